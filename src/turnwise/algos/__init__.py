@@ -1,0 +1,1 @@
+"""Advantages, losses, KL, entropy, aggregation, whitening: pure functions on tensors. Imports core only."""

@@ -1,0 +1,49 @@
+"""Log-probability of what was sampled, and entropy of the full distribution at that token."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def entropy_from_logits(logits: Tensor) -> Tensor:
+    """logsumexp(z) - sum softmax(z) z over the last dimension."""
+    return logits.logsumexp(dim=-1) - (logits.softmax(dim=-1) * logits).sum(dim=-1)
+
+
+def logprobs_and_entropy(logits: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+    """([M], [M]) at temperature: of the targets [M] and of the whole distributions, from logits [M, V].
+
+    Computed in float32 at least, whatever the logits are: bfloat16 would round log-probabilities to steps of 0.03 at 5.
+    The [M, V] matrix is by far the largest of a training step, so gradients are written out by hand: one matrix is
+    kept for the backward pass and two at most live beside the logits, where plain autograd keeps three.
+    """
+    logprobs, entropy = _LogprobsAndEntropy.apply(logits, targets, temperatures)
+    return logprobs, entropy
+
+
+class _LogprobsAndEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+        temperatures = temperatures.to(torch.promote_types(logits.dtype, torch.float32))[:, None]
+        scaled = logits / temperatures
+        scaled -= scaled.amax(dim=-1, keepdim=True)
+        weights = scaled.exp()
+        total = weights.sum(dim=-1)
+        log_total = total.log()
+        entropy = log_total - weights.mul_(scaled).sum(dim=-1) / total
+        all_logprobs = scaled.sub_(log_total[:, None])
+        ctx.save_for_backward(all_logprobs, targets, temperatures, entropy)
+        ctx.logits_dtype = logits.dtype
+        return all_logprobs.gather(1, targets[:, None]).squeeze(1), entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, logprobs_grad: Tensor, entropy_grad: Tensor) -> tuple[Tensor, None, None]:
+        """d log p_y / d z_j = [j = y] - p_j and d H / d z_j = -p_j (log p_j + H)."""
+        all_logprobs, targets, temperatures, entropy = ctx.saved_tensors
+        grad = all_logprobs + entropy[:, None]
+        grad.mul_(entropy_grad[:, None]).add_(logprobs_grad[:, None]).mul_(all_logprobs.exp()).neg_()
+        grad.scatter_add_(1, targets[:, None], logprobs_grad[:, None])
+        return grad.div_(temperatures).to(ctx.logits_dtype), None, None

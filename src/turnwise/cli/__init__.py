@@ -1,0 +1,1 @@
+"""Parse, call a recipe, print. No logic."""

@@ -1,0 +1,70 @@
+"""The commands: where each lives, and its help. The first line is what the list of commands shows."""
+
+from dataclasses import dataclass
+
+from cyclopts import Group
+
+WORK = Group("Work", sort_key=0)
+LOOK = Group("Look around", sort_key=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    group: Group
+    path: str
+    """Imported when the command runs, or its help is asked for."""
+    help: str
+
+
+COMMANDS = {
+    "train": Command(
+        group=WORK,
+        path="turnwise.cli.train:app",
+        help="""\
+Train an agent; leaves a run folder.
+
+turnwise train frozen_lake
+turnwise train sokoban --algo.advantage gae --train.steps 100
+turnwise train my_env.py:GuessNumber --seeds 0,1,2 --max_minutes 10
+turnwise train --from RUN --train.learning_rate 3e-4
+turnwise train --resume RUN""",
+    ),
+    "eval": Command(
+        group=WORK,
+        path="turnwise.cli.evaluate:app",
+        help="""\
+Success rate of a run or a model, with its interval.
+
+turnwise eval RUN
+turnwise eval RUN frozen_lake --env.params.size 6
+turnwise eval smollm2-135m sokoban --episodes 64""",
+    ),
+    "play": Command(
+        group=WORK,
+        path="turnwise.cli.play:app",
+        help="""\
+Play an environment yourself, as the agent sees it.
+
+turnwise play sokoban --seed 3
+turnwise play frozen_lake --env.params.slippery true
+turnwise play my_env.py:GuessNumber""",
+    ),
+    "export": Command(
+        group=WORK,
+        path="turnwise.cli.export:app",
+        help="""\
+Write a run's model as a plain Hugging Face folder.
+
+turnwise export RUN --to FOLDER""",
+    ),
+    "recipes": Command(
+        group=LOOK, path="turnwise.cli.recipes:app", help="List the presets that train takes, or show one."
+    ),
+    "envs": Command(
+        group=LOOK, path="turnwise.cli.envs:app", help="List the environments, or show one with its parameters."
+    ),
+    "models": Command(group=LOOK, path="turnwise.cli.models:app", help="List the models that have a short name."),
+    "doctor": Command(
+        group=LOOK, path="turnwise.cli.doctor:app", help="Check this machine: versions, cores, memory, optional parts."
+    ),
+}

@@ -1,0 +1,32 @@
+"""turnwise play"""
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from turnwise.cli.options import Settings, command_app
+from turnwise.cli.show import line
+from turnwise.core.task import Task
+from turnwise.envs.play import play as play_episode
+from turnwise.envs.registry import load
+from turnwise.envs.seeds import seed_for
+from turnwise.recipes.configure import configure
+
+app = command_app("play", "ENV [--seed N] [--env.params.NAME VALUE]...")
+
+
+@app.default
+def play(environment: Annotated[str, Parameter(name="ENV")], /, *, seed: int = 0, overrides: Settings = ()) -> None:
+    """Play an environment.
+
+    Parameters
+    ----------
+    environment
+        A built-in environment, or FILE.py:Class; `turnwise envs` lists them.
+    seed
+        Which of its training tasks, from 0.
+    """
+    config = configure(environment, overrides=overrides)
+    kind = load(config.env.kind)
+    task = Task(env=kind.name, seed=seed_for("train", seed), params=config.env.params)
+    play_episode(kind, task, read_line=lambda: input("> "), write=line)

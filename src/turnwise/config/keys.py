@@ -1,0 +1,136 @@
+"""The dotted names of all settings (`algo.clip_high`), with what each allows, in words."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from turnwise.config.schema import Config
+from turnwise.core.errors import UserError
+from turnwise.core.names import closest
+
+FREE_TABLE = "env.params"
+"""The one table whose keys are not ours: the environment's own parameters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """One setting. `schema` is its JSON schema, which holds type and bounds in one place."""
+
+    name: str
+    default: Any
+    doc: str
+    schema: Mapping[str, Any]
+
+    @property
+    def section(self) -> str:
+        """The table that holds it; empty at the top."""
+        return self.name.rpartition(".")[0]
+
+    @property
+    def last(self) -> str:
+        """Its name inside its section."""
+        return self.name.rpartition(".")[2]
+
+    @property
+    def types(self) -> frozenset[str]:
+        """JSON types that it takes: "string", "number", "null", ..."""
+        return frozenset(choice["type"] for choice in self.schema.get("anyOf", (self.schema,)))
+
+    @property
+    def optional(self) -> bool:
+        return "null" in self.types
+
+    @property
+    def may_hold_none(self) -> bool:
+        """Itself or, in the environment's own parameters, somewhere inside."""
+        return self.optional or self.name == FREE_TABLE
+
+    @property
+    def allowed(self) -> str:
+        return in_words(self.schema)
+
+
+@cache
+def all_keys() -> dict[str, Key]:
+    """Every setting by its dotted name, in the order of the schema."""
+    schema = Config.model_json_schema()
+    return {key.name: key for key in _walk(schema, schema["$defs"], Config().model_dump(), prefix="")}
+
+
+def _walk(schema: Mapping[str, Any], shared: Mapping[str, Any], defaults: Any, prefix: str) -> Iterator[Key]:
+    for name, field in schema["properties"].items():
+        if "$ref" in field:
+            section = shared[field["$ref"].rpartition("/")[2]]
+            yield from _walk(section, shared, defaults[name], prefix=f"{prefix}{name}.")
+        else:
+            doc = field.get("description", "")
+            yield Key(name=prefix + name, default=defaults[name], doc=doc, schema=field)
+
+
+def find_key(name: str) -> Key:
+    """The setting of this name; an unknown one is an error that names the nearest."""
+    keys = all_keys()
+    if name in keys:
+        return keys[name]
+    inside = [key.name for key in keys.values() if key.section == name]
+    if inside:
+        raise UserError(f"{name} is a section: give one of its keys, such as {inside[0]}")
+    raise UserError(unknown_key(name))
+
+
+def unknown_key(name: str) -> str:
+    """`unknown key algo.clip_hi: did you mean ...`"""
+    meant = " or ".join(f'"{key}"' for key in meant_keys(name))
+    mend = f"did you mean {meant}?" if meant else "`turnwise train --help-all` lists them"
+    return f"unknown key {name}: {mend}"
+
+
+def meant_keys(name: str) -> list[str]:
+    """What a mistyped key probably means: the same word in another section, else the nearest, its siblings first."""
+    keys = all_keys()
+    section, _, last = name.rpartition(".")
+    same_word = [key.name for key in keys.values() if key.last == last]
+    siblings = [key.name for key in keys.values() if key.section == section]
+    near = closest(name, siblings) or closest(name, keys)
+    return same_word or ([near] if near else [])
+
+
+def in_words(schema: Mapping[str, Any]) -> str:
+    """What a JSON schema allows: "a number from 0 to 1", "a whole number of 1 or more"."""
+    if "anyOf" in schema:
+        return ", or ".join(in_words(choice) for choice in schema["anyOf"])
+    if "const" in schema:
+        return f'"{schema["const"]}"'
+    if "enum" in schema:
+        return "one of " + ", ".join(schema["enum"])
+    if "prefixItems" in schema:
+        parts = [in_words(item) for item in schema["prefixItems"]]
+        return f"{len(parts)} values: " + (f"each {parts[0]}" if len(set(parts)) == 1 else ", then ".join(parts))
+    words = {
+        "null": "none",
+        "boolean": "true or false",
+        "string": "text",
+        "object": "a table of values",
+        "array": "a list" + (f" of {in_words(schema['items'])}" if "items" in schema else ""),
+        "integer": "a whole number" + _bounds(schema),
+        "number": "a number" + _bounds(schema),
+    }
+    return words[schema["type"]]
+
+
+def _bounds(schema: Mapping[str, Any]) -> str:
+    low, above, high = (_number(schema.get(bound)) for bound in ("minimum", "exclusiveMinimum", "maximum"))
+    if low and high:
+        return f" from {low} to {high}"
+    if low:
+        return f" of {low} or more"
+    if above:
+        return f" above {above}" + (f" and at most {high}" if high else "")
+    return f" of at most {high}" if high else ""
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,239 @@
+"""Every setting, with its default and its meaning: they live here and nowhere else."""
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+MAX_SEED = 2**63 - 1
+
+Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
+Positive = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+NonNegative = Annotated[float, Field(ge=0.0)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+def is_plain(value: Any) -> bool:
+    """Text, numbers, true, false and none, lists and tables of them: what a TOML file gives back unchanged."""
+    if isinstance(value, list):
+        return all(is_plain(item) for item in value)
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and is_plain(item) for key, item in value.items())
+    return value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value))
+
+
+class EnvConfig(Section):
+    kind: str = "frozen_lake"
+    """A built-in environment's name, or FILE.py:Class."""
+    params: dict[str, Any] = Field(default_factory=dict)
+    """The environment's own parameters; `turnwise envs NAME` lists them."""
+
+    @field_validator("params")
+    @classmethod
+    def check_plain(cls, params: dict[str, Any]) -> dict[str, Any]:
+        for name, value in params.items():
+            if not is_plain(value):
+                raise ValueError(
+                    f"env.params.{name} = {value!r} must be text, a finite number, true, false, none, "
+                    "or a list or table of them: a run's config.toml has to give it back unchanged"
+                )
+        return params
+
+
+class ModelConfig(Section):
+    name: str = "tiny"
+    """"tiny", "smollm2-135m", a Hugging Face name or folder, or a GGUF file."""
+    device: str = "auto"
+    """"auto", "cpu" or "cuda"."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the model's parameters."""
+    chat_template: str | None = None
+    """A Jinja file, for tokenizers that bring no chat template."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 150
+    """Of tiny only: optimiser steps on random legal play, so that it knows the format."""
+    warmup_seed: Seed = 0
+    """Of tiny only: what its first weights and its warm-up are drawn from."""
+
+
+class RolloutConfig(Section):
+    groups: Positive = 8
+    """Tasks a step."""
+    group_size: Positive = 16
+    """Episodes of each task."""
+    in_flight: Positive = 256
+    """Episodes running at the same time."""
+    max_new_tokens: Positive = 64
+    """Sampled tokens a turn, at most."""
+    max_tokens: Positive = 2048
+    """Tokens of an episode's context, at most; the last turn's budget shrinks to fit."""
+    timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    """Wall time of an episode, at most."""
+    attempts: Positive = 3
+    """How often a member is run when its environment or infrastructure fails."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Of sampling in training."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Below 1 only for evaluation: training on truncated samples is refused."""
+    top_k: Annotated[int, Field(ge=0)] = 0
+    """Above 0 only for evaluation."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a turn, besides the model's end-of-turn token."""
+
+
+class ContextConfig(Section):
+    mode: Literal["full"] = "full"
+    """What the model sees of earlier turns."""
+
+
+class RewardConfig(Section):
+    format_penalty: NonNegative = 0.1
+    """Subtracted once from a turn whose answer could not be read."""
+
+
+class AlgoConfig(Section):
+    advantage: str = "grpo"
+    """How much better a token was than expected, by the name of the estimator."""
+    loss: str = "ppo"
+    """The policy loss, by its name."""
+    gamma: Share = 1.0
+    """Discount a token (estimators with a critic)."""
+    lam: Share = 1.0
+    """GAE's lambda: 1 trusts the rewards alone, less trusts the critic more."""
+    whiten: bool = True
+    """Whiten token advantages over the batch (estimators with a critic)."""
+    clip_low: NonNegative = 0.2
+    """The ratio is clipped below at 1 - this."""
+    clip_high: NonNegative = 0.28
+    """The ratio is clipped above at 1 + this."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
+    """Bounds the loss of a negative advantage at this many times it; None: no bound."""
+    value_clip: Annotated[float, Field(gt=0)] = 0.5
+    """How far a value may move from the old one in an update."""
+    value_coef: NonNegative = 1.0
+    """Weight of the value loss."""
+    entropy_coef: NonNegative = 0.001
+    """Weight of the entropy bonus."""
+    kl_coef: NonNegative = 0.0
+    """Weight of the divergence from the reference model; 0: no reference model is kept."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """How that divergence is estimated from sampled tokens."""
+    aggregation: str = "token-mean"
+    """How token losses become one number, by its name."""
+    constant_length: Positive = 1024
+    """What `seq-mean-token-sum-norm` divides by."""
+    truncated: Literal["zero", "bootstrap", "drop"] = "zero"
+    """The value after the last token of an episode that a token or time limit cut."""
+    old_logprobs: Literal["sampler", "learner"] = "sampler"
+    """Which log-probabilities the ratio divides by."""
+
+
+class CriticConfig(Section):
+    kind: Literal["trunk", "head"] = "trunk"
+    """"trunk": a model of its own, starting from the policy's weights; "head": a head on the policy's trunk."""
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-5
+    """Of the critic."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps in which only the critic learns."""
+
+
+class TrainConfig(Section):
+    steps: Positive = 200
+    """Each step: roll out groups x group_size episodes, then update."""
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-6
+    """Of the policy, at its highest."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate falls after its warm-up."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps in which the learning rate rises from 0."""
+    final_share: Share = 0.0
+    """Share of the learning rate that a falling schedule ends at."""
+    weight_decay: NonNegative = 0.0
+    """Of AdamW."""
+    betas: tuple[Share, Share] = (0.9, 0.95)
+    """Of AdamW."""
+    mini_batch: Positive = 32
+    """Trajectories an optimiser step."""
+    epochs: Positive = 1
+    """Passes over a step's trajectories."""
+    micro_tokens: Positive = 16384
+    """Tokens of one forward and backward pass, at most; changes speed and memory, never the result."""
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Longer gradients are scaled down to this norm."""
+    max_minutes: Annotated[float, Field(gt=0)] | None = None
+    """Stop, resumable, after this much training."""
+
+
+class EvalConfig(Section):
+    every: Annotated[int, Field(ge=0)] = 0
+    """Steps between evaluations on the validation split; 0: none between start and end."""
+    episodes: Positive = 256
+    """Of each evaluation."""
+    temperature: NonNegative = 0.5
+    """0 is greedy."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Sample from the likeliest tokens that make up this share."""
+    top_k: Annotated[int, Field(ge=0)] = 0
+    """Sample from this many likeliest tokens; 0: from all."""
+    split: Literal["validation", "test"] = "test"
+    """Of the evaluations before and after; those between use the validation split."""
+
+
+class CheckpointConfig(Section):
+    every: Positive = 10
+    """Steps between checkpoints."""
+    keep_last: Positive = 2
+    """Checkpoints kept besides the best."""
+    keep_best: bool = True
+    """By success on the validation split; needs eval.every."""
+
+
+class RecordConfig(Section):
+    folder: str = "runs"
+    """Where run folders go."""
+    name: str | None = None
+    """None: made from the environment, the model and the seed."""
+    trajectories: Annotated[int, Field(ge=0)] = 1
+    """Write every n-th step's trajectories; 0: none."""
+
+
+class SystemConfig(Section):
+    threads: Annotated[int, Field(ge=0)] = 0
+    """CPU threads; 0: one a core. Part of what makes a run repeatable."""
+    deterministic: bool = True
+    """Equal seeds give equal bits, on CPU with synchronous environments."""
+
+
+class Config(Section):
+    seed: Seed = 0
+    """Of everything that is drawn."""
+    env: EnvConfig = EnvConfig()
+    model: ModelConfig = ModelConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    context: ContextConfig = ContextConfig()
+    reward: RewardConfig = RewardConfig()
+    algo: AlgoConfig = AlgoConfig()
+    critic: CriticConfig = CriticConfig()
+    train: TrainConfig = TrainConfig()
+    eval: EvalConfig = EvalConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    record: RecordConfig = RecordConfig()
+    system: SystemConfig = SystemConfig()
+
+    @model_validator(mode="after")
+    def check_sampling(self) -> "Config":
+        if self.rollout.top_p < 1 or self.rollout.top_k > 0:
+            raise ValueError(
+                "rollout.top_p < 1 or rollout.top_k > 0 would train on log-probabilities of another distribution: "
+                "leave them at 1 and 0 (eval.top_p and eval.top_k are free)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def check_budget(self) -> "Config":
+        if self.rollout.max_new_tokens >= self.rollout.max_tokens:
+            raise ValueError("rollout.max_new_tokens must be below rollout.max_tokens: raise the second")
+        return self

@@ -1,0 +1,1 @@
+"""The nouns and the protocols. Imports nothing of turnwise."""

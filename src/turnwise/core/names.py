@@ -1,0 +1,27 @@
+"""Mistyped names: an error that names the nearest one saves a look into the manual."""
+
+import difflib
+from collections.abc import Iterable
+
+MAX_LISTED = 12
+
+
+def closest(name: str, options: Iterable[str]) -> str | None:
+    """The option that was probably meant; None when nothing is near."""
+    by_lower = {option.lower(): option for option in options}
+    matches = difflib.get_close_matches(name.lower(), sorted(by_lower), n=1, cutoff=0.6)
+    return by_lower[matches[0]] if matches else None
+
+
+def nearest(name: str, options: Iterable[str]) -> str:
+    """How an error about an unknown name ends: ` did you mean "x"?`, or what there is to choose from.
+
+    It begins with a space and is never empty, so that it reads on after a colon.
+    """
+    known = sorted(set(options))
+    meant = closest(name, known)
+    if meant is not None:
+        return f' did you mean "{meant}"?'
+    if not known:
+        return " there are none"
+    return f" there are {', '.join(known[:MAX_LISTED])}" + (", ..." if len(known) > MAX_LISTED else "")

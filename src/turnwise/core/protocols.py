@@ -1,0 +1,107 @@
+"""The seams: what rooms know of each other."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from turnwise.core.messages import Message, Picture, ToolSpec
+from turnwise.core.task import EpisodeKey
+from turnwise.core.trajectory import Group, Status, Stop, Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """How an episode opens."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...] = ()
+    picture: Picture | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """The environment's answer to one action. `terminated` and `truncated` keep Gymnasium's meaning."""
+
+    messages: tuple[Message, ...] = ()
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    """The turn limit that the prompt states was reached."""
+    success: bool = False
+    invalid: bool = False
+    """The answer could not be read, or was no legal action; the format penalty is subtracted in `rewards/`."""
+    info: Mapping[str, Any] = field(default_factory=dict)
+    picture: Picture | None = None
+
+    @property
+    def over(self) -> bool:
+        return self.terminated or self.truncated
+
+    @property
+    def status(self) -> Status:
+        if self.success:
+            return Status.SUCCEEDED
+        return Status.FAILED if self.terminated else Status.TRUNCATED_TURNS
+
+
+class Env(Protocol):
+    """One episode's world. Single use: there is no reset, so state cannot leak."""
+
+    async def start(self) -> Observation: ...
+    async def step(self, action: Message) -> StepResult: ...
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn. Log-probabilities are those at `temperature`, before top-p and top-k."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    """0 is greedy; its log-probabilities are those at temperature 1."""
+    top_p: float = 1.0
+    top_k: int = 0
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """What was sampled for one turn, the stop token included."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    stop: Stop
+    temperature: float
+    policy_version: int = 0
+
+
+class Session(Protocol):
+    """The KV cache of one context, kept across turns."""
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling, restart: bool = False) -> Completion:
+        """Appends `ids` (after dropping all that came before if `restart`) and samples one turn."""
+        ...
+
+
+class Policy(Protocol):
+    """Something that generates: `async with policy.open(key) as session`."""
+
+    def open(self, key: EpisodeKey) -> AbstractAsyncContextManager[Session]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardResult:
+    """One value a turn, to be added to the trajectory's turn rewards."""
+
+    turn_rewards: tuple[float, ...]
+
+
+class Reward(Protocol):
+    async def __call__(self, trajectory: Trajectory) -> RewardResult: ...
+
+
+class GroupReward(Protocol):
+    """A reward that compares the members of a group; one result a member."""
+
+    async def __call__(self, group: Group) -> tuple[RewardResult, ...]: ...

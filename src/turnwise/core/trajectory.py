@@ -1,0 +1,137 @@
+"""What happened: turns, trajectories, groups."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from turnwise.core.messages import Message, Picture
+from turnwise.core.task import Task
+
+
+class Status(StrEnum):
+    ONGOING = "ongoing"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    TRUNCATED_TURNS = "truncated_turns"
+    TRUNCATED_TOKENS = "truncated_tokens"
+    TRUNCATED_TIME = "truncated_time"
+    ENV_ERROR = "env_error"
+    INFRA_ERROR = "infra_error"
+
+    @property
+    def ongoing(self) -> bool:
+        return self is Status.ONGOING
+
+    @property
+    def succeeded(self) -> bool:
+        return self is Status.SUCCEEDED
+
+    @property
+    def errored(self) -> bool:
+        """Broken by something that is not the agent: never trained on."""
+        return self in (Status.ENV_ERROR, Status.INFRA_ERROR)
+
+    @property
+    def cut_short(self) -> bool:
+        """Ended by a limit that the prompt does not state, so its last value is not 0 by nature.
+
+        A turn limit stands in the prompt and counts as terminal.
+        """
+        return self in (Status.TRUNCATED_TOKENS, Status.TRUNCATED_TIME)
+
+
+class Stop(StrEnum):
+    """Why generation of a turn stopped."""
+
+    EOS = "eos"
+    STRING = "string"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A named range [start, end) of a turn's action ids: "think", "answer" or "call"."""
+
+    name: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What was appended, what the model answered, and what that was worth.
+
+    A trajectory of two turns with full history is one segment; the second turn extends the first:
+
+        context_ids  action_ids | context_ids  action_ids
+        s s s u u u  a a a      | u u u        a a
+        0 0 0 0 0 0  1 1 1      | 0 0 0        1 1        <- the mask is born here
+    """
+
+    context_ids: tuple[int, ...]
+    """Appended before the model spoke: scaffolding, prompt, observation."""
+    extends: bool
+    """True: appended to the previous turn's context. False: a new context starts here."""
+    action_ids: tuple[int, ...]
+    action_logprobs: tuple[float, ...]
+    """Of the sampler, at `temperature`, before top-p and top-k."""
+    temperature: float
+    policy_version: int
+    spans: tuple[Span, ...]
+    message: Message
+    stop: Stop
+    reward: float
+    """The environment's own reward for this turn; what is optimised is `Trajectory.turn_rewards`."""
+    invalid: bool = False
+    info: Mapping[str, Any] = field(default_factory=dict)
+    picture: Picture | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """An unbroken context: the turns that share one growing sequence of ids."""
+
+    first_turn: int
+    turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    task: Task
+    member: int
+    attempt: int
+    turns: tuple[Turn, ...]
+    status: Status
+    turn_rewards: tuple[float, ...]
+    """What is optimised, one a turn: the environment's rewards until `rewards/` makes a new trajectory of this one."""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """Totals by the name of the reward, before they were combined."""
+    timings: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.turn_rewards) != len(self.turns):
+            raise ValueError(f"{len(self.turns)} turns but {len(self.turn_rewards)} turn rewards")
+
+    @property
+    def total_reward(self) -> float:
+        return sum(self.turn_rewards)
+
+    @property
+    def num_sampled(self) -> int:
+        return sum(len(turn.action_ids) for turn in self.turns)
+
+    def segments(self) -> Iterator[Segment]:
+        start = 0
+        for index in range(1, len(self.turns) + 1):
+            if index == len(self.turns) or not self.turns[index].extends:
+                yield Segment(first_turn=start, turns=self.turns[start:index])
+                start = index
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Trajectories of one task from one start state: the unit of relative advantages and filters."""
+
+    task: Task
+    trajectories: tuple[Trajectory, ...]

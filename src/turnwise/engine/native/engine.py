@@ -1,0 +1,131 @@
+"""The engine: sessions ask, one loop answers them all."""
+
+import asyncio
+import heapq
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from torch import nn
+
+from turnwise.core.protocols import Completion, Sampling
+from turnwise.core.task import EpisodeKey
+from turnwise.engine.native.runner import Request, Runner, Slot
+
+
+class NativeSession:
+    def __init__(self, engine: "NativeEngine", slot: Slot) -> None:
+        self._engine, self._slot = engine, slot
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling, restart: bool = False) -> Completion:
+        if restart:
+            self._slot.length = 0
+            self._slot.pending.clear()
+        self._slot.pending.extend(ids)
+        if not self._slot.pending:
+            raise ValueError("nothing to generate from: give at least one id")
+        return await self._engine.submit(Request(slot=self._slot, sampling=sampling))
+
+
+class NativeEngine:
+    """`model` is the learner's own module, loaded with turnwise's attention: there is nothing to synchronise.
+
+    `deterministic`: a pass starts when every live session waits for one, so equal runs batch equally.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        slots: int,
+        stop_ids: Iterable[int],
+        decode: Callable[[list[int]], str],
+        deterministic: bool = True,
+    ) -> None:
+        self.policy_version = 0
+        self._runner = Runner(model, slots=slots, stop_ids=stop_ids, decode=decode)
+        self._deterministic = deterministic
+        self._free = list(range(slots))
+        self._slot_freed = asyncio.Condition()
+        self._live = 0
+        self._arrived: list[Request] = []
+        self._answers: dict[Request, asyncio.Future[Completion]] = {}
+        self._changed = asyncio.Event()
+        self._server: asyncio.Task[None] | None = None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Tokens and passes so far."""
+        return dict(self._runner.counts)
+
+    def open(self, key: EpisodeKey) -> AbstractAsyncContextManager[NativeSession]:
+        """Waits for a free slot."""
+        return self._session(key)
+
+    @asynccontextmanager
+    async def _session(self, key: EpisodeKey) -> AsyncIterator[NativeSession]:
+        async with self._slot_freed:
+            await self._slot_freed.wait_for(lambda: self._free)
+            slot = Slot(index=heapq.heappop(self._free), address=key.address)
+        self._live += 1
+        if self._server is None or self._server.done():
+            self._server = asyncio.create_task(self._serve())
+        try:
+            yield NativeSession(self, slot)
+        finally:
+            self._live -= 1
+            self._forget(slot)
+            async with self._slot_freed:
+                heapq.heappush(self._free, slot.index)
+                self._slot_freed.notify()
+            self._changed.set()
+
+    async def submit(self, request: Request) -> Completion:
+        answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._answers[request] = answer
+        self._arrived.append(request)
+        self._changed.set()
+        return await answer
+
+    def _forget(self, slot: Slot) -> None:
+        """Drops what a session still waited for: it was cancelled, or it failed."""
+        self._arrived = [request for request in self._arrived if request.slot is not slot]
+        self._answers = {request: answer for request, answer in self._answers.items() if request.slot is not slot}
+        self._runner.drop(slot)
+
+    async def _serve(self) -> None:
+        """Waits for sessions to ask; unblocked by `submit` and by a session's end. Ends with the last session."""
+        try:
+            while self._live:
+                await self._until_ready()
+                if self._answers:
+                    self._answer()
+        except BaseException as error:
+            for answer in self._answers.values():
+                if not answer.done():
+                    answer.set_exception(error)
+            self._answers.clear()
+            if not isinstance(error, Exception):
+                raise
+
+    async def _until_ready(self) -> None:
+        await asyncio.sleep(0)  # those answered by the last pass speak first
+        while self._live:
+            if len(self._answers) == self._live or (self._answers and not self._deterministic):
+                return
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _answer(self) -> None:
+        arrived, self._arrived = self._arrived, []
+        for request in self._runner.run_pass(arrived):
+            answer = self._answers.pop(request)
+            if request.stop is not None and not answer.done():
+                answer.set_result(
+                    Completion(
+                        ids=tuple(request.ids),
+                        logprobs=tuple(request.logprobs),
+                        stop=request.stop,
+                        temperature=request.sampling.temperature or 1.0,
+                        policy_version=self.policy_version,
+                    )
+                )

@@ -1,0 +1,186 @@
+"""What one pass does: new contexts in, then a token for every running session. No asyncio here."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from turnwise.core.protocols import Sampling
+from turnwise.core.trajectory import Stop
+from turnwise.engine.native.cache import DecodePlan, KVCache, PrefillPlan
+from turnwise.engine.native.sampling import Rows, sample, uniforms
+
+SHARED_PREFIX = 16
+"""Prompts that begin alike for at least this many tokens are run once up to where they part."""
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One session's place: what its cache holds, what waits to be appended, how much it has sampled."""
+
+    index: int
+    address: int
+    length: int = 0
+    pending: list[int] = field(default_factory=list)
+    sampled: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One turn being sampled. `stop` is None while it runs."""
+
+    slot: Slot
+    sampling: Sampling
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    stop: Stop | None = None
+
+
+class Runner:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        slots: int,
+        stop_ids: Iterable[int],
+        decode: Callable[[list[int]], str],
+        prefill_tokens: int = 16384,
+    ) -> None:
+        self.model = model
+        self.counts: dict[str, int] = {"prefill_tokens": 0, "shared_tokens": 0, "decode_tokens": 0, "passes": 0}
+        self.running: list[Request] = []
+        self._cache = KVCache(slots)
+        self._stop_ids = frozenset(stop_ids)
+        self._decode_text = decode
+        self._prefill_tokens = prefill_tokens
+
+    @torch.inference_mode()
+    def run_pass(self, arrived: list[Request]) -> list[Request]:
+        """Takes in new requests, samples a token for all; returns those that are done."""
+        self.counts["passes"] += 1
+        done: list[Request] = []
+        if arrived:
+            done += self._settle(self._prefill(sorted(arrived, key=lambda request: request.slot.index)))
+        if self.running:
+            requests, self.running = self.running, []
+            done += self._settle(self._decode(requests))
+        return done
+
+    def drop(self, slot: Slot) -> None:
+        self.running = [request for request in self.running if request.slot is not slot]
+
+    def _settle(self, requests: list[Request]) -> list[Request]:
+        """Keeps those that go on, in the order of their slots; returns those that are done."""
+        self.running += [request for request in requests if request.stop is None]
+        self.running.sort(key=lambda request: request.slot.index)
+        return [request for request in requests if request.stop is not None]
+
+    def _prefill(self, requests: list[Request]) -> list[Request]:
+        """Runs the new tokens of all waiting sessions; equal first prompts, as in a group, are run once."""
+        groups: dict[tuple[int, ...], list[Request]] = {}
+        for request in requests:
+            slot = request.slot
+            same = tuple(slot.pending) if slot.length == 0 else (-1, slot.index)
+            groups.setdefault(same, []).append(request)
+        self._share_prefix([leader.slot for leader, *_ in groups.values() if leader.slot.length == 0])
+        for chunk in self._chunks(list(groups.values())):
+            logits = self._extend([leader.slot for leader, *_ in chunk])
+            for leader, *followers in chunk:
+                self._copy(leader.slot, [follower.slot for follower in followers])
+            repeats = torch.tensor([len(group) for group in chunk])
+            self._sample([request for group in chunk for request in group], logits.repeat_interleave(repeats, dim=0))
+        return requests
+
+    def _share_prefix(self, slots: list[Slot]) -> None:
+        """Runs what the first prompts have in common once, and copies it to their slots."""
+        if len(slots) < 2:
+            return
+        columns = zip(*(slot.pending[:-1] for slot in slots), strict=False)
+        shared = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
+        if shared < SHARED_PREFIX:
+            return
+        first, *others = slots
+        rest = first.pending[shared:]
+        del first.pending[shared:]
+        self._extend([first])
+        self._copy(first, others)
+        first.pending = rest
+
+    def _copy(self, source: Slot, targets: list[Slot]) -> None:
+        """Gives the targets what the source's cache holds, in place of as many of their pending tokens."""
+        if not targets:
+            return
+        self._cache.copy(source.index, [slot.index for slot in targets], source.length)
+        self.counts["shared_tokens"] += source.length * len(targets)
+        for slot in targets:
+            del slot.pending[: source.length - slot.length]
+            slot.length = source.length
+
+    def _chunks(self, groups: list[list[Request]]) -> Iterator[list[list[Request]]]:
+        chunk: list[list[Request]] = []
+        tokens = 0
+        for group in groups:
+            size = len(group[0].slot.pending)
+            if chunk and tokens + size > self._prefill_tokens:
+                yield chunk
+                chunk, tokens = [], 0
+            chunk.append(group)
+            tokens += size
+        yield chunk
+
+    def _extend(self, slots: list[Slot]) -> Tensor:
+        """Appends the slots' pending tokens to their caches; the logits after the last of each. [B, V]"""
+        past, new = [slot.length for slot in slots], [len(slot.pending) for slot in slots]
+        self._cache.reserve(max(p + n for p, n in zip(past, new, strict=True)))
+        plan = PrefillPlan(self._cache, [slot.index for slot in slots], past, new)
+        ids = torch.tensor([token for slot in slots for token in slot.pending])
+        self.counts["prefill_tokens"] += len(ids)
+        for slot in slots:
+            slot.length += len(slot.pending)
+            slot.pending.clear()
+        return self._forward(ids, plan.positions, plan, logits_to_keep=plan.last)
+
+    def _decode(self, requests: list[Request]) -> list[Request]:
+        """One token for every running session."""
+        slots = torch.tensor([request.slot.index for request in requests])
+        positions = torch.tensor([request.slot.length for request in requests])
+        ids = torch.tensor([request.slot.pending[0] for request in requests])
+        self._cache.reserve(int(positions.max()) + 1)
+        logits = self._forward(ids, positions, DecodePlan(self._cache, slots, positions))
+        self.counts["decode_tokens"] += len(ids)
+        for request in requests:
+            request.slot.length += 1
+            request.slot.pending.clear()
+        self._sample(requests, logits)
+        return requests
+
+    def _forward(self, ids: Tensor, positions: Tensor, plan: Any, **options: Tensor) -> Tensor:
+        output = self.model(input_ids=ids[None], position_ids=positions[None], plan=plan, use_cache=False, **options)
+        return output.logits[0]
+
+    def _sample(self, requests: list[Request], logits: Tensor) -> None:
+        """Draws a token for each request; it enters the cache with the next pass."""
+        addresses = torch.tensor([request.slot.address for request in requests])
+        counters = torch.tensor([request.slot.sampled for request in requests])
+        rows = Rows.of([request.sampling for request in requests])
+        tokens, logprobs = sample(logits, rows, uniforms(addresses, counters))
+        for request, token, logprob in zip(requests, tokens.tolist(), logprobs.tolist(), strict=True):
+            request.ids.append(token)
+            request.logprobs.append(logprob)
+            request.slot.sampled += 1
+            request.slot.pending.append(token)
+            request.stop = self._why_stop(request)
+
+    def _why_stop(self, request: Request) -> Stop | None:
+        if request.ids[-1] in self._stop_ids:
+            return Stop.EOS
+        if request.sampling.stop:
+            # A character is at most 4 tokens (bytes), so the tail of that many tokens holds any stop string.
+            tail = 4 * max(len(text) for text in request.sampling.stop)
+            text = self._decode_text(request.ids[-tail:])
+            if any(stop in text for stop in request.sampling.stop):
+                return Stop.STRING
+        return Stop.LENGTH if len(request.ids) >= request.sampling.max_tokens else None

@@ -1,0 +1,84 @@
+"""Drawing tokens: a hash of the address gives the random number, an inverse CDF the token."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from turnwise.core.protocols import Sampling
+
+
+def _signed(number: int) -> int:
+    """The 64-bit pattern as the int64 that torch holds."""
+    return number - (1 << 64) if number >= 1 << 63 else number
+
+
+GOLDEN = _signed(0x9E3779B97F4A7C15)
+MIX_1 = _signed(0xBF58476D1CE4E5B9)
+MIX_2 = _signed(0x94D049BB133111EB)
+
+
+def _shift_xor(state: Tensor, bits: int) -> Tensor:
+    # torch shifts int64 arithmetically; the mask makes it the logical shift that the hash is defined with.
+    return state ^ ((state >> bits) & ((1 << (64 - bits)) - 1))
+
+
+def uniforms(addresses: Tensor, counters: Tensor) -> Tensor:
+    """One number in (0, 1) for each address and counter: SplitMix64, integers only, equal on every device.
+
+    The 23 bits and a half are exact in float32.
+    """
+    state = addresses + (counters + 1) * GOLDEN
+    state = _shift_xor(state, 30) * MIX_1
+    state = _shift_xor(state, 27) * MIX_2
+    state = _shift_xor(state, 31)
+    return (((state >> 41) & ((1 << 23) - 1)).to(torch.float32) + 0.5) / (1 << 23)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The sampling settings of B rows as tensors."""
+
+    temperatures: Tensor  # [B], 1 for greedy rows
+    greedy: Tensor | None  # [B] bool; None: no row is greedy
+    top_p: Tensor | None  # [B]; None: no row truncates
+    top_k: Tensor | None
+
+    @classmethod
+    def of(cls, settings: Sequence[Sampling]) -> "Rows":
+        temperatures = [setting.temperature for setting in settings]
+        truncates = any(setting.top_p < 1 or setting.top_k > 0 for setting in settings)
+        return cls(
+            torch.tensor([temperature or 1.0 for temperature in temperatures]),
+            torch.tensor([temperature == 0 for temperature in temperatures]) if 0 in temperatures else None,
+            torch.tensor([setting.top_p for setting in settings]) if truncates else None,
+            torch.tensor([setting.top_k for setting in settings]) if truncates else None,
+        )
+
+
+def sample(logits: Tensor, rows: Rows, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Token and its log-probability for each row, the latter before top-p and top-k. logits: [B, V]"""
+    logprobs = (logits.float() / rows.temperatures[:, None]).log_softmax(dim=-1)
+    probabilities = logprobs.exp()
+    if rows.top_p is not None and rows.top_k is not None:
+        probabilities = truncated(probabilities, rows.top_p, rows.top_k)
+    cumulative = probabilities.cumsum(dim=-1)
+    total = cumulative[:, -1]
+    # Below the total even after rounding: the token found then has a probability above 0.
+    threshold = torch.minimum(numbers * total, torch.nextafter(total, torch.zeros_like(total)))
+    tokens = (cumulative <= threshold[:, None]).sum(dim=-1)
+    if rows.greedy is not None:
+        tokens = torch.where(rows.greedy, logprobs.argmax(dim=-1), tokens)
+    return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
+
+
+def truncated(probabilities: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
+    """Zero outside the top k (0: all) and outside the smallest set that holds top_p of the mass."""
+    ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
+    ranks = torch.arange(probabilities.shape[-1], device=probabilities.device)
+    before = ordered.cumsum(dim=-1) - ordered
+    keep = before < top_p[:, None]
+    keep &= (ranks < top_k[:, None]) | (top_k[:, None] == 0)
+    keep[:, 0] = True
+    return torch.zeros_like(probabilities).scatter_(1, order, ordered * keep)

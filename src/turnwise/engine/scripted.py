@@ -1,0 +1,44 @@
+"""A policy that says what a function tells it to: for tests, and for playing scripted agents."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from turnwise.core.protocols import Completion, Sampling
+from turnwise.core.task import EpisodeKey
+from turnwise.core.trajectory import Stop
+
+Script = Callable[[EpisodeKey, int, list[int]], Sequence[int]]
+"""(episode, turn, all ids so far) -> the ids to say."""
+
+
+class ScriptedSession:
+    def __init__(self, key: EpisodeKey, script: Script, stop_ids: frozenset[int]) -> None:
+        self._key, self._script, self._stop_ids = key, script, stop_ids
+        self._context: list[int] = []
+        self._turn = 0
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling, restart: bool = False) -> Completion:
+        if restart:
+            self._context.clear()
+        self._context.extend(ids)
+        said = list(self._script(self._key, self._turn, list(self._context)))[: sampling.max_tokens]
+        self._turn += 1
+        self._context.extend(said)
+        stop = Stop.EOS if said and said[-1] in self._stop_ids else Stop.LENGTH
+        return Completion(
+            ids=tuple(said), logprobs=(0.0,) * len(said), stop=stop, temperature=sampling.temperature or 1.0
+        )
+
+
+class ScriptedPolicy:
+    """Every token has log-probability 0: a script is certain."""
+
+    def __init__(self, script: Script, stop_ids: Sequence[int]) -> None:
+        self._script, self._stop_ids = script, frozenset(stop_ids)
+
+    def open(self, key: EpisodeKey) -> AbstractAsyncContextManager[ScriptedSession]:
+        return self._session(key)
+
+    @asynccontextmanager
+    async def _session(self, key: EpisodeKey) -> AsyncIterator[ScriptedSession]:
+        yield ScriptedSession(key, self._script, self._stop_ids)

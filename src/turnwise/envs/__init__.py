@@ -1,0 +1,1 @@
+"""One small folder per environment, and what they share."""

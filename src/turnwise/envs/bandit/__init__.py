@@ -1,0 +1,1 @@
+"""Two arms: a small sure pay and a rare large one."""

@@ -1,0 +1,1 @@
+"""Walk over the ice to the goal."""

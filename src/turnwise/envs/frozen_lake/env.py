@@ -1,0 +1,77 @@
+"""The frozen lake: a small grid, random maps, a goal to reach and holes to keep out of."""
+
+import random
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from turnwise.config.schema import Share
+from turnwise.core.messages import Picture
+from turnwise.envs.frozen_lake.lake import MOVES, generate, shortest_way
+from turnwise.envs.grid import Cell, grid_text, legend
+from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, goes_on, lost, won
+
+SYMBOLS = {"player": "P", "ice": "_", "hole": "O", "goal": "G", "player_in_hole": "X", "player_on_goal": "√"}
+
+
+def published_share(others: dict[str, Any]) -> float:
+    """The share of ice that published results use with and without slipping."""
+    return 0.8 if others["slippery"] else 0.9
+
+
+class FrozenLake(TextEnv):
+    """Walk over the ice to the goal. A hole ends the game."""
+
+    max_turns = 5
+    max_actions_per_turn = 5
+    max_actions = 10
+    action_names = MOVES
+
+    class Params(StrictParams):
+        size: Annotated[int, Field(ge=4, le=8)] = 4
+        """Rows and columns, 4 to 8."""
+        slippery: bool = False
+        """A third of the moves go as asked, a third to each side of it."""
+        frozen: Annotated[Share, Field(default_factory=published_share)]
+        """The chance that a cell is ice; 0.9, or 0.8 when slippery, unless set."""
+        goal_reward: float = 1.0
+        """The only reward."""
+
+    params: Params
+
+    def rules(self) -> str:
+        slip = "The ice is slippery: 1/3 of moves go as asked, 1/3 to each side." if self.params.slippery else ""
+        return "\n".join(line for line in (super().rules(), slip, legend(SYMBOLS)) if line)
+
+    def reset(self, rng: random.Random) -> str:
+        self.lake = generate(rng, size=self.params.size, frozen=self.params.frozen, longest=self.action_budget)
+        self.player = self.lake.start
+        return self.state_key()
+
+    def step(self, action: str) -> Outcome:
+        self.player = self.lake.after(self.player, self._slipped(action))
+        if self.player == self.lake.goal:
+            return won(self.state_key(), self.params.goal_reward)
+        return lost(self.state_key()) if self.player in self.lake.holes else goes_on(self.state_key())
+
+    def _slipped(self, move: str) -> str:
+        if not self.params.slippery:
+            return move
+        return MOVES[(MOVES.index(move) + self.rng.choice((-1, 0, 1))) % len(MOVES)]
+
+    def solve(self) -> list[str] | None:
+        """The shortest way if no move slips; on slippery ice, ask again after every move."""
+        return shortest_way(self.lake, self.player)
+
+    def draw(self) -> Picture:
+        size = range(self.params.size)
+        return Picture(rows=tuple(tuple(self._name((row, column)) for column in size) for row in size))
+
+    def state_key(self) -> str:
+        return grid_text(self.draw().rows, SYMBOLS)
+
+    def _name(self, cell: Cell) -> str:
+        ground = "goal" if cell == self.lake.goal else "hole" if cell in self.lake.holes else "ice"
+        if cell != self.player:
+            return ground
+        return {"goal": "player_on_goal", "hole": "player_in_hole", "ice": "player"}[ground]

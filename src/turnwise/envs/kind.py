@@ -1,0 +1,99 @@
+"""A kind of environment: its class, with parameters checked and random streams addressed."""
+
+import difflib
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from turnwise.core.chance import stream
+from turnwise.core.errors import UserError
+from turnwise.core.task import Task
+from turnwise.envs.runner import TextEnvRunner
+from turnwise.envs.seeds import split_of
+from turnwise.envs.text_env import TextEnv, docstring_of, settings_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One thing that `env.params` may set."""
+
+    name: str
+    type: str
+    default: str
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvKind:
+    name: str
+    """The tag of its tasks and records. It addresses chance, so it holds no path of this machine."""
+    kind: str
+    """What `registry.load` takes: a built-in name or FILE.py:Class; empty if the class stands in no file."""
+    cls: type[TextEnv]
+
+    @property
+    def summary(self) -> str:
+        """The first line of its docstring."""
+        return docstring_of(self.cls).partition("\n")[0]
+
+    @property
+    def requires(self) -> str | None:
+        """The line that installs what is missing; None if nothing is. Looks modules up without importing them."""
+        missing = [package for module, package in self.cls.needs.items() if find_spec(module) is None]
+        return f"pip install {' '.join(missing)}" if missing else None
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        """All parameters, for a list that a person reads."""
+        return tuple(
+            Parameter(
+                name=name,
+                type=inspect.formatannotation(field.annotation).removeprefix("typing."),
+                default="depends on others" if field.default_factory else repr(field.get_default()),
+                meaning=field.description or "",
+            )
+            for name, field in settings_of(self.cls).model_fields.items()
+        )
+
+    def check_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters with defaults filled in, as plain JSON values."""
+        settings = settings_of(self.cls)
+        try:
+            return settings.model_validate(dict(params)).model_dump(mode="json")
+        except ValidationError as error:
+            raise UserError(self._complaint(error, settings)) from error
+
+    def make(self, task: Task, member: int = 0, attempt: int = 0) -> TextEnvRunner:
+        """One episode's world. Members of a group share the start state and meet luck of their own."""
+        if self.requires:
+            raise UserError(f"{self.name} needs a package that is not installed: {self.requires}")
+        if task.env != self.name:
+            raise UserError(f"the task is one of {task.env!r}, not of {self.name!r}: give it env={self.name!r}")
+        if (split := split_of(task.seed)) != task.split:
+            raise UserError(f"seed {task.seed} is of the {split} split, not {task.split}: take it from seed_for")
+        full = replace(task, params=self.check_params(task.params))
+        env = self.cls(full.params, rng=stream("luck", *full.parts, member, attempt))
+        return TextEnvRunner(env, start_rng=stream("start", *full.parts))
+
+    def _complaint(self, error: ValidationError, settings: type[BaseModel]) -> str:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(name, settings.model_fields, n=1, cutoff=0.5)
+            mend = f"did you mean {near[0]}?" if near else f"choose from {', '.join(settings.model_fields)}"
+            return f"env.params.{name}: {self.name} has no such parameter; {mend}"
+        where = f"env.params.{name}" if name else "env.params"
+        return f"{where}: {first['msg'].removeprefix('Value error, ')} (got {first['input']!r})"
+
+
+def checked(cls: Any) -> type[TextEnv]:
+    """`cls` if it is an environment that can be made."""
+    name = getattr(cls, "__name__", repr(cls))
+    if not (isinstance(cls, type) and issubclass(cls, TextEnv) and cls is not TextEnv):
+        raise UserError(f"{name} is no environment: make it a subclass of TextEnv")
+    if cls.__abstractmethods__:
+        raise UserError(f"{name} lacks {' and '.join(sorted(cls.__abstractmethods__))}: define it")
+    return cls

@@ -1,0 +1,33 @@
+"""The system message: rules, actions, limits as they are in use, and the answer format."""
+
+from turnwise.envs.answers import format_answer
+from turnwise.envs.text_env import TextEnv
+
+
+def system_prompt(env: TextEnv) -> str:
+    """Equal for all episodes of equal parameters. Terse: a model of a million parameters reads it on a CPU."""
+    lines = [env.rules()]
+    if env.action_names:
+        lines.append(f"Actions: {', '.join(env.action_names)}.")
+    lines += [limits_text(env), format_text(env)]
+    return "\n".join(line for line in lines if line)
+
+
+def limits_text(env: TextEnv) -> str:
+    """Both kinds of limit, a turn's and the episode's, so that neither is taken for the other."""
+    a_turn = (
+        "1 action a turn" if env.max_actions_per_turn == 1 else f"At most {env.max_actions_per_turn} actions a turn"
+    )
+    total = _count(env.max_turns, "turn")
+    if env.max_actions is not None:
+        total += f" and {_count(env.max_actions, 'action')}"
+    return f"{a_turn}; at most {total} in all."
+
+
+def format_text(env: TextEnv) -> str:
+    example = format_answer(["action"] * min(env.max_actions_per_turn, 2))
+    return f"Answer: {example}. You may think first: <think>thoughts</think>."
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

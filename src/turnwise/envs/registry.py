@@ -1,0 +1,77 @@
+"""Environments by name, or by FILE.py:Class."""
+
+import difflib
+import hashlib
+import inspect
+import sys
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+from turnwise.core.errors import UserError
+from turnwise.envs.kind import EnvKind, checked
+from turnwise.envs.text_env import TextEnv
+
+ENVIRONMENTS: dict[str, str] = {
+    "bandit": "turnwise.envs.bandit.env:Bandit",
+    "frozen_lake": "turnwise.envs.frozen_lake.env:FrozenLake",
+    "sokoban": "turnwise.envs.sokoban.env:Sokoban",
+}
+"""name -> module:Class"""
+
+
+def load(kind: str) -> EnvKind:
+    """The environment of this name, or the class of this file."""
+    if kind in ENVIRONMENTS:
+        module, _, class_name = ENVIRONMENTS[kind].partition(":")
+        return EnvKind(name=kind, kind=kind, cls=checked(getattr(import_module(module), class_name)))
+    file, _, class_name = kind.rpartition(":")
+    if file.endswith(".py"):
+        return _load_from_file(kind, Path(file), class_name)
+    if kind.endswith(".py"):
+        raise UserError(f"{kind} names no class: write {kind}:Class")
+    near = difflib.get_close_matches(kind, ENVIRONMENTS, n=1, cutoff=0.5)
+    mend = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(ENVIRONMENTS)}, or FILE.py:Class"
+    raise UserError(f"no environment {kind!r}; {mend}")
+
+
+def kind_of(cls: type[TextEnv]) -> EnvKind:
+    """The kind of a class that a program has at hand, as in `tw.train(env=GuessNumber)`."""
+    for name, place in ENVIRONMENTS.items():
+        if place == f"{cls.__module__}:{cls.__qualname__}":
+            return EnvKind(name=name, kind=name, cls=cls)
+    try:
+        file = inspect.getsourcefile(cls)
+    except (TypeError, OSError):  # typed at a prompt: it stands in no file
+        file = None
+    reachable = file is not None and Path(file).is_file() and cls.__qualname__ == cls.__name__
+    return EnvKind(name=cls.__name__, kind=f"{file}:{cls.__name__}" if reachable else "", cls=checked(cls))
+
+
+def _load_from_file(kind: str, file: Path, class_name: str) -> EnvKind:
+    if not file.is_file():
+        raise UserError(f"no file {file}: check the path before the colon")
+    module = _import_file(file.resolve())
+    if not hasattr(module, class_name):
+        near = difflib.get_close_matches(class_name, vars(module), n=1, cutoff=0.5)
+        mend = f"did you mean {near[0]}?" if near else "check the name after the colon"
+        raise UserError(f"no class {class_name!r} in {file}; {mend}")
+    return EnvKind(name=class_name, kind=kind, cls=checked(getattr(module, class_name)))
+
+
+def _import_file(path: Path) -> ModuleType:
+    """Imports the file once a process, under a name that depends on its path alone."""
+    name = f"turnwise_env_{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=6).hexdigest()}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{path} cannot be imported as Python: check that it is a .py file")
+    module = sys.modules[name] = module_from_spec(spec)  # dataclasses and pydantic look their module up by name
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise UserError(f"{path} could not be loaded: {type(error).__name__}: {error}") from error
+    return module

@@ -1,0 +1,160 @@
+"""Runs a `TextEnv` as the core's `Env`: reads answers, runs actions one by one, keeps the limits."""
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
+from turnwise.core.messages import Message, system, user
+from turnwise.core.protocols import Observation, StepResult
+from turnwise.envs.answers import Answer, match_name, read_answer
+from turnwise.envs.prompt import system_prompt
+from turnwise.envs.text_env import Outcome, TextEnv
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """What the actions of one turn came to."""
+
+    actions: tuple[str, ...] = ()
+    reward: float = 0.0
+    over: bool = False
+    success: bool = False
+    problem: str = ""
+    """Why the turn is invalid; empty if it is not."""
+    ignored: int = 0
+    """Actions beyond the limit of a turn."""
+
+
+class TextEnvRunner:
+    """One episode of a `TextEnv`. `start_rng` is the stream of the start state; the later one is the env's `rng`."""
+
+    def __init__(self, env: TextEnv, start_rng: random.Random) -> None:
+        self.env = env
+        self._start_rng = start_rng
+        self._observation: str | None = None
+        self._turns = 0
+        self._actions = 0
+        self._over = False
+
+    async def start(self) -> Observation:
+        if self._observation is not None:
+            raise RuntimeError("an environment is single use: make another one")
+        with self._attributed("reset"):
+            self._observation = _text(self.env.reset(self._start_rng), "reset")
+        with self._attributed("its prompt or picture"):
+            messages = (system(system_prompt(self.env)), user(self._observation))
+            return Observation(messages=messages, picture=self.env.draw())
+
+    async def step(self, action: Message) -> StepResult:
+        if self._observation is None or self._over:
+            raise RuntimeError("step before start, or after the end of the episode")
+        with self._attributed("state_key"):
+            state = self.env.state_key()
+        answer = read_answer(action.content, several=self.env.max_actions_per_turn > 1)
+        ran = self._run(answer)
+        self._turns += 1
+        self._actions += len(ran.actions)
+        truncated = not ran.over and bool(self._limit_reached())
+        self._over = ran.over or truncated
+        with self._attributed("draw"):
+            picture = self.env.draw()
+        return StepResult(
+            messages=(user(self._reply(ran)),),
+            reward=ran.reward,
+            terminated=ran.over,
+            truncated=truncated,
+            success=ran.success,
+            invalid=bool(ran.problem),
+            info=_info(ran, state),
+            picture=picture,
+        )
+
+    async def close(self) -> None:
+        """A TextEnv holds nothing that would have to be given back."""
+
+    def _run(self, answer: Answer) -> Ran:
+        """Runs the actions until one ends the episode, is invalid, or a limit is reached; earlier ones stand."""
+        if answer.problem:
+            return Ran(problem=answer.problem)
+        allowed = answer.actions[: self.env.max_actions_per_turn]
+        ignored = len(answer.actions) - len(allowed)
+        if self.env.max_actions is not None:
+            allowed = allowed[: self.env.max_actions - self._actions]
+        done: list[str] = []
+        reward = 0.0
+        for action in allowed:
+            try:
+                outcome = self._act(action)
+            except ValueError:
+                return Ran(actions=tuple(done), reward=reward, problem="Invalid action.")
+            done.append(action)
+            reward += outcome.reward
+            self._observation = outcome.text
+            if outcome.over:
+                return Ran(actions=tuple(done), reward=reward, over=True, success=outcome.success)
+        return Ran(actions=tuple(done), reward=reward, ignored=ignored)
+
+    def _act(self, action: str) -> Outcome:
+        """One action. A ValueError passes through: the action is invalid. Anything else is the environment's fault."""
+        names: Sequence[str] = self.env.action_names
+        name = match_name(action, names) if names else action
+        with self._attributed("step", passing=(ValueError,)):
+            outcome = self.env.step(name)
+        if not isinstance(outcome, Outcome):
+            raise EnvironmentFailure(
+                f"{type(self.env).__name__}.step returned {type(outcome).__name__}: return won, lost or goes_on"
+            )
+        _text(outcome.text, "step")
+        if not math.isfinite(outcome.reward):
+            raise EnvironmentFailure(f"{type(self.env).__name__}.step gave the reward {outcome.reward}")
+        return outcome
+
+    def _limit_reached(self) -> str:
+        """Which of the limits that the prompt states was reached; empty if none."""
+        if self.env.max_actions is not None and self._actions >= self.env.max_actions:
+            return "No actions left."
+        return "No turns left." if self._turns >= self.env.max_turns else ""
+
+    def _reply(self, ran: Ran) -> str:
+        """Short, since every token of it is paid for: what was wrong, if anything was, then the observation."""
+        lines = [ran.problem]
+        if ran.ignored:
+            lines.append(f"Too many actions: {len(ran.actions)} ran.")
+        lines.append(self._observation or "OK.")
+        if not ran.over:
+            lines.append(self._limit_reached())
+        return "\n".join(line for line in lines if line)
+
+    @contextmanager
+    def _attributed(self, where: str, passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+        """Failures of the environment's own code are typed here, once: the member is run again, not rewarded 0."""
+        typed: tuple[type[Exception], ...] = (UserError, EnvironmentFailure, InfrastructureFailure, *passing)
+        try:
+            yield
+        except typed:
+            raise
+        except Exception as error:
+            name = type(self.env).__name__
+            raise EnvironmentFailure(f"{name}, {where}: {type(error).__name__}: {error}") from error
+
+
+def _text(value: str, where: str) -> str:
+    if not isinstance(value, str):
+        raise EnvironmentFailure(f"{where} gave {type(value).__name__} where the observation's text belongs")
+    return value
+
+
+def _info(ran: Ran, state: str | None) -> dict[str, Any]:
+    """Facts of the turn as plain JSON values. `state` is the state in which the model acted."""
+    info: dict[str, Any] = {"actions": list(ran.actions), "success": ran.success}
+    if ran.problem:
+        info["problem"] = ran.problem
+    if ran.ignored:
+        info["ignored"] = ran.ignored
+    if state is not None:
+        info["state"] = state
+    return info

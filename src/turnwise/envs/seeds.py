@@ -1,0 +1,27 @@
+"""Training, validation and test seeds: three ranges that never meet."""
+
+from turnwise.core.errors import UserError
+from turnwise.core.task import Split
+
+RANGE = 2**40
+"""How many seeds a split has."""
+
+FIRST: dict[Split, int] = {"train": 0, "validation": RANGE, "test": 2 * RANGE}
+"""Where the range of each split begins."""
+
+
+def seed_for(split: Split, index: int) -> int:
+    """The seed of a split's task number `index`."""
+    if split not in FIRST:
+        raise UserError(f"no split {split!r}: choose one of {', '.join(FIRST)}")
+    if not 0 <= index < RANGE:
+        raise UserError(f"task index {index} is out of range: choose 0 to {RANGE - 1}")
+    return FIRST[split] + index
+
+
+def split_of(seed: int) -> Split:
+    """The split whose range holds this seed."""
+    for split, first in FIRST.items():
+        if first <= seed < first + RANGE:
+            return split
+    raise UserError(f"seed {seed} belongs to no split: choose 0 to {len(FIRST) * RANGE - 1}")

@@ -1,0 +1,1 @@
+"""Push boxes onto targets."""

@@ -1,0 +1,1 @@
+"""How good an agent is: success with intervals, pass@k."""

@@ -1,0 +1,1 @@
+"""Load and save: hub name, local folder, GGUF, tiny's architecture and tokenizer; value head."""

@@ -1,0 +1,93 @@
+"""One attention function for every Hugging Face causal LM; what it attends to is a plan that comes with the call.
+
+The library passes keyword arguments of `model(...)` down to the attention function of each layer. So
+`model(ids, position_ids=..., plan=plan)` runs the model on tokens packed into one row, and the plan decides which of
+them see each other: `PackedPlan` for the learner, the engine's plans for a cache of slots.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+ATTENTION = "turnwise"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionCall:
+    """One layer's attention over N packed tokens."""
+
+    layer: int
+    query: Tensor  # [N, H, D]
+    key: Tensor  # [N, KV, D]
+    value: Tensor  # [N, KV, D]
+    scale: float
+    softcap: float | None
+    """Gemma-2's cap on attention scores."""
+    window: int | None
+    """How many positions back a token sees, itself included; None: all."""
+
+
+class AttentionPlan(Protocol):
+    def attend(self, call: AttentionCall) -> Tensor:
+        """The attention output, [N, H, D]."""
+        ...
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,  # [1, H, N, D]
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    sliding_window: int | None = None,
+    plan: AttentionPlan | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    if plan is None:
+        raise RuntimeError("a model loaded with turnwise's attention is called with plan=...")
+    if others.get("s_aux") is not None or others.get("position_bias") is not None:
+        raise RuntimeError(f"{type(module).__name__} uses attention sinks or biases, which turnwise does not compute")
+    call = AttentionCall(
+        layer=int(module.layer_idx),  # type: ignore[arg-type]
+        query=query[0].transpose(0, 1),
+        key=key[0].transpose(0, 1),
+        value=value[0].transpose(0, 1),
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        softcap=softcap,
+        window=sliding_window,
+    )
+    return plan.attend(call)[None], None
+
+
+AttentionInterface.register(ATTENTION, attention_forward)
+
+
+def visible(query_positions: Tensor, key_positions: Tensor, window: int | None) -> Tensor:
+    """Which keys a query sees: those at or before its position and inside the window. Broadcasts."""
+    seen = key_positions <= query_positions
+    if window is not None:
+        seen = seen & (key_positions > query_positions - window)
+    return seen
+
+
+def masked_attention(
+    call: AttentionCall,
+    query: Tensor,  # [B, H, Tq, D]
+    key: Tensor,  # [B, KV, Tk, D]
+    value: Tensor,
+    mask: Tensor,  # [B, 1, Tq, Tk] bool
+) -> Tensor:
+    """Attention where `mask` is True, with the soft cap if the model has one. [B, H, Tq, D]"""
+    if call.softcap is None:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=call.scale, enable_gqa=True)
+    repeats = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
+    scores = torch.tanh(query @ key.transpose(2, 3) * (call.scale / call.softcap)) * call.softcap
+    return scores.masked_fill(~mask, float("-inf")).softmax(dim=-1) @ value

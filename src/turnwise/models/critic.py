@@ -1,0 +1,42 @@
+"""Critics: the value of a position before its next token is chosen. They start at zero everywhere."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from turnwise.core.samples import Batch
+from turnwise.models.forward import packed_hidden
+
+
+def value_head(model: Any) -> nn.Linear:
+    """Zero at first: an untrained critic must not add noise to the advantages."""
+    embedding = model.get_input_embeddings().weight
+    head = nn.Linear(model.config.hidden_size, 1, device=embedding.device, dtype=torch.float32)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
+
+
+class TrunkCritic(nn.Module):
+    """A model of its own: a copy of the policy's trunk and a value head."""
+
+    def __init__(self, policy: Any) -> None:
+        super().__init__()
+        self.trunk = copy.deepcopy(policy.base_model)
+        self.head = value_head(policy)
+
+    def forward(self, batch: Batch, keep: Tensor) -> Tensor:
+        return self.head(packed_hidden(self.trunk, batch, keep).float()).squeeze(-1)
+
+
+class HeadCritic(nn.Module):
+    """A value head on the policy's own trunk: no second model; the value loss shapes the trunk too."""
+
+    def __init__(self, policy: Any) -> None:
+        super().__init__()
+        self.head = value_head(policy)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.head(hidden.float()).squeeze(-1)

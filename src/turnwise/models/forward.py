@@ -1,0 +1,40 @@
+"""A model's logits, and the hidden states they are made from, at chosen positions of a packed batch."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from turnwise.core.samples import Batch
+from turnwise.models.packed import PackedPlan
+
+
+def packed_logits(model: Any, batch: Batch, keep: Tensor) -> tuple[Tensor, Tensor]:
+    """(logits [K, V], hidden [K, H]) at positions `keep` of the packed tokens; logits of other tokens are never made.
+
+    The model's own forward makes the logits, so scales and soft caps on them (Granite, Gemma-2) are applied.
+    """
+    with _input_of(model.get_output_embeddings()) as seen:
+        output = model(**_inputs(batch), logits_to_keep=keep)
+    return output.logits[0], seen[0][0]
+
+
+def packed_hidden(trunk: Any, batch: Batch, keep: Tensor) -> Tensor:
+    """Hidden states [K, H] of a model without a head."""
+    return trunk(**_inputs(batch)).last_hidden_state[0, keep]
+
+
+def _inputs(batch: Batch) -> dict[str, Any]:
+    plan = PackedPlan(batch.lengths, batch.parents, batch.ids.device)
+    return {"input_ids": batch.ids[None], "position_ids": batch.positions[None], "plan": plan, "use_cache": False}
+
+
+@contextmanager
+def _input_of(module: nn.Module) -> Iterator[list[Tensor]]:
+    seen: list[Tensor] = []
+    hook = module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    try:
+        yield seen
+    finally:
+        hook.remove()

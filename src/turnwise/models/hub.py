@@ -1,0 +1,52 @@
+"""The Hugging Face hub: what can be said of a name before anything is downloaded."""
+
+import logging
+
+from huggingface_hub import HfApi, try_to_load_from_cache
+from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
+from huggingface_hub.utils import validate_repo_id
+
+from turnwise.core.errors import UserError
+from turnwise.core.names import nearest
+from turnwise.models.catalogue import catalogue_names
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_S = 10.0
+
+
+def is_hub_name(name: str) -> bool:
+    """owner/name. A bare name is not looked up: it is more often a mistyped name of ours."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return name.count("/") == 1
+
+
+def hub_answers(name: str) -> bool:
+    """Whether the hub can be asked for this model; False: it must come, and can come, from the local cache.
+
+    One short question first, because the library itself tries for half a minute and then blames the connection.
+    """
+    try:
+        HfApi().model_info(name, timeout=TIMEOUT_S)
+    except GatedRepoError as error:
+        raise UserError(
+            f'model "{name}" asks for your agreement: accept its terms at https://huggingface.co/{name}, '
+            "then log in with: hf auth login"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise UserError(
+            f'no model "{name}" on the Hugging Face hub (a private one needs: hf auth login);'
+            f"{nearest(name, catalogue_names())}"
+        ) from error
+    except Exception as error:  # offline in one of many ways: each HTTP library has its own errors
+        if not isinstance(try_to_load_from_cache(name, "config.json"), str):
+            raise UserError(
+                f'model "{name}" is not on this machine and the Hugging Face hub cannot be reached: '
+                "connect, or give a model folder (tiny and smollm2-135m need no hub)"
+            ) from error
+        logger.info("the Hugging Face hub cannot be reached: %s comes from the local cache", name)
+        return False
+    return True

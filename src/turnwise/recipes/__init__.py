@@ -1,0 +1,1 @@
+"""The only place that names concrete things: presets, the wiring, and the checks before anything starts."""

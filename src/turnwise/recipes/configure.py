@@ -1,0 +1,54 @@
+"""From what a person typed to a checked configuration, in a fraction of a second: torch is not needed for it."""
+
+from typing import Any
+
+from turnwise.config.load import Overrides, build, find_run, read_run, read_settings
+from turnwise.config.schema import Config
+from turnwise.core.errors import UserError
+from turnwise.core.names import nearest
+from turnwise.envs.registry import ENVIRONMENTS, load
+from turnwise.recipes.presets import find_recipe, recipe_names, recipe_path
+
+
+def configure(
+    target: str | None = None, *, start_from: str | None = None, resume: str | None = None, overrides: Overrides = ()
+) -> Config:
+    """The configuration of a run to be: from a preset or environment, from another run's, or of a run to go on with."""
+    config = build(_base(target, start_from, resume), overrides)
+    load(config.env.kind).check_params(config.env.params)
+    return config
+
+
+def load_recipe(name: str) -> dict[str, Any]:
+    """The settings of a preset, not yet checked."""
+    find_recipe(name)
+    return read_settings(recipe_path(name))
+
+
+def settings_for(target: str) -> dict[str, Any]:
+    """What `turnwise train TARGET` starts from: a preset, or the defaults with that environment."""
+    if target in recipe_names():
+        return load_recipe(target)
+    if target in ENVIRONMENTS or ".py" in target:
+        return {"env": {"kind": target}}
+    near = nearest(target, [*recipe_names(), *ENVIRONMENTS])
+    raise UserError(f'unknown recipe or environment "{target}":{near} (`turnwise recipes` and `envs` list them)')
+
+
+def _base(target: str | None, start_from: str | None, resume: str | None) -> dict[str, Any]:
+    match (target, start_from, resume):
+        case (str(), None, None):
+            return settings_for(target)
+        case (None, str(), None):
+            return _with_record(read_run(start_from), name=None)  # a new run, with a name of its own
+        case (None, None, str()):
+            folder = find_run(resume)
+            return _with_record(read_run(resume), folder=str(folder.parent), name=folder.name)
+    raise UserError(
+        "give one of RECIPE, --from RUN and --resume RUN: `turnwise recipes` lists the recipes "
+        "(with --from, another environment is --env.kind NAME)"
+    )
+
+
+def _with_record(settings: dict[str, Any], **record: Any) -> dict[str, Any]:
+    return settings | {"record": settings.get("record", {}) | record}

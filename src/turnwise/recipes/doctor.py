@@ -1,0 +1,107 @@
+"""Is this machine ready? What is installed, what the hardware offers, and the line that mends what is missing."""
+
+import importlib
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from turnwise.models.cache import cache_folder
+
+NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
+OPTIONAL = {
+    "gguf": ("models in GGUF files, smollm2-135m", "pip install 'turnwise[gguf]'"),
+}
+"""Package -> (what it is for, how to install it)."""
+
+GIB = 2**30
+LITTLE_DISK = 2 * GIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    name: str
+    found: str
+    mend: str = ""
+    """What to do about it; empty if all is well."""
+    needed: bool = True
+    """Without it nothing trains."""
+
+
+def examine(runs: Path) -> list[Finding]:
+    """All findings about this machine; `runs` is where run folders would go."""
+    python = Finding(name="python", found=f"{platform.python_version()} ({sys.executable})")
+    folders = [_folder("runs folder", runs), _folder("cache folder", cache_folder())]
+    return [python, *map(_package, NEEDED), *_hardware(), *folders, *_optional()]
+
+
+def _package(name: str) -> Finding:
+    """Imports it, for a package can be installed and broken."""
+    try:
+        importlib.import_module(name)
+        return Finding(name=name, found=version(name))
+    except (ImportError, OSError) as error:
+        return Finding(name=name, found=f"does not load: {error}", mend=f"pip install --force-reinstall {name}")
+
+
+def _hardware() -> Iterator[Finding]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    yield Finding(name="cores", found=f"{cores} usable of {os.cpu_count()}")
+    yield Finding(name="memory", found=_memory())
+    yield Finding(name="threads", found=_ask_torch(lambda torch: f"{torch.get_num_threads()} (system.threads sets it)"))
+    yield Finding(name="gpu", found=_ask_torch(_gpus))
+
+
+def _ask_torch(question: Callable[[Any], str]) -> str:
+    try:
+        return question(importlib.import_module("torch"))
+    except (ImportError, OSError):
+        return "unknown without torch"
+
+
+def _gpus(torch: Any) -> str:
+    if not torch.cuda.is_available():
+        return "none that torch can use: training runs on the CPU"
+    devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return ", ".join(f"{device.name} ({device.total_memory / GIB:.0f} GiB)" for device in devices)
+
+
+def _memory() -> str:
+    try:
+        page = os.sysconf("SC_PAGE_SIZE")
+        total, free = (page * os.sysconf(name) / GIB for name in ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES"))
+    except (ValueError, OSError, AttributeError):
+        return "unknown"
+    return f"{total:.1f} GiB, {free:.1f} GiB of it unused"
+
+
+def _folder(name: str, folder: Path) -> Finding:
+    """Whether files can be made there; a folder that does not exist yet is tried at its nearest parent."""
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        return Finding(name=name, found=f"{folder}: {reason}", mend=_other_folder(name))
+    free = shutil.disk_usage(existing).free
+    mend = f"free some space: {LITTLE_DISK / GIB:.0f} GiB are soon used" if free < LITTLE_DISK else ""
+    return Finding(name=name, found=f"{folder}: writable, {free / GIB:.1f} GiB free", mend=mend, needed=False)
+
+
+def _other_folder(name: str) -> str:
+    return "choose another with --record.folder" if name == "runs folder" else "set TURNWISE_CACHE to another folder"
+
+
+def _optional() -> Iterator[Finding]:
+    for package, (purpose, install) in OPTIONAL.items():
+        try:
+            yield Finding(name=package, found=f"{version(package)}: {purpose}", needed=False)
+        except PackageNotFoundError:
+            yield Finding(name=package, found=f"not installed: {purpose}", mend=install, needed=False)

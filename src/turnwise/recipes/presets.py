@@ -1,0 +1,42 @@
+"""Presets: one TOML file each, beside this one. What a file leaves out has the schema's default."""
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from turnwise.core.errors import UserError
+from turnwise.core.names import nearest
+
+FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    name: str
+    summary: str
+    """The comment that opens its file."""
+    environment: str
+    text: str
+    """The file as it is."""
+
+
+def recipe_names() -> list[str]:
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def list_recipes() -> list[Recipe]:
+    return [find_recipe(name) for name in recipe_names()]
+
+
+def find_recipe(name: str) -> Recipe:
+    """The preset of this name; an unknown one is an error that names the nearest."""
+    names = recipe_names()
+    if name not in names:
+        raise UserError(f'unknown recipe "{name}":{nearest(name, names)} (`turnwise recipes` lists them)')
+    text = recipe_path(name).read_text(encoding="utf-8")
+    summary = text.partition("\n")[0].removeprefix("#").strip()
+    return Recipe(name=name, summary=summary, environment=tomllib.loads(text)["env"]["kind"], text=text)
+
+
+def recipe_path(name: str) -> Path:
+    return FOLDER / f"{name}.toml"

@@ -1,0 +1,192 @@
+"""Runs: train, resume, train over seeds. What a command or `tw.train` calls."""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from turnwise.config.load import Overrides, build, to_toml
+from turnwise.config.schema import Config
+from turnwise.core.errors import UserError
+from turnwise.envs.kind import EnvKind
+from turnwise.envs.registry import kind_of, load
+from turnwise.envs.text_env import TextEnv
+from turnwise.record.console import make_console
+from turnwise.record.curve import learning_curve_svg
+from turnwise.record.progress import Progress
+from turnwise.record.run_folder import RunFolder
+from turnwise.record.table import closing_table, seeds_table
+from turnwise.recipes.checks import check
+from turnwise.recipes.wiring import build_learner, build_players, load_policy, model_loader, update_settings
+from turnwise.rollout.tasks import TaskSource
+from turnwise.train.checkpoints import Checkpoints, State, restore
+from turnwise.train.loop import Loop, LoopSettings
+
+Summary = dict[str, Any]
+
+
+def train(
+    config: Config, *, resume: bool = False, kind: EnvKind | None = None, console: Console | None = None
+) -> Summary:
+    """Trains one run and returns its summary, which is also in its folder."""
+    check(config)
+    console = console or make_console()
+    config = settled(config)
+    kind = kind or load(config.env.kind)
+    path = Path(config.record.folder) / (config.record.name or _free_name(config, kind))
+    folder = RunFolder.open(path, writing=True) if resume else RunFolder.create(path, to_toml(config))
+    with folder:
+        if resume and folder.summary_path.exists():
+            raise UserError(f"{path} is finished: start another with --from {path}, or see `turnwise eval {path}`")
+        try:
+            summary = _Run(config, kind, folder, console).train(resume)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"stopped; go on with: turnwise train --resume {path}") from None
+    if summary["finished"]:
+        console.print(closing_table(summary, path, next_line=f"turnwise eval {path} --episodes 512"))
+    else:
+        console.print(f"stopped after {summary['steps']} steps; go on with: turnwise train --resume {path}")
+    return summary
+
+
+def train_seeds(config: Config, seeds: Sequence[int], console: Console | None = None) -> list[Summary]:
+    """One run a seed, one after the other, and a table over them."""
+    console = console or make_console()
+    summaries = []
+    for seed in seeds:
+        name = f"{config.record.name}-seed{seed}" if config.record.name else None
+        record = config.record.model_copy(update={"name": name})
+        summaries.append(train(config.model_copy(update={"seed": seed, "record": record}), console=console))
+    console.print(seeds_table(summaries))
+    return summaries
+
+
+def train_env(
+    env: type[TextEnv] | str, model: str = "tiny", steps: int | None = None, **settings: Any
+) -> Summary:
+    """`tw.train(env=GuessNumber, model="tiny", steps=100)`; further settings by their dotted name with `__` for `.`:
+
+    `tw.train(env="sokoban", algo__advantage="gae", seed=1)`
+    """
+    kind = load(env) if isinstance(env, str) else kind_of(env)
+    given = {"model.name": model, **({} if steps is None else {"train.steps": steps})}
+    given |= {name.replace("__", "."): value for name, value in settings.items()}
+    overrides: Overrides = [(key, str(value)) for key, value in given.items()]
+    return train(build({"env": {"kind": kind.kind or kind.name}}, overrides), kind=kind)
+
+
+def settled(config: Config) -> Config:
+    """The configuration with what depends on the machine made explicit, so that it reproduces the run."""
+    threads = config.system.threads or os.cpu_count() or 1
+    return config.model_copy(update={"system": config.system.model_copy(update={"threads": threads})})
+
+
+def _free_name(config: Config, kind: EnvKind) -> str:
+    model = Path(config.model.name).stem
+    base = f"{kind.name}-{model}-{config.algo.advantage}-seed{config.seed}"
+    folder = Path(config.record.folder)
+    names = [base, *(f"{base}-{number}" for number in range(2, 10_000))]
+    return next(name for name in names if not (folder / name).exists())
+
+
+@dataclass
+class _Run:
+    config: Config
+    kind: EnvKind
+    folder: RunFolder
+    console: Console
+
+    def train(self, resume: bool) -> Summary:
+        config = self.config
+        torch.set_num_threads(config.system.threads)
+        minutes = config.train.max_minutes
+        self.params = self.kind.check_params(config.env.params)
+        self.tasks = TaskSource(env=self.kind.name, params=self.params, run_seed=config.seed)
+        limit_s = None if minutes is None else 60 * minutes
+        with Progress(config.train.steps, self.console, title=self.folder.path.name, limit_s=limit_s) as progress:
+            loop, state = self._build(progress, limit_s, resume)
+            return asyncio.run(self._train(loop, state))
+
+    def _build(self, progress: Progress, limit_s: float | None, resume: bool) -> tuple[Loop, State]:
+        config = self.config
+        loaded, warmup_s = load_policy(
+            config, self.kind, self.params, lambda done, total: progress.phase("warm-up", done, total)
+        )
+        players, learner = build_players(config, self.kind, loaded), build_learner(config, loaded.model)
+        checkpoints = Checkpoints(
+            self.folder.checkpoints, keep_last=config.checkpoint.keep_last, tokenizer=loaded.tokenizer
+        )
+        state = State(step=0, best_success=None, skipped_steps=0)
+        if resume and (found := checkpoints.newest()) is not None:
+            restore(found[0], learner, found[1], model_loader(config))
+            state = found[1]
+        if resume:
+            self.folder.cut_back(state.step + 1)
+        if not self.folder.read_metrics():
+            self.folder.append_metrics({"step": 0, "time/warmup_s": warmup_s})
+        loop = Loop(
+            settings=self._loop_settings(limit_s),
+            update_settings=update_settings(config),
+            tasks=self.tasks,
+            collector=players.collector,
+            evaluator=players.evaluator,
+            engine=players.engine,
+            learner=learner,
+            checkpoints=checkpoints,
+            folder=self.folder,
+            progress=progress,
+        )
+        return loop, state
+
+    def _loop_settings(self, limit_s: float | None) -> LoopSettings:
+        config = self.config
+        return LoopSettings(
+            steps=config.train.steps,
+            groups=config.rollout.groups,
+            group_size=config.rollout.group_size,
+            format_penalty=config.reward.format_penalty,
+            eval_every=config.eval.every,
+            eval_tasks=self.tasks.held_out("validation", config.eval.episodes),
+            checkpoint_every=config.checkpoint.every,
+            keep_best=config.checkpoint.keep_best,
+            record_every=config.record.trajectories,
+            max_seconds=limit_s,
+        )
+
+    async def _train(self, loop: Loop, state: State) -> Summary:
+        """Success before, training, success after; an evaluation that is recorded is not run again."""
+        held_out = self.tasks.held_out(self.config.eval.split, self.config.eval.episodes)
+        if not any(row.get("eval/name") == "before" for row in self.folder.read_metrics()):
+            await loop.evaluate("before", held_out, 0)
+        state = await loop.run(state)
+        if state.step < self.config.train.steps:
+            return {"finished": False, "steps": state.step}
+        await loop.evaluate("after", held_out, state.step)
+        rows = self.folder.read_metrics()
+        summary = summarise(rows, seed=self.config.seed)
+        self.folder.write_text("curve.svg", learning_curve_svg(rows, self.folder.path.name))
+        self.folder.write_summary(summary)
+        return {"finished": True, **summary}
+
+
+def summarise(rows: Sequence[dict[str, Any]], seed: int) -> Summary:
+    """What `summary.json` holds. `wall_s` is training with its warm-up, not the evaluations before and after."""
+    before = next(row for row in rows if row.get("eval/name") == "before")
+    after = next(row for row in rows if row.get("eval/name") == "after")
+    steps = [row for row in rows if "rollout/episodes" in row]
+    between = [row for row in rows if row.get("eval/name") == "validation"]
+    return {
+        "success_before": before["eval/success"],
+        "success_after": after["eval/success"],
+        "interval": [after["eval/success_low"], after["eval/success_high"]],
+        "wall_s": rows[0]["time/warmup_s"] + sum(row["time/total_s"] for row in [*steps, *between]),
+        "steps": len(steps),
+        "episodes": int(sum(row["rollout/episodes"] for row in steps)),
+        "tokens": int(sum(row["rollout/sampled_tokens"] for row in steps)),
+        "seed": seed,
+    }

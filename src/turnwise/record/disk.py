@@ -1,0 +1,60 @@
+"""Writes that a kill or a full disk cannot leave half-done, and disk errors as one line with the mend."""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from turnwise.core.errors import UserError
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextmanager
+def disk_errors(path: Path, then: str) -> Iterator[None]:
+    """Turns an OSError of writing `path` into a UserError; `then` says how to go on and what is safe."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in NO_SPACE:
+            raise UserError(f"no disk space left to write {path}: free some, then {then}") from error
+        reason = error.strerror or type(error).__name__
+        raise UserError(f"cannot write {path} ({reason}): make that possible, then {then}") from error
+
+
+def part_of(path: Path) -> Path:
+    """Where `path` is written aside. Hidden, so that what a kill leaves behind is never taken for the file."""
+    return path.with_name(f".{path.name}.part")
+
+
+def is_leftover(path: Path) -> bool:
+    return path.name.startswith(".") and path.name.endswith(".part")
+
+
+def write_aside(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Writes `path` whole or not at all. `durable` also survives a power cut, which costs a disk flush."""
+    part = part_of(path)
+    try:
+        with part.open("wb") as file:
+            file.write(data)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def append(path: Path, data: bytes) -> None:
+    """Appends all of `data`, or cuts the file back to what it was, so that no half line stays in its middle."""
+    size = path.stat().st_size if path.exists() else 0
+    try:
+        with path.open("ab", buffering=0) as file:
+            while data:
+                data = data[file.write(data) :]
+    except OSError:
+        with suppress(OSError):  # the first error is the one to tell
+            os.truncate(path, size)
+        raise

@@ -1,0 +1,88 @@
+"""What one step's rollout says about itself."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from turnwise.core.trajectory import Group, Status, Stop, Trajectory
+
+REPORTED = tuple(status for status in Status if not (status.ongoing or status.succeeded))
+
+
+def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Flat metrics of a step's groups, after scoring. A mean over nothing is left out, not 0 and not NaN.
+
+    Success comes from `Trajectory.status` alone. Members that broke (`Status.errored`) are counted and enter
+    no mean.
+    """
+    everyone = [trajectory for group in groups for trajectory in group.trajectories]
+    sound = [trajectory for trajectory in everyone if not trajectory.status.errored]
+    return {
+        "rollout/groups": float(len(groups)),
+        "rollout/episodes": float(len(everyone)),
+        **_outcomes(sound),
+        **_group_spread(groups),
+        **_lengths(sound),
+        **_statuses(everyone),
+    }
+
+
+def _outcomes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    if not trajectories:
+        return {}
+    rewards = [trajectory.total_reward for trajectory in trajectories]
+    names = sorted({name for trajectory in trajectories for name in trajectory.rewards})
+    return {
+        "rollout/success": _mean(trajectory.status.succeeded for trajectory in trajectories),
+        "rollout/reward": _mean(rewards),
+        "rollout/reward_std": _std(rewards),
+        **{f"reward/{name}": _mean(t.rewards[name] for t in trajectories if name in t.rewards) for name in names},
+    }
+
+
+def _group_spread(groups: Sequence[Group]) -> dict[str, float]:
+    """How much groups have to compare: a relative advantage learns nothing from one whose rewards are all equal."""
+    rewards_of_groups = [[t.total_reward for t in group.trajectories if not t.status.errored] for group in groups]
+    comparable = [rewards for rewards in rewards_of_groups if len(rewards) > 1]
+    if not comparable:
+        return {}
+    return {
+        "rollout/reward_group_std": _mean(_std(rewards) for rewards in comparable),
+        "rollout/zero_std_groups": _mean(min(rewards) == max(rewards) for rewards in comparable),
+    }
+
+
+def _lengths(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    sampled = sum(len(turn.action_ids) for turn in turns)
+    totals = {
+        "rollout/sampled_tokens": float(sampled),
+        "rollout/context_tokens": float(sum(len(turn.context_ids) for turn in turns)),
+    }
+    if not turns:
+        return totals
+    return {
+        **totals,
+        "rollout/turns": len(turns) / len(trajectories),
+        "rollout/response_tokens": sampled / len(trajectories),
+        "rollout/turn_tokens": sampled / len(turns),
+        "rollout/invalid": _mean(turn.invalid for turn in turns),
+        "rollout/length_stops": _mean(turn.stop is Stop.LENGTH for turn in turns),
+    }
+
+
+def _statuses(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """The share of each way to end but success, as `rollout/truncated_tokens`."""
+    counts = Counter(trajectory.status for trajectory in trajectories)
+    return {f"rollout/{status.value}": counts[status] / max(len(trajectories), 1) for status in REPORTED}
+
+
+def _mean(values: Iterable[float]) -> float:
+    listed = list(values)
+    return sum(listed) / len(listed)
+
+
+def _std(values: Sequence[float]) -> float:
+    """Of the population: these are all the episodes that there are."""
+    mean = _mean(values)
+    return math.sqrt(_mean((value - mean) ** 2 for value in values))

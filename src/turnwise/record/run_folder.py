@@ -1,0 +1,232 @@
+"""A run's folder: files only, readable without the program that wrote them.
+
+    config.toml                     reproduces the run
+    metrics.jsonl                   one row a step or evaluation, each with the key "step"
+    summary.json                    how it ended
+    trajectories/step_000012.jsonl  one trajectory a line, written once at the step's end
+    trajectories/index.jsonl        one line a trajectory, with the place of its line in the step's file
+    checkpoints/                    written by `train`
+
+"step" is how many steps were done when the row was written: 0 before training.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from turnwise.core.errors import UserError
+from turnwise.record.disk import append, disk_errors, is_leftover, write_aside
+from turnwise.record.jsonl import drop_half_line, encode, read_lines, without_nonfinite
+from turnwise.record.lock import LOCK_NAME, FolderLock
+
+
+class RunFolder:
+    """Reads need nothing; writes need the folder's lock, which `create` and `open(writing=True)` take."""
+
+    def __init__(self, path: Path, lock: FolderLock | None) -> None:
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def create(cls, path: Path | str, config_toml: str) -> Self:
+        """A new run's folder, locked. What exists is never written over."""
+        path = Path(path)
+        with disk_errors(path, "start again, or choose another --record.folder (nothing was started)"):
+            _refuse_used(path)
+            path.mkdir(parents=True, exist_ok=True)
+            lock = FolderLock(path)
+            try:
+                _refuse_used(path)  # again: another process may have been here before the lock
+                write_aside(path / "config.toml", config_toml.encode())
+                return cls(path, lock)._prepared()
+            except BaseException:
+                lock.release()
+                raise
+
+    @classmethod
+    def open(cls, path: Path | str, *, writing: bool = False) -> Self:
+        """An existing run's folder: to read, or locked to go on with it."""
+        path = Path(path)
+        if not (path / "config.toml").is_file():
+            raise UserError(f"{path} is no run folder (it has no config.toml): give the path of a run, as runs/NAME")
+        if not writing:
+            return cls(path, None)
+        with disk_errors(path, "start again (all that was written is safe)"):
+            lock = FolderLock(path)
+            try:
+                return cls(path, lock)._prepared()
+            except BaseException:
+                lock.release()
+                raise
+
+    def _prepared(self) -> Self:
+        self.checkpoints.mkdir(exist_ok=True)
+        self.trajectories.mkdir(exist_ok=True)
+        for file in (self.metrics_path, self.index_path):
+            drop_half_line(file)
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of the lock; reading still works."""
+        if self._lock is not None:
+            self._lock.release()
+
+    @property
+    def config_path(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def summary_path(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def trajectories(self) -> Path:
+        return self.path / "trajectories"
+
+    @property
+    def index_path(self) -> Path:
+        return self.trajectories / "index.jsonl"
+
+    def step_path(self, step: int) -> Path:
+        return self.trajectories / f"step_{step:06d}.jsonl"
+
+    @contextmanager
+    def _writing(self, path: Path) -> Iterator[None]:
+        if self._lock is None or not self._lock.held:
+            raise RuntimeError(f"{self.path} is not locked: open it with writing=True")
+        with disk_errors(path, f"continue with --resume {self.path} (all up to its last checkpoint is safe)"):
+            yield
+
+    def append_metrics(self, row: Mapping[str, Any]) -> None:
+        """One row of a step or an evaluation; it must say which "step". Non-finite numbers: see `jsonl`."""
+        if not isinstance(row.get("step"), int):
+            raise ValueError(f"a metrics row needs an integer step: {dict(row)}")
+        with self._writing(self.metrics_path):
+            append(self.metrics_path, encode(without_nonfinite(row)) + b"\n")
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        return _rows_of_steps(self.metrics_path)
+
+    def write_trajectories(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Writes a step's trajectories (rows of `trajectory_row`) once, then an index line for each."""
+        path = self.step_path(step)
+        if path.exists():
+            raise RuntimeError(f"{path} is already written: cut_back to a checkpoint before running a step again")
+        lines = [encode(row) for row in rows]
+        with self._writing(path):
+            write_aside(path, b"".join(line + b"\n" for line in lines), durable=False)
+            append(self.index_path, b"".join(encode(entry) + b"\n" for entry in _index_entries(step, rows, lines)))
+
+    def read_index(self) -> list[dict[str, Any]]:
+        return _rows_of_steps(self.index_path)
+
+    def read_trajectory(self, entry: Mapping[str, Any]) -> dict[str, Any]:
+        """The row that an index line points at, without reading the rest of its file."""
+        path = self.step_path(entry["step"])
+        try:
+            with path.open("rb") as file:
+                file.seek(entry["offset"])
+                row = json.loads(file.read(entry["length"]))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} does not hold what its index says: restore it from a copy of the run") from error
+        if not isinstance(row, dict):
+            raise UserError(f"{path} does not hold what its index says: restore it from a copy of the run")
+        return row
+
+    def cut_back(self, step: int) -> None:
+        """Forgets every step from `step` on, evaluations included: for a resume after `step` steps.
+
+        A kill in the middle does no harm: each file changes whole, and the next resume cuts again.
+        """
+        with self._writing(self.path):
+            _keep_steps_before(self.metrics_path, step)
+            _keep_steps_before(self.index_path, step)
+            for path in self.trajectories.glob("step_[0-9]*.jsonl"):
+                if int(path.stem.removeprefix("step_")) >= step:
+                    path.unlink()
+            for path in [*self.path.glob(".*.part"), *self.trajectories.glob(".*.part")]:
+                path.unlink()
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        self.write_text("summary.json", json.dumps(without_nonfinite(summary), indent=2, allow_nan=False) + "\n")
+
+    def read_summary(self) -> dict[str, Any]:
+        try:
+            summary = json.loads(self.summary_path.read_bytes())
+        except FileNotFoundError as error:
+            raise UserError(f"{self.path} has no summary: finish the run with --resume {self.path}") from error
+        except (OSError, ValueError) as error:
+            raise UserError(f"cannot read {self.summary_path}: delete it and --resume {self.path}") from error
+        if not isinstance(summary, dict):
+            raise UserError(f"{self.summary_path} is no JSON object: delete it and --resume {self.path}")
+        return summary
+
+    def write_text(self, name: str, text: str) -> None:
+        """A small file of the run, such as `curve.svg`, whole or not at all."""
+        with self._writing(self.path / name):
+            write_aside(self.path / name, text.encode())
+
+
+def _refuse_used(path: Path) -> None:
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise UserError(f"{path} is a file, not a folder: choose another --record.name")
+    if (path / "config.toml").exists():
+        raise UserError(
+            f"{path} already holds a run: continue it with --resume {path}, or choose another --record.name"
+        )
+    if any(file.name != LOCK_NAME and not is_leftover(file) for file in path.iterdir()):
+        raise UserError(f"{path} exists and is not empty: choose another --record.name")
+
+
+def _rows_of_steps(path: Path) -> list[dict[str, Any]]:
+    return [row for _, row in _lines_of_steps(path)]
+
+
+def _lines_of_steps(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
+    lines = read_lines(path)
+    for number, (_, row) in enumerate(lines, start=1):
+        if not isinstance(row.get("step"), int):
+            raise UserError(f"{path} line {number} says no step: restore the file, or delete that line")
+    return lines
+
+
+def _keep_steps_before(path: Path, step: int) -> None:
+    if path.exists():
+        write_aside(path, b"".join(line for line, row in _lines_of_steps(path) if row["step"] < step))
+
+
+def _index_entries(step: int, rows: Sequence[Mapping[str, Any]], lines: Sequence[bytes]) -> Iterator[Mapping[str, Any]]:
+    offset = 0
+    for row, line in zip(rows, lines, strict=True):
+        yield {
+            "step": step,
+            "group": row["group"],
+            "member": row["member"],
+            "environment": row["task"]["env"],
+            "seed": row["task"]["seed"],
+            "status": row["status"],
+            "reward": row["reward"],
+            "tokens": row["tokens"],
+            "offset": offset,
+            "length": len(line),
+        }
+        offset += len(line) + 1

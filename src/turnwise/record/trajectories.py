@@ -1,0 +1,135 @@
+"""A trajectory as one JSON object, exact: the ids, log-probabilities and rewards that were trained on, and back.
+
+JSON has no NaN and no infinity: such numbers stand as the strings "NaN", "Infinity" and "-Infinity", which Python's
+`float` and JavaScript's `Number` both read.
+"""
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from turnwise.core.errors import UserError
+from turnwise.core.messages import Message, Picture, ToolCall
+from turnwise.core.task import Task
+from turnwise.core.trajectory import Span, Status, Stop, Trajectory, Turn
+from turnwise.record.plain import plain, plain_number, plain_numbers
+
+
+def trajectory_row(
+    trajectory: Trajectory, *, step: int, group: int, advantages: Sequence[Sequence[float]] | None
+) -> dict[str, Any]:
+    """The row of one trajectory. `advantages`: one a sampled token, turn by turn; None where nothing was trained."""
+    per_turn: Sequence[Sequence[float] | None] = [None] * len(trajectory.turns) if advantages is None else advantages
+    return {
+        "step": step,
+        "group": group,
+        "member": trajectory.member,
+        "attempt": trajectory.attempt,
+        "task": _task_row(trajectory.task),
+        "status": trajectory.status.value,
+        "reward": plain_number(trajectory.total_reward),
+        "tokens": trajectory.num_sampled,
+        "rewards": {name: plain_number(value) for name, value in trajectory.rewards.items()},
+        "timings": {name: plain_number(value) for name, value in trajectory.timings.items()},
+        "turns": [
+            _turn_row(turn, turn_reward, values)
+            for turn, turn_reward, values in zip(trajectory.turns, trajectory.turn_rewards, per_turn, strict=True)
+        ],
+    }
+
+
+def trajectory_from_row(row: Mapping[str, Any]) -> Trajectory:
+    """The trajectory that `trajectory_row` wrote. A row that is none is a UserError."""
+    try:
+        return _trajectory(row)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"not a trajectory's row ({error!r}): restore the file from a copy of the run") from error
+
+
+def _task_row(task: Task) -> dict[str, Any]:
+    return {"env": task.env, "seed": task.seed, "split": task.split, "params": plain(task.params)}
+
+
+def _turn_row(turn: Turn, turn_reward: float, advantages: Sequence[float] | None) -> dict[str, Any]:
+    if advantages is not None and len(advantages) != len(turn.action_ids):
+        raise ValueError(f"{len(turn.action_ids)} sampled tokens but {len(advantages)} advantages")
+    return {
+        "context_ids": turn.context_ids,
+        "extends": turn.extends,
+        "action_ids": turn.action_ids,
+        "action_logprobs": plain_numbers(turn.action_logprobs),
+        "advantages": None if advantages is None else plain_numbers(advantages),
+        "temperature": plain_number(turn.temperature),
+        "policy_version": turn.policy_version,
+        "stop": turn.stop.value,
+        "spans": [[span.name, span.start, span.end] for span in turn.spans],
+        "message": _message_row(turn.message),
+        "reward": plain_number(turn.reward),
+        "turn_reward": plain_number(turn_reward),
+        "invalid": turn.invalid,
+        "info": plain(turn.info),
+        "picture": None if turn.picture is None else _picture_row(turn.picture),
+    }
+
+
+def _message_row(message: Message) -> dict[str, Any]:
+    """What most messages lack (images, calls) is written only where it is there."""
+    row: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.images:
+        row["images"] = [base64.b64encode(image).decode("ascii") for image in message.images]
+    if message.tool_calls:
+        row["tool_calls"] = [
+            {"name": call.name, "arguments": call.arguments, "call_id": call.call_id} for call in message.tool_calls
+        ]
+    if message.call_id:
+        row["call_id"] = message.call_id
+    return row
+
+
+def _picture_row(picture: Picture) -> dict[str, Any]:
+    return {"rows": picture.rows, "caption": picture.caption, "info": plain(picture.info)}
+
+
+def _trajectory(row: Mapping[str, Any]) -> Trajectory:
+    return Trajectory(
+        task=Task(**row["task"]),
+        member=row["member"],
+        attempt=row["attempt"],
+        turns=tuple(_turn(turn) for turn in row["turns"]),
+        status=Status(row["status"]),
+        turn_rewards=tuple(float(turn["turn_reward"]) for turn in row["turns"]),
+        rewards={name: float(value) for name, value in row["rewards"].items()},
+        timings={name: float(value) for name, value in row["timings"].items()},
+    )
+
+
+def _turn(row: Mapping[str, Any]) -> Turn:
+    return Turn(
+        context_ids=tuple(row["context_ids"]),
+        extends=row["extends"],
+        action_ids=tuple(row["action_ids"]),
+        action_logprobs=tuple(map(float, row["action_logprobs"])),
+        temperature=float(row["temperature"]),
+        policy_version=row["policy_version"],
+        spans=tuple(Span(name=name, start=start, end=end) for name, start, end in row["spans"]),
+        message=_message(row["message"]),
+        stop=Stop(row["stop"]),
+        reward=float(row["reward"]),
+        invalid=row["invalid"],
+        info=row["info"],
+        picture=None if row["picture"] is None else _picture(row["picture"]),
+    )
+
+
+def _message(row: Mapping[str, Any]) -> Message:
+    return Message(
+        role=row["role"],
+        content=row["content"],
+        images=tuple(base64.b64decode(image, validate=True) for image in row.get("images", ())),
+        tool_calls=tuple(ToolCall(**call) for call in row.get("tool_calls", ())),
+        call_id=row.get("call_id", ""),
+    )
+
+
+def _picture(row: Mapping[str, Any]) -> Picture:
+    return Picture(rows=tuple(tuple(cells) for cells in row["rows"]), caption=row["caption"], info=row["info"])

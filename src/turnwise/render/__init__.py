@@ -1,0 +1,1 @@
+"""Messages <-> token ids: the only room that touches a chat template."""

@@ -1,0 +1,92 @@
+"""What an action says: its text, its tool calls, and which of its tokens think, answer or call."""
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+from turnwise.core.messages import Message, ToolCall
+from turnwise.core.trajectory import Span
+from turnwise.render.calls import read_call
+
+_TAG = re.compile(rb"<(/?)(think|answer|tool_call)>")
+_NAMES = {b"think": "think", b"answer": "answer", b"tool_call": "call"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parsed:
+    """An action as the environment sees it, and its spans as the algorithms do."""
+
+    message: Message
+    spans: tuple[Span, ...] = ()
+
+
+class _Block(NamedTuple):
+    """The inside of a pair of tags, as a range of bytes."""
+
+    name: str
+    begin: int
+    end: int
+    closed: bool
+
+
+def parse_pieces(pieces: Sequence[bytes], opens_think: bool) -> Parsed:
+    """Reads an action, given as the bytes of each token without the end of the turn.
+
+    Tags are found in bytes: they are ASCII, so it does not matter that a token may hold half a character. A span
+    covers the tokens that carry inner text: a token of nothing but tag is outside, a token that straddles the border
+    is inside. `opens_think`: the prompt ended in an open `<think>`, so the action begins inside it.
+    """
+    data = b"".join(pieces)
+    text = data.decode(errors="replace")
+    if not opens_think and b"<" not in data:
+        return Parsed(message=Message(role="assistant", content=text))
+    blocks = list(_blocks(data, opens_think))
+    message = Message(role="assistant", content=text, tool_calls=_calls(data, blocks))
+    return Parsed(message=message, spans=_spans(pieces, blocks))
+
+
+def _blocks(data: bytes, opens_think: bool) -> Iterator[_Block]:
+    """Blocks from left to right, none inside another.
+
+    A block reaches to its closing tag, whatever stands between; one that is never closed reaches to the next block's
+    opening tag, or to the end.
+    """
+    tags = list(_TAG.finditer(data))
+    last_close = {tag[2]: tag.start() for tag in tags if tag[1]}
+    opened, begin = (b"think", 0) if opens_think else (b"", 0)
+    for tag in tags:
+        closing, name = bool(tag[1]), tag[2]
+        if closing and name == opened:
+            yield _Block(_NAMES[opened], begin, tag.start(), closed=True)
+            opened = b""
+        elif not closing and (not opened or last_close.get(opened, -1) < begin):
+            if opened:
+                yield _Block(_NAMES[opened], begin, tag.start(), closed=False)
+            opened, begin = name, tag.end()
+    if opened:
+        yield _Block(_NAMES[opened], begin, len(data), closed=False)
+
+
+def _calls(data: bytes, blocks: Sequence[_Block]) -> tuple[ToolCall, ...]:
+    """The well-formed calls, numbered so that a tool message can name the one that it answers."""
+    texts = [
+        data[block.begin : block.end].decode(errors="replace")
+        for block in blocks
+        if block.name == "call" and block.closed
+    ]
+    calls = (read_call(text, call_id=f"call{number:05d}") for number, text in enumerate(texts))
+    return tuple(call for call in calls if call is not None)
+
+
+def _spans(pieces: Sequence[bytes], blocks: Sequence[_Block]) -> tuple[Span, ...]:
+    """Token ranges of the blocks that have any inner text."""
+    ends = list(accumulate(map(len, pieces)))
+    begins = [0, *ends[:-1]]
+    return tuple(
+        Span(name=block.name, start=bisect_right(ends, block.begin), end=bisect_left(begins, block.end))
+        for block in blocks
+        if block.begin < block.end
+    )

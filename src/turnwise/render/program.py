@@ -1,0 +1,98 @@
+"""Scaffolding compiled to ids, so that a call encodes only what content changes."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from turnwise.core.messages import Message
+from turnwise.render.codec import Codec
+from turnwise.render.slots import Part
+from turnwise.render.vocabulary import AddedToken
+
+Before = Literal["nothing", "control", "text"]
+"""What stands before a text: the beginning of the context, a control token, or sampled text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Text between two control tokens, scaffolding and content encoded together, as the tokenizer would on the whole
+    text: only sampled ids and what is appended to them ever meet at a seam.
+    """
+
+    parts: tuple[Part, ...]
+    spaced: bool
+    lstrip: bool
+    rstrip: bool
+
+    def text(self, messages: Sequence[Message]) -> str:
+        text = "".join([part if isinstance(part, str) else part.text(messages) for part in self.parts])
+        if self.lstrip:
+            text = text.lstrip()
+        return text.rstrip() if self.rstrip else text
+
+
+Step = tuple[int, ...] | Run
+
+
+class Program:
+    """The ids of one shape of messages."""
+
+    def __init__(self, codec: Codec, parts: Sequence[Part], before: Before, swallows: bool = False) -> None:
+        """`swallows`: the control token before takes the whitespace after it."""
+        self._encode = codec.encode
+        self._steps = _steps(codec, _runs(codec, parts, before, swallows))
+
+    def ids(self, messages: Sequence[Message]) -> list[int]:
+        ids: list[int] = []
+        for step in self._steps:
+            ids.extend(step if isinstance(step, tuple) else self._encode(step.text(messages), step.spaced))
+        return ids
+
+
+def _runs(codec: Codec, parts: Sequence[Part], before: Before, swallows: bool) -> list[AddedToken | Run]:
+    """Splits scaffolding at its control tokens and gathers all between two of them into runs."""
+    made: list[AddedToken | Run] = []
+    gathered: list[Part] = []
+
+    def close(rstrip: bool) -> None:
+        if gathered:
+            spaced = codec.prefix == "always" if before == "control" else codec.prefix != "never"
+            made.append(Run(tuple(gathered), spaced and before != "text", swallows, rstrip))
+            gathered.clear()
+
+    for part in parts:
+        pieces = split_at(codec.control_pattern, part) if isinstance(part, str) else [part]
+        for piece in pieces:
+            token = codec.control.get(piece) if isinstance(piece, str) else None
+            if token is None:
+                gathered.append(piece)
+                continue
+            close(token.lstrip)
+            made.append(token)
+            before, swallows = "control", token.rstrip
+    close(rstrip=False)
+    return made
+
+
+def split_at(pattern: re.Pattern[str], text: str) -> list[str]:
+    """`text` cut before and behind every match, without empty pieces."""
+    return [piece for piece in re.split(f"({pattern.pattern})", text) if piece]
+
+
+def _steps(codec: Codec, runs: Sequence[AddedToken | Run]) -> tuple[Step, ...]:
+    """Encodes all that holds no content, and joins neighbours."""
+    steps: list[Step] = []
+    for run in runs:
+        if isinstance(run, AddedToken):
+            ids: tuple[int, ...] = (run.id,)
+        elif all(isinstance(part, str) for part in run.parts):
+            ids = codec.encode(run.text(()), run.spaced)
+        else:
+            steps.append(run)
+            continue
+        if steps and isinstance(steps[-1], tuple):
+            steps[-1] += ids
+        else:
+            steps.append(ids)
+    return tuple(steps)

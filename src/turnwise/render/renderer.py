@@ -1,0 +1,102 @@
+"""Messages <-> token ids, append-only: `start` a context, `parse` what was sampled, `extend` it."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from transformers import PreTrainedTokenizerFast
+
+from turnwise.core.messages import Message, ToolSpec
+from turnwise.core.trajectory import Stop
+from turnwise.render.codec import Codec
+from turnwise.render.parse import Parsed, parse_pieces
+from turnwise.render.program import Program
+from turnwise.render.scaffold import behind, extend_parts, find_markers, start_parts
+from turnwise.render.seams import SeamCounter
+from turnwise.render.sketch import Shape, shape_of
+from turnwise.render.template import ChatTemplate
+from turnwise.render.vocabulary import added_tokens, any_of, backend_of
+
+CACHED_SHAPES = 512
+CACHED_ACTIONS = 4096
+CACHED_ACTION_LENGTH = 64
+"""Short actions come again and again; longer ones are read every time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tools:
+    """Tools as part of a cache's key: their schemas cannot be hashed, so what they say is."""
+
+    key: str = ""
+    specs: tuple[ToolSpec, ...] = field(default=(), compare=False)
+
+
+class Renderer:
+    """Speaks the chat format of one tokenizer, whose template it reads at the start and never again for a known shape.
+
+        start(messages)          <bos> system user <prompt>                                mask 0
+        ... sampled ...                                     a a a <end>                    mask 1
+        extend(messages, stop)                                          \\n user <prompt>   mask 0
+
+    Nothing that was sampled is ever decoded and encoded again. Messages that the template refuses are presented
+    otherwise: a system message goes before the first user message, neighbouring user messages become one with a blank
+    line between, a tool message becomes a user message. An assistant message given to `start` is shown as its content
+    says. A date that the template writes is that of the day on which the shape was first rendered.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, stop_ids: Iterable[int] = ()) -> None:
+        """`stop_ids`: further ids that end a turn, such as those of the model's generation config."""
+        self._template = ChatTemplate(tokenizer)
+        backend_of(tokenizer)
+        self._markers = find_markers(self._template, any_of(added_tokens(tokenizer)), tokenizer.eos_token)
+        self._codec = Codec(tokenizer, self._markers.delimiters)
+        self._end = None if self._markers.end is None else self._codec.control[self._markers.end]
+        ends = {tokenizer.eos_token_id, self._end.id if self._end else None, *stop_ids}
+        self.stop_ids: frozenset[int] = frozenset(token for token in ends if token is not None)
+        self._seams = SeamCounter(self._codec)
+        self._parsed = lru_cache(maxsize=CACHED_ACTIONS)(self._parse)
+        self._start_programs = lru_cache(maxsize=CACHED_SHAPES)(self._start_program)
+        self._extend_programs = lru_cache(maxsize=CACHED_SHAPES)(self._extend_program)
+
+    def start(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
+        """The opening context, generation prompt included."""
+        known = _Tools(repr(tools), tuple(tools)) if tools else _Tools()
+        return self._start_programs(shape_of(messages), known).ids(messages)
+
+    def extend(self, messages: Sequence[Message], stop: Stop) -> list[int]:
+        """What is appended to a sampled action: the rest of its turn, the messages, the generation prompt.
+
+        After EOS the token that ends the turn was sampled, so only what follows it comes; else it comes too.
+        """
+        return self._extend_programs(shape_of(messages), stop is Stop.EOS).ids(messages)
+
+    def parse(self, ids: Sequence[int], stop: Stop) -> Parsed:
+        """What an action says. `parse_pieces` tells which tokens a span holds."""
+        ended = stop is Stop.EOS and len(ids) > 0 and ids[-1] in self.stop_ids
+        said = tuple(ids[:-1] if ended else ids)
+        return self._parsed(said) if len(said) <= CACHED_ACTION_LENGTH else self._parse(said)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The exact text of any ids, special tokens included; bytes that are no UTF-8 become U+FFFD."""
+        return self._codec.decode(ids)
+
+    def count_seams(self, pieces: Sequence[Sequence[int]]) -> int:
+        """Of the borders between context and action ids, how many one tokenisation of the whole text would lie across.
+
+        `pieces` are a segment's ids in order: context, action, context, action, ...
+        """
+        return self._seams.count(pieces)
+
+    def _parse(self, ids: tuple[int, ...]) -> Parsed:
+        return parse_pieces(self._codec.pieces(ids), self._markers.opens_think)
+
+    def _start_program(self, shape: Shape, tools: _Tools) -> Program:
+        parts = start_parts(self._template, shape, tools.specs, self._codec.control_pattern)
+        return Program(self._codec, parts, before="nothing")
+
+    def _extend_program(self, shape: Shape, ended: bool) -> Program:
+        parts = extend_parts(self._template, shape, self._markers.end)
+        if not ended:
+            return Program(self._codec, parts, before="text")
+        swallows = self._end is not None and self._end.rstrip
+        return Program(self._codec, behind(parts, self._markers.end), before="control", swallows=swallows)

@@ -1,0 +1,1 @@
+"""Episodes, groups, the context that a model sees, the tasks that are drawn, and how many run at once."""

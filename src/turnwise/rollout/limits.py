@@ -1,0 +1,26 @@
+"""How long an episode may be: in tokens and in time. Limits in turns and actions are the environment's, in its prompt."""
+
+from dataclasses import dataclass, replace
+
+from turnwise.core.protocols import Sampling
+from turnwise.core.trajectory import Status
+from turnwise.rollout.context import Pending
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    sampling: Sampling
+    """Of a turn; its `max_tokens` is the most that a turn may sample."""
+    max_tokens: int
+    """Of the context, at any time."""
+    timeout_s: float
+
+    def check(self, pending: Pending) -> Status:
+        return Status.ONGOING if pending.context_length < self.max_tokens else Status.TRUNCATED_TOKENS
+
+    def turn_sampling(self, pending: Pending) -> Sampling:
+        """The turn's budget shrinks to what is left, so that the last turn never overruns the context."""
+        left = self.max_tokens - pending.context_length
+        if left >= self.sampling.max_tokens:
+            return self.sampling
+        return replace(self.sampling, max_tokens=left)

@@ -1,0 +1,1 @@
+"""The learner, the loop, checkpoints, and the warm-up of tiny."""

@@ -1,0 +1,147 @@
+"""The learner in process: scores what was sampled, then improves the policy in place."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from turnwise.algos.entropy import logprobs_and_entropy
+from turnwise.core.samples import Batch, Needs, Scores, TrainBatch
+from turnwise.models.critic import HeadCritic, TrunkCritic
+from turnwise.models.forward import packed_logits
+from turnwise.train.objective import Objective
+from turnwise.train.optimizer import Optimizer
+
+
+class LocalLearner:
+    """`model` is the engine's own module; its parameters are only ever changed in place."""
+
+    def __init__(
+        self,
+        model: Any,
+        objective: Objective,
+        optimizer: Optimizer,
+        *,
+        critic: TrunkCritic | HeadCritic | None = None,
+        critic_optimizer: Optimizer | None = None,
+        critic_warmup_steps: int = 0,
+    ) -> None:
+        self.model = model
+        self.objective = objective
+        self.optimizer = optimizer
+        self.critic, self.critic_optimizer = critic, critic_optimizer
+        self.critic_warmup_steps = critic_warmup_steps
+        self.reference = self._frozen_copy() if objective.kl_coef > 0 else None
+        self.training_step = 0
+        self.skipped_steps = 0
+
+    def _frozen_copy(self) -> Any:
+        return copy.deepcopy(self.model).requires_grad_(False)
+
+    @property
+    def policy_learns(self) -> bool:
+        return self.training_step >= self.critic_warmup_steps
+
+    @torch.no_grad()
+    def score(self, batches: Sequence[Batch], needs: Needs) -> list[Scores]:
+        return [self._score(batch, needs) for batch in batches]
+
+    def _score(self, batch: Batch, needs: Needs) -> Scores:
+        logprobs = entropy = values = end_values = ref_logprobs = None
+        count = len(batch.sources)
+        keep = torch.cat([batch.sources, batch.ends])  # [M + B]
+        head = isinstance(self.critic, HeadCritic)
+        if needs.logprobs or needs.entropy or (needs.values and head):
+            logits, hidden = packed_logits(self.model, batch, keep)
+            logprobs, entropy = logprobs_and_entropy(logits[:count], batch.targets, batch.temperatures)
+            if isinstance(self.critic, HeadCritic):
+                values, end_values = self.critic(hidden).tensor_split([count])
+        if needs.values and isinstance(self.critic, TrunkCritic):
+            values, end_values = self.critic(batch, keep).tensor_split([count])
+        if needs.ref_logprobs:
+            ref_logits, _ = packed_logits(self.reference, batch, batch.sources)
+            ref_logprobs, _ = logprobs_and_entropy(ref_logits, batch.targets, batch.temperatures)
+        return Scores(
+            logprobs=logprobs, entropy=entropy, values=values, end_values=end_values, ref_logprobs=ref_logprobs
+        )
+
+    def forward_backward(self, batch: TrainBatch) -> dict[str, float]:
+        """Adds the batch's gradients; returns sums over its tokens of each metric, and `tokens`."""
+        metrics: dict[str, Tensor] = {}
+        if self.policy_learns or isinstance(self.critic, HeadCritic):
+            metrics |= self._policy_backward(batch)
+        if isinstance(self.critic, TrunkCritic):
+            loss, more = self.objective.critic(batch, self.critic(batch.batch, batch.batch.sources))
+            loss.backward()
+            metrics |= more
+        sums = {name: float(values.sum()) for name, values in metrics.items()}
+        return sums | {"tokens": float(len(batch.weights))}
+
+    def _policy_backward(self, batch: TrainBatch) -> dict[str, Tensor]:
+        logits, hidden = packed_logits(self.model, batch.batch, batch.batch.sources)
+        logprobs, entropy = logprobs_and_entropy(logits, batch.batch.targets, batch.batch.temperatures)
+        loss, metrics = self.objective.policy(batch, logprobs, entropy)
+        difference = (logprobs.detach() - batch.sampler_logprobs).abs()
+        metrics |= {"mismatch": difference}
+        if not self.policy_learns:
+            loss = loss.new_zeros(())
+        if isinstance(self.critic, HeadCritic):
+            # While only the critic learns, the trunk is the policy's and stays as it is.
+            value_term, more = self.objective.critic(
+                batch, self.critic(hidden if self.policy_learns else hidden.detach())
+            )
+            loss, metrics = loss + value_term, metrics | more
+        loss.backward()
+        return metrics
+
+    def step(self) -> dict[str, float]:
+        metrics: dict[str, float] = {}
+        if self.policy_learns:
+            norm, stepped = self.optimizer.step(self.training_step)
+            self.skipped_steps += not stepped
+            metrics["grad_norm"] = norm
+        if self.critic_optimizer is not None:
+            norm, stepped = self.critic_optimizer.step(self.training_step)
+            self.skipped_steps += not stepped
+            metrics["critic_grad_norm"] = norm
+        return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that learning changed, but the policy's own weights, as flat tensors and plain numbers.
+
+        The reference is the policy that the run began with, which its configuration makes again.
+        """
+        tensors = {f"optimizer.{name}": value for name, value in self.optimizer.tensors().items()}
+        if self.critic is not None and self.critic_optimizer is not None:
+            tensors |= {f"critic.{name}": value for name, value in self.critic.state_dict().items()}
+            tensors |= {f"critic_optimizer.{name}": value for name, value in self.critic_optimizer.tensors().items()}
+        return {"tensors": tensors, "skipped_steps": self.skipped_steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        tensors: dict[str, Tensor] = state["tensors"]
+
+        def part(prefix: str) -> dict[str, Tensor]:
+            return {name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)}
+
+        self.optimizer.load_tensors(part("optimizer."))
+        if self.critic is not None and self.critic_optimizer is not None:
+            self.critic.load_state_dict(part("critic."))
+            self.critic_optimizer.load_tensors(part("critic_optimizer."))
+        self.skipped_steps = state["skipped_steps"]
+
+
+def _untied(model: Any) -> dict[str, Tensor]:
+    """The parameters by name, each storage once."""
+    return dict(model.named_parameters())
+
+
+@torch.no_grad()
+def load_in_place(model: Any, tensors: dict[str, Tensor]) -> None:
+    """Copies values into the parameters' own storage, which the engine reads too."""
+    own = _untied(model)
+    if own.keys() != tensors.keys():
+        raise ValueError(f"weights differ in names: {sorted(own.keys() ^ tensors.keys())[:3]}")
+    for name, parameter in own.items():
+        parameter.copy_(tensors[name])

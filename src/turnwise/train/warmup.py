@@ -1,0 +1,120 @@
+"""Tiny's start: a short, seeded warm-up on random legal play, so that it knows the format and nothing of the skill.
+
+What is played is random, so what is learnt is how answers look, not which ones are good. Made once and cached.
+"""
+
+import asyncio
+import hashlib
+import inspect
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from turnwise.algos.entropy import logprobs_and_entropy
+from turnwise.core.chance import address, stream
+from turnwise.core.messages import Message, assistant
+from turnwise.core.samples import Sample
+from turnwise.core.task import Task
+from turnwise.core.trajectory import Stop
+from turnwise.data.packing import pack
+from turnwise.envs.answers import format_answer
+from turnwise.envs.kind import EnvKind
+from turnwise.envs.seeds import RANGE, seed_for
+from turnwise.models.cache import cached_model_folder
+from turnwise.models.forward import packed_logits
+from turnwise.models.loading import LoadedModel
+from turnwise.models.saving import save_model
+from turnwise.models.tiny import TINY_VERSION
+from turnwise.render.renderer import Renderer
+from turnwise.train.optimizer import Optimizer, OptimizerSettings
+
+WARMUP_VERSION = 1
+"""Raise it when anything below changes what comes out."""
+
+EPISODES_A_STEP = 16
+SETTINGS = OptimizerSettings(learning_rate=3e-3, betas=(0.9, 0.95), weight_decay=0.0, max_grad_norm=1.0)
+
+Progress = Callable[[int, int], None]
+
+
+def warmed_tiny(
+    kind: EnvKind, params: dict[str, Any], *, steps: int, seed: int, load: Callable[[str], LoadedModel], show: Progress
+) -> tuple[LoadedModel, float]:
+    """Tiny, warmed up for this environment, and the seconds that took; from the cache where it was made before.
+
+    `load` loads a model by name or folder, with the caller's settings.
+    """
+    began = time.perf_counter()
+    key = address("warmup", WARMUP_VERSION, TINY_VERSION, kind.name, _source(kind), params, steps, seed)
+    folder = cached_model_folder(f"tiny-{kind.name}-{key:016x}")
+    if not folder.exists():
+        fresh = load("tiny")
+        warm_up(fresh, kind, params, steps=steps, seed=seed, show=show)
+        save_model(fresh.model, fresh.tokenizer, folder)
+    return load(str(folder)), time.perf_counter() - began
+
+
+def _source(kind: EnvKind) -> str:
+    """A digest of the file that the environment stands in: edited, it is warmed up anew."""
+    try:
+        text = Path(inspect.getfile(kind.cls)).read_bytes()
+    except (OSError, TypeError):  # typed at a prompt
+        text = b""
+    return hashlib.blake2b(text, digest_size=8).hexdigest()
+
+
+def warm_up(loaded: LoadedModel, kind: EnvKind, params: dict[str, Any], *, steps: int, seed: int, show: Progress) -> None:
+    """Teaches the model, in place, to continue transcripts of random play."""
+    renderer = Renderer(loaded.tokenizer)
+    optimizer = Optimizer(list(loaded.model.parameters()), SETTINGS, lambda step: min(1.0, (step + 1) / 10))
+    for step in range(steps):
+        numbers = range(step * EPISODES_A_STEP, (step + 1) * EPISODES_A_STEP)
+        samples = [asyncio.run(random_episode(kind, params, renderer, loaded.tokenizer, seed, n)) for n in numbers]
+        batch = pack(samples)
+        logits, _ = packed_logits(loaded.model, batch, batch.sources)
+        logprobs, _ = logprobs_and_entropy(logits, batch.targets, batch.temperatures)
+        (-logprobs.mean()).backward()
+        optimizer.step(step)
+        show(step + 1, steps)
+
+
+async def random_episode(
+    kind: EnvKind, params: dict[str, Any], renderer: Renderer, tokenizer: Any, seed: int, number: int
+) -> Sample:
+    """One episode of random legal answers as a sample; its mask is 1 on the answers."""
+    index = address("warmup", seed, number) % RANGE
+    env = kind.make(Task(env=kind.name, params=params, seed=seed_for("train", index)))
+    rng = stream("warmup answers", seed, number)
+    observation = await env.start()
+    said: Message = observation.messages[-1]
+    context, ids, mask = renderer.start(observation.messages, observation.tools), list[int](), list[bool]()
+    while True:
+        text = env.env.random_answer(rng) or format_only(rng, said.content)
+        action = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
+        ids += [*context, *action]
+        mask += [False] * len(context) + [True] * len(action)
+        result = await env.step(assistant(text))
+        if result.over:
+            break
+        said = result.messages[-1]
+        context = renderer.extend(result.messages, Stop.EOS)
+    await env.close()
+    sampled = torch.tensor(mask)
+    return Sample(
+        trajectory=number,
+        ids=torch.tensor(ids),
+        mask=sampled,
+        turn_ids=torch.where(sampled, 0, -1),
+        logprobs=torch.zeros(len(ids)),
+        temperatures=torch.ones(len(ids)),
+    )
+
+
+def format_only(rng: random.Random, observation: str) -> str:
+    """An answer of the right form that means nothing: a word of the observation, or a number."""
+    words = [*observation.split()[:50], *map(str, range(101))]
+    return format_answer([rng.choice(words)])

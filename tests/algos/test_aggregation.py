@@ -1,0 +1,86 @@
+"""Aggregation weights and whitening."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turnwise.algos.aggregation import AGGREGATIONS
+from turnwise.algos.whitening import whiten
+
+LENGTH = 16
+properties = settings(max_examples=40, deadline=None)
+tokens = st.lists(st.tuples(st.integers(0, 6), st.floats(-2, 2)), min_size=1, max_size=40)
+"""(trajectory, loss) of each sampled token, in any order: packing may cut a trajectory's tokens apart."""
+
+
+@properties
+@given(tokens, st.sampled_from(sorted(AGGREGATIONS)))
+def test_weights_give_the_aggregate_by_its_definition(given: list[tuple[int, float]], mode: str) -> None:
+    rows = [[loss for owner, loss in given if owner == sequence] for sequence in sorted({owner for owner, _ in given})]
+    expected = {
+        "token-mean": sum(map(sum, rows)) / len(given),
+        "seq-mean-token-sum": sum(map(sum, rows)) / len(rows),
+        "seq-mean-token-mean": sum(sum(row) / len(row) for row in rows) / len(rows),
+        "seq-mean-token-sum-norm": sum(sum(row) / LENGTH for row in rows) / len(rows),
+    }
+    weights = AGGREGATIONS[mode](torch.tensor([owner for owner, _ in given]), LENGTH, torch.float64)
+    losses = torch.tensor([loss for _, loss in given], dtype=torch.float64)
+    assert (weights * losses).sum().item() == pytest.approx(expected[mode], abs=1e-12)
+
+
+@properties
+@given(tokens, st.sampled_from(sorted(AGGREGATIONS)), st.integers(1, 7))
+def test_micro_batches_add_up_to_the_whole(given: list[tuple[int, float]], mode: str, size: int) -> None:
+    sequences = torch.tensor([owner for owner, _ in given])
+    losses = torch.tensor([loss for _, loss in given], dtype=torch.float64)
+    weighted = AGGREGATIONS[mode](sequences, LENGTH, torch.float64) * losses
+    order = sequences.argsort(stable=True)
+    parts = [part.sum() for part in weighted[order].split(size)]
+    torch.testing.assert_close(sum(parts), weighted.sum())
+
+
+@properties
+@given(tokens, st.sampled_from(["token-mean", "seq-mean-token-mean"]))
+def test_weights_of_a_mean_sum_to_one(given: list[tuple[int, float]], mode: str) -> None:
+    weights = AGGREGATIONS[mode](torch.tensor([owner for owner, _ in given]), LENGTH)
+    assert weights.sum().item() == pytest.approx(1, abs=1e-5)
+    assert weights.dtype == torch.float32
+
+
+@pytest.mark.parametrize("mode", sorted(AGGREGATIONS))
+def test_names_of_trajectories_do_not_matter_and_none_is_no_error(mode: str) -> None:
+    """A trajectory that sampled nothing has no token here, so a gap in the numbers never counts."""
+    few, far = torch.tensor([0, 0, 1]), torch.tensor([90, 90, 7])
+    assert torch.equal(AGGREGATIONS[mode](few, LENGTH), AGGREGATIONS[mode](far, LENGTH))
+    assert AGGREGATIONS[mode](few[:0], LENGTH).shape == (0,)
+
+
+def test_a_long_trajectory_weighs_more_by_token_and_the_same_by_sequence() -> None:
+    sequences = torch.tensor([0, 0, 0, 1])
+    assert AGGREGATIONS["token-mean"](sequences, LENGTH).tolist() == pytest.approx([1 / 4] * 4)
+    assert AGGREGATIONS["seq-mean-token-mean"](sequences, LENGTH).tolist() == pytest.approx([1 / 6] * 3 + [1 / 2])
+    assert AGGREGATIONS["seq-mean-token-sum"](sequences, LENGTH).tolist() == pytest.approx([1 / 2] * 4)
+    assert AGGREGATIONS["seq-mean-token-sum-norm"](sequences, LENGTH).tolist() == pytest.approx([1 / 32] * 4)
+
+
+def test_whitening_reads_only_what_the_mask_selects() -> None:
+    values = torch.tensor([[1.0, 9e9, 3.0], [8.0, float("nan"), -7.0]], dtype=torch.float64)
+    mask = torch.tensor([[True, False, True], [True, False, False]])
+    whitened = whiten(values, mask)
+    assert (whitened[~mask] == 0).all()
+    assert whitened[mask].mean().item() == pytest.approx(0, abs=1e-12)
+    assert whitened[mask].var(correction=1).item() == pytest.approx(1)
+    assert whitened[0, 0] < whitened[0, 2] < whitened[1, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equal_values_and_a_single_one_become_exactly_zero(dtype: torch.dtype) -> None:
+    equal = torch.full((3, 3), 0.1, dtype=dtype)
+    everywhere = torch.ones(3, 3, dtype=torch.bool)
+    assert (whiten(equal, everywhere) == 0).all()
+    assert whiten(equal, everywhere).dtype == dtype
+    single = torch.zeros_like(everywhere)
+    single[1, 2] = True
+    assert (whiten(equal, single) == 0).all()
+    assert (whiten(equal, ~everywhere) == 0).all()

@@ -1,0 +1,51 @@
+"""Dotted options are split from the others wherever they stand."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnwise.cli.overrides import split_overrides
+from turnwise.core.errors import UserError
+
+
+def test_dotted_options_are_split_from_the_others() -> None:
+    tokens = ["train", "frozen_lake", "--algo.clip_high", "0.28", "--seed", "3", "--train.steps=50", "--dry-run"]
+    rest, overrides = split_overrides(tokens)
+    assert rest == ["train", "frozen_lake", "--seed", "3", "--dry-run"]
+    assert overrides == [("algo.clip_high", "0.28"), ("train.steps", "50")]
+
+
+def test_a_negative_number_a_path_and_an_equals_sign_are_values() -> None:
+    tokens = ["--env.params.a", "-1", "my.env.py:Class", "--env.params.b=x=--y", "--env.params.c", "a=b.c"]
+    assert split_overrides(tokens) == (
+        ["my.env.py:Class"],
+        [("env.params.a", "-1"), ("env.params.b", "x=--y"), ("env.params.c", "a=b.c")],
+    )
+
+
+def test_a_dot_in_an_ordinary_options_value_makes_no_setting_of_it() -> None:
+    assert split_overrides(["--name=a.b", "--to", "x.y"]) == (["--name=a.b", "--to", "x.y"], [])
+
+
+@pytest.mark.parametrize("tokens", [["--algo.gamma"], ["--algo.gamma", "--seed", "3"]])
+def test_a_dotted_option_needs_a_value(tokens: list[str]) -> None:
+    with pytest.raises(UserError, match=r"--algo\.gamma needs a value"):
+        split_overrides(tokens)
+
+
+def test_after_two_dashes_nothing_is_an_option() -> None:
+    assert split_overrides(["--a.b", "1", "--", "--c.d", "2"]) == (["--", "--c.d", "2"], [("a.b", "1")])
+
+
+keys = st.from_regex(r"[a-z]+(\.[a-z]+)+", fullmatch=True)
+texts = st.text().filter(lambda text: not text.startswith("--"))
+others = st.sampled_from(["train", "--seed", "3", "--dry-run", "file.py:Class", "--name=x.y"])
+
+
+@given(st.lists(st.tuples(keys, texts) | others))
+def test_what_is_typed_in_either_form_arrives_unchanged_and_in_order(items: list[tuple[str, str] | str]) -> None:
+    expected = [item for item in items if isinstance(item, tuple)]
+    rest = [item for item in items if isinstance(item, str)]
+    spaced = [token for item in items for token in ((f"--{item[0]}", item[1]) if isinstance(item, tuple) else (item,))]
+    joined = [f"--{item[0]}={item[1]}" if isinstance(item, tuple) else item for item in items]
+    assert split_overrides(spaced) == split_overrides(joined) == (rest, expected)

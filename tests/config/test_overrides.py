@@ -1,0 +1,172 @@
+"""Dotted overrides: what text means, and what is said when it does not fit."""
+
+from typing import Any
+
+import pytest
+
+from turnwise.config.load import build
+from turnwise.config.schema import Config
+from turnwise.core.errors import UserError
+
+
+def value_of(key: str, text: str) -> Any:
+    value: Any = build({}, [(key, text)])
+    for part in key.replace("-", "_").split("."):
+        value = getattr(value, part)
+    return value
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("seed", "7", 7),
+        ("algo.clip_high", "0.3", 0.3),
+        ("algo.clip-high", "0.3", 0.3),
+        ("train.learning_rate", "3e-4", 3e-4),
+        ("train.steps", "1_000", 1000),
+        ("algo.whiten", "false", False),
+        ("algo.dual_clip", "none", None),
+        ("algo.dual_clip", "null", None),
+        ("train.max_minutes", "2.5", 2.5),
+        ("algo.kl_estimator", "k1", "k1"),
+        ("train.betas", "0.8,0.9", (0.8, 0.9)),
+        ("train.betas", "[0.8, 0.9]", (0.8, 0.9)),
+        ("rollout.stop", "END, STOP", ("END", "STOP")),
+        ("rollout.stop", r'["\n", "a,b"]', ("\n", "a,b")),
+        ("rollout.stop", "", ()),
+        ("rollout.stop", "[]", ()),
+        ("record.name", "none", None),
+        ("record.name", '"none"', "none"),
+        ("record.name", "8", "8"),
+    ],
+)
+def test_text_is_read_by_the_type_of_the_field(key: str, text: str, value: Any) -> None:
+    assert value_of(key, text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("8", 8),
+        ("0.5", 0.5),
+        ("true", True),
+        ("True", "True"),
+        ("none", None),
+        ("'none'", "none"),
+        ("plain words", "plain words"),
+        ('"8"', "8"),
+        ("[1, 2]", [1, 2]),
+        ("[1, null]", [1, None]),
+        ("{a = 1}", {"a": 1}),
+        ('{"a": 1}', {"a": 1}),
+        ("1\nother = 2", "1\nother = 2"),
+        ("2024-01-01", "2024-01-01"),
+        ("nan", "nan"),
+        ("", ""),
+        ("[" * 5000, "[" * 5000),
+        ("9" * 5000, "9" * 5000),
+    ],
+)
+def test_an_environments_own_parameters_are_read_as_toml_and_else_as_text(text: str, value: Any) -> None:
+    params = build({}, [("env.params.size", text)]).env.params
+    assert params == {"size": value}
+    assert type(params["size"]) is type(value)
+
+
+def test_parameters_nest_and_keep_their_dashes() -> None:
+    assert build({}, [("env.params.map.top-left", "3")]).env.params == {"map": {"top-left": 3}}
+
+
+def test_the_last_override_counts_and_the_settings_given_are_left_alone() -> None:
+    settings = {"algo": {"gamma": 0.5}, "env": {"params": {"size": 4}}}
+    config = build(settings, [("algo.gamma", "0.6"), ("env.params.size", "5"), ("algo.gamma", "0.7")])
+    assert (config.algo.gamma, config.env.params) == (0.7, {"size": 5})
+    assert settings == {"algo": {"gamma": 0.5}, "env": {"params": {"size": 4}}}
+
+
+def test_a_value_that_is_no_text_is_taken_as_it_is() -> None:
+    assert build({}, [("train.betas", (0.5, 0.6)), ("algo.dual_clip", None)]) == build(
+        {"train": {"betas": [0.5, 0.6]}, "algo": {"dual_clip": None}}
+    )
+
+
+def complaint(*overrides: tuple[str, Any], settings: dict[str, Any] | None = None) -> str:
+    with pytest.raises(UserError) as caught:
+        build(settings or {}, overrides)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "line"),
+    [
+        ("algo.clip_hi", "1", 'unknown key algo.clip_hi: did you mean "algo.clip_high"?'),
+        ("aglo.clip_high", "1", 'unknown key aglo.clip_high: did you mean "algo.clip_high"?'),
+        ("clip_high", "1", 'unknown key clip_high: did you mean "algo.clip_high"?'),
+        (
+            "algo.learning_rate",
+            "1",
+            'unknown key algo.learning_rate: did you mean "critic.learning_rate" or "train.learning_rate"?',
+        ),
+        ("train.epoch", "1", 'unknown key train.epoch: did you mean "train.epochs"?'),
+        ("zzzz", "1", "unknown key zzzz: `turnwise train --help-all` lists them"),
+        ("algo", "1", "algo is a section: give one of its keys, such as algo.advantage"),
+        ("algo.gamma", "1.5", "algo.gamma = 1.5: must be a number from 0 to 1"),
+        ("train.steps", "0", "train.steps = 0: must be a whole number of 1 or more"),
+        ("rollout.groups", "2.5", "rollout.groups = 2.5: must be a whole number of 1 or more"),
+        ("train.learning_rate", "fast", "train.learning_rate = fast: must be a number above 0"),
+        ("train.learning_rate", "inf", "train.learning_rate = inf: must be a number above 0"),
+        ("eval.top_p", "0", "eval.top_p = 0: must be a number above 0 and at most 1"),
+        ("algo.whiten", "maybe", "algo.whiten = maybe: must be true or false"),
+        ("algo.kl_estimator", "k9", "algo.kl_estimator = k9: must be one of k1, k2, k3"),
+        ("algo.dual_clip", "0.5", "algo.dual_clip = 0.5: must be a number above 1, or none"),
+        ("train.betas", "0.9,2", "train.betas = 2: must be 2 values: each a number from 0 to 1"),
+        (
+            "rollout.stop",
+            "[1, 2]",
+            "rollout.stop = 1: must be a list of text; rollout.stop = 2: must be a list of text",
+        ),
+        ("seed", "-1", "seed = -1: must be a whole number from 0 to 9223372036854775807"),
+        ("env.params", "3", "env.params = 3: must be a table of values"),
+    ],
+)
+def test_a_bad_override_gets_one_line_with_the_mend(key: str, text: str, line: str) -> None:
+    assert complaint((key, text)) == line
+
+
+def test_an_unknown_key_in_a_file_names_the_nearest_one() -> None:
+    assert complaint(settings={"algo": {"clip_hi": 0.3}}) == 'unknown key algo.clip_hi: did you mean "algo.clip_high"?'
+    assert complaint(settings={"alog": {}}).startswith("unknown key alog")
+    assert complaint(settings={"algo": 3}) == "algo = 3: must be a section of settings"
+
+
+def test_a_check_across_fields_names_the_mend() -> None:
+    assert "eval.top_p" in complaint(("rollout.top_p", "0.9"))
+    assert complaint(("rollout.max_tokens", "64")).startswith("rollout.max_new_tokens must be below")
+
+
+def test_many_problems_stay_one_line() -> None:
+    wrong = dict.fromkeys(("clip_low", "clip_high", "value_coef", "kl_coef", "entropy_coef"), -1)
+    line = complaint(settings={"algo": wrong})
+    assert line.startswith("algo.clip_low = -1: must be a number of 0 or more; algo.clip_high")
+    assert line.endswith("; and 2 more")
+
+
+def test_a_long_value_is_cut_in_the_message() -> None:
+    assert len(complaint(("train.steps", "x" * 10_000))) < 200
+
+
+def test_a_value_is_no_table() -> None:
+    given = {"env": {"params": {"size": 4}}}
+    assert complaint(("env.params.size.x", "1"), settings=given) == (
+        "env.params.size.x cannot be set: env.params.size is a value, not a table"
+    )
+
+
+@pytest.mark.parametrize("value", [object(), float("nan"), (1, 2), {1: 2}, [object()], {"a": {"b": b"x"}}])
+def test_parameters_that_a_file_could_not_give_back_are_refused(value: Any) -> None:
+    assert complaint(settings={"env": {"params": {"size": value}}}).startswith("env.params.size = ")
+
+
+def test_nothing_given_means_the_defaults() -> None:
+    assert build({}) == Config()

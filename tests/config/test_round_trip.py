@@ -1,0 +1,144 @@
+"""A saved configuration is the configuration: exactly, whatever is in it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from turnwise.config.describe import describe, difference, show_value
+from turnwise.config.keys import Key, all_keys
+from turnwise.config.load import build, find_run, read_run, read_settings, save_toml, to_toml
+from turnwise.config.schema import Config
+from turnwise.core.errors import UserError
+
+TIED_TO_OTHERS = {"rollout.top_p", "rollout.top_k", "rollout.max_tokens", "rollout.max_new_tokens"}
+
+unicode_text = st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(
+    ["none", "'none'", "''none'", "null"]
+)
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | unicode_text,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(unicode_text, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def values_of(schema: Any) -> st.SearchStrategy[Any]:
+    """Values that a JSON schema allows."""
+    if "anyOf" in schema:
+        return st.one_of([values_of(choice) for choice in schema["anyOf"]])
+    if "enum" in schema or "const" in schema:
+        return st.sampled_from(schema.get("enum") or [schema["const"]])
+    if "prefixItems" in schema:
+        return st.tuples(*map(values_of, schema["prefixItems"]))
+    low, high = schema.get("minimum", schema.get("exclusiveMinimum")), schema.get("maximum")
+    floats = st.floats(low, high, exclude_min="exclusiveMinimum" in schema, allow_nan=False, allow_infinity=False)
+    strategies: dict[str, st.SearchStrategy[Any]] = {
+        "null": st.none(),
+        "boolean": st.booleans(),
+        "string": unicode_text,
+        "object": st.dictionaries(unicode_text, plain, max_size=4),
+        "array": st.lists(unicode_text, max_size=3).map(tuple),
+        "integer": st.integers(low, high),
+        "number": floats,
+    }
+    return strategies[schema["type"]]
+
+
+free_keys = [key for key in all_keys().values() if key.name not in TIED_TO_OTHERS]
+key_and_value = st.sampled_from(free_keys).flatmap(lambda key: st.tuples(st.just(key), values_of(key.schema)))
+configs = st.lists(key_and_value, max_size=12).map(lambda pairs: config_of(pairs))
+
+
+def config_of(pairs: list[tuple[Key, Any]]) -> Config:
+    settings: dict[str, Any] = {}
+    for key, value in pairs:
+        table = settings.setdefault(key.section, {}) if key.section else settings
+        table[key.last] = value
+    return build(settings)
+
+
+@given(configs)
+def test_what_is_saved_is_loaded(tmp_path_factory: pytest.TempPathFactory, config: Config) -> None:
+    path = tmp_path_factory.mktemp("config") / "config.toml"
+    save_toml(config, path)
+    loaded = build(read_settings(path))
+    assert loaded == config
+    assert as_text(loaded) == as_text(config)  # 1 == 1.0 == True, but not as text
+
+
+def as_text(config: Config) -> str:
+    return json.dumps(config.model_dump(), sort_keys=True)
+
+
+def test_none_is_saved_where_it_is_not_the_default(tmp_path: Path) -> None:
+    config = build({}, [("algo.dual_clip", "none"), ("env.params.max_actions", "none"), ("record.name", '"none"')])
+    save_toml(config, tmp_path / "config.toml")
+    loaded = build(read_settings(tmp_path / "config.toml"))
+    assert (loaded.algo.dual_clip, loaded.env.params, loaded.record.name) == (None, {"max_actions": None}, "none")
+
+
+def test_every_setting_is_saved_even_at_its_default(tmp_path: Path) -> None:
+    text = to_toml(Config())
+    assert [key.last for key in all_keys().values() if key.name != "env.params" and f"{key.last} = " not in text] == []
+
+
+@given(key_and_value)
+def test_a_setting_can_be_typed_as_it_is_shown(pair: tuple[Key, Any]) -> None:
+    key, value = pair
+    assert build({}, [(key.name, show_value(value))]) == config_of([pair])
+
+
+@given(configs)
+def test_what_differs_from_the_defaults_is_all_there_is_to_say(config: Config) -> None:
+    assume(not any("." in name for name in config.env.params))  # a dot separates tables
+    changed = difference(config)
+    assert build({}, [(setting.key, show_value(setting.value)) for setting in changed]) == config
+    assert (not changed) == (config == Config())
+    assert len([line for line in describe(config).splitlines() if " # " in line]) >= len(changed)
+
+
+def test_the_description_shows_value_and_default() -> None:
+    text = describe(build({}, [("algo.clip_high", "0.3"), ("env.params.size", "8")]))
+    assert "algo.clip_high = 0.3                     # default 0.28" in text.splitlines()
+    assert "env.params.size = 8                      # given" in text.splitlines()
+    assert "algo.clip_low = 0.2" in text.splitlines()
+    assert text.splitlines()[:3] == ["seed = 0", "", 'env.kind = "frozen_lake"']
+
+
+def test_text_that_is_no_unicode_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    config = build({}, [("record.name", "run\udcff")])
+    with pytest.raises(UserError, match="no Unicode"):
+        save_toml(config, tmp_path / "config.toml")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_missing_or_broken_gets_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot read .*missing\.toml: No such file"):
+        read_settings(tmp_path / "missing.toml")
+    for content in (b"algo = [", b"\xff\xfe"):
+        (tmp_path / "broken.toml").write_bytes(content)
+        with pytest.raises(UserError, match=r"broken\.toml is no valid TOML"):
+            read_settings(tmp_path / "broken.toml")
+
+
+def test_a_folder_that_cannot_be_written_gets_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot write"):
+        save_toml(Config(), tmp_path / "missing" / "config.toml")
+
+
+def test_a_run_is_found_by_its_name_and_by_its_path(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "lake-1"
+    folder.mkdir(parents=True)
+    save_toml(build({}, [("seed", "5")]), folder / "config.toml")
+    assert find_run("lake-1", str(tmp_path / "runs")) == find_run(str(folder)) == folder
+    assert read_run(str(folder))["seed"] == 5
+    with pytest.raises(UserError, match=r'no run "lake-2".* did you mean "lake-1"'):
+        find_run("lake-2", str(tmp_path / "runs"))
+
+
+def test_every_setting_has_a_meaning() -> None:
+    assert [key.name for key in all_keys().values() if not key.doc] == []

@@ -1,0 +1,202 @@
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+import torch
+from models_for_tests import FAMILIES, VOCABULARY, random_model
+
+from turnwise.core.protocols import Completion, Sampling
+from turnwise.core.task import EpisodeKey, Task
+from turnwise.core.trajectory import Stop
+from turnwise.engine.native.engine import NativeEngine
+from turnwise.models.attention import ATTENTION
+
+STOP_ID = 1
+
+Talks = list[tuple[EpisodeKey, list[list[int]]]]
+"""Who talks, and what it is told before each of its turns."""
+
+
+def key(seed: int, member: int = 0) -> EpisodeKey:
+    return EpisodeKey(run_seed=0, round=0, task=Task(env="test", seed=seed), member=member)
+
+
+def text_of(ids: list[int]) -> str:
+    return "".join(chr(ord("A") + token) for token in ids)
+
+
+def make_engine(family: str = "llama", *, slots: int = 8, deterministic: bool = True) -> NativeEngine:
+    model = random_model(family, ATTENTION)
+    return NativeEngine(model, slots=slots, stop_ids=[STOP_ID], decode=text_of, deterministic=deterministic)
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return torch.randint(3, VOCABULARY, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+async def talk(
+    engine: NativeEngine, episode: EpisodeKey, contexts: Sequence[list[int]], sampling: Sampling
+) -> list[Completion]:
+    async with engine.open(episode) as session:
+        return [await session.generate(context, sampling) for context in contexts]
+
+
+def run_talks(engine: NativeEngine, talks: Talks, sampling: Sampling) -> list[list[Completion]]:
+    async def together() -> list[list[Completion]]:
+        return await asyncio.gather(*(talk(engine, each, contexts, sampling) for each, contexts in talks))
+
+    return asyncio.run(together())
+
+
+def full_forward_logprobs(family: str, contexts: list[list[int]], said: list[Completion], temperature: float) -> torch.Tensor:
+    """The log-probabilities of all that was said, from one plain forward over the whole conversation."""
+    ids: list[int] = []
+    sampled: list[int] = []
+    for context, completion in zip(contexts, said, strict=True):
+        ids += context
+        sampled += range(len(ids), len(ids) + len(completion.ids))
+        ids += completion.ids
+    with torch.no_grad():
+        logits = random_model(family, "eager")(torch.tensor([ids])).logits[0]
+    places = torch.tensor(sampled)
+    logprobs = (logits / temperature).log_softmax(-1)
+    return logprobs[places - 1, torch.tensor(ids)[places]]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_log_probabilities_over_uneven_turns_equal_a_plain_full_forward(family: str) -> None:
+    """Three talks with one long prompt, one with another and one with a short one; some outlast others."""
+    shared, other = prompt(1, 21), prompt(2, 30)
+    talks = [
+        (key(1, 0), [shared, prompt(3, 4), prompt(4, 9)]),
+        (key(1, 1), [shared, prompt(5, 1)]),
+        (key(1, 2), [shared]),
+        (key(2), [shared[:18] + other, prompt(6, 12), prompt(7, 3), prompt(8, 2)]),
+        (key(3), [prompt(9, 2), prompt(10, 40)]),
+    ]
+    engine = make_engine(family)
+    sampling = Sampling(max_tokens=7, temperature=0.8)
+    for (_, contexts), said in zip(talks, run_talks(engine, talks, sampling), strict=True):
+        ours = torch.tensor([value for completion in said for value in completion.logprobs])
+        torch.testing.assert_close(ours, full_forward_logprobs(family, contexts, said, 0.8), atol=2e-4, rtol=1e-3)
+    assert engine.counts["shared_tokens"] > 0
+
+
+def test_contexts_that_outgrow_the_cache_keep_what_it_held() -> None:
+    contexts = [prompt(1, 200), prompt(2, 30)]
+    (said,) = run_talks(make_engine(), [(key(1), contexts)], Sampling(max_tokens=20))
+    ours = torch.tensor([value for completion in said for value in completion.logprobs])
+    torch.testing.assert_close(ours, full_forward_logprobs("llama", contexts, said, 1.0), atol=2e-4, rtol=1e-3)
+
+
+def test_an_episode_does_not_change_with_what_runs_beside_it() -> None:
+    sampling = Sampling(max_tokens=12)
+    talks = [(key(seed), [prompt(seed, 5 + 3 * seed), prompt(seed + 50, 4)]) for seed in range(8)]
+    together = run_talks(make_engine(slots=8), talks, sampling)
+    few_slots = run_talks(make_engine(slots=2), talks, sampling)
+    for number, (episode, contexts) in enumerate(talks):
+        (alone,) = run_talks(make_engine(slots=1), [(episode, contexts)], sampling)
+        for others in (together[number], few_slots[number]):
+            assert [completion.ids for completion in others] == [completion.ids for completion in alone]
+
+
+def test_members_and_attempts_of_one_task_sample_differently() -> None:
+    sampling = Sampling(max_tokens=20)
+    first, second = run_talks(make_engine(), [(key(1, n), [prompt(1, 9)]) for n in (0, 1)], sampling)
+    assert first[0].ids != second[0].ids
+
+
+def test_later_turns_are_sampled_too_and_not_greedy() -> None:
+    talks = [(key(1, member), [prompt(1, 9), prompt(2, 5)]) for member in range(6)]
+    seconds = {said[1].ids for said in run_talks(make_engine(), talks, Sampling(max_tokens=20))}
+    assert len(seconds) > 3
+
+
+def test_equal_runs_give_equal_bits() -> None:
+    talks = [(key(seed), [prompt(seed, 5 + 3 * seed), prompt(seed + 50, 4)]) for seed in range(8)]
+    first, second = (run_talks(make_engine(slots=3), talks, Sampling(max_tokens=12)) for _ in range(2))
+    assert first == second
+
+
+def test_greedy_takes_the_most_likely_token_and_reports_it_at_temperature_one() -> None:
+    contexts = [prompt(1, 9)]
+    (said,) = run_talks(make_engine(), [(key(1), contexts)], Sampling(max_tokens=6, temperature=0.0))
+    torch.testing.assert_close(
+        torch.tensor(said[0].logprobs), full_forward_logprobs("llama", contexts, said, 1.0), atol=2e-4, rtol=1e-3
+    )
+    (again,) = run_talks(make_engine(), [(key(2), contexts)], Sampling(max_tokens=6, temperature=0.0))
+    assert again[0].ids == said[0].ids
+
+
+def test_a_turn_stops_at_the_stop_token_the_stop_string_or_the_length() -> None:
+    talks = [(key(seed), [prompt(1, 9)]) for seed in range(40)]
+    plain = [said[0] for said in run_talks(make_engine(slots=40), talks, Sampling(max_tokens=50))]
+    assert {completion.stop for completion in plain} == {Stop.EOS, Stop.LENGTH}
+    for completion in plain:
+        assert STOP_ID not in completion.ids[:-1]
+        assert (completion.stop is Stop.EOS) == (completion.ids[-1] == STOP_ID)
+        assert completion.stop is Stop.EOS or len(completion.ids) == 50
+    pair = text_of(list(plain[0].ids[3:5]))
+    stopped = run_talks(make_engine(), [(key(0), [prompt(1, 9)])], Sampling(max_tokens=50, stop=("never", pair)))[0][0]
+    assert stopped.stop is Stop.STRING
+    assert stopped.ids == plain[0].ids[: len(stopped.ids)], "stopping must not change what was sampled"
+    assert text_of(list(stopped.ids)).endswith(pair)
+
+
+def test_restart_forgets_the_context_but_not_the_place_in_the_random_stream() -> None:
+    async def scenario() -> tuple[Completion, Completion]:
+        engine = make_engine()
+        async with engine.open(key(1)) as session:
+            first = await session.generate(prompt(1, 9), Sampling(max_tokens=15))
+            return first, await session.generate(prompt(1, 9), Sampling(max_tokens=15), restart=True)
+
+    first, second = asyncio.run(scenario())
+    assert first.ids != second.ids
+    expected = full_forward_logprobs("llama", [prompt(1, 9)], [second], 1.0)
+    torch.testing.assert_close(torch.tensor(second.logprobs), expected, atol=2e-4, rtol=1e-3)
+
+
+def test_a_cancelled_session_leaves_its_slot_and_the_others_unharmed() -> None:
+    async def scenario() -> list[Completion]:
+        engine = make_engine(slots=2)
+        sampling = Sampling(max_tokens=200)
+        doomed = asyncio.create_task(talk(engine, key(9), [prompt(9, 5)], sampling))
+        others = [asyncio.create_task(talk(engine, key(n), [prompt(1, 9)], Sampling(max_tokens=9))) for n in (1, 2)]
+        await asyncio.sleep(0.05)
+        doomed.cancel()
+        return [said[0] for said in await asyncio.wait_for(asyncio.gather(*others), timeout=20)]
+
+    undisturbed = run_talks(make_engine(), [(key(n), [prompt(1, 9)]) for n in (1, 2)], Sampling(max_tokens=9))
+    assert [said.ids for said in asyncio.run(scenario())] == [said[0].ids for said in undisturbed]
+
+
+def test_a_failing_pass_reaches_everyone_who_waits() -> None:
+    engine = make_engine()
+    with pytest.raises(IndexError):
+        run_talks(engine, [(key(1), [[VOCABULARY + 5]])], Sampling(max_tokens=3))
+
+
+def test_slow_company_holds_up_only_the_deterministic_engine() -> None:
+    """One session thinks for long between its turns; the other goes on meanwhile unless equal bits are asked for."""
+
+    async def scenario(deterministic: bool) -> bool:
+        engine = make_engine(deterministic=deterministic)
+        slow_is_back = False
+
+        async def slow() -> None:
+            nonlocal slow_is_back
+            async with engine.open(key(1)) as session:
+                await session.generate(prompt(1, 5), Sampling(max_tokens=2))
+                await asyncio.sleep(0.3)
+                slow_is_back = True
+                await session.generate(prompt(2, 5), Sampling(max_tokens=2))
+
+        async def fast() -> bool:
+            await talk(engine, key(2), [prompt(n, 3) for n in range(4)], Sampling(max_tokens=4))
+            return slow_is_back
+
+        waited = (await asyncio.gather(slow(), fast()))[1]
+        return waited
+
+    assert asyncio.run(scenario(deterministic=True))
+    assert not asyncio.run(scenario(deterministic=False))

@@ -1,0 +1,79 @@
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from turnwise.envs.answers import format_answer, match_name, read_answer
+
+TAGS = ["<think>", "</think>", "<answer>", "</answer>", "||", " || ", "Up", "\n", "<", ">", "\x00", "√", "<ans"]
+
+
+@given(st.one_of(st.text(), st.lists(st.sampled_from(TAGS)).map("".join)), st.booleans())
+@example("</answer><answer>", True)
+@example("<answer></answer>", True)
+def test_any_text_gives_either_actions_or_a_problem(text, several):
+    answer = read_answer(text, several=several)
+    assert bool(answer.actions) != bool(answer.problem)
+    assert all(action and action == action.strip() for action in answer.actions)
+    assert all("<answer>" not in action and "</answer>" not in action for action in answer.actions)
+    if several:
+        assert all("||" not in action for action in answer.actions)
+
+
+words = st.text(alphabet="abcUPd 5-", min_size=1).map(str.strip).filter(bool)
+
+
+@given(st.lists(words, min_size=1), st.none() | st.text(alphabet="abc <>|/"))
+def test_what_is_formatted_is_read_back(actions, think):
+    assert read_answer(format_answer(actions, think), several=True).actions == tuple(actions)
+
+
+def test_the_format_is_exactly_this():
+    assert format_answer(["Up"]) == "<answer>Up</answer>"
+    assert format_answer(["Up", "Right"], think="hm") == "<think>hm</think><answer>Up || Right</answer>"
+
+
+@pytest.mark.parametrize(
+    ("text", "actions"),
+    [
+        ("<answer>Up || Left</answer>", ("Up", "Left")),
+        ("<answer> Up||Left </answer>", ("Up", "Left")),
+        ("<answer>Up || </answer>", ("Up",)),
+        ("<think><answer>Down</answer></think><answer>Up</answer>", ("Up",)),
+        ("thinking was opened by the template</think> <answer>Up</answer>", ("Up",)),
+        ("<answer>Up</answer> no, <answer>Left</answer>", ("Left",)),
+        ("<answer>Up</answer> no, <answer>Left", ("Up",)),
+        ("<answer>Up</answer></answer>", ("Up",)),
+        ("<answer>Up <answer>Left</answer>", ("Left",)),
+        ("<answer>Up</answer><think>was that right", ("Up",)),
+        ("<think>hm</think>\nI go\n<answer>\nUp\n</answer> now", ("Up",)),
+    ],
+)
+def test_readable_answers(text, actions):
+    assert read_answer(text, several=True).actions == actions
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "Up", "<answer>Up", "Up</answer>", "</answer>Up<answer>", "<think><answer>Up</answer>", "<ANSWER>Up</ANSWER>"],
+)
+def test_unreadable_answers(text):
+    assert read_answer(text, several=True).problem == "No answer found."
+
+
+def test_an_answer_within_the_thinking_does_not_count():
+    assert read_answer("<think><answer>Up</answer></think>", several=True).problem == "No answer found."
+
+
+def test_an_empty_answer_is_a_problem():
+    assert read_answer("<answer> || </answer>", several=True).problem == "Empty answer."
+
+
+def test_where_one_action_is_allowed_the_separator_belongs_to_it():
+    assert read_answer("<answer>select a || b</answer>", several=False).actions == ("select a || b",)
+
+
+def test_names_match_whatever_the_case_and_not_otherwise():
+    assert match_name("uP", ("Down", "Up")) == "Up"
+    for other in ("Upp", "U p", "Up.", ""):
+        with pytest.raises(ValueError):
+            match_name(other, ("Down", "Up"))

@@ -1,0 +1,61 @@
+from turnwise.core.task import Task
+from turnwise.envs.play import play
+from turnwise.envs.registry import load
+
+
+def played(lines, name="frozen_lake", seed=2, **params):
+    """Plays these lines; returns whether it was won, and all that was written."""
+    kind, written, left = load(name), [], iter(lines)
+
+    def read_line():
+        try:
+            return next(left)
+        except StopIteration:
+            raise EOFError from None
+
+    won = play(kind, Task(env=name, seed=seed, params=params), read_line, written.append)
+    return won, "\n".join(written)
+
+
+def solution(name, seed):
+    won, text = played(["hint"], name=name, seed=seed)
+    assert not won
+    return text.split("hint: ")[1].split()[0]
+
+
+def test_a_human_who_follows_the_hints_wins():
+    kind, written, state = load("sokoban"), [], {"ask": True}
+
+    def read_line():
+        state["ask"] = not state["ask"]
+        return written[-1].removeprefix("hint: ") if state["ask"] else "hint"
+
+    assert play(kind, Task(env="sokoban", seed=1), read_line, written.append)
+    assert written[-1].startswith("Won. Total reward 10.")
+
+
+def test_what_the_model_would_see_is_shown():
+    _, text = played(["q"])
+    assert "Walk over the ice" in text and "P" in text.split("</think>.")[1] and "You left." in text
+
+
+def test_several_actions_and_raw_answers_work_and_rewards_are_shown():
+    _, text = played(["Up || Up", "", "<think>hm</think><answer>Up</answer>", "jump", "q"])
+    assert "turn 1 of 5: reward 0\n" in text and "turn 2 of 5: reward 0\n" in text
+    assert "Invalid action." in text and "turn 3 of 5: reward 0, invalid" in text
+
+
+def test_the_end_by_limits_is_said():
+    won, text = played(["jump"] * 9)
+    assert not won and text.endswith("Out of turns or actions. Total reward 0.")
+
+
+def test_the_end_of_input_leaves():
+    assert played([]) == (False, played(["q"])[1])
+
+
+def test_losing_is_said():
+    low = {"Dragon": "Turtle", "Trader": "Teacher", "Pirate": "Farmer", "Explorer": "Baker"}
+    high = solution("bandit", 0)
+    won, text = played([low[high]], name="bandit", seed=0)
+    assert not won and text.endswith("Lost. Total reward 0.1.")

@@ -1,0 +1,205 @@
+import asyncio
+import json
+import subprocess
+import sys
+from typing import ClassVar
+
+import pytest
+
+from turnwise.core.chance import stream
+from turnwise.core.errors import UserError
+from turnwise.core.task import Task
+from turnwise.envs.registry import ENVIRONMENTS, kind_of, load
+from turnwise.envs.seeds import seed_for
+from turnwise.envs.text_env import TextEnv, goes_on
+
+FILE = '''
+"""A user's file."""
+from turnwise.envs.text_env import TextEnv, won
+
+class Coin(TextEnv):
+    """Say heads.
+
+    More rules."""
+    def reset(self, rng):
+        return "Heads or tails?"
+    def step(self, action):
+        return won(action)
+
+class Half(TextEnv):
+    def reset(self, rng):
+        return ""
+
+NOT_A_CLASS = 3
+'''
+
+
+class Dice(TextEnv):
+    """Roll: the start is drawn from the task, the rolls are each member's own."""
+
+    def reset(self, rng):
+        self.first = rng.random()
+        return str(self.first)
+
+    def step(self, action):
+        return goes_on(str(self.rng.random()))
+
+
+@pytest.fixture
+def coin(tmp_path):
+    path = tmp_path / "my_env.py"
+    path.write_text(FILE)
+    return path
+
+
+def opening(runner):
+    return asyncio.run(runner.start()).messages[1].content
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_every_built_in_environment_loads_and_starts(name):
+    kind = load(name)
+    assert kind.name == kind.kind == name
+    assert kind.summary and "\n" not in kind.summary
+    assert kind.requires is None
+    assert opening(kind.make(Task(env=name, seed=0)))
+    assert kind_of(kind.cls) == kind
+    assert all(parameter.meaning for parameter in kind.parameters())
+
+
+def test_a_class_of_a_file_loads_once(coin):
+    kind = load(f"{coin}:Coin")
+    assert kind.name == "Coin" and kind.summary == "Say heads."
+    assert kind.cls is load(f"{coin}:Coin").cls
+    assert opening(kind.make(Task(env="Coin", seed=0))) == "Heads or tails?"
+
+
+def test_a_class_at_hand_says_from_where_it_can_be_loaded(coin):
+    cls = load(f"{coin}:Coin").cls
+    assert kind_of(cls).kind == f"{coin}:Coin"
+    assert kind_of(Dice).kind == f"{__file__}:Dice"
+
+    class Local(Dice):
+        pass
+
+    assert kind_of(Local).kind == "", "a class inside a function cannot be loaded by name"
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        ("frozen_lak", "did you mean frozen_lake?"),
+        ("xyz", "choose one of bandit, frozen_lake, sokoban"),
+        ("FOLDER/no_such.py:Coin", "no file"),
+        ("FOLDER/my_env.py", "my_env.py:Class"),
+        ("FOLDER/my_env.py:Coins", "did you mean Coin?"),
+        ("FOLDER/my_env.py:Qq", "no class 'Qq'"),
+        ("FOLDER/my_env.py:NOT_A_CLASS", "no environment"),
+        ("FOLDER/my_env.py:TextEnv", "no environment"),
+        ("FOLDER/my_env.py:Half", "lacks step"),
+        ("FOLDER/broken.py:Coin", "could not be loaded: ZeroDivisionError"),
+    ],
+)
+def test_a_kind_that_cannot_be_loaded_gets_one_clear_line(coin, kind, line):
+    (coin.parent / "broken.py").write_text("1 / 0")
+    with pytest.raises(UserError, match=line) as caught:
+        load(kind.replace("FOLDER", str(coin.parent)))
+    assert "\n" not in str(caught.value)
+
+
+def test_parameters_are_filled_in_as_plain_json_values():
+    params = load("frozen_lake").check_params({"slippery": "true"})
+    assert params["slippery"] is True and params["size"] == 4 and params["frozen"] == 0.8
+    assert json.loads(json.dumps(params)) == params
+    assert load("frozen_lake").check_params(params) == params
+
+
+@pytest.mark.parametrize(
+    ("params", "line"),
+    [({"siz": 5}, "did you mean size"), ({"qqq": 1}, "choose from"), ({"size": 9}, "env.params.size: .*got 9")],
+)
+def test_a_wrong_parameter_gets_one_clear_line(params, line):
+    with pytest.raises(UserError, match=line) as caught:
+        load("frozen_lake").check_params(params)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_optional_dependency_is_said_not_hidden():
+    class Needy(Dice):
+        needs: ClassVar = {"no_such_module_of_ours": "no-such-package"}
+
+    kind = kind_of(Needy)
+    assert kind.requires == "pip install no-such-package"
+    with pytest.raises(UserError, match="pip install no-such-package"):
+        kind.make(Task(env="Needy", seed=0))
+
+
+def test_members_share_the_start_and_meet_luck_of_their_own(episode):
+    task = Task(env="Dice", seed=7)
+    runs = {}
+    for member, attempt in [(0, 0), (1, 0), (0, 1), (1, 1)]:
+        first, results = episode(kind_of(Dice).make(task, member=member, attempt=attempt), ["<answer>x</answer>"] * 3)
+        runs[member, attempt] = first.messages[1].content, tuple(r.messages[0].content for r in results)
+    assert len({start for start, _ in runs.values()}) == 1
+    assert len({luck for _, luck in runs.values()}) == 4
+
+
+def test_streams_have_the_addresses_of_the_design():
+    kind, params = kind_of(Dice), kind_of(Dice).check_params({})
+    task = Task(env="Dice", seed=3, params=params)
+    assert opening(kind.make(task)) == str(stream("start", *task.parts).random())
+    assert kind.make(task, member=2, attempt=1).env.rng.random() == stream("luck", *task.parts, 2, 1).random()
+    assert opening(kind.make(Task(env="Dice", seed=3))) == opening(kind.make(task)), "defaults need not be spelt out"
+
+
+def test_a_seed_of_another_split_is_refused():
+    for split, of in [("train", "test"), ("train", "validation"), ("test", "train")]:
+        with pytest.raises(UserError, match=f"of the {of} split, not {split}"):
+            kind_of(Dice).make(Task(env="Dice", seed=seed_for(of, 0), split=split))
+
+
+def test_a_task_of_another_environment_is_refused():
+    with pytest.raises(UserError, match="'sokoban'"):
+        kind_of(Dice).make(Task(env="sokoban", seed=0))
+
+
+@pytest.mark.parametrize("name", ["frozen_lake", "sokoban"])
+def test_splits_and_seeds_give_different_tasks(name):
+    kind = load(name)
+    starts = {}
+    for split in ("train", "validation", "test"):
+        tasks = (Task(env=name, seed=seed_for(split, index), split=split, params={"size": 8}) for index in range(30))
+        starts[split] = {opening(kind.make(task)) for task in tasks}
+        assert len(starts[split]) == 30
+    assert not starts["train"] & starts["test"] and not starts["train"] & starts["validation"]
+
+
+SCRIPT = """
+import asyncio, random
+from turnwise.core.messages import assistant
+from turnwise.core.task import Task
+from turnwise.envs.registry import ENVIRONMENTS, load
+async def episode(name, params):
+    runner = load(name).make(Task(env=name, seed=5, params=params), member=1)
+    print((await runner.start()).messages)
+    rng, over = random.Random(0), False
+    while not over:
+        result = await runner.step(assistant(runner.env.random_answer(rng)))
+        print(result)
+        over = result.over
+for name, params in [("bandit", {}), ("frozen_lake", {"slippery": True}), ("sokoban", {"size": 8, "boxes": 2})]:
+    asyncio.run(episode(name, params))
+"""
+
+
+def test_episodes_are_equal_in_every_process():
+    outputs = []
+    for hash_seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT],
+            env={"PYTHONHASHSEED": hash_seed, "PYTHONUTF8": "1"},
+            capture_output=True,
+            check=True,
+        )
+        outputs.append(done.stdout)
+    assert len(outputs[0]) > 500 and outputs[0] == outputs[1]

@@ -1,0 +1,269 @@
+# ruff: noqa: E701, E702 (GuessNumber stands here as the documentation shows it)
+import random
+
+import pytest
+from pydantic import BaseModel
+
+from turnwise.core.errors import EnvironmentFailure, UserError
+from turnwise.core.task import Task
+from turnwise.core.trajectory import Status
+from turnwise.envs.registry import kind_of
+from turnwise.envs.text_env import TextEnv, goes_on, lost, won
+
+
+# fmt: off
+class GuessNumber(TextEnv):                     # a whole environment
+    """I think of a number between 1 and 100."""
+    max_turns = 7
+    def reset(self, rng): self.secret = rng.randint(1, 100); return "Guess my number (1-100)."
+    def step(self, action):
+        guess = int(action)                     # ValueError -> invalid action; the episode goes on
+        if guess == self.secret: return won("Correct!")
+        return goes_on("higher" if guess < self.secret else "lower")
+# fmt: on
+
+
+class Counter(TextEnv):
+    """Count up."""
+
+    max_turns = 4
+    max_actions_per_turn = 3
+    max_actions = 5
+
+    class Params(BaseModel):
+        goal: int = 99
+        trap: int = 50
+
+    def reset(self, rng):
+        self.count = 0
+        return "0"
+
+    def step(self, action):
+        if action == "break":
+            raise KeyError("broken")
+        self.count += int(action)
+        if self.count == self.params.goal:
+            return won(str(self.count), reward=2.0)
+        if self.count == self.params.trap:
+            return lost(str(self.count), reward=-1.0)
+        return goes_on(str(self.count), reward=0.5)
+
+
+def make(cls, **params):
+    return kind_of(cls).make(Task(env=cls.__name__, seed=0, params=params))
+
+
+def say(result):
+    (message,) = result.messages
+    assert message.role == "user"
+    return message.content
+
+
+def secret_of(episode):
+    runner = make(GuessNumber)
+    opening, _ = episode(runner, [])
+    assert opening.messages[1].content == "Guess my number (1-100)."
+    return runner.env.secret
+
+
+def test_guess_number_is_won_by_halving(episode):
+    secret = secret_of(episode)
+    low, high, guesses = 1, 100, []
+    while secret not in guesses:
+        middle = (low + high) // 2
+        guesses.append(middle)
+        low, high = (middle + 1, high) if middle < secret else (low, middle - 1)
+    _, results = episode(make(GuessNumber), [f"<answer>{guess}</answer>" for guess in guesses])
+    assert [result.reward for result in results] == [0.0] * (len(guesses) - 1) + [1.0]
+    assert results[-1].success and results[-1].terminated and not results[-1].truncated
+    assert results[-1].status is Status.SUCCEEDED
+    assert say(results[-1]) == "Correct!"
+
+
+def test_guess_number_says_higher_and_lower_and_ends_after_seven_turns(episode):
+    secret = secret_of(episode)
+    below, above = f"<answer>{secret - 1}</answer>", f"<answer>{secret + 1}</answer>"
+    _, results = episode(make(GuessNumber), [below, above] * 4)
+    assert [say(result) for result in results[:2]] == ["higher", "lower"]
+    assert len(results) == 7
+    assert results[-1].truncated and not results[-1].terminated and not results[-1].success
+    assert results[-1].status is Status.TRUNCATED_TURNS
+    assert say(results[-1]) == "higher\nNo turns left."
+
+
+def test_a_value_error_is_an_invalid_action_and_the_episode_goes_on(episode):
+    _, (bad, good) = episode(make(GuessNumber), ["<answer>ten</answer>", "<answer>0</answer>"])
+    assert bad.invalid and not bad.over and bad.reward == 0.0
+    assert say(bad) == "Invalid action.\nGuess my number (1-100)."
+    assert not good.invalid and say(good) == "higher"
+
+
+def test_an_unreadable_answer_is_invalid_says_so_and_costs_a_turn(episode):
+    _, results = episode(make(GuessNumber), ["50", "<answer></answer>"] * 4)
+    assert len(results) == 7 and all(result.invalid for result in results)
+    assert say(results[0]) == "No answer found.\nGuess my number (1-100)."
+    assert say(results[1]) == "Empty answer.\nGuess my number (1-100)."
+    assert results[-1].truncated and results[0].info["problem"] == "No answer found."
+
+
+def test_the_prompt_holds_rules_limits_and_format(episode):
+    opening, _ = episode(make(GuessNumber), [])
+    system, user = opening.messages
+    assert (system.role, user.role) == ("system", "user")
+    assert system.content == (
+        "I think of a number between 1 and 100.\n"
+        "1 action a turn; at most 7 turns in all.\n"
+        "Answer: <answer>action</answer>. You may think first: <think>thoughts</think>."
+    )
+
+
+def test_the_prompt_tells_the_limit_of_a_turn_from_that_of_the_episode(episode):
+    opening, _ = episode(make(Counter), [])
+    assert "At most 3 actions a turn; at most 4 turns and 5 actions in all." in opening.messages[0].content
+    assert "<answer>action || action</answer>" in opening.messages[0].content
+
+
+def test_limits_set_by_parameters_are_those_stated_and_kept(episode):
+    answers = ["<answer>1 || 1</answer>"] * 9
+    opening, results = episode(make(Counter, max_turns=2, max_actions_per_turn=2, max_actions=None), answers)
+    assert "At most 2 actions a turn; at most 2 turns in all." in opening.messages[0].content
+    assert len(results) == 2 and results[-1].truncated
+
+
+def test_rewards_of_a_turns_actions_are_summed_and_the_last_observation_shown(episode):
+    _, (result,) = episode(make(Counter), ["<answer>1 || 2||3</answer>"])
+    assert result.reward == 1.5 and say(result) == "6"
+    assert result.info["actions"] == ["1", "2", "3"]
+
+
+def test_actions_after_the_end_of_the_episode_are_not_run(episode):
+    runner = make(Counter, goal=2)
+    _, (result,) = episode(runner, ["<answer>1 || 1 || 1</answer>"])
+    assert result.success and result.reward == 2.5 and runner.env.count == 2
+    assert result.info["actions"] == ["1", "1"] and result.info["success"] is True
+
+
+def test_losing_terminates_without_success(episode):
+    _, (result,) = episode(make(Counter, trap=1), ["<answer>1</answer>"])
+    assert result.terminated and not result.success and result.reward == -1.0
+    assert result.status is Status.FAILED
+
+
+def test_too_many_actions_in_a_turn_are_ignored_and_that_is_said(episode):
+    runner = make(Counter)
+    _, (result,) = episode(runner, ["<answer>1 || 1 || 1 || 1 || 1</answer>"])
+    assert runner.env.count == 3 and not result.invalid and result.info["ignored"] == 2
+    assert say(result) == "Too many actions: 3 ran.\n3"
+
+
+def test_the_action_limit_of_the_episode_truncates(episode):
+    runner = make(Counter)
+    _, results = episode(runner, ["<answer>1 || 1 || 1</answer>"] * 4)
+    assert len(results) == 2 and runner.env.count == 5
+    assert results[-1].truncated and not results[0].over
+    assert say(results[-1]) == "5\nNo actions left."
+
+
+def test_actions_before_an_invalid_one_stand_and_the_turn_is_invalid(episode):
+    runner = make(Counter)
+    _, (result,) = episode(runner, ["<answer>1 || x || 1</answer>"])
+    assert result.invalid and result.reward == 0.5 and runner.env.count == 1
+    assert say(result) == "Invalid action.\n1" and result.info["actions"] == ["1"]
+
+
+def test_another_exception_is_a_failure_of_the_environment_not_a_reward(episode):
+    with pytest.raises(EnvironmentFailure, match="Counter, step: KeyError: 'broken'"):
+        episode(make(Counter), ["<answer>break</answer>"])
+
+
+def test_a_value_error_in_reset_is_a_failure_of_the_environment(episode):
+    class Broken(GuessNumber):
+        def reset(self, rng):
+            raise ValueError("no numbers left")
+
+    with pytest.raises(EnvironmentFailure, match="no numbers left"):
+        episode(make(Broken), [])
+
+
+@pytest.mark.parametrize("value", [None, "text", won(3), goes_on("", float("nan"))])
+def test_a_step_that_returns_nonsense_is_a_failure_of_the_environment(episode, value):
+    class Broken(GuessNumber):
+        def step(self, action):
+            return value
+
+    with pytest.raises(EnvironmentFailure):
+        episode(make(Broken), ["<answer>1</answer>"])
+
+
+@pytest.mark.parametrize("part", ["draw", "state_key", "rules"])
+def test_failures_beside_the_rules_are_attributed_too(episode, part):
+    def fails(self):
+        raise ValueError("oh")
+
+    cls = type("Broken", (GuessNumber,), {part: fails})
+    with pytest.raises(EnvironmentFailure, match="oh"):
+        episode(make(cls), ["<answer>1</answer>"])
+
+
+def test_what_a_person_can_mend_stays_a_user_error(episode):
+    class Unmendable(GuessNumber):
+        def reset(self, rng):
+            raise UserError("no word list: write one")
+
+    with pytest.raises(UserError, match="word list"):
+        episode(make(Unmendable), [])
+
+
+def test_an_environment_is_single_use(episode, steps):
+    runner = make(Counter, goal=1)
+    with pytest.raises(RuntimeError, match="before start"):
+        steps(runner, ["<answer>1</answer>"])
+    episode(runner, ["<answer>1</answer>"])
+    with pytest.raises(RuntimeError, match="after the end"):
+        steps(runner, ["<answer>1</answer>"])
+    with pytest.raises(RuntimeError, match="single use"):
+        episode(runner, [])
+
+
+def test_parameters_are_strict_and_frozen_whatever_the_author_wrote():
+    with pytest.raises(UserError, match="did you mean goal"):
+        make(Counter, goals=3)
+    with pytest.raises(ValueError):
+        make(Counter).env.params.goal = 3
+
+
+def test_a_random_answer_is_legal_and_of_every_length_up_to_the_limit(episode):
+    class Picker(Counter):
+        action_names = ("1", "2")
+        max_actions_per_turn = 3
+
+    runner, rng = make(Picker), random.Random(0)
+    answers = {runner.env.random_answer(rng) for _ in range(200)}
+    assert len(answers) == 2 + 4 + 8
+    for answer in answers:
+        assert not episode(make(Picker), [answer])[1][0].invalid
+
+
+def test_there_is_no_random_answer_without_random_actions():
+    assert make(GuessNumber).env.random_answer(random.Random(0)) is None
+
+
+def test_named_actions_are_checked_before_step_and_named_in_the_prompt(episode):
+    class Picker(Counter):
+        action_names = ("1", "2")
+
+    opening, (result,) = episode(make(Picker), ["<answer>1 || 3</answer>"])
+    assert "Actions: 1, 2." in opening.messages[0].content
+    assert result.invalid and result.info["actions"] == ["1"]
+
+
+def test_a_subclass_without_a_docstring_keeps_the_rules_of_its_parent(episode):
+    class Quiet(GuessNumber):
+        max_turns = 1
+
+    class Silent(TextEnv):
+        reset = GuessNumber.reset
+        step = GuessNumber.step
+
+    assert "between 1 and 100" in episode(make(Quiet), [])[0].messages[0].content
+    assert episode(make(Silent), [])[0].messages[0].content.startswith("1 action a turn")

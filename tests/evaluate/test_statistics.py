@@ -1,0 +1,72 @@
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnwise.evaluate.statistics import pass_at_k, wilson
+
+
+@pytest.mark.parametrize(
+    ("successes", "n", "low", "high"),
+    [
+        # by hand with z = 1.959964: 8/10: (0.8 + 0.192073 -+ 1.959964 * sqrt(0.016 + 0.009604)) / 1.384146
+        (8, 10, 0.490162, 0.943318),
+        (5, 10, 0.236593, 0.763407),
+        (0, 10, 0.0, 0.277533),  # z^2 / (n + z^2)
+        (10, 10, 0.722467, 1.0),
+        (210, 256, 0.768656, 0.862498),
+    ],
+)
+def test_wilson_against_values_by_hand(successes: int, n: int, low: float, high: float) -> None:
+    assert wilson(successes, n) == pytest.approx((low, high), abs=2e-6)
+
+
+def test_wilson_of_nothing_says_nothing() -> None:
+    assert wilson(0, 0) == (0.0, 1.0)
+
+
+def test_wilson_at_another_confidence() -> None:
+    assert wilson(5, 10, confidence=0.6826894921) == pytest.approx((0.349245, 0.650755), abs=2e-6)  # z = 1
+
+
+@given(n=st.integers(1, 2000), data=st.data())
+def test_wilson_ends_solve_their_equation_and_hold_the_rate(n: int, data: st.DataObject) -> None:
+    successes = data.draw(st.integers(0, n))
+    rate = successes / n
+    low, high = wilson(successes, n)
+    assert 0 <= low <= rate <= high <= 1
+    for end in (low, high):
+        z_squared = 1.959963984540054**2
+        assert (rate - end) ** 2 * n == pytest.approx(z_squared * end * (1 - end), abs=1e-9)
+    assert wilson(n - successes, n) == pytest.approx((1 - high, 1 - low))
+
+
+@pytest.mark.parametrize(("successes", "n"), [(-1, 3), (4, 3)])
+def test_wilson_refuses_counts_that_cannot_be(successes: int, n: int) -> None:
+    with pytest.raises(ValueError):
+        wilson(successes, n)
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0, 95.0])
+def test_wilson_refuses_a_confidence_outside_its_range(confidence: float) -> None:
+    with pytest.raises(ValueError, match="confidence"):
+        wilson(1, 2, confidence)
+
+
+@given(n=st.integers(1, 8), data=st.data())
+def test_pass_at_k_is_the_share_of_k_subsets_with_a_success(n: int, data: st.DataObject) -> None:
+    c, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
+    draws = list(combinations([True] * c + [False] * (n - c), k))
+    assert pass_at_k(n, c, k) == pytest.approx(sum(any(draw) for draw in draws) / len(draws))
+
+
+def test_pass_at_k_of_many_tries_stays_exact() -> None:
+    assert pass_at_k(1000, 1, 100) == pytest.approx(0.1)
+    assert pass_at_k(5, 2, 1) == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(("n", "c", "k"), [(4, 5, 1), (4, -1, 1), (4, 1, 5), (4, 1, 0)])
+def test_pass_at_k_refuses_what_cannot_be_drawn(n: int, c: int, k: int) -> None:
+    with pytest.raises(ValueError):
+        pass_at_k(n, c, k)

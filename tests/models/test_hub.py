@@ -1,0 +1,55 @@
+from typing import Any
+
+import pytest
+from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+from turnwise.core.errors import UserError
+from turnwise.models import hub
+from turnwise.models.hub import hub_answers, is_hub_name
+
+
+def answer_with(monkeypatch: pytest.MonkeyPatch, error: Exception | None) -> None:
+    def model_info(self: Any, name: str, timeout: float) -> None:
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(hub.HfApi, "model_info", model_info)
+
+
+def http_error(kind: type[Exception]) -> Exception:
+    """These want a server's response, which is not what is tested here."""
+    error = kind.__new__(kind)
+    Exception.__init__(error, "from the hub")
+    return error
+
+
+def test_hub_names_have_an_owner() -> None:
+    assert is_hub_name("Qwen/Qwen2.5-0.5B-Instruct")
+    for name in ("tiny", "a/b/c", "", "a b/c", "/a", "a/", "../x"):
+        assert not is_hub_name(name), name
+
+
+def test_the_hub_is_asked_when_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer_with(monkeypatch, None)
+    assert hub_answers("owner/name")
+
+
+def test_an_unreachable_hub_means_the_cache_if_the_model_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer_with(monkeypatch, ConnectionError("no route"))
+    monkeypatch.setattr(hub, "try_to_load_from_cache", lambda name, file: "/somewhere/config.json")
+    assert not hub_answers("owner/name")
+    monkeypatch.setattr(hub, "try_to_load_from_cache", lambda name, file: None)
+    with pytest.raises(UserError, match="cannot be reached"):
+        hub_answers("owner/name")
+
+
+def test_a_model_that_the_hub_does_not_have_is_answered_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer_with(monkeypatch, http_error(RepositoryNotFoundError))
+    with pytest.raises(UserError, match=r'did you mean "Qwen/Qwen2.5-0.5B-Instruct"\?'):
+        hub_answers("Qwen/Qwen2.5-0.5B-Instuct")
+
+
+def test_a_gated_model_says_where_to_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer_with(monkeypatch, http_error(GatedRepoError))
+    with pytest.raises(UserError, match="accept its terms at https://huggingface.co/owner/name"):
+        hub_answers("owner/name")

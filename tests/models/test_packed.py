@@ -1,0 +1,82 @@
+import pytest
+import torch
+from models_for_tests import FAMILIES, VOCABULARY, random_model
+
+from turnwise.core.samples import Sample
+from turnwise.data.packing import pack, unpack
+from turnwise.models.attention import ATTENTION
+from turnwise.models.forward import packed_logits
+
+
+def make_sample(ids: list[int], first_sampled: int, trajectory: int = 0) -> Sample:
+    mask = torch.arange(len(ids)) >= first_sampled
+    mask[-2] = False  # an observation inside
+    return Sample(
+        trajectory=trajectory,
+        ids=torch.tensor(ids),
+        mask=mask,
+        turn_ids=torch.where(mask, 0, -1),
+        logprobs=torch.zeros(len(ids)),
+        temperatures=torch.ones(len(ids)),
+    )
+
+
+def group_and_loners(generator: torch.Generator) -> list[Sample]:
+    """Three samples with one prompt, two with another, and two alone, all of different lengths, in mixed order."""
+
+    def ids(count: int) -> list[int]:
+        return torch.randint(3, VOCABULARY, (count,), generator=generator).tolist()
+
+    first, second = ids(12), ids(9)
+    return [
+        make_sample(first + ids(5), 12),
+        make_sample(ids(7), 3),
+        make_sample(second + ids(3), 9),
+        make_sample(first + ids(11), 12),
+        make_sample(second + ids(8), 9),
+        make_sample(first + ids(4), 12),
+        make_sample(ids(20), 15),
+    ]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_logits_and_gradients_equal_those_of_each_sample_alone(family: str) -> None:
+    samples = group_and_loners(torch.Generator().manual_seed(1))
+    plain, packed = random_model(family, "eager"), random_model(family, ATTENTION)
+    batch = pack(samples)
+    assert -1 in batch.parents and max(batch.parents) >= 1, "the case must have shared prompts and samples alone"
+    logits, _ = packed_logits(packed, batch, batch.sources)
+    by_sample = unpack(batch, logits)
+    loss = sum(part.log_softmax(-1).square().mean() for part in by_sample)
+    plain_loss = torch.zeros(())
+    for sample, part in zip(samples, by_sample, strict=True):
+        alone = plain(sample.ids[None]).logits[0][sample.mask.nonzero().squeeze(1) - 1]
+        torch.testing.assert_close(part, alone, atol=2e-5, rtol=1e-4)
+        plain_loss = plain_loss + alone.log_softmax(-1).square().mean()
+    loss.backward()
+    plain_loss.backward()
+    for (name, ours), theirs in zip(packed.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, atol=2e-4, rtol=1e-3, msg=name)
+
+
+def test_what_members_share_is_computed_once() -> None:
+    samples = group_and_loners(torch.Generator().manual_seed(2))
+    batch = pack(samples)
+    assert len(batch.ids) == sum(map(len, samples)) - 2 * 11 - 1 * 8
+
+
+def test_another_sample_cannot_change_a_sample_beside_it() -> None:
+    samples = group_and_loners(torch.Generator().manual_seed(3))
+    model = random_model("llama", ATTENTION)
+    changed = [*samples[:-1], make_sample([5] * 20, 15)]
+    first, second = (
+        unpack(batch, packed_logits(model, batch, batch.sources)[0]) for batch in (pack(samples), pack(changed))
+    )
+    for ours, theirs in zip(first[:-1], second[:-1], strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert not torch.allclose(first[-1], second[-1])
+
+
+def test_a_sampled_token_without_context_is_refused() -> None:
+    with pytest.raises(ValueError, match="without a context"):
+        pack([make_sample([1, 2, 3], 0)])

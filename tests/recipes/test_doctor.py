@@ -1,0 +1,54 @@
+"""The doctor finds what is broken, and says how to mend it."""
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from turnwise.recipes import doctor
+from turnwise.recipes.doctor import Finding, examine
+
+
+def found(name: str, folder: Path) -> Finding:
+    (finding,) = [finding for finding in examine(folder) if finding.name == name]
+    return finding
+
+
+def test_a_healthy_machine_needs_no_mending(tmp_path: Path) -> None:
+    assert [finding.name for finding in examine(tmp_path) if finding.mend and finding.needed] == []
+
+
+def test_a_package_that_does_not_load_is_reported_and_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = importlib.import_module
+
+    def broken(name: str) -> ModuleType:
+        if name == "torch":
+            raise OSError("libtorch.so: cannot open")
+        return real(name)
+
+    monkeypatch.setattr(importlib, "import_module", broken)
+    torch = found("torch", tmp_path)
+    assert "libtorch.so" in torch.found
+    assert torch.mend == "pip install --force-reinstall torch"
+    assert torch.needed
+    assert found("gpu", tmp_path).found == "unknown without torch"
+
+
+def test_a_missing_optional_part_gets_its_install_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "OPTIONAL", {"no-such-package": ("nothing", "pip install no-such-package")})
+    finding = found("no-such-package", tmp_path)
+    assert (finding.mend, finding.needed) == ("pip install no-such-package", False)
+
+
+def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(dir: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(doctor.tempfile, "TemporaryFile", refuse)
+    finding = found("runs folder", tmp_path / "not" / "yet")
+    assert finding.found.endswith("Permission denied")
+    assert finding.mend == "choose another with --record.folder"
+    assert finding.needed

@@ -1,0 +1,74 @@
+"""Presets are complete, and what a person names is found or the nearest is."""
+
+from pathlib import Path
+
+import pytest
+
+from turnwise.config.load import build, save_toml
+from turnwise.core.errors import UserError
+from turnwise.envs.registry import ENVIRONMENTS, load
+from turnwise.recipes import configure as module
+from turnwise.recipes.checks import check
+from turnwise.recipes.configure import configure, load_recipe, settings_for
+from turnwise.recipes.presets import find_recipe, list_recipes, recipe_names
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_preset_is_valid_and_says_what_it_does(name: str) -> None:
+    recipe = find_recipe(name)
+    assert recipe.summary.endswith(".")
+    assert recipe.environment in ENVIRONMENTS
+    config = configure(name)
+    check(config)
+    assert config.env.kind == recipe.environment
+    assert load(config.env.kind).check_params(config.env.params)
+
+
+def test_the_presets_are_listed_by_name() -> None:
+    assert [recipe.name for recipe in list_recipes()] == recipe_names() == sorted(recipe_names())
+    assert {"bandit", "frozen_lake", "sokoban"} <= set(recipe_names())
+
+
+def test_an_unknown_preset_names_the_nearest_and_how_to_list_them() -> None:
+    for lookup in (find_recipe, load_recipe):
+        with pytest.raises(UserError, match=r'unknown recipe "sokobn": did you mean "sokoban"\? \(`turnwise recipes`'):
+            lookup("sokobn")
+
+
+def test_an_environment_without_a_preset_starts_from_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "recipe_names", list)
+    assert configure("sokoban") == build({"env": {"kind": "sokoban"}})
+
+
+def test_a_class_in_a_file_starts_from_the_defaults() -> None:
+    assert settings_for("my_env.py:GuessNumber") == {"env": {"kind": "my_env.py:GuessNumber"}}
+
+
+def test_overrides_come_on_top_of_the_preset() -> None:
+    plain = configure("bandit")
+    changed = configure("bandit", overrides=[("train.steps", "3")])
+    assert changed.train.steps == 3
+    assert changed.model_copy(update={"train": plain.train}) == plain
+
+
+def test_a_resumed_run_keeps_its_folder_and_its_settings(tmp_path: Path) -> None:
+    run = tmp_path / "elsewhere" / "renamed"
+    run.mkdir(parents=True)
+    save_toml(build({"record": {"name": "first"}, "train": {"steps": 9}}), run / "config.toml")
+    config = configure(resume=str(run))
+    assert (config.record.folder, config.record.name) == (str(run.parent), "renamed")
+    assert config.train.steps == 9
+
+
+def test_a_run_started_from_another_gets_a_name_of_its_own(tmp_path: Path) -> None:
+    run = tmp_path / "first"
+    run.mkdir()
+    save_toml(build({"record": {"name": "first"}, "train": {"steps": 9}}), run / "config.toml")
+    config = configure(start_from=str(run))
+    assert (config.record.folder, config.record.name, config.train.steps) == ("runs", None, 9)
+
+
+def test_exactly_one_thing_is_started_from() -> None:
+    for given in ({}, {"target": "bandit", "start_from": "x"}, {"start_from": "x", "resume": "x"}):
+        with pytest.raises(UserError, match="give one of RECIPE, --from RUN and --resume RUN"):
+            configure(**given)

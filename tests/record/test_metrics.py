@@ -1,0 +1,106 @@
+import math
+
+import pytest
+
+from turnwise.core.messages import assistant
+from turnwise.core.task import Task
+from turnwise.core.trajectory import Group, Status, Stop, Trajectory, Turn
+from turnwise.record.metrics import rollout_metrics
+
+TASK = Task(env="bandit", seed=1)
+
+
+def turn(tokens: int = 4, *, context: int = 10, invalid: bool = False, stop: Stop = Stop.EOS) -> Turn:
+    return Turn(
+        context_ids=(0,) * context,
+        extends=True,
+        action_ids=(1,) * tokens,
+        action_logprobs=(-1.0,) * tokens,
+        temperature=1.0,
+        policy_version=0,
+        spans=(),
+        message=assistant(""),
+        stop=stop,
+        reward=0.0,
+        invalid=invalid,
+    )
+
+
+def member(status: Status, reward: float, *turns: Turn) -> Trajectory:
+    turns = turns or (turn(),)
+    return Trajectory(
+        task=TASK,
+        member=0,
+        attempt=0,
+        turns=turns,
+        status=status,
+        turn_rewards=(0.0,) * (len(turns) - 1) + (reward,),
+        rewards={"env": reward, "format": 0.0},
+    )
+
+
+def group(*members: Trajectory) -> Group:
+    return Group(task=TASK, trajectories=members)
+
+
+def test_rates_means_and_shares_of_two_groups() -> None:
+    metrics = rollout_metrics(
+        [
+            group(
+                member(Status.SUCCEEDED, 1.0, turn(4), turn(2, invalid=True)),
+                member(Status.FAILED, 0.0, turn(6, stop=Stop.LENGTH)),
+            ),
+            group(member(Status.TRUNCATED_TOKENS, 0.5), member(Status.TRUNCATED_TURNS, 0.5)),
+        ]
+    )
+    expected = {
+        "rollout/groups": 2,
+        "rollout/episodes": 4,
+        "rollout/success": 0.25,
+        "rollout/reward": 0.5,
+        "rollout/reward_std": math.sqrt(0.125),
+        "reward/env": 0.5,
+        "reward/format": 0.0,
+        "rollout/reward_group_std": 0.25,
+        "rollout/zero_std_groups": 0.5,
+        "rollout/sampled_tokens": 20,
+        "rollout/context_tokens": 50,
+        "rollout/turns": 1.25,
+        "rollout/response_tokens": 5.0,
+        "rollout/turn_tokens": 4.0,
+        "rollout/invalid": 0.2,
+        "rollout/length_stops": 0.2,
+        "rollout/failed": 0.25,
+        "rollout/truncated_turns": 0.25,
+        "rollout/truncated_tokens": 0.25,
+        "rollout/truncated_time": 0.0,
+        "rollout/env_error": 0.0,
+        "rollout/infra_error": 0.0,
+    }
+    assert metrics == pytest.approx(expected)
+
+
+def test_success_is_the_status_whatever_the_rewards_and_names_are() -> None:
+    won = member(Status.SUCCEEDED, -3.0)
+    lost = member(Status.FAILED, 100.0)
+    assert rollout_metrics([group(won, lost)])["rollout/success"] == 0.5
+
+
+def test_broken_members_are_counted_and_enter_no_mean() -> None:
+    metrics = rollout_metrics([group(member(Status.SUCCEEDED, 1.0), member(Status.ENV_ERROR, -9.0, turn(50)))])
+    assert metrics["rollout/success"] == metrics["rollout/reward"] == 1.0
+    assert metrics["rollout/response_tokens"] == 4
+    assert metrics["rollout/env_error"] == 0.5
+    assert "rollout/reward_group_std" not in metrics  # one member left: nothing to compare
+
+
+def test_nothing_gives_counts_and_no_nan() -> None:
+    metrics = rollout_metrics([])
+    assert metrics["rollout/episodes"] == 0
+    assert "rollout/success" not in metrics
+    assert all(math.isfinite(value) for value in metrics.values())
+
+
+def test_equal_rewards_are_no_spread_despite_float_noise() -> None:
+    same = [member(Status.FAILED, 0.1) for _ in range(3)]  # the mean of three 0.1 is not 0.1
+    assert rollout_metrics([group(*same)])["rollout/zero_std_groups"] == 1.0

@@ -1,0 +1,318 @@
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnwise.core.errors import UserError
+from turnwise.record import run_folder
+from turnwise.record.lock import FolderLock
+from turnwise.record.run_folder import RunFolder
+
+FULL = Path("/dev/full")
+needs_full = pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
+
+
+def row(step: int, group: int = 0, member: int = 0, text: str = "x") -> dict[str, object]:
+    return {
+        "step": step,
+        "group": group,
+        "member": member,
+        "task": {"env": "bandit", "seed": 7 + group, "split": "train", "params": {}},
+        "status": "succeeded",
+        "reward": 0.1 + 0.2,
+        "tokens": 3,
+        "text": text,
+    }
+
+
+def filled(path: Path, steps: int) -> RunFolder:
+    folder = RunFolder.create(path, "seed = 0\n")
+    for step in range(steps):
+        folder.append_metrics({"step": step, "rollout/success": step / 10})
+        folder.append_metrics({"step": step, "eval/success": step / 10})
+        folder.write_trajectories(step, [row(step, group, member) for group in range(2) for member in range(2)])
+    return folder
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    files = [file for file in path.rglob("*") if file.is_file() and file.name != ".lock"]
+    return {str(file.relative_to(path)): file.read_bytes() for file in files}
+
+
+def test_create_keeps_the_config_and_refuses_a_folder_that_holds_a_run(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "a"
+    with RunFolder.create(path, "seed = 3\n") as folder:
+        assert folder.config_path.read_text() == "seed = 3\n"
+        assert folder.checkpoints.is_dir()
+    with pytest.raises(UserError, match=r"--resume .*a, or choose another --record.name"):
+        RunFolder.create(path, "seed = 4\n")
+    assert path.joinpath("config.toml").read_text() == "seed = 3\n"
+
+
+def test_create_refuses_a_folder_of_something_else_and_leaves_it_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("precious")
+    with pytest.raises(UserError, match=r"not empty: choose another --record.name"):
+        RunFolder.create(tmp_path, "")
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_create_takes_a_folder_that_a_kill_left_before_its_config(tmp_path: Path) -> None:
+    (tmp_path / ".lock").write_text("123")
+    (tmp_path / ".config.toml.part").write_text("se")
+    with RunFolder.create(tmp_path, "seed = 0\n") as folder:
+        assert folder.config_path.read_text() == "seed = 0\n"
+
+
+def test_a_path_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot write .*--record.folder") as caught:
+        RunFolder.create(tmp_path / "file" / "run", "")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="is a file"):
+        RunFolder.create(tmp_path / "file", "")
+
+
+def test_open_wants_a_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no run folder"):
+        RunFolder.open(tmp_path)
+    with pytest.raises(UserError, match="no run folder"):
+        RunFolder.open(tmp_path / "missing")
+
+
+def test_one_writer_at_a_time_and_readers_any_time(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path, "") as first:
+        first.append_metrics({"step": 0})
+        with pytest.raises(UserError, match=rf"another process \(pid {os.getpid()}\).*--record.name"):
+            RunFolder.open(tmp_path, writing=True)
+        assert RunFolder.open(tmp_path).read_metrics() == [{"step": 0}]
+    with RunFolder.open(tmp_path, writing=True) as second:
+        second.append_metrics({"step": 1})
+
+
+def test_a_run_that_came_and_went_before_our_lock_is_not_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lock_after_another_run(path: Path) -> FolderLock:
+        (path / "config.toml").write_text("theirs")
+        return FolderLock(path)
+
+    monkeypatch.setattr(run_folder, "FolderLock", lock_after_another_run)
+    with pytest.raises(UserError, match="already holds a run"):
+        RunFolder.create(tmp_path / "run", "ours")
+    assert (tmp_path / "run" / "config.toml").read_text() == "theirs"
+
+
+def test_writing_without_the_lock_is_refused(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path, "").close()
+    with pytest.raises(RuntimeError, match="writing=True"):
+        RunFolder.open(tmp_path).append_metrics({"step": 0})
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_a_killed_process_gives_its_lock_back(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from turnwise.record.run_folder import RunFolder\n"
+        f"folder = RunFolder.create({str(tmp_path)!r}, ''); print('locked', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "locked\n"
+        with pytest.raises(UserError, match=rf"pid {process.pid}"):
+            RunFolder.open(tmp_path, writing=True)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    RunFolder.open(tmp_path, writing=True).close()
+
+
+def test_metrics_come_back_exactly_and_a_step_is_required(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path, "") as folder:
+        assert folder.read_metrics() == []
+        rows = [{"step": 0, "loss": 0.1 + 0.2}, {"step": 1, "loss": -1e-300, "phases": {"rollout": 1.5}}]
+        for one in rows:
+            folder.append_metrics(one)
+        assert folder.read_metrics() == rows
+        with pytest.raises(ValueError, match="step"):
+            folder.append_metrics({"loss": 1.0})
+
+
+def test_nonfinite_metrics_are_null_and_named_in_strict_json(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path, "") as folder:
+        metrics = {"step": 0, "a": float("nan"), "b": 1.0, "c": float("-inf"), "phases": {"x": [float("inf"), 2.0]}}
+        folder.append_metrics(metrics)
+        text = folder.metrics_path.read_text()
+        read = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+        expected = {"step": 0, "a": None, "b": 1.0, "c": None, "phases": {"x": [None, 2.0]}}
+        assert read == {**expected, "nonfinite": ["a", "c", "phases.x.0"]}
+
+
+@given(cut=st.integers(1, 200))
+def test_metrics_cut_at_any_byte_lose_the_torn_row_only(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+    path = tmp_path_factory.mktemp("run")
+    rows = [{"step": step, "value": "é" * step} for step in range(4)]
+    with RunFolder.create(path, "") as folder:
+        for one in rows:
+            folder.append_metrics(one)
+    data = folder.metrics_path.read_bytes()[:cut]
+    folder.metrics_path.write_bytes(data)
+    whole = data.count(b"\n")
+    assert folder.read_metrics() == rows[:whole]
+    with RunFolder.open(path, writing=True) as resumed:  # the next row must not be glued to the torn one
+        resumed.append_metrics({"step": 9})
+        assert resumed.read_metrics() == [*rows[:whole], {"step": 9}]
+
+
+@pytest.mark.parametrize("line", [b'{"step":1,"a"', b"\x00\x00", b"[1]", b'{"a":1}', b"[" * 100_000])
+def test_a_corrupt_line_in_the_middle_is_named_and_never_skipped(tmp_path: Path, line: bytes) -> None:
+    with filled(tmp_path, 2) as folder:
+        lines = folder.metrics_path.read_bytes().splitlines()
+        lines[2] = line
+        folder.metrics_path.write_bytes(b"\n".join(lines) + b"\n")
+        with pytest.raises(UserError, match=r"metrics.jsonl line 3 "):
+            folder.read_metrics()
+        before = contents(tmp_path)
+        with pytest.raises(UserError, match=r"metrics.jsonl line 3 "):
+            folder.cut_back(1)
+        assert contents(tmp_path) == before
+
+
+def test_an_index_line_leads_to_its_trajectory(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path, "") as folder:
+        rows = [row(12, group, member, text="é\n\u2028\ud800" * member) for group in range(3) for member in range(2)]
+        folder.write_trajectories(12, rows)
+        folder.write_trajectories(13, [row(13)])
+        index = folder.read_index()
+        assert [folder.read_trajectory(entry) for entry in index] == [*rows, row(13)]
+        entry = dict(index[3])
+        data = (tmp_path / "trajectories" / "step_000012.jsonl").read_bytes()
+        raw = data[entry["offset"] : entry["offset"] + entry["length"]]
+        assert json.loads(raw) == rows[3]
+        del entry["offset"], entry["length"]
+        assert entry == {
+            "step": 12,
+            "group": 1,
+            "member": 1,
+            "environment": "bandit",
+            "seed": 8,
+            "status": "succeeded",
+            "reward": 0.1 + 0.2,
+            "tokens": 3,
+        }
+
+
+def test_an_index_that_points_nowhere_is_one_line(tmp_path: Path) -> None:
+    with filled(tmp_path, 1) as folder:
+        entry = folder.read_index()[1]
+        for wrong in ({"offset": entry["offset"] + 1}, {"step": 77}, {"offset": 0, "length": 0}):
+            with pytest.raises(UserError, match="does not hold what its index says"):
+                folder.read_trajectory({**entry, **wrong})
+
+
+def test_a_step_is_written_once(tmp_path: Path) -> None:
+    with filled(tmp_path, 1) as folder, pytest.raises(RuntimeError, match="already written"):
+        folder.write_trajectories(0, [row(0)])
+
+
+@pytest.mark.parametrize("kept", [0, 1, 3, 5, 9])
+def test_cut_back_leaves_what_a_run_of_so_many_steps_had(tmp_path: Path, kept: int) -> None:
+    with filled(tmp_path / "long", 5) as long, filled(tmp_path / "short", min(kept, 5)):
+        (long.trajectories / ".step_000005.jsonl.part").write_text("torn")
+        long.cut_back(kept)
+        expected = contents(tmp_path / "short")
+        found = {name: data for name, data in contents(tmp_path / "long").items() if data or name in expected}
+        assert found == expected
+        long.write_trajectories(kept + 5, [row(kept + 5)])
+
+
+def test_a_cut_that_was_killed_half_way_is_finished_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with filled(tmp_path / "short", 2), filled(tmp_path / "long", 5) as long:
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                long.cut_back(2)
+        long.close()
+        with RunFolder.open(tmp_path / "long", writing=True) as resumed:
+            resumed.cut_back(2)
+        assert contents(tmp_path / "long") == contents(tmp_path / "short")
+
+
+def test_summary_comes_back_and_is_replaced_whole(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path, "") as folder:
+        with pytest.raises(UserError, match=r"no summary.*--resume"):
+            folder.read_summary()
+        folder.write_summary({"success_after": 0.5, "interval": (0.4, 0.6), "loss": float("nan")})
+        assert folder.read_summary() == {
+            "success_after": 0.5,
+            "interval": [0.4, 0.6],
+            "loss": None,
+            "nonfinite": ["loss"],
+        }
+        folder.summary_path.write_text('{"succ')
+        with pytest.raises(UserError, match=r"summary.json"):
+            folder.read_summary()
+
+
+@needs_full
+def test_no_disk_space_says_so_and_what_is_safe(tmp_path: Path) -> None:
+    with filled(tmp_path, 2) as folder:
+        folder.summary_path.with_name(".summary.json.part").symlink_to(FULL)
+        with pytest.raises(UserError, match=r"no disk space left .*free some.*--resume .*safe") as caught:
+            folder.write_summary({"a": 1})
+        assert "\n" not in str(caught.value)
+        assert not folder.summary_path.exists()
+        folder.step_path(2).with_name(".step_000002.jsonl.part").symlink_to(FULL)
+        index = folder.index_path.read_bytes()
+        with pytest.raises(UserError, match="no disk space"):
+            folder.write_trajectories(2, [row(2)])
+        assert folder.index_path.read_bytes() == index
+        assert not folder.step_path(2).exists()
+        folder.metrics_path.unlink()
+        folder.metrics_path.symlink_to(FULL)
+        with pytest.raises(UserError, match="no disk space"):
+            folder.append_metrics({"step": 2})
+
+
+@needs_full
+def test_no_disk_space_at_the_start_leaves_no_run_behind(tmp_path: Path) -> None:
+    (tmp_path / ".config.toml.part").symlink_to(FULL)
+    with pytest.raises(UserError, match=r"no disk space left .*nothing was started"):
+        RunFolder.create(tmp_path, "seed = 0\n")
+    with RunFolder.create(tmp_path, "seed = 0\n") as folder:  # the lock was given back, too
+        assert folder.config_path.read_text() == "seed = 0\n"
+
+
+def test_an_append_that_fails_half_way_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real_open = Path.open
+
+    class Torn:
+        def __init__(self, file: object) -> None:
+            self.file, self.calls = file, 0
+
+        def __enter__(self) -> "Torn":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.file.close()
+
+        def write(self, data: bytes) -> int:
+            self.calls += 1
+            if self.calls > 1:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return self.file.write(data[:5])
+
+    with RunFolder.create(tmp_path, "") as folder:
+        folder.append_metrics({"step": 0})
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "open", lambda path, *args, **kwargs: Torn(real_open(path, *args, **kwargs)))
+            with pytest.raises(UserError, match="no disk space"):
+                folder.append_metrics({"step": 1})
+        folder.append_metrics({"step": 2})
+        assert folder.read_metrics() == [{"step": 0}, {"step": 2}]

@@ -1,0 +1,195 @@
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnwise.core.errors import UserError
+from turnwise.core.messages import Message, Picture, ToolCall, assistant
+from turnwise.core.task import Task
+from turnwise.core.trajectory import Span, Status, Stop, Trajectory, Turn
+from turnwise.record.jsonl import encode
+from turnwise.record.plain import MAX_ARRAY, MAX_REPR, plain, plain_numbers
+from turnwise.record.run_folder import RunFolder
+from turnwise.record.trajectories import trajectory_from_row, trajectory_row
+
+any_text = st.text(st.characters(), max_size=8)  # lone surrogates included: models sample broken bytes
+numbers = st.floats(allow_nan=False)
+ids = st.lists(st.integers(0, 2**31), max_size=5).map(tuple)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | any_text,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(any_text, inner, max_size=3),
+    max_leaves=5,
+)
+infos = st.dictionaries(any_text, json_values, max_size=3)
+pictures = st.builds(
+    Picture,
+    rows=st.lists(st.lists(any_text, max_size=2).map(tuple), max_size=2).map(tuple),
+    caption=any_text,
+    info=st.dictionaries(any_text, any_text, max_size=2),
+)
+messages = st.builds(
+    Message,
+    role=st.sampled_from(["system", "user", "assistant", "tool"]),
+    content=any_text,
+    images=st.lists(st.binary(max_size=4), max_size=2).map(tuple),
+    tool_calls=st.lists(st.builds(ToolCall, name=any_text, arguments=any_text, call_id=any_text), max_size=2).map(
+        tuple
+    ),
+    call_id=any_text,
+)
+
+
+@st.composite
+def turns(draw: st.DrawFn) -> Turn:
+    action_ids = draw(ids)
+    return Turn(
+        context_ids=draw(ids),
+        extends=draw(st.booleans()),
+        action_ids=action_ids,
+        action_logprobs=tuple(draw(numbers) for _ in action_ids),
+        temperature=draw(numbers),
+        policy_version=draw(st.integers(0, 10**9)),
+        spans=tuple(draw(st.lists(st.builds(Span, name=any_text, start=st.integers(), end=st.integers()), max_size=2))),
+        message=draw(messages),
+        stop=draw(st.sampled_from(Stop)),
+        reward=draw(numbers),
+        invalid=draw(st.booleans()),
+        info=draw(infos),
+        picture=draw(st.none() | pictures),
+    )
+
+
+@st.composite
+def trajectories(draw: st.DrawFn) -> Trajectory:
+    drawn = tuple(draw(st.lists(turns(), max_size=3)))
+    return Trajectory(
+        task=draw(
+            st.builds(
+                Task,
+                env=any_text,
+                seed=st.integers(0, 2**63),
+                split=st.sampled_from(["train", "validation", "test"]),
+                params=infos,
+            )
+        ),
+        member=draw(st.integers(0, 99)),
+        attempt=draw(st.integers(0, 3)),
+        turns=drawn,
+        status=draw(st.sampled_from(Status)),
+        turn_rewards=tuple(draw(numbers) for _ in drawn),
+        rewards=draw(st.dictionaries(any_text, numbers, max_size=2)),
+        timings=draw(st.dictionaries(any_text, numbers, max_size=2)),
+    )
+
+
+def simple_turn(tokens: int = 3, **changes: object) -> Turn:
+    turn = Turn(
+        context_ids=(1, 2),
+        extends=False,
+        action_ids=tuple(range(tokens)),
+        action_logprobs=tuple(-0.1 * token for token in range(tokens)),
+        temperature=1.0,
+        policy_version=4,
+        spans=(),
+        message=assistant("hi"),
+        stop=Stop.EOS,
+        reward=1.0,
+    )
+    return replace(turn, **changes)
+
+
+def simple(*turns_: Turn) -> Trajectory:
+    return Trajectory(
+        task=Task(env="bandit", seed=5),
+        member=2,
+        attempt=1,
+        turns=turns_,
+        status=Status.SUCCEEDED,
+        turn_rewards=tuple(turn.reward - 0.25 for turn in turns_),
+    )
+
+
+@given(trajectory=trajectories())
+def test_a_trajectory_comes_back_from_its_line_exactly(trajectory: Trajectory) -> None:
+    row = trajectory_row(trajectory, step=3, group=1, advantages=None)
+    assert trajectory_from_row(json.loads(encode(row))) == trajectory
+
+
+@given(values=st.lists(st.floats(), max_size=6))
+def test_any_float_survives_strict_json(values: list[float]) -> None:
+    text = json.dumps(plain_numbers(values), allow_nan=False)
+    assert list(map(repr, map(float, json.loads(text)))) == list(map(repr, values))
+
+
+def test_a_row_says_what_was_trained_on() -> None:
+    trajectory = simple(simple_turn(3, info={"distance": 2}), simple_turn(2, invalid=True, extends=True))
+    row = trajectory_row(trajectory, step=12, group=4, advantages=[[0.5, 0.5, 0.5], [-0.1, 0.2]])
+    assert (row["step"], row["group"], row["member"], row["attempt"]) == (12, 4, 2, 1)
+    assert (row["status"], row["reward"], row["tokens"]) == ("succeeded", 1.5, 5)
+    assert [turn["advantages"] for turn in row["turns"]] == [[0.5, 0.5, 0.5], [-0.1, 0.2]]
+    assert [turn["turn_reward"] for turn in row["turns"]] == [0.75, 0.75]
+    assert [turn["reward"] for turn in row["turns"]] == [1.0, 1.0]
+    assert [turn["invalid"] for turn in row["turns"]] == [False, True]
+    assert row["turns"][0]["info"] == {"distance": 2}
+
+
+@pytest.mark.parametrize("advantages", [[[0.5, 0.5]], [[0.5]], [[0.5, 0.5, 0.5], []], []])
+def test_advantages_that_do_not_fit_the_tokens_are_refused(advantages: list[list[float]]) -> None:
+    with pytest.raises(ValueError):
+        trajectory_row(simple(simple_turn(3)), step=0, group=0, advantages=advantages)
+
+
+@pytest.mark.parametrize("broken", [{}, {"turns": [{}]}, {"status": "sleeping"}, {"task": 3}, {"rewards": None}])
+def test_a_row_of_something_else_is_one_line(broken: dict[str, object]) -> None:
+    row = trajectory_row(simple(simple_turn()), step=0, group=0, advantages=None)
+    with pytest.raises(UserError, match="not a trajectory's row"):
+        trajectory_from_row({**row, **broken} if broken else {})
+
+
+def test_whatever_an_environment_puts_into_info_is_written() -> None:
+    deep: object = "bottom"
+    for _ in range(5000):
+        deep = [deep]
+    looped: dict[str, object] = {}
+    looped["self"] = looped
+    hostile = {
+        "set": {1},
+        "bytes": b"\xff",
+        "array": np.eye(2),
+        "scalar": np.int64(3),
+        "flag": np.bool_(True),
+        "half": np.float32(0.5),
+        "image": np.zeros(MAX_ARRAY + 1),
+        "nan": math.nan,
+        "huge": 10**6000,
+        10**6000: "key",
+        3: (1, 2),
+        "deep": deep,
+        "looped": looped,
+        "long": object.__new__(type("Long", (), {"__repr__": lambda _: "y" * 10**6})),
+    }
+    row = trajectory_row(simple(simple_turn(info=hostile)), step=0, group=0, advantages=None)
+    info = json.loads(encode(row))["turns"][0]["info"]
+    assert (info["array"], info["scalar"], info["flag"]) == ([[1.0, 0.0], [0.0, 1.0]], 3, True)
+    assert (info["half"], info["nan"], info["3"]) == (0.5, "NaN", [1, 2])
+    assert len(info["huge"]) == len(info["long"]) == MAX_REPR
+    assert len(info["image"]) <= MAX_REPR
+
+
+@given(value=json_values)
+def test_plain_changes_nothing_that_is_plain(value: object) -> None:
+    assert plain(value) == value
+
+
+def test_a_step_of_256_trajectories_is_written_through_a_folder(tmp_path: Path) -> None:
+    members = [simple(*[simple_turn(33)] * 6) for _ in range(256)]
+    rows = [trajectory_row(member, step=0, group=0, advantages=[[0.1] * 33] * 6) for member in members]
+    with RunFolder.create(tmp_path, "") as folder:
+        folder.write_trajectories(0, rows)
+        entry = folder.read_index()[255]
+        assert trajectory_from_row(folder.read_trajectory(entry)) == members[255]

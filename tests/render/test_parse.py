@@ -1,0 +1,183 @@
+"""Reading actions: text, spans and calls, from tokens that may hold half a character."""
+
+import json
+import re
+from itertools import accumulate
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from render_cases import KINDS, case, spell
+
+from turnwise.core.messages import ToolCall
+from turnwise.core.trajectory import Span, Stop
+from turnwise.render.calls import read_call
+from turnwise.render.parse import parse_pieces
+
+TAGS = ("<think>", "</think>", "<answer>", "</answer>", "<tool_call>", "</tool_call>")
+TEXTS = st.lists(st.one_of(st.sampled_from([*TAGS, "a", " ", "é", "🧊", "<", "ok"]), st.text(max_size=4)), max_size=12)
+
+
+@st.composite
+def cut_texts(draw: st.DrawFn) -> list[bytes]:
+    """A text with tags, cut into tokens anywhere, inside of characters and of tags too."""
+    data = "".join(draw(TEXTS)).encode(errors="replace")
+    cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=20)))
+    return [data[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+
+
+def test_spans_hold_the_tokens_of_the_inner_text_and_not_those_of_the_tags() -> None:
+    pieces = [b"<think>", b"go ", b"left", b"</think>", b"<answer>", b"Left", b"</answer>"]
+    spans = parse_pieces(pieces, opens_think=False).spans
+    assert spans == (Span(name="think", start=1, end=3), Span(name="answer", start=5, end=6))
+
+
+def test_a_token_that_straddles_a_tag_belongs_to_the_inside() -> None:
+    pieces = [b"<th", b"ink>go", b" left<", b"/think", b">"]
+    assert parse_pieces(pieces, opens_think=False).spans == (Span(name="think", start=1, end=3),)
+
+
+def test_characters_spread_over_tokens_do_not_shift_spans() -> None:
+    ice = "🧊".encode()
+    pieces = [ice[:2], ice[2:], b"<answer>", ice[:1], ice[1:], b"</answer>"]
+    parsed = parse_pieces(pieces, opens_think=False)
+    assert parsed.spans == (Span(name="answer", start=3, end=5),)
+    assert parsed.message.content == "🧊<answer>🧊</answer>"
+
+
+def test_an_open_block_reaches_to_the_next_block_or_the_end() -> None:
+    pieces = [b"<think>", b"a", b"<answer>", b"b"]
+    spans = parse_pieces(pieces, opens_think=False).spans
+    assert spans == (Span(name="think", start=1, end=2), Span(name="answer", start=3, end=4))
+
+
+def test_tags_inside_a_closed_block_are_its_text() -> None:
+    pieces = [b"<think>", b"I write ", b"<answer>", b"x", b"</answer>", b"</think>", b"<answer>", b"y", b"</answer>"]
+    spans = parse_pieces(pieces, opens_think=False).spans
+    assert spans == (Span(name="think", start=1, end=5), Span(name="answer", start=7, end=8))
+
+
+def test_empty_blocks_have_no_span() -> None:
+    assert parse_pieces([b"<answer>", b"</answer>"], opens_think=False).spans == ()
+
+
+def test_a_prompt_that_opens_the_thinking_is_continued_by_the_action() -> None:
+    tokenizer, renderer = case("forced_think")
+    ids = [*spell(tokenizer, "ab"), *tokenizer.encode("</think>"), *spell(tokenizer, "c")]
+    parsed = renderer.parse(ids, Stop.LENGTH)
+    assert parsed.spans == (Span(name="think", start=0, end=2),)
+    assert parsed.message.content == "ab</think>c"
+
+
+def inner_ranges(data: bytes) -> list[tuple[str, int, int]]:
+    """The rule for blocks, in its plainest form."""
+    opening, at, found = re.compile(rb"<(think|answer|tool_call)>"), 0, []
+    while tag := opening.search(data, at):
+        at = data.find(b"</" + tag[1] + b">", tag.end())
+        if at < 0:
+            following = opening.search(data, tag.end())
+            at = following.start() if following else len(data)
+        found.append((tag[1].decode().removeprefix("tool_"), tag.end(), at))
+    return found
+
+
+@settings(max_examples=200, deadline=None)
+@given(pieces=cut_texts())
+def test_spans_cover_exactly_the_tokens_that_touch_inner_text(pieces: list[bytes]) -> None:
+    ends = list(accumulate(map(len, pieces)))
+    expected = []
+    for name, begin, end in inner_ranges(b"".join(pieces)):
+        touched = [
+            place
+            for place, piece in enumerate(pieces)
+            if piece and ends[place] > begin and ends[place] - len(piece) < end
+        ]
+        if begin < end:
+            expected.append(Span(name=name, start=touched[0], end=touched[-1] + 1))
+    assert list(parse_pieces(pieces, opens_think=False).spans) == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_any_ids_can_be_parsed(kind: str, data: st.DataObject) -> None:
+    """Also those that spell no text, and those beyond the tokenizer's vocabulary."""
+    tokenizer, renderer = case("chatml", kind)
+    ids = data.draw(st.lists(st.integers(0, len(tokenizer) + 50), max_size=30))
+    for stop in Stop:
+        parsed = renderer.parse(ids, stop)
+        assert all(0 <= span.start < span.end <= len(ids) for span in parsed.spans)
+        assert parsed.message.role == "assistant"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=50, deadline=None)
+@given(text=st.text(st.characters(exclude_categories=("Cs",), exclude_characters="▁"), max_size=20))
+def test_the_content_is_the_exact_text(kind: str, text: str) -> None:
+    tokenizer, renderer = case("chatml", kind)
+    assert renderer.parse(spell(tokenizer, text), Stop.LENGTH).message.content == text
+
+
+def test_only_a_sampled_end_of_turn_is_left_out_of_the_content() -> None:
+    tokenizer, renderer = case("chatml")
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    ids = [*spell(tokenizer, "hi"), end]
+    assert renderer.parse(ids, Stop.EOS).message.content == "hi"
+    assert renderer.parse([end, *ids], Stop.EOS).message.content == "<|im_end|>hi"
+    assert renderer.parse(ids, Stop.LENGTH).message.content == "hi<|im_end|>"
+    assert renderer.parse([], Stop.EOS).message.content == ""
+
+
+def test_arguments_of_a_call_keep_the_spacing_that_was_sampled() -> None:
+    tokenizer, renderer = case("chatml")
+    text = '<tool_call>\n{"name":  "look", "arguments":{ "x" :1,"y": "é\\n"} }\n</tool_call>'
+    parsed = renderer.parse(spell(tokenizer, text), Stop.LENGTH)
+    assert parsed.message.tool_calls == (ToolCall(name="look", arguments='{ "x" :1,"y": "é\\n"}', call_id="call00000"),)
+    assert parsed.message.content == text
+    assert [span.name for span in parsed.spans] == ["call"]
+
+
+def test_every_well_formed_call_is_found_and_numbered_by_its_place() -> None:
+    text = b'<tool_call>{"name": "a"}</tool_call><tool_call>oops</tool_call><tool_call>{"name": "c"}</tool_call>'
+    calls = parse_pieces([text], opens_think=False).message.tool_calls
+    assert [(call.name, call.arguments, call.call_id) for call in calls] == [
+        ("a", "{}", "call00000"),
+        ("c", "{}", "call00002"),
+    ]
+
+
+def test_a_call_inside_the_thinking_is_no_call() -> None:
+    text = b'<think><tool_call>{"name": "a"}</tool_call></think>'
+    assert parse_pieces([text], opens_think=False).message.tool_calls == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "[]", "null", '"name"', "{}", '{"name": 1}', '{"name": ""}', '{"name": "a", "arguments": 3}'),
+        *('{"name": "a"', '{"name": "a"} x', '{"name": "a",}', "{name: 'a'}", '{"arguments": {}}', '{1: "a"}'),
+        *('{"name": "a", "arguments": {"x": }}', '{"name": "a" "arguments": {}}', '{"name": "a", "arguments": "['),
+        '{"name": "a", "arguments": ' + "[" * 100_000,
+        '{"name": "a", "arguments": {"x": ' + "9" * 10_000 + "}}",
+    ],
+    ids=range(20),
+)
+def test_a_malformed_call_is_no_call(text: str) -> None:
+    assert read_call(text, "") is None
+
+
+def test_arguments_written_as_a_string_are_its_text() -> None:
+    call = read_call('{"name": "a", "arguments": "{\\"x\\": 1}"}', "")
+    assert call is not None and call.arguments == '{"x": 1}'
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    name=st.text(min_size=1, max_size=8),
+    arguments=st.dictionaries(st.text(max_size=4), st.one_of(st.integers(), st.text(max_size=5), st.none())),
+    indent=st.sampled_from([None, 0, 2]),
+)
+def test_a_well_formed_call_is_read_as_written(name: str, arguments: dict[str, object], indent: int | None) -> None:
+    raw = json.dumps(arguments, indent=indent)
+    call = read_call(f' {{"name": {json.dumps(name)} , "arguments" : {raw} }}\n', "id")
+    assert call == ToolCall(name=name, arguments=raw, call_id="id")
