@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from turnwise.algos.advantages import ADVANTAGES, AdvantageInputs, AdvantageParams
-from turnwise.algos.truncation import drop_truncated
 
 PARAMS = AdvantageParams(gamma=0.9, lam=0.8)
 GROUP_ESTIMATORS = [name for name, advantage in ADVANTAGES.items() if advantage.needs_groups]
@@ -211,13 +210,6 @@ def test_bootstrap_raises_what_came_before_the_cut() -> None:
     cut = replace(given, bootstrap=torch.tensor([2.0, 0.0], dtype=torch.float64))
     assert compute("gae", cut)[:, 0].tolist() == [0.9 * 2.0, 0.0]
     assert compute("gae", given)[:, 0].tolist() == [0.0, 0.0]
-
-
-def test_a_dropped_trajectory_moves_no_baseline() -> None:
-    given = row_inputs([1.0, 0.0, 100.0], [0, 0, 0])
-    dropped = replace(given, mask=drop_truncated(given.mask, torch.tensor([False, False, True])))
-    assert dropped.mask[:, 0].tolist() == [True, True, False]
-    assert compute("dr_grpo", dropped)[:, 0].tolist() == [0.5, -0.5, 0.0]
 
 
 @pytest.mark.parametrize("name", sorted(ADVANTAGES))

@@ -11,11 +11,19 @@ from turnwise.cli.commands import COMMANDS
 from turnwise.config.keys import all_keys
 from turnwise.config.load import build, save_toml
 from turnwise.core.errors import UserError
+from turnwise.recipes import run as recipes_run
 
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an empty folder, and where a mistake that goes unnoticed fails the test instead of training for minutes."""
     monkeypatch.chdir(tmp_path)
+    for name in ("train", "train_seeds"):
+        monkeypatch.setattr(recipes_run, name, not_to_be_started)
+
+
+def not_to_be_started(*args: object, **kwargs: object) -> None:
+    pytest.fail("a run was started")
 
 
 class Answer:
@@ -138,13 +146,18 @@ def test_envs_and_recipes_and_models_list_what_there_is(ask) -> None:
 
 def test_brackets_in_what_is_listed_are_printed_as_they_are(ask, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
+        "import pydantic\n"
         "import turnwise as tw\n"
         "class Mine(tw.TextEnv):\n"
         '    """Say [bold]yes[/] or [no]."""\n'
+        "    class Params(pydantic.BaseModel):\n"
+        "        size: int = pydantic.Field(3, description='One of [red]3[/red] [4].')\n"
         "    def reset(self, rng): return 'yes?'\n"
         "    def step(self, action): return tw.won() if action == 'yes' else tw.lost()\n"
     )
-    assert "Mine: Say [bold]yes[/] or [no]." in ask("envs", "mine.py:Mine").out
+    out = ask("envs", "mine.py:Mine").out
+    assert "Mine: Say [bold]yes[/] or [no]." in out
+    assert "One of [red]3[/red] [4]." in out
 
 
 def test_play_lets_a_person_play(ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def complaint(*overrides: tuple[str, Any], settings: dict[str, Any] | None = Non
         ("train.learning_rate", "inf", "train.learning_rate = inf: must be a number above 0"),
         ("eval.top_p", "0", "eval.top_p = 0: must be a number above 0 and at most 1"),
         ("algo.whiten", "maybe", "algo.whiten = maybe: must be true or false"),
-        ("algo.kl_estimator", "k9", "algo.kl_estimator = k9: must be one of k1, k2, k3"),
+        ("algo.old_logprobs", "x", "algo.old_logprobs = x: must be one of sampler, learner"),
         ("algo.dual_clip", "0.5", "algo.dual_clip = 0.5: must be a number above 1, or none"),
         ("train.betas", "0.9,2", "train.betas = 2: must be 2 values: each a number from 0 to 1"),
         (

@@ -65,6 +65,7 @@ def write_gguf(model: LlamaForCausalLM, file: Path) -> None:
     writer.add_token_list(TOKENS)
     writer.add_token_types([gguf.TokenType.NORMAL] * (len(TOKENS) - 2) + [gguf.TokenType.CONTROL] * 2)
     writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(STOP - 1)
     writer.add_eos_token_id(STOP)
     writer.add_chat_template(TEMPLATE)
     for name, array in tensors(model).items():

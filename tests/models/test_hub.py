@@ -51,5 +51,5 @@ def test_a_model_that_the_hub_does_not_have_is_answered_with_the_nearest(monkeyp
 
 def test_a_gated_model_says_where_to_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     answer_with(monkeypatch, http_error(GatedRepoError))
-    with pytest.raises(UserError, match="accept its terms at https://huggingface.co/owner/name"):
+    with pytest.raises(UserError, match=r"accept its terms at https://huggingface\.co/owner/name"):
         hub_answers("owner/name")

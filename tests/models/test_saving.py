@@ -73,7 +73,7 @@ def test_a_folder_that_exists_is_left_alone(tmp_path: Path) -> None:
     ],
 )
 def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, error: Exception) -> None:
-    with pytest.raises(UserError, match="no disk space left to write .*model: free some"):
+    with pytest.raises(UserError, match=r"no disk space left to write .*model: free some"):
         save_model(tiny_model(0), FailingTokenizer(error), tmp_path / "model")
     assert names_in(tmp_path) == []
 

@@ -1,5 +1,6 @@
 import asyncio
 import hashlib
+import itertools
 import json
 import random
 import re
@@ -17,7 +18,6 @@ from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.sokoban.env import SYMBOLS as SOKOBAN_SYMBOLS
 from turnwise.envs.sokoban.env import Sokoban
 from turnwise.models.tiny import (
-    BYTE_SCORE,
     SPECIAL_TOKENS,
     TINY_VERSION,
     tiny_config,
@@ -84,14 +84,12 @@ def test_a_text_is_cut_into_the_fewest_pieces(text: str) -> None:
     assert len(encode(text)) == fewest[-1]
 
 
-def test_bytes_can_never_win_against_characters() -> None:
-    assert BYTE_SCORE < -max(len(piece) for piece in tiny_pieces()) * 2
-
-
 NUMBERS = [str(number) for number in range(101)] + ["128", "256", "512", "1024", "2048"]
-ACTIONS = "Up Down Left Right U U' U2 D D' D2 L L' L2 R R' R2 F F' F2 B B' B2 yes no maybe".split()
+CUBE = [face + turn for face in "UDLRFB" for turn in ("", "'", "2")]
+ACTIONS = ["Up", "Down", "Left", "Right", "yes", "no", "maybe", *CUBE]
 GRID = [*"#_O√XPSGW.CBA*@$+-|0123456789WYROBG", *LAKE_SYMBOLS.values(), *SOKOBAN_SYMBOLS["other"].values()]
-BARE_ONLY = "<think> </think> <answer> </answer> <tool_call> </tool_call> search[ click[ finish[ place SELECT".split()
+TAGS = [f"<{slash}{name}>" for name in ("think", "answer", "tool_call") for slash in ("", "/")]
+BARE_ONLY = [*TAGS, "search[", "click[", "finish[", "place", "SELECT"]
 ARMS = [name for pairs in NAMES.values() for pair in pairs for name in pair]
 
 
@@ -106,7 +104,9 @@ def test_format_and_characters_are_single_tokens() -> None:
     assert [text for text in texts if pieces_of(text) != [text]] == []
 
 
-@pytest.mark.parametrize("symbols", [LAKE_SYMBOLS, *SOKOBAN_SYMBOLS.values(), dict(zip("123456", "WYROBG", strict=True))])
+@pytest.mark.parametrize(
+    "symbols", [LAKE_SYMBOLS, *SOKOBAN_SYMBOLS.values(), dict(zip("123456", "WYROBG", strict=True))]
+)
 def test_every_cell_of_a_grid_is_a_token_of_its_own(symbols: dict[str, str]) -> None:
     rng = random.Random(0)
     for space in ("", " "):
@@ -130,7 +130,7 @@ def test_every_word_of_the_built_in_prompts_is_one_token(kind: Any, params: dict
     observation = asyncio.run(TextEnvRunner(kind(params), random.Random(0)).start())
     for message in observation.messages:
         pieces = pieces_of(message.content)
-        inside_words = [a + b for a, b in zip(pieces, pieces[1:], strict=False) if re.fullmatch(r"\w\w", a[-1] + b[0])]
+        inside_words = [a + b for a, b in itertools.pairwise(pieces) if re.fullmatch(r"\w\w", a[-1] + b[0])]
         assert inside_words == []
 
 
@@ -156,7 +156,9 @@ def test_each_message_is_role_content_end_and_nothing_is_trimmed() -> None:
 
 
 def test_the_scaffolding_of_a_message_costs_two_tokens() -> None:
-    ids = TOKENIZER.apply_chat_template([{"role": "user", "content": "Up"}], add_generation_prompt=True, return_dict=False)
+    ids = TOKENIZER.apply_chat_template(
+        [{"role": "user", "content": "Up"}], add_generation_prompt=True, return_dict=False
+    )
     assert TOKENIZER.convert_ids_to_tokens(ids) == ["<|user|>", "Up", "<|end|>", "<|assistant|>"]
 
 
@@ -169,9 +171,8 @@ def test_tools_are_listed_in_the_system_message_and_calls_are_written_out() -> N
     )
     call = {"type": "function", "function": {"name": "look", "arguments": {"at": 1}}}
     said = {"role": "assistant", "content": None, "tool_calls": [call]}
-    assert render([said], tools=tools) == (
-        f'<|system|>{listing}<|end|><|assistant|><tool_call>{{"name": "look", "arguments": {{"at": 1}}}}</tool_call><|end|>'
-    )
+    written = '<tool_call>{"name": "look", "arguments": {"at": 1}}</tool_call>'
+    assert render([said], tools=tools) == f"<|system|>{listing}<|end|><|assistant|>{written}<|end|>"
     assert render([{"role": "system", "content": "be"}], tools=tools) == f"<|system|>be\n\n{listing}<|end|>"
 
 

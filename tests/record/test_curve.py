@@ -8,12 +8,12 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def rows() -> list[dict[str, float | None]]:
-    train = [{"step": step, "wall_s": 3.0 * step, "rollout/success": step / 40} for step in range(41)]
+    train = [{"step": step, "time/total_s": 3.0, "rollout/success": step / 40} for step in range(41)]
     evaluations = [
-        {"step": step, "wall_s": 3.0 * step, "eval/success": rate, "eval/success_low": low, "eval/success_high": high}
+        {"step": step, "time/total_s": 99.0, "eval/success": rate, "eval/success_low": low, "eval/success_high": high}
         for step, rate, low, high in [(0, 0.25, 0.2, 0.3), (20, 0.5, 0.45, 0.55), (40, 0.9, 0.85, 0.95)]
     ]
-    return [*train, *evaluations, {"step": 41, "wall_s": 123.0, "rollout/success": None}]
+    return [*train, *evaluations, {"step": 41, "time/total_s": 3.0, "rollout/success": None}]
 
 
 def parsed(svg: str) -> ElementTree.Element:
@@ -48,9 +48,21 @@ def test_evaluations_have_their_interval_and_the_first_and_last_their_number() -
     assert "50.0 %" not in texts
 
 
+def test_minutes_count_training_and_no_evaluation() -> None:
+    data = [
+        {"step": 0, "time/total_s": 500.0, "eval/success": 0.2, "eval/success_low": 0.1, "eval/success_high": 0.3},
+        {"step": 1, "time/total_s": 60.0, "rollout/success": 0.2},
+        {"step": 2, "time/total_s": 180.0, "rollout/success": 0.4},
+        {"step": 2, "time/total_s": 500.0, "eval/success": 0.4, "eval/success_low": 0.3, "eval/success_high": 0.5},
+    ]
+    root = parsed(learning_curve_svg(data, "t", axis="minutes"))
+    assert [x for x, _ in points(root)[0]] == [64 + 632 / 4, 696.0]
+    assert [float(dot.attrib["cx"]) for dot in root.iter(f"{SVG}circle")][:2] == [64.0, 696.0]
+
+
 def test_axes_are_labelled_for_steps_and_for_time() -> None:
     by_step = [text.text for text in parsed(learning_curve_svg(rows(), "t")).iter(f"{SVG}text")]
-    by_time = [text.text for text in parsed(learning_curve_svg(rows(), "t", axis="wall_s")).iter(f"{SVG}text")]
+    by_time = [text.text for text in parsed(learning_curve_svg(rows(), "t", axis="minutes")).iter(f"{SVG}text")]
     assert {"training step", "success", "40", "100 %"} <= set(by_step)
     assert {"minutes of training", "success", "2"} <= set(by_time)
 

@@ -39,7 +39,7 @@ def metrics(success: float) -> dict[str, float]:
         "rollout/response_tokens": 38.25,
         "train/entropy": 0.5,
         "train/kl": 0.00012,
-        "speed/tokens_per_s": 12_400.0,
+        "time/tokens_per_s": 12_400.0,
     }
 
 
@@ -53,7 +53,7 @@ def test_plain_lines_are_aligned_and_say_what_a_person_wants() -> None:
     lines = written(file).splitlines()
     assert lines[1] == (
         "step   2/120  success  50.0 %  reward   0.250  response   38.2  entropy   0.500"
-        "  KL 1.2e-04  tokens/s  12.4k  left    9:50"
+        "  KL  1.2e-04  tokens/s  12.4k  left    9:50"
     )
     assert len(lines) == 3
     assert len({len(line) for line in lines}) == 1
@@ -98,15 +98,31 @@ def test_a_long_step_shows_its_phase_now_and_then() -> None:
 def test_time_left_follows_the_pace_and_the_limit() -> None:
     out, file = console(terminal=False)
     clock = Clock()
-    with Progress(10, out, clock=clock, first_step=4, limit_s=40) as progress:
-        clock.now += 8  # an evaluation before the first step says nothing of the pace
+    with Progress(10, out, clock=clock, limit_s=40) as progress:
+        clock.now += 100  # loading and evaluating says nothing of the pace
+        progress.begin(4)
+        clock.now += 6
         progress.step(4, metrics(0.1))
-        clock.now += 10
+        clock.now += 12
         progress.step(5, metrics(0.1))
     lines = written(file).splitlines()
     assert lines[0].startswith("step  5/10")
-    assert lines[0].endswith("left       -")
-    assert lines[1].endswith("left    0:22")  # 40 at the pace, but 22 until the limit
+    assert lines[0].endswith("left    0:30")  # five steps of 6 s
+    assert lines[1].endswith("left    0:22")  # four of 9 s, but 22 until the limit
+
+
+def test_a_resumed_run_that_stops_at_once_prints_no_step() -> None:
+    out, file = console(terminal=False)
+    with Progress(10, out) as progress:
+        progress.begin(4)
+    assert written(file) == ""
+
+
+def test_without_a_reference_the_kl_to_the_sampling_policy_is_shown() -> None:
+    out, file = console(terminal=False)
+    with Progress(1, out) as progress:
+        progress.step(0, {"train/approx_kl": -0.00034})
+    assert "KL -3.4e-04" in written(file)
 
 
 def test_missing_and_nonfinite_numbers_do_not_end_a_run() -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from turnwise.core.messages import Message
@@ -59,13 +59,13 @@ def template_text(name: str) -> str:
 
 
 @cache
-def _bpe() -> str:
+def _bpe(scheme: str) -> str:
     backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=scheme == "always")
     backend.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=420, initial_alphabet=alphabet, show_progress=False)
-    backend.train_from_iterator([" ".join(WORDS), "\n\n\n\n  \n\n", "[INST] x [/INST]"] * 3, trainer)
+    backend.train_from_iterator([" ".join(WORDS), "\n\n\n\n  \n\n", "[INST] x [/INST]", "<| <| >> >>"] * 3, trainer)
     return backend.to_str()
 
 
@@ -77,7 +77,10 @@ def _unigram(scheme: str) -> str:
     pieces += [("▁", -4.0), ("\n", -4.0), ("\n\n", -5.0), *((chr(code), -9.0) for code in range(33, 127))]
     pieces += [(f"▁{word}", -6.0) for word in WORDS] + [(word, -7.0) for word in WORDS if len(word) > 1]
     backend = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=True))
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    if scheme == "prepend":  # as the first Llama tokenizers did it
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    else:
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
     backend.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
@@ -87,8 +90,8 @@ def _unigram(scheme: str) -> str:
 def make_tokenizer(
     template: str | None, kind: str = "bpe", special: tuple[str | AddedToken, ...] = SPECIALS, scheme: str = "first"
 ) -> PreTrainedTokenizerFast:
-    """A fresh tokenizer with a template of tests/data/templates."""
-    backend = Tokenizer.from_str(_bpe() if kind == "bpe" else _unigram(scheme))
+    """A fresh tokenizer with a template of tests/data/templates. `scheme`: where it puts a space of its own."""
+    backend = Tokenizer.from_str(_bpe(scheme) if kind == "bpe" else _unigram(scheme))
     backend.add_special_tokens(list(special))
     backend.add_tokens(list(ORDINARY))
     tokenizer = PreTrainedTokenizerFast(

@@ -7,12 +7,15 @@ from itertools import accumulate
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from render_cases import KINDS, case, spell
+from render_cases import KINDS, case, spell, template_text
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from turnwise.core.messages import ToolCall
 from turnwise.core.trajectory import Span, Stop
 from turnwise.render.calls import read_call
 from turnwise.render.parse import parse_pieces
+from turnwise.render.renderer import Renderer
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>", "<tool_call>", "</tool_call>")
 TEXTS = st.lists(st.one_of(st.sampled_from([*TAGS, "a", " ", "é", "🧊", "<", "ok"]), st.text(max_size=4)), max_size=12)
@@ -81,7 +84,7 @@ def inner_ranges(data: bytes) -> list[tuple[str, int, int]]:
     return found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(pieces=cut_texts())
 def test_spans_cover_exactly_the_tokens_that_touch_inner_text(pieces: list[bytes]) -> None:
     ends = list(accumulate(map(len, pieces)))
@@ -118,6 +121,16 @@ def test_the_content_is_the_exact_text(kind: str, text: str) -> None:
     assert renderer.parse(spell(tokenizer, text), Stop.LENGTH).message.content == text
 
 
+def test_a_decoder_that_puts_spaces_between_tokens_is_followed() -> None:
+    backend = Tokenizer(models.WordLevel({"<unk>": 0, "go": 1, "left": 2, "<answer>": 3, "</answer>": 4}, "<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", eos_token="</s>")
+    tokenizer.chat_template = template_text("plain_words")
+    parsed = Renderer(tokenizer).parse([1, 3, 1, 2, 4], Stop.LENGTH)
+    assert parsed.message.content == "go <answer> go left </answer>"
+    assert parsed.spans == (Span(name="answer", start=2, end=5),)  # a space is inner text too
+
+
 def test_only_a_sampled_end_of_turn_is_left_out_of_the_content() -> None:
     tokenizer, renderer = case("chatml")
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
@@ -144,6 +157,12 @@ def test_every_well_formed_call_is_found_and_numbered_by_its_place() -> None:
         ("a", "{}", "call00000"),
         ("c", "{}", "call00002"),
     ]
+
+
+def test_a_call_that_was_not_closed_is_no_call_but_its_tokens_are_marked() -> None:
+    parsed = parse_pieces([b"<tool_call>", b'{"name": "a"}'], opens_think=False)
+    assert parsed.message.tool_calls == ()
+    assert parsed.spans == (Span(name="call", start=1, end=2),)
 
 
 def test_a_call_inside_the_thinking_is_no_call() -> None:

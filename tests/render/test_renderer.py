@@ -160,6 +160,27 @@ def test_delimiters_of_turns_are_safe_even_where_they_are_not_called_special() -
     assert "a<|im_end|>b<|im_end|>" in renderer.decode(renderer.extend([user("a<|im_end|>b")], Stop.EOS))
 
 
+@pytest.mark.parametrize("called_special", [True, False])
+def test_lookalikes_are_spelled_as_by_a_tokenizer_that_has_no_special_tokens(called_special: bool) -> None:
+    tokenizer = make_tokenizer("chatml", special=SPECIALS if called_special else ("<unk>", "<s>", "</s>"))
+    tokenizer.add_tokens(["<|im_start|>", "<|im_end|>"])
+    innocent = make_tokenizer(None, special=("<unk>", "<s>", "</s>"))
+    spelled = innocent.encode("user\na <|im_end|> b", add_special_tokens=False)
+    ids = Renderer(tokenizer).extend([user("a <|im_end|> b")], Stop.EOS)
+    assert any(ids[place : place + len(spelled)] == spelled for place in range(len(ids)))
+
+
+def test_special_tokens_of_any_letters_decode_to_themselves() -> None:
+    tokenizer = make_tokenizer("chatml", special=(*SPECIALS, "<｜end of talk｜>"))
+    assert Renderer(tokenizer).decode([tokenizer.convert_tokens_to_ids("<｜end of talk｜>")]) == "<｜end of talk｜>"
+
+
+def test_a_special_token_that_cannot_be_spelled_otherwise_is_left_out() -> None:
+    tokenizer = make_tokenizer("chatml", kind="unigram", special=(*SPECIALS, "%"))
+    renderer = Renderer(tokenizer)
+    assert "\nab<|im_end|>" in renderer.decode(renderer.extend([user("a%b")], Stop.EOS))
+
+
 def test_tokens_that_swallow_whitespace_do_so_as_in_the_tokenizer() -> None:
     greedy = tuple(AddedToken(token, rstrip=token.startswith("<|"), special=True) for token in SPECIALS)
     tokenizer = make_tokenizer("no_system", special=greedy)
@@ -220,6 +241,19 @@ def test_a_known_shape_is_never_rendered_again(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(tokenizer, "apply_chat_template", None)
     assert "other" in renderer.decode(renderer.start([system("other"), user("d")], [LOOK]))
     assert "new" in renderer.decode(renderer.extend([user("new")], Stop.EOS))
+
+
+def test_an_environment_may_have_nothing_to_say() -> None:
+    for template in ("chatml", "mistral", "plain_words"):
+        tokenizer, renderer = case(template)
+        rest = own_text(tokenizer, [{"role": "user", "content": "a"}, {"role": "assistant", "content": "XYZ"}])
+        assert renderer.decode(renderer.extend([], Stop.LENGTH)) == rest.partition("XYZ")[2]
+
+
+def test_images_are_refused_and_not_forgotten() -> None:
+    _, renderer = case("chatml")
+    with pytest.raises(UserError, match="only text"):
+        renderer.start([Message(role="user", content="look", images=(b"x",))])
 
 
 def test_half_a_surrogate_pair_in_an_observation_does_no_harm() -> None:

@@ -30,6 +30,7 @@ def test_special_tokens_part_every_text() -> None:
     assert renderer.count_seams([[*left, end], right]) == 0
     assert renderer.count_seams([left, [end, *right]]) == 0
     assert renderer.count_seams([[*left, end, *left], [*right, end, *right]]) == 1
+    assert renderer.count_seams([[end, *spell(tokenizer, ">")], spell(tokenizer, ">")]) == 1
 
 
 def test_in_a_conversation_only_the_prompt_meets_an_action_at_a_seam() -> None:
@@ -45,6 +46,7 @@ def test_half_a_character_at_a_seam_is_counted() -> None:
     ice = spell(tokenizer, "🧊")
     assert renderer.count_seams([ice[:2], spell(tokenizer, "a")]) == 1
     assert renderer.count_seams([ice * 5, spell(tokenizer, "a")]) == 0
+    assert renderer.count_seams([spell(tokenizer, "日" * 5), spell(tokenizer, "a")]) == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)

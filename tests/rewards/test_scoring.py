@@ -1,4 +1,3 @@
-import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,12 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.core.errors import InfrastructureFailure
 from turnwise.core.messages import assistant
-from turnwise.core.protocols import RewardResult
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Group, Status, Stop, Trajectory, Turn
-from turnwise.rewards.scoring import apply_rewards, score_group, score_trajectory
+from turnwise.rewards.scoring import score_group, score_trajectory
 
 TASK = Task(env="bandit", seed=1)
 
@@ -37,16 +34,6 @@ def played(rewards: Sequence[float], invalid: Sequence[bool] | None = None, memb
     return Trajectory(
         task=TASK, member=member, attempt=0, turns=turns, status=Status.FAILED, turn_rewards=tuple(rewards)
     )
-
-
-async def one_each(trajectory: Trajectory) -> RewardResult:
-    await asyncio.sleep(0)
-    return RewardResult(turn_rewards=(1.0,) * len(trajectory.turns))
-
-
-async def number_of_member(trajectory: Trajectory) -> RewardResult:
-    await asyncio.sleep(0.001 * (3 - trajectory.member))  # the first member answers last
-    return RewardResult(turn_rewards=(0.0,) * (len(trajectory.turns) - 1) + (float(trajectory.member),))
 
 
 def test_the_penalty_is_subtracted_once_from_each_invalid_turn_and_nowhere_else() -> None:
@@ -82,53 +69,3 @@ def test_a_group_keeps_its_members_and_all_else_about_them() -> None:
     assert [member.turn_rewards for member in scored.trajectories] == [(0.5,), (0.0,)]
     for before, after in zip(members, scored.trajectories, strict=True):
         assert replace(after, turn_rewards=before.turn_rewards, rewards={}) == before
-
-
-def test_weighted_rewards_are_added_turn_by_turn_to_the_right_member() -> None:
-    group = Group(task=TASK, trajectories=tuple(played([0.0, 1.0], [True, False], member=m) for m in range(3)))
-    rewards = {"steady": (one_each, 0.5), "member": (number_of_member, -2.0)}
-    scored = asyncio.run(apply_rewards(group, rewards, 0.1))
-    assert [member.turn_rewards for member in scored.trajectories] == [
-        (0.4, 1.5),
-        (0.4, -0.5),
-        (0.4, -2.5),
-    ]
-    assert scored.trajectories[2].rewards == {"env": 1.0, "format": -0.1, "steady": 2.0, "member": 2.0}
-
-
-def test_no_reward_functions_is_plain_scoring() -> None:
-    group = Group(task=TASK, trajectories=(played([1.0], [True]),))
-    assert asyncio.run(apply_rewards(group, {}, 0.5)) == score_group(group, 0.5)
-
-
-def test_a_reward_that_cannot_be_reached_is_an_error_and_no_zero() -> None:
-    finished = []
-
-    async def unreachable(trajectory: Trajectory) -> RewardResult:
-        raise InfrastructureFailure("judge is down")
-
-    async def slow(trajectory: Trajectory) -> RewardResult:
-        await asyncio.sleep(0.01)
-        finished.append(trajectory.member)
-        return RewardResult(turn_rewards=(0.0,))
-
-    group = Group(task=TASK, trajectories=(played([1.0]),))
-    with pytest.raises(InfrastructureFailure, match="judge is down"):
-        asyncio.run(apply_rewards(group, {"judge": (unreachable, 1.0), "slow": (slow, 1.0)}, 0.0))
-    assert finished == [0]
-
-
-@pytest.mark.parametrize("values", [(1.0,), (1.0, 2.0, 3.0), (1.0, math.nan), (math.inf, 0.0)])
-def test_rewards_that_do_not_fit_are_refused_by_name(values: tuple[float, ...]) -> None:
-    async def wrong(trajectory: Trajectory) -> RewardResult:
-        return RewardResult(turn_rewards=values)
-
-    group = Group(task=TASK, trajectories=(played([0.0, 0.0]),))
-    with pytest.raises(ValueError, match="reward style"):
-        asyncio.run(apply_rewards(group, {"style": (wrong, 1.0)}, 0.0))
-
-
-@pytest.mark.parametrize("name", ["env", "format"])
-def test_the_names_of_the_built_in_parts_are_taken(name: str) -> None:
-    with pytest.raises(ValueError, match=name):
-        asyncio.run(apply_rewards(Group(task=TASK, trajectories=()), {name: (one_each, 1.0)}, 0.0))

@@ -87,12 +87,10 @@ def unknown_key(name: str) -> str:
 
 
 def meant_keys(name: str) -> list[str]:
-    """What a mistyped key probably means: the same word in another section, else the nearest, its siblings first."""
+    """What a mistyped key probably means: the same word in other sections, else the nearest key."""
     keys = all_keys()
-    section, _, last = name.rpartition(".")
-    same_word = [key.name for key in keys.values() if key.last == last]
-    siblings = [key.name for key in keys.values() if key.section == section]
-    near = closest(name, siblings) or closest(name, keys)
+    same_word = [key.name for key in keys.values() if key.last == name.rpartition(".")[2]]
+    near = closest(name, keys)
     return same_word or ([near] if near else [])
 
 

@@ -53,7 +53,7 @@ class ModelConfig(Section):
     """Of the model's parameters."""
     chat_template: str | None = None
     """A Jinja file, for tokenizers that bring no chat template."""
-    warmup_steps: Annotated[int, Field(ge=0)] = 150
+    warmup_steps: Annotated[int, Field(ge=0)] = 60
     """Of tiny only: optimiser steps on random legal play, so that it knows the format."""
     warmup_seed: Seed = 0
     """Of tiny only: what its first weights and its warm-up are drawn from."""
@@ -119,7 +119,7 @@ class AlgoConfig(Section):
     """Weight of the entropy bonus."""
     kl_coef: NonNegative = 0.0
     """Weight of the divergence from the reference model; 0: no reference model is kept."""
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    kl_estimator: Literal["k1", "k2", "k3", "abs"] = "k3"
     """How that divergence is estimated from sampled tokens."""
     aggregation: str = "token-mean"
     """How token losses become one number, by its name."""

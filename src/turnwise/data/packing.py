@@ -13,7 +13,8 @@ SHORTEST_PREFIX = 8
 
 def prompt_length(sample: Sample) -> int:
     """How many tokens can be shared: the first context but its last token, whose logits the sample learns from."""
-    return int(sample.mask.to(torch.uint8).argmax()) - 1
+    first_sampled = int(sample.mask.to(torch.uint8).argmax()) if sample.mask.any() else len(sample)
+    return first_sampled - 1
 
 
 def prompt_key(sample: Sample) -> bytes:
@@ -31,7 +32,7 @@ def micro_batches(samples: Sequence[Sample], max_tokens: int) -> list[list[int]]
     tokens, shared = 0, set[bytes]()
     for index in order:
         prompt = prompt_length(samples[index])
-        cost = len(samples[index]) - (prompt if keys[index] in shared else 0)
+        cost = len(samples[index]) - (prompt if keys[index] in shared and prompt >= SHORTEST_PREFIX else 0)
         if not parts or tokens + cost > max_tokens:
             parts.append([])
             tokens, shared = 0, set()
@@ -43,43 +44,44 @@ def micro_batches(samples: Sequence[Sample], max_tokens: int) -> list[list[int]]
 
 
 def pack(samples: Sequence[Sample]) -> Batch:
-    """Rows: first the prompts that several samples share, then what is left of each sample, in order.
+    """Rows: first the prompts that several samples share, then samples alone, then what is left of the others.
 
-    A sample alone with its prompt is a root of its own; roots come first, which is the one reordering.
+    Longer ones come first, so that neighbours are of about one length.
     """
     if any(bool(sample.mask[0]) for sample in samples):
         raise ValueError("a sampled token without a context has no logits it was sampled from")
+    prompts, parent = _shared_prompts(samples)
+    skip = [prompt_length(sample) if index in parent else 0 for index, sample in enumerate(samples)]
+    order = sorted(range(len(samples)), key=lambda i: (i in parent, skip[i] - len(samples[i]), i))
+    lengths = torch.tensor([len(samples[index]) - skip[index] for index in order])
+    starts = sum(map(len, prompts)) + lengths.cumsum(0) - lengths
+    sampled = [samples[index].mask[skip[index] :].nonzero().squeeze(1) for index in order]
+    places = torch.cat([start + each for start, each in zip(starts, sampled, strict=True)])
+    ids = torch.cat([*prompts, *(samples[index].ids[skip[index] :] for index in order)])
+    positions = [*map(len, prompts), *(len(samples[index]) for index in order)]
+    skipped = [*(0 for _ in prompts), *(skip[index] for index in order)]
+    return Batch(
+        ids=ids,
+        positions=torch.cat([torch.arange(start, end) for start, end in zip(skipped, positions, strict=True)]),
+        lengths=(*map(len, prompts), *lengths.tolist()),
+        parents=(*(-1 for _ in prompts), *(parent.get(index, -1) for index in order)),
+        order=tuple(order),
+        counts=tuple(map(len, sampled)),
+        sources=places - 1,
+        targets=ids[places],
+        temperatures=torch.cat([samples[index].temperatures[samples[index].mask] for index in order]),
+        ends=starts + lengths - 1,
+    )
+
+
+def _shared_prompts(samples: Sequence[Sample]) -> tuple[list[Tensor], dict[int, int]]:
+    """The prompts that several samples have, and for each of these samples which prompt."""
     members: dict[bytes, list[int]] = {}
     for index, sample in enumerate(samples):
         members.setdefault(prompt_key(sample), []).append(index)
     shared = [each for each in members.values() if len(each) > 1 and prompt_length(samples[each[0]]) >= SHORTEST_PREFIX]
-    parent = {index: number for number, each in enumerate(shared) for index in each}
-    alone = [index for index in range(len(samples)) if index not in parent]
-    order = [*alone, *sorted(parent)]
-    cut = [prompt_length(samples[index]) if index in parent else 0 for index in order]
-    roots = [samples[each[0]].ids[: prompt_length(samples[each[0]])] for each in shared]
-    rows = [*roots, *(samples[index].ids[skip:] for index, skip in zip(order, cut, strict=True))]
-    ids = torch.cat(rows)
-    before = sum(len(root) for root in roots)
-    lengths = torch.tensor([len(samples[index]) - skip for index, skip in zip(order, cut, strict=True)])
-    starts = before + lengths.cumsum(0) - lengths
-    sampled = torch.cat([(samples[i].mask[skip:]).nonzero().squeeze(1) for i, skip in zip(order, cut, strict=True)])
-    counts = torch.tensor([int(samples[index].mask.sum()) for index in order])
-    sampled += starts.repeat_interleave(counts)
-    positions = [torch.arange(len(root)) for root in roots]
-    positions += [torch.arange(skip, len(samples[index])) for index, skip in zip(order, cut, strict=True)]
-    return Batch(
-        ids=ids,
-        positions=torch.cat(positions),
-        lengths=(*(len(root) for root in roots), *lengths.tolist()),
-        parents=(*(-1 for _ in roots), *(parent.get(index, -1) for index in order)),
-        order=tuple(order),
-        counts=tuple(counts.tolist()),
-        sources=sampled - 1,
-        targets=ids[sampled],
-        temperatures=torch.cat([samples[index].temperatures[samples[index].mask] for index in order]),
-        ends=starts + lengths - 1,
-    )
+    prompts = [samples[first].ids[: prompt_length(samples[first])] for first, *_ in shared]
+    return prompts, {index: number for number, each in enumerate(shared) for index in each}
 
 
 def unpack(batch: Batch, values: Tensor) -> list[Tensor]:

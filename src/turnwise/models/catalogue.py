@@ -34,7 +34,9 @@ class CatalogueEntry:
 
 
 CATALOGUE: tuple[CatalogueEntry, ...] = (
-    CatalogueEntry(name=TINY, parameters="1M", source=BUILT_IN, note="untrained; knows the answer format after warm-up"),
+    CatalogueEntry(
+        name=TINY, parameters="1M", source=BUILT_IN, note="untrained; knows the answer format after warm-up"
+    ),
     CatalogueEntry(name=SMOLLM2, parameters="135M", source=PYPI, note="speaks English; no hub needed"),
     CatalogueEntry(name="Qwen/Qwen2.5-0.5B-Instruct", parameters="494M", source=HUB, note="what papers train"),
     CatalogueEntry(name="Qwen/Qwen2.5-3B-Instruct", parameters="3.1B", source=HUB, note="for one large GPU"),

@@ -57,7 +57,7 @@ def load_model(
 
 
 def resolve_device(device: str) -> torch.device:
-    """"auto" is CUDA where there is one."""
+    """With "auto", CUDA where there is one."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -111,11 +111,15 @@ def _read_template(file: str) -> str:
 def _check_template(tokenizer: Any, name: str) -> None:
     """Found out now and not in the middle of the first rollout."""
     if tokenizer.chat_template is None:
-        raise UserError(f'the tokenizer of model "{name}" has no chat template: give one with --model.chat_template FILE')
+        raise UserError(
+            f'the tokenizer of model "{name}" has no chat template: give one with --model.chat_template FILE'
+        )
     try:
         tokenizer.apply_chat_template([{"role": "user", "content": "hello"}], tokenize=False)
     except TemplateSyntaxError as error:
-        raise UserError(f'the chat template of model "{name}" is no Jinja ({error}): mend it or give another') from error
+        raise UserError(
+            f'the chat template of model "{name}" is no Jinja ({error}): mend it or give another'
+        ) from error
 
 
 def _stop_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:

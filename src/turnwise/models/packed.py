@@ -1,10 +1,10 @@
 """Attention for rows packed behind each other without padding: a row sees itself and the prefix that it continues.
 
-    rows        p p p p p | a a a | b b b b | q q | c c        root p with children a and b, root q with child c
-    a sees      p p p p p   a a a                               what members of a group share is computed once
+    rows        p p p p p | q q | x x x x x x | a a a | b b b | c c    prefixes p and q, x alone, a and b after p, c after q
+    a sees      p p p p p                       a a a                  what members of a group share is computed once
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -12,69 +12,78 @@ from torch import Tensor
 
 from turnwise.models.attention import AttentionCall, masked_attention, visible
 
+ALIKE = 0.7
+"""Rows are padded together while the shortest has at least this share of the longest's length."""
+
+NEVER = 1 << 40
+"""A position that no query reaches."""
+
 
 class PackedPlan:
     """Lays the N packed tokens out as padded rows inside attention only; every other layer runs on the packed ones.
 
-    `parents[i]` is the row that row i continues, or -1. Roots come before all children and have none above them.
+    `parents[i]` is the row that row i continues, or -1. Rows that others continue come first.
     """
 
     def __init__(self, lengths: Sequence[int], parents: Sequence[int], device: torch.device) -> None:
-        self.num_roots = sum(parent < 0 for parent in parents)
-        if any((parent < 0) != (row < self.num_roots) or parent >= self.num_roots for row, parent in enumerate(parents)):
-            raise ValueError("rows that continue others come after all roots, and continue roots only")
-        self.roots = _Rows(lengths[: self.num_roots], device)
-        self.children = _Rows(lengths[self.num_roots :], device)
-        self.parents = torch.tensor(parents[self.num_roots :], device=device)
-        self.masks: dict[int | None, Tensor] = {}
+        num_prefixes = max(parents, default=-1) + 1
+        if any(parent >= 0 for parent in parents[:num_prefixes]):
+            raise ValueError("rows that others continue come first and continue none")
+        self.prefixes = Rows(lengths[:num_prefixes], device)
+        self.blocks = [
+            _Block(self.prefixes, lengths[start:end], parents[start:end], device)
+            for start, end in _alike(lengths, parents, num_prefixes)
+        ]
 
     def attend(self, call: AttentionCall) -> Tensor:
-        split = self.roots.tokens
-        query, key, value = (self.roots.unpack(each[:split]) for each in (call.query, call.key, call.value))
-        root = self.roots.pack(self._causal(call, query, key, value))
-        if not self.children.sizes:
-            return root
-        query, own_key, own_value = (self.children.unpack(each[split:]) for each in (call.query, call.key, call.value))
+        done, prefix = self.prefixes.tokens, None
+        out = []
+        if done:
+            query, *prefix = (self.prefixes.unpack(each[:done]) for each in (call.query, call.key, call.value))
+            out.append(self.prefixes.pack(causal_attention(call, query, *prefix)))
+        for block in self.blocks:
+            here = slice(done, done + block.rows.tokens)
+            out.append(block.attend(call, here, prefix))
+            done = here.stop
+        return torch.cat(out)
+
+
+class _Block:
+    """Rows of about one length: all alone, or all continuing a prefix."""
+
+    def __init__(self, prefixes: "Rows", lengths: Sequence[int], parents: Sequence[int], device: torch.device) -> None:
+        self.prefixes, self.rows = prefixes, Rows(lengths, device)
+        self.parents = torch.tensor(parents, device=device) if parents[0] >= 0 else None
+        self.masks: dict[int | None, Tensor] = {}
+
+    def attend(self, call: AttentionCall, here: slice, prefix: Sequence[Tensor] | None) -> Tensor:
+        query, key, value = (self.rows.unpack(each[here]) for each in (call.query, call.key, call.value))
+        if self.parents is None or prefix is None:
+            return self.rows.pack(causal_attention(call, query, key, value))
         # Whole rows are selected: their gradient is a sum of few large slices, in a fixed order.
-        keys = torch.cat([key.index_select(0, self.parents), own_key], dim=2)
-        values = torch.cat([value.index_select(0, self.parents), own_value], dim=2)
-        child = masked_attention(call, query, keys, values, self._mask(call))
-        return torch.cat([root, self.children.pack(child)])
+        key = torch.cat([prefix[0].index_select(0, self.parents), key], dim=2)
+        value = torch.cat([prefix[1].index_select(0, self.parents), value], dim=2)
+        return self.rows.pack(masked_attention(call, query, key, value, self._mask(call.window, self.parents)))
 
-    def _causal(self, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        if call.softcap is None and (call.window is None or call.window >= self.roots.longest):
-            gqa = key.shape[1] != query.shape[1]
-            return F.scaled_dot_product_attention(
-                query, key, value, is_causal=True, scale=call.scale, enable_gqa=gqa
-            )
-        columns = self.roots.columns
-        return masked_attention(call, query, key, value, visible(columns[:, None], columns, call.window)[None, None])
-
-    def _mask(self, call: AttentionCall) -> Tensor:
-        """What children see: their root's tokens, then their own up to themselves. [C, 1, T, P + T]"""
-        if call.window not in self.masks:
-            above = self.roots.size_tensor[self.parents][:, None]  # [C, 1]
-            positions = above + self.children.columns  # [C, T]
-            before = self.roots.columns.expand(len(self.parents), -1)  # [C, P]
-            keys = torch.cat([torch.where(before < above, before, self._never), positions], dim=1)
-            self.masks[call.window] = visible(positions[:, :, None], keys[:, None, :], call.window)[:, None]
-        return self.masks[call.window]
-
-    @property
-    def _never(self) -> int:
-        """A position that no query reaches."""
-        return 1 << 40
+    def _mask(self, window: int | None, parents: Tensor) -> Tensor:
+        """The prefix's tokens, then the row's own up to the token itself. [B, 1, T, P + T]"""
+        if window not in self.masks:
+            above = self.prefixes.size_tensor[parents][:, None]  # [B, 1]
+            positions = above + self.rows.columns  # [B, T]
+            before = self.prefixes.columns.expand(len(parents), -1)  # [B, P]
+            keys = torch.cat([torch.where(before < above, before, NEVER), positions], dim=1)
+            self.masks[window] = visible(positions[:, :, None], keys[:, None, :], window)[:, None]
+        return self.masks[window]
 
 
-class _Rows:
+class Rows:
     """Rows of different sizes behind each other, and the same as [B, T], padded on the right.
 
     Attention is causal and padding is last, so no token sees padding.
     """
 
     def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
-        self.sizes = list(sizes)
-        self.tokens, self.longest = sum(sizes), max(sizes, default=0)
+        self.count, self.tokens, self.longest = len(sizes), sum(sizes), max(sizes, default=0)
         self.even = len(set(sizes)) <= 1
         self.columns = torch.arange(self.longest, device=device)
         self.size_tensor = torch.tensor(sizes, device=device, dtype=torch.long)
@@ -86,9 +95,31 @@ class _Rows:
     def unpack(self, packed: Tensor) -> Tensor:
         """[N, H, D] -> [B, H, T, D]"""
         rows = packed if self.even else packed[self.gather]
-        return rows.view(len(self.sizes), self.longest, *packed.shape[1:]).transpose(1, 2)
+        return rows.view(self.count, self.longest, *packed.shape[1:]).transpose(1, 2)
 
     def pack(self, rows: Tensor) -> Tensor:
         """[B, H, T, D] -> [N, H, D]"""
         flat = rows.transpose(1, 2).flatten(0, 1)
         return flat if self.even else flat[self.scatter]
+
+
+def causal_attention(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Every row sees itself, up to each token. [B, H, T, D]"""
+    longest = query.shape[2]
+    if call.softcap is None and (call.window is None or call.window >= longest):
+        gqa = key.shape[1] != query.shape[1]
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=call.scale, enable_gqa=gqa)
+    columns = torch.arange(longest, device=query.device)
+    return masked_attention(call, query, key, value, visible(columns[:, None], columns, call.window)[None, None])
+
+
+def _alike(lengths: Sequence[int], parents: Sequence[int], start: int) -> Iterator[tuple[int, int]]:
+    """Cuts the rows from `start` on where they begin to continue something, or to differ much in length."""
+    for end in range(start + 1, len(lengths) + 1):
+        if (
+            end == len(lengths)
+            or (parents[end] < 0) != (parents[start] < 0)
+            or min(lengths[start], lengths[end]) < ALIKE * max(lengths[start], lengths[end])
+        ):
+            yield start, end
+            start = end

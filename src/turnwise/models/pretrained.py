@@ -63,7 +63,7 @@ def _read(
         config = AutoConfig.from_pretrained(where, **options)
     _check_kind(config, called)
     remove_dropout_from_config(config)
-    with _mendable(called, "tokenizer", "put the tokenizer's files beside the weights"):
+    with _mendable(called, "tokenizer", "give a model whose tokenizer is complete"):
         tokenizer = AutoTokenizer.from_pretrained(where, **options)
     with _mendable(called, "weights", "fetch or save it again"):
         model, report = AutoModelForCausalLM.from_pretrained(

@@ -1,4 +1,4 @@
-"""transformers draws progress bars and prints reports while it loads and saves; what matters of them is checked here."""
+"""transformers draws bars and prints reports while it loads and saves; what matters of them is checked by us."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -51,7 +51,7 @@ def written_aside(folder: Path) -> Iterator[Path]:
         aside.mkdir()
         yield aside
         _rename(aside, folder)
-    except _LostRace as error:
+    except _LostRaceError as error:
         raise FileExistsError(str(folder)) from error
     except (OSError, SafetensorError) as error:
         raise _cannot_write(folder, error) from error
@@ -59,7 +59,7 @@ def written_aside(folder: Path) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-class _LostRace(Exception):
+class _LostRaceError(Exception):
     pass
 
 
@@ -68,7 +68,7 @@ def _rename(aside: Path, folder: Path) -> None:
         aside.rename(folder)
     except OSError as error:
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
-            raise _LostRace from error
+            raise _LostRaceError from error
         raise
 
 

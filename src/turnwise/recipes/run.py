@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from turnwise.config.load import Overrides, build, to_toml
+from turnwise.config.load import build, to_toml
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.envs.kind import EnvKind
@@ -62,7 +62,8 @@ def train_seeds(config: Config, seeds: Sequence[int], console: Console | None = 
         name = f"{config.record.name}-seed{seed}" if config.record.name else None
         record = config.record.model_copy(update={"name": name})
         summaries.append(train(config.model_copy(update={"seed": seed, "record": record}), console=console))
-    console.print(seeds_table(summaries))
+    if finished := [summary for summary in summaries if summary["finished"]]:
+        console.print(seeds_table(finished))
     return summaries
 
 
@@ -74,10 +75,9 @@ def train_env(
     `tw.train(env="sokoban", algo__advantage="gae", seed=1)`
     """
     kind = load(env) if isinstance(env, str) else kind_of(env)
-    given = {"model.name": model, **({} if steps is None else {"train.steps": steps})}
+    given: dict[str, Any] = {"model.name": model, **({} if steps is None else {"train.steps": steps})}
     given |= {name.replace("__", "."): value for name, value in settings.items()}
-    overrides: Overrides = [(key, str(value)) for key, value in given.items()]
-    return train(build({"env": {"kind": kind.kind or kind.name}}, overrides), kind=kind)
+    return train(build({"env": {"kind": kind.kind or kind.name}}, list(given.items())), kind=kind)
 
 
 def settled(config: Config) -> Config:
@@ -140,6 +140,7 @@ class _Run:
             checkpoints=checkpoints,
             folder=self.folder,
             progress=progress,
+            decode=players.renderer.decode,
         )
         return loop, state
 
@@ -161,17 +162,21 @@ class _Run:
     async def _train(self, loop: Loop, state: State) -> Summary:
         """Success before, training, success after; an evaluation that is recorded is not run again."""
         held_out = self.tasks.held_out(self.config.eval.split, self.config.eval.episodes)
-        if not any(row.get("eval/name") == "before" for row in self.folder.read_metrics()):
+        if not self._evaluated("before"):
             await loop.evaluate("before", held_out, 0)
         state = await loop.run(state)
         if state.step < self.config.train.steps:
             return {"finished": False, "steps": state.step}
-        await loop.evaluate("after", held_out, state.step)
+        if not self._evaluated("after"):
+            await loop.evaluate("after", held_out, state.step)
         rows = self.folder.read_metrics()
         summary = summarise(rows, seed=self.config.seed)
         self.folder.write_text("curve.svg", learning_curve_svg(rows, self.folder.path.name))
         self.folder.write_summary(summary)
         return {"finished": True, **summary}
+
+    def _evaluated(self, name: str) -> bool:
+        return any(row.get("eval/name") == name for row in self.folder.read_metrics())
 
 
 def summarise(rows: Sequence[dict[str, Any]], seed: int) -> Summary:

@@ -61,6 +61,7 @@ def load_policy(
 class Players:
     """A policy ready to play: for training, and for evaluation."""
 
+    renderer: Renderer
     engine: NativeEngine
     collector: Collector
     evaluator: Collector
@@ -99,7 +100,12 @@ def build_players(config: Config, kind: EnvKind, loaded: LoadedModel) -> Players
         **shared,  # type: ignore[arg-type]
     )
     # Evaluations of all runs meet equal random numbers, so that what differs is the policy.
-    return Players(engine=engine, collector=collector(training, config.seed), evaluator=collector(evaluation, 0))
+    return Players(
+        renderer=renderer,
+        engine=engine,
+        collector=collector(training, config.seed),
+        evaluator=collector(evaluation, 0),
+    )
 
 
 def build_learner(config: Config, model: Any) -> LocalLearner:
@@ -157,5 +163,6 @@ def update_settings(config: Config) -> UpdateSettings:
         mini_batch=train.mini_batch,
         epochs=train.epochs,
         micro_tokens=train.micro_tokens,
+        skip_idle=algo.entropy_coef == 0 and algo.kl_coef == 0 and not advantage.needs_critic,
         run_seed=config.seed,
     )

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal
 from xml.sax.saxutils import escape
 
@@ -11,9 +12,8 @@ LEFT, RIGHT, TOP, BOTTOM = 64, 24, 64, 52
 INK, GRID = "#7f8790", "#7f879040"
 TRAIN, EVALUATION = "#4c8fd6", "#e0722a"
 
-Axis = Literal["step", "wall_s"]
-AXIS_LABELS: dict[Axis, str] = {"step": "training step", "wall_s": "minutes of training"}
-AXIS_UNITS: dict[Axis, float] = {"step": 1.0, "wall_s": 60.0}
+Axis = Literal["steps", "minutes"]
+AXIS_LABELS: dict[Axis, str] = {"steps": "training step", "minutes": "minutes of training"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,33 +37,37 @@ class Evaluation:
     high: float
 
 
-def learning_curve_svg(rows: Sequence[Mapping[str, Any]], title: str, axis: Axis = "step") -> str:
+def learning_curve_svg(rows: Sequence[Mapping[str, Any]], title: str, axis: Axis = "steps") -> str:
     """Success over training, from the rows of `metrics.jsonl`.
 
     Rows with "rollout/success" give the training line (faint, with a rolling mean); rows with "eval/success",
-    "eval/success_low" and "eval/success_high" give points with their intervals. `axis` names the row's x: "step", or
-    "wall_s", the seconds trained so far.
+    "eval/success_low" and "eval/success_high" give points with their intervals.
     """
-    unit = AXIS_UNITS[axis]
-    train = [(row[axis] / unit, row["rollout/success"]) for row in rows if _has(row, axis, "rollout/success")]
+    xs = _positions(rows, axis)
+    train = [(x, row["rollout/success"]) for x, row in zip(xs, rows, strict=True) if _has(row, "rollout/success")]
     evaluations = [
-        Evaluation(
-            x=row[axis] / unit, rate=row["eval/success"], low=row["eval/success_low"], high=row["eval/success_high"]
-        )
-        for row in rows
-        if _has(row, axis, "eval/success", "eval/success_low", "eval/success_high")
+        Evaluation(x=x, rate=row["eval/success"], low=row["eval/success_low"], high=row["eval/success_high"])
+        for x, row in zip(xs, rows, strict=True)
+        if _has(row, "eval/success", "eval/success_low", "eval/success_high")
     ]
-    xs = [x for x, _ in train] + [evaluation.x for evaluation in evaluations]
-    scale = Scale(right=max([*xs, 0.0]) or 1.0)
+    scale = Scale(right=max([x for x, _ in train] + [point.x for point in evaluations], default=0.0) or 1.0)
     parts = [
         *_frame(title, AXIS_LABELS[axis], scale),
         *_training(train, scale),
         *_evaluations(evaluations, scale),
         *_legend(bool(train), bool(evaluations)),
     ]
-    if not xs:
+    if not (train or evaluations):
         parts.append(_text(WIDTH / 2, HEIGHT / 2, "no steps yet", anchor="middle"))
     return "\n".join([_opening(title), *parts, "</svg>"]) + "\n"
+
+
+def _positions(rows: Sequence[Mapping[str, Any]], axis: Axis) -> list[float]:
+    """Each row's x: its step, or the minutes of the training steps up to it ("time/total_s" of their rows)."""
+    if axis == "steps":
+        return [float(row["step"]) for row in rows]
+    seconds = [row["time/total_s"] if _has(row, "rollout/success", "time/total_s") else 0.0 for row in rows]
+    return [total / 60 for total in accumulate(seconds)]
 
 
 def _has(row: Mapping[str, Any], *keys: str) -> bool:

@@ -17,7 +17,7 @@ RECENT_STEPS = 20
 
 
 class Progress:
-    """`with Progress(200, console) as progress:` then `phase` often, `step` at each step's end, `note` when need be.
+    """`with Progress(200, console) as progress:` then `begin`, `phase` often, `step` after each, `note` any time.
 
     There is no thread: the view is redrawn from these calls, at most a few times a second, so that nothing is printed
     after the block, and an exception or Ctrl-C in it gives the terminal back as it was.
@@ -29,11 +29,10 @@ class Progress:
         console: Console,
         *,
         title: str = "training",
-        first_step: int = 0,
         limit_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`first_step`: where a resumed run goes on. `limit_s`: the run stops after this, finished or not."""
+        """`limit_s`: training stops this long after `begin`, finished or not."""
         self._console = console
         self._clock = clock
         self._started = clock()
@@ -41,7 +40,7 @@ class Progress:
         self._ends: deque[float] = deque(maxlen=RECENT_STEPS + 1)
         self._title = title
         self._total = total_steps
-        self._done = first_step
+        self._done = 0
         self._phase = ("", 0, 0)
         self._metrics: Mapping[str, float] = {}
         self._successes: list[float] = []
@@ -55,6 +54,12 @@ class Progress:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._phase = ("", 0, 0)
         self._view.stop(self._snapshot())
+
+    def begin(self, done: int) -> None:
+        """Training begins, or goes on after `done` steps: pace and limit count from here, not from the set-up."""
+        self._started = self._clock()
+        self._ends.append(self._started)
+        self._done = done
 
     def phase(self, name: str, done: int, total: int) -> None:
         """What the step is doing, as ("rollout", 120, 256). Cheap: call it as often as you like."""
@@ -94,7 +99,7 @@ class Progress:
         )
 
     def _left_s(self) -> float | None:
-        """By the recent steps' pace, but not beyond the run's limit. None until two steps are done."""
+        """By the recent steps' pace, but not beyond the run's limit. None until there is a pace."""
         if len(self._ends) < 2:
             return None
         pace = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)

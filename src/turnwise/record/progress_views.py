@@ -12,15 +12,28 @@ from rich.text import Text
 
 from turnwise.record.numbers import count, decimal, duration, length, percent, sparkline
 
-COLUMNS: tuple[tuple[str, str, Callable[[float | None], str], int], ...] = (
-    ("success", "rollout/success", percent, 7),
-    ("reward", "rollout/reward", decimal, 7),
-    ("response", "rollout/response_tokens", length, 6),
-    ("entropy", "train/entropy", decimal, 7),
-    ("KL", "train/kl", decimal, 7),
-    ("tokens/s", "speed/tokens_per_s", count, 6),
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    label: str
+    metrics: tuple[str, ...]
+    """The first of these that the step has is shown."""
+    write: Callable[[float | None], str]
+    width: int
+
+    def cell(self, metrics: Mapping[str, float]) -> str:
+        return self.write(next((metrics[name] for name in self.metrics if name in metrics), None))
+
+
+COLUMNS = (
+    Column("success", ("rollout/success",), percent, 7),
+    Column("reward", ("rollout/reward",), decimal, 7),
+    Column("response", ("rollout/response_tokens",), length, 6),
+    Column("entropy", ("train/entropy",), decimal, 7),
+    Column("KL", ("train/kl", "train/approx_kl"), decimal, 8),  # to the reference, else to the sampling policy
+    Column("tokens/s", ("time/tokens_per_s",), count, 6),
 )
-"""What a person wants to see of a step: label, metric, how it is written, characters it may take."""
+"""What a person wants to see of a step."""
 
 SPARKLINE_WIDTH = 48
 
@@ -101,7 +114,7 @@ class LineView:
 
     def stop(self, snapshot: Snapshot) -> None:
         """The last step was done a moment after the last line: it gets its own."""
-        if snapshot.done > self._printed:
+        if snapshot.metrics and snapshot.done > self._printed:
             self.draw(snapshot)
 
 
@@ -110,7 +123,7 @@ def _steps(snapshot: Snapshot) -> str:
 
 
 def _step_line(snapshot: Snapshot) -> str:
-    cells = [f"{label} {write(snapshot.metrics.get(key)):>{width}}" for label, key, write, width in COLUMNS]
+    cells = [f"{column.label} {column.cell(snapshot.metrics):>{column.width}}" for column in COLUMNS]
     return "  ".join([_steps(snapshot), *cells, f"left {duration(snapshot.left_s):>7}"])
 
 
@@ -131,9 +144,9 @@ def _bar(snapshot: Snapshot) -> Table:
 
 def _numbers(snapshot: Snapshot) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for label, _, _, width in COLUMNS:
-        table.add_column(label, justify="right", min_width=width, no_wrap=True)
-    table.add_row(*(write(snapshot.metrics.get(key)) for _, key, write, _ in COLUMNS))
+    for column in COLUMNS:
+        table.add_column(column.label, justify="right", min_width=column.width, no_wrap=True)
+    table.add_row(*(column.cell(snapshot.metrics) for column in COLUMNS))
     return table
 
 

@@ -151,7 +151,7 @@ class RunFolder:
         return row
 
     def cut_back(self, step: int) -> None:
-        """Forgets every step from `step` on, evaluations included: for a resume after `step` steps.
+        """Forgets the rows and trajectories of `step` and later, evaluations included, so that it can run again.
 
         A kill in the middle does no harm: each file changes whole, and the next resume cuts again.
         """

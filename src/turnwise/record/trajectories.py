@@ -5,7 +5,7 @@ JSON has no NaN and no infinity: such numbers stand as the strings "NaN", "Infin
 """
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from turnwise.core.errors import UserError
@@ -16,9 +16,17 @@ from turnwise.record.plain import plain, plain_number, plain_numbers
 
 
 def trajectory_row(
-    trajectory: Trajectory, *, step: int, group: int, advantages: Sequence[Sequence[float]] | None
+    trajectory: Trajectory,
+    *,
+    step: int,
+    group: int,
+    advantages: Sequence[Sequence[float]] | None,
+    decode: Callable[[Sequence[int]], str],
 ) -> dict[str, Any]:
-    """The row of one trajectory. `advantages`: one a sampled token, turn by turn; None where nothing was trained."""
+    """The row of one trajectory. `advantages`: one a sampled token, turn by turn; None where nothing was trained.
+
+    `decode` makes the contexts readable for those who have no tokenizer at hand; the ids are what counts.
+    """
     per_turn: Sequence[Sequence[float] | None] = [None] * len(trajectory.turns) if advantages is None else advantages
     return {
         "step": step,
@@ -32,7 +40,7 @@ def trajectory_row(
         "rewards": {name: plain_number(value) for name, value in trajectory.rewards.items()},
         "timings": {name: plain_number(value) for name, value in trajectory.timings.items()},
         "turns": [
-            _turn_row(turn, turn_reward, values)
+            _turn_row(turn, turn_reward, values, decode)
             for turn, turn_reward, values in zip(trajectory.turns, trajectory.turn_rewards, per_turn, strict=True)
         ],
     }
@@ -50,10 +58,13 @@ def _task_row(task: Task) -> dict[str, Any]:
     return {"env": task.env, "seed": task.seed, "split": task.split, "params": plain(task.params)}
 
 
-def _turn_row(turn: Turn, turn_reward: float, advantages: Sequence[float] | None) -> dict[str, Any]:
+def _turn_row(
+    turn: Turn, turn_reward: float, advantages: Sequence[float] | None, decode: Callable[[Sequence[int]], str]
+) -> dict[str, Any]:
     if advantages is not None and len(advantages) != len(turn.action_ids):
         raise ValueError(f"{len(turn.action_ids)} sampled tokens but {len(advantages)} advantages")
     return {
+        "context": decode(turn.context_ids),
         "context_ids": turn.context_ids,
         "extends": turn.extends,
         "action_ids": turn.action_ids,

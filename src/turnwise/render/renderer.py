@@ -66,7 +66,8 @@ class Renderer:
     def extend(self, messages: Sequence[Message], stop: Stop) -> list[int]:
         """What is appended to a sampled action: the rest of its turn, the messages, the generation prompt.
 
-        After EOS the token that ends the turn was sampled, so only what follows it comes; else it comes too.
+        After EOS the token that ends the turn was sampled (whichever of `stop_ids`), so only what follows it comes;
+        after a stop string or at the length's limit it comes too.
         """
         return self._extend_programs(shape_of(messages), stop is Stop.EOS).ids(messages)
 

@@ -62,7 +62,7 @@ def extend_parts(template: ChatTemplate, shape: Shape, end: str | None = None) -
 
 def behind(parts: tuple[Part, ...], end: str | None) -> tuple[Part, ...]:
     """What is left to append when the turn's end was sampled."""
-    if end is None or not isinstance(parts[0], str) or end not in parts[0]:
+    if end is None or not parts or not isinstance(parts[0], str) or end not in parts[0]:
         return parts
     return (parts[0].partition(end)[2], *parts[1:])
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
+from turnwise.core.errors import UserError
 from turnwise.core.messages import Message, Role
 from turnwise.render.slots import CHANGES, PROBES, CallIdSlot, ContentSlot, Filler, Part, Quoted
 from turnwise.render.template import ChatTemplate, RefusedError
@@ -18,6 +19,8 @@ FOLDED: tuple[tuple[Role, ...], ...] = ((), ("system",), ("tool",), ("system", "
 
 
 def shape_of(messages: Sequence[Message]) -> Shape:
+    if any(message.images for message in messages):
+        raise UserError("only text can be rendered: leave the images out of the messages")
     return tuple((message.role, bool(message.content)) for message in messages)
 
 

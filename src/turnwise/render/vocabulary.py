@@ -66,14 +66,13 @@ def _byte_level(piece: str) -> bytes:
         return piece.encode()
 
 
-def _sentence_piece(piece: str) -> bytes:
-    if byte := BYTE_PIECE.fullmatch(piece):
-        return bytes([int(byte[1], 16)])
-    return piece.replace(SPACE_PIECE, " ").encode()
-
-
 def _plain_piece(piece: str) -> bytes:
     return piece.replace(SPACE_PIECE, " ").encode()
+
+
+def _byte_fallback(piece: str) -> bytes:
+    byte = BYTE_PIECE.fullmatch(piece)
+    return bytes([int(byte[1], 16)]) if byte else _plain_piece(piece)
 
 
 class ByteTable(dict[int, bytes]):
@@ -82,7 +81,7 @@ class ByteTable(dict[int, bytes]):
     def __init__(self, backend: Any, decoder: dict[str, Any] | None) -> None:
         self._piece_of = backend.id_to_token
         kinds = _kinds(decoder)
-        spell = _sentence_piece if "ByteFallback" in kinds else _plain_piece
+        spell = _byte_fallback if "ByteFallback" in kinds else _plain_piece
         self._spell = _byte_level if "ByteLevel" in kinds else spell
 
     def __missing__(self, token_id: int) -> bytes:

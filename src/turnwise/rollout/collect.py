@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
@@ -25,31 +26,36 @@ class Collected:
     """Failed attempts by kind, members given up, groups dropped."""
 
 
-class GuardedEnv:
+@contextmanager
+def attributed(where: str, passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """The boundary: whatever an environment raises is the environment's failure, never the run's or the agent's."""
+    typed: tuple[type[Exception], ...] = (EnvironmentFailure, InfrastructureFailure, *passing)
+    try:
+        yield
+    except typed:
+        raise
+    except Exception as error:
+        raise EnvironmentFailure(f"{where}: {type(error).__name__}: {error}") from error
 
-    def __init__(self, env: Env) -> None:
-        self._env = env
+
+class GuardedEnv:
+    """An environment behind that boundary. Closing it is bounded in time, as the episode is."""
+
+    def __init__(self, env: Env, close_timeout_s: float) -> None:
+        self._env, self._close_timeout_s = env, close_timeout_s
 
     async def start(self) -> Observation:
-        try:
+        with attributed("start"):
             return await self._env.start()
-        except Exception as error:
-            raise EnvironmentFailure(f"start: {type(error).__name__}: {error}") from error
 
     async def step(self, action: Message) -> StepResult:
-        try:
+        with attributed("step"):
             return await self._env.step(action)
-        except InfrastructureFailure:
-            raise
-        except Exception as error:
-            raise EnvironmentFailure(f"step: {type(error).__name__}: {error}") from error
 
     async def close(self) -> None:
-        try:
-            await self._env.close()
-        except Exception as error:
-            raise EnvironmentFailure(f"close: {type(error).__name__}: {error}") from error
+        with attributed("close"):
+            async with asyncio.timeout(self._close_timeout_s):
+                await self._env.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +100,11 @@ class Collector:
             counts["members_given_up"] += 1
             return None
 
-        async with asyncio.TaskGroup() as running:
-            rows = [[running.create_task(member(task, index)) for index in range(group_size)] for task in tasks]
+        try:
+            async with asyncio.TaskGroup() as running:
+                rows = [[running.create_task(member(task, index)) for index in range(group_size)] for task in tasks]
+        except ExceptionGroup as failures:  # of the program itself: the first says it, the others say it again
+            raise failures.exceptions[0] from None
         results = [[each.result() for each in row] for row in rows]
         groups = self._groups(tasks, results, group_size, counts)
         if not groups:
@@ -103,12 +112,20 @@ class Collector:
         return Collected(groups=groups, counts=counts)
 
     async def _episode(self, key: EpisodeKey) -> Trajectory:
-        env = GuardedEnv(self.make_env(key.task, key.member, key.attempt))
+        env = GuardedEnv(self._made(key), self.limits.timeout_s)
         try:
             async with self.policy.open(key) as session:
-                return await run_episode(key, env, session, self.context, self.limits)
-        finally:
-            await env.close()
+                trajectory = await run_episode(key, env, session, self.context, self.limits)
+        except BaseException:
+            with suppress(EnvironmentFailure, InfrastructureFailure):  # the first failure is the one to tell
+                await env.close()
+            raise
+        await env.close()
+        return trajectory
+
+    def _made(self, key: EpisodeKey) -> Env:
+        with attributed("making it", passing=(UserError,)):  # what a user gave is not mended by trying again
+            return self.make_env(key.task, key.member, key.attempt)
 
     @staticmethod
     def _groups(

@@ -7,21 +7,26 @@
 import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from turnwise.core.errors import UserError
 from turnwise.models.loading import LoadedModel
-from turnwise.models.quiet import without_progress_bars
+from turnwise.models.saving import write_model
 from turnwise.record.disk import disk_errors
 from turnwise.train.learner import LocalLearner, load_in_place
 
 BEST = "best"
+OWN_FILES = ("learner.safetensors", "state.json")
+"""What a checkpoint has beside the plain model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,36 +46,55 @@ class Checkpoints:
     def save(self, learner: LocalLearner, state: State, *, best: bool = False) -> Path:
         """Writes the checkpoint of this step, and gives up older ones beyond the last n."""
         target = self.folder / (BEST if best else f"step_{state.step:06d}")
+        if not best and _holds(target, state):
+            return target
+        aside = self.folder / f".writing-{target.name}"
         with disk_errors(target, f"continue with --resume {self.folder.parent} (earlier checkpoints are safe)"):
-            aside = self.folder / f".writing-{target.name}"
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir(parents=True)
-            with without_progress_bars():
-                learner.model.save_pretrained(aside)
-                self.tokenizer.save_pretrained(aside)
-            tensors = {name: tensor.contiguous() for name, tensor in learner.state_dict()["tensors"].items()}
-            save_file(tensors, aside / "learner.safetensors")
-            _write_state(aside, state)
-            _replace(aside, target)
+            try:
+                self._write(learner, state, aside)
+                _replace(aside, target)
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
         if not best:
             for old in self.steps()[: -self.keep_last]:
                 shutil.rmtree(old)
         return target
 
+    def _write(self, learner: LocalLearner, state: State, folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        tensors = {name: tensor.contiguous() for name, tensor in learner.state_dict()["tensors"].items()}
+        with _numbered_errors():
+            write_model(learner.model, self.tokenizer, folder)
+            save_file(tensors, folder / "learner.safetensors")
+        _write_state(folder, state)
+
     def steps(self) -> list[Path]:
         return sorted(self.folder.glob("step_*"))
 
     def newest(self) -> tuple[Path, State] | None:
-        """The newest checkpoint that is whole; None where there is none."""
-        damaged = []
-        for folder in reversed(self.steps()):
-            try:
-                return folder, read_state(folder)
-            except UserError as error:
-                damaged.append(str(error))
-        if damaged:
-            raise UserError(f"no checkpoint in {self.folder} is whole ({damaged[0]}); start a new run with --from")
-        return None
+        """The newest checkpoint that is whole; None where none was written yet."""
+        return newest(self.folder)
+
+
+def newest(folder: Path) -> tuple[Path, State] | None:
+    damaged = []
+    for each in sorted(folder.glob("step_*"), reverse=True):
+        try:
+            return each, read_state(each)
+        except UserError as error:
+            damaged.append(str(error))
+    if damaged:
+        raise UserError(f"no checkpoint in {folder} is whole ({damaged[0]}): start a new run with --from")
+    return None
+
+
+def last_checkpoint(folder: Path) -> Path:
+    """The newest whole checkpoint, which is also a plain model folder."""
+    found = newest(folder)
+    if found is None:
+        raise UserError(f"{folder} has no checkpoint yet: train the run further with --resume {folder.parent}")
+    return found[0]
 
 
 def restore(folder: Path, learner: LocalLearner, state: State, load: Callable[[str], LoadedModel]) -> None:
@@ -88,35 +112,59 @@ def read_state(folder: Path) -> State:
     """The state of a whole checkpoint; UserError if a file is missing or was changed."""
     try:
         recorded = json.loads((folder / "state.json").read_text())
+        if recorded.pop("digest") != _digest_of(recorded):
+            raise UserError(f"checkpoint {folder} is damaged: state.json is not what was written")
         for name, digest in recorded.pop("files").items():
             if _digest(folder / name) != digest:
                 raise UserError(f"checkpoint {folder} is damaged: {name} is not what was written")
         return State(**recorded)
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"checkpoint {folder} is damaged: {error}") from error
+
+
+def _holds(folder: Path, state: State) -> bool:
+    """Whether this state is saved there already: nothing was learnt since, so writing again could only lose it."""
+    try:
+        return read_state(folder) == state
+    except UserError:
+        return False
 
 
 def _write_state(folder: Path, state: State) -> None:
     files = {path.name: _digest(path) for path in sorted(folder.iterdir()) if path.is_file()}
-    values = {"step": state.step, "best_success": state.best_success, "skipped_steps": state.skipped_steps}
-    (folder / "state.json").write_text(json.dumps({**values, "files": files}, indent=1))
+    recorded = {**asdict(state), "files": files}
+    (folder / "state.json").write_text(json.dumps({**recorded, "digest": _digest_of(recorded)}, indent=1))
     for path in folder.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
 
 
+@contextmanager
+def _numbered_errors() -> Iterator[None]:
+    """safetensors reports the operating system's errors as text only: as OSErrors they can be explained."""
+    try:
+        yield
+    except SafetensorError as error:
+        if (found := re.search(r"os error (\d+)", str(error))) is None:
+            raise
+        number = int(found[1])
+        raise OSError(number, os.strerror(number)) from error
+
+
 def _replace(aside: Path, target: Path) -> None:
     """Renames over what may be there; at every moment one of the two is whole."""
+    old = target.with_name(f".old-{target.name}")
     if target.exists():
-        old = target.with_name(f".old-{target.name}")
         shutil.rmtree(old, ignore_errors=True)
         target.rename(old)
-        aside.rename(target)
-        shutil.rmtree(old)
-    else:
-        aside.rename(target)
+    aside.rename(target)
+    shutil.rmtree(old, ignore_errors=True)  # perhaps one that a kill between the two renames left
 
 
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def _digest_of(recorded: dict[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(recorded, sort_keys=True).encode(), digest_size=16).hexdigest()

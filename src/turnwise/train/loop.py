@@ -53,15 +53,18 @@ class Loop:
         checkpoints: Checkpoints,
         folder: RunFolder,
         progress: Progress,
+        decode: Callable[[Sequence[int]], str],
     ) -> None:
         self.settings, self.update_settings = settings, update_settings
         self.tasks, self.collector, self.evaluator = tasks, collector, evaluator
         self.engine, self.learner = engine, learner
         self.checkpoints, self.folder, self.progress = checkpoints, folder, progress
+        self.decode = decode
 
     async def run(self, state: State) -> State:
         """Returns where training stands: done, or out of time. Cancelled (Ctrl-C), it leaves a checkpoint first."""
         began = time.perf_counter()
+        self.progress.begin(state.step)
         try:
             while state.step < self.settings.steps and not self._out_of_time(began):
                 state = await self._step(state)
@@ -110,7 +113,7 @@ class Loop:
         clock: "Clock",
     ) -> None:
         if self.settings.record_every and number % self.settings.record_every == 0:
-            self.folder.write_trajectories(number, trajectory_rows(number, groups, estimated))
+            self.folder.write_trajectories(number, trajectory_rows(number, groups, estimated, self.decode))
         clock.lap("record")
         rolled = rollout_metrics(groups)
         row = {
@@ -164,7 +167,9 @@ class Clock:
         return out if tokens is None else out | {"time/tokens_per_s": tokens / total}
 
 
-def trajectory_rows(number: int, groups: Sequence[Group], estimated: Estimate | None) -> list[dict[str, object]]:
+def trajectory_rows(
+    number: int, groups: Sequence[Group], estimated: Estimate | None, decode: Callable[[Sequence[int]], str]
+) -> list[dict[str, object]]:
     """All trajectories of a step, with the advantages of those that were trained on."""
     advantages: dict[int, list[float]] = {}
     if estimated is not None:
@@ -173,7 +178,11 @@ def trajectory_rows(number: int, groups: Sequence[Group], estimated: Estimate | 
             advantages.setdefault(owner, []).extend(values[sample.mask].tolist())
     return [
         trajectory_row(
-            trajectory, step=number, group=group_number, advantages=_by_turn(trajectory, advantages.get(id(trajectory)))
+            trajectory,
+            step=number,
+            group=group_number,
+            advantages=_by_turn(trajectory, advantages.get(id(trajectory))),
+            decode=decode,
         )
         for group_number, group in enumerate(groups)
         for trajectory in group.trajectories

@@ -28,6 +28,8 @@ class UpdateSettings:
     mini_batch: int
     epochs: int
     micro_tokens: int
+    skip_idle: bool
+    """Leave out samples whose advantages are all 0: right where the loss has no other term than the advantage's."""
     run_seed: int
 
 
@@ -135,11 +137,16 @@ def update(learner: Learner, estimated: Estimate, settings: UpdateSettings, step
     first: dict[str, float] = {}
     for part in mini_batch_order(len(estimated.trajectories), settings, step):
         samples = train_samples(estimated, set(part), settings)
+        if settings.skip_idle:
+            samples = [sample for sample in samples if bool(sample.advantages.any())]
         for micro in micro_batches([each.sample for each in samples], settings.micro_tokens):
             for name, value in learner.forward_backward(pack_train([samples[index] for index in micro])).items():
                 sums[name] = sums.get(name, 0.0) + value
-        first = first or dict(sums)
-        norms.append(learner.step())
+        if samples:
+            first = first or dict(sums)
+            norms.append(learner.step())
+    if not sums:
+        return {"idle_steps": 1.0}
     means = {name: value / sums["tokens"] for name, value in sums.items() if name != "tokens"}
     if "mismatch" in first:  # later mini-batches differ from the sampler because they have learnt
         means["mismatch"] = first["mismatch"] / first["tokens"]

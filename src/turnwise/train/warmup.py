@@ -1,6 +1,7 @@
 """Tiny's start: a short, seeded warm-up on random legal play, so that it knows the format and nothing of the skill.
 
-What is played is random, so what is learnt is how answers look, not which ones are good. Made once and cached.
+It learns to continue transcripts, observations and answers alike. What is played in them is random, so it learns how
+boards and answers look and which board may follow which, but not which answers are good. Made once and cached.
 """
 
 import asyncio
@@ -9,6 +10,7 @@ import inspect
 import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import torch
 
 from turnwise.algos.entropy import logprobs_and_entropy
 from turnwise.core.chance import address, stream
-from turnwise.core.messages import Message, assistant
+from turnwise.core.messages import assistant
 from turnwise.core.samples import Sample
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Stop
@@ -27,10 +29,10 @@ from turnwise.envs.seeds import RANGE, seed_for
 from turnwise.models.cache import cached_model_folder
 from turnwise.models.forward import packed_logits
 from turnwise.models.loading import LoadedModel
-from turnwise.models.saving import save_model
+from turnwise.models.saving import write_model, written_aside
 from turnwise.models.tiny import TINY_VERSION
 from turnwise.render.renderer import Renderer
-from turnwise.train.optimizer import Optimizer, OptimizerSettings
+from turnwise.train.optimizer import Optimizer, OptimizerSettings, Schedule
 
 WARMUP_VERSION = 1
 """Raise it when anything below changes what comes out."""
@@ -54,7 +56,8 @@ def warmed_tiny(
     if not folder.exists():
         fresh = load("tiny")
         warm_up(fresh, kind, params, steps=steps, seed=seed, show=show)
-        save_model(fresh.model, fresh.tokenizer, folder)
+        with suppress(FileExistsError), written_aside(folder) as aside:  # another process may have been faster
+            write_model(fresh.model, fresh.tokenizer, aside)
     return load(str(folder)), time.perf_counter() - began
 
 
@@ -70,7 +73,8 @@ def _source(kind: EnvKind) -> str:
 def warm_up(loaded: LoadedModel, kind: EnvKind, params: dict[str, Any], *, steps: int, seed: int, show: Progress) -> None:
     """Teaches the model, in place, to continue transcripts of random play."""
     renderer = Renderer(loaded.tokenizer)
-    optimizer = Optimizer(list(loaded.model.parameters()), SETTINGS, lambda step: min(1.0, (step + 1) / 10))
+    schedule = Schedule(kind="linear", total_steps=steps, warmup_steps=min(10, steps // 4), final_share=0.1)
+    optimizer = Optimizer(list(loaded.model.parameters()), SETTINGS, schedule.share)
     for step in range(steps):
         numbers = range(step * EPISODES_A_STEP, (step + 1) * EPISODES_A_STEP)
         samples = [asyncio.run(random_episode(kind, params, renderer, loaded.tokenizer, seed, n)) for n in numbers]
@@ -85,30 +89,29 @@ def warm_up(loaded: LoadedModel, kind: EnvKind, params: dict[str, Any], *, steps
 async def random_episode(
     kind: EnvKind, params: dict[str, Any], renderer: Renderer, tokenizer: Any, seed: int, number: int
 ) -> Sample:
-    """One episode of random legal answers as a sample; its mask is 1 on the answers."""
+    """One episode of random legal answers as a sample; its mask is 1 on all but the rules, which never change."""
     index = address("warmup", seed, number) % RANGE
     env = kind.make(Task(env=kind.name, params=params, seed=seed_for("train", index)))
     rng = stream("warmup answers", seed, number)
     observation = await env.start()
-    said: Message = observation.messages[-1]
-    context, ids, mask = renderer.start(observation.messages, observation.tools), list[int](), list[bool]()
+    said = observation.messages[-1]
+    ids = renderer.start(observation.messages, observation.tools)
+    rules = ids.index(tokenizer.eos_token_id) + 1
     while True:
         text = env.env.random_answer(rng) or format_only(rng, said.content)
-        action = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
-        ids += [*context, *action]
-        mask += [False] * len(context) + [True] * len(action)
+        ids += [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
         result = await env.step(assistant(text))
         if result.over:
             break
         said = result.messages[-1]
-        context = renderer.extend(result.messages, Stop.EOS)
+        ids += renderer.extend(result.messages, Stop.EOS)
     await env.close()
-    sampled = torch.tensor(mask)
+    mask = torch.arange(len(ids)) >= rules
     return Sample(
         trajectory=number,
         ids=torch.tensor(ids),
-        mask=sampled,
-        turn_ids=torch.where(sampled, 0, -1),
+        mask=mask,
+        turn_ids=torch.where(mask, 0, -1),
         logprobs=torch.zeros(len(ids)),
         temperatures=torch.ones(len(ids)),
     )

@@ -61,6 +61,7 @@ class PrefillPlan:
         self.cache = cache
         device = torch.device("cpu")
         self.slots = torch.tensor(slots, device=device)  # [B]
+        self.chosen: slice | Tensor = slice(len(slots)) if list(slots) == list(range(len(slots))) else self.slots
         self.span = min(bucketed(max(p + n for p, n in zip(past, new, strict=True))), cache.capacity)
         fresh = torch.tensor(new, device=device)  # [B]
         columns = torch.arange(max(new), device=device)
@@ -83,8 +84,8 @@ class PrefillPlan:
         out = masked_attention(
             call,
             query,
-            keys[self.slots, :, : self.span],
-            values[self.slots, :, : self.span],
+            keys[self.chosen, :, : self.span],
+            values[self.chosen, :, : self.span],
             self._mask(call.window),
         )
         return out.transpose(1, 2).flatten(0, 1)[self.scatter]
@@ -99,14 +100,20 @@ class PrefillPlan:
 class DecodePlan:
     """One new token for each of B sessions.
 
-    Attention runs over all slots up to the highest in use, as a view: gathering the rows in use would copy the cache.
-    Where few of them are in use, the copy is the smaller cost.
+    Reading the cache is most of the work, so what all of them hold alike is read once:
+
+        positions  0 .. shared       the prompt that they have in common: from the first session's slot, for all
+                   shared .. span    each session's own
+
+    The latter is taken from all slots up to the highest in use, as a view: gathering the rows in use would copy the
+    cache. Where few of them are in use, the copy is the smaller cost.
     """
 
-    def __init__(self, cache: KVCache, slots: Tensor, positions: Tensor) -> None:
+    def __init__(self, cache: KVCache, slots: Tensor, positions: Tensor, shared: int = 0) -> None:
         self.cache = cache
         self.slots = slots  # [B]
         self.positions = positions  # [B]
+        self.first, self.shared = int(slots[0]), shared
         self.span = min(bucketed(int(positions.max()) + 1), cache.capacity)
         top = int(slots.max()) + 1
         self.gathers = 2 * len(slots) < top
@@ -114,6 +121,7 @@ class DecodePlan:
         self.row_positions = positions
         if not self.gathers and not self.dense:
             self.row_positions = positions.new_zeros(top).index_copy_(0, slots, positions)
+        self.masks: dict[int | None, Tensor] = {}
         self.biases: dict[int | None, Tensor] = {}
 
     def attend(self, call: AttentionCall) -> Tensor:
@@ -121,17 +129,53 @@ class DecodePlan:
         keys[self.slots, :, self.positions] = call.key
         values[self.slots, :, self.positions] = call.value
         query, rows = call.query, len(self.row_positions)
-        if self.gathers:
-            keys, values = keys[self.slots, :, : self.span], values[self.slots, :, : self.span]
+        if not self.gathers and not self.dense:
+            query = query.new_zeros(rows, *query.shape[1:]).index_copy_(0, self.slots, query)
+        if call.softcap is None and query.dtype == torch.float32:
+            out = self._attend_apart(call, query, keys, values)
         else:
-            keys, values = keys[:rows, :, : self.span], values[:rows, :, : self.span]
-            if not self.dense:
-                query = query.new_zeros(rows, *query.shape[1:]).index_copy_(0, self.slots, query)
-        out = masked_attention(call, query[:, :, None], keys, values, self._mask(call.window))[:, :, 0]
+            own = self._own(keys, 0), self._own(values, 0)
+            out = masked_attention(call, query[:, :, None], *own, self._mask(call.window))[:, :, 0]
         return out if self.gathers or self.dense else out[self.slots]
 
+    def _own(self, tensor: Tensor, start: int) -> Tensor:
+        """The rows' own keys or values from a position on. [R, KV, span - start, D]"""
+        chosen = self.slots if self.gathers else slice(len(self.row_positions))
+        return tensor[chosen, :, start : self.span]
+
+    def _attend_apart(self, call: AttentionCall, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Scores against what is shared and what is each row's own, one softmax over both. [R, H, D]
+
+        The G query heads that read the same keys go together, so that these, too, are read once.
+        """
+        rows, heads, size = query.shape
+        kv, shared = keys.shape[1], self.shared
+        query = (query * call.scale).view(rows, kv, heads // kv, size)  # [R, KV, G, D]
+        scores = query @ self._own(keys, shared).transpose(2, 3)
+        if shared:
+            scores = torch.cat([_for_all(query, keys[self.first, :, :shared].transpose(1, 2)), scores], dim=-1)
+        weights = scores.add_(self._bias(call.window)).softmax(dim=-1)  # [R, KV, G, span]
+        out = weights[..., shared:] @ self._own(values, shared)
+        if shared:
+            out += _for_all(weights[..., :shared], values[self.first, :, :shared])
+        return out.view(rows, heads, size)
+
     def _mask(self, window: int | None) -> Tensor:
-        if window not in self.biases:
+        if window not in self.masks:
             seen = visible(self.row_positions[:, None], torch.arange(self.span), window)
-            self.biases[window] = seen[:, None, None]  # [rows, 1, 1, span]
+            self.masks[window] = seen[:, None, None]  # [R, 1, 1, span]
+        return self.masks[window]
+
+    def _bias(self, window: int | None) -> Tensor:
+        """What is added to the scores: 0 where a row sees, minus infinity elsewhere. [R, 1, 1, span]"""
+        if window not in self.biases:
+            seen = self._mask(window)
+            self.biases[window] = torch.zeros(seen.shape).masked_fill_(~seen, float("-inf"))
         return self.biases[window]
+
+
+def _for_all(left: Tensor, right: Tensor) -> Tensor:
+    """[R, KV, G, X] @ [KV, X, Y], the same right side for all rows: one large product a head. [R, KV, G, Y]"""
+    rows, kv, group, inner = left.shape
+    product = left.transpose(0, 1).reshape(kv, rows * group, inner) @ right
+    return product.view(kv, rows, group, -1).transpose(0, 1)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Any
 
 import torch
@@ -17,6 +17,13 @@ SHARED_PREFIX = 16
 """Prompts that begin alike for at least this many tokens are run once up to where they part."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Prefix:
+    """The first positions of several slots, filled with copies of the same keys and values."""
+
+    length: int
+
+
 @dataclass(slots=True, eq=False)
 class Slot:
     """One session's place: what its cache holds, what waits to be appended, how much it has sampled."""
@@ -26,6 +33,8 @@ class Slot:
     length: int = 0
     pending: list[int] = field(default_factory=list)
     sampled: int = 0
+    prefix: Prefix | None = None
+    """What it shares with others that hold the same one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -85,7 +94,7 @@ class Runner:
             slot = request.slot
             same = tuple(slot.pending) if slot.length == 0 else (-1, slot.index)
             groups.setdefault(same, []).append(request)
-        self._share_prefix([leader.slot for leader, *_ in groups.values() if leader.slot.length == 0])
+        self._share_prefix([[one.slot for one in group] for group in groups.values() if group[0].slot.length == 0])
         for chunk in self._chunks(list(groups.values())):
             logits = self._extend([leader.slot for leader, *_ in chunk])
             for leader, *followers in chunk:
@@ -94,15 +103,17 @@ class Runner:
             self._sample([request for group in chunk for request in group], logits.repeat_interleave(repeats, dim=0))
         return requests
 
-    def _share_prefix(self, slots: list[Slot]) -> None:
-        """Runs what the first prompts have in common once, and copies it to their slots."""
-        if len(slots) < 2:
-            return
-        columns = zip(*(slot.pending[:-1] for slot in slots), strict=False)
+    def _share_prefix(self, groups: list[list[Slot]]) -> None:
+        """Runs what the first prompts have in common once, and copies it to their slots. Slots of a group are equal."""
+        leaders = [leader for leader, *_ in groups]
+        columns = zip(*(slot.pending[:-1] for slot in leaders), strict=False)
         shared = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
-        if shared < SHARED_PREFIX:
+        prefix = Prefix(shared) if shared >= SHARED_PREFIX else None
+        for slot in chain.from_iterable(groups):
+            slot.prefix = prefix
+        if prefix is None or len(leaders) < 2:
             return
-        first, *others = slots
+        first, *others = leaders
         rest = first.pending[shared:]
         del first.pending[shared:]
         self._extend([first])
@@ -149,7 +160,10 @@ class Runner:
         positions = torch.tensor([request.slot.length for request in requests])
         ids = torch.tensor([request.slot.pending[0] for request in requests])
         self._cache.reserve(int(positions.max()) + 1)
-        logits = self._forward(ids, positions, DecodePlan(self._cache, slots, positions))
+        prefixes = {request.slot.prefix for request in requests}
+        prefix = prefixes.pop() if len(prefixes) == 1 < len(requests) else None
+        plan = DecodePlan(self._cache, slots, positions, shared=0 if prefix is None else prefix.length)
+        logits = self._forward(ids, positions, plan)
         self.counts["decode_tokens"] += len(ids)
         for request in requests:
             request.slot.length += 1

@@ -67,7 +67,7 @@ def sample(logits: Tensor, rows: Rows, numbers: Tensor) -> tuple[Tensor, Tensor]
     total = cumulative[:, -1]
     # Below the total even after rounding: the token found then has a probability above 0.
     threshold = torch.minimum(numbers * total, torch.nextafter(total, torch.zeros_like(total)))
-    tokens = (cumulative <= threshold[:, None]).sum(dim=-1)
+    tokens = torch.searchsorted(cumulative, threshold[:, None], right=True)[:, 0]
     if rows.greedy is not None:
         tokens = torch.where(rows.greedy, logprobs.argmax(dim=-1), tokens)
     return tokens, logprobs.gather(1, tokens[:, None])[:, 0]

@@ -1,0 +1,71 @@
+# `make demo` and `make test` do everything, set-up included; they need Python 3.11 or newer and nothing else.
+
+PYTHON ?= python3
+# How often `make soak` repeats what it repeats.
+COUNT ?= 20
+# What runs the tests on a GPU; on a machine without this environment: make test-gpu GPU_PYTHON=python3
+GPU_PYTHON ?= .venv/bin/python
+
+BIN := .venv/bin
+BASE := .venv/.installed
+EXTRAS := .venv/.installed-test
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint soak test-gpu clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo      set up .venv and train an agent on FrozenLake, on the CPU, in minutes"
+	@echo "make test      set up .venv with the test extras and run ruff, mypy and all tests"
+	@echo "make lint      ruff and mypy alone"
+	@echo "make soak      all tests, with COUNT=$(COUNT) repetitions where chance is involved"
+	@echo "make test-gpu  the tests that need a GPU"
+	@echo "make clean     remove .venv, caches and build files; runs/ stays"
+	@echo "PYTHON=python3.12 makes .venv of another Python"
+
+demo: $(BASE)
+	@$(BIN)/turnwise train frozen_lake
+
+test: lint
+	@echo "pytest"
+	@$(PYTEST)
+
+lint: $(EXTRAS)
+	@echo "ruff"
+	@$(BIN)/ruff check --quiet --output-format concise .
+	@$(BIN)/ruff format --quiet --check .
+	@echo "mypy"
+	@$(BIN)/mypy --no-error-summary
+
+soak: $(EXTRAS)
+	@TURNWISE_SOAK=$(COUNT) $(PYTEST)
+
+test-gpu:
+	@PYTHONPATH=src:$$PYTHONPATH $(GPU_PYTHON) -m pytest -m gpu
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist src/*.egg-info
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps make the second time instant; a changed pyproject.toml installs again.
+$(BASE): pyproject.toml
+	$(make-venv)
+	@echo "installing turnwise and what it needs into .venv (minutes the first time)"
+	@$(PIP) --editable .
+	@touch $@
+
+$(EXTRAS): pyproject.toml
+	$(make-venv)
+	@echo "installing turnwise with its test extras into .venv (minutes the first time)"
+	@$(PIP) --editable '.[test]'
+	@touch $(BASE) $@
+
+define make-venv
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+  echo "turnwise needs Python 3.11 or newer; $(PYTHON) is: $$($(PYTHON) --version 2>&1)" >&2; \
+  echo "give one that you have: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+@echo "making .venv with $$($(PYTHON) --version)"
+@$(PYTHON) -m venv .venv
+endef

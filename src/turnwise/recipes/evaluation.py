@@ -1,0 +1,70 @@
+"""`turnwise eval`: a run's last checkpoint, or any model, on held-out tasks."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from turnwise.config.load import Overrides, build, find_run, read_run
+from turnwise.config.schema import Config
+from turnwise.core.errors import UserError
+from turnwise.envs.registry import load
+from turnwise.evaluate.run import Evaluation, evaluate
+from turnwise.recipes.configure import settings_for
+from turnwise.recipes.run import settled
+from turnwise.recipes.wiring import build_players, load_policy
+from turnwise.record.console import make_console
+from turnwise.record.progress import Progress
+from turnwise.rollout.tasks import TaskSource
+from turnwise.train.checkpoints import last_checkpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """What was evaluated, on what, and how it did."""
+
+    model: str
+    environment: str
+    split: str
+    result: Evaluation
+
+
+def evaluate_source(
+    source: str, environment: str | None = None, *, overrides: Overrides = (), console: Console | None = None
+) -> Evaluated:
+    """`source`: a run or a model; `environment`: left out, a run's own."""
+    config = settled(_config(source, environment, overrides))
+    torch.set_num_threads(config.system.threads)
+    kind = load(config.env.kind)
+    params = kind.check_params(config.env.params)
+    tasks = TaskSource(env=kind.name, params=params, run_seed=config.seed)
+    with Progress(1, console or make_console(), title=f"evaluating {source}") as progress:
+        loaded, _ = load_policy(config, kind, params, lambda done, total: progress.phase("warm-up", done, total))
+        players = build_players(config, kind, loaded)
+        held_out = tasks.held_out(config.eval.split, config.eval.episodes)
+        found = asyncio.run(
+            evaluate(players.evaluator, held_out, lambda done, total: progress.phase("episodes", done, total))
+        )
+    return Evaluated(model=source, environment=kind.name, split=config.eval.split, result=found)
+
+
+def _config(source: str, environment: str | None, overrides: Overrides) -> Config:
+    run = _run(source)
+    if run is None:
+        if environment is None:
+            raise UserError(f'no run "{source}"; if it is a model, say on what: turnwise eval {source} ENV')
+        return build(settings_for(environment), [("model.name", source), *overrides])
+    settings = read_run(str(run))
+    if environment is not None:
+        settings["env"] = settings_for(environment)["env"]
+    model = last_checkpoint(run / "checkpoints")
+    return build(settings, [("model.name", str(model)), *overrides])
+
+
+def _run(source: str) -> Path | None:
+    try:
+        return find_run(source)
+    except UserError:
+        return None

@@ -1,0 +1,128 @@
+import pytest
+import torch
+from episodes_for_tests import trajectories, trajectory_of, turn_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turnwise.core.samples import Batch, Sample, TrainSample
+from turnwise.core.trajectory import Trajectory
+from turnwise.data.packing import micro_batches, pack, pack_train, unpack
+from turnwise.data.samples import samples_of
+from turnwise.data.table import place
+
+
+def rows_of(batch: Batch) -> list[tuple[list[int], list[int]]]:
+    """Ids and positions of each row, with those of the row that it continues before its own."""
+    ids = [part.tolist() for part in batch.ids.split(list(batch.lengths))]
+    positions = [part.tolist() for part in batch.positions.split(list(batch.lengths))]
+    return [
+        (ids[parent] + ids[row], positions[parent] + positions[row]) if parent >= 0 else (ids[row], positions[row])
+        for row, parent in enumerate(batch.parents)
+    ]
+
+
+@settings(max_examples=50)
+@given(trajectories())
+def test_the_rows_of_a_batch_are_its_samples(given: list[Trajectory]) -> None:
+    samples = samples_of(given)
+    batch = pack(samples)
+    rows = rows_of(batch)[-len(samples) :]
+    assert sorted(batch.order) == list(range(len(samples)))
+    for index, (ids, positions), end in zip(batch.order, rows, batch.ends.tolist(), strict=True):
+        assert ids == samples[index].ids.tolist()
+        assert positions == list(range(len(samples[index])))
+        assert int(batch.ids[end]) == ids[-1]
+        assert int(batch.positions[end]) == len(ids) - 1
+    assert len(batch.ids) == sum(batch.lengths) <= sum(map(len, samples))
+
+
+@settings(max_examples=50)
+@given(trajectories())
+def test_targets_are_the_sampled_tokens_and_sources_the_tokens_before_them(given: list[Trajectory]) -> None:
+    samples = samples_of(given)
+    batch = pack(samples)
+    expected = [sample.ids[sample.mask] for sample in samples]
+    assert all(map(torch.equal, unpack(batch, batch.targets), expected))
+    before = [sample.ids[sample.mask.nonzero().squeeze(1) - 1] for sample in samples]
+    assert all(map(torch.equal, unpack(batch, batch.ids[batch.sources]), before))
+    places = [sample.mask.nonzero().squeeze(1) - 1 for sample in samples]
+    assert all(map(torch.equal, unpack(batch, batch.positions[batch.sources]), places))
+    temperatures = [sample.temperatures[sample.mask] for sample in samples]
+    assert all(map(torch.equal, unpack(batch, batch.temperatures), temperatures))
+
+
+def train_sample(sample: Sample, *, with_critic: bool) -> TrainSample:
+    def column() -> torch.Tensor:
+        return place(sample, torch.randn(int(sample.mask.sum())))
+
+    return TrainSample(
+        sample=sample,
+        old_logprobs=column(),
+        ref_logprobs=column() if with_critic else None,
+        old_values=column() if with_critic else None,
+        advantages=column(),
+        returns=column() if with_critic else None,
+        weights=column(),
+    )
+
+
+@settings(max_examples=50)
+@given(trajectories(), st.booleans())
+def test_every_number_stays_with_its_token(given: list[Trajectory], with_critic: bool) -> None:
+    samples = [train_sample(sample, with_critic=with_critic) for sample in samples_of(given)]
+    packed = pack_train(samples)
+    names = ("old_logprobs", "ref_logprobs", "old_values", "advantages", "returns", "weights")
+    for name in names:
+        column = getattr(packed, name)
+        if column is None:
+            assert not with_critic and name in ("ref_logprobs", "old_values", "returns")
+            continue
+        for each, part in zip(samples, unpack(packed.batch, column), strict=True):
+            assert torch.equal(place(each.sample, part), getattr(each, name))
+    for each, logprobs, turn_ids in zip(
+        samples,
+        unpack(packed.batch, packed.sampler_logprobs),
+        unpack(packed.batch, packed.turn_ids),
+        strict=True,
+    ):
+        assert torch.equal(logprobs, each.sample.logprobs[each.sample.mask])
+        assert torch.equal(turn_ids, each.sample.turn_ids[each.sample.mask])
+
+
+@settings(max_examples=50)
+@given(trajectories(), st.integers(1, 80))
+def test_micro_batches_hold_every_sample_once_and_keep_to_the_budget(given: list[Trajectory], budget: int) -> None:
+    samples = samples_of(given)
+    parts = micro_batches(samples, budget)
+    assert sorted(index for part in parts for index in part) == list(range(len(samples)))
+    for part in parts:
+        assert len(part) == 1 or len(pack([samples[index] for index in part]).ids) <= budget
+
+
+def test_a_budget_for_everything_gives_one_micro_batch() -> None:
+    samples = samples_of([trajectory_of([turn_of([3] * 9, [4], extends=False)]) for _ in range(6)])
+    assert len(micro_batches(samples, 10_000)) == 1
+    assert len(micro_batches(samples, 1)) == 6
+    shared = 8 + 6 * 2  # a prompt of 9: 8 of it once, its last token and the sampled one for each
+    assert len(micro_batches(samples, shared)) == 1
+    assert len(micro_batches(samples, shared - 1)) == 2
+    assert len(pack(samples).ids) == shared
+
+
+def test_a_segment_in_which_nothing_was_sampled_harms_no_other() -> None:
+    prompt = [3] * 9 + [5]
+    samples = samples_of(
+        [
+            trajectory_of([turn_of(prompt, [6, 7], extends=False)]),
+            trajectory_of([turn_of(prompt, [], extends=False)]),
+            trajectory_of([turn_of(prompt, [8], extends=False)]),
+        ]
+    )
+    batch = pack(samples)
+    assert [part.tolist() for part in unpack(batch, batch.targets)] == [[6, 7], [], [8]]
+    assert [ids for ids, _ in rows_of(batch)[-3:]] == [samples[index].ids.tolist() for index in batch.order]
+
+
+def test_a_sampled_token_without_a_context_is_refused() -> None:
+    with pytest.raises(ValueError, match="without a context"):
+        pack(samples_of([trajectory_of([turn_of([], [4, 5], extends=False)])]))

@@ -1,0 +1,65 @@
+import torch
+from episodes_for_tests import trajectories, trajectory_of, turn_of
+from hypothesis import given, settings
+
+from turnwise.core.trajectory import Trajectory
+from turnwise.data.samples import samples_of
+from turnwise.data.table import TokenTable, place
+
+
+def table_of(given: list[Trajectory]) -> TokenTable:
+    return TokenTable(samples_of(given), len(given))
+
+
+def test_a_row_runs_across_segments_and_leaves_out_observations() -> None:
+    two_segments = trajectory_of(
+        [
+            turn_of([1, 1], [5, 6], extends=False, reward=0.25),
+            turn_of([1], [7], reward=0.0),
+            turn_of([2], [8, 9], extends=False, reward=-1.0),
+        ]
+    )
+    short = trajectory_of([turn_of([1], [4], extends=False, reward=2.0)])
+    table = table_of([short, two_segments])
+    assert table.mask.tolist() == [[True, False, False, False, False], [True] * 5]
+    assert table.turn_ids.tolist() == [[0, -1, -1, -1, -1], [0, 0, 1, 2, 2]]
+    ids = table.matrix([sample.ids[sample.mask] for sample in table.samples], fill=-7)
+    assert ids.tolist() == [[4, -7, -7, -7, -7], [5, 6, 7, 8, 9]]
+    rewards = table.turn_rewards([short.turn_rewards, two_segments.turn_rewards])
+    assert rewards.tolist() == [[2.0, 0, 0, 0, 0], [0, 0.25, 0, 0, -1.0]]
+
+
+@settings(max_examples=50)
+@given(trajectories())
+def test_a_turns_reward_sits_on_its_last_sampled_token(given: list[Trajectory]) -> None:
+    """Turn by turn, zero rewards too: a turn's end is known from the turn, not from a reward that is not 0."""
+    rewards = [tuple(float(10 * t + n + 1) for n in range(len(each.turns))) for t, each in enumerate(given)]
+    matrix = table_of(given).turn_rewards(rewards)
+    expected = torch.zeros_like(matrix)
+    for row, trajectory in enumerate(given):
+        end = -1
+        for turn, reward in zip(trajectory.turns, rewards[row], strict=True):
+            end += len(turn.action_ids)
+            expected[row, end] = reward
+    assert torch.equal(matrix, expected)
+
+
+@settings(max_examples=50)
+@given(trajectories())
+def test_spreading_undoes_the_table(given: list[Trajectory]) -> None:
+    table = table_of(given)
+    columns = [torch.randn(int(sample.mask.sum())) for sample in table.samples]
+    back = table.spread(table.matrix(columns))
+    for sample, column, spread in zip(table.samples, columns, back, strict=True):
+        assert len(spread) == len(sample)
+        assert torch.equal(spread[sample.mask], column)
+        assert (spread[~sample.mask] == 0).all()
+        assert torch.equal(spread, place(sample, column))
+
+
+@settings(max_examples=50)
+@given(trajectories())
+def test_the_table_has_a_place_for_every_sampled_token_and_no_other(given: list[Trajectory]) -> None:
+    table = table_of(given)
+    assert table.mask.sum(dim=1).tolist() == [trajectory.num_sampled for trajectory in given]
+    assert (table.turn_ids[~table.mask] == -1).all() and (table.turn_ids[table.mask] >= 0).all()

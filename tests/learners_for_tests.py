@@ -1,0 +1,113 @@
+"""Learners over small random models, and groups of trajectories for them to learn from."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from episodes_for_tests import group_of, turn_of
+from models_for_tests import VOCABULARY, random_model
+from torch import Tensor
+
+from turnwise.config.load import build
+from turnwise.config.schema import Config
+from turnwise.core.samples import Needs
+from turnwise.core.trajectory import Group, Trajectory, Turn
+from turnwise.data.packing import pack, unpack
+from turnwise.data.samples import samples_of
+from turnwise.models.attention import ATTENTION
+from turnwise.recipes.wiring import build_learner, update_settings
+from turnwise.train.learner import LocalLearner
+from turnwise.train.update import estimate, update
+
+CRITICS = {"no critic": {}, "trunk": {"critic.kind": "trunk"}, "head": {"critic.kind": "head"}}
+
+
+def settings_of(critic: str = "no critic", **settings: Any) -> Config:
+    """All terms of the loss; further settings by their dotted name with `__` for `.`."""
+    given = {
+        "algo.advantage": "grpo" if critic == "no critic" else "gae",
+        "algo.kl_coef": 0.1,
+        "algo.entropy_coef": 0.01,
+        "algo.dual_clip": "none",
+        "train.learning_rate": 1e-2,
+        "critic.learning_rate": 1e-2,
+        "train.mini_batch": 100,
+        **CRITICS[critic],
+        **{name.replace("__", "."): value for name, value in settings.items()},
+    }
+    return build({}, list(given.items()))
+
+
+def make_learner(config: Config, *, moved: float = 0.0, family: str = "llama") -> LocalLearner:
+    """Always with the same weights. `moved`: how far the policy and its critic are from where they started."""
+    learner = build_learner(config, random_model(family, ATTENTION))
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in (*learner.model.parameters(), *critic_parameters(learner)):
+            parameter += moved * torch.randn(parameter.shape, generator=generator)
+    return learner
+
+
+def critic_parameters(learner: LocalLearner) -> list[Any]:
+    return [] if learner.critic is None else list(learner.critic.parameters())
+
+
+def random_groups(seed: int = 0, *, groups: int = 2, members: int = 3) -> list[Group]:
+    """Members share a prompt, have one to three turns, some of them in a new context, and differ in reward."""
+    rng = random.Random(seed)
+    return [
+        group_of([_turns(rng, prompt) for _ in range(members)], index)
+        for index in range(groups)
+        for prompt in [_ids(rng, 10 + index)]
+    ]
+
+
+def _turns(rng: random.Random, prompt: Sequence[int]) -> list[Turn]:
+    first = _turn(rng, prompt, extends=False)
+    later = [_turn(rng, _ids(rng, rng.randint(1, 5)), extends=rng.random() < 0.6) for _ in range(rng.randint(0, 2))]
+    return [first, *later]
+
+
+def _turn(rng: random.Random, context: Sequence[int], *, extends: bool) -> Turn:
+    action = _ids(rng, rng.randint(1, 6))
+    logprobs = [rng.uniform(-5.5, -3.5) for _ in action]
+    return turn_of(context, action, extends=extends, reward=rng.choice((0.0, 0.5, 1.0)), logprobs=logprobs, temperature=0.8)
+
+
+def _ids(rng: random.Random, length: int) -> list[int]:
+    return [rng.randrange(3, VOCABULARY) for _ in range(length)]
+
+
+def learn(learner: LocalLearner, groups: Sequence[Group], config: Config, step: int = 0, **changes: Any) -> dict[str, float]:
+    """One training step, as the loop does it."""
+    settings = replace(update_settings(config), **changes)
+    learner.training_step = step
+    estimated = estimate(groups, learner, settings)
+    assert estimated is not None
+    return update(learner, estimated, settings, step)
+
+
+def gradients(learner: LocalLearner, groups: Sequence[Group], config: Config, **changes: Any) -> dict[str, Tensor]:
+    """The gradients of one optimiser step, which is not taken."""
+    learner.step = lambda: {}  # type: ignore[method-assign]
+    learn(learner, groups, config, **changes)
+    modules = {"policy": learner.model, **({} if learner.critic is None else {"critic": learner.critic})}
+    return {
+        f"{module}.{name}": torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+        for module, parameters in modules.items()
+        for name, parameter in parameters.named_parameters()
+    }
+
+
+def weights(module: Any) -> dict[str, Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+
+
+def logprobs_of(learner: LocalLearner, trajectories: Sequence[Trajectory]) -> list[Tensor]:
+    """What the learner says of every sampled token, sample by sample."""
+    batch = pack(samples_of(trajectories))
+    (scores,) = learner.score([batch], Needs(logprobs=True))
+    assert scores.logprobs is not None
+    return unpack(batch, scores.logprobs)

@@ -1,0 +1,53 @@
+from typing import Any
+
+import pytest
+
+from turnwise.config.load import build
+from turnwise.core.errors import UserError
+from turnwise.recipes.checks import check
+from turnwise.recipes.presets import recipe_names
+from turnwise.recipes.configure import configure
+
+
+def refused(**settings: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        check(build({}, [(name.replace("__", "."), value) for name, value in settings.items()]))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_preset_passes(name: str) -> None:
+    check(configure(name))
+
+
+def test_names_that_do_not_exist_are_refused_and_the_nearest_is_named() -> None:
+    """An unknown estimator must never fall through to something that trains on zeros."""
+    assert refused(algo__advantage="grop") == 'unknown algo.advantage "grop": did you mean "grpo"?'
+    assert refused(algo__loss="pppo") == 'unknown algo.loss "pppo": did you mean "ppo"?'
+    assert "did you mean" in refused(algo__aggregation="tokenmean")
+    assert "there are" in refused(algo__advantage="xyz")
+
+
+@pytest.mark.parametrize("advantage", ["grpo", "dr_grpo", "rloo"])
+def test_a_group_of_one_has_nothing_to_compare(advantage: str) -> None:
+    told = refused(algo__advantage=advantage, rollout__group_size=1, rollout__groups=64)
+    assert advantage in told and "raise it, or choose gae" in told
+    check(build({}, [("algo.advantage", "gae"), ("rollout.group_size", 1), ("rollout.groups", 64)]))
+
+
+def test_bootstrapping_needs_a_critic() -> None:
+    assert "has no critic" in refused(algo__truncated="bootstrap")
+    check(build({}, [("algo.truncated", "bootstrap"), ("algo.advantage", "gae")]))
+
+
+def test_a_mini_batch_of_more_than_there_is_is_refused() -> None:
+    told = refused(train__mini_batch=9, rollout__groups=2, rollout__group_size=4)
+    assert told == "train.mini_batch 9 is more than the 8 trajectories of a step: lower it"
+    check(build({}, [("train.mini_batch", 8), ("rollout.groups", 2), ("rollout.group_size", 4)]))
+
+
+@pytest.mark.parametrize(("key", "value"), [("rollout.top_p", 0.9), ("rollout.top_k", 5)])
+def test_training_on_truncated_samples_is_refused(key: str, value: float) -> None:
+    with pytest.raises(UserError, match="log-probabilities of another distribution"):
+        build({}, [(key, value)])
+    build({}, [(key.replace("rollout", "eval"), value)])

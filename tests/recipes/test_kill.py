@@ -1,0 +1,63 @@
+"""A run killed with SIGKILL at any moment and resumed ends as one left alone."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from runs_for_tests import WARMUP_STEPS
+
+from turnwise.envs.registry import load
+from turnwise.models.attention import ATTENTION
+from turnwise.models.loading import load_model
+from turnwise.train.warmup import warmed_tiny
+
+ROUNDS = int(os.environ.get("TURNWISE_SOAK", "0"))
+"""`make soak` sets it: so many more runs, killed at one to three random moments each."""
+
+SIGKILL = -9
+
+
+def plan() -> list[list[tuple[str, float]]]:
+    """While a checkpoint is written, while a line of the metrics is, and anywhere; then more by `make soak`."""
+    rng = random.Random(os.environ.get("TURNWISE_SOAK_SEED"))
+    runs: list[list[tuple[str, float]]] = [
+        [("half", rng.randint(0, 3))],
+        [("event", rng.uniform(0.0, 0.99))],
+        [("time", rng.uniform(0.1, 0.9)), ("line", rng.randint(0, 2))],
+    ]
+    for _ in range(ROUNDS):
+        moments = [("event", rng.uniform(0.0, 0.99)), ("time", rng.uniform(0.0, 1.0)), ("half", rng.randint(0, 3))]
+        runs.append([rng.choice([*moments, ("line", rng.randint(0, 9))]) for _ in range(rng.randint(1, 3))])
+    return runs
+
+
+@pytest.fixture(scope="module")
+def warmed() -> None:
+    """So that no kill costs the warm-up twice; what a kill in the middle of it leaves is another test's matter."""
+    kind = load("bandit")
+    warmed_tiny(
+        kind,
+        kind.check_params({}),
+        steps=WARMUP_STEPS,
+        seed=0,
+        load=lambda name: load_model(name, attn_implementation=ATTENTION),
+        show=lambda *_: None,
+    )
+
+
+def test_killed_and_resumed_it_ends_as_one_left_alone(warmed: None, tmp_path: Path) -> None:
+    tests = Path(__file__).parent.parent
+    environment = {**os.environ, "PYTHONPATH": str(tests), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    command = [sys.executable, str(tests / "recipes/killed_runs.py"), str(tmp_path), json.dumps(plan())]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert any(".writing-" in event for event in report["events"]), "checkpoints are among what can be hit"
+    for run in report["runs"]:
+        assert set(run["statuses"]) <= {SIGKILL, 0}, run["moments"]
+        assert run["moments"][0][0] == "time" or run["statuses"][0] == SIGKILL, run["moments"]
+        assert {name: run[name] for name in report["plain"]} == report["plain"], run["moments"]

@@ -1,0 +1,344 @@
+import json
+import math
+import random
+import signal
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from runs_for_tests import STEPS, WARMUP_STEPS, episodes, learnt, metrics, printed, quiet, small
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import turnwise as tw
+from turnwise.config.load import build, read_settings, to_toml
+from turnwise.core.errors import UserError
+from turnwise.envs.text_env import Outcome
+from turnwise.models.loading import load_model
+from turnwise.recipes.evaluation import evaluate_source
+from turnwise.recipes.export import export
+from turnwise.recipes.run import settled, train, train_seeds
+from turnwise.record.run_folder import RunFolder
+from turnwise.record.trajectories import trajectory_from_row
+from turnwise.rollout.collect import Collected, Collector
+from turnwise.train import loop
+from turnwise.train.checkpoints import read_state
+from turnwise.train.update import update
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("runs")
+    train(small(folder), console=quiet())
+    return folder / "run"
+
+
+def assert_same_run(ours: Path, theirs: Path) -> None:
+    assert metrics(ours) == metrics(theirs)
+    assert episodes(ours) == episodes(theirs)
+    mine, other = learnt(ours), learnt(theirs)
+    assert mine.keys() == other.keys()
+    assert all(torch.equal(mine[name], other[name]) for name in mine)
+
+
+def test_a_run_folder_is_complete(run: Path) -> None:
+    names = {path.name for path in run.iterdir()}
+    assert {"config.toml", "metrics.jsonl", "summary.json", "curve.svg", "trajectories", "checkpoints"} <= names
+    assert sorted(path.name for path in (run / "trajectories").iterdir()) == [
+        "index.jsonl",
+        *(f"step_{step:06d}.jsonl" for step in range(1, STEPS + 1)),
+    ]
+    kept = {path.name for path in (run / "checkpoints").iterdir()}
+    assert kept == {"best", f"step_{STEPS - 1:06d}", f"step_{STEPS:06d}"}
+
+
+def test_the_summary_says_what_the_metrics_say(run: Path) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    assert set(summary) == {
+        *("success_before", "success_after", "interval", "wall_s"),
+        *("steps", "episodes", "tokens", "seed"),
+    }
+    rows = RunFolder.open(run).read_metrics()
+    evaluations = {row["eval/name"]: row for row in rows if "eval/name" in row}
+    steps = [row for row in rows if "rollout/episodes" in row]
+    assert summary["success_before"] == evaluations["before"]["eval/success"]
+    assert summary["success_after"] == evaluations["after"]["eval/success"]
+    assert summary["interval"][0] <= summary["success_after"] <= summary["interval"][1]
+    assert (summary["steps"], summary["episodes"], summary["seed"]) == (STEPS, 8 * STEPS, 0)
+    assert summary["tokens"] == sum(each["tokens"] for each in RunFolder.open(run).read_index())
+    between = [row for row in rows if row.get("eval/name") == "validation"]
+    timed = sum(row["time/total_s"] for row in [*steps, *between]) + rows[0]["time/warmup_s"]
+    assert summary["wall_s"] == pytest.approx(timed)
+
+
+def test_metrics_have_a_row_for_every_step_and_evaluation(run: Path) -> None:
+    rows = RunFolder.open(run).read_metrics()
+    kinds = [row.get("eval/name") or ("step" if "rollout/episodes" in row else "warm-up") for row in rows]
+    between = ["step", "validation"] * (STEPS - 1)
+    assert kinds == ["warm-up", "before", *between, "step", "after"]
+    assert [row["step"] for row in rows if "rollout/episodes" in row] == list(range(1, STEPS + 1))
+    for row in rows:
+        assert "nonfinite" not in row
+        if "rollout/episodes" in row:
+            assert {"rollout/success", "rollout/reward", "train/entropy", "train/kl", "train/grad_norm"} <= set(row)
+            assert {"train/value_loss", "time/rollout_s", "time/update_s", "time/tokens_per_s"} <= set(row)
+            assert row["train/mismatch"] < 1e-4, "sampler and learner are the same function"
+            assert row["train/grad_norm"] > 0
+
+
+def test_trajectories_are_those_that_were_trained_on(run: Path) -> None:
+    folder = RunFolder.open(run)
+    index = folder.read_index()
+    assert [entry["step"] for entry in index] == [step for step in range(1, STEPS + 1) for _ in range(8)]
+    for entry in index:
+        row = folder.read_trajectory(entry)
+        trajectory = trajectory_from_row(row)
+        assert trajectory.task.split == "train"
+        assert (trajectory.num_sampled, trajectory.status.value) == (entry["tokens"], entry["status"])
+        assert [len(turn["advantages"]) for turn in row["turns"]] == [len(t.action_ids) for t in trajectory.turns]
+    starts = {(entry["step"], entry["group"], entry["seed"]) for entry in index}
+    assert len(starts) == 2 * STEPS, "members of a group share their task, groups do not"
+
+
+def test_the_configuration_reproduces_the_run(run: Path, tmp_path: Path) -> None:
+    config = build(read_settings(run / "config.toml"))
+    assert config == settled(small(run.parent))
+    assert tomllib.loads((run / "config.toml").read_text())["system"]["threads"] == 1
+    moved = config.model_copy(update={"record": config.record.model_copy(update={"folder": str(tmp_path)})})
+    train(moved, console=quiet())
+    assert_same_run(tmp_path / "run", run)
+
+
+def test_another_seed_is_another_run(run: Path, tmp_path: Path) -> None:
+    train(small(tmp_path, seed=1, train__steps=1), console=quiet())
+    ours, theirs = (episodes(each)[:8] for each in (tmp_path / "run", run))
+    assert {entry["seed"] for entry in ours}.isdisjoint(entry["seed"] for entry in theirs)
+    steps = [next(row for row in metrics(each) if "rollout/episodes" in row) for each in (tmp_path / "run", run)]
+    assert steps[0] != steps[1]
+    befores = [next(row for row in metrics(each) if row.get("eval/name") == "before") for each in (tmp_path / "run", run)]
+    assert befores[0] == befores[1], "the start and its evaluation are the same, so that seeds can be compared"
+
+
+def test_the_best_checkpoint_is_that_of_the_best_validation(run: Path) -> None:
+    found = [(row["step"], row["eval/success"]) for row in metrics(run) if row.get("eval/name") == "validation"]
+    best = read_state(run / "checkpoints/best")
+    assert best.best_success == max(success for _, success in found)
+    assert best.step == next(step for step, success in found if success == best.best_success)
+
+
+def test_a_folder_that_holds_a_run_is_left_alone(run: Path) -> None:
+    before = metrics(run)
+    with pytest.raises(UserError, match="already holds a run"):
+        train(small(run.parent), console=quiet())
+    with pytest.raises(UserError, match="is finished"):
+        train(small(run.parent), resume=True, console=quiet())
+    assert metrics(run) == before
+
+
+Moment = Callable[[pytest.MonkeyPatch], None]
+
+
+def in_the_second_rollout(patch: pytest.MonkeyPatch) -> None:
+    plain = Collector.collect
+
+    async def collect(self: Collector, *given: Any, round: int, progress: Any, **others: Any) -> Collected:
+        def note(done: int, total: int) -> None:
+            if (round, done, total) == (1, 3, 8):
+                signal.raise_signal(signal.SIGINT)
+            progress(done, total)
+
+        return await plain(self, *given, round=round, progress=note, **others)
+
+    patch.setattr(Collector, "collect", collect)
+
+
+def in_the_second_update(patch: pytest.MonkeyPatch) -> None:
+    def interrupted(*given: Any) -> dict[str, float]:
+        if given[-1] == 1:
+            signal.raise_signal(signal.SIGINT)
+        return update(*given)
+
+    patch.setattr(loop, "update", interrupted)
+
+
+@pytest.mark.parametrize(("moment", "done"), [(in_the_second_rollout, 1), (in_the_second_update, 2)])
+def test_ctrl_c_leaves_a_run_that_goes_on_as_if_nothing_had_happened(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: Moment, done: int
+) -> None:
+    config = small(tmp_path, checkpoint__every=50, eval__every=0)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt, match="go on with: turnwise train --resume"):
+        moment(patch)
+        train(config, console=quiet())
+    assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == [f"step_{done:06d}"]
+    assert train(config, resume=True, console=quiet())["finished"]
+    ours, theirs = learnt(tmp_path / "run"), learnt(run)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert episodes(tmp_path / "run") == episodes(run)
+
+
+def test_out_of_time_it_stops_and_can_go_on(run: Path, tmp_path: Path) -> None:
+    console = quiet()
+    stopped = train(small(tmp_path, train__max_minutes=1e-6), console=console)
+    assert stopped["finished"] is False and stopped["steps"] < STEPS
+    assert "go on with: turnwise train --resume" in printed(console)
+    assert not (tmp_path / "run/summary.json").exists()
+    train(small(tmp_path), resume=True, console=quiet())
+    assert_same_run(tmp_path / "run", run)
+
+
+def test_seeds_give_a_run_each_and_one_table(tmp_path: Path) -> None:
+    console = quiet()
+    summaries = train_seeds(small(tmp_path, train__steps=1, eval__every=0), [3, 5], console=console)
+    assert [summary["seed"] for summary in summaries] == [3, 5]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run-seed3", "run-seed5"]
+    table = printed(console).rpartition("seed ")[2]
+    assert "mean" in table and "over seeds" in table
+
+
+def test_seeds_that_run_out_of_time_are_no_error(tmp_path: Path) -> None:
+    console = quiet()
+    summaries = train_seeds(small(tmp_path, train__max_minutes=1e-6), [0, 1], console=console)
+    assert [summary["finished"] for summary in summaries] == [False, False]
+    assert printed(console).count("go on with") == 2
+
+
+class GuessNumber(tw.TextEnv):
+    """I think of a number between 1 and 100."""
+
+    max_turns = 7
+
+    def reset(self, rng: random.Random) -> str:
+        self.secret = rng.randint(1, 100)
+        return "Guess my number (1-100)."
+
+    def step(self, action: str) -> Outcome:
+        guess = int(action)
+        if guess == self.secret:
+            return tw.won("Correct!")
+        return tw.goes_on("higher" if guess < self.secret else "lower")
+
+
+def test_an_environment_of_ones_own_is_trained_by_its_class(tmp_path: Path) -> None:
+    summary = tw.train(
+        env=GuessNumber,
+        model="tiny",
+        steps=1,
+        model__warmup_steps=3,
+        rollout__groups=2,
+        rollout__group_size=2,
+        rollout__max_new_tokens=8,
+        rollout__stop=("</answer>", "never said"),
+        train__mini_batch=4,
+        eval__episodes=2,
+        record__folder=str(tmp_path),
+        record__name="mine",
+        system__threads=1,
+    )
+    assert (summary["steps"], summary["episodes"]) == (1, 4)
+    config = build(read_settings(tmp_path / "mine/config.toml"))
+    assert config.env.kind == f"{__file__}:GuessNumber"
+    assert config.rollout.stop == ("</answer>", "never said")
+    row = RunFolder.open(tmp_path / "mine").read_index()[0]
+    assert row["environment"] == "GuessNumber"
+
+
+class Flaky(tw.TextEnv):
+    """Breaks at times."""
+
+    max_turns = 1
+
+    def reset(self, rng: random.Random) -> str:
+        if self.rng.random() < 0.3:
+            raise ConnectionError("the server is gone")
+        return "Go."
+
+    def step(self, action: str) -> Outcome:
+        return tw.won()
+
+
+def test_what_breaks_is_run_again_counted_and_never_trained_on(tmp_path: Path) -> None:
+    tw.train(
+        env=Flaky,
+        steps=2,
+        model__warmup_steps=0,
+        rollout__groups=3,
+        rollout__group_size=4,
+        rollout__max_new_tokens=4,
+        rollout__attempts=2,
+        train__mini_batch=12,
+        eval__episodes=6,
+        record__folder=str(tmp_path),
+        record__name="flaky",
+        system__threads=1,
+    )
+    rows = [row for row in metrics(tmp_path / "flaky") if "rollout/episodes" in row]
+    assert sum(row.get("rollout/env_errors", 0) for row in rows) > 0
+    for row in rows:
+        given_up = row.get("rollout/members_given_up", 0)
+        assert row["rollout/episodes"] >= 12 - given_up - row.get("rollout/groups_dropped", 0)
+        assert row["rollout/env_error"] == 0, "none of them is among the trajectories"
+    index = RunFolder.open(tmp_path / "flaky").read_index()
+    assert len(index) == sum(row["rollout/episodes"] for row in rows)
+    attempts = [RunFolder.open(tmp_path / "flaky").read_trajectory(entry)["attempt"] for entry in index]
+    assert set(attempts) == {0, 1}
+
+
+def test_an_environment_that_always_breaks_is_one_clear_error(tmp_path: Path) -> None:
+    class Broken(Flaky):
+        def reset(self, rng: random.Random) -> str:
+            raise ConnectionError("the server is gone")
+
+    with pytest.raises(UserError, match=r"every episode failed.*the server is gone"):
+        tw.train(env=Broken, steps=1, model__warmup_steps=0, record__folder=str(tmp_path), eval__episodes=2)
+
+
+def test_an_export_is_a_plain_model_that_says_the_same(run: Path, tmp_path: Path) -> None:
+    export(str(run), tmp_path / "model")
+    files = {path.name for path in (tmp_path / "model").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= files
+    assert not files & {"learner.safetensors", "state.json"}
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "model", attn_implementation="sdpa").eval()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    ids = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Teacher, Trader"}], add_generation_prompt=True, return_dict=False
+    )
+    ours = load_model(str(run / f"checkpoints/step_{STEPS:06d}"), attn_implementation="eager").model
+    trained = learnt(run)
+    assert all(torch.equal(trained[name], tensor) for name, tensor in theirs.named_parameters())
+    with torch.no_grad():
+        logits = theirs(torch.tensor([ids])).logits
+        torch.testing.assert_close(logits, ours(torch.tensor([ids])).logits, atol=1e-5, rtol=1e-4)
+    with pytest.raises(UserError, match="exists: choose another folder"):
+        export(str(run), tmp_path / "model")
+
+
+def test_evaluating_a_run_finds_what_its_own_last_evaluation_found(run: Path) -> None:
+    console = quiet()
+    found = evaluate_source(str(run), console=console)
+    after = next(row for row in metrics(run) if row.get("eval/name") == "after")
+    assert {name: after[name] for name in found.result.metrics()} == found.result.metrics()
+    assert (found.environment, found.split) == ("bandit", "test")
+    other = evaluate_source(str(run), overrides=[("eval.episodes", 3), ("eval.split", "validation")], console=console)
+    assert (other.result.episodes, other.split) == (3, "validation")
+
+
+def test_evaluating_a_model_needs_to_know_on_what(run: Path) -> None:
+    with pytest.raises(UserError, match="turnwise eval tiny ENV"):
+        evaluate_source("tiny")
+    settings = [("eval.episodes", 4), ("model.warmup_steps", WARMUP_STEPS), ("rollout.max_new_tokens", 12)]
+    found = evaluate_source("tiny", "bandit", overrides=settings, console=quiet())
+    assert found.result.episodes == 4
+    assert all(math.isfinite(value) for value in found.result.metrics().values())
+
+
+def test_a_run_without_a_whole_checkpoint_cannot_be_exported_or_evaluated(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", to_toml(small(tmp_path))):
+        pass
+    with pytest.raises(UserError, match="no checkpoint yet"):
+        export(str(tmp_path / "run"), tmp_path / "model")
+    with pytest.raises(UserError, match="no checkpoint yet"):
+        evaluate_source(str(tmp_path / "run"))
+    assert not (tmp_path / "model").exists()

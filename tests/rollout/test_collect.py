@@ -1,0 +1,290 @@
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from episodes_for_tests import context, end_id, limits, says, spoken, task_of
+
+from turnwise.core.errors import InfrastructureFailure, UserError
+from turnwise.core.messages import Message, system, user
+from turnwise.core.protocols import Env, Observation, Policy, StepResult
+from turnwise.core.task import EpisodeKey, Task
+from turnwise.core.trajectory import Status
+from turnwise.engine.scripted import ScriptedPolicy
+from turnwise.envs.registry import load
+from turnwise.rollout.collect import Collected, Collector, MakeEnv
+
+TASKS = [task_of("test", index) for index in range(2)]
+
+
+class OneTurn:
+    """An environment of one turn that pays its member's number; what `broken` names raises there."""
+
+    def __init__(self, member: int = 0, broken: str = "", error: type[Exception] = RuntimeError) -> None:
+        self._member, self._broken, self._error = member, broken, error
+
+    async def start(self) -> Observation:
+        self._break("start")
+        return Observation(messages=(system("Say something."), user("Now.")))
+
+    async def step(self, action: Message) -> StepResult:
+        self._break("step")
+        return StepResult(messages=(user("Fine."),), reward=float(self._member), terminated=True)
+
+    async def close(self) -> None:
+        self._break("close")
+
+    def _break(self, where: str) -> None:
+        if where == self._broken:
+            raise self._error("it broke")
+
+
+def collector(
+    make_env: MakeEnv,
+    *,
+    policy: Policy | None = None,
+    in_flight: int = 8,
+    attempts: int = 3,
+    run_seed: int = 0,
+    timeout_s: float = 60.0,
+) -> Collector:
+    return Collector(
+        policy=policy or says("hi"),
+        make_env=make_env,
+        context=context(),
+        limits=limits(timeout_s=timeout_s),
+        in_flight=in_flight,
+        attempts=attempts,
+        run_seed=run_seed,
+    )
+
+
+def collect(runner: Collector, tasks: list[Task] = TASKS, group_size: int = 4, round: int = 0) -> Collected:
+    return asyncio.run(runner.collect(tasks, group_size=group_size, round=round))
+
+
+def members(collected: Collected) -> list[list[tuple[int, int]]]:
+    return [[(each.member, each.attempt) for each in group.trajectories] for group in collected.groups]
+
+
+def test_every_task_gets_its_group_in_order() -> None:
+    collected = collect(collector(lambda task, member, attempt: OneTurn(member)))
+    assert [group.task for group in collected.groups] == TASKS
+    assert members(collected) == [[(0, 0), (1, 0), (2, 0), (3, 0)]] * 2
+    assert all(each.task == group.task for group in collected.groups for each in group.trajectories)
+    assert [each.total_reward for each in collected.groups[1].trajectories] == [0.0, 1.0, 2.0, 3.0]
+    assert not collected.counts
+
+
+@pytest.mark.parametrize("broken", ["making", "start", "step", "close"])
+@pytest.mark.parametrize("error", [RuntimeError, ValueError, TimeoutError])
+def test_a_failed_member_is_run_again_and_counted(broken: str, error: type[Exception]) -> None:
+    def make(task: Task, member: int, attempt: int) -> Env:
+        fails = task == TASKS[1] and member == 2 and attempt < 2
+        if fails and broken == "making":
+            raise error
+        return OneTurn(member, broken if fails else "", error)
+
+    collected = collect(collector(make))
+    assert members(collected) == [[(0, 0), (1, 0), (2, 0), (3, 0)], [(0, 0), (1, 0), (2, 2), (3, 0)]]
+    assert collected.counts == {"env_errors": 2}
+
+
+@pytest.mark.parametrize("broken", ["start", "step", "close"])
+def test_failures_of_infrastructure_are_run_again_and_counted_apart(broken: str) -> None:
+    def make(task: Task, member: int, attempt: int) -> Env:
+        return OneTurn(member, broken if attempt == 0 else "", InfrastructureFailure)
+
+    collected = collect(collector(make), group_size=2)
+    assert members(collected) == [[(0, 1), (1, 1)]] * 2
+    assert collected.counts == {"infra_errors": 4}
+
+
+def test_attempts_are_bounded_and_the_group_goes_on_with_those_left() -> None:
+    made: list[tuple[int, int]] = []
+
+    def make(task: Task, member: int, attempt: int) -> Env:
+        made.append((member, attempt))
+        return OneTurn(member, "step" if member == 1 else "")
+
+    collected = collect(collector(make, attempts=2), TASKS[:1])
+    assert members(collected) == [[(0, 0), (2, 0), (3, 0)]]
+    assert [attempt for member, attempt in made if member == 1] == [0, 1]
+    assert len(made) == 5
+    assert collected.counts == {"env_errors": 2, "members_given_up": 1}
+    assert all(not each.status.errored for each in collected.groups[0].trajectories)
+
+
+def test_a_group_with_fewer_than_two_left_is_dropped_and_counted() -> None:
+    def make(task: Task, member: int, attempt: int) -> Env:
+        return OneTurn(member, "step" if task == TASKS[0] and member > 0 else "")
+
+    collected = collect(collector(make, attempts=1), group_size=3)
+    assert [group.task for group in collected.groups] == TASKS[1:]
+    assert collected.counts == {"env_errors": 2, "members_given_up": 2, "groups_dropped": 1}
+
+
+def test_a_group_meant_to_be_of_one_needs_only_one() -> None:
+    def make(task: Task, member: int, attempt: int) -> Env:
+        return OneTurn(member, "step" if task == TASKS[0] else "")
+
+    assert members(collect(collector(make), group_size=1)) == [[(0, 0)]]
+
+
+def test_a_step_in_which_every_episode_fails_is_an_error_that_says_why() -> None:
+    with pytest.raises(UserError, match=r"every episode failed.*it broke"):
+        collect(collector(lambda task, member, attempt: OneTurn(member, "step"), attempts=2))
+
+
+def test_an_environment_that_cannot_be_made_is_one_plain_error() -> None:
+    """Not a group of as many errors as episodes were started."""
+
+    def make(task: Task, member: int, attempt: int) -> Env:
+        raise UserError("install something")
+
+    with pytest.raises(UserError, match="^install something$"):
+        collect(collector(make))
+
+
+def test_a_failure_of_the_program_itself_is_not_run_again() -> None:
+    def script(key: EpisodeKey, turn: int, ids: list[int]) -> list[int]:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        collect(collector(lambda *_: OneTurn(), policy=ScriptedPolicy(script, [])))
+
+
+def test_an_attempt_again_is_an_episode_of_its_own() -> None:
+    """Its key differs, so that it neither repeats its luck nor its tokens."""
+    keys: list[EpisodeKey] = []
+
+    def script(key: EpisodeKey, turn: int, ids: list[int]) -> list[int]:
+        keys.append(key)
+        return spoken("hi")
+
+    def make(task: Task, member: int, attempt: int) -> Env:
+        return OneTurn(member, "step" if attempt == 0 else "")
+
+    collect(collector(make, policy=ScriptedPolicy(script, [end_id()]), run_seed=5), group_size=2, round=3)
+    assert len({key.address for key in keys}) == len(keys) == 8
+    assert {(key.run_seed, key.round, key.attempt) for key in keys} == {(5, 3, 0), (5, 3, 1)}
+
+
+def test_members_start_alike_and_then_meet_luck_of_their_own() -> None:
+    lake = load("frozen_lake")
+    tasks = [task_of("frozen_lake", index, slippery=True) for index in range(3)]
+    runner = collector(lake.make, policy=says("<answer>Right || Down || Right || Down</answer>"))
+    collected = collect(runner, tasks, group_size=6)
+    starts = [{each.turns[0].context_ids for each in group.trajectories} for group in collected.groups]
+    assert [len(start) for start in starts] == [1, 1, 1]
+    assert len(set.union(*starts)) == 3, "other tasks start otherwise"
+    ways = [{_ids(each.turns) for each in group.trajectories} for group in collected.groups]
+    assert max(map(len, ways)) > 1
+    again = collect(runner, tasks, group_size=6)
+    assert [[_ids(each.turns) for each in group.trajectories] for group in again.groups] == [
+        [_ids(each.turns) for each in group.trajectories] for group in collected.groups
+    ]
+
+
+def _ids(turns: tuple) -> tuple:
+    return tuple((turn.context_ids, turn.action_ids, turn.reward) for turn in turns)
+
+
+class Counted(OneTurn):
+    """Counts how many live at once, and waits where it is told to."""
+
+    live = most = 0
+
+    def __init__(self, waits: Callable[[], asyncio.Future[None]]) -> None:
+        super().__init__()
+        self._waits = waits
+
+    async def start(self) -> Observation:
+        Counted.live += 1
+        Counted.most = max(Counted.most, Counted.live)
+        return await super().start()
+
+    async def step(self, action: Message) -> StepResult:
+        await self._waits()
+        return await super().step(action)
+
+    async def close(self) -> None:
+        Counted.live -= 1
+
+
+@pytest.mark.parametrize("in_flight", [1, 3, 20])
+def test_never_more_than_the_given_number_are_in_flight(in_flight: int) -> None:
+    Counted.live = Counted.most = 0
+    naps = iter([0.0, 0.004, 0.001] * 10)
+    runner = collector(lambda *_: Counted(lambda: asyncio.sleep(next(naps))), in_flight=in_flight)
+    collected = collect(runner, TASKS, group_size=5)
+    assert sum(len(group.trajectories) for group in collected.groups) == 10
+    assert Counted.most == min(in_flight, 10)
+    assert Counted.live == 0
+
+
+def test_a_finished_episode_is_replaced_at_once_and_nobody_waits_for_the_slowest() -> None:
+    async def scenario() -> list[int]:
+        gate, done = asyncio.Event(), list[int]()
+
+        def make(task: Task, member: int, attempt: int) -> Env:
+            return Counted(gate.wait if member == 0 else lambda: asyncio.sleep(0))
+
+        runner = collector(make, in_flight=2)
+
+        def note(count: int, total: int) -> None:
+            done.append(count)
+            assert total == 6
+            if count == 5:  # all the others are through while the first still hangs
+                gate.set()
+
+        await asyncio.wait_for(runner.collect(TASKS[:1], group_size=6, round=0, progress=note), timeout=10)
+        return done
+
+    assert asyncio.run(scenario()) == [1, 2, 3, 4, 5, 6]
+
+
+def test_one_stuck_environment_is_cut_and_the_others_are_as_ever() -> None:
+    def make(task: Task, member: int, attempt: int) -> Env:
+        return Counted(asyncio.Event().wait if member == 1 else lambda: asyncio.sleep(0))
+
+    (group,) = collect(collector(make, timeout_s=0.2), TASKS[:1]).groups
+    assert [each.status for each in group.trajectories] == [
+        Status.FAILED,
+        Status.TRUNCATED_TIME,
+        Status.FAILED,
+        Status.FAILED,
+    ]
+    assert Counted.live == 0
+
+
+def test_an_environment_that_cannot_be_closed_holds_nobody_up() -> None:
+    class Clinging(OneTurn):
+        async def close(self) -> None:
+            await asyncio.Event().wait()
+
+    def make(task: Task, member: int, attempt: int) -> Env:
+        return Clinging(member) if (member, attempt) == (1, 0) else OneTurn(member)
+
+    collected = collect(collector(make, timeout_s=0.1), TASKS[:1])
+    assert members(collected) == [[(0, 0), (1, 1), (2, 0), (3, 0)]]
+
+
+def test_stopping_is_not_held_up_by_an_environment_that_fails_to_close() -> None:
+    """What it raises while everything is cancelled must not be taken for a reason to try again."""
+    made: list[int] = []
+
+    class Stuck(OneTurn):
+        async def step(self, action: Message) -> StepResult:
+            return await asyncio.Event().wait()  # type: ignore[return-value]
+
+    def make(task: Task, member: int, attempt: int) -> Env:
+        made.append(attempt)
+        return Stuck(member, broken="close")
+
+    async def scenario() -> None:
+        async with asyncio.timeout(0.1):
+            await collector(make).collect(TASKS, group_size=2, round=0)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(asyncio.wait_for(scenario(), timeout=10))
+    assert made == [0, 0, 0, 0]

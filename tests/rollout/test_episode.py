@@ -1,0 +1,157 @@
+import asyncio
+import time
+from collections.abc import Sequence
+
+import pytest
+from episodes_for_tests import context, end_id, key_of, limits, renderer, says, spoken, task_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turnwise.core.messages import Message, system, user
+from turnwise.core.protocols import Completion, Env, Observation, Sampling, Session, StepResult
+from turnwise.core.trajectory import Status, Stop, Trajectory
+from turnwise.data.samples import samples_of
+from turnwise.engine.scripted import ScriptedPolicy
+from turnwise.envs.registry import load
+from turnwise.rollout.episode import run_episode
+from turnwise.rollout.limits import Limits
+
+LAKE = task_of("frozen_lake", size=4)
+FAR = task_of("frozen_lake", 12, size=4)
+
+
+class Witness:
+    """Passes on to a session and keeps what it was asked."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.ids: list[int] = []
+        self.budgets: list[int] = []
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling, restart: bool = False) -> Completion:
+        if restart:
+            self.ids.clear()
+        completion = await self._session.generate(ids, sampling, restart)
+        self.ids += [*ids, *completion.ids]
+        self.budgets.append(sampling.max_tokens)
+        return completion
+
+
+def play(env: Env, policy: ScriptedPolicy, bounds: Limits) -> tuple[Trajectory, Witness]:
+    async def episode() -> tuple[Trajectory, Witness]:
+        async with policy.open(key_of(LAKE)) as session:
+            witness = Witness(session)
+            return await run_episode(key_of(LAKE), env, witness, context(), bounds), witness
+
+    return asyncio.run(episode())
+
+
+class TalkingEnv:
+    """Never ends, and says the same after every turn; `hangs_at` turns in, it no longer answers."""
+
+    def __init__(self, hangs_at: int | None = None) -> None:
+        self._turn, self._hangs_at = 0, hangs_at
+
+    async def start(self) -> Observation:
+        await self._hang_if_due()
+        return Observation(messages=(system("Talk."), user("Begin.")))
+
+    async def step(self, action: Message) -> StepResult:
+        self._turn += 1
+        await self._hang_if_due()
+        return StepResult(messages=(user("Go on."),), reward=1.0)
+
+    async def close(self) -> None:
+        pass
+
+    async def _hang_if_due(self) -> None:
+        if self._turn == self._hangs_at:
+            await asyncio.Event().wait()
+
+
+def test_turns_hold_exactly_the_ids_that_the_session_saw() -> None:
+    answers = ("<answer>Left</answer>", "no answer at all", "<think>hm</think><answer>Up || Left</answer>")
+    trajectory, witness = play(load("frozen_lake").make(LAKE), says(*answers), limits())
+    assert [each for turn in trajectory.turns for each in (*turn.context_ids, *turn.action_ids)] == witness.ids
+    assert [list(turn.action_ids) for turn in trajectory.turns[:3]] == [spoken(answer) for answer in answers]
+    assert [turn.message.content for turn in trajectory.turns[:3]] == list(answers)
+    assert [turn.invalid for turn in trajectory.turns[:3]] == [False, True, False]
+    assert [turn.extends for turn in trajectory.turns] == [False, True, True, True, True]
+    assert trajectory.status is Status.TRUNCATED_TURNS
+    spans = trajectory.turns[2].spans
+    assert [(span.name, bytes(trajectory.turns[2].action_ids[span.start : span.end])) for span in spans] == [
+        ("think", b"hm"),
+        ("answer", b"Up || Left"),
+    ]
+
+
+def test_the_mask_is_one_on_what_was_sampled_and_nowhere_else() -> None:
+    trajectory, witness = play(load("frozen_lake").make(LAKE), says("<answer>Left</answer>", "what?"), limits())
+    (sample,) = samples_of([trajectory])
+    assert sample.ids.tolist() == witness.ids
+    sampled = [token for turn in trajectory.turns for token in turn.action_ids]
+    assert sample.ids[sample.mask].tolist() == sampled
+    text = renderer().decode(sample.ids[~sample.mask].tolist())
+    assert "<|assistant|>" in text and "Left</answer>" not in text and "what?" not in text
+
+
+def test_success_and_rewards_come_from_the_environment() -> None:
+    env = load("frozen_lake").make(FAR)
+    asyncio.run(env.start())
+    way = env.env.solve()
+    assert way is not None and len(way) > 1
+    policy = says(*(f"<answer>{move}</answer>" for move in way))
+    trajectory, _ = play(load("frozen_lake").make(FAR), policy, limits())
+    assert trajectory.status is Status.SUCCEEDED
+    assert trajectory.turn_rewards == (0.0,) * (len(way) - 1) + (1.0,)
+    assert trajectory.turns[-1].picture is not None
+
+
+def test_the_last_turns_budget_shrinks_to_what_is_left() -> None:
+    endless = ScriptedPolicy(lambda key, turn, ids: [65] * 1000, [end_id()])
+    start = len(context().start(asyncio.run(TalkingEnv().start())).ids)
+    trajectory, witness = play(TalkingEnv(), endless, limits(max_new_tokens=30, max_tokens=start + 50))
+    first, second = trajectory.turns
+    assert [len(first.action_ids), len(first.context_ids)] == [30, start]
+    assert len(second.action_ids) == 20 - len(second.context_ids) == witness.budgets[1]
+    assert len(witness.ids) == start + 50
+    assert second.stop is Stop.LENGTH
+    assert trajectory.status is Status.TRUNCATED_TOKENS
+
+
+@settings(max_examples=50)
+@given(max_tokens=st.integers(1, 200), length=st.integers(1, 70), max_new_tokens=st.integers(1, 60))
+def test_the_context_never_overruns_its_limit(max_tokens: int, length: int, max_new_tokens: int) -> None:
+    policy = ScriptedPolicy(lambda key, turn, ids: [65] * (length - 1) + [end_id()], [end_id()])
+    bounds = limits(max_new_tokens=max_new_tokens, max_tokens=max_tokens)
+    trajectory, witness = play(TalkingEnv(), policy, bounds)
+    assert trajectory.status is Status.TRUNCATED_TOKENS
+    assert len(witness.ids) <= max_tokens
+    assert all(1 <= len(turn.action_ids) <= max_new_tokens for turn in trajectory.turns)
+
+
+def test_a_prompt_over_the_limit_is_truncated_before_the_first_turn() -> None:
+    trajectory, witness = play(TalkingEnv(), says("hi"), limits(max_tokens=3))
+    assert (trajectory.status, trajectory.turns, witness.ids) == (Status.TRUNCATED_TOKENS, (), [])
+
+
+@pytest.mark.parametrize("hangs_at", [0, 2])
+def test_an_environment_that_hangs_is_cut_in_time_and_the_turns_so_far_are_kept(hangs_at: int) -> None:
+    began = time.perf_counter()
+    trajectory, _ = play(TalkingEnv(hangs_at), says("hi"), limits(timeout_s=0.1))
+    assert time.perf_counter() - began < 5
+    assert trajectory.status is Status.TRUNCATED_TIME
+    assert trajectory.status.cut_short
+    assert len(trajectory.turns) == max(0, hangs_at - 1)
+    assert all(turn.reward == 1.0 for turn in trajectory.turns)
+
+
+def test_an_agent_that_hangs_is_cut_in_time_too() -> None:
+    class Stuck:
+        async def generate(self, ids: Sequence[int], sampling: Sampling, restart: bool = False) -> Completion:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    bounds = limits(timeout_s=0.05)
+    trajectory = asyncio.run(run_episode(key_of(LAKE), TalkingEnv(), Stuck(), context(), bounds))
+    assert (trajectory.status, trajectory.turns) == (Status.TRUNCATED_TIME, ())

@@ -1,0 +1,77 @@
+"""Runs of a second, and what is compared of them."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from safetensors.torch import load_file
+from torch import Tensor
+
+from turnwise.config.load import build
+from turnwise.config.schema import Config
+from turnwise.record.run_folder import RunFolder
+
+WARMUP_STEPS = 15
+STEPS = 3
+
+
+def small(folder: Path, **settings: Any) -> Config:
+    """Everything that carries over a step is in it: a critic of its own, a reference, evaluations, the best checkpoint.
+
+    Further settings by their dotted name with `__` for `.`.
+    """
+    given = {
+        "env.kind": "bandit",
+        "model.warmup_steps": WARMUP_STEPS,
+        "rollout.groups": 2,
+        "rollout.group_size": 4,
+        "rollout.max_new_tokens": 12,
+        "rollout.max_tokens": 256,
+        "algo.advantage": "gae",
+        "algo.kl_coef": 0.1,
+        "critic.learning_rate": 1e-3,
+        "train.steps": STEPS,
+        "train.mini_batch": 4,
+        "train.learning_rate": 1e-3,
+        "eval.episodes": 8,
+        "eval.every": 1,
+        "checkpoint.every": 1,
+        "record.folder": str(folder),
+        "record.name": "run",
+        "system.threads": 1,
+    }
+    given |= {name.replace("__", "."): value for name, value in settings.items()}
+    return build({}, list(given.items()))
+
+
+def quiet() -> Console:
+    return Console(file=io.StringIO(), width=120)
+
+
+def printed(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def learnt(run: Path, step: int = STEPS) -> dict[str, Tensor]:
+    """All tensors of a checkpoint: the policy's, the critic's, the optimisers'."""
+    folder = run / f"checkpoints/step_{step:06d}"
+    return {**load_file(folder / "model.safetensors"), **load_file(folder / "learner.safetensors")}
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """The rows of a run but for what the clock said."""
+    rows = RunFolder.open(run).read_metrics()
+    return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
+
+
+def episodes(run: Path) -> list[dict[str, Any]]:
+    """The index of a run's trajectories, each with what was said; timings, and places that move with them, left out."""
+    folder = RunFolder.open(run)
+    rows = []
+    for entry in folder.read_index():
+        kept = {name: value for name, value in entry.items() if name not in ("offset", "length")}
+        turns = folder.read_trajectory(entry)["turns"]
+        rows.append({**kept, "said": [(turn["context_ids"], turn["action_ids"]) for turn in turns]})
+    return rows

@@ -1,0 +1,257 @@
+"""Imports go down the list of rooms only; no `utils`, no cycle, no import inside a function.
+
+Three exceptions: an optional dependency (OPTIONAL, below); `cli/`, which loads a command's module when it runs;
+and the package's own `__init__`, whose public names load lazily.
+"""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import turnwise
+
+ROOMS = (
+    "cli",
+    "recipes",
+    "view",
+    "gateway",
+    "cluster",
+    "train",
+    "evaluate",
+    "record",
+    "data",
+    "rollout",
+    "envs",
+    "rewards",
+    "engine",
+    "tools",
+    "algos",
+    "render",
+    "models",
+    "config",
+    "core",
+)
+"""From the top of the house down, as in the design."""
+
+CORE_ONLY = ("algos",)
+"""Rooms that may import nothing of turnwise but core."""
+
+OPTIONAL = ("gguf",)
+"""Optional dependencies: what may be imported inside a function, in any room."""
+
+PACKAGE = "turnwise"
+
+
+@dataclass(frozen=True)
+class Import:
+    """That module `importer` imports module `imported`, both by their full names."""
+
+    importer: str
+    imported: str
+    line: int
+    in_function: bool
+
+    @property
+    def where(self) -> str:
+        return f"{self.importer}:{self.line} imports {self.imported}"
+
+
+def module_names(root: Path) -> dict[str, Path]:
+    """Every module under the package's folder by its full name."""
+    names = {}
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        names[".".join((PACKAGE, *(part for part in parts if part != "__init__")))] = path
+    return names
+
+
+def imports_of(name: str, path: Path, known: dict[str, Path]) -> Iterator[Import]:
+    """The imports of one module, those under `if` and `try` included."""
+    waiting: list[tuple[ast.AST, bool]] = [(ast.parse(path.read_text(encoding="utf-8")), False)]
+    while waiting:
+        node, inside = waiting.pop()
+        for imported in imported_names(node, name, path, known):
+            yield Import(importer=name, imported=imported, line=getattr(node, "lineno", 0), in_function=inside)
+        inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        waiting += [(child, inside) for child in ast.iter_child_nodes(node)]
+
+
+def imported_names(node: ast.AST, name: str, path: Path, known: dict[str, Path]) -> list[str]:
+    """`from turnwise.a import b` imports the module turnwise.a.b where there is one, else turnwise.a."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if not isinstance(node, ast.ImportFrom):
+        return []
+    base = node.module or ""
+    if node.level:
+        parents = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+        base = ".".join([*parents[: len(parents) - node.level + 1], *([base] if base else [])])
+    full = [f"{base}.{alias.name}" for alias in node.names]
+    return [module if module in known else base for module in full]
+
+
+def room_of(module: str) -> str:
+    """The folder under the package; `python -m turnwise` is a door to cli, and the package itself has no room."""
+    parts = module.split(".")
+    if len(parts) < 2:
+        return ""
+    return "cli" if parts[1] == "__main__" else parts[1]
+
+
+def violations(root: Path) -> list[str]:
+    """Everything under the package's folder that breaks a rule, one line each."""
+    known = module_names(root)
+    imports = [found for name, path in known.items() for found in imports_of(name, path, known)]
+    rooms = {room_of(name) for name in known} - {""}
+    return [
+        *(f"{room} is no room of the design" for room in sorted(rooms - set(ROOMS))),
+        *(f"{found.where}: not down the list of rooms" for found in imports if goes_up(found)),
+        *(f"{found.where} inside a function" for found in imports if hidden(found)),
+        *(f"import cycle: {' -> '.join(cycle)}" for cycle in cycles(known, imports)),
+        *(f"{name} is a room's __init__: a docstring is all it holds" for name in full_rooms(known)),
+    ]
+
+
+def goes_up(found: Import) -> bool:
+    importer, imported = room_of(found.importer), room_of(found.imported)
+    if found.imported.split(".")[0] != PACKAGE or importer not in ROOMS or importer == imported:
+        return False
+    if found.imported == PACKAGE:  # its public names are lazy: the version, for one
+        return importer != "cli"
+    return imported not in ROOMS[ROOMS.index(importer) + 1 :] or (importer in CORE_ONLY and imported != "core")
+
+
+def hidden(found: Import) -> bool:
+    allowed = room_of(found.importer) in ("", "cli") or found.imported.split(".")[0] in OPTIONAL
+    return found.in_function and not allowed
+
+
+def full_rooms(known: dict[str, Path]) -> list[str]:
+    inits = [name for name, path in known.items() if path.name == "__init__.py" and name != PACKAGE]
+    return [name for name in inits if not only_docstring(ast.parse(known[name].read_text(encoding="utf-8")))]
+
+
+def only_docstring(tree: ast.Module) -> bool:
+    return len(tree.body) == 1 and ast.get_docstring(tree) is not None
+
+
+def cycles(known: dict[str, Path], imports: list[Import]) -> list[list[str]]:
+    """Circles of imports that run when the modules load; each is found once, from where the walk enters it."""
+    edges: dict[str, list[str]] = {name: [] for name in known}
+    for found in imports:
+        if not found.in_function and found.imported in known and found.imported != found.importer:
+            edges[found.importer].append(found.imported)
+    done: set[str] = set()
+    circles = []
+
+    def visit(name: str, way: list[str]) -> None:
+        if name in way:
+            circles.append([*way[way.index(name) :], name])
+        elif name not in done:
+            for target in edges[name]:
+                visit(target, [*way, name])
+            done.add(name)
+
+    for name in known:
+        visit(name, [])
+    return circles
+
+
+def test_the_house_keeps_its_rules() -> None:
+    assert violations(Path(turnwise.__file__).parent) == []
+
+
+def test_the_walk_sees_the_house() -> None:
+    known = module_names(Path(turnwise.__file__).parent)
+    assert "turnwise.config.schema" in known
+    imports = list(imports_of("turnwise.config.load", known["turnwise.config.load"], known))
+    assert "turnwise.config.schema" in {found.imported for found in imports}
+
+
+def plant(root: Path, **files: str) -> list[str]:
+    """Violations of a small house: `core__names="..."` is core/names.py; rooms get their docstrings."""
+    for name, text in {"__init__": "", **files}.items():
+        path = root / f"{name.replace('__', '/') if name != '__init__' else name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        if path.parent != root and not (path.parent / "__init__.py").exists():
+            (path.parent / "__init__.py").write_text('"""A room."""\n')
+    return violations(root)
+
+
+def test_a_clean_house_has_no_violations(tmp_path: Path) -> None:
+    assert (
+        plant(
+            tmp_path,
+            core__names="import json\n",
+            config__schema="from turnwise.core.names import nearest\nfrom turnwise.core import names\n",
+            cli__main="def run():\n    from turnwise.config import schema\n",
+            models__loading="def read():\n    import gguf\n",
+            algos__losses="import torch\nfrom turnwise.core.names import nearest\n",
+        )
+        == []
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "line"),
+    [
+        (
+            {"core__names": "from turnwise.config.schema import Config\n", "config__schema": ""},
+            "turnwise.core.names:1 imports turnwise.config.schema: not down the list of rooms",
+        ),
+        (
+            {"config__keys": "import turnwise.cli.main\n", "cli__main": ""},
+            "turnwise.config.keys:1 imports turnwise.cli.main: not down the list of rooms",
+        ),
+        (
+            {"config__keys": "from ..cli import main\n", "cli__main": ""},
+            "turnwise.config.keys:1 imports turnwise.cli.main: not down the list of rooms",
+        ),
+        (
+            {"core__names": "if True:\n    from turnwise.config import schema\n", "config__schema": ""},
+            "turnwise.core.names:2 imports turnwise.config.schema: not down the list of rooms",
+        ),
+        (
+            {"config__keys": "import turnwise\n"},
+            "turnwise.config.keys:1 imports turnwise: not down the list of rooms",
+        ),
+        (
+            {"algos__losses": "from turnwise.config.schema import Config\n", "config__schema": ""},
+            "turnwise.algos.losses:1 imports turnwise.config.schema: not down the list of rooms",
+        ),
+        (
+            {"core__names": "def f():\n    import json\n"},
+            "turnwise.core.names:2 imports json inside a function",
+        ),
+        (
+            {"core__names": "class A:\n    async def f(self):\n        from json import loads\n"},
+            "turnwise.core.names:3 imports json inside a function",
+        ),
+        (
+            {"core__a": "from turnwise.core import b\n", "core__b": "import turnwise.core.a\n"},
+            "import cycle: turnwise.core.a -> turnwise.core.b -> turnwise.core.a",
+        ),
+        (
+            {
+                "core__a": "from turnwise.core.b import x\n",
+                "core__b": "import turnwise.core.c\n",
+                "core__c": "import turnwise.core.a\n",
+            },
+            "import cycle: turnwise.core.a -> turnwise.core.b -> turnwise.core.c -> turnwise.core.a",
+        ),
+        ({"utils__strings": ""}, "utils is no room of the design"),
+        ({"helpers": ""}, "helpers is no room of the design"),
+    ],
+)
+def test_a_planted_violation_is_found(tmp_path: Path, files: dict[str, str], line: str) -> None:
+    assert plant(tmp_path, **files) == [line]
+
+
+def test_code_in_a_rooms_init_is_found(tmp_path: Path) -> None:
+    assert plant(tmp_path, core__names="") == []
+    (tmp_path / "core" / "__init__.py").write_text('"""A room."""\n\nfrom turnwise.core.names import *\n')
+    assert violations(tmp_path) == ["turnwise.core is a room's __init__: a docstring is all it holds"]
