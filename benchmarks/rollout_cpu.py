@@ -55,8 +55,7 @@ class EndlessLake(FrozenLake):
 
     def step(self, action: str) -> Outcome:
         """The same board and moves, but nothing ends the episode before its last turn."""
-        super().step(action)
-        return goes_on(self.state_key())
+        return goes_on(super().step(action).text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from episodes_for_tests import group_of, turn_of
-from models_for_tests import VOCABULARY, random_model
 from torch import Tensor
 
+from episodes_for_tests import group_of, turn_of
+from models_for_tests import VOCABULARY, random_model
 from turnwise.config.load import build
 from turnwise.config.schema import Config
 from turnwise.core.samples import Needs
@@ -73,14 +73,18 @@ def _turns(rng: random.Random, prompt: Sequence[int]) -> list[Turn]:
 def _turn(rng: random.Random, context: Sequence[int], *, extends: bool) -> Turn:
     action = _ids(rng, rng.randint(1, 6))
     logprobs = [rng.uniform(-5.5, -3.5) for _ in action]
-    return turn_of(context, action, extends=extends, reward=rng.choice((0.0, 0.5, 1.0)), logprobs=logprobs, temperature=0.8)
+    return turn_of(
+        context, action, extends=extends, reward=rng.choice((0.0, 0.5, 1.0)), logprobs=logprobs, temperature=0.8
+    )
 
 
 def _ids(rng: random.Random, length: int) -> list[int]:
     return [rng.randrange(3, VOCABULARY) for _ in range(length)]
 
 
-def learn(learner: LocalLearner, groups: Sequence[Group], config: Config, step: int = 0, **changes: Any) -> dict[str, float]:
+def learn(
+    learner: LocalLearner, groups: Sequence[Group], config: Config, step: int = 0, **changes: Any
+) -> dict[str, float]:
     """One training step, as the loop does it."""
     settings = replace(update_settings(config), **changes)
     learner.training_step = step
@@ -91,7 +95,7 @@ def learn(learner: LocalLearner, groups: Sequence[Group], config: Config, step: 
 
 def gradients(learner: LocalLearner, groups: Sequence[Group], config: Config, **changes: Any) -> dict[str, Tensor]:
     """The gradients of one optimiser step, which is not taken."""
-    learner.step = lambda: {}  # type: ignore[method-assign]
+    learner.step = dict  # type: ignore[method-assign]
     learn(learner, groups, config, **changes)
     modules = {"policy": learner.model, **({} if learner.critic is None else {"critic": learner.critic})}
     return {

@@ -1,9 +1,9 @@
 import pytest
 import torch
-from episodes_for_tests import trajectories, trajectory_of, turn_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from episodes_for_tests import trajectories, trajectory_of, turn_of
 from turnwise.core.samples import Batch, Sample, TrainSample
 from turnwise.core.trajectory import Trajectory
 from turnwise.data.packing import micro_batches, pack, pack_train, unpack

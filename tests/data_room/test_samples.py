@@ -1,9 +1,9 @@
 from collections import Counter
 
 import torch
-from episodes_for_tests import trajectories, trajectory_of, turn_of
 from hypothesis import given, settings
 
+from episodes_for_tests import trajectories, trajectory_of, turn_of
 from turnwise.core.trajectory import Trajectory
 from turnwise.data.samples import samples_of
 
@@ -54,7 +54,9 @@ def test_a_sample_is_the_ids_of_its_turns_one_after_the_other(given: list[Trajec
         for segment in trajectory.segments():
             sample = next(samples)
             assert sample.ids.tolist() == [i for turn in segment.turns for i in (*turn.context_ids, *turn.action_ids)]
-            mask = [m for turn in segment.turns for m in (*[False] * len(turn.context_ids), *[True] * len(turn.action_ids))]
+            mask = [
+                m for turn in segment.turns for m in (*[False] * len(turn.context_ids), *[True] * len(turn.action_ids))
+            ]
             assert sample.mask.tolist() == mask
             lengths = {len(each) for each in (sample.mask, sample.turn_ids, sample.logprobs, sample.temperatures)}
             assert lengths == {len(sample)}

@@ -1,7 +1,7 @@
 import torch
-from episodes_for_tests import trajectories, trajectory_of, turn_of
 from hypothesis import given, settings
 
+from episodes_for_tests import trajectories, trajectory_of, turn_of
 from turnwise.core.trajectory import Trajectory
 from turnwise.data.samples import samples_of
 from turnwise.data.table import TokenTable, place

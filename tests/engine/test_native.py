@@ -3,8 +3,8 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from models_for_tests import FAMILIES, VOCABULARY, random_model
 
+from models_for_tests import FAMILIES, VOCABULARY, random_model
 from turnwise.core.protocols import Completion, Sampling
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Stop
@@ -48,7 +48,9 @@ def run_talks(engine: NativeEngine, talks: Talks, sampling: Sampling) -> list[li
     return asyncio.run(together())
 
 
-def full_forward_logprobs(family: str, contexts: list[list[int]], said: list[Completion], temperature: float) -> torch.Tensor:
+def full_forward_logprobs(
+    family: str, contexts: list[list[int]], said: list[Completion], temperature: float
+) -> torch.Tensor:
     """The log-probabilities of all that was said, from one plain forward over the whole conversation."""
     ids: list[int] = []
     sampled: list[int] = []
@@ -195,8 +197,7 @@ def test_slow_company_holds_up_only_the_deterministic_engine() -> None:
             await talk(engine, key(2), [prompt(n, 3) for n in range(4)], Sampling(max_tokens=4))
             return slow_is_back
 
-        waited = (await asyncio.gather(slow(), fast()))[1]
-        return waited
+        return (await asyncio.gather(slow(), fast()))[1]
 
     assert asyncio.run(scenario(deterministic=True))
     assert not asyncio.run(scenario(deterministic=False))

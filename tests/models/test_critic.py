@@ -1,8 +1,8 @@
 import pytest
 import torch
+
 from episodes_for_tests import trajectory_of, turn_of
 from models_for_tests import FAMILIES, random_model
-
 from turnwise.core.samples import Batch
 from turnwise.core.trajectory import Trajectory
 from turnwise.data.packing import pack, unpack

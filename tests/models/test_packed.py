@@ -1,7 +1,7 @@
 import pytest
 import torch
-from models_for_tests import FAMILIES, VOCABULARY, random_model
 
+from models_for_tests import FAMILIES, VOCABULARY, random_model
 from turnwise.core.samples import Sample
 from turnwise.data.packing import pack, unpack
 from turnwise.models.attention import ATTENTION
@@ -27,15 +27,15 @@ def group_and_loners(generator: torch.Generator) -> list[Sample]:
     def ids(count: int) -> list[int]:
         return torch.randint(3, VOCABULARY, (count,), generator=generator).tolist()
 
-    first, second = ids(12), ids(9)
+    first, second = [50, *ids(11)], [51, *ids(8)]  # no common beginning with the others
     return [
         make_sample(first + ids(5), 12),
-        make_sample(ids(7), 3),
+        make_sample([52, *ids(6)], 3),
         make_sample(second + ids(3), 9),
         make_sample(first + ids(11), 12),
         make_sample(second + ids(8), 9),
         make_sample(first + ids(4), 12),
-        make_sample(ids(20), 15),
+        make_sample([53, *ids(19)], 15),
     ]
 
 
@@ -63,6 +63,17 @@ def test_what_members_share_is_computed_once() -> None:
     samples = group_and_loners(torch.Generator().manual_seed(2))
     batch = pack(samples)
     assert len(batch.ids) == sum(map(len, samples)) - 2 * 11 - 1 * 8
+
+
+def test_prompts_that_differ_share_their_common_beginning() -> None:
+    rules = list(range(3, 23))
+    samples = [make_sample([*rules, 30 + number, 40, 50, 51, 52], 22) for number in range(4)]
+    batch = pack(samples)
+    assert batch.lengths == (20, 5, 5, 5, 5) and batch.parents == (-1, 0, 0, 0, 0)
+    model, plain = random_model("llama", ATTENTION), random_model("llama", "eager")
+    for sample, part in zip(samples, unpack(batch, packed_logits(model, batch, batch.sources)[0]), strict=True):
+        alone = plain(sample.ids[None]).logits[0][sample.mask.nonzero().squeeze(1) - 1]
+        torch.testing.assert_close(part, alone, atol=2e-5, rtol=1e-4)
 
 
 def test_another_sample_cannot_change_a_sample_beside_it() -> None:

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from runs_for_tests import episodes, learnt, metrics, quiet, small
-
 from turnwise.recipes.run import train
 from turnwise.record import run_folder
 from turnwise.train import checkpoints

@@ -5,8 +5,8 @@ import pytest
 from turnwise.config.load import build
 from turnwise.core.errors import UserError
 from turnwise.recipes.checks import check
-from turnwise.recipes.presets import recipe_names
 from turnwise.recipes.configure import configure
+from turnwise.recipes.presets import recipe_names
 
 
 def refused(**settings: Any) -> str:

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs_for_tests import WARMUP_STEPS
 
+from runs_for_tests import WARMUP_STEPS
 from turnwise.envs.registry import load
 from turnwise.models.attention import ATTENTION
 from turnwise.models.loading import load_model
@@ -51,7 +51,8 @@ def warmed() -> None:
 
 def test_killed_and_resumed_it_ends_as_one_left_alone(warmed: None, tmp_path: Path) -> None:
     tests = Path(__file__).parent.parent
-    environment = {**os.environ, "PYTHONPATH": str(tests), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    path = os.pathsep.join([str(tests), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     command = [sys.executable, str(tests / "recipes/killed_runs.py"), str(tmp_path), json.dumps(plan())]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr

@@ -28,8 +28,8 @@ class TwoUps(tw.TextEnv):
 def test_training_learns(tmp_path: Path, advantage: str) -> None:
     summary = tw.train(
         env=TwoUps,
-        steps=4,
-        model__warmup_steps=20,
+        steps=12,
+        model__warmup_steps=40,
         rollout__groups=4,
         rollout__group_size=8,
         rollout__max_new_tokens=10,

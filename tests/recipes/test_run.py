@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from runs_for_tests import STEPS, WARMUP_STEPS, episodes, learnt, metrics, printed, quiet, small
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import turnwise as tw
+from runs_for_tests import STEPS, WARMUP_STEPS, episodes, learnt, metrics, printed, quiet, small
+from turnwise.cli.main import main
 from turnwise.config.load import build, read_settings, to_toml
 from turnwise.core.errors import UserError
 from turnwise.envs.text_env import Outcome
@@ -118,7 +119,9 @@ def test_another_seed_is_another_run(run: Path, tmp_path: Path) -> None:
     assert {entry["seed"] for entry in ours}.isdisjoint(entry["seed"] for entry in theirs)
     steps = [next(row for row in metrics(each) if "rollout/episodes" in row) for each in (tmp_path / "run", run)]
     assert steps[0] != steps[1]
-    befores = [next(row for row in metrics(each) if row.get("eval/name") == "before") for each in (tmp_path / "run", run)]
+    befores = [
+        next(row for row in metrics(each) if row.get("eval/name") == "before") for each in (tmp_path / "run", run)
+    ]
     assert befores[0] == befores[1], "the start and its evaluation are the same, so that seeds can be compared"
 
 
@@ -141,18 +144,26 @@ def test_a_folder_that_holds_a_run_is_left_alone(run: Path) -> None:
 Moment = Callable[[pytest.MonkeyPatch], None]
 
 
-def in_the_second_rollout(patch: pytest.MonkeyPatch) -> None:
-    plain = Collector.collect
+def in_an_episode(*, round: int, group_size: int, call: int = 0) -> Moment:
+    """Ctrl-C after the third episode of a rollout, or of an evaluation: its groups are of one, its round is 0."""
 
-    async def collect(self: Collector, *given: Any, round: int, progress: Any, **others: Any) -> Collected:
-        def note(done: int, total: int) -> None:
-            if (round, done, total) == (1, 3, 8):
-                signal.raise_signal(signal.SIGINT)
-            progress(done, total)
+    def moment(patch: pytest.MonkeyPatch) -> None:
+        plain, calls = Collector.collect, list[tuple[int, int]]()
 
-        return await plain(self, *given, round=round, progress=note, **others)
+        async def collect(self: Collector, *given: Any, progress: Any, **others: Any) -> Collected:
+            calls.append((others["round"], others["group_size"]))
+            here = calls[-1] == (round, group_size) and calls.count(calls[-1]) == call + 1
 
-    patch.setattr(Collector, "collect", collect)
+            def note(done: int, total: int) -> None:
+                if here and done == 3:
+                    signal.raise_signal(signal.SIGINT)
+                progress(done, total)
+
+            return await plain(self, *given, progress=note, **others)
+
+        patch.setattr(Collector, "collect", collect)
+
+    return moment
 
 
 def in_the_second_update(patch: pytest.MonkeyPatch) -> None:
@@ -164,19 +175,29 @@ def in_the_second_update(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(loop, "update", interrupted)
 
 
-@pytest.mark.parametrize(("moment", "done"), [(in_the_second_rollout, 1), (in_the_second_update, 2)])
+MOMENTS = {
+    "in the second rollout": (in_an_episode(round=1, group_size=4), 1),
+    "in the second update": (in_the_second_update, 2),
+    "in the first validation": (in_an_episode(round=0, group_size=1, call=1), 1),
+}
+
+
+@pytest.mark.parametrize("name", MOMENTS)
 def test_ctrl_c_leaves_a_run_that_goes_on_as_if_nothing_had_happened(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: Moment, done: int
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    config = small(tmp_path, checkpoint__every=50, eval__every=0)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt, match="go on with: turnwise train --resume"):
+    """By the command line, with all that it says."""
+    moment, done = MOMENTS[name]
+    settings = [f"--record.folder={tmp_path}", "--record.name=run", "--checkpoint.every=50"]
+    with monkeypatch.context() as patch:
         moment(patch)
-        train(config, console=quiet())
-    assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == [f"step_{done:06d}"]
-    assert train(config, resume=True, console=quiet())["finished"]
-    ours, theirs = learnt(tmp_path / "run"), learnt(run)
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    assert episodes(tmp_path / "run") == episodes(run)
+        assert main(["train", "--from", str(run), *settings]) == 130
+    assert f"go on with: turnwise train --resume {tmp_path}/run" in capsys.readouterr().err
+    kept = [path.name for path in (tmp_path / "run/checkpoints").iterdir() if path.name != "best"]
+    assert kept == [f"step_{done:06d}"]
+    assert main(["train", "--resume", str(tmp_path / "run")]) == 0
+    assert_same_run(tmp_path / "run", run)
+    assert read_state(tmp_path / "run/checkpoints/best") == read_state(run / "checkpoints/best")
 
 
 def test_out_of_time_it_stops_and_can_go_on(run: Path, tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
-from episodes_for_tests import context, end_id, limits, says, spoken, task_of
 
+from episodes_for_tests import context, end_id, limits, says, spoken, task_of
 from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.core.messages import Message, system, user
 from turnwise.core.protocols import Env, Observation, Policy, StepResult
@@ -141,7 +141,7 @@ def test_an_environment_that_cannot_be_made_is_one_plain_error() -> None:
     def make(task: Task, member: int, attempt: int) -> Env:
         raise UserError("install something")
 
-    with pytest.raises(UserError, match="^install something$"):
+    with pytest.raises(UserError, match=r"^install something$"):
         collect(collector(make))
 
 
@@ -194,7 +194,7 @@ class Counted(OneTurn):
 
     live = most = 0
 
-    def __init__(self, waits: Callable[[], asyncio.Future[None]]) -> None:
+    def __init__(self, waits: Callable[[], Awaitable[object]]) -> None:
         super().__init__()
         self._waits = waits
 

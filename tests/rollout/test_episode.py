@@ -3,10 +3,10 @@ import time
 from collections.abc import Sequence
 
 import pytest
-from episodes_for_tests import context, end_id, key_of, limits, renderer, says, spoken, task_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from episodes_for_tests import context, end_id, key_of, limits, renderer, says, spoken, task_of
 from turnwise.core.messages import Message, system, user
 from turnwise.core.protocols import Completion, Env, Observation, Sampling, Session, StepResult
 from turnwise.core.trajectory import Status, Stop, Trajectory

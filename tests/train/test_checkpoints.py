@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from learners_for_tests import learn, make_learner, random_groups, settings_of, weights
 from safetensors import SafetensorError
 
+from learners_for_tests import learn, make_learner, random_groups, settings_of, weights
 from turnwise.core.errors import UserError
 from turnwise.models.attention import ATTENTION
 from turnwise.models.loading import LoadedModel, load_model
@@ -151,7 +151,9 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("name", ["model.safetensors", "learner.safetensors", "state.json", "config.json", "tokenizer.json"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "learner.safetensors", "state.json", "config.json", "tokenizer.json"]
+)
 def test_a_damaged_checkpoint_is_passed_over_for_an_older_whole_one(
     tmp_path: Path, saved: Path, name: str, damage: str
 ) -> None:

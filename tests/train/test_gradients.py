@@ -4,14 +4,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
+
 from episodes_for_tests import group_of, turn_of
 from learners_for_tests import CRITICS, gradients, learn, make_learner, random_groups, settings_of, weights
 from models_for_tests import random_model
-from torch import Tensor
-
 from turnwise.algos.aggregation import AGGREGATIONS
 from turnwise.core.trajectory import Group
+from turnwise.recipes.wiring import update_settings
 from turnwise.train.learner import LocalLearner
+from turnwise.train.update import estimate
 
 
 def assert_equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
@@ -67,6 +69,14 @@ def test_leaving_out_samples_without_advantage_changes_nothing() -> None:
     assert learn(learner, [idle], config, skip_idle=True) == {"idle_steps": 1.0}
 
 
+@pytest.mark.parametrize("term", [{"algo__kl_coef": 0.1}, {"algo__entropy_coef": 0.01}])
+def test_samples_without_advantage_are_trained_on_where_the_loss_has_another_term(term: dict[str, float]) -> None:
+    config = settings_of(**{"algo__kl_coef": 0.0, "algo__entropy_coef": 0.0, **term})
+    idle = group_of([[turn_of([3] * 10, [4, 5, 6], extends=False)] for _ in range(3)])
+    metrics = learn(make_learner(config, moved=0.02), [idle], config)
+    assert metrics["policy_loss"] == 0 and metrics["grad_norm"] > 0
+
+
 def test_the_gradient_is_that_of_the_formula_on_each_trajectory_alone() -> None:
     """Clipped policy loss, token-mean, dr_grpo, written out on a plain forward: sampled tokens count, others do not."""
     config = settings_of(algo__advantage="dr_grpo", algo__kl_coef=0.0, algo__entropy_coef=0.0)
@@ -90,6 +100,23 @@ def test_the_gradient_is_that_of_the_formula_on_each_trajectory_alone() -> None:
     (sum(losses) / len(losses)).backward()
     ours = gradients(make_learner(config), groups, config)
     assert_equal(ours, {f"policy.{name}": parameter.grad for name, parameter in plain.named_parameters()})
+
+
+@pytest.mark.parametrize("kind", ["trunk", "head"])
+def test_the_critic_learns_what_follows_the_position_before_the_token(kind: str) -> None:
+    """Its head's gradient is the sum of weight * (value - return) * hidden state, from a plain forward."""
+    config = settings_of(kind, algo__value_clip=100.0)
+    groups, plain = random_groups(), random_model("llama", "eager")
+    estimated = estimate(groups, make_learner(config), update_settings(config))
+    assert estimated is not None and estimated.returns is not None
+    tokens = sum(each.num_sampled for each in estimated.trajectories)
+    expected = torch.zeros(1, 32)
+    for sample, returns in zip(estimated.samples, estimated.returns, strict=True):
+        places = sample.mask.nonzero().squeeze(1)
+        hidden = plain.base_model(sample.ids[None]).last_hidden_state[0, places - 1]
+        expected += (0.0 - returns[places]) @ hidden / tokens  # a new critic says 0
+    ours = gradients(make_learner(config), groups, config)
+    assert_equal({"weight": ours["critic.head.weight"]}, {"weight": expected.detach()})
 
 
 def test_training_on_an_observation_would_show() -> None:

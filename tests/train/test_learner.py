@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from episodes_for_tests import group_of, key_of, task_of, trajectory_of, turn_of
 from learners_for_tests import (
     critic_parameters,
@@ -14,7 +15,6 @@ from learners_for_tests import (
     settings_of,
     weights,
 )
-
 from turnwise.core.protocols import Sampling
 from turnwise.core.samples import Needs
 from turnwise.core.trajectory import Group, Trajectory
@@ -159,6 +159,7 @@ def test_while_the_critic_warms_up_the_policy_stays_as_it_is(critic: str) -> Non
         assert all(torch.equal(start[name], weight) for name, weight in weights(learner.model).items())
         assert not all(torch.equal(heads[name], weight) for name, weight in weights(learner.critic).items())
         assert "grad_norm" not in metrics and metrics["critic_grad_norm"] > 0
+        assert all(parameter.grad is None for parameter in learner.model.parameters()), "nothing is saved up for later"
     learn(learner, random_groups(2), config, step=2)
     assert not any(torch.equal(start[name], weight) for name, weight in weights(learner.model).items())
 

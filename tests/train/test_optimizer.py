@@ -1,4 +1,5 @@
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ def test_the_share_rises_once_then_never_again_and_is_never_zero_in_the_warm_up(
     assert all(0 <= share <= 1 for share in shares)
     rising, falling = shares[: warmup + 1], shares[warmup:]
     assert rising == sorted(rising) and rising[0] > 0
-    assert all(a >= b - 1e-12 for a, b in zip(falling, falling[1:], strict=False))
+    assert all(a >= b - 1e-12 for a, b in pairwise(falling))
     assert kind == "constant" or shares[-1] == pytest.approx(final)
 
 

@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from episodes_for_tests import group_of, trajectory_of, turn_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from learners_for_tests import learn, make_learner, random_groups, settings_of, weights
 
+from episodes_for_tests import group_of, trajectory_of, turn_of
+from learners_for_tests import learn, make_learner, random_groups, settings_of, weights
 from turnwise.algos.aggregation import AGGREGATIONS
 from turnwise.core.trajectory import Group, Status
 from turnwise.recipes.wiring import update_settings
@@ -34,7 +34,11 @@ def test_each_epoch_is_a_partition_into_mini_batches(count: int, mini_batch: int
 
 def test_mini_batches_are_shuffled_by_run_step_and_epoch() -> None:
     orders = [
-        [index for part in mini_batch_order(20, update_of(mini_batch=5, epochs=2, run_seed=seed), step) for index in part]
+        [
+            index
+            for part in mini_batch_order(20, update_of(mini_batch=5, epochs=2, run_seed=seed), step)
+            for index in part
+        ]
         for seed in (0, 1)
         for step in (0, 1)
     ]
@@ -81,7 +85,7 @@ def test_weights_are_taken_over_the_whole_mini_batch(name: str) -> None:
     samples = train_samples(estimated, chosen, settings)
     assert {each.sample.trajectory for each in samples} == chosen
     lengths = [estimated.trajectories[index].num_sampled for index in sorted(chosen)]
-    by_trajectory = {index: 0.0 for index in chosen}
+    by_trajectory = dict.fromkeys(chosen, 0.0)
     for each in samples:
         assert (each.weights[~each.sample.mask] == 0).all() and (each.weights[each.sample.mask] > 0).all()
         by_trajectory[each.sample.trajectory] += float(each.weights.sum())
@@ -129,7 +133,9 @@ def test_metrics_are_means_over_tokens_however_the_step_is_cut() -> None:
         learn(make_learner(config, moved=0.02), random_groups(), config, micro_tokens=size) for size in (10**6, 1)
     )
     assert whole == pytest.approx(cut, rel=1e-3, abs=1e-6)
-    assert {"policy_loss", "entropy", "ratio", "kl", "value_loss", "mismatch", "grad_norm", "critic_grad_norm"} <= set(whole)
+    assert {"policy_loss", "entropy", "ratio", "kl", "value_loss", "mismatch", "grad_norm", "critic_grad_norm"} <= set(
+        whole
+    )
 
 
 def test_epochs_and_mini_batches_take_one_optimiser_step_each() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from episodes_for_tests import renderer
 
+from episodes_for_tests import renderer
 from turnwise.core.samples import Sample
 from turnwise.core.task import Task
 from turnwise.envs.answers import read_answer

@@ -5,7 +5,6 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from turnwise.cli.options import Settings, command_app, short_for
-from turnwise.cli.show import line
 
 app = command_app("eval", "RUN|MODEL [ENV] [OPTIONS] [--SECTION.KEY VALUE]...")
 
@@ -39,7 +38,7 @@ def evaluate(
     seed
         Of sampling.
     """
-    from turnwise.recipes.run import evaluate as evaluate_source
+    from turnwise.recipes.evaluation import evaluate_source
 
     short = short_for(eval__episodes=episodes, eval__temperature=temperature, eval__split=split, seed=seed)
-    line(str(evaluate_source(source, environment, overrides=[*overrides, *short])))
+    evaluate_source(source, environment, overrides=[*overrides, *short])

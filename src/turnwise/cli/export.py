@@ -22,7 +22,7 @@ def export(run: str, /, *, to: Annotated[Path, Parameter(metavar="FOLDER")]) -> 
     to
         A new folder, for `from_pretrained` to load.
     """
-    from turnwise.recipes.run import export as export_run
+    from turnwise.recipes.export import export as export_run
 
     export_run(run, to)
     line(f"wrote {to}")

@@ -145,6 +145,10 @@ class TrainConfig(Section):
     """Each step: roll out groups x group_size episodes, then update."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-6
     """Of the policy, at its highest."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """"muon": Muon for the matrices (train.muon_learning_rate), AdamW for embeddings, norms and heads."""
+    muon_learning_rate: Annotated[float, Field(gt=0)] = 0.02
+    """Of the matrices, where Muon trains them: its steps have a size of their own, about a hundredfold AdamW's."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """How the learning rate falls after its warm-up."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0

@@ -1,8 +1,8 @@
 """Chance has addresses: every random number is a function of where it is used, never of what ran before it.
 
-    start state of a group       stream("start", task)
-    later luck of one member     stream("luck", task, member, attempt)
-    a sampled token              uniforms(key.address, how many tokens the episode has sampled)
+start state of a group       stream("start", task)
+later luck of one member     stream("luck", task, member, attempt)
+a sampled token              uniforms(key.address, how many tokens the episode has sampled)
 """
 
 import hashlib

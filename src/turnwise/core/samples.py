@@ -11,10 +11,10 @@ from torch import Tensor
 class Sample:
     """One segment of a trajectory as tensors of one length T.
 
-        ids       s s u u a a u u a a
-        mask      0 0 0 0 1 1 0 0 1 1     sampled 1, everything else 0
-        turn_ids  . . . . 0 0 . . 1 1     -1 where the mask is 0
-        logprobs  . . . . p p . . p p     the sampler's, 0 where the mask is 0
+    ids       s s u u a a u u a a
+    mask      0 0 0 0 1 1 0 0 1 1     sampled 1, everything else 0
+    turn_ids  . . . . 0 0 . . 1 1     -1 where the mask is 0
+    logprobs  . . . . p p . . p p     the sampler's, 0 where the mask is 0
     """
 
     trajectory: int
@@ -114,5 +114,3 @@ class Learner(Protocol):
     def step(self) -> dict[str, float]: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-

@@ -44,14 +44,14 @@ def micro_batches(samples: Sequence[Sample], max_tokens: int) -> list[list[int]]
 
 
 def pack(samples: Sequence[Sample]) -> Batch:
-    """Rows: first the prompts that several samples share, then samples alone, then what is left of the others.
+    """Rows: first the beginnings that several samples share, then samples alone, then what is left of the others.
 
     Longer ones come first, so that neighbours are of about one length.
     """
     if any(bool(sample.mask[0]) for sample in samples):
         raise ValueError("a sampled token without a context has no logits it was sampled from")
     prompts, parent = _shared_prompts(samples)
-    skip = [prompt_length(sample) if index in parent else 0 for index, sample in enumerate(samples)]
+    skip = [len(prompts[parent[index]]) if index in parent else 0 for index in range(len(samples))]
     order = sorted(range(len(samples)), key=lambda i: (i in parent, skip[i] - len(samples[i]), i))
     lengths = torch.tensor([len(samples[index]) - skip[index] for index in order])
     starts = sum(map(len, prompts)) + lengths.cumsum(0) - lengths
@@ -75,13 +75,27 @@ def pack(samples: Sequence[Sample]) -> Batch:
 
 
 def _shared_prompts(samples: Sequence[Sample]) -> tuple[list[Tensor], dict[int, int]]:
-    """The prompts that several samples have, and for each of these samples which prompt."""
+    """Beginnings that several samples have, and for each of these samples which one.
+
+    Members of a group share the whole prompt; what is left shares its common beginning, such as the rules.
+    """
     members: dict[bytes, list[int]] = {}
     for index, sample in enumerate(samples):
         members.setdefault(prompt_key(sample), []).append(index)
-    shared = [each for each in members.values() if len(each) > 1 and prompt_length(samples[each[0]]) >= SHORTEST_PREFIX]
-    prompts = [samples[first].ids[: prompt_length(samples[first])] for first, *_ in shared]
-    return prompts, {index: number for number, each in enumerate(shared) for index in each}
+    shared = [(each, prompt_length(samples[each[0]])) for each in members.values() if len(each) > 1]
+    alone = [each[0] for each in members.values() if len(each) == 1]
+    if len(alone) > 1:
+        shared.append((alone, _common_length([samples[index] for index in alone])))
+    shared = [(each, length) for each, length in shared if length >= SHORTEST_PREFIX]
+    prompts = [samples[each[0]].ids[:length] for each, length in shared]
+    return prompts, {index: number for number, (each, _) in enumerate(shared) for index in each}
+
+
+def _common_length(samples: Sequence[Sample]) -> int:
+    """How many tokens all of these begin with, at most as many as can be shared."""
+    shortest = min(prompt_length(sample) for sample in samples)
+    rows = torch.stack([sample.ids[:shortest] for sample in samples])
+    return int((rows == rows[0]).all(dim=0).long().cumprod(0).sum())
 
 
 def unpack(batch: Batch, values: Tensor) -> list[Tensor]:

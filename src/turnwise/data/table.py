@@ -1,7 +1,7 @@
 """The sampled tokens of a step as a table, a row a trajectory, for advantages that run over whole trajectories.
 
-    samples (segments)      s s a a s a a | s a a        one trajectory of two segments
-    its row of the table    a a a a a a                  sampled tokens only, in order, across segments
+samples (segments)      s s a a s a a | s a a        one trajectory of two segments
+its row of the table    a a a a a a                  sampled tokens only, in order, across segments
 """
 
 from collections.abc import Sequence

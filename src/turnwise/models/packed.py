@@ -1,7 +1,7 @@
 """Attention for rows packed behind each other without padding: a row sees itself and the prefix that it continues.
 
-    rows        p p p p p | q q | x x x x x x | a a a | b b b | c c    prefixes p and q, x alone, a and b after p, c after q
-    a sees      p p p p p                       a a a                  what members of a group share is computed once
+rows        p p p p p | q q | x x x x x x | a a a | b b b | c c    prefixes p and q, x alone, a and b after p, c after q
+a sees      p p p p p                       a a a                  what members of a group share is computed once
 """
 
 from collections.abc import Iterator, Sequence

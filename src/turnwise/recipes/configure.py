@@ -9,11 +9,19 @@ from turnwise.core.names import nearest
 from turnwise.envs.registry import ENVIRONMENTS, load
 from turnwise.recipes.presets import find_recipe, recipe_names, recipe_path
 
+MAY_CHANGE = ("train.max_minutes",)
+"""What a resumed run may be given anew: it does not change what is learnt."""
+
 
 def configure(
     target: str | None = None, *, start_from: str | None = None, resume: str | None = None, overrides: Overrides = ()
 ) -> Config:
     """The configuration of a run to be: from a preset or environment, from another run's, or of a run to go on with."""
+    if resume is not None and (changed := [key for key, _ in overrides if key not in MAY_CHANGE]):
+        raise UserError(
+            f"--resume goes on with the run's own settings, so leave out --{changed[0]}: "
+            f"another run with it starts with --from {resume}"
+        )
     config = build(_base(target, start_from, resume), overrides)
     load(config.env.kind).check_params(config.env.params)
     return config

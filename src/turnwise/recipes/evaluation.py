@@ -17,6 +17,7 @@ from turnwise.recipes.run import settled
 from turnwise.recipes.wiring import build_players, load_policy
 from turnwise.record.console import make_console
 from turnwise.record.progress import Progress
+from turnwise.record.table import evaluation_table
 from turnwise.rollout.tasks import TaskSource
 from turnwise.train.checkpoints import last_checkpoint
 
@@ -35,18 +36,20 @@ def evaluate_source(
     source: str, environment: str | None = None, *, overrides: Overrides = (), console: Console | None = None
 ) -> Evaluated:
     """`source`: a run or a model; `environment`: left out, a run's own."""
+    console = console or make_console()
     config = settled(_config(source, environment, overrides))
     torch.set_num_threads(config.system.threads)
     kind = load(config.env.kind)
     params = kind.check_params(config.env.params)
     tasks = TaskSource(env=kind.name, params=params, run_seed=config.seed)
-    with Progress(1, console or make_console(), title=f"evaluating {source}") as progress:
+    with Progress(1, console, title=f"evaluating {source}") as progress:
         loaded, _ = load_policy(config, kind, params, lambda done, total: progress.phase("warm-up", done, total))
         players = build_players(config, kind, loaded)
         held_out = tasks.held_out(config.eval.split, config.eval.episodes)
         found = asyncio.run(
             evaluate(players.evaluator, held_out, lambda done, total: progress.phase("episodes", done, total))
         )
+    console.print(evaluation_table(source, kind.name, config.eval.split, found.metrics()))
     return Evaluated(model=source, environment=kind.name, split=config.eval.split, result=found)
 
 

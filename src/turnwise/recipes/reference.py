@@ -57,7 +57,7 @@ class Settings:
     """Episodes an optimiser step: an update makes several steps with the tokens of one rollout."""
     learning_rate: float = 1e-3
     max_grad_norm: float = 1.0
-    warmup_steps: int = 150
+    warmup_steps: int = 60
     """Of the model's supervised start on random play; see `turnwise.train.warmup`."""
     seed: int = 0
 
@@ -226,7 +226,17 @@ def policy_loss(model: Any, episodes: Sequence[Episode], advantages: Sequence[fl
     return -torch.minimum(ratio * advantage, clipped * advantage).mean()
 
 
-def update(model: Any, optimizer: Any, groups: Sequence[Sequence[Episode]], settings: Settings, step: int) -> float:
+def make_optimizer(model: Any, settings: Settings) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+
+
+def update(
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    groups: Sequence[Sequence[Episode]],
+    settings: Settings,
+    step: int,
+) -> float:
     """One pass over the episodes in mini-batches; the mean loss."""
     episodes = [episode for group in groups for episode in group]
     # In float64: of equal rewards nothing may be left but 0, and a spread of 1e-8 is much beside an epsilon of 1e-6.
@@ -269,9 +279,7 @@ def start_policy(kind: EnvKind, settings: Settings) -> LoadedModel:
 
 def train(loaded: LoadedModel, kind: EnvKind, settings: Settings, write: Callable[[str], object]) -> list[float]:
     """Trains the policy in place; the success rate of each step's episodes, on start states never met before."""
-    optimizer = torch.optim.AdamW(
-        loaded.model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
-    )
+    optimizer = make_optimizer(loaded.model, settings)
     history = []
     for step in range(settings.steps):
         began = time.perf_counter()

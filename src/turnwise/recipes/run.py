@@ -16,13 +16,13 @@ from turnwise.core.errors import UserError
 from turnwise.envs.kind import EnvKind
 from turnwise.envs.registry import kind_of, load
 from turnwise.envs.text_env import TextEnv
+from turnwise.recipes.checks import check
+from turnwise.recipes.wiring import build_learner, build_players, load_policy, model_loader, update_settings
 from turnwise.record.console import make_console
 from turnwise.record.curve import learning_curve_svg
 from turnwise.record.progress import Progress
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.table import closing_table, seeds_table
-from turnwise.recipes.checks import check
-from turnwise.recipes.wiring import build_learner, build_players, load_policy, model_loader, update_settings
 from turnwise.rollout.tasks import TaskSource
 from turnwise.train.checkpoints import Checkpoints, State, restore
 from turnwise.train.loop import Loop, LoopSettings
@@ -67,9 +67,7 @@ def train_seeds(config: Config, seeds: Sequence[int], console: Console | None = 
     return summaries
 
 
-def train_env(
-    env: type[TextEnv] | str, model: str = "tiny", steps: int | None = None, **settings: Any
-) -> Summary:
+def train_env(env: type[TextEnv] | str, model: str = "tiny", steps: int | None = None, **settings: Any) -> Summary:
     """`tw.train(env=GuessNumber, model="tiny", steps=100)`; further settings by their dotted name with `__` for `.`:
 
     `tw.train(env="sokoban", algo__advantage="gae", seed=1)`

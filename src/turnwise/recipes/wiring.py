@@ -22,7 +22,7 @@ from turnwise.rollout.context import FullHistory
 from turnwise.rollout.limits import Limits
 from turnwise.train.learner import LocalLearner
 from turnwise.train.objective import Objective
-from turnwise.train.optimizer import Optimizer, OptimizerSettings, Schedule
+from turnwise.train.optimizer import Optimizer, OptimizerSettings, Schedule, mark_tables
 from turnwise.train.update import UpdateSettings
 from turnwise.train.warmup import warmed_tiny
 
@@ -30,7 +30,7 @@ CONTEXTS = {"full": FullHistory}
 
 
 def model_loader(config: Config) -> Callable[[str], LoadedModel]:
-    """Loads any model by name or folder with the run's settings, and with the attention that engine and learner need."""
+    """Loads any model by name or folder, with the run's settings and the attention that engine and learner need."""
     settings = config.model
 
     def load(name: str) -> LoadedModel:
@@ -78,9 +78,7 @@ def build_players(config: Config, kind: EnvKind, loaded: LoadedModel) -> Players
     )
 
     def collector(sampling: Sampling, run_seed: int) -> Collector:
-        limits = Limits(
-            sampling=sampling, max_tokens=config.rollout.max_tokens, timeout_s=config.rollout.timeout_s
-        )
+        limits = Limits(sampling=sampling, max_tokens=config.rollout.max_tokens, timeout_s=config.rollout.timeout_s)
         return Collector(
             policy=engine,
             make_env=kind.make,
@@ -110,6 +108,7 @@ def build_players(config: Config, kind: EnvKind, loaded: LoadedModel) -> Players
 
 def build_learner(config: Config, model: Any) -> LocalLearner:
     algo, train = config.algo, config.train
+    mark_tables(model)
     schedule = Schedule(
         kind=train.schedule,
         total_steps=train.steps,
@@ -117,12 +116,13 @@ def build_learner(config: Config, model: Any) -> LocalLearner:
         final_share=train.final_share,
     )
 
-    def optimizer(parameters: Any, learning_rate: float) -> Optimizer:
+    def optimizer(parameters: Any, learning_rate: float, *, muon: bool) -> Optimizer:
         settings = OptimizerSettings(
             learning_rate=learning_rate,
             betas=train.betas,
             weight_decay=train.weight_decay,
             max_grad_norm=train.max_grad_norm,
+            muon_learning_rate=train.muon_learning_rate if muon else None,
         )
         return Optimizer(list(parameters), settings, schedule.share)
 
@@ -141,9 +141,11 @@ def build_learner(config: Config, model: Any) -> LocalLearner:
     return LocalLearner(
         model,
         objective,
-        optimizer(model.parameters(), train.learning_rate),
+        optimizer(model.parameters(), train.learning_rate, muon=train.optimizer == "muon"),
         critic=critic,
-        critic_optimizer=None if critic is None else optimizer(critic.parameters(), config.critic.learning_rate),
+        critic_optimizer=None
+        if critic is None
+        else optimizer(critic.parameters(), config.critic.learning_rate, muon=False),
         critic_warmup_steps=config.critic.warmup_steps if critic is not None else 0,
     )
 

@@ -1,4 +1,4 @@
-"""How long an episode may be: in tokens and in time. Limits in turns and actions are the environment's, in its prompt."""
+"""How long an episode may be, in tokens and in time; limits in turns and actions are the environment's own."""
 
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,7 @@
 """Checkpoints: written aside, then renamed; a half-written or damaged one is never loaded.
 
-    checkpoints/step_000010/  model.safetensors, config.json, tokenizer... (a plain Hugging Face folder)
-                              learner.safetensors (optimisers, critic), state.json (numbers, and the files' hashes)
+checkpoints/step_000010/  model.safetensors, config.json, tokenizer... (a plain Hugging Face folder)
+                          learner.safetensors (optimisers, critic), state.json (numbers, and the files' hashes)
 """
 
 import hashlib

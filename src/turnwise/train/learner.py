@@ -10,7 +10,7 @@ from torch import Tensor
 from turnwise.algos.entropy import logprobs_and_entropy
 from turnwise.core.samples import Batch, Needs, Scores, TrainBatch
 from turnwise.models.critic import HeadCritic, TrunkCritic
-from turnwise.models.forward import packed_logits
+from turnwise.models.forward import packed_hidden, packed_logits
 from turnwise.train.objective import Objective
 from turnwise.train.optimizer import Optimizer
 
@@ -52,12 +52,12 @@ class LocalLearner:
         logprobs = entropy = values = end_values = ref_logprobs = None
         count = len(batch.sources)
         keep = torch.cat([batch.sources, batch.ends])  # [M + B]
-        head = isinstance(self.critic, HeadCritic)
-        if needs.logprobs or needs.entropy or (needs.values and head):
-            logits, hidden = packed_logits(self.model, batch, keep)
-            logprobs, entropy = logprobs_and_entropy(logits[:count], batch.targets, batch.temperatures)
-            if isinstance(self.critic, HeadCritic):
-                values, end_values = self.critic(hidden).tensor_split([count])
+        if needs.logprobs or needs.entropy:
+            logits, _ = packed_logits(self.model, batch, batch.sources)
+            logprobs, entropy = logprobs_and_entropy(logits, batch.targets, batch.temperatures)
+        if needs.values and isinstance(self.critic, HeadCritic):
+            hidden = packed_hidden(self.model.base_model, batch, keep)
+            values, end_values = self.critic(hidden).tensor_split([count])
         if needs.values and isinstance(self.critic, TrunkCritic):
             values, end_values = self.critic(batch, keep).tensor_split([count])
         if needs.ref_logprobs:

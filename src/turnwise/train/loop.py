@@ -66,6 +66,8 @@ class Loop:
         began = time.perf_counter()
         self.progress.begin(state.step)
         try:
+            if self._evaluation_due(state.step) and not self._evaluated(state.step):  # stopped in the middle of it
+                state = await self._between(state)
             while state.step < self.settings.steps and not self._out_of_time(began):
                 state = await self._step(state)
                 state = await self._between(state)
@@ -90,7 +92,9 @@ class Loop:
         estimated = estimate(groups, self.learner, self.update_settings)
         clock.lap("score")
         self.progress.phase("update", 0, 1)
-        learnt = update(self.learner, estimated, self.update_settings, state.step) if estimated else {"empty_steps": 1.0}
+        learnt = (
+            update(self.learner, estimated, self.update_settings, state.step) if estimated else {"empty_steps": 1.0}
+        )
         clock.lap("update")
         self._record(number, groups, collected, estimated, learnt, clock)
         return replace(state, step=number, skipped_steps=self.learner.skipped_steps)
@@ -131,7 +135,7 @@ class Loop:
     async def _between(self, state: State) -> State:
         """At a step boundary no session lives: evaluate and checkpoint when it is time."""
         settings, number = self.settings, state.step
-        if settings.eval_every and number % settings.eval_every == 0 and number < settings.steps:
+        if self._evaluation_due(number):
             found = await self.evaluate("validation", settings.eval_tasks, number)
             if settings.keep_best and (state.best_success is None or found.success > state.best_success):
                 state = replace(state, best_success=found.success)
@@ -139,6 +143,14 @@ class Loop:
         if number % settings.checkpoint_every == 0 and number < settings.steps:
             self.checkpoints.save(self.learner, state)
         return state
+
+    def _evaluation_due(self, number: int) -> bool:
+        """Before and after training are the caller's to evaluate."""
+        every = self.settings.eval_every
+        return every > 0 and 0 < number < self.settings.steps and number % every == 0
+
+    def _evaluated(self, number: int) -> bool:
+        return any("eval/name" in row and row["step"] == number for row in self.folder.read_metrics())
 
     async def evaluate(self, name: str, tasks: Sequence[Task], number: int) -> Evaluation:
         clock = Clock()

@@ -1,7 +1,6 @@
 """Tiny's start: a short, seeded warm-up on random legal play, so that it knows the format and nothing of the skill.
 
-It learns to continue transcripts, observations and answers alike. What is played in them is random, so it learns how
-boards and answers look and which board may follow which, but not which answers are good. Made once and cached.
+What is played is random, so what is learnt is how answers look, not which ones are good. Made once and cached.
 """
 
 import asyncio
@@ -38,7 +37,9 @@ WARMUP_VERSION = 1
 """Raise it when anything below changes what comes out."""
 
 EPISODES_A_STEP = 16
-SETTINGS = OptimizerSettings(learning_rate=3e-3, betas=(0.9, 0.95), weight_decay=0.0, max_grad_norm=1.0)
+PLAYS_A_START = 4
+"""Episodes from one start state: what they share is computed once."""
+SETTINGS = OptimizerSettings(learning_rate=2e-3, betas=(0.9, 0.95), weight_decay=0.0, max_grad_norm=1.0)
 
 Progress = Callable[[int, int], None]
 
@@ -70,7 +71,9 @@ def _source(kind: EnvKind) -> str:
     return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
-def warm_up(loaded: LoadedModel, kind: EnvKind, params: dict[str, Any], *, steps: int, seed: int, show: Progress) -> None:
+def warm_up(
+    loaded: LoadedModel, kind: EnvKind, params: dict[str, Any], *, steps: int, seed: int, show: Progress
+) -> None:
     """Teaches the model, in place, to continue transcripts of random play."""
     renderer = Renderer(loaded.tokenizer)
     schedule = Schedule(kind="linear", total_steps=steps, warmup_steps=min(10, steps // 4), final_share=0.1)
@@ -89,29 +92,30 @@ def warm_up(loaded: LoadedModel, kind: EnvKind, params: dict[str, Any], *, steps
 async def random_episode(
     kind: EnvKind, params: dict[str, Any], renderer: Renderer, tokenizer: Any, seed: int, number: int
 ) -> Sample:
-    """One episode of random legal answers as a sample; its mask is 1 on all but the rules, which never change."""
-    index = address("warmup", seed, number) % RANGE
-    env = kind.make(Task(env=kind.name, params=params, seed=seed_for("train", index)))
+    """One episode of random legal answers as a sample; its mask is 1 on the answers and their ends."""
+    index = address("warmup", seed, number // PLAYS_A_START) % RANGE
+    env = kind.make(Task(env=kind.name, params=params, seed=seed_for("train", index)), member=number)
     rng = stream("warmup answers", seed, number)
     observation = await env.start()
     said = observation.messages[-1]
-    ids = renderer.start(observation.messages, observation.tools)
-    rules = ids.index(tokenizer.eos_token_id) + 1
+    context, ids, mask = renderer.start(observation.messages, observation.tools), list[int](), list[bool]()
     while True:
         text = env.env.random_answer(rng) or format_only(rng, said.content)
-        ids += [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
+        action = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
+        ids += [*context, *action]
+        mask += [False] * len(context) + [True] * len(action)
         result = await env.step(assistant(text))
         if result.over:
             break
         said = result.messages[-1]
-        ids += renderer.extend(result.messages, Stop.EOS)
+        context = renderer.extend(result.messages, Stop.EOS)
     await env.close()
-    mask = torch.arange(len(ids)) >= rules
+    answers = torch.tensor(mask)
     return Sample(
         trajectory=number,
         ids=torch.tensor(ids),
-        mask=mask,
-        turn_ids=torch.where(mask, 0, -1),
+        mask=answers,
+        turn_ids=torch.where(answers, 0, -1),
         logprobs=torch.zeros(len(ids)),
         temperatures=torch.ones(len(ids)),
     )

@@ -1,8 +1,8 @@
 """A slot of keys and values for every session, kept across turns, and the two plans that read and write it.
 
-    keys of a layer  [slots, KV, capacity, D]
-    slot 0           k k k k k k . . . .      <- length 6: what this session's context has so far
-    slot 1           k k k . . . . . . .
+keys of a layer  [slots, KV, capacity, D]
+slot 0           k k k k k k . . . .      <- length 6: what this session's context has so far
+slot 1           k k k . . . . . . .
 """
 
 from collections.abc import Sequence

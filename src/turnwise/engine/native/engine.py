@@ -1,7 +1,6 @@
 """The engine: sessions ask, one loop answers them all."""
 
 import asyncio
-import heapq
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
@@ -44,7 +43,7 @@ class NativeEngine:
         self.policy_version = 0
         self._runner = Runner(model, slots=slots, stop_ids=stop_ids, decode=decode)
         self._deterministic = deterministic
-        self._free = list(range(slots))
+        self._slots = slots
         self._slot_freed = asyncio.Condition()
         self._live = 0
         self._arrived: list[Request] = []
@@ -64,9 +63,9 @@ class NativeEngine:
     @asynccontextmanager
     async def _session(self, key: EpisodeKey) -> AsyncIterator[NativeSession]:
         async with self._slot_freed:
-            await self._slot_freed.wait_for(lambda: self._free)
-            slot = Slot(index=heapq.heappop(self._free), address=key.address)
-        self._live += 1
+            await self._slot_freed.wait_for(lambda: self._live < self._slots)
+            slot = self._runner.claim(key.address)
+            self._live += 1
         if self._server is None or self._server.done():
             self._server = asyncio.create_task(self._serve())
         try:
@@ -75,7 +74,6 @@ class NativeEngine:
             self._live -= 1
             self._forget(slot)
             async with self._slot_freed:
-                heapq.heappush(self._free, slot.index)
                 self._slot_freed.notify()
             self._changed.set()
 
@@ -90,7 +88,7 @@ class NativeEngine:
         """Drops what a session still waited for: it was cancelled, or it failed."""
         self._arrived = [request for request in self._arrived if request.slot is not slot]
         self._answers = {request: answer for request, answer in self._answers.items() if request.slot is not slot}
-        self._runner.drop(slot)
+        self._runner.release(slot)
 
     async def _serve(self) -> None:
         """Waits for sessions to ask; unblocked by `submit` and by a session's end. Ends with the last session."""

@@ -62,6 +62,7 @@ class Runner:
         self.counts: dict[str, int] = {"prefill_tokens": 0, "shared_tokens": 0, "decode_tokens": 0, "passes": 0}
         self.running: list[Request] = []
         self._cache = KVCache(slots)
+        self._held: list[Slot] = []  # by index
         self._stop_ids = frozenset(stop_ids)
         self._decode_text = decode
         self._prefill_tokens = prefill_tokens
@@ -78,8 +79,22 @@ class Runner:
             done += self._settle(self._decode(requests))
         return done
 
-    def drop(self, slot: Slot) -> None:
+    def claim(self, address: int) -> Slot:
+        """A place for a session; the caller sees to it that one is left."""
+        slot = Slot(index=len(self._held), address=address)
+        self._held.append(slot)
+        return slot
+
+    @torch.inference_mode()
+    def release(self, slot: Slot) -> None:
+        """Ends what the slot still ran. The last one moves into its place, so that decoding reads no empty slots."""
         self.running = [request for request in self.running if request.slot is not slot]
+        last = self._held.pop()
+        if last is not slot:
+            self._cache.copy(last.index, [slot.index], last.length)
+            last.index = slot.index
+            self._held[last.index] = last
+            self.running.sort(key=lambda request: request.slot.index)
 
     def _settle(self, requests: list[Request]) -> list[Request]:
         """Keeps those that go on, in the order of their slots; returns those that are done."""
