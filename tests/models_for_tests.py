@@ -15,6 +15,7 @@ from transformers import (
     MistralConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 VOCABULARY = 97
@@ -43,6 +44,9 @@ FAMILIES: dict[str, Any] = {
     "gemma2, soft caps and a window": Gemma2Config(**WITH_HEAD, sliding_window=4, query_pre_attn_scalar=8),
     "gemma3, windows": Gemma3TextConfig(**WITH_HEAD, sliding_window=4),
     "mistral, a window": MistralConfig(**WITH_HEAD, sliding_window=5),
+    "qwen3 moe, experts": Qwen3MoeConfig(
+        **WITH_HEAD, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, decoder_sparse_step=1
+    ),
     "granite, scaled logits": GraniteConfig(**SHAPE, logits_scaling=3.0),
 }
 

@@ -45,7 +45,6 @@ SKIPPED = {
     "turnwise_gae": STARPO,
     "step_gae": STARPO,
     "turn_discounted_return": STARPO,
-    "reinforce_pp": STARPO,
     "reinforce_pp_baseline": STARPO,
     "opo": STARPO,
     "remax": STARPO,
@@ -159,6 +158,15 @@ def run_gae(record: Record, arrays: Arrays) -> dict[str, Tensor]:
 
 def token_gae(record: Record) -> None:
     close_all(record, run_gae(record, arrays_of(record)))
+
+
+def reinforce_pp(record: Record) -> None:
+    arrays, gamma = arrays_of(record), record["params"]["gamma"]
+    silent_critic = arrays | {"values": torch.zeros_like(arrays["token_rewards"])}
+    returns = advantage("gae", silent_critic, AdvantageParams(gamma=gamma)).returns
+    assert returns is not None
+    advantages = advantage("reinforce_pp", arrays, AdvantageParams(gamma=gamma)).advantages
+    close_all(record, {"returns": returns, "adv": advantages})
 
 
 def run_group(name: str, record: Record, arrays: Arrays) -> tuple[Tensor, Tensor]:
@@ -324,6 +332,7 @@ RUNNERS: dict[str, Callable[[Record], None]] = {
     "grpo": group_estimator("grpo"),
     "dr_grpo_adv": group_estimator("dr_grpo"),
     "rloo": group_estimator("rloo"),
+    "reinforce_pp": reinforce_pp,
     "traj_grpo": traj_grpo,
     "ppo_clip": ppo_clip,
     "trl_loss": trl_loss,

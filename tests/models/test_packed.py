@@ -91,3 +91,18 @@ def test_another_sample_cannot_change_a_sample_beside_it() -> None:
 def test_a_sampled_token_without_context_is_refused() -> None:
     with pytest.raises(ValueError, match="without a context"):
         pack([make_sample([1, 2, 3], 0)])
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_the_last_feed_forward_runs_only_where_its_output_is_read(family: str) -> None:
+    model = random_model(family, ATTENTION)
+    layers = model.base_model.h if family == "gpt2" else model.base_model.layers
+    rows: list[int] = []
+    for layer in layers:
+        layer.mlp.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].shape[1]))
+        # Registered first, so it sees what the layer gives; what the last one computes shows in its first matrix.
+    first = layers[-1].mlp.c_fc if family == "gpt2" else layers[-1].mlp.up_proj
+    first.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].shape[1]))
+    batch = pack(group_and_loners(torch.Generator().manual_seed(4)))
+    packed_logits(model, batch, batch.sources)
+    assert rows == [len(batch.ids)] * 3 + [len(batch.sources)]

@@ -9,7 +9,7 @@ What stands where the mask is 0 is never read.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -98,6 +98,16 @@ def rloo(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
     return _on_all_tokens(group.centred * group.size / (group.size - 1).clamp(min=1), inputs)
 
 
+def reinforce_pp(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
+    """The discounted return from each sampled token on, whitened over all of them (REINFORCE++, Hu 2025).
+
+    Neither a critic nor groups: it is gae where the critic says 0 and lambda is 1.
+    """
+    without_critic = replace(inputs, values=torch.zeros_like(inputs.token_rewards), bootstrap=None)
+    returns = gae(without_critic, replace(params, lam=1.0, whiten=False)).advantages
+    return AdvantageResult(advantages=whiten(returns, inputs.mask))
+
+
 def _on_all_tokens(per_trajectory: Tensor, inputs: AdvantageInputs) -> AdvantageResult:
     column = per_trajectory.to(inputs.token_rewards.dtype)[:, None]
     return AdvantageResult(advantages=torch.where(inputs.mask, column, 0.0))
@@ -108,4 +118,5 @@ ADVANTAGES: dict[str, Advantage] = {
     "grpo": Advantage(compute=grpo, needs_groups=True),
     "dr_grpo": Advantage(compute=dr_grpo, needs_groups=True),
     "rloo": Advantage(compute=rloo, needs_groups=True),
+    "reinforce_pp": Advantage(compute=reinforce_pp),
 }

@@ -100,7 +100,7 @@ class AlgoConfig(Section):
     loss: str = "ppo"
     """The policy loss, by its name."""
     gamma: Share = 1.0
-    """Discount a token (estimators with a critic)."""
+    """Discount a sampled token (gae, reinforce_pp)."""
     lam: Share = 1.0
     """GAE's lambda: 1 trusts the rewards alone, less trusts the critic more."""
     whiten: bool = True

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from turnwise.core.samples import Batch
+from turnwise.models.last_layer import last_layer_only_at
 from turnwise.models.packed import PackedPlan
 
 
@@ -15,14 +16,15 @@ def packed_logits(model: Any, batch: Batch, keep: Tensor) -> tuple[Tensor, Tenso
 
     The model's own forward makes the logits, so scales and soft caps on them (Granite, Gemma-2) are applied.
     """
-    with _input_of(model.get_output_embeddings()) as seen:
+    with _input_of(model.get_output_embeddings()) as seen, last_layer_only_at(model, keep):
         output = model(**_inputs(batch), logits_to_keep=keep)
     return output.logits[0], seen[0][0]
 
 
 def packed_hidden(trunk: Any, batch: Batch, keep: Tensor) -> Tensor:
     """Hidden states [K, H] of a model without a head."""
-    return trunk(**_inputs(batch)).last_hidden_state[0, keep]
+    with last_layer_only_at(trunk, keep):
+        return trunk(**_inputs(batch)).last_hidden_state[0, keep]
 
 
 def _inputs(batch: Batch) -> dict[str, Any]:

@@ -5,6 +5,7 @@ a sees      p p p p p                       a a a                  what members 
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -94,13 +95,47 @@ class Rows:
 
     def unpack(self, packed: Tensor) -> Tensor:
         """[N, H, D] -> [B, H, T, D]"""
-        rows = packed if self.even else packed[self.gather]
+        rows = packed if self.even else _Unpacked.apply(packed, self.gather, self.scatter)
         return rows.view(self.count, self.longest, *packed.shape[1:]).transpose(1, 2)
 
     def pack(self, rows: Tensor) -> Tensor:
         """[B, H, T, D] -> [N, H, D]"""
         flat = rows.transpose(1, 2).flatten(0, 1)
-        return flat if self.even else flat[self.scatter]
+        return flat if self.even else _Packed.apply(flat, self.scatter)
+
+
+class _Unpacked(torch.autograd.Function):
+    """Rows with padding. Nobody reads what padding holds, so its gradient is 0, and going back is a plain selection.
+
+    torch cannot know that, and adds up the gradients of equal indices one by one.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, packed: Tensor, gather: Tensor, scatter: Tensor) -> Tensor:
+        ctx.save_for_backward(scatter)
+        return packed.index_select(0, gather)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (scatter,) = ctx.saved_tensors
+        return grads[0].index_select(0, scatter), None, None
+
+
+class _Packed(torch.autograd.Function):
+    """Rows without their padding, whose gradient is 0."""
+
+    @staticmethod
+    def forward(ctx: Any, flat: Tensor, scatter: Tensor) -> Tensor:
+        ctx.save_for_backward(scatter)
+        ctx.size = flat.shape[0]
+        return flat.index_select(0, scatter)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (scatter,) = ctx.saved_tensors
+        flat = grads[0].new_zeros(ctx.size, *grads[0].shape[1:])
+        flat[scatter] = grads[0]
+        return flat, None
 
 
 def causal_attention(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

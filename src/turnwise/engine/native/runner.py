@@ -12,6 +12,7 @@ from turnwise.core.protocols import Sampling
 from turnwise.core.trajectory import Stop
 from turnwise.engine.native.cache import DecodePlan, KVCache, PrefillPlan
 from turnwise.engine.native.sampling import Rows, sample, uniforms
+from turnwise.models.last_layer import last_layer_only_at
 
 SHARED_PREFIX = 16
 """Prompts that begin alike for at least this many tokens are run once up to where they part."""
@@ -167,7 +168,8 @@ class Runner:
         for slot in slots:
             slot.length += len(slot.pending)
             slot.pending.clear()
-        return self._forward(ids, plan.positions, plan, logits_to_keep=plan.last)
+        with last_layer_only_at(self.model, plan.last):
+            return self._forward(ids, plan.positions, plan, logits_to_keep=plan.last)
 
     def _decode(self, requests: list[Request]) -> list[Request]:
         """One token for every running session."""
