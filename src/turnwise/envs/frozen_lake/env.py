@@ -8,7 +8,7 @@ from pydantic import Field
 from turnwise.config.schema import Share
 from turnwise.core.messages import Picture
 from turnwise.envs.frozen_lake.lake import MOVES, generate, shortest_way
-from turnwise.envs.grid import Cell, grid_text, legend
+from turnwise.envs.grid import grid_text, legend
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, goes_on, lost, won
 
 SYMBOLS = {"player": "P", "ice": "_", "hole": "O", "goal": "G", "player_in_hole": "X", "player_on_goal": "√"}
@@ -64,14 +64,11 @@ class FrozenLake(TextEnv):
         return shortest_way(self.lake, self.player)
 
     def draw(self) -> Picture:
-        size = range(self.params.size)
-        return Picture(rows=tuple(tuple(self._name((row, column)) for column in size) for row in size))
+        row, column = self.player
+        rows = list(self.lake.ground)
+        under = {"goal": "player_on_goal", "hole": "player_in_hole", "ice": "player"}[rows[row][column]]
+        rows[row] = (*rows[row][:column], under, *rows[row][column + 1 :])
+        return Picture(rows=tuple(rows))
 
     def state_key(self) -> str:
         return grid_text(self.draw().rows, SYMBOLS)
-
-    def _name(self, cell: Cell) -> str:
-        ground = "goal" if cell == self.lake.goal else "hole" if cell in self.lake.holes else "ice"
-        if cell != self.player:
-            return ground
-        return {"goal": "player_on_goal", "hole": "player_in_hole", "ice": "player"}[ground]

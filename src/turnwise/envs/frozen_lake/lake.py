@@ -4,6 +4,7 @@ import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from turnwise.envs.grid import Cell, moved
 
@@ -11,7 +12,7 @@ MOVES = ("Left", "Down", "Right", "Up")
 """In a circle: the neighbours of a move are the two that a slip may turn it into."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Lake:
     size: int
     start: Cell
@@ -22,6 +23,15 @@ class Lake:
         """Where a move leads; over the edge it leads nowhere."""
         row, column = moved(cell, move)
         return (row, column) if 0 <= row < self.size and 0 <= column < self.size else cell
+
+    @cached_property
+    def ground(self) -> tuple[tuple[str, ...], ...]:
+        """The name of every cell without the player; asked for at every move, so it is made once."""
+        cells = range(self.size)
+        return tuple(tuple(self._name((row, column)) for column in cells) for row in cells)
+
+    def _name(self, cell: Cell) -> str:
+        return "goal" if cell == self.goal else "hole" if cell in self.holes else "ice"
 
 
 def generate(rng: random.Random, *, size: int, frozen: float, longest: int) -> Lake:
