@@ -1,6 +1,7 @@
 """The command line as a person meets it: what it prints, and how it ends."""
 
 import io
+import logging
 import sys
 from pathlib import Path
 
@@ -212,3 +213,10 @@ def test_an_unexpected_exception_is_not_swallowed(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(cli, "run", raising(ZeroDivisionError("oops")))
     with pytest.raises(ZeroDivisionError):
         cli.main(["train"])
+
+
+def test_what_the_library_logs_reaches_the_person_who_waits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["recipes"]) == 0
+    capsys.readouterr()
+    logging.getLogger("turnwise.models.smollm2").info("downloading %s", "a model")
+    assert capsys.readouterr().err == "downloading a model\n"

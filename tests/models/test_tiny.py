@@ -187,9 +187,9 @@ def test_an_unknown_role_is_refused() -> None:
         render([{"role": "robot", "content": "x"}])
 
 
-def test_the_model_is_a_llama_of_a_million_parameters_for_this_tokenizer() -> None:
+def test_the_model_is_a_llama_of_under_a_million_parameters_for_this_tokenizer() -> None:
     model = tiny_model(0)
-    assert 900_000 < sum(parameter.numel() for parameter in model.parameters()) < 1_100_000
+    assert 600_000 < sum(parameter.numel() for parameter in model.parameters()) < 1_000_000
     assert model.config.vocab_size == len(TOKENIZER) <= 1600
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
     assert (model.config.eos_token_id, model.config.pad_token_id) == (TOKENIZER.eos_token_id, TOKENIZER.pad_token_id)

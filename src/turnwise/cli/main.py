@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 an unexpected failure (with its traceback), 2 something gi
 130 stopped by Ctrl-C, 141 the reader of our output went away.
 """
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ turnwise COMMAND --help says more of each."""
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns the exit code. An unexpected exception goes through, with its traceback."""
+    show_log()
     try:
         run(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
@@ -43,6 +45,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python's own last flush complains
         return 141
     return 0
+
+
+class _Stderr(logging.Handler):
+    """Writes to what `sys.stderr` is at that moment: live progress puts itself between, and is then not torn."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        sys.stderr.write(self.format(record) + "\n")
+
+
+def show_log() -> None:
+    """What the library says of work that takes long, such as a model's download, is shown to who waits for it."""
+    log = logging.getLogger("turnwise")
+    if not log.handlers:
+        log.addHandler(_Stderr())
+        log.setLevel(logging.INFO)
 
 
 def run(tokens: Sequence[str]) -> None:
