@@ -1,6 +1,6 @@
 """Scripted agents that speak tiny's tokens, and hand-made trajectories."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import count
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from turnwise.core.messages import assistant
 from turnwise.core.protocols import Sampling
 from turnwise.core.task import EpisodeKey, Task
-from turnwise.core.trajectory import Group, Status, Stop, Trajectory, Turn
+from turnwise.core.trajectory import Group, Span, Status, Stop, Trajectory, Turn
 from turnwise.engine.scripted import ScriptedPolicy
 from turnwise.envs.seeds import seed_for
 from turnwise.models.tiny import tiny_tokenizer
@@ -62,6 +62,8 @@ def turn_of(
     reward: float = 0.0,
     logprobs: Sequence[float] | None = None,
     temperature: float = 1.0,
+    info: Mapping[str, object] | None = None,
+    spans: Sequence[Span] = (),
 ) -> Turn:
     return Turn(
         context_ids=tuple(context_ids),
@@ -70,10 +72,11 @@ def turn_of(
         action_logprobs=tuple(-1.0 for _ in action_ids) if logprobs is None else tuple(logprobs),
         temperature=temperature,
         policy_version=0,
-        spans=(),
+        spans=tuple(spans),
         message=assistant(""),
         stop=Stop.EOS,
         reward=reward,
+        info=info or {},
     )
 
 

@@ -17,9 +17,10 @@ from turnwise.core.trajectory import Group, Trajectory, Turn
 from turnwise.data.packing import pack, unpack
 from turnwise.data.samples import samples_of
 from turnwise.models.attention import ATTENTION
-from turnwise.recipes.wiring import build_learner, update_settings
+from turnwise.recipes.learning import build_dials, build_learner, estimate_settings, update_settings
+from turnwise.train.estimate import Estimate, estimate
 from turnwise.train.learner import LocalLearner
-from turnwise.train.update import estimate, update
+from turnwise.train.update import update
 
 CRITICS = {"no critic": {}, "trunk": {"critic.kind": "trunk"}, "head": {"critic.kind": "head"}}
 
@@ -82,13 +83,17 @@ def _ids(rng: random.Random, length: int) -> list[int]:
     return [rng.randrange(3, VOCABULARY) for _ in range(length)]
 
 
+def estimate_of(groups: Sequence[Group], learner: LocalLearner, config: Config) -> Estimate | None:
+    return estimate(groups, learner, estimate_settings(config), build_dials(config))
+
+
 def learn(
     learner: LocalLearner, groups: Sequence[Group], config: Config, step: int = 0, **changes: Any
 ) -> dict[str, float]:
     """One training step, as the loop does it."""
     settings = replace(update_settings(config), **changes)
     learner.training_step = step
-    estimated = estimate(groups, learner, settings)
+    estimated = estimate_of(groups, learner, config)
     assert estimated is not None
     return update(learner, estimated, settings, step)
 

@@ -1,4 +1,4 @@
-"""Advantages: their definitions by brute force, and the rules that hold for all inputs."""
+"""Rules that hold for every estimator and all inputs."""
 
 import math
 from dataclasses import replace
@@ -6,76 +6,25 @@ from random import Random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from trajectories_for_tests import (
+    GROUP_ESTIMATORS,
+    NOISE,
+    PARAMS,
+    compute,
+    inputs,
+    properties,
+    row_inputs,
+    rows_of,
+)
 
 from turnwise.algos.advantages import ADVANTAGES, AdvantageInputs, AdvantageParams
 
-PARAMS = AdvantageParams(gamma=0.9, lam=0.8)
-GROUP_ESTIMATORS = [name for name, advantage in ADVANTAGES.items() if advantage.needs_groups]
-NOISE = math.nan
-"""Stands wherever the mask is 0: a result that reads it is not a number."""
-
-properties = settings(max_examples=40, deadline=None)
-
-
-@st.composite
-def inputs(draw: st.DrawFn) -> AdvantageInputs:
-    """Up to 9 trajectories of up to 8 columns in up to 3 groups; some without a sampled token, some alone."""
-    rows, columns = draw(st.integers(1, 9)), draw(st.integers(1, 8))
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
-    mask = torch.rand(rows, columns, generator=generator) < draw(st.sampled_from([0.3, 0.7, 1.0]))
-    rewards = torch.randn(rows, columns, generator=generator, dtype=torch.float64)
-    values = torch.randn(rows, columns, generator=generator, dtype=torch.float64)
-    return AdvantageInputs(
-        mask=mask,
-        token_rewards=torch.where(mask, rewards, NOISE),
-        group_ids=torch.randint(0, 3, (rows,), generator=generator) * 7 - 5,
-        turn_ids=torch.zeros_like(mask, dtype=torch.int64),
-        values=torch.where(mask, values, NOISE),
-        bootstrap=torch.randn(rows, generator=generator, dtype=torch.float64),
-    )
-
-
-def row_inputs(rewards: list[float], groups: list[int], dtype: torch.dtype = torch.float64) -> AdvantageInputs:
-    """Trajectories of one token each."""
-    return AdvantageInputs(
-        mask=torch.ones(len(rewards), 1, dtype=torch.bool),
-        token_rewards=torch.tensor(rewards, dtype=dtype)[:, None],
-        group_ids=torch.tensor(groups),
-        turn_ids=torch.zeros(len(rewards), 1, dtype=torch.int64),
-        values=torch.zeros(len(rewards), 1, dtype=dtype),
-    )
-
-
-def compute(name: str, given: AdvantageInputs, params: AdvantageParams = PARAMS) -> Tensor:
-    return ADVANTAGES[name].compute(given, params).advantages
-
-
-def gae_by_definition(given: AdvantageInputs, row: int) -> list[float]:
-    """A_i = sum over j >= i of (gamma lambda)^(j - i) delta_j over the row's sampled tokens."""
-    assert given.values is not None and given.bootstrap is not None
-    sampled = given.mask[row].nonzero()[:, 0].tolist()
-    rewards = [given.token_rewards[row, t].item() for t in sampled]
-    values = [given.values[row, t].item() for t in sampled] + [given.bootstrap[row].item()]
-    deltas = [reward + PARAMS.gamma * values[i + 1] - values[i] for i, reward in enumerate(rewards)]
-    decay = PARAMS.gamma * PARAMS.lam
-    return [sum(decay ** (j - i) * deltas[j] for j in range(i, len(deltas))) for i in range(len(deltas))]
-
-
-@properties
-@given(inputs())
-def test_gae_is_its_definition_over_the_sampled_tokens_with_bootstrap(given: AdvantageInputs) -> None:
-    result = ADVANTAGES["gae"].compute(given, PARAMS)
-    assert given.values is not None and result.returns is not None
-    for row in range(given.mask.shape[0]):
-        expected = torch.tensor(gae_by_definition(given, row), dtype=torch.float64)
-        sampled = given.mask[row]
-        torch.testing.assert_close(result.advantages[row][sampled], expected)
-        torch.testing.assert_close(result.returns[row][sampled], expected + given.values[row][sampled])
-        assert (result.advantages[row][~sampled] == 0).all()
-        assert (result.returns[row][~sampled] == 0).all()
+ZERO_SUM = ["grpo", "dr_grpo", "rloo"]
+DIVIDING = [name for name in (*GROUP_ESTIMATORS, "brpo") if name != "reinforce_pp_baseline"]
+"""What compares returns and gives 0 where they are equal; reinforce_pp_baseline then subtracts the batch's mean."""
 
 
 @properties
@@ -89,13 +38,14 @@ def test_padding_and_observations_change_nothing(given: AdvantageInputs, name: s
         wide[:, 0 : 2 * columns : 2] = tensor
         return wide
 
-    assert given.values is not None
+    assert given.values is not None and given.state_ids is not None
     wide = replace(
         given,
         mask=spread(given.mask, 0),
         token_rewards=spread(given.token_rewards, NOISE),
         turn_ids=spread(given.turn_ids, -1),
         values=spread(given.values, NOISE),
+        state_ids=spread(given.state_ids, -1),
     )
     params = replace(PARAMS, whiten=whiten)
     result = compute(name, wide, params)
@@ -108,73 +58,96 @@ def test_padding_and_observations_change_nothing(given: AdvantageInputs, name: s
 def test_the_order_of_trajectories_changes_nothing(given: AdvantageInputs, name: str, random: Random) -> None:
     order = list(range(given.mask.shape[0]))
     random.shuffle(order)
-    assert given.values is not None and given.bootstrap is not None
-    shuffled = AdvantageInputs(
-        mask=given.mask[order],
-        token_rewards=given.token_rewards[order],
-        group_ids=given.group_ids[order],
-        turn_ids=given.turn_ids[order],
-        values=given.values[order],
-        bootstrap=given.bootstrap[order],
-    )
     params = replace(PARAMS, whiten=True)
-    torch.testing.assert_close(compute(name, shuffled, params), compute(name, given, params)[order])
+    shuffled = compute(name, rows_of(given, order), params)
+    torch.testing.assert_close(shuffled, compute(name, given, params)[order])
 
 
 @properties
-@given(inputs(), st.sampled_from(GROUP_ESTIMATORS))
-def test_a_group_sums_to_zero_and_one_alone_gets_exactly_zero(given: AdvantageInputs, name: str) -> None:
-    advantages, sampled = compute(name, given), given.mask.any(dim=1)
-    per_trajectory = advantages.sum(dim=1) / given.mask.sum(dim=1).clamp(min=1)
-    for group in given.group_ids.unique():
-        members = (given.group_ids == group) & sampled
-        assert abs(per_trajectory[members].sum().item()) < 1e-9
-        if members.sum() == 1:
-            assert (advantages[members] == 0).all()
-
-
-@properties
-@given(inputs(), st.sampled_from(GROUP_ESTIMATORS))
-def test_a_trajectory_without_a_sampled_token_is_as_if_it_were_not_there(given: AdvantageInputs, name: str) -> None:
-    sampled = given.mask.any(dim=1)
-    alone = AdvantageInputs(
-        mask=given.mask[sampled],
-        token_rewards=given.token_rewards[sampled],
-        group_ids=given.group_ids[sampled],
-        turn_ids=given.turn_ids[sampled],
+@given(inputs(), st.sampled_from(sorted(ADVANTAGES)), st.integers(1, 9))
+def test_names_of_groups_turns_and_states_do_not_matter(given: AdvantageInputs, name: str, stride: int) -> None:
+    """Only whether they are equal; a state's -1 alone means unknown."""
+    assert given.state_ids is not None
+    states = torch.where(given.state_ids < 0, -1, 40 - given.state_ids * stride)
+    renamed = replace(
+        given, group_ids=given.group_ids * -stride + 3, turn_ids=given.turn_ids * stride + 2, state_ids=states
     )
-    advantages = compute(name, given)
-    assert torch.equal(advantages[sampled], compute(name, alone))
+    torch.testing.assert_close(compute(name, renamed), compute(name, given))
+
+
+@properties
+@given(inputs(), st.sampled_from(sorted(ADVANTAGES)))
+def test_a_trajectory_without_a_sampled_token_is_as_if_it_were_not_there(given: AdvantageInputs, name: str) -> None:
+    """Batches that are padded with empty rows keep their statistics."""
+    sampled = given.mask.any(dim=1)
+    advantages = compute(name, given, replace(PARAMS, whiten=True))
+    alone = compute(name, rows_of(given, sampled), replace(PARAMS, whiten=True))
+    torch.testing.assert_close(advantages[sampled], alone)
     assert (advantages[~sampled] == 0).all()
 
 
-def test_group_estimators_on_a_hand_worked_group() -> None:
-    given = row_inputs([1.0, 0.0, 0.0, 5.0, 2.0], [0, 0, 0, 1, 1])
-    third = 1 / 3
-    expected = {
-        "dr_grpo": [2 * third, -third, -third, 1.5, -1.5],
-        "rloo": [1.0, -0.5, -0.5, 3.0, -3.0],
-        "grpo": [
-            2 * third / math.sqrt(third),
-            -third / math.sqrt(third),
-            -third / math.sqrt(third),
-            0.5**0.5,
-            -(0.5**0.5),
-        ],
-    }
-    for name, advantages in expected.items():
-        got = compute(name, given)[:, 0]
-        torch.testing.assert_close(got, torch.tensor(advantages, dtype=torch.float64), rtol=1e-5, atol=1e-5)
+@properties
+@given(inputs(), st.sampled_from(ZERO_SUM))
+def test_a_group_sums_to_zero(given: AdvantageInputs, name: str) -> None:
+    advantages, sampled = compute(name, given), given.mask.any(dim=1)
+    per_trajectory = advantages.sum(dim=1) / given.mask.sum(dim=1).clamp(min=1)
+    for group in given.group_ids.unique():
+        assert abs(per_trajectory[(given.group_ids == group) & sampled].sum().item()) < 1e-9
 
 
-@pytest.mark.parametrize("name", GROUP_ESTIMATORS)
+@properties
+@given(inputs(), st.sampled_from(GROUP_ESTIMATORS))
+def test_one_alone_in_its_group_gets_exactly_zero(given: AdvantageInputs, name: str) -> None:
+    advantages, sampled = compute(name, given), given.mask.any(dim=1)
+    size = ((given.group_ids[:, None] == given.group_ids) & sampled).sum(dim=1)
+    assert (advantages[size == 1] == 0).all()
+
+
+@properties
+@given(inputs())
+def test_bi_level_is_token_gae_where_there_is_one_turn_and_the_parameters_are_equal(given: AdvantageInputs) -> None:
+    one_turn = replace(given, turn_ids=torch.zeros_like(given.turn_ids))
+    params = replace(PARAMS, gamma_turn=PARAMS.gamma, lam_turn=PARAMS.lam)
+    bi_level, gae = (ADVANTAGES[name].compute(one_turn, params) for name in ("bi_level_gae", "gae"))
+    torch.testing.assert_close(bi_level.advantages, gae.advantages)
+    torch.testing.assert_close(bi_level.returns, gae.returns)
+
+
+@properties
+@given(inputs())
+def test_turns_of_one_token_make_turn_step_and_bi_level_alike(given: AdvantageInputs) -> None:
+    """And they are token GAE with the turns' parameters."""
+    columns = torch.arange(given.mask.shape[1]).expand(given.mask.shape)
+    short = replace(given, turn_ids=columns)
+    expected = compute("gae", short, replace(PARAMS, gamma=PARAMS.gamma_turn, lam=PARAMS.lam_turn))
+    for name in ("turn_gae", "step_gae", "bi_level_gae"):
+        torch.testing.assert_close(compute(name, short), expected)
+
+
+@properties
+@given(inputs(), st.sampled_from(["turn_gae", "step_gae", "bi_level_gae"]))
+def test_turn_ids_and_not_rewards_make_turns(given: AdvantageInputs, name: str) -> None:
+    """With no reward at all, what is left is the critic's part, turn by turn."""
+    zeros = torch.where(given.mask, 0.0, given.token_rewards)
+    nothing, no_critic = replace(given, token_rewards=zeros), replace(given, values=zeros, bootstrap=None)
+    whole, critic, rewards = (compute(name, each) for each in (given, nothing, no_critic))
+    torch.testing.assert_close(critic + rewards, whole)
+    one_turn = replace(nothing, turn_ids=torch.zeros_like(given.turn_ids))
+    several = (given.turn_ids[:, 1:] != given.turn_ids[:, :-1]) & given.mask[:, 1:] & given.mask[:, :-1]
+    if several.any():
+        assert not torch.equal(critic, compute(name, one_turn)), "zero-reward turns must not merge"
+
+
+@pytest.mark.parametrize("name", DIVIDING)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_equal_rewards_give_exactly_zero(name: str, dtype: torch.dtype) -> None:
     given = row_inputs([0.1] * 3 + [0.7] * 7 + [-1e6 / 3] * 5, [0] * 3 + [1] * 7 + [2] * 5, dtype)
+    if name == "brpo":
+        given = row_inputs([0.7] * 7, [0] * 3 + [1] * 4, dtype)
     assert (compute(name, given) == 0).all()
 
 
-@pytest.mark.parametrize("name", GROUP_ESTIMATORS)
+@pytest.mark.parametrize("name", [*DIVIDING, "reinforce_pp_baseline"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_returns_that_are_equal_but_for_rounding_give_exactly_zero(name: str, dtype: torch.dtype) -> None:
     """0.1 + 0.2, 0.2 + 0.1 and 0.3 are three numbers to a float."""
@@ -184,20 +157,37 @@ def test_returns_that_are_equal_but_for_rounding_give_exactly_zero(name: str, dt
         token_rewards=rewards,
         group_ids=torch.zeros(4, dtype=torch.int64),
         turn_ids=torch.zeros(4, 3, dtype=torch.int64),
+        state_ids=torch.zeros(4, 3, dtype=torch.int64),
     )
     assert (compute(name, given) == 0).all()
     differing = replace(given, token_rewards=rewards + torch.tensor([[0.0], [0.0], [0.0], [1e-4]], dtype=dtype))
     assert compute(name, differing)[3, 0] > 0
 
 
+@pytest.mark.parametrize("name", ["gigpo", "turn_grpo"])
+def test_turns_that_are_equal_but_for_rounding_give_exactly_zero(name: str) -> None:
+    """The outcomes differ, by what the second turn earned; the first turn earned 0.3 in both, by other sums."""
+    given = AdvantageInputs(
+        mask=torch.ones(2, 3, dtype=torch.bool),
+        token_rewards=torch.tensor([[0.1, 0.2, 5.0], [0.3, 0.0, 7.0]]),
+        group_ids=torch.zeros(2, dtype=torch.int64),
+        turn_ids=torch.tensor([[0, 0, 1], [0, 0, 1]]),
+        state_ids=torch.tensor([[0, 0, 1], [0, 0, 2]]),
+    )
+    params = replace(PARAMS, episode_weight=0.0, outcome_weight=0.0, gamma_turn=0.0)
+    assert (compute(name, given, params)[:, :2] == 0).all()
+
+
 def test_a_reward_that_is_not_a_number_is_not_hidden() -> None:
-    assert compute("grpo", row_inputs([math.nan, 1.0, 2.0], [0, 0, 0])).isnan().all()
+    for name in ADVANTAGES:
+        assert compute(name, row_inputs([math.nan, 1.0, 2.0], [0, 0, 0]))[0].isnan().all(), name
 
 
-def test_whitening_comes_after_the_returns_and_only_where_asked() -> None:
+@pytest.mark.parametrize("name", sorted(name for name, advantage in ADVANTAGES.items() if advantage.needs_critic))
+def test_whitening_comes_after_the_returns_and_only_where_asked(name: str) -> None:
     given = row_inputs([1.0, 2.0, 4.0], [0, 0, 0])
-    plain = ADVANTAGES["gae"].compute(given, AdvantageParams())
-    white = ADVANTAGES["gae"].compute(given, AdvantageParams(whiten=True))
+    plain = ADVANTAGES[name].compute(given, AdvantageParams())
+    white = ADVANTAGES[name].compute(given, AdvantageParams(whiten=True))
     assert plain.returns is not None and white.returns is not None
     assert plain.advantages[:, 0].tolist() == [1.0, 2.0, 4.0]
     assert torch.equal(plain.returns, white.returns)
@@ -205,11 +195,14 @@ def test_whitening_comes_after_the_returns_and_only_where_asked() -> None:
     assert abs(white.advantages.std().item() - 1) < 1e-6
 
 
-def test_bootstrap_raises_what_came_before_the_cut() -> None:
+@pytest.mark.parametrize(
+    ("name", "discount"), [("gae", 0.9), ("turn_gae", 0.7), ("step_gae", 0.7), ("bi_level_gae", 0.7)]
+)
+def test_bootstrap_raises_what_came_before_the_cut(name: str, discount: float) -> None:
     given = row_inputs([0.0, 0.0], [0, 0])
     cut = replace(given, bootstrap=torch.tensor([2.0, 0.0], dtype=torch.float64))
-    assert compute("gae", cut)[:, 0].tolist() == [0.9 * 2.0, 0.0]
-    assert compute("gae", given)[:, 0].tolist() == [0.0, 0.0]
+    assert compute(name, cut)[:, 0].tolist() == [discount * 2.0, 0.0]
+    assert compute(name, given)[:, 0].tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("name", sorted(ADVANTAGES))
@@ -218,11 +211,16 @@ def test_float32_stays_float32_and_no_trajectory_at_all_is_no_error(name: str) -
     assert compute(name, given).dtype == torch.float32
     nothing = replace(given, mask=torch.zeros_like(given.mask))
     assert (compute(name, nothing, replace(PARAMS, whiten=True)) == 0).all()
+    assert compute(name, rows_of(given, [])).shape == (0, 1)
 
 
-def test_wrong_shapes_and_a_missing_critic_are_refused() -> None:
+def test_wrong_shapes_and_an_unknown_name_are_refused() -> None:
     given = row_inputs([1.0, 0.0], [0, 0])
-    with pytest.raises(ValueError, match="shape"):
-        replace(given, token_rewards=torch.zeros(2))
-    with pytest.raises(ValueError, match="critic"):
-        compute("gae", replace(given, values=None))
+    for field in ("token_rewards", "values", "turn_ids", "state_ids"):
+        with pytest.raises(ValueError, match="shape"):
+            replace(given, **{field: torch.zeros(2)})
+    for field in ("group_ids", "bootstrap", "baseline"):
+        with pytest.raises(ValueError, match="shape"):
+            replace(given, **{field: torch.zeros(3)})
+    with pytest.raises(KeyError):
+        compute("grpo_but_new", given)

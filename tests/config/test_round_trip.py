@@ -41,7 +41,7 @@ def values_of(schema: Any) -> st.SearchStrategy[Any]:
         "boolean": st.booleans(),
         "string": unicode_text,
         "object": st.dictionaries(unicode_text, plain, max_size=4),
-        "array": st.lists(unicode_text, max_size=3).map(tuple),
+        "array": st.lists(values_of(schema["items"]), max_size=3).map(tuple) if "items" in schema else st.nothing(),
         "integer": st.integers(low, high),
         "number": floats,
     }

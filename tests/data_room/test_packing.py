@@ -63,6 +63,7 @@ def train_sample(sample: Sample, *, with_critic: bool) -> TrainSample:
         advantages=column(),
         returns=column() if with_critic else None,
         weights=column(),
+        value_weights=column() if with_critic else None,
     )
 
 

@@ -25,23 +25,6 @@ def test_a_row_runs_across_segments_and_leaves_out_observations() -> None:
     assert table.turn_ids.tolist() == [[0, -1, -1, -1, -1], [0, 0, 1, 2, 2]]
     ids = table.matrix([sample.ids[sample.mask] for sample in table.samples], fill=-7)
     assert ids.tolist() == [[4, -7, -7, -7, -7], [5, 6, 7, 8, 9]]
-    rewards = table.turn_rewards([short.turn_rewards, two_segments.turn_rewards])
-    assert rewards.tolist() == [[2.0, 0, 0, 0, 0], [0, 0.25, 0, 0, -1.0]]
-
-
-@settings(max_examples=50)
-@given(trajectories())
-def test_a_turns_reward_sits_on_its_last_sampled_token(given: list[Trajectory]) -> None:
-    """Turn by turn, zero rewards too: a turn's end is known from the turn, not from a reward that is not 0."""
-    rewards = [tuple(float(10 * t + n + 1) for n in range(len(each.turns))) for t, each in enumerate(given)]
-    matrix = table_of(given).turn_rewards(rewards)
-    expected = torch.zeros_like(matrix)
-    for row, trajectory in enumerate(given):
-        end = -1
-        for turn, reward in zip(trajectory.turns, rewards[row], strict=True):
-            end += len(turn.action_ids)
-            expected[row, end] = reward
-    assert torch.equal(matrix, expected)
 
 
 @settings(max_examples=50)

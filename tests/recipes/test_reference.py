@@ -22,6 +22,7 @@ from turnwise.core.trajectory import Group, Trajectory
 from turnwise.envs.registry import kind_of, load
 from turnwise.models.attention import ATTENTION
 from turnwise.models.loading import LoadedModel, load_model
+from turnwise.recipes.learning import build_learner
 from turnwise.recipes.reference import (
     Episode,
     Settings,
@@ -33,7 +34,7 @@ from turnwise.recipes.reference import (
     train,
     update,
 )
-from turnwise.recipes.wiring import build_learner, build_players
+from turnwise.recipes.wiring import build_players
 from turnwise.rewards.scoring import score_group
 from turnwise.rollout.tasks import TaskSource
 

@@ -63,6 +63,8 @@ def test_rates_means_and_shares_of_two_groups() -> None:
         "reward/format": 0.0,
         "rollout/reward_group_std": 0.25,
         "rollout/zero_std_groups": 0.5,
+        "rollout/repetition": 1.0,
+        "rollout/copies": 1.0,
         "rollout/sampled_tokens": 20,
         "rollout/context_tokens": 50,
         "rollout/turns": 1.25,

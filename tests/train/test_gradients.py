@@ -7,13 +7,11 @@ import torch
 from torch import Tensor
 
 from episodes_for_tests import group_of, turn_of
-from learners_for_tests import CRITICS, gradients, learn, make_learner, random_groups, settings_of, weights
+from learners_for_tests import CRITICS, estimate_of, gradients, learn, make_learner, random_groups, settings_of, weights
 from models_for_tests import random_model
 from turnwise.algos.aggregation import AGGREGATIONS
 from turnwise.core.trajectory import Group
-from turnwise.recipes.wiring import update_settings
 from turnwise.train.learner import LocalLearner
-from turnwise.train.update import estimate
 
 
 def assert_equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
@@ -107,7 +105,7 @@ def test_the_critic_learns_what_follows_the_position_before_the_token(kind: str)
     """Its head's gradient is the sum of weight * (value - return) * hidden state, from a plain forward."""
     config = settings_of(kind, algo__value_clip=100.0)
     groups, plain = random_groups(), random_model("llama", "eager")
-    estimated = estimate(groups, make_learner(config), update_settings(config))
+    estimated = estimate_of(groups, make_learner(config), config)
     assert estimated is not None and estimated.returns is not None
     tokens = sum(each.num_sampled for each in estimated.trajectories)
     expected = torch.zeros(1, 32)

@@ -6,11 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from episodes_for_tests import group_of, trajectory_of, turn_of
-from learners_for_tests import learn, make_learner, random_groups, settings_of, weights
+from learners_for_tests import estimate_of, learn, make_learner, random_groups, settings_of, weights
 from turnwise.algos.aggregation import AGGREGATIONS
 from turnwise.core.trajectory import Group, Status
-from turnwise.recipes.wiring import update_settings
-from turnwise.train.update import UpdateSettings, estimate, mini_batch_order, train_samples, trainable
+from turnwise.recipes.learning import update_settings
+from turnwise.train.estimate import trainable
+from turnwise.train.update import UpdateSettings, mini_batch_order, train_samples
 
 CUT = (Status.TRUNCATED_TOKENS, Status.TRUNCATED_TIME)
 
@@ -62,7 +63,7 @@ def test_one_that_sampled_nothing_moves_nobodys_baseline() -> None:
     group = random_groups(members=3)[0]
     silent = trajectory_of([], task=group.task, member=9, status=Status.TRUNCATED_TOKENS)
     found = [
-        estimate([each], make_learner(config), update_settings(config))
+        estimate_of([each], make_learner(config), config)
         for each in (group, replace(group, trajectories=(silent, *group.trajectories)))
     ]
     assert found[0] is not None and found[1] is not None
@@ -72,14 +73,14 @@ def test_one_that_sampled_nothing_moves_nobodys_baseline() -> None:
 
 def test_nothing_left_to_train_on_is_no_estimate() -> None:
     config = settings_of()
-    assert estimate([group_of([[], []])], make_learner(config), update_settings(config)) is None
+    assert estimate_of([group_of([[], []])], make_learner(config), config) is None
 
 
 @pytest.mark.parametrize("name", AGGREGATIONS)
 def test_weights_are_taken_over_the_whole_mini_batch(name: str) -> None:
     config = settings_of(algo__aggregation=name, algo__constant_length=10)
     settings = update_settings(config)
-    estimated = estimate(random_groups(), make_learner(config), settings)
+    estimated = estimate_of(random_groups(), make_learner(config), config)
     assert estimated is not None
     chosen = {0, 2, 5}
     samples = train_samples(estimated, chosen, settings)
@@ -107,7 +108,7 @@ def test_the_value_after_a_cut_episode_is_the_critics_and_zero_after_others() ->
         learner.critic.head.bias.fill_(0.75)
     turns = [turn_of([3] * 10, [4, 5], extends=False, reward=0.5), turn_of([6], [7], reward=0.25)]
     members = [trajectory_of(turns, member=number, status=status) for number, status in enumerate(Status)]
-    found = estimate([Group(task=members[0].task, trajectories=tuple(members))], learner, update_settings(config))
+    found = estimate_of([Group(task=members[0].task, trajectories=tuple(members))], learner, config)
     assert found is not None and found.returns is not None
     for trajectory, sample, returns in zip(found.trajectories, found.samples, found.returns, strict=True):
         after = 0.75 if trajectory.status in CUT else 0.0
@@ -118,7 +119,7 @@ def test_the_ratio_divides_by_the_samplers_or_the_learners_as_asked() -> None:
     groups = random_groups()
     for choice in ("sampler", "learner"):
         config = settings_of(algo__old_logprobs=choice)
-        found = estimate(groups, make_learner(config), update_settings(config))
+        found = estimate_of(groups, make_learner(config), config)
         assert found is not None
         same = [torch.equal(old, each.logprobs) for old, each in zip(found.old_logprobs, found.samples, strict=True)]
         assert all(same) == (choice == "sampler")

@@ -1,4 +1,8 @@
-"""Policy losses: one number a sampled token. The caller multiplies by the aggregation's weights and sums."""
+"""Policy losses: one number a sampled token. The caller multiplies by the aggregation's weights and sums.
+
+r = pi / pi_old at a token, A its advantage. All of a segment's tokens are in one micro-batch, so that a ratio over a
+turn or a sequence does not depend on how the step was cut.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,8 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-MAX_LOG_RATIO = 20.0
-"""exp of more than this is no ratio that anything can be learnt from, and soon infinite."""
+from turnwise.algos.ratios import Level, bounded, mean_over, unit_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,19 +19,33 @@ class LossInputs:
 
     logprobs: Tensor  # [M] of the policy that learns: the only one with a gradient
     old_logprobs: Tensor  # [M] what the ratio divides by
+    sampler_logprobs: Tensor  # [M] of the policy that sampled, which corrections compare with the old one
     advantages: Tensor  # [M]
+    segment_ids: Tensor  # [M] int64, equal on the tokens of one unbroken context
+    turn_ids: Tensor  # [M] int64, equal on the tokens of one turn of a segment
 
     def __post_init__(self) -> None:
-        if not self.logprobs.shape == self.old_logprobs.shape == self.advantages.shape:
-            raise ValueError("logprobs, old_logprobs and advantages must be of one shape")
+        others = (self.old_logprobs, self.sampler_logprobs, self.advantages, self.segment_ids, self.turn_ids)
+        if self.logprobs.dim() != 1 or any(tensor.shape != self.logprobs.shape for tensor in others):
+            raise ValueError("log-probabilities, advantages, segment and turn ids must be of one shape [M]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossParams:
+    """Which of them a loss reads stands in `Loss.reads`; the others do nothing."""
+
     clip_low: float
+    """The ratio is clipped below at 1 - this (geo_mean: the log-ratio at -this); 1: no lower bound."""
     clip_high: float
+    """The ratio is clipped above at 1 + this (geo_mean: the log-ratio at this)."""
     dual_clip: float | None
     """Bounds the loss of a negative advantage at this many times it; None: no bound."""
+    ratio_level: Level = "sequence"
+    """What gspo takes one ratio over: a token, a turn or a sequence."""
+    tau_positive: float = 1.0
+    """How sharply sapo fades a good token that moves away from ratio 1."""
+    tau_negative: float = 1.05
+    """The same for a bad token: above `tau_positive`, since its gradient pushes up every other token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,32 +55,110 @@ class LossResult:
     """[M] each and without gradient; the caller averages them over all tokens of the optimiser step."""
 
 
-Loss = Callable[[LossInputs, LossParams], LossResult]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    compute: Callable[[LossInputs, LossParams], LossResult]
+    reads: tuple[str, ...] = ()
+    """The fields of LossParams that change its result."""
 
 
 def ppo(inputs: LossInputs, params: LossParams) -> LossResult:
-    """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), r = pi / pi_old (Schulman et al. 2017).
+    """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) (Schulman et al. 2017; clip-higher: DAPO, Yu et al. 2025).
 
     Dual clip (Ye et al. 2020): where A < 0 the loss is at most -c A. A ratio far above 1 on a bad token would
     otherwise give a loss without bound, since the clip binds only on the other side.
     """
-    log_ratio = (inputs.logprobs - inputs.old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    ratio = log_ratio.exp()
+    return _clipped_surrogate(bounded(inputs.logprobs - inputs.old_logprobs).exp(), inputs, params)
+
+
+def gspo(inputs: LossInputs, params: LossParams) -> LossResult:
+    """ppo with s = exp(mean of log r over the sequence) for r, the gradient through the token (Zheng et al. 2025).
+
+    s_t = stop(s) pi / stop(pi): what is clipped is a whole sequence (or turn), yet each token keeps its own advantage.
+    At level "token" it is ppo.
+    """
+    units = unit_ids(inputs.segment_ids, inputs.turn_ids, params.ratio_level)
+    mean = mean_over((inputs.logprobs - inputs.old_logprobs).detach(), units)
+    through_token = inputs.logprobs - inputs.logprobs.detach()
+    return _clipped_surrogate((bounded(mean) + through_token).exp(), inputs, params)
+
+
+def _clipped_surrogate(ratio: Tensor, inputs: LossInputs, params: LossParams) -> LossResult:
     plain = -inputs.advantages * ratio
     clipped = -inputs.advantages * ratio.clamp(1 - params.clip_low, 1 + params.clip_high)
     token_loss = torch.maximum(plain, clipped)
-    bounded = torch.zeros_like(token_loss, dtype=torch.bool)
+    at_bound = torch.zeros_like(token_loss, dtype=torch.bool)
     if params.dual_clip is not None:
         bound = -inputs.advantages * params.dual_clip
-        bounded = (inputs.advantages < 0) & (token_loss > bound)
-        token_loss = torch.where(bounded, bound, token_loss)
-    metrics = {
-        "clip_fraction": (clipped > plain).to(ratio.dtype),
-        "clip_fraction_low": bounded.to(ratio.dtype),
-        "ratio": ratio.detach(),
-        "approx_kl": -log_ratio.detach(),
-    }
-    return LossResult(token_loss=token_loss, metrics=metrics)
+        at_bound = (inputs.advantages < 0) & (token_loss > bound)
+        token_loss = torch.where(at_bound, bound, token_loss)
+    clips = {"clip_fraction": clipped > plain, "clip_fraction_low": at_bound, "ratio": ratio.detach()}
+    return LossResult(token_loss=token_loss, metrics=_metrics(inputs, **clips))
 
 
-LOSSES: dict[str, Loss] = {"ppo": ppo}
+def cispo(inputs: LossInputs, params: LossParams) -> LossResult:
+    """-stop(clip(r, 1 - clip_low, 1 + clip_high)) A log pi (MiniMax-M1, 2025).
+
+    The clipped ratio is a weight, so every token keeps a gradient: ppo's clip silences just the rare tokens that
+    turn a line of thought.
+    """
+    ratio = bounded(inputs.logprobs - inputs.old_logprobs).detach().exp()
+    weight = ratio.clamp(1 - params.clip_low, 1 + params.clip_high)
+    token_loss = -weight * inputs.advantages * inputs.logprobs
+    return LossResult(token_loss=token_loss, metrics=_metrics(inputs, clip_fraction=weight != ratio))
+
+
+def sapo(inputs: LossInputs, params: LossParams) -> LossResult:
+    """-(4 / tau) sigmoid(tau (r - 1)) A, tau by the sign of A (soft adaptive policy optimisation, Gao et al. 2025).
+
+    A gate in place of the clip: the gradient fades smoothly on both sides of ratio 1, where it is the policy
+    gradient's.
+    """
+    ratio = bounded(inputs.logprobs - inputs.old_logprobs).exp()
+    tau = torch.full_like(ratio, params.tau_negative).masked_fill(inputs.advantages > 0, params.tau_positive)
+    token_loss = -inputs.advantages * (tau * (ratio - 1)).sigmoid() * 4 / tau
+    return LossResult(token_loss=token_loss, metrics=_metrics(inputs))
+
+
+def geo_mean(inputs: LossInputs, params: LossParams) -> LossResult:
+    """-A exp(mean over the sequence of clipped log r) (geometric-mean policy optimisation, Zhao et al. 2025).
+
+    log r is clipped to [-clip_low, clip_high] where the clip makes the objective smaller, by the sign of A. The
+    gradient runs through the mean, so that a token's advantage moves its whole sequence. Meant for the aggregation
+    seq-mean-token-mean, which makes it the paper's: one term a sequence.
+    """
+    log_ratio = bounded(inputs.logprobs - inputs.old_logprobs)
+    clipped = log_ratio.clamp(-params.clip_low, params.clip_high)
+    sign = inputs.advantages.sign()
+    pessimistic = sign * torch.minimum(sign * log_ratio, sign * clipped)
+    sequences = unit_ids(inputs.segment_ids, inputs.turn_ids, "sequence")
+    ratio = mean_over(pessimistic, sequences).exp()
+    outside = clipped != log_ratio
+    clips = {"clip_fraction": outside & (sign > 0), "clip_fraction_low": outside & (sign < 0), "ratio": ratio.detach()}
+    return LossResult(token_loss=-inputs.advantages * ratio, metrics=_metrics(inputs, **clips))
+
+
+def reinforce(inputs: LossInputs, params: LossParams) -> LossResult:
+    """-A log pi (Williams 1992): the policy gradient itself, for one pass over fresh samples.
+
+    GPG (Chu et al. 2025) has the same loss; what is its own is the advantage `gpg`.
+    """
+    return LossResult(token_loss=-inputs.advantages * inputs.logprobs, metrics=_metrics(inputs))
+
+
+def _metrics(inputs: LossInputs, **own: Tensor) -> dict[str, Tensor]:
+    """A loss's own numbers beside those of every loss: the token's ratio and an estimate of KL(pi_old | pi)."""
+    log_ratio = bounded(inputs.logprobs - inputs.old_logprobs).detach()
+    shared = {"ratio": log_ratio.exp(), "approx_kl": -log_ratio}
+    return shared | {name: value.to(log_ratio.dtype) for name, value in own.items()}
+
+
+LOSSES: dict[str, Loss] = {
+    "ppo": Loss(compute=ppo, reads=("clip_low", "clip_high", "dual_clip")),
+    "gspo": Loss(compute=gspo, reads=("clip_low", "clip_high", "dual_clip", "ratio_level")),
+    "cispo": Loss(compute=cispo, reads=("clip_low", "clip_high")),
+    "sapo": Loss(compute=sapo, reads=("tau_positive", "tau_negative")),
+    "geo_mean": Loss(compute=geo_mean, reads=("clip_low", "clip_high")),
+    "gpg": Loss(compute=reinforce),
+    "reinforce": Loss(compute=reinforce),
+}

@@ -1,48 +1,80 @@
-"""Statistics over the trajectories of a group: each trajectory counts once, one that sampled nothing never."""
+"""Statistics within groups: each trajectory counts once, one that sampled nothing never."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+STD_FLOOR = 1e-6
+"""A spread that is no larger is rounding or a tie: nothing is divided by it."""
+ROUNDING = 8
+"""Values that differ by no more than this many rounding errors of their own type count as equal."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStatistics:
-    """One entry a trajectory, float64; all 0 where the trajectory has no sampled token."""
+    """One entry a member, float64; all 0 for a trajectory that has no sampled token."""
 
+    values: Tensor
+    """[N] what the statistics are of."""
     centred: Tensor
-    """[B] return minus the group's mean: exactly 0 in a group of one and where all returns are equal."""
+    """[N] value minus the group's mean: exactly 0 in a group of one and where all values are equal."""
     std: Tensor
-    """[B] unbiased standard deviation of the group's returns."""
+    """[N] unbiased standard deviation within the group."""
     size: Tensor
-    """[B] trajectories of the group that count."""
+    """[N] members of the group that count."""
+
+    def standardised(self, epsilon: float = STD_FLOOR) -> Tensor:
+        """(x - mean) / (std + epsilon), 0 where the std is at most STD_FLOOR."""
+        return torch.where(self.std <= STD_FLOOR, 0.0, self.centred / (self.std + epsilon))
+
+
+def statistics(values: Tensor, groups: Tensor, rounding: Tensor | None = None) -> GroupStatistics:
+    """Statistics of [N] values within groups [N], in float64.
+
+    `rounding` [N] is how far off each value may be (None: what the values' own type and size say). Members that differ
+    by no more count as equal: 0.1 + 0.2 against 0.3 would otherwise be blown up to an advantage by a division by
+    their std.
+    """
+    off = rounding_error(values.abs(), values.dtype) if rounding is None else rounding
+    exact, group = values.double(), groups.unique(return_inverse=True)[1]
+    size = over_group(torch.ones_like(exact), group, "sum")
+    above_lowest = exact - over_group(exact, group, "amin")
+    equal = over_group(above_lowest, group, "amax") <= over_group(off, group, "amax")  # one that is alone, too
+    centred = torch.where(equal, 0.0, above_lowest - over_group(above_lowest, group, "mean"))
+    variance = over_group(centred.square(), group, "sum") / (size - 1).clamp(min=1)
+    return GroupStatistics(values=exact, centred=centred, std=variance.sqrt(), size=size)
+
+
+def rounding_error(absolute_sums: Tensor, dtype: torch.dtype) -> Tensor:
+    """How far off sums of rewards of this type may be, from the sums of their absolute values. float64"""
+    return ROUNDING * torch.finfo(dtype).eps * absolute_sums.double()
 
 
 def group_statistics(token_rewards: Tensor, mask: Tensor, group_ids: Tensor) -> GroupStatistics:
-    """Statistics of the undiscounted returns of the rows of [B, T] rewards within their groups [B].
-
-    Sums run in float64, and returns that differ by no more than the rounding of the rewards' own type count as
-    equal: 0.1 + 0.2 against 0.3 would otherwise be blown up to an advantage by a division by their std.
-    """
+    """Statistics of the undiscounted returns of the rows of [B, T] rewards within their groups [B]."""
     counted = mask.any(dim=1)
     rewards = torch.where(mask, token_rewards, 0.0)[counted].double()
-    group = group_ids[counted].unique(return_inverse=True)[1]
-    returns = rewards.sum(dim=1)
-    size = _over_group(torch.ones_like(returns), group, "sum")
-    above_lowest = returns - _over_group(returns, group, "amin")
-    rounding = 8 * torch.finfo(token_rewards.dtype).eps * _over_group(rewards.abs().sum(dim=1), group, "amax")
-    equal = _over_group(above_lowest, group, "amax") <= rounding  # one that is alone, too
-    centred = torch.where(equal, 0.0, above_lowest - _over_group(above_lowest, group, "mean"))
-    variance = _over_group(centred.square(), group, "sum") / (size - 1).clamp(min=1)
+    rounding = rounding_error(rewards.abs().sum(dim=1), token_rewards.dtype)
+    found = statistics(rewards.sum(dim=1), group_ids[counted], rounding)
     return GroupStatistics(
-        centred=_at_rows(centred, counted), std=_at_rows(variance.sqrt(), counted), size=_at_rows(size, counted)
+        values=_at_rows(found.values, counted),
+        centred=_at_rows(found.centred, counted),
+        std=_at_rows(found.std, counted),
+        size=_at_rows(found.size, counted),
     )
 
 
-def _over_group(values: Tensor, group: Tensor, reduction: str) -> Tensor:
-    """Reduces [R] values within groups numbered from 0 and gives every row its group's result."""
+def over_group(values: Tensor, group: Tensor, reduction: str) -> Tensor:
+    """Reduces [N] values within groups numbered from 0 and gives every member its group's result."""
     empty = values.new_zeros(values.shape[0])
     return empty.scatter_reduce(0, group, values, reduction, include_self=False)[group]
+
+
+def pair_ids(first: Tensor, second: Tensor) -> Tensor:
+    """[N] each -> [N] numbers that are equal where both are. (`unique` over pairs is tenfold slower than over each.)"""
+    seconds, number = second.unique(return_inverse=True)
+    return first.unique(return_inverse=True)[1] * len(seconds) + number
 
 
 def _at_rows(values: Tensor, counted: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from turnwise.cli.settings import most_used, print_all_settings
 from turnwise.cli.show import line
 from turnwise.config.describe import describe
 from turnwise.config.values import parse_seeds
+from turnwise.envs.registry import load
 from turnwise.recipes.configure import configure
 
 app = command_app("train", "RECIPE [OPTIONS] [--SECTION.KEY VALUE]...", epilogue=most_used())
@@ -57,17 +58,18 @@ def train(
         return
     short = short_for(seed=seed, train__max_minutes=max_minutes, record__name=name)
     config = configure(recipe, start_from=start_from, resume=resume, overrides=[*overrides, *short])
+    given = [key for key, _ in overrides]
     several = parse_seeds(seeds) if seeds is not None else ()
     if dry_run:
         from turnwise.recipes.checks import check
 
-        check(config)
+        check(config, load(config.env.kind), given)
         line(describe(config))
         return
     from turnwise.recipes.run import train as train_run
     from turnwise.recipes.run import train_seeds
 
     if several:
-        train_seeds(config, several)
+        train_seeds(config, several, given=given)
     else:
-        train_run(config, resume=resume is not None)
+        train_run(config, resume=resume is not None, given=given)

@@ -40,6 +40,7 @@ class TrainSample:
     advantages: Tensor  # [T]
     returns: Tensor | None  # [T]
     weights: Tensor  # [T] the whole aggregation: the loss is the sum over tokens of weight * token loss
+    value_weights: Tensor | None  # [T] the same for the critic's loss
 
     def __len__(self) -> int:
         return len(self.sample)
@@ -81,6 +82,7 @@ class TrainBatch:
     ref_logprobs: Tensor | None  # [M]
     old_values: Tensor | None  # [M]
     returns: Tensor | None  # [M]
+    value_weights: Tensor | None  # [M]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,6 +87,11 @@ class Turn:
     info: Mapping[str, Any] = field(default_factory=dict)
     picture: Picture | None = None
 
+    @property
+    def aside(self) -> bool:
+        """The model summed up its context for itself: sampled and trained, but no turn of the environment."""
+        return self.info.get("summary") is True
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
@@ -120,6 +125,11 @@ class Trajectory:
     @property
     def num_sampled(self) -> int:
         return sum(len(turn.action_ids) for turn in self.turns)
+
+    @property
+    def num_turns(self) -> int:
+        """Turns of the environment: asides are not among them."""
+        return sum(not turn.aside for turn in self.turns)
 
     def segments(self) -> Iterator[Segment]:
         start = 0

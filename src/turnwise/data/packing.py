@@ -124,4 +124,5 @@ def pack_train(samples: Sequence[TrainSample]) -> TrainBatch:
         ref_logprobs=optional("ref_logprobs"),
         old_values=optional("old_values"),
         returns=optional("returns"),
+        value_weights=optional("value_weights"),
     )

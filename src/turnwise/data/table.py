@@ -42,17 +42,6 @@ class TokenTable:
         sizes = [int(sample.mask.sum()) for sample in self.samples]
         return [place(sample, part) for sample, part in zip(self.samples, flat.split(sizes), strict=True)]
 
-    def turn_rewards(self, rewards: Sequence[Sequence[float]]) -> Tensor:
-        """A turn's reward on its last sampled token, 0 elsewhere. [B, S]"""
-        following = torch.cat([self.turn_ids[:, 1:], torch.full((self.shape[0], 1), -1)], dim=1)
-        ends = self.mask & (self.turn_ids != following)
-        out = torch.zeros(self.shape)
-        rows, columns = ends.nonzero(as_tuple=True)
-        turns = self.turn_ids[rows, columns].tolist()
-        values = [rewards[row][turn] for row, turn in zip(rows.tolist(), turns, strict=True)]
-        out[rows, columns] = torch.tensor(values)
-        return out
-
 
 def place(sample: Sample, values: Tensor) -> Tensor:
     """Values of the sampled tokens at their places in the sample, 0 elsewhere."""

@@ -50,9 +50,7 @@ def kind_of(cls: type[TextEnv]) -> EnvKind:
 
 
 def _load_from_file(kind: str, file: Path, class_name: str) -> EnvKind:
-    if not file.is_file():
-        raise UserError(f"no file {file}: check the path before the colon")
-    module = _import_file(file.resolve())
+    module = import_file(file)
     if not hasattr(module, class_name):
         near = difflib.get_close_matches(class_name, vars(module), n=1, cutoff=0.5)
         mend = f"did you mean {near[0]}?" if near else "check the name after the colon"
@@ -60,8 +58,11 @@ def _load_from_file(kind: str, file: Path, class_name: str) -> EnvKind:
     return EnvKind(name=class_name, kind=kind, cls=checked(getattr(module, class_name)))
 
 
-def _import_file(path: Path) -> ModuleType:
+def import_file(file: Path) -> ModuleType:
     """Imports the file once a process, under a name that depends on its path alone."""
+    if not file.is_file():
+        raise UserError(f"no file {file}: check the path before the colon")
+    path = file.resolve()
     name = f"turnwise_env_{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=6).hexdigest()}"
     if name in sys.modules:
         return sys.modules[name]

@@ -1,39 +1,152 @@
 """What must hold before anything starts, where it takes knowing which algorithms and environments exist."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from turnwise.algos.advantages import ADVANTAGES
 from turnwise.algos.aggregation import AGGREGATIONS
+from turnwise.algos.corrections import CORRECTIONS
+from turnwise.algos.filters import FILTERS, SCORES
 from turnwise.algos.losses import LOSSES
+from turnwise.algos.normalisation import NORMALISERS
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.names import nearest
+from turnwise.data.token_masks import TOKEN_RULES
+from turnwise.envs.kind import EnvKind
+from turnwise.envs.text_env import TextEnv
+from turnwise.recipes.contexts import check_context
+from turnwise.recipes.functions import load_function
+
+NAMES: dict[str, Iterable[str]] = {
+    "advantage": ADVANTAGES,
+    "loss": LOSSES,
+    "correction": CORRECTIONS,
+    "normalise": NORMALISERS,
+    "filter": FILTERS,
+    "filter_by": SCORES,
+    "aggregation": AGGREGATIONS,
+}
 
 
-def check(config: Config) -> None:
-    """Refuses names that do not exist and combinations that make no sense, with the reason."""
+def check(config: Config, kind: EnvKind | None = None, given: Iterable[str] = ()) -> None:
+    """Refuses names that do not exist and combinations that make no sense, with the reason.
+
+    `kind`: the environment, where it is known; `given`: the keys that a person typed, which must have an effect.
+    """
+    check_context(config)
+    for name, options in NAMES.items():
+        chosen = getattr(config.algo, name)
+        if chosen not in options:
+            raise UserError(f'unknown algo.{name} "{chosen}":{nearest(chosen, options)}')
+    for test, complaint in COMBINATIONS:
+        if test(config):
+            raise UserError(complaint.format(algo=config.algo, rollout=config.rollout, train=config.train))
+    for key in given:
+        _check_read(config, key.replace("-", "_"))
+    for rule in (config.algo.loss_tokens, config.algo.advantage_tokens):
+        if rule not in TOKEN_RULES:
+            load_function(rule, f"algo.loss_tokens or algo.advantage_tokens, if not {', '.join(TOKEN_RULES)},")
+    for function in config.reward.functions:
+        load_function(function, "reward.functions")
+    if kind is not None and ADVANTAGES[config.algo.advantage].needs_states and _without_states(kind):
+        raise UserError(
+            f"algo.advantage {config.algo.advantage} compares turns that acted in the same state, and {kind.name} has "
+            "no state_key(): give it one, or choose grpo or turn_grpo"
+        )
+
+
+def _without_states(kind: EnvKind) -> bool:
+    return kind.cls.state_key is TextEnv.state_key
+
+
+def _compares_members(config: Config) -> bool:
     algo = config.algo
-    _known("algo.advantage", algo.advantage, ADVANTAGES)
-    _known("algo.loss", algo.loss, LOSSES)
-    _known("algo.aggregation", algo.aggregation, AGGREGATIONS)
-    advantage = ADVANTAGES[algo.advantage]
-    if advantage.needs_groups and config.rollout.group_size < 2:
-        raise UserError(
-            f"algo.advantage {algo.advantage} compares the members of a group, and rollout.group_size is 1: "
-            "raise it, or choose gae"
-        )
-    if algo.truncated == "bootstrap" and not advantage.needs_critic:
-        raise UserError(
-            f"algo.truncated bootstrap takes the critic's value, and algo.advantage {algo.advantage} has no critic: "
-            "choose zero or drop, or gae"
-        )
-    if config.train.mini_batch > config.rollout.groups * config.rollout.group_size:
-        raise UserError(
-            f"train.mini_batch {config.train.mini_batch} is more than the "
-            f"{config.rollout.groups * config.rollout.group_size} trajectories of a step: lower it"
-        )
+    by_spread = algo.filter != "none" and algo.filter_by in ("reward_std", "entropy_std")
+    return ADVANTAGES[algo.advantage].needs_groups or by_spread or config.reward.combine == "each"
 
 
-def _known(key: str, name: str, options: Iterable[str]) -> None:
-    if name not in options:
-        raise UserError(f'unknown {key} "{name}":{nearest(name, options)}')
+COMBINATIONS: tuple[tuple[Callable[[Config], bool], str], ...] = (
+    (
+        lambda c: ADVANTAGES[c.algo.advantage].needs_groups and c.rollout.group_size < 2,
+        "algo.advantage {algo.advantage} compares the members of a group, and rollout.group_size is 1: "
+        "raise it, or choose gae or reinforce_pp",
+    ),
+    (
+        lambda c: _compares_members(c) and c.rollout.group_size < 2,
+        "algo.filter_by {algo.filter_by} and reward.combine each compare the members of a group, and "
+        "rollout.group_size is 1: raise it, or leave them out",
+    ),
+    (
+        lambda c: c.algo.truncated == "bootstrap" and not ADVANTAGES[c.algo.advantage].needs_critic,
+        "algo.truncated bootstrap takes the critic's value, and algo.advantage {algo.advantage} has no critic: "
+        "choose zero or drop, or gae",
+    ),
+    (
+        lambda c: c.train.mini_batch > c.rollout.groups * c.rollout.group_size,
+        "train.mini_batch {train.mini_batch} is more than the trajectories of a step, rollout.groups {rollout.groups} "
+        "x rollout.group_size {rollout.group_size}: lower it",
+    ),
+    (
+        lambda c: c.algo.filter_refill > 0 and c.algo.filter != "absolute",
+        "algo.filter_refill rolls out until enough groups pass a bound, and algo.filter {algo.filter} ranks groups "
+        "against each other: choose algo.filter absolute, or leave it out",
+    ),
+    (
+        lambda c: c.algo.kl_target is not None and c.algo.kl_coef == 0,
+        "algo.kl_target moves the weight of the KL, and algo.kl_coef is 0: give it a value to start from",
+    ),
+    (
+        lambda c: c.algo.kl_coef > 0 and c.algo.kl_in == "loss" and c.algo.kl_estimator in ("k1",),
+        "algo.kl_estimator k1 has no gradient on average, so it does nothing in the loss: choose k2 or k3, or "
+        "algo.kl_in reward",
+    ),
+    (
+        lambda c: c.algo.correction in ("decoupled", "truncated", "masked") and c.algo.old_logprobs == "sampler",
+        "algo.correction {algo.correction} weighs by the learner's probability over the sampler's, and "
+        "algo.old_logprobs sampler makes them one: choose algo.old_logprobs learner",
+    ),
+    (
+        lambda c: c.algo.gamma_turn == "adaptive" and not ADVANTAGES[c.algo.advantage].needs_critic,
+        "algo.gamma_turn adaptive follows the critic's error, and algo.advantage {algo.advantage} has no critic: "
+        "choose bi_level_gae, turn_gae or step_gae, or a number",
+    ),
+    (
+        lambda c: c.algo.gamma_turn == "adaptive" and "gamma_turn" not in ADVANTAGES[c.algo.advantage].reads,
+        "algo.advantage {algo.advantage} does not discount by turn: choose bi_level_gae, turn_gae or step_gae, or "
+        "leave out algo.gamma_turn",
+    ),
+    (
+        lambda c: len(c.reward.weights) not in (0, 1 + len(c.reward.functions)),
+        "reward.weights needs one number for the environment's reward and one for each of reward.functions: "
+        "give as many, or leave it out",
+    ),
+    (
+        lambda c: c.reward.combine != "sum" and c.algo.normalise != "identity",
+        "reward.combine each and process normalise already: leave out algo.normalise {algo.normalise}",
+    ),
+)
+"""(does it hold?, what is said then)"""
+
+
+def _check_read(config: Config, key: str) -> None:
+    """A setting that the chosen parts do not read is a mistake, not a wish."""
+    section, _, name = key.partition(".")
+    algo = config.algo
+    if section != "algo":
+        return
+    for part, (chosen, readers) in {
+        "advantage": (algo.advantage, _readers(ADVANTAGES, name)),
+        "loss": (algo.loss, _readers(LOSSES, name)),
+        "correction": (algo.correction, _readers(CORRECTIONS, name.removeprefix("correction_"))),
+        "filter": (algo.filter, _readers(FILTERS, name.removeprefix("filter_"))),
+    }.items():
+        own = name.startswith(f"{part}_") if part in ("correction", "filter") else True
+        if own and readers and chosen not in readers:
+            raise UserError(
+                f"algo.{name} has no effect with algo.{part} {chosen}: leave it out, or choose {', '.join(readers)}"
+            )
+
+
+def _readers(options: Mapping[str, Any], field: str) -> list[str]:
+    return [name for name, option in options.items() if field in option.reads]

@@ -7,7 +7,7 @@ from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.names import nearest
 from turnwise.envs.registry import ENVIRONMENTS, load
-from turnwise.recipes.presets import find_recipe, recipe_names, recipe_path
+from turnwise.recipes.presets import find_method, find_recipe, method_path, recipe_names, recipe_path
 
 MAY_CHANGE = ("train.max_minutes",)
 """What a resumed run may be given anew: it does not change what is learnt."""
@@ -22,7 +22,8 @@ def configure(
             f"--resume goes on with the run's own settings, so leave out --{changed[0]}: "
             f"another run with it starts with --from {resume}"
         )
-    config = build(_base(target, start_from, resume), overrides)
+    settings = _base(target, start_from, resume)
+    config = build(_with_method(settings, overrides, fresh=target is not None), overrides)
     load(config.env.kind).check_params(config.env.params)
     return config
 
@@ -56,6 +57,19 @@ def _base(target: str | None, start_from: str | None, resume: str | None) -> dic
         "give one of RECIPE, --from RUN and --resume RUN: `turnwise recipes` lists the recipes "
         "(with --from, another environment is --env.kind NAME)"
     )
+
+
+def _with_method(settings: dict[str, Any], overrides: Overrides, *, fresh: bool) -> dict[str, Any]:
+    """The settings of `algo.preset` above the recipe's and below what was typed. A run's own hold them already."""
+    typed = [value for key, value in overrides if key.replace("-", "_") == "algo.preset"]
+    name = typed[-1] if typed else settings.get("algo", {}).get("preset") if fresh else None
+    if name is None or name == "none":
+        return settings
+    find_method(name)
+    merged = dict(settings)
+    for section, values in read_settings(method_path(name)).items():
+        merged[section] = merged.get(section, {}) | values
+    return merged
 
 
 def _with_record(settings: dict[str, Any], **record: Any) -> dict[str, Any]:

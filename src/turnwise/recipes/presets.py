@@ -1,4 +1,4 @@
-"""Presets: one TOML file each, beside this one. What a file leaves out has the schema's default."""
+"""Presets: one TOML file each, recipes beside this one, methods under algos/."""
 
 import tomllib
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.names import nearest
 
 FOLDER = Path(__file__).parent
+METHODS = FOLDER / "algos"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,3 +41,27 @@ def find_recipe(name: str) -> Recipe:
 
 def recipe_path(name: str) -> Path:
     return FOLDER / f"{name}.toml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """A published method: settings that are put on top of a recipe's, as `--algo.preset NAME`."""
+
+    name: str
+    summary: str
+    text: str
+
+
+def method_names() -> list[str]:
+    return sorted(path.stem for path in METHODS.glob("*.toml"))
+
+
+def find_method(name: str) -> Method:
+    if name not in method_names():
+        raise UserError(f'unknown algo.preset "{name}":{nearest(name, method_names())}')
+    text = method_path(name).read_text(encoding="utf-8")
+    return Method(name=name, summary=text.partition("\n")[0].removeprefix("#").strip(), text=text)
+
+
+def method_path(name: str) -> Path:
+    return METHODS / f"{name}.toml"

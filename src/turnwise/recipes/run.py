@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,25 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from turnwise.algos.advantages import ADVANTAGES
 from turnwise.config.load import build, to_toml
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.envs.kind import EnvKind
 from turnwise.envs.registry import kind_of, load
 from turnwise.envs.text_env import TextEnv
+from turnwise.models.loading import LoadedModel
 from turnwise.recipes.checks import check
-from turnwise.recipes.wiring import build_learner, build_players, load_policy, model_loader, update_settings
+from turnwise.recipes.learning import (
+    build_dials,
+    build_learner,
+    build_scoring,
+    diagnose_settings,
+    estimate_settings,
+    filter_settings,
+    update_settings,
+)
+from turnwise.recipes.wiring import Players, build_players, load_policy, model_loader
 from turnwise.record.console import make_console
 from turnwise.record.curve import learning_curve_svg
 from turnwise.record.progress import Progress
@@ -25,19 +36,26 @@ from turnwise.record.run_folder import RunFolder
 from turnwise.record.table import closing_table, seeds_table
 from turnwise.rollout.tasks import TaskSource
 from turnwise.train.checkpoints import Checkpoints, State, restore
+from turnwise.train.gathering import Gatherer
+from turnwise.train.learner import LocalLearner
 from turnwise.train.loop import Loop, LoopSettings
 
 Summary = dict[str, Any]
 
 
 def train(
-    config: Config, *, resume: bool = False, kind: EnvKind | None = None, console: Console | None = None
+    config: Config,
+    *,
+    resume: bool = False,
+    kind: EnvKind | None = None,
+    console: Console | None = None,
+    given: Iterable[str] = (),
 ) -> Summary:
-    """Trains one run and returns its summary, which is also in its folder."""
-    check(config)
+    """Trains one run and returns its summary, which is also in its folder. `given`: the settings that were typed."""
+    kind = kind or load(config.env.kind)
+    check(config, kind, given)
     console = console or make_console()
     config = settled(config)
-    kind = kind or load(config.env.kind)
     path = Path(config.record.folder) / (config.record.name or _free_name(config, kind))
     folder = RunFolder.open(path, writing=True) if resume else RunFolder.create(path, to_toml(config))
     with folder:
@@ -54,14 +72,17 @@ def train(
     return summary
 
 
-def train_seeds(config: Config, seeds: Sequence[int], console: Console | None = None) -> list[Summary]:
+def train_seeds(
+    config: Config, seeds: Sequence[int], console: Console | None = None, given: Iterable[str] = ()
+) -> list[Summary]:
     """One run a seed, one after the other, and a table over them."""
     console = console or make_console()
     summaries = []
     for seed in seeds:
         name = f"{config.record.name}-seed{seed}" if config.record.name else None
         record = config.record.model_copy(update={"name": name})
-        summaries.append(train(config.model_copy(update={"seed": seed, "record": record}), console=console))
+        one = config.model_copy(update={"seed": seed, "record": record})
+        summaries.append(train(one, console=console, given=given))
     if finished := [summary for summary in summaries if summary["finished"]]:
         console.print(seeds_table(finished))
     return summaries
@@ -75,7 +96,7 @@ def train_env(env: type[TextEnv] | str, model: str = "tiny", steps: int | None =
     kind = load(env) if isinstance(env, str) else kind_of(env)
     given: dict[str, Any] = {"model.name": model, **({} if steps is None else {"train.steps": steps})}
     given |= {name.replace("__", "."): value for name, value in settings.items()}
-    return train(build({"env": {"kind": kind.kind or kind.name}}, list(given.items())), kind=kind)
+    return train(build({"env": {"kind": kind.kind or kind.name}}, list(given.items())), kind=kind, given=given)
 
 
 def settled(config: Config) -> Config:
@@ -127,34 +148,59 @@ class _Run:
             self.folder.cut_back(state.step + 1)
         if not self.folder.read_metrics():
             self.folder.append_metrics({"step": 0, "time/warmup_s": warmup_s})
-        loop = Loop(
-            settings=self._loop_settings(limit_s),
-            update_settings=update_settings(config),
+        return self._loop(loaded, players, learner, checkpoints, progress, limit_s), state
+
+    def _loop(
+        self,
+        loaded: LoadedModel,
+        players: Players,
+        learner: LocalLearner,
+        checkpoints: Checkpoints,
+        progress: Progress,
+        limit_s: float | None,
+    ) -> Loop:
+        config = self.config
+        gatherer = Gatherer(
             tasks=self.tasks,
             collector=players.collector,
+            greedy=players.greedy if ADVANTAGES[config.algo.advantage].needs_greedy else None,
+            scoring=build_scoring(config),
+            filter=filter_settings(config),
+            learner=learner,
+            groups=config.rollout.groups,
+            group_size=config.rollout.group_size,
+            refill=config.algo.filter_refill,
+            micro_tokens=config.train.micro_tokens,
+        )
+        return Loop(
+            settings=self._loop_settings(limit_s),
+            estimate_settings=estimate_settings(config),
+            update_settings=update_settings(config),
+            diagnose_settings=diagnose_settings(config),
+            gatherer=gatherer,
             evaluator=players.evaluator,
             engine=players.engine,
             learner=learner,
+            dials=build_dials(config),
             checkpoints=checkpoints,
+            restore=lambda folder, state: restore(Path(folder), learner, state, model_loader(config)),
             folder=self.folder,
             progress=progress,
             decode=players.renderer.decode,
         )
-        return loop, state
 
     def _loop_settings(self, limit_s: float | None) -> LoopSettings:
         config = self.config
         return LoopSettings(
             steps=config.train.steps,
-            groups=config.rollout.groups,
-            group_size=config.rollout.group_size,
-            format_penalty=config.reward.format_penalty,
             eval_every=config.eval.every,
             eval_tasks=self.tasks.held_out("validation", config.eval.episodes),
             checkpoint_every=config.checkpoint.every,
             keep_best=config.checkpoint.keep_best,
             record_every=config.record.trajectories,
             max_seconds=limit_s,
+            alarms=config.diagnose.alarms,
+            max_rollbacks=config.diagnose.max_rollbacks if config.diagnose.rollback else 0,
         )
 
     async def _train(self, loop: Loop, state: State) -> Summary:

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from turnwise.algos.diagnostics import repetition
 from turnwise.core.trajectory import Group, Status, Stop, Trajectory
 
 REPORTED = tuple(status for status in Status if not (status.ongoing or status.succeeded))
@@ -22,6 +23,7 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "rollout/episodes": float(len(everyone)),
         **_outcomes(sound),
         **_group_spread(groups),
+        **_repetition(groups),
         **_lengths(sound),
         **_statuses(everyone),
     }
@@ -52,6 +54,18 @@ def _group_spread(groups: Sequence[Group]) -> dict[str, float]:
     }
 
 
+def _repetition(groups: Sequence[Group]) -> dict[str, float]:
+    """How alike members of a group are: what they share rises as a policy collapses."""
+    found = repetition([[_sampled(each) for each in group.trajectories] for group in groups])
+    if found.overlap is None or found.copies is None:
+        return {}
+    return {"rollout/repetition": found.overlap, "rollout/copies": found.copies}
+
+
+def _sampled(trajectory: Trajectory) -> list[int]:
+    return [token for turn in trajectory.turns for token in turn.action_ids]
+
+
 def _lengths(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     sampled = sum(len(turn.action_ids) for turn in turns)
@@ -63,10 +77,10 @@ def _lengths(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         return totals
     return {
         **totals,
-        "rollout/turns": len(turns) / len(trajectories),
+        "rollout/turns": _mean(trajectory.num_turns for trajectory in trajectories),
         "rollout/response_tokens": sampled / len(trajectories),
         "rollout/turn_tokens": sampled / len(turns),
-        "rollout/invalid": _mean(turn.invalid for turn in turns),
+        "rollout/invalid": _mean(turn.invalid for turn in turns if not turn.aside),
         "rollout/length_stops": _mean(turn.stop is Stop.LENGTH for turn in turns),
     }
 

@@ -11,6 +11,9 @@ from turnwise.render.parse import Parsed
 from turnwise.rollout.context import Context, Pending
 from turnwise.rollout.limits import Limits
 
+SUMMARY = StepResult(info={"summary": True})
+"""What an aside comes to: nothing happens, and nothing is earned."""
+
 
 async def run_episode(key: EpisodeKey, env: Env, session: Session, context: Context, limits: Limits) -> Trajectory:
     began, turns = time.perf_counter(), list[Turn]()
@@ -28,7 +31,7 @@ async def _play(env: Env, session: Session, context: Context, limits: Limits, tu
     while (status := limits.check(pending)).ongoing:
         completion = await session.generate(pending.ids, limits.turn_sampling(pending), restart=not pending.extends)
         parsed = context.parse(completion)
-        step = await env.step(parsed.message)
+        step = SUMMARY if pending.aside else await env.step(parsed.message)
         turns.append(_turn(pending, completion, parsed, step))
         if step.over:
             return step.status

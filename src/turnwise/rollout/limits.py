@@ -12,7 +12,8 @@ class Limits:
     sampling: Sampling
     """Of a turn; its `max_tokens` is the most that a turn may sample."""
     max_tokens: int
-    """Of the context, at any time."""
+    """Of the context, at any time. One that starts anew need not grow: what then ends an episode whose environment has
+    no limit of its own is the time."""
     timeout_s: float
 
     def check(self, pending: Pending) -> Status:
@@ -20,7 +21,5 @@ class Limits:
 
     def turn_sampling(self, pending: Pending) -> Sampling:
         """The turn's budget shrinks to what is left, so that the last turn never overruns the context."""
-        left = self.max_tokens - pending.context_length
-        if left >= self.sampling.max_tokens:
-            return self.sampling
-        return replace(self.sampling, max_tokens=left)
+        most = self.sampling.max_tokens if pending.max_new_tokens is None else pending.max_new_tokens
+        return replace(self.sampling, max_tokens=min(most, self.max_tokens - pending.context_length))

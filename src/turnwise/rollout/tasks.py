@@ -15,9 +15,10 @@ class TaskSource:
     params: Mapping[str, Any]
     run_seed: int
 
-    def training(self, step: int, count: int) -> list[Task]:
-        """Fresh tasks of the training split."""
-        return [self.task("train", address("task", self.run_seed, step, index) % RANGE) for index in range(count)]
+    def training(self, step: int, count: int, start: int = 0) -> list[Task]:
+        """Fresh tasks of the training split; `start`: how many the step has drawn before."""
+        numbers = range(start, start + count)
+        return [self.task("train", address("task", self.run_seed, step, index) % RANGE) for index in numbers]
 
     def held_out(self, split: Split, count: int) -> list[Task]:
         """The first tasks of a split: the same in every run, so that evaluations can be compared."""

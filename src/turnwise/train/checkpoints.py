@@ -11,7 +11,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,13 @@ class State:
     best_success: float | None
     """On the validation split, of the checkpoint named "best"."""
     skipped_steps: int
+    dials: dict[str, float] = field(default_factory=dict)
+    """See `Dials.numbers`; empty before the first step."""
+    rate_scale: float = 1.0
+    """What the learning rate is multiplied by, after rollbacks."""
+    rollbacks: int = 0
+    watched_from: int = 0
+    """Alarms compare with steps after this one."""
 
 
 class Checkpoints:

@@ -24,6 +24,8 @@ class LocalLearner:
         objective: Objective,
         optimizer: Optimizer,
         *,
+        kl_coef: float = 0.0,
+        keeps_reference: bool = False,
         critic: TrunkCritic | HeadCritic | None = None,
         critic_optimizer: Optimizer | None = None,
         critic_warmup_steps: int = 0,
@@ -33,8 +35,12 @@ class LocalLearner:
         self.optimizer = optimizer
         self.critic, self.critic_optimizer = critic, critic_optimizer
         self.critic_warmup_steps = critic_warmup_steps
-        self.reference = self._frozen_copy() if objective.kl_coef > 0 else None
+        self.kl_coef = kl_coef
+        """Of the loss; the loop may change it from step to step."""
+        self.reference = self._frozen_copy() if keeps_reference else None
         self.training_step = 0
+        self.rate_scale = 1.0
+        """Of the policy's learning rate: a rollback makes it smaller."""
         self.skipped_steps = 0
 
     def _frozen_copy(self) -> Any:
@@ -82,7 +88,7 @@ class LocalLearner:
     def _policy_backward(self, batch: TrainBatch) -> dict[str, Tensor]:
         logits, hidden = packed_logits(self.model, batch.batch, batch.batch.sources)
         logprobs, entropy = logprobs_and_entropy(logits, batch.batch.targets, batch.batch.temperatures)
-        loss, metrics = self.objective.policy(batch, logprobs, entropy)
+        loss, metrics = self.objective.policy(batch, logprobs, entropy, self.kl_coef)
         difference = (logprobs.detach() - batch.sampler_logprobs).abs()
         metrics |= {"mismatch": difference}
         if not self.policy_learns:
@@ -99,7 +105,7 @@ class LocalLearner:
     def step(self) -> dict[str, float]:
         metrics: dict[str, float] = {}
         if self.policy_learns:
-            norm, stepped = self.optimizer.step(self.training_step)
+            norm, stepped = self.optimizer.step(self.training_step, self.rate_scale)
             self.skipped_steps += not stepped
             metrics["grad_norm"] = norm
         if self.critic_optimizer is not None:
@@ -107,6 +113,14 @@ class LocalLearner:
             self.skipped_steps += not stepped
             metrics["critic_grad_norm"] = norm
         return metrics
+
+    def gradient_norm(self) -> float:
+        """Of the policy's gradients so far, which are dropped: for measurements that take no step."""
+        grads = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        norm = float(torch.nn.utils.get_total_norm(grads)) if grads else 0.0
+        for parameter in (*self.model.parameters(), *(self.critic.parameters() if self.critic is not None else ())):
+            parameter.grad = None
+        return norm
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that learning changed, but the policy's own weights, as flat tensors and plain numbers.

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Group, Trajectory
@@ -14,20 +15,20 @@ from turnwise.record.metrics import rollout_metrics
 from turnwise.record.progress import Progress
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.trajectories import trajectory_row
-from turnwise.rewards.scoring import score_group
-from turnwise.rollout.collect import Collected, Collector
-from turnwise.rollout.tasks import TaskSource
+from turnwise.rollout.collect import Collector
 from turnwise.train.checkpoints import Checkpoints, State
+from turnwise.train.diagnose import DiagnoseSettings, gradients, information
+from turnwise.train.dials import Dials
+from turnwise.train.estimate import Estimate, EstimateSettings, estimate
+from turnwise.train.gathering import Gathered, Gatherer
 from turnwise.train.learner import LocalLearner
-from turnwise.train.update import Estimate, UpdateSettings, estimate, update
+from turnwise.train.update import UpdateSettings, update
+from turnwise.train.watching import Watcher, roll_back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopSettings:
     steps: int
-    groups: int
-    group_size: int
-    format_penalty: float
     eval_every: int
     eval_tasks: Sequence[Task]
     """Of the validation split."""
@@ -35,6 +36,9 @@ class LoopSettings:
     keep_best: bool
     record_every: int
     max_seconds: float | None
+    alarms: bool
+    max_rollbacks: int
+    """0: alarms are told and nothing else."""
 
 
 class Loop:
@@ -44,27 +48,35 @@ class Loop:
         self,
         *,
         settings: LoopSettings,
+        estimate_settings: EstimateSettings,
         update_settings: UpdateSettings,
-        tasks: TaskSource,
-        collector: Collector,
+        diagnose_settings: DiagnoseSettings,
+        gatherer: Gatherer,
         evaluator: Collector,
         engine: NativeEngine,
         learner: LocalLearner,
+        dials: Dials,
         checkpoints: Checkpoints,
+        restore: Callable[[str, State], None],
         folder: RunFolder,
         progress: Progress,
         decode: Callable[[Sequence[int]], str],
     ) -> None:
-        self.settings, self.update_settings = settings, update_settings
-        self.tasks, self.collector, self.evaluator = tasks, collector, evaluator
-        self.engine, self.learner = engine, learner
-        self.checkpoints, self.folder, self.progress = checkpoints, folder, progress
+        self.settings = settings
+        self.estimate_settings, self.update_settings = estimate_settings, update_settings
+        self.diagnose_settings = diagnose_settings
+        self.gatherer, self.evaluator = gatherer, evaluator
+        self.engine, self.learner, self.dials = engine, learner, dials
+        self.checkpoints, self.restore = checkpoints, restore
+        self.folder, self.progress = folder, progress
+        self.watcher = Watcher(tell=progress.note)
         self.decode = decode
 
     async def run(self, state: State) -> State:
         """Returns where training stands: done, or out of time. Cancelled (Ctrl-C), it leaves a checkpoint first."""
         began = time.perf_counter()
         self.progress.begin(state.step)
+        self.watcher.begin(self.folder.read_metrics(), state)
         try:
             if self._evaluation_due(state.step) and not self._evaluated(state.step):  # stopped in the middle of it
                 state = await self._between(state)
@@ -84,53 +96,83 @@ class Loop:
     async def _step(self, state: State) -> State:
         """One training step. After the rollout nothing awaits, so a cancelled step changed nothing."""
         number, clock = state.step + 1, Clock()
-        self.learner.training_step = state.step
-        self.engine.policy_version = state.step
-        collected = await self._roll_out(state.step)
+        dials = self._set(state)
+        gathered = await self.gatherer.gather(state.step, self.progress.phase)
         clock.lap("rollout")
-        groups = [score_group(group, self.settings.format_penalty) for group in collected.groups]
-        estimated = estimate(groups, self.learner, self.update_settings)
+        estimated = estimate(gathered.kept, self.learner, self.estimate_settings, dials, gathered.baselines)
         clock.lap("score")
+        diagnosed = self._diagnose(number, gathered, estimated)
+        clock.lap("diagnose")
         self.progress.phase("update", 0, 1)
-        learnt = (
-            update(self.learner, estimated, self.update_settings, state.step) if estimated else {"empty_steps": 1.0}
-        )
+        learnt = {"empty_steps": 1.0}
+        if estimated is not None:
+            learnt = update(self.learner, estimated, self.update_settings, state.step, gathered.scale)
+            kl = estimated.metrics.get("kl", learnt.get("kl"))
+            dials = dials.after(kl, len(estimated.trajectories), estimated.foresight)
         clock.lap("update")
-        self._record(number, groups, collected, estimated, learnt, clock)
-        return replace(state, step=number, skipped_steps=self.learner.skipped_steps)
-
-    async def _roll_out(self, step: int) -> Collected:
-        return await self.collector.collect(
-            self.tasks.training(step, self.settings.groups),
-            group_size=self.settings.group_size,
-            round=step,
-            progress=lambda done, total: self.progress.phase("rollout", done, total),
+        row = self._record(
+            number, gathered, estimated, learnt | {f"dial_{k}": v for k, v in dials.numbers().items()}, diagnosed, clock
         )
+        state = replace(state, step=number, skipped_steps=self.learner.skipped_steps, dials=dials.numbers())
+        return self._watched(row, state)
+
+    def _set(self, state: State) -> Dials:
+        """Puts what this step depends on where it is read."""
+        dials = self.dials.restored(state.dials) if state.dials else self.dials
+        self.learner.training_step, self.learner.rate_scale = state.step, state.rate_scale
+        if self.estimate_settings.kl_in_reward is None:
+            self.learner.kl_coef = dials.kl.value
+        self.engine.policy_version = state.step
+        return dials
+
+    def _diagnose(self, number: int, gathered: Gathered, estimated: Estimate | None) -> dict[str, float]:
+        settings, found = self.diagnose_settings, dict[str, float]()
+        micro_tokens = self.update_settings.micro_tokens
+        if settings.information_due(number):
+            found |= information(gathered.groups, self.learner, settings.information_prompts, micro_tokens)
+        if settings.gradients_due(number) and estimated is not None:
+            found |= gradients(gathered.kept, estimated, self.learner, self.update_settings, settings.gradient_buckets)
+        return found
+
+    def _watched(self, row: dict[str, Any], state: State) -> State:
+        """Alarms are told; with `max_rollbacks` they are answered, as often as that."""
+        if not self.settings.alarms or not self.watcher.see(row) or state.rollbacks >= self.settings.max_rollbacks:
+            return state
+        back = roll_back(state, self.learner, self.checkpoints, self.restore)
+        if back is None:
+            self.progress.note("no checkpoint to go back to yet: training goes on")
+            return state
+        self.progress.note(f"went back to an earlier checkpoint, learning rate times {back.rate_scale:g} from here on")
+        self.watcher.begin([], back)
+        return back
 
     def _record(
         self,
         number: int,
-        groups: list[Group],
-        collected: Collected,
+        gathered: Gathered,
         estimated: Estimate | None,
         learnt: dict[str, float],
+        diagnosed: dict[str, float],
         clock: "Clock",
-    ) -> None:
+    ) -> dict[str, Any]:
         if self.settings.record_every and number % self.settings.record_every == 0:
-            self.folder.write_trajectories(number, trajectory_rows(number, groups, estimated, self.decode))
+            self.folder.write_trajectories(number, trajectory_rows(number, gathered.groups, estimated, self.decode))
         clock.lap("record")
-        rolled = rollout_metrics(groups)
+        rolled = rollout_metrics(gathered.groups)
         row = {
             "step": number,
             **rolled,
-            **{f"rollout/{name}": float(count) for name, count in collected.counts.items()},
+            **gathered.metrics(),
+            **{f"rollout/{name}": float(count) for name, count in gathered.counts.items()},
             **{f"train/{name}": value for name, value in learnt.items()},
             **{f"train/{name}": value for name, value in (estimated.metrics if estimated else {}).items()},
             "train/skipped_steps": float(self.learner.skipped_steps),
+            **diagnosed,
             **clock.metrics(rolled["rollout/sampled_tokens"] + rolled["rollout/context_tokens"]),
         }
         self.folder.append_metrics(row)
         self.progress.step(number - 1, row)
+        return row
 
     async def _between(self, state: State) -> State:
         """At a step boundary no session lives: evaluate and checkpoint when it is time."""

@@ -69,13 +69,16 @@ class Optimizer:
             self._parts.append(torch.optim.Muon(matrices, lr=rate, weight_decay=settings.weight_decay))
         self._rates = [part.param_groups[0]["lr"] for part in self._parts]
 
-    def step(self, training_step: int) -> tuple[float, bool]:
-        """(gradient norm before clipping, whether it stepped): a non-finite gradient changes nothing."""
+    def step(self, training_step: int, scale: float = 1.0) -> tuple[float, bool]:
+        """(gradient norm before clipping, whether it stepped): a non-finite gradient changes nothing.
+
+        `scale`: of the learning rate, beside its schedule.
+        """
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm))
         finite = math.isfinite(norm)
         for part, rate in zip(self._parts, self._rates, strict=True):
             if finite:
-                part.param_groups[0]["lr"] = rate * self.share(training_step)
+                part.param_groups[0]["lr"] = rate * self.share(training_step) * scale
                 part.step()
             part.zero_grad(set_to_none=True)
         return norm, finite

@@ -1,0 +1,216 @@
+"""Alarms: what is going wrong, in one line, from the history of a run's metrics.
+
+Numbers are compared as means over a few steps: at the start, or at their height where they rose first, and now. A
+number that falls because the task is nearly solved is no alarm.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+REWARD_STD = "rollout/reward_group_std"
+REPETITION = "rollout/repetition"
+SUCCESS = "rollout/success"
+REWARD = "rollout/reward"
+LENGTH = "rollout/response_tokens"
+ENTROPY = "train/entropy"
+GRAD_NORM = "train/grad_norm"
+INFORMATION = "diagnostics/mutual_information"
+
+History = Sequence[Mapping[str, Any]]
+"""Rows of metrics, oldest first, each with its "step"; a row need not have every key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlarmSettings:
+    window: int = 5
+    """Rows that a mean is taken over."""
+    min_rows: int = 10
+    """Rows with the number before anything is said about it; the mutual information, measured rarely, needs 4."""
+    solved: float = 0.9
+    """Success from which equal rewards and low entropy are what was wanted."""
+    reward_std_share: float = 0.15
+    """Echo trap: reward std within groups below this share of its start."""
+    entropy_share: float = 0.1
+    """Entropy collapse: entropy below this share of its start."""
+    gradient_factor: float = 10.0
+    """Gradient spike: this many times the median of the `gradient_rows` before."""
+    gradient_rows: int = 20
+    length_factor: float = 3.0
+    """Length explosion: this many times the length at the start, without more success."""
+    information_share: float = 0.3
+    """Template collapse: mutual information below this share of its start ..."""
+    high_entropy_share: float = 0.5
+    """... while entropy is still above this share of its own."""
+    min_information: float = 0.1
+    """In nats: where there never was more, the prompts have nothing to tell apart."""
+    hysteresis: float = 1.5
+    """A raised alarm clears when its number is this many times better than what raised it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alarm:
+    kind: str
+    step: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    raised: tuple[Alarm, ...]
+    """New at the last row."""
+    active: frozenset[str]
+    """The kinds that hold now, to be given back at the next row: each is raised once until it clears."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trend:
+    """A number's way: means over a window."""
+
+    start: float
+    highest: float
+    highest_step: int
+    now: float
+
+    @property
+    def reference(self) -> float:
+        """What a fall is measured by: the start, or the height of a number that at least doubled first."""
+        return self.highest if self.highest > 2 * self.start else self.start
+
+    @property
+    def reference_name(self) -> str:
+        return "its start" if self.reference == self.start else f"its height at step {self.highest_step}"
+
+    @property
+    def share(self) -> float:
+        return self.now / self.reference if self.reference > 0 else 1.0
+
+
+def watch(history: History, active: frozenset[str], settings: AlarmSettings | None = None) -> Watch:
+    """What the last row of the history changes. Pure: the caller keeps `active`."""
+    if not history:
+        return Watch(raised=(), active=active)
+    settings = settings or AlarmSettings()
+    raised, holding = [], set()
+    for kind, detect in DETECTORS.items():
+        message = detect(history, settings, settings.hysteresis if kind in active else 1.0)
+        if message is None:
+            continue
+        holding.add(kind)
+        if kind not in active:
+            step = int(history[-1]["step"])
+            raised.append(Alarm(kind=kind, step=step, message=f"{message}; step {step}"))
+    return Watch(raised=tuple(raised), active=frozenset(holding))
+
+
+def echo_trap(history: History, settings: AlarmSettings, slack: float) -> str | None:
+    """Members of a group all fare alike though the task is not solved: rewards' spread falls first, then reward."""
+    spread = _trend(history, REWARD_STD, settings)
+    if spread is None or spread.share >= settings.reward_std_share * slack or _solved(history, settings):
+        return None
+    alike = _trend(history, REPETITION, settings)
+    repeated = f", members share {_percent(alike.now)} of their text" if alike is not None else ""
+    return (
+        f"reward std within groups fell to {_percent(spread.share)} of {spread.reference_name}{repeated}: the echo trap"
+    )
+
+
+def entropy_collapse(history: History, settings: AlarmSettings, slack: float) -> str | None:
+    """Nothing is explored any more."""
+    entropy = _trend(history, ENTROPY, settings)
+    if entropy is None or entropy.share >= settings.entropy_share * slack or _solved(history, settings):
+        return None
+    return f"entropy fell to {_percent(entropy.share)} of {entropy.reference_name}: the policy no longer explores"
+
+
+def gradient_spike(history: History, settings: AlarmSettings, slack: float) -> str | None:
+    """The point of no return of an echo trap; not finite counts as a spike."""
+    norms = [norm for _, norm in _series(history, GRAD_NORM)]
+    before = [norm for norm in norms[-1 - settings.gradient_rows : -1] if math.isfinite(norm)]
+    if len(norms) < settings.min_rows or not before:
+        return None
+    usual = statistics.median(before)
+    if not math.isfinite(norms[-1]):
+        return f"the gradient is not finite (its norm was {usual:.3g})"
+    if usual <= 0 or norms[-1] <= settings.gradient_factor / slack * usual:
+        return None
+    return f"gradient norm {norms[-1]:.3g} is {norms[-1] / usual:.0f} times its usual {usual:.3g}: a spike"
+
+
+def length_explosion(history: History, settings: AlarmSettings, slack: float) -> str | None:
+    """Answers grow and nothing is gained by it."""
+    length = _trend(history, LENGTH, settings)
+    if length is None or length.start <= 0 or length.now <= settings.length_factor / slack * length.start:
+        return None
+    if _solved(history, settings) or _gained(history, settings):
+        return None
+    return f"responses are {length.now / length.start:.1f} times as long as at the start without more success"
+
+
+def template_collapse(history: History, settings: AlarmSettings, slack: float) -> str | None:
+    """High entropy with low mutual information: lively text that no longer depends on the prompt."""
+    information = _trend(history, INFORMATION, settings, window=2, min_rows=4)
+    entropy = _trend(history, ENTROPY, settings)
+    if information is None or entropy is None or information.reference < settings.min_information:
+        return None
+    dependent = information.share >= settings.information_share * slack
+    quiet = entropy.share < settings.high_entropy_share
+    if dependent or quiet or _solved(history, settings):
+        return None
+    return (
+        f"mutual information of prompt and reasoning fell to {_percent(max(0.0, information.share))} of "
+        f"{information.reference_name} at {_percent(entropy.share)} of the entropy: template collapse"
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _solved(history: History, settings: AlarmSettings) -> bool:
+    """By success, or, where nothing ever counts as one, by a reward that rose clearly and stayed up."""
+    success = _trend(history, SUCCESS, settings)
+    if success is not None and success.highest > 0:
+        return success.now >= settings.solved
+    reward, spread = _trend(history, REWARD, settings), _trend(history, REWARD_STD, settings)
+    if reward is None or spread is None:
+        return False
+    rise = reward.highest - reward.start
+    return rise >= spread.reference > 0 and reward.now >= reward.start + 0.75 * rise
+
+
+def _gained(history: History, settings: AlarmSettings) -> bool:
+    success, reward = _trend(history, SUCCESS, settings), _trend(history, REWARD, settings)
+    if success is not None and success.highest > 0:
+        return success.now > success.start + 0.05
+    spread = _trend(history, REWARD_STD, settings)
+    return reward is not None and spread is not None and reward.now > reward.start + 0.25 * spread.reference
+
+
+def _trend(
+    history: History, key: str, settings: AlarmSettings, *, window: int | None = None, min_rows: int | None = None
+) -> Trend | None:
+    points = [(step, value) for step, value in _series(history, key) if math.isfinite(value)]
+    width = settings.window if window is None else window
+    if len(points) < max(settings.min_rows if min_rows is None else min_rows, width):
+        return None
+    values = [value for _, value in points]
+    means = [statistics.fmean(values[end - width : end]) for end in range(width, len(values) + 1)]
+    top = max(range(len(means)), key=means.__getitem__)
+    return Trend(start=means[0], highest=means[top], highest_step=points[top + width - 1][0], now=means[-1])
+
+
+def _series(history: History, key: str) -> list[tuple[int, float]]:
+    """(step, value) of the rows that have a number there."""
+    return [(int(row["step"]), float(row[key])) for row in history if isinstance(row.get(key), int | float)]
+
+
+DETECTORS: dict[str, Callable[[History, AlarmSettings, float], str | None]] = {
+    "echo_trap": echo_trap,
+    "entropy_collapse": entropy_collapse,
+    "gradient_spike": gradient_spike,
+    "length_explosion": length_explosion,
+    "template_collapse": template_collapse,
+}

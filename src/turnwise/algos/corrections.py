@@ -1,0 +1,142 @@
+"""Off-policy corrections: a weight for each token's loss where the sampler was not the policy that a ratio divides by.
+
+rho = pi_old / mu, with mu the sampler: another engine's rounding, or weights that have moved on since. The loss keeps
+its own ratio pi / pi_old; the weights carry no gradient.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from turnwise.algos.kl import k2, k3
+from turnwise.algos.losses import LossInputs, LossResult
+from turnwise.algos.ratios import Level, bounded, mean_over, sum_over, unit_ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorrectionParams:
+    """Which of them a correction reads stands in `Correction.reads`; the others do nothing."""
+
+    level: Level = "token"
+    """Whose ratio is bounded: a token's, a turn's or a sequence's."""
+    low: float = 0.0
+    """The lowest weight (truncated), or the lowest statistic that is kept (masked)."""
+    high: float = 2.0
+    """The highest."""
+    pool: Literal["product", "mean"] = "product"
+    """How a turn's or sequence's tokens make one ratio: their product, the exact ratio of the whole but of a variance
+    that grows with its length; or their geometric mean, which is biased and stays near 1."""
+    statistic: Literal["ratio", "k2", "k3"] = "ratio"
+    """What `masked` compares with its bounds: rho, or an estimate of KL(pi_old | mu), the mean over the unit."""
+    token_weights: bool = True
+    """Tokens that `masked` keeps weigh their own rho; False: that of their turn or sequence."""
+    difference: float = 0.2
+    """How far a probability may move from the sampler's before `two_sided` drops its token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorrectionResult:
+    weights: Tensor  # [M] without gradient
+    outside: Tensor  # [M] bool, where a bound took effect
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    compute: Callable[[LossInputs, CorrectionParams], CorrectionResult]
+    reads: tuple[str, ...] = ()
+    """The fields of CorrectionParams that change its result."""
+
+
+def none(inputs: LossInputs, params: CorrectionParams) -> CorrectionResult:
+    """1: the sampler counts as the old policy."""
+    return _inside(torch.ones_like(inputs.old_logprobs))
+
+
+def decoupled(inputs: LossInputs, params: CorrectionParams) -> CorrectionResult:
+    """rho = pi_prox / mu: the clip holds the policy near a recent one, whoever sampled (Hilton et al. 2022).
+
+    `old_logprobs` are then those of the proximal policy, scored by the learner. Unbounded: `truncated` and `masked`
+    are the same with bounds.
+    """
+    return _inside(_log_rho(inputs).exp())
+
+
+def truncated(inputs: LossInputs, params: CorrectionParams) -> CorrectionResult:
+    """clamp(rho, low, high), rho of a token, turn or sequence: truncated importance sampling (Yao et al. 2025)."""
+    rho = _unit_rho(inputs, params)
+    weights = rho.clamp(params.low, params.high)
+    return CorrectionResult(weights=weights, outside=weights != rho)
+
+
+def masked(inputs: LossInputs, params: CorrectionParams) -> CorrectionResult:
+    """rho where the statistic lies in [low, high], else 0 (IcePop, Ling team 2025; at sequences: Liu et al. 2025).
+
+    The dropped tokens stay in the aggregation's weights: fewer trained tokens mean a smaller step, not larger shares
+    for the others.
+    """
+    statistic = _statistic(inputs, params)
+    outside = (statistic < params.low) | (statistic > params.high)
+    rho = _log_rho(inputs).exp() if params.token_weights else _unit_rho(inputs, params)
+    return CorrectionResult(weights=rho.masked_fill(outside, 0.0), outside=outside)
+
+
+def two_sided(inputs: LossInputs, params: CorrectionParams) -> CorrectionResult:
+    """0 where A > 0 and pi - mu > difference, or A < 0 and pi - mu < -difference; else 1.
+
+    A bound on the probability itself in place of its ratio: rare tokens may multiply, likely ones may not jump.
+    """
+    moved = inputs.logprobs.detach().exp() - inputs.sampler_logprobs.exp()
+    too_high = (inputs.advantages > 0) & (moved > params.difference)
+    too_low = (inputs.advantages < 0) & (moved < -params.difference)
+    outside = too_high | too_low
+    return CorrectionResult(weights=torch.ones_like(moved).masked_fill(outside, 0.0), outside=outside)
+
+
+def correct(result: LossResult, correction: CorrectionResult) -> LossResult:
+    """The loss with its tokens weighed, and the mean weight and the share outside the bounds among its metrics."""
+    weights = correction.weights
+    own = {"correction_weight": weights, "correction_outside": correction.outside.to(weights.dtype)}
+    return LossResult(token_loss=result.token_loss * weights, metrics=result.metrics | own)
+
+
+def mean_weight(weights: Tensor, units: Tensor) -> Tensor:
+    """The mean of [M] weights with each unit counted once, to divide by, so that a correction keeps the loss's scale.
+
+    Only ever over all tokens of an optimiser step: over a micro-batch the result would depend on how the step is cut.
+    """
+    share = 1 / sum_over(torch.ones_like(weights), units)
+    return (weights * share).sum() / share.sum()
+
+
+def _inside(weights: Tensor) -> CorrectionResult:
+    return CorrectionResult(weights=weights, outside=torch.zeros_like(weights, dtype=torch.bool))
+
+
+def _log_rho(inputs: LossInputs) -> Tensor:
+    return bounded(inputs.old_logprobs - inputs.sampler_logprobs)
+
+
+def _unit_rho(inputs: LossInputs, params: CorrectionParams) -> Tensor:
+    units = unit_ids(inputs.segment_ids, inputs.turn_ids, params.level)
+    pool = sum_over if params.pool == "product" else mean_over
+    return bounded(pool(inputs.old_logprobs - inputs.sampler_logprobs, units)).exp()
+
+
+def _statistic(inputs: LossInputs, params: CorrectionParams) -> Tensor:
+    if params.statistic == "ratio":
+        return _unit_rho(inputs, params)
+    estimator = {"k2": k2, "k3": k3}[params.statistic]
+    units = unit_ids(inputs.segment_ids, inputs.turn_ids, params.level)
+    return mean_over(estimator(inputs.old_logprobs, inputs.sampler_logprobs), units)
+
+
+CORRECTIONS: dict[str, Correction] = {
+    "none": Correction(compute=none),
+    "decoupled": Correction(compute=decoupled),
+    "truncated": Correction(compute=truncated, reads=("level", "low", "high", "pool")),
+    "masked": Correction(compute=masked, reads=("level", "low", "high", "pool", "statistic", "token_weights")),
+    "two_sided": Correction(compute=two_sided, reads=("difference",)),
+}

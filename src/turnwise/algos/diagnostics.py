@@ -1,0 +1,94 @@
+"""What a step says of its own health: spread of rewards, repetition between members, where the gradient comes from."""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from turnwise.algos.filters import group_std
+
+NGRAM = 4
+
+Actions = Sequence[int]
+"""All ids that a member sampled, turn after turn."""
+
+
+def reward_std_in_group(returns: Tensor, group_ids: Tensor) -> float | None:
+    """Mean over groups of two and more of the unbiased std of their returns [B]; None where there is no such group.
+
+    The first number to fall in an echo trap.
+    """
+    numbers, dense, sizes = group_ids.unique(return_inverse=True, return_counts=True)
+    comparable = group_std(returns, dense, len(numbers))[sizes > 1]
+    return float(comparable.mean()) if comparable.numel() else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repetition:
+    """How alike the members of groups are; both from 0 to 1, None where no group has two members."""
+
+    copies: float | None
+    """Share of members that sampled exactly what another member of their group did."""
+    overlap: float | None
+    """Share of a member's n-grams that a random other member of its group has too."""
+
+
+def repetition(groups: Iterable[Sequence[Actions]]) -> Repetition:
+    """Means over the groups of two and more members. Linear in the tokens: no pair of members is compared."""
+    comparable = [group for group in groups if len(group) > 1]
+    if not comparable:
+        return Repetition(copies=None, overlap=None)
+    return Repetition(
+        copies=sum(map(_copies, comparable)) / len(comparable),
+        overlap=sum(map(_overlap, comparable)) / len(comparable),
+    )
+
+
+def _copies(group: Sequence[Actions]) -> float:
+    counts = Counter(tuple(member) for member in group)
+    return sum(count for count in counts.values() if count > 1) / len(group)
+
+
+def _overlap(group: Sequence[Actions]) -> float:
+    """An n-gram that c of K members have is met by each of them in c - 1 of the K - 1 others."""
+    counts = Counter(itertools.chain.from_iterable(_ngrams(member) for member in group))
+    total = sum(counts.values())
+    return sum(count * (count - 1) for count in counts.values()) / (total * (len(group) - 1)) if total else 0.0
+
+
+def _ngrams(member: Actions) -> set[tuple[int, ...]]:
+    """Those of NGRAM tokens; of a shorter member the whole of it, if there is anything."""
+    length = min(NGRAM, len(member))
+    return {tuple(member[start : start + length]) for start in range(len(member) - length + 1) if length}
+
+
+def spread_buckets(reward_std: Tensor, num_buckets: int) -> Tensor:
+    """[G] which quantile of reward std each group is in: 0 the lowest. Buckets differ by at most one group.
+
+    Of equal groups the first comes first, so that every bucket has its share even when most stds are 0.
+    """
+    ranks = reward_std.argsort(stable=True).argsort()
+    return ranks * num_buckets // max(1, reward_std.shape[0])
+
+
+def gradient_shares(norms: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, ...]]:
+    """Each term's share of its gradient norms by bucket of reward std; all 0 where the term has no gradient.
+
+    `norms` are those of the task, entropy and KL gradients of each bucket alone, without a step taken. A task gradient
+    that comes from the lowest buckets is noise; where it vanishes there, entropy and KL are all that moves the policy.
+    """
+    shares = {}
+    for term, of_buckets in norms.items():
+        total = sum(of_buckets)
+        shares[term] = tuple(norm / total if total > 0 else 0.0 for norm in of_buckets)
+    return shares
+
+
+def explained_variance(values: Tensor, returns: Tensor) -> float | None:
+    """1 - var(R - V) / var(R): 1 for a critic that knows, 0 for a constant one; None where R is constant."""
+    if returns.numel() == 0 or returns.min() == returns.max():
+        return None
+    left = (returns.double() - values.double()).var(correction=0)
+    return float(1 - left / returns.double().var(correction=0))

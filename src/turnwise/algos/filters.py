@@ -1,0 +1,175 @@
+"""Filters: which groups of a step are trained, by a score of each. Nothing left is a legal answer.
+
+StarPO-S (Wang et al. 2025, RAGEN) keeps the groups whose rewards differ most between members: a group whose members all
+fare alike teaches a relative advantage nothing, and as they spread, updates that follow noise end in collapse.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from turnwise.algos.stats import statistics
+
+ZERO_SCORE = 1e-10
+QUARTER = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """What a group is ranked by: a number of each member, brought together over the group."""
+
+    of: Literal["returns", "entropy", "lengths"]
+    """Of a member: its return; the mean entropy over its sampled tokens, which the learner must score first; its
+    number of sampled tokens."""
+    reduce: Callable[[Tensor, Tensor, int], Tensor]
+    """(values [B], group_ids [B] from 0, number of groups G) -> scores [G] float64; 0 for a group without members."""
+
+
+def group_std(values: Tensor, group_ids: Tensor, num_groups: int) -> Tensor:
+    """The unbiased standard deviation; exactly 0 where all members are equal, and for one alone."""
+    std = values.new_zeros(num_groups, dtype=torch.float64)
+    return std.index_copy(0, group_ids, statistics(values, group_ids).std)
+
+
+def group_mean(values: Tensor, group_ids: Tensor, num_groups: int) -> Tensor:
+    return group_sum(values, group_ids, num_groups) / group_ids.bincount(minlength=num_groups).clamp(min=1)
+
+
+def group_sum(values: Tensor, group_ids: Tensor, num_groups: int) -> Tensor:
+    return values.new_zeros(num_groups, dtype=torch.float64).index_add(0, group_ids, values.double())
+
+
+SCORES: dict[str, Score] = {
+    "reward_std": Score(of="returns", reduce=group_std),
+    "reward": Score(of="returns", reduce=group_mean),
+    "reward_sum": Score(of="returns", reduce=group_sum),
+    "entropy": Score(of="entropy", reduce=group_mean),
+    "entropy_std": Score(of="entropy", reduce=group_std),
+    "length": Score(of="lengths", reduce=group_mean),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilterParams:
+    """Which of them a filter reads stands in `Filter.reads`; the others do nothing."""
+
+    value: float
+    """p of top_p and min_p, the share of top_k, the number of top_count, the bound of absolute."""
+    largest: bool = True
+    """Prefer high scores; False: low ones."""
+    keep_zero: bool = True
+    """False: groups of score 0 are left out first."""
+    epsilon: float = 0.01
+    """What the sum that top_p wants may fall short of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    compute: Callable[[Tensor, FilterParams], Tensor]
+    """(scores [G], params) -> [G] bool, True: kept."""
+    reads: tuple[str, ...] = ()
+    """The fields of FilterParams that change its result."""
+
+
+def none(scores: Tensor, params: FilterParams) -> Tensor:
+    """Every group."""
+    return torch.ones_like(scores, dtype=torch.bool)
+
+
+def top_p(scores: Tensor, params: FilterParams) -> Tensor:
+    """The best groups until their scores sum to p sum(s) - epsilon; a score of 0 or less is never kept."""
+    candidates = (scores > 0) & _candidates(scores, params)
+    wanted = params.value * scores[candidates].double().sum() - params.epsilon
+    order = _ranked(scores, candidates, params)
+    before = scores[order].double().cumsum(0) - scores[order]
+    needed = before < wanted
+    needed[:1] = True
+    return _kept(scores, order[needed])
+
+
+def top_p_softmax(scores: Tensor, params: FilterParams) -> Tensor:
+    """The fewest best groups whose softmax(s) (softmax(-s) for low ones) sums to p, at least one; p >= 1: all."""
+    order = _ranked(scores, _candidates(scores, params), params)
+    if params.value >= 1:
+        return _kept(scores, order)
+    shares = (scores if params.largest else -scores)[order].double().softmax(dim=0)
+    needed = shares.cumsum(0) - shares < params.value
+    needed[:1] = True
+    return _kept(scores, order[needed])
+
+
+def top_k(scores: Tensor, params: FilterParams) -> Tensor:
+    """The best share of all groups, rounded down, at least one."""
+    count = math.floor(params.value * scores.shape[0] + 1e-9)  # 0.29 * 100 is 28.999...
+    return top_count(scores, replace(params, value=max(1, count)))
+
+
+def top_count(scores: Tensor, params: FilterParams) -> Tensor:
+    """The best groups, this many."""
+    return _kept(scores, _ranked(scores, _candidates(scores, params), params)[: int(params.value)])
+
+
+def quarter(scores: Tensor, params: FilterParams) -> Tensor:
+    """The best quarter: StarPO-S, by the standard deviation of rewards."""
+    return top_k(scores, replace(params, value=QUARTER))
+
+
+def absolute(scores: Tensor, params: FilterParams) -> Tensor:
+    """Groups at or above a bound (at or below it for low ones), however many."""
+    good = scores >= params.value if params.largest else scores <= params.value
+    return good & _candidates(scores, params)
+
+
+def min_p(scores: Tensor, params: FilterParams) -> Tensor:
+    """s >= p max(s); for low ones s <= min(s) / p. Meant for scores that are not negative."""
+    candidates = _candidates(scores, params)
+    if not candidates.any():
+        return candidates
+    best = scores[candidates].max() if params.largest else scores[candidates].min()
+    good = scores >= params.value * best if params.largest else scores * params.value <= best
+    return good & candidates
+
+
+def _candidates(scores: Tensor, params: FilterParams) -> Tensor:
+    return (scores.abs() > ZERO_SCORE) | params.keep_zero
+
+
+def _ranked(scores: Tensor, candidates: Tensor, params: FilterParams) -> Tensor:
+    """Numbers of the candidates, best first; of equal ones the first comes first."""
+    numbers = candidates.nonzero()[:, 0]
+    return numbers[scores[numbers].argsort(descending=params.largest, stable=True)]
+
+
+def _kept(scores: Tensor, numbers: Tensor) -> Tensor:
+    return torch.zeros_like(scores, dtype=torch.bool).index_fill(0, numbers, True)
+
+
+_RANKED = ("value", "largest", "keep_zero")
+
+FILTERS: dict[str, Filter] = {
+    "none": Filter(compute=none),
+    "top_p": Filter(compute=top_p, reads=("value", "largest", "epsilon")),
+    "top_p_softmax": Filter(compute=top_p_softmax, reads=_RANKED),
+    "top_k": Filter(compute=top_k, reads=_RANKED),
+    "top_count": Filter(compute=top_count, reads=_RANKED),
+    "quarter": Filter(compute=quarter, reads=("largest", "keep_zero")),
+    "absolute": Filter(compute=absolute, reads=_RANKED),
+    "min_p": Filter(compute=min_p, reads=_RANKED),
+}
+
+LOSS_SCALES: dict[str, Callable[[float], float]] = {
+    "none": lambda share: 1.0,
+    "share": lambda share: share,
+    "root": math.sqrt,
+}
+"""What the loss of a filtered step is multiplied by, from the share of groups that were kept: a step from few groups
+then moves the policy less."""
+
+
+def loss_scale(kept: Tensor, name: str) -> float:
+    """Of a filter's answer [G]; 0 groups are a step that is skipped, and scale to 0 but for "none"."""
+    return LOSS_SCALES[name](float(kept.double().mean()) if kept.numel() else 0.0)

@@ -1,0 +1,83 @@
+"""Normalisation of returns: each against those of its group, its environment or the batch, before advantages are taken.
+
+Every row is a trajectory and counts once, however many turns or samples it became. Equal returns, and one that is
+alone in its scope, give exactly 0 (but for `identity`).
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from turnwise.algos.stats import GroupStatistics, statistics
+from turnwise.algos.whitening import whiten
+
+ASYM_CLIP = (-1.0, 3.0)
+
+
+def identity(scope: GroupStatistics) -> Tensor:
+    """x, as it is."""
+    return scope.values
+
+
+def mean(scope: GroupStatistics) -> Tensor:
+    """x - mean."""
+    return scope.centred
+
+
+def mean_std(scope: GroupStatistics) -> Tensor:
+    """(x - mean) / (std + 1e-6), 0 where the std is at most 1e-6."""
+    return scope.standardised()
+
+
+def asym_clip(scope: GroupStatistics) -> Tensor:
+    """`mean_std` within [-1, 3]: a rare success may stand out, a rare failure may not."""
+    return scope.standardised().clamp(*ASYM_CLIP)
+
+
+NORMALISERS: dict[str, Callable[[GroupStatistics], Tensor]] = {
+    "identity": identity,
+    "mean": mean,
+    "mean_std": mean_std,
+    "asym_clip": asym_clip,
+}
+
+
+def by_group(group_ids: Tensor, env_ids: Tensor) -> Tensor:
+    """Against the trajectories from the same start state."""
+    return group_ids
+
+
+def by_environment(group_ids: Tensor, env_ids: Tensor) -> Tensor:
+    """Against all trajectories of the same environment tag."""
+    return env_ids
+
+
+def by_batch(group_ids: Tensor, env_ids: Tensor) -> Tensor:
+    """Against all trajectories."""
+    return torch.zeros_like(group_ids)
+
+
+SCOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "group": by_group,
+    "environment": by_environment,
+    "batch": by_batch,
+}
+
+
+def normalise(returns: Tensor, scope_ids: Tensor, name: str) -> Tensor:
+    """Returns [B], each normalised among those with its scope id [B]; `name` is one of NORMALISERS."""
+    return NORMALISERS[name](statistics(returns, scope_ids)).to(returns.dtype)
+
+
+def combine_rewards(rewards: Tensor, weights: Tensor, group_ids: Tensor, name: str = "mean_std") -> Tensor:
+    """Several rewards [B, R] as one number a trajectory [B] (GDPO, Liu et al. 2026).
+
+    Each is normalised within the group, weighted [R] and added up; the sum is whitened over the batch. Added up first,
+    the reward of the largest spread would be the only one that the group's std lets through.
+    """
+    if rewards.shape != (group_ids.shape[0], weights.shape[0]):
+        raise ValueError(f"rewards are {tuple(rewards.shape)}: a row a trajectory and a column a weight are needed")
+    columns = [normalise(column, group_ids, name) * weight for column, weight in zip(rewards.T, weights, strict=True)]
+    total = torch.stack(columns, dim=1).sum(dim=1)
+    return whiten(total, torch.ones_like(total, dtype=torch.bool))

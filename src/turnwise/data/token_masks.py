@@ -1,0 +1,63 @@
+"""Which sampled tokens count: two separate choices, for the loss and for the advantage.
+
+turn       <think> a b </think> <answer> c </answer> end
+sampled       1    1 1     1        1    1     1      1
+think         1    1 1     1        .    .     .      .
+answer        .    . .     .        1    1     1      .
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from turnwise.core.errors import UserError
+from turnwise.core.trajectory import Trajectory, Turn
+
+TokenRule = Callable[[Turn], Sequence[bool]]
+"""One truth value for each of a turn's action ids."""
+
+
+def sampled(turn: Turn) -> Sequence[bool]:
+    """All of them."""
+    return [True] * len(turn.action_ids)
+
+
+def think(turn: Turn) -> Sequence[bool]:
+    """The thinking, its tags included."""
+    return _in_spans(turn, "think")
+
+
+def answer(turn: Turn) -> Sequence[bool]:
+    """The answer, its tags included."""
+    return _in_spans(turn, "answer")
+
+
+def _in_spans(turn: Turn, name: str) -> list[bool]:
+    chosen = [False] * len(turn.action_ids)
+    for span in turn.spans:
+        if span.name == name:
+            chosen[span.start : span.end] = [True] * (span.end - span.start)
+    return chosen
+
+
+TOKEN_RULES: dict[str, TokenRule] = {"sampled": sampled, "think": think, "answer": answer}
+
+
+def rule_masks(trajectories: Sequence[Trajectory], rule: TokenRule) -> list[Tensor]:
+    """What the rule chooses among the sampled tokens of each segment, in the order of `samples_of`. [K] bool each"""
+    return [
+        torch.tensor([choice for turn in segment.turns for choice in _checked(turn, rule)], dtype=torch.bool)
+        for trajectory in trajectories
+        for segment in trajectory.segments()
+    ]
+
+
+def _checked(turn: Turn, rule: TokenRule) -> Sequence[bool]:
+    chosen = [bool(each) for each in rule(turn)]
+    if len(chosen) != len(turn.action_ids):
+        raise UserError(
+            f"a token rule gave {len(chosen)} values for a turn of {len(turn.action_ids)} sampled tokens: "
+            "give one for each of turn.action_ids"
+        )
+    return chosen

@@ -1,0 +1,188 @@
+"""From a configuration to everything that learns: the learner, its objective, and what a step does."""
+
+from typing import Any
+
+from turnwise.algos.advantages import ADVANTAGES, AdvantageParams
+from turnwise.algos.aggregation import AGGREGATIONS
+from turnwise.algos.corrections import CORRECTIONS, CorrectionParams
+from turnwise.algos.filters import FILTERS, SCORES, FilterParams
+from turnwise.algos.kl import KL_ESTIMATORS, KlCoefficient
+from turnwise.algos.losses import LOSSES, LossParams
+from turnwise.algos.turn_discount import AdaptiveDiscount
+from turnwise.config.schema import Config
+from turnwise.core.samples import Needs
+from turnwise.data.token_masks import TOKEN_RULES, TokenRule
+from turnwise.models.critic import HeadCritic, TrunkCritic
+from turnwise.recipes.functions import load_function
+from turnwise.rewards.functions import from_function
+from turnwise.rewards.scoring import ENV, Scoring
+from turnwise.train.diagnose import DiagnoseSettings
+from turnwise.train.dials import Dials
+from turnwise.train.estimate import EstimateSettings
+from turnwise.train.filtering import FilterSettings
+from turnwise.train.learner import LocalLearner
+from turnwise.train.objective import Objective
+from turnwise.train.optimizer import Optimizer, OptimizerSettings, Schedule, mark_tables
+from turnwise.train.token_rewards import RewardSettings
+from turnwise.train.update import UpdateSettings
+
+
+def build_learner(config: Config, model: Any) -> LocalLearner:
+    algo, train = config.algo, config.train
+    mark_tables(model)
+    schedule = Schedule(
+        kind=train.schedule,
+        total_steps=train.steps,
+        warmup_steps=train.warmup_steps,
+        final_share=train.final_share,
+    )
+
+    def optimizer(parameters: Any, learning_rate: float, *, muon: bool) -> Optimizer:
+        settings = OptimizerSettings(
+            learning_rate=learning_rate,
+            betas=train.betas,
+            weight_decay=train.weight_decay,
+            max_grad_norm=train.max_grad_norm,
+            muon_learning_rate=train.muon_learning_rate if muon else None,
+        )
+        return Optimizer(list(parameters), settings, schedule.share)
+
+    critic = None
+    if ADVANTAGES[algo.advantage].needs_critic:
+        critic = TrunkCritic(model) if config.critic.kind == "trunk" else HeadCritic(model)
+    return LocalLearner(
+        model,
+        build_objective(config),
+        optimizer(model.parameters(), train.learning_rate, muon=train.optimizer == "muon"),
+        kl_coef=algo.kl_coef if algo.kl_in == "loss" else 0.0,
+        keeps_reference=algo.kl_coef > 0,
+        critic=critic,
+        critic_optimizer=None
+        if critic is None
+        else optimizer(critic.parameters(), config.critic.learning_rate, muon=False),
+        critic_warmup_steps=config.critic.warmup_steps if critic is not None else 0,
+    )
+
+
+def build_objective(config: Config) -> Objective:
+    algo = config.algo
+    return Objective(
+        loss=LOSSES[algo.loss],
+        loss_params=LossParams(
+            clip_low=algo.clip_low,
+            clip_high=algo.clip_high,
+            dual_clip=algo.dual_clip,
+            ratio_level=algo.ratio_level,
+            tau_positive=algo.tau_positive,
+            tau_negative=algo.tau_negative,
+        ),
+        correction=CORRECTIONS[algo.correction],
+        correction_params=CorrectionParams(
+            level=algo.correction_level,
+            low=algo.correction_low,
+            high=algo.correction_high,
+            pool=algo.correction_pool,
+            statistic=algo.correction_statistic,
+            token_weights=algo.correction_token_weights,
+            difference=algo.correction_difference,
+        ),
+        entropy_coef=algo.entropy_coef,
+        kl_estimator=KL_ESTIMATORS[algo.kl_estimator],
+        value_coef=algo.value_coef,
+        value_clip=algo.value_clip,
+    )
+
+
+def update_settings(config: Config) -> UpdateSettings:
+    algo, train = config.algo, config.train
+    return UpdateSettings(
+        aggregation=AGGREGATIONS[algo.aggregation],
+        constant_length=algo.constant_length,
+        mini_batch=train.mini_batch,
+        epochs=train.epochs,
+        micro_tokens=train.micro_tokens,
+        skip_idle=algo.entropy_coef == 0 and algo.kl_coef == 0 and not ADVANTAGES[algo.advantage].needs_critic,
+        run_seed=config.seed,
+    )
+
+
+def estimate_settings(config: Config) -> EstimateSettings:
+    algo, advantage = config.algo, ADVANTAGES[config.algo.advantage]
+    return EstimateSettings(
+        advantage=advantage,
+        params=AdvantageParams(
+            gamma=algo.gamma,
+            lam=algo.lam,
+            gamma_turn=1.0 if algo.gamma_turn == "adaptive" else algo.gamma_turn,
+            lam_turn=algo.lam_turn,
+            whiten=algo.whiten,
+            by_std=algo.by_std,
+            episode_weight=algo.episode_weight,
+            step_weight=algo.step_weight,
+            outcome_weight=algo.outcome_weight,
+        ),
+        rewards=RewardSettings(
+            placement=algo.placement,
+            normalise=algo.normalise,
+            normalise_over=algo.normalise_over,
+            process=config.reward.combine == "process",
+            each=reward_weights(config) if config.reward.combine == "each" else None,
+        ),
+        advantage_tokens=token_rule(algo.advantage_tokens),
+        loss_tokens=token_rule(algo.loss_tokens),
+        kl_in_reward=KL_ESTIMATORS[algo.kl_estimator] if algo.kl_coef > 0 and algo.kl_in == "reward" else None,
+        truncated=algo.truncated,
+        needs=Needs(
+            logprobs=algo.old_logprobs == "learner", values=advantage.needs_critic, ref_logprobs=algo.kl_coef > 0
+        ),
+        micro_tokens=config.train.micro_tokens,
+    )
+
+
+def filter_settings(config: Config) -> FilterSettings:
+    algo = config.algo
+    return FilterSettings(
+        filter=FILTERS[algo.filter],
+        params=FilterParams(value=algo.filter_value, largest=algo.filter_largest, keep_zero=algo.filter_keep_zero),
+        score=SCORES[algo.filter_by],
+        scale=algo.filter_scale,
+    )
+
+
+def build_dials(config: Config) -> Dials:
+    algo = config.algo
+    return Dials(
+        kl=KlCoefficient(value=algo.kl_coef, target=algo.kl_target, horizon=algo.kl_horizon),
+        discount=AdaptiveDiscount() if algo.gamma_turn == "adaptive" else None,
+    )
+
+
+def diagnose_settings(config: Config) -> DiagnoseSettings:
+    given = config.diagnose
+    return DiagnoseSettings(
+        information_every=given.information_every,
+        information_prompts=given.information_prompts,
+        gradients_every=given.gradients_every,
+        gradient_buckets=given.gradient_buckets,
+    )
+
+
+def token_rule(name: str) -> TokenRule:
+    """A rule by its name, or FILE.py:function."""
+    return (
+        TOKEN_RULES[name] if name in TOKEN_RULES else load_function(name, "algo.loss_tokens or algo.advantage_tokens")
+    )
+
+
+def reward_weights(config: Config) -> dict[str, float]:
+    """The environment's reward and the functions, by name, in order."""
+    names = [ENV, *(reward.rpartition(":")[2] for reward in config.reward.functions)]
+    return dict(zip(names, config.reward.weights or [1.0] * len(names), strict=True))
+
+
+def build_scoring(config: Config) -> Scoring:
+    functions = {
+        each.rpartition(":")[2]: from_function(load_function(each, "reward.functions"))
+        for each in config.reward.functions
+    }
+    return Scoring(format_penalty=config.reward.format_penalty, functions=functions, weights=reward_weights(config))

@@ -1,0 +1,79 @@
+"""Each estimator against its definition, for all inputs; and what each reads."""
+
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from advantage_definitions_for_tests import DEFINITIONS, by_definition
+from hypothesis import given
+from hypothesis import strategies as st
+from trajectories_for_tests import PARAMS, compute, inputs, properties, random_inputs
+
+from turnwise.algos.advantages import ADVANTAGES, AdvantageInputs, AdvantageParams
+
+CHANGED = {"whiten": True, "by_std": False}
+"""How a parameter that is no number is perturbed; numbers are halved."""
+
+
+def test_every_estimator_has_a_definition() -> None:
+    assert DEFINITIONS.keys() == ADVANTAGES.keys()
+
+
+@pytest.mark.parametrize("name", sorted(ADVANTAGES))
+@properties
+@given(given=inputs(), by_std=st.booleans())
+def test_an_estimator_is_its_definition(name: str, given: AdvantageInputs, by_std: bool) -> None:
+    """Unsampled columns hold what is not a number: no estimator reads them."""
+    params = replace(PARAMS, by_std=by_std)
+    torch.testing.assert_close(compute(name, given, params), by_definition(name, given, params), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", sorted(name for name, advantage in ADVANTAGES.items() if advantage.needs_critic))
+@properties
+@given(given=inputs())
+def test_the_critic_learns_the_raw_advantage_plus_what_it_said(name: str, given: AdvantageInputs) -> None:
+    """Of estimators over turns: what it said where the turn is valued, at each of the turn's tokens."""
+    result = ADVANTAGES[name].compute(given, replace(PARAMS, whiten=True))
+    assert given.values is not None and result.returns is not None
+    silent = ADVANTAGES[name].compute(replace(given, values=torch.where(given.mask, 0.0, given.values)), PARAMS)
+    assert silent.returns is not None
+    torch.testing.assert_close(silent.returns, silent.advantages)
+    gap = torch.where(given.mask, result.returns - compute(name, given), 0.0)
+    at = {"turn_gae": -1, "step_gae": 0}.get(name)
+    for row in range(given.mask.shape[0]):
+        sampled, turns = given.mask[row], given.turn_ids[row][given.mask[row]]
+        values, found = given.values[row][sampled], gap[row][sampled]
+        for turn in turns.unique():
+            said = values[turns == turn] if at is None else values[turns == turn][at].expand(int((turns == turn).sum()))
+            torch.testing.assert_close(found[turns == turn], said)
+        assert (result.returns[row][~sampled] == 0).all()
+
+
+@pytest.mark.parametrize("parameter", [field.name for field in fields(AdvantageParams)])
+@pytest.mark.parametrize("name", sorted(ADVANTAGES))
+def test_an_estimator_reads_the_parameters_that_it_says_and_no_other(name: str, parameter: str) -> None:
+    given = random_inputs(seed=3, rows=9, columns=12, density=0.8, coarse=False)
+    changed = CHANGED.get(parameter, getattr(PARAMS, parameter) / 2)
+    differs = not torch.equal(compute(name, given), compute(name, given, replace(PARAMS, **{parameter: changed})))
+    assert differs == (parameter in ADVANTAGES[name].reads)
+
+
+@pytest.mark.parametrize("name", sorted(ADVANTAGES))
+def test_an_estimator_needs_what_it_says_and_nothing_else(name: str) -> None:
+    given, advantage = random_inputs(seed=3, rows=9, columns=12, density=0.8, coarse=False), ADVANTAGES[name]
+    needed = {
+        "values": advantage.needs_critic,
+        "bootstrap": advantage.needs_critic,
+        "state_ids": advantage.needs_states,
+        "baseline": advantage.needs_greedy,
+    }
+    for field, need in needed.items():
+        without = replace(given, **{field: None})
+        if need and field != "bootstrap":
+            with pytest.raises(ValueError, match="needs"):
+                compute(name, without)
+        else:
+            assert torch.equal(compute(name, without), compute(name, given)) == (not need)
+    regrouped = replace(given, group_ids=torch.arange(9))
+    assert torch.equal(compute(name, regrouped), compute(name, given)) == (not advantage.needs_groups)
+    assert (not advantage.needs_critic) == (advantage.compute(given, PARAMS).returns is None)

@@ -1,0 +1,175 @@
+"""Alarms on synthetic histories: each trouble is named once, and a healthy run is left in peace."""
+
+import math
+import random
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from turnwise.algos.alarms import Alarm, AlarmSettings, watch
+
+Rows = list[dict[str, Any]]
+
+LEVEL = {
+    "rollout/reward_group_std": 0.4,
+    "rollout/success": 0.3,
+    "rollout/reward": 0.3,
+    "rollout/response_tokens": 50.0,
+    "train/entropy": 1.0,
+    "train/grad_norm": 0.5,
+    "diagnostics/mutual_information": 1.0,
+}
+
+
+def rows(count: int = 60, noise: float = 0.1, **courses: Callable[[int], float]) -> Rows:
+    """A run whose numbers stay at LEVEL with some noise, but for those given as a function of the step."""
+    chance = random.Random(0)
+    by_key = {key.replace("__", "/"): course for key, course in courses.items()}
+    found = []
+    for step in range(1, count + 1):
+        at = {key: by_key.get(key, lambda _, level=level: level)(step) for key, level in LEVEL.items()}
+        noisy = {key: value * (1 + chance.uniform(-noise, noise)) for key, value in at.items()}
+        found.append({"step": step, **noisy})
+    return found
+
+
+def alarms_of(history: Rows, settings: AlarmSettings | None = None) -> list[Alarm]:
+    """As a run sees them: row by row."""
+    active: frozenset[str] = frozenset()
+    raised: list[Alarm] = []
+    for end in range(1, len(history) + 1):
+        seen = watch(history[:end], active, settings)
+        active = seen.active
+        raised += seen.raised
+    return raised
+
+
+def kinds(alarms: Iterable[Alarm]) -> list[str]:
+    return [alarm.kind for alarm in alarms]
+
+
+def falling(start: float, end: float, first: int = 20, last: int = 40) -> Callable[[int], float]:
+    def course(step: int) -> float:
+        share = min(1.0, max(0.0, (step - first) / (last - first)))
+        return start + (end - start) * share
+
+    return course
+
+
+def test_a_steady_run_is_left_in_peace() -> None:
+    assert alarms_of(rows(noise=0.3)) == []
+
+
+def test_a_run_that_solves_its_task_is_left_in_peace() -> None:
+    """Spread and entropy fall to nothing since every episode succeeds, and answers become shorter."""
+    history = rows(
+        rollout__success=falling(0.2, 0.99, 10, 30),
+        rollout__reward=falling(0.2, 0.99, 10, 30),
+        rollout__reward_group_std=falling(0.4, 0.01, 20, 45),
+        train__entropy=falling(1.0, 0.02, 20, 45),
+        rollout__response_tokens=falling(50, 20),
+        train__grad_norm=falling(0.5, 0.02, 20, 45),
+    )
+    assert alarms_of(history) == []
+
+
+def test_a_run_without_successes_is_judged_by_its_reward() -> None:
+    """A reward that rose by more than its spread and stays up: members agree because they are right."""
+    spread = falling(0.4, 0.01, 20, 40)
+    risen = rows(
+        rollout__success=lambda _: 0.0, rollout__reward=falling(0.0, 3.0, 10, 30), rollout__reward_group_std=spread
+    )
+    fallen = rows(rollout__success=lambda _: 0.0, rollout__reward=falling(1.0, 0.0), rollout__reward_group_std=spread)
+    assert alarms_of(risen) == []
+    assert kinds(alarms_of(fallen)) == ["echo_trap"]
+
+
+def test_the_echo_trap_is_named_once_with_its_step_and_share() -> None:
+    alarms = alarms_of(
+        rows(noise=0.0, rollout__reward_group_std=falling(0.4, 0.01), rollout__success=falling(0.3, 0.1))
+    )
+    assert kinds(alarms) == ["echo_trap"]
+    (alarm,) = alarms
+    # the mean over five steps falls by 4.875 % of the start a step: 17.1 % at step 39, 12.25 % at step 40
+    assert alarm.step == 40
+    assert alarm.message == "reward std within groups fell to 12 % of its start: the echo trap; step 40"
+
+
+def test_the_echo_trap_is_measured_from_the_height_where_spread_rose_first() -> None:
+    def course(step: int) -> float:
+        return falling(0.05, 0.5, 1, 15)(step) if step < 30 else falling(0.5, 0.01, 30, 40)(step)
+
+    (alarm,) = alarms_of(rows(noise=0.0, rollout__reward_group_std=course))
+    assert "of its height at step " in alarm.message
+
+
+def test_repetition_is_part_of_the_echo_traps_line() -> None:
+    history = [row | {"rollout/repetition": 0.93} for row in rows(rollout__reward_group_std=falling(0.4, 0.01))]
+    (alarm,) = alarms_of(history)
+    assert ", members share 93 % of their text: the echo trap" in alarm.message
+
+
+def test_entropy_collapse() -> None:
+    (alarm,) = alarms_of(rows(train__entropy=falling(1.0, 0.01)))
+    assert alarm.kind == "entropy_collapse"
+    assert "the policy no longer explores" in alarm.message
+
+
+@pytest.mark.parametrize(
+    ("norm", "words"), [(20.0, "times its usual"), (math.nan, "not finite"), (math.inf, "not finite")]
+)
+def test_a_gradient_spike_is_named_at_its_step(norm: float, words: str) -> None:
+    alarms = alarms_of(rows(train__grad_norm=lambda step: norm if step == 37 else 0.5))
+    assert [(alarm.kind, alarm.step) for alarm in alarms] == [("gradient_spike", 37)]
+    assert words in alarms[0].message
+
+
+def test_longer_answers_are_an_alarm_only_if_nothing_is_gained() -> None:
+    longer = falling(50, 400)
+    (alarm,) = alarms_of(rows(rollout__response_tokens=longer))
+    assert alarm.kind == "length_explosion" and "times as long" in alarm.message
+    assert alarms_of(rows(rollout__response_tokens=longer, rollout__success=falling(0.3, 0.6))) == []
+
+
+def rarely(history: Rows, key: str, every: int) -> Rows:
+    return [{k: v for k, v in row.items() if k != key or row["step"] % every == 0} for row in history]
+
+
+def test_template_collapse_is_low_information_at_high_entropy() -> None:
+    key = "diagnostics/mutual_information"
+    collapsed = rows(diagnostics__mutual_information=falling(1.0, 0.02))
+    (alarm,) = alarms_of(rarely(collapsed, key, 5))
+    assert alarm.kind == "template_collapse" and "template collapse" in alarm.message
+    quiet = rows(diagnostics__mutual_information=falling(1.0, 0.02), train__entropy=falling(1.0, 0.3, 10, 20))
+    assert alarms_of(rarely(quiet, key, 5)) == [], "low entropy is another trouble"
+    nothing_to_tell = rows(diagnostics__mutual_information=falling(0.05, 0.0))
+    assert alarms_of(rarely(nothing_to_tell, key, 5)) == []
+
+
+def test_an_alarm_comes_again_only_after_it_has_cleared() -> None:
+    def twice(step: int) -> float:
+        return 0.01 if 25 <= step < 40 or step >= 60 else 0.4
+
+    alarms = alarms_of(rows(80, noise=0.0, rollout__reward_group_std=twice))
+    assert kinds(alarms) == ["echo_trap", "echo_trap"]
+    assert alarms[0].step < 40 and alarms[1].step >= 60
+
+
+def test_a_number_that_trembles_around_its_bound_is_named_once() -> None:
+    """0.15 of the start raises it and 0.225 clears it: in between it stays."""
+    course = lambda step: 0.4 if step < 20 else 0.4 * (0.13 if step // 6 % 2 else 0.19)  # noqa: E731
+    assert kinds(alarms_of(rows(80, noise=0.0, rollout__reward_group_std=course))) == ["echo_trap"]
+
+
+def test_bounds_are_settings() -> None:
+    history = rows(rollout__reward_group_std=falling(0.4, 0.2))
+    assert alarms_of(history) == []
+    assert kinds(alarms_of(history, AlarmSettings(reward_std_share=0.7))) == ["echo_trap"]
+
+
+def test_short_histories_and_missing_numbers_say_nothing() -> None:
+    assert watch([], frozenset({"echo_trap"})).active == {"echo_trap"}
+    assert alarms_of([{"step": step} for step in range(30)]) == []
+    assert alarms_of([{"step": step, "rollout/reward_group_std": None} for step in range(30)]) == []
+    assert alarms_of(rows(9, rollout__reward_group_std=falling(0.4, 0.0, 2, 3))) == []

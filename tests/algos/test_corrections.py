@@ -1,0 +1,207 @@
+"""Corrections: the weights case by case, by level, and what holds for all of them."""
+
+import math
+from dataclasses import replace
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from losses_for_tests import PARAMS, Tokens, changed_fields, inputs, inputs_of, picked, run, token_batches
+
+from turnwise.algos.corrections import CORRECTIONS, CorrectionParams, CorrectionResult, correct, mean_weight
+from turnwise.algos.losses import LOSSES, LossInputs
+from turnwise.algos.ratios import LEVELS, Level, unit_ids
+
+properties = settings(max_examples=30, deadline=None)
+every_correction = pytest.mark.parametrize("name", CORRECTIONS)
+
+LOG_RHOS = [0.1, 0.9, -0.2, 0.05, -0.9]
+SEGMENTS = [0, 0, 0, 1, 1]
+TURNS = [0, 0, 1, 1, 2]
+
+
+def compute(name: str, given: LossInputs | None = None, **params: object) -> CorrectionResult:
+    """Of five tokens in two segments and four turns unless others are given."""
+    tokens = given or inputs([0.3] * 5, [1.0] * 5, SEGMENTS, TURNS, LOG_RHOS)
+    return CORRECTIONS[name].compute(tokens, CorrectionParams(**params))  # type: ignore[arg-type]
+
+
+def exps(*logs: float) -> list[float]:
+    return pytest.approx([math.exp(each) for each in logs])  # type: ignore[return-value]
+
+
+def test_none_weighs_every_token_one() -> None:
+    assert compute("none").weights.tolist() == [1] * 5
+
+
+def test_decoupled_is_the_old_policy_over_the_sampler_and_has_no_bound() -> None:
+    found = compute("decoupled", high=1.0)
+    assert found.weights.tolist() == exps(*LOG_RHOS)
+    assert not found.outside.any()
+
+
+@pytest.mark.parametrize(
+    ("level", "pool", "logs"),
+    [
+        ("token", "product", LOG_RHOS),
+        ("turn", "product", [1.0, 1.0, -0.2, 0.05, -0.9]),
+        ("turn", "mean", [0.5, 0.5, -0.2, 0.05, -0.9]),
+        ("sequence", "product", [0.8] * 3 + [-0.85] * 2),
+        ("sequence", "mean", [0.8 / 3] * 3 + [-0.425] * 2),
+    ],
+)
+def test_the_ratio_is_of_a_token_turn_or_sequence(level: Level, pool: str, logs: list[float]) -> None:
+    free = {"level": level, "pool": pool, "high": 99.0}
+    assert compute("truncated", **free).weights.tolist() == exps(*logs)
+    assert compute("masked", **free, token_weights=False).weights.tolist() == exps(*logs)
+    assert compute("masked", **free).weights.tolist() == exps(*LOG_RHOS), "kept tokens weigh their own"
+
+
+def test_truncated_clamps_and_counts_what_it_clamped() -> None:
+    found = compute("truncated", low=0.5, high=2.0)
+    assert found.weights.tolist() == pytest.approx([math.exp(0.1), 2.0, math.exp(-0.2), math.exp(0.05), 0.5])
+    assert found.outside.tolist() == [False, True, False, False, True]
+
+
+def test_masked_drops_what_is_outside_on_either_side() -> None:
+    found = compute("masked", low=0.5, high=2.0)
+    assert found.weights.tolist() == pytest.approx([math.exp(0.1), 0.0, math.exp(-0.2), math.exp(0.05), 0.0])
+    assert found.outside.tolist() == [False, True, False, False, True]
+
+
+def test_masked_drops_whole_turns_and_whole_sequences() -> None:
+    by_turn = compute("masked", level="turn", low=0.5, high=2.0)
+    assert by_turn.outside.tolist() == [True, True, False, False, True]
+    by_sequence = compute("masked", level="sequence", pool="mean", low=0.7, high=2.0)
+    assert by_sequence.outside.tolist() == [False, False, False, True, True]
+    assert by_sequence.weights[:3].tolist() == exps(*LOG_RHOS[:3])
+
+
+@pytest.mark.parametrize("statistic", ["k2", "k3"])
+def test_masked_by_an_estimate_of_the_kl_takes_the_mean_over_the_unit(statistic: str) -> None:
+    def estimate(x: float) -> float:
+        return x * x / 2 if statistic == "k2" else math.exp(-x) - 1 + x
+
+    first = sum(map(estimate, LOG_RHOS[:3])) / 3
+    second = sum(map(estimate, LOG_RHOS[3:])) / 2
+    assert first < second
+    for high, outside in ((first * 0.99, [True] * 5), (first * 1.01, [False] * 3 + [True] * 2), (9.0, [False] * 5)):
+        assert compute("masked", level="sequence", statistic=statistic, high=high).outside.tolist() == outside
+
+
+@pytest.mark.parametrize(
+    ("advantage", "probability", "sampled", "kept"),
+    [
+        (1.0, 0.8, 0.5, False),  # a good token that rose enough
+        (-1.0, 0.8, 0.5, True),  # a bad one that rose: it must come down
+        (1.0, 0.2, 0.5, True),
+        (-1.0, 0.2, 0.5, False),
+        (1.0, 0.65, 0.5, True),  # within the difference
+        (1.0, 0.1, 0.01, True),  # ten times as likely, and still rare
+        (0.0, 0.9, 0.1, True),
+    ],
+)
+def test_two_sided_drops_tokens_that_have_moved_far_enough(
+    advantage: float, probability: float, sampled: float, kept: bool
+) -> None:
+    """The old policy lies elsewhere: what counts is the way from the sampler to the policy that learns."""
+    old = math.log(0.3)
+    given = inputs([math.log(probability) - old], [advantage], log_rhos=[old - math.log(sampled)], old=old)
+    found = compute("two_sided", given, difference=0.2)
+    assert found.weights.tolist() == [float(kept)]
+    assert found.outside.tolist() == [not kept]
+
+
+def test_a_correction_scales_loss_and_gradient_and_reports_itself() -> None:
+    given = inputs([0.1, 0.1], [1.0, -1.0], log_rhos=[3.0, 0.0])
+    plain, gradient = run(LOSSES["ppo"], given)
+    found = compute("truncated", given, high=2.0)
+    result = correct(LOSSES["ppo"].compute(given, PARAMS), found)
+    got = torch.autograd.grad(result.token_loss.sum(), given.logprobs)[0]
+    torch.testing.assert_close(result.token_loss, plain.token_loss * torch.tensor([2.0, 1.0]))
+    torch.testing.assert_close(got, gradient * torch.tensor([2.0, 1.0]))
+    assert result.metrics["correction_weight"].tolist() == [2.0, 1.0]
+    assert result.metrics["correction_outside"].tolist() == [1.0, 0.0]
+    assert result.metrics.keys() > plain.metrics.keys()
+
+
+def test_the_mean_weight_counts_a_unit_once() -> None:
+    weights, units = torch.tensor([4.0, 4.0, 4.0, 1.0]), torch.tensor([0, 0, 0, 1])
+    assert mean_weight(weights, units).item() == pytest.approx(2.5)
+    assert mean_weight(weights, torch.arange(4)).item() == pytest.approx(3.25)
+
+
+@every_correction
+@properties
+@given(token_batches())
+def test_where_the_sampler_is_the_old_policy_nothing_is_corrected(name: str, tokens: Tokens) -> None:
+    exact = replace(tokens, log_rhos=[0.0] * len(tokens.log_rhos), log_ratios=[0.0] * len(tokens.log_ratios))
+    for level in LEVELS:
+        found = compute(name, inputs_of(exact), level=level, low=0.5)
+        assert (found.weights == 1).all() and not found.outside.any()
+
+
+@every_correction
+@pytest.mark.parametrize("level", LEVELS)
+@properties
+@given(tokens=token_batches(), random=st.randoms(use_true_random=False))
+def test_neither_order_nor_micro_batches_change_a_weight(
+    name: str, level: Level, tokens: Tokens, random: Random
+) -> None:
+    given = inputs_of(tokens)
+    whole = compute(name, given, level=level, low=0.5)
+    everyone = list(range(len(tokens.segments)))
+    random.shuffle(everyone)
+    cut = random.randint(0, 3)
+    for part in (everyone, [i for i in everyone if tokens.segments[i] < cut]):
+        chosen = torch.tensor(part, dtype=torch.int64)
+        got = compute(name, picked(given, chosen), level=level, low=0.5)
+        torch.testing.assert_close(got.weights, whole.weights[chosen])
+        assert torch.equal(got.outside, whole.outside[chosen])
+
+
+@properties
+@given(token_batches())
+def test_units_of_a_level_cover_every_token_and_nest(tokens: Tokens) -> None:
+    segments, turns = torch.tensor(tokens.segments), torch.tensor(tokens.turns)
+    units = {level: unit_ids(segments, turns, level) for level in LEVELS}
+    assert all(each.shape == segments.shape for each in units.values())
+    assert len(set(units["token"].tolist())) == len(segments)
+    assert len(set(units["turn"].tolist())) == len(set(zip(tokens.segments, tokens.turns, strict=True)))
+    assert len(set(units["sequence"].tolist())) == len(set(tokens.segments))
+
+
+@every_correction
+def test_weights_have_no_gradient_and_stay_finite(name: str) -> None:
+    given = inputs([0.0, 0.0], [1.0, -1.0], log_rhos=[500.0, -500.0], old=-600.0)
+    weights = compute(name, given).weights
+    assert weights.isfinite().all() and not weights.requires_grad
+
+
+@every_correction
+def test_a_correction_reads_exactly_the_parameters_that_it_names(name: str) -> None:
+    given = inputs(
+        log_ratios=[0.9, -2.5, 0.1, 0.3, 0.9],
+        advantages=[1.0, -1.0, 1.0, -1.0, 1.0],
+        segments=SEGMENTS,
+        turns=TURNS,
+        log_rhos=[0.1, 0.5, -0.3, 0.05, -0.9],
+        old=math.log(0.4),
+    )
+    base = CorrectionParams(level="turn", low=0.3, high=2.0, token_weights=False)
+    others = {
+        "level": "sequence",
+        "low": 0.8,
+        "high": 1.1,
+        "pool": "mean",
+        "statistic": "k3",
+        "token_weights": True,
+        "difference": 0.9,
+    }
+    compute_with = CORRECTIONS[name].compute
+    before = compute_with(given, base).weights
+    variants = changed_fields(base, others)
+    read = {field for field, params in variants.items() if not torch.equal(compute_with(given, params).weights, before)}
+    assert read == set(CORRECTIONS[name].reads)

@@ -1,0 +1,117 @@
+"""That the tests of advantages would notice: each estimator, broken on purpose, must fail the golden records.
+
+A sign flipped, the mask inverted, a turn that begins one sampled token late. Where no record can show it (no record of
+the estimator, or none that discounts by turns) the definition on a fixed batch must.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from advantage_definitions_for_tests import by_definition
+from golden_advantages_for_tests import ADVANTAGE_RUNNERS
+from golden_for_tests import GOLDEN, Record
+from torch import Tensor
+from trajectories_for_tests import PARAMS, compute, random_inputs
+
+from turnwise.algos.advantages import ADVANTAGES, AdvantageInputs, AdvantageParams, AdvantageResult
+
+Compute = Callable[[AdvantageInputs, AdvantageParams], AdvantageResult]
+
+RECORDS = {
+    "gae": ["token_gae", "step_token_gae"],
+    "turn_gae": ["turnwise_gae"],
+    "step_gae": ["step_gae"],
+    "bi_level_gae": ["bilevel_gae"],
+    "grpo": ["grpo", "traj_grpo"],
+    "dr_grpo": ["dr_grpo_adv", "traj_grpo"],
+    "rloo": ["rloo"],
+    "opo": ["opo"],
+    "gpg": ["gpg_adv"],
+    "pass_at_k": ["passk"],
+    "reinforce": ["turn_discounted_return", "reinforce_pp"],
+    "reinforce_pp": ["reinforce_pp"],
+    "reinforce_pp_baseline": ["reinforce_pp_baseline"],
+    "remax": ["remax"],
+    "gigpo": ["gigpo"],
+}
+"""The records' algorithms that run each estimator; arpo, brpo and turn_grpo have none."""
+BY_TURNS = {"turn_gae", "step_gae", "bi_level_gae", "gigpo", "turn_grpo", "reinforce", "reinforce_pp"}
+BATCH = random_inputs(seed=5, rows=8, columns=12, density=0.7, coarse=False)
+
+
+def flipped_sign(compute: Compute) -> Compute:
+    def broken(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
+        result = compute(inputs, params)
+        return replace(result, advantages=-result.advantages)
+
+    return broken
+
+
+def inverted_mask(compute: Compute) -> Compute:
+    return lambda inputs, params: compute(replace(inputs, mask=~inputs.mask), params)
+
+
+def late_turns(compute: Compute) -> Compute:
+    """Every turn begins one sampled token too late."""
+
+    def late(turn_ids: Tensor, mask: Tensor) -> Tensor:
+        sampled = turn_ids[mask]
+        return turn_ids.masked_scatter(mask, torch.cat([sampled[:1], sampled[:-1]]))
+
+    def broken(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
+        rows = [late(*row) for row in zip(inputs.turn_ids, inputs.mask, strict=True)]
+        return compute(replace(inputs, turn_ids=torch.stack(rows)), params)
+
+    return broken
+
+
+def records_of(name: str) -> list[Record]:
+    return [record for record in GOLDEN["records"] if record["algo"] in RECORDS.get(name, [])]
+
+
+def records_fail(name: str) -> bool:
+    """Whether at least one record that runs the estimator is missed."""
+    return any(fails(lambda record=record: ADVANTAGE_RUNNERS[record["algo"]](record)) for record in records_of(name))
+
+
+def definition_fails(name: str) -> bool:
+    return fails(lambda: torch.testing.assert_close(compute(name, BATCH), by_definition(name, BATCH, PARAMS)))
+
+
+def fails(check: Callable[[], None]) -> bool:
+    try:
+        check()
+    except AssertionError:
+        return True
+    return False
+
+
+def break_it(monkeypatch: pytest.MonkeyPatch, name: str, mutation: Callable[[Compute], Compute]) -> None:
+    monkeypatch.setitem(ADVANTAGES, name, replace(ADVANTAGES[name], compute=mutation(ADVANTAGES[name].compute)))
+
+
+@pytest.mark.parametrize("name", sorted(ADVANTAGES))
+def test_an_unbroken_estimator_passes(name: str) -> None:
+    assert not records_fail(name)
+    assert not definition_fails(name)
+
+
+@pytest.mark.parametrize("mutation", [flipped_sign, inverted_mask])
+@pytest.mark.parametrize("name", sorted(ADVANTAGES))
+def test_a_flipped_sign_and_an_inverted_mask_are_noticed(
+    monkeypatch: pytest.MonkeyPatch, name: str, mutation: Callable[[Compute], Compute]
+) -> None:
+    break_it(monkeypatch, name, mutation)
+    assert definition_fails(name)
+    assert records_fail(name) == bool(records_of(name))
+
+
+@pytest.mark.parametrize("name", sorted(ADVANTAGES))
+def test_turns_that_begin_a_token_late_are_noticed_by_every_estimator_that_has_turns(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    break_it(monkeypatch, name, late_turns)
+    assert definition_fails(name) == (name in BY_TURNS)
+    assert records_fail(name) == (name in BY_TURNS and name != "reinforce_pp" and bool(records_of(name)))

@@ -1,0 +1,177 @@
+"""Scripted conversations in any context mode and chat template, with a witness of what the session was given."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+
+from episodes_for_tests import key_of, limits, task_of
+from turnwise.core.messages import Message, system, user
+from turnwise.core.protocols import Completion, Observation, Sampling, Session, StepResult
+from turnwise.core.trajectory import Trajectory
+from turnwise.engine.scripted import ScriptedPolicy
+from turnwise.models.tiny import tiny_tokenizer
+from turnwise.render.renderer import Renderer
+from turnwise.rollout.context import Context, FullHistory
+from turnwise.rollout.context_summary import Summary, When, Writer
+from turnwise.rollout.context_turn import Memory, TurnMemory
+from turnwise.rollout.context_window import Window
+from turnwise.rollout.episode import run_episode
+
+TEMPLATES = Path(__file__).parent / "data" / "templates"
+TEMPLATE_NAMES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
+TURN_TOKENS = (
+    *("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+    *("<start_of_turn>", "<end_of_turn>", "<|tool|>"),
+)
+
+
+@cache
+def renderer_of(template: str) -> Renderer:
+    """Tiny's tokenizer with another chat template and its tokens; "tiny" is its own."""
+    tokenizer = tiny_tokenizer()
+    if template != "tiny":
+        tokenizer.add_special_tokens({"bos_token": "<s>", "eos_token": "</s>"})
+        tokenizer.add_tokens(list(TURN_TOKENS), special_tokens=True)
+        tokenizer.chat_template = (TEMPLATES / f"{template}.jinja").read_text()
+    return Renderer(tokenizer)
+
+
+def memory(**changes: Any) -> Memory:
+    return replace(Memory(form="exchanges", turns=4, chars=2000, rewards=False), **changes)
+
+
+def window(renderer: Renderer, turns: int, slack: int = 0, keep_opening: bool = False) -> Window:
+    return Window(renderer, turns=turns, slack=slack, keep_opening=keep_opening)
+
+
+def summary(
+    renderer: Renderer,
+    *,
+    tokens: int | None = None,
+    turns: int | None = None,
+    writer: Writer | None = None,
+    max_tokens: int = 32,
+    prompt: str = "Sum up.",
+    keep_opening: bool = False,
+) -> Summary:
+    return Summary(
+        renderer,
+        when=When(tokens=tokens, turns=turns),
+        prompt=prompt,
+        max_tokens=max_tokens,
+        writer=writer,
+        keep_opening=keep_opening,
+    )
+
+
+MODES: dict[str, Callable[[Renderer], Context]] = {
+    "full": FullHistory,
+    "window 0": lambda renderer: window(renderer, 0),
+    "window 1": lambda renderer: window(renderer, 1),
+    "window 2, slack 2": lambda renderer: window(renderer, 2, slack=2),
+    "window 1 with its opening": lambda renderer: window(renderer, 1, keep_opening=True),
+    "turn": lambda renderer: TurnMemory(renderer, memory=memory(), keep_opening=False),
+    "turn, short": lambda renderer: TurnMemory(renderer, memory=memory(form="actions", chars=20), keep_opening=True),
+    "summary every turn": lambda renderer: summary(renderer, turns=1),
+    "summary by tokens": lambda renderer: summary(renderer, tokens=60, keep_opening=True),
+    "summary by a hook": lambda renderer: summary(renderer, turns=2, writer=lambda messages: f"{len(messages)} said"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Talk:
+    """What an environment says, and what a model answers, call by call."""
+
+    opening: tuple[Message, ...]
+    answers: tuple[tuple[Message, ...], ...]
+    """Of the environment, one a turn; the episode ends with the last."""
+    said: tuple[str, ...]
+    """Of the model, again from the first when all is said."""
+    cut: bool = False
+    """Whether it never ends a turn itself."""
+
+
+class TalkEnv:
+    def __init__(self, talk: Talk) -> None:
+        self._talk = talk
+        self.heard: list[Message] = []
+
+    async def start(self) -> Observation:
+        return Observation(messages=self._talk.opening)
+
+    async def step(self, action: Message) -> StepResult:
+        self.heard.append(action)
+        number = len(self.heard)
+        last = number == len(self._talk.answers)
+        return StepResult(messages=self._talk.answers[number - 1], reward=float(number), terminated=last)
+
+    async def close(self) -> None:
+        pass
+
+
+@dataclass
+class Witness:
+    """Passes on to a session; keeps every context in which it spoke, and gives every token a log-probability."""
+
+    session: Session
+    contexts: list[list[int]] = field(default_factory=list)
+    said: list[tuple[int, ...]] = field(default_factory=list)
+    budgets: list[int] = field(default_factory=list)
+    _held: list[int] = field(default_factory=list)
+    _numbers: Any = field(default_factory=count)
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling, restart: bool = False) -> Completion:
+        completion = await self.session.generate(ids, sampling, restart)
+        self._held = [*([] if restart else self._held), *ids]
+        self.contexts.append(self._held)
+        self._held = [*self._held, *completion.ids]
+        self.said.append(completion.ids)
+        self.budgets.append(sampling.max_tokens)
+        return replace(completion, logprobs=tuple(-float(next(self._numbers)) for _ in completion.ids))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    trajectory: Trajectory
+    witness: Witness
+    env: TalkEnv
+
+
+def play(talk: Talk, context: Context, renderer: Renderer, **bounds: Any) -> Played:
+    """Speaks byte by byte, as no tokenizer would: a second pass through one would show."""
+    ended = [] if talk.cut else [max(renderer.stop_ids)]
+    policy = ScriptedPolicy(
+        lambda key, turn, ids: [*talk.said[turn % len(talk.said)].encode(), *ended], sorted(renderer.stop_ids)
+    )
+    key = key_of(task_of("test"))
+
+    async def episode() -> Played:
+        async with policy.open(key) as session:
+            witness, env = Witness(session), TalkEnv(talk)
+            trajectory = await run_episode(key, env, witness, context, limits(**bounds))
+            return Played(trajectory=trajectory, witness=witness, env=env)
+
+    return asyncio.run(episode())
+
+
+WORDS = ("Left", "<answer>Up</answer>", "<think>hm</think> ok", "</s>", "<|im_end|>", "é", " ", "\n", "[INST]")
+TEXTS = st.lists(st.sampled_from(WORDS), min_size=1, max_size=4).map("".join)
+
+
+@st.composite
+def talks(draw: st.DrawFn) -> Talk:
+    """One to seven turns; some environments have no system message, and some say nothing or two things at a turn."""
+    opening = (user(draw(TEXTS)),)
+    turns = draw(st.lists(st.lists(TEXTS, max_size=2), min_size=1, max_size=7))
+    return Talk(
+        opening=(system(draw(TEXTS)), *opening) if draw(st.booleans()) else opening,
+        answers=tuple(tuple(user(text) for text in texts) for texts in turns),
+        said=tuple(draw(st.lists(TEXTS, min_size=1, max_size=5))),
+        cut=draw(st.booleans()),
+    )

@@ -1,0 +1,130 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contexts_for_tests import TEMPLATE_NAMES, TEXTS, Played, Talk, memory, play, renderer_of, talks
+from episodes_for_tests import turn_of
+from turnwise.core.messages import assistant, system, user
+from turnwise.models.tiny import tiny_pieces
+from turnwise.rollout.context_turn import TurnMemory, clipped, said
+
+STEPS = Talk(
+    opening=(system("Rules."), user("A lake.")),
+    answers=((user("You slip."),), (user("Invalid action."),), (user("You fall."),)),
+    said=("<think>no idea</think><answer>Left</answer>", "I give up", "<answer>Up || Up</answer>"),
+)
+
+
+def told(talk: Talk, keep_opening: bool = False, template: str = "tiny", **form: Any) -> Played:
+    renderer = renderer_of(template)
+    return play(talk, TurnMemory(renderer, memory=memory(**form), keep_opening=keep_opening), renderer)
+
+
+def last_context(played: Played, template: str = "tiny") -> str:
+    return renderer_of(template).decode(played.witness.contexts[-1])
+
+
+def test_exchanges_are_told_before_the_observation_in_one_user_message() -> None:
+    assert last_context(told(STEPS)) == (
+        "<|system|>Rules.<|end|><|user|>"
+        "Turn 1\nA lake.\nYou: Left\n\n"
+        "Turn 2\nYou slip.\nYou: I give up\n\n"
+        "Turn 3, now:\n\nInvalid action.<|end|><|assistant|>"
+    )
+
+
+def test_actions_alone_are_told_on_a_line_each() -> None:
+    text = "<|user|>Turn 1: Left\nTurn 2: I give up\n\nTurn 3, now:\n\nInvalid action.<|end|>"
+    assert text in last_context(told(STEPS, form="actions"))
+
+
+def test_rewards_are_told_only_where_asked() -> None:
+    assert "reward" not in last_context(told(STEPS))
+    assert "Turn 1: Left (reward 1)\nTurn 2: I give up (reward 2)" in last_context(
+        told(STEPS, form="actions", rewards=True)
+    )
+
+
+def test_an_invalid_turn_is_told_as_one() -> None:
+    turn = replace(turn_of([1], [2]), invalid=True, message=assistant("what?"))
+    assert memory(form="actions").tell(["seen"], [turn]) == "Turn 1: what? (invalid)\n\nTurn 2, now:"
+
+
+def test_only_the_last_turns_are_told_and_none_where_none_is_wanted() -> None:
+    assert "<|user|>Turn 2\nYou slip." in last_context(told(STEPS, turns=1))
+    assert last_context(told(STEPS, turns=0)) == ("<|system|>Rules.<|end|><|user|>Invalid action.<|end|><|assistant|>")
+
+
+def test_an_opening_that_stays_is_not_told_again() -> None:
+    text = last_context(told(STEPS, keep_opening=True))
+    assert text.count("A lake.") == 1
+    assert "<|user|>A lake.<|end|><|user|>Turn 1\nYou: Left\n\nTurn 2" in text
+
+
+@given(observations=st.lists(TEXTS, min_size=1, max_size=6), chars=st.integers(1, 80), turns=st.integers(0, 6))
+def test_a_memory_is_never_longer_than_it_may_be(observations: list[str], chars: int, turns: int) -> None:
+    made = [turn_of([1], [2]) for _ in observations]
+    form = memory(chars=chars, turns=turns)
+    text = form.tell(observations, made)
+    if turns:
+        memory_text, _, now = text.rpartition("\n\n")
+        assert now == f"Turn {len(made) + 1}, now:"
+        assert 0 < len(memory_text) <= chars
+    else:
+        assert text == ""
+
+
+def test_the_oldest_turns_are_left_out_first_and_the_newest_is_cut_in_its_middle() -> None:
+    turns = [replace(turn_of([1], [2]), message=assistant(f"go {number}")) for number in range(3)]
+    entry = len("Turn 3\nc\nYou: go 2")
+    assert memory(chars=2 * entry + 2).tell(["a", "b", "c"], turns).startswith("Turn 2\nb\nYou: go 1\n\nTurn 3\nc\n")
+    assert memory(chars=2 * entry + 1).tell(["a", "b", "c"], turns).startswith("Turn 3\nc\nYou: go 2\n\nTurn 4")
+    cut = memory(chars=40).tell(["a", "b", "c" * 500], turns).partition("\n\n")[0]
+    assert len(cut) == 40 and cut.startswith("Turn 3\nccc") and " [...] " in cut and cut.endswith("You: go 2")
+
+
+@given(text=st.text(max_size=30), chars=st.integers(0, 40))
+def test_clipping_keeps_both_ends(text: str, chars: int) -> None:
+    short = clipped(text, chars)
+    assert len(short) <= chars
+    assert short == text or len(short) == chars
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("<think>Up?</think><answer>Left</answer>", "Left"),
+        ("<answer>a || b</answer>", "a || b"),
+        ("look\n around", "look around"),
+        ("<think>never done", "nothing"),
+        ("a thought that the prompt opened</think>go", "go"),
+        ("", "nothing"),
+    ],
+)
+def test_what_was_said_is_the_answer_or_what_stands_outside_of_the_thinking(content: str, expected: str) -> None:
+    assert said(assistant(content)) == expected
+
+
+@pytest.mark.parametrize("template", ["tiny", *TEMPLATE_NAMES])
+@settings(max_examples=8)
+@given(talk=talks())
+def test_nothing_that_is_told_becomes_a_special_token(template: str, talk: Talk) -> None:
+    """Each context has the special tokens of one with harmless text in it, and no more."""
+    first_special = 256 + len(tiny_pieces())
+    harmless = replace(
+        talk,
+        opening=tuple(replace(message, content="x") for message in talk.opening),
+        answers=tuple(tuple(replace(message, content="x") for message in one) for one in talk.answers),
+        said=("x",),
+    )
+    for context, plain in zip(
+        told(talk, template=template).witness.contexts,
+        told(harmless, template=template).witness.contexts,
+        strict=True,
+    ):
+        assert [token for token in context if token >= first_special] == [
+            token for token in plain if token >= first_special
+        ]

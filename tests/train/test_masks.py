@@ -1,0 +1,85 @@
+"""Two separate masks: which sampled tokens the loss is taken over, and which the advantage."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from episodes_for_tests import group_of, trajectory_of, turn_of
+from learners_for_tests import estimate_of, gradients, learn, make_learner, settings_of
+from turnwise.core.errors import UserError
+from turnwise.core.trajectory import Group, Span, Turn
+from turnwise.data.token_masks import TOKEN_RULES, rule_masks
+from turnwise.recipes.learning import update_settings
+from turnwise.train.update import train_samples
+
+THINK, ANSWER = Span(name="think", start=0, end=2), Span(name="answer", start=2, end=4)
+
+
+def thoughtful(reward: float, extends: bool = False) -> Turn:
+    """Two tokens of thinking, two of an answer, the end."""
+    return turn_of([3] * 9, [4, 5, 6, 7, 8], extends=extends, reward=reward, spans=(THINK, ANSWER))
+
+
+def silent(reward: float) -> Turn:
+    return turn_of([9], [10, 11], reward=reward)
+
+
+def thinkers() -> Group:
+    return group_of([[thoughtful(1.0), silent(0.0)], [thoughtful(0.0), silent(0.5)], [thoughtful(0.0)]])
+
+
+def test_rules_choose_by_span_turn_by_turn() -> None:
+    chosen = {
+        name: rule_masks(thinkers().trajectories[:1], rule)[0].long().tolist() for name, rule in TOKEN_RULES.items()
+    }
+    assert chosen == {"sampled": [1] * 7, "think": [1, 1, 0, 0, 0, 0, 0], "answer": [0, 0, 1, 1, 0, 0, 0]}
+
+
+def test_a_rule_that_gives_too_few_values_is_told_so() -> None:
+    with pytest.raises(UserError, match="gave 1 values for a turn of 5 sampled tokens"):
+        rule_masks([trajectory_of([thoughtful(0.0)])], lambda turn: [True])
+
+
+@pytest.mark.parametrize("critic", ["no critic", "head"])
+def test_the_loss_is_aggregated_over_its_own_tokens_and_the_critics_over_the_advantages(critic: str) -> None:
+    config = settings_of(critic, algo__loss_tokens="answer", algo__advantage_tokens="think")
+    estimated = estimate_of([thinkers()], make_learner(config), config)
+    assert estimated is not None
+    samples = train_samples(estimated, {0, 1, 2}, update_settings(config))
+    assert sum(float(each.weights.sum()) for each in samples) == pytest.approx(1.0)
+    for each in samples:
+        sampled = each.sample.mask
+        assert (each.weights[sampled][:5] > 0).tolist() == [False, False, True, True, False]
+        assert not each.weights[sampled][5:].any()
+        assert (each.advantages[sampled] != 0).long().tolist()[2:] == [0] * (int(sampled.sum()) - 2)
+        if critic == "head":
+            assert each.value_weights is not None
+            assert (each.value_weights[sampled][:5] > 0).tolist() == [True, True, False, False, False]
+
+
+def test_what_is_outside_the_loss_has_no_gradient() -> None:
+    """Equal advantages, whichever tokens are masked: the masked step equals one whose other tokens do not exist."""
+
+    def only_answers(turn: Turn) -> Sequence[bool]:
+        return TOKEN_RULES["answer"](turn)
+
+    plain = settings_of(algo__kl_coef=0.0, algo__entropy_coef=0.0)
+    masked = settings_of(algo__kl_coef=0.0, algo__entropy_coef=0.0, algo__loss_tokens="answer")
+    whole, part = (gradients(make_learner(config), [thinkers()], config) for config in (plain, masked))
+    assert any(not torch.allclose(whole[name], part[name]) for name in whole)
+    estimated = estimate_of([thinkers()], make_learner(masked), masked)
+    assert estimated is not None and [mask.sum().item() for mask in estimated.loss_masks] == [2, 2, 2]
+    assert all(only_answers(turn).count(True) in (0, 2) for each in thinkers().trajectories for turn in each.turns)
+
+
+def test_a_step_without_a_token_that_counts_changes_nothing() -> None:
+    config = settings_of(algo__loss_tokens="think", algo__kl_coef=0.0, algo__entropy_coef=0.0)
+    learner = make_learner(config)
+    before = {name: each.clone() for name, each in learner.model.named_parameters()}
+    learn(learner, [group_of([[silent_start(1.0)], [silent_start(0.0)]])], config)
+    assert all(torch.equal(before[name], each) for name, each in learner.model.named_parameters())
+
+
+def silent_start(reward: float) -> Turn:
+    return turn_of([9] * 9, [10, 11], extends=False, reward=reward)
