@@ -9,11 +9,11 @@ from golden_for_tests import Arrays, Record, arrays_of, close, close_all
 from torch import Tensor
 
 from turnwise.algos.aggregation import AGGREGATIONS
-from turnwise.algos.corrections import CORRECTIONS, CorrectionParams, CorrectionResult, correct, mean_weight
+from turnwise.algos.corrections import CORRECTIONS, CorrectionParams, CorrectionResult, correct
 from turnwise.algos.entropy import entropy_from_logits, logprobs_and_entropy
 from turnwise.algos.kl import KL_ESTIMATORS, KlCoefficient, rewards_less_kl
 from turnwise.algos.losses import LOSSES, LossInputs, LossParams
-from turnwise.algos.ratios import unit_ids
+from turnwise.algos.ratios import sum_over, unit_ids
 from turnwise.algos.values import value_loss
 
 TRL_MEMBERS = {
@@ -27,6 +27,15 @@ TRL_MEMBERS = {
 TRL_NOT_OFFERED = {"vespo"}
 UNCLAMPED_K3 = "k3_unclamped"
 """The one expected value that is not compared: turnwise's k3 is the clamped one."""
+
+
+def mean_weight(weights: Tensor, units: Tensor) -> Tensor:
+    """The mean of [M] weights with each unit counted once, to divide by, so that a correction keeps the loss's scale.
+
+    Only ever over all tokens of an optimiser step: over a micro-batch the result would depend on how the step is cut.
+    """
+    share = 1 / sum_over(torch.ones_like(weights), units)
+    return (weights * share).sum() / share.sum()
 
 
 def reason_to_leave_out(record: Record) -> str | None:

@@ -83,6 +83,8 @@ def test_a_run_without_successes_is_judged_by_its_reward() -> None:
     fallen = rows(rollout__success=lambda _: 0.0, rollout__reward=falling(1.0, 0.0), rollout__reward_group_std=spread)
     assert alarms_of(risen) == []
     assert kinds(alarms_of(fallen)) == ["echo_trap"]
+    flat = rows(noise=0.0, rollout__success=lambda _: 0.0, rollout__reward_group_std=spread)
+    assert kinds(alarms_of(flat)) == ["echo_trap"]
 
 
 def test_the_echo_trap_is_named_once_with_its_step_and_share() -> None:

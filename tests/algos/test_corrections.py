@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from losses_for_tests import PARAMS, Tokens, changed_fields, inputs, inputs_of, picked, run, token_batches
 
-from turnwise.algos.corrections import CORRECTIONS, CorrectionParams, CorrectionResult, correct, mean_weight
+from turnwise.algos.corrections import CORRECTIONS, CorrectionParams, CorrectionResult, correct
 from turnwise.algos.losses import LOSSES, LossInputs
 from turnwise.algos.ratios import LEVELS, Level, unit_ids
 
@@ -125,12 +125,6 @@ def test_a_correction_scales_loss_and_gradient_and_reports_itself() -> None:
     assert result.metrics["correction_weight"].tolist() == [2.0, 1.0]
     assert result.metrics["correction_outside"].tolist() == [1.0, 0.0]
     assert result.metrics.keys() > plain.metrics.keys()
-
-
-def test_the_mean_weight_counts_a_unit_once() -> None:
-    weights, units = torch.tensor([4.0, 4.0, 4.0, 1.0]), torch.tensor([0, 0, 0, 1])
-    assert mean_weight(weights, units).item() == pytest.approx(2.5)
-    assert mean_weight(weights, torch.arange(4)).item() == pytest.approx(3.25)
 
 
 @every_correction

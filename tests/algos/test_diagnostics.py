@@ -13,7 +13,6 @@ from turnwise.algos.diagnostics import (
     explained_variance,
     gradient_shares,
     repetition,
-    reward_std_in_group,
     spread_buckets,
 )
 from turnwise.algos.mutual_information import information_metrics, mutual_information, retrieval
@@ -26,12 +25,6 @@ from turnwise.algos.turn_discount import (
 )
 
 properties = settings(max_examples=40, deadline=None)
-
-
-def test_reward_std_is_a_mean_over_groups_that_can_be_compared() -> None:
-    returns, groups = torch.tensor([0.0, 2.0, 9.0, 1.0, 1.0]), torch.tensor([7, 7, 3, 5, 5])
-    assert reward_std_in_group(returns, groups) == pytest.approx(2**0.5 / 2)
-    assert reward_std_in_group(returns[2:3], groups[2:3]) is None
 
 
 def test_copies_are_members_that_say_what_another_says() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from losses_for_tests import changed_fields
 
-from turnwise.algos.filters import FILTERS, LOSS_SCALES, SCORES, FilterParams, loss_scale
+from turnwise.algos.filters import FILTERS, LOSS_SCALES, SCORES, FilterParams
 
 properties = settings(max_examples=40, deadline=None)
 every_filter = pytest.mark.parametrize("name", FILTERS)
@@ -166,5 +166,4 @@ def test_a_group_of_one_has_no_spread() -> None:
 @pytest.mark.parametrize(("name", "scale"), [("none", 1.0), ("share", 0.25), ("root", 0.5)])
 def test_the_loss_is_scaled_by_what_was_kept(name: str, scale: float) -> None:
     assert LOSS_SCALES.keys() == {"none", "share", "root"}
-    assert loss_scale(torch.tensor([True, False, False, False]), name) == scale
-    assert loss_scale(torch.ones(3, dtype=torch.bool), name) == 1.0
+    assert LOSS_SCALES[name](0.25) == scale and LOSS_SCALES[name](1.0) == 1.0

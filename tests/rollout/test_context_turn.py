@@ -36,6 +36,14 @@ def test_exchanges_are_told_before_the_observation_in_one_user_message() -> None
     )
 
 
+def test_every_action_stands_below_what_it_answered() -> None:
+    rooms = Talk(
+        opening=STEPS.opening, answers=tuple((user(f"room {number}"),) for number in range(2, 6)), said=tuple("abcd")
+    )
+    text = "".join(f"Turn {number}\nroom {number}\nYou: {'abcd'[number - 1]}\n\n" for number in (2, 3))
+    assert f"Turn 1\nA lake.\nYou: a\n\n{text}Turn 4, now:\n\nroom 4<|end|>" in last_context(told(rooms))
+
+
 def test_actions_alone_are_told_on_a_line_each() -> None:
     text = "<|user|>Turn 1: Left\nTurn 2: I give up\n\nTurn 3, now:\n\nInvalid action.<|end|>"
     assert text in last_context(told(STEPS, form="actions"))

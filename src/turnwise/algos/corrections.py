@@ -102,15 +102,6 @@ def correct(result: LossResult, correction: CorrectionResult) -> LossResult:
     return LossResult(token_loss=result.token_loss * weights, metrics=result.metrics | own)
 
 
-def mean_weight(weights: Tensor, units: Tensor) -> Tensor:
-    """The mean of [M] weights with each unit counted once, to divide by, so that a correction keeps the loss's scale.
-
-    Only ever over all tokens of an optimiser step: over a micro-batch the result would depend on how the step is cut.
-    """
-    share = 1 / sum_over(torch.ones_like(weights), units)
-    return (weights * share).sum() / share.sum()
-
-
 def _inside(weights: Tensor) -> CorrectionResult:
     return CorrectionResult(weights=weights, outside=torch.zeros_like(weights, dtype=torch.bool))
 

@@ -7,22 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from turnwise.algos.filters import group_std
-
 NGRAM = 4
 
 Actions = Sequence[int]
 """All ids that a member sampled, turn after turn."""
-
-
-def reward_std_in_group(returns: Tensor, group_ids: Tensor) -> float | None:
-    """Mean over groups of two and more of the unbiased std of their returns [B]; None where there is no such group.
-
-    The first number to fall in an echo trap.
-    """
-    numbers, dense, sizes = group_ids.unique(return_inverse=True, return_counts=True)
-    comparable = group_std(returns, dense, len(numbers))[sizes > 1]
-    return float(comparable.mean()) if comparable.numel() else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -168,8 +168,3 @@ LOSS_SCALES: dict[str, Callable[[float], float]] = {
 }
 """What the loss of a filtered step is multiplied by, from the share of groups that were kept: a step from few groups
 then moves the policy less."""
-
-
-def loss_scale(kept: Tensor, name: str) -> float:
-    """Of a filter's answer [G]; 0 groups are a step that is skipped, and scale to 0 but for "none"."""
-    return LOSS_SCALES[name](float(kept.double().mean()) if kept.numel() else 0.0)
