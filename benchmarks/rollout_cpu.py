@@ -17,9 +17,9 @@ import asyncio
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
@@ -83,6 +83,7 @@ class Said:
 
 
 Episodes = list[list[Said]]
+Result = TypeVar("Result")
 Side = Callable[[int], Episodes]
 """Plays all episodes of one repeat, given its number."""
 
@@ -101,10 +102,21 @@ def native_side(work: Workload, loaded: LoadedModel) -> Side:
     )
 
     def play(number: int) -> Episodes:
-        collected = asyncio.run(collector.collect(work.tasks(number), group_size=work.group_size, round=number))
+        collected = _run(collector.collect(work.tasks(number), group_size=work.group_size, round=number))
         return [_turns(trajectory) for group in collected.groups for trajectory in group.trajectories]
 
     return play
+
+
+def _run(work: Coroutine[Any, Any, Result]) -> Result:
+    """`asyncio.run`, but for its habit of writing out the result (for the handler of Ctrl-C): milliseconds here."""
+    results: list[Result] = []
+
+    async def keep() -> None:
+        results.append(await work)
+
+    asyncio.run(keep())
+    return results[0]
 
 
 def _turns(trajectory: Trajectory) -> list[Said]:
@@ -139,7 +151,7 @@ def generate_side(work: Workload, loaded: LoadedModel, batch_size: int) -> Side:
             live = going_on
         return episodes
 
-    return lambda number: asyncio.run(play(number))
+    return lambda number: _run(play(number))
 
 
 def _context(turns: Sequence[Said], pending: Sequence[int]) -> list[int]:

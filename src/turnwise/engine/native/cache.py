@@ -6,6 +6,7 @@ slot 1           k k k . . . . . . .
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -172,6 +173,29 @@ class DecodePlan:
             seen = self._mask(window)
             self.biases[window] = torch.zeros(seen.shape).masked_fill_(~seen, float("-inf"))
         return self.biases[window]
+
+
+class MixedPlan:
+    """New contexts first, then sessions that go on by one token: two kinds of attention in one forward.
+
+    Everything but attention then runs once for both, which is what a small model's time goes to.
+    """
+
+    def __init__(self, prefill: PrefillPlan | None, decode: DecodePlan | None) -> None:
+        self.parts: list[PrefillPlan | DecodePlan] = [part for part in (prefill, decode) if part is not None]
+        self.sizes = [len(part.positions) for part in self.parts]
+        self.positions = torch.cat([part.positions for part in self.parts])  # [N]
+        lasts = [] if prefill is None else [prefill.last]
+        if decode is not None:
+            lasts.append(torch.arange(len(self.positions) - len(decode.positions), len(self.positions)))
+        self.last = torch.cat(lasts)  # [B] -> N: whose logits are sampled from
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        if len(self.parts) == 1:
+            return self.parts[0].attend(call)
+        columns = (each.split(self.sizes) for each in (call.query, call.key, call.value))
+        calls = [replace(call, query=query, key=key, value=value) for query, key, value in zip(*columns, strict=True)]
+        return torch.cat([part.attend(own) for part, own in zip(self.parts, calls, strict=True)])
 
 
 def _for_all(left: Tensor, right: Tensor) -> Tensor:

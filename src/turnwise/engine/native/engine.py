@@ -47,7 +47,7 @@ class NativeEngine:
         self._slot_freed = asyncio.Condition()
         self._live = 0
         self._arrived: list[Request] = []
-        self._answers: dict[Request, asyncio.Future[Completion]] = {}
+        self._answers: dict[Slot, asyncio.Future[Completion]] = {}  # a session waits for one answer at a time
         self._changed = asyncio.Event()
         self._server: asyncio.Task[None] | None = None
 
@@ -79,15 +79,15 @@ class NativeEngine:
 
     async def submit(self, request: Request) -> Completion:
         answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._answers[request] = answer
+        self._answers[request.slot] = answer
         self._arrived.append(request)
         self._changed.set()
         return await answer
 
     def _forget(self, slot: Slot) -> None:
         """Drops what a session still waited for: it was cancelled, or it failed."""
-        self._arrived = [request for request in self._arrived if request.slot is not slot]
-        self._answers = {request: answer for request, answer in self._answers.items() if request.slot is not slot}
+        if self._answers.pop(slot, None) is not None:
+            self._arrived = [request for request in self._arrived if request.slot is not slot]
         self._runner.release(slot)
 
     async def _serve(self) -> None:
@@ -116,7 +116,7 @@ class NativeEngine:
     def _answer(self) -> None:
         arrived, self._arrived = self._arrived, []
         for request in self._runner.run_pass(arrived):
-            answer = self._answers.pop(request)
+            answer = self._answers.pop(request.slot)
             if request.stop is not None and not answer.done():
                 answer.set_result(
                     Completion(

@@ -1,16 +1,15 @@
-"""What one pass does: new contexts in, then a token for every running session. No asyncio here."""
+"""What one pass does: one forward over new contexts and running sessions, a token for each. No asyncio here."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import chain, takewhile
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from turnwise.core.protocols import Sampling
 from turnwise.core.trajectory import Stop
-from turnwise.engine.native.cache import DecodePlan, KVCache, PrefillPlan
+from turnwise.engine.native.cache import DecodePlan, KVCache, MixedPlan, PrefillPlan
 from turnwise.engine.native.sampling import Rows, sample, uniforms
 from turnwise.models.last_layer import last_layer_only_at
 
@@ -70,15 +69,20 @@ class Runner:
 
     @torch.inference_mode()
     def run_pass(self, arrived: list[Request]) -> list[Request]:
-        """Takes in new requests, samples a token for all; returns those that are done."""
+        """A token for every session: those that arrived run their new context, in one forward with all others.
+
+        Returns those that are done.
+        """
         self.counts["passes"] += 1
-        done: list[Request] = []
-        if arrived:
-            done += self._settle(self._prefill(sorted(arrived, key=lambda request: request.slot.index)))
-        if self.running:
-            requests, self.running = self.running, []
-            done += self._settle(self._decode(requests))
-        return done
+        *earlier, last = self._chunks(self._alike(arrived)) or [[]]
+        for chunk in earlier:
+            self._forward(chunk, [])
+        running = [request for request in self.running if request.stop is None]
+        self._forward(last, running)
+        taken = [*arrived, *running]
+        self.running = [request for request in taken if request.stop is None]
+        self.running.sort(key=lambda request: request.slot.index)
+        return [request for request in taken if request.stop is not None]
 
     def claim(self, address: int) -> Slot:
         """A place for a session; the caller sees to it that one is left."""
@@ -97,27 +101,17 @@ class Runner:
             self._held[last.index] = last
             self.running.sort(key=lambda request: request.slot.index)
 
-    def _settle(self, requests: list[Request]) -> list[Request]:
-        """Keeps those that go on, in the order of their slots; returns those that are done."""
-        self.running += [request for request in requests if request.stop is None]
-        self.running.sort(key=lambda request: request.slot.index)
-        return [request for request in requests if request.stop is not None]
-
-    def _prefill(self, requests: list[Request]) -> list[Request]:
-        """Runs the new tokens of all waiting sessions; equal first prompts, as in a group, are run once."""
+    def _alike(self, arrived: list[Request]) -> list[list[Request]]:
+        """The requests by context, in the order of their slots: equal first prompts, as in a group, are run once."""
         groups: dict[tuple[int, ...], list[Request]] = {}
-        for request in requests:
+        for request in sorted(arrived, key=lambda request: request.slot.index):
             slot = request.slot
             same = tuple(slot.pending) if slot.length == 0 else (-1, slot.index)
             groups.setdefault(same, []).append(request)
-        self._share_prefix([[one.slot for one in group] for group in groups.values() if group[0].slot.length == 0])
-        for chunk in self._chunks(list(groups.values())):
-            logits = self._extend([leader.slot for leader, *_ in chunk])
-            for leader, *followers in chunk:
-                self._copy(leader.slot, [follower.slot for follower in followers])
-            repeats = torch.tensor([len(group) for group in chunk])
-            self._sample([request for group in chunk for request in group], logits.repeat_interleave(repeats, dim=0))
-        return requests
+        found = list(groups.values())
+        if fresh := [[one.slot for one in group] for group in found if group[0].slot.length == 0]:
+            self._share_prefix(fresh)
+        return found
 
     def _share_prefix(self, groups: list[list[Slot]]) -> None:
         """Runs what the first prompts have in common once, and copies it to their slots. Slots of a group are equal."""
@@ -132,7 +126,7 @@ class Runner:
         first, *others = leaders
         rest = first.pending[shared:]
         del first.pending[shared:]
-        self._extend([first])
+        self._logits([first], [])
         self._copy(first, others)
         first.pending = rest
 
@@ -146,50 +140,68 @@ class Runner:
             del slot.pending[: source.length - slot.length]
             slot.length = source.length
 
-    def _chunks(self, groups: list[list[Request]]) -> Iterator[list[list[Request]]]:
-        chunk: list[list[Request]] = []
+    def _chunks(self, groups: list[list[Request]]) -> list[list[list[Request]]]:
+        """Cut so that no forward runs more than so many new tokens."""
+        chunks: list[list[list[Request]]] = []
         tokens = 0
         for group in groups:
             size = len(group[0].slot.pending)
-            if chunk and tokens + size > self._prefill_tokens:
-                yield chunk
-                chunk, tokens = [], 0
-            chunk.append(group)
+            if not chunks or tokens + size > self._prefill_tokens:
+                chunks.append([])
+                tokens = 0
+            chunks[-1].append(group)
             tokens += size
-        yield chunk
+        return chunks
 
-    def _extend(self, slots: list[Slot]) -> Tensor:
-        """Appends the slots' pending tokens to their caches; the logits after the last of each. [B, V]"""
-        past, new = [slot.length for slot in slots], [len(slot.pending) for slot in slots]
-        self._cache.reserve(max(p + n for p, n in zip(past, new, strict=True)))
-        plan = PrefillPlan(self._cache, [slot.index for slot in slots], past, new)
+    def _forward(self, arrived: list[list[Request]], running: list[Request]) -> None:
+        """One forward for new contexts and running sessions alike, and a token for each of them."""
+        if not arrived and not running:
+            return
+        logits = self._logits([leader.slot for leader, *_ in arrived], [request.slot for request in running])
+        for leader, *followers in arrived:
+            self._copy(leader.slot, [follower.slot for follower in followers])
+        if any(len(group) > 1 for group in arrived):
+            repeats = torch.tensor([*(len(group) for group in arrived), *(1 for _ in running)])
+            logits = logits.repeat_interleave(repeats, dim=0)
+        self._sample([*chain.from_iterable(arrived), *running], logits)
+
+    def _logits(self, extended: list[Slot], decoded: list[Slot]) -> Tensor:
+        """Appends pending tokens to the caches, many for some and one for others; logits after the last of each."""
+        slots = [*extended, *decoded]
+        self._cache.reserve(max(slot.length + len(slot.pending) for slot in slots))
+        plan = MixedPlan(self._prefill_plan(extended), self._decode_plan(decoded))
         ids = torch.tensor([token for slot in slots for token in slot.pending])
-        self.counts["prefill_tokens"] += len(ids)
+        self.counts["prefill_tokens"] += len(ids) - len(decoded)
+        self.counts["decode_tokens"] += len(decoded)
         for slot in slots:
             slot.length += len(slot.pending)
             slot.pending.clear()
+        if not extended:
+            return self._run(ids, plan)
         with last_layer_only_at(self.model, plan.last):
-            return self._forward(ids, plan.positions, plan, logits_to_keep=plan.last)
+            return self._run(ids, plan, logits_to_keep=plan.last)
 
-    def _decode(self, requests: list[Request]) -> list[Request]:
-        """One token for every running session."""
-        slots = torch.tensor([request.slot.index for request in requests])
-        positions = torch.tensor([request.slot.length for request in requests])
-        ids = torch.tensor([request.slot.pending[0] for request in requests])
-        self._cache.reserve(int(positions.max()) + 1)
-        prefixes = {request.slot.prefix for request in requests}
-        prefix = prefixes.pop() if len(prefixes) == 1 < len(requests) else None
-        plan = DecodePlan(self._cache, slots, positions, shared=0 if prefix is None else prefix.length)
-        logits = self._forward(ids, positions, plan)
-        self.counts["decode_tokens"] += len(ids)
-        for request in requests:
-            request.slot.length += 1
-            request.slot.pending.clear()
-        self._sample(requests, logits)
-        return requests
+    def _prefill_plan(self, slots: list[Slot]) -> PrefillPlan | None:
+        if not slots:
+            return None
+        past, new = [slot.length for slot in slots], [len(slot.pending) for slot in slots]
+        return PrefillPlan(self._cache, [slot.index for slot in slots], past, new)
 
-    def _forward(self, ids: Tensor, positions: Tensor, plan: Any, **options: Tensor) -> Tensor:
-        output = self.model(input_ids=ids[None], position_ids=positions[None], plan=plan, use_cache=False, **options)
+    def _decode_plan(self, slots: list[Slot]) -> DecodePlan | None:
+        if not slots:
+            return None
+        prefixes = {slot.prefix for slot in slots}
+        prefix = prefixes.pop() if len(prefixes) == 1 < len(slots) else None
+        return DecodePlan(
+            self._cache,
+            torch.tensor([slot.index for slot in slots]),
+            torch.tensor([slot.length for slot in slots]),
+            shared=0 if prefix is None else prefix.length,
+        )
+
+    def _run(self, ids: Tensor, plan: MixedPlan, **options: Tensor) -> Tensor:
+        positions = plan.positions[None]
+        output = self.model(input_ids=ids[None], position_ids=positions, plan=plan, use_cache=False, **options)
         return output.logits[0]
 
     def _sample(self, requests: list[Request], logits: Tensor) -> None:
