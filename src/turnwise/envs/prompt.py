@@ -5,7 +5,7 @@ from turnwise.envs.text_env import TextEnv
 
 
 def system_prompt(env: TextEnv) -> str:
-    """Equal for all episodes of equal parameters. Terse: a model of a million parameters reads it on a CPU."""
+    """Equal for all episodes of equal parameters. Terse: a model of under a million parameters reads it on a CPU."""
     lines = [env.rules()]
     if env.action_names:
         lines.append(f"Actions: {', '.join(env.action_names)}.")

@@ -1,4 +1,4 @@
-"""Tiny: a Llama of about a million parameters with a tokenizer and a chat template of its own.
+"""Tiny: a Llama of 0.7 million parameters with a tokenizer and a chat template of its own.
 
 The tokenizer's ids, in order:
 

@@ -260,7 +260,7 @@ def update(
 
 
 def start_policy(kind: EnvKind, settings: Settings) -> LoadedModel:
-    """A model of a million parameters that has seen how answers look, and nothing of which ones are good."""
+    """A small model that has seen how answers look, and nothing of which ones are good."""
 
     def load_tiny(name: str) -> LoadedModel:
         return load_model(name, attn_implementation=ATTENTION)
