@@ -11,7 +11,8 @@ from hypothesis import settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before anything imports huggingface_hub
 
-settings.register_profile("turnwise", deadline=None)  # a busy machine is no failure
+SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
+settings.register_profile("turnwise", deadline=None, max_examples=100 * SOAK)  # a busy machine is no failure
 settings.load_profile("turnwise")
 
 

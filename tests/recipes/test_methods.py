@@ -72,7 +72,7 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any]]] = [
     ("normalise already", {"reward__combine": "each", "algo__normalise": "mean"}),
     ("needs one number for the environment's reward", {"reward__weights": (1.0, 2.0)}),
     ("no file missing.py", {"reward__functions": ("missing.py:brief",)}),
-    ("is no FILE.py:function", {"algo__loss_tokens": "thinking"}),
+    ('neither "sampled" nor "think"', {"algo__loss_tokens": "thinking"}),
 ]
 
 

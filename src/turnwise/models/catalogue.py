@@ -35,7 +35,7 @@ class CatalogueEntry:
 
 CATALOGUE: tuple[CatalogueEntry, ...] = (
     CatalogueEntry(
-        name=TINY, parameters="1M", source=BUILT_IN, note="untrained; knows the answer format after warm-up"
+        name=TINY, parameters="0.7M", source=BUILT_IN, note="untrained; knows the answer format after warm-up"
     ),
     CatalogueEntry(name=SMOLLM2, parameters="135M", source=PYPI, note="speaks English; no hub needed"),
     CatalogueEntry(name="Qwen/Qwen2.5-0.5B-Instruct", parameters="494M", source=HUB, note="what papers train"),

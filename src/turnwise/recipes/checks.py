@@ -12,11 +12,11 @@ from turnwise.algos.normalisation import NORMALISERS
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.names import nearest
-from turnwise.data.token_masks import TOKEN_RULES
 from turnwise.envs.kind import EnvKind
 from turnwise.envs.text_env import TextEnv
 from turnwise.recipes.contexts import check_context
 from turnwise.recipes.functions import load_function
+from turnwise.recipes.learning import token_rule
 
 NAMES: dict[str, Iterable[str]] = {
     "advantage": ADVANTAGES,
@@ -45,8 +45,7 @@ def check(config: Config, kind: EnvKind | None = None, given: Iterable[str] = ()
     for key in given:
         _check_read(config, key.replace("-", "_"))
     for rule in (config.algo.loss_tokens, config.algo.advantage_tokens):
-        if rule not in TOKEN_RULES:
-            load_function(rule, f"algo.loss_tokens or algo.advantage_tokens, if not {', '.join(TOKEN_RULES)},")
+        token_rule(rule)
     for function in config.reward.functions:
         load_function(function, "reward.functions")
     if kind is not None and ADVANTAGES[config.algo.advantage].needs_states and _without_states(kind):

@@ -1,12 +1,10 @@
 """The context modes by name, what their settings must hold, and the hook that may write summaries."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 from turnwise.config.schema import Config, ContextConfig
 from turnwise.core.errors import UserError
-from turnwise.core.names import nearest
-from turnwise.envs.registry import import_file
+from turnwise.recipes.functions import load_function
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.context import Context, FullHistory
 from turnwise.rollout.context_summary import Summary, When, Writer
@@ -94,14 +92,4 @@ def _summary_at(config: Config) -> int:
 
 def load_writer(summary_by: str) -> Writer | None:
     """The function FILE.py:function that writes summaries; None where the model does."""
-    if summary_by == "model":
-        return None
-    file, _, name = summary_by.rpartition(":")
-    if not file.endswith(".py"):
-        raise UserError(f'context.summary_by "{summary_by}" is neither "model" nor FILE.py:function: write one of them')
-    module = import_file(Path(file))
-    functions = {word: value for word, value in vars(module).items() if callable(value)}
-    if name not in functions:
-        raise UserError(f'no function "{name}" in {file}:{nearest(name, functions)}')
-    writer: Writer = functions[name]
-    return writer
+    return None if summary_by == "model" else load_function(summary_by, "context.summary_by", ["model"])

@@ -169,9 +169,9 @@ def diagnose_settings(config: Config) -> DiagnoseSettings:
 
 def token_rule(name: str) -> TokenRule:
     """A rule by its name, or FILE.py:function."""
-    return (
-        TOKEN_RULES[name] if name in TOKEN_RULES else load_function(name, "algo.loss_tokens or algo.advantage_tokens")
-    )
+    if name in TOKEN_RULES:
+        return TOKEN_RULES[name]
+    return load_function(name, "algo.loss_tokens or algo.advantage_tokens", TOKEN_RULES)
 
 
 def reward_weights(config: Config) -> dict[str, float]:
