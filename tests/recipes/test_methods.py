@@ -62,7 +62,16 @@ def test_an_unknown_name_is_refused_with_what_there_is(name: str) -> None:
 
 IMPOSSIBLE: list[tuple[str, dict[str, Any]]] = [
     ("compares the members of a group", {"algo__advantage": "opo", "rollout__group_size": 1, "rollout__groups": 64}),
-    ("compare the members of a group", {"algo__advantage": "gae", "algo__filter": "quarter", "rollout__group_size": 1}),
+    (
+        "algo.filter_by reward_std compares",
+        {"algo__advantage": "gae", "algo__filter": "quarter", "rollout__group_size": 1},
+    ),
+    ("reward.combine each compares", {"algo__advantage": "gae", "reward__combine": "each", "rollout__group_size": 1}),
+    ("every return 0", {"algo__advantage": "gae", "algo__normalise": "mean", "rollout__group_size": 1}),
+    ("nothing would be trained", {"algo__correction_low": 3.0}),
+    ("diagnose.alarms is false", {"diagnose__rollback": True, "diagnose__alarms": False}),
+    ("told apart by their names", {"reward__functions": ("a.py:f", "b.py:f")}),
+    ("told apart by their names", {"reward__functions": ("a.py:env",)}),
     ("ranks groups against each other", {"algo__filter": "quarter", "algo__filter_refill": 1}),
     ("algo.kl_coef is 0", {"algo__kl_target": 0.1}),
     ("no gradient on average", {"algo__kl_coef": 0.1, "algo__kl_estimator": "k1"}),

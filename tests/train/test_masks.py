@@ -1,6 +1,7 @@
 """Two separate masks: which sampled tokens the loss is taken over, and which the advantage."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -83,3 +84,9 @@ def test_a_step_without_a_token_that_counts_changes_nothing() -> None:
 
 def silent_start(reward: float) -> Turn:
     return turn_of([9] * 9, [10, 11], extends=False, reward=reward)
+
+
+@pytest.mark.parametrize("rule", [lambda turn: None, lambda turn: 1 / 0])
+def test_a_rule_that_breaks_is_told_in_one_line(rule: Any) -> None:
+    with pytest.raises(UserError, match="the token rule failed"):
+        rule_masks([trajectory_of([thoughtful(0.0)])], rule)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from episodes_for_tests import renderer
+from turnwise.core.errors import UserError
 from turnwise.core.samples import Sample
 from turnwise.core.task import Task
 from turnwise.envs.answers import read_answer
@@ -191,3 +192,18 @@ def test_an_edited_environment_is_warmed_up_anew(made: list[int], tmp_path: Path
         file.write_text(text.format(line))
         names.append(warmed(load(f"{file}:Mine")).name)
     assert names[0] == names[1] != names[2]
+
+
+def test_an_environment_that_fails_at_random_play_is_told_in_one_line() -> None:
+    class Broken(TextEnv):
+        """Always fails."""
+
+        def reset(self, rng: random.Random) -> str:
+            raise KeyError("boom")
+
+        def step(self, action: str) -> Outcome:
+            raise AssertionError("never reached")
+
+    kind = kind_of(Broken)
+    with pytest.raises(UserError, match=r"while tiny was warmed up on it: Broken, reset: KeyError"):
+        warm_up(load_model("tiny"), kind, kind.check_params({}), steps=1, seed=0, show=lambda *_: None)

@@ -75,8 +75,11 @@ def gradient_shares(norms: Mapping[str, Sequence[float]]) -> dict[str, tuple[flo
 
 
 def explained_variance(values: Tensor, returns: Tensor) -> float | None:
-    """1 - var(R - V) / var(R): 1 for a critic that knows, 0 for a constant one; None where R is constant."""
-    if returns.numel() == 0 or returns.min() == returns.max():
+    """1 - var(R - V) / var(R): 1 for a critic that knows, 0 for a constant one; None where R is constant.
+
+    Returns that differ by rounding only count as constant: the ratio would be a number of fourteen digits.
+    """
+    if returns.numel() == 0 or returns.max() - returns.min() <= 1e-5 * returns.abs().max():
         return None
     left = (returns.double() - values.double()).var(correction=0)
     return float(1 - left / returns.double().var(correction=0))

@@ -120,7 +120,7 @@ class RewardConfig(Section):
     functions: tuple[str, ...] = ()
     """Rewards of your own, FILE.py:function from a trajectory to a number, or to one number a turn."""
     weights: tuple[float, ...] = ()
-    """Of the environment's reward, then of each function; none given: all 1."""
+    """Of the environment's reward with its format penalty, then of each function; none given: all 1."""
     combine: Literal["sum", "each", "process"] = "sum"
     """"each": normalise every reward within its group, then add; "process": scale those before the last turn."""
 

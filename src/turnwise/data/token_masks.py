@@ -2,8 +2,8 @@
 
 turn       <think> a b </think> <answer> c </answer> end
 sampled       1    1 1     1        1    1     1      1
-think         1    1 1     1        .    .     .      .
-answer        .    . .     .        1    1     1      .
+think         .    1 1     .        .    .     .      .
+answer        .    . .     .        .    1     .      .
 """
 
 from collections.abc import Callable, Sequence
@@ -24,12 +24,12 @@ def sampled(turn: Turn) -> Sequence[bool]:
 
 
 def think(turn: Turn) -> Sequence[bool]:
-    """The thinking, its tags included."""
+    """The thinking, without its tags."""
     return _in_spans(turn, "think")
 
 
 def answer(turn: Turn) -> Sequence[bool]:
-    """The answer, its tags included."""
+    """The answer, without its tags: a turn that has none trains nothing, so its format is not learnt."""
     return _in_spans(turn, "answer")
 
 
@@ -54,7 +54,10 @@ def rule_masks(trajectories: Sequence[Trajectory], rule: TokenRule) -> list[Tens
 
 
 def _checked(turn: Turn, rule: TokenRule) -> Sequence[bool]:
-    chosen = [bool(each) for each in rule(turn)]
+    try:
+        chosen = [bool(each) for each in rule(turn)]
+    except Exception as error:  # the rule is the user's
+        raise UserError(f"the token rule failed: {type(error).__name__}: {error}") from error
     if len(chosen) != len(turn.action_ids):
         raise UserError(
             f"a token rule gave {len(chosen)} values for a turn of {len(turn.action_ids)} sampled tokens: "

@@ -17,6 +17,7 @@ from turnwise.envs.text_env import TextEnv
 from turnwise.recipes.contexts import check_context
 from turnwise.recipes.functions import load_function
 from turnwise.recipes.learning import token_rule
+from turnwise.rewards.scoring import ENV, FORMAT
 
 NAMES: dict[str, Iterable[str]] = {
     "advantage": ADVANTAGES,
@@ -59,10 +60,16 @@ def _without_states(kind: EnvKind) -> bool:
     return kind.cls.state_key is TextEnv.state_key
 
 
-def _compares_members(config: Config) -> bool:
-    algo = config.algo
-    by_spread = algo.filter != "none" and algo.filter_by in ("reward_std", "entropy_std")
-    return ADVANTAGES[algo.advantage].needs_groups or by_spread or config.reward.combine == "each"
+def _ranks_by_spread(config: Config) -> bool:
+    return config.algo.filter != "none" and config.algo.filter_by in ("reward_std", "entropy_std")
+
+
+def _normalises_in_groups(config: Config) -> bool:
+    return config.algo.normalise != "identity" and config.algo.normalise_over == "group"
+
+
+def _reward_names(config: Config) -> list[str]:
+    return [function.rpartition(":")[2] for function in config.reward.functions]
 
 
 COMBINATIONS: tuple[tuple[Callable[[Config], bool], str], ...] = (
@@ -72,9 +79,32 @@ COMBINATIONS: tuple[tuple[Callable[[Config], bool], str], ...] = (
         "raise it, or choose gae or reinforce_pp",
     ),
     (
-        lambda c: _compares_members(c) and c.rollout.group_size < 2,
-        "algo.filter_by {algo.filter_by} and reward.combine each compare the members of a group, and "
-        "rollout.group_size is 1: raise it, or leave them out",
+        lambda c: _ranks_by_spread(c) and c.rollout.group_size < 2,
+        "algo.filter_by {algo.filter_by} compares the members of a group, and rollout.group_size is 1: raise it, or "
+        "choose another score",
+    ),
+    (
+        lambda c: c.reward.combine == "each" and c.rollout.group_size < 2,
+        "reward.combine each compares the members of a group, and rollout.group_size is 1: raise it, or choose sum",
+    ),
+    (
+        lambda c: _normalises_in_groups(c) and c.rollout.group_size < 2,
+        "algo.normalise {algo.normalise} over a group of 1 makes every return 0: raise rollout.group_size, or choose "
+        "algo.normalise_over batch",
+    ),
+    (
+        lambda c: c.algo.correction_low > c.algo.correction_high,
+        "algo.correction_low {algo.correction_low} is above algo.correction_high {algo.correction_high}: nothing would "
+        "be trained",
+    ),
+    (
+        lambda c: c.diagnose.rollback and not c.diagnose.alarms,
+        "diagnose.rollback answers alarms, and diagnose.alarms is false: turn them on",
+    ),
+    (
+        lambda c: len(set(_reward_names(c))) < len(_reward_names(c)) or bool({ENV, FORMAT} & set(_reward_names(c))),
+        'reward.functions are told apart by their names, which must differ, and "env" and "format" are taken: '
+        "rename one",
     ),
     (
         lambda c: c.algo.truncated == "bootstrap" and not ADVANTAGES[c.algo.advantage].needs_critic,

@@ -17,6 +17,7 @@ import torch
 
 from turnwise.algos.entropy import logprobs_and_entropy
 from turnwise.core.chance import address, stream
+from turnwise.core.errors import EnvironmentFailure, UserError
 from turnwise.core.messages import assistant
 from turnwise.core.samples import Sample
 from turnwise.core.task import Task
@@ -80,7 +81,10 @@ def warm_up(
     optimizer = Optimizer(list(loaded.model.parameters()), SETTINGS, schedule.share)
     for step in range(steps):
         numbers = range(step * EPISODES_A_STEP, (step + 1) * EPISODES_A_STEP)
-        samples = [asyncio.run(random_episode(kind, params, renderer, loaded.tokenizer, seed, n)) for n in numbers]
+        try:
+            samples = [asyncio.run(random_episode(kind, params, renderer, loaded.tokenizer, seed, n)) for n in numbers]
+        except EnvironmentFailure as failure:  # played at random, it cannot be the agent's doing
+            raise UserError(f"the environment failed while tiny was warmed up on it: {failure}") from failure
         batch = pack(samples)
         logits, _ = packed_logits(loaded.model, batch, batch.sources)
         logprobs, _ = logprobs_and_entropy(logits, batch.targets, batch.temperatures)
