@@ -1,6 +1,6 @@
 """Two separate masks: which sampled tokens the loss is taken over, and which the advantage."""
 
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -60,18 +60,17 @@ def test_the_loss_is_aggregated_over_its_own_tokens_and_the_critics_over_the_adv
 
 
 def test_what_is_outside_the_loss_has_no_gradient() -> None:
-    """Equal advantages, whichever tokens are masked: the masked step equals one whose other tokens do not exist."""
+    """Other sampler log-probabilities, so other ratios, on the thinking alone: only a loss that has it can notice."""
 
-    def only_answers(turn: Turn) -> Sequence[bool]:
-        return TOKEN_RULES["answer"](turn)
+    def members(thinking: float) -> Group:
+        said = [thinking, thinking, -4.0, -4.0, -4.0]
+        turns = [replace(thoughtful(reward), action_logprobs=tuple(said)) for reward in (1.0, 0.0)]
+        return group_of([[turn] for turn in turns])
 
-    plain = settings_of(algo__kl_coef=0.0, algo__entropy_coef=0.0)
-    masked = settings_of(algo__kl_coef=0.0, algo__entropy_coef=0.0, algo__loss_tokens="answer")
-    whole, part = (gradients(make_learner(config), [thinkers()], config) for config in (plain, masked))
-    assert any(not torch.allclose(whole[name], part[name]) for name in whole)
-    estimated = estimate_of([thinkers()], make_learner(masked), masked)
-    assert estimated is not None and [mask.sum().item() for mask in estimated.loss_masks] == [2, 2, 2]
-    assert all(only_answers(turn).count(True) in (0, 2) for each in thinkers().trajectories for turn in each.turns)
+    for tokens, noticed in (("sampled", True), ("think", True), ("answer", False)):
+        config = settings_of(algo__kl_coef=0.0, algo__entropy_coef=0.0, algo__loss_tokens=tokens)
+        one, other = (gradients(make_learner(config), [members(thinking)], config) for thinking in (-4.5, -5.0))
+        assert any(not torch.allclose(one[name], other[name], atol=1e-6) for name in one) == noticed, tokens
 
 
 def test_a_step_without_a_token_that_counts_changes_nothing() -> None:
