@@ -1,68 +1,12 @@
 import asyncio
-from collections.abc import Sequence
 
 import pytest
 import torch
 
-from models_for_tests import FAMILIES, VOCABULARY, random_model
+from models_for_tests import FAMILIES, VOCABULARY
+from talks_for_tests import STOP_ID, full_forward_logprobs, key, make_engine, prompt, run_talks, talk, text_of
 from turnwise.core.protocols import Completion, Sampling
-from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Stop
-from turnwise.engine.native.engine import NativeEngine
-from turnwise.models.attention import ATTENTION
-
-STOP_ID = 1
-
-Talks = list[tuple[EpisodeKey, list[list[int]]]]
-"""Who talks, and what it is told before each of its turns."""
-
-
-def key(seed: int, member: int = 0) -> EpisodeKey:
-    return EpisodeKey(run_seed=0, round=0, task=Task(env="test", seed=seed), member=member)
-
-
-def text_of(ids: list[int]) -> str:
-    return "".join(chr(ord("A") + token) for token in ids)
-
-
-def make_engine(family: str = "llama", *, slots: int = 8, deterministic: bool = True) -> NativeEngine:
-    model = random_model(family, ATTENTION)
-    return NativeEngine(model, slots=slots, stop_ids=[STOP_ID], decode=text_of, deterministic=deterministic)
-
-
-def prompt(seed: int, length: int) -> list[int]:
-    return torch.randint(3, VOCABULARY, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-async def talk(
-    engine: NativeEngine, episode: EpisodeKey, contexts: Sequence[list[int]], sampling: Sampling
-) -> list[Completion]:
-    async with engine.open(episode) as session:
-        return [await session.generate(context, sampling) for context in contexts]
-
-
-def run_talks(engine: NativeEngine, talks: Talks, sampling: Sampling) -> list[list[Completion]]:
-    async def together() -> list[list[Completion]]:
-        return await asyncio.gather(*(talk(engine, each, contexts, sampling) for each, contexts in talks))
-
-    return asyncio.run(together())
-
-
-def full_forward_logprobs(
-    family: str, contexts: list[list[int]], said: list[Completion], temperature: float
-) -> torch.Tensor:
-    """The log-probabilities of all that was said, from one plain forward over the whole conversation."""
-    ids: list[int] = []
-    sampled: list[int] = []
-    for context, completion in zip(contexts, said, strict=True):
-        ids += context
-        sampled += range(len(ids), len(ids) + len(completion.ids))
-        ids += completion.ids
-    with torch.no_grad():
-        logits = random_model(family, "eager")(torch.tensor([ids])).logits[0]
-    places = torch.tensor(sampled)
-    logprobs = (logits / temperature).log_softmax(-1)
-    return logprobs[places - 1, torch.tensor(ids)[places]]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -82,6 +26,15 @@ def test_log_probabilities_over_uneven_turns_equal_a_plain_full_forward(family: 
         ours = torch.tensor([value for completion in said for value in completion.logprobs])
         torch.testing.assert_close(ours, full_forward_logprobs(family, contexts, said, 0.8), atol=2e-4, rtol=1e-3)
     assert engine.counts["shared_tokens"] > 0
+
+
+def test_few_short_contexts_among_many_long_ones() -> None:
+    """Their rows are the last slots of many."""
+    talks = [(key(seed), [prompt(seed, 9), prompt(50 + seed, 12 if seed < 6 else seed - 4)]) for seed in range(8)]
+    sampling = Sampling(max_tokens=1)
+    for (_, contexts), said in zip(talks, run_talks(make_engine(), talks, sampling), strict=True):
+        ours = torch.tensor([value for completion in said for value in completion.logprobs])
+        torch.testing.assert_close(ours, full_forward_logprobs("llama", contexts, said, 1.0), atol=2e-4, rtol=1e-3)
 
 
 def test_contexts_that_outgrow_the_cache_keep_what_it_held() -> None:

@@ -69,6 +69,12 @@ def attention_forward(
 AttentionInterface.register(ATTENTION, attention_forward)
 
 
+def check_attention(model: Any) -> None:
+    """A model with another attention would run, blind to the plan: every token would see its neighbours in the pack."""
+    if model.config._attn_implementation != ATTENTION:
+        raise ValueError(f'load the model with attn_implementation="{ATTENTION}"')
+
+
 def visible(query_positions: Tensor, key_positions: Tensor, window: int | None) -> Tensor:
     """Which keys a query sees: those at or before its position and inside the window. Broadcasts."""
     seen = key_positions <= query_positions

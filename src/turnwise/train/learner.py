@@ -9,6 +9,7 @@ from torch import Tensor
 
 from turnwise.algos.entropy import logprobs_and_entropy
 from turnwise.core.samples import Batch, Needs, Scores, TrainBatch
+from turnwise.models.attention import check_attention
 from turnwise.models.critic import HeadCritic, TrunkCritic
 from turnwise.models.forward import packed_hidden, packed_logits
 from turnwise.train.objective import Objective
@@ -30,6 +31,7 @@ class LocalLearner:
         critic_optimizer: Optimizer | None = None,
         critic_warmup_steps: int = 0,
     ) -> None:
+        check_attention(model)
         self.model = model
         self.objective = objective
         self.optimizer = optimizer

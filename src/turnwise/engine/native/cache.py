@@ -1,4 +1,4 @@
-"""A slot of keys and values for every session, kept across turns, and the two plans that read and write it.
+"""A slot of keys and values for every session, kept across turns, and the plan that reads and writes it.
 
 keys of a layer  [slots, KV, capacity, D]
 slot 0           k k k k k k . . . .      <- length 6: what this session's context has so far
@@ -6,7 +6,7 @@ slot 1           k k k . . . . . . .
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from turnwise.models.attention import AttentionCall, masked_attention, visible
 
 BUCKET = 32
 """Attention reads up to a multiple of this many positions, so that shapes repeat."""
+
+NARROW = 8
+"""Rows of at most so many new tokens are laid out together, longer ones apart from them."""
 
 
 def bucketed(length: int) -> int:
@@ -55,140 +58,117 @@ class KVCache:
         return like.new_zeros(self.slots, like.shape[1], self.capacity, like.shape[-1])
 
 
-class PrefillPlan:
-    """New tokens of several sessions, packed: written to their slots, each seeing its own context."""
+@dataclass(slots=True)
+class Stretch:
+    """New tokens of one session: they follow `past` positions that its slot holds already."""
 
-    def __init__(self, cache: KVCache, slots: Sequence[int], past: Sequence[int], new: Sequence[int]) -> None:
-        self.cache = cache
-        device = torch.device("cpu")
-        self.slots = torch.tensor(slots, device=device)  # [B]
-        self.chosen: slice | Tensor = slice(len(slots)) if list(slots) == list(range(len(slots))) else self.slots
-        self.span = min(bucketed(max(p + n for p, n in zip(past, new, strict=True))), cache.capacity)
-        fresh = torch.tensor(new, device=device)  # [B]
-        columns = torch.arange(max(new), device=device)
-        inside = columns < fresh[:, None]  # [B, T]
-        starts = fresh.cumsum(0) - fresh
-        self.rows, self.longest = len(new), max(new)
-        self.gather = torch.where(inside, starts[:, None] + columns, 0).flatten()  # [B*T] -> N
-        self.scatter = inside.flatten().nonzero().squeeze(1)  # [N] -> B*T
-        self.query_positions = torch.tensor(past, device=device)[:, None] + columns  # [B, T]
-        self.positions = self.query_positions.flatten()[self.scatter]  # [N]
-        self.token_slots = self.slots.repeat_interleave(fresh)  # [N]
-        self.last = fresh.cumsum(0) - 1  # [B] -> N: whose logits are sampled from
-        self.masks: dict[int | None, Tensor] = {}
-
-    def attend(self, call: AttentionCall) -> Tensor:
-        keys, values = self.cache.layer(call)
-        keys[self.token_slots, :, self.positions] = call.key
-        values[self.token_slots, :, self.positions] = call.value
-        query = call.query[self.gather].view(self.rows, self.longest, *call.query.shape[1:]).transpose(1, 2)
-        out = masked_attention(
-            call,
-            query,
-            keys[self.chosen, :, : self.span],
-            values[self.chosen, :, : self.span],
-            self._mask(call.window),
-        )
-        return out.transpose(1, 2).flatten(0, 1)[self.scatter]
-
-    def _mask(self, window: int | None) -> Tensor:
-        if window not in self.masks:
-            seen = visible(self.query_positions[:, :, None], torch.arange(self.span), window)
-            self.masks[window] = seen[:, None]  # [B, 1, T, span]
-        return self.masks[window]
+    slot: int
+    past: int
+    new: int
 
 
-class DecodePlan:
-    """One new token for each of B sessions.
+class RowsPlan:
+    """New tokens of several sessions, packed: written to their slots, each seeing its own context.
 
-    Reading the cache is most of the work, so what all of them hold alike is read once:
+    Inside attention a session is a row of T queries, those with fewer tokens padded:
+
+        tokens  a a b c c c      rows  a a .     of all slots up to the highest in use, so that keys and values are
+                                       b . .     a view of the cache; where few of them are in use, only of these,
+                                       c c c     whose keys and values are then copied
+
+    Reading the cache is most of the work, so what all sessions hold alike is read once:
 
         positions  0 .. shared       the prompt that they have in common: from the first session's slot, for all
                    shared .. span    each session's own
-
-    The latter is taken from all slots up to the highest in use, as a view: gathering the rows in use would copy the
-    cache. Where few of them are in use, the copy is the smaller cost.
     """
 
-    def __init__(self, cache: KVCache, slots: Tensor, positions: Tensor, shared: int = 0) -> None:
+    def __init__(self, cache: KVCache, stretches: Sequence[Stretch], shared: int = 0) -> None:
         self.cache = cache
-        self.slots = slots  # [B]
-        self.positions = positions  # [B]
-        self.first, self.shared = int(slots[0]), shared
-        self.span = min(bucketed(int(positions.max()) + 1), cache.capacity)
+        self.first, self.shared = stretches[0].slot, shared
+        slots = torch.tensor([each.slot for each in stretches])  # [B]
+        past, new = torch.tensor([each.past for each in stretches]), torch.tensor([each.new for each in stretches])
+        self.width = int(new.max())
+        self.span = min(bucketed(int((past + new).max())), cache.capacity)
+        columns = torch.arange(self.width)
+        inside = columns < new[:, None]  # [B, T]
+        self.positions = (past[:, None] + columns)[inside]  # [N]
+        self.token_slots = slots.repeat_interleave(new)  # [N]
         top = int(slots.max()) + 1
-        self.gathers = 2 * len(slots) < top
-        self.dense = len(slots) == top
-        self.row_positions = positions
-        if not self.gathers and not self.dense:
-            self.row_positions = positions.new_zeros(top).index_copy_(0, slots, positions)
+        few = 2 * len(slots) < top
+        self.rows = len(slots) if few else top
+        self.chosen = slots if few else slice(top)
+        numbers = torch.arange(self.rows) if few else slots
+        self.places = (numbers[:, None] * self.width + columns)[inside]  # [N] -> R*T
+        self.full = len(self.places) == self.rows * self.width
         self.masks: dict[int | None, Tensor] = {}
         self.biases: dict[int | None, Tensor] = {}
 
     def attend(self, call: AttentionCall) -> Tensor:
         keys, values = self.cache.layer(call)
-        keys[self.slots, :, self.positions] = call.key
-        values[self.slots, :, self.positions] = call.value
-        query, rows = call.query, len(self.row_positions)
-        if not self.gathers and not self.dense:
-            query = query.new_zeros(rows, *query.shape[1:]).index_copy_(0, self.slots, query)
-        if call.softcap is None and query.dtype == torch.float32:
+        keys[self.token_slots, :, self.positions] = call.key
+        values[self.token_slots, :, self.positions] = call.value
+        query = self._in_rows(call.query).unflatten(0, (self.rows, self.width))  # [R, T, H, D]
+        if self.width <= NARROW and call.softcap is None and query.dtype == torch.float32:
             out = self._attend_apart(call, query, keys, values)
         else:
             own = self._own(keys, 0), self._own(values, 0)
-            out = masked_attention(call, query[:, :, None], *own, self._mask(call.window))[:, :, 0]
-        return out if self.gathers or self.dense else out[self.slots]
+            out = masked_attention(call, query.transpose(1, 2), *own, self._mask(call.window)).transpose(1, 2)
+        out = out.flatten(0, 1)
+        return out if self.full else out.index_select(0, self.places)
+
+    def _in_rows(self, tokens: Tensor) -> Tensor:
+        """[N, ...] -> [R*T, ...], 0 where a row has no token"""
+        if self.full:
+            return tokens
+        return tokens.new_zeros(self.rows * self.width, *tokens.shape[1:]).index_copy_(0, self.places, tokens)
 
     def _own(self, tensor: Tensor, start: int) -> Tensor:
         """The rows' own keys or values from a position on. [R, KV, span - start, D]"""
-        chosen = self.slots if self.gathers else slice(len(self.row_positions))
-        return tensor[chosen, :, start : self.span]
+        return tensor[self.chosen, :, start : self.span]
 
     def _attend_apart(self, call: AttentionCall, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Scores against what is shared and what is each row's own, one softmax over both. [R, H, D]
+        """Scores against what is shared and what is each row's own, one softmax over both. [R, T, H, D]
 
-        The G query heads that read the same keys go together, so that these, too, are read once.
+        The T queries of the G heads that read the same keys go together, so that these, too, are read once.
         """
-        rows, heads, size = query.shape
+        rows, width, heads, size = query.shape
         kv, shared = keys.shape[1], self.shared
-        query = (query * call.scale).view(rows, kv, heads // kv, size)  # [R, KV, G, D]
-        scores = query @ self._own(keys, shared).transpose(2, 3)
+        query = (query * call.scale).view(rows, width, kv, -1, size).transpose(1, 2).reshape(rows, kv, -1, size)
+        scores = query @ self._own(keys, shared).transpose(2, 3)  # [R, KV, T*G, span]
         if shared:
             scores = torch.cat([_for_all(query, keys[self.first, :, :shared].transpose(1, 2)), scores], dim=-1)
-        weights = scores.add_(self._bias(call.window)).softmax(dim=-1)  # [R, KV, G, span]
+        by_query = scores.view(rows, kv, width, -1, self.span).add_(self._bias(call.window))
+        weights = by_query.softmax(dim=-1).view_as(scores)
         out = weights[..., shared:] @ self._own(values, shared)
         if shared:
             out += _for_all(weights[..., :shared], values[self.first, :, :shared])
-        return out.view(rows, heads, size)
+        return out.view(rows, kv, width, -1, size).transpose(1, 2).reshape(rows, width, heads, size)
 
     def _mask(self, window: int | None) -> Tensor:
+        """What each query sees. [R, 1, T, span]"""
         if window not in self.masks:
-            seen = visible(self.row_positions[:, None], torch.arange(self.span), window)
-            self.masks[window] = seen[:, None, None]  # [R, 1, 1, span]
+            positions = self._in_rows(self.positions).view(self.rows, self.width)
+            self.masks[window] = visible(positions[:, :, None], torch.arange(self.span), window)[:, None]
         return self.masks[window]
 
     def _bias(self, window: int | None) -> Tensor:
-        """What is added to the scores: 0 where a row sees, minus infinity elsewhere. [R, 1, 1, span]"""
+        """What is added to the scores: 0 where a query sees, minus infinity elsewhere. [R, 1, T, 1, span]"""
         if window not in self.biases:
-            seen = self._mask(window)
+            seen = self._mask(window)[:, :, :, None]
             self.biases[window] = torch.zeros(seen.shape).masked_fill_(~seen, float("-inf"))
         return self.biases[window]
 
 
 class MixedPlan:
-    """New contexts first, then sessions that go on by one token: two kinds of attention in one forward.
+    """Sessions with many new tokens and sessions with few: two kinds of rows in one forward.
 
     Everything but attention then runs once for both, which is what a small model's time goes to.
     """
 
-    def __init__(self, prefill: PrefillPlan | None, decode: DecodePlan | None) -> None:
-        self.parts: list[PrefillPlan | DecodePlan] = [part for part in (prefill, decode) if part is not None]
-        self.sizes = [len(part.positions) for part in self.parts]
-        self.positions = torch.cat([part.positions for part in self.parts])  # [N]
-        lasts = [] if prefill is None else [prefill.last]
-        if decode is not None:
-            lasts.append(torch.arange(len(self.positions) - len(decode.positions), len(self.positions)))
-        self.last = torch.cat(lasts)  # [B] -> N: whose logits are sampled from
+    def __init__(self, parts: Sequence[RowsPlan]) -> None:
+        self.parts = parts
+        self.sizes = [len(part.positions) for part in parts]
+        self.positions = torch.cat([part.positions for part in parts])  # [N]
 
     def attend(self, call: AttentionCall) -> Tensor:
         if len(self.parts) == 1:

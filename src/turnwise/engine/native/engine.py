@@ -17,9 +17,8 @@ class NativeSession:
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, restart: bool = False) -> Completion:
         if restart:
-            self._slot.length = 0
-            self._slot.pending.clear()
-        self._slot.pending.extend(ids)
+            self._slot.restart()
+        self._slot.append(ids)
         if not self._slot.pending:
             raise ValueError("nothing to generate from: give at least one id")
         return await self._engine.submit(Request(slot=self._slot, sampling=sampling))

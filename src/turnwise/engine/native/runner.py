@@ -1,16 +1,18 @@
-"""What one pass does: one forward over new contexts and running sessions, a token for each. No asyncio here."""
+"""What one pass does: one forward over new contexts and running sessions, a token or more for each. No asyncio here."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, takewhile
+from itertools import accumulate, chain, groupby, takewhile
 
 import torch
 from torch import Tensor, nn
 
 from turnwise.core.protocols import Sampling
 from turnwise.core.trajectory import Stop
-from turnwise.engine.native.cache import DecodePlan, KVCache, MixedPlan, PrefillPlan
+from turnwise.engine.native.cache import NARROW, KVCache, MixedPlan, RowsPlan, Stretch
+from turnwise.engine.native.guessing import LONGEST, NO_TAIL, Guesser, Tail, worthwhile
 from turnwise.engine.native.sampling import Rows, sample, uniforms
+from turnwise.models.attention import check_attention
 from turnwise.models.last_layer import last_layer_only_at
 
 SHARED_PREFIX = 16
@@ -35,6 +37,17 @@ class Slot:
     sampled: int = 0
     prefix: Prefix | None = None
     """What it shares with others that hold the same one."""
+    tail: Tail = NO_TAIL
+
+    def append(self, ids: Sequence[int]) -> None:
+        """More context, for the next pass."""
+        self.pending.extend(ids)
+        before, last = (*self.tail, *ids[-2:])[-2:]
+        self.tail = (before, last)
+
+    def restart(self) -> None:
+        self.length, self.tail = 0, NO_TAIL
+        self.pending.clear()
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +61,25 @@ class Request:
     stop: Stop | None = None
 
 
+@dataclass(slots=True, eq=False)
+class Line:
+    """What one slot runs in a pass: its pending tokens, and a guess at what will be sampled after them."""
+
+    slot: Slot
+    guess: list[int] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+    """Of this slot, and of others with the same context, which are given copies."""
+
+    @property
+    def new(self) -> int:
+        return len(self.slot.pending) + len(self.guess)
+
+    @property
+    def read(self) -> int:
+        """Of how many tokens, the last ones, the logits are read."""
+        return 1 + len(self.guess)
+
+
 class Runner:
     def __init__(
         self,
@@ -58,27 +90,32 @@ class Runner:
         decode: Callable[[list[int]], str],
         prefill_tokens: int = 16384,
     ) -> None:
+        check_attention(model)
         self.model = model
-        self.counts: dict[str, int] = {"prefill_tokens": 0, "shared_tokens": 0, "decode_tokens": 0, "passes": 0}
+        self._parameters = sum(parameter.numel() for parameter in model.parameters())
+        self.counts = dict.fromkeys(
+            ("passes", "context_tokens", "shared_tokens", "sampled_tokens", "guessed_tokens", "right_guesses"), 0
+        )
         self.running: list[Request] = []
         self._cache = KVCache(slots)
         self._held: list[Slot] = []  # by index
         self._stop_ids = frozenset(stop_ids)
+        self._guesser = Guesser(self._stop_ids)
         self._decode_text = decode
         self._prefill_tokens = prefill_tokens
 
     @torch.inference_mode()
     def run_pass(self, arrived: list[Request]) -> list[Request]:
-        """A token for every session: those that arrived run their new context, in one forward with all others.
+        """A token or more for every session: those that arrived run their new context, in one forward with all others.
 
         Returns those that are done.
         """
         self.counts["passes"] += 1
+        running = [request for request in self.running if request.stop is None]
         *earlier, last = self._chunks(self._alike(arrived)) or [[]]
         for chunk in earlier:
-            self._forward(chunk, [])
-        running = [request for request in self.running if request.stop is None]
-        self._forward(last, running)
+            self._forward(chunk)
+        self._forward([*last, *([request] for request in running)])
         taken = [*arrived, *running]
         self.running = [request for request in taken if request.stop is None]
         self.running.sort(key=lambda request: request.slot.index)
@@ -100,6 +137,8 @@ class Runner:
             last.index = slot.index
             self._held[last.index] = last
             self.running.sort(key=lambda request: request.slot.index)
+        if not self._held:
+            self._guesser.forget()  # equal rounds begin equally, whatever was played before them
 
     def _alike(self, arrived: list[Request]) -> list[list[Request]]:
         """The requests by context, in the order of their slots: equal first prompts, as in a group, are run once."""
@@ -126,15 +165,15 @@ class Runner:
         first, *others = leaders
         rest = first.pending[shared:]
         del first.pending[shared:]
-        self._logits([first], [])
-        self._copy(first, others)
+        self._logits([Line(first)])
+        self._copy(first, others, first.length)
         first.pending = rest
 
-    def _copy(self, source: Slot, targets: list[Slot]) -> None:
+    def _copy(self, source: Slot, targets: list[Slot], positions: int) -> None:
         """Gives the targets what the source's cache holds, in place of as many of their pending tokens."""
         if not targets:
             return
-        self._cache.copy(source.index, [slot.index for slot in targets], source.length)
+        self._cache.copy(source.index, [slot.index for slot in targets], positions)
         self.counts["shared_tokens"] += source.length * len(targets)
         for slot in targets:
             del slot.pending[: source.length - slot.length]
@@ -153,69 +192,93 @@ class Runner:
             tokens += size
         return chunks
 
-    def _forward(self, arrived: list[list[Request]], running: list[Request]) -> None:
-        """One forward for new contexts and running sessions alike, and a token for each of them."""
-        if not arrived and not running:
+    def _forward(self, groups: list[list[Request]]) -> None:
+        """One forward for new contexts and running sessions alike, and what it gives each of them."""
+        if not groups:
             return
-        logits = self._logits([leader.slot for leader, *_ in arrived], [request.slot for request in running])
-        for leader, *followers in arrived:
-            self._copy(leader.slot, [follower.slot for follower in followers])
-        if any(len(group) > 1 for group in arrived):
-            repeats = torch.tensor([*(len(group) for group in arrived), *(1 for _ in running)])
-            logits = logits.repeat_interleave(repeats, dim=0)
-        self._sample([*chain.from_iterable(arrived), *running], logits)
+        least = worthwhile(sum(map(len, groups)), self._parameters)
+        lines = [Line(group[0].slot, self._guess(group, least), group) for group in groups]
+        lines.sort(key=lambda line: line.new <= NARROW)
+        logits = self._logits(lines)
+        for line in lines:
+            others = [request.slot for request in line.requests[1:]]
+            self._copy(line.slot, others, line.slot.length + len(line.guess))
+        self._sample(lines, logits)
 
-    def _logits(self, extended: list[Slot], decoded: list[Slot]) -> Tensor:
-        """Appends pending tokens to the caches, many for some and one for others; logits after the last of each."""
-        slots = [*extended, *decoded]
-        self._cache.reserve(max(slot.length + len(slot.pending) for slot in slots))
-        plan = MixedPlan(self._prefill_plan(extended), self._decode_plan(decoded))
-        ids = torch.tensor([token for slot in slots for token in slot.pending])
-        self.counts["prefill_tokens"] += len(ids) - len(decoded)
-        self.counts["decode_tokens"] += len(decoded)
-        for slot in slots:
-            slot.length += len(slot.pending)
-            slot.pending.clear()
-        if not extended:
-            return self._run(ids, plan)
-        with last_layer_only_at(self.model, plan.last):
-            return self._run(ids, plan, logits_to_keep=plan.last)
+    def _guess(self, group: list[Request], least: float) -> list[int]:
+        left = min(request.sampling.max_tokens - len(request.ids) for request in group)
+        return self._guesser.guess(group[0].slot.tail, most=min(LONGEST, left - 1), least=least)
 
-    def _prefill_plan(self, slots: list[Slot]) -> PrefillPlan | None:
-        if not slots:
-            return None
-        past, new = [slot.length for slot in slots], [len(slot.pending) for slot in slots]
-        return PrefillPlan(self._cache, [slot.index for slot in slots], past, new)
+    def _logits(self, lines: list[Line]) -> Tensor:
+        """Appends pending tokens to the caches, and guesses after them; logits after each token that is read."""
+        tokens = [token for line in lines for token in (*line.slot.pending, *line.guess)]
+        ends = accumulate(line.new for line in lines)
+        read = [place for end, line in zip(ends, lines, strict=True) for place in range(end - line.read, end)]
+        plan = self._plan(lines)
+        for line in lines:
+            if len(line.slot.pending) > 1:
+                self.counts["context_tokens"] += len(line.slot.pending)
+            line.slot.length += len(line.slot.pending)
+            line.slot.pending.clear()
+        if len(read) == len(tokens):
+            return self._run(tokens, plan)
+        keep = torch.tensor(read)
+        with last_layer_only_at(self.model, keep):
+            return self._run(tokens, plan, logits_to_keep=keep)
 
-    def _decode_plan(self, slots: list[Slot]) -> DecodePlan | None:
-        if not slots:
-            return None
-        prefixes = {slot.prefix for slot in slots}
-        prefix = prefixes.pop() if len(prefixes) == 1 < len(slots) else None
-        return DecodePlan(
-            self._cache,
-            torch.tensor([slot.index for slot in slots]),
-            torch.tensor([slot.length for slot in slots]),
-            shared=0 if prefix is None else prefix.length,
-        )
+    def _plan(self, lines: list[Line]) -> MixedPlan:
+        """The lines lie in order: those with many new tokens, then those with few."""
+        self._cache.reserve(max(line.slot.length + line.new for line in lines))
+        parts = [list(part) for _, part in groupby(lines, key=lambda line: line.new <= NARROW)]
+        return MixedPlan([self._rows(part) for part in parts])
 
-    def _run(self, ids: Tensor, plan: MixedPlan, **options: Tensor) -> Tensor:
-        positions = plan.positions[None]
-        output = self.model(input_ids=ids[None], position_ids=positions, plan=plan, use_cache=False, **options)
-        return output.logits[0]
+    def _rows(self, lines: list[Line]) -> RowsPlan:
+        prefixes = {line.slot.prefix for line in lines}
+        prefix = prefixes.pop() if len(prefixes) == 1 < len(lines) else None
+        stretches = [Stretch(line.slot.index, line.slot.length, line.new) for line in lines]
+        return RowsPlan(self._cache, stretches, shared=0 if prefix is None else prefix.length)
 
-    def _sample(self, requests: list[Request], logits: Tensor) -> None:
-        """Draws a token for each request; it enters the cache with the next pass."""
-        addresses = torch.tensor([request.slot.address for request in requests])
-        counters = torch.tensor([request.slot.sampled for request in requests])
-        rows = Rows.of([request.sampling for request in requests])
-        tokens, logprobs = sample(logits, rows, uniforms(addresses, counters))
-        for request, token, logprob in zip(requests, tokens.tolist(), logprobs.tolist(), strict=True):
+    def _run(self, tokens: list[int], plan: MixedPlan, **options: Tensor) -> Tensor:
+        ids, positions = torch.tensor(tokens)[None], plan.positions[None]
+        return self.model(input_ids=ids, position_ids=positions, plan=plan, use_cache=False, **options).logits[0]
+
+    def _sample(self, lines: list[Line], logits: Tensor) -> None:
+        """Draws at every position that was read; each request takes what it was drawn up to the first wrong guess."""
+        starts = accumulate((line.read for line in lines), initial=0)
+        rows = [
+            (row, request.slot.address, request.slot.sampled + number, request.sampling)
+            for start, line in zip(starts, lines, strict=False)
+            for request in line.requests
+            for number, row in enumerate(range(start, start + line.read))
+        ]
+        chosen, addresses, counters, settings = zip(*rows, strict=True)
+        if len(rows) > len(logits):
+            logits = logits.index_select(0, torch.tensor(chosen))
+        numbers = uniforms(torch.tensor(addresses), torch.tensor(counters))
+        drawn = list(zip(*(column.tolist() for column in sample(logits, Rows.of(settings), numbers)), strict=True))
+        place = 0
+        for line in lines:
+            for request in line.requests:
+                self._take(request, line.guess, drawn[place : place + line.read])
+                place += line.read
+
+    def _take(self, request: Request, guess: list[int], drawn: list[tuple[int, float]]) -> None:
+        """The last token taken enters the cache with the next pass; those before it were guessed, and are there."""
+        slot = request.slot
+        for number, (token, logprob) in enumerate(drawn):
             request.ids.append(token)
             request.logprobs.append(logprob)
-            request.slot.sampled += 1
-            request.slot.pending.append(token)
             request.stop = self._why_stop(request)
+            self._guesser.learn(slot.tail, token)
+            slot.tail = (slot.tail[1], token)
+            if request.stop is not None or number == len(guess) or token != guess[number]:
+                break
+        slot.sampled += number + 1
+        slot.length += number
+        slot.pending.append(token)
+        self.counts["sampled_tokens"] += number + 1
+        self.counts["guessed_tokens"] += len(guess)
+        self.counts["right_guesses"] += number
 
     def _why_stop(self, request: Request) -> Stop | None:
         if request.ids[-1] in self._stop_ids:

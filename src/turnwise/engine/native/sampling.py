@@ -38,7 +38,7 @@ def uniforms(addresses: Tensor, counters: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The sampling settings of B rows as tensors."""
+    """The sampling settings of B rows as tensors, of one number where they are the same for all."""
 
     temperatures: Tensor  # [B], 1 for greedy rows
     greedy: Tensor | None  # [B] bool; None: no row is greedy
@@ -47,6 +47,8 @@ class Rows:
 
     @classmethod
     def of(cls, settings: Sequence[Sampling]) -> "Rows":
+        if all(setting is settings[0] for setting in settings):
+            settings = settings[:1]
         temperatures = [setting.temperature for setting in settings]
         truncates = any(setting.top_p < 1 or setting.top_k > 0 for setting in settings)
         return cls(

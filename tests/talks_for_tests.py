@@ -1,0 +1,65 @@
+"""Conversations with the native engine, and what a plain forward says of them."""
+
+import asyncio
+from collections.abc import Sequence
+
+import torch
+
+from models_for_tests import VOCABULARY, random_model
+from turnwise.core.protocols import Completion, Sampling
+from turnwise.core.task import EpisodeKey, Task
+from turnwise.engine.native.engine import NativeEngine
+from turnwise.models.attention import ATTENTION
+
+STOP_ID = 1
+
+Talks = list[tuple[EpisodeKey, list[list[int]]]]
+"""Who talks, and what it is told before each of its turns."""
+
+
+def key(seed: int, member: int = 0) -> EpisodeKey:
+    return EpisodeKey(run_seed=0, round=0, task=Task(env="test", seed=seed), member=member)
+
+
+def text_of(ids: list[int]) -> str:
+    return "".join(chr(ord("A") + token) for token in ids)
+
+
+def make_engine(family: str = "llama", *, slots: int = 8, deterministic: bool = True) -> NativeEngine:
+    model = random_model(family, ATTENTION)
+    return NativeEngine(model, slots=slots, stop_ids=[STOP_ID], decode=text_of, deterministic=deterministic)
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return torch.randint(3, VOCABULARY, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+async def talk(
+    engine: NativeEngine, episode: EpisodeKey, contexts: Sequence[list[int]], sampling: Sampling
+) -> list[Completion]:
+    async with engine.open(episode) as session:
+        return [await session.generate(context, sampling) for context in contexts]
+
+
+def run_talks(engine: NativeEngine, talks: Talks, sampling: Sampling) -> list[list[Completion]]:
+    async def together() -> list[list[Completion]]:
+        return await asyncio.gather(*(talk(engine, each, contexts, sampling) for each, contexts in talks))
+
+    return asyncio.run(together())
+
+
+def full_forward_logprobs(
+    family: str, contexts: list[list[int]], said: list[Completion], temperature: float
+) -> torch.Tensor:
+    """The log-probabilities of all that was said, from one plain forward over the whole conversation."""
+    ids: list[int] = []
+    sampled: list[int] = []
+    for context, completion in zip(contexts, said, strict=True):
+        ids += context
+        sampled += range(len(ids), len(ids) + len(completion.ids))
+        ids += completion.ids
+    with torch.no_grad():
+        logits = random_model(family, "eager")(torch.tensor([ids])).logits[0]
+    places = torch.tensor(sampled)
+    logprobs = (logits / temperature).log_softmax(-1)
+    return logprobs[places - 1, torch.tensor(ids)[places]]
