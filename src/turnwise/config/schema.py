@@ -5,12 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-MAX_SEED = 2**63 - 1
-
-Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
-Positive = Annotated[int, Field(ge=1)]
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
-NonNegative = Annotated[float, Field(ge=0.0)]
+from turnwise.config.numbers import NonNegative, Positive, Seed, Share
 
 
 class Section(BaseModel):

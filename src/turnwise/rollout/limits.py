@@ -22,4 +22,5 @@ class Limits:
     def turn_sampling(self, pending: Pending) -> Sampling:
         """The turn's budget shrinks to what is left, so that the last turn never overruns the context."""
         most = self.sampling.max_tokens if pending.max_new_tokens is None else pending.max_new_tokens
-        return replace(self.sampling, max_tokens=min(most, self.max_tokens - pending.context_length))
+        most = min(most, self.max_tokens - pending.context_length)
+        return self.sampling if most == self.sampling.max_tokens else replace(self.sampling, max_tokens=most)

@@ -68,7 +68,7 @@ class Stretch:
 
 
 class RowsPlan:
-    """New tokens of several sessions, packed: written to their slots, each seeing its own context.
+    """New tokens of several sessions, by slot and packed: written to their slots, each seeing its own context.
 
     Inside attention a session is a row of T queries, those with fewer tokens padded:
 

@@ -42,8 +42,7 @@ class NativeEngine:
         self.policy_version = 0
         self._runner = Runner(model, slots=slots, stop_ids=stop_ids, decode=decode)
         self._deterministic = deterministic
-        self._slots = slots
-        self._slot_freed = asyncio.Condition()
+        self._free_slots = asyncio.Semaphore(slots)
         self._live = 0
         self._arrived: list[Request] = []
         self._answers: dict[Slot, asyncio.Future[Completion]] = {}  # a session waits for one answer at a time
@@ -61,20 +60,17 @@ class NativeEngine:
 
     @asynccontextmanager
     async def _session(self, key: EpisodeKey) -> AsyncIterator[NativeSession]:
-        async with self._slot_freed:
-            await self._slot_freed.wait_for(lambda: self._live < self._slots)
+        async with self._free_slots:
             slot = self._runner.claim(key.address)
             self._live += 1
-        if self._server is None or self._server.done():
-            self._server = asyncio.create_task(self._serve())
-        try:
-            yield NativeSession(self, slot)
-        finally:
-            self._live -= 1
-            self._forget(slot)
-            async with self._slot_freed:
-                self._slot_freed.notify()
-            self._changed.set()
+            if self._server is None or self._server.done():
+                self._server = asyncio.create_task(self._serve())
+            try:
+                yield NativeSession(self, slot)
+            finally:
+                self._live -= 1
+                self._forget(slot)
+                self._changed.set()
 
     async def submit(self, request: Request) -> Completion:
         answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()

@@ -98,7 +98,8 @@ class Runner:
         )
         self.running: list[Request] = []
         self._cache = KVCache(slots)
-        self._held: list[Slot] = []  # by index
+        self._held: dict[int, Slot] = {}  # by index
+        self._free: list[int] = []
         self._stop_ids = frozenset(stop_ids)
         self._guesser = Guesser(self._stop_ids)
         self._decode_text = decode
@@ -111,6 +112,7 @@ class Runner:
         Returns those that are done.
         """
         self.counts["passes"] += 1
+        self._close_up()
         running = [request for request in self.running if request.stop is None]
         *earlier, last = self._chunks(self._alike(arrived)) or [[]]
         for chunk in earlier:
@@ -118,27 +120,33 @@ class Runner:
         self._forward([*last, *([request] for request in running)])
         taken = [*arrived, *running]
         self.running = [request for request in taken if request.stop is None]
-        self.running.sort(key=lambda request: request.slot.index)
         return [request for request in taken if request.stop is not None]
 
     def claim(self, address: int) -> Slot:
         """A place for a session; the caller sees to it that one is left."""
-        slot = Slot(index=len(self._held), address=address)
-        self._held.append(slot)
+        slot = Slot(index=self._free.pop() if self._free else len(self._held), address=address)
+        self._held[slot.index] = slot
         return slot
 
-    @torch.inference_mode()
     def release(self, slot: Slot) -> None:
-        """Ends what the slot still ran. The last one moves into its place, so that decoding reads no empty slots."""
+        """Ends what the slot still ran."""
         self.running = [request for request in self.running if request.slot is not slot]
-        last = self._held.pop()
-        if last is not slot:
-            self._cache.copy(last.index, [slot.index], last.length)
-            last.index = slot.index
-            self._held[last.index] = last
-            self.running.sort(key=lambda request: request.slot.index)
+        del self._held[slot.index]
+        self._free.append(slot.index)
         if not self._held:
             self._guesser.forget()  # equal rounds begin equally, whatever was played before them
+
+    def _close_up(self) -> None:
+        """The last slots move into places that are free, so that decoding reads no empty slots."""
+        for index in sorted(self._free):
+            last = max(self._held)
+            if last < index:
+                break
+            slot = self._held.pop(last)
+            self._cache.copy(last, [index], slot.length)
+            slot.index = index
+            self._held[index] = slot
+        self._free.clear()
 
     def _alike(self, arrived: list[Request]) -> list[list[Request]]:
         """The requests by context, in the order of their slots: equal first prompts, as in a group, are run once."""
@@ -198,7 +206,7 @@ class Runner:
             return
         least = worthwhile(sum(map(len, groups)), self._parameters)
         lines = [Line(group[0].slot, self._guess(group, least), group) for group in groups]
-        lines.sort(key=lambda line: line.new <= NARROW)
+        lines.sort(key=lambda line: (line.new <= NARROW, line.slot.index))
         logits = self._logits(lines)
         for line in lines:
             others = [request.slot for request in line.requests[1:]]
@@ -227,7 +235,7 @@ class Runner:
             return self._run(tokens, plan, logits_to_keep=keep)
 
     def _plan(self, lines: list[Line]) -> MixedPlan:
-        """The lines lie in order: those with many new tokens, then those with few."""
+        """The lines lie in order: those with many new tokens, then those with few, each kind by its slots."""
         self._cache.reserve(max(line.slot.length + line.new for line in lines))
         parts = [list(part) for _, part in groupby(lines, key=lambda line: line.new <= NARROW)]
         return MixedPlan([self._rows(part) for part in parts])

@@ -1,14 +1,15 @@
 """The frozen lake: a small grid, random maps, a goal to reach and holes to keep out of."""
 
 import random
+from functools import lru_cache
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from turnwise.config.schema import Share
+from turnwise.config.numbers import Share
 from turnwise.core.messages import Picture
-from turnwise.envs.frozen_lake.lake import MOVES, generate, shortest_way
-from turnwise.envs.grid import grid_text, legend
+from turnwise.envs.frozen_lake.lake import MOVES, Lake, generate, shortest_way
+from turnwise.envs.grid import Cell, grid_text, legend
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, goes_on, lost, won
 
 SYMBOLS = {"player": "P", "ice": "_", "hole": "O", "goal": "G", "player_in_hole": "X", "player_on_goal": "√"}
@@ -64,11 +65,22 @@ class FrozenLake(TextEnv):
         return shortest_way(self.lake, self.player)
 
     def draw(self) -> Picture:
-        row, column = self.player
-        rows = list(self.lake.ground)
-        under = {"goal": "player_on_goal", "hole": "player_in_hole", "ice": "player"}[rows[row][column]]
-        rows[row] = (*rows[row][:column], under, *rows[row][column + 1 :])
-        return Picture(rows=tuple(rows))
+        return drawn(self.lake, self.player)
 
     def state_key(self) -> str:
-        return grid_text(self.draw().rows, SYMBOLS)
+        return text_of(self.lake, self.player)
+
+
+@lru_cache(maxsize=4096)
+def drawn(lake: Lake, player: Cell) -> Picture:
+    """Asked for several times a turn, so it is kept for a while."""
+    row, column = player
+    rows = list(lake.ground)
+    under = {"goal": "player_on_goal", "hole": "player_in_hole", "ice": "player"}[rows[row][column]]
+    rows[row] = (*rows[row][:column], under, *rows[row][column + 1 :])
+    return Picture(rows=tuple(rows))
+
+
+@lru_cache(maxsize=4096)
+def text_of(lake: Lake, player: Cell) -> str:
+    return grid_text(drawn(lake, player).rows, SYMBOLS)
