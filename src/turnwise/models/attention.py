@@ -75,12 +75,15 @@ def check_attention(model: Any) -> None:
         raise ValueError(f'load the model with attn_implementation="{ATTENTION}"')
 
 
-def visible(query_positions: Tensor, key_positions: Tensor, window: int | None) -> Tensor:
-    """Which keys a query sees: those at or before its position and inside the window. Broadcasts."""
-    seen = key_positions <= query_positions
+def blinders(query_positions: Tensor, key_positions: Tensor, window: int | None) -> Tensor:
+    """What is added to attention scores: 0 where a query sees a key, minus infinity elsewhere. Broadcasts.
+
+    A query sees keys at or before its position and inside the window.
+    """
+    hidden = key_positions > query_positions
     if window is not None:
-        seen = seen & (key_positions > query_positions - window)
-    return seen
+        hidden |= key_positions <= query_positions - window
+    return torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, float("-inf"))
 
 
 def masked_attention(
@@ -88,12 +91,13 @@ def masked_attention(
     query: Tensor,  # [B, H, Tq, D]
     key: Tensor,  # [B, KV, Tk, D]
     value: Tensor,
-    mask: Tensor,  # [B, 1, Tq, Tk] bool
+    mask: Tensor,  # [B, 1, Tq, Tk], as `blinders` makes it
 ) -> Tensor:
-    """Attention where `mask` is True, with the soft cap if the model has one. [B, H, Tq, D]"""
+    """Attention with the soft cap if the model has one. [B, H, Tq, D]"""
+    mask = mask.to(query.dtype)
     if call.softcap is None:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=call.scale, enable_gqa=True)
     repeats = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
     scores = torch.tanh(query @ key.transpose(2, 3) * (call.scale / call.softcap)) * call.softcap
-    return scores.masked_fill(~mask, float("-inf")).softmax(dim=-1) @ value
+    return (scores + mask).softmax(dim=-1) @ value

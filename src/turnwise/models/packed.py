@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from turnwise.models.attention import AttentionCall, masked_attention, visible
+from turnwise.models.attention import AttentionCall, blinders, masked_attention
 
 ALIKE = 0.7
 """Rows are padded together while the shortest has at least this share of the longest's length."""
@@ -73,7 +73,7 @@ class _Block:
             positions = above + self.rows.columns  # [B, T]
             before = self.prefixes.columns.expand(len(parents), -1)  # [B, P]
             keys = torch.cat([torch.where(before < above, before, NEVER), positions], dim=1)
-            self.masks[window] = visible(positions[:, :, None], keys[:, None, :], window)[:, None]
+            self.masks[window] = blinders(positions[:, :, None], keys[:, None, :], window)[:, None]
         return self.masks[window]
 
 
@@ -145,7 +145,7 @@ def causal_attention(call: AttentionCall, query: Tensor, key: Tensor, value: Ten
         gqa = key.shape[1] != query.shape[1]
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=call.scale, enable_gqa=gqa)
     columns = torch.arange(longest, device=query.device)
-    return masked_attention(call, query, key, value, visible(columns[:, None], columns, call.window)[None, None])
+    return masked_attention(call, query, key, value, blinders(columns[:, None], columns, call.window)[None, None])
 
 
 def _alike(lengths: Sequence[int], parents: Sequence[int], start: int) -> Iterator[tuple[int, int]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from turnwise.models.attention import AttentionCall, masked_attention, visible
+from turnwise.models.attention import AttentionCall, blinders, masked_attention
 
 BUCKET = 32
 """Attention reads up to a multiple of this many positions, so that shapes repeat."""
@@ -101,7 +101,6 @@ class RowsPlan:
         self.places = (numbers[:, None] * self.width + columns)[inside]  # [N] -> R*T
         self.full = len(self.places) == self.rows * self.width
         self.masks: dict[int | None, Tensor] = {}
-        self.biases: dict[int | None, Tensor] = {}
 
     def attend(self, call: AttentionCall) -> Tensor:
         keys, values = self.cache.layer(call)
@@ -137,7 +136,7 @@ class RowsPlan:
         scores = query @ self._own(keys, shared).transpose(2, 3)  # [R, KV, T*G, span]
         if shared:
             scores = torch.cat([_for_all(query, keys[self.first, :, :shared].transpose(1, 2)), scores], dim=-1)
-        by_query = scores.view(rows, kv, width, -1, self.span).add_(self._bias(call.window))
+        by_query = scores.view(rows, kv, width, -1, self.span).add_(self._mask(call.window)[:, :, :, None])
         weights = by_query.softmax(dim=-1).view_as(scores)
         out = weights[..., shared:] @ self._own(values, shared)
         if shared:
@@ -145,18 +144,11 @@ class RowsPlan:
         return out.view(rows, kv, width, -1, size).transpose(1, 2).reshape(rows, width, heads, size)
 
     def _mask(self, window: int | None) -> Tensor:
-        """What each query sees. [R, 1, T, span]"""
+        """What is added to the scores. [R, 1, T, span]"""
         if window not in self.masks:
             positions = self._in_rows(self.positions).view(self.rows, self.width)
-            self.masks[window] = visible(positions[:, :, None], torch.arange(self.span), window)[:, None]
+            self.masks[window] = blinders(positions[:, :, None], torch.arange(self.span), window)[:, None]
         return self.masks[window]
-
-    def _bias(self, window: int | None) -> Tensor:
-        """What is added to the scores: 0 where a query sees, minus infinity elsewhere. [R, 1, T, 1, span]"""
-        if window not in self.biases:
-            seen = self._mask(window)[:, :, :, None]
-            self.biases[window] = torch.zeros(seen.shape).masked_fill_(~seen, float("-inf"))
-        return self.biases[window]
 
 
 class MixedPlan:

@@ -57,7 +57,10 @@ class Guesser:
         self._seen: dict[Tail, Seen] = {}
 
     def learn(self, tail: Tail, token: int) -> None:
-        self._seen.setdefault(tail, Seen()).add(token)
+        seen = self._seen.get(tail)
+        if seen is None:
+            seen = self._seen[tail] = Seen()
+        seen.add(token)
 
     def guess(self, tail: Tail, *, most: int, least: float) -> list[int]:
         """Tokens to try after the tail, each with at least that chance of being reached and right."""

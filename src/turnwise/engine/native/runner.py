@@ -252,15 +252,15 @@ class Runner:
 
     def _sample(self, lines: list[Line], logits: Tensor) -> None:
         """Draws at every position that was read; each request takes what it was drawn up to the first wrong guess."""
-        starts = accumulate((line.read for line in lines), initial=0)
-        rows = [
-            (row, request.slot.address, request.slot.sampled + number, request.sampling)
-            for start, line in zip(starts, lines, strict=False)
-            for request in line.requests
-            for number, row in enumerate(range(start, start + line.read))
-        ]
-        chosen, addresses, counters, settings = zip(*rows, strict=True)
-        if len(rows) > len(logits):
+        start, chosen, addresses, counters, settings = 0, list[int](), list[int](), list[int](), list[Sampling]()
+        for line in lines:
+            for request in line.requests:
+                chosen += range(start, start + line.read)
+                addresses += [request.slot.address] * line.read
+                counters += range(request.slot.sampled, request.slot.sampled + line.read)
+                settings += [request.sampling] * line.read
+            start += line.read
+        if len(chosen) > start:
             logits = logits.index_select(0, torch.tensor(chosen))
         numbers = uniforms(torch.tensor(addresses), torch.tensor(counters))
         drawn = list(zip(*(column.tolist() for column in sample(logits, Rows.of(settings), numbers)), strict=True))
