@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from turnwise.core.samples import Batch
-from turnwise.models.last_layer import last_layer_only_at
+from turnwise.models.last_layer import last_layer, last_layer_only_at
 from turnwise.models.packed import PackedPlan
 
 
@@ -17,18 +17,18 @@ def packed_logits(model: Any, batch: Batch, keep: Tensor) -> tuple[Tensor, Tenso
     The model's own forward makes the logits, so scales and soft caps on them (Granite, Gemma-2) are applied.
     """
     with _input_of(model.get_output_embeddings()) as seen, last_layer_only_at(model, keep):
-        output = model(**_inputs(batch), logits_to_keep=keep)
+        output = model(**_inputs(model, batch, keep), logits_to_keep=keep)
     return output.logits[0], seen[0][0]
 
 
 def packed_hidden(trunk: Any, batch: Batch, keep: Tensor) -> Tensor:
     """Hidden states [K, H] of a model without a head."""
     with last_layer_only_at(trunk, keep):
-        return trunk(**_inputs(batch)).last_hidden_state[0, keep]
+        return trunk(**_inputs(trunk, batch, keep)).last_hidden_state[0, keep]
 
 
-def _inputs(batch: Batch) -> dict[str, Any]:
-    plan = PackedPlan(batch.lengths, batch.parents, batch.ids.device)
+def _inputs(model: Any, batch: Batch, keep: Tensor) -> dict[str, Any]:
+    plan = PackedPlan(batch.lengths, batch.parents, batch.ids.device, read=keep, last=last_layer(model))
     return {"input_ids": batch.ids[None], "position_ids": batch.positions[None], "plan": plan, "use_cache": False}
 
 

@@ -4,6 +4,7 @@ rows        p p p p p | q q | x x x x x x | a a a | b b b | c c    prefixes p an
 a sees      p p p p p                       a a a                  what members of a group share is computed once
 """
 
+import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,57 +24,97 @@ NEVER = 1 << 40
 class PackedPlan:
     """Lays the N packed tokens out as padded rows inside attention only; every other layer runs on the packed ones.
 
-    `parents[i]` is the row that row i continues, or -1. Rows that others continue come first.
+    `parents[i]` is the row that row i continues, or -1. Rows that others continue come first. In layer `last`, only
+    tokens `read` look at others: nobody reads what the rest of them would have seen.
     """
 
-    def __init__(self, lengths: Sequence[int], parents: Sequence[int], device: torch.device) -> None:
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        parents: Sequence[int],
+        device: torch.device,
+        read: Tensor | None = None,
+        last: int | None = None,
+    ) -> None:
         num_prefixes = max(parents, default=-1) + 1
         if any(parent >= 0 for parent in parents[:num_prefixes]):
             raise ValueError("rows that others continue come first and continue none")
+        self.last, self.read = last, None if read is None else read.unique()
         self.prefixes = Rows(lengths[:num_prefixes], device)
-        self.blocks = [
-            _Block(self.prefixes, lengths[start:end], parents[start:end], device)
-            for start, end in _alike(lengths, parents, num_prefixes)
-        ]
+        done, self.blocks, self.reading = self.prefixes.tokens, list[_Block](), list[_Block]()
+        for start, end in _alike(lengths, parents, num_prefixes):
+            block = _Block(self.prefixes, lengths[start:end], parents[start:end], done, device)
+            self.blocks.append(block)
+            if self.read is not None and (reading := block.reading(self.read)).queries.tokens:
+                self.reading.append(reading)
+            done += block.rows.tokens
 
     def attend(self, call: AttentionCall) -> Tensor:
         done, prefix = self.prefixes.tokens, None
-        out = []
         if done:
-            query, *prefix = (self.prefixes.unpack(each[:done]) for each in (call.query, call.key, call.value))
+            prefix = [self.prefixes.unpack(each[:done]) for each in (call.key, call.value)]
+        if self.read is not None and call.layer == self.last:
+            seen = [call.query[:0], *(block.attend(call, prefix) for block in self.reading)]
+            return torch.zeros_like(call.query).index_copy(0, self.read, torch.cat(seen))
+        out = []
+        if prefix is not None:
+            query = self.prefixes.unpack(call.query[:done])
             out.append(self.prefixes.pack(causal_attention(call, query, *prefix)))
-        for block in self.blocks:
-            here = slice(done, done + block.rows.tokens)
-            out.append(block.attend(call, here, prefix))
-            done = here.stop
-        return torch.cat(out)
+        return torch.cat([*out, *(block.attend(call, prefix) for block in self.blocks)])
 
 
 class _Block:
-    """Rows of about one length: all alone, or all continuing a prefix."""
+    """Rows of about one length: all alone, or all continuing a prefix. `start` is where they begin in the pack."""
 
-    def __init__(self, prefixes: "Rows", lengths: Sequence[int], parents: Sequence[int], device: torch.device) -> None:
+    def __init__(
+        self, prefixes: "Rows", lengths: Sequence[int], parents: Sequence[int], start: int, device: torch.device
+    ) -> None:
         self.prefixes, self.rows = prefixes, Rows(lengths, device)
         self.parents = torch.tensor(parents, device=device) if parents[0] >= 0 else None
+        self.start = start
+        self.read: Tensor | None = None
+        """Which tokens look; None: all, in rows as they lie."""
+        self.queries = self.rows
+        self.columns = self.rows.columns.expand(self.rows.count, -1)  # [B, Tq] of the queries in their rows
         self.masks: dict[int | None, Tensor] = {}
 
-    def attend(self, call: AttentionCall, here: slice, prefix: Sequence[Tensor] | None) -> Tensor:
-        query, key, value = (self.rows.unpack(each[here]) for each in (call.query, call.key, call.value))
-        if self.parents is None or prefix is None:
-            return self.rows.pack(causal_attention(call, query, key, value))
-        # Whole rows are selected: their gradient is a sum of few large slices, in a fixed order.
-        key = torch.cat([prefix[0].index_select(0, self.parents), key], dim=2)
-        value = torch.cat([prefix[1].index_select(0, self.parents), value], dim=2)
-        return self.rows.pack(masked_attention(call, query, key, value, self._mask(call.window, self.parents)))
+    def reading(self, read: Tensor) -> "_Block":
+        """The same rows, but only these tokens of the pack look, those among them that are the block's."""
+        ends = self.start + self.rows.size_tensor.cumsum(0)
+        block = copy.copy(self)
+        block.masks = {}
+        block.read = read[(read >= self.start) & (read < self.start + self.rows.tokens)]
+        row = torch.searchsorted(ends, block.read, right=True)
+        block.queries = Rows(row.bincount(minlength=self.rows.count).tolist(), read.device)
+        local = block.read - (ends - self.rows.size_tensor)[row]
+        block.columns = local[block.queries.gather].view(block.queries.count, block.queries.longest)
+        return block
 
-    def _mask(self, window: int | None, parents: Tensor) -> Tensor:
-        """The prefix's tokens, then the row's own up to the token itself. [B, 1, T, P + T]"""
+    def attend(self, call: AttentionCall, prefix: Sequence[Tensor] | None) -> Tensor:
+        here = slice(self.start, self.start + self.rows.tokens)
+        key, value = self.rows.unpack(call.key[here]), self.rows.unpack(call.value[here])
+        if self.read is None:
+            query = self.rows.unpack(call.query[here])
+        else:
+            query = self.queries.unpack(call.query.index_select(0, self.read))
+        if self.parents is not None and prefix is not None:
+            # Whole rows are selected: their gradient is a sum of few large slices, in a fixed order.
+            key = torch.cat([prefix[0].index_select(0, self.parents), key], dim=2)
+            value = torch.cat([prefix[1].index_select(0, self.parents), value], dim=2)
+        elif self.read is None:
+            return self.rows.pack(causal_attention(call, query, key, value))
+        return self.queries.pack(masked_attention(call, query, key, value, self._mask(call.window)))
+
+    def _mask(self, window: int | None) -> Tensor:
+        """The prefix's tokens, then the row's own up to the token itself. [B, 1, Tq, P + T]"""
         if window not in self.masks:
-            above = self.prefixes.size_tensor[parents][:, None]  # [B, 1]
-            positions = above + self.rows.columns  # [B, T]
-            before = self.prefixes.columns.expand(len(parents), -1)  # [B, P]
-            keys = torch.cat([torch.where(before < above, before, NEVER), positions], dim=1)
-            self.masks[window] = blinders(positions[:, :, None], keys[:, None, :], window)[:, None]
+            keys, queries = self.rows.columns.expand(self.rows.count, -1), self.columns
+            if self.parents is not None:
+                above = self.prefixes.size_tensor[self.parents][:, None]  # [B, 1]
+                before = self.prefixes.columns.expand(self.rows.count, -1)  # [B, P]
+                keys = torch.cat([torch.where(before < above, before, NEVER), above + keys], dim=1)
+                queries = above + queries
+            self.masks[window] = blinders(queries[:, :, None], keys[:, None, :], window)[:, None]
         return self.masks[window]
 
 
