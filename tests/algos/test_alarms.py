@@ -112,6 +112,27 @@ def test_repetition_is_part_of_the_echo_traps_line() -> None:
     assert ", members share 93 % of their text: the echo trap" in alarm.message
 
 
+def test_reward_that_rises_while_success_falls_is_named_and_is_no_echo_trap() -> None:
+    courses = {
+        "rollout__reward": falling(0.4, 0.9),
+        "rollout__success": falling(0.3, 0.02),
+        "rollout__reward_group_std": falling(0.4, 0.01),
+    }
+    (alarm,) = alarms_of(rows(**courses))
+    assert alarm.kind == "reward_hacked"
+    assert "while success fell from 31 % to" in alarm.message
+    assert alarms_of(rows(**courses | {"rollout__success": falling(0.3, 0.8)}))[0].kind == "echo_trap"
+
+
+@pytest.mark.parametrize(
+    ("reward", "success"), [((0.4, 0.9), (0.3, 0.25)), ((0.4, 0.9), (0.0, 0.0)), ((0.4, 0.3), (0.3, 0.02))]
+)
+def test_only_a_rise_with_a_fall_is_a_hacked_reward(reward: tuple[float, float], success: tuple[float, float]) -> None:
+    """Rewards may lead up to a success that is not there yet, and both may fall together."""
+    history = rows(rollout__reward=falling(*reward), rollout__success=falling(*success))
+    assert "reward_hacked" not in kinds(alarms_of(history))
+
+
 def test_entropy_collapse() -> None:
     (alarm,) = alarms_of(rows(train__entropy=falling(1.0, 0.01)))
     assert alarm.kind == "entropy_collapse"

@@ -40,6 +40,10 @@ class AlarmSettings:
     gradient_rows: int = 20
     length_factor: float = 3.0
     """Length explosion: this many times the length at the start, without more success."""
+    hacked_success: float = 0.5
+    """Hacked reward: success below this share of its start ..."""
+    hacked_rise: float = 0.5
+    """... while reward rose by this share of the first spread within groups."""
     information_share: float = 0.3
     """Template collapse: mutual information below this share of its start ..."""
     high_entropy_share: float = 0.5
@@ -110,10 +114,27 @@ def echo_trap(history: History, settings: AlarmSettings, slack: float) -> str | 
     spread = _trend(history, REWARD_STD, settings)
     if spread is None or spread.share >= settings.reward_std_share * slack or _solved(history, settings):
         return None
+    if reward_hacked(history, settings, slack) is not None:
+        return None  # all members found the same loophole
     alike = _trend(history, REPETITION, settings)
     repeated = f", members share {_percent(alike.now)} of their text" if alike is not None else ""
     return (
         f"reward std within groups fell to {_percent(spread.share)} of {spread.reference_name}{repeated}: the echo trap"
+    )
+
+
+def reward_hacked(history: History, settings: AlarmSettings, slack: float) -> str | None:
+    """What is paid is not what is wanted. Success that was never there says nothing: rewards may lead up to it."""
+    reward, success = _trend(history, REWARD, settings), _trend(history, SUCCESS, settings)
+    spread = _trend(history, REWARD_STD, settings)
+    if reward is None or success is None or spread is None or success.start <= 0:
+        return None
+    rose = reward.now - reward.start >= settings.hacked_rise / slack * spread.start > 0
+    if not rose or success.now >= settings.hacked_success * slack * success.start:
+        return None
+    return (
+        f"reward rose from {reward.start:.2f} to {reward.now:.2f} while success fell from {_percent(success.start)} to "
+        f"{_percent(success.now)}: what is paid is not what is wanted"
     )
 
 
@@ -209,6 +230,7 @@ def _series(history: History, key: str) -> list[tuple[int, float]]:
 
 DETECTORS: dict[str, Callable[[History, AlarmSettings, float], str | None]] = {
     "echo_trap": echo_trap,
+    "reward_hacked": reward_hacked,
     "entropy_collapse": entropy_collapse,
     "gradient_spike": gradient_spike,
     "length_explosion": length_explosion,
