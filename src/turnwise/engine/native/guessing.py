@@ -9,8 +9,8 @@ is thrown away.
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-LONGEST = 7
-"""Tokens guessed at once, at most."""
+LONGEST = 3
+"""Tokens guessed at once, at most: rows are padded to the longest, so one long guess is paid for by all."""
 OVERHEAD = 75e6
 """What a pass costs beside its tokens, as the parameters of a model of which one more token would cost as much."""
 WEIGHTS = 13
