@@ -13,6 +13,7 @@ Rows = list[dict[str, Any]]
 
 LEVEL = {
     "rollout/reward_group_std": 0.4,
+    "rollout/zero_std_groups": 0.1,
     "rollout/success": 0.3,
     "rollout/reward": 0.3,
     "rollout/response_tokens": 50.0,
@@ -110,6 +111,16 @@ def test_repetition_is_part_of_the_echo_traps_line() -> None:
     history = [row | {"rollout/repetition": 0.93} for row in rows(rollout__reward_group_std=falling(0.4, 0.01))]
     (alarm,) = alarms_of(history)
     assert ", members share 93 % of their text: the echo trap" in alarm.message
+
+
+def test_groups_without_spread_are_an_echo_trap_unless_success_was_gained() -> None:
+    flat = {"rollout__zero_std_groups": falling(0.1, 0.9)}
+    (alarm,) = alarms_of(rows(**flat))
+    assert alarm.kind == "echo_trap"
+    assert "of the groups all rewards are alike" in alarm.message
+    assert alarms_of(rows(**flat, rollout__success=falling(0.3, 0.8))) == []
+    assert alarms_of(rows(rollout__zero_std_groups=lambda _: 0.9)) == [], "so it was from the start"
+    assert alarms_of(rows(rollout__zero_std_groups=falling(0.1, 0.5))) == []
 
 
 def test_reward_that_rises_while_success_falls_is_named_and_is_no_echo_trap() -> None:

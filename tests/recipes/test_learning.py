@@ -24,8 +24,11 @@ class TwoUps(tw.TextEnv):
         return tw.won() if self.ups == 2 else tw.goes_on("Again.")
 
 
-@pytest.mark.parametrize("advantage", ["grpo", "gae"])
-def test_training_learns(tmp_path: Path, advantage: str) -> None:
+CRITIC = {"critic__kind": "head", "critic__learning_rate": 1e-3}
+
+
+@pytest.mark.parametrize(("advantage", "critic"), [("grpo", {}), ("gae", CRITIC)])
+def test_training_learns(tmp_path: Path, advantage: str, critic: dict[str, object]) -> None:
     summary = tw.train(
         env=TwoUps,
         steps=12,
@@ -34,14 +37,13 @@ def test_training_learns(tmp_path: Path, advantage: str) -> None:
         rollout__group_size=8,
         rollout__max_new_tokens=10,
         algo__advantage=advantage,
-        critic__kind="head",
-        critic__learning_rate=1e-3,
         train__learning_rate=1e-3,
         train__mini_batch=16,
         eval__episodes=64,
         eval__temperature=1.0,
         record__folder=str(tmp_path),
         system__threads=1,
+        **critic,
     )
     assert summary["success_before"] <= 0.6
     assert summary["success_after"] >= 0.8

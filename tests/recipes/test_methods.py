@@ -9,12 +9,14 @@ from turnwise.algos.advantages import ADVANTAGES
 from turnwise.algos.corrections import CORRECTIONS
 from turnwise.algos.filters import FILTERS
 from turnwise.algos.losses import LOSSES
+from turnwise.config.keys import all_keys
 from turnwise.config.load import build, save_toml
 from turnwise.core.errors import UserError
 from turnwise.envs.registry import load
 from turnwise.recipes.checks import check
 from turnwise.recipes.configure import configure
 from turnwise.recipes.presets import find_method, method_names
+from turnwise.recipes.unread import SWITCHES
 
 
 def refused(given: tuple[str, ...] = (), env: str = "frozen_lake", **settings: Any) -> str:
@@ -69,6 +71,12 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any]]] = [
     ("reward.combine each compares", {"algo__advantage": "gae", "reward__combine": "each", "rollout__group_size": 1}),
     ("every return 0", {"algo__advantage": "gae", "algo__normalise": "mean", "rollout__group_size": 1}),
     ("nothing would be trained", {"algo__correction_low": 3.0}),
+    ("must be below 1", {"train__betas": (0.9, 1.0)}),
+    ("must be below 1", {"train__betas": (1.0, 0.9)}),
+    ("at most 1, which is no bound", {"algo__clip_low": 1.5}),
+    ("at most 1, which is no bound", {"algo__clip_low": 1.5, "algo__loss": "cispo"}),
+    ("set train.epochs to 1", {"algo__loss": "reinforce", "train__epochs": 2}),
+    ("leaves the policy none", {"algo__advantage": "gae", "critic__warmup_steps": 9, "train__steps": 9}),
     ("diagnose.alarms is false", {"diagnose__rollback": True, "diagnose__alarms": False}),
     ("told apart by their names", {"reward__functions": ("a.py:f", "b.py:f")}),
     ("told apart by their names", {"reward__functions": ("a.py:env",)}),
@@ -91,6 +99,36 @@ def test_what_makes_no_sense_is_refused_with_the_reason(reason: str, settings: d
     assert reason in refused(**settings)
 
 
+def test_what_does_make_sense_is_not_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    for settings in (
+        {"algo.clip_low": 1.0, "train.betas": (0.0, 0.999)},
+        {"algo.clip_low": 1.5, "algo.loss": "geo_mean"},  # there a bound of the log-ratio
+        {"algo.kl_coef": 0.1, "algo.kl_in": "reward", "algo.kl_estimator": "k3"},
+        {"train.epochs": 2},
+        {"model.name": "Qwen/Qwen2.5-0.5B-Instruct", "model.device": "cpu"},
+        {"model.name": str(tmp_path)},
+        {"model.name": f"{tmp_path}/model.gguf", "model.chat_template": f"{tmp_path}/model.gguf"},
+    ):
+        check(build({}, list(settings.items())), load("frozen_lake"))
+
+
+@pytest.mark.parametrize(
+    ("told", "settings"),
+    [
+        ('unknown model "tny": did you mean "tiny"?', {"model__name": "tny"}),
+        ('unknown model ""', {"model__name": ""}),
+        ('unknown model "./nowhere"', {"model__name": "./nowhere"}),
+        ('unknown model "runs/a/checkpoints/best"', {"model__name": "runs/a/checkpoints/best"}),
+        ('unknown model "models/a.gguf"', {"model__name": "models/a.gguf"}),
+        ('unknown device "gpu"', {"model__device": "gpu"}),
+        ("model.chat_template: no file nowhere.jinja", {"model__chat_template": "nowhere.jinja"}),
+    ],
+)
+def test_a_model_that_cannot_be_is_refused_before_anything_is_read(told: str, settings: dict[str, Any]) -> None:
+    assert refused(**settings).startswith(told)
+
+
 def test_same_state_groups_need_an_environment_that_names_its_states(tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text(
         "import turnwise as tw\nclass Plain(tw.TextEnv):\n    def reset(self, rng): return ''\n"
@@ -100,19 +138,68 @@ def test_same_state_groups_need_an_environment_that_names_its_states(tmp_path: P
     check(build({}, [("algo.advantage", "gigpo")]), load("frozen_lake"))
 
 
-@pytest.mark.parametrize(
-    ("key", "settings"),
-    [
-        ("algo.gamma", {"algo__advantage": "grpo", "algo__gamma": 0.9}),
-        ("algo.dual_clip", {"algo__loss": "reinforce", "algo__dual_clip": 2.0}),
-        ("algo.correction_high", {"algo__correction_high": 3.0}),
-        ("algo.filter_value", {"algo__filter_value": 0.5}),
-    ],
-)
-def test_a_typed_setting_that_nothing_reads_is_refused(key: str, settings: dict[str, Any]) -> None:
-    assert f"{key} has no effect" in refused(given=(key,), **settings)
-    named = {name.replace("__", "."): value for name, value in settings.items()}
-    check(build({}, list(named.items())), load("frozen_lake"))  # from a recipe it may stand there unread
+UNREAD: list[tuple[str, Any, dict[str, Any], dict[str, Any]]] = [
+    ("algo.gamma", 0.9, {"algo.advantage": "grpo"}, {"algo.advantage": "gae"}),
+    ("algo.dual_clip", 2.0, {"algo.loss": "reinforce"}, {"algo.loss": "gspo"}),
+    (
+        "algo.correction_high",
+        3.0,
+        {"algo.correction": "two_sided"},
+        {"algo.correction": "masked", "algo.old_logprobs": "learner"},
+    ),
+    (
+        "algo.correction_pool",
+        "mean",
+        {"algo.correction": "masked", "algo.old_logprobs": "learner"},
+        {"algo.correction": "masked", "algo.old_logprobs": "learner", "algo.correction_level": "turn"},
+    ),
+    ("algo.filter_value", 0.5, {"algo.filter": "quarter"}, {"algo.filter": "top_p"}),
+    ("algo.filter_by", "reward", {}, {"algo.filter": "quarter"}),
+    ("algo.filter_scale", "root", {}, {"algo.filter": "quarter"}),
+    ("algo.value_clip", 0.1, {}, {"algo.advantage": "gae"}),
+    ("algo.normalise_over", "batch", {}, {"algo.normalise": "mean"}),
+    ("algo.placement", "trajectory", {"algo.normalise": "mean"}, {}),
+    ("algo.placement", "trajectory", {"reward.combine": "process"}, {}),
+    ("algo.kl_estimator", "k2", {}, {"algo.kl_coef": 0.1}),
+    ("algo.kl_horizon", 5.0, {"algo.kl_coef": 0.1}, {"algo.kl_coef": 0.1, "algo.kl_target": 0.1}),
+    ("algo.constant_length", 10, {}, {"algo.aggregation": "seq-mean-token-sum-norm"}),
+    ("critic.kind", "head", {"algo.advantage": "rloo"}, {"algo.advantage": "bi_level_gae"}),
+    ("critic.warmup_steps", 1, {}, {"algo.advantage": "gae"}),
+    ("model.warmup_steps", 5, {"model.name": "smollm2-135m"}, {}),
+    ("train.muon_learning_rate", 0.1, {}, {"train.optimizer": "muon"}),
+    ("train.final_share", 0.1, {}, {"train.schedule": "cosine"}),
+    ("diagnose.max_rollbacks", 2, {}, {"diagnose.rollback": True}),
+    ("diagnose.information_prompts", 4, {}, {"diagnose.information_every": 5}),
+    ("diagnose.gradient_buckets", 3, {}, {"diagnose.gradients_every": 5}),
+    ("eval.top_p", 0.9, {"eval.temperature": 0.0}, {}),
+    ("checkpoint.keep_best", True, {}, {"eval.every": 2}),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "unread", "read"), UNREAD, ids=lambda value: str(value))
+def test_a_typed_setting_that_nothing_reads_is_refused(
+    key: str, value: Any, unread: dict[str, Any], read: dict[str, Any]
+) -> None:
+    settings = {name.replace(".", "__"): each for name, each in [*unread.items(), (key, value)]}
+    assert refused(given=(key,), **settings).startswith(f"{key} has no effect with ")
+    assert "has no effect" in refused(given=(key.replace("_", "-"),), **settings)
+    check(build({}, [*unread.items(), (key, value)]), load("frozen_lake"))  # from a recipe it may stand there unread
+    check(build({}, [*read.items(), (key, value)]), load("frozen_lake"), [key])
+
+
+def test_what_is_said_of_a_setting_without_effect_names_the_choices() -> None:
+    assert refused(given=("train.final_share",), train__final_share=0.1) == (
+        "train.final_share has no effect with train.schedule constant: leave it out, or choose linear, cosine"
+    )
+    assert refused(given=("diagnose.max_rollbacks",)) == (
+        "diagnose.max_rollbacks has no effect with diagnose.rollback false: leave it out, or turn that on"
+    )
+
+
+def test_every_setting_that_a_part_reads_is_one_of_the_schema() -> None:
+    internal = {"algo.epsilon", "algo.filter_epsilon"}
+    named = {key for keys, switch in SWITCHES for key in (*keys, switch.key)}
+    assert named - internal <= all_keys().keys()
 
 
 def test_every_algorithm_passes_the_checks_with_what_it_needs() -> None:

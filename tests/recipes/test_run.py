@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import turnwise as tw
@@ -18,6 +19,7 @@ from turnwise.config.load import build, read_settings, to_toml
 from turnwise.core.errors import UserError
 from turnwise.envs.text_env import Outcome
 from turnwise.models.loading import load_model
+from turnwise.recipes import run as recipes_run
 from turnwise.recipes.evaluation import evaluate_source
 from turnwise.recipes.export import export
 from turnwise.recipes.run import settled, train, train_seeds
@@ -60,7 +62,7 @@ def test_the_summary_says_what_the_metrics_say(run: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
     assert set(summary) == {
         *("success_before", "success_after", "interval", "wall_s"),
-        *("steps", "episodes", "tokens", "seed"),
+        *("steps", "idle_steps", "episodes", "tokens", "seed"),
     }
     rows = RunFolder.open(run).read_metrics()
     evaluations = {row["eval/name"]: row for row in rows if "eval/name" in row}
@@ -69,6 +71,7 @@ def test_the_summary_says_what_the_metrics_say(run: Path) -> None:
     assert summary["success_after"] == evaluations["after"]["eval/success"]
     assert summary["interval"][0] <= summary["success_after"] <= summary["interval"][1]
     assert (summary["steps"], summary["episodes"], summary["seed"]) == (STEPS, 8 * STEPS, 0)
+    assert summary["idle_steps"] == 0
     assert summary["tokens"] == sum(each["tokens"] for each in RunFolder.open(run).read_index())
     between = [row for row in rows if row.get("eval/name") == "validation"]
     timed = sum(row["time/total_s"] for row in [*steps, *between]) + rows[0]["time/warmup_s"]
@@ -204,11 +207,29 @@ def test_ctrl_c_leaves_a_run_that_goes_on_as_if_nothing_had_happened(
 def test_out_of_time_it_stops_and_can_go_on(run: Path, tmp_path: Path) -> None:
     console = quiet()
     stopped = train(small(tmp_path, train__max_minutes=1e-6), console=console)
+    assert "trained nothing" not in printed(console)
     assert stopped["finished"] is False and stopped["steps"] < STEPS
     assert "go on with: turnwise train --resume" in printed(console)
     assert not (tmp_path / "run/summary.json").exists()
     train(small(tmp_path), resume=True, console=quiet())
     assert_same_run(tmp_path / "run", run)
+
+
+IDLE = {
+    "raise rollout.max_tokens": {"rollout__max_tokens": 13, "algo__advantage": "grpo", "algo__kl_coef": 0.0},
+    "change algo.loss_tokens": {"algo__loss_tokens": "think"},
+    "another algo.filter": {"algo__filter": "absolute", "algo__filter_value": 100.0},
+}
+
+
+@pytest.mark.parametrize("mend", IDLE)
+def test_a_run_that_trains_nothing_says_so_once_and_at_its_end(mend: str, tmp_path: Path) -> None:
+    console = quiet()
+    summary = train(small(tmp_path, train__steps=2, eval__every=0, **IDLE[mend]), console=console)
+    told = printed(console)
+    assert told.count("trained nothing") == 1 and told.count("no step trained anything") == 1
+    assert "step 1 trained nothing" in told and mend in told
+    assert summary["idle_steps"] == 2
 
 
 def test_seeds_give_a_run_each_and_one_table(tmp_path: Path) -> None:
@@ -313,8 +334,38 @@ def test_an_environment_that_always_breaks_is_one_clear_error(tmp_path: Path) ->
         def reset(self, rng: random.Random) -> str:
             raise ConnectionError("the server is gone")
 
-    with pytest.raises(UserError, match=r"every episode failed.*the server is gone"):
-        tw.train(env=Broken, steps=1, model__warmup_steps=0, record__folder=str(tmp_path), eval__episodes=2)
+    for _ in range(2):  # the first leaves no folder that would stop the second
+        with pytest.raises(UserError, match=r"every episode failed.*the server is gone"):
+            tw.train(
+                env=Broken,
+                steps=1,
+                model__warmup_steps=0,
+                record__folder=str(tmp_path),
+                record__name="broken",
+                eval__episodes=2,
+            )
+        assert not list(tmp_path.iterdir())
+
+
+def test_resuming_what_failed_before_its_first_checkpoint_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a kill in the first step, with settings that could never work."""
+    config = small(tmp_path, eval__every=0)
+    with RunFolder.create(tmp_path / "run", to_toml(config)):
+        pass
+
+    def failing(*given: Any, **others: Any) -> None:
+        raise UserError("no such model: mend it")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(recipes_run, "load_policy", failing)
+        with pytest.raises(UserError, match=r"^no such model: mend it; .*run has no checkpoint yet: .* delete it and"):
+            train(config, resume=True, console=quiet())
+    assert (tmp_path / "run/config.toml").exists(), "another start made it"
+    console = quiet()
+    train(config, resume=True, console=console)
+    assert "run has no checkpoint yet: it begins anew" in printed(console)
 
 
 def test_an_export_is_a_plain_model_that_says_the_same(run: Path, tmp_path: Path) -> None:
@@ -345,6 +396,18 @@ def test_evaluating_a_run_finds_what_its_own_last_evaluation_found(run: Path) ->
     assert (found.environment, found.split) == ("bandit", "test")
     other = evaluate_source(str(run), overrides=[("eval.episodes", 3), ("eval.split", "validation")], console=console)
     assert (other.result.episodes, other.split) == (3, "validation")
+
+
+def test_a_checkpoint_can_be_named_to_evaluate_or_export_it(run: Path, tmp_path: Path) -> None:
+    settings = [("eval.episodes", 8), ("eval.split", "validation")]
+    found = evaluate_source(f"{run}/checkpoints/step_{STEPS - 1:06d}", overrides=settings, console=quiet())
+    then = next(row for row in metrics(run) if row["step"] == STEPS - 1 and row.get("eval/name") == "validation")
+    assert {name: then[name] for name in found.result.metrics()} == found.result.metrics()
+    export(f"{run}/checkpoints/best/", tmp_path / "model")
+    ours, best = (load_file(each / "model.safetensors") for each in (tmp_path / "model", run / "checkpoints/best"))
+    assert all(torch.equal(ours[name], tensor) for name, tensor in best.items())
+    with pytest.raises(UserError, match=r'has no checkpoint "step_9": .*best'):
+        evaluate_source(f"{run}/checkpoints/step_9")
 
 
 def test_evaluating_a_model_needs_to_know_on_what(run: Path) -> None:

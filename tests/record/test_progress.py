@@ -118,11 +118,15 @@ def test_a_resumed_run_that_stops_at_once_prints_no_step() -> None:
     assert written(file) == ""
 
 
-def test_without_a_reference_the_kl_to_the_sampling_policy_is_shown() -> None:
-    out, file = console(terminal=False)
-    with Progress(1, out) as progress:
-        progress.step(0, {"train/approx_kl": -0.00034})
-    assert "KL -3.4e-04" in written(file)
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_kl_to_the_sampling_policy_is_called_what_it_is(terminal: bool) -> None:
+    """Shown only where there is no reference to have a KL to."""
+    for given, label, other in (({}, "step KL", "-3.4e-04"), ({"train/kl": 0.25}, "KL", "0.250")):
+        out, file = console(terminal=terminal)
+        with Progress(1, out) as progress:
+            progress.step(0, {"train/approx_kl": -0.00034, **given})
+        assert label in written(file) and other in written(file)
+        assert ("step KL" in written(file)) == (label == "step KL")
 
 
 def test_missing_and_nonfinite_numbers_do_not_end_a_run() -> None:

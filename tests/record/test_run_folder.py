@@ -79,6 +79,44 @@ def test_a_path_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
         RunFolder.create(tmp_path / "file", "")
 
 
+def test_a_start_that_is_given_up_frees_its_name(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "a", "seed = 3\n") as folder:
+        folder.append_metrics({"step": 0, "time/warmup_s": 1.0})
+        folder.give_up()
+        assert not folder.path.exists()
+        folder.give_up()
+    RunFolder.create(tmp_path / "a", "seed = 4\n").close()
+
+
+@pytest.mark.parametrize("what", ["step", "trajectories", "checkpoint", "strange"])
+def test_what_holds_more_than_a_start_is_not_given_up(tmp_path: Path, what: str) -> None:
+    with RunFolder.create(tmp_path / "a", "") as folder:
+        if what == "step":
+            folder.append_metrics({"step": 1})
+        elif what == "trajectories":
+            folder.write_trajectories(1, [row(1)])
+        else:
+            (folder.checkpoints / "step_000001" if what == "checkpoint" else folder.path / "thesis").mkdir()
+        before = contents(folder.path)
+        folder.give_up()
+        assert folder.config_path.exists() and contents(folder.path) == before
+
+
+@needs_full
+def test_a_folder_that_could_not_be_written_is_not_given_up(tmp_path: Path) -> None:
+    """Its error says how to go on with it."""
+    with RunFolder.create(tmp_path / "a", "") as folder:
+        folder.path.joinpath(".summary.json.part").symlink_to(FULL)
+        with pytest.raises(UserError, match="continue with --resume"):
+            folder.write_summary({})
+        folder.give_up()
+        assert folder.config_path.exists()
+        folder.write_summary({})
+        folder.summary_path.unlink()
+        folder.give_up()
+        assert not folder.path.exists()
+
+
 def test_open_wants_a_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no run folder"):
         RunFolder.open(tmp_path)

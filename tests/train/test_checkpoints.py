@@ -108,6 +108,20 @@ def test_the_last_n_are_kept_besides_the_best(tmp_path: Path, saved: Path) -> No
     assert sorted(path.name for path in folder.iterdir()) == ["best", "step_000005"]
 
 
+def test_one_that_a_stop_left_counts_neither_for_what_is_kept_nor_as_regular(tmp_path: Path) -> None:
+    learner = make_learner(CONFIG)
+    store = Checkpoints(tmp_path / "checkpoints", keep_last=2, tokenizer=tiny_tokenizer(), every=2)
+
+    def kept_after(step: int) -> list[int]:
+        store.save(learner, state(step))
+        return [int(path.name.removeprefix("step_")) for path in store.steps()]
+
+    assert [kept_after(step) for step in (0, 2, 4, 5, 6)] == [[0], [2], [2, 4], [2, 4, 5], [4, 6]]
+    assert kept_after(7) == [4, 6, 7] and [path.name for path in store.regular()] == ["step_000004", "step_000006"]
+    store.drop_after(store.regular()[0])
+    assert [path.name for path in store.steps()] == ["step_000004"]
+
+
 def test_a_new_best_takes_the_old_ones_place(tmp_path: Path, saved: Path) -> None:
     folder, learner = copy_of(saved, tmp_path), make_learner(CONFIG)
     better = State(step=2, best_success=0.5, skipped_steps=0)

@@ -1,5 +1,6 @@
 """Alarms in a run: told once, answered by going back, the same after a resume."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 
 from learners_for_tests import learn, make_learner, random_groups, settings_of, weights
 from turnwise.models.tiny import tiny_tokenizer
+from turnwise.record.jsonl import without_nonfinite
 from turnwise.train.checkpoints import Checkpoints, State
 from turnwise.train.watching import Watcher, roll_back
 
@@ -30,6 +32,16 @@ def test_an_alarm_is_told_once_and_a_resumed_run_does_not_tell_it_again() -> Non
     assert not resumed.see(row(21, 95.0)) and len(told) == 1
 
 
+def test_a_gradient_that_was_not_finite_is_remembered_by_a_resumed_run() -> None:
+    told: list[str] = []
+    live, resumed = Watcher(tell=told.append), Watcher(tell=told.append)
+    state = State(step=0, best_success=None, skipped_steps=0)
+    live.begin([], state)
+    assert [live.see(each) for each in [*STEADY, row(20, math.nan), row(21, math.inf)]] == [False] * 19 + [True, False]
+    resumed.begin([*STEADY, without_nonfinite(row(20, math.nan))], state)
+    assert not resumed.see(row(21, math.inf)) and len(told) == 1
+
+
 def test_after_a_rollback_only_later_steps_count() -> None:
     watcher = Watcher(tell=lambda text: None)
     watcher.begin([*STEADY, row(20, 90.0)], State(step=20, best_success=None, skipped_steps=0, watched_from=20))
@@ -46,15 +58,18 @@ def test_going_back_restores_the_oldest_checkpoint_and_halves_the_step(tmp_path:
     first = weights(learner.model)
     learn(learner, random_groups(), config, step=1)
     checkpoints.save(learner, State(step=2, best_success=None, skipped_steps=0))
+    learner.skipped_steps = 7
     asked: list[tuple[str, int]] = []
     back = roll_back(
-        State(step=3, best_success=0.5, skipped_steps=0),
+        State(step=3, best_success=0.5, skipped_steps=2),
         learner,
         checkpoints,
         lambda folder, at: asked.append((Path(folder).name, at.step)),
     )
     assert asked == [("step_000001", 1)]
-    assert back == State(step=3, best_success=0.5, skipped_steps=0, rate_scale=0.5, rollbacks=1, watched_from=3)
+    assert checkpoints.steps() == [tmp_path / "step_000001"], "what was rolled back is not gone back to later"
+    assert learner.skipped_steps == 2, "as the state says, and so a resumed run"
+    assert back == State(step=3, best_success=0.5, skipped_steps=2, rate_scale=0.5, rollbacks=1, watched_from=3)
     assert first.keys() == weights(learner.model).keys() and learner.training_step == 3
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 REWARD_STD = "rollout/reward_group_std"
+FLAT_GROUPS = "rollout/zero_std_groups"
 REPETITION = "rollout/repetition"
 SUCCESS = "rollout/success"
 REWARD = "rollout/reward"
@@ -32,7 +33,9 @@ class AlarmSettings:
     solved: float = 0.9
     """Success from which equal rewards and low entropy are what was wanted."""
     reward_std_share: float = 0.15
-    """Echo trap: reward std within groups below this share of its start."""
+    """Echo trap: reward std within groups below this share of its start ..."""
+    flat_groups: float = 0.7
+    """... or this share of groups, twice as many as at the start, without any, and no success gained."""
     entropy_share: float = 0.1
     """Entropy collapse: entropy below this share of its start."""
     gradient_factor: float = 10.0
@@ -111,16 +114,31 @@ def watch(history: History, active: frozenset[str], settings: AlarmSettings | No
 
 def echo_trap(history: History, settings: AlarmSettings, slack: float) -> str | None:
     """Members of a group all fare alike though the task is not solved: rewards' spread falls first, then reward."""
-    spread = _trend(history, REWARD_STD, settings)
-    if spread is None or spread.share >= settings.reward_std_share * slack or _solved(history, settings):
+    sign = _less_spread(history, settings, slack) or _flat_groups(history, settings, slack)
+    if sign is None or _solved(history, settings):
         return None
     if reward_hacked(history, settings, slack) is not None:
         return None  # all members found the same loophole
     alike = _trend(history, REPETITION, settings)
     repeated = f", members share {_percent(alike.now)} of their text" if alike is not None else ""
-    return (
-        f"reward std within groups fell to {_percent(spread.share)} of {spread.reference_name}{repeated}: the echo trap"
-    )
+    return f"{sign}{repeated}: the echo trap"
+
+
+def _less_spread(history: History, settings: AlarmSettings, slack: float) -> str | None:
+    spread = _trend(history, REWARD_STD, settings)
+    if spread is None or spread.share >= settings.reward_std_share * slack:
+        return None
+    return f"reward std within groups fell to {_percent(spread.share)} of {spread.reference_name}"
+
+
+def _flat_groups(history: History, settings: AlarmSettings, slack: float) -> str | None:
+    """A few groups that still differ can hold the mean spread up while all others have nothing left to learn from."""
+    flat = _trend(history, FLAT_GROUPS, settings)
+    if flat is None or flat.now < settings.flat_groups / slack or flat.now < 2 * flat.start:
+        return None
+    if _gained(history, settings):
+        return None
+    return f"in {_percent(flat.now)} of the groups all rewards are alike, in {_percent(flat.start)} at the start"
 
 
 def reward_hacked(history: History, settings: AlarmSettings, slack: float) -> str | None:

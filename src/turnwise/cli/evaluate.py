@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from turnwise.cli.options import Settings, command_app, short_for
+from turnwise.cli.options import Settings, command_app, settings
 
 app = command_app("eval", "RUN|MODEL [ENV] [OPTIONS] [--SECTION.KEY VALUE]...")
 
@@ -18,7 +18,6 @@ def evaluate(
     episodes: int | None = None,
     temperature: float | None = None,
     split: Literal["validation", "test"] | None = None,
-    seed: int | None = None,
     overrides: Settings = (),
 ) -> None:
     """Success rate of a run or a model.
@@ -26,7 +25,7 @@ def evaluate(
     Parameters
     ----------
     source
-        A run (its folder, or its name in runs/), or a model as in model.name.
+        A run (its folder, or its name in runs/), its RUN/checkpoints/NAME, or a model as in model.name.
     environment
         A built-in environment or FILE.py:Class; left out, a run's own.
     episodes
@@ -35,10 +34,9 @@ def evaluate(
         Of sampling; 0 is greedy (eval.temperature).
     split
         Which tasks (eval.split).
-    seed
-        Of sampling.
     """
     from turnwise.recipes.evaluation import evaluate_source
 
-    short = short_for(eval__episodes=episodes, eval__temperature=temperature, eval__split=split, seed=seed)
-    evaluate_source(source, environment, overrides=[*overrides, *short])
+    sections = ("env", "model", "rollout", "context", "eval", "system")
+    typed = settings(overrides, sections, eval__episodes=episodes, eval__temperature=temperature, eval__split=split)
+    evaluate_source(source, environment, overrides=typed)

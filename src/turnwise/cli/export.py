@@ -18,7 +18,7 @@ def export(run: str, /, *, to: Annotated[Path, Parameter(metavar="FOLDER")]) -> 
     Parameters
     ----------
     run
-        A run: its folder, or its name in runs/.
+        A run: its folder, or its name in runs/; or its RUN/checkpoints/NAME.
     to
         A new folder, for `from_pretrained` to load.
     """

@@ -2,7 +2,14 @@
 
 from collections.abc import Sequence
 
-from cyclopts import CycloptsError, MissingArgumentError, UnknownCommandError, UnknownOptionError, UnusedCliTokensError
+from cyclopts import (
+    CycloptsError,
+    MissingArgumentError,
+    RepeatArgumentError,
+    UnknownCommandError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 
 from turnwise.core.names import closest, nearest
 
@@ -16,6 +23,8 @@ def explain(error: CycloptsError, commands: Sequence[str]) -> str:
         typed = (error.token.keyword or error.token.value).partition("=")[0]
         meant = _meant_option(typed, error)
         return f"unknown option {typed}: " + (f"did you mean {meant}?" if meant else f"{help_line} lists them")
+    if isinstance(error, RepeatArgumentError):
+        return f"{error.token.keyword} is given twice: leave one out"
     if isinstance(error, MissingArgumentError) and error.keyword:
         return f"{error.keyword} needs a value: {help_line} shows which"
     if isinstance(error, MissingArgumentError) and error.argument is not None:

@@ -5,6 +5,8 @@ from typing import Annotated
 
 from cyclopts import App, Group, Parameter
 
+from turnwise.core.errors import UserError
+
 DEFAULTS = Parameter(show_default=False, negative=())
 
 WHAT = Group("What", sort_key=0)
@@ -29,6 +31,21 @@ def command_app(name: str, usage: str, epilogue: str | None = None) -> App:
     )
 
 
-def short_for(**values: object) -> list[tuple[str, str]]:
-    """Options that are short for a setting, as overrides: `train__max_minutes=10` stands for train.max_minutes."""
-    return [(name.replace("__", "."), str(value)) for name, value in values.items() if value is not None]
+def settings(
+    overrides: Sequence[tuple[str, str]], sections: Sequence[str] | None = None, **short: object
+) -> list[tuple[str, str]]:
+    """All settings that were typed; `sections`: those that the command reads, if not all.
+
+    `short`: options that are short for a setting: `train__max_minutes=10` stands for train.max_minutes.
+    """
+    named = [(name.replace("__", "."), str(value)) for name, value in short.items() if value is not None]
+    seen: set[str] = set()
+    for key, _ in [*overrides, *named]:
+        plain = key if key.startswith("env.params.") else key.replace("-", "_")
+        if plain in seen:
+            raise UserError(f"{plain} is given twice: leave one out")
+        seen.add(plain)
+    for key, _ in overrides:
+        if sections is not None and key.partition(".")[0] not in sections:
+            raise UserError(f"--{key} has no effect here: this command reads {', '.join(sections)}")
+    return [*overrides, *named]

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from turnwise.cli.options import Settings, command_app
+from turnwise.cli.options import Settings, command_app, settings
 from turnwise.cli.show import line
 from turnwise.core.task import Task
 from turnwise.envs.play import play as play_episode
@@ -26,7 +26,7 @@ def play(environment: Annotated[str, Parameter(name="ENV")], /, *, seed: int = 0
     seed
         Which of its training tasks, from 0.
     """
-    config = configure(environment, overrides=overrides)
+    config = configure(environment, overrides=settings(overrides, ("env",)))
     kind = load(config.env.kind)
     task = Task(env=kind.name, seed=seed_for("train", seed), params=config.env.params)
     play_episode(kind, task, read_line=lambda: input("> "), write=line)

@@ -4,11 +4,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from turnwise.cli.options import ASK, WHAT, Settings, command_app, short_for
+from turnwise.cli.options import ASK, WHAT, Settings, command_app, settings
 from turnwise.cli.settings import most_used, print_all_settings
 from turnwise.cli.show import line
 from turnwise.config.describe import describe
 from turnwise.config.values import parse_seeds
+from turnwise.core.errors import UserError
 from turnwise.envs.registry import load
 from turnwise.recipes.configure import configure
 
@@ -56,8 +57,10 @@ def train(
     if help_all:
         print_all_settings()
         return
-    short = short_for(seed=seed, train__max_minutes=max_minutes, record__name=name)
-    config = configure(recipe, start_from=start_from, resume=resume, overrides=[*overrides, *short])
+    if seeds is not None and (other := "--seed" if seed is not None else "--resume" if resume is not None else None):
+        raise UserError(f"--seeds starts a run for each of them, so leave out {other}, or --seeds")
+    typed = settings(overrides, seed=seed, train__max_minutes=max_minutes, record__name=name)
+    config = configure(recipe, start_from=start_from, resume=resume, overrides=typed)
     given = [key for key, _ in overrides]
     several = parse_seeds(seeds) if seeds is not None else ()
     if dry_run:

@@ -1,7 +1,7 @@
 """What must hold before anything starts, where it takes knowing which algorithms and environments exist."""
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from turnwise.algos.advantages import ADVANTAGES
 from turnwise.algos.aggregation import AGGREGATIONS
@@ -9,14 +9,18 @@ from turnwise.algos.corrections import CORRECTIONS
 from turnwise.algos.filters import FILTERS, SCORES
 from turnwise.algos.losses import LOSSES
 from turnwise.algos.normalisation import NORMALISERS
-from turnwise.config.schema import Config
+from turnwise.config.schema import Config, ModelConfig
 from turnwise.core.errors import UserError
 from turnwise.core.names import nearest
 from turnwise.envs.kind import EnvKind
 from turnwise.envs.text_env import TextEnv
+from turnwise.models.catalogue import catalogue_names
+from turnwise.models.hub import is_hub_name
+from turnwise.models.loading import resolve_device
 from turnwise.recipes.contexts import check_context
 from turnwise.recipes.functions import load_function
 from turnwise.recipes.learning import token_rule
+from turnwise.recipes.unread import check_read
 from turnwise.rewards.scoring import ENV, FORMAT
 
 NAMES: dict[str, Iterable[str]] = {
@@ -36,15 +40,16 @@ def check(config: Config, kind: EnvKind | None = None, given: Iterable[str] = ()
     `kind`: the environment, where it is known; `given`: the keys that a person typed, which must have an effect.
     """
     check_context(config)
+    _check_model(config.model)
     for name, options in NAMES.items():
         chosen = getattr(config.algo, name)
         if chosen not in options:
             raise UserError(f'unknown algo.{name} "{chosen}":{nearest(chosen, options)}')
     for test, complaint in COMBINATIONS:
         if test(config):
-            raise UserError(complaint.format(algo=config.algo, rollout=config.rollout, train=config.train))
+            raise UserError(complaint.format(**dict(config)))
     for key in given:
-        _check_read(config, key.replace("-", "_"))
+        check_read(config, key)
     for rule in (config.algo.loss_tokens, config.algo.advantage_tokens):
         token_rule(rule)
     for function in config.reward.functions:
@@ -53,6 +58,19 @@ def check(config: Config, kind: EnvKind | None = None, given: Iterable[str] = ()
         raise UserError(
             f"algo.advantage {config.algo.advantage} compares turns that acted in the same state, and {kind.name} has "
             "no state_key(): give it one, or choose grpo or turn_grpo"
+        )
+
+
+def _check_model(model: ModelConfig) -> None:
+    """What can be said of it before anything is read or downloaded."""
+    resolve_device(model.device)
+    if model.chat_template is not None and not Path(model.chat_template).expanduser().is_file():
+        raise UserError(f"model.chat_template: no file {model.chat_template}: give a Jinja file")
+    known = model.name in catalogue_names() or (model.name and Path(model.name).expanduser().exists())
+    if not known and (not is_hub_name(model.name) or model.name.endswith(".gguf")):
+        raise UserError(
+            f'unknown model "{model.name}":{nearest(model.name, catalogue_names())} '
+            "(or give a hub name (owner/name), or a folder or .gguf file that exists)"
         )
 
 
@@ -98,6 +116,10 @@ COMBINATIONS: tuple[tuple[Callable[[Config], bool], str], ...] = (
         "be trained",
     ),
     (
+        lambda c: ADVANTAGES[c.algo.advantage].needs_critic and c.critic.warmup_steps >= c.train.steps,
+        "critic.warmup_steps {critic.warmup_steps} leaves the policy none of train.steps {train.steps}: lower it",
+    ),
+    (
         lambda c: c.diagnose.rollback and not c.diagnose.alarms,
         "diagnose.rollback answers alarms, and diagnose.alarms is false: turn them on",
     ),
@@ -105,6 +127,19 @@ COMBINATIONS: tuple[tuple[Callable[[Config], bool], str], ...] = (
         lambda c: len(set(_reward_names(c))) < len(_reward_names(c)) or bool({ENV, FORMAT} & set(_reward_names(c))),
         'reward.functions are told apart by their names, which must differ, and "env" and "format" are taken: '
         "rename one",
+    ),
+    (
+        lambda c: max(c.train.betas) >= 1,
+        "train.betas must be below 1, where AdamW still takes gradients in: lower them",
+    ),
+    (
+        lambda c: c.algo.clip_low > 1 and c.algo.loss in ("ppo", "gspo", "cispo"),
+        "algo.clip_low {algo.clip_low} bounds the ratio below 0, where it never is: give at most 1, which is no bound",
+    ),
+    (
+        lambda c: c.train.epochs > 1 and c.algo.loss in ("reinforce", "gpg"),
+        "algo.loss {algo.loss} has no ratio to the policy that sampled, which only the first pass trains: set "
+        "train.epochs to 1, or choose ppo",
     ),
     (
         lambda c: c.algo.truncated == "bootstrap" and not ADVANTAGES[c.algo.advantage].needs_critic,
@@ -156,26 +191,3 @@ COMBINATIONS: tuple[tuple[Callable[[Config], bool], str], ...] = (
     ),
 )
 """(does it hold?, what is said then)"""
-
-
-def _check_read(config: Config, key: str) -> None:
-    """A setting that the chosen parts do not read is a mistake, not a wish."""
-    section, _, name = key.partition(".")
-    algo = config.algo
-    if section != "algo":
-        return
-    for part, (chosen, readers) in {
-        "advantage": (algo.advantage, _readers(ADVANTAGES, name)),
-        "loss": (algo.loss, _readers(LOSSES, name)),
-        "correction": (algo.correction, _readers(CORRECTIONS, name.removeprefix("correction_"))),
-        "filter": (algo.filter, _readers(FILTERS, name.removeprefix("filter_"))),
-    }.items():
-        own = name.startswith(f"{part}_") if part in ("correction", "filter") else True
-        if own and readers and chosen not in readers:
-            raise UserError(
-                f"algo.{name} has no effect with algo.{part} {chosen}: leave it out, or choose {', '.join(readers)}"
-            )
-
-
-def _readers(options: Mapping[str, Any], field: str) -> list[str]:
-    return [name for name, option in options.items() if field in option.reads]

@@ -1,4 +1,4 @@
-"""`turnwise eval`: a run's last checkpoint, or any model, on held-out tasks."""
+"""`turnwise eval`: a run's last checkpoint or a named one, or any model, on held-out tasks."""
 
 import asyncio
 from dataclasses import dataclass
@@ -7,19 +7,19 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from turnwise.config.load import Overrides, build, find_run, read_run
+from turnwise.config.load import Overrides, build, read_run
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.envs.registry import load
 from turnwise.evaluate.run import Evaluation, evaluate
 from turnwise.recipes.configure import settings_for
 from turnwise.recipes.run import settled
+from turnwise.recipes.sources import find_checkpoint, find_source
 from turnwise.recipes.wiring import build_players, load_policy
 from turnwise.record.console import make_console
 from turnwise.record.progress import Progress
 from turnwise.record.table import evaluation_table
 from turnwise.rollout.tasks import TaskSource
-from turnwise.train.checkpoints import last_checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Evaluated:
 def evaluate_source(
     source: str, environment: str | None = None, *, overrides: Overrides = (), console: Console | None = None
 ) -> Evaluated:
-    """`source`: a run or a model; `environment`: left out, a run's own."""
+    """`source`: a run, RUN/checkpoints/NAME or a model; `environment`: left out, a run's own."""
     console = console or make_console()
     config = settled(_config(source, environment, overrides))
     torch.set_num_threads(config.system.threads)
@@ -54,20 +54,20 @@ def evaluate_source(
 
 
 def _config(source: str, environment: str | None, overrides: Overrides) -> Config:
-    run = _run(source)
-    if run is None:
+    found = _source(source)
+    if found is None:
         if environment is None:
             raise UserError(f'no run "{source}"; if it is a model, say on what: turnwise eval {source} ENV')
         return build(settings_for(environment), [("model.name", source), *overrides])
+    run, name = found
     settings = read_run(str(run))
     if environment is not None:
         settings["env"] = settings_for(environment)["env"]
-    model = last_checkpoint(run / "checkpoints")
-    return build(settings, [("model.name", str(model)), *overrides])
+    return build(settings, [("model.name", str(find_checkpoint(run, name))), *overrides])
 
 
-def _run(source: str) -> Path | None:
+def _source(source: str) -> tuple[Path, str | None] | None:
     try:
-        return find_run(source)
+        return find_source(source)
     except UserError:
         return None

@@ -3,15 +3,18 @@
 import shutil
 from pathlib import Path
 
-from turnwise.config.load import find_run
 from turnwise.core.errors import UserError
 from turnwise.models.saving import written_aside
-from turnwise.train.checkpoints import OWN_FILES, last_checkpoint
+from turnwise.recipes.sources import find_checkpoint, find_source
+from turnwise.train.checkpoints import OWN_FILES
 
 
 def export(run: str, to: Path) -> None:
-    """Copies the last checkpoint without what only a resume needs; `to` is complete or not there."""
-    source = last_checkpoint(find_run(run) / "checkpoints")
+    """Copies the run's last checkpoint, or RUN/checkpoints/NAME, without what only a resume needs.
+
+    `to` is complete or not there.
+    """
+    source = find_checkpoint(*find_source(run))
     if to.exists():
         raise UserError(f"{to} exists: choose another folder, or remove it first")
     with written_aside(to) as aside:

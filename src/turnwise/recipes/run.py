@@ -2,7 +2,8 @@
 
 import asyncio
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from turnwise.recipes.learning import (
 from turnwise.recipes.wiring import Players, build_players, load_policy, model_loader
 from turnwise.record.console import make_console
 from turnwise.record.curve import learning_curve_svg
+from turnwise.record.idle import why_idle
 from turnwise.record.progress import Progress
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.table import closing_table, seeds_table
@@ -61,15 +63,32 @@ def train(
     with folder:
         if resume and folder.summary_path.exists():
             raise UserError(f"{path} is finished: start another with --from {path}, or see `turnwise eval {path}`")
-        try:
+        with _failing_well(folder, resume):
             summary = _Run(config, kind, folder, console).train(resume)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"stopped; go on with: turnwise train --resume {path}") from None
     if summary["finished"]:
         console.print(closing_table(summary, path, next_line=f"turnwise eval {path} --episodes 512"))
+        if summary["idle_steps"] == summary["steps"]:
+            console.print("no step trained anything: the model is the one that it started from")
     else:
         console.print(f"stopped after {summary['steps']} steps; go on with: turnwise train --resume {path}")
     return summary
+
+
+@contextmanager
+def _failing_well(folder: RunFolder, resume: bool) -> Iterator[None]:
+    """A start that came to nothing leaves nothing, and what stopped says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"stopped; go on with: turnwise train --resume {folder.path}") from None
+    except Exception as error:
+        if not resume:
+            folder.give_up()
+        elif isinstance(error, UserError) and not any(folder.checkpoints.iterdir()):
+            raise UserError(
+                f"{error}; {folder.path} has no checkpoint yet: if its settings were wrong, delete it and start anew"
+            ) from error
+        raise
 
 
 def train_seeds(
@@ -138,12 +157,18 @@ class _Run:
         )
         players, learner = build_players(config, self.kind, loaded), build_learner(config, loaded.model)
         checkpoints = Checkpoints(
-            self.folder.checkpoints, keep_last=config.checkpoint.keep_last, tokenizer=loaded.tokenizer
+            self.folder.checkpoints,
+            keep_last=config.checkpoint.keep_last,
+            tokenizer=loaded.tokenizer,
+            every=config.checkpoint.every,
         )
         state = State(step=0, best_success=None, skipped_steps=0)
-        if resume and (found := checkpoints.newest()) is not None:
+        found = checkpoints.newest() if resume else None
+        if found is not None:
             restore(found[0], learner, found[1], model_loader(config))
             state = found[1]
+        elif resume:
+            progress.note(f"{self.folder.path} has no checkpoint yet: it begins anew, with its own settings")
         if resume:
             self.folder.cut_back(state.step + 1)
         if not self.folder.read_metrics():
@@ -235,6 +260,7 @@ def summarise(rows: Sequence[dict[str, Any]], seed: int) -> Summary:
         "interval": [after["eval/success_low"], after["eval/success_high"]],
         "wall_s": rows[0]["time/warmup_s"] + sum(row["time/total_s"] for row in [*steps, *between]),
         "steps": len(steps),
+        "idle_steps": sum(why_idle(row) is not None for row in steps),
         "episodes": int(sum(row["rollout/episodes"] for row in steps)),
         "tokens": int(sum(row["rollout/sampled_tokens"] for row in steps)),
         "seed": seed,

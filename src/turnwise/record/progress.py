@@ -10,6 +10,7 @@ from typing import Self
 from rich.console import Console
 
 from turnwise.record.console import one_line
+from turnwise.record.idle import why_idle
 from turnwise.record.progress_views import LineView, LiveView, Snapshot, View
 
 RECENT_STEPS = 20
@@ -46,6 +47,7 @@ class Progress:
         self._successes: list[float] = []
         self._view: View = LiveView(console) if console.is_interactive else LineView(console)
         self._drawn = self._started
+        self._told_idle = False
 
     def __enter__(self) -> Self:
         self._view.start(self._snapshot())
@@ -68,7 +70,7 @@ class Progress:
             self._draw()
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Step `step`, counted from 0, is done."""
+        """Step `step`, counted from 0, is done. The first that trained nothing is told, with the mend."""
         self._ends.append(self._clock())
         self._done = step + 1
         self._phase = ("", 0, 0)
@@ -76,6 +78,9 @@ class Progress:
         success = metrics.get("rollout/success", math.nan)
         if math.isfinite(success):
             self._successes.append(success)
+        if not self._told_idle and (reason := why_idle(metrics)) is not None:
+            self._told_idle = True
+            self.note(f"step {self._done} trained nothing: {reason}")
         if self._done >= self._total or self._clock() - self._drawn >= self._view.step_interval_s:
             self._draw()
 

@@ -16,24 +16,31 @@ from turnwise.record.numbers import count, decimal, duration, length, percent, s
 @dataclass(frozen=True, slots=True)
 class Column:
     label: str
-    metrics: tuple[str, ...]
-    """The first of these that the step has is shown."""
+    metric: str
     write: Callable[[float | None], str]
     width: int
 
     def cell(self, metrics: Mapping[str, float]) -> str:
-        return self.write(next((metrics[name] for name in self.metrics if name in metrics), None))
+        return self.write(metrics.get(self.metric))
 
 
 COLUMNS = (
-    Column("success", ("rollout/success",), percent, 7),
-    Column("reward", ("rollout/reward",), decimal, 7),
-    Column("response", ("rollout/response_tokens",), length, 6),
-    Column("entropy", ("train/entropy",), decimal, 7),
-    Column("KL", ("train/kl", "train/approx_kl"), decimal, 8),  # to the reference, else to the sampling policy
-    Column("tokens/s", ("time/tokens_per_s",), count, 6),
+    Column("success", "rollout/success", percent, 7),
+    Column("reward", "rollout/reward", decimal, 7),
+    Column("response", "rollout/response_tokens", length, 6),
+    Column("entropy", "train/entropy", decimal, 7),
+    Column("KL", "train/kl", decimal, 8),
+    Column("step KL", "train/approx_kl", decimal, 8),
+    Column("tokens/s", "time/tokens_per_s", count, 6),
 )
-"""What a person wants to see of a step."""
+"""What a person wants to see of a step. "KL" is the policy's to the reference; where none is kept, "step KL" stands
+in its place: how far the step's updates moved the policy from the one that sampled."""
+
+
+def columns_of(metrics: Mapping[str, float]) -> list[Column]:
+    left_out = "KL" if "train/approx_kl" in metrics and "train/kl" not in metrics else "step KL"
+    return [column for column in COLUMNS if column.label != left_out]
+
 
 SPARKLINE_WIDTH = 48
 
@@ -123,7 +130,9 @@ def _steps(snapshot: Snapshot) -> str:
 
 
 def _step_line(snapshot: Snapshot) -> str:
-    cells = [f"{column.label} {column.cell(snapshot.metrics):>{column.width}}" for column in COLUMNS]
+    cells = [
+        f"{column.label} {column.cell(snapshot.metrics):>{column.width}}" for column in columns_of(snapshot.metrics)
+    ]
     return "  ".join([_steps(snapshot), *cells, f"left {duration(snapshot.left_s):>7}"])
 
 
@@ -144,9 +153,9 @@ def _bar(snapshot: Snapshot) -> Table:
 
 def _numbers(snapshot: Snapshot) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for column in COLUMNS:
+    for column in columns_of(snapshot.metrics):
         table.add_column(column.label, justify="right", min_width=column.width, no_wrap=True)
-    table.add_row(*(column.cell(snapshot.metrics) for column in COLUMNS))
+    table.add_row(*(column.cell(snapshot.metrics) for column in columns_of(snapshot.metrics)))
     return table
 
 

@@ -11,6 +11,7 @@
 """
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +30,7 @@ class RunFolder:
     def __init__(self, path: Path, lock: FolderLock | None) -> None:
         self.path = path
         self._lock = lock
+        self._write_failed = False
 
     @classmethod
     def create(cls, path: Path | str, config_toml: str) -> Self:
@@ -80,6 +82,22 @@ class RunFolder:
         if self._lock is not None:
             self._lock.release()
 
+    def give_up(self) -> None:
+        """Removes a folder in which no step was recorded, so that a failed start does not take its name.
+
+        It stays where there is a checkpoint, a step or a file that is not the start's own, and where a write failed:
+        what was said then is how to go on with it.
+        """
+        own = {"config.toml", "metrics.jsonl", "checkpoints", "trajectories", LOCK_NAME}
+        strange = any(file.name not in own and not is_leftover(file) for file in self.path.glob("*"))
+        if strange or self._write_failed or self._holds_steps():
+            return
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _holds_steps(self) -> bool:
+        written = any(any(folder.glob("*")) for folder in (self.checkpoints, self.trajectories))
+        return written or any(row["step"] > 0 for row in self.read_metrics())
+
     @property
     def config_path(self) -> Path:
         return self.path / "config.toml"
@@ -111,8 +129,10 @@ class RunFolder:
     def _writing(self, path: Path) -> Iterator[None]:
         if self._lock is None or not self._lock.held:
             raise RuntimeError(f"{self.path} is not locked: open it with writing=True")
+        self._write_failed = True
         with disk_errors(path, f"continue with --resume {self.path} (all up to its last checkpoint is safe)"):
             yield
+        self._write_failed = False
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """One row of a step or an evaluation; it must say which "step". Non-finite numbers: see `jsonl`."""

@@ -26,10 +26,20 @@ def from_function(function: Callable[[Trajectory], Any]) -> Reward:
 
 
 def _by_turn(given: Any, turns: int, name: str) -> tuple[float, ...]:
-    values = given if isinstance(given, Sequence) and not isinstance(given, str) else [0.0] * (turns - 1) + [given]
-    if len(values) != turns:
-        raise UserError(f"the reward {name} gave {len(values)} numbers for {turns} turns: give one, or one a turn")
-    numbers = [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
-    if len(numbers) != turns:
+    plain = given.tolist() if hasattr(given, "tolist") else given  # numpy's and torch's, of any shape
+    if not isinstance(plain, Sequence) or isinstance(plain, str):
+        plain = ([0.0] * turns + [plain])[1:] if turns else []  # an episode that had no turn has none to reward
+    if len(plain) != turns:
+        raise UserError(f"the reward {name} gave {len(plain)} numbers for {turns} turns: give one, or one a turn")
+    numbers = tuple(map(_number, plain))
+    if not all(map(math.isfinite, numbers)):
         raise UserError(f"the reward {name} gave {given!r}: give finite numbers")
-    return tuple(float(value) for value in numbers)
+    return numbers
+
+
+def _number(value: Any) -> float:
+    """Whatever is a real number, of any library; NaN for what is none."""
+    try:
+        return float(value) if hasattr(value, "__float__") else math.nan
+    except (TypeError, ValueError, OverflowError):
+        return math.nan

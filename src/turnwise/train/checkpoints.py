@@ -9,7 +9,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -47,8 +47,13 @@ class State:
 
 
 class Checkpoints:
-    def __init__(self, folder: Path, *, keep_last: int, tokenizer: Any) -> None:
-        self.folder, self.keep_last, self.tokenizer = folder, keep_last, tokenizer
+    """Besides the regular ones, every so many steps, there is one where a run was stopped, until the next is written.
+
+    It counts neither for what is kept nor for rollbacks, so that a run that was stopped goes on as one that was not.
+    """
+
+    def __init__(self, folder: Path, *, keep_last: int, tokenizer: Any, every: int = 1) -> None:
+        self.folder, self.keep_last, self.tokenizer, self.every = folder, keep_last, tokenizer, every
 
     def save(self, learner: LocalLearner, state: State, *, best: bool = False) -> Path:
         """Writes the checkpoint of this step, and gives up older ones beyond the last n."""
@@ -63,9 +68,16 @@ class Checkpoints:
             finally:
                 shutil.rmtree(aside, ignore_errors=True)
         if not best:
-            for old in self.steps()[: -self.keep_last]:
-                shutil.rmtree(old)
+            self._drop(set(self.steps()) - {target, *self.regular()[-self.keep_last :]})
         return target
+
+    def drop_after(self, kept: Path) -> None:
+        """Gives up the checkpoints of later steps than this one's."""
+        self._drop({each for each in self.steps() if each.name > kept.name})
+
+    def _drop(self, folders: Iterable[Path]) -> None:
+        for each in folders:
+            shutil.rmtree(each)
 
     def _write(self, learner: LocalLearner, state: State, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
@@ -79,9 +91,17 @@ class Checkpoints:
     def steps(self) -> list[Path]:
         return sorted(self.folder.glob("step_*"))
 
+    def regular(self) -> list[Path]:
+        return [each for each in self.steps() if (step := _step_of(each)) > 0 and step % self.every == 0]
+
     def newest(self) -> tuple[Path, State] | None:
         """The newest checkpoint that is whole; None where none was written yet."""
         return newest(self.folder)
+
+
+def _step_of(folder: Path) -> int:
+    digits = folder.name.removeprefix("step_")
+    return int(digits) if digits.isdecimal() else 0
 
 
 def newest(folder: Path) -> tuple[Path, State] | None:

@@ -1,5 +1,6 @@
 """Alarms while a run goes on: told in one line, and answered by going back where that is wanted."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,7 +26,7 @@ class Watcher:
         self._rows, self._active = [], frozenset()
         for row in rows:
             if "rollout/success" in row and row["step"] > state.watched_from:
-                self._rows.append(row)
+                self._rows.append(row | dict.fromkeys(row.get("nonfinite", ()), math.nan))
                 self._active = watch(self._rows, self._active).active
 
     def see(self, row: dict[str, Any]) -> bool:
@@ -41,15 +42,17 @@ class Watcher:
 def roll_back(
     state: State, learner: LocalLearner, checkpoints: Checkpoints, restore: Callable[[str, State], None]
 ) -> State | None:
-    """The weights of the oldest checkpoint that is kept, with a smaller step; None where there is none.
+    """The weights of the oldest regular checkpoint that is kept, with a smaller step; None where there is none.
 
-    Steps go on being counted: what was rolled back was done, and stays in the metrics.
+    Steps go on being counted: what was rolled back was done, and stays in the metrics. Its checkpoints are given up, so
+    that the next rollback does not lead to them.
     """
-    kept = checkpoints.steps()
+    kept = checkpoints.regular()
     if not kept:
         return None
     restore(str(kept[0]), read_state(kept[0]))
-    learner.training_step = state.step
+    checkpoints.drop_after(kept[0])
+    learner.training_step, learner.skipped_steps = state.step, state.skipped_steps
     return replace(
         state, rate_scale=RATE_CUT * state.rate_scale, rollbacks=state.rollbacks + 1, watched_from=state.step
     )

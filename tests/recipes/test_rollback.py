@@ -1,0 +1,121 @@
+"""A run that goes back at an alarm, whole and stopped in between: it ends the same, bit by bit."""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from runs_for_tests import learnt, metrics, printed, quiet, small
+from turnwise.algos.alarms import Alarm, Watch
+from turnwise.config.schema import Config
+from turnwise.recipes.run import train
+from turnwise.train import loop, watching
+from turnwise.train.checkpoints import read_state
+from turnwise.train.update import update
+
+STEPS = 8
+ALARMS = (2, 5, 7)
+"""The first before there is a regular checkpoint."""
+SKIPPED = 4
+"""The step whose gradient is not finite, and is skipped."""
+
+
+class Killed(BaseException):
+    """What nothing catches, as SIGKILL."""
+
+
+def settings(folder: Path) -> Config:
+    return small(
+        folder,
+        train__steps=STEPS,
+        eval__every=0,
+        checkpoint__every=2,
+        diagnose__rollback=True,
+        rollout__max_new_tokens=6,
+        eval__episodes=2,
+    )
+
+
+def alarmed(rows: Any, active: frozenset[str]) -> Watch:
+    step = int(rows[-1]["step"])
+    raised = (Alarm(kind="test", step=step, message=f"at step {step}"),) if step in ALARMS else ()
+    return Watch(raised=raised, active=frozenset())
+
+
+def updating(stop_at: int | None, stop: Callable[[], None]) -> Callable[..., dict[str, float]]:
+    """One step's gradient is not finite; `stop` is called in the update of step `stop_at`."""
+
+    def changed(learner: Any, estimated: Any, given: Any, step: int, *others: Any) -> dict[str, float]:
+        if step + 1 == stop_at:
+            stop()
+        if step + 1 == SKIPPED:
+            weight = next(iter(learner.model.parameters()))
+            weight.grad = torch.full_like(weight, float("nan"))
+        return update(learner, estimated, given, step, *others)
+
+    return changed
+
+
+def run(folder: Path, patch: pytest.MonkeyPatch, stops: list[tuple[int, str]]) -> str:
+    """Stopped in the updates of these steps, each time resumed."""
+    console = quiet()
+
+    def stop(how: str) -> None:
+        if how == "killed":
+            raise Killed
+        signal.raise_signal(signal.SIGINT)
+
+    patch.setattr(watching, "watch", alarmed)
+    for resume, (at, how) in enumerate(stops):
+        patch.setattr(loop, "update", updating(at, lambda how=how: stop(how)))
+        with pytest.raises((Killed, KeyboardInterrupt)):
+            train(settings(folder), resume=bool(resume), console=console)
+    patch.setattr(loop, "update", updating(None, lambda: None))
+    train(settings(folder), resume=bool(stops), console=console)
+    return printed(console)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("plain")
+    with pytest.MonkeyPatch.context() as patch:
+        told = run(folder, patch, [])
+    assert told.count("alarm: at step") == 3 and told.count("no checkpoint to go back to yet") == 1
+    assert told.count("went back to an earlier checkpoint") == 2
+    assert "learning rate times 0.5" in told and "learning rate times 0.25" in told
+    return folder / "run"
+
+
+def test_a_run_that_goes_back_starts_from_the_old_weights_with_a_smaller_step(plain: Path) -> None:
+    rows = {row["step"]: row for row in metrics(plain) if "rollout/episodes" in row}
+    assert sorted(rows) == list(range(1, STEPS + 1)), "what was rolled back stays in the metrics"
+    assert [rows[step]["train/skipped_steps"] > 0 for step in rows] == [step >= SKIPPED for step in rows]
+    state = read_state(plain / f"checkpoints/step_{STEPS:06d}")
+    assert (state.rate_scale, state.rollbacks, state.watched_from) == (0.25, 2, 7)
+
+
+STOPS: dict[str, list[tuple[int, str]]] = {
+    "killed before its first checkpoint, and after the rollback": [(2, "killed"), (6, "killed")],
+    "killed in the step that goes back, and after the next checkpoint": [(5, "killed"), (7, "killed")],
+    "Ctrl-C before any checkpoint, and between two": [(1, "ctrl-c"), (3, "ctrl-c"), (5, "ctrl-c")],
+    "Ctrl-C right after the rollback, then killed": [(6, "ctrl-c"), (8, "killed")],
+}
+
+
+@pytest.mark.parametrize("name", STOPS)
+def test_stopped_and_resumed_it_goes_back_as_one_left_alone(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    run(tmp_path, monkeypatch, STOPS[name])
+    ours = tmp_path / "run"
+    assert metrics(ours) == metrics(plain)
+    mine, other = (learnt(each, STEPS) for each in (ours, plain))
+    assert all(torch.equal(mine[name], other[name]) for name in other) and mine.keys() == other.keys()
+    last = f"checkpoints/step_{STEPS:06d}"
+    assert read_state(ours / last) == read_state(plain / last)
+    assert [each.name for each in sorted((ours / "checkpoints").iterdir())] == [
+        each.name for each in sorted((plain / "checkpoints").iterdir())
+    ]

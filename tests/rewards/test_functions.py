@@ -1,0 +1,88 @@
+"""Rewards of a person's own, as plain functions."""
+
+import asyncio
+import math
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from turnwise.core.errors import UserError
+from turnwise.core.messages import assistant
+from turnwise.core.task import Task
+from turnwise.core.trajectory import Status, Stop, Trajectory, Turn
+from turnwise.rewards.functions import from_function
+
+TURN = Turn(
+    context_ids=(1,),
+    extends=True,
+    action_ids=(2,),
+    action_logprobs=(-0.5,),
+    temperature=1.0,
+    policy_version=0,
+    spans=(),
+    message=assistant(""),
+    stop=Stop.EOS,
+    reward=0.0,
+    invalid=False,
+)
+
+
+def rewarded(given: Any, turns: int = 2) -> tuple[float, ...]:
+    trajectory = Trajectory(
+        task=Task(env="bandit", seed=1),
+        member=0,
+        attempt=0,
+        turns=(TURN,) * turns,
+        status=Status.FAILED,
+        turn_rewards=(0.0,) * turns,
+    )
+    return asyncio.run(from_function(lambda _: given)(trajectory)).turn_rewards
+
+
+ONE = [1.5, np.float32(1.5), np.float64(1.5), np.array(1.5), torch.tensor(1.5), Fraction(3, 2), Decimal("1.5")]
+
+
+@pytest.mark.parametrize("given", ONE, ids=lambda given: type(given).__name__)
+def test_one_number_of_any_kind_is_the_last_turns(given: Any) -> None:
+    assert rewarded(given) == (0.0, 1.5)
+    assert all(type(number) is float for number in rewarded(given))
+
+
+@pytest.mark.parametrize(
+    "given", [(2, 1.5), [np.int64(2), np.float32(1.5)], np.array([2, 1.5]), torch.tensor([2, 1.5])]
+)
+def test_one_number_a_turn_is_each_turns(given: Any) -> None:
+    assert rewarded(given) == (2.0, 1.5)
+
+
+def test_true_and_false_count_as_1_and_0() -> None:
+    assert (rewarded(True), rewarded(np.bool_(True)), rewarded(False)) == ((0.0, 1.0), (0.0, 1.0), (0.0, 0.0))
+
+
+def test_an_episode_without_a_turn_has_nothing_to_reward() -> None:
+    assert rewarded(1.5, turns=0) == ()
+
+
+WRONG = ["1.5", None, 1j, {}, math.nan, -math.inf, np.float32("nan"), torch.tensor(math.inf), 10**400, Decimal("sNaN")]
+
+
+@pytest.mark.parametrize("given", WRONG, ids=lambda given: str(given)[:9])
+def test_what_is_no_finite_number_is_refused(given: Any) -> None:
+    for reward in (given, [0.0, given]):
+        with pytest.raises(UserError, match="give finite numbers"):
+            rewarded(reward)
+
+
+@pytest.mark.parametrize("given", [[1.0], (1.0, 2.0, 3.0), np.zeros(3), []])
+def test_another_count_than_the_turns_is_refused(given: Any) -> None:
+    with pytest.raises(UserError, match="numbers for 2 turns: give one, or one a turn"):
+        rewarded(given)
+
+
+def test_rows_of_rows_are_no_numbers() -> None:
+    with pytest.raises(UserError, match="give finite numbers"):
+        rewarded(np.zeros((2, 2)))
