@@ -27,7 +27,7 @@ from turnwise.models.tiny import (
 )
 
 TOKENIZER = tiny_tokenizer()
-PINNED = dict.fromkeys((1, 2), "3cd151675aa1e5177698a9e7385f042116e8ca8d12ab639474dee548834bc624")
+PINNED = dict.fromkeys((1, 2, 3), "3cd151675aa1e5177698a9e7385f042116e8ca8d12ab639474dee548834bc624")
 
 
 def encode(text: str) -> list[int]:

@@ -39,7 +39,7 @@ def test_the_methods_of_the_field_are_there_and_fit_every_recipe() -> None:
 
 def test_a_method_stands_above_the_recipe_and_below_what_was_typed() -> None:
     plain, method = configure("frozen_lake"), configure("frozen_lake", overrides=[("algo.preset", "starpo_s")])
-    assert (plain.algo.advantage, method.algo.advantage) == ("reinforce_pp", "gae")
+    assert (plain.algo.advantage, method.algo.advantage) == ("bi_level_gae", "gae")
     assert method.algo.filter == "quarter" and method.train == plain.train
     typed = configure("frozen_lake", overrides=[("algo.preset", "starpo_s"), ("algo.filter", "none")])
     assert typed.algo.filter == "none" and typed.algo.advantage == "gae"
