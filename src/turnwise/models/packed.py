@@ -39,7 +39,7 @@ class PackedPlan:
         num_prefixes = max(parents, default=-1) + 1
         if any(parent >= 0 for parent in parents[:num_prefixes]):
             raise ValueError("rows that others continue come first and continue none")
-        self.last, self.read = last, None if read is None else read.unique()
+        self.last, self.read = last, None if read is None or last is None else read.unique()
         self.prefixes = Rows(lengths[:num_prefixes], device)
         done, self.blocks, self.reading = self.prefixes.tokens, list[_Block](), list[_Block]()
         for start, end in _alike(lengths, parents, num_prefixes):
