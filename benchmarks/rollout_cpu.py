@@ -333,7 +333,7 @@ def main() -> None:
     measured = [
         measure(work, ours, theirs, given.repeats, given.batch) for work in workloads(given.new_tokens, ours.stop_ids)
     ]
-    Console().print(table_of(measured, given.threads, given.repeats))
+    Console(width=150).print(table_of(measured, given.threads, given.repeats))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from transformers import (
 VOCABULARY = 97
 SHAPE = {
     "vocab_size": VOCABULARY,
-    "hidden_size": 32,
+    "hidden_size": 64,
     "intermediate_size": 64,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
@@ -31,7 +31,7 @@ SHAPE = {
     "eos_token_id": 1,
     "pad_token_id": 2,
 }
-WITH_HEAD = {**SHAPE, "head_dim": 8}
+WITH_HEAD = {**SHAPE, "head_dim": 16}
 
 FAMILIES: dict[str, Any] = {
     "llama": LlamaConfig(**WITH_HEAD),
@@ -41,7 +41,7 @@ FAMILIES: dict[str, Any] = {
     "gpt2": GPT2Config(
         vocab_size=VOCABULARY, n_embd=32, n_layer=3, n_head=4, n_positions=256, bos_token_id=0, eos_token_id=1
     ),
-    "gemma2, soft caps and a window": Gemma2Config(**WITH_HEAD, sliding_window=4, query_pre_attn_scalar=8),
+    "gemma2, soft caps and a window": Gemma2Config(**WITH_HEAD, sliding_window=4, query_pre_attn_scalar=16),
     "gemma3, windows": Gemma3TextConfig(**WITH_HEAD, sliding_window=4),
     "mistral, a window": MistralConfig(**WITH_HEAD, sliding_window=5),
     "qwen3 moe, experts": Qwen3MoeConfig(

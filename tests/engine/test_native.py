@@ -9,6 +9,15 @@ from turnwise.core.protocols import Completion, Sampling
 from turnwise.core.trajectory import Stop
 
 
+@pytest.fixture(params=["compiled", "torch"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the engine's kernels, where there is a compiler, and without."""
+    if request.param == "torch":
+        for module in ("plan", "sampling"):
+            monkeypatch.setattr(f"turnwise.engine.native.{module}.kernels", lambda: None)
+
+
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_log_probabilities_over_uneven_turns_equal_a_plain_full_forward(family: str) -> None:
     """Three talks with one long prompt, one with another and one with a short one; some outlast others."""

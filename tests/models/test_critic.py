@@ -31,7 +31,7 @@ def with_opinion(critic: TrunkCritic | HeadCritic) -> TrunkCritic | HeadCritic:
 def test_a_value_head_starts_at_zero() -> None:
     head = value_head(random_model("llama", ATTENTION))
     assert (head.weight == 0).all() and (head.bias == 0).all()
-    assert head.weight.shape == (1, 32)
+    assert head.weight.shape == (1, 64)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -12,6 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from turnwise.engine.native.compiled import CannotCompile
+from turnwise.engine.native.kernels import load_kernels
 from turnwise.models.cache import cache_folder
 
 NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
@@ -38,7 +40,7 @@ def examine(runs: Path) -> list[Finding]:
     """All findings about this machine; `runs` is where run folders would go."""
     python = Finding(name="python", found=f"{platform.python_version()} ({sys.executable})")
     folders = [_folder("runs folder", runs), _folder("cache folder", cache_folder())]
-    return [python, *map(_package, NEEDED), *_hardware(), *folders, *_optional()]
+    return [python, *map(_package, NEEDED), *_hardware(), _kernels(), *folders, *_optional()]
 
 
 def _package(name: str) -> Finding:
@@ -70,6 +72,15 @@ def _gpus(torch: Any) -> str:
         return "none that torch can use: training runs on the CPU"
     devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     return ", ".join(f"{device.name} ({device.total_memory / GIB:.0f} GiB)" for device in devices)
+
+
+def _kernels() -> Finding:
+    try:
+        load_kernels()
+    except CannotCompile as reason:
+        found, mend = f"{reason}: episodes on the CPU take longer", "install gcc"
+        return Finding(name="kernels", found=found, mend=mend, needed=False)
+    return Finding(name="kernels", found="compiled for this processor")
 
 
 def _memory() -> str:

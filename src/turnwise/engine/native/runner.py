@@ -2,18 +2,20 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, chain, groupby, takewhile
+from itertools import accumulate, chain, takewhile
 
 import torch
 from torch import Tensor, nn
 
 from turnwise.core.protocols import Sampling
 from turnwise.core.trajectory import Stop
-from turnwise.engine.native.cache import NARROW, KVCache, MixedPlan, RowsPlan, Stretch
+from turnwise.engine.native.cache import KVCache, Stretch
 from turnwise.engine.native.guessing import LONGEST, NO_TAIL, Guesser, Tail, worthwhile
-from turnwise.engine.native.sampling import Rows, sample, uniforms
+from turnwise.engine.native.plan import PassPlan
+from turnwise.engine.native.rows import NARROW
+from turnwise.engine.native.sampling import Draws, draw
 from turnwise.models.attention import check_attention
-from turnwise.models.last_layer import last_layer_only_at
+from turnwise.models.last_layer import last_layer, last_layer_only_at
 
 SHARED_PREFIX = 16
 """Prompts that begin alike for at least this many tokens are run once up to where they part."""
@@ -97,6 +99,7 @@ class Runner:
             ("passes", "context_tokens", "shared_tokens", "sampled_tokens", "guessed_tokens", "right_guesses"), 0
         )
         self.running: list[Request] = []
+        self._last_layer = last_layer(model)
         self._cache = KVCache(slots)
         self._held: dict[int, Slot] = {}  # by index
         self._free: list[int] = []
@@ -234,36 +237,28 @@ class Runner:
         with last_layer_only_at(self.model, keep):
             return self._run(tokens, plan, logits_to_keep=keep)
 
-    def _plan(self, lines: list[Line]) -> MixedPlan:
-        """The lines lie in order: those with many new tokens, then those with few, each kind by its slots."""
+    def _plan(self, lines: list[Line]) -> PassPlan:
         self._cache.reserve(max(line.slot.length + line.new for line in lines))
-        parts = [list(part) for _, part in groupby(lines, key=lambda line: line.new <= NARROW)]
-        return MixedPlan([self._rows(part) for part in parts])
-
-    def _rows(self, lines: list[Line]) -> RowsPlan:
         prefixes = {line.slot.prefix for line in lines}
         prefix = prefixes.pop() if len(prefixes) == 1 < len(lines) else None
-        stretches = [Stretch(line.slot.index, line.slot.length, line.new) for line in lines]
-        return RowsPlan(self._cache, stretches, shared=0 if prefix is None else prefix.length)
+        stretches = [Stretch(line.slot.index, line.slot.length, line.new, line.read) for line in lines]
+        return PassPlan(self._cache, stretches, shared=0 if prefix is None else prefix.length, last=self._last_layer)
 
-    def _run(self, tokens: list[int], plan: MixedPlan, **options: Tensor) -> Tensor:
+    def _run(self, tokens: list[int], plan: PassPlan, **options: Tensor) -> Tensor:
         ids, positions = torch.tensor(tokens)[None], plan.positions[None]
         return self.model(input_ids=ids, position_ids=positions, plan=plan, use_cache=False, **options).logits[0]
 
     def _sample(self, lines: list[Line], logits: Tensor) -> None:
         """Draws at every position that was read; each request takes what it was drawn up to the first wrong guess."""
-        start, chosen, addresses, counters, settings = 0, list[int](), list[int](), list[int](), list[Sampling]()
+        draws, row = Draws(), 0
         for line in lines:
             for request in line.requests:
-                chosen += range(start, start + line.read)
-                addresses += [request.slot.address] * line.read
-                counters += range(request.slot.sampled, request.slot.sampled + line.read)
-                settings += [request.sampling] * line.read
-            start += line.read
-        if len(chosen) > start:
-            logits = logits.index_select(0, torch.tensor(chosen))
-        numbers = uniforms(torch.tensor(addresses), torch.tensor(counters))
-        drawn = list(zip(*(column.tolist() for column in sample(logits, Rows.of(settings), numbers)), strict=True))
+                slot = request.slot
+                draws.add(
+                    row=row, address=slot.address, counter=slot.sampled, setting=request.sampling, count=line.read
+                )
+            row += line.read
+        drawn = draw(logits, draws)
         place = 0
         for line in lines:
             for request in line.requests:

@@ -1,12 +1,15 @@
 """Drawing tokens: a hash of the address gives the random number, an inverse CDF the token."""
 
+import ctypes
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from turnwise.core.protocols import Sampling
+from turnwise.engine.native.kernels import kernels, run
 
 
 def _signed(number: int) -> int:
@@ -57,6 +60,55 @@ class Rows:
             torch.tensor([setting.top_p for setting in settings]) if truncates else None,
             torch.tensor([setting.top_k for setting in settings]) if truncates else None,
         )
+
+
+@dataclass(slots=True)
+class Draws:
+    """What is to be drawn: from which row of the logits, with which random number, and how."""
+
+    rows: "array[int]" = field(default_factory=lambda: array("q"))
+    addresses: "array[int]" = field(default_factory=lambda: array("Q"))
+    counters: "array[int]" = field(default_factory=lambda: array("Q"))
+    settings: list[Sampling] = field(default_factory=list)
+
+    def add(self, *, row: int, address: int, counter: int, setting: Sampling, count: int) -> None:
+        """`count` of them, from as many rows on, with as many numbers on."""
+        self.rows.extend(range(row, row + count))
+        self.addresses.extend([address] * count)
+        self.counters.extend(range(counter, counter + count))
+        self.settings.extend([setting] * count)
+
+
+class DrawsStruct(ctypes.Structure):
+    """`Draws` of sampling.c."""
+
+    _fields_ = (
+        ("logits", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("stride", "vocabulary")),
+        *((name, ctypes.c_void_p) for name in ("rows", "addresses", "counters", "temperatures", "tokens", "logprobs")),
+    )
+
+
+def draw(logits: Tensor, draws: Draws) -> list[tuple[int, float]]:
+    """Token and log-probability of each draw. logits: [B, V]"""
+    library = kernels()
+    truncates = any(setting.top_p < 1 or setting.top_k > 0 for setting in draws.settings)
+    if library is not None and logits.device.type == "cpu" and not truncates:
+        return _draw_compiled(library, logits.float().contiguous(), draws)
+    rows, addresses, counters = (torch.tensor(each.tolist()) for each in (draws.rows, draws.addresses, draws.counters))
+    tokens, logprobs = sample(logits.index_select(0, rows), Rows.of(draws.settings), uniforms(addresses, counters))
+    return list(zip(tokens.tolist(), logprobs.tolist(), strict=True))
+
+
+def _draw_compiled(library: ctypes.CDLL, logits: Tensor, draws: Draws) -> list[tuple[int, float]]:
+    count = len(draws.rows)
+    temperatures = array("f", [setting.temperature for setting in draws.settings])
+    tokens, logprobs = array("q", bytes(8 * count)), array("f", bytes(4 * count))
+    columns = (draws.rows, draws.addresses, draws.counters, temperatures, tokens, logprobs)
+    pointers = [each.buffer_info()[0] for each in columns]
+    about = DrawsStruct(logits.data_ptr(), logits.stride(0), logits.shape[1], *pointers)
+    run(library.draw, about, ctypes.c_int64(count))
+    return list(zip(tokens, logprobs, strict=True))
 
 
 def sample(logits: Tensor, rows: Rows, numbers: Tensor) -> tuple[Tensor, Tensor]:

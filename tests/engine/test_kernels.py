@@ -1,0 +1,202 @@
+"""The engine's C code against the same thing in torch."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnwise.core.protocols import Sampling
+from turnwise.engine.native import compiled, kernels
+from turnwise.engine.native.cache import KVCache, Stretch
+from turnwise.engine.native.plan import PassPlan
+from turnwise.engine.native.rows import attend_in_rows
+from turnwise.engine.native.sampling import Draws, Rows, draw, sample, uniforms
+from turnwise.models.attention import AttentionCall
+from turnwise.recipes.doctor import examine
+
+SLOTS = 6
+
+
+@pytest.fixture(scope="module", autouse=True)
+def must_compile(optional_part: Callable[[str], NoReturn]) -> None:
+    try:
+        kernels.load_kernels()
+    except compiled.CannotCompile as reason:
+        optional_part(f"the engine's kernels cannot be compiled: {reason}")
+
+
+@st.composite
+def passes(draw_from: st.DrawFn) -> dict[str, Any]:
+    """A cache that holds something, and a pass over some of its sessions."""
+    shared = draw_from(st.sampled_from([0, 5, 16, 40]))
+    slots = draw_from(st.lists(st.integers(0, SLOTS - 1), min_size=1, max_size=SLOTS, unique=True))
+    past = st.integers(shared, 250)
+    stretches = []
+    for slot in sorted(slots):
+        new = draw_from(st.integers(1, 12))
+        stretches.append(Stretch(slot, draw_from(past), new, draw_from(st.integers(1, new))))
+    return {
+        "shared": shared,
+        "stretches": stretches,
+        "kv": draw_from(st.sampled_from([1, 2])),
+        "group": draw_from(st.integers(1, 5)),
+        "size": draw_from(st.sampled_from([16, 48])),
+        "window": draw_from(st.sampled_from([None, 1, 7, 33, 1000])),
+        "seed": draw_from(st.integers(0, 1000)),
+    }
+
+
+def caches_and_call(about: dict[str, Any]) -> tuple[list[KVCache], AttentionCall]:
+    """Two equal caches, and a layer's new queries, keys and values, laid out as the library hands them over."""
+    random = torch.Generator().manual_seed(about["seed"])
+    tokens = sum(each.new for each in about["stretches"])
+    query, key, value = (
+        torch.randn(1, heads, tokens, about["size"], generator=random)[0].transpose(0, 1)
+        for heads in (about["kv"] * about["group"], about["kv"], about["kv"])
+    )
+    call = AttentionCall(layer=0, query=query, key=key, value=value, scale=0.3, softcap=None, window=about["window"])
+    caches = []
+    for _ in range(2):
+        cache = KVCache(SLOTS)
+        cache.reserve(300)
+        keys, values = cache.layer(call)
+        random.manual_seed(1)
+        for tensor in (keys, values):
+            tensor.copy_(torch.randn(tensor.shape, generator=random))
+        first, shared = about["stretches"][0].slot, about["shared"]
+        cache.copy(first, range(SLOTS), shared)
+        caches.append(cache)
+    return caches, call
+
+
+@given(passes())
+def test_attention_equals_the_same_in_torch(about: dict[str, Any]) -> None:
+    (ours, twin), call = caches_and_call(about)
+    plan = PassPlan(ours, about["stretches"], shared=about["shared"])
+    torch.testing.assert_close(plan.attend(call), attend_in_rows(twin, about["stretches"], call), atol=2e-5, rtol=1e-4)
+    for mine, other in zip(ours.layers[0], twin.layers[0], strict=True):
+        assert mine.equal(other)
+
+
+@given(passes())
+def test_in_the_last_layer_only_what_is_read_looks_at_others(about: dict[str, Any]) -> None:
+    (ours, twin), call = caches_and_call(about)
+    seen = PassPlan(ours, about["stretches"], shared=about["shared"], last=0).attend(call)
+    whole = PassPlan(twin, about["stretches"], shared=about["shared"]).attend(call)
+    start = 0
+    for each in about["stretches"]:
+        end = start + each.new
+        read = slice(end - each.read, end)
+        torch.testing.assert_close(seen[read], whole[read], atol=2e-5, rtol=1e-4)
+        assert not seen[start : end - each.read].any()
+        start = end
+    assert ours.layers[0][0].equal(twin.layers[0][0])
+
+
+@given(passes(), st.integers(0, SLOTS))
+def test_what_a_session_gets_does_not_depend_on_its_company(about: dict[str, Any], which: int) -> None:
+    about["shared"] = 0
+    (ours, twin), call = caches_and_call(about)
+    together = PassPlan(ours, about["stretches"]).attend(call)
+    which %= len(about["stretches"])
+    start = sum(each.new for each in about["stretches"][:which])
+    own = slice(start, start + about["stretches"][which].new)
+    parts = {"query": call.query[own], "key": call.key[own], "value": call.value[own]}
+    alone = AttentionCall(layer=0, scale=call.scale, softcap=None, window=call.window, **parts)
+    assert PassPlan(twin, about["stretches"][which : which + 1]).attend(alone).equal(together[own])
+
+
+def test_scores_far_apart_neither_overflow_nor_vanish() -> None:
+    cache = KVCache(1)
+    key = torch.tensor([[0.0], [1000.0], [-1000.0]]).expand(3, 16)[:, None]
+    value = torch.arange(3.0)[:, None, None].expand(3, 1, 16).contiguous()
+    call = AttentionCall(
+        layer=0, query=torch.ones(3, 1, 16), key=key, value=value, scale=1.0, softcap=None, window=None
+    )
+    out = PassPlan(cache, [Stretch(0, 0, 3, 3)]).attend(call)
+    assert out[:, 0, 0].tolist() == [0.0, 1.0, 1.0]
+
+
+def test_what_is_not_a_number_stays_visible() -> None:
+    cache = KVCache(1)
+    key = torch.ones(2, 1, 16)
+    key[1] = float("nan")
+    call = AttentionCall(layer=0, query=torch.ones(2, 1, 16), key=key, value=key, scale=1.0, softcap=None, window=None)
+    out = PassPlan(cache, [Stretch(0, 0, 2, 2)]).attend(call)
+    assert out[1].isnan().all()
+    logits = torch.zeros(1, 100)
+    logits[0, 70] = float("nan")
+    draws = Draws()
+    draws.add(row=0, address=1, counter=0, setting=Sampling(max_tokens=1), count=1)
+    ((token, logprob),) = draw(logits, draws)
+    assert 0 <= token < 100 and logprob != logprob
+
+
+@given(
+    st.sampled_from([1, 2, 15, 16, 17, 63, 64, 65, 1600]),
+    st.lists(st.sampled_from([0.0, 0.1, 0.5, 1.0, 1.7]), min_size=1, max_size=12),
+    st.sampled_from([0.0, 1.0, 30.0]),
+    st.integers(0, 1000),
+)
+def test_draws_equal_the_same_in_torch(vocabulary: int, temperatures: list[float], spread: float, seed: int) -> None:
+    random = torch.Generator().manual_seed(seed)
+    logits = torch.randn(len(temperatures), vocabulary, generator=random) * spread
+    settings, draws = [Sampling(max_tokens=1, temperature=each) for each in temperatures], Draws()
+    for row, setting in enumerate(settings):
+        draws.add(row=row, address=seed * 977, counter=row, setting=setting, count=1)
+    numbers = uniforms(torch.full((len(settings),), seed * 977), torch.arange(len(settings)))
+    tokens, logprobs = sample(logits, Rows.of(settings), numbers)
+    ours = draw(logits, draws)
+    assert [token for token, _ in ours] == tokens.tolist()
+    torch.testing.assert_close(torch.tensor([value for _, value in ours]), logprobs, atol=2e-5, rtol=1e-5)
+
+
+def test_draws_follow_the_probabilities() -> None:
+    logits, draws = torch.randn(1, 40, generator=torch.Generator().manual_seed(0)) * 2, Draws()
+    count = 20_000
+    for number in range(count):
+        draws.add(row=0, address=5, counter=number, setting=Sampling(max_tokens=1, temperature=0.7), count=1)
+    counts = torch.bincount(torch.tensor([token for token, _ in draw(logits, draws)]), minlength=40)
+    expected = (logits[0] / 0.7).softmax(dim=-1) * count
+    often = expected > 5
+    assert (((counts - expected) ** 2 / expected)[often]).sum() < 2 * int(often.sum())
+
+
+def test_several_draws_go_on_from_a_row_and_a_counter() -> None:
+    logits, draws, each = torch.randn(5, 30), Draws(), Draws()
+    draws.add(row=1, address=9, counter=4, setting=Sampling(max_tokens=1), count=3)
+    for number in range(3):
+        each.add(row=1 + number, address=9, counter=4 + number, setting=Sampling(max_tokens=1), count=1)
+    assert draw(logits, draws) == draw(logits, each)
+
+
+def test_without_a_compiler_torch_does_it_and_doctor_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    kernels.kernels.cache_clear()
+    assert kernels.kernels() is None
+    (finding,) = [each for each in examine(tmp_path) if each.name == "kernels"]
+    assert "no C compiler" in finding.found and finding.mend and not finding.needed
+    kernels.kernels.cache_clear()
+
+
+def test_a_broken_compiler_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake = tmp_path / "gcc"
+    fake.write_text("#!/bin/sh\necho 'out of order' >&2\necho more >&2\nexit 1\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("CC", str(fake))
+    with pytest.raises(compiled.CannotCompile, match=r"out of order$"):
+        kernels.load_kernels()
+
+
+def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TURNWISE_CACHE", str(tmp_path))
+    kernels.load_kernels()
+    (library,) = (tmp_path / "compiled").iterdir()
+    before = library.stat().st_mtime_ns
+    kernels.load_kernels()
+    assert [file.stat().st_mtime_ns for file in (tmp_path / "compiled").iterdir()] == [before]
