@@ -13,7 +13,7 @@ from turnwise.core.names import nearest
 from turnwise.models.catalogue import SMOLLM2, TINY, catalogue_names
 from turnwise.models.dropout import remove_dropout_from_modules
 from turnwise.models.hub import hub_answers, is_hub_name
-from turnwise.models.memory import keep_freed_memory
+from turnwise.models.memory import settle_memory
 from turnwise.models.pretrained import read_folder, read_gguf, read_hub
 from turnwise.models.smollm2 import smollm2_folder
 from turnwise.models.tiny import tiny_model, tiny_tokenizer
@@ -45,7 +45,7 @@ def load_model(
 
     `chat_template`: a Jinja file to use instead of the tokenizer's own template. `seed`: of tiny's untrained weights.
     """
-    keep_freed_memory()
+    settle_memory()
     place = resolve_device(device)
     number_type = _dtype(dtype)
     template = None if chat_template is None else _read_template(chat_template)
