@@ -39,7 +39,7 @@ ROOMS = (
 CORE_ONLY = ("algos",)
 """Rooms that may import nothing of turnwise but core."""
 
-OPTIONAL = ("gguf",)
+OPTIONAL = ("gguf", "peft")
 """Optional dependencies: what may be imported inside a function, in any room."""
 
 PACKAGE = "turnwise"

@@ -108,7 +108,7 @@ def test_the_critic_learns_what_follows_the_position_before_the_token(kind: str)
     estimated = estimate_of(groups, make_learner(config), config)
     assert estimated is not None and estimated.returns is not None
     tokens = sum(each.num_sampled for each in estimated.trajectories)
-    expected = torch.zeros(1, 32)
+    expected = torch.zeros(1, 64)
     for sample, returns in zip(estimated.samples, estimated.returns, strict=True):
         places = sample.mask.nonzero().squeeze(1)
         hidden = plain.base_model(sample.ids[None]).last_hidden_state[0, places - 1]

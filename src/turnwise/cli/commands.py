@@ -57,6 +57,15 @@ Write a run's model as a plain Hugging Face folder.
 
 turnwise export RUN --to FOLDER""",
     ),
+    "merge": Command(
+        group=WORK,
+        path="turnwise.cli.merge:app",
+        help="""\
+Fold an adapter into its base model: a plain Hugging Face folder.
+
+turnwise merge RUN --into FOLDER
+turnwise merge ADAPTER --into FOLDER""",
+    ),
     "recipes": Command(
         group=LOOK, path="turnwise.cli.recipes:app", help="List the presets that train takes, or show one."
     ),

@@ -54,6 +54,15 @@ class ModelConfig(Section):
     """Of tiny only: what its first weights and its warm-up are drawn from."""
 
 
+class LoraConfig(Section):
+    rank: Annotated[int, Field(ge=0)] = 0
+    """Of a low-rank adapter that is trained in place of the model's own weights; 0: none, all weights are trained."""
+    alpha: Annotated[float, Field(gt=0)] | None = None
+    """The adapter counts alpha / rank times; none: twice."""
+    targets: tuple[str, ...] = ()
+    """Names of the layers that get one, as q_proj; none given: every linear layer but the head."""
+
+
 class RolloutConfig(Section):
     groups: Positive = 8
     """Tasks a step."""
@@ -325,6 +334,7 @@ class Config(Section):
     """Of everything that is drawn."""
     env: EnvConfig = EnvConfig()
     model: ModelConfig = ModelConfig()
+    lora: LoraConfig = LoraConfig()
     rollout: RolloutConfig = RolloutConfig()
     context: ContextConfig = ContextConfig()
     reward: RewardConfig = RewardConfig()

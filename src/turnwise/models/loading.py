@@ -13,6 +13,7 @@ from turnwise.core.names import nearest
 from turnwise.models.catalogue import SMOLLM2, TINY, catalogue_names
 from turnwise.models.dropout import remove_dropout_from_modules
 from turnwise.models.hub import hub_answers, is_hub_name
+from turnwise.models.lora import base_of, has_adapter, is_adapter, load_adapter
 from turnwise.models.memory import settle_memory
 from turnwise.models.pretrained import read_folder, read_gguf, read_hub
 from turnwise.models.smollm2 import smollm2_folder
@@ -23,7 +24,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A causal language model without dropout, in eval mode, every parameter trainable; and its tokenizer."""
+    """A causal language model without dropout, in eval mode, and its tokenizer.
+
+    Every parameter is trainable, or those of its adapter if it has one.
+    """
 
     model: Any
     tokenizer: Any
@@ -41,7 +45,8 @@ def load_model(
     attn_implementation: str = "sdpa",
     seed: int = 0,
 ) -> LoadedModel:
-    """`name`: one of the catalogue, a Hugging Face name (owner/name), a model folder, or a .gguf file.
+    """`name`: one of the catalogue, a Hugging Face name (owner/name), a model folder, an adapter
+    folder, or a .gguf file.
 
     `chat_template`: a Jinja file to use instead of the tokenizer's own template. `seed`: of tiny's untrained weights.
     """
@@ -54,7 +59,9 @@ def load_model(
         tokenizer.chat_template = template
     _check_template(tokenizer, name)
     remove_dropout_from_modules(model)
-    model = model.to(place).eval().requires_grad_(True)
+    model = model.to(place).eval()
+    if not has_adapter(model):
+        model.requires_grad_(True)
     return LoadedModel(model=model, tokenizer=tokenizer, name=name, stop_ids=_stop_ids(model, tokenizer))
 
 
@@ -81,6 +88,10 @@ def _read(name: str, dtype: torch.dtype, attn_implementation: str, seed: int) ->
     path = Path(name).expanduser()
     if path.suffix.lower() == ".gguf":
         return read_gguf(path, dtype=dtype, attn_implementation=attn_implementation)
+    if name and is_adapter(path):
+        model, tokenizer = _read(base_of(path), dtype, attn_implementation, seed)
+        load_adapter(model, path)
+        return model, tokenizer
     if name and path.is_dir():
         return read_folder(path, dtype=dtype, attn_implementation=attn_implementation)
     if _looks_like_path(name):

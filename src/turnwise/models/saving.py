@@ -32,7 +32,7 @@ def write_model(model: Any, tokenizer: Any, folder: Path) -> None:
     with quiet_transformers():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-    mode = (folder / "config.json").stat().st_mode
+    mode = next(folder.glob("*config.json")).stat().st_mode
     for file in folder.glob("*.safetensors"):  # which safetensors makes readable for their owner alone
         file.chmod(mode)
 

@@ -17,6 +17,7 @@ from turnwise.envs.text_env import TextEnv
 from turnwise.models.catalogue import catalogue_names
 from turnwise.models.hub import is_hub_name
 from turnwise.models.loading import resolve_device
+from turnwise.models.lora import is_adapter
 from turnwise.recipes.contexts import check_context
 from turnwise.recipes.functions import load_function
 from turnwise.recipes.learning import token_rule
@@ -118,6 +119,15 @@ COMBINATIONS: tuple[tuple[Callable[[Config], bool], str], ...] = (
     (
         lambda c: ADVANTAGES[c.algo.advantage].needs_critic and c.critic.warmup_steps >= c.train.steps,
         "critic.warmup_steps {critic.warmup_steps} leaves the policy none of train.steps {train.steps}: lower it",
+    ),
+    (
+        lambda c: c.lora.rank > 0 and c.model.name == "tiny" and not c.model.warmup_steps,
+        "lora.rank puts an adapter beside a model that others can load, and tiny without its warm-up is kept nowhere: "
+        "raise model.warmup_steps",
+    ),
+    (
+        lambda c: c.lora.rank > 0 and is_adapter(Path(c.model.name).expanduser()),
+        "model.name {model.name} is an adapter, which is trained further: leave out lora.rank",
     ),
     (
         lambda c: c.diagnose.rollback and not c.diagnose.alarms,

@@ -1,23 +1,49 @@
-"""`turnwise export`: a run's model as a plain Hugging Face folder."""
+"""`turnwise export` and `turnwise merge`: a plain Hugging Face folder."""
 
 import shutil
 from pathlib import Path
 
 from turnwise.core.errors import UserError
-from turnwise.models.saving import written_aside
+from turnwise.models.loading import load_model
+from turnwise.models.lora import base_of, is_adapter
+from turnwise.models.lora import merge as merged
+from turnwise.models.saving import save_model, written_aside
 from turnwise.recipes.sources import find_checkpoint, find_source
 from turnwise.train.checkpoints import OWN_FILES
 
 
 def export(run: str, to: Path) -> None:
-    """Copies the run's last checkpoint, or RUN/checkpoints/NAME, without what only a resume needs.
+    """The model of the run's last checkpoint, or of RUN/checkpoints/NAME, without what only a resume needs.
 
-    `to` is complete or not there.
+    An adapter is merged into its base. `to` is complete or not there.
     """
     source = find_checkpoint(*find_source(run))
-    if to.exists():
-        raise UserError(f"{to} exists: choose another folder, or remove it first")
+    if is_adapter(source):
+        _merge(source, to)
+        return
+    _check_free(to)
     with written_aside(to) as aside:
         for file in source.iterdir():
             if file.name not in OWN_FILES:
                 shutil.copy2(file, aside / file.name)
+
+
+def merge(adapter: str, into: Path) -> None:
+    """`adapter`: a folder in peft's format, or a run that trained one."""
+    folder = Path(adapter).expanduser()
+    if not is_adapter(folder):
+        folder = find_checkpoint(*find_source(adapter))
+    if not is_adapter(folder):
+        raise UserError(f"{adapter} is no adapter but a whole model: turnwise export writes it")
+    _merge(folder, into)
+
+
+def _merge(adapter: Path, into: Path) -> None:
+    _check_free(into)
+    base = load_model(base_of(adapter))
+    save_model(merged(base.model, adapter), base.tokenizer, into)
+
+
+def _check_free(folder: Path) -> None:
+    if folder.exists():
+        raise UserError(f"{folder} exists: choose another folder, or remove it first")

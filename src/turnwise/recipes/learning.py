@@ -45,7 +45,8 @@ def build_learner(config: Config, model: Any) -> LocalLearner:
             max_grad_norm=train.max_grad_norm,
             muon_learning_rate=train.muon_learning_rate if muon else None,
         )
-        return Optimizer(list(parameters), settings, schedule.share)
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        return Optimizer(trained, settings, schedule.share)
 
     critic = None
     if ADVANTAGES[algo.advantage].needs_critic:

@@ -79,6 +79,7 @@ SWITCHES: tuple[tuple[tuple[str, ...], Switch], ...] = (
     (("algo.kl_horizon",), _on("algo.kl_target", "give a target")),
     (("algo.constant_length",), _one_of("algo.aggregation", ["seq-mean-token-sum-norm"])),
     (("model.warmup_steps", "model.warmup_seed"), _one_of("model.name", ["tiny"])),
+    (("lora.alpha", "lora.targets"), _on("lora.rank", "raise that")),
     (("train.muon_learning_rate",), _one_of("train.optimizer", ["muon"])),
     (("train.final_share",), _one_of("train.schedule", ["linear", "cosine"])),
     (("diagnose.max_rollbacks",), _on("diagnose.rollback", "turn that on")),

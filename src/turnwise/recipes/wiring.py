@@ -10,6 +10,7 @@ from turnwise.engine.native.engine import NativeEngine
 from turnwise.envs.kind import EnvKind
 from turnwise.models.attention import ATTENTION
 from turnwise.models.loading import LoadedModel, load_model
+from turnwise.models.lora import LoraSettings, add_lora, has_adapter
 from turnwise.recipes.contexts import build_context
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.collect import Collector
@@ -41,8 +42,15 @@ def load_policy(
     load = model_loader(config)
     if config.model.name == "tiny" and config.model.warmup_steps:
         steps, seed = config.model.warmup_steps, config.model.warmup_seed
-        return warmed_tiny(kind, params, steps=steps, seed=seed, load=load, show=show)
-    return load(config.model.name), 0.0
+        loaded, seconds = warmed_tiny(kind, params, steps=steps, seed=seed, load=load, show=show)
+    else:
+        loaded, seconds = load(config.model.name), 0.0
+    lora = config.lora
+    if lora.rank and not has_adapter(loaded.model):  # a checkpoint of such a run has its own
+        alpha = 2.0 * lora.rank if lora.alpha is None else lora.alpha
+        settings = LoraSettings(rank=lora.rank, alpha=alpha, targets=lora.targets, seed=config.seed)
+        add_lora(loaded.model, loaded.name, settings)
+    return loaded, seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

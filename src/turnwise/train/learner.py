@@ -1,7 +1,8 @@
 """The learner in process: scores what was sampled, then improves the policy in place."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from turnwise.core.samples import Batch, Needs, Scores, TrainBatch
 from turnwise.models.attention import check_attention
 from turnwise.models.critic import HeadCritic, TrunkCritic
 from turnwise.models.forward import packed_hidden, packed_logits
+from turnwise.models.lora import adapter_off, has_adapter
 from turnwise.train.objective import Objective
 from turnwise.train.optimizer import Optimizer
 
@@ -39,7 +41,7 @@ class LocalLearner:
         self.critic_warmup_steps = critic_warmup_steps
         self.kl_coef = kl_coef
         """Of the loss; the loop may change it from step to step."""
-        self.reference = self._frozen_copy() if keeps_reference else None
+        self.reference = self._frozen_copy() if keeps_reference and not has_adapter(model) else None
         self.training_step = 0
         self.rate_scale = 1.0
         """Of the policy's learning rate: a rollback makes it smaller."""
@@ -69,11 +71,21 @@ class LocalLearner:
         if needs.values and isinstance(self.critic, TrunkCritic):
             values, end_values = self.critic(batch, keep).tensor_split([count])
         if needs.ref_logprobs:
-            ref_logits, _ = packed_logits(self.reference, batch, batch.sources)
+            with self._as_reference() as reference:
+                ref_logits, _ = packed_logits(reference, batch, batch.sources)
             ref_logprobs, _ = logprobs_and_entropy(ref_logits, batch.targets, batch.temperatures)
         return Scores(
             logprobs=logprobs, entropy=entropy, values=values, end_values=end_values, ref_logprobs=ref_logprobs
         )
+
+    @contextmanager
+    def _as_reference(self) -> Iterator[Any]:
+        """The policy that the run began with; of an adapter, the model without it, which needs no copy."""
+        if self.reference is not None:
+            yield self.reference
+            return
+        with adapter_off(self.model):
+            yield self.model
 
     def forward_backward(self, batch: TrainBatch) -> dict[str, float]:
         """Adds the batch's gradients; returns sums over its tokens of each metric, and `tokens`."""

@@ -1,0 +1,115 @@
+"""Low-rank adapters through peft: a small part that is trained beside a model that stays as it was.
+
+The adapter lives inside the model's own layers, so engine and learner see one module; it is never merged in place, and
+the model without it is the same module with the adapter switched off. On disk it is a folder in peft's own format.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from turnwise.core.errors import UserError
+from turnwise.models.quiet import quiet_transformers
+
+ADAPTER_CONFIG = "adapter_config.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraSettings:
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+    """Names of layers; empty: every linear layer but the head."""
+    seed: int
+    """Of its first weights."""
+
+
+def add_lora(model: Any, base: str, settings: LoraSettings) -> None:
+    """Puts a fresh adapter into the model, which then trains that and nothing else. At first it changes nothing.
+
+    `base`: the name or folder that the adapter says it belongs to.
+    """
+    _need_peft()
+    import peft
+
+    config = peft.LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,  # type: ignore[arg-type]  # any number will do
+        target_modules=list(settings.targets) or "all-linear",
+        lora_dropout=0.0,
+        task_type="CAUSAL_LM",
+    )
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(settings.seed)
+            model.add_adapter(config)
+        config.base_model_name_or_path = str(Path(base).absolute()) if Path(base).is_dir() else base
+    except ValueError as error:
+        raise UserError(
+            f"lora.targets {', '.join(settings.targets)}: no such layers in {type(model).__name__}"
+        ) from error
+
+
+def has_adapter(model: Any) -> bool:
+    return bool(getattr(model, "_hf_peft_config_loaded", False))
+
+
+@contextmanager
+def adapter_off(model: Any) -> Iterator[None]:
+    """Inside, the model is the one that the adapter was put into."""
+    model.disable_adapters()
+    try:
+        yield
+    finally:
+        model.enable_adapters()
+
+
+def is_adapter(folder: Path) -> bool:
+    return (folder / ADAPTER_CONFIG).is_file()
+
+
+def base_of(folder: Path) -> str:
+    """The model that an adapter folder belongs to."""
+    try:
+        base = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder / ADAPTER_CONFIG} cannot be read: save the adapter again") from error
+    if not isinstance(base, str) or not base:
+        raise UserError(f"{folder / ADAPTER_CONFIG} names no base model: write it into base_model_name_or_path")
+    return base
+
+
+def load_adapter(model: Any, folder: Path) -> None:
+    """Puts a saved adapter into its base model, ready to be trained further."""
+    _need_peft()
+    with quiet_transformers(), _mendable(folder):
+        model.load_adapter(str(folder), is_trainable=True)
+
+
+def merge(model: Any, folder: Path) -> Any:
+    """A plain model: the base with what the adapter adds folded into its weights. The base is used up."""
+    _need_peft()
+    import peft
+
+    with quiet_transformers(), _mendable(folder):
+        return peft.PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
+
+
+def _need_peft() -> None:
+    if find_spec("peft") is None:
+        raise UserError("adapters need peft: pip install 'turnwise[lora]'")
+
+
+@contextmanager
+def _mendable(folder: Path) -> Iterator[None]:
+    """The boundary to other people's files: a damaged one can fail anywhere in the readers, with any exception."""
+    try:
+        yield
+    except Exception as error:
+        raise UserError(f"the adapter {folder} cannot be read ({type(error).__name__}): save it again") from error

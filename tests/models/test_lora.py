@@ -1,0 +1,157 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from models_for_tests import random_model
+from turnwise.core.errors import UserError
+from turnwise.models import lora
+from turnwise.models.loading import load_model
+from turnwise.models.lora import LoraSettings, adapter_off, add_lora, merge
+from turnwise.models.saving import save_model
+
+IDS = torch.tensor([[5, 6, 7, 8, 9, 10]])
+FRESH_PROCESS = """
+import sys, torch, peft
+from transformers import AutoModelForCausalLM
+base = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+model = peft.PeftModel.from_pretrained(base, sys.argv[2])
+torch.save(model(torch.tensor([[5, 6, 7, 8, 9, 10]])).logits, sys.argv[3])
+"""
+
+
+def settings(**changes: object) -> LoraSettings:
+    return LoraSettings(**{"rank": 4, "alpha": 8.0, "targets": (), "seed": 0, **changes})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    loaded = load_model("tiny")
+    save_model(loaded.model, loaded.tokenizer, tmp_path / "base")
+    return tmp_path / "base"
+
+
+def adapted(base: Path) -> torch.nn.Module:
+    """Its adapter is no longer what it was at first, and does something."""
+    model = load_model(str(base)).model
+    add_lora(model, str(base), settings())
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(1))
+    return model
+
+
+def test_a_fresh_adapter_changes_nothing_and_is_all_that_is_trained(base: Path) -> None:
+    plain, model = load_model(str(base)).model, load_model(str(base)).model
+    add_lora(model, str(base), settings())
+    assert model(IDS).logits.equal(plain(IDS).logits)
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert trained and all("lora_" in name for name in trained)
+    assert not any("lm_head" in name or "embed" in name for name in trained)
+
+
+def test_equal_seeds_give_equal_adapters_and_leave_the_global_stream_alone(base: Path) -> None:
+    def first_weights(seed: int) -> torch.Tensor:
+        model = load_model(str(base)).model
+        torch.manual_seed(seed + 100)
+        before = torch.get_rng_state()
+        add_lora(model, str(base), settings(seed=seed))
+        assert torch.get_rng_state().equal(before)
+        return next(parameter for name, parameter in model.named_parameters() if "lora_A" in name).detach()
+
+    assert first_weights(0).equal(first_weights(0)) and not first_weights(0).equal(first_weights(1))
+
+
+def test_switched_off_it_is_the_base_model_and_switched_on_again_it_trains(base: Path) -> None:
+    plain, model = load_model(str(base)).model, adapted(base)
+    with adapter_off(model):
+        assert model(IDS).logits.equal(plain(IDS).logits)
+    assert not model(IDS).logits.equal(plain(IDS).logits)
+    assert any(parameter.requires_grad for parameter in model.parameters())
+    with pytest.raises(ZeroDivisionError), adapter_off(model):
+        raise ZeroDivisionError
+    assert not model(IDS).logits.equal(plain(IDS).logits)
+
+
+def test_peft_loads_it_in_a_fresh_process(base: Path, tmp_path: Path) -> None:
+    model = adapted(base)
+    save_model(model, load_model(str(base)).tokenizer, tmp_path / "adapter")
+    assert not (tmp_path / "adapter" / "model.safetensors").exists()
+    assert all("lora_" in name for name in load_file(tmp_path / "adapter" / "adapter_model.safetensors"))
+    command = [sys.executable, "-c", FRESH_PROCESS, base, tmp_path / "adapter", tmp_path / "logits.pt"]
+    subprocess.run(command, check=True, capture_output=True)
+    torch.testing.assert_close(torch.load(tmp_path / "logits.pt"), model(IDS).logits)
+
+
+def test_merged_it_is_a_plain_model_that_says_the_same(base: Path, tmp_path: Path) -> None:
+    model = adapted(base)
+    save_model(model, load_model(str(base)).tokenizer, tmp_path / "adapter")
+    fresh = load_model(str(base))
+    save_model(merge(fresh.model, tmp_path / "adapter"), fresh.tokenizer, tmp_path / "merged")
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    torch.testing.assert_close(plain(IDS).logits, model(IDS).logits, atol=1e-4, rtol=1e-4)
+    assert not any("lora" in name for name, _ in plain.named_parameters())
+
+
+def test_a_saved_adapter_is_loaded_with_its_base_and_trained_further(base: Path, tmp_path: Path) -> None:
+    model = adapted(base)
+    save_model(model, load_model(str(base)).tokenizer, tmp_path / "adapter")
+    again = load_model(str(tmp_path / "adapter")).model
+    assert again(IDS).logits.equal(model(IDS).logits)
+    mine = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert {name for name, parameter in again.named_parameters() if parameter.requires_grad} == mine
+
+
+def test_targets_are_chosen_by_name(base: Path) -> None:
+    model = load_model(str(base)).model
+    add_lora(model, str(base), settings(targets=("q_proj", "v_proj")))
+    named = {name.split(".")[-4] for name, each in model.named_parameters() if each.requires_grad}
+    assert named == {"q_proj", "v_proj"}
+    with pytest.raises(UserError, match="no such layers"):
+        add_lora(load_model(str(base)).model, str(base), settings(targets=("nowhere",)))
+
+
+def test_a_layer_without_the_usual_names_gets_one_too() -> None:
+    model = random_model("gpt2", "sdpa")
+    add_lora(model, "x", settings())
+    assert any("c_attn.lora_A" in name for name, each in model.named_parameters() if each.requires_grad)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"base_model_name_or_path": null}', "{}"])
+def test_a_damaged_configuration_is_one_line(base: Path, tmp_path: Path, text: str) -> None:
+    folder = tmp_path / "adapter"
+    save_model(adapted(base), load_model(str(base)).tokenizer, folder)
+    (folder / "adapter_config.json").write_text(text)
+    with pytest.raises(UserError, match=r"adapter_config\.json"):
+        load_model(str(folder))
+
+
+def test_damaged_weights_are_one_line(base: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "adapter"
+    save_model(adapted(base), load_model(str(base)).tokenizer, folder)
+    (folder / "adapter_model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(UserError, match="cannot be read"):
+        load_model(str(folder))
+
+
+def test_the_adapter_names_its_base_so_that_it_is_found_from_anywhere(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = load_model("./base").model
+    add_lora(model, "./base", settings())
+    save_model(model, load_model(str(base)).tokenizer, tmp_path / "adapter")
+    assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["base_model_name_or_path"] == str(
+        base
+    )
+
+
+def test_without_peft_the_mend_is_said(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lora, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'turnwise\[lora\]'"):
+        add_lora(load_model(str(base)).model, str(base), settings())

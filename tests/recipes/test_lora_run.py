@@ -1,0 +1,85 @@
+"""Reinforcement learning on an adapter: the base stays, and is the reference."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from runs_for_tests import metrics, quiet, small
+from turnwise.config.schema import Config
+from turnwise.core.errors import UserError
+from turnwise.models.loading import load_model
+from turnwise.models.lora import base_of, is_adapter
+from turnwise.recipes.evaluation import evaluate_source
+from turnwise.recipes.export import export, merge
+from turnwise.recipes.run import train
+from turnwise.train.learner import LocalLearner
+
+IDS = torch.tensor([[5, 6, 7, 8]])
+
+
+def settings(folder: Path, **others: object) -> Config:
+    return small(folder, lora__rank=4, algo__kl_coef=0.1, train__steps=3, checkpoint__every=1, **others)
+
+
+def test_a_run_trains_the_adapter_alone_and_is_measured_against_its_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalLearner, "_frozen_copy", lambda _: pytest.fail("a second copy of the model"))
+    train(settings(tmp_path), console=quiet())
+    (run,) = tmp_path.iterdir()
+    checkpoint = run / "checkpoints" / "step_000003"
+    assert is_adapter(checkpoint) and not (checkpoint / "model.safetensors").exists()
+    rows = [row for row in metrics(run) if "train/kl" in row]
+    assert rows[0]["train/kl"] < 1e-3 and rows[-1]["train/kl"] > 2 * rows[0]["train/kl"]
+    base = load_model(base_of(checkpoint)).model
+    trained = load_model(str(checkpoint)).model
+    for name, parameter in base.named_parameters():
+        own = dict(trained.named_parameters())
+        assert parameter.equal(own.get(name, own.get(name.replace(".weight", ".base_layer.weight"))))
+    weights = load_file(checkpoint / "adapter_model.safetensors")
+    assert any(value.abs().sum() > 0 for name, value in weights.items() if "lora_B" in name)
+
+
+def test_stopped_and_resumed_it_ends_the_same(tmp_path: Path) -> None:
+    train(settings(tmp_path / "whole"), console=quiet())
+    train(settings(tmp_path / "cut", train__max_minutes=1e-9), console=quiet())
+    (cut,) = (tmp_path / "cut").iterdir()
+    config = settings(tmp_path / "cut", record__name=cut.name)
+    train(config, resume=True, console=quiet())
+    (whole,) = (tmp_path / "whole").iterdir()
+    for file in ("adapter_model.safetensors", "learner.safetensors"):
+        ours, theirs = (load_file(each / "checkpoints" / "step_000003" / file) for each in (whole, cut))
+        assert ours.keys() == theirs.keys() and all(ours[name].equal(theirs[name]) for name in ours)
+
+
+def test_its_model_is_evaluated_exported_and_merged(tmp_path: Path) -> None:
+    train(settings(tmp_path / "runs"), console=quiet())
+    (run,) = (tmp_path / "runs").iterdir()
+    assert evaluate_source(str(run), console=quiet()).result.episodes > 0
+    export(str(run), tmp_path / "exported")
+    merge(str(run), tmp_path / "merged")
+    adapted = load_model(str(run / "checkpoints" / "step_000003")).model(IDS).logits
+    for folder in ("exported", "merged"):
+        plain = AutoModelForCausalLM.from_pretrained(tmp_path / folder)(IDS).logits
+        torch.testing.assert_close(plain, adapted, atol=1e-4, rtol=1e-4)
+
+
+def test_an_adapter_is_trained_further_and_gets_no_second_one(tmp_path: Path) -> None:
+    train(settings(tmp_path / "first"), console=quiet())
+    (first,) = (tmp_path / "first").iterdir()
+    adapter = str(first / "checkpoints" / "step_000003")
+    with pytest.raises(UserError, match=r"leave out lora\.rank"):
+        train(settings(tmp_path / "second", model__name=adapter), console=quiet())
+    train(small(tmp_path / "third", model__name=adapter, train__steps=1), console=quiet())
+    (third,) = (tmp_path / "third").iterdir()
+    assert is_adapter(third / "checkpoints" / "step_000001")
+
+
+def test_merging_a_whole_model_is_refused(tmp_path: Path) -> None:
+    train(small(tmp_path / "runs", train__steps=1), console=quiet())
+    (run,) = (tmp_path / "runs").iterdir()
+    with pytest.raises(UserError, match="turnwise export"):
+        merge(str(run), tmp_path / "merged")
