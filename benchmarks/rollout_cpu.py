@@ -36,11 +36,12 @@ from turnwise.envs.registry import load
 from turnwise.envs.text_env import Outcome, goes_on
 from turnwise.models.loading import LoadedModel, load_model
 from turnwise.recipes.wiring import load_policy
+from turnwise.recipes.worlds import worlds_of
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.collect import Collector
 from turnwise.rollout.context import FullHistory
 from turnwise.rollout.limits import Limits
-from turnwise.rollout.tasks import TaskSource
+from turnwise.rollout.tasks import TaskSource, World
 
 EPISODES = 128
 NATURAL_TOKENS = 32
@@ -69,8 +70,8 @@ class Workload:
     """Empty: a turn is always `max_new_tokens` long."""
 
     def tasks(self, number: int) -> list[Task]:
-        params = self.kind.check_params({})
-        return TaskSource(env=self.kind.name, params=params, run_seed=0).training(number, self.groups)
+        world = World(env=self.kind.name, params=self.kind.check_params({}))
+        return TaskSource(worlds=(world,), run_seed=0).training(number, self.groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,8 +328,7 @@ def main() -> None:
     )
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    kind = load("frozen_lake")
-    ours, _ = load_policy(Config(), kind, kind.check_params({}), lambda done, total: None)
+    ours, _ = load_policy(Config(), worlds_of(Config()), lambda done, total: None)
     theirs = load_model(ours.name, attn_implementation="sdpa")
     measured = [
         measure(work, ours, theirs, given.repeats, given.batch) for work in workloads(given.new_tokens, ours.stop_ids)

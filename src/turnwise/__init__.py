@@ -10,6 +10,8 @@ from typing import Any
 
 PUBLIC = {
     "Config": "turnwise.config.schema:Config",
+    "Outcome": "turnwise.envs.text_env:Outcome",
+    "StrictParams": "turnwise.envs.text_env:StrictParams",
     "TextEnv": "turnwise.envs.text_env:TextEnv",
     "UserError": "turnwise.core.errors:UserError",
     "goes_on": "turnwise.envs.text_env:goes_on",

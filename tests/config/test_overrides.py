@@ -106,7 +106,8 @@ def complaint(*overrides: tuple[str, Any], settings: dict[str, Any] | None = Non
         (
             "algo.learning_rate",
             "1",
-            'unknown key algo.learning_rate: did you mean "critic.learning_rate" or "train.learning_rate"?',
+            'unknown key algo.learning_rate: did you mean "critic.learning_rate" or "train.learning_rate" or '
+            '"sft.learning_rate"?',
         ),
         ("train.epoch", "1", 'unknown key train.epoch: did you mean "train.epochs"?'),
         ("zzzz", "1", "unknown key zzzz: `turnwise train --help-all` lists them"),

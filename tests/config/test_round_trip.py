@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from turnwise.config.describe import describe, difference, show_value
-from turnwise.config.keys import Key, all_keys
+from turnwise.config.keys import FREE_TABLES, Key, all_keys
 from turnwise.config.load import build, find_run, read_run, read_settings, save_toml, to_toml
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
@@ -48,8 +48,17 @@ def values_of(schema: Any) -> st.SearchStrategy[Any]:
     return strategies[schema["type"]]
 
 
+weights = st.floats(0, exclude_min=True, allow_nan=False, allow_infinity=False) | st.integers(1, 9)
+mixed = st.fixed_dictionaries(
+    {}, optional={"kind": unicode_text, "weight": weights, "params": st.dictionaries(unicode_text, plain, max_size=2)}
+)
+OWN = {"env.mix": st.dictionaries(unicode_text, weights | mixed, max_size=3)}
+"""Of settings that allow less than their JSON schema says."""
+
 free_keys = [key for key in all_keys().values() if key.name not in TIED_TO_OTHERS]
-key_and_value = st.sampled_from(free_keys).flatmap(lambda key: st.tuples(st.just(key), values_of(key.schema)))
+key_and_value = st.sampled_from(free_keys).flatmap(
+    lambda key: st.tuples(st.just(key), OWN.get(key.name) or values_of(key.schema))
+)
 configs = st.lists(key_and_value, max_size=12).map(lambda pairs: config_of(pairs))
 
 
@@ -83,7 +92,9 @@ def test_none_is_saved_where_it_is_not_the_default(tmp_path: Path) -> None:
 
 def test_every_setting_is_saved_even_at_its_default(tmp_path: Path) -> None:
     text = to_toml(Config())
-    assert [key.last for key in all_keys().values() if key.name != "env.params" and f"{key.last} = " not in text] == []
+    assert [
+        key.last for key in all_keys().values() if key.name not in FREE_TABLES and f"{key.last} = " not in text
+    ] == []
 
 
 @given(key_and_value)
@@ -94,7 +105,7 @@ def test_a_setting_can_be_typed_as_it_is_shown(pair: tuple[Key, Any]) -> None:
 
 @given(configs)
 def test_what_differs_from_the_defaults_is_all_there_is_to_say(config: Config) -> None:
-    assume(not any("." in name for name in config.env.params))  # a dot separates tables
+    assume(not any("." in name for name in (*config.env.params, *config.env.mix)))  # a dot separates tables
     changed = difference(config)
     assert build({}, [(setting.key, show_value(setting.value)) for setting in changed]) == config
     assert (not changed) == (config == Config())

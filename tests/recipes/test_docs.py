@@ -13,7 +13,6 @@ from turnwise.algos.advantages import ADVANTAGES
 from turnwise.algos.corrections import CORRECTIONS
 from turnwise.algos.filters import FILTERS
 from turnwise.algos.losses import LOSSES
-from turnwise.algos.normalisation import NORMALISERS
 from turnwise.cli.main import main
 from turnwise.core.messages import assistant
 from turnwise.core.task import Task
@@ -29,8 +28,7 @@ PICTURES = {
     "algo.loss": LOSSES,
     "algo.correction": CORRECTIONS,
     "algo.filter": FILTERS,
-    "algo.normalise": NORMALISERS,
-    "context.mode": ("full", "window", "turn", "summary"),
+    "context.mode": ("full", "window"),
 }
 """What docs/algorithms.md shows a curve of, each by all of its names."""
 
@@ -44,13 +42,13 @@ def commands() -> list[str]:
 
 
 def benchmark_commands() -> list[str]:
-    pattern = r"^python benchmarks/algorithms.py (.* --picture .*)$"
+    pattern = r"^python benchmarks/algorithms.py (.* -- .*)$"
     return re.findall(pattern, text_of("algorithms.md"), flags=re.MULTILINE)
 
 
 def test_there_are_commands_to_try() -> None:
     assert len(commands()) == 3
-    assert len(benchmark_commands()) == 7
+    assert len(benchmark_commands()) == 6
 
 
 @pytest.mark.parametrize("command", commands())
@@ -60,7 +58,7 @@ def test_a_command_of_the_cases_is_accepted(command: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("command", benchmark_commands())
-def test_every_run_of_a_picture_is_accepted(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_run_of_a_comparison_is_accepted(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     algorithms = importlib.import_module("algorithms")
     given = algorithms.arguments(shlex.split(command))

@@ -40,8 +40,7 @@ def warmed() -> None:
     """So that no kill costs the warm-up twice; what a kill in the middle of it leaves is another test's matter."""
     kind = load("bandit")
     warmed_tiny(
-        kind,
-        kind.check_params({}),
+        [(kind, kind.check_params({}))],
         steps=WARMUP_STEPS,
         seed=0,
         load=lambda name: load_model(name, attn_implementation=ATTENTION),

@@ -35,8 +35,8 @@ from turnwise.recipes.reference import (
     update,
 )
 from turnwise.recipes.wiring import build_players
+from turnwise.recipes.worlds import task_source, worlds_of
 from turnwise.rewards.scoring import score_group
-from turnwise.rollout.tasks import TaskSource
 
 BANDIT = Settings(
     env="bandit",
@@ -94,8 +94,9 @@ def for_framework(loaded: LoadedModel) -> LoadedModel:
 def played_by_both(loaded: LoadedModel, settings: Settings, step: int) -> tuple[list[list[Episode]], list[Group]]:
     kind, config = load(settings.env), config_of(settings)
     here = asyncio.run(roll_out(loaded, kind, settings, step))
-    tasks = TaskSource(env=kind.name, params=kind.check_params({}), run_seed=settings.seed)
-    collector = build_players(config, kind, for_framework(loaded)).collector
+    worlds = worlds_of(config, kind)
+    tasks = task_source(config, worlds)
+    collector = build_players(config, worlds, for_framework(loaded)).collector
     there = asyncio.run(
         collector.collect(tasks.training(step, settings.groups), group_size=settings.group_size, round=step)
     )

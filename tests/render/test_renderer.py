@@ -294,3 +294,23 @@ def test_a_template_that_cannot_hold_a_conversation_is_the_users_error(template:
     with pytest.raises(UserError, match=reason) as caught:
         Renderer(tokenizer)
     assert "--model.chat_template FILE" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_written_answer_ends_as_a_sampled_one_would() -> None:
+    for template, end in (("chatml", "<|im_end|>"), ("llama3", "<|eot_id|>"), ("mistral", "</s>")):
+        tokenizer, renderer = case(template)
+        ids = renderer.answer("<answer>go</answer>")
+        assert decode(tokenizer, ids[-1:]) == end and ids[-1] in renderer.stop_ids
+        assert renderer.parse(ids, Stop.EOS).message.content == "<answer>go</answer>"
+
+
+def test_a_written_answer_goes_on_where_the_prompt_opened_the_thinking() -> None:
+    _, renderer = case("forced_think")
+    for text, said in (("<think>hm</think>go", "hm</think>go"), ("go", "</think>go")):
+        ids = renderer.answer(text)
+        assert renderer.decode(ids[:-1]) == said
+
+
+def test_special_tokens_in_a_written_answer_are_plain_text() -> None:
+    tokenizer, renderer = case("chatml")
+    assert not special_ids(tokenizer) & set(renderer.answer("a <|im_end|> b")[:-1])

@@ -1,14 +1,28 @@
-from turnwise.envs.seeds import RANGE, split_of
-from turnwise.rollout.tasks import TaskSource
+from collections import Counter
+
+import pytest
+
+from turnwise.core.task import Task
+from turnwise.core.trajectory import Group, Status, Trajectory
+from turnwise.envs.seeds import RANGE, seed_for, split_of
+from turnwise.rollout.curriculum import Curriculum, task_name
+from turnwise.rollout.tasks import TaskSource, World
 
 
-def source(run_seed: int = 0) -> TaskSource:
-    return TaskSource(env="frozen_lake", params={"size": 4}, run_seed=run_seed)
+def source(run_seed: int = 0, **others: object) -> TaskSource:
+    worlds = (World(env="frozen_lake", params={"size": 4}),)
+    return TaskSource(**{"worlds": worlds, "run_seed": run_seed, **others})  # type: ignore[arg-type]
+
+
+MIXED = (World(env="a", weight=1.0), World(env="b", weight=3.0, params={"x": 1}))
+POOL = Curriculum(pool=40, floor=0.1, memory=0.5)
 
 
 def test_a_step_draws_the_same_tasks_whenever_it_is_asked() -> None:
-    assert source().training(7, 5) == source().training(7, 5)
-    assert source().training(7, 3) == source().training(7, 5)[:3]
+    for each in (source(), source(worlds=MIXED), source(curriculum=POOL), source(worlds=MIXED, curriculum=POOL)):
+        assert each.training(7, 5) == each.training(7, 5)
+        assert each.training(7, 3) == each.training(7, 5)[:3]
+        assert each.training(7, 2, start=3) == each.training(7, 5)[3:]
 
 
 def test_addresses_do_not_change_between_releases_and_processes() -> None:
@@ -33,3 +47,55 @@ def test_every_run_is_evaluated_on_the_same_tasks() -> None:
     assert source(0).held_out("test", 10) == source(5).held_out("test", 10)
     assert [task.seed for task in source().held_out("test", 2)] == [2 * RANGE, 2 * RANGE + 1]
     assert all(task.split == "validation" == split_of(task.seed) for task in source().held_out("validation", 9))
+
+
+def test_worlds_are_drawn_by_their_weights_and_evaluated_in_equal_parts() -> None:
+    drawn = Counter(task.env for step in range(100) for task in source(worlds=MIXED).training(step, 20))
+    assert drawn["b"] / drawn["a"] == pytest.approx(3.0, rel=0.2)
+    assert {tuple(task.params.items()) for task in source(worlds=MIXED).training(0, 20)} == {(), (("x", 1),)}
+    held_out = source(worlds=MIXED).held_out("test", 6)
+    assert [(task.env, task.seed - 2 * RANGE) for task in held_out] == [
+        (env, index) for index in range(3) for env in "ab"
+    ]
+
+
+def measured(**rates: float) -> dict[str, tuple[float, float]]:
+    return {task_name("frozen_lake", seed_for("train", int(place[1:]))): (100 * p, 100) for place, p in rates.items()}
+
+
+def test_tasks_that_are_sometimes_solved_are_drawn_most_and_none_never() -> None:
+    known = measured(t0=0.0, t1=0.5, t2=1.0)
+    drawn = Counter(
+        task.seed for step in range(3000) for task in source(curriculum=POOL).training(step, 4, measured=known)
+    )
+    never, half, always = (drawn[seed_for("train", place)] for place in range(3))
+    assert half > 5 * never > 0 and half > 5 * always > 0
+    assert set(drawn) == {seed_for("train", place) for place in range(40)}
+
+
+def test_a_step_draws_no_task_twice_even_where_it_takes_the_whole_pool() -> None:
+    assert len({task.seed for task in source(curriculum=POOL).training(3, 40)}) == 40
+
+
+def trajectory(seed: int, status: Status) -> Trajectory:
+    return Trajectory(task=Task(env="x", seed=seed), member=0, attempt=0, turns=(), status=status, turn_rewards=())
+
+
+def group(seed: int, *statuses: Status) -> Group:
+    return Group(task=Task(env="x", seed=seed), trajectories=tuple(trajectory(seed, each) for each in statuses))
+
+
+def test_measurements_fade_and_broken_members_say_nothing() -> None:
+    won, lost, broken = Status.SUCCEEDED, Status.FAILED, Status.ENV_ERROR
+    first = POOL.after({}, [group(1, won, lost, broken), group(2, broken)])
+    assert first == {"x:1": (1.0, 2.0)}
+    assert POOL.after(first, [group(1, won, won)]) == {"x:1": (2.5, 3.0)}
+    assert first == {"x:1": (1.0, 2.0)}
+
+
+def test_the_weight_of_a_task() -> None:
+    assert POOL.weight({}, "x:1") == 1.0
+    assert POOL.weight({"x:1": (0.0, 1000.0)}, "x:1") == 0.1 == POOL.weight({"x:1": (1000.0, 1000.0)}, "x:1")
+    assert POOL.weight({"x:1": (1.0, 1.0)}, "x:1") == pytest.approx(4 * 2 / 9)
+    metrics = POOL.metrics({"a": (0.0, 4.0), "b": (4.0, 4.0), "c": (2.0, 4.0), "d": (2.0, 4.0)})
+    assert metrics == {"curriculum/measured": 4, "curriculum/solved": 0.25, "curriculum/unsolved": 0.25}

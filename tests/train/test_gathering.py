@@ -13,11 +13,11 @@ from turnwise.core.task import Task
 from turnwise.core.trajectory import Group
 from turnwise.recipes.learning import build_scoring, filter_settings
 from turnwise.rollout.collect import Collected
-from turnwise.rollout.tasks import TaskSource
+from turnwise.rollout.tasks import TaskSource, World
 from turnwise.train.filtering import filter_groups
 from turnwise.train.gathering import Gathered, Gatherer
 
-TASKS = TaskSource(env="test", params={}, run_seed=0)
+TASKS = TaskSource(worlds=(World(env="test"),), run_seed=0)
 
 
 class FakeCollector:
@@ -89,7 +89,7 @@ def test_greedy_members_play_the_kept_tasks_and_a_group_without_one_is_dropped()
     found = gathered(FakeCollector(), greedy, **SPREAD, algo__advantage="remax")
     assert greedy.asked == [found.groups[0].task, found.groups[2].task]
     assert [group.task for group in found.kept] == [found.groups[0].task]
-    assert found.baselines == {found.groups[0].task.seed: 0.25}
+    assert found.baselines == {("test", found.groups[0].task.seed): 0.25}
 
 
 @pytest.mark.parametrize("by", ["entropy", "entropy_std", "length", "reward", "reward_sum", "reward_std"])

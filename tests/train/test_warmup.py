@@ -54,7 +54,7 @@ def load_tiny(name: str) -> LoadedModel:
 
 
 def episode(kind: EnvKind, number: int = 0, seed: int = 0) -> Sample:
-    return asyncio.run(random_episode(kind, kind.check_params({}), renderer(), tiny_tokenizer(), seed, number))
+    return asyncio.run(random_episode(kind, kind.check_params({}), renderer(), seed, number))
 
 
 def turns_of(sample: Sample) -> list[str]:
@@ -124,7 +124,7 @@ def test_the_warm_up_teaches_the_format_and_is_the_same_every_time() -> None:
     models = [load_tiny("tiny") for _ in range(2)]
     shown: list[tuple[int, int]] = []
     for loaded in models:
-        warm_up(loaded, kind, kind.check_params({}), steps=4, seed=0, show=lambda *now: shown.append(now))
+        warm_up(loaded, [(kind, kind.check_params({}))], steps=4, seed=0, show=lambda *now: shown.append(now))
     assert shown == [(step, 4) for step in range(1, 5)] * 2
     first, second = (dict(loaded.model.named_parameters()) for loaded in models)
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -153,7 +153,7 @@ def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
 
 def warmed(kind: EnvKind, *, steps: int = 5, seed: int = 0, **params: Any) -> LoadedModel:
     checked = kind.check_params(params)
-    return warmed_tiny(kind, checked, steps=steps, seed=seed, load=load_tiny, show=lambda *_: None)[0]
+    return warmed_tiny([(kind, checked)], steps=steps, seed=seed, load=load_tiny, show=lambda *_: None)[0]
 
 
 def test_it_is_made_once_and_then_taken_from_the_cache(made: list[int], tmp_path: Path) -> None:
@@ -206,4 +206,4 @@ def test_an_environment_that_fails_at_random_play_is_told_in_one_line() -> None:
 
     kind = kind_of(Broken)
     with pytest.raises(UserError, match=r"while tiny was warmed up on it: Broken, reset: KeyError"):
-        warm_up(load_model("tiny"), kind, kind.check_params({}), steps=1, seed=0, show=lambda *_: None)
+        warm_up(load_model("tiny"), [(kind, kind.check_params({}))], steps=1, seed=0, show=lambda *_: None)

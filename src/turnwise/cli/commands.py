@@ -29,6 +29,17 @@ turnwise train my_env.py:GuessNumber --seeds 0,1,2 --max_minutes 10
 turnwise train --from RUN --train.learning_rate 3e-4
 turnwise train --resume RUN""",
     ),
+    "sft": Command(
+        group=WORK,
+        path="turnwise.cli.sft:app",
+        help="""\
+Imitate a solver, a run's own successes, or talks from a file.
+
+turnwise sft sokoban
+turnwise sft sokoban --demos RUN --model.name smollm2-135m --lora.rank 16
+turnwise sft sokoban --demos talks.jsonl --epochs 3
+turnwise train sokoban --model.name RUN     reinforcement learning from there""",
+    ),
     "eval": Command(
         group=WORK,
         path="turnwise.cli.evaluate:app",
@@ -70,7 +81,7 @@ turnwise merge ADAPTER --into FOLDER""",
         group=LOOK, path="turnwise.cli.recipes:app", help="List the presets that train takes, or show one."
     ),
     "envs": Command(
-        group=LOOK, path="turnwise.cli.envs:app", help="List the environments, or show one with its parameters."
+        group=LOOK, path="turnwise.cli.envs:app", help="List the environments, show one, or write a new one."
     ),
     "models": Command(group=LOOK, path="turnwise.cli.models:app", help="List the models that have a short name."),
     "doctor": Command(

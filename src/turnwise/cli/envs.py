@@ -1,22 +1,37 @@
 """turnwise envs"""
 
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
 from turnwise.cli.options import command_app
 from turnwise.cli.show import line, table
+from turnwise.core.errors import UserError
 from turnwise.envs.kind import EnvKind
+from turnwise.envs.new import write_starter
 from turnwise.envs.registry import ENVIRONMENTS, load
 
-app = command_app("envs", "[NAME]")
+app = command_app("envs", "[NAME | new NAME]")
 
 
 @app.default
-def envs(name: str | None = None, /) -> None:
-    """List the environments, or show one.
+def envs(name: str | None = None, new_name: Annotated[str | None, Parameter(show=False)] = None, /) -> None:
+    """List the environments, show one, or write one to start from.
 
     Parameters
     ----------
     name
-        A built-in environment, or FILE.py:Class.
+        A built-in environment, or FILE.py:Class; new NAME writes one to start from, with its test, here.
     """
+    if name == "new":
+        if new_name is None:
+            raise UserError("say how its class is to be called: turnwise envs new GuessNumber")
+        file, test = write_starter(new_name, Path())
+        line(f"wrote {file} and {test}; next: turnwise play {file}:{new_name}, or turnwise train {file}:{new_name}")
+        return
+    if new_name is not None:
+        raise UserError(f"{new_name} is one word too many: give one environment")
     if name is not None:
         show_parameters(load(name))
         return

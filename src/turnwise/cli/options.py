@@ -41,7 +41,7 @@ def settings(
     named = [(name.replace("__", "."), str(value)) for name, value in short.items() if value is not None]
     seen: set[str] = set()
     for key, _ in [*overrides, *named]:
-        plain = key if key.startswith("env.params.") else key.replace("-", "_")
+        plain = key if key.startswith(("env.params.", "env.mix.")) else key.replace("-", "_")
         if plain in seen:
             raise UserError(f"{plain} is given twice: leave one out")
         seen.add(plain)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from turnwise.config.keys import FREE_TABLE, all_keys
+from turnwise.config.keys import FREE_TABLES, all_keys
 from turnwise.config.schema import Config
 
 
@@ -24,7 +24,7 @@ def settings_of(config: Config) -> Iterator[Setting]:
     tables = config.model_dump()
     for key in all_keys().values():
         value = (tables[key.section] if key.section else tables)[key.last]
-        if key.name == FREE_TABLE:
+        if key.name in FREE_TABLES:
             own = value.items()
             yield from (Setting(key=f"{key.name}.{name}", value=given, note="given") for name, given in own)
         else:

@@ -9,8 +9,8 @@ from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.names import closest
 
-FREE_TABLE = "env.params"
-"""The one table whose keys are not ours: the environment's own parameters."""
+FREE_TABLES = ("env.params", "env.mix")
+"""The tables whose keys are not ours: an environment's own parameters, and further environments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +43,8 @@ class Key:
 
     @property
     def may_hold_none(self) -> bool:
-        """Itself or, in the environment's own parameters, somewhere inside."""
-        return self.optional or self.name == FREE_TABLE
+        """Itself or, in a table whose keys are not ours, somewhere inside."""
+        return self.optional or self.name in FREE_TABLES
 
     @property
     def allowed(self) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
-from turnwise.config.keys import FREE_TABLE, all_keys, find_key
+from turnwise.config.keys import FREE_TABLES, all_keys, find_key
 from turnwise.config.problems import explain
 from turnwise.config.schema import Config
 from turnwise.config.values import parse_free, parse_value, spell_none, unspell_none
@@ -37,8 +37,8 @@ def build(settings: Settings, overrides: Overrides = ()) -> Config:
 
 
 def _place(settings: dict[str, Any], name: str, given: Any) -> None:
-    """Puts one override into the nested tables. `-` reads as `_`, but for an environment's own parameters."""
-    if name.startswith(f"{FREE_TABLE}."):
+    """Puts one override into the nested tables. `-` reads as `_`, but in tables whose keys are not ours."""
+    if name.startswith(tuple(f"{table}." for table in FREE_TABLES)):
         path, parse = name.split("."), parse_free
     else:
         key = find_key(name.replace("-", "_"))

@@ -3,7 +3,7 @@
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from turnwise.config.numbers import NonNegative, Positive, Seed, Share
 
@@ -21,19 +21,47 @@ def is_plain(value: Any) -> bool:
     return value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value))
 
 
+class MixedEnv(Section):
+    """One of several environments of a run."""
+
+    kind: str
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    params: dict[str, Any] = Field(default_factory=dict)
+
+
 class EnvConfig(Section):
     kind: str = "frozen_lake"
     """A built-in environment's name, or FILE.py:Class."""
     params: dict[str, Any] = Field(default_factory=dict)
     """The environment's own parameters; `turnwise envs NAME` lists them."""
+    mix: dict[str, Any] = Field(default_factory=dict)
+    """Further environments to draw from, by name: a weight (env.kind's is 1), or a table of kind, weight and params."""
 
-    @field_validator("params")
+    def mixed(self) -> dict[str, MixedEnv]:
+        """The further ones. A name that is no environment's needs a kind."""
+        tables = {name: given if isinstance(given, dict) else {"weight": given} for name, given in self.mix.items()}
+        return {name: MixedEnv.model_validate({"kind": name, **table}) for name, table in tables.items()}
+
+    @field_validator("mix")
     @classmethod
-    def check_plain(cls, params: dict[str, Any]) -> dict[str, Any]:
+    def check_mix(cls, mix: dict[str, Any]) -> dict[str, Any]:
+        try:
+            cls.model_construct(mix=mix).mixed()
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError(
+                f"env.mix holds {'.'.join(map(str, first['loc']))} = {first['input']!r} ({first['msg']}): give each "
+                "environment a weight above 0, or a table of kind, weight and params"
+            ) from None
+        return mix
+
+    @field_validator("params", "mix")
+    @classmethod
+    def check_plain(cls, params: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         for name, value in params.items():
             if not is_plain(value):
                 raise ValueError(
-                    f"env.params.{name} = {value!r} must be text, a finite number, true, false, none, "
+                    f"env.{info.field_name}.{name} = {value!r} must be text, a finite number, true, false, none, "
                     "or a list or table of them: a run's config.toml has to give it back unchanged"
                 )
         return params
@@ -116,6 +144,15 @@ class ContextConfig(Section):
         "found, and your plan."
     )
     """summary: what the model is asked."""
+
+
+class CurriculumConfig(Section):
+    pool: Annotated[int, Field(ge=0)] = 0
+    """Training tasks of each environment, those that are sometimes solved drawn most; 0: every task is a fresh one."""
+    floor: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """How often tasks that are always or never solved are drawn, beside one that is solved half of the time."""
+    memory: Share = 0.5
+    """What is left of a task's earlier results when it is played again: the agent has changed."""
 
 
 class RewardConfig(Section):
@@ -272,6 +309,21 @@ class TrainConfig(Section):
     """Stop, resumable, after this much training."""
 
 
+class SftConfig(Section):
+    demos: str | None = None
+    """Of `turnwise sft`: "solver", a run (its successful episodes), or a JSONL file of messages."""
+    count: Positive = 5000
+    """Demonstrations, at most; the solver plays that many."""
+    epochs: Positive = 1
+    """How often each is seen."""
+    batch: Positive = 32
+    """Demonstrations a step."""
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-4
+    """Of AdamW; it rises for a while and falls to a tenth at the end."""
+    think: bool = True
+    """solver: a true line about the next actions goes before them."""
+
+
 class DiagnoseConfig(Section):
     alarms: bool = True
     """Say in one line when a run is going wrong: echo trap, entropy collapse, gradient spikes, endless answers."""
@@ -337,10 +389,12 @@ class Config(Section):
     lora: LoraConfig = LoraConfig()
     rollout: RolloutConfig = RolloutConfig()
     context: ContextConfig = ContextConfig()
+    curriculum: CurriculumConfig = CurriculumConfig()
     reward: RewardConfig = RewardConfig()
     algo: AlgoConfig = AlgoConfig()
     critic: CriticConfig = CriticConfig()
     train: TrainConfig = TrainConfig()
+    sft: SftConfig = SftConfig()
     diagnose: DiagnoseConfig = DiagnoseConfig()
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

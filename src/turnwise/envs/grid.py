@@ -18,6 +18,11 @@ def grid_text(rows: Sequence[Sequence[str]], symbols: Mapping[str, str]) -> str:
     return "\n".join(" ".join(symbols[name] for name in row) for row in rows)
 
 
+def cell_text(cell: Cell) -> str:
+    """As people count: row 1 is at the top, col 1 at the left."""
+    return f"row {cell[0] + 1} col {cell[1] + 1}"
+
+
 def legend(symbols: Mapping[str, str]) -> str:
     """The symbols in use, made of the same table as the grid: the two cannot disagree."""
     return ", ".join(f"{symbol} {name.replace('_', ' ')}" for name, symbol in symbols.items()) + "."

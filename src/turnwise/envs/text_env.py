@@ -15,7 +15,7 @@
 import inspect
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
@@ -106,6 +106,10 @@ class TextEnv(ABC):
     def solve(self) -> list[str] | None:
         """Actions that lead from the present state to success; None where there is no solver or no way."""
         return None
+
+    def explain(self, actions: Sequence[str]) -> str:
+        """A true line about why these come next, for demonstrations."""
+        return f"Next: {', '.join(actions)}."
 
     def draw(self) -> Picture | None:
         """The present state for humans."""

@@ -41,7 +41,7 @@ def check(config: Config, kind: EnvKind | None = None, given: Iterable[str] = ()
     `kind`: the environment, where it is known; `given`: the keys that a person typed, which must have an effect.
     """
     check_context(config)
-    _check_model(config.model)
+    check_model(config.model)
     for name, options in NAMES.items():
         chosen = getattr(config.algo, name)
         if chosen not in options:
@@ -62,7 +62,7 @@ def check(config: Config, kind: EnvKind | None = None, given: Iterable[str] = ()
         )
 
 
-def _check_model(model: ModelConfig) -> None:
+def check_model(model: ModelConfig) -> None:
     """What can be said of it before anything is read or downloaded."""
     resolve_device(model.device)
     if model.chat_template is not None and not Path(model.chat_template).expanduser().is_file():
@@ -119,6 +119,16 @@ COMBINATIONS: tuple[tuple[Callable[[Config], bool], str], ...] = (
     (
         lambda c: ADVANTAGES[c.algo.advantage].needs_critic and c.critic.warmup_steps >= c.train.steps,
         "critic.warmup_steps {critic.warmup_steps} leaves the policy none of train.steps {train.steps}: lower it",
+    ),
+    (
+        lambda c: 0 < c.curriculum.pool < c.rollout.groups * (1 + c.algo.filter_refill),
+        "curriculum.pool {curriculum.pool} holds fewer tasks than a step may draw, rollout.groups {rollout.groups} for "
+        "each of 1 + algo.filter_refill {algo.filter_refill} rounds: raise it",
+    ),
+    (
+        lambda c: c.sft.demos is not None,
+        "sft.demos {sft.demos} is what `turnwise sft` imitates: go on with such a run by turnwise sft --resume RUN, or "
+        "train its model with --model.name RUN",
     ),
     (
         lambda c: c.lora.rank > 0 and c.model.name == "tiny" and not c.model.warmup_steps,

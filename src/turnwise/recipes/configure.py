@@ -6,8 +6,9 @@ from turnwise.config.load import Overrides, build, find_run, read_run, read_sett
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.names import nearest
-from turnwise.envs.registry import ENVIRONMENTS, load
+from turnwise.envs.registry import ENVIRONMENTS
 from turnwise.recipes.presets import find_method, find_recipe, method_path, recipe_names, recipe_path
+from turnwise.recipes.worlds import worlds_of
 
 MAY_CHANGE = ("train.max_minutes",)
 """What a resumed run may be given anew: it does not change what is learnt."""
@@ -24,7 +25,7 @@ def configure(
         )
     settings = _base(target, start_from, resume)
     config = build(_with_method(settings, overrides, fresh=target is not None), overrides)
-    load(config.env.kind).check_params(config.env.params)
+    worlds_of(config)
     return config
 
 

@@ -10,16 +10,15 @@ from rich.console import Console
 from turnwise.config.load import Overrides, build, read_run
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
-from turnwise.envs.registry import load
 from turnwise.evaluate.run import Evaluation, evaluate
 from turnwise.recipes.configure import settings_for
 from turnwise.recipes.run import settled
 from turnwise.recipes.sources import find_checkpoint, find_source
 from turnwise.recipes.wiring import build_players, load_policy
+from turnwise.recipes.worlds import task_source, worlds_of
 from turnwise.record.console import make_console
 from turnwise.record.progress import Progress
 from turnwise.record.table import evaluation_table
-from turnwise.rollout.tasks import TaskSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,18 +38,17 @@ def evaluate_source(
     console = console or make_console()
     config = settled(_config(source, environment, overrides))
     torch.set_num_threads(config.system.threads)
-    kind = load(config.env.kind)
-    params = kind.check_params(config.env.params)
-    tasks = TaskSource(env=kind.name, params=params, run_seed=config.seed)
+    worlds = worlds_of(config)
+    tasks = task_source(config, worlds)
     with Progress(1, console, title=f"evaluating {source}") as progress:
-        loaded, _ = load_policy(config, kind, params, lambda done, total: progress.phase("warm-up", done, total))
-        players = build_players(config, kind, loaded)
+        loaded, _ = load_policy(config, worlds, lambda done, total: progress.phase("warm-up", done, total))
+        players = build_players(config, worlds, loaded)
         held_out = tasks.held_out(config.eval.split, config.eval.episodes)
         found = asyncio.run(
             evaluate(players.evaluator, held_out, lambda done, total: progress.phase("episodes", done, total))
         )
-    console.print(evaluation_table(source, kind.name, config.eval.split, found.metrics()))
-    return Evaluated(model=source, environment=kind.name, split=config.eval.split, result=found)
+    console.print(evaluation_table(source, worlds.name, config.eval.split, found.metrics()))
+    return Evaluated(model=source, environment=worlds.name, split=config.eval.split, result=found)
 
 
 def _config(source: str, environment: str | None, overrides: Overrides) -> Config:

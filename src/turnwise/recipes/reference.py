@@ -266,8 +266,7 @@ def start_policy(kind: EnvKind, settings: Settings) -> LoadedModel:
         return load_model(name, attn_implementation=ATTENTION)
 
     loaded, _ = warmed_tiny(
-        kind,
-        kind.check_params({}),
+        [(kind, kind.check_params({}))],
         steps=settings.warmup_steps,
         seed=0,
         load=load_tiny,

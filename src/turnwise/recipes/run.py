@@ -29,14 +29,15 @@ from turnwise.recipes.learning import (
     filter_settings,
     update_settings,
 )
+from turnwise.recipes.sources import model_of
 from turnwise.recipes.wiring import Players, build_players, load_policy, model_loader
+from turnwise.recipes.worlds import Worlds, task_source, worlds_of
 from turnwise.record.console import make_console
 from turnwise.record.curve import learning_curve_svg
 from turnwise.record.idle import why_idle
 from turnwise.record.progress import Progress
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.table import closing_table, seeds_table
-from turnwise.rollout.tasks import TaskSource
 from turnwise.train.checkpoints import Checkpoints, State, restore
 from turnwise.train.gathering import Gatherer
 from turnwise.train.learner import LocalLearner
@@ -54,17 +55,18 @@ def train(
     given: Iterable[str] = (),
 ) -> Summary:
     """Trains one run and returns its summary, which is also in its folder. `given`: the settings that were typed."""
-    kind = kind or load(config.env.kind)
-    check(config, kind, given)
+    worlds = worlds_of(config, kind)
+    for each in worlds.kinds.values():
+        check(config, each, given)
     console = console or make_console()
     config = settled(config)
-    path = Path(config.record.folder) / (config.record.name or _free_name(config, kind))
+    path = Path(config.record.folder) / (config.record.name or free_name(config, worlds.name, config.algo.advantage))
     folder = RunFolder.open(path, writing=True) if resume else RunFolder.create(path, to_toml(config))
     with folder:
         if resume and folder.summary_path.exists():
             raise UserError(f"{path} is finished: start another with --from {path}, or see `turnwise eval {path}`")
-        with _failing_well(folder, resume):
-            summary = _Run(config, kind, folder, console).train(resume)
+        with failing_well(folder, resume, "train"):
+            summary = _Run(config, worlds, folder, console).train(resume)
     if summary["finished"]:
         console.print(closing_table(summary, path, next_line=f"turnwise eval {path} --episodes 512"))
         if summary["idle_steps"] == summary["steps"]:
@@ -75,12 +77,12 @@ def train(
 
 
 @contextmanager
-def _failing_well(folder: RunFolder, resume: bool) -> Iterator[None]:
+def failing_well(folder: RunFolder, resume: bool, command: str) -> Iterator[None]:
     """A start that came to nothing leaves nothing, and what stopped says how to go on."""
     try:
         yield
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"stopped; go on with: turnwise train --resume {folder.path}") from None
+        raise KeyboardInterrupt(f"stopped; go on with: turnwise {command} --resume {folder.path}") from None
     except Exception as error:
         if not resume:
             folder.give_up()
@@ -119,14 +121,16 @@ def train_env(env: type[TextEnv] | str, model: str = "tiny", steps: int | None =
 
 
 def settled(config: Config) -> Config:
-    """The configuration with what depends on the machine made explicit, so that it reproduces the run."""
+    """The configuration with what depends on the machine, or may change, made explicit: it reproduces the run."""
     threads = config.system.threads or os.cpu_count() or 1
-    return config.model_copy(update={"system": config.system.model_copy(update={"threads": threads})})
+    system = config.system.model_copy(update={"threads": threads})
+    model = config.model.model_copy(update={"name": model_of(config.model.name)})
+    return config.model_copy(update={"system": system, "model": model})
 
 
-def _free_name(config: Config, kind: EnvKind) -> str:
+def free_name(config: Config, environment: str, method: str) -> str:
     model = Path(config.model.name).stem
-    base = f"{kind.name}-{model}-{config.algo.advantage}-seed{config.seed}"
+    base = f"{environment}-{model}-{method}-seed{config.seed}"
     folder = Path(config.record.folder)
     names = [base, *(f"{base}-{number}" for number in range(2, 10_000))]
     return next(name for name in names if not (folder / name).exists())
@@ -135,7 +139,7 @@ def _free_name(config: Config, kind: EnvKind) -> str:
 @dataclass
 class _Run:
     config: Config
-    kind: EnvKind
+    worlds: Worlds
     folder: RunFolder
     console: Console
 
@@ -143,8 +147,7 @@ class _Run:
         config = self.config
         torch.set_num_threads(config.system.threads)
         minutes = config.train.max_minutes
-        self.params = self.kind.check_params(config.env.params)
-        self.tasks = TaskSource(env=self.kind.name, params=self.params, run_seed=config.seed)
+        self.tasks = task_source(config, self.worlds)
         limit_s = None if minutes is None else 60 * minutes
         with Progress(config.train.steps, self.console, title=self.folder.path.name, limit_s=limit_s) as progress:
             loop, state = self._build(progress, limit_s, resume)
@@ -152,10 +155,8 @@ class _Run:
 
     def _build(self, progress: Progress, limit_s: float | None, resume: bool) -> tuple[Loop, State]:
         config = self.config
-        loaded, warmup_s = load_policy(
-            config, self.kind, self.params, lambda done, total: progress.phase("warm-up", done, total)
-        )
-        players, learner = build_players(config, self.kind, loaded), build_learner(config, loaded.model)
+        loaded, warmup_s = load_policy(config, self.worlds, lambda done, total: progress.phase("warm-up", done, total))
+        players, learner = build_players(config, self.worlds, loaded), build_learner(config, loaded.model)
         checkpoints = Checkpoints(
             self.folder.checkpoints,
             keep_last=config.checkpoint.keep_last,

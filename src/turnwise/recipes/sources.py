@@ -18,6 +18,14 @@ def find_source(source: str) -> tuple[Path, str | None]:
     return find_run(source), None
 
 
+def model_of(name: str) -> str:
+    """`model.name` may be a run's folder: its newest checkpoint, then."""
+    folder = Path(name).expanduser()
+    if not (folder / CHECKPOINTS).is_dir() or not (folder / "config.toml").is_file():
+        return name
+    return str(find_checkpoint(folder, None))
+
+
 def find_checkpoint(run: Path, name: str | None) -> Path:
     """The checkpoint of that name, whole; None: the newest."""
     folder = run / CHECKPOINTS

@@ -79,6 +79,11 @@ SWITCHES: tuple[tuple[tuple[str, ...], Switch], ...] = (
     (("algo.kl_horizon",), _on("algo.kl_target", "give a target")),
     (("algo.constant_length",), _one_of("algo.aggregation", ["seq-mean-token-sum-norm"])),
     (("model.warmup_steps", "model.warmup_seed"), _one_of("model.name", ["tiny"])),
+    (
+        ("sft.count", "sft.epochs", "sft.batch", "sft.learning_rate", "sft.think"),
+        _on("sft.demos", "imitate with `turnwise sft`"),
+    ),
+    (("curriculum.floor", "curriculum.memory"), _on("curriculum.pool", "raise that")),
     (("lora.alpha", "lora.targets"), _on("lora.rank", "raise that")),
     (("train.muon_learning_rate",), _one_of("train.optimizer", ["muon"])),
     (("train.final_share",), _one_of("train.schedule", ["linear", "cosine"])),

@@ -2,16 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from turnwise.config.schema import Config
 from turnwise.core.protocols import Sampling
 from turnwise.engine.native.engine import NativeEngine
-from turnwise.envs.kind import EnvKind
 from turnwise.models.attention import ATTENTION
 from turnwise.models.loading import LoadedModel, load_model
 from turnwise.models.lora import LoraSettings, add_lora, has_adapter
 from turnwise.recipes.contexts import build_context
+from turnwise.recipes.worlds import Worlds
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.collect import Collector
 from turnwise.rollout.limits import Limits
@@ -35,14 +34,12 @@ def model_loader(config: Config) -> Callable[[str], LoadedModel]:
     return load
 
 
-def load_policy(
-    config: Config, kind: EnvKind, params: dict[str, Any], show: Callable[[int, int], None]
-) -> tuple[LoadedModel, float]:
+def load_policy(config: Config, worlds: Worlds, show: Callable[[int, int], None]) -> tuple[LoadedModel, float]:
     """The model that a run starts from, and the seconds that its warm-up took."""
     load = model_loader(config)
     if config.model.name == "tiny" and config.model.warmup_steps:
         steps, seed = config.model.warmup_steps, config.model.warmup_seed
-        loaded, seconds = warmed_tiny(kind, params, steps=steps, seed=seed, load=load, show=show)
+        loaded, seconds = warmed_tiny(worlds.with_params, steps=steps, seed=seed, load=load, show=show)
     else:
         loaded, seconds = load(config.model.name), 0.0
     lora = config.lora
@@ -64,7 +61,7 @@ class Players:
     evaluator: Collector
 
 
-def build_players(config: Config, kind: EnvKind, loaded: LoadedModel) -> Players:
+def build_players(config: Config, worlds: Worlds, loaded: LoadedModel) -> Players:
     renderer = Renderer(loaded.tokenizer, loaded.stop_ids)
     engine = NativeEngine(
         loaded.model,
@@ -78,7 +75,7 @@ def build_players(config: Config, kind: EnvKind, loaded: LoadedModel) -> Players
         limits = Limits(sampling=sampling, max_tokens=config.rollout.max_tokens, timeout_s=config.rollout.timeout_s)
         return Collector(
             policy=engine,
-            make_env=kind.make,
+            make_env=worlds.make,
             context=build_context(config, renderer),
             limits=limits,
             in_flight=config.rollout.in_flight,

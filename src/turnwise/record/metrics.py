@@ -22,6 +22,7 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "rollout/groups": float(len(groups)),
         "rollout/episodes": float(len(everyone)),
         **_outcomes(sound),
+        **_by_environment(sound),
         **_group_spread(groups),
         **_repetition(groups),
         **_lengths(sound),
@@ -40,6 +41,20 @@ def _outcomes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "rollout/reward_std": _std(rewards),
         **{f"reward/{name}": _mean(t.rewards[name] for t in trajectories if name in t.rewards) for name in names},
     }
+
+
+def _by_environment(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Where a run has more than one: success and reward of each, as `rollout/success/sokoban`."""
+    names = sorted({trajectory.task.env for trajectory in trajectories})
+    if len(names) < 2:
+        return {}
+    found: dict[str, float] = {}
+    for name in names:
+        own = [trajectory for trajectory in trajectories if trajectory.task.env == name]
+        found[f"rollout/episodes/{name}"] = float(len(own))
+        found[f"rollout/success/{name}"] = _mean(trajectory.status.succeeded for trajectory in own)
+        found[f"rollout/reward/{name}"] = _mean(trajectory.total_reward for trajectory in own)
+    return found
 
 
 def _group_spread(groups: Sequence[Group]) -> dict[str, float]:

@@ -57,8 +57,12 @@ class Progress:
         self._phase = ("", 0, 0)
         self._view.stop(self._snapshot())
 
-    def begin(self, done: int) -> None:
-        """Training begins, or goes on after `done` steps: pace and limit count from here, not from the set-up."""
+    def begin(self, done: int, total: int | None = None) -> None:
+        """Training begins, or goes on after `done` steps: pace and limit count from here, not from the set-up.
+
+        `total`: how many steps there are, where that was not known before.
+        """
+        self._total = self._total if total is None else total
         self._started = self._clock()
         self._ends.append(self._started)
         self._done = done

@@ -37,7 +37,17 @@ COLUMNS = (
 in its place: how far the step's updates moved the policy from the one that sampled."""
 
 
+IMITATION = (
+    Column("loss", "train/loss", decimal, 7),
+    Column("gradient", "train/grad_norm", decimal, 7),
+    Column("tokens/s", "time/tokens_per_s", count, 6),
+)
+"""Of a step that imitates demonstrations: nothing is rolled out."""
+
+
 def columns_of(metrics: Mapping[str, float]) -> list[Column]:
+    if "train/loss" in metrics:
+        return list(IMITATION)
     left_out = "KL" if "train/approx_kl" in metrics and "train/kl" not in metrics else "step KL"
     return [column for column in COLUMNS if column.label != left_out]
 

@@ -11,6 +11,14 @@ from rich.text import Text
 from turnwise.record.console import one_line
 from turnwise.record.numbers import MISSING, count, decimal, duration, percent
 
+COUNTS = (
+    ("episodes", "episodes"),
+    ("sampled tokens", "tokens"),
+    ("demonstrations", "demonstrations"),
+    ("tokens of answers", "answer_tokens"),
+)
+"""What a run had, if it had any."""
+
 
 def closing_table(summary: Mapping[str, Any], run_folder: Path, next_line: str) -> RenderableType:
     """Of one run: its `summary.json` in words, where everything lies, and the one line to type next."""
@@ -22,8 +30,9 @@ def closing_table(summary: Mapping[str, Any], run_folder: Path, next_line: str) 
     table.add_row("95 % interval", interval(summary["interval"]))
     table.add_row("wall time", duration(summary["wall_s"]))
     table.add_row("steps", count(summary["steps"]))
-    table.add_row("episodes", count(summary["episodes"]))
-    table.add_row("sampled tokens", count(summary["tokens"]))
+    for label, key in COUNTS:
+        if key in summary:
+            table.add_row(label, count(summary[key]))
     table.add_row("run folder", one_line(str(run_folder)))
     table.add_row("next", Text(next_line, style="bold"))
     return Group(Text(), table, Text())

@@ -51,6 +51,7 @@ class Renderer:
         self._markers = find_markers(self._template, any_of(added_tokens(tokenizer)), tokenizer.eos_token)
         self._codec = Codec(tokenizer, self._markers.delimiters)
         self._end = None if self._markers.end is None else self._codec.control[self._markers.end]
+        self._turn_end = self._end.id if self._end is not None else tokenizer.eos_token_id
         ends = {tokenizer.eos_token_id, self._end.id if self._end else None, *stop_ids}
         self.stop_ids: frozenset[int] = frozenset(token for token in ends if token is not None)
         self._seams = SeamCounter(self._codec)
@@ -76,6 +77,12 @@ class Renderer:
         ended = stop is Stop.EOS and len(ids) > 0 and ids[-1] in self.stop_ids
         said = tuple(ids[:-1] if ended else ids)
         return self._parsed(said) if len(said) <= CACHED_ACTION_LENGTH else self._parse(said)
+
+    def answer(self, text: str) -> list[int]:
+        """The ids of an answer that was written, its end included: as if a model had said it."""
+        if self._markers.opens_think:
+            text = text.removeprefix("<think>") if text.startswith("<think>") else f"</think>{text}"
+        return [*self._codec.encode(text), *([] if self._turn_end is None else [self._turn_end])]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The exact text of any ids, special tokens included; bytes that are no UTF-8 become U+FFFD."""

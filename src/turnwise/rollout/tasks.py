@@ -1,28 +1,79 @@
-"""Which tasks are drawn: a function of the run's seed and the step, so that a resumed run draws the same ones."""
+"""Which tasks are drawn: a function of the run's seed, the step and what was measured, so that a resumed run draws the
+same ones.
+"""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from turnwise.core.chance import address
 from turnwise.core.task import Split, Task
 from turnwise.envs.seeds import RANGE, seed_for
+from turnwise.rollout.curriculum import Curriculum, Measured, task_name
+
+ADDRESSES = 1 << 63
+"""How many there are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """An environment with its parameters, one of those that a run draws from."""
+
+    env: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSource:
-    env: str
-    params: Mapping[str, Any]
+    worlds: tuple[World, ...]
     run_seed: int
+    curriculum: Curriculum | None = None
+    """None: every task is a fresh one."""
 
-    def training(self, step: int, count: int, start: int = 0) -> list[Task]:
-        """Fresh tasks of the training split; `start`: how many the step has drawn before."""
-        numbers = range(start, start + count)
-        return [self.task("train", address("task", self.run_seed, step, index) % RANGE) for index in numbers]
+    def training(self, step: int, count: int, start: int = 0, measured: Measured | None = None) -> list[Task]:
+        """Tasks of the training split, no two of them the same; `start`: how many the step has drawn before."""
+        numbers = range(start + count)
+        worlds = [self._world(step, index) for index in numbers]
+        addresses = [address("task", self.run_seed, step, index) for index in numbers]
+        if self.curriculum is None:
+            places = [number % RANGE for number in addresses]
+        else:
+            pools = {world.env: self._weights(world, self.curriculum, measured or {}) for world in worlds}
+            places = [_taken(pools[world.env], number) for world, number in zip(worlds, addresses, strict=True)]
+        return [self.task("train", place, world) for world, place in zip(worlds, places, strict=True)][start:]
 
     def held_out(self, split: Split, count: int) -> list[Task]:
-        """The first tasks of a split: the same in every run, so that evaluations can be compared."""
-        return [self.task(split, index) for index in range(count)]
+        """The first tasks of a split, as many of each world: the same in every run, so that evaluations compare."""
+        many = len(self.worlds)
+        return [self.task(split, number // many, self.worlds[number % many]) for number in range(count)]
 
-    def task(self, split: Split, index: int) -> Task:
-        return Task(env=self.env, params=self.params, split=split, seed=seed_for(split, index))
+    def task(self, split: Split, index: int, world: World | None = None) -> Task:
+        world = self.worlds[0] if world is None else world
+        return Task(env=world.env, params=world.params, split=split, seed=seed_for(split, index))
+
+    def _world(self, step: int, index: int) -> World:
+        if len(self.worlds) == 1:
+            return self.worlds[0]
+        weights = [world.weight for world in self.worlds]
+        return self.worlds[_drawn(weights, address("world", self.run_seed, step, index))]
+
+    def _weights(self, world: World, curriculum: Curriculum, measured: Measured) -> list[float]:
+        """Of the tasks of a world's pool."""
+        names = (task_name(world.env, seed_for("train", index)) for index in range(curriculum.pool))
+        return [curriculum.weight(measured, name) for name in names]
+
+
+def _drawn(weights: Sequence[float], number: int) -> int:
+    """The place at which the running sum of the weights passes a share of their total that the address decides."""
+    sums = list(accumulate(weights))
+    return bisect_right(sums, number / ADDRESSES * sums[-1], hi=len(sums) - 1)
+
+
+def _taken(weights: list[float], number: int) -> int:
+    """Draws a place that is then empty: twice the same task in a step would be the same episodes twice."""
+    place = _drawn(weights, number)
+    weights[place] = 0.0
+    return place

@@ -44,6 +44,12 @@ class State:
     rollbacks: int = 0
     watched_from: int = 0
     """Alarms compare with steps after this one."""
+    measured: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """How tasks fared, where a curriculum draws them."""
+
+    def __post_init__(self) -> None:
+        # JSON gives lists back.
+        object.__setattr__(self, "measured", {name: (won, tries) for name, (won, tries) in self.measured.items()})
 
 
 class Checkpoints:

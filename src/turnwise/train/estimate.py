@@ -55,8 +55,8 @@ class Estimate:
     metrics: dict[str, float]
 
 
-Baselines = Mapping[int, float]
-"""By the seed of a group's task: the return of its greedy rollout."""
+Baselines = Mapping[tuple[str, int], float]
+"""By environment and seed of a group's task: the return of its greedy rollout."""
 
 
 def trainable(groups: Sequence[Group], truncated: str) -> tuple[list[Trajectory], list[int]]:
@@ -93,7 +93,9 @@ def estimate(
         values=table.matrix(scores["values"]) if "values" in scores else None,
         bootstrap=_bootstrap(trajectories, samples, scores) if settings.truncated == "bootstrap" else None,
         state_ids=state_ids(trajectories, table) if settings.advantage.needs_states else None,
-        baseline=None if baselines is None else torch.tensor([baselines[each.task.seed] for each in trajectories]),
+        baseline=None
+        if baselines is None
+        else torch.tensor([baselines[each.task.env, each.task.seed] for each in trajectories]),
     )
     metrics = _mismatch(samples, scores)
     if settings.kl_in_reward is not None:

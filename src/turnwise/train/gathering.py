@@ -9,6 +9,7 @@ from turnwise.core.samples import Learner
 from turnwise.core.trajectory import Group
 from turnwise.rewards.scoring import Scoring, score_groups
 from turnwise.rollout.collect import Collector
+from turnwise.rollout.curriculum import Measured
 from turnwise.rollout.tasks import TaskSource
 from turnwise.train.estimate import Baselines
 from turnwise.train.filtering import FilterSettings, filter_groups
@@ -48,12 +49,13 @@ class Gatherer:
     """Rounds of more tasks, at most, while fewer groups than `groups` are kept."""
     micro_tokens: int
 
-    async def gather(self, step: int, show: Show) -> Gathered:
+    async def gather(self, step: int, show: Show, measured: Measured | None = None) -> Gathered:
+        """`measured`: how tasks fared so far, where the tasks are drawn by it."""
         groups: list[Group] = []
         kept: list[Group] = []
         counts: Counter[str] = Counter()
         for round in range(1 + self.refill):
-            tasks = self.tasks.training(step, self.groups, start=round * self.groups)
+            tasks = self.tasks.training(step, self.groups, start=round * self.groups, measured=measured)
             collected = await self.collector.collect(
                 tasks,
                 group_size=self.group_size,
@@ -70,7 +72,9 @@ class Gatherer:
         scale = LOSS_SCALES[self.filter.scale](len(kept) / len(groups))
         baselines = await self._baselines(kept, step, show) if self.greedy is not None and kept else None
         if baselines is not None:
-            kept = [group for group in kept if group.task.seed in baselines]  # else the greedy member failed
+            kept = [
+                group for group in kept if (group.task.env, group.task.seed) in baselines
+            ]  # else the greedy member failed
         return Gathered(groups=groups, kept=kept, scale=scale, counts=counts, baselines=baselines)
 
     async def _baselines(self, kept: list[Group], step: int, show: Show) -> Baselines:
@@ -82,4 +86,4 @@ class Gatherer:
             progress=lambda done, total: show("greedy members", done, total),
         )
         scored = await score_groups(collected.groups, self.scoring)
-        return {group.task.seed: group.trajectories[0].total_reward for group in scored}
+        return {(group.task.env, group.task.seed): group.trajectories[0].total_reward for group in scored}

@@ -10,7 +10,7 @@ from typing import Any
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.engine.native.engine import NativeEngine
-from turnwise.evaluate.run import Evaluation, evaluate
+from turnwise.evaluate.run import Evaluation
 from turnwise.record.metrics import rollout_metrics
 from turnwise.record.progress import Progress
 from turnwise.record.run_folder import RunFolder
@@ -22,6 +22,7 @@ from turnwise.train.dials import Dials
 from turnwise.train.estimate import Estimate, EstimateSettings, estimate
 from turnwise.train.gathering import Gathered, Gatherer
 from turnwise.train.learner import LocalLearner
+from turnwise.train.measuring import Clock, measure
 from turnwise.train.update import UpdateSettings, update
 from turnwise.train.watching import Watcher, roll_back
 
@@ -97,7 +98,7 @@ class Loop:
         """One training step. After the rollout nothing awaits, so a cancelled step changed nothing."""
         number, clock = state.step + 1, Clock()
         dials = self._set(state)
-        gathered = await self.gatherer.gather(state.step, self.progress.phase)
+        gathered = await self.gatherer.gather(state.step, self.progress.phase, state.measured)
         clock.lap("rollout")
         estimated = estimate(gathered.kept, self.learner, self.estimate_settings, dials, gathered.baselines)
         clock.lap("score")
@@ -110,10 +111,20 @@ class Loop:
             kl = estimated.metrics.get("kl", learnt.get("kl"))
             dials = dials.after(kl, len(estimated.trajectories), estimated.foresight)
         clock.lap("update")
+        curriculum, measured = self.gatherer.tasks.curriculum, state.measured
+        if curriculum is not None:
+            measured = curriculum.after(measured, gathered.groups)
+            diagnosed |= curriculum.metrics(measured)
         row = self._record(
             number, gathered, estimated, learnt | {f"dial_{k}": v for k, v in dials.numbers().items()}, diagnosed, clock
         )
-        state = replace(state, step=number, skipped_steps=self.learner.skipped_steps, dials=dials.numbers())
+        state = replace(
+            state,
+            step=number,
+            skipped_steps=self.learner.skipped_steps,
+            dials=dials.numbers(),
+            measured=measured,
+        )
         return self._watched(row, state)
 
     def _set(self, state: State) -> Dials:
@@ -153,7 +164,7 @@ class Loop:
         estimated: Estimate | None,
         learnt: dict[str, float],
         diagnosed: dict[str, float],
-        clock: "Clock",
+        clock: Clock,
     ) -> dict[str, Any]:
         if self.settings.record_every and number % self.settings.record_every == 0:
             self.folder.write_trajectories(number, trajectory_rows(number, gathered.groups, estimated, self.decode))
@@ -195,30 +206,7 @@ class Loop:
         return any("eval/name" in row and row["step"] == number for row in self.folder.read_metrics())
 
     async def evaluate(self, name: str, tasks: Sequence[Task], number: int) -> Evaluation:
-        clock = Clock()
-        found = await evaluate(self.evaluator, tasks, lambda done, total: self.progress.phase(name, done, total))
-        clock.lap("eval")
-        self.folder.append_metrics({"step": number, "eval/name": name, **found.metrics(), **clock.metrics()})
-        return found
-
-
-class Clock:
-    """Times of the phases of a step."""
-
-    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self._now = now
-        self._began = self._last = now()
-        self._laps: dict[str, float] = {}
-
-    def lap(self, name: str) -> None:
-        now = self._now()
-        self._laps[name] = now - self._last
-        self._last = now
-
-    def metrics(self, tokens: float | None = None) -> dict[str, float]:
-        total = self._now() - self._began
-        out = {f"time/{name}_s": seconds for name, seconds in self._laps.items()} | {"time/total_s": total}
-        return out if tokens is None else out | {"time/tokens_per_s": tokens / total}
+        return await measure(self.evaluator, tasks, self.folder, self.progress, name=name, step=number)
 
 
 def trajectory_rows(

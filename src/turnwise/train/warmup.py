@@ -8,20 +8,17 @@ import hashlib
 import inspect
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from turnwise.algos.entropy import logprobs_and_entropy
 from turnwise.core.chance import address, stream
 from turnwise.core.errors import EnvironmentFailure, UserError
-from turnwise.core.messages import assistant
 from turnwise.core.samples import Sample
 from turnwise.core.task import Task
-from turnwise.core.trajectory import Stop
+from turnwise.data.demonstrations import demonstration_sample
 from turnwise.data.packing import pack
 from turnwise.envs.answers import format_answer
 from turnwise.envs.kind import EnvKind
@@ -32,6 +29,7 @@ from turnwise.models.loading import LoadedModel
 from turnwise.models.saving import write_model, written_aside
 from turnwise.models.tiny import TINY_VERSION
 from turnwise.render.renderer import Renderer
+from turnwise.train.demonstrating import played
 from turnwise.train.optimizer import Optimizer, OptimizerSettings, Schedule
 
 WARMUP_VERSION = 1
@@ -43,21 +41,24 @@ PLAYS_A_START = 4
 SETTINGS = OptimizerSettings(learning_rate=2e-3, betas=(0.9, 0.95), weight_decay=0.0, max_grad_norm=1.0)
 
 Progress = Callable[[int, int], None]
+Worlds = Sequence[tuple[EnvKind, dict[str, Any]]]
+"""Environments with their parameters."""
 
 
 def warmed_tiny(
-    kind: EnvKind, params: dict[str, Any], *, steps: int, seed: int, load: Callable[[str], LoadedModel], show: Progress
+    worlds: Worlds, *, steps: int, seed: int, load: Callable[[str], LoadedModel], show: Progress
 ) -> tuple[LoadedModel, float]:
-    """Tiny, warmed up for this environment, and the seconds that took; from the cache where it was made before.
+    """Tiny, warmed up for these environments, and the seconds that took; from the cache where it was made before.
 
     `load` loads a model by name or folder, with the caller's settings.
     """
     began = time.perf_counter()
-    key = address("warmup", WARMUP_VERSION, TINY_VERSION, kind.name, _source(kind), params, steps, seed)
-    folder = cached_model_folder(f"tiny-{kind.name}-{key:016x}")
+    about = [(kind.name, _source(kind), params) for kind, params in worlds]
+    key = address("warmup", WARMUP_VERSION, TINY_VERSION, about, steps, seed)
+    folder = cached_model_folder(f"tiny-{'+'.join(kind.name for kind, _ in worlds)}-{key:016x}")
     if not folder.exists():
         fresh = load("tiny")
-        warm_up(fresh, kind, params, steps=steps, seed=seed, show=show)
+        warm_up(fresh, worlds, steps=steps, seed=seed, show=show)
         with suppress(FileExistsError), written_aside(folder) as aside:  # another process may have been faster
             write_model(fresh.model, fresh.tokenizer, aside)
     return load(str(folder)), time.perf_counter() - began
@@ -72,17 +73,15 @@ def _source(kind: EnvKind) -> str:
     return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
-def warm_up(
-    loaded: LoadedModel, kind: EnvKind, params: dict[str, Any], *, steps: int, seed: int, show: Progress
-) -> None:
-    """Teaches the model, in place, to continue transcripts of random play."""
+def warm_up(loaded: LoadedModel, worlds: Worlds, *, steps: int, seed: int, show: Progress) -> None:
+    """Teaches the model, in place, to continue transcripts of random play, as many of each environment."""
     renderer = Renderer(loaded.tokenizer)
     schedule = Schedule(kind="linear", total_steps=steps, warmup_steps=min(10, steps // 4), final_share=0.1)
     optimizer = Optimizer(list(loaded.model.parameters()), SETTINGS, schedule.share)
     for step in range(steps):
         numbers = range(step * EPISODES_A_STEP, (step + 1) * EPISODES_A_STEP)
         try:
-            samples = [asyncio.run(random_episode(kind, params, renderer, loaded.tokenizer, seed, n)) for n in numbers]
+            samples = [asyncio.run(random_episode(*_turn_of(worlds, n), renderer, seed, n)) for n in numbers]
         except EnvironmentFailure as failure:  # played at random, it cannot be the agent's doing
             raise UserError(f"the environment failed while tiny was warmed up on it: {failure}") from failure
         batch = pack(samples)
@@ -93,36 +92,17 @@ def warm_up(
         show(step + 1, steps)
 
 
-async def random_episode(
-    kind: EnvKind, params: dict[str, Any], renderer: Renderer, tokenizer: Any, seed: int, number: int
-) -> Sample:
+def _turn_of(worlds: Worlds, number: int) -> tuple[EnvKind, dict[str, Any]]:
+    return worlds[number // PLAYS_A_START % len(worlds)]
+
+
+async def random_episode(kind: EnvKind, params: dict[str, Any], renderer: Renderer, seed: int, number: int) -> Sample:
     """One episode of random legal answers as a sample; its mask is 1 on the answers and their ends."""
     index = address("warmup", seed, number // PLAYS_A_START) % RANGE
     env = kind.make(Task(env=kind.name, params=params, seed=seed_for("train", index)), member=number)
     rng = stream("warmup answers", seed, number)
-    observation = await env.start()
-    said = observation.messages[-1]
-    context, ids, mask = renderer.start(observation.messages, observation.tools), list[int](), list[bool]()
-    while True:
-        text = env.env.random_answer(rng) or format_only(rng, said.content)
-        action = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
-        ids += [*context, *action]
-        mask += [False] * len(context) + [True] * len(action)
-        result = await env.step(assistant(text))
-        if result.over:
-            break
-        said = result.messages[-1]
-        context = renderer.extend(result.messages, Stop.EOS)
-    await env.close()
-    answers = torch.tensor(mask)
-    return Sample(
-        trajectory=number,
-        ids=torch.tensor(ids),
-        mask=answers,
-        turn_ids=torch.where(answers, 0, -1),
-        logprobs=torch.zeros(len(ids)),
-        temperatures=torch.ones(len(ids)),
-    )
+    exchanges, _ = await played(env, lambda env, said: env.random_answer(rng) or format_only(rng, said))
+    return demonstration_sample(number, exchanges, renderer)
 
 
 def format_only(rng: random.Random, observation: str) -> str:

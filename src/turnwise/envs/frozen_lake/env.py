@@ -1,6 +1,7 @@
 """The frozen lake: a small grid, random maps, a goal to reach and holes to keep out of."""
 
 import random
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ from pydantic import Field
 from turnwise.config.numbers import Share
 from turnwise.core.messages import Picture
 from turnwise.envs.frozen_lake.lake import MOVES, Lake, generate, shortest_way
-from turnwise.envs.grid import Cell, grid_text, legend
+from turnwise.envs.grid import Cell, cell_text, grid_text, legend
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, goes_on, lost, won
 
 SYMBOLS = {"player": "P", "ice": "_", "hole": "O", "goal": "G", "player_in_hole": "X", "player_on_goal": "√"}
@@ -63,6 +64,9 @@ class FrozenLake(TextEnv):
     def solve(self) -> list[str] | None:
         """The shortest way if no move slips; on slippery ice, ask again after every move."""
         return shortest_way(self.lake, self.player)
+
+    def explain(self, actions: Sequence[str]) -> str:
+        return f"Me {cell_text(self.player)}, goal {cell_text(self.lake.goal)}. Next: {', '.join(actions)}."
 
     def draw(self) -> Picture:
         return drawn(self.lake, self.player)

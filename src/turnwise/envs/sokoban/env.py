@@ -1,12 +1,13 @@
 """Sokoban: push every box onto a target; a box that stands wrong cannot be pulled back."""
 
 import random
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from turnwise.core.messages import Picture
-from turnwise.envs.grid import DIRECTIONS, Cell, grid_text, legend
+from turnwise.envs.grid import DIRECTIONS, Cell, cell_text, grid_text, legend
 from turnwise.envs.sokoban.generate import generate
 from turnwise.envs.sokoban.level import shortest_solution
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, goes_on, won
@@ -79,6 +80,13 @@ class Sokoban(TextEnv):
     def solve(self) -> list[str] | None:
         """The shortest solution from here among those that an episode's limits would allow."""
         return shortest_solution(self.level, longest=self.action_budget)
+
+    def explain(self, actions: Sequence[str]) -> str:
+        boxes = [cell for cell in sorted(self.level.boxes) if cell not in self.level.targets]
+        targets = [cell for cell in sorted(self.level.targets) if cell not in self.level.boxes]
+        pieces = [("me", [self.level.player]), ("box", boxes), ("target", targets)]
+        told = ", ".join(f"{name} {cell_text(cell)}" for name, cells in pieces for cell in cells)
+        return f"{told[0].upper()}{told[1:]}. Next: {', '.join(actions)}."
 
     def draw(self) -> Picture:
         size = range(self.params.size)

@@ -1,0 +1,86 @@
+"""Demonstrations: what was shown and what was answered, as samples to imitate.
+
+The answers were written, by a solver or a person, and never sampled: this is the one place where text that is trained
+on is encoded. What a run sampled itself is taken over as the ids that it recorded (`samples.samples_of`).
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+
+from turnwise.core.errors import UserError
+from turnwise.core.messages import Message, Role
+from turnwise.core.samples import Sample
+from turnwise.core.trajectory import Stop
+from turnwise.render.renderer import Renderer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """One turn: what came before the answer, and the answer."""
+
+    messages: tuple[Message, ...]
+    answer: str
+
+
+def demonstration_sample(number: int, exchanges: Sequence[Exchange], renderer: Renderer) -> Sample:
+    """The whole conversation; its mask is 1 on the answers and their ends."""
+    ids: list[int] = []
+    turn_ids: list[int] = []
+    for turn, exchange in enumerate(exchanges):
+        context = renderer.extend(exchange.messages, Stop.EOS) if turn else renderer.start(exchange.messages)
+        answer = renderer.answer(exchange.answer)
+        ids += [*context, *answer]
+        turn_ids += [-1] * len(context) + [turn] * len(answer)
+    turns = torch.tensor(turn_ids)
+    return Sample(
+        trajectory=number,
+        ids=torch.tensor(ids),
+        mask=turns >= 0,
+        turn_ids=turns,
+        logprobs=torch.zeros(len(ids)),
+        temperatures=torch.ones(len(ids)),
+    )
+
+
+def read_conversations(file: Path) -> Iterator[list[Exchange]]:
+    """Of a JSONL file: one conversation a line, `{"messages": [{"role": ..., "content": ...}, ...]}`."""
+    try:
+        with file.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield _exchanges(line, f"{file} line {number}")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} cannot be read as text: give a JSONL file of messages") from error
+
+
+def _exchanges(line: str, where: str) -> list[Exchange]:
+    try:
+        messages = [_message(row, where) for row in json.loads(line)["messages"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f'{where} is no conversation: write {{"messages": [{{"role": ..., "content": ...}}]}}'
+        ) from error
+    exchanges, shown = list[Exchange](), list[Message]()
+    for message in messages:
+        if message.role != "assistant":
+            shown.append(message)
+            continue
+        if not shown:
+            raise UserError(f"{where}: an assistant's message follows nothing: put what it answers before it")
+        exchanges.append(Exchange(messages=tuple(shown), answer=message.content))
+        shown = []
+    if not exchanges:
+        raise UserError(f"{where} has no message of the assistant: there is nothing to imitate")
+    return exchanges
+
+
+def _message(row: Any, where: str) -> Message:
+    role, content = row["role"], row["content"]
+    if role not in get_args(Role) or not isinstance(content, str) or row.get("tool_calls"):
+        raise UserError(f"{where}: a message has a role ({', '.join(get_args(Role))}) and its content as text, no more")
+    return Message(role=role, content=content)

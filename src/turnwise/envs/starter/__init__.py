@@ -1,0 +1,1 @@
+"""What `turnwise envs new` writes: an environment with its test, to start from."""

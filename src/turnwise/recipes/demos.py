@@ -1,0 +1,80 @@
+"""What `turnwise sft` imitates, as samples."""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from itertools import islice
+from pathlib import Path
+
+from transformers import AutoTokenizer
+
+from turnwise.config.load import find_run
+from turnwise.config.schema import Config
+from turnwise.core.errors import UserError
+from turnwise.core.samples import Sample
+from turnwise.data.demonstrations import demonstration_sample, read_conversations
+from turnwise.data.samples import samples_of
+from turnwise.models.loading import LoadedModel
+from turnwise.recipes.sources import find_checkpoint
+from turnwise.recipes.worlds import Worlds
+from turnwise.record.run_folder import RunFolder
+from turnwise.record.trajectories import trajectory_from_row
+from turnwise.render.renderer import Renderer
+from turnwise.train.demonstrating import solved
+
+SOLVER = "solver"
+
+Show = Callable[[int, int], None]
+
+
+def demonstrations(config: Config, worlds: Worlds, loaded: LoadedModel, renderer: Renderer, show: Show) -> list[Sample]:
+    """What is imitated, in an order that depends on the seed alone."""
+    demos, count = config.sft.demos or SOLVER, config.sft.count
+    if demos == SOLVER:
+        think = config.sft.think
+        played = asyncio.run(solved(worlds.with_params, count=count, seed=config.seed, think=think, show=show))
+        samples = [demonstration_sample(number, each, renderer) for number, each in enumerate(played)]
+    elif demos.endswith(".jsonl"):
+        told = islice(read_conversations(Path(demos).expanduser()), count)
+        samples = [demonstration_sample(number, each, renderer) for number, each in enumerate(told)]
+    else:
+        samples = _successes(find_run(demos), loaded, count)
+    _check_lengths(samples, config, demos)
+    return samples
+
+
+def _successes(run: Path, loaded: LoadedModel, count: int) -> list[Sample]:
+    """The ids that the run sampled, as they are: its tokenizer must be the model's own."""
+    folder = RunFolder.open(run)
+    rows = [entry for entry in folder.read_index() if entry["status"] == "succeeded"][-count:]
+    if not rows:
+        raise UserError(f"{run} has recorded no successful episode: train it further, or give another")
+    theirs = AutoTokenizer.from_pretrained(find_checkpoint(run, None))
+    if theirs.get_vocab() != loaded.tokenizer.get_vocab():
+        raise UserError(
+            f"{run} was played with another tokenizer than {loaded.name}'s: give the model that it started from"
+        )
+    return samples_of([trajectory_from_row(folder.read_trajectory(entry)) for entry in rows])
+
+
+def _check_lengths(samples: Sequence[Sample], config: Config, demos: str) -> None:
+    if not samples:
+        raise UserError(f"{demos} holds no demonstration: give another")
+    longest = max(map(len, samples))
+    if longest > config.rollout.max_tokens:
+        raise UserError(
+            f"a demonstration has {longest} tokens, and rollout.max_tokens is {config.rollout.max_tokens}: raise it"
+        )
+    answer = max(int(sample.turn_ids[sample.mask].bincount().max()) for sample in samples)
+    if answer > config.rollout.max_new_tokens:
+        raise UserError(
+            f"an answer of the demonstrations has {answer} tokens, and rollout.max_new_tokens "
+            f"{config.rollout.max_new_tokens} would cut it: raise it, or leave the thinking out with --sft.think false"
+        )
+
+
+def digest_of(samples: Sequence[Sample]) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for sample in samples:
+        digest.update(sample.ids.numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,209 @@
+"""`turnwise sft`: imitates demonstrations, of a solver, of a run's own successes, or from a file."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from turnwise.config.load import to_toml
+from turnwise.config.schema import Config
+from turnwise.core.errors import UserError
+from turnwise.recipes.checks import check_model
+from turnwise.recipes.demos import demonstrations, digest_of
+from turnwise.recipes.learning import build_objective
+from turnwise.recipes.run import Summary, failing_well, free_name, settled
+from turnwise.recipes.wiring import build_players, load_policy, model_loader
+from turnwise.recipes.worlds import Worlds, task_source, worlds_of
+from turnwise.record.console import make_console
+from turnwise.record.progress import Progress
+from turnwise.record.run_folder import RunFolder
+from turnwise.record.table import closing_table
+from turnwise.train.checkpoints import Checkpoints, State, restore
+from turnwise.train.learner import LocalLearner
+from turnwise.train.measuring import measure
+from turnwise.train.optimizer import Optimizer, OptimizerSettings, Schedule, mark_tables
+from turnwise.train.sft import SftLoop, SftSettings, steps_of
+
+SECTIONS = ("env", "model", "lora", "sft", "eval", "checkpoint", "record", "system")
+"""All of these are read."""
+KEYS = (
+    "seed",
+    "train.micro_tokens",
+    "train.max_minutes",
+    "train.betas",
+    "train.weight_decay",
+    "train.max_grad_norm",
+    "rollout.max_new_tokens",
+    "rollout.max_tokens",
+    "rollout.in_flight",
+    "rollout.timeout_s",
+    "rollout.attempts",
+    "rollout.stop",
+)
+"""And these."""
+WARMUP_SHARE, FINAL_SHARE = 0.03, 0.1
+"""Of the steps, in which the learning rate rises; and of the rate, at the end."""
+
+
+def sft(config: Config, *, resume: bool = False, console: Console | None = None, given: Iterable[str] = ()) -> Summary:
+    """Imitates, and returns the summary, which is also in the run's folder. `given`: the settings that were typed."""
+    worlds = worlds_of(config)
+    check_sft(config, given)
+    console = console or make_console()
+    config = settled(config)
+    path = Path(config.record.folder) / (config.record.name or free_name(config, worlds.name, "sft"))
+    folder = RunFolder.open(path, writing=True) if resume else RunFolder.create(path, to_toml(config))
+    with folder:
+        if resume and folder.summary_path.exists():
+            raise UserError(f"{path} is finished: train its model further with --model.name {path}")
+        with failing_well(folder, resume, "sft"):
+            summary = _Imitation(config, worlds, folder, console).train(resume)
+    if summary["finished"]:
+        console.print(closing_table(summary, path, next_line=f"turnwise train {config.env.kind} --model.name {path}"))
+    else:
+        console.print(f"stopped after {summary['steps']} steps; go on with: turnwise sft --resume {path}")
+    return summary
+
+
+def check_sft(config: Config, given: Iterable[str] = ()) -> None:
+    check_model(config.model)
+    for key in given:
+        if key.partition(".")[0] not in SECTIONS and key.replace("-", "_") not in KEYS:
+            raise UserError(f"{key} has no effect here: imitation reads {', '.join(SECTIONS)}, {', '.join(KEYS)}")
+    if config.context.mode != "full":
+        raise UserError(f"demonstrations are shown whole, and context.mode is {config.context.mode}: choose full")
+    if config.sft.demos is None:
+        raise UserError("sft.demos says nothing to imitate: give solver, a run, or a JSONL file")
+
+
+@dataclass
+class _Imitation:
+    config: Config
+    worlds: Worlds
+    folder: RunFolder
+    console: Console
+
+    def train(self, resume: bool) -> Summary:
+        config = self.config
+        torch.set_num_threads(config.system.threads)
+        minutes = config.train.max_minutes
+        limit_s = None if minutes is None else 60 * minutes
+        with Progress(1, self.console, title=self.folder.path.name, limit_s=limit_s) as progress:
+            loop, state = self._build(progress, limit_s, resume)
+            return asyncio.run(self._train(loop, state, progress))
+
+    def _build(self, progress: Progress, limit_s: float | None, resume: bool) -> tuple[SftLoop, State]:
+        config = self.config
+        self.tasks = task_source(config, self.worlds)
+        loaded, warmup_s = load_policy(config, self.worlds, lambda done, total: progress.phase("warm-up", done, total))
+        players = build_players(config, self.worlds, loaded)
+        self.samples = demonstrations(
+            config,
+            self.worlds,
+            loaded,
+            players.renderer,
+            lambda done, total: progress.phase("demonstrations", done, total),
+        )
+        settings = self._settings(limit_s)
+        learner = build_imitator(config, loaded.model, steps_of(len(self.samples), settings))
+        checkpoints = Checkpoints(
+            self.folder.checkpoints,
+            keep_last=config.checkpoint.keep_last,
+            tokenizer=loaded.tokenizer,
+            every=config.checkpoint.every,
+        )
+        state = State(step=0, best_success=None, skipped_steps=0)
+        found = checkpoints.newest() if resume else None
+        if found is not None:
+            restore(found[0], learner, found[1], model_loader(config))
+            state = found[1]
+        if resume:
+            self.folder.cut_back(state.step + 1)
+        self._check_same(warmup_s)
+        loop = SftLoop(
+            settings=settings,
+            samples=self.samples,
+            evaluator=players.evaluator,
+            learner=learner,
+            checkpoints=checkpoints,
+            folder=self.folder,
+            progress=progress,
+        )
+        return loop, state
+
+    def _check_same(self, warmup_s: float) -> None:
+        """A resumed run must imitate what it began with."""
+        digest, rows = digest_of(self.samples), self.folder.read_metrics()
+        if not rows:
+            self.folder.append_metrics({"step": 0, "time/warmup_s": warmup_s, "sft/digest": digest})
+        elif rows[0].get("sft/digest") != digest:
+            raise UserError(
+                f"{self.config.sft.demos} is not what {self.folder.path} began with: put it back, or start anew"
+            )
+
+    def _settings(self, limit_s: float | None) -> SftSettings:
+        config = self.config
+        return SftSettings(
+            batch=config.sft.batch,
+            epochs=config.sft.epochs,
+            seed=config.seed,
+            micro_tokens=config.train.micro_tokens,
+            eval_every=config.eval.every,
+            eval_tasks=self.tasks.held_out("validation", config.eval.episodes),
+            checkpoint_every=config.checkpoint.every,
+            keep_best=config.checkpoint.keep_best,
+            max_seconds=limit_s,
+        )
+
+    async def _train(self, loop: SftLoop, state: State, progress: Progress) -> Summary:
+        """Success before, imitation, success after; an evaluation that is recorded is not run again."""
+        held_out = self.tasks.held_out(self.config.eval.split, self.config.eval.episodes)
+        for name in ("before", "after"):
+            if name == "after":
+                state = await loop.run(state)
+                if state.step < loop.steps:
+                    return {"finished": False, "steps": state.step}
+            if not any(row.get("eval/name") == name for row in self.folder.read_metrics()):
+                await measure(loop.evaluator, held_out, self.folder, progress, name=name, step=state.step)
+        summary = summarise(self.folder.read_metrics(), len(self.samples), self.config.seed)
+        self.folder.write_summary(summary)
+        return {"finished": True, **summary}
+
+
+def build_imitator(config: Config, model: Any, steps: int) -> LocalLearner:
+    mark_tables(model)
+    schedule = Schedule(
+        kind="linear", total_steps=steps, warmup_steps=int(WARMUP_SHARE * steps), final_share=FINAL_SHARE
+    )
+    settings = OptimizerSettings(
+        learning_rate=config.sft.learning_rate,
+        betas=config.train.betas,
+        weight_decay=config.train.weight_decay,
+        max_grad_norm=config.train.max_grad_norm,
+    )
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    plain = config.algo.model_copy(update={"loss": "reinforce", "correction": "none", "entropy_coef": 0.0})
+    objective = build_objective(config.model_copy(update={"algo": plain}))
+    return LocalLearner(model, objective, Optimizer(trained, settings, schedule.share))
+
+
+def summarise(rows: Sequence[dict[str, Any]], count: int, seed: int) -> Summary:
+    """What `summary.json` holds. `wall_s` is imitation with tiny's warm-up, not the evaluations before and after."""
+    before, after = (next(row for row in rows if row.get("eval/name") == name) for name in ("before", "after"))
+    steps = [row for row in rows if "train/loss" in row]
+    between = [row for row in rows if row.get("eval/name") == "validation"]
+    return {
+        "success_before": before["eval/success"],
+        "success_after": after["eval/success"],
+        "interval": [after["eval/success_low"], after["eval/success_high"]],
+        "wall_s": rows[0]["time/warmup_s"] + sum(row["time/total_s"] for row in [*steps, *between]),
+        "steps": len(steps),
+        "demonstrations": count,
+        "answer_tokens": int(sum(row["train/answer_tokens"] for row in steps)),
+        "loss": steps[-1]["train/loss"],
+        "seed": seed,
+    }

@@ -1,0 +1,76 @@
+"""Episodes played by a script: at random for the warm-up of tiny, by the solver for demonstrations."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from turnwise.core.chance import address
+from turnwise.core.errors import UserError
+from turnwise.core.messages import assistant
+from turnwise.core.protocols import StepResult
+from turnwise.core.task import Task
+from turnwise.data.demonstrations import Exchange
+from turnwise.envs.answers import format_answer
+from turnwise.envs.kind import EnvKind
+from turnwise.envs.runner import TextEnvRunner
+from turnwise.envs.seeds import RANGE, seed_for
+from turnwise.envs.text_env import TextEnv
+
+PATIENCE = 20
+"""Tries for each success that is asked for, at most."""
+
+Script = Callable[[TextEnv, str], str]
+"""(the environment, what it said last) -> the answer."""
+
+
+async def played(env: TextEnvRunner, script: Script) -> tuple[list[Exchange], StepResult]:
+    """A whole episode, and how it ended."""
+    observation = await env.start()
+    exchanges, messages = list[Exchange](), observation.messages
+    while True:
+        answer = script(env.env, messages[-1].content)
+        exchanges.append(Exchange(messages=messages, answer=answer))
+        result = await env.step(assistant(answer))
+        if result.over:
+            await env.close()
+            return exchanges, result
+        messages = result.messages
+
+
+def solution(think: bool) -> Script:
+    """The solver's next actions, as many as a turn takes; `think`: with a true line about them before."""
+
+    def answer(env: TextEnv, _: str) -> str:
+        actions = env.solve()
+        if not actions:
+            raise UserError(
+                f"{type(env).__name__} has no solver that finds a way: give sft.demos a run or a JSONL file"
+            )
+        now = actions[: env.max_actions_per_turn]
+        return format_answer(now, think=env.explain(now) if think else None)
+
+    return answer
+
+
+async def solved(
+    worlds: Sequence[tuple[EnvKind, dict[str, Any]]],
+    *,
+    count: int,
+    seed: int,
+    think: bool,
+    show: Callable[[int, int], None],
+) -> list[list[Exchange]]:
+    """That many episodes of the training split in which the solver succeeded, as many tries of each environment."""
+    found: list[list[Exchange]] = []
+    for number in range(PATIENCE * count):
+        if len(found) == count:
+            return found
+        kind, params = worlds[number % len(worlds)]
+        index = address("demonstration", seed, number) % RANGE
+        task = Task(env=kind.name, params=params, seed=seed_for("train", index))
+        exchanges, result = await played(kind.make(task), solution(think))
+        if result.success:
+            found.append(exchanges)
+        show(len(found), count)
+    if not found:
+        raise UserError(f"the solver of {worlds[0][0].name} never succeeded: give sft.demos a run or a JSONL file")
+    return found

@@ -1,0 +1,89 @@
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from episodes_for_tests import renderer
+from turnwise.core.errors import UserError
+from turnwise.core.messages import system, user
+from turnwise.core.trajectory import Stop
+from turnwise.data.demonstrations import Exchange, demonstration_sample, read_conversations
+
+TALK = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Two and two?"},
+    {"role": "assistant", "content": "<answer>4</answer>"},
+    {"role": "user", "content": "And three?"},
+    {"role": "assistant", "content": "<answer>7</answer>"},
+]
+
+
+def write(folder: Path, *lines: object) -> Path:
+    file = folder / "talks.jsonl"
+    file.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+    return file
+
+
+def test_answers_and_their_ends_are_trained_and_nothing_else() -> None:
+    exchanges = [
+        Exchange(messages=(system("Be brief."), user("Two?")), answer="<answer>4</answer>"),
+        Exchange(messages=(user("Three?"),), answer="<answer>7</answer>"),
+    ]
+    sample = demonstration_sample(3, exchanges, renderer())
+    assert sample.trajectory == 3
+    trained = [sample.ids[sample.turn_ids == turn].tolist() for turn in (0, 1)]
+    assert [renderer().parse(ids, Stop.EOS).message.content for ids in trained] == [
+        "<answer>4</answer>",
+        "<answer>7</answer>",
+    ]
+    assert all(ids[-1] in renderer().stop_ids for ids in trained)
+    assert (sample.mask == (sample.turn_ids >= 0)).all()
+    shown = renderer().decode(sample.ids[~sample.mask].tolist())
+    assert "Two?" in shown and "Three?" in shown and "4" not in shown
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8"), max_size=30), min_size=1, max_size=4))
+def test_any_answer_is_said_exactly(answers: list[str]) -> None:
+    exchanges = [Exchange(messages=(user("?"),), answer=answer) for answer in answers]
+    sample = demonstration_sample(0, exchanges, renderer())
+    for turn, answer in enumerate(answers):
+        ids = sample.ids[sample.turn_ids == turn].tolist()
+        assert renderer().parse(ids, Stop.EOS).message.content == answer
+
+
+def test_conversations_are_read_turn_by_turn(tmp_path: Path) -> None:
+    (exchanges,) = read_conversations(write(tmp_path, {"messages": TALK}, "", "  "))
+    assert [each.answer for each in exchanges] == ["<answer>4</answer>", "<answer>7</answer>"]
+    assert [[message.role for message in each.messages] for each in exchanges] == [["system", "user"], ["user"]]
+
+
+def test_what_follows_the_last_answer_is_left_out(tmp_path: Path) -> None:
+    (exchanges,) = read_conversations(write(tmp_path, {"messages": [*TALK, {"role": "user", "content": "Bye"}]}))
+    assert len(exchanges) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("{", "no conversation"),
+        ("[]", "no conversation"),
+        ({"messages": [{"role": "user"}]}, "no conversation"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "role"),
+        ({"messages": [{"role": "user", "content": [1]}]}, "content as text"),
+        ({"messages": TALK[:2]}, "nothing to imitate"),
+        ({"messages": TALK[2:]}, "follows nothing"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, line: object, problem: str) -> None:
+    file = write(tmp_path, {"messages": TALK}, line)
+    with pytest.raises(UserError, match=f"line 2.*{problem}"):
+        list(read_conversations(file))
+
+
+def test_a_file_that_is_no_text_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_bytes(b"\xff\xfe\x00")
+    for file in (tmp_path / "x.jsonl", tmp_path / "none.jsonl"):
+        with pytest.raises(UserError, match="cannot be read"):
+            list(read_conversations(file))

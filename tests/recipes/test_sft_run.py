@@ -1,0 +1,130 @@
+"""`turnwise sft`, from its demonstrations to a model that reinforcement learning goes on with."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from safetensors.torch import load_file
+
+from runs_for_tests import metrics, quiet, small
+from turnwise.cli.main import main
+from turnwise.config.schema import Config
+from turnwise.core.errors import UserError
+from turnwise.models.lora import is_adapter
+from turnwise.recipes import demos
+from turnwise.recipes.run import train
+from turnwise.recipes.sft import sft
+from turnwise.record.run_folder import RunFolder
+
+BASE = {"env__kind": "frozen_lake", "eval__every": 2, "rollout__max_tokens": 512, "checkpoint__every": 1}
+
+
+def settings(folder: Path, **others: object) -> Config:
+    given = {**BASE, "sft__demos": "solver", "sft__count": 16, "sft__batch": 4, "sft__think": False}
+    return small(folder, **{**given, "sft__learning_rate": 1e-3, **others})
+
+
+def weights(run: Path, step: int = 4) -> dict[str, object]:
+    folder = run / f"checkpoints/step_{step:06d}"
+    return {**load_file(folder / "model.safetensors"), **load_file(folder / "learner.safetensors")}
+
+
+def test_it_learns_and_leaves_a_whole_run_folder(tmp_path: Path) -> None:
+    summary = sft(settings(tmp_path, sft__epochs=4), console=quiet())
+    run = tmp_path / "run"
+    assert summary["finished"] and summary["steps"] == 16 and summary["demonstrations"] == 16
+    rows = [row for row in metrics(run) if "train/loss" in row]
+    assert rows[-1]["train/loss"] < rows[0]["train/loss"]
+    assert {row["eval/name"] for row in metrics(run) if "eval/name" in row} == {"before", "validation", "after"}
+    assert json.loads((run / "summary.json").read_text())["demonstrations"] == 16
+
+
+def test_stopped_and_resumed_it_ends_the_same(tmp_path: Path) -> None:
+    sft(settings(tmp_path / "whole"), console=quiet())
+    stopped = sft(settings(tmp_path / "cut", train__max_minutes=1e-9), console=quiet())
+    assert not stopped["finished"] and stopped["steps"] < 4
+    sft(settings(tmp_path / "cut"), resume=True, console=quiet())
+    ours, theirs = weights(tmp_path / "whole" / "run"), weights(tmp_path / "cut" / "run")
+    assert ours.keys() == theirs.keys()
+    assert all(ours[name].equal(theirs[name]) for name in ours)  # type: ignore[attr-defined]
+    assert metrics(tmp_path / "whole" / "run") == metrics(tmp_path / "cut" / "run")
+
+
+def test_other_demonstrations_than_it_began_with_are_refused(tmp_path: Path) -> None:
+    sft(settings(tmp_path, train__max_minutes=1e-9), console=quiet())
+    with pytest.raises(UserError, match=r"not what .* began with"):
+        sft(settings(tmp_path, sft__count=12), resume=True, console=quiet())
+
+
+def test_reinforcement_learning_goes_on_from_the_run_by_its_folder(tmp_path: Path) -> None:
+    sft(settings(tmp_path / "first"), console=quiet())
+    train(small(tmp_path / "second", **BASE, model__name=str(tmp_path / "first" / "run")), console=quiet())
+    config = (tmp_path / "second" / "run" / "config.toml").read_text()
+    assert "checkpoints/step_000004" in config  # what it began from, though the run may grow
+
+
+def test_a_runs_own_successes_are_imitated_by_their_ids(tmp_path: Path) -> None:
+    train(small(tmp_path / "played", **BASE), console=quiet())
+    played = RunFolder.open(tmp_path / "played" / "run")
+    won = [entry for entry in played.read_index() if entry["status"] == "succeeded"]
+    config = settings(tmp_path / "again", sft__demos=str(tmp_path / "played" / "run"), sft__count=1000)
+    if not won:
+        pytest.fail("the run was to have some successes: change its seed")
+    summary = sft(config, console=quiet())
+    assert summary["demonstrations"] == len(won)
+    said = sum(entry["tokens"] for entry in won)
+    assert sum(row["train/answer_tokens"] for row in metrics(tmp_path / "again" / "run") if "train/loss" in row) == said
+
+
+def test_successes_of_another_tokenizer_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(small(tmp_path / "played", **BASE), console=quiet())
+    other = SimpleNamespace(get_vocab=lambda: {"a": 0})
+    monkeypatch.setattr(demos, "AutoTokenizer", SimpleNamespace(from_pretrained=lambda folder: other))
+    with pytest.raises(UserError, match="another tokenizer"):
+        sft(settings(tmp_path / "again", sft__demos=str(tmp_path / "played" / "run")), console=quiet())
+
+
+def test_conversations_from_a_file_are_imitated(tmp_path: Path) -> None:
+    talk = [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "<answer>Up</answer>"}]
+    file = tmp_path / "talks.jsonl"
+    file.write_text("\n".join([json.dumps({"messages": talk})] * 5))
+    assert sft(settings(tmp_path, sft__demos=str(file)), console=quiet())["demonstrations"] == 5
+
+
+def test_an_adapter_is_trained_where_one_is_asked_for(tmp_path: Path) -> None:
+    sft(settings(tmp_path, lora__rank=2), console=quiet())
+    assert is_adapter(tmp_path / "run" / "checkpoints" / "step_000004")
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"sft__think": True}, "rollout.max_new_tokens"),
+        ({"rollout__max_tokens": 64}, "rollout.max_tokens"),
+        ({"sft__demos": "nowhere"}, "nowhere"),
+        ({"sft__demos": "none.jsonl"}, "cannot be read"),
+        ({"context__mode": "turn"}, "context.mode"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(tmp_path: Path, changes: dict[str, object], problem: str) -> None:
+    with pytest.raises(UserError, match=problem):
+        sft(settings(tmp_path / "runs", **changes), console=quiet())
+    assert not list((tmp_path / "runs").glob("*"))
+
+
+def test_training_refuses_what_only_imitation_reads(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="turnwise sft"):
+        train(settings(tmp_path), console=quiet())
+    with pytest.raises(UserError, match=r"sft\.count has no effect"):
+        train(small(tmp_path, sft__count=3), console=quiet(), given=["sft.count"])
+    with pytest.raises(UserError, match=r"algo\.loss has no effect"):
+        sft(settings(tmp_path, algo__loss="ppo"), console=quiet(), given=["algo.loss"])
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["sft", "frozen_lake", "--count", "4", "--name", "run", f"--record.folder={tmp_path}"]
+    assert main([*command, "--eval.episodes", "4", "--model.warmup_steps", "15", "--system.threads", "1"]) == 0
+    assert "turnwise train frozen_lake --model.name" in " ".join(capsys.readouterr().out.split())
+    assert main(["sft", "--resume", str(tmp_path / "run")]) == 2
+    assert "is finished" in capsys.readouterr().err

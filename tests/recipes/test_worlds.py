@@ -1,0 +1,94 @@
+"""Runs on several environments, and runs whose tasks are drawn by how they fared."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from runs_for_tests import episodes, learnt, metrics, quiet, small
+from turnwise.config.load import build, read_settings, to_toml
+from turnwise.core.errors import UserError
+from turnwise.recipes.run import train
+from turnwise.recipes.worlds import worlds_of
+from turnwise.train.checkpoints import read_state
+
+MIX = {"env__mix": {"frozen_lake": 1.0, "large": {"kind": "frozen_lake", "weight": 2.0, "params": {"size": 5}}}}
+ROOMY = {"rollout__max_tokens": 512, "rollout__groups": 6, "train__mini_batch": 8}
+
+
+def test_a_mixture_draws_by_weight_and_is_measured_by_environment(tmp_path: Path) -> None:
+    train(small(tmp_path, **MIX, **ROOMY, train__steps=4), console=quiet())
+    run = tmp_path / "run"
+    played = [row["environment"] for row in episodes(run)]
+    assert set(played) == {"bandit", "frozen_lake", "large"}
+    rows = [row for row in metrics(run) if "rollout/success" in row]
+    for row in rows:
+        names = [name.rpartition("/")[2] for name in row if name.startswith("rollout/episodes/")]
+        shares = [row[f"rollout/episodes/{name}"] * row[f"rollout/success/{name}"] for name in names]
+        if names:
+            assert sum(shares) / row["rollout/episodes"] == pytest.approx(row["rollout/success"])
+    after = next(row for row in metrics(run) if row.get("eval/name") == "after")
+    assert {"eval/success/bandit", "eval/success/frozen_lake", "eval/success/large"} <= after.keys()
+
+
+def test_settings_of_a_mixture_are_read_from_toml(tmp_path: Path) -> None:
+    file = tmp_path / "mix.toml"
+    file.write_text(to_toml(small(Path("x"), **MIX)))
+    again = worlds_of(build(read_settings(file)))
+    assert again.worlds == worlds_of(small(Path("x"), **MIX)).worlds and again.name == "bandit+frozen_lake+large"
+
+
+@pytest.mark.parametrize(
+    ("mix", "problem"),
+    [
+        ({"frozen_lake": 0}, "weight above 0"),
+        ({"frozen_lake": {"wait": 1}}, "kind, weight and params"),
+        ({"frozen_lake": "much"}, "weight"),
+    ],
+)
+def test_a_bad_mixture_is_one_line(mix: dict[str, object], problem: str) -> None:
+    with pytest.raises(UserError, match=problem):
+        small(Path("x"), env__mix=mix)
+
+
+def test_unknown_environments_parameters_and_names_in_use_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="did you mean frozen_lake"):
+        worlds_of(small(tmp_path, env__mix={"frozen_lak": 1}))
+    with pytest.raises(UserError, match="no such parameter"):
+        worlds_of(small(tmp_path, env__mix={"frozen_lake": {"params": {"sise": 4}}}))
+    with pytest.raises(UserError, match="name already"):
+        worlds_of(small(tmp_path, env__mix={"bandit": 1}))
+
+
+def test_typed_on_the_command_line() -> None:
+    typed = [("env.mix.sokoban", "2"), ("env.mix.big.kind", "frozen_lake"), ("env.mix.big.params.size", "6")]
+    worlds = worlds_of(build({"env": {"kind": "bandit"}}, typed)).worlds
+    assert [(world.env, world.weight) for world in worlds] == [("bandit", 1.0), ("sokoban", 2.0), ("big", 1.0)]
+    assert worlds[2].params["size"] == 6
+
+
+CURRICULUM = {"curriculum__pool": 8, "train__steps": 3, "checkpoint__every": 1}
+
+
+def test_a_curriculum_draws_from_its_pool_and_remembers_how_tasks_fared(tmp_path: Path) -> None:
+    train(small(tmp_path, **CURRICULUM), console=quiet())
+    run = tmp_path / "run"
+    seeds = {(row["environment"], row["seed"]) for row in episodes(run)}
+    state = read_state(run / "checkpoints" / "step_000003")
+    assert len(seeds) <= 8 and {f"{env}:{seed}" for env, seed in seeds} == set(state.measured)
+    assert all(0 <= won <= tries for won, tries in state.measured.values())
+    assert [row["curriculum/measured"] for row in metrics(run) if "rollout/success" in row][-1] == len(seeds)
+
+
+def test_with_a_curriculum_too_a_resumed_run_ends_the_same(tmp_path: Path) -> None:
+    train(small(tmp_path / "whole", **CURRICULUM), console=quiet())
+    train(small(tmp_path / "cut", **CURRICULUM, train__max_minutes=1e-9), console=quiet())
+    train(small(tmp_path / "cut", **CURRICULUM), resume=True, console=quiet())
+    ours, theirs = learnt(tmp_path / "whole" / "run"), learnt(tmp_path / "cut" / "run")
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert episodes(tmp_path / "whole" / "run") == episodes(tmp_path / "cut" / "run")
+
+
+def test_a_pool_smaller_than_a_step_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"curriculum\.pool 1 holds fewer"):
+        train(small(tmp_path, curriculum__pool=1), console=quiet())
