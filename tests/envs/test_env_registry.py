@@ -187,7 +187,8 @@ async def episode(name, params):
         result = await runner.step(assistant(runner.env.random_answer(rng)))
         print(result)
         over = result.over
-for name, params in [("bandit", {}), ("frozen_lake", {"slippery": True}), ("sokoban", {"size": 8, "boxes": 2})]:
+variants = [("frozen_lake", {"slippery": True}), ("sokoban", {"size": 8, "boxes": 2})]
+for name, params in [*((name, {}) for name in ENVIRONMENTS), *variants]:
     asyncio.run(episode(name, params))
 """
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.evaluate.statistics import pass_at_k, wilson
+from turnwise.evaluate.statistics import pass_at_k, wilson, wilson_by_task, wilson_of_rate
 
 
 @pytest.mark.parametrize(
@@ -70,3 +70,35 @@ def test_pass_at_k_of_many_tries_stays_exact() -> None:
 def test_pass_at_k_refuses_what_cannot_be_drawn(n: int, c: int, k: int) -> None:
     with pytest.raises(ValueError):
         pass_at_k(n, c, k)
+
+
+@given(outcomes=st.lists(st.booleans(), min_size=1, max_size=60))
+def test_with_one_try_a_task_the_interval_is_wilsons(outcomes: list[bool]) -> None:
+    rates = [float(each) for each in outcomes]
+    assert wilson_by_task(rates, len(rates)) == pytest.approx(wilson(sum(outcomes), len(outcomes)))
+
+
+def test_tries_that_always_agree_count_as_one() -> None:
+    rates = [1.0, 0.0, 1.0, 0.0, 0.0]
+    assert wilson_by_task(rates, 5 * 8) == pytest.approx(wilson(2, 5))
+    assert wilson_by_task([1.0] * 5, 5 * 8) == wilson(5, 5), "without spread there is nothing to be more sure by"
+
+
+def test_tries_as_independent_as_tasks_count_in_full() -> None:
+    assert wilson_by_task([0.5] * 10, 40) == wilson(5, 10), "no spread at all: the careful end"
+    rates = [0.25, 0.5, 0.75, 0.5] * 5  # variance 1/32: as of 8 fair tries a task, of which there were only 4
+    assert wilson_by_task(rates, 80) == pytest.approx(wilson(40, 80))
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=40))
+def test_several_tries_are_worth_at_least_the_tasks_and_at_most_the_episodes(counts: list[int]) -> None:
+    rates = [count / 4 for count in counts]
+    rate, n = sum(rates) / len(rates), len(rates)
+    low, high = wilson_by_task(rates, 4 * n)
+    careful, bold = wilson_of_rate(rate, n), wilson_of_rate(rate, 4 * n)
+    assert careful[0] - 1e-12 <= low <= bold[0] + 1e-12
+    assert bold[1] - 1e-12 <= high <= careful[1] + 1e-12
+
+
+def test_no_tasks_say_nothing() -> None:
+    assert wilson_by_task([], 0) == (0.0, 1.0)

@@ -44,11 +44,13 @@ turnwise train sokoban --model.name RUN     reinforcement learning from there"""
         group=WORK,
         path="turnwise.cli.evaluate:app",
         help="""\
-Success rate of a run or a model, with its interval.
+Success rates of runs, models and endpoints, with their intervals.
 
 turnwise eval RUN
 turnwise eval RUN frozen_lake --env.params.size 6
-turnwise eval smollm2-135m sokoban --episodes 64""",
+turnwise eval RUN smollm2-135m sokoban --episodes 64 --tries 4
+turnwise eval sokoban --endpoint http://localhost:8000/v1 --model NAME
+turnwise eval --resume FOLDER""",
     ),
     "play": Command(
         group=WORK,

@@ -1,42 +1,96 @@
 """turnwise eval"""
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Literal
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 
-from turnwise.cli.options import Settings, command_app, settings
+from turnwise.cli.options import WHAT, Settings, command_app, settings
+from turnwise.core.errors import UserError
 
-app = command_app("eval", "RUN|MODEL [ENV] [OPTIONS] [--SECTION.KEY VALUE]...")
+ENDPOINT = Group("Endpoint", sort_key=3)
+SECTIONS = ("env", "model", "rollout", "context", "eval", "system")
+
+app = command_app("eval", "SOURCE... [ENV] [OPTIONS] [--SECTION.KEY VALUE]...")
 
 
 @app.default
 def evaluate(
-    source: Annotated[str, Parameter(name="RUN|MODEL")],
-    environment: Annotated[str | None, Parameter(name="ENV")] = None,
-    /,
-    *,
-    episodes: int | None = None,
-    temperature: float | None = None,
-    split: Literal["validation", "test"] | None = None,
+    *sources: Annotated[str, Parameter(name="SOURCE... [ENV]")],
+    resume: Annotated[Path | None, Parameter(metavar="FOLDER", group=WHAT)] = None,
+    episodes: Annotated[int | None, Parameter(metavar="N")] = None,
+    seeds: Annotated[str | None, Parameter(metavar="3,7,10-20|FILE")] = None,
+    split: Literal["train", "validation", "test"] | None = None,
+    tries: Annotated[int | None, Parameter(metavar="K")] = None,
+    temperature: Annotated[float | None, Parameter(metavar="T")] = None,
+    out: Annotated[Path | None, Parameter(metavar="FOLDER")] = None,
+    endpoint: Annotated[str | None, Parameter(metavar="URL", group=ENDPOINT)] = None,
+    model: Annotated[tuple[str, ...], Parameter(metavar="NAME", group=ENDPOINT)] = (),
+    api_key_env: Annotated[str | None, Parameter(metavar="VARIABLE", group=ENDPOINT)] = None,
+    concurrency: Annotated[int | None, Parameter(metavar="N", group=ENDPOINT)] = None,
+    timeout: Annotated[float | None, Parameter(metavar="SECONDS", group=ENDPOINT)] = None,
+    retries: Annotated[int | None, Parameter(metavar="N", group=ENDPOINT)] = None,
     overrides: Settings = (),
 ) -> None:
-    """Success rate of a run or a model.
+    """Success rates of runs, models and endpoints.
 
     Parameters
     ----------
-    source
-        A run (its folder, or its name in runs/), its RUN/checkpoints/NAME, or a model as in model.name.
-    environment
-        A built-in environment or FILE.py:Class; left out, a run's own.
+    sources
+        Runs (folders, or names in runs/), RUN/checkpoints/NAME, or models as in model.name; all are compared with
+        the first. Then an environment or FILE.py:Class; left out, the first run's own.
+    resume
+        Instead: go on with the evaluation in this folder.
     episodes
-        How many, each with a task of its own (eval.episodes).
-    temperature
-        Of sampling; 0 is greedy (eval.temperature).
+        How many tasks (eval.episodes).
+    seeds
+        Instead: these tasks of the split, counted from 0, or a file that lists them.
     split
         Which tasks (eval.split).
+    tries
+        Episodes of each task; gives pass@k up to this k.
+    temperature
+        Of sampling; 0 is greedy (eval.temperature).
+    out
+        Where to save; the same command into the same folder goes on where it was.
+    endpoint
+        Instead of a SOURCE, or besides: an OpenAI-compatible server, such as http://localhost:8000/v1.
+    model
+        A model of the endpoint; give it again for another.
+    api_key_env
+        The environment variable that holds the key; left out, OPENAI_API_KEY.
+    concurrency
+        Requests at the same time; left out, 16.
+    timeout
+        Of one request; left out, 120.
+    retries
+        How often a request is sent again when it fails; left out, 6.
     """
-    from turnwise.recipes.evaluation import evaluate_source
+    asked = {"episodes": episodes, "seeds": seeds, "split": split, "tries": tries, "temperature": temperature}
+    wire = {"api-key-env": api_key_env, "concurrency": concurrency, "timeout": timeout, "retries": retries}
+    given = [*sources, *_typed({**asked, "out": out, "endpoint": endpoint, "model": model or None})]
+    if resume is not None and (given := [*given, *(f"--{key}" for key, _ in overrides)]):
+        raise UserError(f"--resume goes on with what the evaluation began with: leave out {given[0]}")
+    if (endpoint is None) != (not model):
+        raise UserError("--endpoint URL and --model NAME belong together: give both, or a model to run here as SOURCE")
+    if endpoint is None and resume is None and (unread := _typed(wire)):
+        raise UserError(f"{unread[0]} has no effect without --endpoint: leave it out")
+    if episodes is not None and seeds is not None:
+        raise UserError("--episodes and --seeds both say which tasks: leave one out")
+    typed = settings(overrides, SECTIONS, eval__episodes=episodes, eval__temperature=temperature, eval__split=split)
+    from turnwise.recipes.eval_contestants import Remote
+    from turnwise.recipes.eval_players import make_wire
+    from turnwise.recipes.evaluation import ask, evaluate_into, go_on
 
-    sections = ("env", "model", "rollout", "context", "eval", "system")
-    typed = settings(overrides, sections, eval__episodes=episodes, eval__temperature=temperature, eval__split=split)
-    evaluate_source(source, environment, overrides=typed)
+    line = make_wire(key_variable=api_key_env, concurrency=concurrency, timeout_s=timeout, retries=retries)
+    if resume is not None:
+        go_on(resume, wire=line)
+        return
+    remote = Remote(url=endpoint, models=model) if endpoint is not None else None
+    asked_for = ask(sources, remote=remote, overrides=typed, seeds=seeds, tries=tries)
+    evaluate_into(asked_for, out, wire=line)
+
+
+def _typed(options: Mapping[str, object]) -> list[str]:
+    return [f"--{name}" for name, value in options.items() if value is not None]

@@ -155,6 +155,17 @@ class CurriculumConfig(Section):
     """What is left of a task's earlier results when it is played again: the agent has changed."""
 
 
+class SelfPlayConfig(Section):
+    opponent: Literal["none", "self", "past"] = "none"
+    """In training, who plays the other side of a game: its script (none), the same policy, or an earlier one."""
+    snapshot_every: Positive = 20
+    """Steps between the policies that are kept as opponents, the first being the one that the run starts from."""
+    snapshots: Positive = 4
+    """How many of them play, the last ones; past: the opponent of each step is drawn from them."""
+    ladder_games: Annotated[int, Field(ge=0)] = 32
+    """Each new one plays this many games against each of those before it, for its Elo; 0: no ladder."""
+
+
 class RewardConfig(Section):
     format_penalty: NonNegative = 0.1
     """Subtracted once from a turn whose answer could not be read."""
@@ -390,6 +401,7 @@ class Config(Section):
     rollout: RolloutConfig = RolloutConfig()
     context: ContextConfig = ContextConfig()
     curriculum: CurriculumConfig = CurriculumConfig()
+    selfplay: SelfPlayConfig = SelfPlayConfig()
     reward: RewardConfig = RewardConfig()
     algo: AlgoConfig = AlgoConfig()
     critic: CriticConfig = CriticConfig()

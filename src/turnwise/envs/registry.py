@@ -17,6 +17,14 @@ ENVIRONMENTS: dict[str, str] = {
     "bandit": "turnwise.envs.bandit.env:Bandit",
     "frozen_lake": "turnwise.envs.frozen_lake.env:FrozenLake",
     "sokoban": "turnwise.envs.sokoban.env:Sokoban",
+    "countdown": "turnwise.envs.countdown.env:Countdown",
+    "sudoku": "turnwise.envs.sudoku.env:Sudoku",
+    "game_2048": "turnwise.envs.game_2048.env:Game2048",
+    "rubiks_cube": "turnwise.envs.rubiks_cube.env:RubiksCube",
+    "tic_tac_toe": "turnwise.envs.tic_tac_toe.env:TicTacToe",
+    "connect_four": "turnwise.envs.connect_four.env:ConnectFour",
+    "twenty_questions": "turnwise.envs.twenty_questions.env:TwentyQuestions",
+    "guess_city": "turnwise.envs.guess_city.env:GuessCity",
 }
 """name -> module:Class"""
 

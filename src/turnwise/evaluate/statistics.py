@@ -1,7 +1,8 @@
 """How sure a success rate is."""
 
 import math
-from statistics import NormalDist
+from collections.abc import Sequence
+from statistics import NormalDist, fmean, pvariance
 
 
 def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -12,18 +13,41 @@ def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, flo
     """
     if not 0 <= successes <= n:
         raise ValueError(f"{successes} successes of {n}")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie between 0 and 1, not at {confidence}")
+    return wilson_of_rate(successes / n if n else 0.0, n, confidence)
+
+
+def wilson_of_rate(rate: float, n: float, confidence: float = 0.95) -> tuple[float, float]:
+    """The same for a rate that was found in `n` independent tries, which need not be a whole number."""
+    z = standard_normal(confidence)
     if n == 0:
         return 0.0, 1.0
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
-    rate = successes / n
     centre = rate + z * z / (2 * n)
     margin = z * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
     scale = 1 + z * z / n
-    low = 0.0 if successes == 0 else (centre - margin) / scale
-    high = 1.0 if successes == n else (centre + margin) / scale
+    low = 0.0 if rate == 0 else (centre - margin) / scale
+    high = 1.0 if rate == 1 else (centre + margin) / scale
     return low, high
+
+
+def wilson_by_task(rates: Sequence[float], episodes: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson's interval of the mean of the tasks' success rates, where `episodes` tries share the tasks.
+
+    Tries of one task are alike, so they are worth fewer than as many tasks: the interval takes the number of
+    independent tries whose mean would vary as much as the tasks' rates do (Kish's effective sample size), which lies
+    between the number of tasks and that of the episodes. With one try a task it is `wilson`.
+    """
+    if not rates:
+        return wilson_of_rate(0.0, 0, confidence)
+    rate, variance = fmean(rates), pvariance(rates) / len(rates)
+    effective = rate * (1 - rate) / variance if variance > 0 else 0.0
+    return wilson_of_rate(rate, min(max(effective, len(rates)), episodes), confidence)
+
+
+def standard_normal(confidence: float) -> float:
+    """How many standard deviations each way hold this share of a normal distribution: 1.96 for 0.95."""
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must lie between 0 and 1, not at {confidence}")
+    return NormalDist().inv_cdf((1 + confidence) / 2)
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:

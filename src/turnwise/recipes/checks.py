@@ -12,6 +12,7 @@ from turnwise.algos.normalisation import NORMALISERS
 from turnwise.config.schema import Config, ModelConfig
 from turnwise.core.errors import UserError
 from turnwise.core.names import nearest
+from turnwise.envs.games.env import GameEnv
 from turnwise.envs.kind import EnvKind
 from turnwise.envs.text_env import TextEnv
 from turnwise.models.catalogue import catalogue_names
@@ -55,10 +56,29 @@ def check(config: Config, kind: EnvKind | None = None, given: Iterable[str] = ()
         token_rule(rule)
     for function in config.reward.functions:
         load_function(function, "reward.functions")
+    if kind is not None and _plays_itself(config):
+        _check_game(config, kind)
     if kind is not None and ADVANTAGES[config.algo.advantage].needs_states and _without_states(kind):
         raise UserError(
             f"algo.advantage {config.algo.advantage} compares turns that acted in the same state, and {kind.name} has "
             "no state_key(): give it one, or choose grpo or turn_grpo"
+        )
+
+
+def _check_game(config: Config, kind: EnvKind) -> None:
+    """Whether the two sides of this environment can be played against each other."""
+    given = f"selfplay.opponent {config.selfplay.opponent}"
+    if not issubclass(kind.cls, GameEnv):
+        raise UserError(
+            f"{given} needs a game of two sides, and {kind.name} is none: choose tic_tac_toe or connect_four, or leave "
+            "it out"
+        )
+    params = kind.check_params(config.env.params)
+    if params["begins"] != "random":
+        raise UserError(f"env.params.begins fixes a side, and {given} trains both: leave one of the two out")
+    if params["max_actions_per_turn"] != 1:
+        raise UserError(
+            f"env.params.max_actions_per_turn: with {given} the other side moves after each action: set it to 1"
         )
 
 
@@ -85,6 +105,10 @@ def _ranks_by_spread(config: Config) -> bool:
 
 def _normalises_in_groups(config: Config) -> bool:
     return config.algo.normalise != "identity" and config.algo.normalise_over == "group"
+
+
+def _plays_itself(config: Config) -> bool:
+    return config.selfplay.opponent != "none"
 
 
 def _reward_names(config: Config) -> list[str]:
@@ -124,6 +148,29 @@ COMBINATIONS: tuple[tuple[Callable[[Config], bool], str], ...] = (
         lambda c: 0 < c.curriculum.pool < c.rollout.groups * (1 + c.algo.filter_refill),
         "curriculum.pool {curriculum.pool} holds fewer tasks than a step may draw, rollout.groups {rollout.groups} for "
         "each of 1 + algo.filter_refill {algo.filter_refill} rounds: raise it",
+    ),
+    (
+        lambda c: _plays_itself(c) and bool(c.env.mix),
+        "selfplay.opponent {selfplay.opponent} trains one game, and env.mix adds others: leave one of the two out",
+    ),
+    (
+        lambda c: _plays_itself(c) and c.curriculum.pool > 0,
+        "curriculum.pool ranks tasks by how often they are solved, and with selfplay.opponent {selfplay.opponent} that "
+        "is the opponent's doing: leave one of the two out",
+    ),
+    (
+        lambda c: _plays_itself(c) and ADVANTAGES[c.algo.advantage].needs_greedy,
+        "algo.advantage {algo.advantage} plays a greedy member more, whose match would have no other side with "
+        "selfplay.opponent {selfplay.opponent}: choose another",
+    ),
+    (
+        lambda c: c.selfplay.opponent == "self" and c.rollout.groups % 2 == 1,
+        "selfplay.opponent self plays both sides of a match, a group each, and rollout.groups {rollout.groups} is odd: "
+        "make it even",
+    ),
+    (
+        lambda c: c.selfplay.opponent == "self" and c.rollout.in_flight < 2,
+        "selfplay.opponent self needs both sides of a match at once: raise rollout.in_flight to 2 or more",
     ),
     (
         lambda c: c.sft.demos is not None,

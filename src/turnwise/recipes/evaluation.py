@@ -1,29 +1,57 @@
-"""`turnwise eval`: a run's last checkpoint or a named one, or any model, on held-out tasks."""
+"""`turnwise eval`: runs, models and endpoints on equal tasks, side by side, every episode saved."""
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-import torch
 from rich.console import Console
 
-from turnwise.config.load import Overrides, build, read_run
-from turnwise.config.schema import Config
+from turnwise.config.load import Overrides
 from turnwise.core.errors import UserError
-from turnwise.evaluate.run import Evaluation, evaluate
-from turnwise.recipes.configure import settings_for
+from turnwise.core.task import Split, Task
+from turnwise.core.trajectory import Trajectory
+from turnwise.envs.kind import EnvKind
+from turnwise.envs.registry import load
+from turnwise.envs.seeds import seed_for
+from turnwise.evaluate.episodes import Wanted, all_tries, play_episodes
+from turnwise.evaluate.run import Evaluation, TaskId, task_id
+from turnwise.recipes.checks import check_model
+from turnwise.recipes.contexts import check_context
+from turnwise.recipes.eval_contestants import Contestant, Remote, contestants, split_environment
+from turnwise.recipes.eval_players import DEFAULT_WIRE, Seat, Wire, take_seat
+from turnwise.recipes.eval_results import Results, figure, show, summary
+from turnwise.recipes.eval_saving import free_path, save_plan, saved_contestants
+from turnwise.recipes.eval_seeds import read_seeds
 from turnwise.recipes.run import settled
-from turnwise.recipes.sources import find_checkpoint, find_source
-from turnwise.recipes.wiring import build_players, load_policy
-from turnwise.recipes.worlds import task_source, worlds_of
 from turnwise.record.console import make_console
-from turnwise.record.progress import Progress
-from turnwise.record.table import evaluation_table
+from turnwise.record.evaluation_folder import EvaluationFolder, read_plan
+from turnwise.record.evaluation_progress import EvaluationProgress
+
+Done = dict[tuple[TaskId, int], Trajectory]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Who plays, on which tasks, how often each."""
+
+    contestants: Sequence[Contestant]
+    kind: EnvKind
+    params: dict[str, Any]
+    split: Split
+    seeds: Sequence[int]
+    tries: int
+
+    def tasks(self) -> list[Task]:
+        return [Task(env=self.kind.name, params=self.params, split=self.split, seed=seed) for seed in self.seeds]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """What was evaluated, on what, and how it did."""
+    """Who was evaluated, on what, and how it did."""
 
     model: str
     environment: str
@@ -31,41 +59,178 @@ class Evaluated:
     result: Evaluation
 
 
+def ask(
+    words: Sequence[str],
+    *,
+    remote: Remote | None = None,
+    overrides: Overrides = (),
+    seeds: str | None = None,
+    tries: int | None = None,
+) -> Asked:
+    """`words`: SOURCE... [ENV]. All that can be refused is refused here, before anything is loaded.
+
+    Training never evaluates on its own tasks, so eval.split knows no "train"; here it may be asked for.
+    """
+    if tries is not None and tries < 1:
+        raise UserError(f"--tries {tries}: must be 1 or more")
+    on_train = ("eval.split", "train") in overrides
+    sources, environment = split_environment(words, remote)
+    known = [(key, value) for key, value in overrides if not (on_train and key == "eval.split")]
+    everyone = contestants(sources, environment, remote, known)
+    return _asked(everyone, seeds, "train" if on_train else everyone[0].config.eval.split, tries or 1)
+
+
+def _asked(everyone: Sequence[Contestant], seeds: str | None, split: Split, tries: int) -> Asked:
+    everyone = [replace(each, config=settled(each.config)) for each in everyone]
+    config = everyone[0].config
+    kind = load(config.env.kind)
+    for each in everyone:
+        if each.url is None:
+            check_context(each.config)
+            check_model(each.config.model)
+    chosen = read_seeds(seeds, split) if seeds else [seed_for(split, index) for index in range(config.eval.episodes)]
+    return Asked(
+        contestants=everyone,
+        kind=kind,
+        params=kind.check_params(config.env.params),
+        split=split,
+        seeds=chosen,
+        tries=tries,
+    )
+
+
 def evaluate_source(
     source: str, environment: str | None = None, *, overrides: Overrides = (), console: Console | None = None
 ) -> Evaluated:
-    """`source`: a run, RUN/checkpoints/NAME or a model; `environment`: left out, a run's own."""
+    """One run or model, with nothing saved; `environment`: left out, a run's own."""
+    asked = ask([source] if environment is None else [source, environment], overrides=overrides)
+    results = evaluate(asked, console=console)
+    return Evaluated(model=source, environment=asked.kind.name, split=asked.split, result=results.evaluations[0])
+
+
+def evaluate_into(
+    asked: Asked, out: Path | None = None, *, wire: Wire = DEFAULT_WIRE, console: Console | None = None
+) -> Results:
+    """Evaluates into a folder, a new one where none is given. Episodes that it holds already are not played again."""
     console = console or make_console()
-    config = settled(_config(source, environment, overrides))
-    torch.set_num_threads(config.system.threads)
-    worlds = worlds_of(config)
-    tasks = task_source(config, worlds)
-    with Progress(1, console, title=f"evaluating {source}") as progress:
-        loaded, _ = load_policy(config, worlds, lambda done, total: progress.phase("warm-up", done, total))
-        players = build_players(config, worlds, loaded)
-        held_out = tasks.held_out(config.eval.split, config.eval.episodes)
-        found = asyncio.run(
-            evaluate(players.evaluator, held_out, lambda done, total: progress.phase("episodes", done, total))
+    path = out or free_path(asked.kind.name, [each.name for each in asked.contestants])
+    for each in asked.contestants:
+        if each.url is not None:
+            wire.endpoint(each.url, each.source)  # a key that is missing is told before the first model plays
+    with EvaluationFolder(path) as folder:
+        save_plan(
+            folder,
+            asked.contestants,
+            split=asked.split,
+            seeds=asked.seeds,
+            tries=asked.tries,
+            key_variable=wire.key_variable,
         )
-    console.print(evaluation_table(source, worlds.name, config.eval.split, found.metrics()))
-    return Evaluated(model=source, environment=worlds.name, split=config.eval.split, result=found)
+        with _stopping_well(folder):
+            results = evaluate(asked, folder=folder, wire=wire, console=console)
+        folder.write_results(summary(results), figure(results))
+    console.print(f"saved in {path}", markup=False, soft_wrap=True)
+    if results.missing:
+        console.print(f"{results.missing} broken; play them again: turnwise eval --resume {path}", markup=False)
+    return results
 
 
-def _config(source: str, environment: str | None, overrides: Overrides) -> Config:
-    found = _source(source)
-    if found is None:
-        if environment is None:
-            raise UserError(f'no run "{source}"; if it is a model, say on what: turnwise eval {source} ENV')
-        return build(settings_for(environment), [("model.name", source), *overrides])
-    run, name = found
-    settings = read_run(str(run))
-    if environment is not None:
-        settings["env"] = settings_for(environment)["env"]
-    return build(settings, [("model.name", str(find_checkpoint(run, name))), *overrides])
+def go_on(path: Path, *, wire: Wire = DEFAULT_WIRE, console: Console | None = None) -> Results:
+    """Goes on with an evaluation where it was."""
+    plan = read_plan(path)
+    asked = _asked(saved_contestants(path, plan), plan["seeds"], plan["split"], plan["tries"])
+    wire = wire if wire.key_variable else replace(wire, key_variable=plan.get("api_key_env"))
+    return evaluate_into(asked, path, wire=wire, console=console)
 
 
-def _source(source: str) -> tuple[Path, str | None] | None:
+@contextmanager
+def _stopping_well(folder: EvaluationFolder) -> Iterator[None]:
+    """What ends it early says how to go on, where there is something to go on with."""
     try:
-        return find_source(source)
-    except UserError:
-        return None
+        yield
+    except (UserError, KeyboardInterrupt) as error:
+        if not folder.used:
+            raise
+        how = f"what is done is kept, go on with: turnwise eval --resume {folder.path}"
+        raise type(error)(f"{str(error) or 'stopped'}; {how}") from None
+
+
+def evaluate(
+    asked: Asked, *, folder: EvaluationFolder | None = None, wire: Wire = DEFAULT_WIRE, console: Console | None = None
+) -> Results:
+    """Plays what is missing, one contestant after the other, and shows the tables."""
+    console = console or make_console()
+    results = Results(
+        environment=asked.kind.name,
+        params=asked.params,
+        split=asked.split,
+        tasks=len(asked.seeds),
+        tries=asked.tries,
+        contestants=asked.contestants,
+        evaluations=[_Table(asked, each, folder, wire, console).play() for each in asked.contestants],
+    )
+    show(results, console)
+    return results
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """One contestant at its episodes."""
+
+    asked: Asked
+    contestant: Contestant
+    folder: EvaluationFolder | None
+    wire: Wire
+    console: Console
+
+    def play(self) -> Evaluation:
+        wanted = all_tries(self.asked.tasks(), self.asked.tries)
+        done = self._done(wanted)
+        left = [each for each in wanted if place(*each) not in done]
+        failures = self._play(left, done) if left else []
+        if not done:
+            raise UserError(f"every episode of {self.contestant.label} broke; the last one: {failures[-1]}")
+        found = tuple(done[place(*each)] for each in wanted if place(*each) in done)
+        return Evaluation(trajectories=found, errors=len(wanted) - len(found))
+
+    def _done(self, wanted: Sequence[Wanted]) -> Done:
+        """What an earlier sitting played of what is wanted now."""
+        there = [] if self.folder is None else self.folder.read_trajectories(self.contestant.name)
+        asked_for = {place(*each) for each in wanted}
+        played = {place(each.task, each.member): each for each in there}
+        return {key: each for key, each in played.items() if key in asked_for}
+
+    def _play(self, left: Sequence[Wanted], done: Done) -> list[Exception]:
+        solved, total = sum(each.status.succeeded for each in done.values()), len(left) + len(done)
+        view = EvaluationProgress(self.console, self.contestant.label, total=total, done=len(done), solved=solved)
+
+        async def play(taken: AbstractAsyncContextManager[Seat]) -> list[Exception]:
+            async with taken as seat:
+                return await play_episodes(
+                    seat.player,
+                    left,
+                    in_flight=seat.in_flight,
+                    attempts=self.contestant.config.rollout.attempts,
+                    finished=self._finished(seat, done, view),
+                )
+
+        with view:
+            asked = self.asked
+            warmup = partial(view.preparing, "warm-up")
+            return asyncio.run(play(take_seat(self.contestant, asked.kind, asked.params, self.wire, warmup)))
+
+    def _finished(self, seat: Seat, done: Done, progress: EvaluationProgress) -> Callable[[Trajectory], None]:
+        numbers = {seed: number for number, seed in enumerate(self.asked.seeds)}
+
+        def finished(trajectory: Trajectory) -> None:
+            if self.folder is not None:
+                self.folder.add(self.contestant.name, trajectory, numbers[trajectory.task.seed], seat.decode)
+            done[place(trajectory.task, trajectory.member)] = trajectory
+            progress.finished(trajectory.status.succeeded)
+
+        return finished
+
+
+def place(task: Task, member: int) -> tuple[TaskId, int]:
+    """What an episode is known by: its task, and which of its tries it is."""
+    return task_id(task), member

@@ -29,6 +29,7 @@ from turnwise.recipes.learning import (
     filter_settings,
     update_settings,
 )
+from turnwise.recipes.selfplay import build_selfplay
 from turnwise.recipes.sources import model_of
 from turnwise.recipes.wiring import Players, build_players, load_policy, model_loader
 from turnwise.recipes.worlds import Worlds, task_source, worlds_of
@@ -186,9 +187,12 @@ class _Run:
         limit_s: float | None,
     ) -> Loop:
         config = self.config
+        collector, rivals = build_selfplay(
+            config, self.worlds, self.tasks, loaded, players, checkpoints, self.folder, progress
+        )
         gatherer = Gatherer(
             tasks=self.tasks,
-            collector=players.collector,
+            collector=collector,
             greedy=players.greedy if ADVANTAGES[config.algo.advantage].needs_greedy else None,
             scoring=build_scoring(config),
             filter=filter_settings(config),
@@ -213,6 +217,7 @@ class _Run:
             folder=self.folder,
             progress=progress,
             decode=players.renderer.decode,
+            rivals=rivals,
         )
 
     def _loop_settings(self, limit_s: float | None) -> LoopSettings:

@@ -84,6 +84,10 @@ SWITCHES: tuple[tuple[tuple[str, ...], Switch], ...] = (
         _on("sft.demos", "imitate with `turnwise sft`"),
     ),
     (("curriculum.floor", "curriculum.memory"), _on("curriculum.pool", "raise that")),
+    (
+        ("selfplay.snapshot_every", "selfplay.snapshots", "selfplay.ladder_games"),
+        _one_of("selfplay.opponent", ["self", "past"]),
+    ),
     (("lora.alpha", "lora.targets"), _on("lora.rank", "raise that")),
     (("train.muon_learning_rate",), _one_of("train.optimizer", ["muon"])),
     (("train.final_share",), _one_of("train.schedule", ["linear", "cosine"])),

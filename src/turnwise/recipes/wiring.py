@@ -68,7 +68,8 @@ def build_players(config: Config, worlds: Worlds, loaded: LoadedModel) -> Player
         slots=config.rollout.in_flight,
         stop_ids=renderer.stop_ids,
         decode=renderer.decode,
-        deterministic=config.system.deterministic,
+        # A side that waits for the other one's move asks for nothing, so nobody can wait for all to ask.
+        deterministic=config.system.deterministic and config.selfplay.opponent == "none",
     )
 
     def collector(sampling: Sampling, run_seed: int) -> Collector:

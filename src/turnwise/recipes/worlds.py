@@ -11,6 +11,7 @@ from turnwise.envs.kind import EnvKind
 from turnwise.envs.registry import load
 from turnwise.envs.runner import TextEnvRunner
 from turnwise.rollout.curriculum import Curriculum
+from turnwise.rollout.sides import SidedTasks
 from turnwise.rollout.tasks import TaskSource, World
 
 
@@ -51,4 +52,6 @@ def worlds_of(config: Config, kind: EnvKind | None = None) -> Worlds:
 def task_source(config: Config, worlds: Worlds) -> TaskSource:
     settings = config.curriculum
     curriculum = Curriculum(pool=settings.pool, floor=settings.floor, memory=settings.memory) if settings.pool else None
+    if config.selfplay.opponent != "none":
+        return SidedTasks(worlds=worlds.worlds, run_seed=config.seed, both=config.selfplay.opponent == "self")
     return TaskSource(worlds=worlds.worlds, run_seed=config.seed, curriculum=curriculum)

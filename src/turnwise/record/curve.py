@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Literal
-from xml.sax.saxutils import escape
+
+from turnwise.record.svg import BLUE, GRID, INK, ORANGE, line, opening, text
 
 WIDTH, HEIGHT = 720, 380
 LEFT, RIGHT, TOP, BOTTOM = 64, 24, 64, 52
-INK, GRID = "#7f8790", "#7f879040"
-TRAIN, EVALUATION = "#4c8fd6", "#e0722a"
+TRAIN, EVALUATION = BLUE, ORANGE
 
 Axis = Literal["steps", "minutes"]
 AXIS_LABELS: dict[Axis, str] = {"steps": "training step", "minutes": "minutes of training"}
@@ -58,8 +58,8 @@ def learning_curve_svg(rows: Sequence[Mapping[str, Any]], title: str, axis: Axis
         *_legend(bool(train), bool(evaluations)),
     ]
     if not (train or evaluations):
-        parts.append(_text(WIDTH / 2, HEIGHT / 2, "no steps yet", anchor="middle"))
-    return "\n".join([_opening(title), *parts, "</svg>"]) + "\n"
+        parts.append(text(WIDTH / 2, HEIGHT / 2, "no steps yet", anchor="middle"))
+    return "\n".join([opening(title, WIDTH, HEIGHT), *parts, "</svg>"]) + "\n"
 
 
 def _positions(rows: Sequence[Mapping[str, Any]], axis: Axis) -> list[float]:
@@ -75,27 +75,19 @@ def _has(row: Mapping[str, Any], *keys: str) -> bool:
     return all(row.get(key) is not None for key in keys)
 
 
-def _opening(title: str) -> str:
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-        f'role="img" aria-label="{escape(_printable(title), {chr(34): "&quot;"})}" font-family="system-ui, sans-serif" '
-        f'font-size="13" fill="{INK}">'
-    )
-
-
 def _frame(title: str, x_label: str, scale: Scale) -> list[str]:
-    parts = [_text(LEFT, 24, title, size=16, weight="600")]
+    parts = [text(LEFT, 24, title, size=16, weight="600")]
     for rate in (0.0, 0.25, 0.5, 0.75, 1.0):
         y = scale.y(rate)
-        parts.append(_line(LEFT, y, WIDTH - RIGHT, y, stroke=GRID if rate else INK))
-        parts.append(_text(LEFT - 10, y + 4, f"{100 * rate:.0f} %", anchor="end"))
+        parts.append(line(LEFT, y, WIDTH - RIGHT, y, stroke=GRID if rate else INK))
+        parts.append(text(LEFT - 10, y + 4, f"{100 * rate:.0f} %", anchor="end"))
     for tick in nice_ticks(scale.right):
         x = scale.x(tick)
-        parts.append(_line(x, HEIGHT - BOTTOM, x, HEIGHT - BOTTOM + 5, stroke=INK))
-        parts.append(_text(x, HEIGHT - BOTTOM + 20, f"{tick:g}", anchor="middle"))
+        parts.append(line(x, HEIGHT - BOTTOM, x, HEIGHT - BOTTOM + 5, stroke=INK))
+        parts.append(text(x, HEIGHT - BOTTOM + 20, f"{tick:g}", anchor="middle"))
     middle_x, middle_y = (LEFT + WIDTH - RIGHT) / 2, (TOP + HEIGHT - BOTTOM) / 2
-    parts.append(_text(middle_x, HEIGHT - 10, x_label, anchor="middle"))
-    parts.append(_text(16, middle_y, "success", anchor="middle", turned=True))
+    parts.append(text(middle_x, HEIGHT - 10, x_label, anchor="middle"))
+    parts.append(text(16, middle_y, "success", anchor="middle", turned=True))
     return parts
 
 
@@ -117,8 +109,8 @@ def _evaluations(evaluations: Sequence[Evaluation], scale: Scale) -> list[str]:
             scale.y(evaluation.low),
             scale.y(evaluation.high),
         )
-        parts.append(_line(x, low, x, high, stroke=EVALUATION, width=2))
-        parts += [_line(x - 5, end, x + 5, end, stroke=EVALUATION, width=2) for end in (low, high)]
+        parts.append(line(x, low, x, high, stroke=EVALUATION, width=2))
+        parts += [line(x - 5, end, x + 5, end, stroke=EVALUATION, width=2) for end in (low, high)]
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{EVALUATION}"/>')
         if number in (0, len(evaluations) - 1):
             parts.append(_evaluation_label(evaluation, x, y, first=number == 0))
@@ -129,13 +121,13 @@ def _evaluation_label(evaluation: Evaluation, x: float, y: float, *, first: bool
     """The first one's to the right of its point, the last one's to the left: both inside the frame."""
     shift, anchor = (10, "start") if first and x < WIDTH / 2 else (-10, "end")
     label = f"{100 * evaluation.rate:.1f} %"
-    return _text(x + shift, y - 8, label, anchor=anchor, fill=EVALUATION, weight="600")
+    return text(x + shift, y - 8, label, anchor=anchor, fill=EVALUATION, weight="600")
 
 
 def _legend(train: bool, evaluations: bool) -> list[str]:
     entries: list[tuple[str, Callable[[float], str]]] = []
     if train:
-        entries.append(("training episodes, rolling mean", lambda x: _line(x, 44, x + 22, 44, stroke=TRAIN, width=2.5)))
+        entries.append(("training episodes, rolling mean", lambda x: line(x, 44, x + 22, 44, stroke=TRAIN, width=2.5)))
     if evaluations:
         entries.append(
             ("evaluation, 95 % interval", lambda x: f'<circle cx="{x + 11}" cy="44" r="4.5" fill="{EVALUATION}"/>')
@@ -143,7 +135,7 @@ def _legend(train: bool, evaluations: bool) -> list[str]:
     parts = []
     for number, (label, mark) in enumerate(entries):
         x = LEFT + 240 * number
-        parts += [mark(x), _text(x + 30, 48, label)]
+        parts += [mark(x), text(x + 30, 48, label)]
     return parts
 
 
@@ -167,33 +159,3 @@ def _path(points: Sequence[tuple[float, float]], scale: Scale, *, width: float, 
         f'<polyline points="{places}" fill="none" stroke="{TRAIN}" stroke-width="{width}" '
         f'stroke-opacity="{opacity}" stroke-linejoin="round" stroke-linecap="round"/>'
     )
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, *, stroke: str, width: float = 1) -> str:
-    return (
-        f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{stroke}" '
-        f'stroke-width="{width}" stroke-linecap="round"/>'
-    )
-
-
-def _text(
-    x: float,
-    y: float,
-    text: str,
-    *,
-    anchor: str = "start",
-    size: int = 13,
-    weight: str = "400",
-    fill: str = INK,
-    turned: bool = False,
-) -> str:
-    turn = f' transform="rotate(-90 {x:.1f} {y:.1f})"' if turned else ""
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" font-weight="{weight}" '
-        f'fill="{fill}"{turn}>{escape(_printable(text))}</text>'
-    )
-
-
-def _printable(text: str) -> str:
-    """XML has no place for control characters, escaped or not."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)

@@ -88,7 +88,7 @@ class RunFolder:
         It stays where there is a checkpoint, a step or a file that is not the start's own, and where a write failed:
         what was said then is how to go on with it.
         """
-        own = {"config.toml", "metrics.jsonl", "checkpoints", "trajectories", LOCK_NAME}
+        own = {"config.toml", "metrics.jsonl", "checkpoints", "trajectories", "past", LOCK_NAME}
         strange = any(file.name not in own and not is_leftover(file) for file in self.path.glob("*"))
         if strange or self._write_failed or self._holds_steps():
             return
@@ -113,6 +113,11 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def past(self) -> Path:
+        """Earlier policies that are kept as opponents, where a run plays against itself."""
+        return self.path / "past"
 
     @property
     def trajectories(self) -> Path:

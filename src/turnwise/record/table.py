@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from turnwise.record.console import one_line
-from turnwise.record.numbers import MISSING, count, decimal, duration, percent
+from turnwise.record.numbers import MISSING, count, duration, percent
 
 COUNTS = (
     ("episodes", "episodes"),
@@ -55,24 +55,6 @@ def seeds_table(summaries: Sequence[Mapping[str, Any]]) -> RenderableType:
     if len(summaries) > 1:
         table.add_section()
         table.add_row(*_mean_row(summaries), style="bold")
-    return Group(Text(), table, Text())
-
-
-def evaluation_table(model: str, environment: str, split: str, metrics: Mapping[str, float]) -> RenderableType:
-    """Of one evaluation: what was measured, on what, and how sure it is."""
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column(style="dim")
-    table.add_column(overflow="fold")
-    table.add_row("model", one_line(model))
-    table.add_row("tasks", one_line(f"{environment}, {split} split"))
-    table.add_row("success", Text(percent(metrics["eval/success"]), style="bold green"))
-    table.add_row("95 % interval", interval((metrics["eval/success_low"], metrics["eval/success_high"])))
-    table.add_row("episodes", count(metrics["eval/episodes"]))
-    table.add_row("broken episodes", count(metrics["eval/errors"]))
-    table.add_row("mean reward", decimal(metrics["eval/reward"]))
-    table.add_row("turns", decimal(metrics["eval/turns"]))
-    table.add_row("invalid turns", percent(metrics["eval/invalid"]))
-    table.add_row("sampled tokens", decimal(metrics["eval/sampled_tokens"]))
     return Group(Text(), table, Text())
 
 

@@ -1,9 +1,10 @@
 """Many episodes at once: a fixed number in flight, a finished one replaced at once, failures run again."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
@@ -59,16 +60,21 @@ class GuardedEnv:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collector:
-    """Runs groups of episodes of one policy. `context` is stateless: what an episode has is in its turns."""
+class GroupCollector(ABC):
+    """Runs groups of episodes. What runs them is said by those that are made of it."""
 
-    policy: Policy
-    make_env: MakeEnv
-    context: Context
-    limits: Limits
     in_flight: int
     attempts: int
     run_seed: int
+
+    @property
+    def together(self) -> int:
+        """How many tasks in a row belong together: the n-th members of them run, and are run again, as one."""
+        return 1
+
+    @abstractmethod
+    async def episodes(self, keys: Sequence[EpisodeKey]) -> Sequence[Trajectory]:
+        """Runs what belongs together: one key a task, one trajectory a key."""
 
     async def collect(
         self,
@@ -78,54 +84,53 @@ class Collector:
         round: int,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Collected:
-        gate, counts = asyncio.Semaphore(self.in_flight), Counter[str]()
+        many, counts = self.together, Counter[str]()
+        gate = asyncio.Semaphore(max(1, self.in_flight // many))
         total, done = len(tasks) * group_size, 0
         last_failure: Exception | None = None
 
-        async def member(task: Task, index: int) -> Trajectory | None:
+        async def member(tasks: Sequence[Task], index: int) -> Sequence[Trajectory | None]:
             nonlocal done, last_failure
             async with gate:
-                for attempt in range(self.attempts):
-                    key = EpisodeKey(run_seed=self.run_seed, round=round, task=task, member=index, attempt=attempt)
-                    try:
-                        trajectory = await self._episode(key)
-                    except (EnvironmentFailure, InfrastructureFailure) as failure:
-                        last_failure = failure
-                        kind = "env_errors" if isinstance(failure, EnvironmentFailure) else "infra_errors"
-                        counts[kind] += 1
-                        continue
-                    done += 1
-                    progress(done, total)
-                    return trajectory
-            counts["members_given_up"] += 1
-            return None
+                found = await self._tried(tasks, index, round, counts)
+            if isinstance(found, Exception):
+                last_failure = found
+                counts["members_given_up"] += len(tasks)
+                return [None] * len(tasks)
+            done += len(tasks)
+            progress(done, total)
+            return found
 
         try:
             async with asyncio.TaskGroup() as running:
-                rows = [[running.create_task(member(task, index)) for index in range(group_size)] for task in tasks]
+                rows = [
+                    [running.create_task(member(tasks[first : first + many], index)) for index in range(group_size)]
+                    for first in range(0, len(tasks), many)
+                ]
         except ExceptionGroup as failures:  # of the program itself: the first says it, the others say it again
             raise failures.exceptions[0] from None
-        results = [[each.result() for each in row] for row in rows]
+        results = [[each.result()[place] for each in row] for row in rows for place in range(many)]
         groups = self._groups(tasks, results, group_size, counts)
         if not groups:
             raise UserError(f"every episode failed, none is left to train on; the last failure: {last_failure}")
         return Collected(groups=groups, counts=counts)
 
-    async def _episode(self, key: EpisodeKey) -> Trajectory:
-        env = GuardedEnv(self._made(key), self.limits.timeout_s)
-        try:
-            async with self.policy.open(key) as session:
-                trajectory = await run_episode(key, env, session, self.context, self.limits)
-        except BaseException:
-            with suppress(EnvironmentFailure, InfrastructureFailure):  # the first failure is the one to tell
-                await env.close()
-            raise
-        await env.close()
-        return trajectory
-
-    def _made(self, key: EpisodeKey) -> Env:
-        with attributed("making it", passing=(UserError,)):  # what a user gave is not mended by trying again
-            return self.make_env(key.task, key.member, key.attempt)
+    async def _tried(
+        self, tasks: Sequence[Task], index: int, round: int, counts: Counter[str]
+    ) -> Sequence[Trajectory] | Exception:
+        """One member of each of these tasks; the last failure where every attempt broke."""
+        last: Exception = RuntimeError("no attempt was made")
+        for attempt in range(self.attempts):
+            keys = [
+                EpisodeKey(run_seed=self.run_seed, round=round, task=task, member=index, attempt=attempt)
+                for task in tasks
+            ]
+            try:
+                return await self.episodes(keys)
+            except (EnvironmentFailure, InfrastructureFailure) as failure:
+                last = failure
+                counts["env_errors" if isinstance(failure, EnvironmentFailure) else "infra_errors"] += 1
+        return last
 
     @staticmethod
     def _groups(
@@ -140,3 +145,39 @@ class Collector:
             else:
                 counts["groups_dropped"] += 1
         return tuple(groups)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collector(GroupCollector):
+    """Episodes of one policy, each in a world of its own."""
+
+    policy: Policy
+    make_env: MakeEnv
+    context: Context
+    """Stateless: what an episode has is in its turns."""
+    limits: Limits
+
+    async def episodes(self, keys: Sequence[EpisodeKey]) -> Sequence[Trajectory]:
+        (key,) = keys
+        with making():
+            env = self.make_env(key.task, key.member, key.attempt)
+        return [await closed_after(key, env, self.policy, self.context, self.limits)]
+
+
+def making() -> AbstractContextManager[None]:
+    """The boundary around making an environment: what a user gave is not mended by trying again."""
+    return attributed("making it", passing=(UserError,))
+
+
+async def closed_after(key: EpisodeKey, env: Env, policy: Policy, context: Context, limits: Limits) -> Trajectory:
+    """One episode behind the boundary; its environment is closed however it ends."""
+    guarded = GuardedEnv(env, limits.timeout_s)
+    try:
+        async with policy.open(key) as session:
+            trajectory = await run_episode(key, guarded, session, context, limits)
+    except BaseException:
+        with suppress(EnvironmentFailure, InfrastructureFailure):  # the first failure is the one to tell
+            await guarded.close()
+        raise
+    await guarded.close()
+    return trajectory

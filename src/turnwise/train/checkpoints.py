@@ -98,14 +98,14 @@ class Checkpoints:
         return sorted(self.folder.glob("step_*"))
 
     def regular(self) -> list[Path]:
-        return [each for each in self.steps() if (step := _step_of(each)) > 0 and step % self.every == 0]
+        return [each for each in self.steps() if (step := step_of(each)) > 0 and step % self.every == 0]
 
     def newest(self) -> tuple[Path, State] | None:
         """The newest checkpoint that is whole; None where none was written yet."""
         return newest(self.folder)
 
 
-def _step_of(folder: Path) -> int:
+def step_of(folder: Path) -> int:
     digits = folder.name.removeprefix("step_")
     return int(digits) if digits.isdecimal() else 0
 

@@ -8,7 +8,7 @@ from turnwise.algos.filters import LOSS_SCALES
 from turnwise.core.samples import Learner
 from turnwise.core.trajectory import Group
 from turnwise.rewards.scoring import Scoring, score_groups
-from turnwise.rollout.collect import Collector
+from turnwise.rollout.collect import Collector, GroupCollector
 from turnwise.rollout.curriculum import Measured
 from turnwise.rollout.tasks import TaskSource
 from turnwise.train.estimate import Baselines
@@ -37,7 +37,7 @@ class Gathered:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gatherer:
     tasks: TaskSource
-    collector: Collector
+    collector: GroupCollector
     greedy: Collector | None
     """Plays one untrained member of each group that is kept; None: the estimator asks for none."""
     scoring: Scoring

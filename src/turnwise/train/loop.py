@@ -23,6 +23,7 @@ from turnwise.train.estimate import Estimate, EstimateSettings, estimate
 from turnwise.train.gathering import Gathered, Gatherer
 from turnwise.train.learner import LocalLearner
 from turnwise.train.measuring import Clock, measure
+from turnwise.train.rivals import Rivals
 from turnwise.train.update import UpdateSettings, update
 from turnwise.train.watching import Watcher, roll_back
 
@@ -62,6 +63,7 @@ class Loop:
         folder: RunFolder,
         progress: Progress,
         decode: Callable[[Sequence[int]], str],
+        rivals: Rivals | None = None,
     ) -> None:
         self.settings = settings
         self.estimate_settings, self.update_settings = estimate_settings, update_settings
@@ -71,7 +73,7 @@ class Loop:
         self.checkpoints, self.restore = checkpoints, restore
         self.folder, self.progress = folder, progress
         self.watcher = Watcher(tell=progress.note)
-        self.decode = decode
+        self.decode, self.rivals = decode, rivals
 
     async def run(self, state: State) -> State:
         """Returns where training stands: done, or out of time. Cancelled (Ctrl-C), it leaves a checkpoint first."""
@@ -79,6 +81,8 @@ class Loop:
         self.progress.begin(state.step)
         self.watcher.begin(self.folder.read_metrics(), state)
         try:
+            if self.rivals is not None:
+                await self.rivals.begin(state.step)
             if self._evaluation_due(state.step) and not self._evaluated(state.step):  # stopped in the middle of it
                 state = await self._between(state)
             while state.step < self.settings.steps and not self._out_of_time(began):
@@ -134,6 +138,8 @@ class Loop:
         if self.estimate_settings.kl_in_reward is None:
             self.learner.kl_coef = dials.kl.value
         self.engine.policy_version = state.step
+        if self.rivals is not None:
+            self.rivals.sit_down(state.step)
         return dials
 
     def _diagnose(self, number: int, gathered: Gathered, estimated: Estimate | None) -> dict[str, float]:
@@ -188,6 +194,8 @@ class Loop:
     async def _between(self, state: State) -> State:
         """At a step boundary no session lives: evaluate and checkpoint when it is time."""
         settings, number = self.settings, state.step
+        if self.rivals is not None:
+            await self.rivals.after(number)
         if self._evaluation_due(number):
             found = await self.evaluate("validation", settings.eval_tasks, number)
             if settings.keep_best and (state.best_success is None or found.success > state.best_success):

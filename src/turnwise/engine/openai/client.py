@@ -1,0 +1,158 @@
+"""Speaks to a chat endpoint: one request a turn, sent again after failures that may pass, told at once otherwise."""
+
+import asyncio
+import json
+import logging
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+import httpx2
+
+from turnwise.core.errors import InfrastructureFailure, UserError
+from turnwise.core.messages import Message, ToolSpec
+from turnwise.core.protocols import Sampling
+from turnwise.engine.openai.endpoint import Endpoint
+from turnwise.engine.openai.faults import Passing, fault_of
+from turnwise.engine.openai.messages import message_json, tools_json
+from turnwise.engine.openai.replies import Garbled, Reply, read_reply
+
+MAX_BYTES = 8_000_000
+"""Of one answer."""
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
+
+log = logging.getLogger(__name__)
+
+
+class ChatClient:
+    """`async with ChatClient(endpoint) as chat:` then `reply` as often as you like, at the same time too.
+
+    A request that is sent again is sampled again: an answer counts once it was read whole, and nothing else does.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        """`chance`: spreads what is sent again, so it must differ between processes; nothing evaluated hangs on it."""
+        self._endpoint, self._sleep, self._chance = endpoint, sleep, chance
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        if endpoint.key is not None:
+            headers["Authorization"] = f"Bearer {endpoint.key}"
+        self._http = httpx2.AsyncClient(
+            headers=headers,
+            timeout=httpx2.Timeout(endpoint.timeout_s, pool=None),
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
+        )
+        self._budget, self._seeds = "max_tokens", True
+        self._answered = False
+        self._quiet_until = 0.0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self._http.aclose()
+
+    async def reply(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling, seed: int
+    ) -> Reply:
+        """The model's next turn. An endpoint that stays broken is an InfrastructureFailure."""
+        last = Passing("")
+        for sent in range(self._endpoint.retries + 1):
+            await self._calm()
+            try:
+                return replace(await self._once(messages, tools, sampling, seed), retries=sent)
+            except Passing as failure:
+                last = failure
+            if sent < self._endpoint.retries:
+                await self._wait(sent, last)
+        if not self._answered:
+            raise UserError(
+                f"nothing answers at {self._endpoint.chat_url}: {last}: is it running, is that its address?"
+            )
+        raise InfrastructureFailure(f"{last}, {self._endpoint.retries + 1} times")
+
+    async def _calm(self) -> None:
+        """What one request was asked to wait, all wait."""
+        if (left := self._quiet_until - asyncio.get_running_loop().time()) > 0:
+            await self._sleep(left)
+
+    async def _wait(self, sent: int, failure: Passing) -> None:
+        """Twice as long each time, or as long as the endpoint asks; spread out, so that not all come back at once."""
+        longest = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**sent)
+        wait_s = longest * (0.5 + 0.5 * self._chance())
+        if failure.after_s is not None:
+            self._quiet_until = max(self._quiet_until, asyncio.get_running_loop().time() + failure.after_s)
+            wait_s = failure.after_s + min(1.0, longest) * self._chance() * bool(failure.after_s)
+        if wait_s >= 5:
+            log.info("%s; trying again in %.0f s", failure, wait_s)
+        await self._sleep(wait_s)
+
+    async def _once(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling, seed: int
+    ) -> Reply:
+        request = self._request(messages, tools, sampling, seed)
+        try:
+            async with asyncio.timeout(self._endpoint.timeout_s):
+                status, headers, body = await self._post(request)
+        except (TimeoutError, httpx2.TimeoutException) as error:
+            raise Passing(f"no answer within {self._endpoint.timeout_s:g} s") from error
+        except httpx2.RequestError as error:
+            raise Passing(f"the connection failed ({type(error).__name__}: {error})") from error
+        if status != 200:
+            if status in (400, 422) and self._adapted(request, body):
+                raise Passing("it takes no such parameter", after_s=0.0)
+            raise fault_of(self._endpoint, status, headers, body)
+        try:
+            return read_reply(body)
+        except Garbled as error:
+            raise Passing(str(error)) from error
+
+    async def _post(self, request: dict[str, Any]) -> tuple[int, httpx2.Headers, bytes]:
+        data = json.dumps(request).encode("ascii")
+        async with self._http.stream("POST", self._endpoint.chat_url, content=data) as response:
+            self._answered = True
+            body = bytearray()
+            async for piece in response.aiter_bytes():
+                body += piece
+                if len(body) > MAX_BYTES:
+                    raise Passing(f"its answer is longer than {MAX_BYTES} bytes")
+            return response.status_code, response.headers, bytes(body)
+
+    def _request(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling, seed: int
+    ) -> dict[str, Any]:
+        """What is at its default is left out: endpoints differ in what they take."""
+        request: dict[str, Any] = {
+            "model": self._endpoint.model,
+            "messages": [message_json(message) for message in messages],
+            "temperature": sampling.temperature,
+            self._budget: sampling.max_tokens,
+        }
+        optional = {
+            "seed": (seed, self._seeds),
+            "top_p": (sampling.top_p, sampling.top_p < 1),
+            "top_k": (sampling.top_k, sampling.top_k > 0),
+            "stop": (list(sampling.stop), bool(sampling.stop)),
+            "tools": (tools_json(tools), bool(tools)),
+        }
+        return request | {name: value for name, (value, given) in optional.items() if given}
+
+    def _adapted(self, request: dict[str, Any], body: bytes) -> bool:
+        """Newer models call the budget by another name, and some take no seed: neither is worth failing for."""
+        if "max_tokens" in request and b"max_completion_tokens" in body:
+            self._budget = "max_completion_tokens"
+            return True
+        if "seed" in request and b"seed" in body:
+            self._seeds = False
+            log.info("%s takes no seed: its answers will differ when they are asked for again", self._endpoint.model)
+            return True
+        return False

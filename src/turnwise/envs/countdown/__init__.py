@@ -1,0 +1,1 @@
+"""Reach a target by calculating with a few numbers."""

@@ -1,0 +1,93 @@
+"""Countdown: a target, a few numbers, and an expression that makes the one of the others."""
+
+import random
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from turnwise.config.numbers import Positive
+from turnwise.core.messages import Picture
+from turnwise.envs.countdown.expression import numbers_of, parse, value_of, within
+from turnwise.envs.countdown.generate import generate, joined
+from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, goes_on, won
+
+Count = Annotated[int, Field(ge=2, le=6)]
+
+
+class Countdown(TextEnv):
+    """Reach the target with an expression of the numbers."""
+
+    max_turns = 1
+
+    class Params(StrictParams):
+        fewest: Count = 3
+        """Numbers a puzzle has at least, 2 to 6."""
+        most: Count = 4
+        """Numbers a puzzle has at most, 2 to 6."""
+        largest: Annotated[int, Field(ge=1, le=999)] = 99
+        """Numbers are drawn from 1 to this one."""
+        smallest_target: Positive = 10
+        """Targets begin here."""
+        largest_target: Positive = 99
+        """Targets end here."""
+        correct_reward: float = 1.0
+        """Of an episode in which the target was reached."""
+        close_reward: float = 0.1
+        """Of an episode that used the right numbers and only reached another value."""
+
+        @model_validator(mode="after")
+        def _in_order(self) -> Self:
+            if self.fewest > self.most:
+                raise ValueError("fewest is above most: lower it")
+            if self.smallest_target > self.largest_target:
+                raise ValueError("smallest_target is above largest_target: lower it")
+            return self
+
+    params: Params
+
+    def rules(self) -> str:
+        return (
+            f"{super().rules()} Use each number at most once, with + - * / and ( ).\n"
+            "The action is the expression. Example: (1 + 2) * 3"
+        )
+
+    def reset(self, rng: random.Random) -> str:
+        self.puzzle = generate(
+            rng,
+            fewest=self.params.fewest,
+            most=self.params.most,
+            largest=self.params.largest,
+            targets=(self.params.smallest_target, self.params.largest_target),
+        )
+        self.earned = 0.0
+        return self.observe()
+
+    def step(self, action: str) -> Outcome:
+        """An episode earns what its best expression is worth: a second wrong value pays nothing more."""
+        expression = parse(action)
+        if not within(numbers_of(expression), self.puzzle.numbers):
+            return goes_on(f"Use only the numbers, each at most once.\n{self.observe()}")
+        value = value_of(expression)
+        worth = self.params.correct_reward if value == self.puzzle.target else self.params.close_reward
+        reward, self.earned = worth - self.earned, worth
+        if value == self.puzzle.target:
+            return won("Correct.", reward)
+        return goes_on(f"That is {value}.\n{self.observe()}", reward)
+
+    def observe(self) -> str:
+        return f"Numbers: {' '.join(map(str, self.puzzle.numbers))}\nTarget: {self.puzzle.target}"
+
+    def random_action(self, rng: random.Random) -> str:
+        """An expression of some of the numbers, whatever its value."""
+        count = rng.randint(2, len(self.puzzle.numbers))
+        return joined(rng, rng.sample(self.puzzle.numbers, count)).text
+
+    def solve(self) -> list[str]:
+        return [self.puzzle.solution]
+
+    def draw(self) -> Picture:
+        return Picture(rows=(tuple(map(str, self.puzzle.numbers)),), caption=f"Target: {self.puzzle.target}")
+
+    def state_key(self) -> str:
+        """What can still be earned belongs to the state."""
+        return f"{self.observe()}\nEarned: {self.earned:g}"

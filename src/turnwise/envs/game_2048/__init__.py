@@ -1,0 +1,1 @@
+"""Slide and merge tiles up to a chosen one."""

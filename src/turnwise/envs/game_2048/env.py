@@ -1,0 +1,129 @@
+"""2048: slide tiles, merge equal ones, and come to the target tile before the board is full. Episodes are long."""
+
+import copy
+import math
+import random
+from functools import lru_cache
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from turnwise.config.numbers import Positive, Share
+from turnwise.core.messages import Picture
+from turnwise.envs.game_2048.board import BLANK, SLIDES, Board, after, can_move, largest, with_new_tile
+from turnwise.envs.game_2048.player import STYLES, play_out
+from turnwise.envs.grid import grid_text
+from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, goes_on, lost, won
+
+SYMBOLS = {"empty": "_", **{str(2**power): str(2**power) for power in range(1, 12)}}
+
+
+def power_of_two(number: int) -> int:
+    if number.bit_count() != 1:
+        below = 1 << number.bit_length() - 1
+        raise ValueError(f"a tile is a power of two: choose {below} or {2 * below}")
+    return number
+
+
+def moves_for(target: int) -> int:
+    """Moves in which a good player comes to the target whatever tiles come up: nearly all are 2, so target / 2 is
+    the least, and half as many again are for tiles that stand in the way."""
+    return 3 * target // 4 + 4
+
+
+def enough_turns(others: dict[str, Any]) -> int:
+    return moves_for(others["target"])
+
+
+class Game2048(TextEnv):
+    """The game 2048: all tiles slide, two equal tiles merge into their sum."""
+
+    action_names = tuple(SLIDES)
+
+    class Params(StrictParams):
+        target: Annotated[int, Field(ge=8, le=2048), AfterValidator(power_of_two)] = 128
+        """The tile that wins, a power of two from 8 to 2048."""
+        four_chance: Share = 0.1
+        """The chance that a new tile is a 4 and not a 2."""
+        merge_reward: float = 0.1
+        """Times log2(merged + 1) for each move; merged is the sum of the tiles that its merging made."""
+        max_turns: Annotated[int, Field(ge=1, default_factory=enough_turns)]
+        """Turns an episode, at most; unless set, enough for the target: 3/4 of it and 4."""
+        max_actions_per_turn: Positive = 1
+        """Actions a turn, at most."""
+        max_actions: Positive | None = None
+        """Actions an episode, at most."""
+
+        @model_validator(mode="after")
+        def limits_allow_the_target(self) -> Self:
+            budget = min(self.max_turns * self.max_actions_per_turn, self.max_actions or math.inf)
+            if budget < moves_for(self.target):
+                mend = "raise max_turns and max_actions, or lower target"
+                raise ValueError(f"target {self.target} needs {moves_for(self.target)} actions, not {budget}: {mend}")
+            return self
+
+    params: Params
+
+    def rules(self) -> str:
+        return (
+            f"{super().rules()} Reach the tile {self.params.target}.\n"
+            f"After each move that moved a tile, a new tile is put on a random empty cell: "
+            f"4 with chance {self.params.four_chance:g}, else 2. The game ends when no move is left.\n"
+            f"Score: the sum of all merged tiles. {SYMBOLS['empty']} empty."
+        )
+
+    def reset(self, rng: random.Random) -> str:
+        self.score = self.actions = 0
+        self.board = self._with_new_tile(self._with_new_tile(BLANK, rng), rng)
+        return self.observe()
+
+    def step(self, action: str) -> Outcome:
+        """A move that changes nothing is legal, brings no tile and costs only the turn."""
+        moved, merged = after(self.board, action)
+        self.actions += 1
+        self.score += merged
+        reward = self.params.merge_reward * math.log2(merged + 1)
+        if moved == self.board:
+            return goes_on(self.observe())
+        if largest(moved) >= self.params.target:
+            self.board = moved
+            return won(self.observe(), reward)
+        self.board = self._with_new_tile(moved, self.rng)
+        return goes_on(self.observe(), reward) if can_move(self.board) else lost(self.observe(), reward)
+
+    def solve(self) -> list[str] | None:
+        """What a scripted player does from here to the target, or the next one if the first does not come there.
+
+        It plays on a copy of this member's luck, so the moves lead to success as they stand; each of them is chosen
+        from the board alone, without knowing what comes up.
+        """
+        longest = self.action_budget - self.actions
+        target, four_chance = self.params.target, self.params.four_chance
+        plans = (
+            play_out(self.board, copy.copy(self.rng), style, target=target, four_chance=four_chance, longest=longest)
+            for style in STYLES
+        )
+        return next((plan for plan in plans if plan is not None), None)
+
+    def _with_new_tile(self, board: Board, rng: random.Random) -> Board:
+        return with_new_tile(board, rng, four_chance=self.params.four_chance)
+
+    def observe(self) -> str:
+        return f"{self.state_key()}\nScore {self.score}"
+
+    def draw(self) -> Picture:
+        return Picture(rows=named(self.board), caption=f"Score {self.score}")
+
+    def state_key(self) -> str:
+        """The board without the score: what can come does not depend on it."""
+        return text_of(self.board)
+
+
+def named(board: Board) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(str(tile) if tile else "empty" for tile in line) for line in board)
+
+
+@lru_cache(maxsize=4096)
+def text_of(board: Board) -> str:
+    """Asked for several times a turn, so it is kept for a while."""
+    return grid_text(named(board), SYMBOLS)

@@ -1,0 +1,1 @@
+"""What games of two players share: the protocol, a side's view, and play against a script."""

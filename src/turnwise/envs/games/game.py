@@ -1,0 +1,42 @@
+"""A game of two: rules alone, no rewards, no text, no chance. Either side's view is made of it in `view`."""
+
+from collections.abc import Hashable
+from typing import Protocol, Self
+
+
+class Game(Hashable, Protocol):
+    """A game at one moment. It never changes: a move gives another one. Player 0 begins, and the two alternate."""
+
+    @property
+    def player(self) -> int:
+        """Whose move it is, 0 or 1."""
+        ...
+
+    @property
+    def moves(self) -> tuple[str, ...]:
+        """The legal moves; empty once the game is over."""
+        ...
+
+    @property
+    def winner(self) -> int | None:
+        """None as long as nobody has won, and after a draw."""
+        ...
+
+    def after(self, move: str) -> Self:
+        """The game one move later. Any text is safe: a ValueError if it is no legal move."""
+        ...
+
+    def cells(self, side: int) -> tuple[tuple[str, ...], ...]:
+        """The board as this player sees it, by rows: `you`, `opponent`, `empty`, or the move that would fill a cell."""
+        ...
+
+
+def wins(game: Game, move: str) -> bool:
+    """Whether this move wins at once."""
+    return game.after(move).winner is not None
+
+
+def blocks(game: Game, move: str) -> bool:
+    """Whether the other player would win with this very move if one made another."""
+    others = [game.after(other) for other in game.moves if other != move]
+    return any(move in after.moves and wins(after, move) for after in others)

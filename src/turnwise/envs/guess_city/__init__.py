@@ -1,0 +1,1 @@
+"""Find the city by questions of any kind."""

@@ -1,0 +1,43 @@
+"""Guess my city: a city is hidden, and questions are answered in a few words."""
+
+import csv
+from functools import cache
+from importlib import resources
+from typing import Annotated
+
+from pydantic import Field
+
+from turnwise.envs.guess_city.topics import TOPICS
+from turnwise.envs.guessing.facts import FactTable, Secret
+from turnwise.envs.guessing.game import GuessingGame
+
+NUM_WORDS = 150
+
+
+class GuessCity(GuessingGame):
+    """I think of a city: ask questions, then guess it."""
+
+    opening = "Which city is it?"
+    examples = "A question: Is it in Asia? A guess: Is it Atlantis?"
+
+    class Params(GuessingGame.Params):
+        num_words: Annotated[int, Field(ge=5, le=NUM_WORDS)] = NUM_WORDS
+        """How many cities are in play."""
+
+    params: Params
+
+    @classmethod
+    def table(cls) -> FactTable:
+        return cities()
+
+
+@cache
+def cities() -> FactTable:
+    """One line a city: its name, other names behind a /, and a fact for each topic."""
+    text = (resources.files("turnwise.envs.guess_city") / "cities.csv").read_text(encoding="utf-8")
+    return FactTable([city(row) for row in csv.DictReader(text.splitlines())], TOPICS)
+
+
+def city(row: dict[str, str]) -> Secret:
+    name, *aliases = row["name"].split("/")
+    return Secret(name=name, aliases=tuple(aliases), facts={topic.key: row[topic.key] for topic in TOPICS})

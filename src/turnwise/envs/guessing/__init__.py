@@ -1,0 +1,1 @@
+"""Games of questions: a hidden word, an oracle that answers, a turn that costs."""

@@ -1,0 +1,1 @@
+"""Turn a scrambled 2x2 cube back."""

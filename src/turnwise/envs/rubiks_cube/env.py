@@ -1,0 +1,94 @@
+"""The 2x2 cube, a few turns from solved."""
+
+import random
+from functools import lru_cache
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from turnwise.core.errors import UserError
+from turnwise.core.messages import Picture
+from turnwise.envs.rubiks_cube.cube import FACES, MOVES, State, is_solved
+from turnwise.envs.rubiks_cube.scramble import scrambled
+from turnwise.envs.rubiks_cube.solver import DEPTH, shortest_solution
+from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, goes_on, won
+
+NET = (" U  ", "LFRB", " D  ")
+"""The unfolded cube, for pictures."""
+
+
+class RubiksCube(TextEnv):
+    """Turn the faces of a 2 by 2 cube until each has one color."""
+
+    max_turns = 5
+    max_actions_per_turn = 5
+    max_actions = 10
+    action_names = tuple(MOVES)
+
+    class Params(StrictParams):
+        min_depth: Annotated[int, Field(ge=1, le=DEPTH)] = 1
+        """The fewest turns that a scrambled cube is from solved; a task's number lies evenly between the two."""
+        max_depth: Annotated[int, Field(ge=1, le=DEPTH)] = DEPTH
+        """The most, 1 to 6; never more than the actions of an episode."""
+        solved_reward: float = 1.0
+        """The only reward."""
+
+        @model_validator(mode="after")
+        def depths_are_in_order(self) -> Self:
+            if self.min_depth > self.max_depth:
+                raise ValueError(f"min_depth {self.min_depth} is above max_depth {self.max_depth}: lower it")
+            return self
+
+    params: Params
+
+    def rules(self) -> str:
+        least, most = self.params.min_depth, self.deepest
+        return (
+            f"{super().rules()} You can solve it in {least if least == most else f'{least} to {most}'} moves.\n"
+            "U top, D bottom, L left, R right, F front, B back. U turns the top clockwise, U' the other way.\n"
+            "Each line is a face: its squares row by row from outside, U above F, D below F, and L F R B in a row."
+        )
+
+    @property
+    def deepest(self) -> int:
+        """The depth that `max_depth` and the limits allow together."""
+        deepest = min(self.params.max_depth, self.action_budget)
+        if deepest < self.params.min_depth:
+            raise UserError(
+                f"min_depth {self.params.min_depth} needs as many actions, the limits allow {self.action_budget}: "
+                "lower min_depth or raise max_turns or max_actions"
+            )
+        return deepest
+
+    def reset(self, rng: random.Random) -> str:
+        self.cube = scrambled(rng, depth=rng.randint(self.params.min_depth, self.deepest))
+        return self.state_key()
+
+    def step(self, action: str) -> Outcome:
+        self.cube = MOVES[action](self.cube)
+        if is_solved(self.cube):
+            return won(self.state_key(), self.params.solved_reward)
+        return goes_on(self.state_key())
+
+    def solve(self) -> list[str] | None:
+        """The shortest solution from here among those that an episode's limits would allow."""
+        return shortest_solution(self.cube, longest=self.action_budget)
+
+    def draw(self) -> Picture:
+        return drawn(self.cube)
+
+    def state_key(self) -> str:
+        return text_of(self.cube)
+
+
+@lru_cache(maxsize=4096)
+def text_of(cube: State) -> str:
+    """A face a line, as `U white white green green`: words, since R and B would be right and red, back and blue."""
+    return "\n".join(f"{face} {' '.join(cube[4 * i : 4 * i + 4])}" for i, face in enumerate(FACES))
+
+
+@lru_cache(maxsize=4096)
+def drawn(cube: State) -> Picture:
+    at = {face: (cube[4 * i : 4 * i + 2], cube[4 * i + 2 : 4 * i + 4]) for i, face in enumerate(FACES)}
+    at[" "] = (("empty", "empty"), ("empty", "empty"))
+    return Picture(rows=tuple(sum((at[face][row] for face in faces), ()) for faces in NET for row in (0, 1)))

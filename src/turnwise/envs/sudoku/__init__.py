@@ -1,0 +1,1 @@
+"""Complete a grid of digits."""

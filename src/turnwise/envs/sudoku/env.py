@@ -1,0 +1,134 @@
+"""Sudoku: a board with empty cells and one solution; digits are placed, and may be replaced."""
+
+import random
+from functools import lru_cache
+from math import isqrt
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from turnwise.core.messages import Picture
+from turnwise.envs.sudoku.board import Board, candidates
+from turnwise.envs.sudoku.generate import generate
+from turnwise.envs.sudoku.placement import read, written
+from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, goes_on, won
+
+EMPTY = "_"
+
+
+def usual_blanks(others: dict[str, Any]) -> int:
+    """Six of 16 cells, 30 of 81."""
+    return 6 if others["size"] == 4 else 30
+
+
+class Sudoku(TextEnv):
+    """Write digits into the empty cells."""
+
+    max_turns = 10
+    max_actions_per_turn = 5
+
+    class Params(StrictParams):
+        size: Literal[4, 9] = 4
+        """Rows and columns, 4 or 9."""
+        blanks: Annotated[int, Field(ge=1, le=64, default_factory=usual_blanks)]
+        """Empty cells at the start; fewer where the limits, or a single solution, allow fewer. 6, or 30 of size 9."""
+        correct_reward: float = 1.0
+        """Of a cell with its right digit."""
+        legal_reward: float = 0.5
+        """Of a cell with a wrong digit that broke no rule."""
+        illegal_reward: float = -0.1
+        """Of a placement against the rules, which changes nothing."""
+        solved_reward: float = 10.0
+        """Besides the last cell's."""
+
+    params: Params
+
+    def rules(self) -> str:
+        size, box = self.params.size, isqrt(self.params.size)
+        return (
+            f"{super().rules()} Each row, each column and each {box} by {box} box must have every digit from 1 to "
+            f"{size} once. {EMPTY} empty. Row numbers are left, column numbers are on top.\n"
+            "Action: place 3 at row 2 col 1, or the same as 2,1,3 (row, col, digit). "
+            "You may write over your digits, and 0 to make a cell empty."
+        )
+
+    def reset(self, rng: random.Random) -> str:
+        self.puzzle = generate(rng, size=self.params.size, blanks=min(self.params.blanks, self.action_budget))
+        self.board = self.puzzle.start
+        return self.state_key()
+
+    def step(self, action: str) -> Outcome:
+        """A cell earns by what stands in it, so replacing a digit pays the difference."""
+        cell, digit = read(action, self.params.size)
+        if problem := self.problem(cell, digit):
+            return goes_on(f"Not legal: {problem}\n{self.state_key()}", self.params.illegal_reward)
+        before = self.worth(cell)
+        self.board = (*self.board[:cell], digit, *self.board[cell + 1 :])
+        reward = self.worth(cell) - before
+        if self.board == self.puzzle.solution:
+            return won(self.state_key(), reward + self.params.solved_reward)
+        return goes_on(self.state_key(), reward)
+
+    def problem(self, cell: int, digit: int) -> str:
+        """Which rule this placement breaks; empty if none."""
+        if self.puzzle.start[cell]:
+            return "that is not your cell."
+        if digit and digit not in candidates(self.board, cell):
+            return f"its row, column or box has {digit}."
+        return ""
+
+    def worth(self, cell: int) -> float:
+        if not self.board[cell]:
+            return 0.0
+        right = self.board[cell] == self.puzzle.solution[cell]
+        return self.params.correct_reward if right else self.params.legal_reward
+
+    def random_action(self, rng: random.Random) -> str:
+        """A legal digit in an empty cell; where there is none, one of the player's cells is emptied."""
+        cells = [cell for cell, digit in enumerate(self.board) if not digit]
+        for cell in rng.sample(cells, len(cells)):
+            if digits := candidates(self.board, cell):
+                return written(cell, rng.choice(digits), self.params.size)
+        own = [cell for cell, digit in enumerate(self.puzzle.start) if not digit and self.board[cell]]
+        return written(rng.choice(own), 0, self.params.size)
+
+    def solve(self) -> list[str]:
+        """Empties wrong cells, then fills as a person would: next comes the cell that has the fewest digits left."""
+        board, solution = list(self.board), self.puzzle.solution
+        wrong = [cell for cell, digit in enumerate(board) if digit not in (0, solution[cell])]
+        actions = [written(cell, 0, self.params.size) for cell in wrong]
+        for cell in wrong:
+            board[cell] = 0
+        while 0 in board:
+            empty = (cell for cell, digit in enumerate(board) if not digit)
+            cell = min(empty, key=lambda each: len(candidates(board, each)))
+            board[cell] = solution[cell]
+            actions.append(written(cell, solution[cell], self.params.size))
+        return actions
+
+    def draw(self) -> Picture:
+        return drawn(self.board)
+
+    def state_key(self) -> str:
+        return text_of(self.puzzle.start, self.board)
+
+
+@lru_cache(maxsize=4096)
+def drawn(board: Board) -> Picture:
+    """Asked for several times a turn, so it is kept for a while."""
+    size = isqrt(len(board))
+    names = [str(digit) if digit else "empty" for digit in board]
+    return Picture(rows=tuple(tuple(names[first : first + size]) for first in range(0, len(board), size)))
+
+
+@lru_cache(maxsize=4096)
+def text_of(start: Board, board: Board) -> str:
+    """The board, and which cells may be changed: what the model needs to act without looking back."""
+    size = isqrt(len(board))
+    signs = [str(digit) if digit else EMPTY for digit in board]
+    lines = ["   " + " ".join(str(col) for col in range(1, size + 1))]
+    lines += [f"{row + 1}: {' '.join(signs[row * size : (row + 1) * size])}" for row in range(size)]
+    own = [cell for cell, digit in enumerate(start) if not digit and board[cell]]
+    if own:
+        lines.append("Your cells: " + " ".join(f"{cell // size + 1},{cell % size + 1}" for cell in own))
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""Find the thing by questions with yes or no for an answer."""

@@ -1,0 +1,163 @@
+"""Who is evaluated, on what: from what was typed to models with their settings, before anything is loaded."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from turnwise.config.load import Overrides, build, read_run
+from turnwise.config.schema import Config
+from turnwise.core.errors import UserError
+from turnwise.envs.registry import ENVIRONMENTS
+from turnwise.models.catalogue import catalogue_names
+from turnwise.models.hub import is_hub_name
+from turnwise.recipes.configure import settings_for
+from turnwise.recipes.presets import recipe_names
+from turnwise.recipes.sources import find_checkpoint, find_source
+from turnwise.recipes.unread import check_read
+
+SHARED = ("env", "rollout", "context", "eval")
+"""What a model takes over from the run that it is compared with."""
+UNREAD = ("rollout.groups", "rollout.group_size", "rollout.temperature", "rollout.top_p", "rollout.top_k", "eval.every")
+UNREAD_BY_ENDPOINTS = ("model.", "context.", "system.", "rollout.in_flight")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remote:
+    """Models behind an endpoint, as they were typed; the key is read from its variable where it is used."""
+
+    url: str
+    models: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contestant:
+    label: str
+    """How tables call it."""
+    source: str
+    config: Config
+    url: str | None = None
+    """Of the endpoint that serves it; None: it is run here."""
+
+    @property
+    def name(self) -> str:
+        """What its files are called."""
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", self.label).strip(".-")[-100:] or "model"
+
+
+def split_environment(words: Sequence[str], remote: Remote | None) -> tuple[list[str], str | None]:
+    """SOURCE... [ENV]: the last word is the environment where it names one, or names nothing else that is known."""
+    if not words or (len(words) == 1 and remote is None):
+        return list(words), None
+    *others, last = words
+    if last in ENVIRONMENTS or last in recipe_names() or ".py" in last:
+        return others, last
+    if not _is_source(last):
+        settings_for(last)  # says what was mistyped
+    return list(words), None
+
+
+def _is_source(source: str) -> bool:
+    known = source in catalogue_names() or is_hub_name(source) or Path(source).expanduser().exists()
+    return known or source.count("/") > 1 or find_run_of(source) is not None
+
+
+def contestants(
+    sources: Sequence[str], environment: str | None, remote: Remote | None, overrides: Overrides
+) -> list[Contestant]:
+    """All that are compared, in the order given, on one environment."""
+    runs = {source: found for source in sources if (found := find_run_of(source)) is not None}
+    shared = _shared(sources, environment, remote, runs)
+    everyone = [_local(source, runs.get(source), environment, shared, overrides) for source in sources]
+    if remote is not None:
+        config = build({**shared, "context": {}}, overrides)  # an endpoint has the whole history
+        everyone += [Contestant(label=model, source=model, config=config, url=remote.url) for model in remote.models]
+    everyone = list(_told_apart(everyone))
+    _check(everyone, overrides)
+    return everyone
+
+
+def find_run_of(source: str) -> tuple[Path, str | None] | None:
+    """The run that `source` names, and its checkpoint where that is named too; None where it is no run."""
+    try:
+        return find_source(source)
+    except UserError:
+        return None
+
+
+def _shared(
+    sources: Sequence[str], environment: str | None, remote: Remote | None, runs: Mapping[str, tuple[Path, str | None]]
+) -> dict[str, Any]:
+    """The settings of those who bring none: of the environment that was named, or of the first run."""
+    if environment is not None:
+        return settings_for(environment)
+    if runs:
+        first = read_run(str(next(iter(runs.values()))[0]))
+        return {section: first[section] for section in SHARED if section in first}
+    if remote is not None:
+        raise UserError(f"say on what: turnwise eval ENV --endpoint {remote.url} --model {remote.models[0]}")
+    if not sources:
+        raise UserError("say whose success: a run, a model, or --endpoint URL --model NAME")
+    raise UserError(f'no run "{sources[0]}"; if it is a model, say on what: turnwise eval {sources[0]} ENV')
+
+
+def _local(
+    source: str,
+    run: tuple[Path, str | None] | None,
+    environment: str | None,
+    shared: Mapping[str, Any],
+    overrides: Overrides,
+) -> Contestant:
+    if run is None:
+        return Contestant(label=source, source=source, config=build(shared, [("model.name", source), *overrides]))
+    path, checkpoint = run
+    settings = read_run(str(path))
+    if environment is not None:
+        settings["env"] = shared["env"]
+    config = build(settings, [("model.name", str(find_checkpoint(path, checkpoint))), *overrides])
+    label = path.resolve().name if checkpoint is None else f"{path.resolve().name}/{checkpoint}"
+    return Contestant(label=label, source=source, config=config)
+
+
+def _told_apart(everyone: Sequence[Contestant]) -> Iterator[Contestant]:
+    """Two of one name, as runs in two folders, go by all that was typed of them."""
+    names = [each.name for each in everyone]
+    taken: set[str] = set()
+    for each in everyone:
+        if names.count(each.name) > 1:
+            longer = f"{each.source} at {urlsplit(each.url).netloc}" if each.url else each.source
+            each = Contestant(label=longer, source=each.source, config=each.config, url=each.url)
+        if each.name in taken:
+            raise UserError(f"{each.source} is given twice: leave one out (--tries plays each task more than once)")
+        taken.add(each.name)
+        yield each
+
+
+def _check(everyone: Sequence[Contestant], overrides: Overrides) -> None:
+    """What is compared must meet equal tasks, and what was typed must have an effect."""
+    for key, mend in (("env", "ENV"), ("split", "--split"), ("episodes", "--episodes")):
+        values = [each.config.env if key == "env" else getattr(each.config.eval, key) for each in everyone]
+        if other := next((number for number, value in enumerate(values) if value != values[0]), 0):
+            raise UserError(
+                f"{everyone[0].label} and {everyone[other].label} bring different settings of "
+                f"{'the environment' if key == 'env' else f'eval.{key}'}: say which with {mend}"
+            )
+    for key, _ in overrides:
+        _check_effect(everyone, key.replace("-", "_"))
+
+
+def _check_effect(everyone: Sequence[Contestant], key: str) -> None:
+    if key in UNREAD:
+        raise UserError(f"{key} has no effect on an evaluation: leave it out")
+    if key.startswith(UNREAD_BY_ENDPOINTS) and all(each.url is not None for each in everyone):
+        raise UserError(f"{key} has no effect on an endpoint: leave it out")
+    complaints = []
+    for each in everyone:
+        try:
+            check_read(each.config, key)
+        except UserError as error:
+            complaints.append(error)
+    if len(complaints) == len(everyone):
+        raise complaints[0]

@@ -1,0 +1,131 @@
+"""One episode of an agent that speaks messages, such as a chat endpoint.
+
+Its turns hold what was said and no token ids, so there is nothing in them to train on. What stands in a turn's `info`
+besides what the environment put there:
+
+    chat_messages   what was appended before the model spoke, as role and content
+    chat_usage      the endpoint's own token counts, and how often the request was sent again
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+from turnwise.core.chance import address
+from turnwise.core.errors import EnvironmentFailure, UserError
+from turnwise.core.messages import Message, ToolSpec
+from turnwise.core.protocols import Env, Sampling, StepResult
+from turnwise.core.task import EpisodeKey
+from turnwise.core.trajectory import Status, Trajectory, Turn
+from turnwise.engine.openai.faults import ContextFull
+from turnwise.engine.openai.replies import Reply
+from turnwise.rollout.context import NOTHING
+from turnwise.rollout.limits import Limits
+
+MESSAGES, USAGE = "chat_messages", "chat_usage"
+SEEDS = 2**31
+CHARS_PER_TOKEN = 4
+"""Where an endpoint counts no tokens; the limit of the context has to hold all the same."""
+
+Found = TypeVar("Found")
+
+
+class Chat(Protocol):
+    async def reply(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling, seed: int
+    ) -> Reply: ...
+
+
+async def run_chat_episode(key: EpisodeKey, env: Env, chat: Chat, limits: Limits) -> Trajectory:
+    """The time limit is the environment's alone: how long an endpoint lets one wait is no fault of the agent."""
+    began, turns = time.perf_counter(), list[Turn]()
+    status = await _play(key, env, chat, limits, turns)
+    return Trajectory(
+        task=key.task,
+        member=key.member,
+        attempt=key.attempt,
+        turns=tuple(turns),
+        status=status,
+        turn_rewards=tuple(turn.reward for turn in turns),
+        timings={"wall_s": time.perf_counter() - began},
+    )
+
+
+async def _play(key: EpisodeKey, env: Env, chat: Chat, limits: Limits, turns: list[Turn]) -> Status:
+    opening = await _in_time(env.start(), limits)
+    said, heard = list[Message](), opening.messages
+    used = 0
+    while used < limits.max_tokens:
+        said += heard
+        sampling = replace(limits.sampling, max_tokens=min(limits.sampling.max_tokens, limits.max_tokens - used))
+        try:
+            reply = await chat.reply(said, opening.tools, sampling, address("chat", key.address, len(turns)) % SEEDS)
+        except ContextFull as full:
+            if not turns:
+                raise UserError(f"{full}: the first observation is too long for this model") from full
+            return Status.TRUNCATED_TOKENS
+        step = await _in_time(env.step(reply.message), limits)
+        turns.append(_turn(heard, reply, step, sampling, extends=bool(turns)))
+        if step.over:
+            return step.status
+        said.append(reply.message)
+        heard = step.messages or (NOTHING,)
+        used = _used(reply, said)
+    return Status.TRUNCATED_TOKENS
+
+
+async def _in_time(step: Awaitable[Found], limits: Limits) -> Found:
+    try:
+        async with asyncio.timeout(limits.timeout_s):
+            return await step
+    except TimeoutError as error:
+        raise EnvironmentFailure(f"the environment took longer than {limits.timeout_s:g} s") from error
+
+
+def _used(reply: Reply, said: Sequence[Message]) -> int:
+    if reply.prompt_tokens is None or reply.sampled_tokens is None:
+        return sum(len(message.content) for message in said) // CHARS_PER_TOKEN
+    return reply.prompt_tokens + reply.sampled_tokens
+
+
+def _turn(heard: Sequence[Message], reply: Reply, step: StepResult, sampling: Sampling, *, extends: bool) -> Turn:
+    return Turn(
+        context_ids=(),
+        extends=extends,
+        action_ids=(),
+        action_logprobs=(),
+        temperature=sampling.temperature,
+        policy_version=0,
+        spans=(),
+        message=reply.message,
+        stop=reply.stop,
+        reward=step.reward,
+        invalid=step.invalid,
+        info={**step.info, MESSAGES: [_heard(message) for message in heard], USAGE: _usage(reply)},
+        picture=step.picture,
+    )
+
+
+def _heard(message: Message) -> dict[str, str]:
+    return {"role": message.role, "content": message.content}
+
+
+def _usage(reply: Reply) -> dict[str, Any]:
+    return {
+        "prompt_tokens": reply.prompt_tokens,
+        "sampled_tokens": reply.sampled_tokens,
+        "retries": reply.retries,
+    }
+
+
+def sampled_tokens(trajectory: Trajectory) -> int | None:
+    """What the model said, in its own tokens; None where an endpoint did not count them."""
+    counts = [turn.info[USAGE]["sampled_tokens"] for turn in trajectory.turns if spoke_messages(turn)]
+    return None if None in counts else trajectory.num_sampled + sum(counts)
+
+
+def spoke_messages(turn: Turn) -> bool:
+    """Whether the turn is one of an agent that speaks messages."""
+    return not turn.action_ids and USAGE in turn.info

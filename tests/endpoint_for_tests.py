@@ -1,0 +1,171 @@
+"""A real HTTP server that answers as a chat endpoint does, and fails as one does, on order."""
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+ENV = '''
+import turnwise as tw
+
+class Sums(tw.TextEnv):
+    """Add one to the number, twice."""
+    max_turns = 3
+    def reset(self, rng):
+        self.number, self.left = rng.randint(0, 10**9), 2
+        return f"number {self.number}"
+    def step(self, action):
+        if int(action) != self.number + 1: return tw.lost("wrong")
+        self.number, self.left = self.number + 1, self.left - 1
+        return tw.won("done") if not self.left else tw.goes_on(f"number {self.number}")
+'''
+"""A start is a number of nine digits, by which the server tells the tasks apart."""
+
+Answer = Callable[[dict[str, Any]], dict[str, Any]]
+"""From the request to the body of the answer."""
+Fault = str
+"""A status with its headers, as "429 retry-after=0.01", or "cut", "cut body", "late", "garbage", "empty"."""
+
+
+def write_env(folder: Path) -> str:
+    """The environment's file, as `turnwise eval` takes it."""
+    (folder / "sums.py").write_text(ENV)
+    return f"{folder / 'sums.py'}:Sums"
+
+
+def numbers(request: dict[str, Any]) -> list[int]:
+    """All numbers that the environment showed, the task's own first."""
+    shown = [message["content"] for message in request["messages"] if message["role"] == "user"]
+    return [int(text.split()[-1]) for text in shown]
+
+
+def completion(text: str, *, finish: str = "stop") -> dict[str, Any]:
+    return {
+        "choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": finish}],
+        "usage": {"prompt_tokens": 20, "completion_tokens": 5},
+    }
+
+
+def adds_one(request: dict[str, Any]) -> dict[str, Any]:
+    """Right, but for the tasks whose number is a multiple of three: there it is wrong in its second turn."""
+    said = numbers(request)
+    wrong = said[0] % 3 == 0 and len(said) == 2
+    return completion(f"<think>easy</think><answer>{said[-1] + (2 if wrong else 1)}</answer>")
+
+
+class Server:
+    def __init__(self, answer: Answer = adds_one, faults: Callable[[list[int]], list[Fault]] = lambda said: []) -> None:
+        """`faults`: what a request meets, one after the other, before it is answered; by the numbers that it shows."""
+        self.answer, self.faults = answer, faults
+        self.requests: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+        self.answered: Counter[tuple[int, ...]] = Counter()
+        """Good answers by the numbers that were shown."""
+        self.met: Counter[Fault] = Counter()
+        self.busy = self.most_busy = 0
+        self.hold = threading.Event()
+        self.hold.set()
+        """While it is cleared, nothing is answered."""
+        self._met: dict[tuple[int, ...], int] = {}
+        self._lock = threading.Lock()
+
+    def settle(self) -> None:
+        """Waits until nothing is answered any more, not even to clients that went away."""
+        while self.busy:
+            time.sleep(0.01)
+
+    def next_fault(self, said: list[int]) -> Fault | None:
+        with self._lock:
+            number = self._met.get(tuple(said), 0)
+            faults = self.faults(said)
+            self._met[tuple(said)] = number + 1
+            if number >= len(faults):
+                return None
+            self.met[faults[number]] += 1
+            return faults[number]
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    scripted: Server
+
+    def log_message(self, *given: Any) -> None:
+        """Quiet."""
+
+    def do_POST(self) -> None:
+        server = self.scripted
+        with server._lock:
+            server.busy += 1
+            server.most_busy = max(server.most_busy, server.busy)
+        try:
+            self._answer(server)
+        finally:
+            with server._lock:
+                server.busy -= 1
+
+    def _answer(self, server: Server) -> None:
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        server.requests.append(request)
+        server.keys.append(self.headers.get("Authorization"))
+        server.hold.wait(20)
+        said = numbers(request) if "number" in request["messages"][-1]["content"] else []
+        fault = server.next_fault(said)
+        if fault is not None:
+            self._fail(fault)
+            return
+        body = json.dumps(server.answer(request)).encode()
+        with server._lock:
+            server.answered[tuple(said)] += 1
+        self._send(200, body)
+
+    def _fail(self, fault: Fault) -> None:
+        if fault == "cut":
+            self.close_connection = True
+        elif fault == "cut body":
+            self._send(200, b'{"choices": [', length=500)
+            self.close_connection = True
+        elif fault == "late":
+            self.connection.settimeout(20)
+            self.rfile.read(1)  # until the client has had enough
+            self.close_connection = True
+        elif fault == "garbage":
+            self._send(200, b"<html>\xff{{{ busy")
+        elif fault == "empty":
+            self._send(200, b'{"error": {"message": "overloaded"}}')
+        else:
+            status, *headers = fault.split(" ", 1)
+            text = dict(part.split("=", 1) for part in headers[0].split(";")) if headers else {}
+            body = text.pop("body", '{"error": {"message": "not now"}}')
+            self._send(int(status), body.encode(), headers=text)
+
+    def _send(
+        self, status: int, body: bytes, *, length: int | None = None, headers: dict[str, str] | None = None
+    ) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(length or len(body)))
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@contextmanager
+def serving(server: Server) -> Iterator[str]:
+    """Its URL, while it runs."""
+    handler = type("Bound", (Handler,), {"scripted": server})
+    http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    http.daemon_threads = True
+    http.handle_error = lambda *given: None  # type: ignore[method-assign]  # a client that goes away is what is tested
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{http.server_port}/v1"
+    finally:
+        server.hold.set()
+        http.shutdown()
+        http.server_close()

@@ -1,0 +1,225 @@
+"""The client against a real server that fails on order."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from endpoint_for_tests import Server, completion, serving
+from turnwise.core.errors import InfrastructureFailure, UserError
+from turnwise.core.messages import Message, ToolCall, ToolSpec, assistant, system, user
+from turnwise.core.protocols import Sampling
+from turnwise.core.trajectory import Stop
+from turnwise.engine.openai import client as client_module
+from turnwise.engine.openai.client import ChatClient
+from turnwise.engine.openai.endpoint import Endpoint
+from turnwise.engine.openai.faults import ContextFull
+from turnwise.engine.openai.replies import Reply
+
+HELLO = (system("rules"), user("number 7"))
+SAMPLING = Sampling(max_tokens=9, temperature=0.5)
+
+
+class Waits:
+    """Instead of sleeping: notes how long it would have been."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    async def __call__(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+
+
+def talk(
+    url: str,
+    *,
+    waits: Waits | None = None,
+    sampling: Sampling = SAMPLING,
+    tools: Sequence[ToolSpec] = (),
+    messages: Sequence[Message] = HELLO,
+    **settings: Any,
+) -> Reply:
+    async def ask() -> Reply:
+        endpoint = replace(Endpoint(url=url, model="m", timeout_s=20, retries=4), **settings)
+        async with ChatClient(endpoint, sleep=waits or Waits(), chance=lambda: 0.5) as chat:
+            return await chat.reply(messages, tools, sampling, seed=11)
+
+    return asyncio.run(ask())
+
+
+def test_a_plain_exchange() -> None:
+    server = Server()
+    with serving(server) as url:
+        reply = talk(url)
+    assert (reply.message.role, reply.message.content) == ("assistant", "<think>easy</think><answer>8</answer>")
+    assert (reply.stop, reply.prompt_tokens, reply.sampled_tokens, reply.retries) == (Stop.EOS, 20, 5, 0)
+    assert server.requests == [
+        {
+            "model": "m",
+            "messages": [{"role": "system", "content": "rules"}, {"role": "user", "content": "number 7"}],
+            "temperature": 0.5,
+            "max_tokens": 9,
+            "seed": 11,
+        }
+    ]
+    assert server.keys == [None]
+
+
+def test_all_that_is_set_is_sent_and_calls_come_back() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call, {"function": {"name": 3}}]}
+    server = Server(answer=lambda request: {"choices": [{"message": message, "finish_reason": "length"}]})
+    tool = ToolSpec(name="look", description="Looks.", parameters={"type": "object"})
+    asked = ToolCall(name="look", arguments="{}", call_id="c0")
+    earlier = Message(role="assistant", content="", tool_calls=(asked,))
+    answered = Message(role="tool", content="a door", call_id="c0")
+    shown = Message(role="user", content="number 7", images=(b"\x89PNG...",))
+    sampling = Sampling(max_tokens=9, temperature=0.0, top_p=0.9, top_k=5, stop=("</answer>",))
+    with serving(server) as url:
+        reply = talk(url, sampling=sampling, tools=[tool], messages=(user("number 7"), earlier, answered, shown))
+    assert reply.message.tool_calls == (ToolCall(name="look", arguments='{"at": 1}', call_id="c1"),)
+    assert (reply.message.content, reply.stop, reply.sampled_tokens) == ("", Stop.LENGTH, None)
+    sent = server.requests[0]
+    assert (sent["temperature"], sent["top_p"], sent["top_k"], sent["stop"]) == (0.0, 0.9, 5, ["</answer>"])
+    assert sent["tools"][0]["function"] == {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}
+    assert sent["messages"][1]["tool_calls"][0]["function"] == {"name": "look", "arguments": "{}"}
+    assert sent["messages"][2] == {"role": "tool", "content": "a door", "tool_call_id": "c0"}
+    assert sent["messages"][3]["content"][1]["image_url"]["url"].startswith("data:image/png;base64,")
+
+
+PASSING = ["429", "500", "502", "503", "504", "529", "408", "cut", "cut body", "late", "garbage", "empty"]
+
+
+@pytest.mark.parametrize("fault", PASSING)
+def test_what_may_pass_is_tried_again(fault: str) -> None:
+    server, waits = Server(faults=lambda said: [fault, fault]), Waits()
+    with serving(server) as url:
+        reply = talk(url, waits=waits, timeout_s=1.0 if fault == "late" else 20.0)
+    assert (reply.message.content, reply.retries) == ("<think>easy</think><answer>8</answer>", 2)
+    assert len(server.requests) == 3
+    assert waits.seconds == pytest.approx([0.5 * 0.75, 1.0 * 0.75]), "twice as long each time, spread by chance"
+
+
+def test_what_does_not_pass_is_a_failure_of_the_infrastructure() -> None:
+    server, waits = Server(faults=lambda said: ["503"] * 9), Waits()
+    with serving(server) as url, pytest.raises(InfrastructureFailure, match=r"answers 503 \(not now\), 5 times"):
+        talk(url, waits=waits)
+    assert len(server.requests) == 5
+    assert waits.seconds == pytest.approx([0.375, 0.75, 1.5, 3.0])
+    long = Waits()
+    with serving(Server(faults=lambda said: ["503"] * 9)) as url:
+        talk(url, waits=long, retries=9)
+    assert max(long.seconds) <= 30, "the wait has a longest"
+
+
+@pytest.mark.parametrize("fault", ["429 retry-after=7", "503 retry-after=7"])
+def test_retry_after_is_respected(fault: str) -> None:
+    waits = Waits()
+    with serving(Server(faults=lambda said: [fault])) as url:
+        talk(url, waits=waits)
+    assert waits.seconds[0] >= 7
+    assert sum(waits.seconds) < 16
+
+
+def test_what_one_request_was_asked_to_wait_all_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, waits = Server(faults=lambda said: ["429 retry-after=50"] if said == [1] else []), Waits()
+
+    async def both(url: str) -> None:
+        async with ChatClient(Endpoint(url=url, model="m"), sleep=waits, chance=lambda: 0.0) as chat:
+            await chat.reply([user("number 1")], (), SAMPLING, 0)
+            waits.seconds.clear()
+            await chat.reply([user("number 2")], (), SAMPLING, 0)
+
+    with serving(server) as url:
+        asyncio.run(both(url))
+    assert waits.seconds == [pytest.approx(50, abs=5)]
+
+
+TOLD = {
+    "401": r"wants a key \(401\) \(not now\): set OPENAI_API_KEY, or name the variable .* --api-key-env",
+    "403": r"wants a key \(403\)",
+    "404": r'answers 404 \(not now\): check --model "m", and that --endpoint ends as in /v1',
+    "400": r"refuses the request \(400\) \(not now\): change what it names",
+    "422": r"refuses the request \(422\)",
+    "501": r"refuses the request \(501\)",
+    "307 location=http://other/v1": r"answers 307, a redirect to http://other/v1: give the endpoint's own address",
+    "429 retry-after=7200": r"asks to wait 7200 s: try again after that",
+    '429 body={"error": {"code": "insufficient_quota"}}': r"quota is used up",
+}
+
+
+@pytest.mark.parametrize("fault", TOLD)
+def test_what_does_not_mend_itself_is_told_at_once_in_one_line(fault: str) -> None:
+    server, waits = Server(faults=lambda said: [fault] * 9), Waits()
+    with serving(server) as url, pytest.raises(UserError, match=TOLD[fault]) as told:
+        talk(url, waits=waits)
+    assert "\n" not in str(told.value)
+    assert (len(server.requests), waits.seconds) == (1, [])
+
+
+def test_nothing_there_is_told_after_the_tries() -> None:
+    with serving(Server()) as url:
+        pass
+    waits = Waits()
+    with pytest.raises(
+        UserError, match=r"nothing answers at http://127.0.0.1:\d+/v1/chat/completions: .*is it running"
+    ):
+        talk(url, waits=waits)
+    assert len(waits.seconds) == 4
+
+
+def test_the_key_is_sent_and_told_to_nobody() -> None:
+    key = "sk-very-secret"
+    echo = f'401 body={{"error": {{"message": "wrong key {key}"}}}}'
+    server = Server(faults=lambda said: [echo])
+    with (
+        serving(server) as url,
+        pytest.raises(UserError, match=r"refuses the key \(401\) \(wrong key \*\*\*\)") as told,
+    ):
+        talk(url, key=key)
+    assert server.keys == [f"Bearer {key}"]
+    assert key not in str(told.value)
+    assert key not in repr(Endpoint(url=url, model="m", key=key))
+
+
+@pytest.mark.parametrize("body", ["context_length_exceeded", "This model's maximum context length is 10 tokens"])
+def test_a_conversation_that_is_too_long_is_its_own_failure(body: str) -> None:
+    with serving(Server(faults=lambda said: [f"400 body={body}"])) as url, pytest.raises(ContextFull):
+        talk(url)
+
+
+def test_an_endpoint_that_calls_the_budget_otherwise_gets_it_so() -> None:
+    fault = "400 body=Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
+    server, waits = Server(faults=lambda said: [fault]), Waits()
+    with serving(server) as url:
+        talk(url, waits=waits)
+    assert [("max_tokens" in sent, sent.get("max_completion_tokens")) for sent in server.requests] == [
+        (True, None),
+        (False, 9),
+    ]
+    assert sum(waits.seconds) == 0
+
+
+def test_an_endpoint_that_takes_no_seed_gets_none() -> None:
+    server = Server(faults=lambda said: ["422 body=extra fields not permitted: seed"])
+    with serving(server) as url:
+        talk(url)
+    assert ["seed" in sent for sent in server.requests] == [True, False]
+
+
+def test_an_endless_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "MAX_BYTES", 1000)
+    server = Server(answer=lambda request: completion("x" * 5000))
+    with serving(server) as url, pytest.raises(InfrastructureFailure, match="longer than 1000 bytes"):
+        talk(url, retries=1)
+
+
+def test_text_that_utf_8_cannot_hold_goes_both_ways() -> None:
+    server = Server(answer=lambda request: completion("half \ud83d"))
+    with serving(server) as url:
+        reply = talk(url, messages=(user("number 7"), assistant("half \ud83d"), user("number 8")))
+    assert reply.message.content == "half ?"
+    assert json.dumps(server.requests[0]["messages"][1]["content"]) == '"half \\ud83d"'

@@ -1,0 +1,287 @@
+import asyncio
+import itertools
+import os
+import re
+import time
+from fractions import Fraction
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from turnwise.core.chance import stream
+from turnwise.core.errors import UserError
+from turnwise.core.task import Task
+from turnwise.envs.answers import format_answer
+from turnwise.envs.countdown.env import Countdown
+from turnwise.envs.countdown.expression import numbers_of, parse, value_of, within
+from turnwise.envs.countdown.generate import Puzzle, generate, joined
+from turnwise.envs.registry import kind_of
+from turnwise.envs.seeds import seed_for
+from turnwise.models.tiny import tiny_tokenizer
+
+SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
+TOKENIZER = tiny_tokenizer()
+
+
+def opened(index=0, split="train", **params):
+    """A runner that has started, with its `opening`."""
+    kind = kind_of(Countdown)
+    runner = kind.make(Task(env=kind.name, seed=seed_for(split, index), split=split, params=params))
+    runner.opening = asyncio.run(runner.start())
+    return runner
+
+
+def placed(numbers=(3, 5, 5, 8), target=24, **params):
+    env = Countdown({"max_turns": 5, **params}, rng=stream("test"))
+    env.reset(stream("start"))
+    env.puzzle = Puzzle(numbers=numbers, target=target, solution="8 * 3")
+    return env
+
+
+def by_python(text):
+    """The value of a text that this test made itself, in Python's own arithmetic."""
+    spelt = re.sub(r"[0-9]+", lambda number: f"Fraction({int(number[0])})", re.sub(r"\s", "", text))
+    return eval(spelt, {"Fraction": Fraction})
+
+
+@pytest.mark.parametrize("params", [{}, {"fewest": 2, "most": 6, "max_turns": 3}, {"largest": 12, "fewest": 4}])
+def test_the_solver_wins_every_puzzle_through_the_protocol(steps, params):
+    for index in range(500 * SOAK if not params else 100):
+        runner = opened(index, **params)
+        puzzle, (solution,) = runner.env.puzzle, runner.env.solve()
+        assert by_python(solution) == puzzle.target and puzzle.target not in puzzle.numbers
+        (result,) = steps(runner, [format_answer([solution])])
+        assert result.success and result.terminated and result.reward == 1.0 and not result.invalid
+
+
+def test_numbers_and_targets_are_those_of_the_parameters():
+    puzzles = [opened(index).env.puzzle for index in range(200)]
+    assert {len(puzzle.numbers) for puzzle in puzzles} == {3, 4}
+    assert all(1 <= number <= 99 for puzzle in puzzles for number in puzzle.numbers)
+    assert all(10 <= puzzle.target <= 99 for puzzle in puzzles)
+    assert len({puzzle.target for puzzle in puzzles}) > 50 and len(set(puzzles)) == 200
+    for sign in "+-*/(":
+        assert any(sign in puzzle.solution for puzzle in puzzles)
+    other = {"fewest": 5, "most": 5, "largest": 7, "smallest_target": 200, "largest_target": 201}
+    puzzle = opened(**other).env.puzzle
+    assert len(puzzle.numbers) == 5 and max(puzzle.numbers) <= 7 and puzzle.target in (200, 201)
+
+
+def test_a_seed_gives_this_task_in_every_process():
+    puzzles = [generate(stream(seed), fewest=3, most=4, largest=99, targets=(10, 99)) for seed in (0, 1)]
+    assert puzzles == PINNED
+
+
+PINNED = [
+    Puzzle(numbers=(54, 22, 89), target=13, solution="89 - (22 + 54)"),
+    Puzzle(numbers=(9, 13, 81, 61), target=16, solution="81 - 61 - (13 - 9)"),
+]
+
+
+def test_splits_give_different_tasks():
+    tasks = {split: {opened(index, split).env.puzzle for index in range(50)} for split in ("train", "test")}
+    assert not tasks["train"] & tasks["test"]
+
+
+def test_impossible_targets_get_one_line_with_the_mend(monkeypatch):
+    monkeypatch.setattr("turnwise.envs.countdown.generate.TRIES", 100)
+    with pytest.raises(UserError, match="found no target from 10 to 99: widen the targets or raise largest"):
+        generate(stream(0), fewest=2, most=2, largest=1, targets=(10, 99))
+
+
+@pytest.mark.parametrize(
+    ("params", "line"),
+    [({"fewest": 5}, "fewest is above most"), ({"smallest_target": 100}, "smallest_target is above largest_target")],
+)
+def test_parameters_that_contradict_each_other_are_refused(params, line):
+    with pytest.raises(UserError, match=line):
+        opened(**params)
+
+
+def test_correct_pays_one_right_numbers_a_tenth_and_others_nothing():
+    for action, reward in [("8 * 3", 1.0), ("8 + 3", 0.1), ("8", 0.1), ("24", 0.0), ("8 + 8 + 8", 0.0), ("5+5+5", 0.0)]:
+        outcome = placed().step(action)
+        assert outcome.reward == pytest.approx(reward)
+        assert outcome.success == outcome.over == (action == "8 * 3")
+    assert placed().step("5 + 5 + 8 * 3").text == "That is 34.\nNumbers: 3 5 5 8\nTarget: 24", "two fives were given"
+    paid = placed(correct_reward=3.0, close_reward=0.5)
+    assert (paid.step("8 + 3").reward, paid.step("3 * 8").reward) == (0.5, 2.5)
+
+
+def test_an_episode_earns_what_its_best_expression_is_worth():
+    env = placed()
+    actions = ["3 + 5", "24", "8 - 5", "(5 + 3) * (8 - 5)"]
+    assert [env.step(action).reward for action in actions] == pytest.approx([0.1, 0.0, 0.0, 0.9])
+
+
+def test_feedback_says_the_value_or_the_rule_and_repeats_the_task():
+    env = placed()
+    task = "Numbers: 3 5 5 8\nTarget: 24"
+    assert env.step("8 / 3").text == f"That is 8/3.\n{task}"
+    assert env.step("3 - 8").text == f"That is -5.\n{task}"
+    assert env.step("3 + 4").text == f"Use only the numbers, each at most once.\n{task}"
+    assert env.step("8 * 3").text == "Correct."
+
+
+def test_several_turns_go_on_and_one_turn_is_over(steps):
+    tries = [format_answer([action]) for action in ("1 + 1 + 1 + 1 + 1", "no", "7 +")]
+    one, several = steps(opened(), tries), steps(opened(max_turns=3), tries)
+    assert len(one) == 1 and one[0].truncated and not one[0].success and not one[0].invalid
+    assert [result.invalid for result in several] == [False, True, True]
+    assert [result.reward for result in several] == [0.0] * 3 and several[-1].truncated
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1+2*3", 7),
+        ("(1 + 2) * 3", 9),
+        ("8 - 3 - 2", 3),
+        ("8 - (3 - 2)", 7),
+        ("24 / 4 / 2", 3),
+        ("24 / (4 / 2)", 12),
+        ("2 * 3 + 4 * 5", 26),
+        ("7 / 2", Fraction(7, 2)),
+        ("((3))", 3),
+        (" 6×4 ÷ 3\n", 8),
+        ("007", 7),
+    ],
+)
+def test_operations_bind_as_in_arithmetic(text, value):
+    assert value_of(parse(text)) == value
+
+
+HOSTILE = [
+    *("", " ", "()", "(", ")", "1 +", "+ 1", "-1", "1 2", "(1", "1)", "1 + (2", "(1)(2)", "2(3)", "1 ++ 2", "1 // 2"),
+    *("2 ** 3", "1 = 1", "1.5", "1e3", "1_0", "0x10", "x", "__import__('os')", "1 if 1 else 2", "²", "٣ + ٣", "1 − 2"),
+    *("3 + 5\x00", "|| 3", "1 + 8)", "1٣", "5))"),
+]
+HUGE = ["(" * 10**6, "1+" * 10**6 + "1", "9" * 10**6, " " * 10**6, "-" * 10**6, "1" + " " * 200]
+
+
+@pytest.mark.parametrize("text", [*HOSTILE, "1 / 0", "8 / (5 - 5)"])
+def test_what_is_no_expression_or_has_no_value_is_invalid_and_changes_nothing(text):
+    env = placed(numbers=(1, 0, 8, 5, 5))
+    before = env.state_key()
+    with pytest.raises(ValueError):
+        env.step(text)
+    assert env.state_key() == before
+
+
+@pytest.mark.parametrize("text", HUGE)
+def test_huge_texts_are_refused_at_once(text):
+    start = time.process_time()
+    with pytest.raises(ValueError):
+        placed().step(text)
+    assert time.process_time() - start < 0.05
+
+
+def test_the_longest_texts_that_are_read_are_harmless():
+    assert value_of(parse("(" * 99 + "7" + ")" * 99)) == 7
+    assert placed().step("9" * 200).reward == 0.0
+    assert placed().step("9*" * 99 + "9").reward == 0.0
+
+
+@given(st.one_of(st.text(max_size=30), st.text(alphabet="0123456789+-*/() ×", max_size=20)))
+@example("8 * 3")
+def test_any_text_gives_a_move_or_a_value_error(text):
+    env = placed()
+    try:
+        outcome = env.step(text)
+    except ValueError:
+        return
+    assert outcome.reward in (0.0, 0.1, 1.0)
+    assert by_python(text.replace("×", "*")) == 24 if outcome.success else outcome.text.endswith("Target: 24")
+
+
+@given(st.lists(st.integers(1, 99), min_size=1, max_size=6), st.integers(0, 10**6))
+def test_made_expressions_are_read_back_with_their_value_and_numbers(numbers, seed):
+    whole = joined(stream(seed), numbers)
+    assert value_of(parse(whole.text)) == by_python(whole.text) == whole.value >= 1
+    assert sorted(numbers_of(parse(whole.text))) == sorted(numbers)
+
+
+def test_parentheses_stand_only_where_they_are_needed():
+    for seed in range(300):
+        text = joined(stream(seed), (2, 3, 4, 6)).text
+        opens = [match.start() for match in re.finditer(r"\(", text)]
+        for start in opens:
+            depth = itertools.accumulate((char == "(") - (char == ")") for char in text[start:])
+            end = start + next(place for place, level in enumerate(depth) if level == 0)
+            bare = text[:start] + text[start + 1 : end] + text[end + 1 :]
+            assert by_python(bare) != by_python(text) or parse(bare) != parse(text)
+        assert not text.startswith("(") or not text.endswith(")") or len(opens) > 1
+
+
+@given(st.lists(st.integers(1, 4), max_size=5), st.lists(st.integers(1, 4), max_size=5))
+def test_each_given_number_can_be_taken_once(numbers, given_numbers):
+    assert within(numbers, given_numbers) == all(numbers.count(each) <= given_numbers.count(each) for each in numbers)
+
+
+def test_random_actions_are_legal_and_differ():
+    env = placed()
+    actions = {env.random_action(stream(seed)) for seed in range(100)}
+    assert len(actions) > 40
+    assert {len(numbers_of(parse(action))) for action in actions} == {2, 3, 4}
+    assert all(within(numbers_of(parse(action)), (3, 5, 5, 8)) for action in actions)
+
+
+def test_the_prompt_states_rules_example_and_the_limits_in_use():
+    prompts = {opened(index).opening.messages[0].content for index in range(5)}
+    assert len(prompts) == 1
+    assert prompts.pop() == (
+        "Reach the target with an expression of the numbers. Use each number at most once, with + - * / and ( ).\n"
+        "The action is the expression. Example: (1 + 2) * 3\n"
+        "1 action a turn; at most 1 turn in all.\n"
+        "Answer: <answer>action</answer>. You may think first: <think>thoughts</think>."
+    )
+    assert "at most 5 turns in all" in opened(max_turns=5).opening.messages[0].content
+
+
+def test_the_example_of_the_prompt_is_an_expression():
+    example_text = re.search(r"Example: (.*)", Countdown().rules())[1]
+    assert value_of(parse(example_text)) == 9
+
+
+def test_the_observation_states_numbers_and_target_in_single_tokens():
+    for index in range(20):
+        runner = opened(index)
+        system, user = runner.opening.messages
+        puzzle = runner.env.puzzle
+        assert user.content == f"Numbers: {' '.join(map(str, puzzle.numbers))}\nTarget: {puzzle.target}"
+        assert len(pieces_of(user.content)) == len(puzzle.numbers) + 6
+        for text in (system.content, user.content, "Use only the numbers, each at most once.", "That is 8/3."):
+            pieces = pieces_of(text)
+            assert not [a + b for a, b in itertools.pairwise(pieces) if re.fullmatch(r"\w\w", a[-1] + b[0])]
+    assert pieces_of("(10 + 2) * 3") == ["(", "10", " +", " 2", ")", " *", " 3"]
+
+
+def pieces_of(text):
+    ids = TOKENIZER.encode(text, add_special_tokens=False, split_special_tokens=True)
+    return [TOKENIZER.decode([each]) for each in ids]
+
+
+def test_the_state_is_the_task_and_what_was_earned():
+    env = placed()
+    first = env.state_key()
+    env.step("99")
+    assert env.state_key() == first
+    env.step("8 + 5")
+    second = env.state_key()
+    env.step("8 - 5")
+    assert second != first and env.state_key() == second
+    assert placed(target=25).state_key() != first
+
+
+def test_the_picture_shows_numbers_and_target():
+    picture = placed().draw()
+    assert picture.rows == (("3", "5", "5", "8"),) and picture.caption == "Target: 24"
+
+
+def test_puzzles_and_steps_are_fast():
+    start = time.process_time()
+    envs = [placed() for _ in range(100)]
+    for env in envs:
+        env.step("8 / (5 - 3) + 5")
+    assert (time.process_time() - start) / 100 < 0.005

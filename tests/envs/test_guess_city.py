@@ -1,0 +1,105 @@
+from collections import defaultdict
+
+import pytest
+
+from turnwise.envs.guess_city.env import GuessCity, cities
+from turnwise.envs.guess_city.topics import TOPICS
+from turnwise.envs.guessing.facts import Question
+from turnwise.envs.guessing.oracle import UNKNOWN
+
+PARIS = {
+    "Which continent is it on?": "It is in Europe.",
+    "What continent is the city located in?": "It is in Europe.",
+    "Is it in Europe?": "Yes.",
+    "Is it an Asian city?": "No.",
+    "Is it in France?": "Yes.",
+    "Is it in the UK?": "No.",
+    "Is it north or south of the equator?": "It is north of the equator.",
+    "Is it in the southern hemisphere?": "No.",
+    "Which language do people speak there?": "People speak French.",
+    "Is English spoken there?": "No.",
+    "Is the main language French?": "Yes.",
+    "What is its population?": "It has over 10 million people.",
+    "Does it have more than 10 million people?": "Yes.",
+    "Does it have less than 1 million people?": "No.",
+    "What is the climate?": "The climate is mild.",
+    "What is it known for?": "It is famous for a tower.",
+    "Is it famous for a bridge?": "No.",
+    "Which side do cars drive on?": "Cars drive on the right.",
+    "Do they drive on the left?": "No.",
+    "Is it the capital city?": "Yes.",
+    "Is it near the coast?": "No.",
+    "Is there a river?": "Yes.",
+    "Has it hosted the Olympic Games?": "Yes.",
+    "Is it on an island?": "No.",
+    "Is it at high altitude?": "No.",
+}
+
+
+def test_questions_are_answered_from_the_facts_in_a_few_words():
+    assert {question: cities().answer("Paris", question).answer for question in PARIS} == PARIS
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "Which country is it in?",
+        "Is it in Mexico City?",
+        "Is it north of Paris?",
+        "Is it in the south of Europe?",
+        "Is it not a capital?",
+        "Is it the capital of France?",
+        "Is it in Europe or Asia?",
+        "Do they speak French or English?",
+        "What does its name start with?",
+        "Tell me the city.",
+    ],
+)
+def test_what_the_rules_do_not_cover_is_not_known(question):
+    assert cities().answer("Paris", question).answer == UNKNOWN
+
+
+def test_facts_that_a_reader_can_check():
+    facts = {name: city.facts for name, city in cities().secrets.items()}
+    assert facts["Sydney"]["hemisphere"] == facts["Lima"]["hemisphere"] == facts["Jakarta"]["hemisphere"] == "south"
+    assert facts["Sydney"]["capital"] == facts["Istanbul"]["capital"] == "No" != facts["Canberra"]["capital"]
+    assert facts["London"]["side"] == facts["Tokyo"]["side"] == facts["Hong Kong"]["side"] == "left"
+    assert facts["Madrid"]["coast"] == facts["Cairo"]["coast"] == "No" != facts["Havana"]["coast"]
+    assert facts["Denver"]["high"] == facts["Nairobi"]["high"] == "Yes" != facts["Cairo"]["high"]
+
+
+def test_every_value_may_be_asked_for_and_is_true_of_those_cities_alone():
+    table = cities()
+    for topic in (topic for topic in TOPICS if topic.value_question):
+        values = {city.facts[topic.key] for city in table.secrets.values()}
+        assert set(topic.synonyms.values()) <= values
+        for value in values:
+            question = Question(topic, value)
+            assert table.read(question.text) == question
+            true = {name for name in table.secrets if table.answer(name, question.text).answer == "Yes."}
+            assert true == {name for name, city in table.secrets.items() if city.facts[topic.key] == value}
+
+
+def test_every_synonym_asks_for_its_value():
+    for topic in TOPICS:
+        for phrase, value in topic.synonyms.items():
+            assert cities().read(f"Is it {phrase}?") == Question(topic, value)
+
+
+def test_facts_are_of_one_kind_and_countries_agree_with_themselves():
+    by_country = defaultdict(list)
+    for city in cities().secrets.values():
+        by_country[city.facts["country"]].append(city)
+        for key in ("capital", "coast", "river", "high", "olympics", "island"):
+            assert city.facts[key] in ("Yes", "No")
+        assert all(city.facts.values())
+    for country, places in by_country.items():
+        assert sum(city.facts["capital"] == "Yes" for city in places) <= 1, country
+        assert len({city.facts["island"] for city in places}) == 1, country
+        if country not in ("China", "Turkey"):  # Hong Kong keeps left; Turkey lies on two continents
+            assert len({(city.facts["side"], city.facts["continent"]) for city in places}) == 1, country
+
+
+def test_there_are_enough_cities_and_topics():
+    assert len(cities().secrets) >= 120 and len(TOPICS) >= 10
+    assert len(GuessCity().rules().split()) <= 140

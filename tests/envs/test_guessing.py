@@ -1,0 +1,406 @@
+"""What the two games of questions share: the turn's cost, the oracle's rules, the scripted player, hidden words."""
+
+import asyncio
+import itertools
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from time import perf_counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnwise.core.chance import stream
+from turnwise.core.errors import UserError
+from turnwise.core.messages import assistant
+from turnwise.core.task import Task
+from turnwise.envs.answers import format_answer
+from turnwise.envs.guess_city.env import GuessCity
+from turnwise.envs.guessing.facts import FactTable, Guess, Secret, Topic
+from turnwise.envs.guessing.oracle import UNKNOWN
+from turnwise.envs.guessing.player import agreeing, longest_game, next_action, winning_actions
+from turnwise.envs.guessing.words import GLUE, find_phrases, without_lead, words_of
+from turnwise.envs.kind import EnvKind
+from turnwise.envs.prompt import system_prompt
+from turnwise.envs.seeds import seed_for
+from turnwise.envs.twenty_questions.env import TwentyQuestions
+from turnwise.models.tiny import tiny_tokenizer
+
+SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
+GAMES = {"twenty_questions": TwentyQuestions, "guess_city": GuessCity}
+both = pytest.mark.parametrize("cls", GAMES.values(), ids=GAMES)
+
+
+def start(cls, index=0, **params):
+    """A runner that has started, with its `opening`."""
+    kind = EnvKind(name=cls.__name__, kind="", cls=cls)
+    runner = kind.make(Task(env=cls.__name__, seed=seed_for("train", index), params=params))
+    runner.opening = asyncio.run(runner.start())
+    return runner
+
+
+def hiding(cls, secret, **params):
+    """A game that has started, with this secret."""
+    game = cls(params)
+    game.reset(stream("test"))
+    game.secret = secret
+    return game
+
+
+def another(game):
+    """A name that is not hidden."""
+    return next(name for name in game.names if name != game.secret)
+
+
+def guess(game, name):
+    return Guess(game.table().secrets[name]).text
+
+
+@both
+def test_the_scripted_player_wins_within_the_limits_and_only_its_last_turn_is_free(cls, steps):
+    for index in range(200 * SOAK):
+        runner = start(cls, index)
+        actions = runner.env.solve()
+        assert 1 <= len(actions) <= 20
+        results = steps(runner, [format_answer([action]) for action in actions])
+        assert [result.reward for result in results] == [-1.0] * (len(actions) - 1) + [0.0]
+        assert results[-1].success and results[-1].terminated
+        assert not any(result.invalid or result.over for result in results[:-1])
+
+
+@both
+def test_the_scripted_player_finds_every_word_and_needs_little_more_than_halving(cls):
+    table = cls.table()
+    turns = [len(winning_actions(table, name, frozenset(table.secrets))) for name in table.secrets]
+    assert max(turns) == longest_game(table, table.shuffled) <= 20
+    mean = sum(turns) / len(turns)
+    assert mean < (9.5 if cls is TwentyQuestions else 3.5)
+
+
+@both
+def test_the_scripted_player_learns_of_the_secret_by_answers_alone(cls):
+    table = cls.table()
+    for secret in table.shuffled[:12]:
+        left, heard = frozenset(table.secrets), []
+        for action in winning_actions(table, secret, left):
+            assert action == next_action(table, left), "what it does depends on what it heard and on nothing else"
+            heard.append(table.answer(secret, action))
+            left = agreeing(table, table.secrets, heard)
+            assert secret in left
+
+
+@both
+def test_the_solver_goes_on_from_any_state(cls):
+    for index in range(30):
+        game = start(cls, index).env
+        for action in ("what?", *(game.random_action(stream("play", index, turn)) for turn in range(5))):
+            if game.step(action).over:
+                break
+        else:
+            assert not [action for action in game.solve() if game.step(action).success][1:]
+            assert game.heard[-1].answer == "Correct."
+
+
+@both
+def test_a_wrong_guess_and_a_question_cost_a_turn_and_the_right_guess_nothing(cls):
+    game = hiding(cls, cls.table().shuffled[3])
+    for action in (guess(game, another(game)), game.table().questions[0].text, "Is it blurple?"):
+        outcome = game.step(action)
+        assert (outcome.reward, outcome.over, outcome.success) == (-1.0, False, False)
+    outcome = game.step(guess(game, game.secret))
+    assert (outcome.reward, outcome.over, outcome.success) == (0.0, True, True)
+    assert outcome.text.endswith("Correct.")
+
+
+@both
+def test_rewards_are_parameters_and_the_prompt_states_them(cls):
+    game = hiding(cls, cls.table().shuffled[0], turn_reward=-0.25, success_reward=2.0)
+    assert game.step("Is it nothing?").reward == -0.25
+    assert game.step(guess(game, game.secret)).reward == 2.0
+    assert "Reward -0.25 a turn, 2 for the right guess." in system_prompt(game)
+    assert "Reward -1 a turn, 0 for the right guess." in system_prompt(cls())
+
+
+@both
+def test_all_aliases_in_many_forms_are_the_same_guess(cls):
+    table = cls.table()
+    for secret in table.secrets.values():
+        for name in secret.names:
+            for form in ("{}", "is it {}", "Is it a {}?", "My guess is: THE {}!", "I think it's {}.", "Guess: {}"):
+                assert table.guessed(form.format(name)) == secret.name
+
+
+@both
+def test_several_names_in_one_action_are_no_guess(cls):
+    names = cls.table().shuffled[:5]
+    for text in (
+        " ".join(names),
+        ", ".join(names),
+        f"Is it {names[0]} or {names[1]}?",
+        f"{names[0]} {names[0]} is it?",
+    ):
+        assert cls.table().guessed(text) is None
+        assert cls.table().answer(names[0], text).answer == UNKNOWN
+
+
+@both
+def test_every_question_of_ours_is_read_as_what_it_is(cls):
+    table = cls.table()
+    for question in table.questions:
+        assert table.read(question.text) == question == table.read(question.text.upper().replace("?", " ?!"))
+
+
+@both
+def test_every_phrase_of_a_topic_asks_for_that_topic(cls):
+    table = cls.table()
+    for topic in {question.topic for question in table.questions}:
+        for phrase in topic.phrases:
+            assert table.read(f"Is it something with {phrase}?").topic is topic
+
+
+@both
+def test_what_is_asked_of_a_name_or_the_other_way_round_is_not_understood(cls):
+    table, phrase = cls.table(), cls.table().questions[0].topic.phrases[0]
+    assert table.read(f"is it {phrase}") is not None
+    for strange in (
+        "is it not {}",
+        "isn't it {}",
+        "is it more {} than others",
+        "is it never {}",
+        "is it {} like {name}",
+    ):
+        assert table.read(strange.format(phrase, name=table.shuffled[0])) is None
+
+
+@both
+@given(
+    text=st.text() | st.lists(st.sampled_from([*sorted(GLUE), "alive", "europe", "cat", "paris", "not"])).map(" ".join)
+)
+def test_any_text_is_a_move_that_costs_its_turn_unless_it_is_the_right_guess(cls, text):
+    game = hiding(cls, "cat" if cls is TwentyQuestions else "Paris")
+    outcome = game.step(text)
+    right = len(text) <= 200 and without_lead(words_of(text)) == words_of(game.secret)
+    assert outcome.success == outcome.over == right
+    assert outcome.reward == (0.0 if right else -1.0)
+    assert len(outcome.text) < 200
+
+
+@both
+@pytest.mark.parametrize("text", ["is it " * 200_000, "é" * 10**6, "\ufdfa" * 200, "9" * 10**5, "(" * 10**6, "\ud800"])
+def test_huge_and_hostile_texts_are_answered_at_once_and_never_echoed(cls, text):
+    game = hiding(cls, cls.table().shuffled[0])
+    before = perf_counter()
+    outcome = game.step(text)
+    assert perf_counter() - before < 0.5
+    assert outcome.text == f"? {UNKNOWN}" and not outcome.over
+
+
+@both
+def test_what_is_longer_than_a_question_is_not_looked_at(cls):
+    question = cls.table().questions[0]
+    assert cls.table().read(question.text.ljust(200)) == question
+    assert cls.table().read(question.text.ljust(201)) is None
+
+
+@both
+def test_the_observation_holds_all_answers_so_far_or_the_last(cls):
+    secret, asked = cls.table().shuffled[0], [question.text for question in cls.table().questions[:2]]
+    lines = [f"{question} {cls.table().answer(secret, question).answer}" for question in asked]
+    game = hiding(cls, secret)
+    assert game.state_key() == game.opening and game.draw() is None
+    assert [game.step(question).text for question in asked] == [lines[0], "\n".join(lines)]
+    assert game.state_key() == "\n".join(lines)
+    assert [" ".join(row) for row in game.draw().rows] == lines
+    game = hiding(cls, secret, observation="last")
+    assert [game.step(question).text for question in asked] == lines
+
+
+@both
+def test_the_prompt_names_no_hidden_word_and_does_not_differ_between_episodes(cls):
+    prompts = {start(cls, index).opening.messages for index in range(20)}
+    assert len(prompts) == 1, "rules and opening are all the model is told"
+    said = words_of(" ".join(message.content for message in prompts.pop()))
+    names = [words_of(name) for secret in cls.table().secrets.values() for name in secret.names]
+    inside = [name for name in names if any(said[at : at + len(name)] == name for at in range(len(said)))]
+    assert inside == []
+
+
+@both
+def test_no_answer_names_the_secret_before_it_is_guessed(cls):
+    table = cls.table()
+    for secret in table.secrets.values():
+        answers = " ".join(question.answer(secret) for question in table.questions)
+        assert not any(re.search(rf"\b{name}\b", answers, re.IGNORECASE) for name in secret.names)
+
+
+@both
+def test_every_question_of_the_prompt_is_understood_and_none_is_missing(cls):
+    line = next(line for line in system_prompt(cls()).splitlines() if line.startswith("What you may ask: "))
+    told = []
+    for part in re.findall(r"[^?]+\?", line.removeprefix("What you may ask: ")):
+        first, *others = part.strip().removesuffix("?").split(", ")
+        begin = " ".join(first.split()[:2])
+        told += [f"{first}?", *(f"{begin} {other}?" for other in others)]
+    assert sorted(told) == sorted(question.text for question in cls.table().questions)
+
+
+@both
+def test_the_prompt_states_the_limits_in_force_and_examples_that_are_understood(cls):
+    assert "1 action a turn; at most 20 turns in all." in system_prompt(cls())
+    assert "At most 2 actions a turn; at most 15 turns and 25 actions in all." in system_prompt(
+        cls({"max_turns": 15, "max_actions_per_turn": 2, "max_actions": 25})
+    )
+    question, name = re.fullmatch(r"A question: (.+\?) A guess: Is it (.+)\?", cls.examples).groups()
+    assert cls.table().read(question) is not None
+    assert cls.table().guessed(name) is None, "no secret is given away"
+
+
+@both
+def test_frame_and_answers_are_whole_tokens_of_tiny(cls):
+    tokenizer = tiny_tokenizer()
+    lines = [line for line in cls().rules().splitlines() if not line.startswith("What you may ask")]
+    for text in (*lines, cls.opening, "What you may ask:", "Is it a cat? Yes.", "No.", "Correct.", f"? {UNKNOWN}"):
+        pieces = [tokenizer.decode([token]) for token in tokenizer.encode(text.replace("Atlantis", "Asia"))]
+        assert not [a + b for a, b in itertools.pairwise(pieces) if re.fullmatch(r"\w\w", a[-1] + b[0])]
+
+
+@both
+def test_every_word_comes_up_about_as_often(cls):
+    game, names = cls(), len(cls.table().secrets)
+    seen = Counter()
+    for seed in range(20 * names):
+        game.reset(stream("draw", seed))
+        seen[game.secret] += 1
+    assert set(seen) == set(cls.table().secrets) and max(seen.values()) < 50
+
+
+@both
+def test_split_words_are_disjoint_and_shared_ones_are_not(cls):
+    def hidden(split, **params):
+        game = cls(params)
+        game.split = split
+        game.reset(stream(split))
+        assert game.secret in game.hidden_words()
+        return set(game.hidden_words())
+
+    splits = ("train", "validation", "test")
+    train, validation, test = (hidden(split, words="split") for split in splits)
+    assert not train & validation and not train & test and not validation & test
+    assert train | validation | test == set(cls.table().secrets)
+    assert len(train) == 3 * len(validation) == 3 * len(test)
+    assert all(hidden(split, words="split", num_words=5) for split in splits)
+    assert hidden("train") == hidden("test") == set(cls.table().secrets)
+    with pytest.raises(UserError, match="words = split"):
+        cls({"words": "split"}).reset(stream(0))
+
+
+@both
+def test_fewer_words_make_a_shorter_game_and_the_player_knows_them(cls):
+    longest = [longest_game(cls.table(), cls.table().shuffled[:number]) for number in (5, 20, 60, 150)]
+    assert longest == sorted(longest) and longest[0] <= 5
+    for index in range(20):
+        game = start(cls, index, num_words=8).env
+        assert game.secret in game.names == cls.table().shuffled[:8]
+        assert len(game.solve()) <= longest_game(cls.table(), game.names)
+
+
+@both
+def test_limits_that_are_too_tight_are_refused_and_the_tightest_that_do_are_not(cls):
+    needed = longest_game(cls.table(), cls.table().shuffled[:40])
+    for limits in ({"max_turns": needed}, {"max_turns": needed // 2 + 1, "max_actions_per_turn": 2}):
+        cls({"num_words": 40, **limits}).reset(stream(0))
+    for limits in ({"max_turns": needed - 1}, {"max_actions": needed - 1}):
+        with pytest.raises(UserError, match=f"up to {needed} .* allow {needed - 1}: raise env.params.max_turns"):
+            cls({"num_words": 40, **limits}).reset(stream(0))
+
+
+@both
+def test_parameters_out_of_range_are_refused(cls):
+    kind = EnvKind(name="game", kind="", cls=cls)
+    assert kind.check_params({})["num_words"] == len(cls.table().secrets)
+    for wrong in ({"num_words": 4}, {"num_words": len(cls.table().secrets) + 1}, {"words": "none"}, {"secret": "cat"}):
+        with pytest.raises(UserError, match=r"env\.params"):
+            kind.check_params(wrong)
+
+
+@both
+def test_random_actions_are_questions_and_guesses_that_are_understood(cls):
+    game = start(cls).env
+    actions = [game.random_action(stream(seed)) for seed in range(400)]
+    assert all(game.table().read(action) for action in actions)
+    guesses = sum(game.table().guessed(action) is not None for action in actions)
+    assert 50 < guesses < 120
+    assert len(set(actions)) > len(game.table().questions)
+
+
+PLAYS = """
+from turnwise.core.chance import stream
+from turnwise.envs.guess_city.env import GuessCity
+from turnwise.envs.twenty_questions.env import TwentyQuestions
+plays = []
+for game in (GuessCity(), TwentyQuestions()):
+    for seed in range(20):
+        game.reset(stream("start", seed))
+        plays.append([game.secret, *game.solve(), game.random_action(stream(seed))])
+"""
+
+
+def test_equal_seeds_give_equal_games_in_every_process_whatever_its_hash_seed():
+    here: dict = {}
+    exec(PLAYS, here)
+    there = subprocess.run(
+        [sys.executable, "-c", f"{PLAYS}print(plays)"],
+        env={**os.environ, "PYTHONHASHSEED": "4711"},
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    assert there.stdout.strip() == str(here["plays"]) and len(here["plays"]) == 40
+
+
+@both
+def test_a_turn_takes_well_below_a_tenth_of_a_millisecond(cls):
+    game = start(cls).env
+    actions = [game.random_action(stream(seed)) for seed in range(20)]
+
+    def turn_s():
+        game.heard = []
+        before = perf_counter()
+        for action in actions:
+            game.step(action)
+        return (perf_counter() - before) / len(actions)
+
+    assert min(turn_s() for _ in range(50)) < 1e-4
+
+
+def test_an_unreadable_answer_leaves_the_game_as_it_was(steps):
+    runner = start(TwentyQuestions)
+    (result,) = steps(runner, ["Is it alive?"])
+    assert result.invalid and runner.env.heard == []
+    assert asyncio.run(runner.step(assistant("<answer>Is it alive?</answer>"))).info["state"] == "What is it?"
+
+
+COLOUR = Topic(key="colour", question="Which colour is it?", answer="It is {}.", phrases=("colour",))
+ROUND = Topic(key="round", question="Is it round?", phrases=("round",))
+
+
+def test_a_table_that_no_player_could_use_is_refused():
+    ball = Secret(name="ball", facts={"colour": "red", "round": "Yes"})
+    with pytest.raises(ValueError, match="same answers"):
+        FactTable([ball, Secret(name="plum", facts=ball.facts)], [COLOUR, ROUND])
+    with pytest.raises(ValueError, match="'Is it round\\?' is not read"):
+        FactTable([Secret(name="round", facts=ball.facts), ball], [COLOUR, ROUND])
+    assert FactTable([ball], [COLOUR, ROUND]).answer("ball", "What colour has it?").answer == "It is red."
+
+
+def test_words_are_small_letters_and_digits_without_accents():
+    assert words_of("  Is it SÃO Paulo -- or Málaga’s 2nd?") == ("is", "it", "sao", "paulo", "or", "malagas", "2nd")
+    assert without_lead(("is", "it", "a", "cat", "a")) == ("cat", "a") and without_lead(("it",)) == ()
+
+
+def test_the_longest_phrase_at_each_place_counts_and_no_word_counts_twice():
+    phrases = {("a",): 1, ("a", "b"): 2, ("b", "c"): 3}
+    assert find_phrases(tuple("abcaxbc"), phrases, longest=2) == ([2, 1, 3], ["c", "x"])

@@ -1,0 +1,178 @@
+"""A game between two agents: what each side sees and earns, and that nobody waits for one who is gone."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from turnwise.core.chance import stream
+from turnwise.core.errors import UserError
+from turnwise.core.messages import assistant
+from turnwise.core.protocols import Observation, StepResult
+from turnwise.core.task import Task
+from turnwise.envs.games.table import Seat, as_side, side_of, take_seats
+from turnwise.envs.registry import load
+from turnwise.envs.seeds import seed_for
+
+MIRROR = {"win": "loss", "loss": "win", "draw": "draw"}
+Choose = Callable[[str], str]
+"""From a board to a move, or to any other answer."""
+
+
+def seats(name: str = "tic_tac_toe", member: int = 0, attempt: int = 0, **params: Any) -> tuple[Seat, Seat]:
+    task = Task(env=name, seed=seed_for("train", 0), params={"begins": "agent", **params})
+    return take_seats(load(name), task, member, attempt)
+
+
+def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """A side that waits for ever is a failure of a second."""
+    return asyncio.run(asyncio.wait_for(coroutine, timeout=20))
+
+
+def answer(action: str) -> Any:
+    return assistant(f"<answer>{action}</answer>")
+
+
+async def play(seat: Seat, choose: Choose) -> tuple[Observation, list[StepResult]]:
+    """One side's whole episode."""
+    opening = await seat.start()
+    results: list[StepResult] = []
+    board = opening.messages[-1].content
+    while not (results and results[-1].over):
+        results.append(await seat.step(answer(choose(board))))
+        board = results[-1].messages[0].content
+    await seat.close()
+    return opening, results
+
+
+async def match(pair: tuple[Seat, Seat], first: Choose, second: Choose) -> list[tuple[Observation, list[StepResult]]]:
+    return await asyncio.gather(play(pair[0], first), play(pair[1], second))
+
+
+def at_random(seed: int) -> Choose:
+    rng = stream("player", seed)
+    return lambda board: rng.choice([cell for cell in board.split() if cell.isdigit()])
+
+
+def script(moves: str) -> Choose:
+    left = iter(moves)
+    return lambda board: next(left)
+
+
+@pytest.mark.parametrize("name", ["tic_tac_toe", "connect_four"])
+def test_rewards_and_results_of_the_two_sides_mirror_each_other(name: str) -> None:
+    pays = {"win": 3.0, "draw": 1.0, "loss": -2.0}
+    params = {f"{how}_reward": pay for how, pay in pays.items()}
+    seen = set()
+    for seed in range(30):
+        both = run(match(seats(name, **params), at_random(2 * seed), at_random(2 * seed + 1)))
+        ours, theirs = ([result.info.get("result") for result in results] for _, results in both)
+        assert theirs[-1] == MIRROR[ours[-1]] and set(ours[:-1] + theirs[:-1]) <= {None}
+        for _, results in both:
+            how = results[-1].info["result"]
+            assert [result.reward for result in results] == [0.0] * (len(results) - 1) + [pays[how]]
+            assert results[-1].terminated and results[-1].success == (how == "win") == results[-1].info["success"]
+            assert not any(result.invalid or result.truncated for result in results)
+            end = {"win": "You win.", "draw": "A draw.", "loss": "You lose."}[how]
+            assert results[-1].messages[0].content.endswith(end)
+        seen.add(ours[-1])
+    assert {"win", "loss"} <= seen
+
+
+def test_each_side_sees_its_own_pieces_as_x_and_the_other_move_before_it_is_asked() -> None:
+    (first, ours), (second, theirs) = run(match(seats(), script("1259"), script("368")))
+    assert first.messages[-1].content == "1 2 3\n4 5 6\n7 8 9"
+    assert second.messages[-1].content == "O 2 3\n4 5 6\n7 8 9"
+    assert ours[0].messages[0].content == "X 2 O\n4 5 6\n7 8 9"
+    assert theirs[0].messages[0].content == "O O X\n4 5 6\n7 8 9"
+    assert theirs[0].info["state"] == second.messages[-1].content and theirs[0].info["actions"] == ["3"]
+    assert ours[0].picture is not None and ours[0].picture.rows[0] == ("you", "2", "opponent")
+
+
+def test_a_side_is_told_what_it_is_told_by_the_game_against_its_script() -> None:
+    async def compared() -> None:
+        seat, _ = seats()
+        runner = load("tic_tac_toe").make(
+            Task(env="tic_tac_toe", seed=seed_for("train", 0), params={"begins": "agent"})
+        )
+        assert await seat.start() == await runner.start()
+        for text in ("hello", "<answer></answer>", "<answer>77</answer>", "<answer>1 || 2</answer>"):
+            ours, theirs = await seat.step(assistant(text)), await runner.step(assistant(text))
+            assert ours == theirs and ours.invalid
+
+    run(compared())
+
+
+def test_a_draw_is_success_for_both_where_it_counts_as_one() -> None:
+    for counts in (False, True):
+        both = run(match(seats(draw_is_success=counts), script("12679"), script("5348")))
+        for _, results in both:
+            assert results[-1].info["result"] == "draw" and results[-1].reward == 0.5
+            assert results[-1].success == results[-1].info["success"] == counts
+
+
+def test_an_invalid_answer_leaves_the_turn_with_its_side() -> None:
+    (_, ours), (_, theirs) = run(match(seats(), script("1x12345"), script("456")))
+    assert [result.invalid for result in ours] == [False, True, True, False, False]
+    assert ours[1].messages[0].content == "Invalid action.\nX 2 3\nO 5 6\n7 8 9"
+    assert len(theirs) == 2 and theirs[-1].info["result"] == "loss"
+
+
+def test_who_runs_out_of_turns_has_lost_and_is_played_on_at_random() -> None:
+    pair = seats(loss_reward=-1.0)
+    (_, ours), (_, theirs) = run(match(pair, script("1" * 50), at_random(5)))
+    assert len(ours) == 7 and ours[-1].truncated and not ours[-1].success and not ours[-1].terminated
+    assert [result.reward for result in ours] == [0.0] * 6 + [-1.0] and ours[-1].info["result"] == "loss"
+    assert ours[-1].messages[0].content.endswith("No turns left.")
+    assert theirs[-1].terminated and theirs[-1].info["result"] in MIRROR and len(theirs) >= 3
+
+
+def test_chance_of_the_stand_in_has_an_address() -> None:
+    def boards(member: int, attempt: int) -> list[str]:
+        pair = seats(member=member, attempt=attempt)
+        _, (opening, results) = run(match(pair, script("x" * 50), lambda board: min(board.split())))
+        return [opening.messages[-1].content, *(result.messages[0].content for result in results)]
+
+    assert boards(0, 0) == boards(0, 0)
+    assert len({tuple(boards(member, attempt)) for member in range(6) for attempt in range(2)}) > 4
+
+
+def test_one_who_leaves_without_a_word_keeps_nobody_waiting() -> None:
+    async def left(leaver: int, after: int) -> None:
+        pair = seats()
+        other = asyncio.create_task(play(pair[1 - leaver], at_random(1)))
+        await pair[leaver].start() if after else None
+        for move in "59"[:after]:
+            await asyncio.wait_for(pair[leaver].step(answer(move)), 5) if leaver == 0 else None
+        await pair[leaver].close()
+        opening, results = await other
+        assert results[-1].terminated and opening.messages[-1].content.count("O") == (leaver == 0)
+
+    for leaver in (0, 1):
+        for after in (0, 1):
+            run(left(leaver, after))
+
+
+def test_both_may_leave_at_any_time() -> None:
+    async def left() -> None:
+        pair = seats()
+        waiting = asyncio.create_task(pair[1].start())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        for seat in (*pair, *pair):
+            await seat.close()
+
+    run(left())
+
+
+def test_the_tasks_of_the_two_sides_differ_in_the_side_alone() -> None:
+    task = Task(env="tic_tac_toe", seed=3, params={"strength": 0.5, "begins": "random"})
+    first, second = as_side(task, 0), as_side(task, 1)
+    assert (side_of(first), side_of(second)) == (0, 1) and as_side(second, 0) == first
+    assert first.seed == second.seed and {**first.params, "begins": "opponent"} == second.params
+
+
+def test_what_is_no_game_is_refused() -> None:
+    with pytest.raises(UserError, match="frozen_lake is no game of two sides"):
+        take_seats(load("frozen_lake"), Task(env="frozen_lake", seed=seed_for("train", 0)))

@@ -1,0 +1,137 @@
+import os
+from collections import Counter
+from functools import cache
+
+import pytest
+
+from turnwise.core.chance import stream
+from turnwise.envs.tic_tac_toe.env import TicTacToe
+from turnwise.envs.tic_tac_toe.game import MOVES, TicTacToeGame
+from turnwise.envs.tic_tac_toe.perfect import hardest_move, perfect_moves, value
+
+SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
+
+
+def played(moves):
+    game = TicTacToeGame()
+    for move in moves:
+        game = game.after(move)
+    return game
+
+
+@cache
+def all_positions():
+    found, edge = {TicTacToeGame()}, [TicTacToeGame()]
+    while edge:
+        after = {game.after(move) for game in edge for move in game.moves}
+        edge = list(after - found)
+        found |= after
+    return found
+
+
+@cache
+def outcome(game):
+    """1, 0 or -1 for the player to move, and the plies until then: a second, plainer minimax."""
+    if not game.moves:
+        return (0 if game.winner is None else -1), 0
+    return max((after(game, move) for move in game.moves), key=soon)
+
+
+def after(game, move):
+    sign, plies = outcome(game.after(move))
+    return -sign, plies + 1
+
+
+def soon(result):
+    return result[0] * (100 - result[1])
+
+
+def test_there_are_as_many_positions_and_endings_as_the_literature_counts():
+    ended = Counter(game.winner for game in all_positions() if not game.moves)
+    assert len(all_positions()) == 5478 and ended == {0: 626, 1: 316, None: 16}
+
+
+@pytest.mark.parametrize("line", ["123", "456", "789", "147", "258", "369", "159", "357"])
+def test_every_line_wins_for_either_player(line):
+    a, b, c = line
+    others = [move for move in MOVES if move not in line]
+    x, y, z = next(
+        trio
+        for trio in ((others[i], others[j], others[k]) for i in range(6) for j in range(i) for k in range(j))
+        if played([trio[0], a, trio[1], b, trio[2]]).winner is None
+    )
+    assert played([a, x, b, y]).winner is None and played([a, x, b, y, c]).winner == 0
+    assert played([x, a, y, b, z, c]).winner == 1 and played([x, a, y, b, z, c]).moves == ()
+
+
+def test_cells_are_numbered_by_rows_and_seen_from_one_side():
+    game = played("519")
+    assert game.cells(0) == (("opponent", "2", "3"), ("4", "you", "6"), ("7", "8", "you"))
+    assert game.cells(1) == (("you", "2", "3"), ("4", "opponent", "6"), ("7", "8", "opponent"))
+    assert played("14253").cells(0) == (("you",) * 3, ("opponent", "opponent", "empty"), ("empty",) * 3)
+
+
+def test_the_observation_reads_so():
+    env = TicTacToe({"begins": "agent", "strength": 1})
+    assert env.reset(stream(0)) == "1 2 3\n4 5 6\n7 8 9"
+    assert env.step("1").text == "X 2 3\n4 O 6\n7 8 9"
+
+
+def test_taken_cells_and_ended_games_take_no_move():
+    for game, move in ((played("5"), "5"), (played("14253"), "9"), (played(""), "10"), (played(""), "")):
+        with pytest.raises(ValueError):
+            game.after(move)
+
+
+def test_values_and_moves_agree_with_a_plain_minimax_in_every_position():
+    for game in all_positions():
+        best = soon(outcome(game))
+        assert (value(game) > 0) - (value(game) < 0) == (best > 0) - (best < 0)
+        assert perfect_moves(game) == tuple(move for move in game.moves if soon(after(game, move)) == best)
+        assert not game.moves or hardest_move(game) in perfect_moves(game)
+
+
+def test_perfect_play_wins_at_once_blocks_and_holds_out():
+    assert perfect_moves(played("1425")) == ("3",), "not a slower win"
+    assert perfect_moves(played("142")) == ("3",), "the only block"
+    assert perfect_moves(played("1")) == ("5",), "against a corner only the centre holds"
+    assert set(perfect_moves(played(""))) == set(MOVES), "every opening draws"
+
+
+def test_perfect_play_never_loses_whatever_the_other_does():
+    def check(game, side):
+        if game.moves:
+            for move in perfect_moves(game) if game.player == side else game.moves:
+                check(game.after(move), side)
+        else:
+            assert game.winner in (None, side)
+
+    check(TicTacToeGame(), 0)
+    check(TicTacToeGame(), 1)
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.5, 1.0])
+def test_the_solver_never_loses_and_wins_where_the_opponent_errs(strength):
+    results = Counter()
+    for seed in range(200 * SOAK):
+        env = TicTacToe({"strength": strength, "draw_is_success": True}, rng=stream("luck", seed))
+        env.reset(stream("start", seed))
+        turns = 1
+        while not (end := env.step(env.solve()[0])).over:
+            turns += 1
+        assert end.success and turns <= 5
+        results[end.reward] += 1
+    wins = results[1.0] / (200 * SOAK)
+    assert set(results) <= {0.5, 1.0}
+    assert wins == 0 if strength == 1 else wins > 0.6 if strength else wins > 0.9
+
+
+def test_a_draw_pays_half_and_is_success_only_if_told_so():
+    for told in (False, True):
+        env = TicTacToe({"draw_is_success": told, "strength": 1}, rng=stream("test"))
+        env.side, env.game = 0, played("51283746")
+        end = env.step("9")
+        assert (end.over, end.reward, end.success) == (True, 0.5, told) and end.text.endswith("\nA draw.")
+    env = TicTacToe({"draw_reward": 0.2, "draw_is_success": True})
+    env.side, env.game = 0, played("51283746")
+    assert env.step("9").reward == 0.2

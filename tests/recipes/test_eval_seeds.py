@@ -1,0 +1,66 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnwise.core.errors import UserError
+from turnwise.core.task import Split
+from turnwise.envs.seeds import seed_for
+from turnwise.recipes.eval_seeds import read_seeds, write_seeds
+
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_numbers_and_ranges_count_the_tasks_of_the_split(split: Split) -> None:
+    assert read_seeds("3,7,10-12", split) == tuple(seed_for(split, index) for index in (3, 7, 10, 11, 12))
+    assert read_seeds("5", split) == (seed_for(split, 5),)
+
+
+def test_a_file_may_list_them_with_remarks(tmp_path: Path) -> None:
+    (tmp_path / "seeds.txt").write_text("# hard ones\n3, 7\n10-12  # a range\n\n")
+    assert read_seeds(str(tmp_path / "seeds.txt"), "test") == read_seeds("3,7,10-12", "test")
+
+
+def test_seeds_as_recorded_are_taken_and_must_be_of_the_split() -> None:
+    recorded = seed_for("validation", 4)
+    assert read_seeds(f"{recorded},9", "validation") == (recorded, seed_for("validation", 9))
+    with pytest.raises(UserError, match="is of the validation split, not test: give --split validation"):
+        read_seeds(str(recorded), "test")
+
+
+@given(indices=st.lists(st.integers(0, 60), min_size=1, max_size=30, unique=True), split=st.sampled_from(SPLITS))
+def test_what_is_written_is_read_back(indices: list[int], split: Split) -> None:
+    seeds = [seed_for(split, index) for index in indices]
+    assert read_seeds(write_seeds(seeds), split) == tuple(seeds)
+
+
+def test_runs_of_numbers_are_written_as_ranges() -> None:
+    assert write_seeds([3, 7, 10, 11, 12, 14]) == "3,7,10-12,14"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", "holds no seeds"),
+        (",", "holds no seeds"),
+        ("1,x", '"x" is no seed'),
+        ("5-3", '"5-3" is no seed'),
+        ("-3", '"-3" is no seed'),
+        ("1,2,1", "names 1 twice: give each once, and --tries"),
+        ("1-4,3", "names 3 twice"),
+        ("0-99999999999", "more than 1000000"),
+        ("9" * 15, "belongs to no split"),
+        ("٣", '"٣" is no seed'),
+    ],
+)
+def test_what_is_no_list_of_seeds_is_refused(text: str, line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        read_seeds(text, "test")
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "seeds").write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match="cannot be read"):
+        read_seeds(str(tmp_path / "seeds"), "test")

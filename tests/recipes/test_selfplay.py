@@ -1,0 +1,199 @@
+"""Runs against oneself and against one's own past: they learn from both sides, resume, and climb a ladder."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from episodes_for_tests import trajectory_of, turn_of
+from runs_for_tests import episodes, learnt, metrics, quiet, small
+from turnwise.config.schema import Config
+from turnwise.core.errors import UserError
+from turnwise.envs.registry import load
+from turnwise.evaluate.elo import Score, performance
+from turnwise.models.attention import ATTENTION
+from turnwise.models.loading import LoadedModel, load_model
+from turnwise.models.tiny import tiny_model, tiny_tokenizer
+from turnwise.recipes.checks import check
+from turnwise.recipes.run import train
+from turnwise.record.run_folder import RunFolder
+from turnwise.train.rivals import Frozen, Rivals, points_of
+from turnwise.train.snapshots import Snapshots
+
+KIND = load("tic_tac_toe")
+GAME = {
+    "env__kind": "tic_tac_toe",
+    "rollout__max_tokens": 512,
+    "algo__kl_coef": 0.0,
+    "eval__every": 0,
+    "eval__episodes": 2,
+    "rollout__timeout_s": 60.0,
+}
+
+
+def config(folder: Path, opponent: str, **settings: Any) -> Config:
+    given = {**GAME, "selfplay__opponent": opponent, "selfplay__ladder_games": 0, **settings}
+    return small(folder, **given)
+
+
+def play(folder: Path, opponent: str, resume: bool = False, **settings: Any) -> Path:
+    train(config(folder, opponent, **settings), console=quiet(), resume=resume)
+    return folder / "run"
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    folder = RunFolder.open(run)
+    return [folder.read_trajectory(entry) for entry in folder.read_index()]
+
+
+def same(ours: Path, theirs: Path) -> bool:
+    one, other = learnt(ours), learnt(theirs)
+    weights = all(torch.equal(one[name], other[name]) for name in one)
+    return weights and episodes(ours) == episodes(theirs) and metrics(ours) == metrics(theirs)
+
+
+def test_both_sides_of_every_match_are_trained_and_a_resumed_run_ends_the_same(tmp_path: Path) -> None:
+    whole = play(tmp_path / "whole", "self", rollout__in_flight=4)
+    played = [(row["step"], row["task"]["seed"], row["member"], row["task"]["params"]["begins"]) for row in rows(whole)]
+    pairs = {each[:3] for each in played}
+    assert len(played) == 2 * len(pairs) == 24 and {each[3] for each in played} == {"agent", "opponent"}
+    assert all(row["rollout/truncated_time"] == 0 for row in metrics(whole) if "rollout/success" in row)
+    for row in rows(whole):
+        for turn in row["turns"]:
+            assert len(turn["advantages"]) == len(turn["action_ids"])
+    play(tmp_path / "cut", "self", rollout__in_flight=4, train__max_minutes=1e-9)
+    assert same(whole, play(tmp_path / "cut", "self", resume=True, rollout__in_flight=4))
+
+
+LADDER = {"selfplay__snapshot_every": 1, "selfplay__snapshots": 2, "selfplay__ladder_games": 4}
+
+
+def test_against_the_past_one_side_is_trained_and_a_resumed_run_meets_the_same_opponents(tmp_path: Path) -> None:
+    whole = play(tmp_path / "whole", "past", **LADDER)
+    found = [(row["step"], row["task"]["seed"], row["task"]["params"]["begins"]) for row in rows(whole)]
+    assert len(found) == 24 and len(set(found)) == 6
+    assert [begins for *_, begins in sorted(set(found), key=found.index)] == ["agent", "opponent"] * 3
+    play(tmp_path / "cut", "past", **LADDER, train__max_minutes=1e-9)
+    assert same(whole, play(tmp_path / "cut", "past", resume=True, **LADDER))
+
+    assert_ladder(whole)
+    past = sorted(path.name for path in (whole / "past").iterdir())
+    assert past == ["step_000000", "step_000001", "step_000002", "step_000003"]
+    now = load_file(whole / "checkpoints/step_000003/model.safetensors")
+    then = {name: load_file(whole / "past" / name / "model.safetensors") for name in past}
+    assert all(torch.equal(now[name], then["step_000003"][name]) for name in now)
+    assert not all(torch.equal(now[name], then["step_000002"][name]) for name in now)
+
+
+def assert_ladder(run: Path) -> None:
+    """Each rung is rated by its games against those before it, as the metrics tell them."""
+    rungs = {row["step"]: row for row in metrics(run) if "ladder/elo" in row}
+    assert list(rungs) == [1, 2, 3]
+    opponents = {1: [0], 2: [0, 1], 3: [1, 2]}
+    ratings = {0: 0.0}
+    for step, row in rungs.items():
+        shares = {rung: row[f"ladder/score/step_{rung:06d}"] for rung in opponents[step]}
+        assert row["ladder/games"] == 4 * len(shares) == 4 * sum(name.startswith("ladder/score/") for name in row)
+        assert row["ladder/score"] == pytest.approx(sum(shares.values()) / len(shares))
+        scores = [Score(opponent=ratings[rung], points=4 * share, games=4) for rung, share in shares.items()]
+        assert row["ladder/elo"] == pytest.approx(performance(scores))
+        ratings[step] = row["ladder/elo"]
+
+
+def test_snapshots_follow_from_the_step_and_are_bounded(tmp_path: Path) -> None:
+    past = Snapshots(tmp_path / "past", every=10, keep=3, tokenizer=tiny_tokenizer())
+    assert past.at(0) == [0] and past.at(9) == [0] and past.at(25) == [0, 10, 20] and past.at(40) == [20, 30, 40]
+    assert past.before(0) == [] and past.before(10) == [0] and past.before(40) == [10, 20, 30]
+    for step in range(0, 60, 10):
+        past.path(step).mkdir(parents=True)
+    past.drop_unneeded(0)
+    assert len(list(past.folder.iterdir())) == 6
+    past.drop_unneeded(45)
+    assert sorted(path.name for path in past.folder.iterdir())[0] == "step_000020"
+    past.drop_unneeded(50)
+    assert past.path(20).exists(), "the ladder of step 50 may have to be played again"
+    past.drop_after(30)
+    assert sorted(path.name for path in past.folder.iterdir()) == ["step_000020", "step_000030"]
+    past.save(tiny_model(0), 40)
+    past.save(tiny_model(1), 40)
+    kept, first = load_file(past.path(40) / "model.safetensors"), tiny_model(0).state_dict()
+    assert all(torch.equal(kept[name], first[name]) for name in kept)
+
+
+class Seen:
+    """Instead of a frozen player: what it would have been."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def become(self, folder: Path) -> None:
+        self.names.append(folder.name)
+
+
+def rivals(tmp_path: Path, frozen: Any, trained_against: bool) -> Rivals:
+    past = Snapshots(tmp_path, every=10, keep=3, tokenizer=None)
+    rest = dict.fromkeys(("ladder", "model", "checkpoints", "folder", "progress"))
+    return Rivals(snapshots=past, frozen=frozen, trained_against=trained_against, run_seed=1, **rest)  # type: ignore[arg-type]
+
+
+def test_the_opponent_of_a_step_is_drawn_from_the_last_snapshots_by_the_step_alone(tmp_path: Path) -> None:
+    seen, again, never = Seen(), Seen(), Seen()
+    for step in range(30, 40):
+        rivals(tmp_path, seen, True).sit_down(step)
+        rivals(tmp_path, never, False).sit_down(step)
+    for step in range(30, 40):
+        rivals(tmp_path, again, True).sit_down(step)
+    assert seen.names == again.names and not never.names
+    assert set(seen.names) == {"step_000010", "step_000020", "step_000030"}
+
+
+def test_a_frozen_player_takes_on_the_weights_of_a_snapshot_in_place(tmp_path: Path) -> None:
+    def read(name: str) -> LoadedModel:
+        return load_model(name, attn_implementation=ATTENTION)
+
+    past = Snapshots(tmp_path, every=10, keep=3, tokenizer=tiny_tokenizer())
+    for step in (0, 10):
+        past.save(tiny_model(step), step)
+    frozen = Frozen(tiny_model(7), None, read)  # type: ignore[arg-type]
+    places = [parameter.data_ptr() for parameter in frozen.model.parameters()]
+    for step in (10, 0):
+        frozen.become(past.path(step))
+        wanted = dict(tiny_model(step).named_parameters())
+        assert all(torch.equal(value, wanted[name]) for name, value in frozen.model.named_parameters())
+    assert places == [parameter.data_ptr() for parameter in frozen.model.parameters()]
+
+
+@pytest.mark.parametrize(("last", "points"), [("win", 1.0), ("draw", 0.5), ("loss", 0.0), (None, 0.0)])
+def test_points_of_a_game(last: str | None, points: float) -> None:
+    turns = [turn_of([1], [2]), turn_of([1], [2], info={"result": last} if last else {})]
+    assert points_of(trajectory_of(turns)) == points
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"env__mix": {"frozen_lake": 1.0}}, r"env\.mix adds others"),
+        ({"curriculum__pool": 64}, r"curriculum\.pool ranks tasks"),
+        ({"algo__advantage": "remax"}, "greedy member more"),
+        ({"env__params": {"begins": "agent"}}, r"env\.params\.begins fixes a side"),
+        ({"env__params": {"max_actions_per_turn": 2}}, "after each action: set it to 1"),
+        ({"rollout__groups": 3}, r"rollout\.groups 3 is odd"),
+        ({"rollout__in_flight": 1}, r"raise rollout\.in_flight to 2"),
+    ],
+)
+def test_what_cannot_be_is_one_line_before_anything_starts(settings: dict[str, Any], problem: str) -> None:
+    check(config(Path("x"), "self"), KIND)
+    with pytest.raises(UserError, match=problem):
+        check(config(Path("x"), "self", **settings), KIND)
+    check(config(Path("x"), "none", **settings), KIND)
+
+
+def test_an_environment_of_one_side_and_settings_without_effect_are_refused() -> None:
+    for opponent in ("self", "past"):
+        with pytest.raises(UserError, match="needs a game of two sides, and bandit is none"):
+            train(config(Path("x"), opponent, env__kind="bandit"), console=quiet())
+    check(config(Path("x"), "past", rollout__groups=3, rollout__in_flight=1), KIND, given=["selfplay.snapshots"])
+    with pytest.raises(UserError, match=r"selfplay\.ladder_games has no effect with selfplay\.opponent none"):
+        check(config(Path("x"), "none"), KIND, given=["selfplay.ladder_games"])

@@ -1,0 +1,94 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from episodes_for_tests import task_of, trajectory_of, turn_of
+from turnwise.core.errors import UserError
+from turnwise.core.trajectory import Trajectory
+from turnwise.record.evaluation_folder import EvaluationFolder, read_plan
+
+PLAN = {"environment": "test", "tries": 1}
+
+
+def episode(index: int, member: int = 0) -> Trajectory:
+    return trajectory_of([turn_of([1, 2], [3], reward=0.25)], task=task_of("test", index), member=member)
+
+
+def decode(ids: object) -> str:
+    return f"text of {ids}"
+
+
+def started(path: Path) -> EvaluationFolder:
+    folder = EvaluationFolder(path)
+    folder.write_plan(PLAN, {"tiny": "seed = 0\n"})
+    return folder
+
+
+def test_episodes_come_back_as_they_were(tmp_path: Path) -> None:
+    with started(tmp_path / "a") as folder:
+        assert folder.fresh
+        for number in range(3):
+            folder.add("tiny", episode(number), number, decode)
+    with EvaluationFolder(tmp_path / "a") as folder:
+        assert not folder.fresh
+        assert folder.read_trajectories("tiny") == [episode(number) for number in range(3)]
+        assert folder.read_trajectories("other") == []
+    row = json.loads((tmp_path / "a/trajectories/tiny.jsonl").read_text().splitlines()[2])
+    assert (row["group"], row["turns"][0]["context"]) == (2, "text of (1, 2)")
+    assert read_plan(tmp_path / "a") == PLAN
+    assert (tmp_path / "a/models/tiny.toml").read_text() == "seed = 0\n"
+
+
+@pytest.mark.parametrize("cut", [1, 5, 100])
+def test_a_half_written_line_is_dropped_and_the_next_stands_alone(tmp_path: Path, cut: int) -> None:
+    with started(tmp_path / "a") as folder:
+        for number in range(2):
+            folder.add("tiny", episode(number), number, decode)
+    path = tmp_path / "a/trajectories/tiny.jsonl"
+    path.write_bytes(path.read_bytes()[:-cut])
+    with EvaluationFolder(tmp_path / "a") as folder:
+        assert folder.read_trajectories("tiny") == [episode(0)]
+        folder.add("tiny", episode(1), 1, decode)
+        assert folder.read_trajectories("tiny") == [episode(0), episode(1)]
+
+
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
+    with started(tmp_path / "a"), pytest.raises(UserError, match=r"is being written by another process .* --out"):
+        EvaluationFolder(tmp_path / "a")
+    EvaluationFolder(tmp_path / "a").__exit__(None, None, None)
+
+
+def test_what_is_no_evaluation_is_not_written_into(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/thesis.tex").write_text("x")
+    with pytest.raises(UserError, match=r"holds something else \(thesis.tex\): choose another --out"):
+        EvaluationFolder(tmp_path / "a")
+    (tmp_path / "b").write_text("x")
+    with pytest.raises(UserError, match="is a file, not a folder"):
+        EvaluationFolder(tmp_path / "b")
+    with pytest.raises(UserError, match="is no evaluation"):
+        read_plan(tmp_path / "a")
+
+
+def test_a_start_that_came_to_nothing_leaves_nothing_but_episodes_stay(tmp_path: Path) -> None:
+    with pytest.raises(UserError), started(tmp_path / "a"):
+        raise UserError("no such model")
+    assert not (tmp_path / "a").exists()
+    with pytest.raises(UserError), started(tmp_path / "a") as folder:
+        folder.add("tiny", episode(0), 0, decode)
+        raise UserError("the endpoint went away")
+    with pytest.raises(UserError), EvaluationFolder(tmp_path / "a"):
+        raise UserError("again")
+    with EvaluationFolder(tmp_path / "a") as folder:
+        assert folder.read_trajectories("tiny") == [episode(0)]
+
+
+def test_results_stand_until_the_next_plan(tmp_path: Path) -> None:
+    with started(tmp_path / "a") as folder:
+        folder.write_results({"success": float("nan"), "tasks": 3}, "<svg/>")
+        summary = json.loads((tmp_path / "a/summary.json").read_text())
+        assert summary == {"success": None, "tasks": 3, "nonfinite": ["success"]}
+        assert (tmp_path / "a/success.svg").read_text() == "<svg/>"
+        folder.write_plan(PLAN, {})
+        assert not (tmp_path / "a/summary.json").exists()

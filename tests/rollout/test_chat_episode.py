@@ -1,0 +1,153 @@
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from episodes_for_tests import key_of, limits, task_of, trajectory_of, turn_of
+from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
+from turnwise.core.messages import Message, assistant, system, user
+from turnwise.core.protocols import Observation, Sampling, StepResult
+from turnwise.core.trajectory import Status, Stop, Trajectory
+from turnwise.engine.openai.faults import ContextFull
+from turnwise.engine.openai.replies import Reply
+from turnwise.rollout.chat_episode import MESSAGES, USAGE, sampled_tokens
+from turnwise.rollout.limits import Limits
+from turnwise.rollout.players import ChatPlayer
+
+TASK = task_of("test")
+
+
+class Counting:
+    """Says how many turns are left; ends after so many. Notes that it was closed."""
+
+    def __init__(self, turns: int = 3, *, slow_s: float = 0.0, silent: bool = False) -> None:
+        self.left, self.slow_s, self.silent, self.closed = turns, slow_s, silent, False
+
+    async def start(self) -> Observation:
+        return Observation(messages=(system("rules"), user(f"{self.left} left")))
+
+    async def step(self, action: Message) -> StepResult:
+        await asyncio.sleep(self.slow_s)
+        self.left -= 1
+        said = () if self.silent else (user(f"{self.left} left"),)
+        done = self.left == 0
+        invalid = action.content == "?"
+        return StepResult(messages=said, reward=0.5, terminated=done, success=done, invalid=invalid, info={"a": 1})
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class Talker:
+    """Answers in turn, or raises; notes all that it was asked."""
+
+    def __init__(self, *answers: str | Exception, tokens: int | None = 5) -> None:
+        self.answers, self.tokens = answers, tokens
+        self.heard: list[list[Message]] = []
+        self.samplings: list[Sampling] = []
+        self.seeds: list[int] = []
+
+    async def reply(self, messages: Sequence[Message], tools: Any, sampling: Sampling, seed: int) -> Reply:
+        self.heard.append(list(messages))
+        self.samplings.append(sampling)
+        self.seeds.append(seed)
+        answer = self.answers[min(len(self.heard), len(self.answers)) - 1]
+        if isinstance(answer, Exception):
+            raise answer
+        context = None if self.tokens is None else 10 * len(self.heard)
+        return Reply(
+            message=assistant(answer), stop=Stop.EOS, prompt_tokens=context, sampled_tokens=self.tokens, retries=2
+        )
+
+
+def play(env: Counting, chat: Talker, bounds: Limits | None = None, member: int = 0) -> Trajectory:
+    player = ChatPlayer(chat=chat, make_env=lambda task, member, attempt: env, limits=bounds or limits())
+    return asyncio.run(player.episode(key_of(TASK, member)))
+
+
+def test_the_whole_history_is_sent_and_the_trajectory_holds_it() -> None:
+    env, chat = Counting(), Talker("one", "?", "three")
+    found = play(env, chat)
+    assert [[message.content for message in each] for each in chat.heard] == [
+        ["rules", "3 left"],
+        ["rules", "3 left", "one", "2 left"],
+        ["rules", "3 left", "one", "2 left", "?", "1 left"],
+    ]
+    assert (found.status, found.task, found.num_turns, found.total_reward) == (Status.SUCCEEDED, TASK, 3, 1.5)
+    assert [turn.message.content for turn in found.turns] == ["one", "?", "three"]
+    assert [turn.invalid for turn in found.turns] == [False, True, False]
+    assert [turn.extends for turn in found.turns] == [False, True, True]
+    assert [len(turn.info[MESSAGES]) for turn in found.turns] == [2, 1, 1], "what was new before each turn"
+    assert found.turns[1].info == {
+        "a": 1,
+        MESSAGES: [{"role": "user", "content": "2 left"}],
+        USAGE: {"prompt_tokens": 20, "sampled_tokens": 5, "retries": 2},
+    }
+    assert env.closed
+
+
+def test_there_is_nothing_to_train_on() -> None:
+    found = play(Counting(), Talker("x"))
+    assert all(turn.context_ids == turn.action_ids == turn.action_logprobs == () for turn in found.turns)
+    assert sampled_tokens(found) == 15
+    assert sampled_tokens(play(Counting(), Talker("x", tokens=None))) is None
+    assert sampled_tokens(trajectory_of([turn_of([1], [2, 3])])) == 2
+
+
+def test_seeds_differ_by_turn_and_try_and_nothing_else() -> None:
+    def seeds(member: int) -> list[int]:
+        chat = Talker("x")
+        play(Counting(), chat, member=member)
+        return chat.seeds
+
+    assert seeds(0) == seeds(0)
+    assert len({*seeds(0), *seeds(1)}) == 6
+    assert all(0 <= seed < 2**31 for seed in seeds(0))
+
+
+def test_the_context_limit_ends_it_and_the_last_budget_fits() -> None:
+    chat = Talker("x")
+    found = play(Counting(9), chat, limits(max_new_tokens=8, max_tokens=30))
+    # the endpoint counts 15, 25, 35 tokens after the turns: 8, then 8, then 5 were free
+    assert (found.status, found.num_turns) == (Status.TRUNCATED_TOKENS, 3)
+    assert [sampling.max_tokens for sampling in chat.samplings] == [8, 8, 5]
+
+
+def test_an_endpoint_that_counts_nothing_still_meets_the_limit() -> None:
+    found = play(Counting(10**6), Talker("x" * 400, tokens=None), limits(max_tokens=1000))
+    assert (found.status, found.num_turns) == (Status.TRUNCATED_TOKENS, 10)
+
+
+def test_a_context_that_the_model_cannot_hold_is_truncated_but_not_at_the_start() -> None:
+    found = play(Counting(), Talker("one", ContextFull("too long")))
+    assert (found.status, found.num_turns) == (Status.TRUNCATED_TOKENS, 1)
+    with pytest.raises(UserError, match="the first observation is too long"):
+        play(Counting(), Talker(ContextFull("too long")))
+
+
+def test_a_slow_environment_is_its_own_failure_and_a_slow_endpoint_is_none() -> None:
+    env = Counting(slow_s=5)
+    with pytest.raises(EnvironmentFailure, match="took longer than"):
+        play(env, Talker("x"), limits(timeout_s=0.02))
+    assert env.closed
+
+    class Slow(Talker):
+        async def reply(self, *given: Any) -> Reply:
+            await asyncio.sleep(0.05)
+            return await super().reply(*given)
+
+    assert play(Counting(), Slow("x"), limits(timeout_s=0.02)).status is Status.SUCCEEDED
+
+
+def test_a_broken_endpoint_closes_the_environment() -> None:
+    env = Counting()
+    with pytest.raises(InfrastructureFailure):
+        play(env, Talker("x", InfrastructureFailure("gone")))
+    assert env.closed
+
+
+def test_an_environment_that_says_nothing_is_answered_for() -> None:
+    chat = Talker("x")
+    play(Counting(silent=True), chat)
+    assert [message.role for message in chat.heard[1]] == ["system", "user", "assistant", "user"]

@@ -1,0 +1,198 @@
+"""Matches: both sides are episodes of their own, run together, and are trained on what each of them saw."""
+
+import asyncio
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from episodes_for_tests import context, end_id, limits, renderer, spoken
+from turnwise.core.errors import UserError
+from turnwise.core.messages import Message
+from turnwise.core.protocols import Env, Policy, StepResult
+from turnwise.core.task import EpisodeKey, Task
+from turnwise.core.trajectory import Status
+from turnwise.engine.scripted import ScriptedPolicy
+from turnwise.envs.games.table import Seat, side_of, take_seats
+from turnwise.envs.registry import load
+from turnwise.rollout.collect import Collected
+from turnwise.rollout.matches import MakeSeats, MatchCollector
+from turnwise.rollout.sides import SidedTasks
+from turnwise.rollout.tasks import World
+
+KIND = load("tic_tac_toe")
+PARAMS = KIND.check_params({})
+
+
+def source(both: bool) -> SidedTasks:
+    return SidedTasks(worlds=(World(env="tic_tac_toe", params=PARAMS),), run_seed=0, both=both)
+
+
+def make_seats(task: Task, member: int, attempt: int) -> tuple[Env, Env]:
+    return take_seats(KIND, task, member, attempt)
+
+
+def board_in(ids: Sequence[int]) -> list[str]:
+    """The cells of the last board that was shown."""
+    rows = re.findall(r"(?:[XO_1-9] ){2}[XO_1-9]", renderer().decode(list(ids)))
+    return " ".join(rows[-3:]).split()
+
+
+class Recorder:
+    """Plays the first free cell from the left, or from the right on odd members; remembers whom it played for."""
+
+    def __init__(self) -> None:
+        self.keys: list[EpisodeKey] = []
+        self.policy = ScriptedPolicy(self._say, [end_id()])
+
+    def _say(self, key: EpisodeKey, turn: int, ids: list[int]) -> Sequence[int]:
+        self.keys.append(key)
+        free = [cell for cell in board_in(ids) if cell.isdigit()]
+        return spoken(f"<answer>{free[-1 if key.member % 2 else 0]}</answer>")
+
+
+def collector(
+    policy: Policy, opponent: Policy | None = None, make: MakeSeats = make_seats, **given: Any
+) -> MatchCollector:
+    settings = {"in_flight": 64, "attempts": 3, "run_seed": 0, "limits": limits()} | given
+    return MatchCollector(policy=policy, opponent=opponent, make_seats=make, context=context(), **settings)
+
+
+def collect(runner: MatchCollector, tasks: list[Task], group_size: int = 4) -> Collected:
+    """A side that waits for ever is a failure of a few seconds."""
+
+    async def bounded() -> Collected:
+        return await asyncio.wait_for(runner.collect(tasks, group_size=group_size, round=0), timeout=20)
+
+    return asyncio.run(bounded())
+
+
+def test_both_sides_are_groups_of_their_own_view() -> None:
+    tasks = source(both=True).training(0, 4)
+    recorder = Recorder()
+    collected = collect(collector(recorder.policy), tasks)
+    assert [group.task for group in collected.groups] == tasks and not collected.counts
+    for group in collected.groups:
+        assert [each.member for each in group.trajectories] == [0, 1, 2, 3]
+        for each in group.trajectories:
+            first = board_in(each.turns[0].context_ids)
+            assert first.count("O") == side_of(group.task) and first.count("X") == 0
+            for before, turn in zip(each.turns, each.turns[1:], strict=False):
+                move = before.info["actions"][0]
+                assert board_in(turn.context_ids)[int(move) - 1] == "X", "its own move is its own piece"
+            assert all(
+                turn.action_ids == tuple(spoken(f"<answer>{turn.info['actions'][0]}</answer>")) for turn in each.turns
+            )
+    for ours, theirs in zip(collected.groups[::2], collected.groups[1::2], strict=True):
+        for one, other in zip(ours.trajectories, theirs.trajectories, strict=True):
+            assert one.total_reward + other.total_reward == 1.0
+            assert {one.turns[-1].info["result"], other.turns[-1].info["result"]} in ({"win", "loss"}, {"draw"})
+            moves = [turn.info["actions"][0] for each in (one, other) for turn in each.turns]
+            assert len(set(moves)) == len(moves), "the two play on one board"
+    said = {(key.task.seed, key.task.params["begins"], key.member) for key in recorder.keys}
+    assert len(said) == 16, "each side has an address of its own"
+
+
+def test_an_opponent_plays_the_other_side_and_is_in_no_group() -> None:
+    tasks = source(both=False).training(0, 3)
+    ours, theirs = Recorder(), Recorder()
+    collected = collect(collector(ours.policy, theirs.policy), tasks)
+    assert [side_of(task) for task in tasks] == [0, 1, 0] and len({task.seed for task in tasks}) == 3
+    assert [group.task for group in collected.groups] == tasks
+    assert {key.task.seed: side_of(key.task) for key in ours.keys} == {task.seed: side_of(task) for task in tasks}
+    assert {key.task.seed: side_of(key.task) for key in theirs.keys} == {task.seed: 1 - side_of(task) for task in tasks}
+    turns = sum(each.num_turns for group in collected.groups for each in group.trajectories)
+    assert turns == len(ours.keys)
+
+
+@pytest.mark.parametrize("in_flight", [2, 3, 5])
+def test_few_at_once_are_enough(in_flight: int) -> None:
+    collected = collect(
+        collector(Recorder().policy, in_flight=in_flight), source(both=True).training(0, 4), group_size=5
+    )
+    assert [len(group.trajectories) for group in collected.groups] == [5] * 4
+
+
+class Breaks:
+    """A seat whose second turn breaks, or who never answers it."""
+
+    def __init__(self, seat: Env, how: str) -> None:
+        self._seat, self._how, self._turns = seat, how, 0
+        self.start, self.close = seat.start, seat.close
+
+    async def step(self, action: Message) -> StepResult:
+        self._turns += 1
+        if self._turns == 2:
+            if self._how == "hangs":
+                await asyncio.Event().wait()
+            raise RuntimeError("it broke")
+        return await self._seat.step(action)
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_side_that_breaks_takes_its_partner_along_and_both_are_run_again(side: int) -> None:
+    def make(task: Task, member: int, attempt: int) -> tuple[Env, Env]:
+        pair: list[Env] = list(make_seats(task, member, attempt))
+        if member == 1 and attempt < 2:
+            pair[side] = Breaks(pair[side], "raises")
+        return pair[0], pair[1]
+
+    collected = collect(collector(Recorder().policy, make=make, in_flight=2), source(both=True).training(0, 2))
+    assert [[each.attempt for each in group.trajectories] for group in collected.groups] == [[0, 2, 0, 0]] * 2
+    assert collected.counts == {"env_errors": 2}
+
+
+def test_a_match_that_always_breaks_is_given_up_on_both_sides() -> None:
+    def make(task: Task, member: int, attempt: int) -> tuple[Env, Env]:
+        first, second = make_seats(task, member, attempt)
+        return (Breaks(first, "raises"), second) if member == 0 else (first, second)
+
+    collected = collect(collector(Recorder().policy, make=make), source(both=True).training(0, 2), group_size=3)
+    assert [[each.member for each in group.trajectories] for group in collected.groups] == [[1, 2]] * 2
+    assert collected.counts == {"env_errors": 3, "members_given_up": 2}
+
+
+def test_a_side_that_is_out_of_time_or_tokens_leaves_its_partner_a_whole_game() -> None:
+    def make(task: Task, member: int, attempt: int) -> tuple[Env, Env]:
+        first, second = make_seats(task, member, attempt)
+        return Breaks(first, "hangs"), second
+
+    tasks = source(both=True).training(0, 2)
+    timed = collector(Recorder().policy, make=make, limits=replace(limits(), timeout_s=0.3))
+    ours, theirs = (group.trajectories[0] for group in collect(timed, tasks, group_size=1).groups)
+    assert ours.status is Status.TRUNCATED_TIME and theirs.status in (
+        Status.TRUNCATED_TIME,
+        Status.FAILED,
+        Status.SUCCEEDED,
+    )
+
+    def wordy(key: EpisodeKey, turn: int, ids: list[int]) -> Sequence[int]:
+        free = [cell for cell in board_in(ids) if cell.isdigit()]
+        return spoken(("so " * 100 if side_of(key.task) == 0 else "") + f"<answer>{free[0]}</answer>")
+
+    short = limits(max_new_tokens=500, max_tokens=800)
+    full = collector(ScriptedPolicy(wordy, [end_id()]), limits=short)
+    ours, theirs = (group.trajectories[0] for group in collect(full, tasks, group_size=1).groups)
+    assert ours.status is Status.TRUNCATED_TOKENS and theirs.turns[-1].info["result"] in ("win", "draw", "loss")
+
+
+def test_what_a_user_gave_wrong_stops_it() -> None:
+    def make(task: Task, member: int, attempt: int) -> tuple[Seat, Seat]:
+        raise UserError("no such game")
+
+    with pytest.raises(UserError, match="no such game"):
+        collect(collector(Recorder().policy, make=make), source(both=True).training(0, 2))
+
+
+def test_tasks_of_a_match_come_in_twos_and_go_on_where_a_step_left_off() -> None:
+    tasks = source(both=True).training(3, 6)
+    assert [side_of(task) for task in tasks] == [0, 1] * 3
+    assert [task.seed for task in tasks[::2]] == [task.seed for task in tasks[1::2]] and len(
+        {t.seed for t in tasks}
+    ) == 3
+    assert source(both=True).training(3, 2, start=4) == tasks[4:]
+    assert source(both=False).training(3, 2, start=3) == source(both=False).training(3, 5)[3:]
+    held_out = source(both=True).held_out("validation", 2)
+    assert all(task.params["begins"] == "random" for task in held_out), "evaluation is against the script"
