@@ -28,7 +28,7 @@ PICTURES = {
     "algo.loss": LOSSES,
     "algo.correction": CORRECTIONS,
     "algo.filter": FILTERS,
-    "context.mode": ("full", "window"),
+    "context.mode": ("full", "window", "turn", "summary"),
 }
 """What docs/algorithms.md shows a curve of, each by all of its names."""
 
