@@ -16,6 +16,7 @@ PARIS = {
     "Is it in the UK?": "No.",
     "Is it north or south of the equator?": "It is north of the equator.",
     "Is it in the southern hemisphere?": "No.",
+    "Is it in the northern hemisphere?": "Yes.",
     "Which language do people speak there?": "People speak French.",
     "Is English spoken there?": "No.",
     "Is the main language French?": "Yes.",

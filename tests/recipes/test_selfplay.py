@@ -29,6 +29,8 @@ GAME = {
     "algo__kl_coef": 0.0,
     "eval__every": 0,
     "eval__episodes": 2,
+    "rollout__group_size": 2,
+    "train__steps": 2,
     "rollout__timeout_s": 60.0,
 }
 
@@ -49,7 +51,7 @@ def rows(run: Path) -> list[dict[str, Any]]:
 
 
 def same(ours: Path, theirs: Path) -> bool:
-    one, other = learnt(ours), learnt(theirs)
+    one, other = learnt(ours, step=2), learnt(theirs, step=2)
     weights = all(torch.equal(one[name], other[name]) for name in one)
     return weights and episodes(ours) == episodes(theirs) and metrics(ours) == metrics(theirs)
 
@@ -58,7 +60,7 @@ def test_both_sides_of_every_match_are_trained_and_a_resumed_run_ends_the_same(t
     whole = play(tmp_path / "whole", "self", rollout__in_flight=4)
     played = [(row["step"], row["task"]["seed"], row["member"], row["task"]["params"]["begins"]) for row in rows(whole)]
     pairs = {each[:3] for each in played}
-    assert len(played) == 2 * len(pairs) == 24 and {each[3] for each in played} == {"agent", "opponent"}
+    assert len(played) == 2 * len(pairs) == 8 and {each[3] for each in played} == {"agent", "opponent"}
     assert all(row["rollout/truncated_time"] == 0 for row in metrics(whole) if "rollout/success" in row)
     for row in rows(whole):
         for turn in row["turns"]:
@@ -67,37 +69,37 @@ def test_both_sides_of_every_match_are_trained_and_a_resumed_run_ends_the_same(t
     assert same(whole, play(tmp_path / "cut", "self", resume=True, rollout__in_flight=4))
 
 
-LADDER = {"selfplay__snapshot_every": 1, "selfplay__snapshots": 2, "selfplay__ladder_games": 4}
+LADDER = {"selfplay__snapshot_every": 1, "selfplay__snapshots": 2, "selfplay__ladder_games": 2}
 
 
 def test_against_the_past_one_side_is_trained_and_a_resumed_run_meets_the_same_opponents(tmp_path: Path) -> None:
     whole = play(tmp_path / "whole", "past", **LADDER)
     found = [(row["step"], row["task"]["seed"], row["task"]["params"]["begins"]) for row in rows(whole)]
-    assert len(found) == 24 and len(set(found)) == 6
-    assert [begins for *_, begins in sorted(set(found), key=found.index)] == ["agent", "opponent"] * 3
+    assert len(found) == 8 and len(set(found)) == 4
+    assert [begins for *_, begins in sorted(set(found), key=found.index)] == ["agent", "opponent"] * 2
     play(tmp_path / "cut", "past", **LADDER, train__max_minutes=1e-9)
     assert same(whole, play(tmp_path / "cut", "past", resume=True, **LADDER))
 
     assert_ladder(whole)
     past = sorted(path.name for path in (whole / "past").iterdir())
-    assert past == ["step_000000", "step_000001", "step_000002", "step_000003"]
-    now = load_file(whole / "checkpoints/step_000003/model.safetensors")
+    assert past == ["step_000000", "step_000001", "step_000002"]
+    now = load_file(whole / "checkpoints/step_000002/model.safetensors")
     then = {name: load_file(whole / "past" / name / "model.safetensors") for name in past}
-    assert all(torch.equal(now[name], then["step_000003"][name]) for name in now)
-    assert not all(torch.equal(now[name], then["step_000002"][name]) for name in now)
+    assert all(torch.equal(now[name], then["step_000002"][name]) for name in now)
+    assert not all(torch.equal(now[name], then["step_000001"][name]) for name in now)
 
 
 def assert_ladder(run: Path) -> None:
     """Each rung is rated by its games against those before it, as the metrics tell them."""
     rungs = {row["step"]: row for row in metrics(run) if "ladder/elo" in row}
-    assert list(rungs) == [1, 2, 3]
-    opponents = {1: [0], 2: [0, 1], 3: [1, 2]}
+    assert list(rungs) == [1, 2]
+    opponents = {1: [0], 2: [0, 1]}
     ratings = {0: 0.0}
     for step, row in rungs.items():
         shares = {rung: row[f"ladder/score/step_{rung:06d}"] for rung in opponents[step]}
-        assert row["ladder/games"] == 4 * len(shares) == 4 * sum(name.startswith("ladder/score/") for name in row)
+        assert row["ladder/games"] == 2 * len(shares) == 2 * sum(name.startswith("ladder/score/") for name in row)
         assert row["ladder/score"] == pytest.approx(sum(shares.values()) / len(shares))
-        scores = [Score(opponent=ratings[rung], points=4 * share, games=4) for rung, share in shares.items()]
+        scores = [Score(opponent=ratings[rung], points=2 * share, games=2) for rung, share in shares.items()]
         assert row["ladder/elo"] == pytest.approx(performance(scores))
         ratings[step] = row["ladder/elo"]
 

@@ -2,7 +2,8 @@
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from episodes_for_tests import context, end_id, limits, renderer, spoken
 from turnwise.core.errors import UserError
 from turnwise.core.messages import Message
-from turnwise.core.protocols import Env, Policy, StepResult
+from turnwise.core.protocols import Env, Policy, Session, StepResult
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Status
 from turnwise.engine.scripted import ScriptedPolicy
@@ -107,11 +108,25 @@ def test_an_opponent_plays_the_other_side_and_is_in_no_group() -> None:
     assert turns == len(ours.keys)
 
 
+class Slots:
+    """A policy with so many places: one session more is an error, as there is no one who could make room."""
+
+    def __init__(self, slots: int) -> None:
+        self._policy, self._free = Recorder().policy, slots
+
+    @asynccontextmanager
+    async def open(self, key: EpisodeKey) -> AsyncIterator[Session]:
+        assert self._free > 0
+        self._free -= 1
+        async with self._policy.open(key) as session:
+            yield session
+        self._free += 1
+
+
 @pytest.mark.parametrize("in_flight", [2, 3, 5])
-def test_few_at_once_are_enough(in_flight: int) -> None:
-    collected = collect(
-        collector(Recorder().policy, in_flight=in_flight), source(both=True).training(0, 4), group_size=5
-    )
+def test_few_at_once_are_enough_and_there_are_never_more(in_flight: int) -> None:
+    tasks = source(both=True).training(0, 4)
+    collected = collect(collector(Slots(in_flight), in_flight=in_flight), tasks, group_size=5)
     assert [len(group.trajectories) for group in collected.groups] == [5] * 4
 
 

@@ -86,7 +86,7 @@ class Rivals:
         if self.ladder is not None and rungs and step not in self._ratings():
             await self._climb(self.ladder, step, rungs)
         kept = [step_of(path) for path in self.checkpoints.steps()]
-        self.snapshots.drop_unneeded(min(kept, default=0))
+        self.snapshots.drop_unneeded(min(kept, default=step))
 
     async def _climb(self, ladder: Ladder, step: int, rungs: Sequence[int]) -> None:
         """Plays against every rung, and records what that says of the policy."""

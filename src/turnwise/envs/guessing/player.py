@@ -15,7 +15,9 @@ def winning_actions(table: FactTable, secret: str, left: Names) -> list[str]:
     actions = list[str]()
     while not actions or table.guessed(actions[-1]) != secret:
         actions.append(next_action(table, left))
-        left = parts(table, left, actions[-1])[table.answer(secret, actions[-1]).answer]
+        before, left = left, parts(table, left, actions[-1])[table.answer(secret, actions[-1]).answer]
+        if left == before and len(left) > 1:
+            raise ValueError(f"{actions[-1]!r} tells nothing: the player would ask it for ever")
     return actions
 
 

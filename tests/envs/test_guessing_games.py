@@ -81,6 +81,15 @@ def test_the_scripted_player_finds_every_word_and_needs_little_more_than_halving
 
 
 @both
+def test_of_two_words_one_is_guessed_and_of_three_none(cls):
+    table = cls.table()
+    for place in range(20):
+        one, two, three = table.shuffled[place : place + 3]
+        assert table.guessed(next_action(table, frozenset((one, two)))) == min(one, two)
+        assert table.guessed(next_action(table, frozenset((one, two, three)))) is None
+
+
+@both
 def test_the_scripted_player_learns_of_the_secret_by_answers_alone(cls):
     table = cls.table()
     for secret in table.shuffled[:12]:
