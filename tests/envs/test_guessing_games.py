@@ -385,11 +385,23 @@ def test_a_turn_takes_well_below_a_tenth_of_a_millisecond(cls):
     assert min(turn_s() for _ in range(50)) < 1e-4
 
 
-def test_an_unreadable_answer_leaves_the_game_as_it_was(steps):
-    runner = start(TwentyQuestions)
+def test_an_unreadable_answer_costs_its_turn_and_leaves_the_game_as_it_was(steps):
+    runner = start(TwentyQuestions, turn_reward=-2.0)
     (result,) = steps(runner, ["Is it alive?"])
-    assert result.invalid and runner.env.heard == []
+    assert result.invalid and result.reward == -2.0 and runner.env.heard == []
     assert asyncio.run(runner.step(assistant("<answer>Is it alive?</answer>"))).info["state"] == "What is it?"
+
+
+@both
+def test_the_tasks_split_chooses_the_words(cls):
+    kind = EnvKind(name="game", kind="", cls=cls)
+    secrets = {split: set() for split in ("train", "validation", "test")}
+    for split, seen in secrets.items():
+        for index in range(60):
+            runner = kind.make(Task(env="game", seed=seed_for(split, index), split=split, params={"words": "split"}))
+            asyncio.run(runner.start())
+            seen.add(runner.env.secret)
+    assert sum(map(len, secrets.values())) == len(set().union(*secrets.values()))
 
 
 COLOUR = Topic(key="colour", question="Which colour is it?", answer="It is {}.", phrases=("colour",))

@@ -76,6 +76,7 @@ class EnvKind:
             raise UserError(f"seed {task.seed} is of the {split} split, not {task.split}: take it from seed_for")
         full = replace(task, params=self.check_params(task.params))
         env = self.cls(full.params, rng=stream("luck", *full.parts, member, attempt))
+        env.split = full.split
         return TextEnvRunner(env, start_rng=stream("start", *full.parts))
 
     def _complaint(self, error: ValidationError, settings: type[BaseModel]) -> str:

@@ -79,7 +79,7 @@ class TextEnvRunner:
     def _run(self, answer: Answer) -> Ran:
         """Runs the actions until one ends the episode, is invalid, or a limit is reached; earlier ones stand."""
         if answer.problem:
-            return Ran(problem=answer.problem)
+            return Ran(problem=answer.problem, reward=self.env.invalid_reward)
         allowed = answer.actions[: self.env.max_actions_per_turn]
         ignored = len(answer.actions) - len(allowed)
         if self.env.max_actions is not None:
@@ -90,6 +90,7 @@ class TextEnvRunner:
             try:
                 outcome = self._act(action)
             except ValueError:
+                reward += self.env.invalid_reward
                 return Ran(actions=tuple(done), reward=reward, problem="Invalid action.")
             done.append(action)
             reward += outcome.reward

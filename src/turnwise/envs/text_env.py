@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from turnwise.core.chance import stream
 from turnwise.core.messages import Picture
+from turnwise.core.task import Split
 from turnwise.envs.answers import format_answer
 
 
@@ -79,6 +80,8 @@ class TextEnv(ABC):
     params: Any
     rng: random.Random
     """What the environment draws after `reset`: a stream of the member's own."""
+    split: Split | None = None
+    """The task's, for environments whose splits differ in more than seeds; None: made by hand, without a task."""
 
     def __init__(self, params: Mapping[str, Any] | None = None, rng: random.Random | None = None) -> None:
         self.params = settings_of(type(self)).model_validate(dict(params or {}))
@@ -118,6 +121,11 @@ class TextEnv(ABC):
     def state_key(self) -> str | None:
         """Equal for equal states, so that turns that met the same state can be compared."""
         return None
+
+    @property
+    def invalid_reward(self) -> float:
+        """Of a turn that ends with an invalid answer, besides the format penalty. Where turns cost, this does too."""
+        return 0.0
 
     @property
     def action_budget(self) -> int:

@@ -88,14 +88,14 @@ class GameEnv(TextEnv):
         self.game = self.game.after(action)
         if not ending(self.game, self.side):
             self._answer(self.rng)
-        return self._outcome()
+        return self.outcome()
 
     def _answer(self, rng: random.Random) -> None:
         """The opponent's move."""
         moves = self.opponent_moves() if rng.random() < self.params.strength else self.game.moves
         self.game = self.game.after(rng.choice(moves))
 
-    def _outcome(self) -> Outcome:
+    def outcome(self) -> Outcome:
         how = ending(self.game, self.side)
         if not how:
             return goes_on(self.state_key())

@@ -87,7 +87,7 @@ class Seat:
         if move:
             await self._opponent()
         self._turns += 1
-        outcome = self._env._outcome()
+        outcome = self._env.outcome()
         given_up = not outcome.over and self._turns >= self._env.max_turns
         lines = [problem, outcome.text, "No turns left." if given_up else ""]
         return StepResult(

@@ -42,8 +42,6 @@ class GuessingGame(TextEnv):
         """Of the right guess."""
 
     params: Params
-    split: Split | None = None
-    """Whose words are hidden if words are split."""
 
     @classmethod
     @abstractmethod
@@ -93,6 +91,11 @@ class GuessingGame(TextEnv):
         if self.table().guessed(action) == self.secret:
             return won(self._observation(), self.params.success_reward)
         return goes_on(self._observation(), self.params.turn_reward)
+
+    @property
+    def invalid_reward(self) -> float:
+        """As any turn: else twenty unreadable answers would be cheaper than three questions."""
+        return self.params.turn_reward
 
     def _observation(self) -> str:
         return self.state_key() if self.params.observation == "all" else str(self.heard[-1])
