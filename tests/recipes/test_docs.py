@@ -13,6 +13,7 @@ from turnwise.algos.advantages import ADVANTAGES
 from turnwise.algos.corrections import CORRECTIONS
 from turnwise.algos.filters import FILTERS
 from turnwise.algos.losses import LOSSES
+from turnwise.algos.normalisation import NORMALISERS
 from turnwise.cli.main import main
 from turnwise.core.messages import assistant
 from turnwise.core.task import Task
@@ -28,6 +29,7 @@ PICTURES = {
     "algo.loss": LOSSES,
     "algo.correction": CORRECTIONS,
     "algo.filter": FILTERS,
+    "algo.normalise": NORMALISERS,
     "context.mode": ("full", "window", "turn", "summary"),
 }
 """What docs/algorithms.md shows a curve of, each by all of its names."""
@@ -48,7 +50,7 @@ def benchmark_commands() -> list[str]:
 
 def test_there_are_commands_to_try() -> None:
     assert len(commands()) == 3
-    assert len(benchmark_commands()) == 6
+    assert len(benchmark_commands()) == 7
 
 
 @pytest.mark.parametrize("command", commands())
