@@ -18,7 +18,13 @@ from rich.console import Console
 from rich.table import Table
 from runs import summary, train, training_rows
 
-COMMON = ("--rollout.groups=32", "--rollout.group_size=8", "--train.muon_learning_rate=0.01", "--train.steps=60")
+COMMON = (
+    "--rollout.groups=32",
+    "--rollout.group_size=8",
+    "--train.muon_learning_rate=0.01",
+    "--train.steps=60",
+    "--train.schedule=constant",
+)
 BARE = ("--algo.preset=starpo_grpo", "--algo.kl_coef=0")
 ARMS: dict[str, tuple[str, ...]] = {
     "bare": BARE,
