@@ -13,16 +13,17 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint soak test-gpu clean
+.PHONY: help demo test lint soak test-adapters test-gpu clean
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make demo      set up .venv and train an agent on FrozenLake, on the CPU, in minutes"
-	@echo "make test      set up .venv with the test extras and run ruff, mypy and all tests"
-	@echo "make lint      ruff and mypy alone"
-	@echo "make soak      all tests, with COUNT=$(COUNT) repetitions where chance is involved"
-	@echo "make test-gpu  the tests that need a GPU"
-	@echo "make clean     remove .venv, caches and build files; runs/ stays"
+	@echo "make demo           set up .venv and train an agent on FrozenLake, on the CPU, in minutes"
+	@echo "make test           set up .venv with the test extras and run ruff, mypy and all tests"
+	@echo "make lint           ruff and mypy alone"
+	@echo "make soak           all tests, with COUNT=$(COUNT) repetitions where chance is involved"
+	@echo "make test-adapters  the tests of other packages' environments, TextWorld installed too (350 MB, a C compiler)"
+	@echo "make test-gpu       the tests that need a GPU"
+	@echo "make clean          remove .venv, caches and build files; runs/ stays"
 	@echo "PYTHON=python3.12 makes .venv of another Python"
 
 demo: $(BASE)
@@ -42,8 +43,13 @@ lint: $(EXTRAS)
 soak: $(EXTRAS)
 	@TURNWISE_SOAK=$(COUNT) $(PYTEST)
 
+test-adapters: $(EXTRAS)
+	@echo "installing what the adapters need into .venv"
+	@$(PIP) --editable '.[test,reasoning-gym,textworld]'
+	@TURNWISE_REQUIRE_ALL=1 $(PYTEST) tests/envs/test_adapters_*.py tests/recipes/test_adapters_recipes.py
+
 test-gpu:
-	@PYTHONPATH=src:$$PYTHONPATH $(GPU_PYTHON) -m pytest -m gpu
+	@PYTHONPATH=src:$$PYTHONPATH $(GPU_PYTHON) -m pytest tests/gpu tests/engine/test_triton_kernels.py
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist src/*.egg-info
@@ -60,6 +66,7 @@ $(EXTRAS): pyproject.toml
 	$(make-venv)
 	@echo "installing turnwise with its test extras into .venv (minutes the first time)"
 	@$(PIP) --editable '.[test]'
+	@$(PIP) --editable '.[reasoning-gym]' || echo "reasoning-gym needs a C compiler and Python's headers: its tests are skipped"
 	@touch $(BASE) $@
 
 define make-venv

@@ -1,0 +1,1 @@
+"""Environments of other people's packages, each of them an extra."""

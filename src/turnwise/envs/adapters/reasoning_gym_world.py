@@ -1,0 +1,69 @@
+"""One task of reasoning-gym, in its own process."""
+
+import difflib
+import math
+from typing import Any
+
+from reasoning_gym.factory import DATASETS, create_dataset
+
+from turnwise.envs.adapters.reasoning_gym_answers import DESERVED, is_readable
+from turnwise.envs.adapters.world import IllegalAction, Scene, World, WrongSetting
+
+SMALL_SEEDS = ("pool_matrix",)
+"""Datasets that draw from numpy's old stream, whose seeds have 32 bits."""
+REFUSED = {
+    "codeio": "it runs code that a model wrote",
+    "composite": "it mixes others: train on a mixture of environments instead",
+}
+
+
+class ReasoningGymWorld(World):
+    def __init__(self, task: str, options: dict[str, Any], success_at: float, tries: int) -> None:
+        if task in REFUSED:
+            raise WrongSetting(f"env.params.task: {task} cannot be had, {REFUSED[task]}: choose another")
+        if task not in DATASETS:
+            near = difflib.get_close_matches(task, DATASETS, n=1, cutoff=0.5)
+            mend = f"did you mean {near[0]}?" if near else "see reasoning_gym.factory.DATASETS"
+            raise WrongSetting(f"env.params.task: reasoning-gym has no {task!r}; {mend}")
+        self.task, self.options, self.success_at, self.tries = task, options, success_at, tries
+        self._dataset(0)
+
+    def reset(self, seed: int) -> Scene:
+        self.dataset = self._dataset(seed % 2**32 if self.task in SMALL_SEEDS else seed)
+        self.entry = self.dataset[0]
+        self.best = 0.0
+        return {"text": self.entry["question"]}
+
+    def step(self, action: str) -> Scene:
+        score = self._score(action)
+        gained = max(0.0, score - self.best)
+        self.best += gained
+        if score >= self.success_at:
+            return {"text": "Right.", "reward": gained, "over": True, "success": True}
+        return {"text": "Not right.", "reward": gained, "over": self.tries == 1}
+
+    def solve(self) -> list[str] | None:
+        """Its own answer, where it has one and its scorer agrees."""
+        answer = self.entry["answer"]
+        return [answer] if isinstance(answer, str) and self._score(answer) >= self.success_at else None
+
+    def _score(self, answer: str) -> float:
+        """Between 0 and 1. What the scorer cannot read is no answer, and what it raises is said of the text it read."""
+        if not is_readable(self.task, answer, self.entry["answer"]):
+            raise IllegalAction("not of the form that is asked for")
+        try:
+            score = float(self.dataset.score_answer(answer=answer, entry=self.entry))
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise IllegalAction(f"{type(error).__name__}: {error}") from error
+        if not math.isfinite(score):
+            raise ArithmeticError(f"the scorer of {self.task} gave {score}")
+        deserved = DESERVED.get(self.task, lambda answer, entry: True)
+        return min(max(score, 0.0), 1.0) if deserved(answer, self.entry) else 0.0
+
+    def _dataset(self, seed: int) -> Any:
+        try:
+            return create_dataset(self.task, size=1, seed=seed, **self.options)
+        except (TypeError, AssertionError, ValueError) as error:
+            raise WrongSetting(f"env.params.options: {self.task} cannot be made so: {error}") from error

@@ -1,0 +1,158 @@
+"""What holds of every adapter, against the real packages."""
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from turnwise.core.errors import UserError
+from turnwise.core.messages import assistant
+from turnwise.core.task import Task
+from turnwise.envs.adapters.gymnasium_env import GymnasiumEnv
+from turnwise.envs.adapters.reasoning_gym_env import ReasoningGymEnv
+from turnwise.envs.adapters.text_arena_env import TextArenaEnv
+from turnwise.envs.adapters.text_world_env import TextWorldEnv
+from turnwise.envs.answers import format_answer
+from turnwise.envs.registry import kind_of
+from turnwise.envs.seeds import seed_for
+
+ADAPTERS = (GymnasiumEnv, ReasoningGymEnv, TextArenaEnv, TextWorldEnv)
+IN_ORDER = {ReasoningGymEnv: {"max_turns": 3}}
+"""Parameters with which an episode has more than one turn."""
+
+
+@pytest.fixture(params=ADAPTERS, ids=lambda cls: cls.__name__)
+def kind(request: pytest.FixtureRequest, optional_part):
+    found = kind_of(request.param)
+    if found.requires:
+        optional_part(f"a package is missing: {found.requires}", *request.param.needs)
+    return found
+
+
+def begun(kind, index=0, split="train", member=0, **params):
+    task = Task(env=kind.name, seed=seed_for(split, index), split=split, params=params)
+    runner = kind.make(task, member=member)
+    return runner, asyncio.run(runner.start())
+
+
+def played(kind, index=0, member=0, **params) -> list[str]:
+    """What an episode of random play shows."""
+    runner, opening = begun(kind, index, member=member, **params)
+    texts, rng = [opening.messages[1].content], random.Random(0)
+    for _ in range(6):
+        result = asyncio.run(runner.step(assistant(runner.env.random_answer(rng) or format_answer(["7"]))))
+        texts.append(f"{result.messages[0].content} {result.reward} {result.status}")
+        if result.over:
+            break
+    return texts
+
+
+@pytest.mark.parametrize("cls", ADAPTERS, ids=lambda cls: cls.__name__)
+def test_it_is_listed_and_checked_without_its_package(cls) -> None:
+    kind = kind_of(cls)
+    assert kind.summary.endswith(".") and all(parameter.meaning for parameter in kind.parameters())
+    params = kind.check_params({})
+    assert json.loads(json.dumps(params)) == params == kind.check_params(params)
+    with pytest.raises(UserError, match="no such parameter"):
+        kind.check_params({"no_such": 1})
+    ((module, extra),) = cls.needs.items()
+    assert extra.startswith("'turnwise[") and (find_spec(module) is None) == (kind.requires is not None)
+
+
+def test_a_missing_package_is_one_line_that_installs_it(monkeypatch) -> None:
+    monkeypatch.setattr(TextWorldEnv, "needs", {"no_such_module_of_ours": "'turnwise[textworld]'"})
+    kind = kind_of(TextWorldEnv)
+    with pytest.raises(UserError, match=r"pip install 'turnwise\[textworld\]'") as caught:
+        kind.make(Task(env=kind.name, seed=0))
+    assert "\n" not in str(caught.value)
+
+
+def test_the_prompt_states_rules_actions_and_limits(kind) -> None:
+    runner, opening = begun(kind, max_turns=17)
+    prompt = opening.messages[0].content
+    assert runner.env.rules() in prompt and "at most 17 turns" in prompt and "<answer>action</answer>" in prompt
+    assert all(name in prompt for name in runner.env.action_names)
+    assert begun(kind, index=1, max_turns=17)[1].messages[0].content == prompt, "of equal parameters, equal"
+
+
+def test_equal_seeds_give_equal_episodes_and_others_differ(kind) -> None:
+    params = IN_ORDER.get(kind.cls, {})
+    assert played(kind, **params) == played(kind, **params)
+    assert len({played(kind, index, **params)[0] for index in range(6)}) > 1
+    assert played(kind, member=1, **params)[0] == played(kind, **params)[0], "the start is the group's"
+
+
+@pytest.mark.parametrize("cls", [ReasoningGymEnv, TextWorldEnv], ids=lambda cls: cls.__name__)
+def test_the_splits_do_not_meet(cls, optional_part) -> None:
+    kind = kind_of(cls)
+    if kind.requires:
+        optional_part(f"a package is missing: {kind.requires}", *cls.needs)
+    starts = [
+        {begun(kind, index, split)[1].messages[1].content for index in range(5)}
+        for split in ("train", "validation", "test")
+    ]
+    assert sum(map(len, starts)) == len(set.union(*starts)) == 15
+
+
+def test_the_solver_succeeds_within_the_limits(kind) -> None:
+    solved = 0
+    for index in range(5):
+        runner, _ = begun(kind, index)
+        way = runner.env.solve()
+        if way is None:  # against an opponent there is no way
+            assert kind.cls is TextArenaEnv
+            continue
+        for action in way:
+            result = asyncio.run(runner.step(assistant(format_answer([action]))))
+        assert result.success and result.terminated and result.reward > 0
+        solved += 1
+    assert solved == (0 if kind.cls is TextArenaEnv else 5)
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts=st.lists(st.text(max_size=200), min_size=1, max_size=3), wrapped=st.booleans())
+def test_any_text_is_answered_and_is_never_a_failure(kind, texts, wrapped) -> None:
+    runner, _ = begun(kind)
+    for text in texts:
+        result = asyncio.run(runner.step(assistant(format_answer([text]) if wrapped else text)))
+        assert result.messages and (result.reward == runner.env.invalid_reward or not result.invalid)
+        if result.over:
+            break
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x" * 100_000, "[" * 1900, "(" * 1900, "\ud800", "\x00", "__import__('os').abort()", "9**9**9**9", "%s%s", "{0}"],
+    ids=lambda text: text[:12].encode("unicode_escape").decode(),
+)
+def test_hostile_text_is_an_invalid_or_a_wrong_action(kind, text) -> None:
+    runner, opening = begun(kind)
+    result = asyncio.run(runner.step(assistant(f"<answer>{text}</answer>")))
+    assert not result.success and result.reward <= 0.05
+    if result.invalid:
+        assert opening.messages[1].content in result.messages[0].content, "the state is as it was"
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from test_adapters_packages import *
+cls = next(cls for cls in ADAPTERS if cls.__name__ == sys.argv[2])
+print(json.dumps(played(kind_of(cls), 2, member=1, **IN_ORDER.get(cls, {}))))
+"""
+
+
+def test_episodes_are_equal_in_every_process(kind, request) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(request.path.parent), kind.cls.__name__],
+        env={"PYTHONHASHSEED": "3", "PYTHONUTF8": "1"},
+        capture_output=True,
+        check=True,
+    )
+    assert json.loads(done.stdout) == played(kind, 2, member=1, **IN_ORDER.get(kind.cls, {}))

@@ -1,0 +1,176 @@
+"""reasoning-gym: its tasks, its scorers, and what they must not be shown."""
+
+import asyncio
+import random
+from importlib.util import find_spec
+
+import pytest
+
+from turnwise.core.errors import UserError
+from turnwise.core.messages import assistant
+from turnwise.core.task import Task
+from turnwise.envs.adapters.reasoning_gym_answers import READABLE, is_arithmetic, is_formula, is_literal, is_readable
+from turnwise.envs.adapters.reasoning_gym_env import ReasoningGymEnv
+from turnwise.envs.answers import format_answer
+from turnwise.envs.registry import kind_of
+
+TASKS = (
+    "basic_arithmetic",
+    "binary_matrix",
+    "coin_flip",
+    "complex_arithmetic",
+    "countdown",
+    "game_of_life_halting",
+    "intermediate_integration",
+    "leg_counting",
+    "mini_sudoku",
+    "n_queens",
+    "polynomial_multiplication",
+    "pool_matrix",
+    "propositional_logic",
+    "simple_integration",
+    "spiral_matrix",
+    "string_insertion",
+)
+WITHOUT_ANSWER = ("propositional_logic",)
+JUNK = ("0", "1", "x", "nan", "inf", "True", "None", "[]", "{}", "-1", "1/0", "((", "0 0", "6*4+1-1", "import os")
+
+
+@pytest.fixture
+def installed(optional_part) -> None:
+    if find_spec("reasoning_gym") is None:
+        optional_part(f"a package is missing: {kind_of(ReasoningGymEnv).requires}")
+
+
+def begun(seed=0, **params):
+    kind = kind_of(ReasoningGymEnv)
+    runner = kind.make(Task(env=kind.name, seed=seed, params=params))
+    runner.opening = asyncio.run(runner.start())
+    return runner
+
+
+def answered(runner, *answers):
+    return [asyncio.run(runner.step(assistant(format_answer([answer])))) for answer in answers]
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("task", TASKS)
+def test_its_own_answer_is_right_and_junk_is_not(task) -> None:
+    for seed in range(3):
+        runner = begun(seed, task=task)
+        right = runner.env.solve()
+        assert (right is None) == (task in WITHOUT_ANSWER)
+        for junk in random.Random(seed).sample(JUNK, 5):
+            (wrong,) = answered(begun(seed, task=task), junk)
+            assert right == [junk] or not wrong.success, f"{junk} passes for {right}"
+        if right:
+            (result,) = answered(runner, *right)
+            assert result.success and result.reward == 1.0 and result.terminated
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("task", "cheat"),
+    [
+        ("coin_flip", "0"),
+        ("complex_arithmetic", "nan"),
+        ("game_of_life_halting", "maybe"),
+        ("puzzle24", "6*4+1-1"),
+    ],
+)
+def test_marks_that_the_scorers_give_away_are_not_taken(task, cheat) -> None:
+    results = [answered(begun(seed, task=task), cheat)[0] for seed in range(5)]
+    assert not any(result.success for result in results) and sum(result.reward for result in results) == 0
+
+
+@pytest.mark.usefixtures("installed")
+def test_several_tries_pay_the_best_one_and_end_with_the_right_one() -> None:
+    runner = begun(task="countdown", max_turns=4)
+    (right,) = runner.env.solve()
+    first, second, unread, last = answered(runner, "1+1", "1+2", "eval('1')", right)
+    assert (first.reward, second.reward, unread.reward) == (0.05, 0.0, 0.0) and unread.invalid and not first.invalid
+    assert last.success and last.reward == pytest.approx(0.95)
+    assert "Not right." in first.messages[0].content and right not in first.messages[0].content
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("task", ["leg_counting", "pool_matrix"])
+def test_every_seed_asks_something_else(task) -> None:
+    assert len({begun(seed, task=task).env.text for seed in range(4)}) == 4
+
+
+@pytest.mark.usefixtures("installed")
+def test_one_try_ends_the_episode_without_success() -> None:
+    (result,) = answered(begun(), "no number")
+    assert result.terminated and not result.success and result.reward == 0
+
+
+@pytest.mark.usefixtures("installed")
+def test_options_and_the_bar_of_success_are_the_datasets() -> None:
+    many = begun(options={"min_animals": 9, "max_animals": 9}).env.text
+    assert many.count(",") >= 7 > begun(options={"min_animals": 2, "max_animals": 2}).env.text.count(",")
+    (lenient,) = answered(begun(task="countdown", success_at=0.05), "1+1")
+    assert lenient.success and lenient.reward == 0.05
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("params", "line"),
+    [
+        ({"task": "leg_countin"}, "did you mean leg_counting"),
+        ({"task": "codeio"}, "code that a model wrote"),
+        ({"options": {"legs": 3}}, "cannot be made so"),
+        ({"options": {"min_animals": -4}}, "cannot be made so"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_made_is_one_line(params, line) -> None:
+    with pytest.raises(UserError, match=line) as caught:
+        begun(**params)
+    assert "\n" not in str(caught.value)
+
+
+HOSTILE = (
+    "__import__('os').system('touch x')",
+    "().__class__.__base__.__subclasses__()",
+    "open('x')",
+    "exec('1')",
+    "x.__class__",
+    "lambda: 1",
+    "a if b else c",
+    "[f(1)]",
+    "9**9**9**9",
+    "(9**9)**(9**9)",
+    "9 ** 9 ** 9",
+    "1e999999999",
+    "'a'*10**9",
+    "1<<99999999",
+    "10**10000",
+    "x!",
+    "f'{1}'",
+    "a@b",
+    "ｅｖａｌ(1)",
+    "1;2",
+    "1#2",
+    "eval",
+    "0.1.real",
+    "99999999999999999999",
+)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_what_could_call_or_grow_is_no_formula(text) -> None:
+    assert not is_arithmetic(text)
+    assert not is_formula(text)
+    assert not is_literal(text) or not set("(*<@{") & set(text)
+
+
+@pytest.mark.parametrize("text", ["3*x**2 - 2*x + 1", "exp(-x)*sin(x) + C", "x**(-1/2)", "2.5*X**3/4", "sqrt(x)", ""])
+def test_formulas_are_read(text) -> None:
+    assert is_formula(text)
+
+
+def test_a_right_answer_may_look_as_it_likes_and_others_may_not() -> None:
+    assert all(is_readable(task, "f.g(1)", "f.g(1)") and not is_readable(task, "f.g(1)", "f.g(2)") for task in READABLE)
+    assert is_readable("leg_counting", "f(1)", "3") and not is_readable("leg_counting", "-inf", "3")
+    assert is_arithmetic("(25 - 3) * 2/4") and is_literal("[['a', 'b'], [1, -2.5]]")

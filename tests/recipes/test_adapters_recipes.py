@@ -1,0 +1,36 @@
+"""Each recipe of another package's environment trains, against the real package."""
+
+from pathlib import Path
+
+import pytest
+
+from runs_for_tests import episodes, metrics, quiet
+from turnwise.envs.registry import load
+from turnwise.recipes.configure import configure
+from turnwise.recipes.presets import find_recipe
+from turnwise.recipes.run import train
+
+RECIPES = ("taxi", "reasoning_gym", "text_arena", "text_world")
+SMALL = {
+    "model.warmup_steps": "1",
+    "rollout.groups": "2",
+    "rollout.group_size": "2",
+    "train.steps": "1",
+    "train.mini_batch": "4",
+    "eval.episodes": "2",
+    "system.threads": "1",
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_trains(name: str, tmp_path: Path, optional_part) -> None:
+    kind = load(find_recipe(name).environment)
+    if kind.requires:
+        optional_part(f"a package is missing: {kind.requires}", *kind.cls.needs)
+    overrides = [*SMALL.items(), ("record.folder", str(tmp_path)), ("record.name", "run")]
+    train(configure(name, overrides=overrides), console=quiet())
+    run = tmp_path / "run"
+    assert [row["step"] for row in metrics(run) if "train/policy_loss" in row] == [1]
+    played = episodes(run)
+    assert len(played) >= 4 and {entry["environment"] for entry in played} == {kind.name}
+    assert not {entry["status"] for entry in played} & {"env_error", "infra_error"}
