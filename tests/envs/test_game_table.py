@@ -11,6 +11,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.messages import assistant
 from turnwise.core.protocols import Observation, StepResult
 from turnwise.core.task import Task
+from turnwise.envs.games.game import opened, wins
 from turnwise.envs.games.table import Seat, as_side, side_of, take_seats
 from turnwise.envs.registry import load
 from turnwise.envs.seeds import seed_for
@@ -164,6 +165,40 @@ def test_both_may_leave_at_any_time() -> None:
             await seat.close()
 
     run(left())
+
+
+def stones(board: str) -> int:
+    return sum(cell in "XO" for cell in board.split())
+
+
+@pytest.mark.parametrize(("name", "most"), [("tic_tac_toe", 9), ("connect_four", 12)])
+def test_after_random_moves_both_sides_have_a_turn_at_least(name: str, most: int) -> None:
+    met, lengths = set(), set()
+    for number in range(150):
+        game = opened(load(name).cls().new_game(), most, stream("opening", number))
+        assert game.winner is None and len(game.moves) > 1 and not any(wins(game, move) for move in game.moves)
+        met.add(game)
+        lengths.add(sum(cell in ("you", "opponent") for row in game.cells(0) for cell in row))
+    assert len(met) > 60 and {0, 1, 2, 3} <= lengths and max(lengths) <= most
+    pair = seats(name, random_moves=most)
+    both = run(match(pair, at_random(1), at_random(2)))
+    assert all(results and results[-1].terminated for _, results in both)
+    assert MIRROR[both[0][1][-1].info["result"]] == both[1][1][-1].info["result"]
+
+
+def test_random_moves_are_those_of_the_task_whoever_plays_it() -> None:
+    def openings(index: int, side: int, member: int, most: int = 6) -> tuple[str, str]:
+        task = Task(env="tic_tac_toe", seed=seed_for("train", index), params={"random_moves": most})
+        pair = take_seats(load("tic_tac_toe"), as_side(task, side), member)
+        first, second = run(match(pair, at_random(1), at_random(2)))
+        return first[0].messages[-1].content, second[0].messages[-1].content
+
+    kept = openings(7, 0, 0)
+    assert kept == openings(7, 1, 0) == openings(7, 0, 5)
+    assert abs(stones(kept[0]) - stones(kept[1])) == 1, "one side waits for the other's first move"
+    assert len({openings(index, 0, 0) for index in range(30)}) > 20
+    assert max(stones(board) for index in range(30) for board in openings(index, 0, 0, most=2)) == 3
+    assert openings(7, 0, 0, most=0)[0] == "1 2 3\n4 5 6\n7 8 9"
 
 
 def test_the_tasks_of_the_two_sides_differ_in_the_side_alone() -> None:

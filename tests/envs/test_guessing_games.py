@@ -29,7 +29,6 @@ from turnwise.envs.seeds import seed_for
 from turnwise.envs.twenty_questions.env import TwentyQuestions
 from turnwise.models.tiny import tiny_tokenizer
 
-SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
 GAMES = {"twenty_questions": TwentyQuestions, "guess_city": GuessCity}
 both = pytest.mark.parametrize("cls", GAMES.values(), ids=GAMES)
 
@@ -61,7 +60,7 @@ def guess(game, name):
 
 @both
 def test_the_scripted_player_wins_within_the_limits_and_only_its_last_turn_is_free(cls, steps):
-    for index in range(200 * SOAK):
+    for index in range(200):
         runner = start(cls, index)
         actions = runner.env.solve()
         assert 1 <= len(actions) <= 20

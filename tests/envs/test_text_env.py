@@ -1,4 +1,5 @@
 # ruff: noqa: E701, E702 (GuessNumber stands here as the documentation shows it)
+import asyncio
 import random
 
 import pytest
@@ -7,8 +8,8 @@ from pydantic import BaseModel
 from turnwise.core.errors import EnvironmentFailure, UserError
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Status
-from turnwise.envs.registry import kind_of
-from turnwise.envs.text_env import TextEnv, goes_on, lost, won
+from turnwise.envs.registry import kind_of, load
+from turnwise.envs.text_env import TextEnv, goes_on, lost, settings_of, won
 
 
 # fmt: off
@@ -267,3 +268,22 @@ def test_a_subclass_without_a_docstring_keeps_the_rules_of_its_parent(episode):
 
     assert "between 1 and 100" in episode(make(Quiet), [])[0].messages[0].content
     assert episode(make(Silent), [])[0].messages[0].content.startswith("1 action a turn")
+
+
+@pytest.mark.parametrize(("a_turn", "last"), [(1, "<answer>Up</answer>."), (2, "<answer>Left || Down</answer>.")])
+def test_the_prompt_can_show_each_action_as_a_whole_answer(a_turn: int, last: str) -> None:
+    kind = load("frozen_lake")
+    task = Task(env="frozen_lake", params={"examples": True, "max_actions_per_turn": a_turn}, seed=1)
+    said = asyncio.run(kind.make(task, member=0).start()).messages[0].content
+    for name in ("Left", "Down", "Right"):
+        assert f"<answer>{name}</answer>" in said
+    assert said.endswith(last)
+    assert "Actions:" not in said
+    plain = Task(env="frozen_lake", params={"max_actions_per_turn": a_turn}, seed=1)
+    boards = [asyncio.run(kind.make(each, member=0).start()).messages[-1].content for each in (task, plain)]
+    assert boards[0] == boards[1], "the same world, in other words"
+
+
+def test_only_environments_with_named_actions_show_examples() -> None:
+    assert "examples" in settings_of(load("sokoban").cls).model_fields
+    assert "examples" not in settings_of(load("countdown").cls).model_fields

@@ -1,6 +1,6 @@
 """turnwise eval"""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -69,15 +69,10 @@ def evaluate(
     """
     asked = {"episodes": episodes, "seeds": seeds, "split": split, "tries": tries, "temperature": temperature}
     wire = {"api-key-env": api_key_env, "concurrency": concurrency, "timeout": timeout, "retries": retries}
-    given = [*sources, *_typed({**asked, "out": out, "endpoint": endpoint, "model": model or None})]
-    if resume is not None and (given := [*given, *(f"--{key}" for key, _ in overrides)]):
-        raise UserError(f"--resume goes on with what the evaluation began with: leave out {given[0]}")
-    if (endpoint is None) != (not model):
-        raise UserError("--endpoint URL and --model NAME belong together: give both, or a model to run here as SOURCE")
-    if endpoint is None and resume is None and (unread := _typed(wire)):
-        raise UserError(f"{unread[0]} has no effect without --endpoint: leave it out")
-    if episodes is not None and seeds is not None:
-        raise UserError("--episodes and --seeds both say which tasks: leave one out")
+    if resume is not None:
+        others = {**asked, "out": out, "endpoint": endpoint, "model": model or None}
+        _refuse_besides_resume([*sources, *_typed(others), *(f"--{key}" for key, _ in overrides)])
+    _refuse_halves(asked, endpoint, model, () if resume is not None else _typed(wire))
     typed = settings(overrides, SECTIONS, eval__episodes=episodes, eval__temperature=temperature, eval__split=split)
     from turnwise.recipes.eval_contestants import Remote
     from turnwise.recipes.eval_players import make_wire
@@ -90,6 +85,23 @@ def evaluate(
     remote = Remote(url=endpoint, models=model) if endpoint is not None else None
     asked_for = ask(sources, remote=remote, overrides=typed, seeds=seeds, tries=tries)
     evaluate_into(asked_for, out, wire=line)
+
+
+def _refuse_besides_resume(given: Sequence[str]) -> None:
+    if given:
+        raise UserError(f"--resume goes on with what the evaluation began with: leave out {given[0]}")
+
+
+def _refuse_halves(
+    asked: Mapping[str, object], endpoint: str | None, models: Sequence[str], wire: Sequence[str]
+) -> None:
+    """Options that need each other, and options that say the same."""
+    if (endpoint is None) != (not models):
+        raise UserError("--endpoint URL and --model NAME belong together: give both, or a model to run here as SOURCE")
+    if endpoint is None and wire:
+        raise UserError(f"{wire[0]} has no effect without --endpoint: leave it out")
+    if asked["episodes"] is not None and asked["seeds"] is not None:
+        raise UserError("--episodes and --seeds both say which tasks: leave one out")
 
 
 def _typed(options: Mapping[str, object]) -> list[str]:

@@ -3,8 +3,8 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
@@ -169,15 +169,20 @@ def making() -> AbstractContextManager[None]:
     return attributed("making it", passing=(UserError,))
 
 
-async def closed_after(key: EpisodeKey, env: Env, policy: Policy, context: Context, limits: Limits) -> Trajectory:
-    """One episode behind the boundary; its environment is closed however it ends."""
-    guarded = GuardedEnv(env, limits.timeout_s)
+@asynccontextmanager
+async def closing(env: Env, timeout_s: float) -> AsyncIterator[GuardedEnv]:
+    """The environment behind the boundary, closed however its episode ends."""
+    guarded = GuardedEnv(env, timeout_s)
     try:
-        async with policy.open(key) as session:
-            trajectory = await run_episode(key, guarded, session, context, limits)
+        yield guarded
     except BaseException:
         with suppress(EnvironmentFailure, InfrastructureFailure):  # the first failure is the one to tell
             await guarded.close()
         raise
     await guarded.close()
-    return trajectory
+
+
+async def closed_after(key: EpisodeKey, env: Env, policy: Policy, context: Context, limits: Limits) -> Trajectory:
+    """One episode behind the boundary; its environment is closed however it ends."""
+    async with closing(env, limits.timeout_s) as guarded, policy.open(key) as session:
+        return await run_episode(key, guarded, session, context, limits)

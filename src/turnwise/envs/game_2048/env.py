@@ -51,7 +51,7 @@ class Game2048(TextEnv):
         """Turns an episode, at most; unless set, enough for the target: 3/4 of it and 4."""
         max_actions_per_turn: Positive = 1
         """Actions a turn, at most."""
-        max_actions: Positive | None = None
+        max_actions: Annotated[int | None, Field(ge=1)] = None
         """Actions an episode, at most."""
 
         @model_validator(mode="after")

@@ -1,0 +1,102 @@
+"""Every generator with the parameters that change what it makes; as a program it prints a digest of the tasks of each.
+
+python generators_for_tests.py COUNT
+"""
+
+import asyncio
+import hashlib
+import json
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+from turnwise.core.messages import assistant
+from turnwise.core.protocols import StepResult
+from turnwise.core.task import Split, Task
+from turnwise.envs.answers import format_answer
+from turnwise.envs.registry import load
+from turnwise.envs.runner import TextEnvRunner
+from turnwise.envs.seeds import seed_for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    env: str
+    params: dict[str, Any] = field(default_factory=dict)
+    success: float = 1.0
+    """The solver's share of it, at least."""
+    large: bool = False
+    """There are so many start states that of a thousand tasks hardly two have the same one."""
+
+    @property
+    def name(self) -> str:
+        return " ".join([self.env, *(f"{name}={value}" for name, value in self.params.items())])
+
+    def task(self, split: Split, index: int) -> Task:
+        return Task(env=self.env, params=self.params, split=split, seed=seed_for(split, index))
+
+    def make(self, split: Split, index: int) -> TextEnvRunner:
+        return load(self.env).make(self.task(split, index))
+
+
+CASES = (
+    Case(env="bandit"),
+    Case(env="bandit", params={"names": "test", "reversed": True}),
+    Case(env="frozen_lake"),
+    Case(env="frozen_lake", params={"slippery": True}, success=0.0),  # it may slip into a hole
+    Case(env="frozen_lake", params={"size": 8}, large=True),
+    Case(env="sokoban"),
+    Case(env="sokoban", params={"size": 8, "boxes": 2}, large=True),
+    Case(env="countdown"),
+    Case(env="countdown", params={"fewest": 6, "most": 6}, large=True),
+    Case(env="sudoku"),
+    Case(env="sudoku", params={"size": 9}, large=True),
+    Case(env="game_2048"),
+    Case(env="rubiks_cube"),
+    Case(env="tic_tac_toe", params={"draw_is_success": True}),
+    Case(env="connect_four", success=0.9),  # it looks six plies ahead and is not perfect
+    Case(env="twenty_questions"),
+    Case(env="twenty_questions", params={"words": "split"}),
+    Case(env="guess_city"),
+)
+
+
+def openings(case: Case, split: Split, count: int) -> list[str]:
+    """Of each task all that the model is told at first, and what it is not: the words that games of questions hide."""
+
+    async def opening(index: int) -> str:
+        runner = case.make(split, index)
+        said = [message.content for message in (await runner.start()).messages]
+        return "\n".join([*said, vars(runner.env).get("secret", "")])
+
+    async def together() -> list[str]:
+        return [await opening(index) for index in range(count)]
+
+    return asyncio.run(together())
+
+
+async def solved(case: Case, index: int) -> StepResult:
+    """The end of an episode that the solver plays; it is asked again when it has planned no further."""
+    runner = case.make("train", index)
+    await runner.start()
+    plan, a_turn = runner.env.solve(), runner.env.max_actions_per_turn
+    assert plan and len(plan) <= runner.env.action_budget, f"task {index} cannot be solved"
+    while True:
+        now, plan = plan[:a_turn], plan[a_turn:]
+        result = await runner.step(assistant(format_answer(now)))
+        assert not result.invalid, f"task {index}: {now}"
+        if result.over:
+            return result
+        plan = plan or runner.env.solve()
+
+
+def digests(count: int) -> dict[str, str]:
+    """By case: of its first tasks."""
+    return {
+        case.name: hashlib.blake2b("\0".join(openings(case, "train", count)).encode(), digest_size=16).hexdigest()
+        for case in CASES
+    }
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(digests(int(sys.argv[1]))))

@@ -1,0 +1,60 @@
+"""What holds of every generator: its tasks can be solved, its splits never meet, a seed is a task everywhere."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+
+import generators_for_tests
+import pytest
+from generators_for_tests import CASES, Case, digests, openings, solved
+
+from turnwise.core.chance import address
+from turnwise.core.task import Split
+from turnwise.envs.registry import ENVIRONMENTS, load
+
+SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
+COUNT = 40 if SOAK == 1 else 500 * SOAK
+"""Tasks of each; `make soak` has 10,000."""
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+
+every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+def test_no_generator_is_left_out() -> None:
+    assert {case.env for case in CASES} == {name for name in ENVIRONMENTS if not load(name).cls.needs}
+
+
+@every_case
+def test_every_task_can_be_solved_and_the_solver_does_so(case: Case) -> None:
+    async def results() -> list[bool]:
+        return [(await solved(case, index)).success for index in range(COUNT)]
+
+    assert sum(asyncio.run(results())) >= case.success * COUNT
+
+
+@every_case
+def test_no_task_is_one_of_two_splits(case: Case) -> None:
+    """Where chance has different addresses tasks are different ones, though in a small world they may look alike."""
+    tasks = [case.task(split, index) for split in SPLITS for index in range(COUNT)]
+    assert len({task.seed for task in tasks}) == len({address("start", *task.parts) for task in tasks}) == 3 * COUNT
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.large], ids=lambda case: case.name)
+def test_in_a_large_world_hardly_any_start_state_comes_twice_in_any_split(case: Case) -> None:
+    starts = {text for split in SPLITS for text in openings(case, split, COUNT)}
+    assert len(starts) >= 0.999 * 3 * COUNT
+
+
+def test_a_seed_is_the_same_task_in_every_process_whatever_its_hash_seed() -> None:
+    here = digests(COUNT)
+    assert len(set(here.values())) == len(CASES)
+    for hash_seed in ("1", "2"):
+        there = subprocess.run(
+            [sys.executable, generators_for_tests.__file__, str(COUNT)],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            check=True,
+        )
+        assert json.loads(there.stdout) == here
