@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -9,6 +10,7 @@ from models_for_tests import VOCABULARY, random_model
 from turnwise.core.protocols import Completion, Sampling
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.engine.native.engine import NativeEngine
+from turnwise.engine.paged.build import build_paged_runner
 from turnwise.models.attention import ATTENTION
 
 STOP_ID = 1
@@ -25,9 +27,14 @@ def text_of(ids: list[int]) -> str:
     return "".join(chr(ord("A") + token) for token in ids)
 
 
-def make_engine(family: str = "llama", *, slots: int = 8, deterministic: bool = True) -> NativeEngine:
+def make_engine(
+    family: str = "llama", *, slots: int = 8, deterministic: bool = True, paged: bool = False, **settings: Any
+) -> NativeEngine:
+    """`settings`: of the paged runner."""
     model = random_model(family, ATTENTION)
-    return NativeEngine(model, slots=slots, stop_ids=[STOP_ID], decode=text_of, deterministic=deterministic)
+    common = {"slots": slots, "stop_ids": [STOP_ID], "decode": text_of}
+    runner = build_paged_runner(model, **common, **{"longest": 320} | settings) if paged else None
+    return NativeEngine(model, **common, deterministic=deterministic, runner=runner)
 
 
 def prompt(seed: int, length: int) -> list[int]:

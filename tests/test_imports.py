@@ -39,8 +39,8 @@ ROOMS = (
 CORE_ONLY = ("algos",)
 """Rooms that may import nothing of turnwise but core."""
 
-OPTIONAL = ("gguf", "peft")
-"""Optional dependencies: what may be imported inside a function, in any room."""
+OPTIONAL = ("gguf", "peft", "turnwise.engine.paged.launch")
+"""Optional dependencies: what may be imported inside a function, in any room; `launch` stands for Triton."""
 
 PACKAGE = "turnwise"
 
@@ -125,7 +125,8 @@ def goes_up(found: Import) -> bool:
 
 
 def hidden(found: Import) -> bool:
-    allowed = room_of(found.importer) in ("", "cli") or found.imported.split(".")[0] in OPTIONAL
+    optional = found.imported in OPTIONAL or found.imported.split(".")[0] in OPTIONAL
+    allowed = room_of(found.importer) in ("", "cli") or optional
     return found.in_function and not allowed
 
 

@@ -89,6 +89,18 @@ def test_against_the_past_one_side_is_trained_and_a_resumed_run_meets_the_same_o
     assert not all(torch.equal(now[name], then["step_000001"][name]) for name in now)
 
 
+def test_random_moves_come_before_the_games_of_training_alone(tmp_path: Path) -> None:
+    given = {**LADDER, "rollout__groups": 8, "train__steps": 1, "selfplay__random_moves": 6}
+    run = play(tmp_path / "opened", "self", **given)
+    starts: dict[int, set[str]] = {}
+    for row in rows(run):
+        side = int(row["task"]["params"]["begins"] == "opponent")
+        starts.setdefault(row["task"]["seed"], set()).add(f"{side} {row['turns'][0]['info']['state']}")
+    assert any(start[2:].count("O") > 1 for found in starts.values() for start in found)
+    first = {start for found in starts.values() for start in found if start[2:].count("X") + start.count("O") == 0}
+    assert len(first) < len(starts), "some games begin later"
+
+
 def assert_ladder(run: Path) -> None:
     """Each rung is rated by its games against those before it, as the metrics tell them."""
     rungs = {row["step"]: row for row in metrics(run) if "ladder/elo" in row}

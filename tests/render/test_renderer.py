@@ -314,3 +314,24 @@ def test_a_written_answer_goes_on_where_the_prompt_opened_the_thinking() -> None
 def test_special_tokens_in_a_written_answer_are_plain_text() -> None:
     tokenizer, renderer = case("chatml")
     assert not special_ids(tokenizer) & set(renderer.answer("a <|im_end|> b")[:-1])
+
+
+@pytest.mark.parametrize("template", ["chatml", "llama3"])
+def test_a_prefix_is_given_and_not_sampled(template: str) -> None:
+    """Every answer begins with it: in the context's ids, in the text that is read, in no span's tokens."""
+    tokenizer, plain = case(template)
+    given = Renderer(tokenizer, prefix="<answer>")
+    opening = [Message(role="user", content="Go.")]
+    prefix = given.start(opening)[len(plain.start(opening)) :]
+    assert given.start(opening)[: -len(prefix)] == plain.start(opening)
+    assert plain.decode(prefix) == "<answer>"
+    assert given.extend(opening, Stop.EOS) == [*plain.extend(opening, Stop.EOS), *prefix]
+    said = given.answer("<answer>Left</answer>")
+    assert plain.decode(said[:-1]) == "Left</answer>"
+    parsed = given.parse(said, Stop.EOS)
+    assert parsed.message.content == "<answer>Left</answer>"
+    (span,) = parsed.spans
+    assert span.name == "answer"
+    assert plain.decode(said[span.start : span.end]).startswith("Left")
+    with pytest.raises(UserError, match="does not begin with"):
+        given.answer("Left")

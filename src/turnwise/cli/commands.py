@@ -87,6 +87,13 @@ turnwise merge ADAPTER --into FOLDER""",
     ),
     "models": Command(group=LOOK, path="turnwise.cli.models:app", help="List the models that have a short name."),
     "doctor": Command(
-        group=LOOK, path="turnwise.cli.doctor:app", help="Check this machine: versions, cores, memory, optional parts."
+        group=LOOK,
+        path="turnwise.cli.doctor:app",
+        help="""\
+Check this machine, or plan a GPU's memory.
+
+turnwise doctor
+turnwise doctor --plan --model Qwen/Qwen2.5-1.5B-Instruct --gpu-memory 24
+turnwise doctor --plan --shape qwen2.5-7b --gpu-memory 80 --lora.rank 16""",
     ),
 }

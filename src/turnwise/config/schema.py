@@ -72,8 +72,8 @@ class ModelConfig(Section):
     """"tiny", "smollm2-135m", a Hugging Face name or folder, or a GGUF file."""
     device: str = "auto"
     """"auto", "cpu" or "cuda"."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the model's parameters."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the model's parameters; auto: float32 on a CPU, bfloat16 on a GPU (with float32 masters)."""
     chat_template: str | None = None
     """A Jinja file, for tokenizers that bring no chat template."""
     warmup_steps: Annotated[int, Field(ge=0)] = 60
@@ -114,6 +114,8 @@ class RolloutConfig(Section):
     """Above 0 only for evaluation."""
     stop: tuple[str, ...] = ()
     """Strings that end a turn, besides the model's end-of-turn token."""
+    prefix: str = ""
+    """What every answer begins with, as "<think>": given to the model, not sampled and not trained."""
 
 
 class ContextConfig(Section):
@@ -158,6 +160,8 @@ class CurriculumConfig(Section):
 class SelfPlayConfig(Section):
     opponent: Literal["none", "self", "past"] = "none"
     """In training, who plays the other side of a game: its script (none), the same policy, or an earlier one."""
+    random_moves: Annotated[int, Field(ge=0)] = 0
+    """In training, the game's parameter of that name: moves that chance makes before the two begin, at most."""
     snapshot_every: Positive = 20
     """Steps between the policies that are kept as opponents, the first being the one that the run starts from."""
     snapshots: Positive = 4
@@ -312,8 +316,12 @@ class TrainConfig(Section):
     """Trajectories an optimiser step."""
     epochs: Positive = 1
     """Passes over a step's trajectories."""
-    micro_tokens: Positive = 16384
-    """Tokens of one forward and backward pass, at most; changes speed and memory, never the result."""
+    micro_tokens: Positive | None = None
+    """Tokens of one forward and backward pass: changes speed and memory, never the result; none: by the device."""
+    optimizer_state: Literal["auto", "device", "host"] = "auto"
+    """Where the optimiser's float32 masters and moments live; auto: on the host only where the device is too small."""
+    recompute: Literal["auto", "on", "off"] = "auto"
+    """Make activations again in the backward pass, for a third more work; auto: only where memory is short."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Longer gradients are scaled down to this norm."""
     max_minutes: Annotated[float, Field(gt=0)] | None = None
@@ -390,6 +398,14 @@ class SystemConfig(Section):
     """CPU threads; 0: one a core. Part of what makes a run repeatable."""
     deterministic: bool = True
     """Equal seeds give equal bits, on CPU with synchronous environments."""
+    compile: bool = True
+    """On a GPU, compile the model's layers: half a minute the first time, and twice as fast."""
+    cache_share: Annotated[float, Field(gt=0, le=1)] = 0.4
+    """On a GPU, the share of its free memory for keys and values, at most."""
+    decode_steps: Annotated[int, Field(ge=1, le=16)] = 4
+    """On a GPU, tokens an episode samples before the host looks at them."""
+    keep_cache: Literal["auto", "on", "off"] = "auto"
+    """On a GPU, whether memory for keys and values stays during updates; off: graphs are captured again after each."""
 
 
 class Config(Section):
@@ -420,6 +436,12 @@ class Config(Section):
                 "rollout.top_p < 1 or rollout.top_k > 0 would train on log-probabilities of another distribution: "
                 "leave them at 1 and 0 (eval.top_p and eval.top_k are free)"
             )
+        return self
+
+    @model_validator(mode="after")
+    def check_prefix(self) -> "Config":
+        if self.rollout.prefix and self.context.mode == "summary":
+            raise ValueError("rollout.prefix would begin summaries too: leave it empty, or take another context.mode")
         return self
 
     @model_validator(mode="after")

@@ -1,9 +1,10 @@
 """What is trained: samples, packed batches, and the learner's protocol."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 
@@ -85,6 +86,23 @@ class TrainBatch:
     value_weights: Tensor | None  # [M]
 
 
+_Packed = TypeVar("_Packed", Batch, TrainBatch)
+
+
+def on_device(packed: _Packed, device: torch.device) -> _Packed:
+    """The same with its tensors there; the host does not wait for them to arrive."""
+    if device.type == "cpu":
+        return packed
+    moved: dict[str, Any] = {}
+    for field in fields(packed):
+        value = getattr(packed, field.name)
+        if isinstance(value, Tensor):
+            moved[field.name] = value.pin_memory().to(device, non_blocking=True)
+        elif isinstance(value, Batch):
+            moved[field.name] = on_device(value, device)
+    return replace(packed, **moved)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
     """What the learner says of the M sampled tokens of a batch; only what was asked for."""
@@ -112,7 +130,7 @@ class Needs:
 
 class Learner(Protocol):
     def score(self, batches: Sequence[Batch], needs: Needs) -> list[Scores]: ...
-    def forward_backward(self, batch: TrainBatch) -> dict[str, float]: ...
+    def forward_backward(self, batch: TrainBatch) -> dict[str, Tensor]: ...
     def step(self) -> dict[str, float]: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...

@@ -14,7 +14,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.task import Task
 from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.seeds import split_of
-from turnwise.envs.text_env import TextEnv, docstring_of, settings_of
+from turnwise.envs.text_env import WORDING, TextEnv, docstring_of, settings_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +75,11 @@ class EnvKind:
         if (split := split_of(task.seed)) != task.split:
             raise UserError(f"seed {task.seed} is of the {split} split, not {task.split}: take it from seed_for")
         full = replace(task, params=self.check_params(task.params))
-        env = self.cls(full.params, rng=stream("luck", *full.parts, member, attempt))
+        # How a prompt is worded changes nothing about the world.
+        world = replace(full, params={name: value for name, value in full.params.items() if name not in WORDING})
+        env = self.cls(full.params, rng=stream("luck", *world.parts, member, attempt))
         env.split = full.split
-        return TextEnvRunner(env, start_rng=stream("start", *full.parts))
+        return TextEnvRunner(env, start_rng=stream("start", *world.parts))
 
     def _complaint(self, error: ValidationError, settings: type[BaseModel]) -> str:
         first = error.errors()[0]

@@ -146,6 +146,10 @@ def docstring_of(cls: type[TextEnv]) -> str:
     return inspect.cleandoc(next((text for text in own if text), ""))
 
 
+WORDING = ("examples",)
+"""Of `env.params` those that change the prompt and nothing else: equal seeds are equal tasks, whatever they are."""
+
+
 @cache
 def settings_of(cls: type[TextEnv]) -> type[BaseModel]:
     """All that `env.params` may set: the environment's `Params`, and the limits with the class's values as defaults."""
@@ -154,6 +158,9 @@ def settings_of(cls: type[TextEnv]) -> type[BaseModel]:
         "max_actions_per_turn": (int, Field(cls.max_actions_per_turn, ge=1, description="Actions a turn, at most.")),
         "max_actions": (int | None, Field(cls.max_actions, ge=1, description="Actions an episode, at most.")),
     }
+    if cls.action_names:
+        shown = "The prompt shows each action as a whole answer, for models that copy more than they understand."
+        limits["examples"] = (bool, Field(False, description=shown))
     missing = {name: field for name, field in limits.items() if name not in cls.Params.model_fields}
     bases = (cls.Params,) if issubclass(cls.Params, StrictParams) else (cls.Params, StrictParams)
     return create_model(f"{cls.__name__}Params", __base__=bases, **missing)

@@ -2,7 +2,8 @@
 
 The library passes keyword arguments of `model(...)` down to the attention function of each layer. So
 `model(ids, position_ids=..., plan=plan)` runs the model on tokens packed into one row, and the plan decides which of
-them see each other: `PackedPlan` for the learner, the engine's plans for a cache of slots.
+them see each other: `PackedPlan` for the learner, the engine's plans for a cache of slots. On a GPU layers are
+compiled, and the plan does not come with the call but is the one in force (`attention_op`).
 """
 
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
+
+from turnwise.models.attention_op import attend_now
 
 ATTENTION = "turnwise"
 
@@ -50,16 +53,18 @@ def attention_forward(
     plan: AttentionPlan | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    if plan is None:
-        raise RuntimeError("a model loaded with turnwise's attention is called with plan=...")
     if others.get("s_aux") is not None or others.get("position_bias") is not None:
         raise RuntimeError(f"{type(module).__name__} uses attention sinks or biases, which turnwise does not compute")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if plan is None:
+        q, k, v = (each[0].transpose(0, 1) for each in (query, key, value))
+        return attend_now(q, k, v, scale, softcap or 0.0, sliding_window or 0)[None], None
     call = AttentionCall(
         layer=int(module.layer_idx),  # type: ignore[arg-type]
         query=query[0].transpose(0, 1),
         key=key[0].transpose(0, 1),
         value=value[0].transpose(0, 1),
-        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        scale=scale,
         softcap=softcap,
         window=sliding_window,
     )

@@ -1,4 +1,7 @@
-"""A model's logits, and the hidden states they are made from, at chosen positions of a packed batch."""
+"""A model's logits, and the hidden states they are made from, at chosen positions of a packed batch.
+
+On a GPU rows are laid out for attention once for all forwards and backwards over a batch: `laid_out`.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,8 +10,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from turnwise.core.samples import Batch
+from turnwise.models.attention_op import attending
 from turnwise.models.last_layer import last_layer, last_layer_only_at
 from turnwise.models.packed import PackedPlan
+from turnwise.models.varlen import VarlenPlan
 
 
 def packed_logits(model: Any, batch: Batch, keep: Tensor) -> tuple[Tensor, Tensor]:
@@ -21,8 +26,26 @@ def packed_logits(model: Any, batch: Batch, keep: Tensor) -> tuple[Tensor, Tenso
     return output.logits[0], seen[0][0]
 
 
+def by_plan_in_force(batch: Batch) -> bool:
+    """Whether attention goes by the plan in force, as on a GPU, or by one that comes with each forward."""
+    return batch.ids.is_cuda
+
+
+@contextmanager
+def laid_out(batch: Batch) -> Iterator[None]:
+    """What runs over a batch runs inside this, its backward pass included."""
+    if not by_plan_in_force(batch):
+        yield
+        return
+    with attending(VarlenPlan(batch.lengths, batch.parents, batch.ids.device)):
+        yield
+
+
 def packed_hidden(trunk: Any, batch: Batch, keep: Tensor) -> Tensor:
     """Hidden states [K, H] of a model without a head."""
+    if by_plan_in_force(batch):
+        inputs = {"input_ids": batch.ids[None], "position_ids": batch.positions[None], "use_cache": False}
+        return trunk(**inputs).last_hidden_state[0].index_select(0, keep)
     with last_layer_only_at(trunk, keep):
         return trunk(**_inputs(trunk, batch, keep)).last_hidden_state[0, keep]
 

@@ -40,17 +40,17 @@ def last_layer_only_at(model: Any, keep: Tensor) -> Iterator[None]:
 
 def last_layer(model: Any) -> int | None:
     """The number of the last layer where its feed-forward part is run only for some tokens; else None."""
-    layers = _layers(model)
+    layers = layers_of(model)
     return None if layers is None or _last_feed_forward(model) is None else len(layers) - 1
 
 
-def _layers(model: Any) -> nn.ModuleList | None:
+def layers_of(model: Any) -> nn.ModuleList | None:
     return next((child for child in model.base_model.children() if isinstance(child, nn.ModuleList)), None)
 
 
 def _last_feed_forward(model: Any) -> nn.Module | None:
     """None where it is not a plain function of one token's vector, as far as can be told: a mixture of experts."""
-    layers = _layers(model)
+    layers = layers_of(model)
     part = getattr(layers[-1], "mlp", None) if layers is not None else None
     if part is None:
         return None

@@ -39,7 +39,7 @@ class LoadedModel:
 def load_model(
     name: str,
     *,
-    dtype: str = "float32",
+    dtype: str = "auto",
     device: str = "cpu",
     chat_template: str | None = None,
     attn_implementation: str = "sdpa",
@@ -52,7 +52,7 @@ def load_model(
     """
     settle_memory()
     place = resolve_device(device)
-    number_type = _dtype(dtype)
+    number_type = _dtype(dtype, place)
     template = None if chat_template is None else _read_template(chat_template)
     model, tokenizer = _read(name, number_type, attn_implementation, seed)
     if template is not None:
@@ -63,6 +63,10 @@ def load_model(
     if not has_adapter(model):
         model.requires_grad_(True)
     return LoadedModel(model=model, tokenizer=tokenizer, name=name, stop_ids=_stop_ids(model, tokenizer))
+
+
+def device_of(model: Any) -> torch.device:
+    return model.get_input_embeddings().weight.device
 
 
 def resolve_device(device: str) -> torch.device:
@@ -108,7 +112,9 @@ def _looks_like_path(name: str) -> bool:
     return name.startswith((".", "~", os.sep)) or name.count("/") > 1 or (bool(name) and Path(name).exists())
 
 
-def _dtype(name: str) -> torch.dtype:
+def _dtype(name: str, place: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.bfloat16 if place.type == "cuda" else torch.float32
     if name not in DTYPES:
         raise UserError(f'unknown dtype "{name}":{nearest(name, DTYPES)}')
     return DTYPES[name]

@@ -5,6 +5,7 @@ page anew. Python's collector looks through all that lives now and then, a quart
 are the libraries, which never go.
 """
 
+import atexit
 import ctypes
 import gc
 import sys
@@ -14,10 +15,17 @@ TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """As <malloc.h> numbers them."""
 
 
+def spare_all() -> None:
+    """Takes what exists by now out of the collector's sight, until the end of the program."""
+    gc.freeze()
+    atexit.unregister(gc.unfreeze)
+    atexit.register(gc.unfreeze)  # else libraries that count their own objects complain about those
+
+
 @cache
 def settle_memory() -> None:
     """Keeps freed blocks, where the C library can, and spares what exists by now. Once, before the first model."""
-    gc.freeze()
+    spare_all()
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(MMAP_THRESHOLD, 1 << 30)

@@ -21,7 +21,7 @@ from turnwise.recipes.unread import check_read
 SHARED = ("env", "rollout", "context", "eval")
 """What a model takes over from the run that it is compared with."""
 UNREAD = ("rollout.groups", "rollout.group_size", "rollout.temperature", "rollout.top_p", "rollout.top_k", "eval.every")
-UNREAD_BY_ENDPOINTS = ("model.", "context.", "system.", "rollout.in_flight")
+UNREAD_BY_ENDPOINTS = ("model.", "context.", "system.", "rollout.in_flight", "rollout.prefix")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

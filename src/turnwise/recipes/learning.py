@@ -13,7 +13,10 @@ from turnwise.config.schema import Config
 from turnwise.core.samples import Needs
 from turnwise.data.token_masks import TOKEN_RULES, TokenRule
 from turnwise.models.critic import HeadCritic, TrunkCritic
+from turnwise.models.memory_plan import MemoryPlan
+from turnwise.models.recomputing import recompute_layers
 from turnwise.recipes.functions import load_function
+from turnwise.recipes.memory import MICRO_TOKENS, unplanned
 from turnwise.rewards.functions import from_function
 from turnwise.rewards.scoring import ENV, Scoring
 from turnwise.train.diagnose import DiagnoseSettings
@@ -27,8 +30,11 @@ from turnwise.train.token_rewards import RewardSettings
 from turnwise.train.update import UpdateSettings
 
 
-def build_learner(config: Config, model: Any) -> LocalLearner:
-    algo, train = config.algo, config.train
+def build_learner(config: Config, model: Any, plan: MemoryPlan | None = None) -> LocalLearner:
+    """`plan`: where things go; none: as the settings say."""
+    algo, train, plan = config.algo, config.train, plan or unplanned(config)
+    if plan.recompute:
+        recompute_layers(model)  # before a critic copies them
     mark_tables(model)
     schedule = Schedule(
         kind=train.schedule,
@@ -46,7 +52,7 @@ def build_learner(config: Config, model: Any) -> LocalLearner:
             muon_learning_rate=train.muon_learning_rate if muon else None,
         )
         trained = [parameter for parameter in parameters if parameter.requires_grad]
-        return Optimizer(trained, settings, schedule.share)
+        return Optimizer(trained, settings, schedule.share, on_host=plan.on_host)
 
     critic = None
     if ADVANTAGES[algo.advantage].needs_critic:
@@ -94,20 +100,20 @@ def build_objective(config: Config) -> Objective:
     )
 
 
-def update_settings(config: Config) -> UpdateSettings:
+def update_settings(config: Config, micro_tokens: int = MICRO_TOKENS) -> UpdateSettings:
     algo, train = config.algo, config.train
     return UpdateSettings(
         aggregation=AGGREGATIONS[algo.aggregation],
         constant_length=algo.constant_length,
         mini_batch=train.mini_batch,
         epochs=train.epochs,
-        micro_tokens=train.micro_tokens,
+        micro_tokens=micro_tokens,
         skip_idle=algo.entropy_coef == 0 and algo.kl_coef == 0 and not ADVANTAGES[algo.advantage].needs_critic,
         run_seed=config.seed,
     )
 
 
-def estimate_settings(config: Config) -> EstimateSettings:
+def estimate_settings(config: Config, micro_tokens: int = MICRO_TOKENS) -> EstimateSettings:
     algo, advantage = config.algo, ADVANTAGES[config.algo.advantage]
     return EstimateSettings(
         advantage=advantage,
@@ -136,7 +142,7 @@ def estimate_settings(config: Config) -> EstimateSettings:
         needs=Needs(
             logprobs=algo.old_logprobs == "learner", values=advantage.needs_critic, ref_logprobs=algo.kl_coef > 0
         ),
-        micro_tokens=config.train.micro_tokens,
+        micro_tokens=micro_tokens,
     )
 
 

@@ -19,6 +19,7 @@ from turnwise.envs.kind import EnvKind
 from turnwise.envs.registry import kind_of, load
 from turnwise.envs.text_env import TextEnv
 from turnwise.models.loading import LoadedModel
+from turnwise.models.memory_plan import MemoryPlan
 from turnwise.recipes.checks import check
 from turnwise.recipes.learning import (
     build_dials,
@@ -29,6 +30,7 @@ from turnwise.recipes.learning import (
     filter_settings,
     update_settings,
 )
+from turnwise.recipes.memory import memory_plan
 from turnwise.recipes.selfplay import build_selfplay
 from turnwise.recipes.sources import model_of
 from turnwise.recipes.wiring import Players, build_players, load_policy, model_loader
@@ -157,7 +159,11 @@ class _Run:
     def _build(self, progress: Progress, limit_s: float | None, resume: bool) -> tuple[Loop, State]:
         config = self.config
         loaded, warmup_s = load_policy(config, self.worlds, lambda done, total: progress.phase("warm-up", done, total))
-        players, learner = build_players(config, self.worlds, loaded), build_learner(config, loaded.model)
+        plan = memory_plan(config, loaded.model)
+        if plan.parts:
+            progress.note(f"memory: {plan.describe()}")
+        players = build_players(config, self.worlds, loaded, plan.pages)
+        learner = build_learner(config, loaded.model, plan)
         checkpoints = Checkpoints(
             self.folder.checkpoints,
             keep_last=config.checkpoint.keep_last,
@@ -175,7 +181,7 @@ class _Run:
             self.folder.cut_back(state.step + 1)
         if not self.folder.read_metrics():
             self.folder.append_metrics({"step": 0, "time/warmup_s": warmup_s})
-        return self._loop(loaded, players, learner, checkpoints, progress, limit_s), state
+        return self._loop(loaded, players, learner, checkpoints, progress, limit_s, plan), state
 
     def _loop(
         self,
@@ -185,8 +191,9 @@ class _Run:
         checkpoints: Checkpoints,
         progress: Progress,
         limit_s: float | None,
+        plan: MemoryPlan,
     ) -> Loop:
-        config = self.config
+        config, tokens = self.config, plan.micro_tokens
         collector, rivals = build_selfplay(
             config, self.worlds, self.tasks, loaded, players, checkpoints, self.folder, progress
         )
@@ -200,12 +207,12 @@ class _Run:
             groups=config.rollout.groups,
             group_size=config.rollout.group_size,
             refill=config.algo.filter_refill,
-            micro_tokens=config.train.micro_tokens,
+            micro_tokens=tokens,
         )
         return Loop(
-            settings=self._loop_settings(limit_s),
-            estimate_settings=estimate_settings(config),
-            update_settings=update_settings(config),
+            settings=self._loop_settings(limit_s, plan.gives_back),
+            estimate_settings=estimate_settings(config, tokens),
+            update_settings=update_settings(config, tokens),
             diagnose_settings=diagnose_settings(config),
             gatherer=gatherer,
             evaluator=players.evaluator,
@@ -220,7 +227,7 @@ class _Run:
             rivals=rivals,
         )
 
-    def _loop_settings(self, limit_s: float | None) -> LoopSettings:
+    def _loop_settings(self, limit_s: float | None, gives_back: bool) -> LoopSettings:
         config = self.config
         return LoopSettings(
             steps=config.train.steps,
@@ -232,6 +239,7 @@ class _Run:
             max_seconds=limit_s,
             alarms=config.diagnose.alarms,
             max_rollbacks=config.diagnose.max_rollbacks if config.diagnose.rollback else 0,
+            gives_back=gives_back,
         )
 
     async def _train(self, loop: Loop, state: State) -> Summary:

@@ -4,10 +4,9 @@ import copy
 
 from turnwise.config.schema import Config
 from turnwise.core.protocols import Policy
-from turnwise.engine.native.engine import NativeEngine
 from turnwise.envs.games.table import take_seats
 from turnwise.models.loading import LoadedModel
-from turnwise.recipes.wiring import Players, model_loader
+from turnwise.recipes.wiring import Players, build_engine, model_loader
 from turnwise.recipes.worlds import Worlds
 from turnwise.record.progress import Progress
 from turnwise.record.run_folder import RunFolder
@@ -59,13 +58,7 @@ def build_selfplay(
 def frozen_player(config: Config, loaded: LoadedModel, players: Players) -> Frozen:
     """A copy of the model, with an engine of its own; whose weights it holds is said before it plays."""
     model = copy.deepcopy(loaded.model).requires_grad_(False)
-    engine = NativeEngine(
-        model,
-        slots=config.rollout.in_flight,
-        stop_ids=players.renderer.stop_ids,
-        decode=players.renderer.decode,
-        deterministic=False,
-    )
+    engine = build_engine(config, model, players.renderer, deterministic=False, pages=players.pages)
     return Frozen(model, engine, model_loader(config))
 
 

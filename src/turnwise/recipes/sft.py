@@ -12,9 +12,12 @@ from rich.console import Console
 from turnwise.config.load import to_toml
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
+from turnwise.models.memory_plan import MemoryPlan
+from turnwise.models.recomputing import recompute_layers
 from turnwise.recipes.checks import check_model
 from turnwise.recipes.demos import demonstrations, digest_of
 from turnwise.recipes.learning import build_objective
+from turnwise.recipes.memory import memory_plan, unplanned
 from turnwise.recipes.run import Summary, failing_well, free_name, settled
 from turnwise.recipes.wiring import build_players, load_policy, model_loader
 from turnwise.recipes.worlds import Worlds, task_source, worlds_of
@@ -33,6 +36,8 @@ SECTIONS = ("env", "model", "lora", "sft", "eval", "checkpoint", "record", "syst
 KEYS = (
     "seed",
     "train.micro_tokens",
+    "train.optimizer_state",
+    "train.recompute",
     "train.max_minutes",
     "train.betas",
     "train.weight_decay",
@@ -100,7 +105,8 @@ class _Imitation:
         config = self.config
         self.tasks = task_source(config, self.worlds)
         loaded, warmup_s = load_policy(config, self.worlds, lambda done, total: progress.phase("warm-up", done, total))
-        players = build_players(config, self.worlds, loaded)
+        plan = memory_plan(config, loaded.model, imitates=True)
+        players = build_players(config, self.worlds, loaded, plan.pages)
         self.samples = demonstrations(
             config,
             self.worlds,
@@ -108,8 +114,8 @@ class _Imitation:
             players.renderer,
             lambda done, total: progress.phase("demonstrations", done, total),
         )
-        settings = self._settings(limit_s)
-        learner = build_imitator(config, loaded.model, steps_of(len(self.samples), settings))
+        settings = self._settings(limit_s, plan.micro_tokens)
+        learner = build_imitator(config, loaded.model, steps_of(len(self.samples), settings), plan)
         checkpoints = Checkpoints(
             self.folder.checkpoints,
             keep_last=config.checkpoint.keep_last,
@@ -132,6 +138,7 @@ class _Imitation:
             checkpoints=checkpoints,
             folder=self.folder,
             progress=progress,
+            rest=players.engine.sleep if plan.gives_back else None,
         )
         return loop, state
 
@@ -145,13 +152,13 @@ class _Imitation:
                 f"{self.config.sft.demos} is not what {self.folder.path} began with: put it back, or start anew"
             )
 
-    def _settings(self, limit_s: float | None) -> SftSettings:
+    def _settings(self, limit_s: float | None, micro_tokens: int) -> SftSettings:
         config = self.config
         return SftSettings(
             batch=config.sft.batch,
             epochs=config.sft.epochs,
             seed=config.seed,
-            micro_tokens=config.train.micro_tokens,
+            micro_tokens=micro_tokens,
             eval_every=config.eval.every,
             eval_tasks=self.tasks.held_out("validation", config.eval.episodes),
             checkpoint_every=config.checkpoint.every,
@@ -174,8 +181,11 @@ class _Imitation:
         return {"finished": True, **summary}
 
 
-def build_imitator(config: Config, model: Any, steps: int) -> LocalLearner:
+def build_imitator(config: Config, model: Any, steps: int, plan: MemoryPlan | None = None) -> LocalLearner:
+    plan = plan or unplanned(config)
     mark_tables(model)
+    if plan.recompute:
+        recompute_layers(model)
     schedule = Schedule(
         kind="linear", total_steps=steps, warmup_steps=int(WARMUP_SHARE * steps), final_share=FINAL_SHARE
     )
@@ -188,7 +198,7 @@ def build_imitator(config: Config, model: Any, steps: int) -> LocalLearner:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     plain = config.algo.model_copy(update={"loss": "reinforce", "correction": "none", "entropy_coef": 0.0})
     objective = build_objective(config.model_copy(update={"algo": plain}))
-    return LocalLearner(model, objective, Optimizer(trained, settings, schedule.share))
+    return LocalLearner(model, objective, Optimizer(trained, settings, schedule.share, on_host=plan.on_host))
 
 
 def summarise(rows: Sequence[dict[str, Any]], count: int, seed: int) -> Summary:

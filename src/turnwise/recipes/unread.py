@@ -85,7 +85,7 @@ SWITCHES: tuple[tuple[tuple[str, ...], Switch], ...] = (
     ),
     (("curriculum.floor", "curriculum.memory"), _on("curriculum.pool", "raise that")),
     (
-        ("selfplay.snapshot_every", "selfplay.snapshots", "selfplay.ladder_games"),
+        ("selfplay.random_moves", "selfplay.snapshot_every", "selfplay.snapshots", "selfplay.ladder_games"),
         _one_of("selfplay.opponent", ["self", "past"]),
     ),
     (("lora.alpha", "lora.targets"), _on("lora.rank", "raise that")),

@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from turnwise.config.schema import Config
 from turnwise.core.protocols import Sampling
 from turnwise.engine.native.engine import NativeEngine
+from turnwise.engine.paged.build import build_paged_runner
 from turnwise.models.attention import ATTENTION
-from turnwise.models.loading import LoadedModel, load_model
+from turnwise.models.compiling import compile_layers
+from turnwise.models.loading import LoadedModel, device_of, load_model
 from turnwise.models.lora import LoraSettings, add_lora, has_adapter
 from turnwise.recipes.contexts import build_context
 from turnwise.recipes.worlds import Worlds
@@ -47,7 +50,30 @@ def load_policy(config: Config, worlds: Worlds, show: Callable[[int, int], None]
         alpha = 2.0 * lora.rank if lora.alpha is None else lora.alpha
         settings = LoraSettings(rank=lora.rank, alpha=alpha, targets=lora.targets, seed=config.seed)
         add_lora(loaded.model, loaded.name, settings)
+    if config.system.compile and device_of(loaded.model).type == "cuda":
+        compile_layers(loaded.model)
     return loaded, seconds
+
+
+def build_engine(
+    config: Config, model: Any, renderer: Renderer, *, deterministic: bool, pages: int | None = None
+) -> NativeEngine:
+    """An engine over the model's own parameters, of the kind that its device wants.
+
+    `pages`: of its cache on a GPU; none: as many as system.cache_share allows.
+    """
+    common = {"slots": config.rollout.in_flight, "stop_ids": renderer.stop_ids, "decode": renderer.decode}
+    runner = None
+    if device_of(model).type != "cpu":
+        runner = build_paged_runner(
+            model,
+            **common,  # type: ignore[arg-type]
+            longest=config.rollout.max_tokens,
+            steps=config.system.decode_steps,
+            share=config.system.cache_share,
+            pages=pages,
+        )
+    return NativeEngine(model, **common, deterministic=deterministic, runner=runner)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,18 +85,15 @@ class Players:
     collector: Collector
     greedy: Collector
     evaluator: Collector
+    pages: int | None
+    """Of the engine's cache, where that is planned."""
 
 
-def build_players(config: Config, worlds: Worlds, loaded: LoadedModel) -> Players:
-    renderer = Renderer(loaded.tokenizer, loaded.stop_ids)
-    engine = NativeEngine(
-        loaded.model,
-        slots=config.rollout.in_flight,
-        stop_ids=renderer.stop_ids,
-        decode=renderer.decode,
-        # A side that waits for the other one's move asks for nothing, so nobody can wait for all to ask.
-        deterministic=config.system.deterministic and config.selfplay.opponent == "none",
-    )
+def build_players(config: Config, worlds: Worlds, loaded: LoadedModel, pages: int | None = None) -> Players:
+    renderer = Renderer(loaded.tokenizer, loaded.stop_ids, config.rollout.prefix)
+    # A side that waits for the other one's move asks for nothing, so nobody can wait for all to ask.
+    deterministic = config.system.deterministic and config.selfplay.opponent == "none"
+    engine = build_engine(config, loaded.model, renderer, deterministic=deterministic, pages=pages)
 
     def collector(sampling: Sampling, run_seed: int) -> Collector:
         limits = Limits(sampling=sampling, max_tokens=config.rollout.max_tokens, timeout_s=config.rollout.timeout_s)
@@ -99,4 +122,5 @@ def build_players(config: Config, worlds: Worlds, loaded: LoadedModel) -> Player
         collector=collector(training, config.seed),
         greedy=collector(replace(training, temperature=0.0), config.seed),
         evaluator=collector(evaluation, 0),
+        pages=pages,
     )

@@ -53,5 +53,10 @@ def task_source(config: Config, worlds: Worlds) -> TaskSource:
     settings = config.curriculum
     curriculum = Curriculum(pool=settings.pool, floor=settings.floor, memory=settings.memory) if settings.pool else None
     if config.selfplay.opponent != "none":
-        return SidedTasks(worlds=worlds.worlds, run_seed=config.seed, both=config.selfplay.opponent == "self")
+        return SidedTasks(
+            worlds=worlds.worlds,
+            run_seed=config.seed,
+            both=config.selfplay.opponent == "self",
+            random_moves=config.selfplay.random_moves,
+        )
     return TaskSource(worlds=worlds.worlds, run_seed=config.seed, curriculum=curriculum)

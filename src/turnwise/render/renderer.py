@@ -1,13 +1,14 @@
 """Messages <-> token ids, append-only: `start` a context, `parse` what was sampled, `extend` it."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from transformers import PreTrainedTokenizerFast
 
+from turnwise.core.errors import UserError
 from turnwise.core.messages import Message, ToolSpec
-from turnwise.core.trajectory import Stop
+from turnwise.core.trajectory import Span, Stop
 from turnwise.render.codec import Codec
 from turnwise.render.parse import Parsed, parse_pieces
 from turnwise.render.program import Program
@@ -44,8 +45,11 @@ class Renderer:
     says. A date that the template writes is that of the day on which the shape was first rendered.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, stop_ids: Iterable[int] = ()) -> None:
-        """`stop_ids`: further ids that end a turn, such as those of the model's generation config."""
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, stop_ids: Iterable[int] = (), prefix: str = "") -> None:
+        """`stop_ids`: further ids that end a turn, such as those of the model's generation config.
+
+        `prefix`: what every answer begins with; it is given, not sampled, so it is context (mask 0).
+        """
         self._template = ChatTemplate(tokenizer)
         backend_of(tokenizer)
         self._markers = find_markers(self._template, any_of(added_tokens(tokenizer)), tokenizer.eos_token)
@@ -55,6 +59,7 @@ class Renderer:
         ends = {tokenizer.eos_token_id, self._end.id if self._end else None, *stop_ids}
         self.stop_ids: frozenset[int] = frozenset(token for token in ends if token is not None)
         self._seams = SeamCounter(self._codec)
+        self._prefix, self._prefix_ids = prefix, self._codec.encode(prefix) if prefix else []
         self._parsed = lru_cache(maxsize=CACHED_ACTIONS)(self._parse)
         self._start_programs = lru_cache(maxsize=CACHED_SHAPES)(self._start_program)
         self._extend_programs = lru_cache(maxsize=CACHED_SHAPES)(self._extend_program)
@@ -62,7 +67,7 @@ class Renderer:
     def start(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
         """The opening context, generation prompt included."""
         known = _Tools(repr(tools), tuple(tools)) if tools else _Tools()
-        return self._start_programs(shape_of(messages), known).ids(messages)
+        return [*self._start_programs(shape_of(messages), known).ids(messages), *self._prefix_ids]
 
     def extend(self, messages: Sequence[Message], stop: Stop) -> list[int]:
         """What is appended to a sampled action: the rest of its turn, the messages, the generation prompt.
@@ -70,7 +75,7 @@ class Renderer:
         After EOS the token that ends the turn was sampled (whichever of `stop_ids`), so only what follows it comes;
         after a stop string or at the length's limit it comes too.
         """
-        return self._extend_programs(shape_of(messages), stop is Stop.EOS).ids(messages)
+        return [*self._extend_programs(shape_of(messages), stop is Stop.EOS).ids(messages), *self._prefix_ids]
 
     def parse(self, ids: Sequence[int], stop: Stop) -> Parsed:
         """What an action says. `parse_pieces` tells which tokens a span holds."""
@@ -80,6 +85,9 @@ class Renderer:
 
     def answer(self, text: str) -> list[int]:
         """The ids of an answer that was written, its end included: as if a model had said it."""
+        if not text.startswith(self._prefix):
+            raise UserError(f"an answer does not begin with rollout.prefix {self._prefix!r}: {text[:80]!r}")
+        text = text.removeprefix(self._prefix)
         if self._markers.opens_think:
             text = text.removeprefix("<think>") if text.startswith("<think>") else f"</think>{text}"
         return [*self._codec.encode(text), *([] if self._turn_end is None else [self._turn_end])]
@@ -96,7 +104,11 @@ class Renderer:
         return self._seams.count(pieces)
 
     def _parse(self, ids: tuple[int, ...]) -> Parsed:
-        return parse_pieces(self._codec.pieces(ids), self._markers.opens_think)
+        if not self._prefix:
+            return parse_pieces(self._codec.pieces(ids), self._markers.opens_think)
+        given = [self._prefix.encode(), *self._codec.pieces(ids)]
+        parsed = parse_pieces(given, self._markers.opens_think)
+        return replace(parsed, spans=tuple(sampled_span(span) for span in parsed.spans if span.end > 1))
 
     def _start_program(self, shape: Shape, tools: _Tools) -> Program:
         parts = start_parts(self._template, shape, tools.specs, self._codec.control_pattern)
@@ -108,3 +120,8 @@ class Renderer:
             return Program(self._codec, parts, before="text")
         swallows = self._end is not None and self._end.rstrip
         return Program(self._codec, behind(parts, self._markers.end), before="control", swallows=swallows)
+
+
+def sampled_span(span: Span) -> Span:
+    """Of a span over the prefix and what was sampled behind it, the sampled part: the prefix counts as one token."""
+    return Span(name=span.name, start=max(0, span.start - 1), end=span.end - 1)

@@ -18,6 +18,7 @@ from turnwise.data.samples import samples_of
 from turnwise.data.table import TokenTable, place
 from turnwise.data.token_masks import TokenRule, rule_masks, sampled
 from turnwise.train.dials import Dials
+from turnwise.train.mismatch import Mismatch
 from turnwise.train.scoring import score_samples
 from turnwise.train.token_rewards import RewardSettings, state_ids, token_rewards
 
@@ -141,10 +142,10 @@ def _foresight(inputs: AdvantageInputs) -> dict[int, Foresight] | None:
 
 def _mismatch(samples: list[Sample], scores: dict[str, list[Tensor]]) -> dict[str, float]:
     """How far the learner's log-probabilities are from the sampler's, where it was asked."""
-    if "logprobs" not in scores:
-        return {}
-    difference = torch.cat(scores["logprobs"]) - torch.cat([each.logprobs[each.mask] for each in samples])
-    return {"mismatch": float(difference.abs().mean())}
+    mismatch = Mismatch()
+    for sample, logprobs in zip(samples, scores.get("logprobs", []), strict=False):
+        mismatch.add(logprobs, sample.logprobs[sample.mask], [len(logprobs)])
+    return mismatch.take()
 
 
 def _bootstrap(trajectories: list[Trajectory], samples: list[Sample], scores: dict[str, list[Tensor]]) -> Tensor:

@@ -3,19 +3,21 @@
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from turnwise.algos.entropy import logprobs_and_entropy
-from turnwise.core.samples import Batch, Needs, Scores, TrainBatch
+from turnwise.core.samples import Batch, Needs, Scores, TrainBatch, on_device
 from turnwise.models.attention import check_attention
 from turnwise.models.critic import HeadCritic, TrunkCritic
-from turnwise.models.forward import packed_hidden, packed_logits
+from turnwise.models.forward import laid_out, packed_hidden
 from turnwise.models.lora import adapter_off, has_adapter
+from turnwise.train.mismatch import Mismatch
 from turnwise.train.objective import Objective
 from turnwise.train.optimizer import Optimizer
+from turnwise.train.sampled import sampled_logprobs
 
 
 class LocalLearner:
@@ -46,9 +48,14 @@ class LocalLearner:
         self.rate_scale = 1.0
         """Of the policy's learning rate: a rollback makes it smaller."""
         self.skipped_steps = 0
+        self._mismatch = Mismatch()
 
     def _frozen_copy(self) -> Any:
         return copy.deepcopy(self.model).requires_grad_(False)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.get_input_embeddings().weight.device
 
     @property
     def policy_learns(self) -> bool:
@@ -56,15 +63,19 @@ class LocalLearner:
 
     @torch.no_grad()
     def score(self, batches: Sequence[Batch], needs: Needs) -> list[Scores]:
-        return [self._score(batch, needs) for batch in batches]
+        found = []
+        for batch in batches:
+            here = on_device(batch, self.device)
+            with laid_out(here):
+                found.append(self._score(here, needs))
+        return [_on_host(each) for each in found]
 
     def _score(self, batch: Batch, needs: Needs) -> Scores:
         logprobs = entropy = values = end_values = ref_logprobs = None
         count = len(batch.sources)
         keep = torch.cat([batch.sources, batch.ends])  # [M + B]
         if needs.logprobs or needs.entropy:
-            logits, _ = packed_logits(self.model, batch, batch.sources)
-            logprobs, entropy = logprobs_and_entropy(logits, batch.targets, batch.temperatures)
+            logprobs, entropy, _ = sampled_logprobs(self.model, batch)
         if needs.values and isinstance(self.critic, HeadCritic):
             hidden = packed_hidden(self.model.base_model, batch, keep)
             values, end_values = self.critic(hidden).tensor_split([count])
@@ -72,8 +83,7 @@ class LocalLearner:
             values, end_values = self.critic(batch, keep).tensor_split([count])
         if needs.ref_logprobs:
             with self._as_reference() as reference:
-                ref_logits, _ = packed_logits(reference, batch, batch.sources)
-            ref_logprobs, _ = logprobs_and_entropy(ref_logits, batch.targets, batch.temperatures)
+                ref_logprobs, *_ = sampled_logprobs(reference, batch)
         return Scores(
             logprobs=logprobs, entropy=entropy, values=values, end_values=end_values, ref_logprobs=ref_logprobs
         )
@@ -87,24 +97,27 @@ class LocalLearner:
         with adapter_off(self.model):
             yield self.model
 
-    def forward_backward(self, batch: TrainBatch) -> dict[str, float]:
-        """Adds the batch's gradients; returns sums over its tokens of each metric, and `tokens`."""
+    def forward_backward(self, batch: TrainBatch) -> dict[str, Tensor]:
+        """Adds the batch's gradients; returns sums over its tokens of each metric, and `tokens`.
+
+        They stay where the model is: the host need not wait for them.
+        """
+        batch = on_device(batch, self.device)
         metrics: dict[str, Tensor] = {}
-        if self.policy_learns or isinstance(self.critic, HeadCritic):
-            metrics |= self._policy_backward(batch)
-        if isinstance(self.critic, TrunkCritic):
-            loss, more = self.objective.critic(batch, self.critic(batch.batch, batch.batch.sources))
-            loss.backward()
-            metrics |= more
-        sums = {name: float(values.sum()) for name, values in metrics.items()}
-        return sums | {"tokens": float(len(batch.weights))}
+        with laid_out(batch.batch):
+            if self.policy_learns or isinstance(self.critic, HeadCritic):
+                metrics |= self._policy_backward(batch)
+            if isinstance(self.critic, TrunkCritic):
+                loss, more = self.objective.critic(batch, self.critic(batch.batch, batch.batch.sources))
+                loss.backward()
+                metrics |= more
+        sums = {name: values.detach().double().sum() for name, values in metrics.items()}
+        return sums | {"tokens": torch.tensor(float(len(batch.weights)))}
 
     def _policy_backward(self, batch: TrainBatch) -> dict[str, Tensor]:
-        logits, hidden = packed_logits(self.model, batch.batch, batch.batch.sources)
-        logprobs, entropy = logprobs_and_entropy(logits, batch.batch.targets, batch.batch.temperatures)
+        logprobs, entropy, hidden = sampled_logprobs(self.model, batch.batch)
         loss, metrics = self.objective.policy(batch, logprobs, entropy, self.kl_coef)
-        difference = (logprobs.detach() - batch.sampler_logprobs).abs()
-        metrics |= {"mismatch": difference}
+        self._mismatch.add(logprobs.detach(), batch.sampler_logprobs, batch.batch.counts)
         if not self.policy_learns:
             loss = loss.new_zeros(())
         if isinstance(self.critic, HeadCritic):
@@ -117,7 +130,7 @@ class LocalLearner:
         return metrics
 
     def step(self) -> dict[str, float]:
-        metrics: dict[str, float] = {}
+        metrics = self._mismatch.take()
         if self.policy_learns:
             norm, stepped = self.optimizer.step(self.training_step, self.rate_scale)
             self.skipped_steps += not stepped
@@ -130,10 +143,12 @@ class LocalLearner:
 
     def gradient_norm(self) -> float:
         """Of the policy's gradients so far, which are dropped: for measurements that take no step."""
-        grads = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        self._mismatch.take()
+        grads = self.optimizer.masters.gradients()
         norm = float(torch.nn.utils.get_total_norm(grads)) if grads else 0.0
-        for parameter in (*self.model.parameters(), *(self.critic.parameters() if self.critic is not None else ())):
-            parameter.grad = None
+        for optimizer in (self.optimizer, self.critic_optimizer):
+            if optimizer is not None:
+                optimizer.masters.drop_gradients()
         return norm
 
     def state_dict(self) -> dict[str, Any]:
@@ -158,6 +173,11 @@ class LocalLearner:
             self.critic.load_state_dict(part("critic."))
             self.critic_optimizer.load_tensors(part("critic_optimizer."))
         self.skipped_steps = state["skipped_steps"]
+
+
+def _on_host(scores: Scores) -> Scores:
+    columns = {field.name: getattr(scores, field.name) for field in fields(scores)}
+    return Scores(**{name: None if column is None else column.cpu() for name, column in columns.items()})
 
 
 def _untied(model: Any) -> dict[str, Tensor]:

@@ -41,6 +41,8 @@ class LoopSettings:
     alarms: bool
     max_rollbacks: int
     """0: alarms are told and nothing else."""
+    gives_back: bool = False
+    """Engines give the memory of their caches back after each rollout: the update needs it."""
 
 
 class Loop:
@@ -74,6 +76,8 @@ class Loop:
         self.folder, self.progress = folder, progress
         self.watcher = Watcher(tell=progress.note)
         self.decode, self.rivals = decode, rivals
+        self._captured_s = 0.0
+        """Of the engine's captures, what has been recorded."""
 
     async def run(self, state: State) -> State:
         """Returns where training stands: done, or out of time. Cancelled (Ctrl-C), it leaves a checkpoint first."""
@@ -104,6 +108,7 @@ class Loop:
         dials = self._set(state)
         gathered = await self.gatherer.gather(state.step, self.progress.phase, state.measured)
         clock.lap("rollout")
+        self._rest()
         estimated = estimate(gathered.kept, self.learner, self.estimate_settings, dials, gathered.baselines)
         clock.lap("score")
         diagnosed = self._diagnose(number, gathered, estimated)
@@ -130,6 +135,13 @@ class Loop:
             measured=measured,
         )
         return self._watched(row, state)
+
+    def _rest(self) -> None:
+        """No session lives after a rollout."""
+        if self.settings.gives_back:
+            self.engine.sleep()
+            if self.rivals is not None and self.rivals.frozen is not None:
+                self.rivals.frozen.engine.sleep()
 
     def _set(self, state: State) -> Dials:
         """Puts what this step depends on where it is read."""
@@ -175,7 +187,7 @@ class Loop:
         if self.settings.record_every and number % self.settings.record_every == 0:
             self.folder.write_trajectories(number, trajectory_rows(number, gathered.groups, estimated, self.decode))
         clock.lap("record")
-        rolled = rollout_metrics(gathered.groups)
+        rolled, captured_s = rollout_metrics(gathered.groups), self.engine.capture_s
         row = {
             "step": number,
             **rolled,
@@ -186,7 +198,9 @@ class Loop:
             "train/skipped_steps": float(self.learner.skipped_steps),
             **diagnosed,
             **clock.metrics(rolled["rollout/sampled_tokens"] + rolled["rollout/context_tokens"]),
+            "time/capture_s": captured_s - self._captured_s,
         }
+        self._captured_s = captured_s
         self.folder.append_metrics(row)
         self.progress.step(number - 1, row)
         return row

@@ -8,6 +8,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from turnwise.models.memory_needs import PIECE
+from turnwise.train.masters import Masters
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
@@ -40,13 +43,22 @@ class OptimizerSettings:
 class Optimizer:
     """AdamW, or Muon for the matrices and AdamW for the rest, over one set of parameters.
 
-    Parameters are changed in place and never replaced: the engine reads the same storage.
+    Parameters are changed in place and never replaced: the engine reads the same storage. Those in fewer bits than
+    float32 have masters. `on_host`: masters and moments live in the host's memory, which gradients visit in pieces of
+    so many numbers.
     """
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], settings: OptimizerSettings, share: Callable[[int], float]
+        self,
+        parameters: Sequence[nn.Parameter],
+        settings: OptimizerSettings,
+        share: Callable[[int], float],
+        *,
+        on_host: bool = False,
+        piece: int = PIECE,
     ) -> None:
-        self.parameters = list(parameters)
+        self.masters = Masters(parameters, on_host=on_host, piece=piece)
+        self.parameters = self.masters.optimised
         self.settings, self.share = settings, share
         matrices: list[nn.Parameter] = []
         if settings.muon_learning_rate is not None:
@@ -74,33 +86,47 @@ class Optimizer:
 
         `scale`: of the learning rate, beside its schedule.
         """
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm))
+        gradients = self.masters.gradients()
+        total = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
+        share = self.settings.max_grad_norm / (total + 1e-6)
+        if gradients:
+            torch._foreach_mul_(gradients, share.clamp(max=1.0))
+        norm = float(total)
         finite = math.isfinite(norm)
-        for part, rate in zip(self._parts, self._rates, strict=True):
-            if finite:
+        if finite:
+            for part, rate in zip(self._parts, self._rates, strict=True):
                 part.param_groups[0]["lr"] = rate * self.share(training_step) * scale
-                part.step()
-            part.zero_grad(set_to_none=True)
+            for _ in self.masters.pieces():
+                for part in self._parts:
+                    part.step()
+        self.masters.drop_gradients()
         return norm, finite
 
     def tensors(self) -> dict[str, Tensor]:
         """The optimisers' state as flat tensors, by part and parameter number."""
-        return {
+        states = {
             f"{part}.{number}.{name}": value
             for part, optimizer in enumerate(self._parts)
             for number, each in optimizer.state_dict()["state"].items()
             for name, value in each.items()
         }
+        return states | {f"{MASTER}.{number}": value for number, value in self.masters.tensors().items()}
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
         states: list[dict[int, dict[str, Tensor]]] = [{} for _ in self._parts]
+        masters = {key.split(".")[1]: value for key, value in tensors.items() if key.startswith(f"{MASTER}.")}
+        self.masters.load_tensors(masters)
         for key, value in tensors.items():
+            if key.startswith(f"{MASTER}."):
+                continue
             part, number, name = key.split(".", 2)
             states[int(part)].setdefault(int(number), {})[name] = value
         for optimizer, state in zip(self._parts, states, strict=True):
             optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
+MASTER = "master"
+"""Names the masters among the tensors."""
 TABLE = "turnwise_table"
 """Marks a parameter of two dimensions that is a table of vectors (an embedding, an output layer)."""
 

@@ -6,7 +6,7 @@ reinforcement learning.
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,8 +63,10 @@ class SftLoop:
         checkpoints: Checkpoints,
         folder: RunFolder,
         progress: Progress,
+        rest: Callable[[], None] | None = None,
     ) -> None:
-        self.settings, self.samples = settings, samples
+        """`rest`: what gives the memory of the evaluator's cache back, where training needs it."""
+        self.settings, self.samples, self.rest = settings, samples, rest
         self.evaluator, self.learner, self.checkpoints = evaluator, learner, checkpoints
         self.folder, self.progress = folder, progress
         self.steps = steps_of(len(samples), settings)
@@ -86,6 +88,8 @@ class SftLoop:
 
     def _step(self, state: State) -> State:
         clock = Clock()
+        if self.rest is not None:
+            self.rest()
         self.learner.training_step = state.step
         chosen = [self.samples[number] for number in batch_of(len(self.samples), state.step, self.settings)]
         loss, norm = imitate(self.learner, chosen, self.settings.micro_tokens)
@@ -121,11 +125,11 @@ class SftLoop:
 def imitate(learner: LocalLearner, samples: Sequence[Sample], micro_tokens: int) -> tuple[float, float]:
     """One optimiser step. The mean loss of the answers' tokens before it, and the gradient's norm."""
     tokens = sum(int(sample.mask.sum()) for sample in samples)
-    total = 0.0
+    total: float | torch.Tensor = 0.0
     for part in micro_batches(samples, micro_tokens):
         sums = learner.forward_backward(pack_train([_train_sample(samples[index], tokens) for index in part]))
-        total += sums["policy_loss"]
-    return total / tokens, learner.step()["grad_norm"]
+        total = total + sums["policy_loss"]
+    return float(total) / tokens, learner.step()["grad_norm"]
 
 
 def _train_sample(sample: Sample, tokens: int) -> TrainSample:

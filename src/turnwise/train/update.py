@@ -12,6 +12,7 @@ from turnwise.core.samples import Learner, TrainSample
 from turnwise.data.packing import micro_batches, pack_train
 from turnwise.data.table import place
 from turnwise.train.estimate import Estimate
+from turnwise.train.mismatch import NAMES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,25 +31,24 @@ def update(
     learner: Learner, estimated: Estimate, settings: UpdateSettings, step: int, scale: float = 1.0
 ) -> dict[str, float]:
     """All epochs and mini-batches of one step, the loss times `scale`; metrics are means over the sampled tokens."""
-    sums: dict[str, float] = {}
+    sums: dict[str, Tensor] = {}
     norms: list[dict[str, float]] = []
-    first: dict[str, float] = {}
     for part in mini_batch_order(len(estimated.trajectories), settings, step):
         samples = train_samples(estimated, set(part), settings, scale)
         if settings.skip_idle:
             samples = [sample for sample in samples if bool(sample.advantages.any())]
         for micro in micro_batches([each.sample for each in samples], settings.micro_tokens):
             for name, value in learner.forward_backward(pack_train([samples[index] for index in micro])).items():
-                sums[name] = sums.get(name, 0.0) + value
+                sums[name] = sums[name] + value if name in sums else value
         if samples:
-            first = first or dict(sums)
             norms.append(learner.step())
     if not sums:
         return {"idle_steps": 1.0}
-    means = {name: value / sums["tokens"] for name, value in sums.items() if name != "tokens"}
-    if "mismatch" in first:  # later mini-batches differ from the sampler because they have learnt
-        means["mismatch"] = first["mismatch"] / first["tokens"]
-    return means | {name: sum(norm[name] for norm in norms) / len(norms) for name in norms[0]}
+    tokens = float(sums["tokens"])
+    means = {name: float(value) / tokens for name, value in sums.items() if name != "tokens"}
+    # Later mini-batches differ from the sampler because they have learnt.
+    steps = {name: sum(norm[name] for norm in norms) / len(norms) for name in norms[0] if name not in NAMES}
+    return means | steps | {name: value for name, value in norms[0].items() if name in NAMES}
 
 
 def mini_batch_order(count: int, settings: UpdateSettings, step: int) -> Iterator[list[int]]:

@@ -13,10 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from turnwise.algos.entropy import logprobs_and_entropy
 from turnwise.core.chance import address, stream
 from turnwise.core.errors import EnvironmentFailure, UserError
-from turnwise.core.samples import Sample
+from turnwise.core.samples import Sample, on_device
 from turnwise.core.task import Task
 from turnwise.data.demonstrations import demonstration_sample
 from turnwise.data.packing import pack
@@ -24,13 +23,14 @@ from turnwise.envs.answers import format_answer
 from turnwise.envs.kind import EnvKind
 from turnwise.envs.seeds import RANGE, seed_for
 from turnwise.models.cache import cached_model_folder
-from turnwise.models.forward import packed_logits
+from turnwise.models.forward import laid_out
 from turnwise.models.loading import LoadedModel
 from turnwise.models.saving import write_model, written_aside
 from turnwise.models.tiny import TINY_VERSION
 from turnwise.render.renderer import Renderer
 from turnwise.train.demonstrating import played
 from turnwise.train.optimizer import Optimizer, OptimizerSettings, Schedule
+from turnwise.train.sampled import sampled_logprobs
 
 WARMUP_VERSION = 1
 """Raise it when anything below changes what comes out."""
@@ -78,16 +78,17 @@ def warm_up(loaded: LoadedModel, worlds: Worlds, *, steps: int, seed: int, show:
     renderer = Renderer(loaded.tokenizer)
     schedule = Schedule(kind="linear", total_steps=steps, warmup_steps=min(10, steps // 4), final_share=0.1)
     optimizer = Optimizer(list(loaded.model.parameters()), SETTINGS, schedule.share)
+    device = loaded.model.get_input_embeddings().weight.device
     for step in range(steps):
         numbers = range(step * EPISODES_A_STEP, (step + 1) * EPISODES_A_STEP)
         try:
             samples = [asyncio.run(random_episode(*_turn_of(worlds, n), renderer, seed, n)) for n in numbers]
         except EnvironmentFailure as failure:  # played at random, it cannot be the agent's doing
             raise UserError(f"the environment failed while tiny was warmed up on it: {failure}") from failure
-        batch = pack(samples)
-        logits, _ = packed_logits(loaded.model, batch, batch.sources)
-        logprobs, _ = logprobs_and_entropy(logits, batch.targets, batch.temperatures)
-        (-logprobs.mean()).backward()
+        batch = on_device(pack(samples), device)
+        with laid_out(batch):
+            logprobs, *_ = sampled_logprobs(loaded.model, batch)
+            (-logprobs.mean()).backward()
         optimizer.step(step)
         show(step + 1, steps)
 

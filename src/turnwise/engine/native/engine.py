@@ -8,11 +8,12 @@ from torch import nn
 
 from turnwise.core.protocols import Completion, Sampling
 from turnwise.core.task import EpisodeKey
-from turnwise.engine.native.runner import Request, Runner, Slot
+from turnwise.engine.native.requests import PassRunner, Request, SessionSlot
+from turnwise.engine.native.runner import Runner
 
 
 class NativeSession:
-    def __init__(self, engine: "NativeEngine", slot: Slot) -> None:
+    def __init__(self, engine: "NativeEngine", slot: SessionSlot) -> None:
         self._engine, self._slot = engine, slot
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, restart: bool = False) -> Completion:
@@ -27,7 +28,8 @@ class NativeSession:
 class NativeEngine:
     """`model` is the learner's own module, loaded with turnwise's attention: there is nothing to synchronise.
 
-    `deterministic`: a pass starts when every live session waits for one, so equal runs batch equally.
+    `runner`: how passes are run; none given: as suits a CPU. `deterministic`: a pass starts when every live session
+    waits for one, so equal runs batch equally.
     """
 
     def __init__(
@@ -38,14 +40,15 @@ class NativeEngine:
         stop_ids: Iterable[int],
         decode: Callable[[list[int]], str],
         deterministic: bool = True,
+        runner: PassRunner | None = None,
     ) -> None:
         self.policy_version = 0
-        self._runner = Runner(model, slots=slots, stop_ids=stop_ids, decode=decode)
+        self._runner: PassRunner = runner or Runner(model, slots=slots, stop_ids=stop_ids, decode=decode)
         self._deterministic = deterministic
         self._free_slots = asyncio.Semaphore(slots)
         self._live = 0
         self._arrived: list[Request] = []
-        self._answers: dict[Slot, asyncio.Future[Completion]] = {}  # a session waits for one answer at a time
+        self._answers: dict[SessionSlot, asyncio.Future[Completion]] = {}  # a session waits for one answer at a time
         self._changed = asyncio.Event()
         self._server: asyncio.Task[None] | None = None
 
@@ -53,6 +56,17 @@ class NativeEngine:
     def counts(self) -> dict[str, int]:
         """Tokens and passes so far."""
         return dict(self._runner.counts)
+
+    @property
+    def capture_s(self) -> float:
+        """Seconds spent on capturing graphs so far."""
+        return self._runner.capture_s
+
+    def sleep(self) -> None:
+        """Gives the memory of its cache back, while no session lives; the next session wakes it."""
+        if self._live:
+            raise RuntimeError("a session lives: its cache cannot be given back")
+        self._runner.sleep()
 
     def open(self, key: EpisodeKey) -> AbstractAsyncContextManager[NativeSession]:
         """Waits for a free slot."""
@@ -79,7 +93,7 @@ class NativeEngine:
         self._changed.set()
         return await answer
 
-    def _forget(self, slot: Slot) -> None:
+    def _forget(self, slot: SessionSlot) -> None:
         """Drops what a session still waited for: it was cancelled, or it failed."""
         if self._answers.pop(slot, None) is not None:
             self._arrived = [request for request in self._arrived if request.slot is not slot]

@@ -7,11 +7,10 @@ from itertools import accumulate, chain, takewhile
 import torch
 from torch import Tensor, nn
 
-from turnwise.core.protocols import Sampling
-from turnwise.core.trajectory import Stop
 from turnwise.engine.native.cache import KVCache, Stretch
 from turnwise.engine.native.guessing import LONGEST, NO_TAIL, Guesser, Tail, worthwhile
 from turnwise.engine.native.plan import PassPlan
+from turnwise.engine.native.requests import Request, why_stop
 from turnwise.engine.native.rows import NARROW
 from turnwise.engine.native.sampling import Draws, draw
 from turnwise.models.attention import check_attention
@@ -50,17 +49,6 @@ class Slot:
     def restart(self) -> None:
         self.length, self.tail = 0, NO_TAIL
         self.pending.clear()
-
-
-@dataclass(slots=True, eq=False)
-class Request:
-    """One turn being sampled. `stop` is None while it runs."""
-
-    slot: Slot
-    sampling: Sampling
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    stop: Stop | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -124,6 +112,12 @@ class Runner:
         taken = [*arrived, *running]
         self.running = [request for request in taken if request.stop is None]
         return [request for request in taken if request.stop is not None]
+
+    capture_s = 0.0
+    """There are no graphs."""
+
+    def sleep(self) -> None:
+        """What the host caches stays: it is in nobody's way."""
 
     def claim(self, address: int) -> Slot:
         """A place for a session; the caller sees to it that one is left."""
@@ -271,7 +265,7 @@ class Runner:
         for number, (token, logprob) in enumerate(drawn):
             request.ids.append(token)
             request.logprobs.append(logprob)
-            request.stop = self._why_stop(request)
+            request.stop = why_stop(request, self._stop_ids, self._decode_text)
             self._guesser.learn(slot.tail, token)
             slot.tail = (slot.tail[1], token)
             if request.stop is not None or number == len(guess) or token != guess[number]:
@@ -282,14 +276,3 @@ class Runner:
         self.counts["sampled_tokens"] += number + 1
         self.counts["guessed_tokens"] += len(guess)
         self.counts["right_guesses"] += number
-
-    def _why_stop(self, request: Request) -> Stop | None:
-        if request.ids[-1] in self._stop_ids:
-            return Stop.EOS
-        if request.sampling.stop:
-            # A character is at most 4 tokens (bytes), so the tail of that many tokens holds any stop string.
-            tail = 4 * max(len(text) for text in request.sampling.stop)
-            text = self._decode_text(request.ids[-tail:])
-            if any(stop in text for stop in request.sampling.stop):
-                return Stop.STRING
-        return Stop.LENGTH if len(request.ids) >= request.sampling.max_tokens else None

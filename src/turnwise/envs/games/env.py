@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from turnwise.config.numbers import Positive, Share
 from turnwise.core.messages import Picture
-from turnwise.envs.games.game import Game, blocks, wins
+from turnwise.envs.games.game import Game, blocks, opened, wins
 from turnwise.envs.games.view import LEGEND, board_text, ending, picture
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, goes_on, lost, won
 
@@ -23,6 +23,8 @@ class GameParams(StrictParams):
     """Who makes the first move; random: drawn for each task."""
     strength: Share = 0.5
     """The chance that a move of the opponent is its best one and not a random one; 0 random play, 1 its best play."""
+    random_moves: int = Field(0, ge=0)
+    """Moves that chance makes before the game begins: up to so many, drawn for each task, so that all of it is met."""
     win_reward: float = 1.0
     """At the end of a game that was won."""
     draw_reward: float = 0.5
@@ -79,10 +81,14 @@ class GameEnv(TextEnv):
     def reset(self, rng: random.Random) -> str:
         """The opponent's opening belongs to the start state, which the members of a group share."""
         self.side = rng.randrange(2) if self.params.begins == "random" else int(self.params.begins == "opponent")
-        self.game = self.new_game()
+        self.game = self.opening(rng)
         if self.game.player != self.side:
             self._answer(rng)
         return self.state_key()
+
+    def opening(self, rng: random.Random) -> Game:
+        """The game as it begins: empty, or after moves that chance made."""
+        return opened(self.new_game(), self.params.random_moves, rng) if self.params.random_moves else self.new_game()
 
     def step(self, action: str) -> Outcome:
         self.game = self.game.after(action)

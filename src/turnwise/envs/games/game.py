@@ -1,5 +1,6 @@
 """A game of two: rules alone, no rewards, no text, no chance. Either side's view is made of it in `view`."""
 
+import random
 from collections.abc import Hashable
 from typing import Protocol, Self
 
@@ -29,6 +30,21 @@ class Game(Hashable, Protocol):
     def cells(self, side: int) -> tuple[tuple[str, ...], ...]:
         """The board as this player sees it, by rows: `you`, `opponent`, `empty`, or the move that would fill a cell."""
         ...
+
+
+def opened(game: Game, most: int, rng: random.Random) -> Game:
+    """The game after a random number of random moves, each of which leaves both sides a move to make."""
+    for _ in range(rng.randint(0, most)):
+        calm = [after for move in game.moves if leaves_both_a_move(after := game.after(move))]
+        if not calm:
+            break
+        game = rng.choice(calm)
+    return game
+
+
+def leaves_both_a_move(game: Game) -> bool:
+    """Whose turn it is can neither win at once nor fill the board."""
+    return len(game.moves) > 1 and not any(wins(game, move) for move in game.moves)
 
 
 def wins(game: Game, move: str) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from turnwise.core.chance import stream
 from turnwise.core.errors import UserError
 from turnwise.core.messages import Message, system, user
 from turnwise.core.protocols import Observation, StepResult
@@ -130,9 +131,9 @@ class Seat:
 
 
 def take_seats(kind: EnvKind, task: Task, member: int = 0, attempt: int = 0) -> tuple[Seat, Seat]:
-    """A fresh game and its two seats, by side."""
+    """A fresh game and its two seats, by side; it begins as the task says, for all members the same."""
     first, second = (kind.make(task, member, attempt).env for _ in range(2))
     if not (isinstance(first, GameEnv) and isinstance(second, GameEnv)):
         raise UserError(f"{kind.name} is no game of two sides: self-play needs one, such as tic_tac_toe")
-    table = Table(first.new_game(), luck=first.rng)
+    table = Table(first.opening(stream("opening", task.env, task.seed)), luck=first.rng)
     return Seat(first, table, 0), Seat(second, table, 1)

@@ -1,0 +1,260 @@
+"""What a plan says a training step needs, and what it takes: models of 1.5B and 7B parameters on GPUs of 24 and 80 GB.
+
+    python benchmarks/memory_gpu.py [--case 1.5b] [--case 7b-lora] [--rounds 2] [--seconds 85]
+
+Weights are random, in the shapes of Qwen2.5-1.5B (all of it trained) and Qwen2.5-7B (LoRA of rank 16). Each case runs
+in a process of its own that torch allows 24 or 80 GiB, less what CUDA takes for itself. A round is 64 episodes of 3
+turns, 968 tokens each, through the engine, and one update over all of them through the learner, both as planned; the
+first round compiles and captures, later ones capture again where the cache was given back.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoModelForCausalLM
+
+from turnwise.config.load import build
+from turnwise.config.schema import Config
+from turnwise.core.protocols import Completion, Sampling
+from turnwise.core.samples import Sample, TrainSample
+from turnwise.core.task import EpisodeKey, Task
+from turnwise.data.packing import micro_batches, pack_train
+from turnwise.engine.native.engine import NativeEngine
+from turnwise.engine.paged.build import build_paged_runner
+from turnwise.models.attention import ATTENTION
+from turnwise.models.compiling import compile_layers
+from turnwise.models.known_shapes import known_config
+from turnwise.models.lora import LoraSettings, add_lora
+from turnwise.models.memory_needs import CONTEXT, GIB
+from turnwise.models.memory_plan import MemoryPlan
+from turnwise.recipes.learning import build_learner
+from turnwise.recipes.memory import memory_plan
+from turnwise.train.learner import LocalLearner
+
+EPISODES, PROMPT, TURNS, NEW, OBSERVATION = 64, 600, 3, 96, 40
+"""Of a round: episodes, tokens of the first prompt, turns, and of each turn the tokens sampled and told after it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    shape: str
+    gib: float
+    rank: int = 0
+
+
+CASES = {"1.5b": Case(shape="qwen2.5-1.5b", gib=24), "7b-lora": Case(shape="qwen2.5-7b", gib=80, rank=16)}
+
+
+def make_model(case: Case) -> Any:
+    """On the GPU at once: the host never holds it."""
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        model = AutoModelForCausalLM.from_config(
+            known_config(case.shape), dtype=torch.bfloat16, attn_implementation=ATTENTION
+        )
+    model.eval()
+    if case.rank:
+        add_lora(model, case.shape, LoraSettings(rank=case.rank, alpha=2.0 * case.rank, targets=(), seed=0))
+    return model
+
+
+def make_engine(config: Config, model: Any, plan: MemoryPlan) -> NativeEngine:
+    settings: dict[str, Any] = {"slots": config.rollout.in_flight, "stop_ids": (), "decode": str}
+    runner = build_paged_runner(model, **settings, longest=config.rollout.max_tokens, pages=plan.pages)
+    return NativeEngine(model, **settings, runner=runner)
+
+
+def texts(vocabulary: int) -> list[list[list[int]]]:
+    """Of each episode what it is told before each turn: random tokens, nothing shared."""
+    chance = torch.Generator().manual_seed(1)
+    sizes = [PROMPT, *[OBSERVATION] * (TURNS - 1)]
+    told = [torch.randint(20, vocabulary - 1000, (EPISODES, size), generator=chance).tolist() for size in sizes]
+    return [list(each) for each in zip(*told, strict=True)]
+
+
+async def play(engine: NativeEngine, told: list[list[list[int]]], round_number: int) -> list[list[Completion]]:
+    sampling = Sampling(max_tokens=NEW)
+
+    async def episode(number: int) -> list[Completion]:
+        key = EpisodeKey(run_seed=0, round=round_number, task=Task(env="benchmark", seed=number), member=0)
+        async with engine.open(key) as session:
+            return [await session.generate(ids, sampling) for ids in told[number]]
+
+    return await asyncio.gather(*(episode(number) for number in range(EPISODES)))
+
+
+def to_train(number: int, told: list[list[int]], said: list[Completion]) -> TrainSample:
+    """An episode with an advantage of 1 or -1, every sampled token weighing the same."""
+    ids, mask, logprobs = list[int](), list[bool](), list[float]()
+    for context, completion in zip(told, said, strict=True):
+        ids += [*context, *completion.ids]
+        mask += [False] * len(context) + [True] * len(completion.ids)
+        logprobs += [0.0] * len(context) + list(completion.logprobs)
+    sampled, old = torch.tensor(mask), torch.tensor(logprobs)
+    ones = sampled.float()
+    sample = Sample(
+        trajectory=number,
+        ids=torch.tensor(ids),
+        mask=sampled,
+        turn_ids=torch.where(sampled, 0, -1),
+        logprobs=old,
+        temperatures=torch.ones(len(ids)),
+    )
+    return TrainSample(
+        sample=sample,
+        old_logprobs=old,
+        ref_logprobs=None,
+        old_values=None,
+        advantages=ones * (1 if number % 2 else -1),
+        returns=None,
+        weights=ones / (EPISODES * TURNS * NEW),
+        value_weights=None,
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class Lap:
+    """Of one phase: seconds, and GiB at the peak, as tensors held them and as torch reserved them."""
+
+    seconds: float = 0.0
+    held: float = 0.0
+    reserved: float = 0.0
+
+    def __enter__(self) -> "Lap":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        self.seconds = -time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        torch.cuda.synchronize()
+        self.seconds += time.perf_counter()
+        self.held = (torch.cuda.max_memory_allocated() + CONTEXT) / GIB
+        self.reserved = (torch.cuda.max_memory_reserved() + CONTEXT) / GIB
+
+
+def update(learner: LocalLearner, samples: list[TrainSample], plan: MemoryPlan) -> tuple[dict[str, float], float, int]:
+    """(what the step said, its seconds, passes)"""
+    parts = micro_batches([each.sample for each in samples], plan.micro_tokens)
+    for part in parts:
+        learner.forward_backward(pack_train([samples[index] for index in part]))
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    said = learner.step()
+    torch.cuda.synchronize()
+    return said, time.perf_counter() - began, len(parts)
+
+
+def tell(text: str) -> None:
+    """At once: should a case run out of time or memory, this much is known of it."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def run_case(name: str, rounds: int) -> dict[str, Any]:
+    """In a process of its own; the result can be written as JSON."""
+    case, began = CASES[name], time.perf_counter()
+    torch.set_num_threads(os.cpu_count() or 1)  # optimiser states on the host are worked on by all of them
+    _, total = torch.cuda.mem_get_info()
+    torch.cuda.set_per_process_memory_fraction((case.gib * GIB - CONTEXT) / total)
+    config = build({}, [("lora.rank", case.rank), ("train.learning_rate", 1e-6)])
+    model = make_model(case)
+    compile_layers(model)
+    plan = memory_plan(config, model)
+    engine, learner = make_engine(config, model, plan), build_learner(config, model, plan)
+    told, found = texts(model.config.vocab_size), list[dict[str, Any]]()
+    ready = time.perf_counter() - began
+    tell(f"{name}: ready after {ready:.0f} s; {plan.describe()}")
+    for number in range(rounds):
+        captured = engine.capture_s
+        with Lap() as rollout:
+            said = asyncio.run(play(engine, told, number))
+        tell(f"{name}: round {number} rolled out, {rollout}")
+        samples = [to_train(index, *pair) for index, pair in enumerate(zip(told, said, strict=True))]
+        if plan.gives_back:
+            engine.sleep()
+        learner.training_step = number
+        with Lap() as learning:
+            step, step_s, passes = update(learner, samples, plan)
+        tell(f"{name}: round {number} learnt, {learning}")
+        laps = {"rollout": [rollout.seconds, rollout.held, rollout.reserved]}
+        laps["update"] = [learning.seconds, learning.held, learning.reserved]
+        found.append({**laps, "capture_s": engine.capture_s - captured, "step_s": step_s, "passes": passes, **step})
+    free, total = torch.cuda.mem_get_info()
+    return {
+        "plan": plan.describe(),
+        "planned": [plan.rollout / GIB, plan.update / GIB, plan.host / GIB],
+        "room": plan.room / GIB,
+        "ready_s": ready,
+        "rounds": found,
+        "context": (total - free - torch.cuda.memory_reserved()) / GIB,
+    }
+
+
+def in_its_process(name: str, rounds: int, seconds: float) -> dict[str, Any] | None:
+    """None, with what it said on stderr, where it failed or took too long."""
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch) / "found.json"
+        command = [sys.executable, __file__, "--inside", name, "--rounds", str(rounds), "--out", str(out)]
+        try:
+            subprocess.run(command, check=True, timeout=seconds)
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            sys.stderr.write(f"{name}: {type(error).__name__}\n")
+            return None
+        return json.loads(out.read_text())
+
+
+def show(results: dict[str, dict[str, Any]]) -> None:
+    console = Console(width=150)
+    table = Table(
+        "case", "round", "phase", "planned GiB", "peak held", "peak reserved", "there is", "seconds", "of these"
+    )
+    for name, result in results.items():
+        console.print(
+            f"{name}: {result['plan']}; ready after {result['ready_s']:.0f} s; CUDA's own {result['context']:.2f} GiB"
+        )
+        for number, each in enumerate(result["rounds"]):
+            details = {
+                "rollout": f"capture {each['capture_s']:.2f}",
+                "update": f"optimiser {each['step_s']:.2f}, {each['passes']} passes",
+            }
+            for place, (phase, told) in enumerate(details.items()):
+                seconds, held, reserved = each[phase]
+                numbers = (f"{result['planned'][place]:.1f}", f"{held:.1f}", f"{reserved:.1f}", f"{result['room']:.1f}")
+                table.add_row(name, str(number), phase, *numbers, f"{seconds:.2f}", told)
+            rest = {key: value for key, value in each.items() if isinstance(value, float) and not key.endswith("_s")}
+            console.print(f"  round {number}: " + ", ".join(f"{key} {value:.4g}" for key, value in rest.items()))
+    console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--case", action="append", choices=CASES, help="default: all")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=85, help="of each case, at most")
+    parser.add_argument("--inside", choices=CASES, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.inside is not None:
+        given.out.write_text(json.dumps(run_case(given.inside, given.rounds)))
+        return
+    found = {name: in_its_process(name, given.rounds, given.seconds) for name in given.case or CASES}
+    show({name: result for name, result in found.items() if result is not None})
+    sys.exit(None in found.values())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""Triton kernels of the engine. `twins.py` says the same in torch; the tests hold one against the other.
+
+pages of a layer   [pages, KV, PAGE, D] for keys, the same for values
+tables             [slots, most pages of one] int32: where a session's positions 0..PAGE-1, PAGE..2*PAGE-1, ... lie
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def write_kernel(
+    key, value, keys, values, tables, token_slots, positions,
+    key_token, key_head, value_token, value_head, table_width,
+    HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr, SIZE: tl.constexpr, SIZE_PADDED: tl.constexpr, PAGE: tl.constexpr,
+):  # fmt: skip
+    """One program a token: its key and value of all heads go to its page."""
+    token = tl.program_id(0)
+    slot = tl.load(token_slots + token).to(tl.int64)
+    position = tl.load(positions + token).to(tl.int64)
+    page = tl.load(tables + slot * table_width + position // PAGE).to(tl.int64)
+    head = tl.arange(0, HEADS_PADDED)[:, None]
+    column = tl.arange(0, SIZE_PADDED)[None, :]
+    inside = (head < HEADS) & (column < SIZE)
+    target = (page * HEADS + head) * PAGE * SIZE + (position % PAGE) * SIZE + column
+    new_key = tl.load(key + token.to(tl.int64) * key_token + head * key_head + column, mask=inside, other=0.0)
+    new_value = tl.load(value + token.to(tl.int64) * value_token + head * value_head + column, mask=inside, other=0.0)
+    tl.store(keys + target, new_key, mask=inside)
+    tl.store(values + target, new_value, mask=inside)
+
+
+@triton.jit
+def attend_kernel(
+    query, keys, values, out, tables, starts, slots, pasts, counts,
+    query_token, query_head, out_token, out_head, table_width, scale, softcap,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, ROWS: tl.constexpr,
+    HEADS: tl.constexpr, SIZE: tl.constexpr, SIZE_PADDED: tl.constexpr, PAGE: tl.constexpr,
+):  # fmt: skip
+    """One program a block of tokens of one session and a key-value head: all query heads of the group together.
+
+    rows of the score matrix    token 0 head 0, token 0 head 1, ..., token 1 head 0, ...    ROWS = tokens * GROUP_PADDED
+    """
+    block, head = tl.program_id(0), tl.program_id(1)
+    start = tl.load(starts + block).to(tl.int64)
+    slot = tl.load(slots + block).to(tl.int64)
+    past = tl.load(pasts + block)
+    count = tl.load(counts + block)
+    row = tl.arange(0, ROWS)
+    token, member = row // GROUP_PADDED, row % GROUP_PADDED
+    column = tl.arange(0, SIZE_PADDED)
+    real = (member < GROUP) & (token < count)
+    within = real[:, None] & (column < SIZE)[None, :]
+    place = (start + token) * query_token + (head * GROUP + member) * query_head
+    q = tl.load(query + place[:, None] + column[None, :], mask=within, other=0.0)
+    seen = past + token  # the last position that a row sees
+    best = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    sum_ = tl.zeros([ROWS, SIZE_PADDED], tl.float32)
+    place_in_page = tl.arange(0, PAGE)
+    end = tl.where(count > 0, past + count, 0)
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(past - WINDOW + 1, 0) // PAGE
+    for number in range(first, tl.cdiv(end, PAGE)):
+        page = tl.load(tables + slot * table_width + number).to(tl.int64)
+        tile = (page * HEADS + head) * PAGE * SIZE + place_in_page[:, None] * SIZE + column[None, :]
+        position = number * PAGE + place_in_page
+        held = (position < end)[:, None] & (column < SIZE)[None, :]
+        k = tl.load(keys + tile, mask=held, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        if SOFTCAP:
+            scores = softcap * (1.0 - 2.0 / (tl.exp(2.0 * scores / softcap) + 1.0))
+        visible = position[None, :] <= seen[:, None]
+        if WINDOW > 0:
+            visible = visible & (position[None, :] > seen[:, None] - WINDOW)
+        scores = tl.where(visible, scores, float("-inf"))
+        higher = tl.maximum(best, tl.max(scores, axis=1))
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        weights = tl.exp(scores - base[:, None])
+        shrink = tl.exp(best - base)
+        total = total * shrink + tl.sum(weights, axis=1)
+        v = tl.load(values + tile, mask=held, other=0.0)
+        sum_ = sum_ * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        best = higher
+    result = sum_ / tl.where(total > 0, total, 1.0)[:, None]
+    target = (start + token) * out_token + (head * GROUP + member) * out_head
+    tl.store(out + target[:, None] + column[None, :], result.to(out.dtype.element_ty), mask=within)
+
+
+@triton.jit
+def _mixed(state, bits: tl.constexpr):
+    return state ^ (state >> bits)
+
+
+@triton.jit
+def _uniform(address, counter):
+    """SplitMix64, as `engine.native.sampling.uniforms`."""
+    state = address.to(tl.uint64) + (counter.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15
+    state = _mixed(state, 30) * 0xBF58476D1CE4E5B9
+    state = _mixed(state, 27) * 0x94D049BB133111EB
+    state = _mixed(state, 31)
+    return ((state >> 41).to(tl.float32) + 0.5) / 8388608.0
+
+
+@triton.jit
+def sample_kernel(
+    logits, rows, last, lengths, counters, addresses, temperatures, left, stop_ids, cursor, out_tokens, out_logprobs,
+    logits_row, out_width,
+    VOCABULARY: tl.constexpr, BLOCK: tl.constexpr, STOPS: tl.constexpr, STOPS_PADDED: tl.constexpr,
+):  # fmt: skip
+    """One program a row: draws its token and moves its session on. A session with nothing `left` stays as it is.
+
+    Temperature 0 takes the likeliest token, with its log-probability at temperature 1.
+    """
+    row = tl.program_id(0)
+    slot = tl.load(rows + row)
+    place = tl.load(cursor) * out_width + row
+    if tl.load(left + slot) <= 0:
+        tl.store(out_tokens + place, -1)
+    else:
+        temperature = tl.load(temperatures + slot)
+        greedy = temperature == 0.0
+        inverse = 1.0 / tl.where(greedy, 1.0, temperature)
+        here = logits + row.to(tl.int64) * logits_row
+        column = tl.arange(0, BLOCK)
+        best = tl.full([BLOCK], float("-inf"), tl.float32)
+        total = tl.zeros([BLOCK], tl.float32)
+        for start in range(0, VOCABULARY, BLOCK):
+            inside = start + column < VOCABULARY
+            x = tl.load(here + start + column, mask=inside, other=float("-inf")).to(tl.float32) * inverse
+            higher = tl.maximum(best, x)
+            base = tl.where(higher == float("-inf"), 0.0, higher)
+            total = total * tl.exp(best - base) + tl.exp(x - base)
+            best = higher
+        top = tl.max(best, axis=0)
+        mass = tl.sum(total * tl.exp(best - top), axis=0)
+        threshold = _uniform(tl.load(addresses + slot), tl.load(counters + slot)) * mass
+        before = 0.0
+        token = -1
+        likeliest = 0
+        likeliest_x = float("-inf")
+        last_possible = 0
+        for start in range(0, VOCABULARY, BLOCK):
+            inside = start + column < VOCABULARY
+            x = tl.load(here + start + column, mask=inside, other=float("-inf")).to(tl.float32) * inverse
+            weights = tl.exp(x - top)
+            upto = before + tl.cumsum(weights, axis=0)
+            crossed = (upto > threshold) & (weights > 0.0)
+            found = tl.min(tl.where(crossed, start + column, VOCABULARY), axis=0)
+            token = tl.where((token < 0) & (found < VOCABULARY), found, token)
+            last_possible = tl.maximum(last_possible, tl.max(tl.where(weights > 0.0, start + column, 0), axis=0))
+            highest = tl.max(x, axis=0)
+            place_of = tl.min(tl.where(x == highest, start + column, VOCABULARY), axis=0)
+            likeliest = tl.where(highest > likeliest_x, place_of, likeliest)
+            likeliest_x = tl.maximum(likeliest_x, highest)
+            before += tl.sum(weights, axis=0)
+        # Rounding can leave the sum a little below the mass: then it is the last token that can be drawn at all.
+        token = tl.where(token < 0, last_possible, token)
+        token = tl.where(greedy, likeliest, token)
+        logprob = tl.load(here + token).to(tl.float32) * inverse - top - tl.log(mass)
+        tl.store(out_tokens + place, token)
+        tl.store(out_logprobs + place, logprob)
+        tl.store(last + slot, token.to(tl.int64))
+        tl.store(lengths + slot, tl.load(lengths + slot) + 1)
+        tl.store(counters + slot, tl.load(counters + slot) + 1)
+        stop = tl.arange(0, STOPS_PADDED)
+        ends = tl.load(stop_ids + stop, mask=stop < STOPS, other=-1) == token
+        over = tl.max(ends.to(tl.int32), axis=0) > 0
+        tl.store(left + slot, tl.where(over, 0, tl.load(left + slot) - 1))

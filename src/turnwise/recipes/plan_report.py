@@ -1,0 +1,72 @@
+"""`turnwise doctor --plan`: what would go where, for a model and a GPU that need not be here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from turnwise.config.load import build
+from turnwise.config.schema import Config
+from turnwise.core.errors import UserError
+from turnwise.engine.paged.sessions import PAGE
+from turnwise.models.known_shapes import config_of, known_config
+from turnwise.models.loading import DTYPES
+from turnwise.models.memory_needs import GIB, Needs
+from turnwise.models.memory_plan import MemoryPlan, plan_memory
+from turnwise.models.shapes import ModelShape, shape_of_config
+from turnwise.recipes.memory import demand_of, device_room
+
+HEADERS = ("GiB of", "GPU, rolling out", "GPU, updating", "host")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanReport:
+    rows: Sequence[tuple[str, str, str, str]]
+    """By HEADERS."""
+    lines: Sequence[str]
+    """What was decided."""
+
+
+def report_plan(
+    model: str | None, shape: str | None, gpu_gib: float | None, overrides: Sequence[tuple[str, str]]
+) -> PlanReport:
+    """`model`: a name or folder; `shape`: instead, one of the known ones. `gpu_gib`: none: the GPU that is here."""
+    if (model is None) == (shape is None):
+        raise UserError("a plan is for one model: give --model NAME, or --shape NAME")
+    config = build({}, overrides)
+    found = config_of(model) if model is not None else known_config(shape or "")
+    lora, number_bytes = config.lora, 2 if config.model.dtype == "auto" else DTYPES[config.model.dtype].itemsize
+    sizes = shape_of_config(found, rank=lora.rank, targets=lora.targets, number_bytes=number_bytes)
+    room = _room(gpu_gib)
+    plan = plan_memory(Needs(shape=sizes, compiled=config.system.compile), demand_of(config), room)
+    return PlanReport(rows=_rows(plan), lines=_lines(plan, config, sizes))
+
+
+def _room(gpu_gib: float | None) -> int:
+    if gpu_gib is not None:
+        if not 0 < gpu_gib < 1 << 20:
+            raise UserError(f"--gpu-memory {gpu_gib:g} is no size of a GPU: give its GiB, such as 24")
+        return int(gpu_gib * GIB)
+    if not torch.cuda.is_available():
+        raise UserError("there is no GPU here: say how large it would be with --gpu-memory 24")
+    return device_room(torch.device("cuda", torch.cuda.current_device()))
+
+
+def _rows(plan: MemoryPlan) -> list[tuple[str, str, str, str]]:
+    rows = [(part.name, _gib(part.rollout), _gib(part.update), _gib(part.host)) for part in plan.parts]
+    rows.append(("together", _gib(plan.rollout), _gib(plan.update), _gib(plan.host)))
+    return [*rows, ("there is", _gib(plan.room), _gib(plan.room), "")]
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f}" if size else ""
+
+
+def _lines(plan: MemoryPlan, config: Config, shape: ModelShape) -> list[str]:
+    share = 100 * shape.trained / shape.parameters
+    held, longest, episodes = (plan.pages or 0) * PAGE, config.rollout.max_tokens, config.rollout.in_flight
+    return [
+        f"{shape.parameters / 1e6:,.0f}M parameters, {shape.trained / 1e6:,.0f}M of them trained ({share:.3g}%)",
+        plan.describe(),
+        f"the cache holds {held:,} tokens: {held // longest} of {episodes} episodes at {longest:,} each",
+    ]

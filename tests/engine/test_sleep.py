@@ -1,0 +1,88 @@
+"""The engine gives the memory of its cache back between rollouts, and takes it again by itself."""
+
+import asyncio
+
+import pytest
+
+from talks_for_tests import Talks, key, make_engine, prompt, run_talks, talk
+from turnwise.core.protocols import Sampling
+from turnwise.engine.native.engine import NativeEngine
+from turnwise.engine.paged.device import Device
+
+SAMPLING = Sampling(max_tokens=9)
+
+
+def talks() -> Talks:
+    return [(key(seed), [prompt(seed % 2, 70), prompt(seed + 50, 4)]) for seed in range(5)]
+
+
+def device_of(engine: NativeEngine) -> Device:
+    return engine._runner._device  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_an_engine_that_slept_says_what_one_that_did_not_says(paged: bool) -> None:
+    engine = make_engine(paged=paged)
+    first = run_talks(engine, talks(), SAMPLING)
+    engine.sleep()
+    assert run_talks(engine, talks(), SAMPLING) == first
+    engine.sleep()
+    engine.sleep()
+    assert run_talks(engine, talks(), SAMPLING) == first
+
+
+def test_asleep_it_holds_neither_pages_nor_graphs() -> None:
+    engine = make_engine(paged=True)
+    device = device_of(engine)
+    run_talks(engine, talks(), SAMPLING)
+    assert device.pages.layers and device.graphs._graphs
+    engine.sleep()
+    assert not device.pages.layers and not device.graphs._graphs
+    count = device.pages.count
+    run_talks(engine, talks(), SAMPLING)
+    assert {len(each) for layer in device.pages.layers for each in layer} == {count}
+
+
+def test_it_may_sleep_before_it_was_ever_asked() -> None:
+    engine = make_engine(paged=True)
+    engine.sleep()
+    assert run_talks(engine, talks(), SAMPLING) == run_talks(make_engine(paged=True), talks(), SAMPLING)
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_while_a_session_lives_it_stays_awake(paged: bool) -> None:
+    async def scenario() -> None:
+        engine = make_engine(paged=paged)
+        async with engine.open(key(1)) as session:
+            before = await session.generate(prompt(1, 70), SAMPLING)
+            with pytest.raises(RuntimeError, match="a session lives"):
+                engine.sleep()
+            after = await session.generate(prompt(2, 3), SAMPLING)
+        expected = await talk(make_engine(paged=paged), key(1), [prompt(1, 70), prompt(2, 3)], SAMPLING)
+        assert [before, after] == expected
+
+    asyncio.run(scenario())
+
+
+def test_a_pass_that_nobody_waits_for_any_more_does_not_come_back_after_sleep() -> None:
+    """A session that is cancelled leaves tokens on their way."""
+
+    async def scenario() -> NativeEngine:
+        engine = make_engine(paged=True, steps=2)
+        doomed = asyncio.create_task(talk(engine, key(9), [prompt(9, 5)], Sampling(max_tokens=200)))
+        await asyncio.sleep(0.05)
+        doomed.cancel()
+        await asyncio.gather(doomed, return_exceptions=True)
+        engine.sleep()
+        return engine
+
+    said = run_talks(asyncio.run(scenario()), talks(), SAMPLING)
+    assert said == run_talks(make_engine(paged=True), talks(), SAMPLING)
+
+
+def test_seconds_of_capturing_are_counted() -> None:
+    engine = make_engine(paged=True)
+    assert engine.capture_s == 0.0
+    device_of(engine).graphs.seconds += 1.5
+    assert engine.capture_s == 1.5
+    assert make_engine().capture_s == 0.0

@@ -1,0 +1,156 @@
+"""What only a GPU shows: captured graphs, Triton's own code, bfloat16. `make test-gpu` runs these."""
+
+import asyncio
+from itertools import chain
+from typing import Any
+
+import pytest
+import torch
+
+from models_for_tests import FAMILIES, random_model
+from talks_for_tests import STOP_ID, Talks, full_forward_logprobs, key, prompt, run_talks, text_of
+from turnwise.config.schema import Config
+from turnwise.core.protocols import Completion, Sampling
+from turnwise.core.samples import Needs, Sample
+from turnwise.data.packing import pack
+from turnwise.engine.native.engine import NativeEngine
+from turnwise.engine.paged.build import build_paged_runner
+from turnwise.models.attention import ATTENTION
+from turnwise.models.compiling import compile_layers
+from turnwise.recipes.learning import build_learner
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: make test-gpu runs this where there is one"),
+]
+
+TALKS: Talks = [
+    (key(seed, member), [prompt(seed, 90), prompt(seed + 20, 5 + 7 * member), prompt(seed + 30, 9)])
+    for seed in range(6)
+    for member in range(3)
+]
+
+
+def engine_on_gpu(model: Any, slots: int = 32, **settings: Any) -> NativeEngine:
+    common = {"slots": slots, "stop_ids": [STOP_ID], "decode": text_of}
+    runner = build_paged_runner(model, **common, **{"longest": 320, "prefill_tokens": 1024} | settings)
+    return NativeEngine(model, **common, runner=runner)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_log_probabilities_equal_a_plain_full_forward_on_the_cpu(family: str) -> None:
+    model = random_model(family, ATTENTION).cuda()
+    said = run_talks(engine_on_gpu(model), TALKS, Sampling(max_tokens=7, temperature=0.8))
+    for (_, contexts), completions in zip(TALKS, said, strict=True):
+        ours = torch.tensor([value for completion in completions for value in completion.logprobs])
+        expected = full_forward_logprobs(family, contexts, completions, 0.8)
+        torch.testing.assert_close(ours, expected, atol=5e-3, rtol=5e-3)
+
+
+def ids_of(said: list[list[Completion]]) -> list[list[tuple[int, ...]]]:
+    return [[each.ids for each in completions] for completions in said]
+
+
+def share_equal(said: list[list[Completion]], other: list[list[Completion]]) -> float:
+    """Of the turns."""
+    pairs = zip(chain(*ids_of(said)), chain(*ids_of(other)), strict=True)
+    return sum(one == two for one, two in pairs) / (3 * len(TALKS))
+
+
+def test_compiled_layers_sample_what_plain_ones_sample() -> None:
+    sampling = Sampling(max_tokens=9)
+    plain = run_talks(engine_on_gpu(random_model("llama", ATTENTION).cuda()), TALKS, sampling)
+    model = random_model("llama", ATTENTION).cuda()
+    compile_layers(model)
+    compiled = run_talks(engine_on_gpu(model), TALKS, sampling)
+    assert share_equal(plain, compiled) >= 0.95  # rounding may draw another token once in a while
+
+
+def test_new_weights_need_no_new_capture_and_are_felt_at_once() -> None:
+    model = random_model("llama", ATTENTION).cuda()
+    engine = engine_on_gpu(model)
+    sampling = Sampling(max_tokens=7)
+    before = run_talks(engine, TALKS, sampling)
+    graphs = engine._runner._device.graphs  # type: ignore[attr-defined]
+    captures = graphs.captures
+    assert captures > 0
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    after = run_talks(engine, TALKS, sampling)
+    assert graphs.captures == captures
+    assert ids_of(before) != ids_of(after)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.div_(1.5)
+    again = run_talks(engine, TALKS, sampling)
+    assert share_equal(before, again) >= 0.95
+
+
+def test_short_memory_evicts_and_loses_nothing() -> None:
+    model = random_model("llama", ATTENTION).cuda()
+    engine = engine_on_gpu(model, slots=18, pages=14)
+    engine._deterministic = False
+    said = run_talks(engine, TALKS, Sampling(max_tokens=7))
+    assert engine.counts["evicted_tokens"] > 0
+    for (_, contexts), completions in zip(TALKS, said, strict=True):
+        ours = torch.tensor([value for completion in completions for value in completion.logprobs])
+        expected = full_forward_logprobs("llama", contexts, completions, 1.0)
+        torch.testing.assert_close(ours, expected, atol=5e-3, rtol=5e-3)
+
+
+def samples_of_talks(said: list[list[Completion]]) -> list[Sample]:
+    samples = []
+    for number, ((_, contexts), completions) in enumerate(zip(TALKS, said, strict=True)):
+        ids: list[int] = []
+        logprobs: list[float] = []
+        mask: list[bool] = []
+        for context, completion in zip(contexts, completions, strict=True):
+            ids += [*context, *completion.ids]
+            logprobs += [*(0.0 for _ in context), *completion.logprobs]
+            mask += [*(False for _ in context), *(True for _ in completion.ids)]
+        chosen = torch.tensor(mask)
+        samples.append(
+            Sample(
+                trajectory=number,
+                ids=torch.tensor(ids),
+                mask=chosen,
+                turn_ids=torch.where(chosen, 0, -1),
+                logprobs=torch.tensor(logprobs),
+                temperatures=torch.ones(len(ids)),
+            )
+        )
+    return samples
+
+
+def test_the_learner_agrees_with_the_sampler_in_bfloat16() -> None:
+    """Shared prompts, uneven lengths, compiled layers: the whole way of a training run."""
+    model = random_model("llama", ATTENTION).cuda().bfloat16()
+    model.requires_grad_(True)
+    compile_layers(model)
+    samples = samples_of_talks(run_talks(engine_on_gpu(model), TALKS, Sampling(max_tokens=40)))
+    learner = build_learner(Config(), model)
+    batch = pack(samples)
+    assert max(batch.parents) >= 0
+    (scores,) = learner.score([batch], Needs(logprobs=True))
+    sampler = torch.cat([samples[index].logprobs[samples[index].mask] for index in batch.order])
+    assert scores.logprobs is not None
+    assert float((scores.logprobs - sampler).abs().mean()) < 0.02
+
+
+def test_two_engines_may_run_side_by_side() -> None:
+    model = random_model("llama", ATTENTION).cuda()
+    first, second = engine_on_gpu(model), engine_on_gpu(model)
+
+    async def both() -> Any:
+        async def one(engine: NativeEngine) -> list[list[Completion]]:
+            async def talk(episode: Any, contexts: list[list[int]]) -> list[Completion]:
+                async with engine.open(episode) as session:
+                    return [await session.generate(context, Sampling(max_tokens=5)) for context in contexts]
+
+            return await asyncio.gather(*(talk(*each) for each in TALKS))
+
+        return await asyncio.gather(one(first), one(second))
+
+    one, other = asyncio.run(both())
+    assert ids_of(one) == ids_of(other)

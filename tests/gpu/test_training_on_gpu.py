@@ -1,0 +1,83 @@
+"""Gradients and whole runs on a GPU. `make test-gpu` runs these."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+import turnwise as tw
+from in_force_for_tests import check_equal, learnt
+from models_for_tests import FAMILIES, random_model
+from runs_for_tests import quiet, small
+from turnwise.envs.text_env import Outcome
+from turnwise.models.attention import ATTENTION
+from turnwise.models.compiling import compile_layers
+from turnwise.recipes.run import train
+from turnwise.record.run_folder import RunFolder
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: make test-gpu runs this where there is one"),
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradients_equal_those_of_the_cpu(family: str) -> None:
+    check_equal(learnt(random_model(family, ATTENTION).cuda()), learnt(random_model(family, ATTENTION)))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_flash_attention_in_bfloat16_points_the_same_way(compiled: bool) -> None:
+    model = random_model("llama", ATTENTION).cuda().bfloat16()
+    if compiled:
+        compile_layers(model)
+    ours, theirs = learnt(model), learnt(random_model("llama", ATTENTION))
+    assert float((ours[0] - theirs[0]).abs().mean()) < 0.05
+    for name, grad in theirs[2].items():
+        cosine = torch.nn.functional.cosine_similarity(ours[2][name].flatten(), grad.flatten(), dim=0)
+        assert float(cosine) > 0.98, name
+
+
+class TwoUps(tw.TextEnv):
+    """Choose twice."""
+
+    max_turns = 2
+    action_names = ("Up", "Down")
+
+    def reset(self, rng: random.Random) -> str:
+        self.ups = 0
+        return "Now."
+
+    def step(self, action: str) -> Outcome:
+        self.ups += action == "Up"
+        return tw.won() if self.ups == 2 else tw.goes_on("Again.")
+
+
+def test_training_learns(tmp_path: Path) -> None:
+    summary = tw.train(
+        env=TwoUps,
+        steps=12,
+        model__warmup_steps=40,
+        rollout__groups=4,
+        rollout__group_size=8,
+        rollout__max_new_tokens=10,
+        train__learning_rate=1e-3,
+        train__mini_batch=16,
+        eval__episodes=64,
+        eval__temperature=1.0,
+        record__folder=str(tmp_path),
+    )
+    assert summary["success_before"] <= 0.6
+    assert summary["success_after"] >= 0.8
+    (folder,) = tmp_path.iterdir()
+    rows = RunFolder.open(folder).read_metrics()
+    assert all(row["train/mismatch"] < 0.02 for row in rows if "train/mismatch" in row)
+
+
+@pytest.mark.parametrize("settings", [{}, {"lora__rank": 4}, {"algo__advantage": "grpo", "system__compile": False}])
+def test_critic_reference_adapter_checkpoints_and_resuming_work(tmp_path: Path, settings: dict[str, object]) -> None:
+    train(small(tmp_path, train__max_minutes=1e-9, **settings), console=quiet())
+    train(small(tmp_path, **settings), resume=True, console=quiet())
+    rows = RunFolder.open(tmp_path / "run").read_metrics()
+    assert [row["step"] for row in rows if "train/policy_loss" in row] == [1, 2, 3]

@@ -1,0 +1,138 @@
+"""Settings of memory reach what they are about, and a plan is printed before anything is bought."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from learners_for_tests import learn, make_learner, random_groups, settings_of, weights
+from runs_for_tests import quiet, small
+from turnwise.cli.main import main
+from turnwise.config.load import build
+from turnwise.core.errors import UserError
+from turnwise.engine.native.engine import NativeEngine
+from turnwise.models.last_layer import layers_of
+from turnwise.models.memory_needs import GIB
+from turnwise.models.recomputing import Recomputed
+from turnwise.recipes import memory
+from turnwise.recipes.memory import demand_of, memory_plan, unplanned
+from turnwise.recipes.plan_report import report_plan
+from turnwise.recipes.run import train
+from turnwise.recipes.sft import sft
+from turnwise.record.run_folder import RunFolder
+
+
+def settled(**given: str) -> Any:
+    return build({}, [(name.replace("__", "."), value) for name, value in given.items()])
+
+
+def test_on_a_cpu_nothing_is_done_that_was_not_asked_for() -> None:
+    plan = memory_plan(settled(), make_learner(settings_of()).model)
+    assert (plan.on_host, plan.recompute, plan.gives_back, plan.pages) == (False, False, False, None)
+    asked = {"train__optimizer_state": "host", "train__recompute": "on", "system__keep_cache": "off"}
+    plan = unplanned(settled(**asked, train__micro_tokens="5000"))
+    assert (plan.on_host, plan.recompute, plan.gives_back, plan.micro_tokens) == (True, True, True, 5000)
+
+
+def test_the_settings_say_what_is_asked_of_a_plan() -> None:
+    plain = demand_of(settled())
+    assert (plain.on_host, plain.recompute, plain.gives_back, plain.micro_tokens) == (None, None, None, None)
+    assert (plain.critic, plain.reference, plain.muon, plain.engines) == (False, False, False, 1)
+    given = demand_of(settled(train__optimizer_state="device", train__recompute="off", system__keep_cache="on"))
+    assert (given.on_host, given.recompute, given.gives_back) == (False, False, False)
+    other = {"algo__advantage": "gae", "algo__kl_coef": "0.1", "train__optimizer": "muon", "selfplay__opponent": "past"}
+    more = demand_of(settled(**other))
+    assert (more.critic, more.reference, more.muon, more.engines) == (True, True, True, 2)
+    assert not demand_of(settled(algo__advantage="gae", critic__kind="head")).critic
+    imitating = demand_of(settled(**other), imitates=True)
+    assert (imitating.critic, imitating.reference, imitating.muon, imitating.engines) == (False, False, False, 1)
+
+
+@pytest.mark.parametrize("critic", ["no critic", "trunk"])
+def test_the_learner_learns_the_same_wherever_things_are(critic: str) -> None:
+    found = []
+    for given in ({}, {"train__optimizer_state": "host", "train__recompute": "on"}):
+        config = settings_of(critic, **given)
+        learner = make_learner(config)
+        for step in range(2):
+            learn(learner, random_groups(step), config, step)
+        found.append((learner, weights(learner.model)))
+    (_, plain), (other, ours) = found
+    assert other.optimizer.masters.on_host
+    assert critic == "no critic" or other.critic_optimizer.masters.on_host
+    assert [isinstance(layer, Recomputed) for layer in layers_of(other.model)] == [True, True, False]
+    assert all(torch.equal(ours[name], plain[name]) for name in plain)
+
+
+def test_a_run_gives_its_cache_back_before_each_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept = list[int]()
+    monkeypatch.setattr(NativeEngine, "sleep", lambda engine: slept.append(engine.policy_version))
+    train(small(tmp_path, train__steps=2), console=quiet())
+    assert slept == []
+    train(small(tmp_path / "other", train__steps=2, system__keep_cache="off"), console=quiet())
+    assert slept == [0, 1]
+    steps = [row for row in RunFolder.open(tmp_path / "other" / "run").read_metrics() if "rollout/episodes" in row]
+    assert [row["time/capture_s"] for row in steps] == [0.0, 0.0]
+
+
+def test_imitation_gives_its_cache_back_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept = list[int]()
+    monkeypatch.setattr(NativeEngine, "sleep", lambda engine: slept.append(1))
+    settings = {"sft__demos": "solver", "sft__count": 4, "sft__batch": 2, "model__warmup_steps": 0}
+    given = {"train__optimizer_state": "host", "train__recompute": "on", "system__keep_cache": "off"}
+    sft(small(tmp_path, **settings, **given), console=quiet())
+    assert len(slept) == 2
+
+
+def test_a_plan_says_what_goes_where() -> None:
+    report = report_plan("Qwen/Qwen2.5-1.5B-Instruct", None, 24, [])
+    rows = {name: cells for name, *cells in report.rows}
+    assert rows["float32 masters"] == ["", "", "5.75"]
+    assert rows["parameters"] == ["2.88", "2.88", ""]
+    assert rows["there is"][:2] == ["24.00", "24.00"]
+    columns = [
+        [float(cells[column] or 0) for name, cells in rows.items() if name not in ("together", "there is")]
+        for column in range(3)
+    ]
+    for column, total in zip(columns, rows["together"], strict=True):
+        assert sum(column) == pytest.approx(float(total), abs=0.06)
+    assert "optimiser states on the host" in report.lines[1]
+    kept = report_plan(None, "qwen2.5-1.5b", 80, [("train.optimizer_state", "device"), ("lora.rank", "16")])
+    assert "1,562M parameters, 18M of them trained (1.18%)" in kept.lines[0]
+    assert "optimiser states on the device" in kept.lines[1]
+
+
+def test_a_plan_needs_a_model_and_the_size_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="give --model NAME, or --shape NAME"):
+        report_plan(None, None, 24, [])
+    with pytest.raises(UserError, match="give --model NAME, or --shape NAME"):
+        report_plan("tiny", "qwen2.5-7b", 24, [])
+    with pytest.raises(UserError, match="no size of a GPU"):
+        report_plan("tiny", None, -1, [])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="--gpu-memory 24"):
+        report_plan("tiny", None, None, [])
+
+
+def test_the_doctor_plans(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--plan", "--shape", "qwen2.5-7b", "--gpu-memory", "80", "--lora.rank", "16"]) == 0
+    out = capsys.readouterr().out
+    assert "keys and values" in out and "40M of them trained" in out
+    assert main(["doctor", "--plan", "--shape", "qwen2.5-7b", "--gpu-memory", "8"]) == 2
+    assert "--lora.rank 16" in capsys.readouterr().err
+    assert main(["doctor", "--lora.rank", "16"]) == 2
+    assert "add --plan" in capsys.readouterr().err
+
+
+def test_room_of_a_device_is_what_is_free_and_what_is_ours_within_what_is_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    share = 1.0
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100 * GIB, 140 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 30 * GIB)
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: share)
+    device = torch.device("cuda")
+    assert memory.device_room(device) == 130 * GIB + memory.CONTEXT
+    share = 0.1
+    assert memory.device_room(device) == 14 * GIB + memory.CONTEXT
