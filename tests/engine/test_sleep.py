@@ -73,7 +73,9 @@ def test_a_pass_that_nobody_waits_for_any_more_does_not_come_back_after_sleep() 
         await asyncio.sleep(0.05)
         doomed.cancel()
         await asyncio.gather(doomed, return_exceptions=True)
+        assert engine._runner._sent is not None  # type: ignore[attr-defined]
         engine.sleep()
+        assert engine._runner._sent is None  # type: ignore[attr-defined]
         return engine
 
     said = run_talks(asyncio.run(scenario()), talks(), SAMPLING)

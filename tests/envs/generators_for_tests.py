@@ -32,6 +32,10 @@ class Case:
     def name(self) -> str:
         return " ".join([self.env, *(f"{name}={value}" for name, value in self.params.items())])
 
+    @property
+    def splits_starts(self) -> bool:
+        return load(self.env).cls.splits_starts
+
     def task(self, split: Split, index: int) -> Task:
         return Task(env=self.env, params=self.params, split=split, seed=seed_for(split, index))
 

@@ -40,7 +40,7 @@ def test_what_the_model_would_see_is_shown():
 
 
 def test_several_actions_and_raw_answers_work_and_rewards_are_shown():
-    _, text = played(["Up || Up", "", "<think>hm</think><answer>Up</answer>", "jump", "q"])
+    _, text = played(["Up || Up", "", "<think>hm</think><answer>Up</answer>", "jump", "q"], seed=0)
     assert "turn 1 of 5: reward 0\n" in text and "turn 2 of 5: reward 0\n" in text
     assert "Invalid action." in text and "turn 3 of 5: reward 0, invalid" in text
 

@@ -41,6 +41,19 @@ def test_no_task_is_one_of_two_splits(case: Case) -> None:
     assert len({task.seed for task in tasks}) == len({address("start", *task.parts) for task in tasks}) == 3 * COUNT
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if case.splits_starts], ids=lambda case: case.name)
+def test_no_start_state_is_one_of_two_splits(case: Case) -> None:
+    train, validation, test = (set(openings(case, split, COUNT)) for split in SPLITS)
+    assert train and validation and test
+    assert not (train & validation or train & test or validation & test)
+
+
+def test_environments_of_generated_worlds_split_their_start_states() -> None:
+    """The others have too few (a bandit, an empty board), or hide what differs."""
+    own = {name for name in ENVIRONMENTS if not load(name).cls.needs and load(name).cls.splits_starts}
+    assert own == {"frozen_lake", "sokoban", "rubiks_cube", "sudoku", "countdown"}
+
+
 @pytest.mark.parametrize("case", [case for case in CASES if case.large], ids=lambda case: case.name)
 def test_in_a_large_world_hardly_any_start_state_comes_twice_in_any_split(case: Case) -> None:
     starts = {text for split in SPLITS for text in openings(case, split, COUNT)}

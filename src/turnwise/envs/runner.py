@@ -12,7 +12,11 @@ from turnwise.core.messages import Message, system, user
 from turnwise.core.protocols import Observation, StepResult
 from turnwise.envs.answers import Answer, match_name, read_answer
 from turnwise.envs.prompt import system_prompt
+from turnwise.envs.seeds import split_of_state
 from turnwise.envs.text_env import Outcome, TextEnv
+
+TRIES = 1000
+"""Start states that are drawn before a world counts as too small."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +48,18 @@ class TextEnvRunner:
         if self._observation is not None:
             raise RuntimeError("an environment is single use: make another one")
         with self._attributed("reset"):
-            self._observation = _text(self.env.reset(self._start_rng), "reset")
+            self._observation = self._reset()
         with self._attributed("its prompt or picture"):
             messages = (system(system_prompt(self.env)), user(self._observation))
             return Observation(messages=messages, picture=self.env.draw())
+
+    def _reset(self) -> str:
+        """A start state of the task's split, where states have one."""
+        for _ in range(TRIES):
+            observation = _text(self.env.reset(self._start_rng), "reset")
+            if not self.env.splits_starts or self.env.split in (None, split_of_state(self.env.state_key())):
+                return observation
+        raise UserError(f"so small a world has no start state for the {self.env.split} split: make it larger")
 
     async def step(self, action: Message) -> StepResult:
         if self._observation is None or self._over:

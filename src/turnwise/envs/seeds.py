@@ -1,5 +1,6 @@
-"""Training, validation and test seeds: three ranges that never meet."""
+"""Training, validation and test: ranges of seeds that never meet, and a split for every state of a small world."""
 
+from turnwise.core.chance import address
 from turnwise.core.errors import UserError
 from turnwise.core.task import Split
 
@@ -25,3 +26,11 @@ def split_of(seed: int) -> Split:
         if first <= seed < first + RANGE:
             return split
     raise UserError(f"seed {seed} belongs to no split: choose 0 to {len(FIRST) * RANGE - 1}")
+
+
+BY_QUARTER: tuple[Split, ...] = ("train", "train", "validation", "test")
+
+
+def split_of_state(state: str | None) -> Split:
+    """Half of all states are for training, a quarter each for validation and test, whatever they look like."""
+    return BY_QUARTER[address("split", str(state)) % len(BY_QUARTER)]

@@ -80,6 +80,10 @@ class TextEnv(ABC):
     params: Any
     rng: random.Random
     """What the environment draws after `reset`: a stream of the member's own."""
+    splits_starts: bool = False
+    """True: every start state belongs to one split, by its `state_key()`, and `reset` is called until one does.
+
+    For worlds of so few start states that seeds of different splits would meet; it makes them anew at every call."""
     split: Split | None = None
     """The task's, for environments whose splits differ in more than seeds; None: made by hand, without a task."""
 

@@ -24,6 +24,7 @@ def published_share(others: dict[str, Any]) -> float:
 class FrozenLake(TextEnv):
     """Walk over the ice to the goal. A hole ends the game."""
 
+    splits_starts = True
     max_turns = 5
     max_actions_per_turn = 5
     max_actions = 10

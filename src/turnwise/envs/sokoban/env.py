@@ -23,6 +23,7 @@ SYMBOLS = {
 class Sokoban(TextEnv):
     """Push every box onto a target. You cannot pull."""
 
+    splits_starts = True
     max_turns = 5
     max_actions_per_turn = 5
     max_actions = 10

@@ -24,6 +24,7 @@ def usual_blanks(others: dict[str, Any]) -> int:
 class Sudoku(TextEnv):
     """Write digits into the empty cells."""
 
+    splits_starts = True
     max_turns = 10
     max_actions_per_turn = 5
 
