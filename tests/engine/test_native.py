@@ -163,3 +163,10 @@ def test_slow_company_holds_up_only_the_deterministic_engine() -> None:
 
     assert asyncio.run(scenario(deterministic=True))
     assert not asyncio.run(scenario(deterministic=False))
+
+
+def test_a_group_whose_prompt_fills_the_cache_to_its_brim_shares_it() -> None:
+    talks = [(key(1, member), [prompt(1, 256)]) for member in range(3)]
+    for (_, contexts), said in zip(talks, run_talks(make_engine(), talks, Sampling(max_tokens=2)), strict=True):
+        ours = torch.tensor([value for completion in said for value in completion.logprobs])
+        torch.testing.assert_close(ours, full_forward_logprobs("llama", contexts, said, 1.0), atol=2e-4, rtol=1e-3)

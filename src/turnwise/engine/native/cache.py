@@ -60,8 +60,9 @@ class KVCache:
         """The first `length` positions of one slot into others."""
         into = torch.tensor(targets)
         for keys, values in self.layers.values():
-            keys[into, :, :, :length] = keys[source, :, :, :length]
-            values[into, :, :length] = values[source, :, :length]
+            # Copies: torch refuses to write from a view of all positions into others of the same tensor.
+            keys[into, :, :, :length] = keys[source, :, :, :length].clone()
+            values[into, :, :length] = values[source, :, :length].clone()
 
     def _empty(self, like: Tensor, heads: int, size: int) -> tuple[Tensor, Tensor]:
         # Zeros, not garbage: masked positions are multiplied by 0, and 0 * NaN would be NaN.
