@@ -1,24 +1,12 @@
-"""Every setting, with its default and its meaning: they live here and nowhere else."""
+"""Every setting, with its default and its meaning: they live here, and in `algorithm`, and nowhere else."""
 
-import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
+from turnwise.config.algorithm import AlgoConfig, CriticConfig, RewardConfig
 from turnwise.config.numbers import NonNegative, Positive, Seed, Share
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
-
-
-def is_plain(value: Any) -> bool:
-    """Text, numbers, true, false and none, lists and tables of them: what a TOML file gives back unchanged."""
-    if isinstance(value, list):
-        return all(is_plain(item) for item in value)
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and is_plain(item) for key, item in value.items())
-    return value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value))
+from turnwise.config.section import Section, is_plain
 
 
 class MixedEnv(Section):
@@ -168,129 +156,6 @@ class SelfPlayConfig(Section):
     """How many of them play, the last ones; past: the opponent of each step is drawn from them."""
     ladder_games: Annotated[int, Field(ge=0)] = 32
     """Each new one plays this many games against each of those before it, for its Elo; 0: no ladder."""
-
-
-class RewardConfig(Section):
-    format_penalty: NonNegative = 0.1
-    """Subtracted once from a turn whose answer could not be read."""
-    functions: tuple[str, ...] = ()
-    """Rewards of your own, FILE.py:function from a trajectory to a number, or to one number a turn."""
-    weights: tuple[float, ...] = ()
-    """Of the environment's reward with its format penalty, then of each function; none given: all 1."""
-    combine: Literal["sum", "each", "process"] = "sum"
-    """"each": normalise every reward within its group, then add; "process": scale those before the last turn."""
-
-
-class AlgoConfig(Section):
-    advantage: str = "grpo"
-    """How much better a token was than expected, by the name of the estimator."""
-    loss: str = "ppo"
-    """The policy loss, by its name."""
-    correction: str = "none"
-    """The weight of a token where the sampler was not the policy that the ratio divides by, by its name."""
-    normalise: str = "identity"
-    """Of whole-trajectory returns, before advantages are taken: identity, mean, mean_std or asym_clip."""
-    normalise_over: Literal["group", "environment", "batch"] = "group"
-    """What a return is compared with."""
-    filter: str = "none"
-    """Which groups of a step are trained, by the name of the filter."""
-    filter_by: str = "reward_std"
-    """What groups are ranked by."""
-    filter_value: NonNegative = 0.9
-    """p of top_p and min_p, the share of top_k, the number of top_count, the bound of absolute."""
-    filter_largest: bool = True
-    """Prefer high scores."""
-    filter_keep_zero: bool = True
-    """false: groups of score 0 are left out first."""
-    filter_scale: Literal["none", "share", "root"] = "none"
-    """What the loss is multiplied by: nothing, the share of groups kept, or its root."""
-    filter_refill: Annotated[int, Field(ge=0)] = 0
-    """Roll out more tasks until as many groups as rollout.groups pass the filter, at most so many rounds."""
-    placement: Literal["turn", "trajectory"] = "turn"
-    """A turn's reward on its own last token, or all rewards on the trajectory's last."""
-    gamma: Share = 1.0
-    """Discount from a sampled token to the next (gae, bi_level_gae, reinforce, reinforce_pp)."""
-    lam: Share = 1.0
-    """GAE's lambda between tokens: 1 trusts the rewards alone, less trusts the critic more."""
-    gamma_turn: Share | Literal["adaptive"] = 1.0
-    """Discount from a turn to the next; "adaptive" follows how far the critic foresees."""
-    lam_turn: Share = 1.0
-    """GAE's lambda between turns."""
-    whiten: bool = True
-    """Whiten advantages over the batch (estimators with a critic)."""
-    by_std: bool = True
-    """Divide by the std of what is compared (gigpo, turn_grpo, pass_at_k)."""
-    episode_weight: NonNegative = 1.0
-    """gigpo's weight of the whole episode's advantage."""
-    step_weight: NonNegative = 1.0
-    """gigpo's weight of the advantage among steps from the same state."""
-    outcome_weight: Share = 0.5
-    """turn_grpo's share of the whole trajectory's advantage; the turn's own has the rest."""
-    loss_tokens: str = "sampled"
-    """Which sampled tokens the loss is taken over: sampled, think, answer, or FILE.py:function from a turn."""
-    advantage_tokens: str = "sampled"
-    """Which sampled tokens advantages are taken over; the others get 0."""
-    clip_low: NonNegative = 0.2
-    """The ratio is clipped below at 1 - this."""
-    clip_high: NonNegative = 0.28
-    """The ratio is clipped above at 1 + this."""
-    dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
-    """Bounds the loss of a negative advantage at this many times it; None: no bound."""
-    ratio_level: Literal["token", "turn", "sequence"] = "sequence"
-    """What gspo takes one ratio over."""
-    tau_positive: Annotated[float, Field(gt=0)] = 1.0
-    """How sharply sapo fades a good token that moves away from ratio 1."""
-    tau_negative: Annotated[float, Field(gt=0)] = 1.05
-    """The same for a bad token."""
-    correction_level: Literal["token", "turn", "sequence"] = "token"
-    """Whose ratio to the sampler is bounded."""
-    correction_low: NonNegative = 0.0
-    """The lowest weight (truncated), or the lowest statistic that is kept (masked)."""
-    correction_high: NonNegative = 2.0
-    """The highest."""
-    correction_pool: Literal["product", "mean"] = "product"
-    """How a turn's or sequence's tokens make one ratio."""
-    correction_statistic: Literal["ratio", "k2", "k3"] = "ratio"
-    """What `masked` compares with its bounds."""
-    correction_token_weights: bool = True
-    """Tokens that `masked` keeps weigh their own ratio; false: that of their turn or sequence."""
-    correction_difference: NonNegative = 0.2
-    """How far a probability may move from the sampler's before `two_sided` drops its token."""
-    value_clip: Annotated[float, Field(gt=0)] = 0.5
-    """How far a value may move from the old one in an update."""
-    value_coef: NonNegative = 1.0
-    """Weight of the value loss."""
-    entropy_coef: NonNegative = 0.001
-    """Weight of the entropy bonus."""
-    kl_coef: NonNegative = 0.0
-    """Weight of the divergence from the reference model; 0: no reference model is kept."""
-    kl_estimator: Literal["k1", "k2", "k3", "abs"] = "k3"
-    """How that divergence is estimated from sampled tokens."""
-    kl_in: Literal["loss", "reward"] = "loss"
-    """Where the divergence counts: k2 or k3 belong into the loss, k1 into the reward."""
-    kl_target: Annotated[float, Field(gt=0)] | None = None
-    """The divergence a token that is wanted: the weight then moves towards it; None: it stays."""
-    kl_horizon: Annotated[float, Field(gt=0)] = 10000.0
-    """In how many trajectories that weight may change by a factor of about 1.2."""
-    aggregation: str = "token-mean"
-    """How token losses become one number, by its name."""
-    constant_length: Positive = 1024
-    """What `seq-mean-token-sum-norm` divides by."""
-    truncated: Literal["zero", "bootstrap", "drop"] = "zero"
-    """The value after the last token of an episode that a token or time limit cut."""
-    old_logprobs: Literal["sampler", "learner"] = "sampler"
-    """Which log-probabilities the ratio divides by."""
-    preset: str | None = None
-    """A published method, by name (`turnwise recipes --algos`): its settings, below those that are given besides."""
-
-
-class CriticConfig(Section):
-    kind: Literal["trunk", "head"] = "trunk"
-    """"trunk": a model of its own, starting from the policy's weights; "head": a head on the policy's trunk."""
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-5
-    """Of the critic."""
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps in which only the critic learns."""
 
 
 class TrainConfig(Section):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from turnwise.config.keys import Key
-from turnwise.config.schema import is_plain
+from turnwise.config.section import is_plain
 from turnwise.core.errors import UserError
 
 NONE_WORDS = ("none", "null")
