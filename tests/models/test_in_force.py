@@ -10,8 +10,11 @@ from in_force_for_tests import batch, check_equal, learnt
 from models_for_tests import FAMILIES, random_model
 from turnwise.models import head as head_module
 from turnwise.models.attention import ATTENTION
+from turnwise.models.attention_op import attending
+from turnwise.models.compiling import copy_of
 from turnwise.models.head import Head, head_logprobs, head_of
 from turnwise.models.last_layer import layers_of
+from turnwise.models.varlen import VarlenPlan
 
 WAY = [import_module(name) for name in ("turnwise.models.forward", "turnwise.train.sampled")]
 """Where it is asked which way to go."""
@@ -102,3 +105,29 @@ def test_the_numbers_do_not_depend_on_how_many_rows_live_at_once(monkeypatch: py
 
     for whole, parts in zip(grads(64), grads(5), strict=True):
         torch.testing.assert_close(whole, parts)
+
+
+def test_a_copy_of_a_compiled_model_is_compiled_and_has_weights_of_its_own() -> None:
+    model, calls = random_model("llama", ATTENTION), []
+
+    def count(graph: Any, _: Any) -> Any:
+        calls.append(graph)
+        return graph.forward
+
+    plain = copy_of(model)
+    assert all(layer._compiled_call_impl is None for layer in layers_of(plain) or [])
+    for layer in layers_of(model) or []:
+        layer.compile(backend=count)
+    copied = copy_of(model)
+    assert all(layer._compiled_call_impl is not None for layer in layers_of(copied) or [])
+    assert not {each.data_ptr() for each in copied.parameters()} & {each.data_ptr() for each in model.parameters()}
+
+
+def test_gradients_reach_values_alone() -> None:
+    """As with an adapter on v_proj and nothing else."""
+    model = random_model("llama", ATTENTION).requires_grad_(False)
+    chosen = model.model.layers[0].self_attn.v_proj.weight.requires_grad_(True)
+    ids = torch.arange(3, 12)[None]
+    with attending(VarlenPlan([9], [-1], torch.device("cpu"))):
+        model(input_ids=ids, position_ids=torch.arange(9)[None]).logits.square().sum().backward()
+    assert chosen.grad is not None and bool(chosen.grad.any())

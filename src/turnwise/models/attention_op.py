@@ -127,6 +127,6 @@ attend_training.register_autograd(_gradients, setup_context=_save)
 
 def attend_now(query: Tensor, key: Tensor, value: Tensor, scale: float, softcap: float, window: int) -> Tensor:
     """By the plan in force, with gradients where they are asked for."""
-    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad):
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         return attend_training(query, key, value, scale, softcap, window)[0]
     return attend(query, key, value, scale, softcap, window)

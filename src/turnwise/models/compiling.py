@@ -4,6 +4,7 @@ Layers are alike, and what attention does is no part of what is compiled. So it 
 keeps the result on disk for the next run.
 """
 
+import copy
 import os
 from typing import Any
 
@@ -30,3 +31,12 @@ def compile_layers(model: Any) -> int:
     for layer in layers:
         layer.compile(dynamic=None)
     return len(layers)
+
+
+def copy_of(model: Any) -> Any:
+    """The same model with weights of its own, its layers compiled where the model's are: a plain copy forgets that."""
+    copied = copy.deepcopy(model)
+    for own, layer in zip(layers_of(copied) or (), layers_of(model) or (), strict=True):
+        if layer._compiled_call_impl is not None:
+            own.compile(dynamic=None)
+    return copied

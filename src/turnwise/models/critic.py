@@ -1,12 +1,12 @@
 """Critics: the value of a position before its next token is chosen. They start at zero everywhere."""
 
-import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from turnwise.core.samples import Batch
+from turnwise.models.compiling import copy_of
 from turnwise.models.forward import packed_hidden
 
 
@@ -24,7 +24,7 @@ class TrunkCritic(nn.Module):
 
     def __init__(self, policy: Any) -> None:
         super().__init__()
-        self.trunk = copy.deepcopy(policy.base_model)
+        self.trunk = copy_of(policy.base_model)
         self.head = value_head(policy)
 
     def forward(self, batch: Batch, keep: Tensor) -> Tensor:

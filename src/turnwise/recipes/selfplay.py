@@ -1,10 +1,9 @@
 """From a configuration to self-play: who sits on the other side, and the ladder of a run's own past."""
 
-import copy
-
 from turnwise.config.schema import Config
 from turnwise.core.protocols import Policy
 from turnwise.envs.games.table import take_seats
+from turnwise.models.compiling import copy_of
 from turnwise.models.loading import LoadedModel
 from turnwise.recipes.wiring import Players, build_engine, model_loader
 from turnwise.recipes.worlds import Worlds
@@ -57,7 +56,7 @@ def build_selfplay(
 
 def frozen_player(config: Config, loaded: LoadedModel, players: Players) -> Frozen:
     """A copy of the model, with an engine of its own; whose weights it holds is said before it plays."""
-    model = copy.deepcopy(loaded.model).requires_grad_(False)
+    model = copy_of(loaded.model).requires_grad_(False)
     engine = build_engine(config, model, players.renderer, deterministic=False, pages=players.pages)
     return Frozen(model, engine, model_loader(config))
 

@@ -1,6 +1,5 @@
 """The learner in process: scores what was sampled, then improves the policy in place."""
 
-import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from turnwise.core.samples import Batch, Needs, Scores, TrainBatch, on_device
 from turnwise.models.attention import check_attention
+from turnwise.models.compiling import copy_of
 from turnwise.models.critic import HeadCritic, TrunkCritic
 from turnwise.models.forward import laid_out, packed_hidden
 from turnwise.models.lora import adapter_off, has_adapter
@@ -51,7 +51,7 @@ class LocalLearner:
         self._mismatch = Mismatch()
 
     def _frozen_copy(self) -> Any:
-        return copy.deepcopy(self.model).requires_grad_(False)
+        return copy_of(self.model).requires_grad_(False)
 
     @property
     def device(self) -> torch.device:
