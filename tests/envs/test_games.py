@@ -284,3 +284,16 @@ def test_the_reason_of_a_move_is_true(name):
 @NAMES
 def test_every_parameter_says_what_it_means(name):
     assert all(parameter.meaning for parameter in kind(name).parameters())
+
+
+def test_against_the_script_random_moves_come_before_the_opponents_first_one() -> None:
+    def begun(index: int, member: int = 0) -> TicTacToe:
+        task = Task(env="tic_tac_toe", seed=seed_for("train", index), params={"random_moves": 6, "strength": 1.0})
+        runner = kind("tic_tac_toe").make(task, member)
+        asyncio.run(runner.start())
+        return runner.env
+
+    for index in range(60):
+        env = begun(index)
+        assert env.game.player == env.side and env.game.moves and env.game == begun(index, member=3).game
+    assert len({begun(index).game for index in range(60)}) > 30

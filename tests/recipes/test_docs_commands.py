@@ -15,7 +15,7 @@ from turnwise.recipes import sft as imitation
 from turnwise.recipes.worlds import worlds_of
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("environments.md", "sft-and-eval.md")
+PAGES = ("environments.md", "sft-and-eval.md", "selfplay.md")
 TALK = (
     '{"messages": [{"role": "user", "content": "Snow?"}, {"role": "assistant", "content": "<answer>white</answer>"}]}\n'
 )

@@ -89,16 +89,20 @@ def test_against_the_past_one_side_is_trained_and_a_resumed_run_meets_the_same_o
     assert not all(torch.equal(now[name], then["step_000001"][name]) for name in now)
 
 
-def test_random_moves_come_before_the_games_of_training_alone(tmp_path: Path) -> None:
-    given = {**LADDER, "rollout__groups": 8, "train__steps": 1, "selfplay__random_moves": 6}
-    run = play(tmp_path / "opened", "self", **given)
-    starts: dict[int, set[str]] = {}
-    for row in rows(run):
-        side = int(row["task"]["params"]["begins"] == "opponent")
-        starts.setdefault(row["task"]["seed"], set()).add(f"{side} {row['turns'][0]['info']['state']}")
-    assert any(start[2:].count("O") > 1 for found in starts.values() for start in found)
-    first = {start for found in starts.values() for start in found if start[2:].count("X") + start.count("O") == 0}
-    assert len(first) < len(starts), "some games begin later"
+def test_random_moves_come_before_the_games_of_training(tmp_path: Path) -> None:
+    given = {"rollout__groups": 8, "train__steps": 1, "selfplay__random_moves": 6}
+    starts: dict[tuple[int, str], set[str]] = {}
+    for row in rows(play(tmp_path, "self", **given)):
+        key = (row["task"]["seed"], row["task"]["params"]["begins"])
+        starts.setdefault(key, set()).add(row["turns"][0]["info"]["state"])
+    first_to_see = [min(found, key=stones) for found in starts.values()]
+    assert len(starts) == 8 and max(map(stones, first_to_see)) > 2, "more than the other side's first move"
+    with pytest.raises(UserError, match=r"selfplay\.random_moves has no effect with selfplay\.opponent none"):
+        check(config(Path("x"), "none"), KIND, given=["selfplay.random_moves"])
+
+
+def stones(board: str) -> int:
+    return sum(cell in "XO" for cell in board.split())
 
 
 def assert_ladder(run: Path) -> None:

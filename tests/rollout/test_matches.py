@@ -211,3 +211,10 @@ def test_tasks_of_a_match_come_in_twos_and_go_on_where_a_step_left_off() -> None
     assert source(both=False).training(3, 2, start=3) == source(both=False).training(3, 5)[3:]
     held_out = source(both=True).held_out("validation", 2)
     assert all(task.params["begins"] == "random" for task in held_out), "evaluation is against the script"
+
+
+def test_random_moves_are_of_training_tasks_alone() -> None:
+    tasks = replace(source(both=True), random_moves=4)
+    assert [task.params["random_moves"] for task in tasks.training(0, 4)] == [4] * 4
+    assert tasks.held_out("validation", 2) == source(both=True).held_out("validation", 2)
+    assert {task.params["random_moves"] for task in source(both=False).training(0, 4)} == {0}
