@@ -49,7 +49,7 @@ test-adapters: $(EXTRAS)
 	@TURNWISE_REQUIRE_ALL=1 $(PYTEST) tests/envs/test_adapters_*.py tests/recipes/test_adapters_recipes.py
 
 test-gpu:
-	@PYTHONPATH=src:$$PYTHONPATH $(GPU_PYTHON) -m pytest tests/gpu tests/engine/test_triton_kernels.py
+	@PYTHONPATH=src:$$PYTHONPATH $(GPU_PYTHON) -m pytest -n 4 --dist worksteal tests/gpu tests/engine/test_triton_kernels.py tests/models/test_head_kernel.py
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist src/*.egg-info

@@ -1,6 +1,6 @@
 """B1 and B7: rolling out on one GPU, the engine in process against vLLM.
 
-    python benchmarks/rollout_gpu.py [--repeats 7] [--vllm] [--growth]
+    python benchmarks/rollout_gpu.py [--repeats 7] [--vllm] [--growth [--figure FILE.svg]]
 
 B1: 512 episodes in flight, 5 turns of 48 sampled and 60 observation tokens after a first prompt of 200, SmolLM2-135M in
 bfloat16, temperature 1, the sampled token's log-probability returned. Prompts and observations are random tokens:
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from growth_figure import growth_svg
 from rich.console import Console
 from rich.table import Table
 
@@ -133,6 +134,10 @@ def growth() -> list[Job]:
     return [*by_episodes, *(Job(episodes=64, prompt=prompt, turns=3) for prompt in (512, 2048, 8192))]
 
 
+def episodes_of(reading: Reading) -> int:
+    return reading.job.episodes
+
+
 def show(readings: list[Reading]) -> None:
     table = Table("side", "episodes", "prompt", "seconds, median", "lowest", "highest", "ms an episode", "GiB of cache")
     for each in readings:
@@ -147,6 +152,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--vllm", action="store_true")
     parser.add_argument("--growth", action="store_true")
+    parser.add_argument("--figure", type=Path)
     given = parser.parse_args()
     model = load_model("smollm2-135m", device="cuda", attn_implementation=ATTENTION).model.requires_grad_(False)
     compile_layers(model)
@@ -162,6 +168,10 @@ def main() -> None:
             torch.cuda.empty_cache()
             readings.append(native(model, job, 3))
             show(readings)
+    if given.figure is not None:
+        own = sorted((each for each in readings if each.side == "turnwise" and each.job.turns == 5), key=episodes_of)
+        points = [(each.job.episodes, each.median / each.job.episodes * 1e3, each.memory_gib) for each in own]
+        given.figure.write_text(growth_svg(points), encoding="utf-8")
 
 
 if __name__ == "__main__":

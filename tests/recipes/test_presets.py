@@ -35,6 +35,15 @@ def test_an_unknown_preset_names_the_nearest_and_how_to_list_them() -> None:
             lookup("sokobn")
 
 
+def test_a_file_of_settings_is_a_recipe_of_ones_own(tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text('[env]\nkind = "sokoban"\n[env.params]\nsize = 8\n[train]\nsteps = 7\n')
+    config = configure(str(own), overrides=[("train.steps", "9")])
+    assert (config.env.kind, config.env.params["size"], config.train.steps) == ("sokoban", 8, 9)
+    with pytest.raises(UserError, match=r"cannot read .*missing\.toml"):
+        configure(str(tmp_path / "missing.toml"))
+
+
 def test_an_environment_without_a_preset_starts_from_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "recipe_names", list)
     assert configure("sokoban") == build({"env": {"kind": "sokoban"}})

@@ -29,7 +29,7 @@ def sft(
     Parameters
     ----------
     recipe
-        A recipe, an environment, or FILE.py:Class.
+        A recipe, FILE.toml with settings of your own, an environment, or FILE.py:Class.
     demos
         The environment's solver (the default), the successful episodes of a run, or conversations from a file with one
         {"messages": [...]} a line.

@@ -36,7 +36,7 @@ def train(
     Parameters
     ----------
     recipe
-        A recipe, an environment, or FILE.py:Class.
+        A recipe, FILE.toml with settings of your own, an environment, or FILE.py:Class.
     start_from
         Instead: a new run with the settings of this one.
     resume

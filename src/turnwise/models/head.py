@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -103,7 +104,7 @@ class _HeadLogprobs(torch.autograd.Function):
         parts = []
         for start in range(0, max(1, len(hidden)), rows):
             here = slice(start, start + rows)
-            parts.append(_fast(measure, hidden)(head.logits(hidden[here]), targets[here], temperatures[here]))
+            parts.append(measure_of(hidden)(head.logits(hidden[here]), targets[here], temperatures[here]))
         logprobs, entropy, logsums = (torch.cat(columns) for columns in zip(*parts, strict=True))
         ctx.save_for_backward(hidden, targets, temperatures, entropy, logsums)
         ctx.head, ctx.rows = head, rows
@@ -123,7 +124,7 @@ class _HeadLogprobs(torch.autograd.Function):
             here = slice(start, start + ctx.rows)
             logits = head.logits(hidden[here])
             columns = (targets, temperatures, entropy, logsums, logprobs_grad, entropy_grad)
-            grad = _fast(slope, hidden)(logits, *(each[here] for each in columns), *settings)
+            grad = slope_of(hidden)(logits, *(each[here] for each in columns), *settings)
             if hidden_grad is not None:
                 hidden_grad[here] = grad @ weight
             if weight_grad is not None:
@@ -135,8 +136,8 @@ def measure(logits: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tens
     """Log-probabilities of the targets, entropies, and the logarithms of the sums, [M] each, at temperature."""
     scaled = logits / temperatures[:, None]
     logsums = scaled.logsumexp(dim=-1)
-    expected = ((scaled - logsums[:, None]).exp() * scaled).sum(dim=-1)
-    return scaled.gather(1, targets[:, None])[:, 0] - logsums, logsums - expected, logsums
+    logprobs = scaled - logsums[:, None]
+    return logprobs.gather(1, targets[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(dim=-1), logsums
 
 
 def slope(
@@ -165,13 +166,19 @@ def slope(
     return grad.to(dtype)
 
 
-_compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
+@cache
+def _compiled_slope() -> Callable[..., Tensor]:
+    return torch.compile(slope, dynamic=None)
 
 
-def _fast(function: Callable[..., Any], like: Tensor) -> Callable[..., Any]:
+def slope_of(like: Tensor) -> Callable[..., Tensor]:
     """Compiled on a GPU, where each of its steps would pass over all logits; as it is elsewhere."""
+    return _compiled_slope() if like.is_cuda else slope
+
+
+def measure_of(like: Tensor) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     if not like.is_cuda:
-        return function
-    if function not in _compiled:
-        _compiled[function] = torch.compile(function, dynamic=None)
-    return _compiled[function]
+        return measure
+    from turnwise.models import head_kernel
+
+    return head_kernel.measure

@@ -1,5 +1,6 @@
 """From what a person typed to a checked configuration, in a fraction of a second: torch is not needed for it."""
 
+from pathlib import Path
 from typing import Any
 
 from turnwise.config.load import Overrides, build, find_run, read_run, read_settings
@@ -36,9 +37,11 @@ def load_recipe(name: str) -> dict[str, Any]:
 
 
 def settings_for(target: str) -> dict[str, Any]:
-    """What `turnwise train TARGET` starts from: a preset, or the defaults with that environment."""
+    """What `turnwise train TARGET` starts from: a preset, a file of settings, or the defaults with that environment."""
     if target in recipe_names():
         return load_recipe(target)
+    if target.endswith(".toml"):
+        return read_settings(Path(target))
     if target in ENVIRONMENTS or ".py" in target:
         return {"env": {"kind": target}}
     near = nearest(target, [*recipe_names(), *ENVIRONMENTS])

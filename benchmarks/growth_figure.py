@@ -1,0 +1,39 @@
+"""B7's figure: milliseconds an episode and memory over the number of episodes, as SVG."""
+
+import math
+from collections.abc import Sequence
+
+from turnwise.record.svg import BLUE, GRID, ORANGE, line, opening, text
+
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 360, 64, 72, 56, 48
+
+
+def growth_svg(points: Sequence[tuple[int, float, float]]) -> str:
+    """`points`: episodes, ms an episode, GiB of cache."""
+    title = "Rolling out more episodes at once"
+    most_ms, most_gib = (max(each[place] for each in points) * 1.1 for place in (1, 2))
+    least, most = (math.log2(bound(each[0] for each in points)) for bound in (min, max))
+    across, down = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+
+    def x(episodes: int) -> float:
+        return LEFT + across * (math.log2(episodes) - least) / (most - least)
+
+    parts = [opening(title, WIDTH, HEIGHT), text(LEFT, 24, title, size=15, weight="600")]
+    for share in (0, 0.25, 0.5, 0.75, 1):
+        y = HEIGHT - BOTTOM - down * share
+        parts.append(line(LEFT, y, WIDTH - RIGHT, y, stroke=GRID))
+        parts.append(text(LEFT - 8, y + 4, f"{most_ms * share:.1f}", anchor="end"))
+        parts.append(text(WIDTH - RIGHT + 8, y + 4, f"{most_gib * share:.0f}"))
+    parts += [text(x(episodes), HEIGHT - BOTTOM + 20, f"{episodes:,}", anchor="middle") for episodes, *_ in points]
+    parts.append(text(LEFT + across / 2, HEIGHT - 8, "episodes in flight", anchor="middle"))
+    for place, (label, colour, highest, dashes) in enumerate(
+        (("ms an episode (left)", BLUE, most_ms, ""), ("GiB of cache (right)", ORANGE, most_gib, "6 4")), start=1
+    ):
+        spots = [(x(each[0]), HEIGHT - BOTTOM - down * each[place] / highest) for each in points]
+        path = " ".join(f"{one:.1f},{other:.1f}" for one, other in spots)
+        parts.append(
+            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dashes}"/>'
+        )
+        parts += [f'<circle cx="{one:.1f}" cy="{other:.1f}" r="4" fill="{colour}"/>' for one, other in spots]
+        parts.append(text(LEFT + 200 * (place - 1), 44, label, fill=colour))
+    return "\n".join([*parts, "</svg>"]) + "\n"
