@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from turnwise.core.messages import assistant
 from turnwise.core.protocols import Sampling
 from turnwise.core.task import EpisodeKey, Task
+from turnwise.core.token_name import TokenName
 from turnwise.core.trajectory import Group, Span, Status, Stop, Trajectory, Turn
 from turnwise.engine.scripted import ScriptedPolicy
 from turnwise.envs.seeds import seed_for
@@ -137,3 +138,7 @@ def trajectories(draw: st.DrawFn) -> list[Trajectory]:
         trajectory_of([turn_from(number, first=index == 0, ids=ids) for index, number in enumerate(shape)])
         for shape in shapes
     ]
+
+
+def name_token(token_id: int) -> TokenName:
+    return TokenName(id=token_id, text=f"<{token_id}>", special=token_id == 7)

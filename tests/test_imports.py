@@ -39,8 +39,8 @@ ROOMS = (
 CORE_ONLY = ("algos",)
 """Rooms that may import nothing of turnwise but core."""
 
-OPTIONAL = ("gguf", "peft", "turnwise.engine.paged.launch")
-"""Optional dependencies: what may be imported inside a function, in any room; `launch` stands for Triton."""
+OPTIONAL = ("gguf", "peft", "turnwise.engine.paged.launch", "turnwise.models.head_kernel")
+"""Optional dependencies: what may be imported inside a function, in any room; the last two stand for Triton."""
 
 PACKAGE = "turnwise"
 

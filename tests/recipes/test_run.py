@@ -23,6 +23,7 @@ from turnwise.recipes import run as recipes_run
 from turnwise.recipes.evaluation import evaluate_source
 from turnwise.recipes.export import export
 from turnwise.recipes.run import settled, train, train_seeds
+from turnwise.record.jsonl import read_lines
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.trajectories import trajectory_from_row
 from turnwise.rollout.collect import Collected, Collector
@@ -47,12 +48,24 @@ def assert_same_run(ours: Path, theirs: Path) -> None:
     assert all(torch.equal(mine[name], other[name]) for name in mine)
 
 
+def test_what_is_recorded_of_a_trajectory_is_enough_to_see_it_token_by_token(run: Path) -> None:
+    folder = RunFolder.open(run)
+    named = {row["id"]: row["text"] for _, row in read_lines(run / "trajectories/tokens.jsonl")}
+    for entry in folder.read_index():
+        row = folder.read_trajectory(entry)
+        assert row["start"]["rows"] and entry["turns"] == len(row["turns"])
+        for turn in row["turns"]:
+            assert "".join(named[each] for each in turn["context_ids"]) == turn["context"]
+            assert {len(turn[name]) for name in ("loss_mask", "advantages")} == {len(turn["action_ids"])}
+
+
 def test_a_run_folder_is_complete(run: Path) -> None:
     names = {path.name for path in run.iterdir()}
     assert {"config.toml", "metrics.jsonl", "summary.json", "curve.svg", "trajectories", "checkpoints"} <= names
     assert sorted(path.name for path in (run / "trajectories").iterdir()) == [
         "index.jsonl",
         *(f"step_{step:06d}.jsonl" for step in range(1, STEPS + 1)),
+        "tokens.jsonl",
     ]
     kept = {path.name for path in (run / "checkpoints").iterdir()}
     assert kept == {"best", f"step_{STEPS - 1:06d}", f"step_{STEPS:06d}"}

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from episodes_for_tests import task_of, trajectory_of, turn_of
+from episodes_for_tests import name_token, task_of, trajectory_of, turn_of
 from turnwise.core.errors import UserError
 from turnwise.core.trajectory import Trajectory
 from turnwise.record.evaluation_folder import EvaluationFolder, read_plan
@@ -29,7 +29,7 @@ def test_episodes_come_back_as_they_were(tmp_path: Path) -> None:
     with started(tmp_path / "a") as folder:
         assert folder.fresh
         for number in range(3):
-            folder.add("tiny", episode(number), number, decode)
+            folder.add("tiny", episode(number), number, decode, name_token)
     with EvaluationFolder(tmp_path / "a") as folder:
         assert not folder.fresh
         assert folder.read_trajectories("tiny") == [episode(number) for number in range(3)]
@@ -44,12 +44,12 @@ def test_episodes_come_back_as_they_were(tmp_path: Path) -> None:
 def test_a_half_written_line_is_dropped_and_the_next_stands_alone(tmp_path: Path, cut: int) -> None:
     with started(tmp_path / "a") as folder:
         for number in range(2):
-            folder.add("tiny", episode(number), number, decode)
+            folder.add("tiny", episode(number), number, decode, name_token)
     path = tmp_path / "a/trajectories/tiny.jsonl"
     path.write_bytes(path.read_bytes()[:-cut])
     with EvaluationFolder(tmp_path / "a") as folder:
         assert folder.read_trajectories("tiny") == [episode(0)]
-        folder.add("tiny", episode(1), 1, decode)
+        folder.add("tiny", episode(1), 1, decode, name_token)
         assert folder.read_trajectories("tiny") == [episode(0), episode(1)]
 
 
@@ -76,7 +76,7 @@ def test_a_start_that_came_to_nothing_leaves_nothing_but_episodes_stay(tmp_path:
         raise UserError("no such model")
     assert not (tmp_path / "a").exists()
     with pytest.raises(UserError), started(tmp_path / "a") as folder:
-        folder.add("tiny", episode(0), 0, decode)
+        folder.add("tiny", episode(0), 0, decode, name_token)
         raise UserError("the endpoint went away")
     with pytest.raises(UserError), EvaluationFolder(tmp_path / "a"):
         raise UserError("again")

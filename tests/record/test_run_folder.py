@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from episodes_for_tests import name_token
 from turnwise.core.errors import UserError
 from turnwise.record import run_folder
 from turnwise.record.lock import FolderLock
@@ -28,6 +29,7 @@ def row(step: int, group: int = 0, member: int = 0, text: str = "x") -> dict[str
         "status": "succeeded",
         "reward": 0.1 + 0.2,
         "tokens": 3,
+        "turns": [{"context_ids": [group, 7], "action_ids": [member, 8]}],
         "text": text,
     }
 
@@ -37,12 +39,15 @@ def filled(path: Path, steps: int) -> RunFolder:
     for step in range(steps):
         folder.append_metrics({"step": step, "rollout/success": step / 10})
         folder.append_metrics({"step": step, "eval/success": step / 10})
-        folder.write_trajectories(step, [row(step, group, member) for group in range(2) for member in range(2)])
+        folder.write_trajectories(
+            step, [row(step, group, member) for group in range(2) for member in range(2)], name_token
+        )
     return folder
 
 
 def contents(path: Path) -> dict[str, bytes]:
-    files = [file for file in path.rglob("*") if file.is_file() and file.name != ".lock"]
+    other = (".lock", "tokens.jsonl")  # how a token is written stays true
+    files = [file for file in path.rglob("*") if file.is_file() and file.name not in other]
     return {str(file.relative_to(path)): file.read_bytes() for file in files}
 
 
@@ -94,7 +99,7 @@ def test_what_holds_more_than_a_start_is_not_given_up(tmp_path: Path, what: str)
         if what == "step":
             folder.append_metrics({"step": 1})
         elif what == "trajectories":
-            folder.write_trajectories(1, [row(1)])
+            folder.write_trajectories(1, [row(1)], name_token)
         else:
             (folder.checkpoints / "step_000001" if what == "checkpoint" else folder.path / "thesis").mkdir()
         before = contents(folder.path)
@@ -223,8 +228,8 @@ def test_a_corrupt_line_in_the_middle_is_named_and_never_skipped(tmp_path: Path,
 def test_an_index_line_leads_to_its_trajectory(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path, "") as folder:
         rows = [row(12, group, member, text="é\n\u2028\ud800" * member) for group in range(3) for member in range(2)]
-        folder.write_trajectories(12, rows)
-        folder.write_trajectories(13, [row(13)])
+        folder.write_trajectories(12, rows, name_token)
+        folder.write_trajectories(13, [row(13)], name_token)
         index = folder.read_index()
         assert [folder.read_trajectory(entry) for entry in index] == [*rows, row(13)]
         entry = dict(index[3])
@@ -241,6 +246,7 @@ def test_an_index_line_leads_to_its_trajectory(tmp_path: Path) -> None:
             "status": "succeeded",
             "reward": 0.1 + 0.2,
             "tokens": 3,
+            "turns": 1,
         }
 
 
@@ -254,7 +260,7 @@ def test_an_index_that_points_nowhere_is_one_line(tmp_path: Path) -> None:
 
 def test_a_step_is_written_once(tmp_path: Path) -> None:
     with filled(tmp_path, 1) as folder, pytest.raises(RuntimeError, match="already written"):
-        folder.write_trajectories(0, [row(0)])
+        folder.write_trajectories(0, [row(0)], name_token)
 
 
 @pytest.mark.parametrize("kept", [0, 1, 3, 5, 9])
@@ -265,7 +271,7 @@ def test_cut_back_leaves_what_a_run_of_so_many_steps_had(tmp_path: Path, kept: i
         expected = contents(tmp_path / "short")
         found = {name: data for name, data in contents(tmp_path / "long").items() if data or name in expected}
         assert found == expected
-        long.write_trajectories(kept + 5, [row(kept + 5)])
+        long.write_trajectories(kept + 5, [row(kept + 5)], name_token)
 
 
 def test_a_cut_that_was_killed_half_way_is_finished_by_the_next(
@@ -309,7 +315,7 @@ def test_no_disk_space_says_so_and_what_is_safe(tmp_path: Path) -> None:
         folder.step_path(2).with_name(".step_000002.jsonl.part").symlink_to(FULL)
         index = folder.index_path.read_bytes()
         with pytest.raises(UserError, match="no disk space"):
-            folder.write_trajectories(2, [row(2)])
+            folder.write_trajectories(2, [row(2)], name_token)
         assert folder.index_path.read_bytes() == index
         assert not folder.step_path(2).exists()
         folder.metrics_path.unlink()
@@ -354,3 +360,24 @@ def test_an_append_that_fails_half_way_leaves_no_half_line(tmp_path: Path, monke
                 folder.append_metrics({"step": 1})
         folder.append_metrics({"step": 2})
         assert folder.read_metrics() == [{"step": 0}, {"step": 2}]
+
+
+def test_every_token_id_is_named_once_also_after_a_kill_in_the_middle_of_a_line(tmp_path: Path) -> None:
+    with filled(tmp_path / "run", 2):
+        pass
+    path = tmp_path / "run/trajectories/tokens.jsonl"
+    named = [json.loads(line) for line in path.read_text().splitlines()]
+    assert named == [{"id": each, "text": f"<{each}>", "special": each == 7} for each in (0, 1, 7, 8)]
+    path.write_bytes(path.read_bytes()[:-4])
+    with RunFolder.open(tmp_path / "run", writing=True) as folder:
+        folder.write_trajectories(5, [row(5)], name_token)
+        assert [json.loads(line) for line in path.read_text().splitlines()] == named
+
+
+def test_alarms_are_kept_and_those_of_steps_that_are_run_again_are_not(tmp_path: Path) -> None:
+    with filled(tmp_path / "run", 3) as folder:
+        folder.append_alarm(1, "entropy fell")
+        folder.append_alarm(2, "the gradient grew")
+        assert [each["text"] for each in folder.read_alarms()] == ["entropy fell", "the gradient grew"]
+        folder.cut_back(2)
+        assert folder.read_alarms() == [{"step": 1, "text": "entropy fell"}]

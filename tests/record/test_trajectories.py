@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from episodes_for_tests import name_token
 from turnwise.core.errors import UserError
 from turnwise.core.messages import Message, Picture, ToolCall, assistant
 from turnwise.core.task import Task
@@ -116,7 +117,7 @@ def simple(*turns_: Turn) -> Trajectory:
 
 @given(trajectory=trajectories())
 def test_a_trajectory_comes_back_from_its_line_exactly(trajectory: Trajectory) -> None:
-    row = trajectory_row(trajectory, step=3, group=1, decode=str, advantages=None)
+    row = trajectory_row(trajectory, step=3, group=1, decode=str)
     assert trajectory_from_row(json.loads(encode(row))) == trajectory
 
 
@@ -128,7 +129,9 @@ def test_any_float_survives_strict_json(values: list[float]) -> None:
 
 def test_a_row_says_what_was_trained_on() -> None:
     trajectory = simple(simple_turn(3, info={"distance": 2}), simple_turn(2, invalid=True, extends=True))
-    row = trajectory_row(trajectory, step=12, group=4, decode=str, advantages=[[0.5, 0.5, 0.5], [-0.1, 0.2]])
+    row = trajectory_row(
+        trajectory, step=12, group=4, decode=str, columns={"advantages": [[0.5, 0.5, 0.5], [-0.1, 0.2]]}
+    )
     assert (row["step"], row["group"], row["member"], row["attempt"]) == (12, 4, 2, 1)
     assert (row["status"], row["reward"], row["tokens"]) == ("succeeded", 1.5, 5)
     assert [turn["advantages"] for turn in row["turns"]] == [[0.5, 0.5, 0.5], [-0.1, 0.2]]
@@ -141,12 +144,12 @@ def test_a_row_says_what_was_trained_on() -> None:
 @pytest.mark.parametrize("advantages", [[[0.5, 0.5]], [[0.5]], [[0.5, 0.5, 0.5], []], []])
 def test_advantages_that_do_not_fit_the_tokens_are_refused(advantages: list[list[float]]) -> None:
     with pytest.raises(ValueError):
-        trajectory_row(simple(simple_turn(3)), step=0, group=0, decode=str, advantages=advantages)
+        trajectory_row(simple(simple_turn(3)), step=0, group=0, decode=str, columns={"advantages": advantages})
 
 
 @pytest.mark.parametrize("broken", [{}, {"turns": [{}]}, {"status": "sleeping"}, {"task": 3}, {"rewards": None}])
 def test_a_row_of_something_else_is_one_line(broken: dict[str, object]) -> None:
-    row = trajectory_row(simple(simple_turn()), step=0, group=0, decode=str, advantages=None)
+    row = trajectory_row(simple(simple_turn()), step=0, group=0, decode=str)
     with pytest.raises(UserError, match="not a trajectory's row"):
         trajectory_from_row({**row, **broken} if broken else {})
 
@@ -173,7 +176,7 @@ def test_whatever_an_environment_puts_into_info_is_written() -> None:
         "looped": looped,
         "long": object.__new__(type("Long", (), {"__repr__": lambda _: "y" * 10**6})),
     }
-    row = trajectory_row(simple(simple_turn(info=hostile)), step=0, group=0, decode=str, advantages=None)
+    row = trajectory_row(simple(simple_turn(info=hostile)), step=0, group=0, decode=str)
     info = json.loads(encode(row))["turns"][0]["info"]
     assert (info["array"], info["scalar"], info["flag"]) == ([[1.0, 0.0], [0.0, 1.0]], 3, True)
     assert (info["half"], info["nan"], info["3"]) == (0.5, "NaN", [1, 2])
@@ -188,8 +191,11 @@ def test_plain_changes_nothing_that_is_plain(value: object) -> None:
 
 def test_a_step_of_256_trajectories_is_written_through_a_folder(tmp_path: Path) -> None:
     members = [simple(*[simple_turn(33)] * 6) for _ in range(256)]
-    rows = [trajectory_row(member, step=0, group=0, decode=str, advantages=[[0.1] * 33] * 6) for member in members]
+    rows = [
+        trajectory_row(member, step=0, group=0, decode=str, columns={"advantages": [[0.1] * 33] * 6})
+        for member in members
+    ]
     with RunFolder.create(tmp_path, "") as folder:
-        folder.write_trajectories(0, rows)
+        folder.write_trajectories(0, rows, name_token)
         entry = folder.read_index()[255]
         assert trajectory_from_row(folder.read_trajectory(entry)) == members[255]

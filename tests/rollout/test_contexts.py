@@ -24,7 +24,7 @@ from turnwise.models.tiny import tiny_model
 from turnwise.recipes.learning import build_learner
 from turnwise.record.trajectories import trajectory_from_row
 from turnwise.rollout.collect import Collector
-from turnwise.train.loop import trajectory_rows
+from turnwise.train.rows import trajectory_rows
 from turnwise.train.update import Estimate
 
 LONG = Talk(
@@ -155,7 +155,10 @@ def test_what_is_recorded_gives_the_trajectory_back_with_the_advantages_of_each_
     trajectory = play(LONG, MODES[mode](renderer), renderer).trajectory
     samples = samples_of([trajectory])
     estimated = SimpleNamespace(
-        trajectories=[trajectory], samples=samples, advantages=[sample.turn_ids.float() for sample in samples]
+        trajectories=[trajectory],
+        samples=samples,
+        advantages=[sample.turn_ids.float() for sample in samples],
+        loss_masks=[sample.turn_ids[sample.mask] % 2 == 0 for sample in samples],
     )
     group = Group(task=trajectory.task, trajectories=(trajectory,))
     (row,) = trajectory_rows(1, [group], cast(Estimate, estimated), renderer.decode)
@@ -164,3 +167,7 @@ def test_what_is_recorded_gives_the_trajectory_back_with_the_advantages_of_each_
     assert [turn["advantages"] for turn in turns] == [
         [float(number)] * len(turn.action_ids) for number, turn in enumerate(trajectory.turns)
     ]
+    assert [turn["loss_mask"] for turn in turns] == [
+        [int(number % 2 == 0)] * len(turn.action_ids) for number, turn in enumerate(trajectory.turns)
+    ]
+    assert {turn["entropies"] for turn in turns} == {None}

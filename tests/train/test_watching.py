@@ -21,20 +21,20 @@ STEADY = [row(step, 1.0 + 0.01 * step) for step in range(1, 20)]
 
 
 def test_an_alarm_is_told_once_and_a_resumed_run_does_not_tell_it_again() -> None:
-    told: list[str] = []
-    watcher = Watcher(tell=told.append)
+    told: list[tuple[int, str]] = []
+    watcher = Watcher(tell=lambda *alarm: told.append(alarm))
     watcher.begin([], State(step=0, best_success=None, skipped_steps=0))
     raised = [watcher.see(each) for each in [*STEADY, row(20, 90.0), row(21, 95.0)]]
     assert raised == [False] * 19 + [True, False]
-    assert len(told) == 1 and "gradient norm 90" in told[0] and "step 20" in told[0]
-    resumed = Watcher(tell=told.append)
+    assert len(told) == 1 and told[0][0] == 20 and "gradient norm 90" in told[0][1]
+    resumed = Watcher(tell=lambda *alarm: told.append(alarm))
     resumed.begin([*STEADY, row(20, 90.0)], State(step=20, best_success=None, skipped_steps=0))
     assert not resumed.see(row(21, 95.0)) and len(told) == 1
 
 
 def test_a_gradient_that_was_not_finite_is_remembered_by_a_resumed_run() -> None:
-    told: list[str] = []
-    live, resumed = Watcher(tell=told.append), Watcher(tell=told.append)
+    told: list[tuple[int, str]] = []
+    live, resumed = (Watcher(tell=lambda *alarm: told.append(alarm)) for _ in range(2))
     state = State(step=0, best_success=None, skipped_steps=0)
     live.begin([], state)
     assert [live.see(each) for each in [*STEADY, row(20, math.nan), row(21, math.inf)]] == [False] * 19 + [True, False]
@@ -43,7 +43,7 @@ def test_a_gradient_that_was_not_finite_is_remembered_by_a_resumed_run() -> None
 
 
 def test_after_a_rollback_only_later_steps_count() -> None:
-    watcher = Watcher(tell=lambda text: None)
+    watcher = Watcher(tell=lambda step, text: None)
     watcher.begin([*STEADY, row(20, 90.0)], State(step=20, best_success=None, skipped_steps=0, watched_from=20))
     assert not any(watcher.see(row(step, 100.0)) for step in range(21, 25)), "too few rows to judge by"
 

@@ -113,6 +113,8 @@ class Trajectory:
     rewards: Mapping[str, float] = field(default_factory=dict)
     """Totals by the name of the reward, before they were combined."""
     timings: Mapping[str, float] = field(default_factory=dict)
+    start: Picture | None = None
+    """The state before the first turn; a turn's own picture is of the state after it."""
 
     def __post_init__(self) -> None:
         if len(self.turn_rewards) != len(self.turns):

@@ -10,6 +10,7 @@ import torch
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.protocols import Sampling
+from turnwise.core.token_name import TokenName
 from turnwise.engine.openai.client import ChatClient
 from turnwise.engine.openai.endpoint import Endpoint, read_key
 from turnwise.envs.kind import EnvKind
@@ -61,6 +62,7 @@ class Seat:
 
     player: Player
     decode: Callable[[Sequence[int]], str]
+    name_token: Callable[[int], TokenName]
     in_flight: int
 
 
@@ -80,7 +82,7 @@ async def _remote(config: Config, kind: EnvKind, endpoint: Endpoint, concurrency
     )
     async with ChatClient(endpoint) as chat:
         player = ChatPlayer(chat=chat, make_env=kind.make, limits=limits)
-        yield Seat(player=player, decode=lambda ids: "", in_flight=concurrency)
+        yield Seat(player=player, decode=lambda ids: "", name_token=_nameless, in_flight=concurrency)
 
 
 def _local(config: Config, kind: EnvKind, params: dict[str, Any], show: Callable[[int, int], None]) -> Seat:
@@ -89,7 +91,13 @@ def _local(config: Config, kind: EnvKind, params: dict[str, Any], show: Callable
     loaded, _ = load_policy(config, world, show)
     players = build_players(config, world, loaded)
     player = PolicyPlayer(collector=players.evaluator)
-    return Seat(player=player, decode=players.renderer.decode, in_flight=config.rollout.in_flight)
+    reading = players.renderer
+    return Seat(player=player, decode=reading.decode, name_token=reading.name_token, in_flight=config.rollout.in_flight)
+
+
+def _nameless(token_id: int) -> TokenName:
+    """An endpoint's messages have no token ids."""
+    return TokenName(id=token_id, text="", special=False)
 
 
 def _sampling(config: Config) -> Sampling:

@@ -224,7 +224,8 @@ class _Table:
 
         def finished(trajectory: Trajectory) -> None:
             if self.folder is not None:
-                self.folder.add(self.contestant.name, trajectory, numbers[trajectory.task.seed], seat.decode)
+                number = numbers[trajectory.task.seed]
+                self.folder.add(self.contestant.name, trajectory, number, seat.decode, seat.name_token)
             done[place(trajectory.task, trajectory.member)] = trajectory
             progress.finished(trajectory.status.succeeded)
 

@@ -224,6 +224,7 @@ class _Run:
             folder=self.folder,
             progress=progress,
             decode=players.renderer.decode,
+            name_token=players.renderer.name_token,
             rivals=rivals,
         )
 

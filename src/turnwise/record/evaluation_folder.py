@@ -3,6 +3,7 @@
 evaluation.toml           what was asked: the tasks, how many tries, the models
 models/NAME.toml          all settings of a model's episodes
 trajectories/NAME.jsonl   a model's episodes, one a line, in the order in which they ended
+models/NAME.tokens.jsonl  how each token id that occurs in them is written
 summary.json              what came of it; there once all was played
 success.svg               the same as a figure
 """
@@ -19,10 +20,12 @@ from typing import Any, Self
 import tomli_w
 
 from turnwise.core.errors import UserError
+from turnwise.core.token_name import TokenName
 from turnwise.core.trajectory import Trajectory
 from turnwise.record.disk import append, disk_errors, is_leftover, write_aside
 from turnwise.record.jsonl import drop_half_line, encode, read_lines, without_nonfinite
 from turnwise.record.lock import LOCK_NAME, FolderLock
+from turnwise.record.token_names import TokenNames
 from turnwise.record.trajectories import trajectory_from_row, trajectory_row
 from turnwise.rollout.chat_episode import MESSAGES, spoke_messages
 
@@ -36,6 +39,7 @@ class EvaluationFolder:
         self.path = path
         self.fresh = not (path / PLAN).exists()
         """Nothing was asked for here before."""
+        self._token_names: dict[str, TokenNames] = {}
         with disk_errors(path, "start again, or choose another --out (nothing was started)"):
             _refuse_other(path)
             path.mkdir(parents=True, exist_ok=True)
@@ -78,11 +82,20 @@ class EvaluationFolder:
             drop_half_line(path)
         return [trajectory_from_row(row) for _, row in read_lines(path)]
 
-    def add(self, name: str, trajectory: Trajectory, task: int, decode: Callable[[Sequence[int]], str]) -> None:
+    def add(
+        self,
+        name: str,
+        trajectory: Trajectory,
+        task: int,
+        decode: Callable[[Sequence[int]], str],
+        name_token: Callable[[int], TokenName],
+    ) -> None:
         """One episode, of task number `task`."""
-        line = encode(evaluation_row(trajectory, task, decode)) + b"\n"
+        row = evaluation_row(trajectory, task, decode)
+        names = self._token_names.setdefault(name, TokenNames(self.path / "models" / f"{name}.tokens.jsonl"))
         with self._writing():
-            append(self.trajectories_path(name), line)
+            names.add([row], name_token)
+            append(self.trajectories_path(name), encode(row) + b"\n")
 
     def write_results(self, summary: Mapping[str, Any], figure: str) -> None:
         text = json.dumps(without_nonfinite(summary), indent=2, allow_nan=False) + "\n"
@@ -98,7 +111,7 @@ class EvaluationFolder:
 
 def evaluation_row(trajectory: Trajectory, task: int, decode: Callable[[Sequence[int]], str]) -> dict[str, Any]:
     """A trajectory's row as in a run's folder. Of an agent that speaks messages, the contexts are what it was told."""
-    row = trajectory_row(trajectory, step=0, group=task, advantages=None, decode=decode)
+    row = trajectory_row(trajectory, step=0, group=task, decode=decode)
     for turn, turn_row in zip(trajectory.turns, row["turns"], strict=True):
         if spoke_messages(turn):
             turn_row["context"] = "\n\n".join(f"[{each['role']}]\n{each['content']}" for each in turn.info[MESSAGES])

@@ -4,7 +4,9 @@
     metrics.jsonl                   one row a step or evaluation, each with the key "step"
     summary.json                    how it ended
     trajectories/step_000012.jsonl  one trajectory a line, written once at the step's end
+    alarms.jsonl                    what the watch warned of: step and text
     trajectories/index.jsonl        one line a trajectory, with the place of its line in the step's file
+    trajectories/tokens.jsonl       how each token id that occurs there is written
     checkpoints/                    written by `train`
 
 "step" is how many steps were done when the row was written: 0 before training.
@@ -12,16 +14,18 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from turnwise.core.errors import UserError
+from turnwise.core.token_name import TokenName
 from turnwise.record.disk import append, disk_errors, is_leftover, write_aside
 from turnwise.record.jsonl import drop_half_line, encode, read_lines, without_nonfinite
 from turnwise.record.lock import LOCK_NAME, FolderLock
+from turnwise.record.token_names import TokenNames
 
 
 class RunFolder:
@@ -31,6 +35,7 @@ class RunFolder:
         self.path = path
         self._lock = lock
         self._write_failed = False
+        self._token_names = TokenNames(self.trajectories / "tokens.jsonl")
 
     @classmethod
     def create(cls, path: Path | str, config_toml: str) -> Self:
@@ -67,7 +72,7 @@ class RunFolder:
     def _prepared(self) -> Self:
         self.checkpoints.mkdir(exist_ok=True)
         self.trajectories.mkdir(exist_ok=True)
-        for file in (self.metrics_path, self.index_path):
+        for file in (self.metrics_path, self.alarms_path, self.index_path):
             drop_half_line(file)
         return self
 
@@ -88,7 +93,7 @@ class RunFolder:
         It stays where there is a checkpoint, a step or a file that is not the start's own, and where a write failed:
         what was said then is how to go on with it.
         """
-        own = {"config.toml", "metrics.jsonl", "checkpoints", "trajectories", "past", LOCK_NAME}
+        own = {"config.toml", "metrics.jsonl", "alarms.jsonl", "checkpoints", "trajectories", "past", LOCK_NAME}
         strange = any(file.name not in own and not is_leftover(file) for file in self.path.glob("*"))
         if strange or self._write_failed or self._holds_steps():
             return
@@ -105,6 +110,10 @@ class RunFolder:
     @property
     def metrics_path(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def alarms_path(self) -> Path:
+        return self.path / "alarms.jsonl"
 
     @property
     def summary_path(self) -> Path:
@@ -149,13 +158,23 @@ class RunFolder:
     def read_metrics(self) -> list[dict[str, Any]]:
         return _rows_of_steps(self.metrics_path)
 
-    def write_trajectories(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+    def append_alarm(self, step: int, text: str) -> None:
+        with self._writing(self.alarms_path):
+            append(self.alarms_path, encode({"step": step, "text": text}) + b"\n")
+
+    def read_alarms(self) -> list[dict[str, Any]]:
+        return _rows_of_steps(self.alarms_path)
+
+    def write_trajectories(
+        self, step: int, rows: Sequence[Mapping[str, Any]], name_token: Callable[[int], TokenName]
+    ) -> None:
         """Writes a step's trajectories (rows of `trajectory_row`) once, then an index line for each."""
         path = self.step_path(step)
         if path.exists():
             raise RuntimeError(f"{path} is already written: cut_back to a checkpoint before running a step again")
         lines = [encode(row) for row in rows]
         with self._writing(path):
+            self._token_names.add(rows, name_token)
             write_aside(path, b"".join(line + b"\n" for line in lines), durable=False)
             append(self.index_path, b"".join(encode(entry) + b"\n" for entry in _index_entries(step, rows, lines)))
 
@@ -182,6 +201,7 @@ class RunFolder:
         """
         with self._writing(self.path):
             _keep_steps_before(self.metrics_path, step)
+            _keep_steps_before(self.alarms_path, step)
             _keep_steps_before(self.index_path, step)
             for path in self.trajectories.glob("step_[0-9]*.jsonl"):
                 if int(path.stem.removeprefix("step_")) >= step:
@@ -251,6 +271,7 @@ def _index_entries(step: int, rows: Sequence[Mapping[str, Any]], lines: Sequence
             "status": row["status"],
             "reward": row["reward"],
             "tokens": row["tokens"],
+            "turns": len(row["turns"]),
             "offset": offset,
             "length": len(line),
         }

@@ -14,20 +14,30 @@ from turnwise.core.task import Task
 from turnwise.core.trajectory import Span, Status, Stop, Trajectory, Turn
 from turnwise.record.plain import plain, plain_number, plain_numbers
 
+TOKEN_COLUMNS = ("advantages", "learner_logprobs", "entropies", "loss_mask")
+"""What a turn's row says of each sampled token beside its id and the sampler's log-probability; None: not trained.
+
+The learner's log-probability and the entropy are those of the pass in which it first learnt from the token.
+"""
+
+TurnByTurn = Sequence[Sequence[float] | None]
+NO_COLUMNS: Mapping[str, TurnByTurn] = {}
+
 
 def trajectory_row(
     trajectory: Trajectory,
     *,
     step: int,
     group: int,
-    advantages: Sequence[Sequence[float]] | None,
     decode: Callable[[Sequence[int]], str],
+    columns: Mapping[str, TurnByTurn] = NO_COLUMNS,
 ) -> dict[str, Any]:
-    """The row of one trajectory. `advantages`: one a sampled token, turn by turn; None where nothing was trained.
+    """The row of one trajectory. `columns`: of each sampled token, turn by turn, by the names of TOKEN_COLUMNS.
 
     `decode` makes the contexts readable for those who have no tokenizer at hand; the ids are what counts.
     """
-    per_turn: Sequence[Sequence[float] | None] = [None] * len(trajectory.turns) if advantages is None else advantages
+    if wrong := [name for name, values in columns.items() if len(values) != len(trajectory.turns)]:
+        raise ValueError(f"{len(trajectory.turns)} turns but {len(columns[wrong[0]])} of {wrong[0]}")
     return {
         "step": step,
         "group": group,
@@ -39,9 +49,10 @@ def trajectory_row(
         "tokens": trajectory.num_sampled,
         "rewards": {name: plain_number(value) for name, value in trajectory.rewards.items()},
         "timings": {name: plain_number(value) for name, value in trajectory.timings.items()},
+        "start": None if trajectory.start is None else _picture_row(trajectory.start),
         "turns": [
-            _turn_row(turn, turn_reward, values, decode)
-            for turn, turn_reward, values in zip(trajectory.turns, trajectory.turn_rewards, per_turn, strict=True)
+            _turn_row(turn, turn_reward, {name: values[number] for name, values in columns.items()}, decode)
+            for number, (turn, turn_reward) in enumerate(zip(trajectory.turns, trajectory.turn_rewards, strict=True))
         ],
     }
 
@@ -59,17 +70,21 @@ def _task_row(task: Task) -> dict[str, Any]:
 
 
 def _turn_row(
-    turn: Turn, turn_reward: float, advantages: Sequence[float] | None, decode: Callable[[Sequence[int]], str]
+    turn: Turn,
+    turn_reward: float,
+    columns: Mapping[str, Sequence[float] | None],
+    decode: Callable[[Sequence[int]], str],
 ) -> dict[str, Any]:
-    if advantages is not None and len(advantages) != len(turn.action_ids):
-        raise ValueError(f"{len(turn.action_ids)} sampled tokens but {len(advantages)} advantages")
+    for name, values in columns.items():
+        if values is not None and len(values) != len(turn.action_ids):
+            raise ValueError(f"{len(turn.action_ids)} sampled tokens but {len(values)} {name}")
     return {
         "context": decode(turn.context_ids),
         "context_ids": turn.context_ids,
         "extends": turn.extends,
         "action_ids": turn.action_ids,
         "action_logprobs": plain_numbers(turn.action_logprobs),
-        "advantages": None if advantages is None else plain_numbers(advantages),
+        **{name: None if (values := columns.get(name)) is None else plain_numbers(values) for name in TOKEN_COLUMNS},
         "temperature": plain_number(turn.temperature),
         "policy_version": turn.policy_version,
         "stop": turn.stop.value,
@@ -111,6 +126,7 @@ def _trajectory(row: Mapping[str, Any]) -> Trajectory:
         turn_rewards=tuple(float(turn["turn_reward"]) for turn in row["turns"]),
         rewards={name: float(value) for name, value in row["rewards"].items()},
         timings={name: float(value) for name, value in row["timings"].items()},
+        start=None if row.get("start") is None else _picture(row["start"]),
     )
 
 

@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from turnwise.core.errors import UserError
 from turnwise.core.messages import Message, ToolSpec
+from turnwise.core.token_name import TokenName
 from turnwise.core.trajectory import Span, Stop
 from turnwise.render.codec import Codec
 from turnwise.render.parse import Parsed, parse_pieces
@@ -95,6 +96,11 @@ class Renderer:
     def decode(self, ids: Sequence[int]) -> str:
         """The exact text of any ids, special tokens included; bytes that are no UTF-8 become U+FFFD."""
         return self._codec.decode(ids)
+
+    def name_token(self, token_id: int) -> TokenName:
+        """How one id is written; bytes that are no whole character as \\xe4."""
+        text = self._codec.pieces([token_id])[0].decode(errors="backslashreplace")
+        return TokenName(id=token_id, text=text, special=token_id in self._codec.control_ids)
 
     def count_seams(self, pieces: Sequence[Sequence[int]]) -> int:
         """Of the borders between context and action ids, how many one tokenisation of the whole text would lie across.

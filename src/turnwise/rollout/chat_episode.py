@@ -8,7 +8,6 @@ besides what the environment put there:
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
@@ -23,6 +22,7 @@ from turnwise.engine.openai.faults import ContextFull
 from turnwise.engine.openai.replies import Reply
 from turnwise.rollout.context import NOTHING
 from turnwise.rollout.limits import Limits
+from turnwise.rollout.played import Played
 
 MESSAGES, USAGE = "chat_messages", "chat_usage"
 SEEDS = 2**31
@@ -40,21 +40,14 @@ class Chat(Protocol):
 
 async def run_chat_episode(key: EpisodeKey, env: Env, chat: Chat, limits: Limits) -> Trajectory:
     """The time limit is the environment's alone: how long an endpoint lets one wait is no fault of the agent."""
-    began, turns = time.perf_counter(), list[Turn]()
-    status = await _play(key, env, chat, limits, turns)
-    return Trajectory(
-        task=key.task,
-        member=key.member,
-        attempt=key.attempt,
-        turns=tuple(turns),
-        status=status,
-        turn_rewards=tuple(turn.reward for turn in turns),
-        timings={"wall_s": time.perf_counter() - began},
-    )
+    played = Played()
+    status = await _play(key, env, chat, limits, played)
+    return played.trajectory(key, status)
 
 
-async def _play(key: EpisodeKey, env: Env, chat: Chat, limits: Limits, turns: list[Turn]) -> Status:
-    opening = await _in_time(env.start(), limits)
+async def _play(key: EpisodeKey, env: Env, chat: Chat, limits: Limits, played: Played) -> Status:
+    opening, turns = await _in_time(env.start(), limits), played.turns
+    played.start = opening.picture
     said, heard = list[Message](), opening.messages
     used = 0
     while used < limits.max_tokens:

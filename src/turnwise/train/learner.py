@@ -97,24 +97,27 @@ class LocalLearner:
         with adapter_off(self.model):
             yield self.model
 
-    def forward_backward(self, batch: TrainBatch) -> dict[str, Tensor]:
-        """Adds the batch's gradients; returns sums over its tokens of each metric, and `tokens`.
+    def forward_backward(self, batch: TrainBatch, *, tokens: bool = False) -> dict[str, Tensor]:
+        """Adds the batch's gradients; returns sums over its tokens of each metric, and `tokens`, their number.
 
+        `tokens`: with `token_logprobs` and `token_entropies`, one a sampled token [M], where the policy was looked at.
         They stay where the model is: the host need not wait for them.
         """
         batch = on_device(batch, self.device)
-        metrics: dict[str, Tensor] = {}
+        metrics, scores = dict[str, Tensor](), dict[str, Tensor]()
         with laid_out(batch.batch):
             if self.policy_learns or isinstance(self.critic, HeadCritic):
-                metrics |= self._policy_backward(batch)
+                learnt, scores = self._policy_backward(batch)
+                metrics |= learnt
             if isinstance(self.critic, TrunkCritic):
                 loss, more = self.objective.critic(batch, self.critic(batch.batch, batch.batch.sources))
                 loss.backward()
                 metrics |= more
         sums = {name: values.detach().double().sum() for name, values in metrics.items()}
-        return sums | {"tokens": torch.tensor(float(len(batch.weights)))}
+        return sums | {"tokens": torch.tensor(float(len(batch.weights)))} | (scores if tokens else {})
 
-    def _policy_backward(self, batch: TrainBatch) -> dict[str, Tensor]:
+    def _policy_backward(self, batch: TrainBatch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Metrics of each token, and what the policy gave each."""
         logprobs, entropy, hidden = sampled_logprobs(self.model, batch.batch)
         loss, metrics = self.objective.policy(batch, logprobs, entropy, self.kl_coef)
         self._mismatch.add(logprobs.detach(), batch.sampler_logprobs, batch.batch.counts)
@@ -127,7 +130,7 @@ class LocalLearner:
             )
             loss, metrics = loss + value_term, metrics | more
         loss.backward()
-        return metrics
+        return metrics, {"token_logprobs": logprobs.detach(), "token_entropies": entropy.detach()}
 
     def step(self) -> dict[str, float]:
         metrics = self._mismatch.take()

@@ -4,17 +4,15 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any
 
 from turnwise.core.task import Task
-from turnwise.core.trajectory import Group, Trajectory
+from turnwise.core.token_name import TokenName
 from turnwise.engine.native.engine import NativeEngine
 from turnwise.evaluate.run import Evaluation
 from turnwise.record.metrics import rollout_metrics
 from turnwise.record.progress import Progress
 from turnwise.record.run_folder import RunFolder
-from turnwise.record.trajectories import trajectory_row
 from turnwise.rollout.collect import Collector
 from turnwise.train.checkpoints import Checkpoints, State
 from turnwise.train.diagnose import DiagnoseSettings, gradients, information
@@ -24,6 +22,8 @@ from turnwise.train.gathering import Gathered, Gatherer
 from turnwise.train.learner import LocalLearner
 from turnwise.train.measuring import Clock, measure
 from turnwise.train.rivals import Rivals
+from turnwise.train.rows import trajectory_rows
+from turnwise.train.seen import Seen
 from turnwise.train.update import UpdateSettings, update
 from turnwise.train.watching import Watcher, roll_back
 
@@ -65,6 +65,7 @@ class Loop:
         folder: RunFolder,
         progress: Progress,
         decode: Callable[[Sequence[int]], str],
+        name_token: Callable[[int], TokenName],
         rivals: Rivals | None = None,
     ) -> None:
         self.settings = settings
@@ -74,8 +75,8 @@ class Loop:
         self.engine, self.learner, self.dials = engine, learner, dials
         self.checkpoints, self.restore = checkpoints, restore
         self.folder, self.progress = folder, progress
-        self.watcher = Watcher(tell=progress.note)
-        self.decode, self.rivals = decode, rivals
+        self.watcher = Watcher(tell=self._alarm)
+        self.decode, self.name_token, self.rivals = decode, name_token, rivals
         self._captured_s = 0.0
         """Of the engine's captures, what has been recorded."""
 
@@ -114,9 +115,9 @@ class Loop:
         diagnosed = self._diagnose(number, gathered, estimated)
         clock.lap("diagnose")
         self.progress.phase("update", 0, 1)
-        learnt = {"empty_steps": 1.0}
+        learnt, seen = {"empty_steps": 1.0}, Seen() if self._recorded(number) else None
         if estimated is not None:
-            learnt = update(self.learner, estimated, self.update_settings, state.step, gathered.scale)
+            learnt = update(self.learner, estimated, self.update_settings, state.step, gathered.scale, seen)
             kl = estimated.metrics.get("kl", learnt.get("kl"))
             dials = dials.after(kl, len(estimated.trajectories), estimated.foresight)
         clock.lap("update")
@@ -124,6 +125,10 @@ class Loop:
         if curriculum is not None:
             measured = curriculum.after(measured, gathered.groups)
             diagnosed |= curriculum.metrics(measured)
+        if seen is not None:
+            rows = trajectory_rows(number, gathered.groups, estimated, self.decode, seen)
+            self.folder.write_trajectories(number, rows, self.name_token)
+        clock.lap("record")
         row = self._record(
             number, gathered, estimated, learnt | {f"dial_{k}": v for k, v in dials.numbers().items()}, diagnosed, clock
         )
@@ -135,6 +140,10 @@ class Loop:
             measured=measured,
         )
         return self._watched(row, state)
+
+    def _recorded(self, number: int) -> bool:
+        every = self.settings.record_every
+        return every > 0 and number % every == 0
 
     def _rest(self) -> None:
         """No session lives after a rollout."""
@@ -163,6 +172,10 @@ class Loop:
             found |= gradients(gathered.kept, estimated, self.learner, self.update_settings, settings.gradient_buckets)
         return found
 
+    def _alarm(self, step: int, message: str) -> None:
+        self.progress.note(f"alarm: {message}")
+        self.folder.append_alarm(step, message)
+
     def _watched(self, row: dict[str, Any], state: State) -> State:
         """Alarms are told; with `max_rollbacks` they are answered, as often as that."""
         if not self.settings.alarms or not self.watcher.see(row) or state.rollbacks >= self.settings.max_rollbacks:
@@ -184,9 +197,6 @@ class Loop:
         diagnosed: dict[str, float],
         clock: Clock,
     ) -> dict[str, Any]:
-        if self.settings.record_every and number % self.settings.record_every == 0:
-            self.folder.write_trajectories(number, trajectory_rows(number, gathered.groups, estimated, self.decode))
-        clock.lap("record")
         rolled, captured_s = rollout_metrics(gathered.groups), self.engine.capture_s
         row = {
             "step": number,
@@ -229,32 +239,3 @@ class Loop:
 
     async def evaluate(self, name: str, tasks: Sequence[Task], number: int) -> Evaluation:
         return await measure(self.evaluator, tasks, self.folder, self.progress, name=name, step=number)
-
-
-def trajectory_rows(
-    number: int, groups: Sequence[Group], estimated: Estimate | None, decode: Callable[[Sequence[int]], str]
-) -> list[dict[str, object]]:
-    """All trajectories of a step, with the advantages of those that were trained on."""
-    advantages: dict[int, list[float]] = {}
-    if estimated is not None:
-        for sample, values in zip(estimated.samples, estimated.advantages, strict=True):
-            owner = id(estimated.trajectories[sample.trajectory])
-            advantages.setdefault(owner, []).extend(values[sample.mask].tolist())
-    return [
-        trajectory_row(
-            trajectory,
-            step=number,
-            group=group_number,
-            advantages=_by_turn(trajectory, advantages.get(id(trajectory))),
-            decode=decode,
-        )
-        for group_number, group in enumerate(groups)
-        for trajectory in group.trajectories
-    ]
-
-
-def _by_turn(trajectory: Trajectory, values: list[float] | None) -> list[list[float]] | None:
-    if values is None:
-        return None
-    left = iter(values)
-    return [list(islice(left, len(turn.action_ids))) for turn in trajectory.turns]

@@ -13,6 +13,7 @@ from turnwise.data.packing import micro_batches, pack_train
 from turnwise.data.table import place
 from turnwise.train.estimate import Estimate
 from turnwise.train.mismatch import NAMES
+from turnwise.train.seen import TOKEN_SCORES, Seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,12 @@ class UpdateSettings:
 
 
 def update(
-    learner: Learner, estimated: Estimate, settings: UpdateSettings, step: int, scale: float = 1.0
+    learner: Learner,
+    estimated: Estimate,
+    settings: UpdateSettings,
+    step: int,
+    scale: float = 1.0,
+    seen: Seen | None = None,
 ) -> dict[str, float]:
     """All epochs and mini-batches of one step, the loss times `scale`; metrics are means over the sampled tokens."""
     sums: dict[str, Tensor] = {}
@@ -38,8 +44,14 @@ def update(
         if settings.skip_idle:
             samples = [sample for sample in samples if bool(sample.advantages.any())]
         for micro in micro_batches([each.sample for each in samples], settings.micro_tokens):
-            for name, value in learner.forward_backward(pack_train([samples[index] for index in micro])).items():
-                sums[name] = sums[name] + value if name in sums else value
+            chosen = [samples[index] for index in micro]
+            batch = pack_train(chosen)
+            found = learner.forward_backward(batch, tokens=seen is not None)
+            if seen is not None:
+                seen.add(chosen, batch.batch, found)
+            for name, value in found.items():
+                if name not in TOKEN_SCORES:
+                    sums[name] = sums[name] + value if name in sums else value
         if samples:
             norms.append(learner.step())
     if not sums:

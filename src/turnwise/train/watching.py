@@ -16,7 +16,7 @@ RATE_CUT = 0.5
 class Watcher:
     """Sees every row of the metrics. What it remembers follows from them, so a resumed run raises the same alarms."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
+    def __init__(self, tell: Callable[[int, str], None]) -> None:
         self._tell = tell
         self._rows: list[dict[str, Any]] = []
         self._active: frozenset[str] = frozenset()
@@ -35,7 +35,7 @@ class Watcher:
         found = watch(self._rows, self._active)
         self._active = found.active
         for alarm in found.raised:
-            self._tell(f"alarm: {alarm.message}")
+            self._tell(row["step"], alarm.message)
         return bool(found.raised)
 
 

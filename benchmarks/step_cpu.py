@@ -1,0 +1,336 @@
+"""B4: a whole training step (rollout, reward, update) of the tiny model on the CPU: turnwise against TRL's GRPOTrainer.
+
+    .venv/bin/python benchmarks/step_cpu.py --trl-python PATH [--threads 1] [--repeats 7] [--new-tokens 16]
+        [--updates 1 4]
+
+PATH is a Python that has TRL (`python -m venv DIR; DIR/bin/pip install torch==2.13.0 'trl==1.16.*'`).
+
+A step is 8 groups of 16 FrozenLake episodes of 5 turns and as many optimiser steps as --updates says. Both sides have
+the same weights, tokenizer, prompts, tasks, environment code and rewards, AdamW (fused), GRPO's advantages, PPO's
+clipped loss as a mean over tokens with an entropy bonus, float32. Every turn is exactly N sampled tokens and every
+episode all of its turns, so that both do equal work; that they did is checked in every step.
+
+TRL runs both its ways, `rollout_func` and `environment_factory` (see trl_side.py), each in a process of its own that
+waits while another side works: transformers' `generate` with its KV cache, SDPA attention, no gradient checkpointing,
+nothing logged, saved or evaluated, and the batch sizes that prove fastest before the clock starts. With one optimiser
+step a generation, its default, TRL takes the old log-probabilities from the update itself; with more it computes them.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from step_job import KIND, PARAMS, Job
+
+from turnwise.config.schema import AlgoConfig, Config, EnvConfig, RewardConfig, RolloutConfig, TrainConfig
+from turnwise.core.protocols import Sampling
+from turnwise.core.trajectory import Trajectory
+from turnwise.engine.native.engine import NativeEngine
+from turnwise.models.loading import LoadedModel
+from turnwise.recipes.learning import (
+    build_dials,
+    build_learner,
+    build_scoring,
+    estimate_settings,
+    filter_settings,
+    update_settings,
+)
+from turnwise.recipes.memory import memory_plan
+from turnwise.recipes.wiring import load_policy
+from turnwise.recipes.worlds import worlds_of
+from turnwise.render.renderer import Renderer
+from turnwise.rollout.collect import Collector
+from turnwise.rollout.context import FullHistory
+from turnwise.rollout.limits import Limits
+from turnwise.train.estimate import estimate
+from turnwise.train.gathering import Gatherer
+from turnwise.train.update import update
+
+WAYS = ("rollout_func", "environment_factory")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step of whichever side."""
+
+    seconds: float
+    cpu_s: float
+    """Of the processor, which others on the machine do not change much."""
+    rollout_s: float
+    """Rewards included."""
+    sampled: list[int]
+    """Of each episode."""
+    tokens: int
+    """Of all episodes, prompts and observations included."""
+    prompts: list[list[int]]
+
+
+Side = Callable[[int], Step]
+"""Takes a step, given its number."""
+MakeEngine = Callable[[LoadedModel, Renderer, Job], NativeEngine]
+
+
+def cpu_engine(loaded: LoadedModel, renderer: Renderer, job: Job) -> NativeEngine:
+    return NativeEngine(loaded.model, slots=job.episodes, stop_ids=(), decode=renderer.decode)
+
+
+def config_of(job: Job) -> Config:
+    return Config(
+        rollout=RolloutConfig(groups=job.groups, group_size=job.group_size, max_new_tokens=job.new_tokens),
+        reward=RewardConfig(format_penalty=job.format_penalty),
+        algo=AlgoConfig(
+            advantage="grpo",
+            loss="ppo",
+            aggregation="token-mean",
+            clip_low=job.clip_low,
+            clip_high=job.clip_high,
+            dual_clip=None,
+            entropy_coef=job.entropy_coef,
+        ),
+        train=TrainConfig(
+            optimizer="adamw",
+            learning_rate=job.learning_rate,
+            betas=job.betas,
+            mini_batch=job.mini_batch,
+            max_grad_norm=job.max_grad_norm,
+        ),
+    )
+
+
+def turnwise_side(job: Job, loaded: LoadedModel, make_engine: MakeEngine = cpu_engine) -> Side:
+    """What `turnwise train` does in a step, but for its records."""
+    config, renderer = config_of(job), Renderer(loaded.tokenizer)
+    plan = memory_plan(config, loaded.model)
+    learner = build_learner(config, loaded.model, plan)
+    collector = Collector(
+        policy=make_engine(loaded, renderer, job),
+        make_env=KIND.make,
+        context=FullHistory(renderer),
+        limits=Limits(sampling=Sampling(max_tokens=job.new_tokens), max_tokens=4096, timeout_s=3600),
+        in_flight=job.episodes,
+        attempts=1,
+        run_seed=0,
+    )
+    gatherer = Gatherer(
+        tasks=job.source(),
+        collector=collector,
+        greedy=None,
+        scoring=build_scoring(config),
+        filter=filter_settings(config),
+        learner=learner,
+        groups=job.groups,
+        group_size=job.group_size,
+        refill=0,
+        micro_tokens=plan.micro_tokens,
+    )
+    estimating, updating = estimate_settings(config, plan.micro_tokens), update_settings(config, plan.micro_tokens)
+    assert not updating.skip_idle
+
+    async def play(number: int, done: list[tuple[float, Sequence[Trajectory]]]) -> None:
+        gathered = await gatherer.gather(number, lambda phase, done, total: None)
+        rolled_out = time.perf_counter()
+        estimated = estimate(gathered.kept, learner, estimating, build_dials(config))
+        assert estimated is not None
+        update(learner, estimated, updating, number)
+        done.append((rolled_out, estimated.trajectories))
+
+    def step(number: int) -> Step:
+        done: list[tuple[float, Sequence[Trajectory]]] = []
+        began, began_cpu = time.perf_counter(), time.process_time()
+        asyncio.run(play(number, done))
+        settle(job)
+        seconds, cpu_s = time.perf_counter() - began, time.process_time() - began_cpu
+        ((rolled_out, trajectories),) = done
+        return step_of(trajectories, seconds=seconds, cpu_s=cpu_s, rollout_s=rolled_out - began)
+
+    return step
+
+
+def settle(job: Job) -> None:
+    if job.device != "cpu":
+        torch.cuda.synchronize()
+
+
+def step_of(trajectories: Sequence[Trajectory], **times: float) -> Step:
+    turns = [turn for each in trajectories for turn in each.turns]
+    return Step(
+        **times,
+        sampled=[each.num_sampled for each in trajectories],
+        tokens=sum(len(turn.context_ids) + len(turn.action_ids) for turn in turns),
+        prompts=[list(each.turns[0].context_ids) for each in trajectories],
+    )
+
+
+class TrlSide:
+    """A process that takes a step for every line it is sent."""
+
+    def __init__(self, way: str, job: Job, steps: int, given: argparse.Namespace) -> None:
+        order = {
+            "way": way,
+            "job": asdict(job),
+            "steps": steps,
+            "threads": given.threads,
+            "micro_batches": given.micro_batch,
+            "generation_batches": given.generation_batch,
+        }
+        here = Path(__file__).resolve().parent
+        paths = [str(here.parent / "src"), os.environ.get("PYTHONPATH", "")]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+            "OMP_NUM_THREADS": str(given.threads),
+            "TRL_EXPERIMENTAL_SILENCE": "1",
+            "TRANSFORMERS_VERBOSITY": "error",
+            "HF_HUB_OFFLINE": "1",
+        }
+        self._process = subprocess.Popen(
+            [given.trl_python, str(here / "trl_side.py"), json.dumps(order)],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.chosen: dict[str, int] = self._answer()
+
+    def __call__(self, number: int) -> Step:
+        assert self._process.stdin is not None
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+        return Step(**self._answer())
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"TRL's side ended with {self._process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def check(job: Job, steps: Sequence[Step]) -> None:
+    """All sides began with the same prompts and trained as many episodes and sampled tokens."""
+    for step in steps:
+        assert step.sampled == [job.turns * job.new_tokens] * job.episodes
+        assert sorted(step.prompts) == sorted(steps[0].prompts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    job: Job
+    sides: dict[str, list[Step]]
+    chosen: dict[str, dict[str, int]]
+
+    def rows(self) -> list[list[str]]:
+        ours = self.sides["turnwise"]
+        return [self._row(name, steps, ours) for name, steps in self.sides.items()]
+
+    def _row(self, name: str, steps: list[Step], ours: list[Step]) -> list[str]:
+        seconds = [step.seconds for step in steps]
+        pairs = list(zip(ours, steps, strict=True))
+        ratios = [there.seconds / here.seconds for here, there in pairs]
+        return [
+            str(self.job.updates),
+            name,
+            f"{statistics.median(seconds):.3f}",
+            f"{min(seconds):.3f} to {max(seconds):.3f}",
+            f"{statistics.median(step.cpu_s for step in steps):.3f}",
+            f"{statistics.median(step.rollout_s for step in steps):.3f}",
+            f"{statistics.median(step.seconds - step.rollout_s for step in steps):.3f}",
+            str(sum(steps[0].sampled)),
+            f"{statistics.mean(step.tokens for step in steps):.0f}",
+            f"{statistics.median(ratios):.2f}",
+            f"{min(ratios):.2f} to {max(ratios):.2f}",
+            f"{statistics.median(there.cpu_s / here.cpu_s for here, there in pairs):.2f}",
+            " / ".join(str(self.chosen[name][each]) for each in ("batch", "micro_batch"))
+            if name in self.chosen
+            else "",
+        ]
+
+
+def measure(job: Job, ours: Side, given: argparse.Namespace) -> Measured:
+    theirs = {way: TrlSide(way, job, given.warm_up + given.repeats, given) for way in given.ways}
+    sides: dict[str, Side] = {"turnwise": ours, **theirs}
+    taken: dict[str, list[Step]] = {name: [] for name in sides}
+    for number in range(given.warm_up + given.repeats):
+        steps = {name: side(number) for name, side in sides.items()}
+        check(job, list(steps.values()))
+        if number >= given.warm_up:
+            for name, step in steps.items():
+                taken[name].append(step)
+    for side in theirs.values():
+        side.close()
+    return Measured(job=job, sides=taken, chosen={name: side.chosen for name, side in theirs.items()})
+
+
+def show(measured: Sequence[Measured], given: argparse.Namespace) -> None:
+    job = measured[0].job
+    title = (
+        f"{job.episodes} episodes in {job.groups} groups, {job.turns} turns of {job.new_tokens} tokens, {job.device}, "
+        f"{given.threads} thread(s), medians of {given.repeats} alternating repeats"
+    )
+    table = Table(title=title)
+    columns = [
+        "optimiser\nsteps",
+        "side",
+        "s a step",
+        "from .. to",
+        "CPU s",
+        "rollout\ns",
+        "update\ns",
+        "sampled\ntokens",
+    ]
+    for name in [*columns, "all\ntokens", "ratio", "from .. to", "ratio of\nCPU time", "its batches:\nrollout / loss"]:
+        table.add_column(name, justify="left" if name == "side" else "right")
+    for each in measured:
+        for row in each.rows():
+            table.add_row(*row)
+        table.add_section()
+    Console(width=175).print(table)
+
+
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trl-python", required=True, help="a Python that has TRL")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--warm-up", type=int, default=2, help="steps before the clock starts")
+    parser.add_argument("--new-tokens", type=int, default=16, help="sampled tokens a turn")
+    parser.add_argument("--updates", type=int, nargs="+", default=[1, 4], help="optimiser steps a step")
+    parser.add_argument("--micro-batch", type=int, nargs="+", help="episodes a backward pass that TRL may choose from")
+    parser.add_argument("--generation-batch", type=int, nargs="+", help="the same for `generate` in rollout_func")
+    return parser
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.set_defaults(micro_batch=[8, 16, 32], generation_batch=[128, 32])
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    start = Config(env=EnvConfig(params=PARAMS))
+    measured = []
+    for updates in given.updates:
+        loaded, _ = load_policy(start, worlds_of(start), lambda done, total: None)
+        job = Job(model=loaded.name, new_tokens=given.new_tokens, updates=updates)
+        measured.append(measure(job, turnwise_side(job, loaded), given))
+        show(measured, given)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""What both sides of step_cpu.py and step_gpu.py do in a step: the same tasks, environment, rewards and settings.
+
+Imports neither turnwise's engine nor torch: the other side has an environment of packages of its own.
+"""
+
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from turnwise.core.messages import Message, assistant
+from turnwise.core.task import Task
+from turnwise.envs.frozen_lake.env import FrozenLake
+from turnwise.envs.kind import EnvKind
+from turnwise.envs.text_env import Outcome, goes_on
+from turnwise.rollout.tasks import TaskSource, World
+
+Result = TypeVar("Result")
+
+
+class PayingLake(FrozenLake):
+    """Walk over the ice to the goal. A hole ends the game."""
+
+    max_actions = None
+
+    def step(self, action: str) -> Outcome:
+        """The same board, moves and rewards, but nothing ends the episode before its last turn."""
+        outcome = super().step(action)
+        return goes_on(outcome.text, outcome.reward)
+
+
+KIND = EnvKind(name="paying_lake", kind="", cls=PayingLake)
+PARAMS = {"size": 4, "slippery": False, "max_turns": 5, "max_actions_per_turn": 1}
+"""Those of the recipe."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One step: `groups` x `group_size` episodes of `turns` turns of `new_tokens` sampled tokens, then `updates`
+    optimiser steps over as many parts of them."""
+
+    model: str
+    """A folder."""
+    device: str = "cpu"
+    vllm: bool = False
+    """TRL samples with vLLM in its own process, as its documentation says for a GPU, and not with `generate`."""
+    groups: int = 8
+    group_size: int = 16
+    turns: int = 5
+    new_tokens: int = 16
+    updates: int = 1
+    learning_rate: float = 1e-4
+    betas: tuple[float, float] = (0.9, 0.95)
+    max_grad_norm: float = 1.0
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    entropy_coef: float = 0.001
+    """Not 0, so that no side may leave out episodes whose advantage is 0."""
+    format_penalty: float = 0.1
+
+    @property
+    def episodes(self) -> int:
+        return self.groups * self.group_size
+
+    @property
+    def mini_batch(self) -> int:
+        return self.episodes // self.updates
+
+    def source(self) -> TaskSource:
+        return TaskSource(worlds=(World(env=KIND.name, params=KIND.check_params(PARAMS)),), run_seed=0)
+
+    def tasks(self, number: int) -> list[Task]:
+        return self.source().training(number, self.groups)
+
+
+class Game:
+    """One episode without asyncio: these environments never wait."""
+
+    def __init__(self, task: Task, member: int, format_penalty: float) -> None:
+        self._env, self._format_penalty = KIND.make(task, member), format_penalty
+        self.opening: tuple[Message, ...] = at_once(self._env.start()).messages
+        self.reward = 0.0
+
+    def play(self, text: str) -> str:
+        """What the environment answers."""
+        result = at_once(self._env.step(assistant(text)))
+        self.reward += result.reward - (self._format_penalty if result.invalid else 0.0)
+        return result.messages[0].content
+
+
+def at_once(work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of a coroutine that waits for nothing."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        result: Result = done.value
+        return result
+    raise RuntimeError("the environment waits for something")
