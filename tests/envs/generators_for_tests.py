@@ -13,7 +13,6 @@ from typing import Any
 from turnwise.core.messages import assistant
 from turnwise.core.protocols import StepResult
 from turnwise.core.task import Split, Task
-from turnwise.envs.answers import format_answer
 from turnwise.envs.registry import load
 from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.seeds import seed_for
@@ -62,6 +61,7 @@ CASES = (
     Case(env="twenty_questions"),
     Case(env="twenty_questions", params={"words": "split"}),
     Case(env="guess_city"),
+    Case(env="lookup"),
 )
 
 
@@ -71,6 +71,7 @@ def openings(case: Case, split: Split, count: int) -> list[str]:
     async def opening(index: int) -> str:
         runner = case.make(split, index)
         said = [message.content for message in (await runner.start()).messages]
+        await runner.close()
         return "\n".join([*said, vars(runner.env).get("secret", "")])
 
     async def together() -> list[str]:
@@ -87,9 +88,10 @@ async def solved(case: Case, index: int) -> StepResult:
     assert plan and len(plan) <= runner.env.action_budget, f"task {index} cannot be solved"
     while True:
         now, plan = plan[:a_turn], plan[a_turn:]
-        result = await runner.step(assistant(format_answer(now)))
+        result = await runner.step(assistant(runner.env.reply(now)))
         assert not result.invalid, f"task {index}: {now}"
         if result.over:
+            await runner.close()
             return result
         plan = plan or runner.env.solve()
 

@@ -9,12 +9,14 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from turnwise.core.chance import stream
+from turnwise.core.chance import address, stream
 from turnwise.core.errors import UserError
 from turnwise.core.task import Task
 from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.seeds import split_of
 from turnwise.envs.text_env import WORDING, TextEnv, docstring_of, settings_of
+from turnwise.envs.tool_env import ToolEnv
+from turnwise.envs.tool_runner import ToolEnvRunner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +81,10 @@ class EnvKind:
         world = replace(full, params={name: value for name, value in full.params.items() if name not in WORDING})
         env = self.cls(full.params, rng=stream("luck", *world.parts, member, attempt))
         env.split = full.split
-        return TextEnvRunner(env, start_rng=stream("start", *world.parts))
+        start_rng = stream("start", *world.parts)
+        if isinstance(env, ToolEnv):
+            return ToolEnvRunner(env, start_rng, seed=address("tools", *world.parts, member, attempt))
+        return TextEnvRunner(env, start_rng=start_rng)
 
     def _complaint(self, error: ValidationError, settings: type[BaseModel]) -> str:
         first = error.errors()[0]

@@ -25,6 +25,7 @@ ENVIRONMENTS: dict[str, str] = {
     "connect_four": "turnwise.envs.connect_four.env:ConnectFour",
     "twenty_questions": "turnwise.envs.twenty_questions.env:TwentyQuestions",
     "guess_city": "turnwise.envs.guess_city.env:GuessCity",
+    "lookup": "turnwise.envs.lookup.env:Lookup",
     "gymnasium": "turnwise.envs.adapters.gymnasium_env:GymnasiumEnv",
     "reasoning_gym": "turnwise.envs.adapters.reasoning_gym_env:ReasoningGymEnv",
     "text_arena": "turnwise.envs.adapters.text_arena_env:TextArenaEnv",

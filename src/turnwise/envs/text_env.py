@@ -118,6 +118,10 @@ class TextEnv(ABC):
         """A true line about why these come next, for demonstrations."""
         return f"Next: {', '.join(actions)}."
 
+    def reply(self, actions: Sequence[str], think: str | None = None) -> str:
+        """An assistant's whole answer with these actions, for demonstrations."""
+        return format_answer(actions, think)
+
     def draw(self) -> Picture | None:
         """The present state for humans."""
         return None

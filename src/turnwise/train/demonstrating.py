@@ -9,7 +9,6 @@ from turnwise.core.messages import assistant
 from turnwise.core.protocols import StepResult
 from turnwise.core.task import Task
 from turnwise.data.demonstrations import Exchange
-from turnwise.envs.answers import format_answer
 from turnwise.envs.kind import EnvKind
 from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.seeds import RANGE, seed_for
@@ -46,7 +45,7 @@ def solution(think: bool) -> Script:
                 f"{type(env).__name__} has no solver that finds a way: give sft.demos a run or a JSONL file"
             )
         now = actions[: env.max_actions_per_turn]
-        return format_answer(now, think=env.explain(now) if think else None)
+        return env.reply(now, think=env.explain(now) if think else None)
 
     return answer
 

@@ -1,0 +1,1 @@
+"""A number that only a tool knows."""

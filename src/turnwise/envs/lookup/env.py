@@ -1,0 +1,69 @@
+"""The lookup: only a tool knows the answer, so an agent must learn to ask, and to say what it heard."""
+
+import random
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from turnwise.core.messages import Picture
+from turnwise.envs.answers import format_answer
+from turnwise.envs.text_env import Outcome, lost, won
+from turnwise.envs.tool_env import Style, ToolEnv
+from turnwise.tools.function import from_function
+from turnwise.tools.tool import Tool, ToolError, ToolResult
+
+NAMES = ("Ann", "Bob", "Eve", "Ian", "Kim", "Leo", "Max", "Zoe")
+NUMBERS = tuple(str(number) for number in range(1, 10))
+
+
+def room(name: str, state: "Lookup") -> ToolResult:
+    """The room of a person."""
+    if name not in state.rooms:
+        raise ToolError(f"Nobody is called {name[:20]}.")
+    state.knows = state.knows or name == state.asked
+    return ToolResult(text=state.rooms[name], reward=state.params.call_reward * (name == state.asked))
+
+
+class Lookup(ToolEnv):
+    """In which room is the person? Only the tool knows: rooms differ every time."""
+
+    max_turns = 3
+
+    class Params(ToolEnv.Params):
+        style: Style = "answer"
+        """How calls are written; the plain way suits small models."""
+        people: Annotated[int, Field(ge=1, le=len(NAMES))] = 4
+        """Of whom one is asked for."""
+        call_reward: float = 0.0
+        """Process reward of a call that asks for the right person."""
+
+    params: Params
+
+    @classmethod
+    def make_tools(cls, params: Any) -> Sequence[Tool]:
+        return [from_function(room)]
+
+    def tool_state(self) -> "Lookup":
+        return self
+
+    def reset(self, rng: random.Random) -> str:
+        self.rooms = {name: rng.choice(NUMBERS) for name in NAMES[: self.params.people]}
+        self.asked = rng.choice(list(self.rooms))
+        self.knows = False
+        return f"Room of {self.asked}?"
+
+    def step(self, action: str) -> Outcome:
+        right = self.rooms[self.asked]
+        return won("Right.") if action == right else lost(f"No, {right}.")
+
+    def random_answer(self, rng: random.Random) -> str:
+        if rng.random() < 0.5:
+            return self.call("room", name=rng.choice(list(self.rooms)))
+        return format_answer([rng.choice(NUMBERS)])
+
+    def solve(self) -> list[str]:
+        return [self.rooms[self.asked] if self.knows else self.call("room", name=self.asked)]
+
+    def draw(self) -> Picture:
+        return Picture(rows=((f"Room of {self.asked}?",),))

@@ -1,0 +1,144 @@
+"""How models write calls, read from the text that was sampled; nothing is written anew, so the history keeps its ids.
+
+hermes    <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>          also Qwen
+llama     {"name": "add", "parameters": {"a": 1}}                                the whole answer, ; between several
+mistral   [TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}]
+python    ```python                                                              a fenced block is the code to run
+          print(1 + 1)
+          ```
+answer    <call>add {"a": 1}</call>                                              for small models
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from turnwise.core.messages import ToolCall
+from turnwise.render.calls import read_call
+
+MOST_CALLS = 16
+"""Of one turn: more are not run."""
+THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)|\A(?:(?!<think>).)*?</think>", re.DOTALL)
+HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+FENCED = re.compile(r"```(?:python|py)[ \t]*\r?\n(.*?)```", re.DOTALL)
+PLAIN = re.compile(r"<call>(.*?)(?:</call>|\Z)", re.DOTALL)
+LLAMA_TAG, MISTRAL_TAG = "<|python_tag|>", "[TOOL_CALLS]"
+ENDINGS = ("<|eom_id|>", "<|eot_id|>", "</s>")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calls:
+    calls: tuple[ToolCall, ...] = ()
+    problems: tuple[str, ...] = ()
+    """Of attempts at a call that could not be read: one short line each, for the model."""
+
+    @property
+    def attempted(self) -> bool:
+        return bool(self.calls or self.problems)
+
+
+def read_calls(text: str, style: str) -> Calls:
+    """All calls outside of thoughts. It never raises."""
+    calls, problems = list[ToolCall](), list[str]()
+    for number, found in enumerate(STYLES[style](THOUGHT.sub("", text))):
+        if number == MOST_CALLS:
+            problems.append(f"More than {MOST_CALLS} calls in one turn: the others did not run.")
+            break
+        if isinstance(found, str):
+            problems.append(found)
+        else:
+            calls.append(ToolCall(name=found.name, arguments=found.arguments, call_id=f"call{number:05d}"))
+    return Calls(calls=tuple(calls), problems=tuple(problems))
+
+
+def _call(text: str) -> ToolCall | str:
+    """The call that a JSON object states, or what is wrong with it."""
+    call = read_call(text, call_id="")
+    if call is not None:
+        return call
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return f"The call is no valid JSON: {str(error)[:80]}."
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return 'A call needs a "name" and "arguments".'
+    return 'The "arguments" of a call must be an object.'
+
+
+def _hermes(text: str) -> Iterator[ToolCall | str]:
+    yield from (_call(match[1].strip()) for match in HERMES.finditer(text))
+
+
+def _llama(text: str) -> Iterator[ToolCall | str]:
+    for ending in ENDINGS:
+        text = text.replace(ending, "")
+    text = text.strip()
+    tagged = text.startswith(LLAMA_TAG)
+    text = text.removeprefix(LLAMA_TAG).strip()
+    if not tagged and not text.startswith("{"):
+        return
+    yield from _in_a_row(text)
+
+
+def _in_a_row(text: str) -> Iterator[ToolCall | str]:
+    """JSON objects one after the other, with ; or a line's end between them."""
+    decoder, at = json.JSONDecoder(), 0
+    while at < len(text):
+        try:
+            _, end = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            yield _call(text[at:])
+            return
+        yield _call(text[at:end])
+        at = end + len(text[end:]) - len(text[end:].lstrip(" \t\r\n;,"))
+
+
+def _mistral(text: str) -> Iterator[ToolCall | str]:
+    _, tag, rest = text.partition(MISTRAL_TAG)
+    if not tag:
+        return
+    for ending in ENDINGS:
+        rest = rest.replace(ending, "")
+    rest = rest.strip()
+    if not rest.startswith("["):
+        yield "Calls are a JSON list."
+        return
+    yield from _in_a_row(rest[1:].rstrip().removesuffix("]").strip())
+
+
+def _python(text: str) -> Iterator[ToolCall | str]:
+    for match in FENCED.finditer(text):
+        yield ToolCall(name="python", arguments=json.dumps({"code": match[1]}))
+
+
+def _plain(text: str) -> Iterator[ToolCall | str]:
+    for match in PLAIN.finditer(text):
+        name, _, arguments = match[1].strip().partition(" ")
+        yield ToolCall(name=name, arguments=arguments.strip() or "{}") if name else "A call needs the name of a tool."
+
+
+STYLES: dict[str, Callable[[str], Iterator[ToolCall | str]]] = {
+    "hermes": _hermes,
+    "llama": _llama,
+    "mistral": _mistral,
+    "python": _python,
+    "answer": _plain,
+}
+
+
+def write_call(name: str, arguments: Mapping[str, Any], style: str) -> str:
+    """A call as `read_calls` reads it, for scripts and demonstrations."""
+    texts = [value for value in arguments.values() if isinstance(value, str)]
+    written = json.dumps(dict(arguments), ensure_ascii=False)
+    match style:
+        case "hermes":
+            return f'<tool_call>{{"name": "{name}", "arguments": {written}}}</tool_call>'
+        case "llama":
+            return f'{{"name": "{name}", "parameters": {written}}}'
+        case "mistral":
+            return f'{MISTRAL_TAG}[{{"name": "{name}", "arguments": {written}}}]'
+        case "python":
+            return f"```python\n{texts[0].rstrip()}\n```"
+    return f"<call>{name} {texts[0] if len(arguments) == len(texts) == 1 else written}</call>"

@@ -1,0 +1,58 @@
+"""A tool: what the model is told of it, the rules by which it runs, and one episode's hold on it."""
+
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from turnwise.core.messages import ToolSpec
+
+
+class ToolError(Exception):
+    """The agent's own mistake: its text is what the agent sees, and the episode goes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolRules:
+    timeout_s: float = 30.0
+    """Of one call. It is our time-out, not the agent's fault: the call is tried again, then the episode is."""
+    concurrency: int = 64
+    """Calls at the same time, over all episodes."""
+    retries: int = 2
+    """After a failure that is not the agent's. 0 for what must not happen twice."""
+    pure: bool = False
+    """Equal arguments give equal answers, whoever asks: answers are kept, and calls under way are shared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolResult:
+    text: str
+    """What the agent sees."""
+    failed: bool = False
+    """Through the agent's own fault."""
+    reward: float = 0.0
+    """Of this call alone, where the tool judges it; part of the process rewards."""
+
+
+class ToolSession(Protocol):
+    """One episode's hold on a tool, with its state."""
+
+    async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
+        """`arguments` were checked. Raises ToolError, or whatever broke."""
+        ...
+
+
+class Tool(Protocol):
+    @property
+    def spec(self) -> ToolSpec: ...
+
+    @property
+    def rules(self) -> ToolRules: ...
+
+    def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments as the tool takes them; a ToolError says in a few words what is wrong."""
+        ...
+
+    def open(self, seed: int, state: Any) -> AbstractAsyncContextManager[ToolSession]:
+        """`seed`: the episode's own; `state`: what its environment shares with its tools, or None."""
+        ...

@@ -1,0 +1,177 @@
+"""Environments with tools: calls are run and told, answers judged, limits kept, and every observation is masked."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turnwise.core.errors import InfrastructureFailure
+from turnwise.core.messages import Message, assistant
+from turnwise.core.protocols import Observation, StepResult
+from turnwise.core.task import Task
+from turnwise.data.demonstrations import Exchange, demonstration_sample
+from turnwise.envs.kind import EnvKind
+from turnwise.envs.registry import load
+from turnwise.envs.seeds import seed_for
+from turnwise.envs.text_env import Outcome, lost, won
+from turnwise.envs.tool_env import ToolEnv
+from turnwise.envs.tool_runner import NONE_LEFT, ToolEnvRunner
+from turnwise.models.tiny import tiny_tokenizer
+from turnwise.render.renderer import Renderer
+from turnwise.tools.function import from_function, tool
+from turnwise.tools.tool import Tool, ToolResult
+
+STYLES = ("hermes", "llama", "mistral", "python", "answer")
+
+
+def python(code: str) -> str:
+    """Stands in for an interpreter: says the code back."""
+    return f"ran {code.strip()}"
+
+
+def judged(good: bool) -> ToolResult:
+    """Worth a quarter if good."""
+    return ToolResult(text="judged", reward=0.25 * good)
+
+
+@tool(retries=0)
+def broken() -> str:
+    """A server that is gone."""
+    raise ConnectionError("gone")
+
+
+class Asking(ToolEnv):
+    """Find it out."""
+
+    max_turns = 5
+
+    @classmethod
+    def make_tools(cls, params: Any) -> Sequence[Tool]:
+        return [from_function(python), from_function(judged), from_function(broken)]
+
+    def reset(self, rng: random.Random) -> str:
+        return "Well?"
+
+    def step(self, action: str) -> Outcome:
+        return won("Right.") if action == "42" else lost("Wrong.")
+
+
+KIND = EnvKind(name="asking", kind="", cls=Asking)
+
+
+def make(**params: Any) -> ToolEnvRunner:
+    runner = KIND.make(Task(env="asking", seed=seed_for("train", 0), params=KIND.check_params(params)))
+    assert isinstance(runner, ToolEnvRunner)
+    return runner
+
+
+def play(answers: Sequence[str], **params: Any) -> tuple[Observation, list[StepResult]]:
+    async def run() -> tuple[Observation, list[StepResult]]:
+        env = make(**params)
+        opening = await env.start()
+        results = [await env.step(assistant(answer)) for answer in answers]
+        await env.close()
+        return opening, results
+
+    return asyncio.run(run())
+
+
+def written(style: str, code: str) -> str:
+    return make(style=style).tool_env.call("python", code=code)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_call_is_run_and_told_and_the_answer_is_judged(style: str) -> None:
+    opening, results = play([written(style, "6*7"), "So <answer>42</answer>"], style=style)
+    assert [(each.role, each.content) for each in results[0].messages] == [("tool", "ran 6*7")]
+    assert not results[0].over and results[1].success and results[1].reward == 1.0
+    assert [spec.name for spec in opening.tools] == (
+        ["python", "judged", "broken"] if style in ("hermes", "llama", "mistral") else []
+    )
+    assert ("python(code)" in opening.messages[0].content) == (style == "answer")
+
+
+def test_a_mistake_costs_the_format_penalty_and_the_episode_goes_on() -> None:
+    _, (result,) = play(["<tool_call>{bad}</tool_call>"])
+    assert result.invalid and not result.over and "no valid JSON" in result.messages[0].content
+
+
+def test_calls_beyond_the_limit_do_not_run_and_the_agent_is_told() -> None:
+    call = written("hermes", "1")
+    _, results = play([call * 2, call * 2, call], max_tool_calls=3)
+    told = [[message.content for message in each.messages] for each in results]
+    assert told == [["ran 1", "ran 1"], ["ran 1", NONE_LEFT], [NONE_LEFT]]
+    assert [len(each.info["calls"]) for each in results] == [2, 1, 0]
+
+
+def test_the_turn_limit_holds_for_turns_with_calls() -> None:
+    _, results = play([written("hermes", "1")] * 3, max_turns=3)
+    assert [each.truncated for each in results] == [False, False, True]
+
+
+def test_a_tools_own_reward_is_the_turns() -> None:
+    good = '<tool_call>{"name": "judged", "arguments": {"good": true}}</tool_call>'
+    _, results = play([good * 2, "<answer>42</answer>"])
+    assert [each.reward for each in results] == [0.5, 1.0], "the outcome counts once"
+
+
+def test_long_output_is_shortened_in_its_middle() -> None:
+    _, (result,) = play([written("hermes", "a" * 50 + "b" * 5000 + "c" * 50)], max_output=100)
+    text = result.messages[0].content
+    assert text.startswith("ran a") and text.endswith("c" * 50) and len(text) < 160 and "left out" in text
+
+
+def test_what_breaks_on_our_side_is_no_observation() -> None:
+    with pytest.raises(InfrastructureFailure, match="gone"):
+        play(['<tool_call>{"name": "broken", "arguments": {}}</tool_call>'])
+
+
+@settings(deadline=None)
+@given(
+    outputs=st.lists(st.text(max_size=40), min_size=3, max_size=6),
+    style=st.sampled_from(STYLES),
+    thoughts=st.lists(st.text(alphabet="abc <>", max_size=12), min_size=7, max_size=7),
+)
+def test_with_three_and_more_rounds_every_observation_is_0_and_every_answer_1(
+    outputs: list[str], style: str, thoughts: list[str]
+) -> None:
+    renderer = Renderer(tiny_tokenizer())
+    answers = [thoughts[number] + written(style, str(number)) for number in range(len(outputs))] + [
+        "<answer>42</answer>"
+    ]
+    heard: list[tuple[Message, ...]] = [(assistant("").__class__(role="user", content="Well?"),)]
+    heard += [(Message(role="tool", content=text),) for text in outputs]
+    exchanges = [Exchange(messages=told, answer=answer) for told, answer in zip(heard, answers, strict=True)]
+    sample = demonstration_sample(0, exchanges, renderer)
+    runs, counts = torch.unique_consecutive(sample.mask, return_counts=True)
+    assert runs.tolist() == [bool(number % 2) for number in range(2 * len(answers))]
+    spoken = [
+        renderer.decode(part.tolist())
+        for part, is_said in zip(sample.ids.split(counts.tolist()), runs, strict=True)
+        if is_said
+    ]
+    assert [each.startswith(answer) for each, answer in zip(spoken, answers, strict=True)] == [True] * len(answers)
+
+
+@pytest.mark.parametrize("style", ["answer", "hermes"])
+def test_lookup_is_solved_by_asking_and_differs_every_time(style: str) -> None:
+    kind, rooms = load("lookup"), set[str]()
+
+    async def solve(index: int) -> bool:
+        task = Task(env="lookup", seed=seed_for("train", index), params=kind.check_params({"style": style}))
+        env = kind.make(task)
+        await env.start()
+        for _ in range(2):
+            (action,) = env.env.solve() or []
+            result = await env.step(assistant(env.env.reply([action])))
+        rooms.add(action)
+        await env.close()
+        return result.success
+
+    assert all(asyncio.run(solve(index)) for index in range(30))
+    assert len(rooms) > 5

@@ -1,0 +1,86 @@
+"""Calls are read from what was sampled, in each way that models write them; nothing raises."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnwise.tools.formats import MOST_CALLS, STYLES, read_calls
+
+WRITTEN = {
+    "hermes": '<tool_call>\n{"name": "add", "arguments": {"a":1,  "b": 2}}\n</tool_call>',
+    "llama": '{"name": "add", "parameters": {"a":1,  "b": 2}}<|eom_id|>',
+    "mistral": '[TOOL_CALLS] [{"name": "add", "arguments": {"a":1,  "b": 2}}]</s>',
+    "answer": '<call>add {"a":1,  "b": 2}</call>',
+}
+
+
+@pytest.mark.parametrize("style", WRITTEN)
+def test_a_call_is_read_and_its_arguments_stay_as_they_were_written(style: str) -> None:
+    found = read_calls(WRITTEN[style], style)
+    assert [(call.name, call.arguments) for call in found.calls] == [("add", '{"a":1,  "b": 2}')]
+    assert found.problems == ()
+
+
+@pytest.mark.parametrize(
+    ("style", "text"),
+    [
+        ("hermes", f"Both. {WRITTEN['hermes']} and\n{WRITTEN['hermes']}"),
+        ("llama", '<|python_tag|>{"name": "add", "parameters": {}}; {"name": "add", "parameters": {"a": 1}}'),
+        ("mistral", 'Now [TOOL_CALLS][{"name":"add","arguments":{}}, {"name":"add","arguments":{"a":1}}]'),
+        ("python", "```python\nx = 1\n```\nthen\n```py\nprint(x)\n```"),
+        ("answer", "<call>add</call> <call>add {}</call>"),
+    ],
+)
+def test_several_calls_of_one_turn_are_numbered(style: str, text: str) -> None:
+    found = read_calls(text, style)
+    assert [call.call_id for call in found.calls] == ["call00000", "call00001"]
+    assert found.problems == ()
+
+
+def test_a_fenced_block_is_code_for_the_interpreter() -> None:
+    (call,) = read_calls('Let me see.\n```python\nprint("<a>")\n```\nDone', "python").calls
+    assert call.name == "python" and json.loads(call.arguments) == {"code": 'print("<a>")\n'}
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("text", ["", "The answer is 5.", "<think>maybe", "```\nno python\n```"])
+def test_plain_words_are_no_call(style: str, text: str) -> None:
+    assert not read_calls(text, style).attempted
+
+
+@pytest.mark.parametrize("style", [*WRITTEN])
+def test_what_is_only_thought_is_not_called(style: str) -> None:
+    assert not read_calls(f"<think>{WRITTEN[style]}</think>So 3.", style).attempted
+    assert not read_calls(f"{WRITTEN[style]}</think>So 3.", style).attempted, "the prompt opened the thought"
+    assert read_calls(f"<think>well</think>{WRITTEN[style]}", style).calls
+
+
+@pytest.mark.parametrize(
+    ("style", "text", "said"),
+    [
+        ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1}</tool_call>', "no valid JSON"),
+        ("hermes", '<tool_call>{"arguments": {}}</tool_call>', '"name"'),
+        ("hermes", '<tool_call>{"name": "add", "arguments": [1]}</tool_call>', "must be an object"),
+        ("hermes", "<tool_call>" + "[" * 50_000, "no valid JSON"),
+        ("llama", '{"name": "add", "parameters": ', "no valid JSON"),
+        ("mistral", '[TOOL_CALLS]{"name"', "JSON list"),
+        ("mistral", '[TOOL_CALLS][{"name": "add"', "no valid JSON"),
+    ],
+)
+def test_a_call_that_cannot_be_read_says_why_in_a_line(style: str, text: str, said: str) -> None:
+    found = read_calls(text, style)
+    assert not found.calls and len(found.problems) == 1
+    assert said in found.problems[0] and len(found.problems[0]) < 120 and "\n" not in found.problems[0]
+
+
+def test_a_turn_of_a_thousand_calls_runs_a_few() -> None:
+    found = read_calls(WRITTEN["hermes"] * 1000, "hermes")
+    assert len(found.calls) == MOST_CALLS and len(found.problems) == 1
+
+
+@given(text=st.text() | st.text(alphabet='{}[]":,<>/`call_tonph \n'), style=st.sampled_from(sorted(STYLES)))
+def test_no_text_breaks_the_reading(text: str, style: str) -> None:
+    read_calls(text, style)
+    read_calls(f"<tool_call>{text}</tool_call>[TOOL_CALLS]{text}", style)

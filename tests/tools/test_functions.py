@@ -1,0 +1,210 @@
+"""A function is a tool: its types are the schema, and what fails is laid at the right door."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+import pytest
+
+from turnwise.core.errors import InfrastructureFailure, UserError
+from turnwise.core.messages import ToolCall
+from turnwise.tools.box import ToolBox
+from turnwise.tools.function import from_function, tool
+from turnwise.tools.tool import ToolError, ToolResult
+
+
+def add(a: int, b: int = 2) -> int:
+    """The sum of two numbers."""
+    return a + b
+
+
+def weather(city: str, unit: Literal["C", "F"] = "C") -> dict[str, Any]:
+    """The weather of a city."""
+    if city != "Rome":
+        raise ToolError(f"no city {city}")
+    return {"degrees": 20, "unit": unit}
+
+
+def call(name: str, arguments: str = "{}") -> ToolCall:
+    return ToolCall(name=name, arguments=arguments)
+
+
+def answers(functions: list[Callable[..., Any]], *calls: ToolCall) -> list[ToolResult]:
+    async def run() -> list[ToolResult]:
+        async with ToolBox([from_function(each) for each in functions]).open(0) as hands:
+            return await hands.call_all(calls)
+
+    return asyncio.run(run())
+
+
+def test_the_schema_comes_from_the_types_and_the_docstring() -> None:
+    spec = from_function(weather).spec
+    assert (spec.name, spec.description) == ("weather", "The weather of a city.")
+    assert spec.parameters["required"] == ["city"]
+    assert spec.parameters["properties"]["unit"]["enum"] == ["C", "F"]
+    assert spec.parameters["properties"]["city"]["type"] == "string"
+
+
+def test_calls_are_answered_in_their_order_with_defaults_filled_in() -> None:
+    found = answers(
+        [add, weather], call("add", '{"a": 1}'), call("weather", '{"city": "Rome"}'), call("add", '{"a":5,"b":-5}')
+    )
+    assert [each.text for each in found] == ["3", '{"degrees": 20, "unit": "C"}', "0"]
+    assert not any(each.failed for each in found)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (call("ad", "{}"), "There is no tool 'ad'. Did you mean add?"),
+        (call("zzz", "{}"), "There is no tool 'zzz'. There are: add, weather."),
+        (call("add", '{"a": '), "the arguments are no valid JSON"),
+        (call("add", "[1]"), "the arguments must be an object"),
+        (call("add", "[" * 100_000), "the arguments are no valid JSON"),
+        (call("add", "{}"), "add: the argument a is missing"),
+        (call("add", '{"a": "x"}'), "add: a: Input should be a valid integer"),
+        (call("add", '{"a": 1, "c": 1}'), "add: no argument c: there are a, b"),
+        (call("weather", '{"city": "Rome", "unit": "K"}'), "weather: unit: Input should be 'C' or 'F'"),
+        (call("weather", '{"city": "Atlantis"}'), "no city Atlantis"),
+    ],
+)
+def test_the_agents_mistakes_come_back_in_a_few_words(given: ToolCall, said: str) -> None:
+    (found,) = answers([add, weather], given)
+    assert found.failed and said in found.text and len(found.text) < 200
+
+
+@pytest.mark.parametrize("error", [ValueError("odd"), KeyError("odd"), ZeroDivisionError("odd")])
+def test_an_error_that_arguments_cause_is_the_agents(error: Exception) -> None:
+    def divide(a: int) -> int:
+        """Raises."""
+        raise error
+
+    (found,) = answers([divide], call("divide", '{"a": 1}'))
+    assert found.failed and type(error).__name__ in found.text and "odd" in found.text
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_what_is_not_the_agents_fault_is_tried_again_and_then_breaks_the_episode(is_async: bool) -> None:
+    tries: list[int] = []
+
+    def down() -> str:
+        tries.append(1)
+        raise ConnectionError("server gone")
+
+    @tool(retries=1)
+    def plain() -> str:
+        """A server."""
+        return down()
+
+    @tool(retries=1)
+    async def waiting() -> str:
+        """A server."""
+        return down()
+
+    function = waiting if is_async else plain
+    with pytest.raises(InfrastructureFailure, match="server gone, 2 times"):
+        answers([function, add], call(function.__name__), call("add", '{"a": 1}'))
+    assert len(tries) == 2
+
+
+def test_a_failure_that_passes_is_not_seen_by_the_agent() -> None:
+    tries: list[int] = []
+
+    @tool(retries=2)
+    def shaky() -> str:
+        """A server."""
+        tries.append(1)
+        if len(tries) < 3:
+            raise OSError("busy")
+        return "fine"
+
+    assert answers([shaky], call("shaky")) == [ToolResult(text="fine")]
+
+
+def test_a_call_that_hangs_is_ours_and_nobody_waits_for_its_thread() -> None:
+    @tool(timeout_s=0.05, retries=0)
+    def hangs() -> str:
+        """Sleeps."""
+        time.sleep(5)
+        return ""
+
+    began = time.perf_counter()
+    with pytest.raises(InfrastructureFailure, match=r"took longer than 0\.05 s, 1 times"):
+        answers([hangs], call("hangs"))
+    assert time.perf_counter() - began < 2
+
+
+def test_calls_of_one_turn_run_side_by_side_within_the_tools_limit() -> None:
+    now, most = [0], [0]
+
+    @tool(concurrency=3)
+    async def slow(a: int) -> int:
+        """Waits."""
+        now[0] += 1
+        most[0] = max(most[0], now[0])
+        await asyncio.sleep(0.01)
+        now[0] -= 1
+        return a
+
+    found = answers([slow], *(call("slow", f'{{"a": {number}}}') for number in range(9)))
+    assert [each.text for each in found] == [str(number) for number in range(9)]
+    assert most[0] == 3
+
+
+def test_answers_of_a_pure_tool_are_kept_and_shared_whatever_the_spacing() -> None:
+    asked: list[int] = []
+
+    @tool(pure=True)
+    async def square(a: int) -> int:
+        """The square."""
+        asked.append(a)
+        await asyncio.sleep(0.01)
+        return a * a
+
+    texts = ['{"a": 3}', '{"a":3}', '{"a": 4}', '{ "a" : 3 }']
+    assert [each.text for each in answers([square], *(call("square", text) for text in texts))] == ["9", "9", "16", "9"]
+    assert sorted(asked) == [3, 4]
+
+
+def test_a_pure_tool_that_failed_is_asked_again() -> None:
+    asked: list[int] = []
+
+    @tool(pure=True, retries=0)
+    async def first_fails() -> str:
+        """Fails once."""
+        asked.append(1)
+        if len(asked) == 1:
+            raise OSError("busy")
+        return "fine"
+
+    async def run() -> str:
+        box = ToolBox([from_function(first_fails)])
+        async with box.open(0) as hands:
+            with pytest.raises(InfrastructureFailure):
+                await hands.call(call("first_fails"))
+            return (await hands.call(call("first_fails"))).text
+
+    assert asyncio.run(run()) == "fine"
+
+
+def undocumented(a: int) -> int:
+    return a
+
+
+def untyped(a) -> int:  # type: ignore[no-untyped-def]
+    """Typeless."""
+    return a
+
+
+def spread(*numbers: int) -> int:
+    """Any."""
+    return sum(numbers)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"), [(undocumented, "no docstring"), (untyped, "no type for a"), (spread, "named parameters")]
+)
+def test_a_function_that_cannot_be_a_tool_says_what_to_write(function: Callable[..., Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        from_function(function)
