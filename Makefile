@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint soak test-adapters test-gpu clean
+.PHONY: help demo test lint soak browser test-browser test-adapters test-gpu clean
 .DELETE_ON_ERROR:
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make test           set up .venv with the test extras and run ruff, mypy and all tests"
 	@echo "make lint           ruff and mypy alone"
 	@echo "make soak           all tests, with COUNT=$(COUNT) repetitions where chance is involved"
+	@echo "make test-browser   the viewer's tests in chromium, which is installed first (as root, by apt-get)"
 	@echo "make test-adapters  the tests of other packages' environments, TextWorld installed too (350 MB, a C compiler)"
 	@echo "make test-gpu       the tests that need a GPU"
 	@echo "make clean          remove .venv, caches and build files; runs/ stays"
@@ -29,7 +30,8 @@ help:
 demo: $(BASE)
 	@$(BIN)/turnwise train frozen_lake
 
-test: lint
+# Where every part is wanted, as in continuous integration, the browser is one of them.
+test: lint $(if $(TURNWISE_REQUIRE_ALL),browser)
 	@echo "pytest"
 	@$(PYTEST)
 
@@ -42,6 +44,14 @@ lint: $(EXTRAS)
 
 soak: $(EXTRAS)
 	@TURNWISE_SOAK=$(COUNT) $(PYTEST)
+
+browser:
+	@command -v chromium chromium-browser google-chrome >/dev/null || { echo "installing chromium"; \
+	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-noto-cjk; } >/dev/null 2>&1 \
+	  || echo "chromium cannot be installed here: the viewer's tests in a browser are skipped"; }
+
+test-browser: $(EXTRAS) browser
+	@$(PYTEST) tests/view tests/record/test_report_browser.py
 
 test-adapters: $(EXTRAS)
 	@echo "installing what the adapters need into .venv"
@@ -59,7 +69,7 @@ clean:
 $(BASE): pyproject.toml
 	$(make-venv)
 	@echo "installing turnwise and what it needs into .venv (minutes the first time)"
-	@$(PIP) --editable .
+	@$(PIP) --editable '.[view,pictures]'
 	@touch $@
 
 $(EXTRAS): pyproject.toml

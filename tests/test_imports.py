@@ -39,7 +39,16 @@ ROOMS = (
 CORE_ONLY = ("algos",)
 """Rooms that may import nothing of turnwise but core."""
 
-OPTIONAL = ("gguf", "peft", "turnwise.engine.paged.launch", "turnwise.models.head_kernel")
+OPTIONAL = (
+    "PIL",
+    "gguf",
+    "peft",
+    "torch.utils.tensorboard",
+    "trackio",
+    "wandb",
+    "turnwise.engine.paged.launch",
+    "turnwise.models.head_kernel",
+)
 """Optional dependencies: what may be imported inside a function, in any room; the last two stand for Triton."""
 
 PACKAGE = "turnwise"

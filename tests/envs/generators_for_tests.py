@@ -62,6 +62,10 @@ CASES = (
     Case(env="twenty_questions", params={"words": "split"}),
     Case(env="guess_city"),
     Case(env="lookup"),
+    Case(env="math_code"),
+    Case(env="math_code", params={"level": 3, "style": "hermes"}),
+    Case(env="code_tests"),
+    Case(env="code_tests", params={"steps": 4}, large=True),
 )
 
 

@@ -1,8 +1,10 @@
 """Environments with tools: calls are run and told, answers judged, limits kept, and every observation is masked."""
 
 import asyncio
+import json
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.core.errors import InfrastructureFailure
+from turnwise.config.load import build
+from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.core.messages import Message, assistant
 from turnwise.core.protocols import Observation, StepResult
-from turnwise.core.task import Task
+from turnwise.core.task import Split, Task
 from turnwise.data.demonstrations import Exchange, demonstration_sample
 from turnwise.envs.kind import EnvKind
 from turnwise.envs.registry import load
@@ -175,3 +178,79 @@ def test_lookup_is_solved_by_asking_and_differs_every_time(style: str) -> None:
 
     assert all(asyncio.run(solve(index)) for index in range(30))
     assert len(rooms) > 5
+
+
+TOOL_FILE = '''
+from turnwise.tools.tool import ToolError
+WEATHER = {"Rome": "sunny", "Oslo": "snow"}
+
+def weather(city: str) -> str:
+    """The weather in a city."""
+    if city not in WEATHER:
+        raise ToolError(f"no city {city}")
+    return WEATHER[city]
+
+def score(answer, row):
+    return answer == row["gold"]
+'''
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> dict[str, Any]:
+    (tmp_path / "own.py").write_text(TOOL_FILE)
+    rows = [{"question": f"Weather in Rome on day {day}?", "gold": "sunny"} for day in range(40)]
+    (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    file = str(tmp_path / "own.py")
+    return {"tasks": str(tmp_path / "tasks.jsonl"), "tools": [f"{file}:weather"], "reward": f"{file}:score"}
+
+
+def questions(own: dict[str, Any], split: Split) -> set[str]:
+    kind = load("tools")
+
+    async def ask(index: int) -> str:
+        env = kind.make(Task(env="tools", seed=seed_for(split, index), split=split, params=kind.check_params(own)))
+        opening = await env.start()
+        call = await env.step(assistant('<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'))
+        assert call.messages[0].content == "sunny" and [spec.name for spec in opening.tools] == ["weather"]
+        end = await env.step(assistant("<answer>sunny</answer>"))
+        assert end.success and end.reward == 1.0
+        await env.close()
+        return opening.messages[-1].content
+
+    return {asyncio.run(ask(index)) for index in range(20)}
+
+
+def test_a_file_of_rows_a_list_of_tools_and_a_reward_are_an_environment(own: dict[str, Any]) -> None:
+    splits: tuple[Split, ...] = ("train", "validation", "test")
+    train, validation, test = (questions(own, split) for split in splits)
+    assert train and validation and test
+    assert not (train & validation or train & test or validation & test), "no question is in two splits"
+
+
+def test_tables_of_tasks_may_stand_beside_the_kind(own: dict[str, Any]) -> None:
+    config = build({"env": {"kind": "tools", **own, "params": {"max_tool_calls": 2}}})
+    assert config.env.params == {**own, "max_tool_calls": 2}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"tasks": "missing.jsonl"}, "cannot read missing.jsonl"),
+        ({"tools": ["own.txt:weather"]}, "FILE.py:function"),
+        ({"reward": "nowhere.py:score"}, "no file nowhere.py"),
+        ({"tools": []}, "env.params.tools"),
+    ],
+)
+def test_what_cannot_be_used_is_told_in_one_line(own: dict[str, Any], change: dict[str, Any], said: str) -> None:
+    kind = load("tools")
+
+    async def start() -> None:
+        await kind.make(Task(env="tools", seed=seed_for("train", 0), params=kind.check_params(own | change))).start()
+
+    with pytest.raises(UserError, match=said):
+        asyncio.run(start())
+
+
+def test_parameters_that_have_no_default_are_asked_for() -> None:
+    with pytest.raises(UserError, match=r"env\.params\.tasks is missing: tools needs tasks, tools, reward"):
+        load("tools").check_params({})

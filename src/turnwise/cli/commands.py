@@ -79,6 +79,32 @@ Fold an adapter into its base model: a plain Hugging Face folder.
 turnwise merge RUN --into FOLDER
 turnwise merge ADAPTER --into FOLDER""",
     ),
+    "view": Command(
+        group=LOOK,
+        path="turnwise.cli.view:app",
+        help="""\
+Show runs in a browser: curves, every trajectory, every token.
+
+turnwise view
+turnwise view runs/NAME --port 8000 --open""",
+    ),
+    "watch": Command(
+        group=LOOK,
+        path="turnwise.cli.watch:app",
+        help="""\
+Show a run's curves in the terminal while it goes on.
+
+turnwise watch RUN""",
+    ),
+    "report": Command(
+        group=LOOK,
+        path="turnwise.cli.report:app",
+        help="""\
+Write a run or an evaluation as one HTML file.
+
+turnwise report RUN
+turnwise report runs/eval-NAME --out report.html""",
+    ),
     "recipes": Command(
         group=LOOK, path="turnwise.cli.recipes:app", help="List the presets that train takes, or show one."
     ),

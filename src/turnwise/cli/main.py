@@ -24,6 +24,7 @@ turnwise train frozen_lake               learn, with live progress and a report
 turnwise train sokoban --train.steps 50  any setting, as --SECTION.KEY VALUE
 turnwise train my_env.py:GuessNumber     an environment of your own
 turnwise eval RUN                        success rate with its interval
+turnwise view                            runs in a browser, token by token
 turnwise play sokoban                    play it yourself in the terminal
 
 turnwise COMMAND --help says more of each."""

@@ -25,6 +25,16 @@ class EnvConfig(Section):
     mix: dict[str, Any] = Field(default_factory=dict)
     """Further environments to draw from, by name: a weight (env.kind's is 1), or a table of kind, weight and params."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def gather_params(cls, given: Any) -> Any:
+        """What stands in the table besides our own keys is a parameter of the environment."""
+        if not isinstance(given, dict) or not isinstance(given.get("params", {}), dict):
+            return given
+        own = {name: value for name, value in given.items() if name in cls.model_fields}
+        others = {name: value for name, value in given.items() if name not in own}
+        return own | {"params": others | own.get("params", {})} if others else given
+
     def mixed(self) -> dict[str, MixedEnv]:
         """The further ones. A name that is no environment's needs a kind."""
         tables = {name: given if isinstance(given, dict) else {"weight": given} for name, given in self.mix.items()}
@@ -256,6 +266,14 @@ class RecordConfig(Section):
     """None: made from the environment, the model and the seed."""
     trajectories: Annotated[int, Field(ge=0)] = 1
     """Write every n-th step's trajectories; 0: none."""
+    pictures_every: Annotated[int, Field(ge=0)] = 0
+    """Draw trajectories of every n-th step, as a strip (PNG) and a film (GIF) beside them; 0: none."""
+    pictures_per_step: Positive = 1
+    """How many of them."""
+    trackers: tuple[str, ...] = ()
+    """Where the numbers go besides the run folder: wandb (offline unless WANDB_MODE says), tensorboard, trackio."""
+    report: bool = True
+    """Write report.html when the run ends: one file that opens anywhere."""
 
 
 class SystemConfig(Section):

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from turnwise.core.chance import address, stream
 from turnwise.core.errors import UserError
@@ -48,13 +49,19 @@ class EnvKind:
         missing = [package for module, package in self.cls.needs.items() if find_spec(module) is None]
         return f"pip install {' '.join(missing)}" if missing else None
 
+    @property
+    def asks_for(self) -> tuple[str, ...]:
+        """Parameters that have no default: it cannot be made without them."""
+        fields = settings_of(self.cls).model_fields
+        return tuple(name for name, field in fields.items() if field.is_required())
+
     def parameters(self) -> tuple[Parameter, ...]:
         """All parameters, for a list that a person reads."""
         return tuple(
             Parameter(
                 name=name,
                 type=inspect.formatannotation(field.annotation).removeprefix("typing."),
-                default="depends on others" if field.default_factory else repr(field.get_default()),
+                default=_default(field),
                 meaning=field.description or "",
             )
             for name, field in settings_of(self.cls).model_fields.items()
@@ -93,8 +100,16 @@ class EnvKind:
             near = difflib.get_close_matches(name, settings.model_fields, n=1, cutoff=0.5)
             mend = f"did you mean {near[0]}?" if near else f"choose from {', '.join(settings.model_fields)}"
             return f"env.params.{name}: {self.name} has no such parameter; {mend}"
+        if first["type"] == "missing":
+            return f"env.params.{name} is missing: {self.name} needs {', '.join(self.asks_for)}"
         where = f"env.params.{name}" if name else "env.params"
         return f"{where}: {first['msg'].removeprefix('Value error, ')} (got {first['input']!r})"
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "must be given"
+    return "depends on others" if field.default_factory else repr(field.get_default())
 
 
 def checked(cls: Any) -> type[TextEnv]:

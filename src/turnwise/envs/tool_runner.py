@@ -60,18 +60,21 @@ class ToolEnvRunner(TextEnvRunner):
         results = await self._hands.call_all(run)
         self._calls += len(run)
         self._turns += 1
-        self._over = self._turns >= self.env.max_turns
+        over = any(result.over for result in results)
+        self._over = over or self._turns >= self.env.max_turns
         messages = [*map(self._told, run, results), *(user(problem) for problem in calls.problems)]
-        if len(run) < len(calls.calls) or left <= len(run):
+        if not over and (len(run) < len(calls.calls) or left <= len(run)):
             messages.append(user(NONE_LEFT))
         return StepResult(
             messages=tuple(messages),
             reward=sum(result.reward for result in results),
-            truncated=self._over,
+            terminated=over,
+            truncated=self._over and not over,
+            success=any(result.success for result in results),
             invalid=not calls.calls,
             info={
                 "actions": [],
-                "success": False,
+                "success": any(result.success for result in results),
                 "calls": [
                     {"name": call.name, "failed": result.failed} for call, result in zip(run, results, strict=True)
                 ],

@@ -12,6 +12,7 @@ from turnwise.algos.normalisation import NORMALISERS
 from turnwise.config.schema import Config, ModelConfig
 from turnwise.core.errors import UserError
 from turnwise.core.names import nearest
+from turnwise.envs.functions import load_function
 from turnwise.envs.games.env import GameEnv
 from turnwise.envs.kind import EnvKind
 from turnwise.envs.text_env import TextEnv
@@ -20,9 +21,9 @@ from turnwise.models.hub import is_hub_name
 from turnwise.models.loading import resolve_device
 from turnwise.models.lora import is_adapter
 from turnwise.recipes.contexts import check_context
-from turnwise.recipes.functions import load_function
 from turnwise.recipes.learning import token_rule
 from turnwise.recipes.unread import check_read
+from turnwise.record.trackers import check_trackers
 from turnwise.rewards.scoring import ENV, FORMAT
 
 NAMES: dict[str, Iterable[str]] = {
@@ -43,6 +44,7 @@ def check(config: Config, kind: EnvKind | None = None, given: Iterable[str] = ()
     """
     check_context(config)
     check_model(config.model)
+    check_trackers(config.record.trackers)
     for name, options in NAMES.items():
         chosen = getattr(config.algo, name)
         if chosen not in options:

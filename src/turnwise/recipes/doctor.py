@@ -15,6 +15,7 @@ from typing import Any
 from turnwise.engine.native.compiled import CannotCompile
 from turnwise.engine.native.kernels import load_kernels
 from turnwise.models.cache import cache_folder
+from turnwise.tools.sandbox.report import sandbox_report
 
 NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
 OPTIONAL = {
@@ -40,7 +41,17 @@ def examine(runs: Path) -> list[Finding]:
     """All findings about this machine; `runs` is where run folders would go."""
     python = Finding(name="python", found=f"{platform.python_version()} ({sys.executable})")
     folders = [_folder("runs folder", runs), _folder("cache folder", cache_folder())]
-    return [python, *map(_package, NEEDED), *_hardware(), _kernels(), *folders, *_optional()]
+    return [python, *map(_package, NEEDED), *_hardware(), _kernels(), *_sandbox(), *folders, *_optional()]
+
+
+def _sandbox() -> Iterator[Finding]:
+    """Where code that a model wrote would run; each way is tried for real."""
+    first, *others = sandbox_report()
+    mend = "only environments that run code need it" if first.startswith("sandbox: none") else ""
+    yield Finding(name="sandbox", found=first.removeprefix("sandbox: "), mend=mend, needed=False)
+    for line in others:
+        name, _, found = line.strip().partition(": ")
+        yield Finding(name=f"  {name}", found=found)
 
 
 def _package(name: str) -> Finding:

@@ -30,6 +30,7 @@ from turnwise.recipes.run import settled
 from turnwise.record.console import make_console
 from turnwise.record.evaluation_folder import EvaluationFolder, read_plan
 from turnwise.record.evaluation_progress import EvaluationProgress
+from turnwise.record.reports.report import write_report
 
 Done = dict[tuple[TaskId, int], Trajectory]
 
@@ -129,6 +130,7 @@ def evaluate_into(
         with _stopping_well(folder):
             results = evaluate(asked, folder=folder, wire=wire, console=console)
         folder.write_results(summary(results), figure(results))
+        write_report(folder.path)
     console.print(f"saved in {path}", markup=False, soft_wrap=True)
     if results.missing:
         console.print(f"{results.missing} broken; play them again: turnwise eval --resume {path}", markup=False)

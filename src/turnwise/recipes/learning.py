@@ -12,10 +12,10 @@ from turnwise.algos.turn_discount import AdaptiveDiscount
 from turnwise.config.schema import Config
 from turnwise.core.samples import Needs
 from turnwise.data.token_masks import TOKEN_RULES, TokenRule
+from turnwise.envs.functions import load_function
 from turnwise.models.critic import HeadCritic, TrunkCritic
 from turnwise.models.memory_plan import MemoryPlan
 from turnwise.models.recomputing import recompute_layers
-from turnwise.recipes.functions import load_function
 from turnwise.recipes.memory import MICRO_TOKENS, unplanned
 from turnwise.rewards.functions import from_function
 from turnwise.rewards.scoring import ENV, Scoring

@@ -33,12 +33,15 @@ from turnwise.recipes.learning import (
 from turnwise.recipes.memory import memory_plan
 from turnwise.recipes.selfplay import build_selfplay
 from turnwise.recipes.sources import model_of
+from turnwise.recipes.tracking import tracked
 from turnwise.recipes.wiring import Players, build_players, load_policy, model_loader
 from turnwise.recipes.worlds import Worlds, task_source, worlds_of
 from turnwise.record.console import make_console
 from turnwise.record.curve import learning_curve_svg
 from turnwise.record.idle import why_idle
+from turnwise.record.pictures.files import PictureFiles
 from turnwise.record.progress import Progress
+from turnwise.record.reports.report import write_report
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.table import closing_table, seeds_table
 from turnwise.train.checkpoints import Checkpoints, State, restore
@@ -154,7 +157,8 @@ class _Run:
         limit_s = None if minutes is None else 60 * minutes
         with Progress(config.train.steps, self.console, title=self.folder.path.name, limit_s=limit_s) as progress:
             loop, state = self._build(progress, limit_s, resume)
-            return asyncio.run(self._train(loop, state))
+            with tracked(config, self.folder, progress.note, after=state.step if resume else None):
+                return asyncio.run(self._train(loop, state))
 
     def _build(self, progress: Progress, limit_s: float | None, resume: bool) -> tuple[Loop, State]:
         config = self.config
@@ -225,6 +229,12 @@ class _Run:
             progress=progress,
             decode=players.renderer.decode,
             name_token=players.renderer.name_token,
+            pictures=PictureFiles(
+                self.folder.trajectories,
+                every=config.record.pictures_every,
+                per_step=config.record.pictures_per_step,
+                tell=progress.note,
+            ),
             rivals=rivals,
         )
 
@@ -257,6 +267,8 @@ class _Run:
         summary = summarise(rows, seed=self.config.seed)
         self.folder.write_text("curve.svg", learning_curve_svg(rows, self.folder.path.name))
         self.folder.write_summary(summary)
+        if self.config.record.report:
+            write_report(self.folder.path)
         return {"finished": True, **summary}
 
     def _evaluated(self, name: str) -> bool:

@@ -19,10 +19,12 @@ from turnwise.recipes.demos import demonstrations, digest_of
 from turnwise.recipes.learning import build_objective
 from turnwise.recipes.memory import memory_plan, unplanned
 from turnwise.recipes.run import Summary, failing_well, free_name, settled
+from turnwise.recipes.tracking import tracked
 from turnwise.recipes.wiring import build_players, load_policy, model_loader
 from turnwise.recipes.worlds import Worlds, task_source, worlds_of
 from turnwise.record.console import make_console
 from turnwise.record.progress import Progress
+from turnwise.record.reports.report import write_report
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.table import closing_table
 from turnwise.train.checkpoints import Checkpoints, State, restore
@@ -99,7 +101,8 @@ class _Imitation:
         limit_s = None if minutes is None else 60 * minutes
         with Progress(1, self.console, title=self.folder.path.name, limit_s=limit_s) as progress:
             loop, state = self._build(progress, limit_s, resume)
-            return asyncio.run(self._train(loop, state, progress))
+            with tracked(config, self.folder, progress.note, after=state.step if resume else None):
+                return asyncio.run(self._train(loop, state, progress))
 
     def _build(self, progress: Progress, limit_s: float | None, resume: bool) -> tuple[SftLoop, State]:
         config = self.config
@@ -178,6 +181,8 @@ class _Imitation:
                 await measure(loop.evaluator, held_out, self.folder, progress, name=name, step=state.step)
         summary = summarise(self.folder.read_metrics(), len(self.samples), self.config.seed)
         self.folder.write_summary(summary)
+        if self.config.record.report:
+            write_report(self.folder.path)
         return {"finished": True, **summary}
 
 

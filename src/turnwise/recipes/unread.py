@@ -95,6 +95,8 @@ SWITCHES: tuple[tuple[tuple[str, ...], Switch], ...] = (
     (("diagnose.information_prompts",), _on("diagnose.information_every", "raise that")),
     (("diagnose.gradient_buckets",), _on("diagnose.gradients_every", "raise that")),
     (("eval.top_p", "eval.top_k"), _on("eval.temperature", "raise that: it is greedy")),
+    (("record.pictures_every", "record.pictures_per_step"), _on("record.trajectories", "raise that")),
+    (("record.pictures_per_step",), _on("record.pictures_every", "raise that")),
     (("checkpoint.keep_best",), _on("eval.every", "raise that")),
 )
 """(settings, what decides whether they are read); all that name a setting must read it."""

@@ -36,6 +36,8 @@ class RunFolder:
         self._lock = lock
         self._write_failed = False
         self._token_names = TokenNames(self.trajectories / "tokens.jsonl")
+        self.follower: Callable[[Mapping[str, Any]], None] | None = None
+        """Sees every row of the metrics once it is written."""
 
     @classmethod
     def create(cls, path: Path | str, config_toml: str) -> Self:
@@ -93,7 +95,8 @@ class RunFolder:
         It stays where there is a checkpoint, a step or a file that is not the start's own, and where a write failed:
         what was said then is how to go on with it.
         """
-        own = {"config.toml", "metrics.jsonl", "alarms.jsonl", "checkpoints", "trajectories", "past", LOCK_NAME}
+        files = {"config.toml", "metrics.jsonl", "alarms.jsonl", "report.html", LOCK_NAME}
+        own = files | {"checkpoints", "trajectories", "trackers", "past"}
         strange = any(file.name not in own and not is_leftover(file) for file in self.path.glob("*"))
         if strange or self._write_failed or self._holds_steps():
             return
@@ -154,6 +157,8 @@ class RunFolder:
             raise ValueError(f"a metrics row needs an integer step: {dict(row)}")
         with self._writing(self.metrics_path):
             append(self.metrics_path, encode(without_nonfinite(row)) + b"\n")
+        if self.follower is not None:
+            self.follower(row)
 
     def read_metrics(self) -> list[dict[str, Any]]:
         return _rows_of_steps(self.metrics_path)
@@ -203,8 +208,8 @@ class RunFolder:
             _keep_steps_before(self.metrics_path, step)
             _keep_steps_before(self.alarms_path, step)
             _keep_steps_before(self.index_path, step)
-            for path in self.trajectories.glob("step_[0-9]*.jsonl"):
-                if int(path.stem.removeprefix("step_")) >= step:
+            for path in self.trajectories.glob("step_[0-9]*"):  # pictures too
+                if int(path.stem.split("_")[1]) >= step:
                     path.unlink()
             for path in [*self.path.glob(".*.part"), *self.trajectories.glob(".*.part")]:
                 path.unlink()

@@ -32,6 +32,10 @@ class ToolResult:
     """Through the agent's own fault."""
     reward: float = 0.0
     """Of this call alone, where the tool judges it; part of the process rewards."""
+    over: bool = False
+    """The call ends the episode, as handing work in does."""
+    success: bool = False
+    """With `over`: it ends well."""
 
 
 class ToolSession(Protocol):

@@ -11,6 +11,7 @@ from turnwise.core.token_name import TokenName
 from turnwise.engine.native.engine import NativeEngine
 from turnwise.evaluate.run import Evaluation
 from turnwise.record.metrics import rollout_metrics
+from turnwise.record.pictures.files import PictureFiles
 from turnwise.record.progress import Progress
 from turnwise.record.run_folder import RunFolder
 from turnwise.rollout.collect import Collector
@@ -66,6 +67,7 @@ class Loop:
         progress: Progress,
         decode: Callable[[Sequence[int]], str],
         name_token: Callable[[int], TokenName],
+        pictures: PictureFiles,
         rivals: Rivals | None = None,
     ) -> None:
         self.settings = settings
@@ -76,7 +78,7 @@ class Loop:
         self.checkpoints, self.restore = checkpoints, restore
         self.folder, self.progress = folder, progress
         self.watcher = Watcher(tell=self._alarm)
-        self.decode, self.name_token, self.rivals = decode, name_token, rivals
+        self.decode, self.name_token, self.pictures, self.rivals = decode, name_token, pictures, rivals
         self._captured_s = 0.0
         """Of the engine's captures, what has been recorded."""
 
@@ -128,6 +130,7 @@ class Loop:
         if seen is not None:
             rows = trajectory_rows(number, gathered.groups, estimated, self.decode, seen)
             self.folder.write_trajectories(number, rows, self.name_token)
+            self.pictures.write(number, rows)
         clock.lap("record")
         row = self._record(
             number, gathered, estimated, learnt | {f"dial_{k}": v for k, v in dials.numbers().items()}, diagnosed, clock

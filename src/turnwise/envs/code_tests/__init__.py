@@ -1,0 +1,1 @@
+"""Functions to write, judged by tests."""

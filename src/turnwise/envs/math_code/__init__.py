@@ -1,0 +1,1 @@
+"""Problems that are easy with code and hard without."""

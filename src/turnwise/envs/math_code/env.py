@@ -1,0 +1,62 @@
+"""math_code: a problem, an interpreter, and a few runs of it."""
+
+import random
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from turnwise.core.messages import Picture
+from turnwise.envs.math_code.numbers import equal
+from turnwise.envs.math_code.problems import make_problem
+from turnwise.envs.text_env import Outcome, lost, won
+from turnwise.envs.tool_env import Style, ToolEnv
+from turnwise.tools.python import PythonTool
+from turnwise.tools.sandbox.limits import SandboxLimits
+from turnwise.tools.tool import Tool
+
+
+class MathCode(ToolEnv):
+    """Solve the problem. You may run Python."""
+
+    splits_starts = True
+
+    class Params(ToolEnv.Params):
+        style: Style = "python"
+        """How code is written: in fenced blocks, or as a call of the tool python."""
+        level: Annotated[int, Field(ge=1, le=3)] = 2
+        """How large numbers are, and how many steps it takes."""
+        timeout_s: Annotated[float, Field(gt=0, le=600)] = 5.0
+        """Of one run."""
+        memory_mb: Annotated[int, Field(ge=64)] = 1024
+        """Of one episode's interpreter."""
+
+    params: Params
+
+    @classmethod
+    def make_tools(cls, params: Any) -> Sequence[Tool]:
+        return [PythonTool(SandboxLimits(timeout_s=params.timeout_s, memory_mb=params.memory_mb))]
+
+    def reset(self, rng: random.Random) -> str:
+        self.problem, self.ran = make_problem(rng, self.params.level), False
+        return self.problem.question
+
+    def step(self, action: str) -> Outcome:
+        return won("Right.") if equal(action, self.problem.answer) else lost("Wrong.")
+
+    def solve(self) -> list[str]:
+        """The program first, then what it printed."""
+        if self.ran:
+            return [str(self.problem.answer)]
+        self.ran = True
+        return [self.call("python", code=self.problem.code)]
+
+    def random_answer(self, rng: random.Random) -> str:
+        number = str(rng.randint(0, 100))
+        return self.call("python", code=f"print({number})") if rng.random() < 0.5 else self.reply([number])
+
+    def state_key(self) -> str:
+        return self.problem.question
+
+    def draw(self) -> Picture:
+        return Picture(rows=((self.problem.question,),))

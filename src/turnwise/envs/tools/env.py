@@ -1,0 +1,105 @@
+"""Any questions with any tools: `kind = "tools"`, a file of rows, a list of tools and a reward function.
+
+[env]
+kind = "tools"
+tasks = "questions.jsonl"                 # any rows; the whole row goes to the reward
+tools = ["mytools.py:weather"]
+reward = "myreward.py:score"              # score(answer, row) -> a number; 1 is right
+"""
+
+import json
+import math
+import random
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from turnwise.core.errors import EnvironmentFailure, UserError
+from turnwise.envs.functions import load_function
+from turnwise.envs.text_env import Outcome, lost, won
+from turnwise.envs.tool_env import ToolEnv
+from turnwise.tools.function import from_function
+from turnwise.tools.tool import Tool
+
+QUESTION = ("question", "prompt", "problem", "input")
+"""Columns that hold the question, the first that a row has."""
+MOST_BYTES = 1 << 30
+
+Row = dict[str, Any]
+
+
+class Tools(ToolEnv):
+    """Answer the question; use the tools where they help."""
+
+    class Params(ToolEnv.Params):
+        tasks: str
+        """A JSONL file of rows. The question is in `question`, `prompt`, `problem` or `input`."""
+        tools: tuple[str, ...] = Field(min_length=1)
+        """FILE.py:function each: its types and its docstring tell the model how to call it."""
+        reward: str
+        """FILE.py:function from the answer and its row to a number."""
+        success_at: float = 1.0
+        """The reward from which an answer counts as right."""
+
+    params: Params
+    splits_starts = True
+
+    @classmethod
+    def make_tools(cls, params: Any) -> Sequence[Tool]:
+        return [from_function(load_function(given, "env.params.tools")) for given in params.tools]
+
+    def reset(self, rng: random.Random) -> str:
+        rows = read_rows(self.params.tasks)
+        self.row = rows[rng.randrange(len(rows))]
+        self._score = load_function(self.params.reward, "env.params.reward")
+        return question_of(self.row)
+
+    def step(self, action: str) -> Outcome:
+        reward = _number(self._score, action, self.row)
+        return won("", reward) if reward >= self.params.success_at else lost("", reward)
+
+    def state_key(self) -> str:
+        return question_of(self.row)
+
+
+def question_of(row: Row) -> str:
+    return next(str(row[name]) for name in QUESTION if name in row)
+
+
+@lru_cache(maxsize=8)
+def read_rows(path: str) -> tuple[Row, ...]:
+    """All rows, checked once."""
+    file = Path(path).expanduser()
+    try:
+        if file.stat().st_size > MOST_BYTES:
+            raise UserError(f"env.params.tasks: {file} is larger than 1 GiB: give a part of it")
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"env.params.tasks: cannot read {file} ({error}): give a JSONL file") from error
+    rows = [_row(line, number, file) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not rows:
+        raise UserError(f"env.params.tasks: {file} holds no row: give one JSON object a line")
+    return tuple(rows)
+
+
+def _row(line: str, number: int, file: Path) -> Row:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file} line {number} is no JSON ({str(error)[:80]}): mend it") from error
+    if not isinstance(row, dict) or not any(name in row for name in QUESTION):
+        raise UserError(f"{file} line {number} has no question: give it one of {', '.join(QUESTION)}")
+    return row
+
+
+def _number(score: Callable[..., Any], answer: str, row: Row) -> float:
+    try:
+        value = float(score(answer, row))
+    except Exception as error:
+        raise EnvironmentFailure(f"the reward failed: {type(error).__name__}: {error}") from error
+    if not math.isfinite(value):
+        raise EnvironmentFailure(f"the reward gave {value}")
+    return value

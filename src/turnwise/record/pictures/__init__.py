@@ -1,0 +1,1 @@
+"""States as pictures: SVG for pages, PNG and GIF for papers."""

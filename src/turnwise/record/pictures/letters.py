@@ -1,0 +1,89 @@
+"""Foreign text made harmless and measured: what may stand on a page, and how much room it takes."""
+
+import unicodedata
+from collections.abc import Iterator
+
+JOINER = "\N{ZERO WIDTH JOINER}"
+"""Makes one emoji of several: not printable by itself, but wanted."""
+MORE = "\N{HORIZONTAL ELLIPSIS}"
+
+
+def shown(text: str) -> str:
+    """One line without control characters, direction overrides and halves of characters."""
+    return "".join(letter if letter.isprintable() or letter == JOINER else " " for letter in text)
+
+
+def visible(text: str) -> str:
+    """Text of several lines in which nothing hides: escapes as ␛, overrides of direction as ⟦U+202E⟧."""
+    if text.isprintable():
+        return text
+    return "".join(_visible(letter) for letter in text)
+
+
+def _visible(letter: str) -> str:
+    if letter.isprintable() or letter in "\n\t" or letter == JOINER or unicodedata.category(letter) == "Zs":
+        return letter
+    code = ord(letter)
+    if code < 0x20:
+        return chr(0x2400 + code)
+    return "\N{SYMBOL FOR DELETE}" if code == 0x7F else f"⟦U+{code:04X}⟧"
+
+
+def width_of(text: str) -> int:
+    """How many columns of a terminal it takes: two for a Chinese character or an emoji, none for an accent."""
+    return sum(_columns(letter) for letter in text)
+
+
+def _columns(letter: str) -> int:
+    if letter == JOINER or unicodedata.combining(letter) or unicodedata.category(letter) == "Mn":
+        return 0
+    return 2 if unicodedata.east_asian_width(letter) in "WF" else 1
+
+
+def clipped(text: str, columns: int) -> str:
+    """Its beginning, with a sign that there is more, where it is wider than that."""
+    text = text[: 4 * columns + 4]
+    if width_of(text) <= columns:
+        return text
+    kept, used = [], 1
+    for letter in text:
+        used += _columns(letter)
+        if used > columns:
+            break
+        kept.append(letter)
+    return "".join(kept) + MORE
+
+
+def wrapped(text: str, columns: int, lines: int) -> list[str]:
+    """At most so many lines of at most so many columns, broken between words, and within one that is too long."""
+    found = list(_wrap(text[: 4 * columns * lines + 4], columns))
+    if len(found) <= lines:
+        return found or [""]
+    return [*found[: lines - 1], clipped(f"{found[lines - 1]}{MORE}{MORE}", max(columns, 2))]
+
+
+def _wrap(text: str, columns: int) -> Iterator[str]:
+    line = ""
+    for word in text.split():
+        joined = f"{line} {word}" if line else word
+        if width_of(joined) <= columns:
+            line = joined
+            continue
+        if line:
+            yield line
+        pieces = list(_broken(word, columns))
+        yield from pieces[:-1]
+        line = pieces[-1]
+    if line:
+        yield line
+
+
+def _broken(word: str, columns: int) -> Iterator[str]:
+    piece, used = "", 0
+    for letter in word:
+        wide = _columns(letter)
+        if piece and used + wide > columns:
+            yield piece
+            piece, used = "", 0
+        piece, used = piece + letter, used + wide
+    yield piece

@@ -1,0 +1,1 @@
+"""A run or an evaluation as one HTML file."""

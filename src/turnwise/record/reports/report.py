@@ -1,0 +1,32 @@
+"""`report.html`: a run or an evaluation as one file that opens by double click, without network and without scripts."""
+
+from pathlib import Path
+
+from turnwise.core.errors import UserError
+from turnwise.record.disk import disk_errors, write_aside
+from turnwise.record.evaluation_folder import PLAN
+from turnwise.record.reports.evaluation import evaluation_report
+from turnwise.record.reports.run import run_report
+
+NAME = "report.html"
+
+
+def report_html(folder: Path) -> str:
+    """The page of what is in the folder now; it may still be growing."""
+    if (folder / PLAN).is_file():
+        return evaluation_report(folder)
+    if (folder / "config.toml").is_file():
+        return run_report(folder)
+    raise UserError(f"{folder} is neither a run nor an evaluation: give the folder of one, as runs/NAME")
+
+
+def write_report(folder: Path, out: Path | None = None) -> Path:
+    """Writes the report, into the folder itself unless told otherwise, and says where."""
+    target = folder / NAME if out is None else out
+    text = report_html(folder)
+    with disk_errors(target, "report again, or choose another --out"):
+        if target.is_dir():
+            raise UserError(f"{target} is a folder: give --out a file, as {target / NAME}")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_aside(target, text.encode("utf-8", "backslashreplace"), durable=False)
+    return target

@@ -1,0 +1,1 @@
+"""A run's curves in the terminal."""

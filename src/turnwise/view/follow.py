@@ -1,0 +1,97 @@
+"""Whole lines of a file that grows while it is read."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+CHUNK = 1 << 20
+TAIL = 4096
+"""Bytes before the place of reading that must be what they were, else the file is another."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Lines that stand one after another, without their newlines."""
+
+    offset: int
+    number: int
+    """Of the first line, from 0; lines that were skipped count."""
+    lines: list[bytes]
+
+    def offsets(self) -> Iterator[int]:
+        offset = self.offset
+        for line in self.lines:
+            yield offset
+            offset += len(line) + 1
+
+
+class Follower:
+    """Remembers how far a file was read, so that each line is given once.
+
+    A line counts once its newline is written: a half-written one is left for later. One that is longer than
+    `max_line` is skipped and counted in `too_long`.
+    """
+
+    def __init__(self, max_line: int) -> None:
+        self._max_line = max_line
+        self.restart()
+
+    def restart(self) -> None:
+        self._offset = self._number = self.too_long = 0
+        self._tail = b""
+        self._skipping = False
+
+    @property
+    def began(self) -> bool:
+        """Whether anything was read."""
+        return self._offset > 0
+
+    def replaced(self, file: BinaryIO) -> bool:
+        """Whether the file is no longer the one that was read: cut back, or written anew. A copy of it is the same."""
+        if os.fstat(file.fileno()).st_size < self._offset:
+            return True
+        file.seek(self._offset - len(self._tail))
+        return file.read(len(self._tail)) != self._tail
+
+    def blocks(self, file: BinaryIO) -> Iterator[Block]:
+        """What is new, in pieces, so that a long file never stands in memory."""
+        file.seek(self._offset)
+        kept = b""
+        while chunk := file.read(CHUNK):
+            data = kept + chunk
+            whole = data.rfind(b"\n") + 1
+            if whole:
+                yield from self._take(data[:whole])
+                kept = data[whole:]
+            else:
+                kept = self._without_giant(data)
+
+    def _take(self, data: bytes) -> list[Block]:
+        """All lines of `data`, which ends with a newline; too long ones part it into several blocks."""
+        blocks: list[Block] = []
+        lines: list[bytes] = []
+        start, number = self._offset, self._number
+        for line in data[:-1].split(b"\n"):
+            fits = len(line) <= self._max_line and not self._skipping
+            self._skipping = False
+            self._offset += len(line) + 1
+            self._number += 1
+            if fits:
+                lines.append(line)
+                continue
+            self.too_long += 1
+            blocks.append(Block(offset=start, number=number, lines=lines))
+            lines, start, number = [], self._offset, self._number
+        self._tail = (self._tail + data)[-TAIL:]
+        blocks.append(Block(offset=start, number=number, lines=lines))
+        return [block for block in blocks if block.lines]
+
+    def _without_giant(self, data: bytes) -> bytes:
+        """A line that has no end yet: kept while it may still fit, else its start is passed over for good."""
+        if len(data) <= self._max_line and not self._skipping:
+            return data
+        self._skipping = True
+        self._offset += len(data)
+        self._tail = (self._tail + data)[-TAIL:]
+        return b""

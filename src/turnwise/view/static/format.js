@@ -1,0 +1,58 @@
+/** Numbers as people read them. Non-finite numbers are stored as text, which `Number` reads. */
+
+/** At most four significant digits; exact where that is as short. */
+export function short(value) {
+  if (value === null || value === undefined || value === "") return "–";
+  const number = Number(value);
+  if (Number.isNaN(number)) return "NaN";
+  if (!Number.isFinite(number)) return number > 0 ? "∞" : "−∞";
+  if (number === 0) return "0";
+  const size = Math.abs(number);
+  const text =
+    size >= 1e6 || size < 1e-4 ? number.toExponential(2) : String(Number(number.toPrecision(size >= 1000 ? 6 : 4)));
+  return text.replace("-", "−");
+}
+
+/** With its sign, for rewards and advantages. */
+export function signed(value) {
+  const text = short(value);
+  return Number(value) > 0 ? `+${text}` : text;
+}
+
+export function count(value) {
+  if (value === null || value === undefined) return "–";
+  const units = [
+    [1e9, "G"],
+    [1e6, "M"],
+    [1e3, "k"],
+  ];
+  const unit = units.find(([size]) => value >= size * 10);
+  return unit ? `${Number((value / unit[0]).toPrecision(3))} ${unit[1]}` : String(value);
+}
+
+export function percent(value) {
+  return value === null || value === undefined ? "–" : `${(100 * Number(value)).toFixed(1)} %`;
+}
+
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  if (seconds < 60) return `${Math.round(seconds)} s`;
+  const minutes = Math.floor(seconds / 60);
+  if (minutes < 60) return `${minutes} min ${String(Math.floor(seconds % 60)).padStart(2, "0")} s`;
+  return `${Math.floor(minutes / 60)} h ${String(minutes % 60).padStart(2, "0")} min`;
+}
+
+/** When, as told from now: `updated` is seconds since 1970. */
+export function ago(updated, now = Date.now() / 1000) {
+  if (updated === null || updated === undefined) return "–";
+  const seconds = Math.max(0, now - updated);
+  if (seconds < 60) return "just now";
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ago`;
+  if (seconds < 86400) return `${Math.floor(seconds / 3600)} h ago`;
+  return new Date(updated * 1000).toISOString().slice(0, 10);
+}
+
+export function mean(values) {
+  const numbers = (values ?? []).map(Number).filter(Number.isFinite);
+  return numbers.length ? numbers.reduce((sum, each) => sum + each, 0) / numbers.length : null;
+}

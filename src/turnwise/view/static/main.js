@@ -1,0 +1,124 @@
+/** The page: shows the view of the address, and what all views share. */
+
+import { showCompare } from "./compare.js";
+import { showCurves } from "./curves.js";
+import { button, failure, h, put, replace } from "./dom.js";
+import { showGroup } from "./group.js";
+import { bind, shownBindings, startKeys } from "./keys.js";
+import { isDark } from "./palette.js";
+import { address, go, parse } from "./router.js";
+import { showRuns } from "./runs.js";
+import { hideTip } from "./tip.js";
+import { showTokens } from "./tokens.js";
+import { showTrajectories } from "./trajectory_list.js";
+import { showTrajectory } from "./trajectory.js";
+
+const VIEWS = {
+  runs: showRuns,
+  curves: showCurves,
+  trajectories: showTrajectories,
+  trajectory: showTrajectory,
+  group: showGroup,
+  tokens: showTokens,
+  compare: showCompare,
+};
+const UNDER = { trajectory: "trajectories", group: "trajectories", tokens: "trajectories" };
+
+let current = new AbortController();
+
+async function show() {
+  current.abort();
+  current = new AbortController();
+  const { signal } = current;
+  const { view, query } = parse(location.hash);
+  const main = document.getElementById("main");
+  hideTip();
+  markPlace(view, query);
+  const fresh = h("div", { class: `view view-${view}` });
+  main.setAttribute("aria-busy", "true");
+  if (VIEWS[view] === undefined)
+    put(fresh, h("h1", {}, "No such view"), h("p", {}, h("a", { href: "#/runs" }, "All runs")));
+  const quick = setTimeout(() => signal.aborted || replace(main, fresh), 150);
+  try {
+    await VIEWS[view]?.(fresh, query, signal);
+  } catch (error) {
+    if (signal.aborted) return;
+    put(fresh, failure(error), button("Try again", show));
+  } finally {
+    clearTimeout(quick);
+  }
+  if (signal.aborted) return;
+  if (fresh.parentElement !== main) replace(main, fresh);
+  main.setAttribute("aria-busy", "false");
+}
+
+/** The view's link is marked; links to other views keep the run that is looked at. */
+function markPlace(view, query) {
+  const place = UNDER[view] ?? view;
+  const run = query.get("run") ?? query.get("one");
+  document.title = [run, place, "turnwise"].filter(Boolean).join(" · ");
+  for (const link of document.querySelectorAll("nav [data-view]")) {
+    if (link.dataset.view === place) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+    const entries =
+      { curves: { run: query.getAll("run") }, trajectories: { run }, compare: { one: run, other: query.get("other") } }[
+        link.dataset.view
+      ] ?? {};
+    link.href = address(link.dataset.view, entries);
+  }
+}
+
+function showKeys() {
+  const dialog = document.getElementById("keys");
+  const rows = shownBindings().map(({ keys, meaning }) =>
+    h(
+      "div",
+      {},
+      h(
+        "dt",
+        {},
+        keys.map((key) => h("kbd", {}, key)),
+      ),
+      h("dd", {}, meaning),
+    ),
+  );
+  replace(
+    dialog,
+    h("h2", {}, "Keys"),
+    h("dl", {}, rows),
+    button("Close", () => dialog.close()),
+  );
+  dialog.showModal();
+}
+
+function setTheme(theme) {
+  document.documentElement.dataset.theme = theme;
+  localStorage.setItem("turnwise-theme", theme);
+  window.dispatchEvent(new Event("turnwise-theme"));
+}
+
+function start() {
+  const kept = localStorage.getItem("turnwise-theme");
+  if (kept) document.documentElement.dataset.theme = kept;
+  const other = () => setTheme(isDark() ? "light" : "dark");
+  document.getElementById("theme").addEventListener("click", other);
+  document.getElementById("help").addEventListener("click", showKeys);
+  document.getElementById("skip").addEventListener("click", (event) => {
+    event.preventDefault();
+    document.getElementById("main").focus();
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () =>
+    window.dispatchEvent(new Event("turnwise-theme")),
+  );
+  bind("?", "these keys", showKeys);
+  bind("t", "dark or light", other);
+  ["runs", "curves", "trajectories", "compare"].forEach((view, index) =>
+    bind(String(index + 1), view, () => document.querySelector(`nav [data-view=${view}]`).click()),
+  );
+  startKeys();
+  window.addEventListener("hashchange", show);
+  if (!location.hash) go("runs", {}, { replace: true });
+  else show();
+}
+
+start();

@@ -1,0 +1,29 @@
+/** One tooltip for the page: on hover and on keyboard focus alike. */
+
+import { replace } from "./dom.js";
+
+/** `content` gives the text when it is asked for. */
+export function addTip(element, content) {
+  const show = () => showTip(element, content());
+  element.addEventListener("pointerenter", show);
+  element.addEventListener("focus", show);
+  element.addEventListener("pointerleave", hideTip);
+  element.addEventListener("blur", hideTip);
+  return element;
+}
+
+function showTip(element, content) {
+  const tip = document.getElementById("tip");
+  replace(tip, content);
+  tip.hidden = false;
+  const target = element.getBoundingClientRect();
+  const own = tip.getBoundingClientRect();
+  const left = Math.max(8, Math.min(target.left + target.width / 2 - own.width / 2, innerWidth - own.width - 8));
+  const above = target.top - own.height - 6;
+  tip.style.left = `${left}px`;
+  tip.style.top = `${above > 8 ? above : target.bottom + 6}px`;
+}
+
+export function hideTip() {
+  document.getElementById("tip").hidden = true;
+}

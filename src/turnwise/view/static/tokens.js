@@ -1,0 +1,300 @@
+/** The token view: every token of a trajectory, what was trained and by how much. */
+
+import { h, put, replace, select } from "./dom.js";
+import { bind, explain } from "./keys.js";
+import { isDark } from "./palette.js";
+import { QUANTITIES, legendValues, numbersOf, rangeOf, styleOf, valueText } from "./quantities.js";
+import { remember } from "./router.js";
+import { Chunks, ranges } from "./token_chunks.js";
+import { inspector } from "./token_inspector.js";
+import { short } from "./format.js";
+import { fetchTrajectory } from "./trajectory_data.js";
+import { entriesOf, frame } from "./trajectory_frame.js";
+import { marked } from "./visible.js";
+
+export async function showTokens(main, query, signal) {
+  const answer = await fetchTrajectory(query.get("run"), query.get("number"), signal);
+  frame(main, "tokens", query, answer.row, signal);
+  new TokensView(main, query, answer, signal).start();
+}
+
+class TokensView {
+  constructor(main, query, { row, tokens }, signal) {
+    Object.assign(this, { main, query, row, vocabulary: tokens ?? {}, signal, chunks: new Chunks(signal), list: [] });
+    this.range = Object.fromEntries(Object.keys(QUANTITIES).map((name) => [name, rangeOf(row.turns, name)]));
+    const asked = query.get("by");
+    this.by =
+      asked in QUANTITIES ? asked : (Object.keys(QUANTITIES).find((name) => this.range[name].count) ?? "advantage");
+  }
+
+  start() {
+    this.legend = h("div", { class: "token-legend" });
+    this.inspector = inspector();
+    this.body = h("div", {
+      class: "tokens",
+      role: "group",
+      "aria-label": "Tokens: arrow keys move from one to the next",
+      "data-arrows": true,
+    });
+    put(this.main, this.tools(), this.legend, h("div", { class: "token-view" }, this.body, this.inspector.element));
+    this.fill();
+    this.fillLegend();
+    this.listen();
+  }
+
+  tools() {
+    const choices = Object.entries(QUANTITIES).map(([name, { title }]) => {
+      const radio = h("input", {
+        type: "radio",
+        name: "by",
+        value: name,
+        checked: name === this.by,
+        onchange: () => this.setBy(name),
+      });
+      const none = this.range[name].count === 0;
+      return h(
+        "label",
+        { class: none ? "none" : null, title: none ? "not recorded for this trajectory" : null },
+        radio,
+        h("span", {}, title),
+      );
+    });
+    const turns = this.row.turns.map((_, index) => [index, `turn ${index + 1}`]);
+    const jump =
+      turns.length > 1 &&
+      select("Go to", turns, 0, (index) =>
+        this.body.querySelector(`[data-turn="${index}"]`).scrollIntoView({ block: "start" }),
+      );
+    return h(
+      "div",
+      { class: "tools" },
+      h("fieldset", { class: "segmented" }, h("legend", {}, "Colour by"), choices),
+      jump,
+    );
+  }
+
+  setBy(name) {
+    this.by = name;
+    remember("tokens", { ...entriesOf(this.query), by: name });
+    this.query.set("by", name);
+    for (const radio of this.main.querySelectorAll("input[name=by]")) radio.checked = radio.value === name;
+    this.chunks.refill();
+    this.fillLegend();
+  }
+
+  fillLegend() {
+    const range = this.range[this.by];
+    const { title, meaning } = QUANTITIES[this.by];
+    if (!range.count)
+      return replace(
+        this.legend,
+        h(
+          "p",
+          { class: "note" },
+          `${title} was not recorded for this trajectory: it was not trained on, or the run is older than this record.`,
+        ),
+      );
+    const swatches = legendValues(this.by, range.limit).map((value) =>
+      h(
+        "span",
+        { class: "token sample", style: styleOf(this.by, value, range.limit, isDark()) },
+        valueText(this.by, value),
+      ),
+    );
+    const numbers =
+      this.by === "mask"
+        ? `${Math.round(range.mean * range.count)} of ${range.count} sampled tokens are counted`
+        : `${range.count} tokens · lowest ${short(range.low)} · mean ${short(range.mean)} · highest ` +
+          short(range.high);
+    return replace(
+      this.legend,
+      h("span", { class: "scale" }, swatches),
+      h("span", { class: "numbers" }, numbers),
+      h("span", { class: "faint" }, meaning, "; grey: context, which was not sampled"),
+    );
+  }
+
+  textOf(id) {
+    return this.vocabulary[id]?.text ?? String(id);
+  }
+
+  /** Turn by turn; a turn that does not extend the one before starts a new segment. */
+  fill() {
+    let segment = 0;
+    this.row.turns.forEach((turn, index) => {
+      if (!turn.extends || index === 0) {
+        segment += 1;
+        put(
+          this.body,
+          h(
+            "h3",
+            { class: "segment" },
+            `Segment ${segment}`,
+            h("small", {}, index ? "a new context starts here" : "the first context"),
+          ),
+        );
+      }
+      const head = h(
+        "h4",
+        {},
+        `Turn ${index + 1}`,
+        h("small", {}, `${turn.context_ids.length} context · ${turn.action_ids.length} sampled`),
+      );
+      put(
+        this.body,
+        h(
+          "section",
+          { class: "token-turn", dataset: { turn: index } },
+          head,
+          this.run(index, segment, "context", turn.context_ids),
+          this.run(index, segment, "action", turn.action_ids),
+        ),
+      );
+    });
+  }
+
+  run(turn, segment, kind, ids) {
+    const pieces = ranges(ids, (id) => this.textOf(id)).map(([start, end]) => {
+      const texts = ids.slice(start, end).map((id) => this.textOf(id));
+      const letters = texts.reduce((sum, text) => sum + text.length, 0);
+      const lines = texts.reduce((sum, text) => sum + text.split("\n").length - 1, 0);
+      const chunk = this.chunks.add(
+        () => ids.slice(start, end).map((id, offset) => this.token(turn, segment, kind, id, start + offset)),
+        letters,
+        lines,
+      );
+      this.list.push({ turn, kind, start, end, chunk });
+      return chunk;
+    });
+    return h("div", { class: `token-run ${kind}` }, pieces);
+  }
+
+  token(turn, segment, kind, id, index) {
+    const known = this.vocabulary[id];
+    const text = this.textOf(id);
+    const style =
+      kind === "action"
+        ? styleOf(this.by, numbersOf(this.row.turns[turn], index)[this.by], this.range[this.by].limit, isDark())
+        : null;
+    const struck = kind === "action" && this.by === "mask" && Number(numbersOf(this.row.turns[turn], index).mask) === 0;
+    const names = ["token", kind, known?.special && "special", !known && "id-only", struck && style && "struck"];
+    const span = h("span", {
+      class: names.filter(Boolean).join(" "),
+      tabindex: "-1",
+      style,
+      dataset: { turn, kind, index, id, segment },
+    });
+    span.textContent = marked(text).replaceAll("\n", "↵\n").replaceAll("\t", "⇥\t") || "∅";
+    if (this.focusable === undefined && kind === "action") {
+      this.focusable = `${turn} ${index}`;
+    }
+    if (this.focusable === `${turn} ${index}` && kind === "action") span.tabIndex = 0;
+    return span;
+  }
+
+  inspect(target) {
+    const { turn, kind, index, id, segment } = target.dataset;
+    const source = this.row.turns[Number(turn)];
+    const place = Number(index);
+    const span = kind === "action" ? source.spans.find(([, start, end]) => place >= start && place < end)?.[0] : null;
+    this.inspector.show({
+      id: Number(id),
+      text: this.vocabulary[id]?.text ?? null,
+      special: this.vocabulary[id]?.special,
+      kind,
+      turn: Number(turn) + 1,
+      segment: Number(segment),
+      index: place,
+      span,
+      version: Array.isArray(source.policy_version) ? source.policy_version[place] : source.policy_version,
+      numbers: kind === "action" ? numbersOf(source, place) : null,
+    });
+  }
+
+  listen() {
+    const { signal } = this;
+    const inspect = (event) => event.target.classList.contains("token") && this.inspect(event.target);
+    let place = "";
+    this.body.addEventListener(
+      "pointerover",
+      (event) => {
+        const at = `${event.clientX} ${event.clientY}`;
+        if (at !== place) inspect(event); // else the page was scrolled under a pointer that rests
+        place = at;
+      },
+      { signal },
+    );
+    this.body.addEventListener("focusin", inspect, { signal });
+    this.body.addEventListener(
+      "click",
+      (event) => event.target.classList.contains("token") && this.focus(event.target),
+      { signal },
+    );
+    this.body.addEventListener("keydown", (event) => this.onKey(event), { signal });
+    window.addEventListener(
+      "turnwise-theme",
+      () => {
+        this.chunks.refill();
+        this.fillLegend();
+      },
+      { signal },
+    );
+    bind("c", "colour by the next quantity", () => this.cycle(), signal);
+    explain(["ArrowLeft", "ArrowRight"], "in the tokens: one token on", signal);
+    explain(["ArrowUp", "ArrowDown"], "in the tokens: one turn on", signal);
+    bind("i", "go into the tokens", () => this.enter(0), signal);
+  }
+
+  cycle() {
+    const names = Object.keys(QUANTITIES);
+    this.setBy(names[(names.indexOf(this.by) + 1) % names.length]);
+  }
+
+  onKey(event) {
+    const target = event.target;
+    if (!target.classList.contains("token") || event.ctrlKey || event.metaKey || event.altKey) return;
+    const turn = Number(target.dataset.turn);
+    const moves = {
+      ArrowRight: () => this.step(target, 1),
+      ArrowLeft: () => this.step(target, -1),
+      ArrowDown: () => this.enter(turn + 1),
+      ArrowUp: () => this.enter(turn - 1),
+      Home: () => this.enter(turn),
+      End: () =>
+        this.focusAt(
+          this.list.findLast((each) => each.turn === turn),
+          -1,
+        ),
+    };
+    if (!moves[event.key]) return;
+    event.preventDefault();
+    moves[event.key]();
+  }
+
+  /** The next token, into the next piece where this one ends. */
+  step(target, way) {
+    const near = way > 0 ? target.nextElementSibling : target.previousElementSibling;
+    if (near) return this.focus(near);
+    const place = this.list.findIndex((each) => each.chunk === target.parentElement) + way;
+    if (this.list[place]) this.focusAt(this.list[place], way > 0 ? 0 : -1);
+  }
+
+  /** The first sampled token of a turn, or of its context where none was sampled. */
+  enter(turn) {
+    const own = this.list.filter((each) => each.turn === turn);
+    const piece = own.find((each) => each.kind === "action") ?? own[0];
+    if (piece) this.focusAt(piece, 0);
+  }
+
+  focusAt({ chunk }, index) {
+    this.chunks.fill(chunk);
+    this.focus([...chunk.children].at(index));
+  }
+
+  focus(token) {
+    this.body.querySelector(".token[tabindex='0']")?.setAttribute("tabindex", "-1");
+    this.focusable = token.dataset.kind === "action" ? `${token.dataset.turn} ${token.dataset.index}` : null;
+    token.tabIndex = 0;
+    token.focus();
+  }
+}

@@ -1,0 +1,300 @@
+/** The view of a run's trajectories: filters, pages, and the way to one of them. */
+
+import { get } from "./api.js";
+import { button, h, input, note, put, replace, select } from "./dom.js";
+import { statusBadge, tone } from "./conversation.js";
+import { signed } from "./format.js";
+import { bind } from "./keys.js";
+import { address, go } from "./router.js";
+import { poll } from "./poll.js";
+import { newestRun, runList } from "./run_list.js";
+import { FILTERS, filtersOf, foundNumbers } from "./trajectory_filters.js";
+
+const PAGE = 50;
+
+const COLUMNS = [
+  ["step", "Step"],
+  ["group", "Group"],
+  ["member", "Member"],
+  ["model", "Model"],
+  ["reward", "Reward"],
+  ["status", "Status"],
+  ["turns", "Turns"],
+  ["tokens", "Tokens"],
+  ["environment", "Environment"],
+  ["seed", "Seed"],
+];
+const NUMBERS = new Set(["step", "group", "member", "seed", "reward", "turns", "tokens"]);
+
+export async function showTrajectories(main, query, signal) {
+  const list = await runList(signal);
+  if (!query.get("run")) {
+    const newest = newestRun(list.filter((run) => run.kind !== "sft"));
+    if (newest) return go("trajectories", { run: newest.id }, { replace: true });
+    return put(main, h("h1", {}, "Trajectories"), note("No run has any yet."));
+  }
+  await new ListView(main, query, list, signal).start();
+}
+
+class ListView {
+  constructor(main, query, list, signal) {
+    Object.assign(this, {
+      main,
+      query,
+      list,
+      signal,
+      run: query.get("run"),
+      filters: filtersOf(query),
+      offset: Number(query.get("offset") ?? 0),
+      cursor: query.get("cursor"),
+    });
+  }
+
+  async start() {
+    const parameters = {
+      run: this.run,
+      ...this.filters,
+      offset: this.offset || null,
+      limit: PAGE,
+      cursor: this.cursor,
+    };
+    if (this.filters.text) put(this.main, this.waiting());
+    const answer = await get("trajectories", parameters, this.signal);
+    foundNumbers.set(
+      this.run,
+      answer.rows.map((row) => row.number),
+    );
+    replace(this.main, this.head(), this.tools(answer), this.results(answer));
+    bind("/", "search the text", () => document.getElementById("search").focus(), this.signal);
+    bind("j", "open the first of the list", () => answer.rows.length && this.open(answer.rows[0], 0), this.signal);
+    bind("n", "next page", () => this.page(answer, 1), this.signal);
+    bind("p", "page before", () => this.page(answer, -1), this.signal);
+    if (!this.filters.text) poll(() => this.lookForMore(answer.total), this.signal, this.isRunning());
+  }
+
+  isRunning() {
+    return this.list.some((run) => run.id === this.run && run.status === "running");
+  }
+
+  /** The list stays as it is under the reader's eyes; what came since is offered. */
+  async lookForMore(total) {
+    this.list = await runList(this.signal);
+    const { total: now } = await get("trajectories", { run: this.run, ...this.filters, limit: 1 }, this.signal);
+    const place = this.main.querySelector(".more");
+    if (now !== total && place)
+      replace(
+        place,
+        button(`${signed(now - total)} new: show`, () => this.set({})),
+      );
+    return this.isRunning();
+  }
+
+  waiting() {
+    return h("p", { class: "note", role: "status" }, "Searching …");
+  }
+
+  head() {
+    const runs = this.list.filter((run) => run.kind !== "sft" || run.id === this.run).map((run) => run.id);
+    const known = runs.includes(this.run) ? runs : [this.run, ...runs];
+    return h(
+      "div",
+      { class: "title" },
+      h("h1", {}, "Trajectories"),
+      select("of", known, this.run, (run) => go("trajectories", { run })),
+    );
+  }
+
+  set(change) {
+    const entries = { run: this.run, ...this.filters, ...change };
+    go("trajectories", entries);
+  }
+
+  tools(answer) {
+    const { filters } = this;
+    const number = (label, name) =>
+      input(label, filters[name], (value) => this.set({ [name]: value.trim() }), {
+        inputmode: "decimal",
+        size: 5,
+        id: `by-${name}`,
+      });
+    const choice = (label, name, options) =>
+      options?.length > 1 &&
+      select(
+        label,
+        [["", "any"], ...options.map((each) => [each, String(each).replaceAll("_", " ")])],
+        filters[name] ?? "",
+        (value) => this.set({ [name]: value }),
+      );
+    const search = input("Text", filters.text, (text) => this.set({ text }), {
+      type: "search",
+      id: "search",
+      placeholder: "in contexts and messages",
+    });
+    const active = FILTERS.some((name) => name !== "sort" && filters[name]);
+    return h(
+      "div",
+      { class: "tools" },
+      search,
+      (answer.steps?.length > 1 || this.filters.step) && this.stepField(answer),
+      number("Group", "group"),
+      number("Seed", "seed"),
+      choice("Environment", "environment", answer.environments),
+      choice("Model", "model", answer.models),
+      choice("Status", "status", answer.statuses),
+      h("span", { class: "pair" }, number("Reward from", "reward_min"), number("to", "reward_max")),
+      active && h("a", { class: "button", href: address("trajectories", { run: this.run }) }, "Clear filters"),
+    );
+  }
+
+  stepField(answer) {
+    const steps = answer.steps ?? [];
+    const current = Number(this.filters.step);
+    const near = (way) =>
+      this.filters.step
+        ? way > 0
+          ? steps.find((step) => step > current)
+          : steps.findLast((step) => step < current)
+        : way > 0
+          ? steps[0]
+          : steps.at(-1);
+    const arrow = (label, way, name) =>
+      button(label, () => this.set({ step: near(way) }), {
+        class: "tiny",
+        "aria-label": name,
+        disabled: near(way) === undefined,
+      });
+    const field = input("Step", this.filters.step, (step) => this.set({ step: step.trim() }), {
+      inputmode: "numeric",
+      size: 5,
+      placeholder: steps.length ? `${steps[0]}–${steps.at(-1)}` : "",
+      id: "by-step",
+    });
+    return h("span", { class: "pair" }, field, arrow("‹", -1, "Step before"), arrow("›", 1, "Next step"));
+  }
+
+  results(answer) {
+    const titles = answer.models?.length ? { group: "Task", member: "Try" } : {};
+    const several = (answer.environments ?? []).length > 1;
+    const hidden = new Set([
+      ...(answer.rows.some((row) => row.model) ? ["step"] : ["model"]),
+      ...(several ? [] : ["environment"]),
+      ...(answer.rows.some((row) => row.turns !== null && row.turns !== undefined) ? [] : ["turns"]),
+    ]);
+    const columns = COLUMNS.filter(([name]) => !hidden.has(name)).map(([name, title]) => [name, titles[name] ?? title]);
+    const body = answer.rows.map((row, index) => this.row(row, index, columns));
+    const table = h(
+      "table",
+      { class: "list" },
+      h(
+        "thead",
+        {},
+        h(
+          "tr",
+          {},
+          columns.map((column) => this.heading(column)),
+        ),
+      ),
+      h("tbody", {}, body),
+    );
+    return [this.pager(answer), answer.rows.length ? h("div", { class: "scroll" }, table) : note(this.nothing(answer))];
+  }
+
+  nothing(answer) {
+    if (answer.next) return "Nothing found so far: search on.";
+    return answer.total === 0 && !FILTERS.some((name) => this.filters[name])
+      ? "This run has written no trajectories."
+      : "No trajectory fits these filters.";
+  }
+
+  heading([name, title]) {
+    const sort = this.filters.sort ?? "";
+    const is = sort.replace(/^-/, "") === name;
+    const next = is && sort.startsWith("-") ? name : `-${name}`;
+    const sign = is ? (sort.startsWith("-") ? " ↓" : " ↑") : "";
+    return h(
+      "th",
+      {
+        scope: "col",
+        class: `head-${name}${NUMBERS.has(name) ? " number" : ""}`,
+        "aria-sort": is ? (sign === " ↓" ? "descending" : "ascending") : "none",
+      },
+      h("button", { type: "button", onclick: () => this.set({ sort: next }) }, title, sign),
+    );
+  }
+
+  /** Where a trajectory is, with the list that it was opened from. */
+  entries(row, index) {
+    return { run: this.run, number: row.number, ...this.filters, at: this.filters.text ? null : this.offset + index };
+  }
+
+  open(row, index) {
+    go("trajectory", this.entries(row, index));
+  }
+
+  row(row, index, columns) {
+    const cells = {
+      status: () => statusBadge(row.status),
+      reward: () => h("b", { class: tone(row.reward) }, signed(row.reward)),
+      group: () =>
+        h(
+          "a",
+          {
+            href: address("group", { run: this.run, step: row.step, group: row.group }),
+            title: "All members side by side",
+          },
+          row.group,
+        ),
+    };
+    const link = (text) => h("a", { class: "open", href: address("trajectory", this.entries(row, index)) }, text);
+    const first = columns[0][0];
+    const onclick = (event) => event.target.closest("a") ?? (getSelection().isCollapsed && this.open(row, index));
+    return h(
+      "tr",
+      { dataset: { number: row.number }, onclick },
+      columns.map(([name]) => {
+        const shown = cells[name]?.() ?? row[name] ?? "–";
+        const opens = name !== "group" && (name === first || name === "member" || name === "status");
+        return h("td", { class: `col-${name}${NUMBERS.has(name) ? " number" : ""}` }, opens ? link(shown) : shown);
+      }),
+    );
+  }
+
+  pager(answer) {
+    const last = this.offset + answer.rows.length;
+    const searched =
+      this.filters.text && answer.searched !== undefined
+        ? `searched ${answer.searched}${answer.of ? ` of ${answer.of}` : ""}`
+        : "";
+    const range = answer.rows.length
+      ? `${this.offset + 1}–${last} of ${answer.total}${answer.next ? " found so far" : ""}`
+      : "";
+    const broken = answer.broken ? `⚠ ${answer.broken} lines of the index could not be read` : "";
+    return h(
+      "div",
+      { class: "pager" },
+      h("span", { role: "status" }, [range, searched, broken].filter(Boolean).join(" · ")),
+      button("‹ Before", () => this.page(answer, -1), { disabled: this.offset === 0 && !this.cursor }),
+      button(answer.next && last >= answer.total ? "Search on ›" : "Next ›", () => this.page(answer, 1), {
+        disabled: last >= answer.total && !answer.next,
+      }),
+      h("span", { class: "more", role: "status" }),
+      this.filters.step &&
+        this.filters.group &&
+        h(
+          "a",
+          {
+            class: "button",
+            href: address("group", { run: this.run, step: this.filters.step, group: this.filters.group }),
+          },
+          "Group side by side",
+        ),
+    );
+  }
+
+  page(answer, way) {
+    if (way < 0)
+      return this.cursor ? history.back() : this.offset > 0 && this.set({ offset: Math.max(0, this.offset - PAGE) });
+    if (this.offset + answer.rows.length < answer.total) this.set({ offset: this.offset + PAGE, cursor: this.cursor });
+    else if (answer.next) this.set({ cursor: answer.next, offset: null });
+  }
+}

@@ -1,0 +1,228 @@
+import importlib.util
+import json
+import math
+import os
+import sqlite3
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turnwise.core.errors import UserError
+from turnwise.record import trackers
+from turnwise.record.trackers import Trackers, check_trackers
+
+CONFIG = {"algo": {"advantage": "gae"}, "train": {"steps": 5}}
+ROWS = [
+    {"step": 0, "eval/name": "before", "eval/success": 0.125, "nonfinite": ["x"]},
+    {"step": 1, "rollout/success": 0.25, "train/kl": None, "train/entropy": math.nan, "flag": True},
+    {"step": 2, "rollout/success": 0.5},
+]
+LATER = [{"step": 2, "rollout/success": 0.625}, {"step": 3, "rollout/success": 0.75}]
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("WANDB_", "TRACKIO_"))]:
+        monkeypatch.delenv(name)
+
+
+def needs(package: str, optional_part: Any) -> None:
+    if importlib.util.find_spec(package) is None:
+        optional_part(f"{package} is not installed: pip install {package}")
+
+
+def track(name: str, folder: Path, rows: list[dict[str, Any]], resumed_after: int | None = None) -> list[str]:
+    """Sends the rows; what was told meanwhile."""
+    told: list[str] = []
+    sink = Trackers([name], config=CONFIG, name="lake", folder=folder, tell=told.append, resumed_after=resumed_after)
+    for row in rows:
+        sink.log(row)
+    sink.close()
+    return told
+
+
+PROGRAM = """
+import json, sys
+from pathlib import Path
+from turnwise.record.trackers import Trackers
+name, folder, config, rows, resumed = sys.argv[1], Path(sys.argv[2]), *map(json.loads, sys.argv[3:])
+sink = Trackers([name], config=config, name="lake", folder=folder, tell=print, resumed_after=resumed)
+for row in rows:
+    sink.log(row)
+sink.close()
+"""
+
+
+def track_twice(name: str, folder: Path) -> None:
+    """A run and its resumption, in processes of their own as they are. They print nothing."""
+    for rows, resumed in ((ROWS, None), (LATER, 1)):
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, name, str(folder), *map(json.dumps, (CONFIG, rows, resumed))],
+            env={**os.environ, "TRACKIO_DIR": str(folder / "trackio"), "HF_HUB_OFFLINE": "1"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+def test_tensorboard_holds_every_number_at_its_step_and_a_resumed_run_goes_on(
+    tmp_path: Path, optional_part: Any
+) -> None:
+    needs("tensorboard", optional_part)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    assert track("tensorboard", tmp_path, ROWS) == []
+    assert track("tensorboard", tmp_path, LATER, resumed_after=1) == []
+    found = EventAccumulator(str(tmp_path / "trackers/tensorboard/lake")).Reload()
+    assert set(found.Tags()["scalars"]) == {"eval/success", "rollout/success"}
+    success = [(event.step, event.value) for event in found.Scalars("rollout/success")]
+    assert success == [(1, 0.25), (2, 0.625), (3, 0.75)]  # what was run again stands once
+    assert [(event.step, event.value) for event in found.Scalars("eval/success")] == [(0, 0.125)]
+    assert "advantage" in str(found.Tensors("config/text_summary")[0].tensor_proto.string_val[0])
+
+
+def test_wandb_writes_offline_and_a_resumed_run_keeps_its_id(tmp_path: Path, optional_part: Any) -> None:
+    needs("wandb", optional_part)
+    track_twice("wandb", tmp_path)
+    files = sorted((tmp_path / "trackers/wandb").glob("offline-run-*/run-*.wandb"))
+    assert len(files) == 2 and len({file.name for file in files}) == 1
+    read = [wandb_records(file) for file in files]
+    rows = [row for records in read for row in records["rows"]]
+    assert [(row["step"], row.get("rollout/success")) for row in rows] == [
+        (0, None), (1, 0.25), (2, 0.5), (2, 0.625), (3, 0.75)
+    ]  # fmt: skip
+    assert {key for row in rows for key in row if not key.startswith("_")} == {
+        "step", "eval/success", "rollout/success"
+    }  # fmt: skip
+    assert read[0]["run"] == ("turnwise", "lake") == read[1]["run"]
+    assert read[0]["config"]["algo"] == {"advantage": "gae"}
+
+
+def wandb_records(path: Path) -> dict[str, Any]:
+    """What a file of W&B's holds: its rows, its project and name, its settings."""
+    from wandb.proto import wandb_internal_pb2
+
+    found: dict[str, Any] = {"rows": [], "config": {}}
+    for data in logged_records(path.read_bytes()):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        if record.WhichOneof("record_type") == "history":
+            items = record.history.item
+            found["rows"].append({"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items})
+        elif record.WhichOneof("record_type") == "run":
+            found["run"] = (record.run.project, record.run.display_name)
+            updates = record.run.config.update
+            found["config"] |= {each.key: json.loads(each.value_json) for each in updates}
+    return found
+
+
+def logged_records(data: bytes) -> Iterator[bytes]:
+    """LevelDB's log format behind a header of 7 bytes: blocks of 32 KiB, of (checksum, length, kind) and a piece."""
+    place, whole = 7, b""
+    while place + 7 <= len(data):
+        if 32768 - place % 32768 < 7:
+            place += 32768 - place % 32768
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, place)
+        whole += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # all of it, or its last piece
+            yield whole
+            whole = b""
+
+
+def test_trackio_holds_every_number_and_a_resumed_run_goes_on_in_the_same(tmp_path: Path, optional_part: Any) -> None:
+    needs("trackio", optional_part)
+    track_twice("trackio", tmp_path)
+    with sqlite3.connect(tmp_path / "trackio/turnwise.db") as base:
+        found = base.execute("select run_name, run_id, step, metrics from metrics order by id").fetchall()
+    assert {name for name, *_ in found} == {"lake"} and len({run for _, run, *_ in found}) == 1
+    logged = [(step, json.loads(metrics)) for *_, step, metrics in found]
+    assert logged == [
+        (0, {"eval/success": 0.125}),
+        (1, {"rollout/success": 0.25}),
+        (2, {"rollout/success": 0.5}),
+        (2, {"rollout/success": 0.625}),
+        (3, {"rollout/success": 0.75}),
+    ]
+
+
+class Fragile:
+    """A tracker that breaks at its second row."""
+
+    made: list["Fragile"]
+
+    def __init__(self, config: Mapping[str, Any], name: str, folder: Path, resumed_after: int | None) -> None:
+        self.logged: list[int] = []
+        self.closed = False
+        type(self).made.append(self)
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        if self.logged:
+            raise ConnectionError("the server\nis gone")
+        self.logged.append(step)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Sturdy(Fragile):
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        self.logged.append(step)
+
+
+@pytest.fixture
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    Fragile.made = []
+    Sturdy.made = []
+    monkeypatch.setattr(trackers, "TRACKERS", {"json": Fragile, "csv": Sturdy})  # names of packages that are there
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_a_tracker_that_breaks_is_told_once_and_the_others_go_on(tmp_path: Path) -> None:
+    told: list[str] = []
+    sink = Trackers(["json", "csv"], config={}, name="run", folder=tmp_path, tell=told.append)
+    for step in range(4):
+        sink.log({"step": step, "x": 1.0})
+    sink.close()
+    assert told == ["json could not log (the server is gone): it is off from here, the run folder has all"]
+    assert Fragile.made[0].logged == [0] and not Fragile.made[0].closed
+    assert Sturdy.made[0].logged == [0, 1, 2, 3] and Sturdy.made[0].closed
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_a_row_without_numbers_is_not_sent(tmp_path: Path) -> None:
+    sink = Trackers(["csv"], config={}, name="run", folder=tmp_path, tell=print)
+    sink.log({"step": 3, "eval/name": "x", "y": None})
+    assert Sturdy.made[0].logged == []
+
+
+def test_a_tracker_that_does_not_start_stops_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: Any) -> None:
+        raise ValueError("no key")
+
+    Sturdy.made = []
+    monkeypatch.setattr(trackers, "TRACKERS", {"csv": Sturdy, "json": refuses})
+    with pytest.raises(UserError, match=r"json does not start \(no key\)"):
+        Trackers(["csv", "json"], config={}, name="run", folder=tmp_path, tell=print)
+    assert Sturdy.made[0].closed
+
+
+def test_unknown_and_missing_trackers_are_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r'record\.trackers holds "wandbb", which is none: did you mean "wandb"'):
+        check_trackers(["wandbb"])
+    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"record\.trackers trackio needs a package: pip install trackio"):
+        check_trackers(["trackio"])
+    check_trackers([])
+
+
+def test_a_run_without_trackers_leaves_no_folder(tmp_path: Path) -> None:
+    Trackers([], config={}, name="run", folder=tmp_path, tell=print).close()
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,65 @@
+"""A browser and a folder of runs for the tests of the page; both are made once."""
+
+import importlib.util
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import pytest
+
+if TYPE_CHECKING:
+    from browser_for_tests import Viewer
+    from playwright.sync_api import Page
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+@pytest.fixture(scope="session")
+def browser_path(optional_part: Callable[..., NoReturn]) -> str:
+    """Where the browser is; without one, or without what drives it, the test is skipped."""
+    if missing := [name for name in ("playwright", "fastapi", "uvicorn") if importlib.util.find_spec(name) is None]:
+        optional_part(f"the page's tests need {', '.join(missing)}: pip install playwright 'turnwise[view]'")
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is None:
+        pytest.skip("no browser to be had here, which these tests need: apt-get install chromium")
+    return found
+
+
+@pytest.fixture(scope="session")
+def served(browser_path: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    """The folder of runs and the server's address."""
+    from browser_for_tests import make_runs, serving
+
+    root = tmp_path_factory.mktemp("viewed") / "runs"
+    make_runs(root)
+    with serving(root) as address:
+        yield root, address
+
+
+@pytest.fixture(scope="module")
+def page(browser_path: str, served: tuple[Path, str]) -> Iterator["Page"]:
+    """A browser for one file of tests, opened after the runs were made.
+
+    Its driver keeps an event loop going in this thread, so that nothing else can `asyncio.run` meanwhile.
+    """
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
+        yield browser.new_page(accept_downloads=True)
+        browser.close()
+
+
+@pytest.fixture
+def viewer(page: "Page", served: tuple[Path, str]) -> Iterator["Viewer"]:
+    """The page, fresh and 1280 pixels wide. Nothing may go wrong in it, and nothing may be fetched from elsewhere."""
+    from browser_for_tests import Viewer
+
+    root, address = served
+    page.set_viewport_size({"width": 1280, "height": 860})
+    page.emulate_media(color_scheme="light")
+    with Viewer(page, root, address) as opened:
+        yield opened
+    assert not opened.problems
+    assert all(url.startswith((address, "data:", "blob:")) for url in opened.requests)

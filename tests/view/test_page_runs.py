@@ -1,0 +1,85 @@
+"""The table of runs in a real browser."""
+
+import tomllib
+
+from browser_for_tests import HOSTILE, LONG, ONE, OTHER, STEPS, TWO, Viewer, expect
+
+NAMES = "table.runs td.col-id"
+
+
+def test_the_start_page_lists_all_runs_with_what_their_folders_say(viewer: Viewer) -> None:
+    viewer.page.goto(viewer.address)
+    expect(viewer.page.locator("table.runs tbody tr")).to_have_count(5)
+    row = viewer.page.locator(f'tr[data-run="{ONE}"]')
+    after = viewer.metrics(ONE)[-1]
+    expect(row.locator(".col-environment")).to_have_text("frozen_lake")
+    expect(row.locator(".col-step")).to_have_text(f"{STEPS} / {STEPS}")
+    expect(row.locator(".col-success b")).to_have_text(f"{100 * after['eval/success']:.1f} %")
+    low, high = (100 * after[f"eval/success_{side}"] for side in ("low", "high"))
+    expect(row.locator(".col-success small")).to_have_text(f"{low:.1f} % to {high:.1f} %")
+    expect(row.locator(".col-status")).to_contain_text("finished")
+
+
+def test_a_heading_sorts_and_sorts_the_other_way_and_the_address_keeps_it(viewer: Viewer) -> None:
+    viewer.open("runs")
+    viewer.page.get_by_role("button", name="Run", exact=True).click()
+    assert viewer.texts(NAMES) == sorted([ONE, TWO, OTHER, HOSTILE, LONG])
+    viewer.page.get_by_role("button", name="Run", exact=True).click()
+    assert viewer.texts(NAMES) == sorted([ONE, TWO, OTHER, HOSTILE, LONG], reverse=True)
+    viewer.page.reload()
+    expect(viewer.page.locator(NAMES).first).to_have_text(LONG)
+    viewer.page.get_by_role("button", name="Step").click()
+    assert set(viewer.texts(NAMES)[:3]) == {ONE, TWO, OTHER}
+
+
+def test_typing_filters_by_any_text(viewer: Viewer) -> None:
+    viewer.open("runs")
+    viewer.page.keyboard.press("/")
+    viewer.page.keyboard.type("frozen fast")
+    expect(viewer.page.locator(NAMES)).to_have_text([OTHER])
+    assert viewer.entries()["filter"] == "frozen+fast"
+
+
+def test_two_selected_runs_show_the_differences_of_their_settings(viewer: Viewer) -> None:
+    viewer.open("runs")
+    viewer.page.get_by_label(f"Select {ONE}").check()
+    viewer.page.get_by_label(f"Select {OTHER}").press("Space")
+    settings = ["critic.learning_rate", "0.001", "0.005", "train.learning_rate", "0.001", "0.005"]
+    expect(viewer.page.locator(".differences tbody tr > *")).to_have_text(settings)
+    one, other = (tomllib.loads((viewer.root / run / "config.toml").read_text()) for run in (ONE, OTHER))
+    assert (one["train"]["learning_rate"], other["train"]["learning_rate"]) == (0.001, 0.005)
+    viewer.page.get_by_role("link", name="Overlay curves").click()
+    expect(viewer.page.locator(".legend a")).to_have_text([ONE, OTHER])
+    viewer.page.go_back()
+    expect(viewer.page.get_by_label(f"Select {OTHER}")).to_be_checked()
+
+
+def test_dark_and_light_follow_the_system_until_one_is_chosen(viewer: Viewer) -> None:
+    viewer.page.emulate_media(color_scheme="dark")
+    viewer.open("runs")
+    paper = "getComputedStyle(document.querySelector('.bar')).backgroundColor"
+    dark = viewer.page.evaluate(paper)
+    viewer.page.keyboard.press("t")
+    light = viewer.page.evaluate(paper)
+    assert (dark, light) == ("rgb(21, 25, 30)", "rgb(255, 255, 255)")
+    viewer.page.reload()
+    assert viewer.page.evaluate(paper) == light
+
+
+def test_a_question_mark_shows_the_keys_of_the_view(viewer: Viewer) -> None:
+    viewer.open("curves", run=ONE)
+    viewer.page.keyboard.press("?")
+    expect(viewer.page.locator("dialog")).to_contain_text("in a panel: move the cursor")
+    viewer.page.keyboard.press("Escape")
+    expect(viewer.page.locator("dialog")).to_be_hidden()
+    viewer.page.keyboard.press("1")
+    expect(viewer.page.locator(NAMES)).to_have_count(5)
+
+
+def test_an_unknown_run_is_one_line_with_a_way_on(viewer: Viewer) -> None:
+    viewer.open("trajectories", run="no/such")
+    expect(viewer.page.get_by_role("alert")).to_have_count(1)
+    assert "\n" not in viewer.page.get_by_role("alert").inner_text()
+    viewer.problems.clear()  # the browser reports the 404 itself
+    viewer.page.get_by_role("link", name="Runs").click()
+    expect(viewer.page.locator(NAMES)).to_have_count(5)

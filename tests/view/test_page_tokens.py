@@ -1,0 +1,136 @@
+"""The token view in a real browser: what is shown is what is stored."""
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from browser_for_tests import HOSTILE, LONG, LONG_TOKENS, ONE, Viewer, expect
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator
+
+COLUMNS = {
+    "logprob": "action_logprobs",
+    "learner_logprob": "learner_logprobs",
+    "advantage": "advantages",
+    "entropy": "entropies",
+}
+
+
+def shown(viewer: Viewer) -> dict[str, str]:
+    """What the inspector says."""
+    return dict(
+        viewer.page.locator(".inspector [data-field]").evaluate_all(
+            "all => all.map((each) => [each.dataset.field, each.textContent])"
+        )
+    )
+
+
+def check(viewer: Viewer, turn: dict[str, Any], place: int) -> None:
+    """The inspector's numbers are those of a sampled token, to the last digit."""
+    said = shown(viewer)
+    assert int(said["id"]) == turn["action_ids"][place]
+    for field, column in COLUMNS.items():
+        assert float(said[field]) == turn[column][place]
+    assert float(said["difference"]) == turn["learner_logprobs"][place] - turn["action_logprobs"][place]
+    assert {"true": 1, "false": 0}.get(said["mask"], said["mask"]) in (
+        turn["loss_mask"][place],
+        str(turn["loss_mask"][place]),
+    )
+
+
+def sampled(viewer: Viewer, turn: int, place: int) -> "Locator":
+    return viewer.page.locator(f'.token.action[data-turn="{turn}"][data-index="{place}"]')
+
+
+def test_a_tokens_numbers_equal_the_stored_ones_on_hover(viewer: Viewer) -> None:
+    row = viewer.trajectories(ONE)[2]
+    viewer.open("tokens", run=ONE, number=2)
+    for number, turn in enumerate(row["turns"]):
+        for place in (0, len(turn["action_ids"]) - 1):
+            sampled(viewer, number, place).hover()
+            check(viewer, turn, place)
+
+
+def test_and_on_keyboard_focus_with_arrows_from_token_to_token(viewer: Viewer) -> None:
+    row = viewer.trajectories(ONE)[3]
+    viewer.open("tokens", run=ONE, number=3)
+    viewer.page.keyboard.press("i")
+    turn = row["turns"][0]
+    for place in range(len(turn["action_ids"])):
+        if place:
+            viewer.page.keyboard.press("ArrowRight")
+        check(viewer, turn, place)
+    viewer.page.keyboard.press("Home")
+    viewer.page.keyboard.press("ArrowLeft")
+    said = shown(viewer)
+    assert int(said["id"]) == turn["context_ids"][-1] and said["kind"].startswith("context") and "advantage" not in said
+    assert len(row["turns"]) > 1
+    viewer.page.keyboard.press("ArrowDown")
+    check(viewer, row["turns"][1], 0)
+    viewer.page.keyboard.press("End")
+    check(viewer, row["turns"][1], len(row["turns"][1]["action_ids"]) - 1)
+
+
+def test_all_ids_of_contexts_and_actions_stand_in_their_order(viewer: Viewer) -> None:
+    row = viewer.trajectories(ONE)[2]
+    names = {
+        each["id"]: each["text"] for each in map(json.loads, (viewer.root / ONE / "trajectories/tokens.jsonl").open())
+    }
+    viewer.open("tokens", run=ONE, number=2)
+    expect(viewer.page.locator(".token-turn")).to_have_count(len(row["turns"]))
+    tokens = viewer.page.locator(".token-run .token").evaluate_all(
+        "all => all.map((each) => [Number(each.dataset.id), each.textContent])"
+    )
+    ids = [each for turn in row["turns"] for each in (*turn["context_ids"], *turn["action_ids"])]
+    assert [each for each, _ in tokens] == ids
+    assert all(text.replace("↵", "") == names[each] for each, text in tokens)
+
+
+def test_colours_follow_the_chosen_quantity_and_never_stand_alone(viewer: Viewer) -> None:
+    turn = viewer.trajectories(HOSTILE)[0]["turns"][0]
+    viewer.open("tokens", run=HOSTILE, number=0)
+    style = """(token) => {
+        const { backgroundColor, borderBottomStyle, borderBottomWidth } = getComputedStyle(token);
+        return [backgroundColor, borderBottomStyle, borderBottomWidth];
+    }"""
+    above, below = (sampled(viewer, 0, place).evaluate(style) for place in (0, 1))
+    assert turn["advantages"][:2] == [0.5, -0.5]
+    assert above[0] != below[0] and (above[1], below[1]) == ("solid", "dotted")
+    assert viewer.page.locator(".token.context").first.evaluate(style)[:2] == ["rgba(0, 0, 0, 0)", "none"]
+    expect(viewer.page.locator(".token-legend .sample")).to_have_text(["−0.5", "−0.25", "0", "+0.25", "+0.5"])
+    viewer.page.get_by_label("Log-probability").check(force=True)
+    widths = [float(sampled(viewer, 0, place).evaluate(style)[2].removesuffix("px")) for place in range(4)]
+    assert widths == sorted(widths) and widths[0] < widths[3]  # they are 0, -0.001, -0.002 and -0.003
+    viewer.page.get_by_label("Loss mask").check(force=True)
+    assert [
+        sampled(viewer, 0, place).evaluate("(each) => each.classList.contains('struck')") for place in range(4)
+    ] == [False, True] * 2
+    expect(viewer.page.locator(".token-legend")).to_contain_text("4 of 7 sampled tokens are counted")
+    viewer.page.get_by_label("Entropy").check(force=True)
+    expect(viewer.page.locator(".token-legend")).to_contain_text("not recorded")
+
+
+def test_turns_and_segments_have_boundaries(viewer: Viewer) -> None:
+    viewer.open("tokens", run=HOSTILE, number=0)
+    marks = viewer.page.locator(".tokens > *").evaluate_all(
+        "all => all.map((each) => (each.querySelector('h4') ?? each).firstChild.textContent)"
+    )
+    assert marks == ["Segment 1", "Turn 1", "Segment 2", "Turn 2"]
+    viewer.open("tokens", run=ONE, number=0)
+    expect(viewer.page.locator(".segment")).to_have_count(1)
+
+
+def test_a_list_of_a_hundred_thousand_tokens_does_not_freeze_the_page(viewer: Viewer) -> None:
+    began = time.monotonic()
+    viewer.open("tokens", run=LONG, number=0)
+    sampled(viewer, 0, 0).hover()
+    assert time.monotonic() - began < 5
+    assert viewer.page.locator(".token").count() < LONG_TOKENS / 10
+    began = time.monotonic()
+    viewer.page.keyboard.press("i")
+    viewer.page.keyboard.press("End")
+    expect(viewer.page.locator('.inspector [data-field="place"]')).to_have_text(f"turn 1, token {LONG_TOKENS - 1}")
+    assert time.monotonic() - began < 3
+    assert float(shown(viewer)["logprob"]) == pytest.approx(-0.001 * ((LONG_TOKENS - 1) % 1000))
