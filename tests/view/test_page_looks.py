@@ -2,16 +2,21 @@
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from browser_for_tests import HOSTILE, ONE, OTHER, STEPS, TWO, Viewer
+from browser_for_tests import HOSTILE, ONE, OTHER, STEPS, TWO, Viewer, serving
+
+from turnwise.record.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 FOCUSED = """(() => {
     const at = document.activeElement;
     return [at.getAttribute("aria-label") ?? at.textContent.trim(), getComputedStyle(at).outlineStyle];
 })()"""
-SHOTS = os.environ.get("TURNWISE_SCREENSHOTS")
+SHOTS, VIEWED = os.environ.get("TURNWISE_SCREENSHOTS"), os.environ.get("TURNWISE_VIEWED")
 VIEWS: dict[str, dict[str, Any]] = {
     "runs": {"sel": [ONE, OTHER], "filter": "lake"},
     "curves": {"run": [ONE, TWO, OTHER]},
@@ -49,3 +54,26 @@ def test_all_can_be_reached_by_the_tab_key_and_shows_its_focus(viewer: Viewer) -
     assert {"Runs", "Trajectories", "Keys", "Success as CSV", "Success as PNG"} <= reached
     assert any(name.startswith("Entropy: ") for name in reached) or any(name.startswith("Reward: ") for name in reached)
     assert any(name.startswith("alarm: step 2") for name in reached)
+
+
+def test_pictures_of_real_runs(page: "Page") -> None:
+    """For the docs: TURNWISE_SCREENSHOTS=docs/pictures TURNWISE_VIEWED=runs pytest tests/view/test_page_looks.py"""
+    if not (SHOTS and VIEWED):
+        pytest.skip("no runs to take pictures of: TURNWISE_SCREENSHOTS and TURNWISE_VIEWED name folders")
+    names = sorted(path.parent.name for path in Path(VIEWED).glob("*/config.toml"))[:3]
+    with serving(Path(VIEWED)) as address:
+        real = Viewer(page, Path(VIEWED), address)
+        page.set_viewport_size({"width": 1280, "height": 860})
+        last = RunFolder.open(Path(VIEWED) / names[0]).read_index()
+        number = max(index for index, entry in enumerate(last) if entry["status"] == "succeeded" and entry["turns"] > 2)
+        views: dict[str, dict[str, Any]] = {
+            "runs": {},
+            "curves": {"run": names},
+            "trajectories": {"run": names[0]},
+            "trajectory": {"run": names[0], "number": number},
+            "tokens": {"run": names[0], "number": number},
+        }
+        for view, entries in views.items():
+            real.open(view, **entries)
+            page.wait_for_timeout(1500)
+            page.screenshot(path=Path(SHOTS) / f"{view}.png")
