@@ -36,6 +36,8 @@ from turnwise.tools.sandbox.zygote_config import ZygoteConfig
 CONTROL = 3
 """The descriptor of the control socket in a zygote, and of its own socket in a session."""
 MESSAGE_BYTES = 1 << 16
+BEHIND_THE_TRAINER = 5
+"""How much nicer sessions are than the host: code that burns every processor must not starve it."""
 STANDARD_MODULES = (
     "asyncio",
     "bz2",
@@ -263,6 +265,7 @@ def _take_descriptors(sock: int, output: int) -> socket.socket:
 def _set_up_python(scratch: str, seed: int) -> None:
     """A session's own randomness, folder and signals."""
     os.umask(0o077)
+    os.nice(BEHIND_THE_TRAINER)
     os.environ.update(HOME=scratch, TMPDIR=scratch)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
