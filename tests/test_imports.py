@@ -48,8 +48,13 @@ OPTIONAL = (
     "wandb",
     "turnwise.engine.paged.launch",
     "turnwise.models.head_kernel",
+    "turnwise.envs.code_tests.judge",
+    "turnwise.tools.python",
 )
-"""Optional dependencies: what may be imported inside a function, in any room; the last two stand for Triton."""
+"""Optional dependencies: what may be imported inside a function, in any room.
+
+`launch` and `head_kernel` stand for Triton, `judge` and `python` for the sandbox, which Linux alone has.
+"""
 
 PACKAGE = "turnwise"
 

@@ -229,6 +229,8 @@ def test_a_folder_takes_more_tasks_and_models_but_no_other_settings(env: str, tm
         results = evaluate_into(both, out, wire=FAST, console=quiet())
         assert [each.episodes for each in results.evaluations] == [4, 4]
         assert len(saved(out)) == 5
+        with pytest.raises(UserError, match=r"holds an evaluation of 4 tasks, and 2 of them are asked for"):
+            run(env, url, out=out, seeds="2-3")
         with pytest.raises(UserError, match=r"with another eval.temperature \(0.5, now 0.0\): choose another --out"):
             run(env, url, out=out, seeds="0-2", overrides=[("eval.temperature", 0.0)])
         with pytest.raises(UserError, match=r"another split \(test, now validation\)"):

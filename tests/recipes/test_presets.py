@@ -40,6 +40,14 @@ def test_a_file_of_settings_is_a_recipe_of_ones_own(tmp_path: Path) -> None:
     own.write_text('[env]\nkind = "sokoban"\n[env.params]\nsize = 8\n[train]\nsteps = 7\n')
     config = configure(str(own), overrides=[("train.steps", "9")])
     assert (config.env.kind, config.env.params["size"], config.train.steps) == ("sokoban", 8, 9)
+    own.write_text('[env]\nkind = "tools"\ntasks = "rows.jsonl"\ntools = ["own.py:look"]\nreward = "own.py:score"\n')
+    (tmp_path / "own.py").write_text(
+        'def look(a: str) -> str:\n    """Looks."""\n\n\ndef score(answer, row):\n    return 0\n'
+    )
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"question": "{number}?"}}\n' for number in range(30)))
+    params = configure(str(own)).env.params
+    assert params["tasks"] == str(tmp_path / "rows.jsonl"), "files are looked for beside it"
+    assert (params["tools"], params["reward"]) == ([f"{tmp_path}/own.py:look"], f"{tmp_path}/own.py:score")
     with pytest.raises(UserError, match=r"cannot read .*missing\.toml"):
         configure(str(tmp_path / "missing.toml"))
 

@@ -67,10 +67,12 @@ def test_dragging_zooms_all_panels_and_a_double_click_resets(viewer: Viewer) -> 
     viewer.page.mouse.move(*spot(area, 2))
     viewer.page.mouse.move(*spot(area, 3))
     viewer.page.mouse.up()
+    viewer.page.wait_for_url("**from=1**")
     assert (viewer.entries()["from"], viewer.entries()["to"]) == ("1", "3")
     viewer.page.mouse.move(*spot(viewer.page.locator(f"{ENTROPY} .area"), STEPS))
     expect(viewer.page.locator(f"{REWARD} .readout .at")).to_have_text("step 3")  # the right end is now step 3
     area.dblclick()
+    viewer.page.wait_for_function("!location.hash.includes('from=')")
     assert "from" not in viewer.entries()
     expect(viewer.page.get_by_role("button", name="Reset zoom")).to_be_disabled()
 

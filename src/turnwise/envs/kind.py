@@ -12,12 +12,10 @@ from pydantic.fields import FieldInfo
 
 from turnwise.core.chance import address, stream
 from turnwise.core.errors import UserError
-from turnwise.core.task import Task
+from turnwise.core.task import Split, Task
 from turnwise.envs.runner import TextEnvRunner
-from turnwise.envs.seeds import split_of
+from turnwise.envs.seeds import FIRST, split_of
 from turnwise.envs.text_env import WORDING, TextEnv, docstring_of, settings_of
-from turnwise.envs.tool_env import ToolEnv
-from turnwise.envs.tool_runner import ToolEnvRunner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +73,12 @@ class EnvKind:
         except ValidationError as error:
             raise UserError(self._complaint(error, settings)) from error
 
+    def sizes(self, params: Mapping[str, Any]) -> dict[Split, int]:
+        """Of the splits whose tasks are counted."""
+        checked = settings_of(self.cls).model_validate(dict(params))
+        found: dict[Split, int | None] = {split: self.cls.size(checked, split) for split in FIRST}
+        return {split: size for split, size in found.items() if size is not None}
+
     def make(self, task: Task, member: int = 0, attempt: int = 0) -> TextEnvRunner:
         """One episode's world. Members of a group share the start state and meet luck of their own."""
         if self.requires:
@@ -87,11 +91,10 @@ class EnvKind:
         # How a prompt is worded changes nothing about the world.
         world = replace(full, params={name: value for name, value in full.params.items() if name not in WORDING})
         env = self.cls(full.params, rng=stream("luck", *world.parts, member, attempt))
-        env.split = full.split
+        env.split, env.index = full.split, full.seed - FIRST[full.split]
         start_rng = stream("start", *world.parts)
-        if isinstance(env, ToolEnv):
-            return ToolEnvRunner(env, start_rng, seed=address("tools", *world.parts, member, attempt))
-        return TextEnvRunner(env, start_rng=start_rng)
+        runner = env.runner or TextEnvRunner
+        return runner(env, start_rng, address("tools", *world.parts, member, attempt))
 
     def _complaint(self, error: ValidationError, settings: type[BaseModel]) -> str:
         first = error.errors()[0]

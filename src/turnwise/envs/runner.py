@@ -34,9 +34,12 @@ class Ran:
 
 
 class TextEnvRunner:
-    """One episode of a `TextEnv`. `start_rng` is the stream of the start state; the later one is the env's `rng`."""
+    """One episode of a `TextEnv`. `start_rng` is the stream of the start state; the later one is the env's `rng`.
 
-    def __init__(self, env: TextEnv, start_rng: random.Random) -> None:
+    `seed`: the member's own, for runners that hold more than the environment.
+    """
+
+    def __init__(self, env: TextEnv, start_rng: random.Random, seed: int = 0) -> None:
         self.env = env
         self._start_rng = start_rng
         self._observation: str | None = None

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
@@ -77,6 +77,8 @@ class TextEnv(ABC):
     class Params(StrictParams):
         """The environment's own parameters, reachable as `self.params`."""
 
+    runner: ClassVar[Any] = None
+    """What runs its episodes: a subclass of TextEnvRunner; None: that one itself."""
     params: Any
     rng: random.Random
     """What the environment draws after `reset`: a stream of the member's own."""
@@ -84,6 +86,8 @@ class TextEnv(ABC):
     """True: every start state belongs to one split, by its `state_key()`, and `reset` is called until one does.
 
     For worlds of so few start states that seeds of different splits would meet; it makes them anew at every call."""
+    index: int = 0
+    """The task's number in its split, for environments whose tasks are counted."""
     split: Split | None = None
     """The task's, for environments whose splits differ in more than seeds; None: made by hand, without a task."""
 
@@ -93,6 +97,11 @@ class TextEnv(ABC):
         self.max_turns = self.params.max_turns
         self.max_actions_per_turn = self.params.max_actions_per_turn
         self.max_actions = self.params.max_actions
+
+    @classmethod
+    def size(cls, params: Any, split: Split) -> int | None:
+        """How many tasks a split has, where they are counted; None: there is no end of them."""
+        return None
 
     @abstractmethod
     def reset(self, rng: random.Random) -> str:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from turnwise.config.numbers import Positive
 from turnwise.envs.answers import format_answer
 from turnwise.envs.text_env import StrictParams, TextEnv
+from turnwise.envs.tool_runner import ToolEnvRunner
 from turnwise.tools.formats import read_calls, write_call
 from turnwise.tools.tool import Tool
 
@@ -25,6 +26,7 @@ Style = Literal["hermes", "llama", "mistral", "python", "answer"]
 
 class ToolEnv(TextEnv):
     max_turns = 6
+    runner = ToolEnvRunner
 
     class Params(StrictParams):
         style: Style = "hermes"

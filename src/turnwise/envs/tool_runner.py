@@ -9,7 +9,6 @@ from typing import Any
 from turnwise.core.messages import Message, ToolSpec, system, user
 from turnwise.core.protocols import Observation, StepResult
 from turnwise.envs.runner import TextEnvRunner
-from turnwise.envs.tool_env import ToolEnv
 from turnwise.tools.box import ToolBox, ToolHands
 from turnwise.tools.formats import Calls, read_calls
 from turnwise.tools.shorten import shorten
@@ -19,10 +18,10 @@ TOLD_BY_TEMPLATE = ("hermes", "llama", "mistral")
 """Styles of models whose own chat template tells them of their tools, in the words that they were trained on."""
 NONE_LEFT = "No tool calls left: answer now."
 
-_boxes: dict[tuple[type[ToolEnv], str], ToolBox] = {}
+_boxes: dict[tuple[type, str], ToolBox] = {}
 
 
-def box_of(env: ToolEnv) -> ToolBox:
+def box_of(env: Any) -> ToolBox:
     """Shared by all episodes of equal parameters: limits and kept answers are theirs together."""
     key = (type(env), env.params.model_dump_json())
     if key not in _boxes:
@@ -31,8 +30,10 @@ def box_of(env: ToolEnv) -> ToolBox:
 
 
 class ToolEnvRunner(TextEnvRunner):
-    def __init__(self, env: ToolEnv, start_rng: random.Random, seed: int) -> None:
-        super().__init__(env, start_rng)
+    """`env`: a `ToolEnv`, whose module names this class."""
+
+    def __init__(self, env: Any, start_rng: random.Random, seed: int = 0) -> None:
+        super().__init__(env, start_rng, seed)
         self.tool_env, self._seed = env, seed
         self._box = box_of(env)
         self._hands: ToolHands | None = None

@@ -1,16 +1,18 @@
 """From what a person typed to a checked configuration, in a fraction of a second: torch is not needed for it."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 from turnwise.config.load import Overrides, build, find_run, read_run, read_settings
-from turnwise.config.schema import Config
+from turnwise.config.schema import Config, EnvConfig
 from turnwise.core.errors import UserError
 from turnwise.core.names import nearest
 from turnwise.envs.registry import ENVIRONMENTS
 from turnwise.recipes.presets import find_method, find_recipe, method_path, recipe_names, recipe_path
 from turnwise.recipes.worlds import worlds_of
 
+FILE = re.compile(r"[^\n]+\.(?:jsonl|py:\w+)")
 MAY_CHANGE = ("train.max_minutes",)
 """What a resumed run may be given anew: it does not change what is learnt."""
 
@@ -26,8 +28,25 @@ def configure(
         )
     settings = _base(target, start_from, resume)
     config = build(_with_method(settings, overrides, fresh=target is not None), overrides)
+    config = config.model_copy(update={"env": _placed(config.env)})
     worlds_of(config)
     return config
+
+
+def _placed(env: EnvConfig) -> EnvConfig:
+    """Files among the environment's parameters by their whole path, so that the run can be gone on with anywhere."""
+    return env.model_copy(update={"params": {name: _whole(value, Path()) for name, value in env.params.items()}})
+
+
+def _whole(value: Any, folder: Path) -> Any:
+    """What names a file of data or of code, as that file in `folder`; anything else as it is."""
+    if isinstance(value, list | tuple):
+        return [_whole(each, folder) for each in value]
+    if not isinstance(value, str) or not FILE.fullmatch(value):
+        return value
+    file, colon, name = value.partition(".py:")
+    place = folder / Path(f"{file}.py" if colon else value).expanduser()
+    return f"{place.resolve()}{f':{name}' if colon else ''}"
 
 
 def load_recipe(name: str) -> dict[str, Any]:
@@ -41,11 +60,24 @@ def settings_for(target: str) -> dict[str, Any]:
     if target in recipe_names():
         return load_recipe(target)
     if target.endswith(".toml"):
-        return read_settings(Path(target))
+        return _from_file(Path(target))
     if target in ENVIRONMENTS or ".py" in target:
         return {"env": {"kind": target}}
     near = nearest(target, [*recipe_names(), *ENVIRONMENTS])
     raise UserError(f'unknown recipe or environment "{target}":{near} (`turnwise recipes` and `envs` list them)')
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    """Files that the environment's table names are looked for beside it."""
+    settings = read_settings(path)
+    env = settings.get("env")
+    if isinstance(env, dict):
+        params = env.get("params", {})
+        placed = {name: _whole(value, path.parent) for name, value in env.items() if name != "params"}
+        if isinstance(params, dict):
+            params = {name: _whole(value, path.parent) for name, value in params.items()}
+        settings["env"] = placed | ({"params": params} if "params" in env else {})
+    return settings
 
 
 def _base(target: str | None, start_from: str | None, resume: str | None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from turnwise.config.load import build, read_settings, to_toml
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.recipes.eval_contestants import Contestant
-from turnwise.recipes.eval_seeds import write_seeds
+from turnwise.recipes.eval_seeds import read_seeds, write_seeds
 from turnwise.record.evaluation_folder import EvaluationFolder, read_plan
 
 FOLDER = "runs"
@@ -51,6 +51,12 @@ def save_plan(
     if not folder.fresh:
         old = read_plan(folder.path)
         _check_same(folder, {"environment": old["environment"], "split": old["split"]}, plan)
+        held = read_seeds(old["seeds"], old["split"])
+        if set(seeds) < set(held):
+            raise UserError(
+                f"{folder.path} holds an evaluation of {len(held)} tasks, and {len(seeds)} of them are asked for, "
+                "which would take its place: give another --out"
+            )
         before = {row["name"]: row for row in old["models"]}
         for each in contestants:
             if each.name in before:

@@ -89,7 +89,8 @@ def _asked(everyone: Sequence[Contestant], seeds: str | None, split: Split, trie
         if each.url is None:
             check_context(each.config)
             check_model(each.config.model)
-    chosen = read_seeds(seeds, split) if seeds else [seed_for(split, index) for index in range(config.eval.episodes)]
+    count = min(config.eval.episodes, kind.sizes(kind.check_params(config.env.params)).get(split, config.eval.episodes))
+    chosen = read_seeds(seeds, split) if seeds else [seed_for(split, index) for index in range(count)]
     return Asked(
         contestants=everyone,
         kind=kind,

@@ -66,7 +66,7 @@ def train(
         check(config, each, given)
     console = console or make_console()
     config = settled(config)
-    path = Path(config.record.folder) / (config.record.name or free_name(config, worlds.name, config.algo.advantage))
+    path = run_path(config, worlds.name, config.algo.advantage)
     folder = RunFolder.open(path, writing=True) if resume else RunFolder.create(path, to_toml(config))
     with folder:
         if resume and folder.summary_path.exists():
@@ -132,6 +132,14 @@ def settled(config: Config) -> Config:
     system = config.system.model_copy(update={"threads": threads})
     model = config.model.model_copy(update={"name": model_of(config.model.name)})
     return config.model_copy(update={"system": system, "model": model})
+
+
+def run_path(config: Config, environment: str, method: str) -> Path:
+    """Where the run goes: a folder of its own, right in record.folder."""
+    name = config.record.name or free_name(config, environment, method)
+    if not name.strip() or name in (".", "..") or set(name) & set("/\\\0\n"):
+        raise UserError(f"record.name {name!r} is no name of a folder: leave / out, record.folder says where it goes")
+    return Path(config.record.folder) / name
 
 
 def free_name(config: Config, environment: str, method: str) -> str:

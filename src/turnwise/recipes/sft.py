@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from turnwise.recipes.checks import check_model
 from turnwise.recipes.demos import demonstrations, digest_of
 from turnwise.recipes.learning import build_objective
 from turnwise.recipes.memory import memory_plan, unplanned
-from turnwise.recipes.run import Summary, failing_well, free_name, settled
+from turnwise.recipes.run import Summary, failing_well, run_path, settled
 from turnwise.recipes.tracking import tracked
 from turnwise.recipes.wiring import build_players, load_policy, model_loader
 from turnwise.recipes.worlds import Worlds, task_source, worlds_of
@@ -62,7 +61,7 @@ def sft(config: Config, *, resume: bool = False, console: Console | None = None,
     check_sft(config, given)
     console = console or make_console()
     config = settled(config)
-    path = Path(config.record.folder) / (config.record.name or free_name(config, worlds.name, "sft"))
+    path = run_path(config, worlds.name, "sft")
     folder = RunFolder.open(path, writing=True) if resume else RunFolder.create(path, to_toml(config))
     with folder:
         if resume and folder.summary_path.exists():

@@ -37,7 +37,8 @@ def worlds_of(config: Config, kind: EnvKind | None = None) -> Worlds:
     """`kind`: of env.kind, where a program has it at hand."""
     first = kind or load(config.env.kind)
     kinds = {first.name: first}
-    worlds = [World(env=first.name, params=first.check_params(config.env.params))]
+    params = first.check_params(config.env.params)
+    worlds = [World(env=first.name, params=params, sizes=first.sizes(params))]
     for name, mixed in config.env.mixed().items():
         if name in kinds:
             raise UserError(
@@ -45,7 +46,7 @@ def worlds_of(config: Config, kind: EnvKind | None = None) -> Worlds:
             )
         kinds[name] = replace(load(mixed.kind), name=name)
         params = kinds[name].check_params(mixed.params)
-        worlds.append(World(env=name, params=params, weight=mixed.weight))
+        worlds.append(World(env=name, params=params, weight=mixed.weight, sizes=kinds[name].sizes(params)))
     return Worlds(kinds=kinds, worlds=tuple(worlds))
 
 

@@ -3,15 +3,26 @@ same ones.
 """
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import Any
 
-from turnwise.core.chance import address
+from turnwise.core.chance import address, stream
 from turnwise.core.task import Split, Task
 from turnwise.envs.seeds import RANGE, seed_for
 from turnwise.rollout.curriculum import Curriculum, Measured, task_name
+
+
+def _shuffled(size: int, *parts: Any) -> Iterator[int]:
+    """0 to size - 1 in an order of its own, then again in another, without end; nothing is made before it is asked."""
+    for epoch in count():
+        chance, moved = stream(*parts, epoch), dict[int, int]()
+        for place in range(size):
+            chosen = chance.randrange(place, size)
+            yield moved.get(chosen, chosen)
+            moved[chosen] = moved.get(place, place)
+
 
 ADDRESSES = 1 << 63
 """How many there are."""
@@ -24,6 +35,8 @@ class World:
     env: str
     params: Mapping[str, Any] = field(default_factory=dict)
     weight: float = 1.0
+    sizes: Mapping[Split, int] = field(default_factory=dict)
+    """How many tasks a split has, where they are counted: rows of a file. Else there is no end of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +56,25 @@ class TaskSource:
         else:
             pools = {world.env: self._weights(world, self.curriculum, measured or {}) for world in worlds}
             places = [_taken(pools[world.env], number) for world, number in zip(worlds, addresses, strict=True)]
+        places = self._within(worlds, places, step)
         return [self.task("train", place, world) for world, place in zip(worlds, places, strict=True)][start:]
+
+    def _within(self, worlds: Sequence[World], places: Sequence[int], step: int) -> list[int]:
+        """Where tasks are counted, each comes once in a step before any comes again."""
+        rows = {
+            world.env: _shuffled(world.sizes["train"], "rows", self.run_seed, step, world.env)
+            for world in worlds
+            if "train" in world.sizes
+        }
+        return [
+            next(rows[world.env]) if world.env in rows else place for world, place in zip(worlds, places, strict=True)
+        ]
 
     def held_out(self, split: Split, count: int) -> list[Task]:
         """The first tasks of a split, as many of each world: the same in every run, so that evaluations compare."""
         many = len(self.worlds)
-        return [self.task(split, number // many, self.worlds[number % many]) for number in range(count)]
+        places = [(number // many, self.worlds[number % many]) for number in range(count)]
+        return [self.task(split, index, world) for index, world in places if index < world.sizes.get(split, RANGE)]
 
     def task(self, split: Split, index: int, world: World | None = None) -> Task:
         world = self.worlds[0] if world is None else world

@@ -13,6 +13,8 @@ from turnwise.tools.sandbox.limits import SandboxLimits
 from turnwise.tools.sandbox.results import RunResult
 from turnwise.tools.tool import ToolError, ToolResult, ToolRules
 
+__all__ = ["PythonTool", "SandboxLimits"]
+
 SPEC = ToolSpec(
     name="python",
     description="Runs Python code and shows what it prints. Variables stay from call to call.",

@@ -8,11 +8,9 @@ from pydantic import Field
 
 from turnwise.config.numbers import Positive
 from turnwise.core.messages import Picture
-from turnwise.envs.code_tests.judge import JudgeTool
 from turnwise.envs.code_tests.pipelines import make_exercise
 from turnwise.envs.text_env import Outcome
 from turnwise.envs.tool_env import Style, ToolEnv
-from turnwise.tools.sandbox.limits import SandboxLimits
 from turnwise.tools.tool import Tool
 
 
@@ -38,6 +36,9 @@ class CodeTests(ToolEnv):
 
     @classmethod
     def make_tools(cls, params: Any) -> Sequence[Tool]:
+        from turnwise.envs.code_tests.judge import JudgeTool
+        from turnwise.tools.python import SandboxLimits
+
         return [JudgeTool(SandboxLimits(timeout_s=params.timeout_s))]
 
     def tool_state(self) -> "CodeTests":

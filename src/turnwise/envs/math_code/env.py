@@ -11,8 +11,6 @@ from turnwise.envs.math_code.numbers import equal
 from turnwise.envs.math_code.problems import make_problem
 from turnwise.envs.text_env import Outcome, lost, won
 from turnwise.envs.tool_env import Style, ToolEnv
-from turnwise.tools.python import PythonTool
-from turnwise.tools.sandbox.limits import SandboxLimits
 from turnwise.tools.tool import Tool
 
 
@@ -35,6 +33,8 @@ class MathCode(ToolEnv):
 
     @classmethod
     def make_tools(cls, params: Any) -> Sequence[Tool]:
+        from turnwise.tools.python import PythonTool, SandboxLimits
+
         return [PythonTool(SandboxLimits(timeout_s=params.timeout_s, memory_mb=params.memory_mb))]
 
     def reset(self, rng: random.Random) -> str:

@@ -18,7 +18,9 @@ from typing import Any
 from pydantic import Field
 
 from turnwise.core.errors import EnvironmentFailure, UserError
+from turnwise.core.task import Split
 from turnwise.envs.functions import load_function
+from turnwise.envs.seeds import split_of_state
 from turnwise.envs.text_env import Outcome, lost, won
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.tools.function import from_function
@@ -45,15 +47,18 @@ class Tools(ToolEnv):
         """The reward from which an answer counts as right."""
 
     params: Params
-    splits_starts = True
 
     @classmethod
     def make_tools(cls, params: Any) -> Sequence[Tool]:
         return [from_function(load_function(given, "env.params.tools")) for given in params.tools]
 
+    @classmethod
+    def size(cls, params: Any, split: Split) -> int:
+        return len(rows_of(params.tasks, split))
+
     def reset(self, rng: random.Random) -> str:
-        rows = read_rows(self.params.tasks)
-        self.row = rows[rng.randrange(len(rows))]
+        rows = rows_of(self.params.tasks, self.split)
+        self.row = rows[self.index % len(rows)]
         self._score = load_function(self.params.reward, "env.params.reward")
         return question_of(self.row)
 
@@ -67,6 +72,16 @@ class Tools(ToolEnv):
 
 def question_of(row: Row) -> str:
     return next(str(row[name]) for name in QUESTION if name in row)
+
+
+@lru_cache(maxsize=32)
+def rows_of(path: str, split: Split | None) -> tuple[Row, ...]:
+    """Those of a split: by their column `split` where they have it, else by their question."""
+    rows = read_rows(path)
+    found = tuple(row for row in rows if split in (None, row.get("split") or split_of_state(question_of(row))))
+    if not found:
+        raise UserError(f"{path} has no row for {split}: give it more rows, or a column split that says {split}")
+    return found
 
 
 @lru_cache(maxsize=8)

@@ -37,7 +37,11 @@ class PictureFiles:
         if not self.wants(step):
             return written
         try:
-            for row in _chosen(rows, self._per_step):
+            chosen = _chosen(rows, self._per_step)
+            if not chosen:
+                self._every = 0
+                self._tell("pictures are off: this environment draws none")
+            for row in chosen:
                 written += save_pictures(row, self._folder, _name(step, row))
         except (OSError, ValueError, MemoryError) as error:
             self._every = 0

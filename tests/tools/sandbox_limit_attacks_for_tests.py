@@ -1,0 +1,343 @@
+"""Attacks on limits (time, memory, processes, files, output) and on the protocol between session and host."""
+
+# The attacks are data, and some of their lines are long.
+# ruff: noqa: E501
+
+from dataclasses import replace
+
+from sandbox_ground_for_tests import Attack, attack
+
+FORGE = """
+import json, os, socket, struct, sys, threading, time
+me = sys._getframe()
+while me.f_back is not None:
+    me = me.f_back
+def frame(**message):
+    body = json.dumps(message).encode()
+    return struct.pack('!I', len(body)) + body
+def answer(number, text='FORGED'):
+    return frame(id=number, ended='ok', value=text, error=None)
+"""
+
+TIME = (
+    attack("an endless loop", "x = 1", "while True: pass", "print(x)", ended=("ok",), prints="1"),
+    attack("sleep", "import time; time.sleep(100)", ended=("timeout",)),
+    attack(
+        "a loop that ignores interrupts",
+        "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass",
+        ended=("timeout",),
+    ),
+    attack(
+        "a loop that catches interrupts",
+        "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
+        ended=("timeout",),
+    ),
+    attack(
+        "a loop with signals blocked",
+        "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, range(1, 64))\nwhile True: pass",
+        ended=("timeout",),
+    ),
+    attack("a number that never ends", "9 ** 9 ** 9", ended=("timeout", "memory")),
+    attack("a pattern that never ends", "import re; re.match('(a+)+$', 'a' * 60 + 'b')", ended=("timeout",)),
+    attack(
+        "a repr that never ends", "class A:\n    def __repr__(self):\n        while True: pass\nA()", ended=("timeout",)
+    ),
+    attack(
+        "an error text that never ends",
+        "class A(Exception):\n    def __str__(self):\n        while True: pass\nraise A",
+        ended=("timeout", "error"),
+    ),
+    attack(
+        "many processes that burn",
+        "import os\nfor _ in range(5): os.fork()\nwhile True: pass",
+        ended=("timeout", "killed", "error"),
+    ),
+    attack(
+        "threads that burn and a main that waits for them",
+        """
+import threading
+def burn():
+    while True: pass
+for _ in range(4): threading.Thread(target=burn).start()
+while True: pass
+""",
+        "print('next')",
+        ended=("ok", "timeout"),
+    ),
+    attack("a fake interrupt is an error", "raise KeyboardInterrupt", ended=("error",)),
+    attack("code that never compiles", "(" * 5000 + ")" * 5000, ended=("error", "memory", "killed")),
+    attack("code that overflows the stack", "eval('-' * 90000 + '1')", ended=("error", "memory", "killed")),
+)
+
+MEMORY = (
+    attack("one large block", "x = bytearray(4 << 30)", "print('kept')", prints="kept"),
+    attack("many small blocks", "x = []\nwhile True: x.append(bytearray(1 << 20))", ended=("memory",)),
+    attack(
+        "children together",
+        """
+import os, time
+for _ in range(8):
+    if os.fork() == 0:
+        block = bytearray(b'x') * (100 << 20)
+        time.sleep(30)
+        os._exit(0)
+time.sleep(30)
+""",
+        ended=("memory",),
+        tiers=("namespaces",),
+    ),
+    attack(
+        "memory that children share counts once, and counts",
+        """
+import mmap, os, time
+blocks = []
+for _ in range(3):
+    block = mmap.mmap(-1, 100 << 20)
+    blocks.append(block)
+    for at in range(0, len(block), 4096): block[at] = 1
+""",
+        ended=("memory", "error", "killed"),
+    ),
+    attack("mappings without end", "import mmap\nx = []\nwhile True: x.append(mmap.mmap(-1, 1 << 28))"),
+    attack(
+        "pipes full of bytes",
+        """
+import os, fcntl
+total = 0
+try:
+    while True:
+        r, w = os.pipe()
+        try:
+            fcntl.fcntl(w, 1031, 1 << 20); print('BROKEN larger pipe')
+        except OSError: pass
+        os.set_blocking(w, False)
+        try:
+            while True: total += os.write(w, b'x' * 65536)
+        except BlockingIOError: pass
+except OSError as error:
+    print(error.errno, total)
+print('BROKEN' if total > 16 << 20 else 'held')
+""",
+        prints="held",
+    ),
+    attack(
+        "innocent forks of a large parent",
+        """
+import os
+block = bytearray(b'x') * (120 << 20)
+children = []
+for _ in range(10):
+    pid = os.fork()
+    if pid == 0:
+        import time; time.sleep(0.3); os._exit(0)
+    children.append(pid)
+for pid in children: os.waitpid(pid, 0)
+print('all well')
+""",
+        ended=("ok",),
+        tiers=("namespaces",),
+        prints="all well",
+    ),
+)
+
+COUNTS = (
+    attack(
+        "a fork bomb",
+        "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
+        timeout_s=0.4,
+        ended=("timeout", "killed", "error"),
+        tiers=("namespaces",),
+    ),
+    attack("forks are refused", "import os\nos.fork()\nprint('BROKEN')", ended=("error",), tiers=("landlock",)),
+    attack(
+        "exec is refused",
+        "import os\nos.execv('/bin/sh', ['sh', '-c', 'echo BROKEN'])",
+        ended=("error",),
+        tiers=("landlock",),
+    ),
+    attack(
+        "a shell is not there", "import subprocess\nsubprocess.run(['/bin/sh', '-c', 'echo BROKEN'])", ended=("error",)
+    ),
+    attack(
+        "a thread bomb",
+        "import threading, time\nwhile True:\n    try: threading.Thread(target=time.sleep, args=(9,)).start()\n    except RuntimeError: pass",
+        timeout_s=0.4,
+        ended=("timeout", "killed", "error", "memory"),
+    ),
+    attack(
+        "a bomb of small threads",
+        "import threading, _thread, time\nthreading.stack_size(32768)\nwhile True:\n    try: _thread.start_new_thread(time.sleep, (9,))\n    except RuntimeError: pass",
+        timeout_s=0.4,
+        ended=("timeout", "killed", "error", "memory"),
+    ),
+    attack("descriptors without end", "import os\nx = []\nwhile True: x.append(os.dup(1))", ended=("error",)),
+    attack("a huge file", "f = open('big', 'wb')\nwhile True: f.write(b'x' * (1 << 20))", ended=("error", "killed")),
+    attack(
+        "a huge file at once",
+        "import os\nf = open('big', 'wb')\nos.posix_fallocate(f.fileno(), 0, 1 << 40)",
+        ended=("error", "killed"),
+    ),
+    attack(
+        "large files without end",
+        "number = 0\nwhile True:\n    open(f'big{number}', 'wb').write(b'x' * (1 << 22))\n    number += 1",
+        ended=("error", "killed"),
+    ),
+    attack(
+        "files without names",
+        """
+import os
+kept = []
+while True:
+    f = open('big', 'wb'); os.unlink('big'); kept.append(f); f.write(b'x' * (4 << 20)); f.flush()
+""",
+        ended=("error", "killed"),
+    ),
+    attack(
+        "many files",
+        "number = 0\nwhile True:\n    open(f'{number}', 'w').close()\n    number += 1",
+        ended=("error", "killed"),
+    ),
+    attack(
+        "files where nobody can count them",
+        "import os\nos.mkdir('dark', 0o300)\nnumber = 0\nwhile True:\n"
+        "    open(f'dark/{number}', 'wb').write(b'x' * (1 << 22))\n    number += 1",
+        ended=("error", "killed"),
+    ),
+    attack(
+        "files without names that are only mapped",
+        """
+import mmap, os
+kept = []
+while True:
+    f = open('big', 'w+b'); os.unlink('big'); f.truncate(4 << 20)
+    m = mmap.mmap(f.fileno(), 4 << 20); f.close(); m[:] = b'x' * (4 << 20); kept.append(m)
+""",
+        ended=("error", "killed", "memory"),
+    ),
+    attack(
+        "files without names that are on their way",
+        """
+import os, socket
+pairs = []
+while True:
+    a, b = socket.socketpair(); pairs.append((a, b))
+    for _ in range(8):
+        f = open('big', 'wb'); os.unlink('big'); f.write(b'x' * (4 << 20)); f.flush()
+        socket.send_fds(a, [b'x'], [f.fileno()]); f.close()
+""",
+        ended=("error", "killed"),
+    ),
+    attack(
+        "folders without end",
+        "import os\nwhile True:\n    os.mkdir('d'); os.chdir('d')",
+        ended=("error", "killed"),
+    ),
+    attack(
+        "folders that cannot be opened, and links out of them",
+        "import os\nos.symlink('$FOLDER', 'out')\nos.mkdir('a'); os.mkdir('a/b'); os.symlink('$FILE', 'a/b/c'); os.mkdir('shut', 0)\nos.mkdir('.moved-0')",
+        ended=("ok",),
+    ),
+)
+
+OUTPUT = (
+    attack("endless output", "while True: print('x' * 1000)", "print('kept')", prints="kept"),
+    attack(
+        "endless output below Python",
+        "import os\nwhile True: os.write(2, b'x' * 65536)",
+        ended=("error", "timeout", "killed"),
+    ),
+    attack(
+        "endless output that cannot be interrupted",
+        "import os\nwhile True:\n    try: os.write(1, b'x' * 65536)\n    except BaseException: pass",
+        ended=("error", "timeout", "killed"),
+    ),
+    attack("one huge line", "print('x' * (100 << 20))"),
+    attack("a huge value", "'x' * (50 << 20)", ended=("ok",)),
+    attack("a huge error", "raise ValueError('x' * (50 << 20))", ended=("error",)),
+    attack("a value full of escapes", "'\\U0001F600\\x00\\ud800' * 100000", ended=("ok",)),
+    attack("bytes that are no text", "import os\nos.write(1, bytes(range(256)) * 100)", ended=("ok",)),
+    attack("closed output", "import sys, os\nsys.stdout.close(); os.close(1); os.close(2)", "1 + 1"),
+)
+
+CRASHES = (
+    attack(
+        "a segmentation fault",
+        "import ctypes\nctypes.string_at(0)",
+        "print('fresh')",
+        ended=("ok",),
+        prints="restarted",
+    ),
+    attack("an abort", "import os\nos.abort()", "print('fresh')", ended=("ok",), prints="restarted"),
+    attack("an exit below Python", "import os\nos._exit(3)", "print('fresh')", ended=("ok",), prints="restarted"),
+    attack("exit", "x = 3\nexit()", "print(x)", ended=("ok",), prints="3"),
+    attack("builtins gone", "import builtins\nbuiltins.__dict__.clear()", "print('fresh')"),
+    attack("modules gone", "import sys\nsys.modules.clear()", "1"),
+    attack("tracing", "import sys\nsys.settrace(lambda *a: (_ for _ in ()).throw(SystemError))\nprint(1)", "1"),
+    attack(
+        "a loop that was tampered with",
+        "import json, socket\njson.dumps = lambda *a, **k: 'null'\nsocket.socket.sendall = None",
+        "print('fresh')",
+    ),
+)
+
+PROTOCOL = (
+    attack("a forged answer and its real one", FORGE + "os.write(3, answer(1))", ended=("ok", "killed")),
+    attack("two forged answers", FORGE + "os.write(3, answer(1) * 2)\ntime.sleep(9)", ended=("ok", "killed")),
+    attack("an answer to another call", FORGE + "os.write(3, answer(99))\ntime.sleep(9)", ended=("killed",)),
+    attack(
+        "an answer that is huge", FORGE + "os.write(3, struct.pack('!I', 1 << 31))\ntime.sleep(9)", ended=("killed",)
+    ),
+    attack(
+        "an answer that is garbage",
+        FORGE + "os.write(3, struct.pack('!I', 5) + b'xxxxx')\ntime.sleep(9)",
+        ended=("killed",),
+    ),
+    attack(
+        "an answer that is deep",
+        FORGE + "os.write(3, struct.pack('!I', 60000) + b'[' * 60000)\ntime.sleep(9)",
+        ended=("killed",),
+    ),
+    attack(
+        "an answer of wrong types",
+        FORGE + "os.write(3, frame(id=1, ended=['ok'], value={}, error=7))\ntime.sleep(9)",
+        ended=("killed",),
+    ),
+    attack(
+        "an answer with an unhashable end",
+        FORGE + "os.write(3, frame(id=1, ended={}, value=None, error=None))\ntime.sleep(9)",
+        ended=("killed",),
+    ),
+    attack(
+        "an answer that is true",
+        FORGE + "os.write(3, frame(id=True, ended='ok', value=None, error=None))\ntime.sleep(9)",
+    ),
+    attack("half an answer", FORGE + "os.write(3, answer(1)[:9])\ntime.sleep(9)", ended=("timeout", "killed")),
+    attack(
+        "an answer between calls",
+        FORGE
+        + "threading.Thread(target=lambda: [(time.sleep(0.05), os.write(3, answer(2))) for _ in range(99)], daemon=True).start()",
+        "import time; time.sleep(0.3)",
+        "print('still here')",
+        ended=("ok", "killed"),
+    ),
+    attack("a closed socket", "import os\nos.close(3)\nimport time; time.sleep(9)", ended=("killed",)),
+    attack(
+        "a closed socket and a quiet end", "import os\nos.close(3)", "print('fresh')", ended=("ok",), prints="restarted"
+    ),
+    attack(
+        "descriptors sent to the host",
+        "import os, socket\ns = socket.socket(fileno=os.dup(3))\ntry:\n    socket.send_fds(s, [b'x'], [0, 1, 2])\nexcept OSError: pass",
+        ended=("ok", "killed"),
+    ),
+    attack(
+        "a thread that steals the next request",
+        "import os, threading\nthreading.Thread(target=lambda: os.read(3, 1 << 20), daemon=True).start()",
+        "print('next')",
+        ended=("ok", "timeout", "killed"),
+    ),
+)
+
+QUICK = tuple(replace(one, timeout_s=0.5) for one in TIME + PROTOCOL)
+"""Those that run into their time limit: it is short, and it holds."""
+
+ALL: tuple[Attack, ...] = QUICK + MEMORY + COUNTS + OUTPUT + CRASHES

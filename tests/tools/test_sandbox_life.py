@@ -1,0 +1,239 @@
+"""Nothing is left behind: not by sessions, not by crashes, not by a parent that is killed."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sandbox_box_for_tests import LIMITS, TIERS, Box, started
+
+from turnwise.tools.sandbox.errors import SandboxFailure
+from turnwise.tools.sandbox.host import Sandbox
+from turnwise.tools.sandbox.process_tree import descendants
+from turnwise.tools.sandbox.results import RunResult
+from turnwise.tools.sandbox.scratch_folders import NAME, make_base, remove_abandoned, remove_base
+from turnwise.tools.sandbox.zygote_process import ZygoteFailed, ZygoteProcess
+
+SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
+SESSIONS = {"namespaces": 1000, "landlock": 200}
+"""In all; eight live at a time."""
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests run beside these and have folders of their own."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+def held() -> dict[str, object]:
+    """What this process holds of the machine: descriptors, mounts, folders."""
+    return {
+        "descriptors": len(list(Path("/proc/self/fd").iterdir())),
+        "mounts": len(Path("/proc/self/mountinfo").read_text().splitlines()),
+        "folders": sorted(path.name for path in Path(tempfile.gettempdir()).glob(f"*{NAME}*")),
+    }
+
+
+def until(true: Callable[[], object], seconds: float = 10.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if true():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_many_sessions_leak_nothing(tier: str) -> None:
+    before, children = held(), set(descendants(os.getpid()))
+    with started(tier) as box:  # type: ignore[arg-type]
+        busy(box, 20)
+        settle(box)
+        middle, alive = held(), len(descendants(os.getpid()))
+        zygote = zygote_pids(box)[-1]
+        inside = inside_of(zygote)
+        busy(box, SESSIONS[tier] * SOAK)
+        settle(box)
+        assert until(lambda: len(descendants(os.getpid())) <= alive)
+        assert held() == middle
+        assert until(lambda: inside_of(zygote) == inside), (inside_of(zygote), inside)
+        if tier == "landlock":
+            assert until(lambda: not list(Path(scratch_of(box)).iterdir()))
+    assert until(lambda: set(descendants(os.getpid())) <= children)
+    assert held() == before
+
+
+def settle(box: Box) -> None:
+    """Wait until the zygote has told of every end."""
+
+    async def ends() -> None:
+        while box.box._zygote._running:
+            await asyncio.sleep(0.02)
+
+    box.wait(asyncio.wait_for(ends(), 20))
+
+
+def inside_of(zygote: int) -> tuple[int, int]:
+    """Descriptors and mounts."""
+    mounts = Path(f"/proc/{zygote}/mountinfo").read_text().splitlines()
+    return len(list(Path(f"/proc/{zygote}/fd").iterdir())), len(mounts)
+
+
+def scratch_of(box: Box) -> str:
+    scratch = box.box._zygote._scratch
+    assert scratch is not None
+    return scratch[0]
+
+
+def busy(box: Box, count: int) -> None:
+    """Sessions that leave files, threads and (where they can) processes, some of which die."""
+    codes = (
+        "open('a', 'w').write('x')",
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+        "import os\ntry: os.fork() or __import__('time').sleep(60)\nexcept OSError: pass",
+        "import os\nos._exit(1)",
+        "x = 1",
+        "x = 1",
+    )
+
+    async def one(number: int, gate: asyncio.Semaphore) -> None:
+        async with gate, box.box.session() as session:
+            await session.run(codes[number % len(codes)])
+
+    async def everyone() -> None:
+        gate = asyncio.Semaphore(8)
+        await asyncio.gather(*(one(number, gate) for number in range(count)))
+
+    box.wait(everyone())
+
+
+PARENT = """
+import asyncio, os, sys
+from turnwise.tools.sandbox.host import Sandbox
+from turnwise.tools.sandbox.limits import SandboxLimits
+async def main():
+    box = await Sandbox.start(SandboxLimits(timeout_s=60), sys.argv[1], packages=())
+    try:
+        async with box.session() as one, box.session() as two:
+            await one.run("open('left', 'w').write('x')")
+            await one.run("x = 1")
+            code = "import os, time\\ntry: os.fork()\\nexcept OSError: pass\\ntime.sleep(60)"
+            waiting = asyncio.ensure_future(two.run(code))
+            await asyncio.sleep(0.3)
+            print("ready", flush=True)
+            await waiting
+    finally:
+        await box.close()
+try:
+    asyncio.run(main())
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_parent_that_is_ended_leaves_nothing(tier: str, number: signal.Signals) -> None:
+    folders = held()["folders"]
+    command = [sys.executable, "-c", PARENT, tier]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as parent:
+        assert parent.stdout is not None and parent.stderr is not None
+        if parent.stdout.readline() != b"ready\n":
+            words = parent.stderr.read().decode()
+            assert "SandboxUnavailable" in words, words
+            pytest.skip(words.strip().splitlines()[-1])
+        family = descendants(parent.pid)
+        assert len(family) >= (5 if tier == "namespaces" else 3)
+        parent.send_signal(number)
+        parent.wait()
+    assert until(lambda: not any(is_alive(pid) for pid in family)), family
+    assert until(lambda: held()["folders"] == folders)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def zygote_pids(box: Box) -> list[int]:
+    return [box.box._zygote.process.pid, *descendants(box.box._zygote.process.pid)]
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_dead_zygote_is_our_failure_and_is_replaced(tier: str) -> None:
+    with started(tier) as box:  # type: ignore[arg-type]
+
+        async def dies_during_a_call() -> RunResult:
+            async with box.box.session() as session:
+                running = asyncio.ensure_future(session.run("import time\ntime.sleep(60)"))
+                await asyncio.sleep(0.2)
+                os.kill(zygote_pids(box)[0], signal.SIGKILL)
+                with pytest.raises(SandboxFailure):
+                    await asyncio.wait_for(running, 20)
+                return await session.run("6 * 7")
+
+        old = zygote_pids(box)
+        result = box.wait(dies_during_a_call())
+        assert (result.value, result.output.startswith("[the interpreter was restarted")) == ("42", True)
+        assert until(lambda: not any(is_alive(pid) for pid in old))
+
+
+def test_a_zygote_that_cannot_be_replaced_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(self: ZygoteProcess) -> None:
+        raise ZygoteFailed("no more processes")
+
+    with started("namespaces") as box:
+
+        async def die() -> None:
+            async with box.box.session() as session:
+                await session.run("1")
+                os.kill(zygote_pids(box)[0], signal.SIGKILL)
+                monkeypatch.setattr(ZygoteProcess, "start", refused)
+                for _ in range(2):
+                    with pytest.raises(SandboxFailure, match=r"zygote|restarted"):
+                        await session.run("1")
+                        await asyncio.sleep(0.2)
+                        await session.run("1")
+
+        box.wait(die())
+
+
+def test_closing_ends_what_runs_and_refuses_what_comes() -> None:
+    async def close() -> None:
+        box = await Sandbox.start(LIMITS, packages=())
+        session = box.session()
+        running = asyncio.ensure_future(session.run("import time\ntime.sleep(60)"))
+        await asyncio.sleep(0.3)
+        await box.close()
+        with pytest.raises(SandboxFailure):
+            await asyncio.wait_for(running, 20)
+        with pytest.raises(SandboxFailure, match="closed"):
+            await session.run("1")
+        await box.close()
+
+    before = held()
+    asyncio.run(close())
+    assert held() == before
+
+
+def test_folders_of_killed_hosts_are_removed_and_those_in_use_are_not() -> None:
+    base, lock = make_base()
+    Path(base, "0").mkdir()
+    remove_abandoned()
+    assert Path(base, "0").exists()
+    os.close(lock)
+    remove_abandoned()
+    assert not Path(base).exists()
+    other, lock = make_base()
+    remove_base(other, lock)
+    assert not Path(other).exists()
