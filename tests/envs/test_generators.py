@@ -54,7 +54,7 @@ def test_environments_of_generated_worlds_split_their_start_states() -> None:
     """The others have too few (a bandit, an empty board), or hide what differs."""
     own = {name for name in ENVIRONMENTS if not load(name).cls.needs and load(name).cls.splits_starts}
     made = {"frozen_lake", "sokoban", "rubiks_cube", "sudoku", "countdown", "math_code", "code_tests"}
-    assert own == made | {"tools"}
+    assert own == made
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.large], ids=lambda case: case.name)

@@ -23,7 +23,7 @@ from turnwise.tools.sandbox.seccomp_rules import namespaces_rules
 
 NEW_ROOT = "/tmp"
 """Where the new root is put together; the namespace is private, nobody else sees it there."""
-SCRATCH = "/tmp"
+SCRATCH = "/scratch"
 SHARED_MEMORY = f"{SCRATCH}/.shm"
 QUIET = sys_calls.MS_NOSUID | sys_calls.MS_NODEV
 
@@ -126,6 +126,8 @@ class NamespacesJail:
             if not os.path.lexists(NEW_ROOT + where):
                 os.symlink(what, NEW_ROOT + where)
         os.makedirs(NEW_ROOT + SCRATCH, exist_ok=True)
+        if not os.path.lexists(f"{NEW_ROOT}/tmp"):  # an interpreter that lies there stays to be seen
+            os.symlink(SCRATCH, f"{NEW_ROOT}/tmp")
         os.symlink(SHARED_MEMORY, f"{NEW_ROOT}/dev/shm")
         sys_calls.swap_root(NEW_ROOT)
         sys_calls.read_only("/")
