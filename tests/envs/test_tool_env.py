@@ -254,3 +254,20 @@ def test_what_cannot_be_used_is_told_in_one_line(own: dict[str, Any], change: di
 def test_parameters_that_have_no_default_are_asked_for() -> None:
     with pytest.raises(UserError, match=r"env\.params\.tasks is missing: tools needs tasks, tools, reward"):
         load("tools").check_params({})
+
+
+def test_lookup_pays_the_right_call_once() -> None:
+    kind = load("lookup")
+
+    async def rewards() -> list[float]:
+        params = kind.check_params({"call_reward": 0.5, "max_turns": 4})
+        env = kind.make(Task(env="lookup", seed=seed_for("train", 1), params=params))
+        await env.start()
+        asked = vars(env.env)["asked"]
+        other = next(name for name in vars(env.env)["rooms"] if name != asked)
+        said = [f"<call>room {name}</call>" for name in (other, asked, asked)]
+        found = [(await env.step(assistant(text))).reward for text in said]
+        await env.close()
+        return found
+
+    assert asyncio.run(rewards()) == [0.0, 0.5, 0.0]

@@ -21,8 +21,9 @@ def room(name: str, state: "Lookup") -> ToolResult:
     """The room of a person."""
     if name not in state.rooms:
         raise ToolError(f"Nobody is called {name[:20]}.")
-    state.knows = state.knows or name == state.asked
-    return ToolResult(text=state.rooms[name], reward=state.params.call_reward * (name == state.asked))
+    news = name == state.asked and not state.knows  # asking again is paid nothing
+    state.knows = state.knows or news
+    return ToolResult(text=state.rooms[name], reward=state.params.call_reward * news)
 
 
 class Lookup(ToolEnv):
