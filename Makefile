@@ -46,7 +46,8 @@ soak: $(EXTRAS)
 	@TURNWISE_SOAK=$(COUNT) $(PYTEST)
 
 browser:
-	@command -v chromium chromium-browser google-chrome >/dev/null || { echo "installing chromium"; \
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null \
+	|| { echo "installing chromium"; \
 	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-noto-cjk; } >/dev/null 2>&1 \
 	  || echo "chromium cannot be installed here: the viewer's tests in a browser are skipped"; }
 

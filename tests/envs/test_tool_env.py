@@ -126,7 +126,7 @@ def test_a_tools_own_reward_is_the_turns() -> None:
 def test_long_output_is_shortened_in_its_middle() -> None:
     _, (result,) = play([written("hermes", "a" * 50 + "b" * 5000 + "c" * 50)], max_output=100)
     text = result.messages[0].content
-    assert text.startswith("ran a") and text.endswith("c" * 50) and len(text) < 160 and "left out" in text
+    assert text.startswith("ran a") and text.endswith("c" * 50) and len(text) < 160 and "characters cut" in text
 
 
 def test_what_breaks_on_our_side_is_no_observation() -> None:
@@ -271,3 +271,53 @@ def test_lookup_pays_the_right_call_once() -> None:
         return found
 
     assert asyncio.run(rewards()) == [0.0, 0.5, 0.0]
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_the_prompt_states_the_limits_in_force(style: str) -> None:
+    for calls, turns in ((2, 3), (7, 5)):
+        opening, _ = play([], style=style, max_tool_calls=calls, max_turns=turns)
+        prompt = opening.messages[0].content
+        assert f"At most {calls} calls in all." in prompt and f"at most {turns} turns" in prompt
+        assert "<answer>" in prompt
+
+
+def test_where_work_is_handed_in_nothing_is_said_of_answers() -> None:
+    kind = load("code_tests")
+
+    async def prompt() -> str:
+        task = Task(env="code_tests", seed=seed_for("train", 0), params=kind.check_params({"max_tool_calls": 2}))
+        env = kind.make(task)
+        told = (await env.start()).messages[0].content
+        await env.close()
+        return told
+
+    said = asyncio.run(prompt())
+    assert "<answer>" not in said and "at most 2 tries" in said
+
+
+def test_a_turn_with_calls_knows_its_state_as_others_do() -> None:
+    kind = load("math_code")
+
+    async def states() -> list[object]:
+        env = kind.make(Task(env="math_code", seed=seed_for("train", 0), params=kind.check_params({})))
+        question = (await env.start()).messages[-1].content
+        results = [await env.step(assistant(text)) for text in ("```python\nprint(1)\n```", "<answer>x</answer>")]
+        await env.close()
+        return [question, *(result.info["state"] for result in results)]
+
+    assert len(set(asyncio.run(states()))) == 1
+
+
+def test_the_sandbox_is_a_tool_by_name(own: dict[str, Any]) -> None:
+    kind = load("tools")
+
+    async def ask() -> list[str]:
+        params = kind.check_params({**own, "tools": ["python", *own["tools"]], "style": "python"})
+        env = kind.make(Task(env="tools", seed=seed_for("train", 0), params=params))
+        await env.start()
+        said = [await env.step(assistant(f"```python\n{code}\n```")) for code in ("x = 6 * 7", "print(x)")]
+        await env.close()
+        return [each.messages[0].content for each in said]
+
+    assert asyncio.run(ask())[1] == "42"

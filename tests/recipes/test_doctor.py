@@ -52,3 +52,9 @@ def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path, monkeypatch
     assert finding.found.endswith("Permission denied")
     assert finding.mend == "choose another with --record.folder"
     assert finding.needed
+
+
+def test_the_sandbox_is_tried_and_what_it_gives_is_said(tmp_path: Path) -> None:
+    found = {finding.name.strip(): finding for finding in examine(tmp_path)}
+    assert {"sandbox", "namespaces", "landlock"} <= found.keys()
+    assert found["sandbox"].found.endswith("is used") or found["sandbox"].mend

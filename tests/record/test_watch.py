@@ -73,10 +73,14 @@ def test_a_follower_starts_again_where_a_file_was_cut_back_or_replaced(tmp_path:
     cut = follower.poll()
     assert cut.reset and [row["step"] for row in cut.rows] == [1]
     longer = tmp_path / "aside"
-    longer.write_bytes(b'{"step": 1}\n{"step": 9}\n{"step": 10}\n')  # grown again beyond where it was
+    longer.write_bytes(b'{"step": 1}\n{"step": 9}\n{"step": 10}\n')  # what was read still stands: a copy of the file
+    longer.replace(path)
+    grown = follower.poll()
+    assert not grown.reset and [row["step"] for row in grown.rows] == [9, 10]
+    longer.write_bytes(b'{"step": 1}\n{"step": 8}\n{"step": 10}\n{"step": 11}\n')  # grown again beyond where it was
     longer.replace(path)
     replaced = follower.poll()
-    assert replaced.reset and [row["step"] for row in replaced.rows] == [1, 9, 10]
+    assert replaced.reset and [row["step"] for row in replaced.rows] == [1, 8, 10, 11]
     assert not follower.poll().reset
 
 

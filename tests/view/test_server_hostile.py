@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server_for_tests import CONFIG, add_episode, ask, client, episode, get, line, make_evaluation, make_run, turn
 
+from turnwise.record.lines import LineFollower
 from turnwise.view.app import make_app
 from turnwise.view.columns import GrowingTable
-from turnwise.view.follow import Follower
 
 SECRET = "what nobody may see"
 NAMES = ("config", "metrics", "keys", "alarms", "trajectories")
@@ -228,7 +228,7 @@ def test_html_and_scripts_in_names_stay_data(tmp_path: Path) -> None:
 
 
 def test_giant_lines_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("turnwise.view.follow.CHUNK", 1 << 16)
+    monkeypatch.setattr("turnwise.record.lines.CHUNK", 1 << 16)
     folder, asked = make_run(tmp_path / "a", metrics=[{"step": 1}]), client(tmp_path)
     with (folder / "metrics.jsonl").open("ab") as file:
         file.write(b'{"step": 2, "x": "' + b"y" * (3 << 20))
@@ -342,9 +342,9 @@ def test_however_a_file_grows_each_short_line_is_given_once(
     path = tmp_path_factory.mktemp("grows") / "file"
     text = b"".join(each + b"\n" for each in lines)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
-    follower, found = Follower(max_line=8), {}
+    follower, found = LineFollower(max_line=8), {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("turnwise.view.follow.CHUNK", data.draw(st.integers(1, 20)))
+        patch.setattr("turnwise.record.lines.CHUNK", data.draw(st.integers(1, 20)))
         for end in [*cuts, len(text)]:
             path.write_bytes(text[:end])
             with path.open("rb") as file:

@@ -84,7 +84,7 @@ class TextEnvRunner:
             truncated=truncated,
             success=ran.success,
             invalid=bool(ran.problem),
-            info=_info(ran, state),
+            info=turn_info(ran, state),
             picture=picture,
         )
 
@@ -164,7 +164,7 @@ def _text(value: str, where: str) -> str:
     return value
 
 
-def _info(ran: Ran, state: str | None) -> dict[str, Any]:
+def turn_info(ran: Ran, state: str | None) -> dict[str, Any]:
     """Facts of the turn as plain JSON values. `state` is the state in which the model acted."""
     info: dict[str, Any] = {"actions": list(ran.actions), "success": ran.success}
     if ran.problem:

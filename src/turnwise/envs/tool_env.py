@@ -10,11 +10,13 @@
 A turn with calls runs them and shows what they gave; a turn without is the answer, in `<answer>`, which `step` judges.
 """
 
+import json
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from turnwise.config.numbers import Positive
+from turnwise.core.messages import ToolSpec
 from turnwise.envs.answers import format_answer
 from turnwise.envs.text_env import StrictParams, TextEnv
 from turnwise.envs.tool_runner import ToolEnvRunner
@@ -27,6 +29,8 @@ Style = Literal["hermes", "llama", "mistral", "python", "answer"]
 class ToolEnv(TextEnv):
     max_turns = 6
     runner = ToolEnvRunner
+    answers: bool = True
+    """False: calls alone count, as where work is handed in, and the prompt says nothing of answers."""
 
     class Params(StrictParams):
         style: Style = "hermes"
@@ -41,6 +45,16 @@ class ToolEnv(TextEnv):
     def make_tools(cls, params: Any) -> Sequence[Tool]:
         """The tools of all episodes of these parameters."""
 
+    def tools_text(self, specs: Sequence[ToolSpec]) -> str:
+        """What the prompt says of the tools: their limit, and what the chat template does not tell of them."""
+        limit = f"At most {self.params.max_tool_calls} calls in all."
+        if self.params.style == "python":
+            return f"Code in a block ```python ... ``` is run, and you see what it prints. {limit}"
+        if self.params.style != "answer":
+            return limit
+        lines = [f"- {spec.name}({', '.join(_properties(spec))}): {spec.description}" for spec in specs]
+        return "\n".join(["Tools:", *lines, f"Call: {_example(specs[0])}. {limit}"])
+
     def tool_state(self) -> Any:
         """What the tools of this episode are given to work on, after `reset`."""
         return None
@@ -54,3 +68,13 @@ class ToolEnv(TextEnv):
         if read_calls(actions[0], self.params.style).calls:
             return actions[0] if think is None else f"<think>{think}</think>{actions[0]}"
         return format_answer(actions, think)
+
+
+def _properties(spec: ToolSpec) -> dict[str, Any]:
+    return dict(spec.parameters.get("properties", {}))
+
+
+def _example(spec: ToolSpec) -> str:
+    names = list(_properties(spec))
+    alone = len(names) == 1 and _properties(spec)[names[0]].get("type") == "string"
+    return f"<call>{spec.name} {names[0].upper() if alone else json.dumps(dict.fromkeys(names, '...'))}</call>"

@@ -1,17 +1,16 @@
 """Runs a `ToolEnv` as the core's `Env`: calls are run and told, answers are judged."""
 
-import json
 import random
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
-from turnwise.core.messages import Message, ToolSpec, system, user
+from turnwise.core.messages import Message, ToolCall, system, user
 from turnwise.core.protocols import Observation, StepResult
-from turnwise.envs.runner import TextEnvRunner
+from turnwise.envs.prompt import format_text, limits_text
+from turnwise.envs.runner import Ran, TextEnvRunner, turn_info
 from turnwise.tools.box import ToolBox, ToolHands
 from turnwise.tools.formats import Calls, read_calls
-from turnwise.tools.shorten import shorten
+from turnwise.tools.sandbox.shortening import shortened
 from turnwise.tools.tool import ToolResult
 
 TOLD_BY_TEMPLATE = ("hermes", "llama", "mistral")
@@ -43,11 +42,17 @@ class ToolEnvRunner(TextEnvRunner):
     async def start(self) -> Observation:
         opening = await super().start()
         self._hands = await self._open.enter_async_context(self._box.open(self._seed, self.tool_env.tool_state()))
-        specs = self._box.specs
-        if self.tool_env.params.style in TOLD_BY_TEMPLATE:
-            return Observation(messages=opening.messages, tools=specs, picture=opening.picture)
-        told = system(f"{opening.messages[0].content}\n{tools_text(specs, self.tool_env.params.style)}")
-        return Observation(messages=(told, *opening.messages[1:]), picture=opening.picture)
+        specs = self._box.specs if self.tool_env.params.style in TOLD_BY_TEMPLATE else ()
+        with self._attributed("its prompt"):
+            told = system(self._prompt())
+        return Observation(messages=(told, *opening.messages[1:]), tools=specs, picture=opening.picture)
+
+    def _prompt(self) -> str:
+        """What every environment says, and what is said of tools; where nothing is answered, nothing of answers."""
+        env = self.tool_env
+        answering = format_text(env) if env.answers else ""
+        lines = (env.rules(), limits_text(env), answering, env.tools_text(self._box.specs))
+        return "\n".join(line for line in lines if line)
 
     async def step(self, action: Message) -> StepResult:
         calls = read_calls(action.content, self.tool_env.params.style)
@@ -56,54 +61,35 @@ class ToolEnvRunner(TextEnvRunner):
     async def _tool_turn(self, calls: Calls) -> StepResult:
         if self._hands is None or self._over:
             raise RuntimeError("step before start, or after the end of the episode")
+        with self._attributed("state_key"):
+            state = self.env.state_key()
         left = self.tool_env.params.max_tool_calls - self._calls
         run = calls.calls[: max(0, left)]
         results = await self._hands.call_all(run)
         self._calls += len(run)
         self._turns += 1
-        over = any(result.over for result in results)
+        over, success = any(result.over for result in results), any(result.success for result in results)
         self._over = over or self._turns >= self.env.max_turns
         messages = [*map(self._told, run, results), *(user(problem) for problem in calls.problems)]
-        if not over and (len(run) < len(calls.calls) or left <= len(run)):
+        if not self._over and (len(run) < len(calls.calls) or left <= len(run)):
             messages.append(user(NONE_LEFT))
+        called = [{"name": call.name, "failed": result.failed} for call, result in zip(run, results, strict=True)]
+        with self._attributed("draw"):
+            picture = self.env.draw()
         return StepResult(
             messages=tuple(messages),
             reward=sum(result.reward for result in results),
             terminated=over,
             truncated=self._over and not over,
-            success=any(result.success for result in results),
+            success=success,
             invalid=not calls.calls,
-            info={
-                "actions": [],
-                "success": any(result.success for result in results),
-                "calls": [
-                    {"name": call.name, "failed": result.failed} for call, result in zip(run, results, strict=True)
-                ],
-            },
-            picture=self.env.draw(),
+            info=turn_info(Ran(success=success), state) | {"calls": called},
+            picture=picture,
         )
 
-    def _told(self, call: object, result: ToolResult) -> Message:
-        text = shorten(result.text, self.tool_env.params.max_output)
-        return Message(role="tool", content=text, call_id=getattr(call, "call_id", ""))
+    def _told(self, call: ToolCall, result: ToolResult) -> Message:
+        text = shortened(result.text, self.tool_env.params.max_output)
+        return Message(role="tool", content=text, call_id=call.call_id)
 
     async def close(self) -> None:
         await self._open.aclose()
-
-
-def tools_text(specs: Sequence[ToolSpec], style: str) -> str:
-    """For models whose template says nothing of tools."""
-    if style == "python":
-        return "Code in a block ```python ... ``` is run, and you see what it prints. Answer when you know."
-    lines = [f"- {spec.name}({', '.join(_properties(spec))}): {spec.description}" for spec in specs]
-    return "\n".join(["Tools:", *lines, f"Call: {_example(specs[0])}."]) if specs else ""
-
-
-def _properties(spec: ToolSpec) -> dict[str, Any]:
-    return dict(spec.parameters.get("properties", {}))
-
-
-def _example(spec: ToolSpec) -> str:
-    names = list(_properties(spec))
-    alone = len(names) == 1 and _properties(spec)[names[0]].get("type") == "string"
-    return f"<call>{spec.name} {names[0].upper() if alone else json.dumps(dict.fromkeys(names, '...'))}</call>"

@@ -26,6 +26,7 @@ from turnwise.record.progress import Progress
 from turnwise.record.reports.report import write_report
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.table import closing_table
+from turnwise.record.trackers import check_trackers
 from turnwise.train.checkpoints import Checkpoints, State, restore
 from turnwise.train.learner import LocalLearner
 from turnwise.train.measuring import measure
@@ -34,6 +35,8 @@ from turnwise.train.sft import SftLoop, SftSettings, steps_of
 
 SECTIONS = ("env", "model", "lora", "sft", "eval", "checkpoint", "record", "system")
 """All of these are read."""
+EPISODES = ("record.trajectories", "record.pictures_every", "record.pictures_per_step")
+"""Of `record`, what is not read."""
 KEYS = (
     "seed",
     "train.micro_tokens",
@@ -77,8 +80,12 @@ def sft(config: Config, *, resume: bool = False, console: Console | None = None,
 
 def check_sft(config: Config, given: Iterable[str] = ()) -> None:
     check_model(config.model)
+    check_trackers(config.record.trackers)
     for key in given:
-        if key.partition(".")[0] not in SECTIONS and key.replace("-", "_") not in KEYS:
+        name = key.replace("-", "_")
+        if name in EPISODES:
+            raise UserError(f"{key} has no effect here: imitation plays no episodes that are recorded")
+        if key.partition(".")[0] not in SECTIONS and name not in KEYS:
             raise UserError(f"{key} has no effect here: imitation reads {', '.join(SECTIONS)}, {', '.join(KEYS)}")
     if config.context.mode != "full":
         raise UserError(f"demonstrations are shown whole, and context.mode is {config.context.mode}: choose full")

@@ -1,14 +1,15 @@
-"""Reads a JSONL file as it grows, whatever state it is in: what readers of a run that goes on need."""
+"""Rows of a JSONL file as it grows, whatever state it is in: what readers of a run that goes on need."""
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-CHUNK = 8 * 1024 * 1024
-"""Bytes read at once, at most: the rest comes with the next look."""
+from turnwise.record.lines import LineFollower
+
+MAX_LINE = 8 * 1024 * 1024
+"""Bytes; longer ones are skipped and counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,50 +24,43 @@ class Follower:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.broken = 0
-        self._offset = 0
-        self._file_number: int | None = None
+        self._lines = LineFollower(MAX_LINE)
+        self._unread = 0
+
+    @property
+    def broken(self) -> int:
+        return self._unread + self._lines.too_long
 
     def poll(self) -> Fresh:
-        """What came since, but no more than a chunk of it at once."""
         try:
             with self.path.open("rb") as file:
-                return self._read(file)
+                reset = self._lines.began and self._lines.replaced(file)
+                if reset:
+                    self._lines.restart()
+                    self._unread = 0
+                return Fresh(rows=list(self._rows(file)), reset=reset)
         except OSError:
             return Fresh(rows=[], reset=False)
 
     def each(self) -> Iterator[dict[str, Any]]:
         """Everything that is there now, without holding all of it."""
-        before = -1
-        while self._offset > before:
-            before = self._offset
-            yield from self.poll().rows
+        try:
+            with self.path.open("rb") as file:
+                yield from self._rows(file)
+        except OSError:
+            return
 
     def read_all(self) -> list[dict[str, Any]]:
         return list(self.each())
 
-    def _read(self, file: BinaryIO) -> Fresh:
-        found = os.fstat(file.fileno())
-        number, size = found.st_ino, found.st_size
-        reset = self._file_number is not None and (number != self._file_number or size < self._offset)
-        if reset:
-            self._offset, self.broken = 0, 0
-        self._file_number = number
-        file.seek(self._offset)
-        data = file.read(CHUNK)
-        whole = data.rfind(b"\n") + 1
-        if not whole and len(data) == CHUNK:  # no line is that long: it is passed over
-            self._offset += len(data)
-            self.broken += 1
-            return Fresh(rows=[], reset=reset)
-        self._offset += whole
-        rows = [row for line in data[:whole].split(b"\n")[:-1] if (row := self._row(line)) is not None]
-        return Fresh(rows=rows, reset=reset)
-
-    def _row(self, line: bytes) -> dict[str, Any] | None:
-        row = parse_line(line)
-        self.broken += row is None
-        return row
+    def _rows(self, file: BinaryIO) -> Iterator[dict[str, Any]]:
+        for block in self._lines.blocks(file):
+            for line in block.lines:
+                row = parse_line(line)
+                if row is None:
+                    self._unread += 1
+                else:
+                    yield row
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from turnwise.record.lines import Block, LineFollower
 from turnwise.view.columns import GrowingTable, Table
-from turnwise.view.follow import Block, Follower
 from turnwise.view.lines import read_row
 from turnwise.view.root import NotThere, Root
 
@@ -23,7 +23,7 @@ class RunIndex:
 
     def __init__(self, root: Root, folder: Path) -> None:
         self._root, self._folder = root, folder
-        self._follower = Follower(MAX_INDEX_LINE)
+        self._follower = LineFollower(MAX_INDEX_LINE)
         self._rows = GrowingTable()
 
     def refresh(self) -> Table:
@@ -67,7 +67,7 @@ class EvaluationIndex:
 
     def __init__(self, root: Root, folder: Path, models: tuple[str, ...]) -> None:
         self._root, self._folder, self.models = root, folder, models
-        self._followers = {model: Follower(MAX_TRAJECTORY) for model in models}
+        self._followers = {model: LineFollower(MAX_TRAJECTORY) for model in models}
         self._rows = GrowingTable()
 
     def refresh(self) -> Table:

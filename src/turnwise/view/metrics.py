@@ -4,48 +4,26 @@ import math
 import secrets
 from array import array
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
-from turnwise.view.follow import Follower
-from turnwise.view.lines import read_number, read_row
-from turnwise.view.root import NotThere, Root, is_unicode
+from turnwise.view.lines import read_number
+from turnwise.view.root import is_unicode
+from turnwise.view.rows import RowReader
 
-METRICS = "metrics.jsonl"
-MAX_LINE = 1 << 20
 MAX_COLUMNS = 1000
 """Further metrics are left out: a file that names a new one on each line must not fill the memory."""
 MAX_TEXT = 200
 
 
-class Metrics:
+class Metrics(RowReader):
     """One number a row and metric, NaN where a row lacks it; short texts, such as an evaluation's name, beside them."""
 
-    def __init__(self, root: Root, folder: Path) -> None:
-        self._root, self._folder = root, folder
-        self._follower = Follower(MAX_LINE)
-        self._forget()
-
     def _forget(self) -> None:
-        self._follower.restart()
         self._rows = self._broken = 0
         self._numbers: dict[str, array[float]] = {}
         self._texts: dict[str, dict[int, str]] = {}
         self._generation = secrets.token_hex(4)
         """Another one whenever rows that were given out are no longer those of the file."""
-
-    def refresh(self) -> None:
-        """Not for two threads at once."""
-        try:
-            with self._root.open(self._folder, METRICS) as file:
-                if self._follower.replaced(file):
-                    self._forget()
-                for block in self._follower.blocks(file):
-                    for line in block.lines:
-                        self._add(read_row(line))
-        except NotThere:
-            if self._rows:
-                self._forget()
 
     def _add(self, row: Mapping[str, Any] | None) -> None:
         if row is None or type(row.get("step")) is not int:

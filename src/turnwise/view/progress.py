@@ -2,13 +2,9 @@
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from turnwise.view.follow import Follower
-from turnwise.view.lines import read_row
-from turnwise.view.metrics import MAX_LINE, METRICS
-from turnwise.view.root import NotThere, Root
+from turnwise.view.rows import RowReader
 
 MISSING = -1.0
 OUTSIDE = ("before", "after")
@@ -16,16 +12,10 @@ OUTSIDE = ("before", "after")
 INTERVAL = ("eval/success", "eval/success_low", "eval/success_high")
 
 
-class Progress:
+class Progress(RowReader):
     """Takes each row of `metrics.jsonl` once."""
 
-    def __init__(self, root: Root, folder: Path) -> None:
-        self._root, self._folder = root, folder
-        self._follower = Follower(MAX_LINE)
-        self._forget()
-
     def _forget(self) -> None:
-        self._follower.restart()
         self.step: int | None = None
         self.wall_s: float | None = None
         self.tokens: int | None = None
@@ -37,17 +27,6 @@ class Progress:
     @property
     def broken(self) -> int:
         return self._broken + self._follower.too_long
-
-    def refresh(self) -> None:
-        try:
-            with self._root.open(self._folder, METRICS) as file:
-                if self._follower.replaced(file):
-                    self._forget()
-                for block in self._follower.blocks(file):
-                    for line in block.lines:
-                        self._add(read_row(line))
-        except NotThere:
-            self._forget()
 
     def _add(self, row: Mapping[str, Any] | None) -> None:
         step = None if row is None else row.get("step")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.view.follow import Block, Follower
+from turnwise.record.lines import Block, LineFollower
 from turnwise.view.index import FOLDER
 from turnwise.view.lines import read_row
 from turnwise.view.root import NotThere, Root
@@ -24,7 +24,7 @@ class TokenTexts:
         """`model`: of an evaluation, whose models may have different tokens."""
         self._root, self._folder = root, folder
         self._file = (FOLDER, TOKENS) if model is None else ("models", f"{model}.{TOKENS}")
-        self._follower = Follower(MAX_LINE)
+        self._follower = LineFollower(MAX_LINE)
         self._ids, self._offsets = array("q"), array("q")
 
     def refresh(self) -> None:

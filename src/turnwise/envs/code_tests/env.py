@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from turnwise.config.numbers import Positive
-from turnwise.core.messages import Picture
+from turnwise.core.messages import Picture, ToolSpec
 from turnwise.envs.code_tests.pipelines import make_exercise
 from turnwise.envs.text_env import Outcome
 from turnwise.envs.tool_env import Style, ToolEnv
@@ -19,6 +19,7 @@ class CodeTests(ToolEnv):
 
     splits_starts = True
     max_turns = 3
+    answers = False
 
     class Params(ToolEnv.Params):
         style: Style = "python"
@@ -40,6 +41,12 @@ class CodeTests(ToolEnv):
         from turnwise.tools.python import SandboxLimits
 
         return [JudgeTool(SandboxLimits(timeout_s=params.timeout_s))]
+
+    def tools_text(self, specs: Sequence[ToolSpec]) -> str:
+        tries = f"at most {self.params.max_tool_calls} tries"
+        if self.params.style == "python":
+            return f"Hand code in as a block ```python ... ```; {tries}."
+        return f"{super().tools_text(specs)} A call hands code in; {tries}."
 
     def tool_state(self) -> "CodeTests":
         return self

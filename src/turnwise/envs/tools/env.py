@@ -40,7 +40,7 @@ class Tools(ToolEnv):
         tasks: str
         """A JSONL file of rows. The question is in `question`, `prompt`, `problem` or `input`."""
         tools: tuple[str, ...] = Field(min_length=1)
-        """FILE.py:function each: its types and its docstring tell the model how to call it."""
+        """FILE.py:function each, whose types and docstring tell the model how to call it; python: code in a sandbox."""
         reward: str
         """FILE.py:function from the answer and its row to a number."""
         success_at: float = 1.0
@@ -50,7 +50,7 @@ class Tools(ToolEnv):
 
     @classmethod
     def make_tools(cls, params: Any) -> Sequence[Tool]:
-        return [from_function(load_function(given, "env.params.tools")) for given in params.tools]
+        return [_tool(given) for given in params.tools]
 
     @classmethod
     def size(cls, params: Any, split: Split) -> int:
@@ -68,6 +68,14 @@ class Tools(ToolEnv):
 
     def state_key(self) -> str:
         return question_of(self.row)
+
+
+def _tool(given: str) -> Tool:
+    if given != "python":
+        return from_function(load_function(given, "env.params.tools", instead=("python",)))
+    from turnwise.tools.python import PythonTool, SandboxLimits
+
+    return PythonTool(SandboxLimits())
 
 
 def question_of(row: Row) -> str:

@@ -26,7 +26,7 @@ class Block:
             offset += len(line) + 1
 
 
-class Follower:
+class LineFollower:
     """Remembers how far a file was read, so that each line is given once.
 
     A line counts once its newline is written: a half-written one is left for later. One that is longer than

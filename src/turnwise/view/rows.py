@@ -1,0 +1,44 @@
+"""Readers of `metrics.jsonl`: each row is taken once, and all is forgotten when the file becomes another."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from turnwise.record.lines import LineFollower
+from turnwise.view.lines import read_row
+from turnwise.view.root import NotThere, Root
+
+METRICS = "metrics.jsonl"
+MAX_LINE = 1 << 20
+
+
+class RowReader(ABC):
+    def __init__(self, root: Root, folder: Path) -> None:
+        self._root, self._folder = root, folder
+        self._follower = LineFollower(MAX_LINE)
+        self._forget()
+
+    @abstractmethod
+    def _forget(self) -> None: ...
+
+    @abstractmethod
+    def _add(self, row: Mapping[str, Any] | None) -> None:
+        """None: a line that could not be read."""
+
+    def refresh(self) -> None:
+        """Not for two threads at once."""
+        try:
+            with self._root.open(self._folder, METRICS) as file:
+                if self._follower.replaced(file):
+                    self._start_again()
+                for block in self._follower.blocks(file):
+                    for line in block.lines:
+                        self._add(read_row(line))
+        except NotThere:
+            if self._follower.began:
+                self._start_again()
+
+    def _start_again(self) -> None:
+        self._follower.restart()
+        self._forget()

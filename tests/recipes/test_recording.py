@@ -1,0 +1,72 @@
+"""What a run leaves besides its metrics: pictures, a report, a tracker's files; and names that stay in their folder."""
+
+from pathlib import Path
+
+import pytest
+
+from runs_for_tests import printed, quiet, small
+from turnwise.core.errors import UserError
+from turnwise.recipes.run import train
+from turnwise.recipes.sft import sft
+from turnwise.record.run_folder import RunFolder
+
+
+def test_pictures_a_report_and_a_tracker_are_written_as_the_run_goes(tmp_path: Path) -> None:
+    given = {"record__pictures_every": 2, "record__pictures_per_step": 2, "record__trackers": ("tensorboard",)}
+    train(small(tmp_path, train__steps=3, **given), console=quiet())
+    run = tmp_path / "run"
+    pictures = sorted(path.name for path in (run / "trajectories").glob("*.png"))
+    assert len(pictures) == 2 and all(name.startswith("step_000002_group_") for name in pictures)
+    assert len(list((run / "trajectories").glob("*.gif"))) == 2
+    assert "</html>" in (run / "report.html").read_text()
+    assert scalars(run)["rollout/success"] == [
+        (row["step"], pytest.approx(row["rollout/success"], abs=1e-6))
+        for row in RunFolder.open(run).read_metrics()
+        if "rollout/success" in row
+    ]
+
+
+def scalars(run: Path) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard itself reads back."""
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    (folder,) = (run / "trackers" / "tensorboard").iterdir()
+    found = accumulators.EventAccumulator(str(folder))
+    found.Reload()
+    return {tag: [(each.step, each.value) for each in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+
+
+def test_imitation_is_tracked_and_reported_too(tmp_path: Path) -> None:
+    given = {"sft__demos": "solver", "sft__count": 8, "sft__batch": 4, "record__trackers": ("tensorboard",)}
+    sft(small(tmp_path, **given), console=quiet())
+    assert (tmp_path / "run/report.html").exists() and scalars(tmp_path / "run")
+
+
+def test_a_report_can_be_left_out(tmp_path: Path) -> None:
+    train(small(tmp_path, train__steps=1, record__report=False), console=quiet())
+    assert not (tmp_path / "run/report.html").exists()
+
+
+def test_an_environment_without_pictures_says_so_once(tmp_path: Path) -> None:
+    file = tmp_path / "plain.py"
+    file.write_text(
+        "import turnwise as tw\n\n\nclass Plain(tw.TextEnv):\n    '''Say one.'''\n    max_turns = 1\n\n"
+        "    def reset(self, rng):\n        return 'One?'\n\n    def step(self, action):\n        return tw.won()\n"
+    )
+    console = quiet()
+    given = {"env__kind": f"{file}:Plain", "record__pictures_every": 1, "train__steps": 2}
+    train(small(tmp_path, **given), console=console)
+    assert printed(console).count("this environment draws none") == 1
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "..", " ", "a\\b"])
+def test_a_name_that_would_leave_the_folder_is_refused_before_anything_is_written(tmp_path: Path, name: str) -> None:
+    for work, demos in ((train, None), (sft, "solver")):
+        with pytest.raises(UserError, match="is no name of a folder"):
+            work(small(tmp_path / "runs", record__name=name, sft__demos=demos), console=quiet())
+    assert not list(tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize("key", ["record.trajectories", "record.pictures_every"])
+def test_what_imitation_does_not_read_is_refused(tmp_path: Path, key: str) -> None:
+    with pytest.raises(UserError, match=f"{key} has no effect here"):
+        sft(small(tmp_path, sft__demos="solver"), console=quiet(), given=[key])
