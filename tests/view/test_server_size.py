@@ -67,7 +67,7 @@ def test_only_what_is_new_is_read_again(long_run: Path, monkeypatch: pytest.Monk
     def refuse(row: bytes) -> None:
         raise AssertionError("a line was read twice")
 
-    for module in ("index", "metrics", "progress"):
+    for module in ("index", "rows"):
         monkeypatch.setattr(f"turnwise.view.{module}.read_row", refuse)
     assert ask(asked, "runs")["runs"][0]["step"] == STEPS
     assert ask(asked, "trajectories", run="long")["total"] == STEPS * EPISODES
