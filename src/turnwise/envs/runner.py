@@ -2,9 +2,9 @@
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
@@ -31,6 +31,8 @@ class Ran:
     """Why the turn is invalid; empty if it is not."""
     ignored: int = 0
     """Actions beyond the limit of a turn."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Of the reward, where the environment names them."""
 
 
 class TextEnvRunner:
@@ -70,7 +72,7 @@ class TextEnvRunner:
         with self._attributed("state_key"):
             state = self.env.state_key()
         answer = read_answer(action.content, several=self.env.max_actions_per_turn > 1)
-        ran = self._run(answer)
+        ran = await self._run(answer)
         self._turns += 1
         self._actions += len(ran.actions)
         truncated = not ran.over and bool(self._limit_reached())
@@ -91,7 +93,7 @@ class TextEnvRunner:
     async def close(self) -> None:
         """A TextEnv holds nothing that would have to be given back."""
 
-    def _run(self, answer: Answer) -> Ran:
+    async def _run(self, answer: Answer) -> Ran:
         """Runs the actions until one ends the episode, is invalid, or a limit is reached; earlier ones stand."""
         if answer.problem:
             return Ran(problem=answer.problem, reward=self.env.invalid_reward)
@@ -103,7 +105,7 @@ class TextEnvRunner:
         reward = 0.0
         for action in allowed:
             try:
-                outcome = self._act(action)
+                outcome = await self._act(action)
             except ValueError:
                 reward += self.env.invalid_reward
                 return Ran(actions=tuple(done), reward=reward, problem="Invalid action.")
@@ -111,15 +113,21 @@ class TextEnvRunner:
             reward += outcome.reward
             self._observation = outcome.text
             if outcome.over:
-                return Ran(actions=tuple(done), reward=reward, over=True, success=outcome.success)
+                return Ran(
+                    actions=tuple(done), reward=reward, over=True, success=outcome.success, parts=outcome.parts
+                )
         return Ran(actions=tuple(done), reward=reward, ignored=ignored)
 
-    def _act(self, action: str) -> Outcome:
+    async def _judge(self, action: str) -> Outcome:
+        """What an action leads to; for runners whose environments wait for something before they can say."""
+        return self.env.step(action)
+
+    async def _act(self, action: str) -> Outcome:
         """One action. A ValueError passes through: the action is invalid. Anything else is the environment's fault."""
         names: Sequence[str] = self.env.action_names
         name = match_name(action, names) if names else action
         with self._attributed("step", passing=(ValueError,)):
-            outcome = self.env.step(name)
+            outcome = await self._judge(name)
         if not isinstance(outcome, Outcome):
             raise EnvironmentFailure(
                 f"{type(self.env).__name__}.step returned {type(outcome).__name__}: return won, lost or goes_on"
@@ -171,6 +179,8 @@ def turn_info(ran: Ran, state: str | None) -> dict[str, Any]:
         info["problem"] = ran.problem
     if ran.ignored:
         info["ignored"] = ran.ignored
+    if ran.parts:
+        info["rewards"] = dict(ran.parts)
     if state is not None:
         info["state"] = state
     return info

@@ -16,7 +16,7 @@ import inspect
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -38,6 +38,8 @@ class Outcome:
     reward: float
     over: bool
     success: bool
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Of the reward, by name and before they were weighted, where it has parts; recorded under these names."""
 
 
 def won(text: str = "", reward: float = 1.0) -> Outcome:

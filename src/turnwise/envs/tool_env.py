@@ -16,12 +16,13 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from turnwise.config.numbers import Positive
-from turnwise.core.messages import ToolSpec
+from turnwise.core.messages import Message, ToolSpec
 from turnwise.envs.answers import format_answer
-from turnwise.envs.text_env import StrictParams, TextEnv
+from turnwise.envs.text_env import Outcome, StrictParams, TextEnv
 from turnwise.envs.tool_runner import ToolEnvRunner
+from turnwise.tools.box import ToolHands
 from turnwise.tools.formats import read_calls, write_call
-from turnwise.tools.tool import Tool
+from turnwise.tools.tool import Tool, ToolSource
 
 Style = Literal["hermes", "llama", "mistral", "python", "answer"]
 
@@ -44,6 +45,15 @@ class ToolEnv(TextEnv):
     @abstractmethod
     def make_tools(cls, params: Any) -> Sequence[Tool]:
         """The tools of all episodes of these parameters."""
+
+    @classmethod
+    def make_sources(cls, params: Any) -> Sequence[ToolSource]:
+        """Servers and the like, whose tools are known only when an episode starts."""
+        return ()
+
+    async def judge(self, action: str, said: Sequence[Message], hands: ToolHands) -> Outcome:
+        """What an answer is worth: `step`, unless judging it waits for something. `said`: the episode up to here."""
+        return self.step(action)
 
     def tools_text(self, specs: Sequence[ToolSpec]) -> str:
         """What the prompt says of the tools: their limit, and what the chat template does not tell of them."""

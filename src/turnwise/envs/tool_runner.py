@@ -1,13 +1,15 @@
 """Runs a `ToolEnv` as the core's `Env`: calls are run and told, answers are judged."""
 
 import random
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
-from turnwise.core.messages import Message, ToolCall, system, user
+from turnwise.core.messages import Message, ToolCall, ToolSpec, system, user
 from turnwise.core.protocols import Observation, StepResult
 from turnwise.envs.prompt import format_text, limits_text
 from turnwise.envs.runner import Ran, TextEnvRunner, turn_info
+from turnwise.envs.text_env import Outcome
 from turnwise.tools.box import ToolBox, ToolHands
 from turnwise.tools.formats import Calls, read_calls
 from turnwise.tools.sandbox.shortening import shortened
@@ -24,7 +26,7 @@ def box_of(env: Any) -> ToolBox:
     """Shared by all episodes of equal parameters: limits and kept answers are theirs together."""
     key = (type(env), env.params.model_dump_json())
     if key not in _boxes:
-        _boxes[key] = ToolBox(type(env).make_tools(env.params))
+        _boxes[key] = ToolBox(type(env).make_tools(env.params), type(env).make_sources(env.params))
     return _boxes[key]
 
 
@@ -38,25 +40,38 @@ class ToolEnvRunner(TextEnvRunner):
         self._hands: ToolHands | None = None
         self._open = AsyncExitStack()
         self._calls = 0
+        self._said: list[Message] = []
+        self._told_specs: tuple[ToolSpec, ...] = ()
 
     async def start(self) -> Observation:
         opening = await super().start()
         self._hands = await self._open.enter_async_context(self._box.open(self._seed, self.tool_env.tool_state()))
-        specs = self._box.specs if self.tool_env.params.style in TOLD_BY_TEMPLATE else ()
+        self._told_specs = self._hands.specs
+        specs = self._told_specs if self.tool_env.params.style in TOLD_BY_TEMPLATE else ()
         with self._attributed("its prompt"):
-            told = system(self._prompt())
-        return Observation(messages=(told, *opening.messages[1:]), tools=specs, picture=opening.picture)
+            told = system(self._prompt(self._told_specs))
+        self._said = [told, *opening.messages[1:]]
+        return Observation(messages=tuple(self._said), tools=specs, picture=opening.picture)
 
-    def _prompt(self) -> str:
+    def _prompt(self, specs: Sequence[ToolSpec]) -> str:
         """What every environment says, and what is said of tools; where nothing is answered, nothing of answers."""
         env = self.tool_env
         answering = format_text(env) if env.answers else ""
-        lines = (env.rules(), limits_text(env), answering, env.tools_text(self._box.specs))
+        lines = (env.rules(), limits_text(env), answering, env.tools_text(specs))
         return "\n".join(line for line in lines if line)
 
     async def step(self, action: Message) -> StepResult:
+        self._said.append(action)
         calls = read_calls(action.content, self.tool_env.params.style)
-        return await self._tool_turn(calls) if calls.attempted else await super().step(action)
+        result = await self._tool_turn(calls) if calls.attempted else await super().step(action)
+        self._said += result.messages
+        return result
+
+    async def _judge(self, action: str) -> Outcome:
+        if self._hands is None:
+            raise RuntimeError("step before start")
+        outcome: Outcome = await self.tool_env.judge(action, tuple(self._said), self._hands)
+        return outcome
 
     async def _tool_turn(self, calls: Calls) -> StepResult:
         if self._hands is None or self._over:
@@ -71,6 +86,7 @@ class ToolEnvRunner(TextEnvRunner):
         over, success = any(result.over for result in results), any(result.success for result in results)
         self._over = over or self._turns >= self.env.max_turns
         messages = [*map(self._told, run, results), *(user(problem) for problem in calls.problems)]
+        messages += self._changed_tools(self._hands.specs)
         if not self._over and (len(run) < len(calls.calls) or left <= len(run)):
             messages.append(user(NONE_LEFT))
         called = [{"name": call.name, "failed": result.failed} for call, result in zip(run, results, strict=True)]
@@ -86,6 +102,14 @@ class ToolEnvRunner(TextEnvRunner):
             info=turn_info(Ran(success=success), state) | {"calls": called},
             picture=picture,
         )
+
+    def _changed_tools(self, specs: tuple[ToolSpec, ...]) -> list[Message]:
+        """A server may offer other tools than before: the agent is told, since the prompt stays as it was."""
+        if specs == self._told_specs:
+            return []
+        self._told_specs = specs
+        names = [f"{spec.name}({', '.join(spec.parameters.get('properties', {}))})" for spec in specs]
+        return [user(f"The tools have changed. There are now: {', '.join(names) or 'none'}.")]
 
     def _told(self, call: ToolCall, result: ToolResult) -> Message:
         text = shortened(result.text, self.tool_env.params.max_output)

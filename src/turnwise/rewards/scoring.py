@@ -4,6 +4,7 @@ Always computed from the turns' own rewards, so that nothing is counted twice ho
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -29,8 +30,16 @@ def score_trajectory(trajectory: Trajectory, format_penalty: float) -> Trajector
     return replace(
         trajectory,
         turn_rewards=tuple(reward - penalty for reward, penalty in zip(env, penalties, strict=True)),
-        rewards={ENV: sum(env), FORMAT: 0.0 - sum(penalties)},
+        rewards={**_parts(trajectory), ENV: sum(env), FORMAT: 0.0 - sum(penalties)},
     )
+
+
+def _parts(trajectory: Trajectory) -> dict[str, float]:
+    """What the environment named of its own reward, added up over the turns; `ENV` is all of it together."""
+    totals: Counter[str] = Counter()
+    for turn in trajectory.turns:
+        totals.update(turn.info.get("rewards", {}))
+    return dict(totals)
 
 
 def score_group(group: Group, format_penalty: float) -> Group:

@@ -4,13 +4,13 @@ import asyncio
 import difflib
 import json
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.core.messages import ToolCall, ToolSpec
-from turnwise.tools.tool import Tool, ToolError, ToolResult, ToolSession
+from turnwise.tools.tool import OpenTools, Tool, ToolError, ToolResult, ToolSession, ToolSource
 
 KEPT = 10_000
 """Answers of pure tools."""
@@ -21,33 +21,31 @@ PAUSE_S = 0.1
 class ToolBox:
     """The tools of a run, shared by all of its episodes. `open` gives an episode its hold on them."""
 
-    def __init__(self, tools: Sequence[Tool]) -> None:
-        self.tools = {tool.spec.name: tool for tool in tools}
+    def __init__(self, tools: Sequence[Tool], sources: Sequence[ToolSource] = ()) -> None:
+        self.tools, self._sources = {tool.spec.name: tool for tool in tools}, sources
         if len(self.tools) < len(tools):
             raise UserError("two tools have the same name: rename one")
         self._limits: dict[str, asyncio.Semaphore] = {}
         self._answers: OrderedDict[tuple[str, str], asyncio.Task[ToolResult]] = OrderedDict()
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    @property
-    def specs(self) -> tuple[ToolSpec, ...]:
-        return tuple(tool.spec for tool in self.tools.values())
-
     @asynccontextmanager
     async def open(self, seed: int, state: Any = None) -> AsyncIterator["ToolHands"]:
         self._settle()
         async with AsyncExitStack() as stack:
-            sessions = {
-                name: await stack.enter_async_context(tool.open(seed, state)) for name, tool in self.tools.items()
+            own = {
+                name: (tool, await stack.enter_async_context(tool.open(seed, state)))
+                for name, tool in self.tools.items()
             }
-            yield ToolHands(self, sessions)
+            others = [await stack.enter_async_context(source.open_tools(seed, state)) for source in self._sources]
+            yield ToolHands(self, own, others)
 
     def _settle(self) -> None:
         """Limits and answers under way belong to one event loop."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._loop = loop
-            self._limits = {name: asyncio.Semaphore(tool.rules.concurrency) for name, tool in self.tools.items()}
+            self._limits = {}
             self._answers.clear()
 
     async def run(self, tool: Tool, session: ToolSession, arguments: Mapping[str, Any], key: str) -> ToolResult:
@@ -64,16 +62,17 @@ class ToolBox:
 
     async def _tried(self, tool: Tool, session: ToolSession, arguments: Mapping[str, Any]) -> ToolResult:
         rules, name = tool.rules, tool.spec.name
+        limit = self._limits.setdefault(name, asyncio.Semaphore(rules.concurrency))
         last = ""
         for attempt in range(rules.retries + 1):
             if attempt:
                 await asyncio.sleep(PAUSE_S * 2 ** (attempt - 1))
             try:
-                async with self._limits[name], asyncio.timeout(rules.timeout_s):
+                async with limit, asyncio.timeout(rules.timeout_s):
                     return await session.call(arguments)
             except ToolError as error:
                 return ToolResult(text=str(error), failed=True)
-            except UserError:
+            except (UserError, InfrastructureFailure):
                 raise
             except TimeoutError:
                 last = f"took longer than {rules.timeout_s:g} s"
@@ -85,8 +84,25 @@ class ToolBox:
 class ToolHands:
     """One episode's hold on the tools."""
 
-    def __init__(self, box: ToolBox, sessions: Mapping[str, ToolSession]) -> None:
-        self._box, self._sessions = box, sessions
+    def __init__(
+        self, box: ToolBox, own: Mapping[str, tuple[Tool, ToolSession]], others: Sequence[OpenTools] = ()
+    ) -> None:
+        self._box, self._own, self._others = box, own, others
+        self._tools()  # names that clash are told at the start
+
+    def _tools(self) -> dict[str, tuple[Tool, ToolSession]]:
+        """By name, as they are now."""
+        found = dict(self._own)
+        for source in self._others:
+            for name, each in source.tools.items():
+                if name in found:
+                    raise UserError(f"two tools are called {name}: rename one, or give a server a prefix")
+                found[name] = each
+        return found
+
+    @property
+    def specs(self) -> tuple[ToolSpec, ...]:
+        return tuple(tool.spec for tool, _ in self._tools().values())
 
     async def call_all(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         """Side by side, answered in their order. One that breaks ends the others: the episode is run again."""
@@ -100,20 +116,22 @@ class ToolHands:
         return [task.result() for task in tasks]
 
     async def call(self, call: ToolCall) -> ToolResult:
-        tool = self._box.tools.get(call.name)
-        if tool is None:
-            return ToolResult(text=self._unknown(call.name), failed=True)
+        tools = self._tools()
+        if call.name not in tools:
+            return ToolResult(text=_unknown(call.name, tools), failed=True)
+        tool, session = tools[call.name]
         try:
             arguments = tool.check(_object(call.arguments, tool.spec))
         except ToolError as error:
             return ToolResult(text=f"{call.name}: {error}", failed=True)
         key = json.dumps(arguments, sort_keys=True, default=repr)
-        return await self._box.run(tool, self._sessions[call.name], arguments, key)
+        return await self._box.run(tool, session, arguments, key)
 
-    def _unknown(self, name: str) -> str:
-        near = difflib.get_close_matches(name, self._box.tools, n=1)
-        mend = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(self._box.tools)}."
-        return f"There is no tool {name[:60]!r}. {mend}"
+
+def _unknown(name: str, tools: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, tools, n=1)
+    mend = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(tools)}."
+    return f"There is no tool {name[:60]!r}. {mend}"
 
 
 def _object(text: str, spec: ToolSpec) -> dict[str, Any]:

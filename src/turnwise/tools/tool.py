@@ -47,6 +47,8 @@ class ToolSession(Protocol):
 
 
 class Tool(Protocol):
+    """One tool, known before any episode starts."""
+
     @property
     def spec(self) -> ToolSpec: ...
 
@@ -59,4 +61,21 @@ class Tool(Protocol):
 
     def open(self, seed: int, state: Any) -> AbstractAsyncContextManager[ToolSession]:
         """`seed`: the episode's own; `state`: what its environment shares with its tools, or None."""
+        ...
+
+
+class OpenTools(Protocol):
+    """One episode's tools of a source."""
+
+    @property
+    def tools(self) -> Mapping[str, tuple[Tool, ToolSession]]:
+        """By name, as they are now: a server may change its list between two turns."""
+        ...
+
+
+class ToolSource(Protocol):
+    """Gives an episode tools that are known only when it starts, as those of a server are."""
+
+    def open_tools(self, seed: int, state: Any) -> AbstractAsyncContextManager[OpenTools]:
+        """Raises InfrastructureFailure where they cannot be had."""
         ...

@@ -1,0 +1,62 @@
+"""A rubric: what an answer is worth, as the weighted sum of parts that each look at one thing.
+
+Every part is an async function of what was answered; all of them wait together, and each is recorded by its own name.
+"""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
+from turnwise.core.messages import Message
+from turnwise.tools.tool import ToolResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """What the parts of a rubric look at."""
+
+    question: str
+    answer: str
+    row: Mapping[str, Any]
+    """The task's columns, such as its reference answer."""
+    messages: tuple[Message, ...] = ()
+    """The whole episode, the answer last."""
+    run_tool: Callable[[str, Mapping[str, Any]], Awaitable[ToolResult]] | None = None
+    """Runs a tool of the episode by its name, for a part that checks an answer by doing; None where there are none."""
+
+
+class Part(Protocol):
+    async def __call__(self, answered: Answered) -> float: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rubric:
+    parts: Mapping[str, Part]
+    weights: Mapping[str, float]
+
+    async def score(self, answered: Answered) -> dict[str, float]:
+        """By name, before they are weighted. A part that breaks ends the others: the episode is run again."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = {name: group.create_task(_value(name, part, answered)) for name, part in self.parts.items()}
+        except* (UserError, EnvironmentFailure, InfrastructureFailure) as failures:
+            raise failures.exceptions[0] from None
+        return {name: task.result() for name, task in tasks.items()}
+
+    def total(self, values: Mapping[str, float]) -> float:
+        return sum(self.weights[name] * value for name, value in values.items())
+
+
+async def _value(name: str, part: Part, answered: Answered) -> float:
+    try:
+        value = float(await part(answered))
+    except (UserError, EnvironmentFailure, InfrastructureFailure):
+        raise
+    except Exception as error:
+        raise EnvironmentFailure(f"the reward {name} failed: {type(error).__name__}: {error}") from error
+    if not math.isfinite(value):
+        raise EnvironmentFailure(f"the reward {name} gave {value}")
+    return value
