@@ -9,6 +9,8 @@ GPU_PYTHON ?= .venv/bin/python
 BIN := .venv/bin
 BASE := .venv/.installed
 EXTRAS := .venv/.installed-test
+NPM := .venv/.installed-npm
+NPM_SERVERS := $(addprefix @modelcontextprotocol/server-,filesystem@2026.8.31 everything@2026.8.31)
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
@@ -31,7 +33,7 @@ demo: $(BASE)
 	@$(BIN)/turnwise train frozen_lake
 
 # Where every part is wanted, as in continuous integration, the browser is one of them.
-test: lint $(if $(TURNWISE_REQUIRE_ALL),browser)
+test: lint $(NPM) $(if $(TURNWISE_REQUIRE_ALL),browser)
 	@echo "pytest"
 	@$(PYTEST)
 
@@ -42,7 +44,7 @@ lint: $(EXTRAS)
 	@echo "mypy"
 	@$(BIN)/mypy --no-error-summary
 
-soak: $(EXTRAS)
+soak: $(EXTRAS) $(NPM)
 	@TURNWISE_SOAK=$(COUNT) $(PYTEST)
 
 browser:
@@ -79,6 +81,14 @@ $(EXTRAS): pyproject.toml
 	@$(PIP) --editable '.[test]'
 	@$(PIP) --editable '.[reasoning-gym]' || echo "reasoning-gym needs a C compiler and Python's headers: its tests are skipped"
 	@touch $(BASE) $@
+
+# MCP servers that only npm has, for their tests.
+$(NPM): Makefile | $(EXTRAS)
+	@mkdir -p .venv/npm
+	@echo "installing MCP servers from npm into .venv/npm"
+	@npm install --prefix .venv/npm --no-audit --no-fund --no-package-lock --loglevel=error $(NPM_SERVERS) >/dev/null 2>&1 \
+	|| echo "npm is missing or cannot reach its registry: the tests of its MCP servers are skipped"
+	@touch $@
 
 define make-venv
 @$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \

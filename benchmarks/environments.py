@@ -220,7 +220,7 @@ async def whole_path(case: Case, tasks: Sequence[Task], group_size: int) -> tupl
     )
     began = time.thread_time()
     collected = await collector.collect(tasks, group_size=group_size, round=0)
-    groups = await score_groups(collected.groups, SCORING)
+    groups = (await score_groups(collected.groups, SCORING)).groups
     seconds = time.thread_time() - began
     turns = sum(each.num_turns for group in groups for each in group.trajectories)
     assert turns == engine.calls, "a turn is one answer"

@@ -23,6 +23,7 @@ settings.load_profile("turnwise")
 
 MAY_BE_MISSING = {
     "textworld": "it brings spaCy and compiles an interpreter of adventures, minutes and 350 MB: make test-adapters",
+    "npm": "make test installs it where node is, and npm's registry can be reached",
 }
 """Parts that are skipped even where all must run: module -> why, and what installs it and runs its tests."""
 

@@ -50,10 +50,18 @@ OPTIONAL = (
     "turnwise.models.head_kernel",
     "turnwise.envs.code_tests.judge",
     "turnwise.tools.python",
+    "turnwise.tools.mcp.source",
+    "turnwise.rewards.judge.endpoint",
+    "turnwise.rewards.judge.local",
+    "turnwise.envs.search_qa.retrieval",
+    "turnwise.tools.search.dense",
+    "turnwise.tools.search.opening",
 )
 """Optional dependencies: what may be imported inside a function, in any room.
 
-`launch` and `head_kernel` stand for Triton, `judge` and `python` for the sandbox, which Linux alone has.
+`launch` and `head_kernel` stand for Triton, `judge` and `python` for the sandbox, which Linux alone has; `retrieval`
+and `opening` stand for bm25s, `dense` for torch and transformers, without which a lexical search starts at once;
+`source` for the SDK of MCP.
 """
 
 PACKAGE = "turnwise"

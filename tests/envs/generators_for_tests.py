@@ -66,6 +66,9 @@ CASES = (
     Case(env="math_code", params={"level": 3, "style": "hermes"}),
     Case(env="code_tests"),
     Case(env="code_tests", params={"steps": 4}, large=True),
+    Case(env="text_to_sql"),
+    Case(env="text_to_sql", params={"level": "tiny", "style": "answer"}),
+    Case(env="web_shop", large=True),
 )
 
 

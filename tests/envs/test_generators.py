@@ -53,7 +53,17 @@ def test_no_start_state_is_one_of_two_splits(case: Case) -> None:
 def test_environments_of_generated_worlds_split_their_start_states() -> None:
     """The others have too few (a bandit, an empty board), or hide what differs."""
     own = {name for name in ENVIRONMENTS if not load(name).cls.needs and load(name).cls.splits_starts}
-    made = {"frozen_lake", "sokoban", "rubiks_cube", "sudoku", "countdown", "math_code", "code_tests"}
+    made = {
+        "frozen_lake",
+        "sokoban",
+        "rubiks_cube",
+        "sudoku",
+        "countdown",
+        "math_code",
+        "code_tests",
+        "text_to_sql",
+        "web_shop",
+    }
     assert own == made
 
 

@@ -13,10 +13,10 @@ from turnwise.core.messages import assistant
 from turnwise.core.protocols import StepResult
 from turnwise.core.task import Task
 from turnwise.envs.code_tests.env import CodeTests
-from turnwise.envs.math_code.numbers import equal, exact
 from turnwise.envs.math_code.problems import MAKERS
 from turnwise.envs.registry import load
 from turnwise.envs.seeds import seed_for
+from turnwise.rewards.math_equality import equal, exact
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from turnwise.envs.text_env import Outcome, lost, won
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.envs.tool_runner import NONE_LEFT, ToolEnvRunner
 from turnwise.models.tiny import tiny_tokenizer
+from turnwise.recipes.worlds import worlds_of
 from turnwise.render.renderer import Renderer
 from turnwise.tools.function import from_function, tool
 from turnwise.tools.tool import Tool, ToolResult
@@ -181,6 +182,7 @@ def test_lookup_is_solved_by_asking_and_differs_every_time(style: str) -> None:
 
 
 TOOL_FILE = '''
+from turnwise.recipes.worlds import worlds_of
 from turnwise.tools.tool import ToolError
 WEATHER = {"Rome": "sunny", "Oslo": "snow"}
 
@@ -239,16 +241,21 @@ def test_tables_of_tasks_may_stand_beside_the_kind(own: dict[str, Any]) -> None:
         ({"tools": ["own.txt:weather"]}, "FILE.py:function"),
         ({"reward": "nowhere.py:score"}, "no file nowhere.py"),
         ({"tools": []}, "env.params.tools"),
+        ({"tools": [{"use": "serch"}]}, "search"),
+        ({"tools": [{"use": "python", "timeout": 3}]}, "timeout_s"),
+        ({"tools": [{"use": "python", "timeout_s": "long"}]}, "timeout_s"),
+        ({"tools": [{"use": "sql", "database": "nowhere.db"}]}, "nowhere.db"),
+        ({"tools": [{"mcp": "no-such-command-anywhere"}]}, "no-such-command-anywhere"),
+        ({"reward": [{"use": "exact"}]}, "exact_match"),
+        ({"reward": [{"use": "exact_match"}, {"use": "exact_match"}]}, "name"),
     ],
 )
-def test_what_cannot_be_used_is_told_in_one_line(own: dict[str, Any], change: dict[str, Any], said: str) -> None:
-    kind = load("tools")
-
-    async def start() -> None:
-        await kind.make(Task(env="tools", seed=seed_for("train", 0), params=kind.check_params(own | change))).start()
-
-    with pytest.raises(UserError, match=said):
-        asyncio.run(start())
+def test_what_cannot_be_used_is_told_before_anything_starts(
+    own: dict[str, Any], change: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UserError, match=said) as told:
+        worlds_of(build({"env": {"kind": "tools", **own, **change}}))
+    assert "\n" not in str(told.value)
 
 
 def test_parameters_that_have_no_default_are_asked_for() -> None:
@@ -278,7 +285,7 @@ def test_the_prompt_states_the_limits_in_force(style: str) -> None:
     for calls, turns in ((2, 3), (7, 5)):
         opening, _ = play([], style=style, max_tool_calls=calls, max_turns=turns)
         prompt = opening.messages[0].content
-        assert f"At most {calls} calls in all." in prompt and f"at most {turns} turns" in prompt
+        assert f"At most {turns} turns and {calls} calls in all." in prompt
         assert "<answer>" in prompt
 
 
@@ -293,7 +300,7 @@ def test_where_work_is_handed_in_nothing_is_said_of_answers() -> None:
         return told
 
     said = asyncio.run(prompt())
-    assert "<answer>" not in said and "at most 2 tries" in said
+    assert "<answer>" not in said and "2 calls in all" in said
 
 
 def test_a_turn_with_calls_knows_its_state_as_others_do() -> None:

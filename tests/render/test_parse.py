@@ -17,7 +17,7 @@ from turnwise.render.calls import read_call
 from turnwise.render.parse import parse_pieces
 from turnwise.render.renderer import Renderer
 
-TAGS = ("<think>", "</think>", "<answer>", "</answer>", "<tool_call>", "</tool_call>")
+TAGS = ("<think>", "</think>", "<answer>", "</answer>", "<tool_call>", "</tool_call>", "<call>", "</call>")
 TEXTS = st.lists(st.one_of(st.sampled_from([*TAGS, "a", " ", "é", "🧊", "<", "ok"]), st.text(max_size=4)), max_size=12)
 
 
@@ -74,7 +74,7 @@ def test_a_prompt_that_opens_the_thinking_is_continued_by_the_action() -> None:
 
 def inner_ranges(data: bytes) -> list[tuple[str, int, int]]:
     """The rule for blocks, in its plainest form."""
-    opening, at, found = re.compile(rb"<(think|answer|tool_call)>"), 0, []
+    opening, at, found = re.compile(rb"<(think|answer|tool_call|call)>"), 0, []
     while tag := opening.search(data, at):
         at = data.find(b"</" + tag[1] + b">", tag.end())
         if at < 0:

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
 import pytest
 from render_cases import SPECIALS, case, decode, make_tokenizer, own_text, special_ids, spell
@@ -145,9 +146,18 @@ def test_a_tools_description_never_becomes_a_special_token() -> None:
     assert [i for i in ids if i in special] == [i for i in renderer.start([user("hi")]) if i in special]
 
 
-def test_added_tokens_that_are_not_special_work_in_content() -> None:
-    tokenizer, renderer = case("chatml")
-    assert tokenizer.convert_tokens_to_ids("<think>") in renderer.extend([user("use <think>")], Stop.EOS)
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+@pytest.mark.parametrize("role", ["user", "tool"])
+def test_marks_that_are_one_token_to_the_model_are_that_in_a_prompt_and_plain_text_in_what_worlds_and_tools_say(
+    kind: str, role: Literal["user", "tool"]
+) -> None:
+    tokenizer, renderer = case("chatml", kind)
+    mark = tokenizer.convert_tokens_to_ids("<think>")
+    assert mark in renderer.start([system("Use <think>."), user("Go.")])
+    said = Message(role=role, content="  a <think>b</think> <think>\n", call_id="call00000")
+    ids = renderer.extend([said], Stop.EOS)
+    assert mark not in ids
+    assert "a <think>b</think> <think>" in renderer.decode(ids)
 
 
 def test_delimiters_of_turns_are_safe_even_where_they_are_not_called_special() -> None:

@@ -79,6 +79,24 @@ Fold an adapter into its base model: a plain Hugging Face folder.
 turnwise merge RUN --into FOLDER
 turnwise merge ADAPTER --into FOLDER""",
     ),
+    "index": Command(
+        group=WORK,
+        path="turnwise.cli.index:app",
+        help="""\
+Build an index of files for the tool search.
+
+turnwise index docs notes.md rows.jsonl --to INDEX
+turnwise index docs --to INDEX --dense sentence-transformers/all-MiniLM-L6-v2""",
+    ),
+    "search": Command(
+        group=LOOK,
+        path="turnwise.cli.search:app",
+        help="""\
+Search an index, or serve it to runs.
+
+turnwise search INDEX "how to read a file"
+turnwise search INDEX --serve --port 8080""",
+    ),
     "view": Command(
         group=LOOK,
         path="turnwise.cli.view:app",

@@ -1,6 +1,6 @@
 """The settings of the algorithm: rewards, advantages and losses, the critic."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -15,6 +15,8 @@ class RewardConfig(Section):
     """Rewards of your own, FILE.py:function from a trajectory to a number, or to one number a turn."""
     weights: tuple[float, ...] = ()
     """Of the environment's reward with its format penalty, then of each function; none given: all 1."""
+    judges: tuple[dict[str, Any], ...] = ()
+    """Models that judge whole episodes, alone or against their group: tables with model, rubric, mode and weight."""
     combine: Literal["sum", "each", "process"] = "sum"
     """"each": normalise every reward within its group, then add; "process": scale those before the last turn."""
 

@@ -73,6 +73,10 @@ class EnvKind:
         except ValidationError as error:
             raise UserError(self._complaint(error, settings)) from error
 
+    def check_world(self, params: Mapping[str, Any]) -> None:
+        """What the parameters name must be there."""
+        self.cls.check(settings_of(self.cls).model_validate(dict(params)))
+
     def sizes(self, params: Mapping[str, Any]) -> dict[Split, int]:
         """Of the splits whose tasks are counted."""
         checked = settings_of(self.cls).model_validate(dict(params))

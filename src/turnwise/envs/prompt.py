@@ -18,9 +18,9 @@ def limits_text(env: TextEnv) -> str:
     a_turn = (
         "1 action a turn" if env.max_actions_per_turn == 1 else f"At most {env.max_actions_per_turn} actions a turn"
     )
-    total = _count(env.max_turns, "turn")
+    total = counted(env.max_turns, "turn")
     if env.max_actions is not None:
-        total += f" and {_count(env.max_actions, 'action')}"
+        total += f" and {counted(env.max_actions, 'action')}"
     return f"{a_turn}; at most {total} in all."
 
 
@@ -38,5 +38,5 @@ def format_text(env: TextEnv) -> str:
     return f"Answer: {example}. You may think first: <think>thoughts</think>."
 
 
-def _count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

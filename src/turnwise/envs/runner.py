@@ -113,9 +113,7 @@ class TextEnvRunner:
             reward += outcome.reward
             self._observation = outcome.text
             if outcome.over:
-                return Ran(
-                    actions=tuple(done), reward=reward, over=True, success=outcome.success, parts=outcome.parts
-                )
+                return Ran(actions=tuple(done), reward=reward, over=True, success=outcome.success, parts=outcome.parts)
         return Ran(actions=tuple(done), reward=reward, ignored=ignored)
 
     async def _judge(self, action: str) -> Outcome:

@@ -101,6 +101,13 @@ class TextEnv(ABC):
         self.max_actions = self.params.max_actions
 
     @classmethod
+    def check(cls, params: Any) -> None:
+        """Refuses parameters that cannot work although each is well formed, such as a file that is not there.
+
+        Called once, before anything starts."""
+        return
+
+    @classmethod
     def size(cls, params: Any, split: Split) -> int | None:
         """How many tasks a split has, where they are counted; None: there is no end of them."""
         return None

@@ -18,12 +18,15 @@ from typing import Any, Literal
 from turnwise.config.numbers import Positive
 from turnwise.core.messages import Message, ToolSpec
 from turnwise.envs.answers import format_answer
+from turnwise.envs.prompt import counted
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv
 from turnwise.envs.tool_runner import ToolEnvRunner
 from turnwise.tools.box import ToolHands
 from turnwise.tools.formats import read_calls, write_call
 from turnwise.tools.tool import Tool, ToolSource
 
+PROGRAM = {"code": "print(6 * 7)"}
+"""What a prompt shows as a call of Python."""
 Style = Literal["hermes", "llama", "mistral", "python", "answer"]
 
 
@@ -55,15 +58,21 @@ class ToolEnv(TextEnv):
         """What an answer is worth: `step`, unless judging it waits for something. `said`: the episode up to here."""
         return self.step(action)
 
-    def tools_text(self, specs: Sequence[ToolSpec]) -> str:
-        """What the prompt says of the tools: their limit, and what the chat template does not tell of them."""
-        limit = f"At most {self.params.max_tool_calls} calls in all."
+    def prompt(self, specs: Sequence[ToolSpec]) -> str:
+        """The system message: rules, limits, how to call and how to answer."""
+        limits = f"At most {counted(self.max_turns, 'turn')} and {counted(self.params.max_tool_calls, 'call')} in all."
+        answering = f"Answer: {format_answer(['answer'])}. You may think first: <think>thoughts</think>."
+        lines = (self.rules(), limits, self.calling_text(specs), answering if self.answers else "")
+        return "\n".join(line for line in lines if line)
+
+    def calling_text(self, specs: Sequence[ToolSpec]) -> str:
+        """How tools are called, where the chat template does not tell of them."""
         if self.params.style == "python":
-            return f"Code in a block ```python ... ``` is run, and you see what it prints. {limit}"
+            return "Code in a block is run, and you see what it prints:\n" + write_call("python", PROGRAM, "python")
         if self.params.style != "answer":
-            return limit
+            return ""
         lines = [f"- {spec.name}({', '.join(_properties(spec))}): {spec.description}" for spec in specs]
-        return "\n".join(["Tools:", *lines, f"Call: {_example(specs[0])}. {limit}"])
+        return "\n".join(["Tools:", *lines, f"Call: {_example(specs[0])}."])
 
     def tool_state(self) -> Any:
         """What the tools of this episode are given to work on, after `reset`."""

@@ -1,13 +1,11 @@
 """Runs a `ToolEnv` as the core's `Env`: calls are run and told, answers are judged."""
 
 import random
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
 from turnwise.core.messages import Message, ToolCall, ToolSpec, system, user
 from turnwise.core.protocols import Observation, StepResult
-from turnwise.envs.prompt import format_text, limits_text
 from turnwise.envs.runner import Ran, TextEnvRunner, turn_info
 from turnwise.envs.text_env import Outcome
 from turnwise.tools.box import ToolBox, ToolHands
@@ -49,16 +47,9 @@ class ToolEnvRunner(TextEnvRunner):
         self._told_specs = self._hands.specs
         specs = self._told_specs if self.tool_env.params.style in TOLD_BY_TEMPLATE else ()
         with self._attributed("its prompt"):
-            told = system(self._prompt(self._told_specs))
+            told = system(self.tool_env.prompt(self._told_specs))
         self._said = [told, *opening.messages[1:]]
         return Observation(messages=tuple(self._said), tools=specs, picture=opening.picture)
-
-    def _prompt(self, specs: Sequence[ToolSpec]) -> str:
-        """What every environment says, and what is said of tools; where nothing is answered, nothing of answers."""
-        env = self.tool_env
-        answering = format_text(env) if env.answers else ""
-        lines = (env.rules(), limits_text(env), answering, env.tools_text(specs))
-        return "\n".join(line for line in lines if line)
 
     async def step(self, action: Message) -> StepResult:
         self._said.append(action)

@@ -24,6 +24,8 @@ from turnwise.recipes.contexts import check_context
 from turnwise.recipes.learning import token_rule
 from turnwise.recipes.unread import check_read
 from turnwise.record.trackers import check_trackers
+from turnwise.rewards.judge.benches import forget_benches
+from turnwise.rewards.judging import make_judges
 from turnwise.rewards.scoring import ENV, FORMAT
 
 NAMES: dict[str, Iterable[str]] = {
@@ -58,6 +60,8 @@ def check(config: Config, kind: EnvKind | None = None, given: Iterable[str] = ()
         token_rule(rule)
     for function in config.reward.functions:
         load_function(function, "reward.functions")
+    forget_benches()
+    make_judges(config.reward.judges, decode=str, taken=_reward_names(config))
     if kind is not None and _plays_itself(config):
         _check_game(config, kind)
     if kind is not None and ADVANTAGES[config.algo.advantage].needs_states and _without_states(kind):

@@ -13,6 +13,8 @@ from turnwise.recipes.presets import find_method, find_recipe, method_path, reci
 from turnwise.recipes.worlds import worlds_of
 
 FILE = re.compile(r"[^\n]+\.(?:jsonl|py:\w+)")
+PATHS = ("index", "database", "cwd", "key_file", "cache")
+"""Options of tools and rewards that are paths, whatever they look like."""
 MAY_CHANGE = ("train.max_minutes",)
 """What a resumed run may be given anew: it does not change what is learnt."""
 
@@ -42,11 +44,25 @@ def _whole(value: Any, folder: Path) -> Any:
     """What names a file of data or of code, as that file in `folder`; anything else as it is."""
     if isinstance(value, list | tuple):
         return [_whole(each, folder) for each in value]
+    if isinstance(value, dict):
+        return _whole_table(value, folder)
     if not isinstance(value, str) or not FILE.fullmatch(value):
         return value
     file, colon, name = value.partition(".py:")
     place = folder / Path(f"{file}.py" if colon else value).expanduser()
     return f"{place.resolve()}{f':{name}' if colon else ''}"
+
+
+def _whole_table(table: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A tool or a reward with its options; a server's command runs where the settings are."""
+    found = {
+        name: str((folder / Path(value).expanduser()).resolve())
+        if name in PATHS and isinstance(value, str)
+        else _whole(value, folder)
+        for name, value in table.items()
+    }
+    is_command = isinstance(table.get("mcp"), str) and not table["mcp"].startswith(("http://", "https://"))
+    return {"cwd": str(folder.resolve())} | found if is_command else found
 
 
 def load_recipe(name: str) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """From a configuration to everything that learns: the learner, its objective, and what a step does."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from turnwise.algos.advantages import ADVANTAGES, AdvantageParams
@@ -18,6 +19,7 @@ from turnwise.models.memory_plan import MemoryPlan
 from turnwise.models.recomputing import recompute_layers
 from turnwise.recipes.memory import MICRO_TOKENS, unplanned
 from turnwise.rewards.functions import from_function
+from turnwise.rewards.judging import judge_weights, make_judges
 from turnwise.rewards.scoring import ENV, Scoring
 from turnwise.train.diagnose import DiagnoseSettings
 from turnwise.train.dials import Dials
@@ -182,14 +184,21 @@ def token_rule(name: str) -> TokenRule:
 
 
 def reward_weights(config: Config) -> dict[str, float]:
-    """The environment's reward and the functions, by name, in order."""
+    """The environment's reward, the functions and the judges, by name, in order."""
     names = [ENV, *(reward.rpartition(":")[2] for reward in config.reward.functions)]
-    return dict(zip(names, config.reward.weights or [1.0] * len(names), strict=True))
+    own = dict(zip(names, config.reward.weights or [1.0] * len(names), strict=True))
+    return own | judge_weights(config.reward.judges)
 
 
-def build_scoring(config: Config) -> Scoring:
+def build_scoring(config: Config, decode: Callable[[Sequence[int]], str]) -> Scoring:
+    """`decode`: token ids as text, for judges."""
     functions = {
         each.rpartition(":")[2]: from_function(load_function(each, "reward.functions"))
         for each in config.reward.functions
     }
-    return Scoring(format_penalty=config.reward.format_penalty, functions=functions, weights=reward_weights(config))
+    return Scoring(
+        format_penalty=config.reward.format_penalty,
+        functions=functions,
+        judges=make_judges(config.reward.judges, decode, taken=tuple(functions)).rewards,
+        weights=reward_weights(config),
+    )

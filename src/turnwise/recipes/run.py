@@ -213,7 +213,7 @@ class _Run:
             tasks=self.tasks,
             collector=collector,
             greedy=players.greedy if ADVANTAGES[config.algo.advantage].needs_greedy else None,
-            scoring=build_scoring(config),
+            scoring=build_scoring(config, players.renderer.decode),
             filter=filter_settings(config),
             learner=learner,
             groups=config.rollout.groups,

@@ -37,17 +37,21 @@ def worlds_of(config: Config, kind: EnvKind | None = None) -> Worlds:
     """`kind`: of env.kind, where a program has it at hand."""
     first = kind or load(config.env.kind)
     kinds = {first.name: first}
-    params = first.check_params(config.env.params)
-    worlds = [World(env=first.name, params=params, sizes=first.sizes(params))]
+    worlds = [_world(first, config.env.params, weight=1.0)]
     for name, mixed in config.env.mixed().items():
         if name in kinds:
             raise UserError(
                 f"env.mix.{name}: that is env.kind's name already: give it another, with kind = {mixed.kind}"
             )
         kinds[name] = replace(load(mixed.kind), name=name)
-        params = kinds[name].check_params(mixed.params)
-        worlds.append(World(env=name, params=params, weight=mixed.weight, sizes=kinds[name].sizes(params)))
+        worlds.append(_world(kinds[name], mixed.params, mixed.weight))
     return Worlds(kinds=kinds, worlds=tuple(worlds))
+
+
+def _world(kind: EnvKind, given: Mapping[str, Any], weight: float) -> World:
+    params = kind.check_params(given)
+    kind.check_world(params)
+    return World(env=kind.name, params=params, weight=weight, sizes=kind.sizes(params))
 
 
 def task_source(config: Config, worlds: Worlds) -> TaskSource:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from turnwise.algos.diagnostics import repetition
-from turnwise.core.trajectory import Group, Status, Stop, Trajectory
+from turnwise.core.trajectory import Group, Status, Stop, Trajectory, Turn
 
 REPORTED = tuple(status for status in Status if not (status.ongoing or status.succeeded))
 
@@ -97,7 +97,17 @@ def _lengths(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "rollout/turn_tokens": sampled / len(turns),
         "rollout/invalid": _mean(turn.invalid for turn in turns if not turn.aside),
         "rollout/length_stops": _mean(turn.stop is Stop.LENGTH for turn in turns),
+        **_calls(turns, len(trajectories)),
     }
+
+
+def _calls(turns: Sequence[Turn], episodes: int) -> dict[str, float]:
+    """Of tools: how many an episode, and the share that failed by the agent's own fault. Empty where none was made."""
+    calls = [call for turn in turns for call in turn.info.get("calls", ())]
+    if not calls:
+        return {}
+    failed = _mean(call["failed"] for call in calls)
+    return {"rollout/calls": len(calls) / episodes, "rollout/calls_failed": failed}
 
 
 def _statuses(trajectories: Sequence[Trajectory]) -> dict[str, float]:

@@ -34,6 +34,8 @@ class Codec:
             word: token for word, token in added.items() if token.special or word in delimiters
         }
         self.control_pattern = any_of(self.control)
+        self.markup_pattern = any_of(word for word in added if word not in self.control)
+        """Tokens such as <think> and <tool_call>: an agent and a template may write them, an environment may not."""
         self._split_inside = re.compile(f"(?={self.control_pattern.pattern})")
         self.control_ids = frozenset(token.id for token in self.control.values())
         unknown = {tokenizer.unk_token_id} - {tokenizer.eos_token_id, tokenizer.bos_token_id}
@@ -48,6 +50,13 @@ class Codec:
     def encode(self, text: str, spaced: bool = False) -> tuple[int, ...]:
         """Ids of plain text, none of them a control token's. `spaced`: with the space that the tokenizer puts first."""
         return self._cached(text, spaced) if len(text) <= CACHED_LENGTH else self._encode(text, spaced)
+
+    def encode_cut(self, text: str, cuts: Sequence[int], spaced: bool = False) -> list[int]:
+        """As `encode`, with no token across any of `cuts`, which are positions inside the text, in order."""
+        ids: list[int] = []
+        for begin, end in pairwise([0, *cuts, len(text)]):
+            ids += self.encode(text[begin:end], spaced and begin == 0)
+        return ids
 
     def _encode(self, text: str, spaced: bool) -> tuple[int, ...]:
         ids = self._ids(text, spaced)

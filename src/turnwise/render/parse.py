@@ -11,8 +11,8 @@ from turnwise.core.messages import Message, ToolCall
 from turnwise.core.trajectory import Span
 from turnwise.render.calls import read_call
 
-_TAG = re.compile(rb"<(/?)(think|answer|tool_call)>")
-_NAMES = {b"think": "think", b"answer": "answer", b"tool_call": "call"}
+_TAG = re.compile(rb"<(/?)(think|answer|tool_call|call)>")
+_NAMES = {b"think": "think", b"answer": "answer", b"tool_call": "call", b"call": "call"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,10 +26,26 @@ class Run:
     rstrip: bool
 
     def text(self, messages: Sequence[Message]) -> str:
-        text = "".join([part if isinstance(part, str) else part.text(messages) for part in self.parts])
+        return self._stripped("".join([part if isinstance(part, str) else part.text(messages) for part in self.parts]))
+
+    def _stripped(self, text: str) -> str:
         if self.lstrip:
             text = text.lstrip()
         return text.rstrip() if self.rstrip else text
+
+    def cuts(self, messages: Sequence[Message], markup: re.Pattern[str]) -> list[int]:
+        """Positions inside the words of `markup` that an environment or a tool wrote, in the text as it is shown."""
+        found: list[int] = []
+        whole = ""
+        for part in self.parts:
+            shown = part if isinstance(part, str) else part.text(messages)
+            if not isinstance(part, str) and not part.trusted(messages):
+                found += [len(whole) + match.start() + 1 for match in markup.finditer(shown)]
+            whole += shown
+        if not found:
+            return []
+        gone = len(whole) - len(whole.lstrip()) if self.lstrip else 0
+        return [place - gone for place in found if 0 < place - gone < len(self._stripped(whole))]
 
 
 Step = tuple[int, ...] | Run
@@ -40,14 +56,20 @@ class Program:
 
     def __init__(self, codec: Codec, parts: Sequence[Part], before: Before, swallows: bool = False) -> None:
         """`swallows`: the control token before takes the whitespace after it."""
-        self._encode = codec.encode
+        self._codec = codec
         self._steps = _steps(codec, _runs(codec, parts, before, swallows))
 
     def ids(self, messages: Sequence[Message]) -> list[int]:
         ids: list[int] = []
         for step in self._steps:
-            ids.extend(step if isinstance(step, tuple) else self._encode(step.text(messages), step.spaced))
+            ids.extend(step if isinstance(step, tuple) else self._encoded(step, messages))
         return ids
+
+    def _encoded(self, run: Run, messages: Sequence[Message]) -> Sequence[int]:
+        text, cuts = run.text(messages), run.cuts(messages, self._codec.markup_pattern)
+        if cuts:
+            return self._codec.encode_cut(text, cuts, run.spaced)
+        return self._codec.encode(text, run.spaced)
 
 
 def _runs(codec: Codec, parts: Sequence[Part], before: Before, swallows: bool) -> list[AddedToken | Run]:

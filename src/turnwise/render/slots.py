@@ -7,6 +7,7 @@ from typing import Protocol
 
 from turnwise.core.messages import Message
 
+TRUSTED = ("system", "assistant")
 BLANK_LINE = "\n\n"
 """Between contents that share one message."""
 
@@ -15,6 +16,10 @@ class Filler(Protocol):
     """A place whose text is content: it never becomes a special token."""
 
     def text(self, messages: Sequence[Message]) -> str: ...
+
+    def trusted(self, messages: Sequence[Message]) -> bool:
+        """Whether marks such as <think> in it mean what they say: an agent's and a prompt's do, a tool's do not."""
+        ...
 
 
 Part = str | Filler
@@ -58,6 +63,9 @@ class ContentSlot:
             return self.change(messages[self.members[0]].content)
         return self.change(BLANK_LINE.join(messages[member].content for member in self.members))
 
+    def trusted(self, messages: Sequence[Message]) -> bool:
+        return all(messages[member].role in TRUSTED for member in self.members)
+
 
 @dataclass(frozen=True, slots=True)
 class CallIdSlot:
@@ -68,6 +76,9 @@ class CallIdSlot:
     def text(self, messages: Sequence[Message]) -> str:
         return messages[self.member].call_id
 
+    def trusted(self, messages: Sequence[Message]) -> bool:
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class Quoted:
@@ -77,3 +88,6 @@ class Quoted:
 
     def text(self, messages: Sequence[Message]) -> str:
         return self.word
+
+    def trusted(self, messages: Sequence[Message]) -> bool:
+        return False

@@ -6,9 +6,10 @@ Always computed from the turns' own rewards, so that nothing is counted twice ho
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from turnwise.core.protocols import Reward
+from turnwise.core.errors import InfrastructureFailure
+from turnwise.core.protocols import GroupReward, Reward
 from turnwise.core.trajectory import Group, Trajectory
 
 ENV, FORMAT = "env", "format"
@@ -20,7 +21,15 @@ class Scoring:
     """Subtracted once for each turn that the environment called invalid; part of the environment's reward."""
     functions: Mapping[str, Reward]
     weights: Mapping[str, float]
-    """Of the environment's reward, by the name `ENV`, and of each function's."""
+    """Of the environment's reward, by the name `ENV`, of each function's and each judge's."""
+    judges: Mapping[str, GroupReward] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    groups: list[Group]
+    failures: tuple[str, ...] = ()
+    """Of groups that a reward failed to judge, why: they are not trained on."""
 
 
 def score_trajectory(trajectory: Trajectory, format_penalty: float) -> Trajectory:
@@ -47,25 +56,45 @@ def score_group(group: Group, format_penalty: float) -> Group:
     return replace(group, trajectories=tuple(scored))
 
 
-async def score_groups(groups: Sequence[Group], scoring: Scoring) -> list[Group]:
-    """All members of all groups; functions that wait for something wait together."""
+async def score_groups(groups: Sequence[Group], scoring: Scoring) -> Scored:
+    """All members of all groups; functions and judges that wait for something wait together."""
     scored = [score_group(group, scoring.format_penalty) for group in groups]
-    if not scoring.functions and scoring.weights[ENV] == 1.0:
-        return scored
+    if not scoring.functions and not scoring.judges and scoring.weights[ENV] == 1.0:
+        return Scored(groups=scored)
 
-    async def score(group: Group) -> Group:
-        members = [_with_functions(trajectory, scoring) for trajectory in group.trajectories]
-        return replace(group, trajectories=tuple(await asyncio.gather(*members)))
+    async def score(group: Group) -> Group | str:
+        try:
+            return await _with_others(group, scoring)
+        except InfrastructureFailure as failure:
+            return str(failure)
 
-    return list(await asyncio.gather(*map(score, scored)))
+    found = await asyncio.gather(*map(score, scored))
+    return Scored(
+        groups=[each for each in found if isinstance(each, Group)],
+        failures=tuple(each for each in found if isinstance(each, str)),
+    )
 
 
-async def _with_functions(trajectory: Trajectory, scoring: Scoring) -> Trajectory:
+async def _with_others(group: Group, scoring: Scoring) -> Group:
     """Turn rewards weighted and added up; totals by name as they were before that."""
-    parts = {ENV: trajectory.turn_rewards}
-    for name, function in scoring.functions.items():
-        parts[name] = (await function(trajectory)).turn_rewards
-    weighted = [[scoring.weights[name] * reward for reward in rewards] for name, rewards in parts.items()]
+    own, judged = await asyncio.gather(
+        asyncio.gather(*(_of_functions(member, scoring) for member in group.trajectories)),
+        asyncio.gather(*(judge(group) for judge in scoring.judges.values())),
+    )
+    members = []
+    for place, member in enumerate(group.trajectories):
+        verdicts = [verdict[place].turn_rewards for verdict in judged]
+        parts = {ENV: member.turn_rewards, **own[place], **dict(zip(scoring.judges, verdicts, strict=True))}
+        members.append(_summed(member, parts, scoring.weights))
+    return replace(group, trajectories=tuple(members))
+
+
+async def _of_functions(trajectory: Trajectory, scoring: Scoring) -> dict[str, tuple[float, ...]]:
+    return {name: (await function(trajectory)).turn_rewards for name, function in scoring.functions.items()}
+
+
+def _summed(trajectory: Trajectory, parts: Mapping[str, tuple[float, ...]], weights: Mapping[str, float]) -> Trajectory:
+    weighted = [[weights[name] * reward for reward in rewards] for name, rewards in parts.items()]
     totals = {name: sum(rewards) for name, rewards in parts.items() if name != ENV}
     summed = tuple(map(sum, zip(*weighted, strict=True)))
     return replace(trajectory, turn_rewards=summed, rewards={**trajectory.rewards, **totals})

@@ -29,8 +29,11 @@ class Collected:
 
 @contextmanager
 def attributed(where: str, passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """The boundary: whatever an environment raises is the environment's failure, never the run's or the agent's."""
-    typed: tuple[type[Exception], ...] = (EnvironmentFailure, InfrastructureFailure, *passing)
+    """The boundary: whatever an environment raises is the environment's failure, never the run's or the agent's.
+
+    But for what a person must mend, such as a key that is refused or a budget that is spent: that stops the run.
+    """
+    typed: tuple[type[Exception], ...] = (UserError, EnvironmentFailure, InfrastructureFailure, *passing)
     try:
         yield
     except typed:

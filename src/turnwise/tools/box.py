@@ -104,6 +104,10 @@ class ToolHands:
     def specs(self) -> tuple[ToolSpec, ...]:
         return tuple(tool.spec for tool, _ in self._tools().values())
 
+    async def run(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        """A call that is not the agent's, as of a reward that checks an answer by doing."""
+        return await self.call(ToolCall(name=name, arguments=json.dumps(dict(arguments))))
+
     async def call_all(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         """Side by side, answered in their order. One that breaks ends the others: the episode is run again."""
         if len(calls) == 1:

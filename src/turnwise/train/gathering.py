@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from turnwise.algos.filters import LOSS_SCALES
+from turnwise.core.errors import UserError
 from turnwise.core.samples import Learner
 from turnwise.core.trajectory import Group
 from turnwise.rewards.scoring import Scoring, score_groups
@@ -63,9 +64,11 @@ class Gatherer:
                 progress=lambda done, total: show("rollout", done, total),
             )
             scored = await score_groups(collected.groups, self.scoring)
-            groups += scored
-            kept += filter_groups(scored, self.learner, self.filter, self.micro_tokens)
-            counts += collected.counts
+            if scored.failures and not scored.groups:
+                raise UserError(f"no group of this step could be scored ({scored.failures[0]}): mend it, and --resume")
+            groups += scored.groups
+            kept += filter_groups(scored.groups, self.learner, self.filter, self.micro_tokens)
+            counts += collected.counts + Counter(groups_unscored=len(scored.failures))
             if len(kept) >= self.groups:
                 break
         kept = kept[: self.groups]
@@ -86,4 +89,4 @@ class Gatherer:
             progress=lambda done, total: show("greedy members", done, total),
         )
         scored = await score_groups(collected.groups, self.scoring)
-        return {(group.task.env, group.task.seed): group.trajectories[0].total_reward for group in scored}
+        return {(group.task.env, group.task.seed): group.trajectories[0].total_reward for group in scored.groups}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from turnwise.core.errors import UserError
 from turnwise.core.task import Task
 from turnwise.core.token_name import TokenName
 from turnwise.engine.native.engine import NativeEngine
@@ -14,6 +15,7 @@ from turnwise.record.metrics import rollout_metrics
 from turnwise.record.pictures.files import PictureFiles
 from turnwise.record.progress import Progress
 from turnwise.record.run_folder import RunFolder
+from turnwise.rewards.judge.benches import judge_metrics
 from turnwise.rollout.collect import Collector
 from turnwise.train.checkpoints import Checkpoints, State
 from turnwise.train.diagnose import DiagnoseSettings, gradients, information
@@ -27,6 +29,9 @@ from turnwise.train.rows import trajectory_rows
 from turnwise.train.seen import Seen
 from turnwise.train.update import UpdateSettings, update
 from turnwise.train.watching import Watcher, roll_back
+
+MANY_CUT = 0.2
+"""The share of turns without an end from which a limit stands in the way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +100,7 @@ class Loop:
             while state.step < self.settings.steps and not self._out_of_time(began):
                 state = await self._step(state)
                 state = await self._between(state)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, UserError):  # Ctrl-C, or something to mend, such as a budget that is spent
             self.checkpoints.save(self.learner, state)
             raise
         self.checkpoints.save(self.learner, state)
@@ -201,6 +206,9 @@ class Loop:
         clock: Clock,
     ) -> dict[str, Any]:
         rolled, captured_s = rollout_metrics(gathered.groups), self.engine.capture_s
+        if number == 1 and rolled["rollout/length_stops"] > MANY_CUT:
+            share = f"{100 * rolled['rollout/length_stops']:.0f} %"
+            self.progress.note(f"{share} of turns were cut at rollout.max_new_tokens: raise it to let them finish")
         row = {
             "step": number,
             **rolled,
@@ -208,6 +216,7 @@ class Loop:
             **{f"rollout/{name}": float(count) for name, count in gathered.counts.items()},
             **{f"train/{name}": value for name, value in learnt.items()},
             **{f"train/{name}": value for name, value in (estimated.metrics if estimated else {}).items()},
+            **judge_metrics(),
             "train/skipped_steps": float(self.learner.skipped_steps),
             **diagnosed,
             **clock.metrics(rolled["rollout/sampled_tokens"] + rolled["rollout/context_tokens"]),

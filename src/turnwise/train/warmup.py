@@ -8,13 +8,13 @@ import hashlib
 import inspect
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from turnwise.core.chance import address, stream
-from turnwise.core.errors import EnvironmentFailure, UserError
+from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
 from turnwise.core.samples import Sample, on_device
 from turnwise.core.task import Task
 from turnwise.data.demonstrations import demonstration_sample
@@ -79,18 +79,23 @@ def warm_up(loaded: LoadedModel, worlds: Worlds, *, steps: int, seed: int, show:
     schedule = Schedule(kind="linear", total_steps=steps, warmup_steps=min(10, steps // 4), final_share=0.1)
     optimizer = Optimizer(list(loaded.model.parameters()), SETTINGS, schedule.share)
     device = loaded.model.get_input_embeddings().weight.device
-    for step in range(steps):
-        numbers = range(step * EPISODES_A_STEP, (step + 1) * EPISODES_A_STEP)
-        try:
-            samples = [asyncio.run(random_episode(*_turn_of(worlds, n), renderer, seed, n)) for n in numbers]
-        except EnvironmentFailure as failure:  # played at random, it cannot be the agent's doing
-            raise UserError(f"the environment failed while tiny was warmed up on it: {failure}") from failure
-        batch = on_device(pack(samples), device)
-        with laid_out(batch):
-            logprobs, *_ = sampled_logprobs(loaded.model, batch)
-            (-logprobs.mean()).backward()
-        optimizer.step(step)
-        show(step + 1, steps)
+    with asyncio.Runner() as runner:  # one loop for all: tools keep what they started
+        for step in range(steps):
+            numbers = range(step * EPISODES_A_STEP, (step + 1) * EPISODES_A_STEP)
+            try:
+                samples = runner.run(_episodes(worlds, renderer, seed, numbers))
+            except (EnvironmentFailure, InfrastructureFailure) as failure:  # at random, it is not the agent's doing
+                raise UserError(f"the environment failed while tiny was warmed up on it: {failure}") from failure
+            batch = on_device(pack(samples), device)
+            with laid_out(batch):
+                logprobs, *_ = sampled_logprobs(loaded.model, batch)
+                (-logprobs.mean()).backward()
+            optimizer.step(step)
+            show(step + 1, steps)
+
+
+async def _episodes(worlds: Worlds, renderer: Renderer, seed: int, numbers: Iterable[int]) -> list[Sample]:
+    return await asyncio.gather(*(random_episode(*_turn_of(worlds, n), renderer, seed, n) for n in numbers))
 
 
 def _turn_of(worlds: Worlds, number: int) -> tuple[EnvKind, dict[str, Any]]:

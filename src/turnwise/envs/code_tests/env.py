@@ -42,11 +42,10 @@ class CodeTests(ToolEnv):
 
         return [JudgeTool(SandboxLimits(timeout_s=params.timeout_s))]
 
-    def tools_text(self, specs: Sequence[ToolSpec]) -> str:
-        tries = f"at most {self.params.max_tool_calls} tries"
+    def calling_text(self, specs: Sequence[ToolSpec]) -> str:
         if self.params.style == "python":
-            return f"Hand code in as a block ```python ... ```; {tries}."
-        return f"{super().tools_text(specs)} A call hands code in; {tries}."
+            return "Hand code in as a block ```python ... ```."
+        return f"{super().calling_text(specs)}\nA call hands code in.".strip()
 
     def tool_state(self) -> "CodeTests":
         return self

@@ -1,30 +1,33 @@
-"""Any questions with any tools: `kind = "tools"`, a file of rows, a list of tools and a reward function.
+"""Any questions with any tools: `kind = "tools"`, a file of rows, a list of tools and what answers are worth.
 
 [env]
 kind = "tools"
-tasks = "questions.jsonl"                 # any rows; the whole row goes to the reward
-tools = ["mytools.py:weather"]
+tasks = "questions.jsonl"                 # any rows; the whole row goes to the rewards
+tools = ["python", "mytools.py:weather", { use = "search", index = "corpus" }, { mcp = "npx -y some-server" }]
 reward = "myreward.py:score"              # score(answer, row) -> a number; 1 is right
 """
 
 import json
-import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
-from turnwise.core.errors import EnvironmentFailure, UserError
+from turnwise.core.errors import UserError
+from turnwise.core.messages import Message
 from turnwise.core.task import Split
 from turnwise.envs.functions import load_function
 from turnwise.envs.seeds import split_of_state
-from turnwise.envs.text_env import Outcome, lost, won
+from turnwise.envs.text_env import Outcome
 from turnwise.envs.tool_env import ToolEnv
-from turnwise.tools.function import from_function
-from turnwise.tools.tool import Tool
+from turnwise.envs.tools.given import sources_of, tools_of
+from turnwise.rewards.making import make_rubric
+from turnwise.rewards.rubric import Answered, Rubric
+from turnwise.tools.box import ToolHands
+from turnwise.tools.tool import Tool, ToolSource
 
 QUESTION = ("question", "prompt", "problem", "input")
 """Columns that hold the question, the first that a row has."""
@@ -39,18 +42,28 @@ class Tools(ToolEnv):
     class Params(ToolEnv.Params):
         tasks: str
         """A JSONL file of rows. The question is in `question`, `prompt`, `problem` or `input`."""
-        tools: tuple[str, ...] = Field(min_length=1)
-        """FILE.py:function each, whose types and docstring tell the model how to call it; python: code in a sandbox."""
-        reward: str
-        """FILE.py:function from the answer and its row to a number."""
+        tools: tuple[str | dict[str, Any], ...] = Field(min_length=1)
+        """Each python, FILE.py:function, a table like {use = "search", index = FOLDER}, or {mcp = COMMAND or URL}."""
+        reward: str | tuple[str | dict[str, Any], ...]
+        """FILE.py:function from the answer and its row to a number, a reward by name, or a list of tables: `use`."""
         success_at: float = 1.0
-        """The reward from which an answer counts as right."""
+        """The first reward's value from which an answer counts as right."""
 
     params: Params
 
     @classmethod
+    def check(cls, params: Any) -> None:
+        tools_of(params.tools)
+        sources_of(params.tools)
+        rubric_of(_key(params.reward))
+
+    @classmethod
     def make_tools(cls, params: Any) -> Sequence[Tool]:
-        return [_tool(given) for given in params.tools]
+        return tools_of(params.tools)
+
+    @classmethod
+    def make_sources(cls, params: Any) -> Sequence[ToolSource]:
+        return sources_of(params.tools)
 
     @classmethod
     def size(cls, params: Any, split: Split) -> int:
@@ -59,23 +72,32 @@ class Tools(ToolEnv):
     def reset(self, rng: random.Random) -> str:
         rows = rows_of(self.params.tasks, self.split)
         self.row = rows[self.index % len(rows)]
-        self._score = load_function(self.params.reward, "env.params.reward")
         return question_of(self.row)
 
     def step(self, action: str) -> Outcome:
-        reward = _number(self._score, action, self.row)
-        return won("", reward) if reward >= self.params.success_at else lost("", reward)
+        raise RuntimeError("answers are judged by awaiting: a ToolEnvRunner plays this environment")
+
+    async def judge(self, action: str, said: Sequence[Message], hands: ToolHands) -> Outcome:
+        rubric = rubric_of(_key(self.params.reward))
+        answered = Answered(
+            question=question_of(self.row), answer=action, row=self.row, messages=tuple(said), run_tool=hands.run
+        )
+        values = await rubric.score(answered)
+        right = next(iter(values.values())) >= self.params.success_at
+        return Outcome(text="", reward=rubric.total(values), over=True, success=right, parts=values)
 
     def state_key(self) -> str:
         return question_of(self.row)
 
 
-def _tool(given: str) -> Tool:
-    if given != "python":
-        return from_function(load_function(given, "env.params.tools", instead=("python",)))
-    from turnwise.tools.python import PythonTool, SandboxLimits
+def _key(reward: Any) -> str:
+    return json.dumps(reward)
 
-    return PythonTool(SandboxLimits())
+
+@lru_cache(maxsize=32)
+def rubric_of(reward: str) -> Rubric:
+    """Shared by all episodes, with what its judges remember and may spend."""
+    return make_rubric(json.loads(reward), lambda given: load_function(given, "env.params.reward"))
 
 
 def question_of(row: Row) -> str:
@@ -116,13 +138,3 @@ def _row(line: str, number: int, file: Path) -> Row:
     if not isinstance(row, dict) or not any(name in row for name in QUESTION):
         raise UserError(f"{file} line {number} has no question: give it one of {', '.join(QUESTION)}")
     return row
-
-
-def _number(score: Callable[..., Any], answer: str, row: Row) -> float:
-    try:
-        value = float(score(answer, row))
-    except Exception as error:
-        raise EnvironmentFailure(f"the reward failed: {type(error).__name__}: {error}") from error
-    if not math.isfinite(value):
-        raise EnvironmentFailure(f"the reward gave {value}")
-    return value

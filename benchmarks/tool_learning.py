@@ -1,0 +1,105 @@
+"""Does an agent learn to ask a tool, and do rewards of calls help? `lookup` with tiny, over seeds.
+
+    python benchmarks/tool_learning.py --out runs/tools [--seeds 0,1,2] [--picture docs/curves/tools.svg] [-- SETTINGS]
+
+Runs with a reward for the right call (`env.params.call_reward`) and runs with the outcome alone, all else equal. Useful
+calls are those that ask for the person in question. Every run is one process with one thread; a finished one is not run
+again.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from panels import BLUE, ORANGE, Grid, Panel, small_multiples
+from rich.console import Console
+from rich.table import Table
+from runs import summary, train, training_rows
+
+REWARDS = {"process reward": 0.5, "outcome alone": 0.0}
+GOAL = 0.9
+ASKED = ("Room of ", "?")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--picture", type=Path)
+    parser.add_argument("settings", nargs="*", help="after --: for every run")
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    seeds = [int(seed) for seed in given.seeds.split(",")]
+    found = {name: [run(given, name.split()[0], reward, seed) for seed in seeds] for name, reward in REWARDS.items()}
+    Console().print(table_of(found))
+    if given.picture:
+        given.picture.write_text(picture_of(found))
+
+
+def run(given: argparse.Namespace, name: str, reward: float, seed: int) -> dict[str, Any]:
+    own = [f"--env.params.call_reward={reward}", f"--seed={seed}", "--record.trajectories=1"]
+    folder = train("lookup", given.out, f"{name}-{seed}", [*own, *given.settings])
+    rows = training_rows(folder)
+    return summary(folder) | {
+        "success": [row["rollout/success"] for row in rows],
+        "episodes": [row["rollout/episodes"] for row in rows],
+        "useful": list(useful_calls(folder)),
+    }
+
+
+def useful_calls(folder: Path) -> Iterator[float]:
+    """The share of episodes that ask for the right person, a step each."""
+    for file in sorted((folder / "trajectories").glob("step_*.jsonl")):
+        episodes = [json.loads(line) for line in file.read_text().splitlines()]
+        yield sum(map(asks_rightly, episodes)) / len(episodes)
+
+
+def asks_rightly(episode: dict[str, Any]) -> bool:
+    question = episode["start"]["rows"][0][0]
+    call = f"<call>room {question.removeprefix(ASKED[0]).removesuffix(ASKED[1])}<"
+    return any(f"{turn['message']['content']}<".startswith(call) for turn in episode["turns"])
+
+
+def episodes_to(success: list[float], episodes: list[float], goal: float = GOAL) -> str:
+    """Until the mean over ten steps first reaches the goal."""
+    for end in range(10, len(success) + 1):
+        if sum(success[end - 10 : end]) / 10 >= goal:
+            return f"{sum(episodes[:end]):,.0f}"
+    return "not reached"
+
+
+def table_of(found: dict[str, list[dict[str, Any]]]) -> Table:
+    table = Table(title="lookup, tiny: 256 held-out tasks at temperature 0.5")
+    for column in ("reward", "before", "after, by seed", "useful calls, first to last step", f"episodes to {GOAL:.0%}"):
+        table.add_column(column, justify="left" if column == "reward" else "right")
+    for name, runs in found.items():
+        table.add_row(
+            name,
+            "  ".join(f"{each['success_before']:.1%}" for each in runs),
+            "  ".join(f"{each['success_after']:.1%}" for each in runs),
+            "  ".join(f"{each['useful'][0]:.0%} to {each['useful'][-1]:.0%}" for each in runs),
+            "  ".join(episodes_to(each["success"], each["episodes"]) for each in runs),
+        )
+    return table
+
+
+def picture_of(found: dict[str, list[dict[str, Any]]]) -> str:
+    panels = [
+        Panel(
+            runs=[each[key] for each in runs],
+            title=f"{label}, {name}",
+            label=label,
+            colour=BLUE if key == "success" else ORANGE,
+        )
+        for key, label in (("success", "success"), ("useful", "useful calls"))
+        for name, runs in found.items()
+    ]
+    return small_multiples(
+        "lookup with tiny: a line a seed, training episodes", panels, Grid(columns=2, width=300, height=120)
+    )
+
+
+if __name__ == "__main__":
+    main()

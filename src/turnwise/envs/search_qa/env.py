@@ -1,0 +1,149 @@
+"""search_qa: a question, a corpus that answers it, and a few searches."""
+
+import random
+import re
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from turnwise.core.messages import Picture
+from turnwise.envs.answers import format_answer
+from turnwise.envs.search_qa.people import FEWEST, shared_world
+from turnwise.envs.search_qa.questions import draw_question, next_step
+from turnwise.envs.search_qa.runner import SearchRunner
+from turnwise.envs.search_qa.small import NAMES, make_small_world
+from turnwise.envs.search_qa.world import World
+from turnwise.envs.text_env import Outcome, lost, won
+from turnwise.envs.tool_env import ToolEnv
+from turnwise.rewards.parts.matching import exact_match, f1
+from turnwise.tools.formats import read_calls
+from turnwise.tools.search.passages import Passage
+from turnwise.tools.tool import Tool
+
+LEAST_F1 = 0.3
+"""From which on words that are partly right are worth something."""
+HIT = re.compile(r"^\d+\. ([^:\n]+): (.*)$", re.MULTILINE)
+"""A line of what the tool shows: title and passage."""
+SIZES = {"people": 600, "small": 4}
+
+
+class SearchQA(ToolEnv):
+    """Answer the question in a few words; search for what you need."""
+
+    max_turns = 6
+    runner = SearchRunner
+    splits_starts = True
+    needs = MappingProxyType({"bm25s": "'turnwise[search]'"})
+
+    class Params(ToolEnv.Params):
+        style: Literal["hermes", "llama", "mistral", "answer"] = "hermes"
+        """How calls are written: hermes (also Qwen), llama, mistral, answer (small models)."""
+        world: Literal["people", "small"] = "people"
+        """people: one corpus for all tasks; small: a handful of things drawn anew for each task, for small models."""
+        hops: Annotated[int, Field(ge=1, le=3)] = 1
+        """Passages that an answer takes, each found by what the one before says."""
+        passages: Annotated[int | None, Field(ge=4, le=5000)] = None
+        """Of the corpus; none: 600, and 4 in the small world."""
+        top: Annotated[int, Field(ge=1, le=10)] = 3
+        """Passages that a search shows."""
+        corpus: Annotated[int, Field(ge=0)] = 0
+        """Which corpus of that size, where one is for all tasks."""
+        find_reward: float = 0.0
+        """Process reward of a search that shows a passage of the way for the first time."""
+
+        @model_validator(mode="after")
+        def _sized(self) -> Self:
+            if self.world == "small" and self.size > len(NAMES):
+                raise ValueError(f"passages: the small world has at most {len(NAMES)}")
+            if self.world == "people" and self.size < FEWEST:
+                raise ValueError(f"passages: the world of people has at least {FEWEST}; smaller is world = small")
+            return self
+
+        @property
+        def size(self) -> int:
+            return self.passages or SIZES[self.world]
+
+    params: Params
+
+    @classmethod
+    def make_tools(cls, params: Any) -> Sequence[Tool]:
+        from turnwise.envs.search_qa.retrieval import EpisodeSearch, shared_search
+
+        if params.world == "small":
+            return [EpisodeSearch(params.top)]
+        return [shared_search(params.size, params.corpus, params.top)]
+
+    def tool_state(self) -> Sequence[Passage]:
+        """What a search of a world of its own looks at."""
+        return self.world.passages
+
+    def reset(self, rng: random.Random) -> str:
+        hops = self.hop_count(rng)
+        if self.params.world == "small":
+            self.world: World = make_small_world(self.params.size, rng, chained=self.params.hops > 1)
+        else:
+            self.world = shared_world(self.params.size, self.params.corpus)
+        self.question = draw_question(self.world, hops, rng)
+        self.heard: dict[str, str] = {}
+        self.asked: set[str] = set()
+        return self.question.text
+
+    def hop_count(self, rng: random.Random) -> int:
+        return self.params.hops
+
+    def hear(self, texts: Sequence[str]) -> int:
+        """Keeps what the agent was shown; how many passages of the way it had not seen before."""
+        known = set(self.heard)
+        for text in texts:
+            self.heard.update(HIT.findall(text))
+        return len((set(self.heard) - known) & set(self.question.things))
+
+    def step(self, action: str) -> Outcome:
+        reward = graded(action, self.question.answer)
+        return won("Right.", reward) if self.is_right(action) else lost(self.correction, reward)
+
+    def is_right(self, answer: str) -> bool:
+        return bool(exact_match(answer, self.question.answer))
+
+    @property
+    def correction(self) -> str:
+        return f"No, {self.question.answer}."
+
+    def solve(self) -> list[str] | None:
+        """Looks up what is missing, then answers by what the passages said; it knows nothing that it was not shown."""
+        step = next_step(self.question, self.heard)
+        if step is None or isinstance(step, str):
+            return None if step is None else [step]
+        thing, relation = step
+        for query in (thing, f"{thing} {relation}"):
+            if query not in self.asked:
+                self.asked.add(query)
+                return [self.call("search", query=query)]
+        return None
+
+    def explain(self, actions: Sequence[str]) -> str:
+        calls = read_calls(actions[0], self.params.style).calls
+        return "I need to look that up." if calls else f"The passages say {actions[0]}."
+
+    def random_answer(self, rng: random.Random) -> str:
+        if rng.random() < 0.5:
+            return self.call("search", query=rng.choice(self.world.names))
+        return format_answer([rng.choice(self.world.values(rng.choice(self.world.relations).name))])
+
+    def state_key(self) -> str:
+        """In the small world the facts belong to it: there the same question has other answers."""
+        told = [passage.whole for passage in self.world.passages] if self.params.world == "small" else []
+        return "\n".join([self.question.text, *told])
+
+    def draw(self) -> Picture:
+        return Picture(rows=((self.question.text,),))
+
+
+def graded(answer: str, wanted: str) -> float:
+    """1 for the answer; from F1 0.3 on, that; below it nothing, since single words are soon guessed."""
+    if exact_match(answer, wanted):
+        return 1.0
+    share = f1(answer, wanted)
+    return share if share >= LEAST_F1 else 0.0

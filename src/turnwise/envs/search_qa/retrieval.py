@@ -1,0 +1,51 @@
+"""The tool `search` over the worlds' passages. Its imports take their time, so environments load it when they start."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from turnwise.envs.search_qa.people import shared_world
+from turnwise.tools.search.index import SearchIndex, in_memory
+from turnwise.tools.search.passages import Passage
+from turnwise.tools.search.tool import SearchTool, checked_search, search_spec, shown
+from turnwise.tools.tool import Tool, ToolResult, ToolRules
+
+
+def shared_search(size: int, corpus: int, top: int) -> Tool:
+    """Over one corpus for all episodes."""
+    return SearchTool(_shared_index(size, corpus), top=top, chooses_top=False)
+
+
+@lru_cache(maxsize=4)
+def _shared_index(size: int, corpus: int) -> SearchIndex:
+    """Built once a process."""
+    return in_memory(shared_world(size, corpus).passages)
+
+
+class EpisodeSearch:
+    """Over a corpus that is an episode's own: its state is the passages. Equal queries have other answers elsewhere."""
+
+    rules = ToolRules()
+
+    def __init__(self, top: int) -> None:
+        self._top = top
+        self.spec = search_spec(chooses_top=False, top=top)
+
+    def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        return checked_search(arguments, top=self._top, chooses_top=False)
+
+    @asynccontextmanager
+    async def open(self, seed: int, state: Sequence[Passage]) -> AsyncIterator["_Session"]:
+        yield _Session(in_memory(state))
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    index: SearchIndex
+
+    async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
+        """At once: so small an index takes less time than a thread."""
+        (hits,) = self.index.search([arguments["query"]], arguments["top"])
+        return ToolResult(text=shown(hits))

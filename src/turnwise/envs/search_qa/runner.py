@@ -1,0 +1,16 @@
+"""Runs the episodes of search environments: they hear what their agents are shown."""
+
+from dataclasses import replace
+
+from turnwise.core.messages import Message
+from turnwise.core.protocols import StepResult
+from turnwise.envs.tool_runner import ToolEnvRunner
+
+
+class SearchRunner(ToolEnvRunner):
+    """The tool is shared and its answers are kept, so it cannot tell the environment what it was asked."""
+
+    async def step(self, action: Message) -> StepResult:
+        result = await super().step(action)
+        found = self.tool_env.hear([message.content for message in result.messages if message.role == "tool"])
+        return replace(result, reward=result.reward + self.tool_env.params.find_reward * found) if found else result

@@ -1,0 +1,1 @@
+"""Questions about generated databases, answered with queries."""

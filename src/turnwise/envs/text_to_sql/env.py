@@ -1,0 +1,186 @@
+"""text_to_sql: a schema, a question, and a query that answers it."""
+
+import asyncio
+import random
+import re
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import Any, Literal, Self
+
+from pydantic import model_validator
+
+from turnwise.config.numbers import Positive
+from turnwise.core.messages import Message, Picture
+from turnwise.envs.seeds import split_of_state
+from turnwise.envs.text_env import Outcome, goes_on, lost, won
+from turnwise.envs.text_to_sql.content import make_database
+from turnwise.envs.text_to_sql.more_tables import HARDER
+from turnwise.envs.text_to_sql.one_table import EASY, Maker
+from turnwise.envs.text_to_sql.question import Question
+from turnwise.envs.text_to_sql.schema import Schema
+from turnwise.envs.text_to_sql.schemas import SCHEMAS, TINY
+from turnwise.envs.text_to_sql.short import SHORT
+from turnwise.envs.tool_env import ToolEnv
+from turnwise.rewards.sql_equality import equal_results
+from turnwise.tools.box import ToolHands
+from turnwise.tools.function import from_function, tool
+from turnwise.tools.sql_query import Rows, SqlLimits, run_query
+from turnwise.tools.sql_table import table_text
+from turnwise.tools.tool import Tool, ToolError
+
+Level = Literal["tiny", "easy", "full"]
+Name = Literal["shop", "school", "library", "flights", "hospital", "music"]
+MAKERS: dict[Level, tuple[Maker, ...]] = {"tiny": SHORT, "easy": EASY, "full": EASY + HARDER}
+FENCE = re.compile(r"\A```(?:sql)?\s*(.*?)\s*```\Z", re.DOTALL)
+LIMITS = SqlLimits(timeout_s=10.0, max_steps=1_000_000, max_rows=500)
+"""These databases are small: the steps end what is too much, and do so alike on every machine."""
+TRIES = 10
+"""Pairs of databases that are drawn for a question before another is asked."""
+
+
+@tool(timeout_s=LIMITS.timeout_s + 30.0, concurrency=8)
+def sql(query: str, state: "TextToSql") -> str:
+    """Runs a query and shows its result."""
+    return state.look(query)
+
+
+class TextToSql(ToolEnv):
+    """Write a SQLite query that answers the question.
+
+    The query is the answer. It must be right on this database and on another with the same tables and other rows."""
+
+    splits_starts = True
+    max_turns = 5
+
+    class Params(ToolEnv.Params):
+        style: Literal["hermes", "llama", "mistral", "answer"] = "hermes"
+        """How calls are written: hermes (also Qwen), llama, mistral, answer (small models)."""
+        max_tool_calls: Positive = 4
+        """Queries that may be tried before one is handed in, at most."""
+        level: Level = "full"
+        """easy: one table; full: also groups, joins, nested queries; tiny: a small table, questions of three words."""
+        held_out: tuple[Name, ...] = ()
+        """Schemas that only the test split has, and it has no other; none: all splits share all of them."""
+        max_rows: Positive = 10
+        """Rows of a result that are shown."""
+
+        @model_validator(mode="after")
+        def _something_is_left(self) -> Self:
+            if set(self.held_out) == set(SCHEMAS):
+                raise ValueError("held_out names every schema: leave one for training")
+            if self.held_out and self.level == "tiny":
+                raise ValueError("the level tiny has one schema, which cannot be held_out: leave that empty")
+            return self
+
+    params: Params
+
+    @classmethod
+    def make_tools(cls, params: Any) -> Sequence[Tool]:
+        return [from_function(sql)]
+
+    def tool_state(self) -> "TextToSql":
+        return self
+
+    def rules(self) -> str:
+        if self.params.level == "tiny":
+            return "Answer with a query."
+        return f"{super().rules()} If it fails you see why and may answer again; a wrong result ends the episode."
+
+    def reset(self, rng: random.Random) -> str:
+        self.seen = ""
+        while True:
+            self.schema = self._schema(rng)
+            self.question = self._question(rng)
+            if self.split in (None, split_of_state(self.state_key())) and self._fill(rng):
+                return f"{self._tables()}\n{self.question.text}"
+
+    def _fill(self, rng: random.Random) -> bool:
+        """Makes both databases; False if none were found that tell knowing from luck."""
+        for _ in range(TRIES):
+            self.shown, self.hidden = _instance(self, rng), _instance(self, rng)
+            if _tells(self.shown[1], self.hidden[1], self.question.ordered):
+                return True
+        return False
+
+    def _schema(self, rng: random.Random) -> Schema:
+        if self.params.level == "tiny":
+            return TINY
+        held = set(self.params.held_out)
+        names = [name for name in SCHEMAS if self.split is None or not held or (name in held) == (self.split == "test")]
+        return SCHEMAS[rng.choice(names)]
+
+    def _question(self, rng: random.Random) -> Question:
+        makers = MAKERS[self.params.level]
+        return rng.choice(makers)(rng, self.schema)
+
+    def _tables(self) -> str:
+        if self.params.level != "tiny":
+            return self.schema.create()
+        (table,) = self.schema.tables
+        return f"{table.name}({', '.join(column.name for column in table.columns)})"
+
+    def look(self, query: str) -> str:
+        """What a query shows; a ToolError is what is wrong with it."""
+        self.seen = query  # even if it fails: the error has been seen
+        limits = replace(LIMITS, max_rows=self.params.max_rows)
+        return table_text(run_query(self.shown[0], unfenced(query), limits))
+
+    async def judge(self, action: str, said: Sequence[Message], hands: ToolHands) -> Outcome:
+        return await asyncio.to_thread(self.step, action)
+
+    def step(self, action: str) -> Outcome:
+        """A query that fails may be mended; one that says something else has been handed in."""
+        query = unfenced(action)
+        try:
+            right = all(self._right(query, *instance) for instance in (self.shown, self.hidden))
+        except ToolError as error:
+            self.seen = query
+            return goes_on(str(error))
+        return won("Right.") if right else lost("Wrong.")
+
+    def _right(self, query: str, image: bytes, wanted: Rows) -> bool:
+        return equal_results(run_query(image, query, LIMITS), wanted, self.question.ordered)
+
+    def solve(self) -> list[str]:
+        """A look at what the query gives, where there is time, then the query."""
+        query = self.question.query
+        if self.seen == query or self.max_turns == 1 or self.params.level == "tiny":
+            return [query]
+        return [self.call("sql", query=query)]
+
+    def random_answer(self, rng: random.Random) -> str:
+        """The answer to another question."""
+        query = self._question(rng).query
+        return self.call("sql", query=query) if rng.random() < 0.3 else self.reply([query])
+
+    def state_key(self) -> str:
+        """The question, and the last query of which the agent has seen what it gives."""
+        return f"{self.schema.name}: {self.question.text}" + (f"\n{self.seen}" if self.seen else "")
+
+    def draw(self) -> Picture:
+        return Picture(rows=((self.question.text,),), caption=self.schema.name)
+
+
+def unfenced(text: str) -> str:
+    """A query out of the block that models like to put it into."""
+    fence = FENCE.match(text.strip())
+    return fence[1] if fence else text
+
+
+def _instance(env: TextToSql, rng: random.Random) -> tuple[bytes, Rows]:
+    """A database of the schema with rows of its own, and what the right query gives on it."""
+    with closing(make_database(env.schema, rng)) as connection:
+        return connection.serialize(), _gold(connection, env.question.query)
+
+
+def _gold(connection: sqlite3.Connection, query: str) -> Rows:
+    cursor = connection.execute(query)
+    return Rows(columns=tuple(column[0] for column in cursor.description), rows=tuple(cursor.fetchall()))
+
+
+def _tells(shown: Rows, hidden: Rows, ordered: bool) -> bool:
+    """Whether the pair tells knowing from luck: there is something to find, and not the same on both."""
+    found = all(any(cell is not None for row in rows.rows for cell in row) for rows in (shown, hidden))
+    return found and not equal_results(shown, hidden, ordered)

@@ -1,0 +1,1 @@
+"""A small shop: search, look, choose, buy."""

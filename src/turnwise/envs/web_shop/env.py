@@ -1,0 +1,129 @@
+"""web_shop: a wish, a shop to search, and a purchase that is worth as much of the wish as it fulfils."""
+
+import random
+import re
+from dataclasses import replace
+from typing import Annotated
+
+from pydantic import Field
+
+from turnwise.core.messages import Picture
+from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, goes_on, lost, won
+from turnwise.envs.web_shop.catalogue import make_catalogue, make_wish
+from turnwise.envs.web_shop.pages import BACK, BUY, FEATURES, NEXT, PREVIOUS, Page, ProductPage, ResultsPage, SearchPage
+from turnwise.envs.web_shop.ranking import ranking_of
+from turnwise.envs.web_shop.scoring import score
+
+ACTION = re.compile(r"\A(search|click)\s*\[(.*)\]\Z", re.DOTALL | re.IGNORECASE)
+LONGEST = 300
+"""Characters of what stands in the brackets."""
+
+
+class WebShop(TextEnv):
+    """Buy what is asked for in a web shop.
+
+    Actions: search[words] on the search page, click[name] for anything in brackets. Choose every option before you
+    buy. Features tell what the title does not. Each part of the wish that the purchase fulfils counts."""
+
+    max_turns = 15
+    splits_starts = True
+
+    class Params(StrictParams):
+        products: Annotated[int, Field(ge=50, le=5000)] = 500
+        """Of the catalogue."""
+        shop: Annotated[int, Field(ge=0)] = 0
+        """The number of the catalogue: each is another one. All splits shop in the same."""
+        per_page: Annotated[int, Field(ge=3, le=50)] = 10
+        """Results on a page."""
+
+    params: Params
+
+    def reset(self, rng: random.Random) -> str:
+        self.wish = make_wish(rng, make_catalogue(self.params.shop, self.params.products))
+        self.page: Page = SearchPage()
+        return self.observe()
+
+    def observe(self) -> str:
+        return f"{self.wish.text}\n{self.page.text}"
+
+    def step(self, action: str) -> Outcome:
+        read = ACTION.match(action.strip())
+        if read is None or len(read[2]) > LONGEST:
+            raise ValueError("neither search[...] nor click[...]")
+        verb, inside = read[1].lower(), " ".join(read[2].split())
+        if verb == "search":
+            self.page = self._searched(inside)
+            return goes_on(self.observe())
+        name = next((button for button in self.page.buttons if button.lower() == inside.lower()), None)
+        if name is None:
+            raise ValueError("no such button on this page")
+        return self._bought() if name == BUY else self._clicked(name)
+
+    def _searched(self, query: str) -> ResultsPage:
+        if not isinstance(self.page, SearchPage) or not query:
+            raise ValueError("search needs words, on the search page")
+        found = ranking_of(self.params.shop, self.params.products).search(query)
+        return ResultsPage(found=found, number=1, per_page=self.params.per_page)
+
+    def _clicked(self, name: str) -> Outcome:
+        match self.page:
+            case ResultsPage():
+                self.page = _from_results(self.page, name)
+            case ProductPage():
+                self.page = _from_product(self.page, name)
+        return goes_on(self.observe())
+
+    def _bought(self) -> Outcome:
+        if not isinstance(self.page, ProductPage):
+            raise ValueError("there is nothing to buy here")
+        worth = score(self.wish, self.page.product, self.page.chosen)
+        told = f"You bought {self.page.product.title}. It is worth {worth:.2f} of 1."
+        return won(told, worth) if worth == 1 else lost(told, worth)
+
+    def random_action(self, rng: random.Random) -> str:
+        """Buying is one button among many: it comes late enough to see pages."""
+        if not self.page.buttons:
+            product = rng.choice(make_catalogue(self.params.shop, self.params.products))
+            return f"search[{product.kind.name}]"
+        return f"click[{rng.choice(self.page.buttons)}]"
+
+    def solve(self) -> list[str]:
+        """From any page to the purchase of the product from which the wish was made."""
+        if isinstance(self.page, ProductPage) and self.page.product == self.wish.target:
+            return self._choices(self.page)
+        query = f"{self.wish.target.title} {' '.join(self.wish.target.attributes)}"
+        found = ranking_of(self.params.shop, self.params.products).search(query)
+        turns = found.index(self.wish.target) // self.params.per_page
+        back = [f"click[{BACK}]"] * (not isinstance(self.page, SearchPage))
+        way = [f"search[{query}]", *[f"click[{NEXT}]"] * turns, f"click[{self.wish.target.code}]"]
+        return [*back, *way, *self._choices(None)]
+
+    def _choices(self, page: ProductPage | None) -> list[str]:
+        """What is still to be clicked on the product's page."""
+        chosen = {} if page is None else page.chosen
+        missing = [value for name, value in self.wish.options if chosen.get(name) != value]
+        return [*(f"click[{value}]" for value in missing), f"click[{BUY}]"]
+
+    def state_key(self) -> str:
+        return self.observe()
+
+    def draw(self) -> Picture:
+        return Picture(rows=tuple((line,) for line in self.page.text.splitlines()), caption=self.wish.text)
+
+
+def _from_results(page: ResultsPage, name: str) -> Page:
+    if name == BACK:
+        return SearchPage()
+    if name in (NEXT, PREVIOUS):
+        return replace(page, number=page.number + (1 if name == NEXT else -1))
+    return ProductPage(product=next(product for product in page.shown if product.code == name), results=page)
+
+
+def _from_product(page: ProductPage, name: str) -> Page:
+    if name == BACK:
+        return SearchPage()
+    if name == PREVIOUS:
+        return page.results
+    if name == FEATURES:
+        return replace(page, features=True)
+    return replace(page, chosen={**page.chosen, page.option_of(name): name})

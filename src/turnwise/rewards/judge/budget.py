@@ -1,0 +1,59 @@
+"""A budget of calls and tokens. Both are reserved before a request is sent: many at once cannot overrun it."""
+
+import asyncio
+from dataclasses import dataclass
+
+from turnwise.core.errors import UserError
+from turnwise.rewards.judge.counts import JudgeCounts
+from turnwise.rewards.per_loop import PerLoop
+
+
+@dataclass(slots=True)
+class Ticket:
+    """One request's share of the budget, until it is known what it cost."""
+
+    meter: "Meter"
+    reserved: int
+    open: bool = True
+
+    def close(self, tokens: int) -> None:
+        """`tokens`: what the request cost. Closing again changes nothing."""
+        if self.open:
+            self.open = False
+            self.meter.settle(self.reserved, tokens)
+
+
+class Meter:
+    def __init__(self, max_calls: int, max_tokens: int, counts: JudgeCounts) -> None:
+        self.counts = counts
+        self._max_calls, self._max_tokens = max_calls, max_tokens
+        self._reserved = 0
+        self._settled = PerLoop(asyncio.Event)
+
+    async def sending(self, tokens: int) -> Ticket:
+        """Before each request, which costs `tokens` at most. A UserError where the budget is spent.
+
+        Waits where requests under way may turn out to leave enough; unblocked by `settle`.
+        """
+        while self._reserved and self._left() < tokens and self.counts.calls < self._max_calls:
+            settled = self._settled.get()
+            settled.clear()
+            await settled.wait()
+        if self.counts.calls >= self._max_calls:
+            raise UserError(f"the judge's budget of {self._max_calls} calls is spent: raise its max_calls")
+        if self._left() < tokens:
+            raise UserError(
+                f"the judge's budget of {self._max_tokens} tokens is spent ({self.counts.tokens} used, the next call "
+                f"may take {tokens}): raise its max_tokens_total"
+            )
+        self.counts.calls += 1
+        self._reserved += tokens
+        return Ticket(self, tokens)
+
+    def settle(self, reserved: int, tokens: int) -> None:
+        self._reserved -= reserved
+        self.counts.tokens += tokens
+        self._settled.get().set()
+
+    def _left(self) -> int:
+        return self._max_tokens - self.counts.tokens - self._reserved

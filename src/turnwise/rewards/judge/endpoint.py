@@ -1,0 +1,107 @@
+"""A judge behind an OpenAI-compatible endpoint. Its key is read where the settings say, and told to nobody else."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from turnwise.core.errors import UserError
+from turnwise.core.messages import Message, ToolSpec
+from turnwise.core.protocols import Sampling
+from turnwise.engine.openai.client import ChatClient
+from turnwise.engine.openai.endpoint import Endpoint, read_key
+from turnwise.engine.openai.faults import ContextFull, Passing
+from turnwise.engine.openai.replies import Reply
+from turnwise.rewards.judge.budget import Meter
+from turnwise.rewards.judge.complete import estimated_tokens
+from turnwise.rewards.judge.settings import JudgeSettings
+from turnwise.rewards.per_loop import PerLoop
+
+OPENAI, BASE_URL = "https://api.openai.com/v1", "OPENAI_BASE_URL"
+OPTIONS = {"--api-key-env": "key_env", "--endpoint": "endpoint", "--model": "model"}
+"""The client's words are for a command line; a judge has settings."""
+LONGEST_KEY = 10_000
+
+Sleep = Callable[[float], Awaitable[None]]
+
+
+class EndpointComplete:
+    def __init__(self, settings: JudgeSettings, meter: Meter, sleep: Sleep = asyncio.sleep) -> None:
+        with _in_our_words():
+            endpoint = _endpoint(settings)
+            self.identity = (endpoint.chat_url, endpoint.model)
+        self._sampling = Sampling(max_tokens=settings.max_tokens, temperature=settings.temperature)
+        self._client = PerLoop(lambda: MeteredClient(endpoint, meter, sleep))
+
+    async def __call__(self, messages: Sequence[Message]) -> str:
+        with _in_our_words():
+            try:
+                reply = await self._client.get().reply(messages, (), self._sampling, seed=0)
+            except ContextFull as full:
+                raise UserError(f"{full}: that is too long for this judge: lower its max_chars") from full
+        return reply.message.content
+
+
+class MeteredClient(ChatClient):
+    """A client that asks the budget before each request, those that are sent again included."""
+
+    def __init__(self, endpoint: Endpoint, meter: Meter, sleep: Sleep) -> None:
+        super().__init__(endpoint, sleep=sleep)
+        self._meter = meter
+
+    async def _once(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling, seed: int
+    ) -> Reply:
+        prompt = estimated_tokens(messages)
+        ticket = await self._meter.sending(prompt + sampling.max_tokens)
+        cost = ticket.reserved  # of one that is cut off nobody knows what it cost
+        try:
+            reply = await super()._once(messages, tools, sampling, seed)
+            cost = _cost(reply, prompt)
+            return reply
+        except Passing as failure:
+            self._meter.counts.retried += 1
+            cost = cost if failure.__cause__ is not None else 0  # without a cause the endpoint itself refused it
+            raise
+        except (UserError, ContextFull):
+            cost = 0
+            raise
+        finally:
+            ticket.close(cost)
+
+
+def _cost(reply: Reply, prompt: int) -> int:
+    if reply.prompt_tokens is None or reply.sampled_tokens is None:
+        return prompt + estimated_tokens([reply.message])
+    return reply.prompt_tokens + reply.sampled_tokens
+
+
+def _endpoint(settings: JudgeSettings) -> Endpoint:
+    url = settings.endpoint or os.environ.get(BASE_URL, "").strip() or OPENAI
+    key = _file_key(settings.key_file) if settings.key_file else read_key(url, settings.key_env or None)
+    given: dict[str, Any] = {"timeout_s": settings.timeout_s, "retries": settings.retries}
+    return Endpoint(url=url, model=settings.model, key=key, **given)
+
+
+def _file_key(file: str) -> str:
+    try:
+        with Path(file).expanduser().open(encoding="utf-8") as opened:
+            key = opened.read(LONGEST_KEY).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"key_file {file} cannot be read ({type(error).__name__}): give a file with the key") from error
+    if not key or not (key.isascii() and key.isprintable()) or " " in key:
+        raise UserError(f"key_file {file} holds no key: give a file with the key alone")
+    return key
+
+
+@contextmanager
+def _in_our_words() -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        text = str(error)
+        for option, ours in OPTIONS.items():
+            text = text.replace(option, ours)
+        raise UserError(text if text.startswith("the judge") else f"the judge: {text}") from None

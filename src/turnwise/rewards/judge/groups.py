@@ -1,0 +1,126 @@
+"""Judges of whole groups: each member against the rubric, all of them in one call, or two at a time.
+
+Members that did the same get the same, and are asked for once; where all did the same there is nothing to compare.
+Members come in an order that their own texts decide, so that no place in the group favours one.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TypeVar
+
+from turnwise.core.chance import stream
+from turnwise.core.errors import InfrastructureFailure, UserError
+from turnwise.core.protocols import RewardResult
+from turnwise.core.trajectory import Group, Trajectory
+from turnwise.rewards.judge import prompts
+from turnwise.rewards.judge.bench import Bench
+from turnwise.rewards.judge.settings import JudgeSettings
+from turnwise.rewards.judge.transcript import Decode, Transcript, of_trajectory, shared_length
+from turnwise.rewards.judge.verdicts import read_score, read_scores, read_winner
+
+EVEN = 0.5
+"""What members are worth that nothing tells apart."""
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupJudge:
+    """core.protocols.GroupReward; what a member is worth stands at its last turn."""
+
+    settings: JudgeSettings
+    bench: Bench
+    decode: Decode
+    """Token ids as text: what the agent was shown is kept as ids alone."""
+
+    async def __call__(self, group: Group) -> tuple[RewardResult, ...]:
+        told = [of_trajectory(trajectory, self.decode) for trajectory in group.trajectories]
+        values = await self._values(Counter(each for each in told if each))
+        pairs = zip(group.trajectories, told, strict=True)
+        return tuple(_at_the_end(trajectory, values.get(each, 0.0)) for trajectory, each in pairs)
+
+    async def _values(self, counted: Counter[Transcript]) -> Mapping[Transcript, float]:
+        if len(counted) == 1 and self.settings.mode != "absolute":
+            return dict.fromkeys(counted, EVEN)
+        return await MODES[self.settings.mode](counted, self.settings, self.bench) if counted else {}
+
+
+def _at_the_end(trajectory: Trajectory, value: float) -> RewardResult:
+    zeros = (0.0,) * len(trajectory.turns)
+    return RewardResult(turn_rewards=(*zeros[1:], value) if zeros else ())
+
+
+async def absolute(counted: Counter[Transcript], settings: JudgeSettings, bench: Bench) -> dict[Transcript, float]:
+    members = list(counted)
+    scores = [
+        bench.ask(prompts.absolute(member, "", "", settings), lambda text: read_score(text, settings.scale))
+        for member in members
+    ]
+    return dict(zip(members, await _together(scores), strict=True))
+
+
+async def relative(counted: Counter[Transcript], settings: JudgeSettings, bench: Bench) -> dict[Transcript, float]:
+    prefix, members = _shuffled(counted)
+    labels = [str(number) for number in range(1, len(members) + 1)]
+    messages = prompts.relative(prefix, [member[len(prefix) :] for member in members], settings)
+    scores = await bench.ask(messages, lambda text: read_scores(text, labels, settings.scale))
+    return {member: scores[label] for member, label in zip(members, labels, strict=True)}
+
+
+async def pairwise(counted: Counter[Transcript], settings: JudgeSettings, bench: Bench) -> dict[Transcript, float]:
+    """The share of comparisons that a member wins, a tie counting half. Every pair is asked for in both orders."""
+    prefix, members = _shuffled(counted)
+    pairs = _pairs(len(members), settings.opponents)
+    own = [member[len(prefix) :] for member in members]
+    asked = [
+        bench.ask(prompts.pairwise(prefix, own[first], own[second], settings), read_winner)
+        for one, other in pairs
+        for first, second in ((one, other), (other, one))
+    ]
+    points = await _together(asked)
+    met = [float(counted[member] - 1) for member in members]
+    won = [EVEN * twins for twins in met]
+    for (one, other), first, second in zip(pairs, points[::2], points[1::2], strict=True):
+        share = (first + 1 - second) / 2  # of the one, over both orders
+        for place, rival, value in ((one, other, share), (other, one, 1 - share)):
+            won[place] += counted[members[rival]] * value
+            met[place] += counted[members[rival]]
+    return {member: won[place] / met[place] for place, member in enumerate(members)}
+
+
+MODES: Mapping[str, Callable[[Counter[Transcript], JudgeSettings, Bench], Awaitable[dict[Transcript, float]]]] = {
+    "absolute": absolute,
+    "relative": relative,
+    "pairwise": pairwise,
+}
+
+
+def _shuffled(counted: Counter[Transcript]) -> tuple[Transcript, list[Transcript]]:
+    """What all begin with, and the members in an order that depends on nothing but what they are."""
+    members = sorted(counted)
+    stream("judge", members).shuffle(members)
+    return members[0][: shared_length(members)], members
+
+
+def _pairs(count: int, opponents: int) -> list[tuple[int, int]]:
+    """All, or in a circle each with those next to it: as many for everyone."""
+    reach = (opponents + 1) // 2
+    if not reach or 2 * reach >= count - 1:
+        return list(combinations(range(count), 2))
+    return [(place, (place + step) % count) for step in range(1, reach + 1) for place in range(count)]
+
+
+async def _together(asked: Sequence[Awaitable[Found]]) -> list[Found]:
+    """One that fails ends the others: without it the group cannot be compared."""
+
+    async def wait(each: Awaitable[Found]) -> Found:
+        return await each
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(wait(each)) for each in asked]
+    except* (UserError, InfrastructureFailure) as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]

@@ -1,0 +1,144 @@
+"""From what a recipe says of rewards to a rubric.
+
+reward = "myreward.py:score"                                       # score(answer, row) -> a number
+reward = [ { use = "exact_match" }, { use = "judge", model = "...", rubric = "cites its source", weight = 0.3 } ]
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from turnwise.config.section import Section
+from turnwise.core.errors import UserError
+from turnwise.core.names import nearest
+from turnwise.rewards.judge.benches import bench_for
+from turnwise.rewards.judge.part import Judge
+from turnwise.rewards.parts.matching import F1, ExactMatch
+from turnwise.rewards.parts.mathematics import SymbolicMath
+from turnwise.rewards.parts.pattern import Regex
+from turnwise.rewards.parts.shaping import Length, Repetition
+from turnwise.rewards.parts.sql import SqlResult
+from turnwise.rewards.parts.unit_tests import UnitTests
+from turnwise.rewards.rubric import Answered, Part, Rubric
+from turnwise.rewards.scoring import ENV, FORMAT
+
+PARTS: dict[str, type[Any]] = {
+    "exact_match": ExactMatch,
+    "f1": F1,
+    "math": SymbolicMath,
+    "unit_tests": UnitTests,
+    "sql": SqlResult,
+    "regex": Regex,
+    "length": Length,
+    "repetition": Repetition,
+    "judge": Judge,
+}
+ABOUT = ("use", "name", "weight")
+"""What a table says besides the options of a part."""
+SECRETS = ("key", "api_key", "token", "secret", "password")
+"""Options that nobody has, since a recipe is saved and shown."""
+
+Load = Callable[[str], Callable[..., Any]]
+"""FILE.py:function -> the function."""
+
+
+def make_rubric(given: str | Sequence[str | Mapping[str, Any]], load: Load) -> Rubric:
+    """`given`: one reward or several, each a name of `PARTS`, FILE.py:function, or a table with `use` and options."""
+    parts: dict[str, Part] = {}
+    weights: dict[str, float] = {}
+    for name, weight, part in _each([given] if isinstance(given, str | Mapping) else given, load):
+        if name in (ENV, FORMAT):
+            raise UserError(f'no reward can be called "{name}", which is taken: give it another with name = "..."')
+        if name in parts:
+            raise UserError(f'two rewards are called "{name}": give one of them another with name = "..."')
+        parts[name], weights[name] = part, weight
+    if not parts:
+        raise UserError("reward is an empty list: give at least one")
+    return Rubric(parts=parts, weights=weights)
+
+
+def _each(given: Sequence[str | Mapping[str, Any]], load: Load) -> Iterator[tuple[str, float, Part]]:
+    for each in given:
+        table = {"use": each} if isinstance(each, str) else each
+        if not isinstance(table, Mapping) or not isinstance(table.get("use"), str):
+            raise UserError('a reward says nothing of what it uses: give { use = "exact_match" } or a name')
+        use, options = (
+            table["use"],
+            {key: value for key, value in table.items() if key not in ("use", "name", "weight")},
+        )
+        default = use.rpartition(":")[2]
+        yield read_name(table, default), read_weight(table, use), _part(use, options, load)
+
+
+def read_name(table: Mapping[str, Any], default: str) -> str:
+    name = table.get("name", default)
+    if not isinstance(name, str) or not name:
+        raise UserError(f'the name of the reward "{default}" is no text: give name = "..."')
+    return name
+
+
+def read_weight(table: Mapping[str, Any], use: str) -> float:
+    weight = table.get("weight", 1.0)
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+        raise UserError(f'the weight of the reward "{use}" is no number: give weight = 1.0')
+    return float(weight)
+
+
+def _part(use: str, options: Mapping[str, Any], load: Load) -> Part:
+    if use.rpartition(":")[0].endswith(".py"):
+        if options:
+            raise UserError(f'the reward "{use}" has no option "{next(iter(options))}": a function takes none')
+        return from_answers(load(use), use)
+    if use not in PARTS:
+        raise UserError(f'no reward "{use}":{nearest(use, PARTS)} (or give FILE.py:function)')
+    part: Part = read_options(PARTS[use], options, use)
+    if isinstance(part, Judge):
+        bench_for(part)  # a key or a folder that is missing is told before anything starts
+    return part
+
+
+def read_options(kind: type[Section], options: Mapping[str, Any], use: str) -> Any:
+    """The part with these options; a UserError in one line, which never shows what was given for them."""
+    known = list(kind.model_fields)
+    try:
+        return kind.model_validate(dict(options))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+    name = ".".join(map(str, first["loc"]))
+    if first["type"] == "extra_forbidden":
+        if name.lower() in SECRETS:
+            raise UserError(f'the reward "{use}" takes no "{name}": recipes are saved; name its variable with key_env')
+        raise UserError(f'the reward "{use}" has no option "{name}":{nearest(name, known)}')
+    if first["type"] == "missing":
+        raise UserError(f'the reward "{use}" lacks its option "{name}": give {name} = ...')
+    what = str(first["ctx"]["error"]) if first["type"] == "value_error" else first["msg"]
+    raise UserError(f'the reward "{use}"{f", {name}" if name else ""}: {what[:1].lower()}{what[1:]}')
+
+
+def from_answers(function: Callable[..., Any], use: str) -> Part:
+    """function(answer, row), or function(answered) with the whole episode and its tools; it may be async."""
+    count = _parameters(function, use)
+
+    async def part(answered: Answered) -> float:
+        value = function(answered) if count == 1 else function(answered.answer, answered.row)
+        return float(await value if inspect.isawaitable(value) else value)
+
+    return part
+
+
+def _parameters(function: Callable[..., Any], use: str) -> int:
+    """How many it wants: one, or two."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of another language than Python: nothing is known of it
+        return 2
+    for count, arguments in ((2, (None, None)), (1, (None,))):
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            continue
+        return count
+    raise UserError(f'the reward "{use}" takes other arguments: write function(answer, row) or function(answered)')

@@ -1,0 +1,157 @@
+"""Mathematics as people and models write it, read by hand: no text can ever run as code.
+
+Numbers, variables of one letter, pi, + - * / ^, roots and parentheses, plain or in LaTeX.
+"""
+
+import re
+from decimal import Decimal
+from fractions import Fraction
+
+LONGEST = 400
+"""Characters of one expression."""
+BOXED = re.compile(r"^\\boxed\s*\{(.*)\}$", re.DOTALL)
+GROUPED = re.compile(r"(?<=[0-9])(?:,|\{,\}|\\,|_|\s)(?=[0-9]{3}(?:[^0-9]|$))")
+INNERMOST = (
+    (re.compile(r"\\[dt]?frac\s*\{([^{}]+)\}\s*\{([^{}]+)\}"), r"((\1)/(\2))"),
+    (re.compile(r"\\sqrt\s*\{([^{}]+)\}"), r" sqrt(\1)"),
+    (re.compile(r"\^\s*\{([^{}]+)\}"), r"^(\1)"),
+)
+"""What holds no further braces is rewritten, until nothing is left to rewrite."""
+SHORT_FRACTION = re.compile(r"\\[dt]?frac\s*([0-9])\s*([0-9])")
+WORDS = {
+    r"\cdot": "*",
+    r"\times": "*",
+    r"\div": "/",
+    r"\left": "",
+    r"\right": "",
+    r"\pi": " pi ",
+    r"\,": " ",
+    r"\!": "",
+    r"\;": " ",
+    "**": "^",
+    "−": "-",
+    "–": "-",
+    "×": "*",
+    "·": "*",
+    "÷": "/",
+    "√": " sqrt",
+    "π": " pi ",
+}
+TOKEN = re.compile(r"[0-9]+\.?[0-9]*|\.[0-9]+|[A-Za-z]+|\S")
+PRIORITY = {"(": 0, "+": 1, "-": 1, "*": 2, "/": 2, "neg": 3, "^": 4, "sqrt": 5}
+"""A root takes what stands right behind it: sqrt(x)^2 is (sqrt(x))^2; and -x^2 is -(x^2)."""
+PREFIXES = ("neg", "sqrt")
+PI = Decimal("3.1415926535897932384626433832795028841971693993751058209749445923")
+
+Item = Fraction | Decimal | str
+Postfix = tuple[Item, ...]
+"""Numbers and variables, each operation after what it works on: (1 + x) * 3 is 1 x + 3 *."""
+
+
+def plain(text: str) -> str:
+    """Without what stands around an expression: spaces, dollar signs, a box, a full stop at the end."""
+    text = text.strip().strip("$").strip()
+    if boxed := BOXED.match(text):
+        text = boxed[1].strip()
+    return text[:-1].rstrip() if text.endswith(".") else text
+
+
+def parse(text: str) -> Postfix:
+    """The expression in postfix order; a ValueError if it is none. No recursion: nesting cannot exhaust the stack."""
+    text = plain(text)
+    if len(text) > LONGEST:
+        raise ValueError("too long for an expression")
+    return _Reader().read(TOKEN.findall(_without_latex(text)))
+
+
+def variables(postfix: Postfix) -> set[str]:
+    return {item for item in postfix if isinstance(item, str) and len(item) == 1 and item.isalpha()}
+
+
+def _without_latex(text: str) -> str:
+    text = SHORT_FRACTION.sub(r"(\1/\2)", GROUPED.sub("", text))
+    for _ in range(LONGEST):  # each round takes braces away
+        before = text
+        for pattern, plainly in INNERMOST:
+            text = pattern.sub(plainly, text)
+        if text == before:
+            break
+    for word, sign in WORDS.items():
+        text = text.replace(word, sign)
+    return text
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.output: list[Item] = []
+        self.waiting: list[str] = []
+        """Operations and parentheses whose right side is not complete."""
+        self.operand_next = True
+
+    def read(self, tokens: list[str]) -> Postfix:
+        for token in tokens:
+            if token[0] in "0123456789.":
+                self._number(token)
+            elif token.isascii() and token.isalpha():
+                self._word(token)
+            elif token == "(":
+                self._open()
+            elif token == ")":
+                self._close()
+            else:
+                self._operation(token)
+        if self.operand_next or "(" in self.waiting:
+            raise ValueError("the expression is not complete")
+        return (*self.output, *reversed(self.waiting))
+
+    def _number(self, token: str) -> None:
+        if not self.operand_next or token == ".":
+            raise ValueError("a number where an operation belongs")
+        self._operand(Fraction(token))
+
+    def _word(self, token: str) -> None:
+        if token in ("sqrt", "pi"):
+            self._join()
+            if token == "sqrt":
+                self.waiting.append("sqrt")
+            else:
+                self._operand(PI)
+        elif len(token) > 2:
+            raise ValueError("a word")  # letters side by side are a product, but a word is none
+        else:
+            for letter in token:
+                self._join()
+                self._operand(letter)
+
+    def _operand(self, item: Item) -> None:
+        self.output.append(item)
+        self.operand_next = False
+
+    def _join(self) -> None:
+        """What stands side by side is multiplied."""
+        if not self.operand_next:
+            self._operation("*")
+
+    def _open(self) -> None:
+        self._join()
+        self.waiting.append("(")
+
+    def _close(self) -> None:
+        if self.operand_next or "(" not in self.waiting:
+            raise ValueError("a parenthesis too many")
+        while (operation := self.waiting.pop()) != "(":
+            self.output.append(operation)
+
+    def _operation(self, token: str) -> None:
+        if token not in "+-*/^":
+            raise ValueError("no expression")
+        if self.operand_next:
+            if token not in "+-":
+                raise ValueError("an operation without its left side")
+            if token == "-":
+                self.waiting.append("neg")
+            return
+        while self.waiting and PRIORITY[self.waiting[-1]] >= PRIORITY[token] and not token == self.waiting[-1] == "^":
+            self.output.append(self.waiting.pop())
+        self.waiting.append(token)
+        self.operand_next = True

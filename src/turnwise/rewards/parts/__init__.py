@@ -1,0 +1,1 @@
+"""Parts of a rubric: what each looks at, and its options."""

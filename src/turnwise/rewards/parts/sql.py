@@ -1,0 +1,52 @@
+"""Answers that are queries: what they give is compared, not what they say."""
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from turnwise.config.numbers import Positive
+from turnwise.config.section import Section
+from turnwise.core.errors import EnvironmentFailure
+from turnwise.rewards.parts.texts import column, looked_at
+from turnwise.rewards.rubric import Answered
+from turnwise.rewards.sql_equality import asks_for_order, equal_results
+from turnwise.tools.sql_query import SqlLimits, run_query
+from turnwise.tools.tool import ToolError
+
+BLOCK = re.compile(r"```[ \t]*(?:sqlite|sql)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+
+
+class SqlResult(Section):
+    """1 where the answer, a query, gives what the row's query gives, else 0. Both are run read-only."""
+
+    against: str = "sql"
+    """The column with the query that is right. Rows count in their order where it ends in an ORDER BY."""
+    database: str = ""
+    """A SQLite file; empty: each row names its own in its column `database`."""
+    timeout_s: Annotated[float, Field(gt=0, le=600)] = 5.0
+    """Of one query."""
+    max_rows: Positive = 1000
+    """A result of more rows equals nothing."""
+
+    async def __call__(self, answered: Answered) -> float:
+        right = str(column(answered.row, self.against))
+        database = Path(self.database or str(column(answered.row, "database"))).expanduser()
+        limits = SqlLimits(timeout_s=self.timeout_s, max_rows=self.max_rows)
+        try:
+            wanted = await asyncio.to_thread(run_query, database, right, limits)
+        except ToolError as error:
+            raise EnvironmentFailure(f"the query of a row fails, {right[:200]!r}: {error}") from error
+        try:
+            got = await asyncio.to_thread(run_query, database, query_of(looked_at(answered, "answer")), limits)
+        except ToolError:
+            return 0.0
+        return float(equal_results(got, wanted, ordered=asks_for_order(right)))
+
+
+def query_of(answer: str) -> str:
+    """The last fenced block, or all of it where there is none."""
+    blocks = BLOCK.findall(answer)
+    return str(blocks[-1] if blocks else answer).strip().removesuffix(";")

@@ -1,0 +1,1 @@
+"""Servers that speak the Model Context Protocol, as tools."""

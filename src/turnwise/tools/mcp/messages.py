@@ -1,0 +1,50 @@
+"""Lines of JSON-RPC from a server's output: bounded; an answer that cannot be used still reaches who waits for it."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+
+from mcp.shared.message import SessionMessage
+from mcp_types import JSONRPCError, jsonrpc_message_adapter
+from mcp_types.jsonrpc import ErrorData
+
+MOST_BYTES = 16 << 20
+"""Of one message."""
+TOO_LONG = f"the answer is larger than {MOST_BYTES >> 20} MiB: ask for less"
+ENDS = 120
+"""Of a line that is too long, the bytes at both ends that are kept: one of them holds the request's number."""
+UNUSABLE = 1
+"""Our error code for an answer that is too long or no valid message; outside of those that JSON-RPC reserves."""
+AT_THE_BEGINNING = re.compile(rb'^\{"jsonrpc": ?"2\.0", ?"id": ?(\d{1,15})[,}]')
+AT_THE_END = re.compile(rb'"id": ?(\d{1,15})\}\s*$')
+
+
+async def read_lines(stream: asyncio.StreamReader) -> AsyncIterator[tuple[bytes, bool]]:
+    """Lines until the stream ends; of one that is longer than the stream's limit its two ends, and False."""
+    head = b""
+    while True:
+        try:
+            line = await stream.readuntil(b"\n")
+        except asyncio.LimitOverrunError as over:
+            piece = await stream.readexactly(over.consumed)
+            head = head or piece[:ENDS]
+            continue
+        except asyncio.IncompleteReadError:
+            return
+        yield (head + line[-ENDS:], False) if head else (line, True)
+        head = b""
+
+
+def read_message(line: bytes, whole: bool) -> SessionMessage | None:
+    """None for what is no message: programs print all sorts of things."""
+    problem = TOO_LONG
+    if whole:
+        try:
+            return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+        except ValueError:
+            problem = "the answer cannot be read"
+    number = AT_THE_BEGINNING.search(line) or AT_THE_END.search(line)
+    if number is None:
+        return None
+    error = ErrorData(code=UNUSABLE, message=problem)
+    return SessionMessage(JSONRPCError(jsonrpc="2.0", id=int(number[1]), error=error))

@@ -1,0 +1,123 @@
+"""The tools that a server offers, as turnwise's: names and schemas are checked, since a server may say anything."""
+
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import mcp_types as types
+from jsonschema import SchemaError, ValidationError  # type: ignore[import-untyped]
+from jsonschema.exceptions import best_match  # type: ignore[import-untyped]
+from jsonschema.validators import Draft202012Validator, validator_for  # type: ignore[import-untyped]
+from referencing import Registry
+from referencing.exceptions import Unresolvable
+
+from turnwise.core.errors import UserError
+from turnwise.core.messages import ToolSpec
+from turnwise.core.names import nearest
+from turnwise.tools.mcp.options import McpOptions
+from turnwise.tools.sandbox.shortening import shortened
+from turnwise.tools.tool import ToolError, ToolResult, ToolRules
+
+NAME = re.compile(r"[A-Za-z0-9_./-]{1,128}")
+DESCRIPTION_CHARS = 2000
+SCHEMA_CHARS = 50_000
+COMPLAINT_CHARS = 200
+MEND = 'leave it out by tools = ["...", ...]'
+
+Ask = Callable[[str, Mapping[str, Any]], Awaitable[ToolResult]]
+
+
+class McpTool:
+    """One tool of a server, and an episode's hold on it: `ask` knows whose server it is."""
+
+    def __init__(self, spec: ToolSpec, rules: ToolRules, *, name: str, validator: Any, ask: Ask) -> None:
+        self.spec, self.rules = spec, rules
+        self._name, self._validator, self._ask = name, validator, ask
+
+    def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            error = best_match(self._validator.iter_errors(dict(arguments)))
+        except Unresolvable:
+            return dict(arguments)  # the schema leans on another one that is not here: the server may judge
+        except RecursionError:
+            raise ToolError("the arguments are nested too deeply") from None
+        if error is not None:
+            raise ToolError(_complaint(error))
+        return dict(arguments)
+
+    @asynccontextmanager
+    async def open(self, seed: int, state: Any) -> AsyncIterator["McpTool"]:
+        """Its state is the server's."""
+        yield self
+
+    async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
+        return await self._ask(self._name, arguments)
+
+
+def make_tools(
+    listed: Sequence[types.Tool], options: McpOptions, rules: ToolRules, ask: Ask, *, label: str
+) -> dict[str, McpTool]:
+    """Those that the options ask for, by the name that the agent calls them by."""
+    made: dict[str, McpTool] = {}
+    for tool in listed:
+        if options.tools is None or tool.name in options.tools:
+            name = f"{options.prefix}{tool.name}"
+            if name in made:
+                raise UserError(f"mcp {label}: it has two tools {name[:60]}: {MEND}")
+            made[name] = _tool(tool, name, rules, ask, label)
+    return made
+
+
+def check_wanted(listed: Sequence[types.Tool], options: McpOptions, label: str) -> None:
+    """A mistyped name would be a tool that is silently not there."""
+    known = [tool.name for tool in listed]
+    for name in options.tools or ():
+        if name not in known:
+            raise UserError(f"mcp {label}: it has no tool {name}:{nearest(name, known)}")
+
+
+def _tool(tool: types.Tool, name: str, rules: ToolRules, ask: Ask, label: str) -> McpTool:
+    if not NAME.fullmatch(name):
+        raise UserError(f"mcp {label}: the name {name[:40]!r} is none that an agent could call: {MEND}")
+    schema = _schema(tool, label)
+    spec = ToolSpec(
+        name=name,
+        description=shortened((tool.description or "").strip(), DESCRIPTION_CHARS),
+        parameters={key: value for key, value in schema.items() if key not in ("$schema", "title")},
+    )
+    kind = validator_for(schema, default=Draft202012Validator)
+    # the registry is empty: a schema that names another one by a URL is not fetched
+    return McpTool(spec, rules, name=tool.name, validator=kind(schema, registry=Registry()), ask=ask)
+
+
+def _schema(tool: types.Tool, label: str) -> dict[str, Any]:
+    """An object whose properties are objects, as those who read schemas take for granted."""
+    schema: dict[str, Any] = {"type": "object", **tool.input_schema}
+    properties = schema.get("properties", {})
+    if schema["type"] != "object" or not isinstance(properties, dict):
+        raise UserError(f"mcp {label}: the arguments of {tool.name[:60]} are no object: {MEND}")
+    schema["properties"] = {name: {} if value is True else value for name, value in properties.items()}
+    if len(json.dumps(schema)) > SCHEMA_CHARS:
+        raise UserError(f"mcp {label}: the schema of {tool.name[:60]} is too long for a prompt: {MEND}")
+    try:
+        validator_for(schema, default=Draft202012Validator).check_schema(schema)
+    except (SchemaError, RecursionError) as error:
+        raise UserError(f"mcp {label}: the schema of {tool.name[:60]} is no JSON schema: {MEND}") from error
+    if not all(isinstance(value, dict) for value in schema["properties"].values()):
+        raise UserError(f"mcp {label}: the schema of {tool.name[:60]} forbids its own arguments: {MEND}")
+    return schema
+
+
+def _complaint(error: ValidationError) -> str:
+    """A few words, since every one is paid for."""
+    where = ".".join(map(str, error.absolute_path))
+    if error.validator == "required" and not where:
+        missing = next((name for name in error.validator_value if name not in error.instance), "")
+        return f"the argument {missing} is missing"
+    if error.validator == "additionalProperties" and not where:
+        known = error.schema.get("properties", {})
+        extra = next((name for name in error.instance if name not in known), "")
+        return shortened(f"no argument {extra}: there are {', '.join(known) or 'none'}", COMPLAINT_CHARS)
+    return shortened(f"{where}: {error.message}" if where else error.message, COMPLAINT_CHARS)

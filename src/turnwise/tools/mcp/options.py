@@ -1,0 +1,173 @@
+"""What a recipe says of a server: `{ mcp = "npx -y @modelcontextprotocol/server-filesystem data" }`, or a URL."""
+
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from turnwise.config.numbers import Positive
+from turnwise.core.errors import UserError
+from turnwise.core.names import nearest
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NamesOfVariables = dict[str, str]
+INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "SHELL", "TMPDIR", "TZ", "USER")
+"""All that a server gets of our environment: the rest may hold keys."""
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+LABEL_CHARS = 60
+
+
+class McpOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, hide_input_in_errors=True)
+
+    mcp: str
+    """A command line, run without a shell, whose standard input and output speak MCP; or an http(s) URL."""
+    shared: bool = False
+    """False: every episode has a server, or over HTTP a session, of its own, since servers may be stateful.
+    True: one for all episodes, started again when it dies."""
+    tools: tuple[str, ...] | None = None
+    """Those to offer, by the server's names; None: all of them."""
+    prefix: str = ""
+    """Put before the tools' names, where two servers have tools of one name."""
+    timeout_s: Seconds = 30.0
+    """Of one call."""
+    start_timeout_s: Seconds = 60.0
+    """Until the server has told its tools. The first `npx -y` downloads it."""
+    concurrency: Positive = 64
+    """Calls of one tool at the same time, over all episodes."""
+    retries: int = Field(default=2, ge=0)
+    """Of a call to a shared server, after a failure that is not the agent's; 0 for what must not happen twice.
+    With a server of its own the episode is run again instead: the state is gone."""
+    max_output: Positive = 10_000
+    """Characters of an answer that are kept; the middle is left out."""
+    env: NamesOfVariables = {}
+    """Environment variables of the server, each by the name of ours that holds its value: keys stand in no recipe."""
+    headers: NamesOfVariables = {}
+    """HTTP headers likewise. A value for Authorization that is one word is sent as `Bearer WORD`."""
+    cwd: str | None = None
+    """The folder in which the command runs; None: the present one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """Where a server is, with its secrets: never shown."""
+
+    label: str
+    """How messages name it."""
+    command: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    folder: str | None = None
+    url: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+
+    def hidden(self, text: str) -> str:
+        """`text` without the keys that this server was given: it may well say them back."""
+        for secret in self.secrets:
+            text = text.replace(secret, "***")
+        return text
+
+
+def read_options(options: Mapping[str, Any]) -> McpOptions:
+    """Neither this nor its errors say what a value was: somebody may have written a key where its name belongs."""
+    try:
+        return McpOptions.model_validate(dict(options))
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+    name = ".".join(map(str, first["loc"]))
+    if first["type"] == "extra_forbidden":
+        raise UserError(f"an MCP server has no option {name}:{nearest(name, McpOptions.model_fields)}") from None
+    raise UserError(f"the option {name} of an MCP server: {first['msg']}") from None
+
+
+def find_server(options: McpOptions) -> Server:
+    """What can be checked without starting it, is: the command, the folder, and the variables that hold its keys."""
+    if options.mcp.startswith(("http://", "https://")):
+        return _at_url(options)
+    try:
+        command = shlex.split(options.mcp)
+    except ValueError as error:
+        raise UserError(f"mcp: the command line cannot be read ({error}): close its quotes") from error
+    if not command:
+        raise UserError("mcp is empty: give a command line or a URL")
+    label = _label(options.mcp)
+    if options.headers:
+        raise UserError(f"mcp {label}: headers are for URLs; a command's keys are given by env")
+    values = _values(options.env, "env", label)
+    environment = {name: os.environ[name] for name in INHERITED if name in os.environ} | values
+    folder = _folder(options.cwd, label)
+    return Server(
+        label=label,
+        command=(_program(command[0], environment, folder, label), *command[1:]),
+        environment=environment,
+        folder=folder,
+        secrets=_longest_first(values),
+    )
+
+
+def _at_url(options: McpOptions) -> Server:
+    parts = urlsplit(options.mcp)
+    if not parts.hostname:
+        raise UserError("mcp: the URL names no host: write it as http://HOST:PORT/mcp")
+    if parts.username or parts.password:
+        raise UserError("mcp: the URL holds a password: give it by headers, which name an environment variable")
+    label = _label(parts._replace(query="", fragment="").geturl())
+    for name in ("env", "cwd"):
+        if getattr(options, name):
+            raise UserError(f"mcp {label}: {name} is for servers that a command starts: leave it out")
+    values = _values(options.headers, "headers", label)
+    headers = {
+        name: _credentials(value) if name.lower() == "authorization" else value for name, value in values.items()
+    }
+    return Server(label=label, url=options.mcp, headers=headers, secrets=_longest_first(values))
+
+
+def _credentials(value: str) -> str:
+    return value if " " in value else f"Bearer {value}"
+
+
+def _values(names: NamesOfVariables, option: str, label: str) -> dict[str, str]:
+    values = {}
+    for name, variable in names.items():
+        if not VARIABLE.fullmatch(variable):
+            raise UserError(f"mcp {label}: {option}.{name} must be the name of an environment variable, not its value")
+        if variable not in os.environ:
+            raise UserError(f"mcp {label}: {option}.{name} names an environment variable that is not set: export it")
+        values[name] = os.environ[variable].strip()
+        if any(ord(letter) < 32 for letter in values[name]):
+            raise UserError(f"mcp {label}: {option}.{name} holds a line's end: give one line")
+    return values
+
+
+def _longest_first(values: Mapping[str, str]) -> tuple[str, ...]:
+    """Of values long enough to be keys: what is as short as a number would be struck out everywhere."""
+    return tuple(sorted({value for value in values.values() if len(value) >= 6}, key=len, reverse=True))
+
+
+def _folder(given: str | None, label: str) -> str | None:
+    if given is None:
+        return None
+    folder = Path(given).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"mcp {label}: cwd is no folder: {folder}")
+    return str(folder.resolve())
+
+
+def _program(name: str, environment: Mapping[str, str], folder: str | None, label: str) -> str:
+    """Its path. A relative one begins where the command runs."""
+    given = os.path.join(folder, name) if folder and os.sep in name else name  # noqa: PTH118
+    found = shutil.which(given, path=environment.get("PATH", os.defpath))
+    if found is None:
+        raise UserError(f"mcp {label}: there is no command {name}: install it, or give its path")
+    return os.path.abspath(found)  # noqa: PTH100
+
+
+def _label(text: str) -> str:
+    return text if len(text) <= LABEL_CHARS else f"{text[: LABEL_CHARS - 3]}..."

@@ -1,0 +1,139 @@
+"""A server as a process: on a leash, its messages bounded, its error output kept away from the terminal.
+
+The SDK's own transport for processes reads lines of any length, says errors on our terminal, and kills a group, not a
+tree.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp.shared.message import SessionMessage
+
+from turnwise.tools.mcp.leash import GRACE_S, KILL_S
+from turnwise.tools.mcp.messages import MOST_BYTES, read_lines, read_message
+from turnwise.tools.mcp.options import Server
+from turnwise.tools.mcp.said import Said
+
+WAITING = 1024
+"""Messages to the server that wait for room in its input: a cancelled call must not wait to say so."""
+POLL_S = 0.01
+LEASH = (sys.executable, "-I", "-S", str(Path(__file__).with_name("leash.py")))
+
+Streams = tuple[Any, Any]
+
+
+class ServerProcess:
+    """One process; `open` is a transport as the SDK's client takes it."""
+
+    def __init__(self, server: Server, ended: Callable[[], None]) -> None:
+        """`ended` is called when its output ends."""
+        self._server, self._ended = server, ended
+        self._said = Said()
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def last_words(self) -> str:
+        """How it ended, as far as it has, and the last that it said."""
+        status = None if self._process is None else self._process.returncode
+        said = self._said.last_line
+        parts = ["" if status is None else _ending(status), f"it said: {said}" if said else ""]
+        return "; ".join(part for part in parts if part)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Streams]:
+        process = self._process = await asyncio.create_subprocess_exec(
+            *LEASH,
+            str(os.getpid()),
+            *self._server.command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=dict(self._server.environment),
+            cwd=self._server.folder,
+            start_new_session=True,
+            limit=MOST_BYTES,
+        )
+        heard, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+        outgoing, to_write = anyio.create_memory_object_stream[SessionMessage](WAITING)
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._read, heard)
+                tasks.start_soon(self._write, to_write)
+                tasks.start_soon(self._keep_errors)
+                try:
+                    yield incoming, outgoing
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        await _stop(process)
+                    tasks.cancel_scope.cancel()
+        finally:
+            _kill(process)
+            for stream in (heard, incoming, outgoing, to_write):
+                stream.close()
+
+    async def _read(self, heard: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
+        """waits for: the server's output. unblocked by: the server, its end."""
+        assert self._process is not None and self._process.stdout is not None
+        with heard, suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+            async for line, whole in read_lines(self._process.stdout):
+                if (message := read_message(line, whole)) is not None:
+                    await heard.send(message)
+        self._ended()
+
+    async def _write(self, to_write: MemoryObjectReceiveStream[SessionMessage]) -> None:
+        """waits for: a message of ours, room in the server's input. unblocked by: either, the server's end."""
+        assert self._process is not None and self._process.stdin is not None
+        with to_write, suppress(OSError):
+            async for message in to_write:
+                line = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+                self._process.stdin.write(line.encode() + b"\n")
+                await self._process.stdin.drain()
+
+    async def _keep_errors(self) -> None:
+        assert self._process is not None and self._process.stderr is not None
+        while data := await self._process.stderr.read(1 << 16):
+            self._said.add(data)
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    """The input's end asks the server to go; the leash sees to it that it does, and all of its own.
+
+    Cancelled meanwhile, as an ending event loop cancels all tasks, it hurries, and passes it on when it is done.
+    """
+    assert process.stdin is not None
+    process.stdin.close()
+    end, cancelled = time.monotonic() + GRACE_S + KILL_S + 1.0, False
+    while process.returncode is None and time.monotonic() < end:
+        try:
+            await asyncio.sleep(POLL_S)
+        except asyncio.CancelledError:
+            _kill(process)
+            cancelled = True
+    if process.returncode is not None:
+        process._transport.close()  # type: ignore[attr-defined]  # else a loop that ends now would complain of it
+        await asyncio.sleep(0)
+    if cancelled:
+        raise asyncio.CancelledError
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    """The leash kills the tree."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+
+
+def _ending(status: int) -> str:
+    number = -status if status < 0 else status - 128
+    if number in set(signal.Signals):
+        return f"it was killed by {signal.Signals(number).name}"
+    return f"it ended with status {status}"

@@ -1,0 +1,131 @@
+"""An index behind a URL: the same searches, answered by a server that many runs share."""
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from turnwise.core.errors import UserError
+from turnwise.tools.search.batching import Broken
+from turnwise.tools.search.hits import Hit
+from turnwise.tools.search.limits import KEY_VARIABLE, MOST_REPLY_BYTES
+from turnwise.tools.search.passages import Passage, clean
+
+PATH = "/search"
+TIMEOUT_S = 30.0
+PASSING = frozenset({408, 425, 429})
+"""Besides those from 500 on: statuses that another try may not meet."""
+
+
+class _Found(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    title: str
+    text: str
+    id: str = ""
+    score: float
+
+
+class _Reply(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    results: list[list[_Found]]
+
+
+class RemoteIndex:
+    """A server that is gone or broken raises `Broken`: the caller tries again. One that refuses is a UserError."""
+
+    def __init__(self, url: str, key: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
+        self._url, self._timeout_s = search_url(url), timeout_s
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        if key is not None:
+            headers["Authorization"] = f"Bearer {key}"
+        self._http = httpx2.Client(headers=headers, timeout=timeout_s, follow_redirects=False)
+
+    def search(self, queries: Sequence[str], top: int) -> list[list[Hit]]:
+        """In one request."""
+        status, body = self._post({"queries": [clean(query) for query in queries], "top": top})
+        if status >= 500 or status in PASSING:
+            raise Broken(f"the search server {self._url} answered {status}")
+        if status != 200:
+            raise UserError(self._refused(status, body))
+        try:
+            results = _Reply.model_validate_json(body).results
+        except ValidationError as error:
+            raise Broken(f"the search server {self._url} gave an answer that cannot be read") from error
+        if len(results) != len(queries):
+            raise Broken(f"the search server {self._url} gave {len(results)} results for {len(queries)} queries")
+        return [[_hit(found) for found in of_query[:top]] for of_query in results]
+
+    def _post(self, request: dict[str, Any]) -> tuple[int, bytes]:
+        data, until = json.dumps(request).encode("ascii"), time.monotonic() + self._timeout_s
+        try:
+            with self._http.stream("POST", self._url, content=data) as response:
+                body = bytearray()
+                for piece in response.iter_bytes():
+                    body += piece
+                    if len(body) > MOST_REPLY_BYTES:
+                        raise Broken(f"the search server {self._url} gave more than {MOST_REPLY_BYTES} bytes")
+                    if time.monotonic() > until:
+                        raise Broken(f"the search server {self._url} took longer than {self._timeout_s:g} s")
+                return response.status_code, bytes(body)
+        except httpx2.RequestError as error:
+            raise Broken(f"no answer of the search server {self._url} ({type(error).__name__})") from error
+
+    def _refused(self, status: int, body: bytes) -> str:
+        if status in (401, 403):
+            return f"the search server {self._url} wants its key: set {KEY_VARIABLE}, or name its variable as key_env"
+        detail = " ".join(clean(body[:200].decode("utf-8", "replace")).split())
+        return f"{self._url} answered {status} ({detail}): is it a server of turnwise search INDEX --serve?"
+
+
+def _hit(found: _Found) -> Hit:
+    """What a server says is text like any other."""
+    passage = Passage(title=clean(found.title), text=clean(found.text), id=clean(found.id))
+    return Hit(passage=passage, score=found.score)
+
+
+def search_url(url: str) -> str:
+    """With the path of searches behind it; refuses what is no address, or holds a password."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        host, parts = None, urlsplit("")
+    if parts.scheme not in ("http", "https") or not host:
+        raise UserError(f"url {url}: must be an address such as http://127.0.0.1:8080")
+    if parts.username or parts.password:
+        raise UserError(f"url of {host} holds a password, which would be saved: set {KEY_VARIABLE} instead")
+    path = parts.path.rstrip("/")
+    return parts._replace(path=path if path.endswith(PATH) else path + PATH, query="", fragment="").geturl()
+
+
+def read_key(url: str, variable: str | None, environment: Mapping[str, str] = os.environ) -> str | None:
+    """The key from the variable that was named, or else from TURNWISE_SEARCH_KEY where there is one.
+
+    Unless it is named, a key never goes over an unencrypted line to another machine.
+    """
+    parts = urlsplit(url)
+    if variable is None and parts.scheme == "http" and not is_local(parts.hostname or ""):
+        return None
+    key = environment.get(variable or KEY_VARIABLE, "").strip()
+    if variable is not None and not key:
+        raise UserError(f"key_env = {variable}: that variable is not set: export {variable}=KEY")
+    if not (key.isascii() and key.isprintable()):
+        raise UserError(f"the key in {variable or KEY_VARIABLE} holds characters that no key has: set it again")
+    return key or None
+
+
+def is_local(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

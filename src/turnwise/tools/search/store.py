@@ -1,0 +1,65 @@
+"""Passages on disk: one JSON line each, and where each begins. What is asked for is read, nothing else is held."""
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import overload
+
+import numpy as np
+
+from turnwise.core.errors import UserError
+from turnwise.tools.search.passages import Passage
+
+LINES, OFFSETS = "passages.jsonl", "offsets.npy"
+
+
+def write_passages(passages: Iterable[Passage], folder: Path) -> int:
+    """Writes them as they come; the number of them."""
+    offsets, at = [0], 0
+    with (folder / LINES).open("wb") as file:
+        for passage in passages:
+            row = {"title": passage.title, "text": passage.text, "id": passage.id}
+            line = json.dumps(row, ensure_ascii=False).encode() + b"\n"
+            file.write(line)
+            at += len(line)
+            offsets.append(at)
+    np.save(folder / OFFSETS, np.array(offsets, dtype=np.int64))
+    return len(offsets) - 1
+
+
+class StoredPassages(Sequence[Passage]):
+    """Reads from any thread: every read says its own place in the file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / LINES
+        self._offsets = np.load(folder / OFFSETS, mmap_mode="r")
+        if self._offsets.ndim != 1 or len(self._offsets) < 2 or self._offsets[-1] != self._path.stat().st_size:
+            raise ValueError("its passages and their places do not fit together")
+        self._file = os.open(self._path, os.O_RDONLY)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            os.close(self._file)
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    @overload
+    def __getitem__(self, number: int) -> Passage: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Passage]: ...
+    def __getitem__(self, number: int | slice) -> Passage | list[Passage]:
+        if isinstance(number, slice):
+            return [self[each] for each in range(*number.indices(len(self)))]
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        start, end = int(self._offsets[number]), int(self._offsets[number + 1])
+        try:
+            row = json.loads(os.pread(self._file, end - start, start))
+            return Passage(title=row["title"], text=row["text"], id=row["id"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{self._path} is damaged at passage {number}: build the index again") from error
+
+    def __iter__(self) -> Iterator[Passage]:
+        return (self[number] for number in range(len(self)))

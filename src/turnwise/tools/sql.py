@@ -1,0 +1,70 @@
+"""The tool `sql`: queries on a SQLite database, read-only in truth."""
+
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from turnwise.config.numbers import Positive
+from turnwise.core.errors import InfrastructureFailure, UserError
+from turnwise.tools.function import from_function, tool
+from turnwise.tools.sql_query import Schema, SqlLimits, run_query, schema_of
+from turnwise.tools.sql_table import table_text
+from turnwise.tools.tool import Tool
+
+GRACE_S = 30.0
+"""What a call may take besides its own limit before it counts as our failure: waiting for others is in it."""
+CONCURRENCY = 8
+"""Threads at the same time: more of them share the same few cores."""
+LONGEST_SCHEMA = 1500
+
+
+class SqlOptions(BaseModel):
+    """What a recipe says of the tool."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    database: Path
+    """A SQLite file. It is opened for reading only."""
+    max_rows: Positive = 20
+    """Rows of a result that are shown."""
+    timeout_s: Annotated[float, Field(gt=0, le=600)] = 5.0
+    """Of one query."""
+
+
+def make_sql(options: Mapping[str, Any]) -> Tool:
+    """A database that cannot be read is the user's to mend, before anything starts."""
+    checked = _checked(options)
+    database = checked.database.expanduser()
+    limits = SqlLimits(timeout_s=checked.timeout_s, max_rows=checked.max_rows)
+
+    @tool(timeout_s=checked.timeout_s + GRACE_S, concurrency=CONCURRENCY, pure=True)
+    def sql(query: str) -> str:
+        return table_text(run_query(database, query, limits))
+
+    sql.__doc__ = f"Runs a query on a SQLite database, read-only. Tables: {_tables(_schema(database))}"
+    return from_function(sql)
+
+
+def _checked(options: Mapping[str, Any]) -> SqlOptions:
+    try:
+        return SqlOptions.model_validate(dict(options))
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        known = ", ".join(SqlOptions.model_fields)
+        raise UserError(f"the tool sql: {name}: {first['msg']} (its options are {known})") from error
+
+
+def _schema(database: Path) -> Schema:
+    try:
+        return schema_of(database)
+    except (sqlite3.Error, OSError, InfrastructureFailure) as error:
+        raise UserError(f"the tool sql cannot read {database} ({error}): give a SQLite file") from error
+
+
+def _tables(schema: Schema) -> str:
+    text = ", ".join(f"{table}({', '.join(columns)})" for table, columns in schema.items()) or "none"
+    return text if len(text) <= LONGEST_SCHEMA else f"{text[:LONGEST_SCHEMA]}..."

@@ -1,0 +1,302 @@
+"""search_qa and deep_search: worlds that are the same everywhere, solved by searching, and answers graded as said."""
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnwise.core.errors import UserError
+from turnwise.core.messages import assistant
+from turnwise.core.protocols import StepResult
+from turnwise.core.task import Split, Task
+from turnwise.envs.registry import load
+from turnwise.envs.search_qa.deep import DeepSearch
+from turnwise.envs.search_qa.env import graded
+from turnwise.envs.search_qa.people import RELATIONS, shared_world
+from turnwise.envs.search_qa.questions import draw_question, next_step
+from turnwise.envs.search_qa.small import make_small_world
+from turnwise.envs.seeds import seed_for
+from turnwise.envs.tool_runner import ToolEnvRunner
+from turnwise.models.tiny import tiny_tokenizer
+from turnwise.rewards.rubric import Answered, Rubric
+
+SMALL: dict[str, Any] = {"world": "small", "style": "answer", "top": 1}
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+
+
+def make(env: str, index: int = 0, split: Split = "train", **params: Any) -> ToolEnvRunner:
+    kind = load(env)
+    runner = kind.make(Task(env=env, seed=seed_for(split, index), split=split, params=kind.check_params(params)))
+    assert isinstance(runner, ToolEnvRunner)
+    return runner
+
+
+async def solved(runner: ToolEnvRunner) -> list[StepResult]:
+    """The solver's episode."""
+    await runner.start()
+    results: list[StepResult] = []
+    while not results or not results[-1].over:
+        actions = runner.env.solve()
+        assert actions, f"the solver finds no way: {runner.tool_env.question.text}"
+        results.append(await runner.step(assistant(runner.env.reply(actions))))
+    await runner.close()
+    return results
+
+
+@pytest.mark.parametrize(
+    ("env", "params"),
+    [
+        ("search_qa", {}),
+        ("search_qa", {"hops": 3, "passages": 2000, "style": "llama"}),
+        ("search_qa", {"hops": 2, "passages": 10, "style": "mistral", "top": 1}),
+        ("search_qa", SMALL),
+        ("search_qa", SMALL | {"hops": 3, "passages": 11}),
+        ("deep_search", {}),
+        ("deep_search", {"style": "answer"}),
+    ],
+)
+def test_every_task_is_solved_by_searching_and_no_call_is_to_spare(env: str, params: dict[str, Any]) -> None:
+    async def together() -> None:
+        for index in range(25):
+            runner = make(env, index, **params)
+            results = await solved(runner)
+            hops = len(runner.tool_env.question.way)
+            assert results[-1].success and results[-1].reward == 1.0
+            assert len(results) <= hops + 1 and all(not result.invalid for result in results)
+            assert all(result.info["calls"] == [{"name": "search", "failed": False}] for result in results[:-1])
+
+    asyncio.run(together())
+
+
+def test_the_solver_knows_only_what_it_was_shown() -> None:
+    runner = make("search_qa", hops=2)
+    asyncio.run(runner.start())
+    env = runner.tool_env
+    env.heard = {env.question.start: "a passage that tells nothing"}
+    assert env.solve() is None
+    question, value = env.question, "Somebody Else"
+    first, second = question.way
+    env.heard = {
+        question.start: first.told(question.start, value),
+        value: second.told(value, "another answer"),
+    }
+    assert env.solve() == ["another answer"], "not the right answer: that is nowhere in what it heard"
+
+
+def test_no_question_is_in_two_splits_and_facts_are_not_learnt_by_heart() -> None:
+    async def opening(split: Split, index: int, **params: Any) -> str:
+        runner = make("search_qa", index, split, **params)
+        await runner.start()
+        key = runner.env.state_key()
+        await runner.close()
+        assert key is not None
+        return key
+
+    async def keys(split: Split, **params: Any) -> set[str]:
+        return {await opening(split, index, **params) for index in range(40)}
+
+    for params in ({}, {"hops": 2}, SMALL):
+        train, validation, test = (asyncio.run(keys(split, **params)) for split in SPLITS)
+        assert len(train) > 30 and not (train & validation or train & test or validation & test)
+
+
+def test_a_world_has_one_answer_to_every_question() -> None:
+    world = shared_world(300, 0)
+    assert len(world.passages) == len(world.kinds) == 300
+    for passage in world.passages:
+        own = [relation for relation in RELATIONS if relation.of == world.kinds[passage.title]]
+        told = {relation.name: relation.read(passage.title, passage.text) for relation in own}
+        assert told and told == {relation.name: world.facts[passage.title, relation.name] for relation in own}
+    last = ("person", "book")
+    stems = {name.split()[-1 if kind in last else 0] for name, kind in world.kinds.items()}
+    assert len(stems) == 300, "every name is found by a word of its own"
+    assert shared_world(300, 1).passages != world.passages
+
+
+@pytest.mark.parametrize("hops", [1, 2, 3])
+def test_a_question_takes_as_many_passages_as_it_says(hops: int) -> None:
+    rng = random.Random(hops)
+    worlds = [shared_world(100, 0), *(make_small_world(4, rng, chained=True) for _ in range(5))]
+    for world in worlds:
+        texts = {passage.title: passage.text for passage in world.passages}
+        for _ in range(40):
+            question = draw_question(world, hops, rng)
+            assert len(question.way) == len(set(question.things)) == hops
+            assert question.answer not in question.things and question.text.endswith("?")
+            assert next_step(question, texts) == question.answer
+            for thing in question.things:
+                without = {name: text for name, text in texts.items() if name != thing}
+                assert next_step(question, without) == (thing, question.way[question.things.index(thing)].name)
+
+
+SCRIPT = """
+from turnwise.envs.search_qa.people import shared_world
+import hashlib, sys
+world = shared_world(200, 3)
+print(hashlib.blake2b(repr((world.passages, sorted(world.facts.items()))).encode()).hexdigest())
+"""
+
+
+def test_a_corpus_is_the_same_in_every_process() -> None:
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", SCRIPT], env={"PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(found) == 1 and len(found.pop()) > 100
+
+
+@pytest.mark.parametrize(
+    ("answer", "reward"),
+    [
+        ("Ada Brandolt", 1.0),
+        ("the  ada BRANDOLT.", 1.0),
+        ("Ada", 2 / 3),
+        ("Ada Brandolt of Kelton", 2 * 2 / 6),
+        ("Ada or Bo", 0.4),
+        ("Ada or Bo or Cy", 0.0),
+        ("Nobody", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_answers_are_graded_by_exact_match_and_by_f1_from_a_third_on(answer: str, reward: float) -> None:
+    assert graded(answer, "Ada Brandolt") == pytest.approx(reward)
+
+
+@given(st.text(max_size=60))
+def test_any_answer_has_a_grade_from_0_to_1(answer: str) -> None:
+    grade = graded(answer, "Ada Brandolt")
+    assert grade == 0.0 or 0.3 <= grade <= 1.0
+
+
+def answered(env: str, say: Any, **params: Any) -> StepResult:
+    """How an episode ends in which `say(the right answer)` is answered at once."""
+
+    async def run() -> StepResult:
+        runner = make(env, **params)
+        await runner.start()
+        result = await runner.step(assistant(f"<answer>{say(runner.tool_env.question.answer)}</answer>"))
+        await runner.close()
+        return result
+
+    return asyncio.run(run())
+
+
+def test_success_is_the_exact_answer_alone() -> None:
+    said = (lambda answer: answer, lambda answer: f"{answer} x y", lambda answer: "x")
+    right, part, wrong = (answered("search_qa", say) for say in said)
+    assert right.success and right.reward == 1.0 and right.terminated
+    assert not part.success and 0.3 <= part.reward < 1.0 and part.terminated
+    assert not wrong.success and wrong.reward == 0.0
+
+
+def test_deep_search_is_judged_by_a_rubric_whose_parts_are_recorded() -> None:
+    right = answered("deep_search", lambda answer: answer)
+    assert right.success and right.reward == 1.0 and right.info["rewards"] == {"exact_match": 1.0, "f1": 1.0}
+    part = answered("deep_search", lambda answer: f"{answer} x")
+    assert part.info["rewards"]["exact_match"] == 0.0 and not part.success
+    assert part.reward == pytest.approx(0.5 * part.info["rewards"]["f1"]) and part.reward > 0
+
+
+def test_another_part_of_the_rubric_sees_the_episode_and_may_use_the_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Answered] = []
+
+    async def check(answered: Answered) -> float:
+        seen.append(answered)
+        assert answered.run_tool is not None
+        found = await answered.run_tool("search", {"query": answered.answer})
+        return float(str(answered.row["answer"]) in found.text)
+
+    def rubric(params: Any) -> Rubric:
+        return Rubric(parts={"check": check}, weights={"check": 0.25})
+
+    monkeypatch.setattr(DeepSearch, "make_rubric", staticmethod(rubric))
+    result = answered("deep_search", lambda answer: answer, style="hermes")
+    assert result.reward == 0.25 and result.success and result.info["rewards"] == {"check": 1.0}
+    assert seen[0].messages[-1].role == "assistant" and seen[0].question in seen[0].messages[1].content
+
+
+def test_deep_search_draws_two_or_three_hops() -> None:
+    async def hops(index: int) -> int:
+        runner = make("deep_search", index)
+        await runner.start()
+        return len(runner.tool_env.question.way)
+
+    counts = Counter(asyncio.run(hops(index)) for index in range(40))
+    assert set(counts) == {2, 3} and min(counts.values()) > 8
+
+
+def test_finding_a_passage_of_the_way_is_paid_once() -> None:
+    async def rewards() -> list[float]:
+        runner = make("search_qa", find_reward=0.25, top=1)
+        await runner.start()
+        env = runner.tool_env
+        other = next(name for name in env.world.names if name != env.question.start)
+        texts = [env.call("search", query=name) for name in (other, env.question.start, env.question.start)]
+        found = [(await runner.step(assistant(text))).reward for text in texts]
+        await runner.close()
+        return found
+
+    assert asyncio.run(rewards()) == [0.0, 0.25, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ({"world": "small", "passages": 12}, "at most 11"),
+        ({"passages": 9}, "at least 10"),
+        ({"style": "python"}, "style"),
+        ({"hops": 4}, "hops"),
+    ],
+)
+def test_worlds_that_cannot_be_are_refused(params: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        load("search_qa").check_params(params)
+    with pytest.raises(UserError, match="fewest_hops must be at most hops"):
+        load("deep_search").check_params({"hops": 1})
+
+
+def test_the_small_world_is_short_and_its_words_are_single_tokens_to_tiny() -> None:
+    async def transcript() -> tuple[str, list[StepResult]]:
+        runner = make("search_qa", **SMALL)
+        question = (await make("search_qa", **SMALL).start()).messages[-1].content
+        return question, await solved(runner)
+
+    question, (found, end) = asyncio.run(transcript())
+    tokenizer = tiny_tokenizer()
+    lengths = [len(tokenizer.encode(text, add_special_tokens=False)) for text in (question, found.messages[0].content)]
+    assert lengths[0] <= 5 and lengths[1] <= 13 and end.success
+
+
+def test_random_answers_are_legal() -> None:
+    async def run(env: str, index: int, **params: Any) -> Counter[bool]:
+        runner, rng, invalid = make(env, index, **params), random.Random(index), Counter[bool]()
+        await runner.start()
+        over = False
+        while not over:
+            answer = runner.env.random_answer(rng)
+            assert answer is not None
+            result = await runner.step(assistant(answer))
+            invalid[result.invalid] += 1
+            over = result.over
+        await runner.close()
+        return invalid
+
+    for env, params in (("search_qa", {}), ("search_qa", SMALL), ("deep_search", {})):
+        for index in range(5):
+            assert not asyncio.run(run(env, index, **params))[True]
+
+
+def test_parameters_are_plain_json() -> None:
+    for env in ("search_qa", "deep_search"):
+        params = load(env).check_params({})
+        assert load(env).check_params(json.loads(json.dumps(params))) == params
+        assert all(parameter.meaning for parameter in load(env).parameters())

@@ -1,0 +1,276 @@
+"""The shop: every wish can be fulfilled, pages do what their buttons say, and a purchase is worth what it fulfils."""
+
+import asyncio
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turnwise.core.messages import assistant
+from turnwise.core.protocols import StepResult
+from turnwise.core.task import Split, Task
+from turnwise.envs.registry import load
+from turnwise.envs.seeds import seed_for
+from turnwise.envs.web_shop.catalogue import Product, make_catalogue, make_wish
+from turnwise.envs.web_shop.env import WebShop
+from turnwise.envs.web_shop.goods import KINDS
+from turnwise.envs.web_shop.ranking import MOST_RESULTS, Ranking, ranking_of
+from turnwise.envs.web_shop.scoring import score, type_match
+
+NAME, SIZE = "web_shop", 500
+
+
+def make(index: int = 0, split: Split = "train", **params: Any) -> Any:
+    runner = load(NAME).make(Task(env=NAME, seed=seed_for(split, index), split=split, params=params))
+    runner.opening = asyncio.run(runner.start()).messages[1].content
+    return runner
+
+
+def act(runner: Any, action: str) -> StepResult:
+    result: StepResult = asyncio.run(runner.step(assistant(f"<answer>{action}</answer>")))
+    return result
+
+
+def shop(seed: int = 0, **params: Any) -> WebShop:
+    env = WebShop(params)
+    env.reset(random.Random(seed))
+    return env
+
+
+def to_product(env: WebShop) -> None:
+    """Walks to the page of the product that is wanted."""
+    for action in env.solve():
+        env.step(action)
+        if action == f"click[{env.wish.target.code}]":
+            return
+
+
+def test_the_solver_buys_what_is_wanted_within_the_turns() -> None:
+    for index in range(200):
+        runner = make(index)
+        plan = runner.env.solve()
+        assert len(plan) <= runner.env.max_turns
+        results = [act(runner, action) for action in plan]
+        assert not any(result.invalid for result in results)
+        assert results[-1].success and results[-1].reward == 1.0
+        assert sum(result.reward for result in results) == 1.0
+
+
+def test_every_wish_that_can_be_made_is_fulfilled_by_the_product_it_was_made_from() -> None:
+    products, rng = make_catalogue(0, SIZE), random.Random(0)
+    ranking = ranking_of(0, SIZE)
+    for product in products:
+        wish = make_wish(rng, (product,))
+        assert score(wish, product, dict(wish.options)) == 1.0
+        assert product in ranking.search(f"{product.title} {' '.join(product.attributes)}")[:50]
+
+
+def test_the_solver_knows_a_way_from_every_page() -> None:
+    rng = random.Random(3)
+    for seed in range(60):
+        env = shop(seed)
+        for _ in range(rng.randrange(8)):
+            action = env.random_action(rng)
+            if action != "click[Buy Now]":
+                env.step(action)
+        outcomes = [env.step(action) for action in env.solve()]
+        assert outcomes[-1].success and all(not outcome.over for outcome in outcomes[:-1])
+
+
+def test_a_catalogue_is_the_same_everywhere_and_another_number_is_another_one() -> None:
+    products = make_catalogue(0, SIZE)
+    assert len({product.code for product in products}) == SIZE and products == make_catalogue.__wrapped__(0, SIZE)
+    assert products != make_catalogue(1, SIZE)
+    assert {product.kind for product in products} == set(KINDS)
+    for product in products:
+        assert product.kind.prices[0] * 100 <= product.cents <= product.kind.prices[1] * 100
+        assert set(product.attributes) <= set(product.kind.attributes) and len(product.options) == len(
+            product.kind.options
+        )
+
+
+def test_no_two_options_of_a_kind_share_a_value_and_no_value_is_a_button() -> None:
+    for kind in KINDS:
+        values = [value for _, offered in kind.options for value in offered]
+        assert len(values) == len(set(values)) and not {"buy now", "features"} & set(values)
+
+
+def other(products: tuple[Product, ...], wish: Any, **differs: bool) -> Product:
+    """A product of another kind, in the same department or not."""
+    return next(
+        product
+        for product in products
+        if product.kind != wish.kind
+        and (product.kind.department == wish.kind.department) == differs["same_department"]
+        and bool(set(product.title.lower().split()) & set(wish.target.title.lower().split())) == differs["shares_word"]
+    )
+
+
+def test_a_purchase_is_worth_the_share_of_the_wish_that_it_fulfils() -> None:
+    products, rng = make_catalogue(0, SIZE), random.Random(1)
+    wish = next(
+        wish for _ in range(1000) if len((wish := make_wish(rng, products)).attributes) == 2 and len(wish.options) == 2
+    )
+    target, chosen = wish.target, dict(wish.options)
+    assert score(wish, target, chosen) == 1.0
+    assert score(wish, target, {}) == pytest.approx(3 / 5), "two attributes and the price"
+    assert score(wish, target, {**chosen, wish.options[0][0]: "nothing"}) == pytest.approx(4 / 5)
+    dear = replace(target, cents=wish.dollars * 100 + 1)
+    assert score(wish, dear, chosen) == pytest.approx(4 / 5)
+    assert score(wish, replace(target, cents=wish.dollars * 100), chosen) == 1.0
+    plain = replace(target, attributes=wish.attributes[:1])
+    assert score(wish, plain, chosen) == pytest.approx(4 / 5)
+    assert score(wish, replace(target, attributes=()), {}) == pytest.approx(1 / 5)
+
+
+def test_another_kind_is_worth_less_the_further_it_is() -> None:
+    products, wish = make_catalogue(0, SIZE), make_wish(random.Random(2), make_catalogue(0, SIZE))
+    near = other(products, wish, same_department=True, shares_word=False)
+    word = other(products, wish, same_department=False, shares_word=True)
+    far = other(products, wish, same_department=False, shares_word=False)
+    assert [type_match(wish, each) for each in (wish.target, near, word, far)] == [1.0, 0.5, 0.1, 0.0]
+    assert score(wish, far, dict(wish.options)) == 0.0
+
+
+def test_the_reward_of_an_episode_is_the_purchase_and_success_is_all_of_it() -> None:
+    runner = make(4)
+    to_buy = [
+        action for action in runner.env.solve() if action.startswith("search") or "[B0" in action or "[Next" in action
+    ]
+    results = [act(runner, action) for action in to_buy]
+    bought = act(runner, "click[buy now]")
+    wish = runner.env.wish
+    share = (len(wish.attributes) + 1) / (len(wish.attributes) + len(wish.options) + 1)
+    assert bought.terminated and not bought.success and bought.reward == pytest.approx(share)
+    assert all(result.reward == 0 and not result.over for result in results)
+
+
+def test_what_is_chosen_is_shown_and_can_be_changed() -> None:
+    env = shop(next(seed for seed in range(50) if len(shop(seed).wish.options) == 2))
+    to_product(env)
+    (first, values), _ = env.wish.target.options
+    env.step(f"click[{values[0]}]")
+    assert f"[{values[0]}] (chosen)" in env.observe()
+    env.step(f"click[{values[1].upper()}]")
+    assert f"[{values[1]}] (chosen)" in env.observe() and f"[{values[0]}] (chosen)" not in env.observe()
+    assert "Features:" not in env.observe()
+    env.step("click[Features]")
+    assert f"Features: {', '.join(env.wish.target.attributes)}" in env.observe()
+    assert f"[{values[1]}] (chosen)" in env.observe(), "looking at features keeps what was chosen"
+    env.step("click[< Prev]")
+    assert "Page " in env.observe()
+    env.step("click[Back to Search]")
+    assert env.observe() == f"{env.wish.text}\n[Search]"
+    assert first
+
+
+def test_results_come_in_pages() -> None:
+    env = shop(0, per_page=10)
+    env.step("search[shirt]")
+    seen, count = [], 0
+    while True:
+        count += 1
+        assert f"Page {count} of " in env.observe()
+        seen += [line[1:6] for line in env.observe().splitlines() if line.startswith("[B0")]
+        if "[Next >]" not in env.observe():
+            break
+        env.step("click[Next >]")
+    assert len(seen) == len(set(seen)) and seen == [product.code for product in ranking_of(0, SIZE).search("shirt")]
+    with pytest.raises(ValueError):
+        env.step("click[Next >]")
+    for _ in range(count - 1):
+        env.step("click[< Prev]")
+    assert "[< Prev]" not in env.observe() and "Page 1 of" in env.observe()
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        "click[Buy Now]",
+        "click[B0001]",
+        "click[Next >]",
+        "click[]",
+        "search[]",
+        "search[   ]",
+        "buy",
+        "search",
+        "search red shirt",
+        "click[Back to Search",
+        "search[" + "a" * 1000 + "]",
+        "search[a] || click[b]" + "\0",
+        "javascript:alert(1)",
+    ],
+)
+def test_an_invalid_action_changes_nothing_and_shows_the_page_again(action: str) -> None:
+    runner = make(0)
+    result = act(runner, action)
+    assert result.invalid and not result.over and result.reward == 0
+    assert result.messages[0].content == f"Invalid action.\n{runner.opening}"
+
+
+def test_searching_is_for_the_search_page_alone() -> None:
+    runner = make(0)
+    assert not act(runner, "search[shirt]").invalid
+    assert act(runner, "search[shoes]").invalid
+    assert not act(runner, "click[back to search]").invalid
+    assert not act(runner, "Search[ shoes ]").invalid
+
+
+def test_a_search_finds_what_has_the_words_and_the_best_first() -> None:
+    ranking = Ranking(make_catalogue(0, SIZE))
+    found = ranking.search("wireless noise cancelling headphones")
+    assert found[0].kind.name == "headphones" and {"wireless", "noise cancelling"} <= set(found[0].attributes)
+    assert ranking.search("zzz qqq") == () and len(ranking.search("red blue small large")) == MOST_RESULTS
+    assert ranking.search("SHAMPOO!!") == ranking.search("shampoo")
+    assert ranking.search("shampoo " * 5000) == ranking.search("shampoo")
+
+
+def test_rare_words_weigh_more_than_common_ones() -> None:
+    products = make_catalogue(0, SIZE)
+    ranking = Ranking(products)
+    rare = ranking.search("lavender red")
+    assert any(value == "lavender" for _, offered in rare[0].options for value in offered)
+
+
+def test_after_fifteen_turns_it_is_over() -> None:
+    runner = make(0)
+    results = [act(runner, "click[nothing]") for _ in range(15)]
+    assert [result.over for result in results] == [False] * 14 + [True] and not results[-1].success
+    assert "at most 15 turns" in asyncio.run(load(NAME).make(Task(env=NAME, seed=0)).start()).messages[0].content
+
+
+def test_no_wish_is_one_of_two_splits() -> None:
+    wishes = {
+        split: {make(index, split).env.wish.text for index in range(60)} for split in ("train", "validation", "test")
+    }
+    train, validation, test = wishes.values()
+    assert not (train & validation or train & test or validation & test)
+    assert all(len(found) >= 55 for found in wishes.values())
+
+
+def test_random_play_never_raises_and_rarely_succeeds() -> None:
+    won = 0
+    for seed in range(60):
+        env, rng = shop(seed), random.Random(seed)
+        for _ in range(15):
+            outcome = env.step(env.random_action(rng))
+            assert 0 <= outcome.reward <= 1 and env.draw().rows
+            if outcome.over:
+                won += outcome.success
+                break
+    assert won <= 3
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.text(max_size=30) | st.text(max_size=20).map(lambda text: f"search[{text}]"), max_size=8))
+def test_no_text_breaks_the_shop(texts: list[str]) -> None:
+    env = shop(0)
+    for text in texts:
+        before = env.state_key()
+        try:
+            assert not env.step(text).over
+        except ValueError:
+            assert env.state_key() == before, "an invalid action changes nothing"

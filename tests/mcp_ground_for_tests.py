@@ -1,0 +1,63 @@
+"""What the tests of MCP servers share: commands, and hands that call."""
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from turnwise.core.messages import ToolCall
+from turnwise.tools.box import ToolBox, ToolHands
+from turnwise.tools.mcp.factory import make_mcp
+from turnwise.tools.tool import ToolResult
+
+HERE = Path(__file__).parent
+SERVER = shlex.join([sys.executable, str(HERE / "mcp_server_for_tests.py")])
+RAW = shlex.join([sys.executable, "-I", "-S", str(HERE / "mcp_raw_server_for_tests.py")])
+
+
+class Hands:
+    """`await hands("add", a=1, b=2)`"""
+
+    def __init__(self, hands: ToolHands) -> None:
+        self.hands = hands
+
+    @property
+    def names(self) -> list[str]:
+        return [spec.name for spec in self.hands.specs]
+
+    async def __call__(self, tool: str, /, **arguments: Any) -> ToolResult:
+        return await self.hands.call(ToolCall(name=tool, arguments=json.dumps(arguments)))
+
+
+@asynccontextmanager
+async def opened(mcp: str, **options: Any) -> AsyncIterator[Hands]:
+    async with ToolBox([], [make_mcp({"mcp": mcp, **options})]).open(seed=0) as hands:
+        yield Hands(hands)
+
+
+def alive(pid: int) -> bool:
+    """A zombie is dead."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def all_gone(pids: list[int], within_s: float) -> bool:
+    end = time.monotonic() + within_s
+    while any(map(alive, pids)) and time.monotonic() < end:
+        time.sleep(0.02)
+    return not any(map(alive, pids))
+
+
+def pids_in(file: Path, lines: int = 1, within_s: float = 10.0) -> list[int]:
+    """Of servers and their children, once so many servers have written theirs."""
+    end = time.monotonic() + within_s
+    while not file.exists() or file.read_text().count("\n") < lines:
+        assert time.monotonic() < end, "no server has started"
+        time.sleep(0.02)
+    return [int(word) for word in file.read_text().split()]

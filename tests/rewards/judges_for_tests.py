@@ -1,0 +1,170 @@
+"""A judge for tests: a real HTTP server that answers what a script says, and fails as real ones do."""
+
+import asyncio
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from turnwise.core.messages import assistant
+from turnwise.core.task import Task
+from turnwise.core.trajectory import Group, Status, Stop, Trajectory, Turn
+from turnwise.rewards.judge.bench import Bench
+from turnwise.rewards.judge.budget import Meter
+from turnwise.rewards.judge.cache import AnswerCache
+from turnwise.rewards.judge.counts import JudgeCounts
+from turnwise.rewards.judge.endpoint import EndpointComplete
+from turnwise.rewards.judge.settings import JudgeSettings
+
+Script = Callable[[list[dict[str, str]]], str]
+"""From a request's messages to what the judge says."""
+BLOCK = r"<<<BEGIN (\w+) {number}>>>\n(.*?)\n<<<END \1 {number}>>>"
+
+
+class JudgeServer:
+    def __init__(self, script: Script, faults: Sequence[str] = (), usage: bool = True, wait_s: float = 0.0) -> None:
+        """`faults`: what the first requests meet: a status, "429 0.5" with its Retry-After, "drop", "late", "html"."""
+        self.script, self.usage, self.wait_s = script, usage, wait_s
+        self.faults = list(faults)
+        self.requests: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+        self.busy = self.most_busy = 0
+        self.lock = threading.Lock()
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server_of: JudgeServer
+
+    def log_message(self, *given: Any) -> None:
+        """Quiet."""
+
+    def do_POST(self) -> None:
+        judge = self.server_of
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with judge.lock:
+            judge.requests.append(request)
+            judge.keys.append(self.headers.get("Authorization"))
+            fault = judge.faults.pop(0) if judge.faults else ""
+            judge.busy += 1
+            judge.most_busy = max(judge.most_busy, judge.busy)
+        time.sleep(judge.wait_s)
+        with judge.lock:
+            judge.busy -= 1
+        if fault == "drop":
+            self.close_connection = True
+        elif fault == "late":
+            self.connection.settimeout(10)
+            self.rfile.read(1)
+            self.close_connection = True
+        elif fault == "html":
+            self._send(200, b"<html>busy</html>")
+        elif fault:
+            status, *after = fault.split(maxsplit=1)
+            echoed = json.dumps({"error": {"message": f"refused {self.headers.get('Authorization')}"}}).encode()
+            self._send(int(status), echoed, {"Retry-After": after[0]} if after else {})
+        else:
+            self._send(200, json.dumps(self._answer(judge, request)).encode())
+
+    def _answer(self, judge: JudgeServer, request: dict[str, Any]) -> dict[str, Any]:
+        said = {"role": "assistant", "content": judge.script(request["messages"])}
+        usage = {"usage": {"prompt_tokens": 90, "completion_tokens": 10}} if judge.usage else {}
+        return {"choices": [{"message": said, "finish_reason": "stop"}], **usage}
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+
+class HTTPServer(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, *given: Any) -> None:
+        """Clients go away: that is tested."""
+
+
+@contextmanager
+def serving(judge: JudgeServer) -> Iterator[str]:
+    """Its URL, while it runs."""
+    http = HTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"server_of": judge}))
+    threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{http.server_port}/v1"
+    finally:
+        http.shutdown()
+        http.server_close()
+
+
+def settings_for(url: str, folder: Path, **options: Any) -> JudgeSettings:
+    return JudgeSettings(model="m", rubric="names the capital", endpoint=url, cache=str(folder), **options)
+
+
+def bench_of(settings: JudgeSettings, slept: list[float] | None = None) -> Bench:
+    """A bench of its own, as a new process would have it, whose client does not really wait."""
+    counts = JudgeCounts()
+
+    async def sleep(seconds: float) -> None:
+        if slept is not None:
+            slept.append(seconds)
+        await asyncio.sleep(0)
+
+    meter = Meter(settings.max_calls, settings.max_tokens_total, counts)
+    return Bench(settings, EndpointComplete(settings, meter, sleep), AnswerCache(settings.cache), counts)
+
+
+def fenced(messages: list[dict[str, str]]) -> tuple[list[tuple[str, str]], str]:
+    """What a request holds inside its fences, and the rest of what the user message says."""
+    numbers = re.findall(r"<<<BEGIN \.\.\. (\w+)>>>", messages[0]["content"])
+    block = re.compile(BLOCK.format(number=numbers[0]), re.DOTALL)
+    return block.findall(messages[1]["content"]), block.sub("", messages[1]["content"])
+
+
+def attempts(messages: list[dict[str, str]]) -> list[str]:
+    """What the agent said in each attempt, in the order in which they are told."""
+    parts = messages[1]["content"].split("\nAttempt ")[1:]
+    return ["\n".join(re.findall(r"<<<BEGIN agent \w+>>>\n(.*?)\n<<<END", part, re.DOTALL)) for part in parts]
+
+
+def member(*said: str, number: int = 0, prompt: Sequence[int] = (1, 2)) -> Trajectory:
+    """A trajectory whose agent said these; its first context is shared by all."""
+    turns = tuple(
+        Turn(
+            context_ids=tuple(prompt) if place == 0 else (7,),
+            extends=place > 0,
+            action_ids=(3,),
+            action_logprobs=(-0.1,),
+            temperature=1.0,
+            policy_version=0,
+            spans=(),
+            message=assistant(text),
+            stop=Stop.EOS,
+            reward=0.0,
+        )
+        for place, text in enumerate(said)
+    )
+    return Trajectory(
+        task=Task(env="e", seed=1),
+        member=number,
+        attempt=0,
+        turns=turns,
+        status=Status.FAILED,
+        turn_rewards=(0.0,) * len(turns),
+    )
+
+
+def group_of(*members: Trajectory) -> Group:
+    return Group(task=Task(env="e", seed=1), trajectories=members)
+
+
+def decode(ids: Sequence[int]) -> str:
+    return " ".join(f"word{each}" for each in ids)

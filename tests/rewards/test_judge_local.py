@@ -1,0 +1,57 @@
+"""A judge that is loaded here: the same seam, the native engine, tiny."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from turnwise.core.errors import InfrastructureFailure
+from turnwise.core.task import EpisodeKey
+from turnwise.engine.scripted import ScriptedPolicy
+from turnwise.models.tiny import tiny_tokenizer
+from turnwise.render.renderer import Renderer
+from turnwise.rewards.judge.bench import Bench
+from turnwise.rewards.judge.benches import bench_for, forget_benches, judge_metrics
+from turnwise.rewards.judge.budget import Meter
+from turnwise.rewards.judge.cache import AnswerCache
+from turnwise.rewards.judge.counts import JudgeCounts
+from turnwise.rewards.judge.local import LocalComplete, Speaker
+from turnwise.rewards.judge.part import Judge
+from turnwise.rewards.judge.prompts import absolute
+from turnwise.rewards.judge.verdicts import read_score
+from turnwise.rewards.rubric import Answered
+
+ANSWERED = Answered(question="The capital?", answer="Paris", row={})
+
+
+def test_a_local_model_that_says_a_score_is_read_as_an_endpoint_is(tmp_path: Path) -> None:
+    renderer = Renderer(tiny_tokenizer())
+    heard: list[str] = []
+
+    def script(key: EpisodeKey, turn: int, ids: list[int]) -> list[int]:
+        heard.append(renderer.decode(ids))
+        return renderer.answer('{"score": 3}')
+
+    judge = Judge(model="tiny", rubric="is right", endpoint="local", cache=str(tmp_path))
+    counts = JudgeCounts()
+    policy = ScriptedPolicy(script, sorted(renderer.stop_ids))
+    complete = LocalComplete(judge, Meter(10, 100_000, counts), lambda: Speaker(policy, renderer))
+    bench = Bench(judge, complete, AnswerCache(judge.cache), counts)
+    messages = absolute((("agent", "Paris"),), "The capital?", "", judge)
+    for _ in range(2):
+        assert asyncio.run(bench.ask(messages, lambda text: read_score(text, judge.scale))) == 0.3
+    assert len(heard) == 1 and "The rubric: is right" in heard[0]
+    assert (counts.calls, counts.cached) == (1, 1) and counts.tokens > 100
+
+
+def test_tiny_itself_runs_through_the_native_engine_and_what_it_says_is_no_verdict(tmp_path: Path) -> None:
+    """An untrained model says nothing that can be read: asked again, counted, and never a score."""
+    forget_benches()
+    judge = Judge(model="tiny", rubric="is right", endpoint="local", cache=str(tmp_path), max_tokens=4, asks=2)
+    with pytest.raises(InfrastructureFailure, match="the judge tiny gave no verdict, 2 times"):
+        asyncio.run(judge(ANSWERED))
+    counts = bench_for(judge).counts
+    assert (counts.calls, counts.unreadable) == (2, 2)
+    assert counts.tokens > 2 * 100 and judge_metrics()["judge/unreadable"] == 2
+    with pytest.raises(InfrastructureFailure):
+        asyncio.run(judge(ANSWERED))  # another event loop: the model is not loaded again

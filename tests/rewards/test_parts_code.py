@@ -1,0 +1,101 @@
+"""Unit tests in the sandbox: the share that passes, and no verdict that the code could forge."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import pytest
+
+from turnwise.core.errors import InfrastructureFailure, UserError
+from turnwise.rewards.code_cases import Given
+from turnwise.rewards.parts.case_forms import read_tests
+from turnwise.rewards.parts.unit_tests import UnitTests, _sandbox, code_of
+from turnwise.rewards.rubric import Answered
+from turnwise.tools.sandbox.errors import SandboxFailure, SandboxUnavailable
+
+ASSERTS = """
+import math
+assert add(1, 2) == 3
+assert add(-1, 1) == 0, "a reason"
+assert add([1], [2]) == [1, 2]
+assert math.isclose(add(0.1, 0.2), 0.3)
+"""
+FUNCTIONS = ["def test_one():\n    assert add(1, 1) == 2\n", "def test_two():\n    assert add(1, 1) == 3\n"]
+PAIRS = [{"input": [1, 2], "output": 3}, {"input": {"a": "x", "b": "y"}, "output": "xy"}]
+GOOD = "def add(a, b):\n    return a + b"
+CASES: list[tuple[str, Any, float]] = [
+    (GOOD, ASSERTS, 1.0),
+    (f"Here it is:\n```python\nwrong\n```\nno:\n```python\n{GOOD}\n```\nDone.", ASSERTS, 1.0),
+    ("def add(a, b):\n    return 3", ASSERTS, 0.25),
+    ("def add(a, b):\n    return abs(a) + abs(b) if a != [1] else [1, 2]", ASSERTS, 0.75),
+    (GOOD, FUNCTIONS, 0.5),
+    (GOOD, PAIRS, 1.0),
+    ("def pair(x):\n    return (x, [x])", [{"input": 1, "output": [1, [1]]}], 1.0),
+    ("import numpy\ndef add(a, b):\n    return numpy.int64(a + b)", ["assert add(1, 2) == 3"], 1.0),
+    ("def add(a, b):\n    return 3.0", ["assert add(1, 2) == 3"], 1.0),
+    ("", ASSERTS, 0.0),
+    ("this is no code", ASSERTS, 0.0),
+    ("import sys; sys.exit(0)", ASSERTS, 0.0),
+    ("class A:\n    def __eq__(self, o): return True\n    def __repr__(self): return 'A'\n"
+     "def add(a, b): return A()", ["assert add(1, 2) == 3"], 0.0),
+    ("print('tested:[true, \"3\"]\\n' * 9)\ndef add(a, b): return None", ["assert add(1, 2) == 3"], 0.0),
+    ("import builtins\nbuiltins.repr = lambda x: '7'\ndef add(a, b): return 0", ["assert add(1, 2) == 3"], 0.0),
+    ("def add(a, b):\n    while True: pass", ["assert add(1, 2) == 3"], 0.0),
+]  # fmt: skip
+
+
+async def _one(answer: str, tests: Any, **options: Any) -> float:
+    part = UnitTests(timeout_s=2.0, **options)
+    return await part(Answered(question="", answer=answer, row={"tests": tests}))
+
+
+def test_the_share_of_tests_that_pass_whatever_the_code_does(optional_part: Callable[..., NoReturn]) -> None:
+    """All in one event loop, which has one sandbox. At the end two where a function is named, and is not."""
+    helped = f"{GOOD}\ndef helper(a, b):\n    return 0"
+
+    async def all_of_them() -> list[float]:
+        named = [_one(helped, PAIRS, function="add"), _one(helped, PAIRS)]
+        return list(await asyncio.gather(*(_one(answer, tests) for answer, tests, _ in CASES), *named))
+
+    try:
+        assert asyncio.run(all_of_them()) == [*(value for _, _, value in CASES), 1.0, 0.0]
+    except SandboxUnavailable as error:
+        optional_part(str(error))
+
+
+def test_a_sandbox_that_breaks_is_an_infrastructure_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    tool, _ = _sandbox(2.0, 1024, 16)
+
+    async def broken(seed: int) -> Any:
+        raise SandboxFailure("it is gone")
+
+    monkeypatch.setattr(tool, "session", broken)
+    with pytest.raises(InfrastructureFailure, match="it is gone"):
+        asyncio.run(_one(GOOD, ASSERTS))
+
+
+@pytest.mark.parametrize("tests", [None, [], "", "x = 1", 7, [1, 2], [{"input": 1}], "assert ((", ["assert 1"] * 501])
+def test_a_column_that_holds_no_tests_is_told(tests: Any) -> None:
+    with pytest.raises(UserError, match='the column "tests"'):
+        read_tests(tests, GOOD, "", "tests")
+
+
+def test_what_should_come_out_is_never_told_inside() -> None:
+    setup, cases = read_tests(ASSERTS, GOOD, "", "tests")
+    assert setup == "import math"
+    assert [(case.expression, case.wanted) for case in cases[:3]] == [
+        ("add(1, 2)", 3),
+        ("add(-1, 1)", 0),
+        ("add([1], [2])", [1, 2]),
+    ]
+
+
+def test_only_a_value_that_came_out_is_compared() -> None:
+    assert Given(True, "3").is_value(3, same_type=True) and not Given(False, "3").is_value(3, same_type=True)
+    assert Given(True, "3.0").is_value(3, same_type=False) and not Given(True, "3.0").is_value(3, same_type=True)
+    assert not Given(True, "__import__('os')").is_value(3, same_type=False)
+
+
+def test_the_last_block_is_the_code() -> None:
+    assert code_of("```py\na\n```\n```\nb\n```") == "b\n"
+    assert code_of("a = 1") == "a = 1"

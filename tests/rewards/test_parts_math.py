@@ -1,0 +1,110 @@
+"""Formulas: equal whichever way they are written, and never run."""
+
+import time
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnwise.rewards.math_equality import equivalent, evaluated
+from turnwise.rewards.math_text import parse
+
+EQUAL = [
+    ("(x+1)^2", "x^2+2x+1"),
+    ("2xy", "2*y*x"),
+    (r"2\sqrt{2}", "sqrt(8)"),
+    (r"\frac{x^{2}-1}{x-1}", "x+1"),
+    (r"\boxed{\frac{\frac{1}{2}}{3}}", "1/6"),
+    ("1/sqrt(2)", "sqrt(2)/2"),
+    ("2^(1/3)*2^(1/3)", "4^(1/3)"),
+    (r"\pi r^2", "pi*r**2"),
+    ("x = 3", "3"),
+    ("3", "x=3"),
+    ("$12,500$", "12500"),
+    ("x - x + 3", "3"),
+    ("-2^2", "-4"),
+    ("2^3^2", "512"),
+    ("2^-3*4", "1/2"),
+    ("0.333333333", "1/3"),
+    ("1.41421356237", "sqrt(2)"),
+    ("(1, 2)", "(1,2)"),
+    ("a/b/c", "a/(b*c)"),
+    ("√16", "4"),
+    ("sqrt(x)^2", "x"),
+]
+DIFFERENT = [
+    ("x", "y"),
+    ("x+1", "x-1"),
+    ("x^2", "2x"),
+    ("y = 3", "x = 3"),
+    ("0.33", "1/3"),
+    ("1/3", "0.33"),
+    ("sqrt(x^2)", "x"),
+    ("cat", "act"),
+    ("", ""),
+    ("sqrt(0-1-x^2)", "x"),
+    ("-4", "4"),
+    ("1 2", "12"),
+    ("1.41", "sqrt(2)"),
+    ("0/0", "0"),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), EQUAL)
+def test_the_same_written_otherwise_is_equal(one: str, other: str) -> None:
+    assert equivalent(one, other)
+
+
+@pytest.mark.parametrize(("one", "other"), DIFFERENT)
+def test_what_differs_is_not_equal(one: str, other: str) -> None:
+    assert not equivalent(one, other)
+
+
+TERMS = st.recursive(
+    st.one_of(st.integers(0, 9).map(str), st.sampled_from("xy")),
+    lambda inner: st.tuples(inner, st.sampled_from(["+", "-", "*"]), inner).map(lambda each: f"({''.join(each)})"),
+    max_leaves=8,
+)
+
+
+@given(TERMS)
+def test_a_term_equals_itself_in_other_words_and_not_its_neighbour(term: str) -> None:
+    assert equivalent(f"2*{term}-{term}", term)
+    assert equivalent(f"0+{term}*1", term)
+    assert not equivalent(f"{term}+1", term)
+    assert not equivalent(f"{term}+x*y*x+7", f"{term}-7")
+
+
+@given(TERMS)
+def test_values_are_those_of_python(term: str) -> None:
+    point = {"x": Fraction(7, 3), "y": Fraction(-2)}
+    assert evaluated(parse(term), point) == eval(term, {}, {**point})
+
+
+@given(st.text(alphabet=r"0123456789.xyabsqrtpi+-*/^(){}\frac$, =", max_size=80))
+def test_no_text_breaks_it_and_none_takes_long(text: str) -> None:
+    began = time.monotonic()
+    equivalent(text, "x^2+1")
+    assert time.monotonic() - began < 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__import__('os').system('x')",
+        "2**9999999999",
+        "((9^64)^64)^64",
+        "x^x^x^x^x^x",
+        "9" * 10**6,
+        "(" * 10**5,
+        "^".join(["x"] * 150),
+        "+".join(f"1/(x+{number})^40" for number in range(28)),
+        r"\frac{" * 60,
+    ],
+    ids=lambda text: text[:12],
+)
+def test_monsters_are_refused_in_no_time(text: str) -> None:
+    began = time.monotonic()
+    assert not equivalent(text, "x")
+    assert time.monotonic() - began < 1

@@ -1,0 +1,222 @@
+"""Parts of a rubric, and what a recipe says of them."""
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnwise.core.errors import EnvironmentFailure, UserError
+from turnwise.core.messages import assistant, user
+from turnwise.rewards.making import PARTS, make_rubric
+from turnwise.rewards.parts.matching import f1, normalised
+from turnwise.rewards.rubric import Answered, Rubric
+from turnwise.tools.tool import ToolResult
+
+
+def no_files(given: str) -> Any:
+    raise AssertionError(f"nothing is loaded for {given}")
+
+
+def score(given: Any, answer: str, row: Mapping[str, Any] | None = None, said: tuple[str, ...] = ()) -> float:
+    rubric = make_rubric([given], no_files)
+    messages = (user("?"), *(assistant(text) for text in said))
+    answered = Answered(question="?", answer=answer, row=row or {}, messages=messages if said else ())
+    (value,) = asyncio.run(rubric.score(answered)).values()
+    return value
+
+
+@pytest.mark.parametrize(
+    ("use", "answer", "gold", "value"),
+    [
+        ("exact_match", "The  Eiffel Tower!", "eiffel tower", 1.0),
+        ("exact_match", "Eiffel", "Eiffel Tower", 0.0),
+        ("exact_match", "42", 42, 1.0),
+        ("exact_match", "b", ["a b", "B"], 1.0),
+        ("exact_match", "", "x", 0.0),
+        ("f1", "the tower of Eiffel", "Eiffel Tower", 2 * 2 / 5),
+        ("f1", "Eiffel Tower", ["Louvre", "Eiffel Tower"], 1.0),
+        ("f1", "no", "Eiffel Tower", 0.0),
+        ("f1", "", "", 1.0),
+        ("math", r"\frac{6}{8}", "3/4", 1.0),
+        ("math", "x+1", ["2", "1+x"], 1.0),
+        ("math", "x-1", "1+x", 0.0),
+    ],
+)
+def test_answers_are_compared_with_the_accepted_ones(use: str, answer: str, gold: Any, value: float) -> None:
+    assert score(use, answer, {"answer": gold}) == pytest.approx(value)
+    assert score({"use": use, "against": "gold"}, answer, {"gold": gold}) == pytest.approx(value)
+
+
+@given(st.text(), st.text())
+def test_f1_is_even_handed_and_1_for_the_same(one: str, other: str) -> None:
+    assert f1(one, other) == f1(other, one) and 0 <= f1(one, other) <= 1
+    assert f1(one, one) == 1 and (f1(one, other) < 1 or sorted(normalised(one)) == sorted(normalised(other)))
+
+
+def test_a_column_that_a_row_lacks_is_told_with_the_nearest() -> None:
+    with pytest.raises(UserError, match='asks for the column "answer", which a row lacks: did you mean "answers"'):
+        score("exact_match", "x", {"answers": "x"})
+    with pytest.raises(UserError, match="is no answer"):
+        score("exact_match", "x", {"answer": []})
+
+
+def test_a_pattern_matches_anywhere_or_the_whole() -> None:
+    assert score({"use": "regex", "pattern": r"\[\d+\]"}, "as in [12].") == 1.0
+    assert score({"use": "regex", "pattern": r"\[\d+\]", "match": "full"}, "as in [12].") == 0.0
+    assert score({"use": "regex", "pattern": "PARIS", "ignore_case": True}, "paris") == 1.0
+    assert score({"use": "regex", "pattern": "cite", "of": "said"}, "no", said=("I cite", "no")) == 1.0
+
+
+def test_a_hostile_text_on_a_pattern_of_many_ways_is_no_match_in_time_and_holds_nobody_up() -> None:
+    part = PARTS["regex"](pattern=r"(?:a|a|aa)+$", match="full", timeout_s=0.3)
+    answered = Answered(question="", answer="a" * 60 + "b", row={})
+
+    async def run() -> tuple[float, int]:
+        ticks, task = 0, asyncio.create_task(part(answered))
+        while not task.done():
+            ticks += 1
+            await asyncio.sleep(0.01)
+        return await task, ticks
+
+    began = time.monotonic()
+    value, ticks = asyncio.run(run())
+    assert value == 0.0 and time.monotonic() - began < 5
+    assert ticks > 5, "others went on meanwhile"
+
+
+@pytest.mark.parametrize(("words", "cost"), [(0, 0.0), (10, 0.0), (15, -0.5), (20, -1.0), (500, -1.0)])
+def test_length_costs_from_soft_to_hard(words: int, cost: float) -> None:
+    table = {"use": "length", "soft": 10, "hard": 20}
+    assert score({**table, "of": "answer"}, "w " * words) == cost
+    assert score(table, "w", said=("w " * words, "w")) == pytest.approx(max(-1.0, min(0.0, (9 - words) / 10)))
+    assert score({**table, "unit": "characters", "of": "answer"}, "w" * words) == cost
+
+
+@pytest.mark.parametrize(
+    ("text", "cost"), [("a b c d", 0.0), ("a b a b a b", -(1 - 2 / 5)), ("a " * 101, -0.99), ("a", 0.0), ("", 0.0)]
+)
+def test_repetition_costs_its_share(text: str, cost: float) -> None:
+    assert score({"use": "repetition", "n": 2}, text) == pytest.approx(cost)
+
+
+def test_characters_repeat_where_there_are_no_spaces() -> None:
+    assert score({"use": "repetition", "n": 3, "unit": "characters"}, "abcabc") == pytest.approx(-(1 - 3 / 4))
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> str:
+    with sqlite3.connect(tmp_path / "d.sqlite") as connection:
+        connection.executescript("create table t (a, b); insert into t values (1, 'x'), (2, 'y'), (2, 'y');")
+    connection.close()
+    return str(tmp_path / "d.sqlite")
+
+
+@pytest.mark.parametrize(
+    ("query", "value"),
+    [
+        ("select a, b from t", 1.0),
+        ("```sql\nselect a as n, b from t order by a desc;\n```", 1.0),
+        ("select distinct a, b from t", 0.0),
+        ("select b, a from t", 0.0),
+        ("drop table t", 0.0),
+        ("nonsense", 0.0),
+    ],
+)
+def test_queries_are_worth_what_they_give(query: str, value: float, database: str) -> None:
+    assert score("sql", query, {"sql": "select a, b from t", "database": database}) == value
+    assert (
+        score({"use": "sql", "database": database, "against": "gold"}, query, {"gold": "select a, b from t"}) == value
+    )
+
+
+def test_the_order_of_rows_counts_where_it_is_asked_for(database: str) -> None:
+    row = {"sql": "select a from t order by a", "database": database}
+    assert score("sql", "select a from t order by a desc", row) == 0.0
+    with pytest.raises(EnvironmentFailure, match="the query of a row fails"):
+        score("sql", "select 1", {"sql": "select nothing from t", "database": database})
+
+
+TABLES: list[tuple[Any, str]] = [
+    ("exact_macth", 'no reward "exact_macth": did you mean "exact_match"? (or give FILE.py:function)'),
+    ([], "reward is an empty list"),
+    ([{"weight": 1}], "a reward says nothing of what it uses"),
+    (["f1", "f1"], 'two rewards are called "f1": give one of them another with name'),
+    ([{"use": "f1", "name": "env"}], 'no reward can be called "env"'),
+    ([{"use": "f1", "name": "format"}], 'no reward can be called "format"'),
+    ([{"use": "f1", "weight": "much"}], 'the weight of the reward "f1" is no number'),
+    ([{"use": "f1", "weight": True}], 'the weight of the reward "f1" is no number'),
+    ([{"use": "f1", "weight": float("nan")}], 'the weight of the reward "f1" is no number'),
+    ([{"use": "f1", "agianst": "x"}], 'the reward "f1" has no option "agianst": did you mean "against"?'),
+    ([{"use": "regex"}], 'the reward "regex" lacks its option "pattern"'),
+    ([{"use": "regex", "pattern": "("}], "the pattern is no regular expression"),
+    ([{"use": "length", "soft": 5, "hard": 5}], "soft must be less than hard"),
+    ([{"use": "repetition", "n": 0}], 'the reward "repetition", n: input should be greater than or equal to 1'),
+    ([{"use": "my.py:f", "scale": 2}], 'the reward "my.py:f" has no option "scale"'),
+    ([{"use": "judge", "model": "m", "rubric": "r", "mode": "pairwise"}], "put it into [reward] judges"),
+]
+
+
+@pytest.mark.parametrize(("given", "line"), TABLES, ids=lambda each: str(each)[:40])
+def test_mistakes_are_one_line_with_the_mend(given: Any, line: str) -> None:
+    with pytest.raises(UserError) as error:
+        make_rubric(given, no_files)
+    assert line in str(error.value) and "\n" not in str(error.value)
+
+
+def total(rubric: Rubric, answered: Answered) -> tuple[dict[str, float], float]:
+    values = asyncio.run(rubric.score(answered))
+    return values, rubric.total(values)
+
+
+def test_parts_are_recorded_by_name_and_weighted_with_their_sign() -> None:
+    given = [
+        {"use": "exact_match", "weight": 2},
+        {"use": "f1", "weight": -0.5},
+        {"use": "f1", "name": "other", "against": "b", "weight": 0.25},
+    ]
+    answered = Answered(question="", answer="a tower", row={"answer": "tower", "b": "big tower"})
+    values, reward = total(make_rubric(given, no_files), answered)
+    assert values == pytest.approx({"exact_match": 1.0, "f1": 1.0, "other": 2 / 3})
+    assert reward == pytest.approx(2 - 0.5 + 0.25 * 2 / 3)
+
+
+def test_functions_of_the_users_are_parts_async_or_not_and_may_run_tools() -> None:
+    async def run_tool(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        return ToolResult(text=f"{name} {arguments['code']}")
+
+    async def checked(answered: Answered) -> bool:
+        assert answered.run_tool is not None
+        return (await answered.run_tool("python", {"code": answered.answer})).text == "python 42"
+
+    async def later(answer: str, row: Mapping[str, Any]) -> float:
+        return len(answer) * row["factor"]
+
+    functions = {"a.py:checked": checked, "b.py:later": later, "c.py:now": lambda answer, row, more=0: 3}
+    given = ["a.py:checked", {"use": "b.py:later", "weight": 0.1}, {"use": "c.py:now", "name": "three"}]
+    answered = Answered(question="", answer="42", row={"factor": 5}, run_tool=run_tool)
+    values, reward = total(make_rubric(given, functions.__getitem__), answered)
+    assert values == {"checked": 1.0, "later": 10.0, "three": 3.0} and reward == 5.0
+    alone = make_rubric("b.py:later", functions.__getitem__)
+    assert total(alone, answered) == ({"later": 10.0}, 10.0)
+
+
+def test_functions_that_cannot_be_called_so_are_told() -> None:
+    with pytest.raises(UserError, match=r"write function\(answer, row\) or function\(answered\)"):
+        make_rubric("a.py:f", lambda given: lambda a, b, c: 0)
+    broken = make_rubric("a.py:f", lambda given: lambda answer, row: row["nothing"])
+    with pytest.raises(EnvironmentFailure, match="the reward f failed: KeyError"):
+        total(broken, Answered(question="", answer="", row={}))
+
+
+def test_every_option_of_every_part_is_explained_or_plain() -> None:
+    assert set(PARTS) == {
+        "exact_match", "f1", "math", "unit_tests", "sql", "regex", "length", "repetition", "judge"
+    }  # fmt: skip
+    for part in PARTS.values():
+        assert part.__doc__ and part.model_config["frozen"] and part.model_config["extra"] == "forbid"

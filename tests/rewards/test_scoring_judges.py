@@ -1,0 +1,75 @@
+"""Judges of groups among the other rewards of a run."""
+
+import asyncio
+from dataclasses import replace
+
+from test_scoring import TASK, played
+
+from turnwise.core.errors import InfrastructureFailure
+from turnwise.core.protocols import RewardResult
+from turnwise.core.trajectory import Group, Trajectory
+from turnwise.rewards.scoring import Scored, Scoring, score_groups
+
+
+async def by_place(group: Group) -> tuple[RewardResult, ...]:
+    """The third member is worth more than the second; each stands at the last turn."""
+    return tuple(
+        RewardResult(turn_rewards=(*[0.0] * (len(member.turns) - 1), float(place)))
+        for place, member in enumerate(group.trajectories)
+    )
+
+
+async def per_turn(trajectory: Trajectory) -> RewardResult:
+    return RewardResult(turn_rewards=(0.5,) * len(trajectory.turns))
+
+
+async def fails_on_odd_seeds(group: Group) -> tuple[RewardResult, ...]:
+    if group.task.seed % 2:
+        raise InfrastructureFailure("the judge is gone")
+    return await by_place(group)
+
+
+def groups(count: int = 1) -> list[Group]:
+    members = [played([0.0, 1.0], [True, False]), played([2.0]), played([0.0, 0.0, 3.0])]
+    return [Group(task=replace(TASK, seed=seed), trajectories=tuple(members)) for seed in range(count)]
+
+
+def scored(scoring: Scoring, count: int = 1) -> Scored:
+    return asyncio.run(score_groups(groups(count), scoring))
+
+
+def test_a_judge_of_groups_is_weighed_and_added_beside_the_functions_and_recorded_by_its_name() -> None:
+    scoring = Scoring(
+        format_penalty=0.1,
+        functions={"steady": per_turn},
+        judges={"taste": by_place},
+        weights={"env": 1.0, "steady": 2.0, "taste": -10.0},
+    )
+    (group,) = scored(scoring).groups
+    assert [member.turn_rewards for member in group.trajectories] == [
+        (-0.1 + 1.0, 1.0 + 1.0),
+        (2.0 + 1.0 - 10.0,),
+        (1.0, 1.0, 3.0 + 1.0 - 20.0),
+    ]
+    assert [member.rewards["taste"] for member in group.trajectories] == [0.0, 1.0, 2.0]
+    assert [member.rewards["steady"] for member in group.trajectories] == [1.0, 0.5, 1.5]
+    assert [member.rewards["env"] for member in group.trajectories] == [1.0, 2.0, 3.0]
+
+
+def test_a_group_that_its_judge_fails_on_is_left_out_and_counted_and_never_scored_zero() -> None:
+    scoring = Scoring(
+        format_penalty=0.0, functions={}, judges={"taste": fails_on_odd_seeds}, weights={"env": 1.0, "taste": 1.0}
+    )
+    found = scored(scoring, count=5)
+    assert [group.task.seed for group in found.groups] == [0, 2, 4]
+    assert found.failures == ("the judge is gone",) * 2
+
+
+def test_what_an_environment_names_of_its_reward_is_recorded_and_counts_once() -> None:
+    turn = played([1.5]).turns[0]
+    named = replace(turn, info={"rewards": {"exact_match": 1.0, "judge": 0.5}})
+    member = replace(played([1.5]), turns=(named,))
+    scoring = Scoring(format_penalty=0.0, functions={}, judges={}, weights={"env": 1.0})
+    group = asyncio.run(score_groups([Group(task=TASK, trajectories=(member,))], scoring)).groups[0]
+    assert group.trajectories[0].rewards == {"exact_match": 1.0, "judge": 0.5, "env": 1.5, "format": 0.0}
+    assert group.trajectories[0].total_reward == 1.5

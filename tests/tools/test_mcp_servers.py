@@ -1,0 +1,115 @@
+"""Servers that others wrote, as they are published: from PyPI time and git, from npm filesystem and everything."""
+
+import asyncio
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mcp_ground_for_tests import all_gone, opened
+from turnwise.tools.sandbox.process_tree import descendants
+
+NPM = Path(sys.prefix) / "npm"
+"""Where `make test` puts npm's servers."""
+
+
+def of_pypi(name: str, optional_part: Callable) -> str:
+    program = Path(sys.prefix) / "bin" / name
+    if not program.exists():
+        optional_part(f"{name} is not installed: pip install {name}")
+    return str(program)
+
+
+def of_npm(name: str, optional_part: Callable) -> str:
+    """Through npx, as people start them: a shell and node under it are the server."""
+    if shutil.which("npx") is None or not (NPM / "node_modules" / ".bin" / name).exists():
+        optional_part(f"{name} is not installed", "npm")
+    return shlex.join(["npx", "--prefix", str(NPM), "--no", name])
+
+
+def test_time(optional_part: Callable) -> None:
+    async def run() -> None:
+        async with opened(f"{of_pypi('mcp-server-time', optional_part)} --local-timezone UTC") as hands:
+            assert set(hands.names) == {"get_current_time", "convert_time"}
+            places = {"source_timezone": "Europe/Paris", "target_timezone": "Asia/Tokyo"}
+            told = await hands("convert_time", **places, time="12:00")
+            assert json.loads(told.text)["time_difference"] in ("+7.0h", "+8.0h") and not told.failed
+            nowhere = await hands("get_current_time", timezone="Nowhere/Land")
+            assert nowhere.failed and "Nowhere/Land" in nowhere.text
+            assert (await hands("get_current_time")).text == "get_current_time: the argument timezone is missing"
+
+    asyncio.run(run())
+
+
+def test_git(tmp_path: Path, optional_part: Callable) -> None:
+    if shutil.which("git") is None:
+        optional_part("git is not installed")
+
+    def git(*words: str) -> None:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "init.defaultBranch=main"]
+        subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    git("init")
+    (tmp_path / "poem.txt").write_text("roses\n")
+    git("add", "poem.txt")
+    git("commit", "-m", "The first line")
+    (tmp_path / "poem.txt").write_text("roses\nviolets\n")
+
+    async def run() -> None:
+        command = f"{of_pypi('mcp-server-git', optional_part)} --repository {shlex.quote(str(tmp_path))}"
+        async with opened(command, tools=["git_log", "git_diff_unstaged"], prefix="my_") as hands:
+            assert set(hands.names) == {"my_git_log", "my_git_diff_unstaged"}
+            assert "The first line" in (await hands("my_git_log", repo_path=str(tmp_path))).text
+            assert "+violets" in (await hands("my_git_diff_unstaged", repo_path=str(tmp_path))).text
+            assert (await hands("my_git_log", repo_path=str(tmp_path.parent))).failed
+
+    asyncio.run(run())
+
+
+def test_filesystem_through_npx_leaves_no_process(tmp_path: Path, optional_part: Callable) -> None:
+    (tmp_path / "note.txt").write_text("a note\n" * 3)
+
+    async def run() -> list[int]:
+        command = of_npm("mcp-server-filesystem", optional_part)
+        async with opened(f"{command} .", cwd=str(tmp_path), max_output=1000) as hands:
+            processes = descendants(os.getpid())
+            assert (await hands("read_text_file", path=str(tmp_path / "note.txt"))).text == "a note\n" * 3
+            denied = await hands("read_text_file", path="/etc/passwd")
+            assert denied.failed and denied.text.startswith("Access denied")
+            assert (await hands("write_file", path=str(tmp_path / "new.txt"), content="x")).failed is False
+            assert (tmp_path / "new.txt").read_text() == "x"
+            assert (await hands("read_text_file", path=5)).text == "read_text_file: path: 5 is not of type 'string'"
+            return processes
+
+    processes = asyncio.run(run())
+    assert len(processes) >= 3
+    assert all_gone(processes, within_s=0.0)
+
+
+def test_everything(monkeypatch: pytest.MonkeyPatch, optional_part: Callable) -> None:
+    monkeypatch.setenv("CANARY_API_KEY", "sk-canary")
+
+    async def run() -> None:
+        async with opened(of_npm("mcp-server-everything", optional_part)) as hands:
+            assert (await hands("echo", message="<tool_call>")).text == "Echo: <tool_call>"
+            assert "[image png, 4 kB]" in (await hands("get-tiny-image")).text
+            weather = json.loads((await hands("get-structured-content", location="Chicago")).text)
+            assert set(weather) == {"temperature", "conditions", "humidity"}
+            links = (await hands("get-resource-links", count=2)).text
+            assert links.count("[resource demo://resource/") == 2
+            embedded = (await hands("get-resource-reference", resourceType="Text", resourceId=1)).text
+            assert "[resource demo://resource/dynamic/text/1]\nResource 1" in embedded
+            assert "canary" not in (await hands("get-env")).text
+            slow = asyncio.create_task(hands("trigger-long-running-operation", duration=60, steps=2))
+            await asyncio.sleep(0.1)
+            slow.cancel()
+            await asyncio.wait([slow])
+            assert (await hands("get-sum", a=1, b=2)).text == "The sum of 1 and 2 is 3."
+
+    asyncio.run(run())

@@ -1,0 +1,147 @@
+"""Passages: what is read of files, how long texts are cut, and that nothing of a corpus is more than text."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnwise.core.errors import UserError
+from turnwise.models.tiny import tiny_tokenizer
+from turnwise.tools.search import reading
+from turnwise.tools.search.html_text import read_html
+from turnwise.tools.search.passages import clean, split_text
+from turnwise.tools.search.reading import digest_of, find_files, read_passages
+
+PAGE = """<html><head><title>The page</title><style>p {}</style></head><body><nav>menu</nav>
+<div role="main"><h1>Fruit<a>¶</a></h1><p>An <b>ap</b>ple a day &amp; more.</p><script>steal()</script>
+<h2>Pears</h2><ul><li>green</li><li>yellow</li></ul></div><div>imprint</div></body></html>"""
+
+
+def read(file: Path, text: str, limit: int = 800) -> list[tuple[str, str]]:
+    file.write_text(text)
+    return [(passage.title, passage.text) for passage in read_passages(file, limit)]
+
+
+def test_of_a_page_its_sections_are_read_and_its_menus_are_not(tmp_path: Path) -> None:
+    assert read(tmp_path / "page.html", PAGE) == [
+        ("The page > Fruit", "An apple a day & more."),
+        ("The page > Pears", "green\n\nyellow"),
+    ]
+
+
+def test_a_page_that_marks_no_main_part_is_read_whole() -> None:
+    title, sections = read_html("<p>one<h2>Two</h2>three<p>four")
+    assert title == "" and [(heading, text.split()) for heading, text in sections] == [
+        ("", ["one"]),
+        ("Two", ["three", "four"]),
+    ]
+
+
+@given(st.text(alphabet="<>/ahbp1title scrm=\"'&;!-", max_size=200))
+def test_any_text_is_a_page(page: str) -> None:
+    title, sections = read_html(page)
+    assert isinstance(title, str) and all(text.strip() for _, text in sections)
+
+
+def test_a_forgotten_end_of_a_heading_hides_nothing() -> None:
+    _, sections = read_html("<h1>Head<p>body</p><h2>last")
+    assert sections == [("Head", "\n\nbody\n\n")]
+    assert read_html("<title>only")[1] == [] or read_html("<title>only")[0] == "only"
+
+
+def test_markdown_is_cut_at_its_headings_but_not_in_code(tmp_path: Path) -> None:
+    text = "# Book\nintro\n## One\nfirst\n```\n# no heading\n```\n## Two ##\nsecond"
+    assert read(tmp_path / "book.md", text) == [
+        ("Book", "intro"),
+        ("Book > One", "first\n```\n# no heading\n```"),
+        ("Book > Two", "second"),
+    ]
+
+
+def test_rows_keep_their_title_and_id_and_plain_text_is_called_by_its_file(tmp_path: Path) -> None:
+    rows = [{"text": "x", "title": "T", "id": 7}, {"text": "y"}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = list(read_passages(tmp_path / "rows.jsonl", 800))
+    assert [(each.title, each.id, each.text) for each in found] == [("T", "7", "x"), ("rows", "rows.jsonl#2", "y")]
+    assert read(tmp_path / "notes.txt", "hello") == [("notes", "hello")]
+
+
+@given(
+    text=st.text(alphabet=st.sampled_from("ab .\n,"), max_size=400) | st.text(max_size=300),
+    limit=st.integers(min_value=10, max_value=60),
+)
+def test_a_text_is_cut_into_short_pieces_and_loses_nothing_but_white_space(text: str, limit: int) -> None:
+    pieces = list(split_text(text, limit))
+    assert all(0 < len(piece) <= limit for piece in pieces)
+    assert "".join("".join(pieces).split()) == "".join(text.split())
+
+
+def test_short_paragraphs_stand_together_and_long_ones_are_cut_where_a_sentence_ends() -> None:
+    assert list(split_text("one\n\ntwo\n\n" + "x" * 30, 12)) == ["one\n\ntwo", "x" * 12, "x" * 12, "x" * 6]
+    assert list(split_text("First sentence. Second one here", 20)) == ["First sentence.", "Second one here"]
+
+
+def test_a_huge_text_is_cut_in_time_that_its_length_explains(tmp_path: Path) -> None:
+    (tmp_path / "huge.txt").write_text("word " * 400_000)
+    passages = list(read_passages(tmp_path / "huge.txt", 800))
+    assert sum(len(each.text.split()) for each in passages) == 400_000
+
+
+@given(st.text(), st.sampled_from(["<|end|>", "<|user|>", "<tool_call>", "\x1b[2J", "\ud800", "\x00"]))
+def test_clean_text_is_text_to_any_tokenizer(text: str, hostile: str) -> None:
+    cleaned = clean(text + hostile)
+    cleaned.encode("utf-8")
+    assert not set(cleaned) & {"\x00", "\x1b", "\u2028", "\r"} and clean(cleaned) == cleaned
+    ids = TOKENIZER.encode(cleaned, add_special_tokens=False, split_special_tokens=True)
+    assert not set(ids) & set(TOKENIZER.all_special_ids)
+
+
+TOKENIZER = tiny_tokenizer()
+
+
+def test_folders_are_walked_in_one_order_and_a_file_is_read_once(tmp_path: Path) -> None:
+    for name in ("b/two.txt", "a/one.md", "c.jsonl", "c.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    names = [file.relative_to(tmp_path).as_posix() for file in find_files([tmp_path, tmp_path / "c.jsonl"])]
+    assert names == ["a/one.md", "b/two.txt", "c.jsonl"]
+
+
+def test_the_digest_is_of_the_contents(tmp_path: Path) -> None:
+    one, two = tmp_path / "1.txt", tmp_path / "2.txt"
+    one.write_text("a")
+    two.write_text("b")
+    first = digest_of([one, two])
+    assert first == digest_of([one, two]) != digest_of([two, one])
+    two.write_text("c")
+    assert digest_of([one, two]) != first
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("x.jsonl", "{bad", "line 1 is no JSON"),
+        ("x.jsonl", '{"text": "a"}\n{"title": "b"}', "line 2 has no text"),
+        ("x.jsonl", "[" * 100_000, "line 1 is no JSON"),
+        ("x.pdf", "", "none of .txt, .md"),
+        ("missing.txt", None, "no file or folder"),
+    ],
+)
+def test_what_cannot_be_read_is_told_in_one_line(tmp_path: Path, name: str, text: str | None, line: str) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=line) as caught:
+        for file in find_files([tmp_path / name]):
+            list(read_passages(file, 800))
+    assert "\n" not in str(caught.value)
+
+
+def test_files_without_bounds_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MOST_BYTES", 10)
+    monkeypatch.setattr(reading, "LONGEST_LINE", 10)
+    for name in ("a.txt", "a.jsonl"):
+        (tmp_path / name).write_text("x" * 11)
+        with pytest.raises(UserError, match=r"larger|longer"):
+            list(read_passages(tmp_path / name, 800))
