@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,6 @@ from turnwise.core.messages import assistant
 from turnwise.core.protocols import StepResult
 from turnwise.core.task import Split, Task
 from turnwise.envs.registry import load
-from turnwise.envs.search_qa.deep import DeepSearch
 from turnwise.envs.search_qa.env import graded
 from turnwise.envs.search_qa.people import RELATIONS, shared_world
 from turnwise.envs.search_qa.questions import draw_question, next_step
@@ -25,7 +25,6 @@ from turnwise.envs.search_qa.small import make_small_world
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.tool_runner import ToolEnvRunner
 from turnwise.models.tiny import tiny_tokenizer
-from turnwise.rewards.rubric import Answered, Rubric
 
 SMALL: dict[str, Any] = {"world": "small", "style": "answer", "top": 1}
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -206,22 +205,19 @@ def test_deep_search_is_judged_by_a_rubric_whose_parts_are_recorded() -> None:
     assert part.reward == pytest.approx(0.5 * part.info["rewards"]["f1"]) and part.reward > 0
 
 
-def test_another_part_of_the_rubric_sees_the_episode_and_may_use_the_tools(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Answered] = []
+CHECK = """
+async def check(answered):
+    assert answered.messages[-1].role == "assistant" and answered.question in answered.messages[1].content
+    found = await answered.run_tool("search", {"query": answered.answer})
+    return float(str(answered.row["answer"]) in found.text)
+"""
 
-    async def check(answered: Answered) -> float:
-        seen.append(answered)
-        assert answered.run_tool is not None
-        found = await answered.run_tool("search", {"query": answered.answer})
-        return float(str(answered.row["answer"]) in found.text)
 
-    def rubric(params: Any) -> Rubric:
-        return Rubric(parts={"check": check}, weights={"check": 0.25})
-
-    monkeypatch.setattr(DeepSearch, "make_rubric", staticmethod(rubric))
-    result = answered("deep_search", lambda answer: answer, style="hermes")
+def test_a_part_of_ones_own_sees_the_episode_and_may_use_the_tools(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(CHECK)
+    given = ({"use": f"{tmp_path}/own.py:check", "weight": 0.25},)
+    result = answered("deep_search", lambda answer: answer, style="hermes", reward=given)
     assert result.reward == 0.25 and result.success and result.info["rewards"] == {"check": 1.0}
-    assert seen[0].messages[-1].role == "assistant" and seen[0].question in seen[0].messages[1].content
 
 
 def test_deep_search_draws_two_or_three_hops() -> None:

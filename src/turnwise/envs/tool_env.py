@@ -21,7 +21,7 @@ from turnwise.envs.answers import format_answer
 from turnwise.envs.prompt import counted
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv
 from turnwise.envs.tool_runner import ToolEnvRunner
-from turnwise.tools.box import ToolHands
+from turnwise.tools.box import ToolHands, only_text
 from turnwise.tools.formats import read_calls, write_call
 from turnwise.tools.tool import Tool, ToolSource
 
@@ -94,6 +94,6 @@ def _properties(spec: ToolSpec) -> dict[str, Any]:
 
 
 def _example(spec: ToolSpec) -> str:
-    names = list(_properties(spec))
-    alone = len(names) == 1 and _properties(spec)[names[0]].get("type") == "string"
-    return f"<call>{spec.name} {names[0].upper() if alone else json.dumps(dict.fromkeys(names, '...'))}</call>"
+    alone = only_text(spec)
+    given = json.dumps(dict.fromkeys(_properties(spec), "...")) if alone is None else alone.upper()
+    return f"<call>{spec.name} {given}</call>"

@@ -39,8 +39,14 @@ def _outcomes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "rollout/success": _mean(trajectory.status.succeeded for trajectory in trajectories),
         "rollout/reward": _mean(rewards),
         "rollout/reward_std": _std(rewards),
-        **{f"reward/{name}": _mean(t.rewards[name] for t in trajectories if name in t.rewards) for name in names},
+        **{f"reward/{name}": _mean(_by_name(trajectories, name)) for name in names},
     }
+
+
+def _by_name(trajectories: Sequence[Trajectory], name: str) -> list[float]:
+    """A reward's values in the environments that have it: 0 where an episode never came to it, as to an answer."""
+    own = {trajectory.task.env for trajectory in trajectories if name in trajectory.rewards}
+    return [trajectory.rewards.get(name, 0.0) for trajectory in trajectories if trajectory.task.env in own]
 
 
 def _by_environment(trajectories: Sequence[Trajectory]) -> dict[str, float]:

@@ -138,13 +138,19 @@ def _unknown(name: str, tools: Iterable[str]) -> str:
     return f"There is no tool {name[:60]!r}. {mend}"
 
 
+def only_text(spec: ToolSpec) -> str | None:
+    """The name of a tool's only argument that must be given, if that is a text."""
+    properties, required = spec.parameters.get("properties", {}), spec.parameters.get("required", [])
+    names = required or list(properties)
+    is_text = len(names) == 1 and properties.get(names[0], {}).get("type") == "string"
+    return names[0] if is_text else None
+
+
 def _object(text: str, spec: ToolSpec) -> dict[str, Any]:
-    """The arguments. Of a tool that takes one text and nothing else, that text may stand alone."""
-    properties = spec.parameters.get("properties", {})
-    if len(properties) == 1 and not text.lstrip().startswith("{"):
-        ((name, schema),) = properties.items()
-        if schema.get("type") == "string":
-            return {name: text}
+    """The arguments. Of a tool that must be given one text and nothing else, that text may stand alone."""
+    name = only_text(spec)
+    if name is not None and not text.lstrip().startswith("{"):
+        return {name: text}
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:

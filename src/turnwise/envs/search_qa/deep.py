@@ -1,24 +1,17 @@
 """deep_search: the same corpus, several passages deep, with a rubric for what an answer is worth."""
 
-import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from turnwise.core.messages import Message, ToolCall
-from turnwise.envs.search_qa.env import SearchQA, graded
+from turnwise.core.messages import Message
+from turnwise.envs.rubrics import Rewards, judged, rubric_of
+from turnwise.envs.search_qa.env import LEAST_F1, SearchQA
 from turnwise.envs.text_env import Outcome
-from turnwise.rewards.parts.matching import ExactMatch
-from turnwise.rewards.rubric import Answered, Rubric
 from turnwise.tools.box import ToolHands
-from turnwise.tools.tool import ToolResult
-
-
-async def f1_part(answered: Answered) -> float:
-    """As search_qa grades: words that are partly right count from F1 0.3 on."""
-    return graded(answered.answer, str(answered.row["answer"]))
 
 
 class DeepSearch(SearchQA):
@@ -33,6 +26,11 @@ class DeepSearch(SearchQA):
         """Passages that an answer takes, at least."""
         max_tool_calls: Annotated[int, Field(ge=1)] = 8
         """Calls of an episode, at most."""
+        reward: Rewards = (
+            {"use": "exact_match", "weight": 0.5},
+            {"use": "f1", "at_least": LEAST_F1, "weight": 0.5},
+        )
+        """What an answer is worth: names, FILE.py:function, and tables such as {use = "judge", rubric = ...}."""
 
         @model_validator(mode="after")
         def _ordered(self) -> Self:
@@ -43,9 +41,8 @@ class DeepSearch(SearchQA):
     params: Params
 
     @classmethod
-    def make_rubric(cls, params: Any) -> Rubric:
-        """What an answer is judged by; where a judge is wished for, it is one more part."""
-        return Rubric(parts={"exact_match": ExactMatch(), "f1": f1_part}, weights={"exact_match": 0.5, "f1": 0.5})
+    def check(cls, params: Any) -> None:
+        rubric_of(params.reward)
 
     def hop_count(self, rng: random.Random) -> int:
         return rng.randint(self.params.fewest_hops, self.params.hops)
@@ -56,18 +53,7 @@ class DeepSearch(SearchQA):
         return {"answer": self.question.answer, "hops": len(self.question.way)}
 
     async def judge(self, action: str, said: Sequence[Message], hands: ToolHands) -> Outcome:
-        async def run_tool(name: str, arguments: Mapping[str, Any]) -> ToolResult:
-            return await hands.call(ToolCall(name=name, arguments=json.dumps(dict(arguments))))
-
-        rubric = self.make_rubric(self.params)
-        values = await rubric.score(
-            Answered(question=self.question.text, answer=action, row=self.row, messages=tuple(said), run_tool=run_tool)
+        outcome = await judged(
+            self.params.reward, question=self.question.text, answer=action, row=self.row, said=said, hands=hands
         )
-        right = self.is_right(action)
-        return Outcome(
-            text="Right." if right else self.correction,
-            reward=rubric.total(values),
-            over=True,
-            success=right,
-            parts=values,
-        )
+        return replace(outcome, text="Right." if outcome.success else self.correction)

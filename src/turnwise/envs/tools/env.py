@@ -19,13 +19,11 @@ from pydantic import Field
 from turnwise.core.errors import UserError
 from turnwise.core.messages import Message
 from turnwise.core.task import Split
-from turnwise.envs.functions import load_function
+from turnwise.envs.rubrics import Rewards, judged, rubric_of
 from turnwise.envs.seeds import split_of_state
 from turnwise.envs.text_env import Outcome
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.envs.tools.given import sources_of, tools_of
-from turnwise.rewards.making import make_rubric
-from turnwise.rewards.rubric import Answered, Rubric
 from turnwise.tools.box import ToolHands
 from turnwise.tools.tool import Tool, ToolSource
 
@@ -44,7 +42,7 @@ class Tools(ToolEnv):
         """A JSONL file of rows. The question is in `question`, `prompt`, `problem` or `input`."""
         tools: tuple[str | dict[str, Any], ...] = Field(min_length=1)
         """Each python, FILE.py:function, a table like {use = "search", index = FOLDER}, or {mcp = COMMAND or URL}."""
-        reward: str | tuple[str | dict[str, Any], ...]
+        reward: Rewards
         """FILE.py:function from the answer and its row to a number, a reward by name, or a list of tables: `use`."""
         success_at: float = 1.0
         """The first reward's value from which an answer counts as right."""
@@ -55,7 +53,7 @@ class Tools(ToolEnv):
     def check(cls, params: Any) -> None:
         tools_of(params.tools)
         sources_of(params.tools)
-        rubric_of(_key(params.reward))
+        rubric_of(params.reward)
 
     @classmethod
     def make_tools(cls, params: Any) -> Sequence[Tool]:
@@ -78,26 +76,18 @@ class Tools(ToolEnv):
         raise RuntimeError("answers are judged by awaiting: a ToolEnvRunner plays this environment")
 
     async def judge(self, action: str, said: Sequence[Message], hands: ToolHands) -> Outcome:
-        rubric = rubric_of(_key(self.params.reward))
-        answered = Answered(
-            question=question_of(self.row), answer=action, row=self.row, messages=tuple(said), run_tool=hands.run
+        return await judged(
+            self.params.reward,
+            question=question_of(self.row),
+            answer=action,
+            row=self.row,
+            said=said,
+            hands=hands,
+            success_at=self.params.success_at,
         )
-        values = await rubric.score(answered)
-        right = next(iter(values.values())) >= self.params.success_at
-        return Outcome(text="", reward=rubric.total(values), over=True, success=right, parts=values)
 
     def state_key(self) -> str:
         return question_of(self.row)
-
-
-def _key(reward: Any) -> str:
-    return json.dumps(reward)
-
-
-@lru_cache(maxsize=32)
-def rubric_of(reward: str) -> Rubric:
-    """Shared by all episodes, with what its judges remember and may spend."""
-    return make_rubric(json.loads(reward), lambda given: load_function(given, "env.params.reward"))
 
 
 def question_of(row: Row) -> str:

@@ -3,6 +3,9 @@
 import re
 import string
 from collections import Counter
+from typing import Annotated
+
+from pydantic import Field
 
 from turnwise.config.section import Section
 from turnwise.rewards.parts.texts import looked_at, references
@@ -46,7 +49,10 @@ class F1(Section):
 
     against: str = "answer"
     """The column with the accepted answer, or a list of them."""
+    at_least: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """A smaller share counts as none: single words are soon guessed."""
 
     async def __call__(self, answered: Answered) -> float:
         answer = looked_at(answered, "answer")
-        return max(f1(answer, each) for each in references(answered.row, self.against))
+        share = max(f1(answer, each) for each in references(answered.row, self.against))
+        return share if share >= self.at_least else 0.0

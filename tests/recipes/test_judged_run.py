@@ -1,0 +1,116 @@
+"""Whole runs whose rewards come from judges, whose tools come from servers, and whose keys stay where they are."""
+
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from judges_for_tests import JudgeServer, attempts, serving
+from mcp_ground_for_tests import RAW
+from runs_for_tests import printed, quiet, small
+from turnwise.core.errors import UserError
+from turnwise.recipes.run import train
+from turnwise.record.run_folder import RunFolder
+from turnwise.tools.search.building import build_index
+
+CANARY = "sk-canary-8d1f0c"
+
+
+@pytest.fixture
+def keyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", CANARY)
+    monkeypatch.setenv("SERVER_KEY", CANARY)
+
+
+def longest_wins(messages: list[dict[str, str]]) -> str:
+    """Scores for a whole group, by how much each said."""
+    said = attempts(messages)
+    return json.dumps({"scores": {str(place): min(10, len(text)) for place, text in enumerate(said, start=1)}})
+
+
+def judge_table(url: str, folder: Path, **options: Any) -> dict[str, Any]:
+    return {"model": "m", "rubric": "says much", "endpoint": url, "cache": str(folder / "verdicts"), **options}
+
+
+def steps_of(run: Path) -> list[dict[str, Any]]:
+    return [row for row in RunFolder.open(run).read_metrics() if "rollout/success" in row]
+
+
+def everything_under(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+@pytest.mark.usefixtures("keyed")
+def test_a_judge_of_groups_scores_a_run_and_its_key_is_nowhere(tmp_path: Path) -> None:
+    server, console = JudgeServer(longest_wins), quiet()
+    with serving(server) as url:
+        judges = (judge_table(url, tmp_path, mode="relative", weight=0.5, name="much"),)
+        train(small(tmp_path, reward__judges=judges, train__steps=2), console=console)
+    rows = steps_of(tmp_path / "run")
+    assert len(rows) == 2 and all(0 < row["reward/much"] <= 1 for row in rows)
+    assert rows[-1]["judge/calls"] == len(server.requests) > 0
+    assert set(server.keys) == {f"Bearer {CANARY}"}
+    assert CANARY.encode() not in everything_under(tmp_path)
+    assert CANARY not in printed(console)
+
+
+@pytest.mark.usefixtures("keyed")
+def test_a_budget_that_is_spent_stops_the_run_with_a_checkpoint(tmp_path: Path) -> None:
+    with serving(JudgeServer(longest_wins)) as url:
+        judges = (judge_table(url, tmp_path, mode="relative", max_calls=3),)
+        config = small(tmp_path, reward__judges=judges, train__steps=50, eval__every=0, checkpoint__every=100)
+        with pytest.raises(UserError, match="budget of 3 calls is spent"):
+            train(config, console=quiet())
+    done = len(steps_of(tmp_path / "run"))
+    assert 1 <= done < 50
+    assert (tmp_path / f"run/checkpoints/step_{done:06d}/model.safetensors").exists()
+
+
+def test_a_step_that_no_judge_judges_stops_the_run_and_is_not_trained_on(tmp_path: Path) -> None:
+    answers = iter([*[longest_wins] * 2, *[lambda messages: "no idea"] * 100])
+    with serving(JudgeServer(lambda messages: next(answers)(messages))) as url:
+        judges = (judge_table(url, tmp_path, mode="relative", asks=1, retries=0),)
+        config = small(tmp_path, reward__judges=judges, train__steps=50, rollout__groups=2, eval__every=0)
+        with pytest.raises(UserError, match=r"no group of this step could be scored .* --resume"):
+            train(config, console=quiet())
+    assert len(steps_of(tmp_path / "run")) < 50
+
+
+@pytest.mark.usefixtures("keyed")
+def test_a_run_with_every_kind_of_tool_and_a_rubric(tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text('def price(fruit: str) -> int:\n    """The price."""\n    return 3\n')
+    rows = [
+        {"question": f"Price {number}?", "answer": str(number % 3), "split": split}
+        for number, split in enumerate(["train", "validation", "test"] * 4)
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "notes.md").write_text("# Fruit\nA fig costs 2.\n")
+    build_index([tmp_path / "notes.md"], tmp_path / "index")
+    with sqlite3.connect(tmp_path / "shop.db") as shop:
+        shop.execute("CREATE TABLE fruit (name TEXT, price INTEGER)")
+    console = quiet()
+    with serving(JudgeServer(lambda messages: json.dumps({"score": 5}))) as url:
+        judge = {"use": "judge", "weight": 0.25, **judge_table(url, tmp_path)}
+        params = {
+            "tasks": str(tmp_path / "rows.jsonl"),
+            "style": "answer",
+            "max_turns": 2,
+            "tools": [
+                f"{tmp_path}/tools.py:price",
+                "python",
+                {"use": "search", "index": str(tmp_path / "index")},
+                {"use": "sql", "database": str(tmp_path / "shop.db")},
+                {"mcp": RAW, "shared": True, "env": {"KEY": "SERVER_KEY"}},
+            ],
+            "reward": ["exact_match", judge],
+        }
+        given = {"env__kind": "tools", "env__params": params, "rollout__max_tokens": 1024, "eval__episodes": 4}
+        train(small(tmp_path, **given, train__steps=2, rollout__max_new_tokens=20), console=console)
+    (first, _) = steps_of(tmp_path / "run")
+    assert {"reward/exact_match", "reward/judge", "reward/env"} <= first.keys()
+    assert 0 < first["reward/judge"] <= 0.5  # only answers are judged
+    assert first["reward/env"] == pytest.approx(first["reward/exact_match"] + 0.25 * first["reward/judge"], abs=1e-6)
+    assert CANARY.encode() not in everything_under(tmp_path)
+    assert CANARY not in printed(console)
