@@ -50,6 +50,8 @@ OPTIONAL = (
     "turnwise.models.head_kernel",
     "turnwise.envs.code_tests.judge",
     "turnwise.tools.python",
+    "turnwise.envs.tools.given",
+    "turnwise.rewards.making",
     "turnwise.tools.mcp.source",
     "turnwise.rewards.judge.endpoint",
     "turnwise.rewards.judge.local",
@@ -61,7 +63,8 @@ OPTIONAL = (
 
 `launch` and `head_kernel` stand for Triton, `judge` and `python` for the sandbox, which Linux alone has; `retrieval`
 and `opening` stand for bm25s, `dense` for torch and transformers, without which a lexical search starts at once;
-`source` for the SDK of MCP.
+`source` for the SDK of MCP; `endpoint` and `local` for an HTTP library and torch; `given` and `making` for all of those
+together, which a list of environments does not wait for.
 """
 
 PACKAGE = "turnwise"

@@ -190,8 +190,8 @@ def test_judges_of_a_recipe_have_names_and_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tables", "line"),
     [
-        ([{}], 'the reward "judge" lacks its option "model": give model = ...'),
-        ([{"model": "m", "rubric": "r", "mod": "x"}], 'the reward "judge" has no option "mod": did you mean "mode"?'),
+        ([{}], 'a judge lacks its option "model": give model = ...'),
+        ([{"model": "m", "rubric": "r", "mod": "x"}], 'a judge has no option "mod": did you mean "mode"?'),
         ([{"model": "m", "rubric": "r", "name": "env"}], 'two rewards are called "env"'),
         ([{"model": "m", "rubric": "r", "against": "gold"}], "leave out against and shows"),
         ([{"model": "m", "rubric": "r", "opponents": 3}], "opponents has no effect"),

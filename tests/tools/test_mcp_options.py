@@ -18,7 +18,7 @@ from turnwise.tools.mcp.content import told
 from turnwise.tools.mcp.factory import make_mcp
 from turnwise.tools.mcp.messages import read_lines, read_message
 from turnwise.tools.mcp.offers import McpTool, make_tools
-from turnwise.tools.mcp.options import McpOptions, find_server, read_options
+from turnwise.tools.mcp.options import McpOptions, find_server
 from turnwise.tools.mcp.said import Said
 from turnwise.tools.tool import ToolError, ToolResult, ToolRules
 
@@ -58,7 +58,7 @@ def test_a_mistake_is_one_line_that_tells_no_value(options: dict[str, Any], comp
 
 def test_keys_come_from_the_environment_and_are_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("K", " sk-canary \n")
-    options = read_options({"mcp": URL, "headers": {"authorization": "K", "X-Other": "K"}})
+    options = McpOptions.model_validate({"mcp": URL, "headers": {"authorization": "K", "X-Other": "K"}})
     server = find_server(options)
     assert server.headers == {"authorization": "Bearer sk-canary", "X-Other": "sk-canary"}
     assert "canary" not in repr(server) + repr(options) + options.model_dump_json()

@@ -38,7 +38,7 @@ def test_a_server_that_will_not_go_is_killed_with_all_that_it_started(tmp_path: 
             await hands("do", how="well")
             pids = pids_in(tmp_path / "pids")
             assert len(pids) == 2 and all(map(alive, pids))
-        assert all_gone(pids, within_s=0.0)
+        assert all_gone(pids, within_s=5.0)
 
     asyncio.run(run())
 
@@ -67,7 +67,7 @@ def test_an_event_loop_that_ends_takes_its_servers_along(tmp_path: Path, shared:
         assert not any(task.done() for task in episodes)
 
     asyncio.run(run())
-    assert all_gone(pids_in(tmp_path / "pids", lines=2), within_s=0.5)
+    assert all_gone(pids_in(tmp_path / "pids", lines=2), within_s=5.0)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_start_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
     began = time.monotonic()
     asyncio.run(run())
     assert time.monotonic() - began < 10.0
-    assert all_gone(pids_in(tmp_path / "pids"), within_s=0.5)
+    assert all_gone(pids_in(tmp_path / "pids"), within_s=5.0)
 
 
 @pytest.mark.parametrize(
@@ -182,4 +182,4 @@ def test_a_shared_source_serves_one_event_loop_after_the_other(tmp_path: Path) -
             return (await Hands(hands)("do", how="count")).text
 
     assert [asyncio.run(run()) for _ in range(2)] == ["1", "1"]
-    assert all_gone(pids_in(tmp_path / "pids", lines=2), within_s=0.5)
+    assert all_gone(pids_in(tmp_path / "pids", lines=2), within_s=5.0)

@@ -448,7 +448,7 @@ def test_wide_and_long_contents_of_the_users_own_can_be_read(tmp_path: Path) -> 
         ({"database": "FOLDER"}, "cannot read"),
         ({"database": "FILE", "max_rows": 0}, "max_rows"),
         ({"database": "FILE", "timeout_s": -1}, "timeout_s"),
-        ({"database": "FILE", "rows": 5}, "its options are database, max_rows, timeout_s"),
+        ({"database": "FILE", "rows": 5}, 'no option "rows": did you mean "max_rows"'),
     ],
 )
 def test_wrong_options_get_one_clear_line(file: Path, options: dict[str, Any], said: str) -> None:

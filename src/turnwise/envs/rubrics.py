@@ -8,7 +8,6 @@ from typing import Any
 from turnwise.core.messages import Message
 from turnwise.envs.functions import load_function
 from turnwise.envs.text_env import Outcome
-from turnwise.rewards.making import make_rubric
 from turnwise.rewards.rubric import Answered, Rubric
 from turnwise.tools.box import ToolHands
 
@@ -23,6 +22,8 @@ def rubric_of(reward: Rewards) -> Rubric:
 
 @lru_cache(maxsize=32)
 def _made(reward: str) -> Rubric:
+    from turnwise.rewards.making import make_rubric
+
     return make_rubric(json.loads(reward), lambda given: load_function(given, "env.params.reward"))
 
 

@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from turnwise.config.options import read_options
 from turnwise.core.errors import UserError
 from turnwise.core.protocols import GroupReward
 from turnwise.rewards.judge.benches import bench_for
 from turnwise.rewards.judge.groups import GroupJudge
 from turnwise.rewards.judge.settings import JudgeSettings
 from turnwise.rewards.judge.transcript import Decode
-from turnwise.rewards.making import read_name, read_options, read_weight
+from turnwise.rewards.making import read_name, read_weight
 from turnwise.rewards.scoring import ENV, FORMAT
 
 USE = "judge"
@@ -37,7 +38,7 @@ def make_judges(given: Sequence[Mapping[str, Any]], decode: Decode, taken: Seque
     weights: dict[str, float] = {}
     for table in given:
         options = {key: value for key, value in table.items() if key not in ("name", "weight")}
-        settings: JudgeSettings = read_options(JudgeSettings, options, USE)
+        settings: JudgeSettings = read_options(JudgeSettings, options, "a judge")
         if settings.against or settings.shows != "answer":
             raise UserError("a judge of groups sees whole episodes and no rows: leave out against and shows")
         name = read_name(table, USE)

@@ -9,9 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pydantic import ValidationError
-
-from turnwise.config.section import Section
+from turnwise.config.options import read_options
 from turnwise.core.errors import UserError
 from turnwise.core.names import nearest
 from turnwise.rewards.judge.benches import bench_for
@@ -38,8 +36,6 @@ PARTS: dict[str, type[Any]] = {
 }
 ABOUT = ("use", "name", "weight")
 """What a table says besides the options of a part."""
-SECRETS = ("key", "api_key", "token", "secret", "password")
-"""Options that nobody has, since a recipe is saved and shown."""
 
 Load = Callable[[str], Callable[..., Any]]
 """FILE.py:function -> the function."""
@@ -94,28 +90,10 @@ def _part(use: str, options: Mapping[str, Any], load: Load) -> Part:
         return from_answers(load(use), use)
     if use not in PARTS:
         raise UserError(f'no reward "{use}":{nearest(use, PARTS)} (or give FILE.py:function)')
-    part: Part = read_options(PARTS[use], options, use)
+    part: Part = read_options(PARTS[use], options, f'the reward "{use}"')
     if isinstance(part, Judge):
         bench_for(part)  # a key or a folder that is missing is told before anything starts
     return part
-
-
-def read_options(kind: type[Section], options: Mapping[str, Any], use: str) -> Any:
-    """The part with these options; a UserError in one line, which never shows what was given for them."""
-    known = list(kind.model_fields)
-    try:
-        return kind.model_validate(dict(options))
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-    name = ".".join(map(str, first["loc"]))
-    if first["type"] == "extra_forbidden":
-        if name.lower() in SECRETS:
-            raise UserError(f'the reward "{use}" takes no "{name}": recipes are saved; name its variable with key_env')
-        raise UserError(f'the reward "{use}" has no option "{name}":{nearest(name, known)}')
-    if first["type"] == "missing":
-        raise UserError(f'the reward "{use}" lacks its option "{name}": give {name} = ...')
-    what = str(first["ctx"]["error"]) if first["type"] == "value_error" else first["msg"]
-    raise UserError(f'the reward "{use}"{f", {name}" if name else ""}: {what[:1].lower()}{what[1:]}')
 
 
 def from_answers(function: Callable[..., Any], use: str) -> Part:

@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from turnwise.config.numbers import Positive
+from turnwise.config.options import read_options
 from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.tools.function import from_function, tool
 from turnwise.tools.sql_query import Schema, SqlLimits, run_query, schema_of
@@ -36,7 +37,7 @@ class SqlOptions(BaseModel):
 
 def make_sql(options: Mapping[str, Any]) -> Tool:
     """A database that cannot be read is the user's to mend, before anything starts."""
-    checked = _checked(options)
+    checked = read_options(SqlOptions, options, "the tool sql")
     database = checked.database.expanduser()
     limits = SqlLimits(timeout_s=checked.timeout_s, max_rows=checked.max_rows)
 
@@ -46,16 +47,6 @@ def make_sql(options: Mapping[str, Any]) -> Tool:
 
     sql.__doc__ = f"Runs a query on a SQLite database, read-only. Tables: {_tables(_schema(database))}"
     return from_function(sql)
-
-
-def _checked(options: Mapping[str, Any]) -> SqlOptions:
-    try:
-        return SqlOptions.model_validate(dict(options))
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(map(str, first["loc"]))
-        known = ", ".join(SqlOptions.model_fields)
-        raise UserError(f"the tool sql: {name}: {first['msg']} (its options are {known})") from error
 
 
 def _schema(database: Path) -> Schema:

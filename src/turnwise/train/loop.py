@@ -206,7 +206,7 @@ class Loop:
         clock: Clock,
     ) -> dict[str, Any]:
         rolled, captured_s = rollout_metrics(gathered.groups), self.engine.capture_s
-        if number == 1 and rolled["rollout/length_stops"] > MANY_CUT:
+        if number == 1 and rolled.get("rollout/length_stops", 0.0) > MANY_CUT:
             share = f"{100 * rolled['rollout/length_stops']:.0f} %"
             self.progress.note(f"{share} of turns were cut at rollout.max_new_tokens: raise it to let them finish")
         row = {

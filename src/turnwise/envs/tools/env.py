@@ -23,7 +23,6 @@ from turnwise.envs.rubrics import Rewards, judged, rubric_of
 from turnwise.envs.seeds import split_of_state
 from turnwise.envs.text_env import Outcome
 from turnwise.envs.tool_env import ToolEnv
-from turnwise.envs.tools.given import sources_of, tools_of
 from turnwise.tools.box import ToolHands
 from turnwise.tools.tool import Tool, ToolSource
 
@@ -51,16 +50,20 @@ class Tools(ToolEnv):
 
     @classmethod
     def check(cls, params: Any) -> None:
-        tools_of(params.tools)
-        sources_of(params.tools)
+        cls.make_tools(params)
+        cls.make_sources(params)
         rubric_of(params.reward)
 
     @classmethod
     def make_tools(cls, params: Any) -> Sequence[Tool]:
+        from turnwise.envs.tools.given import tools_of
+
         return tools_of(params.tools)
 
     @classmethod
     def make_sources(cls, params: Any) -> Sequence[ToolSource]:
+        from turnwise.envs.tools.given import sources_of
+
         return sources_of(params.tools)
 
     @classmethod

@@ -3,14 +3,15 @@
 from collections.abc import Mapping
 from typing import Any
 
+from turnwise.config.options import read_options
 from turnwise.core.errors import UserError
-from turnwise.tools.mcp.options import read_options
+from turnwise.tools.mcp.options import McpOptions
 from turnwise.tools.tool import ToolSource
 
 
 def make_mcp(options: Mapping[str, Any]) -> ToolSource:
     """`options`: those of `McpOptions`. A UserError says what is wrong with them, or what to install."""
-    checked = read_options(options)
+    checked = read_options(McpOptions, options, "an MCP server")
     try:
         from turnwise.tools.mcp.source import McpSource
     except ImportError as error:

@@ -7,14 +7,13 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from turnwise.config.numbers import Positive
 from turnwise.core.errors import UserError
-from turnwise.core.names import nearest
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NamesOfVariables = dict[str, str]
@@ -73,18 +72,6 @@ class Server:
         for secret in self.secrets:
             text = text.replace(secret, "***")
         return text
-
-
-def read_options(options: Mapping[str, Any]) -> McpOptions:
-    """Neither this nor its errors say what a value was: somebody may have written a key where its name belongs."""
-    try:
-        return McpOptions.model_validate(dict(options))
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-    name = ".".join(map(str, first["loc"]))
-    if first["type"] == "extra_forbidden":
-        raise UserError(f"an MCP server has no option {name}:{nearest(name, McpOptions.model_fields)}") from None
-    raise UserError(f"the option {name} of an MCP server: {first['msg']}") from None
 
 
 def find_server(options: McpOptions) -> Server:

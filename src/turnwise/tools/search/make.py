@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
+from turnwise.config.options import read_options
 from turnwise.core.errors import UserError
-from turnwise.core.names import nearest
 from turnwise.tools.search.hits import Searcher
 from turnwise.tools.search.limits import MOST_HITS
 from turnwise.tools.search.manifest import Mode
@@ -32,10 +32,7 @@ class SearchOptions(BaseModel):
 
 def make_search(options: Mapping[str, Any]) -> Tool:
     """Opens the index, or finds the server; what is wrong with the options is one line."""
-    try:
-        given = SearchOptions.model_validate(dict(options))
-    except ValidationError as error:
-        raise UserError(_complaint(error)) from error
+    given = read_options(SearchOptions, options, "the tool search")
     top, chooses = given.top or TOP, given.top is None
     return SearchTool(_searcher(given), top=top, chooses_top=chooses)
 
@@ -52,11 +49,3 @@ def _searcher(given: SearchOptions) -> Searcher:
     if given.mode is not None:
         raise UserError("the tool search: the server at a url has its own mode; leave mode out, or start it so")
     return open_url(given.url or "", given.key_env)
-
-
-def _complaint(error: ValidationError) -> str:
-    first = error.errors()[0]
-    name = ".".join(map(str, first["loc"]))
-    if first["type"] == "extra_forbidden":
-        return f"the tool search has no option {name}:{nearest(name, SearchOptions.model_fields)}"
-    return f"the tool search: {name} = {first['input']!r}: {first['msg']}"
