@@ -2,9 +2,9 @@
 
     python benchmarks/tool_learning.py --out runs/tools [--seeds 0,1,2] [--picture docs/curves/tools.svg] [-- SETTINGS]
 
-Runs with a reward for the right call (`env.params.call_reward`) and runs with the outcome alone, all else equal. Useful
-calls are those that ask for the person in question. Every run is one process with one thread; a finished one is not run
-again.
+Runs with a reward for the right call (`env.params.call_reward`), runs with the outcome alone, and runs with that reward
+where a fifth of all calls break through no fault of the agent's; all else equal. Useful calls are those that ask for
+the person in question. Every run is one process with one thread; a finished one is not run again.
 """
 
 import argparse
@@ -18,7 +18,12 @@ from rich.console import Console
 from rich.table import Table
 from runs import summary, train, training_rows
 
-REWARDS = {"process reward": 0.5, "outcome alone": 0.0}
+FAULTY = f"{Path(__file__).parent / 'faulty_lookup.py'}:FaultyLookup"
+CASES = {
+    "process reward": ["--env.params.call_reward=0.5"],
+    "outcome alone": ["--env.params.call_reward=0"],
+    "faults": ["--env.params.call_reward=0.5", f"--env.kind={FAULTY}"],
+}
 GOAL = 0.9
 ASKED = ("Room of ", "?")
 
@@ -32,20 +37,21 @@ def main() -> None:
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     seeds = [int(seed) for seed in given.seeds.split(",")]
-    found = {name: [run(given, name.split()[0], reward, seed) for seed in seeds] for name, reward in REWARDS.items()}
-    Console().print(table_of(found))
+    found = {name: [run(given, name, seed) for seed in seeds] for name in CASES}
+    Console(width=150).print(table_of(found))
     if given.picture:
         given.picture.write_text(picture_of(found))
 
 
-def run(given: argparse.Namespace, name: str, reward: float, seed: int) -> dict[str, Any]:
-    own = [f"--env.params.call_reward={reward}", f"--seed={seed}", "--record.trajectories=1"]
-    folder = train("lookup", given.out, f"{name}-{seed}", [*own, *given.settings])
+def run(given: argparse.Namespace, name: str, seed: int) -> dict[str, Any]:
+    own = [*CASES[name], f"--seed={seed}", "--record.trajectories=1"]
+    folder = train("lookup", given.out, f"{name.split()[0]}-{seed}", [*own, *given.settings])
     rows = training_rows(folder)
     return summary(folder) | {
         "success": [row["rollout/success"] for row in rows],
         "episodes": [row["rollout/episodes"] for row in rows],
         "useful": list(useful_calls(folder)),
+        "broken": sum(row.get("rollout/infra_errors", 0.0) for row in rows),
     }
 
 
@@ -72,7 +78,14 @@ def episodes_to(success: list[float], episodes: list[float], goal: float = GOAL)
 
 def table_of(found: dict[str, list[dict[str, Any]]]) -> Table:
     table = Table(title="lookup, tiny: 256 held-out tasks at temperature 0.5")
-    for column in ("reward", "before", "after, by seed", "useful calls, first to last step", f"episodes to {GOAL:.0%}"):
+    for column in (
+        "reward",
+        "before",
+        "after, by seed",
+        "useful calls, first to last step",
+        f"episodes to {GOAL:.0%}",
+        "episodes run again",
+    ):
         table.add_column(column, justify="left" if column == "reward" else "right")
     for name, runs in found.items():
         table.add_row(
@@ -81,6 +94,7 @@ def table_of(found: dict[str, list[dict[str, Any]]]) -> Table:
             "  ".join(f"{each['success_after']:.1%}" for each in runs),
             "  ".join(f"{each['useful'][0]:.0%} to {each['useful'][-1]:.0%}" for each in runs),
             "  ".join(episodes_to(each["success"], each["episodes"]) for each in runs),
+            "  ".join(f"{each['broken']:,.0f}" for each in runs),
         )
     return table
 
@@ -97,7 +111,7 @@ def picture_of(found: dict[str, list[dict[str, Any]]]) -> str:
         for name, runs in found.items()
     ]
     return small_multiples(
-        "lookup with tiny: a line a seed, training episodes", panels, Grid(columns=2, width=300, height=120)
+        "lookup with tiny: a line a seed, training episodes", panels, Grid(columns=len(CASES), width=220, height=110)
     )
 
 

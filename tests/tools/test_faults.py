@@ -5,11 +5,14 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from turnwise.core.protocols import Sampling
+from turnwise.core.errors import InfrastructureFailure
+from turnwise.core.protocols import Observation, Sampling
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Status
 from turnwise.engine.scripted import ScriptedPolicy
 from turnwise.envs.kind import EnvKind
+from turnwise.envs.registry import load
+from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.text_env import Outcome, lost, won
 from turnwise.envs.tool_env import Style, ToolEnv
@@ -20,6 +23,7 @@ from turnwise.rollout.context import FullHistory
 from turnwise.rollout.limits import Limits
 from turnwise.tools.function import from_function, tool
 from turnwise.tools.tool import Tool
+from turnwise.train.demonstrating import played, solution
 
 FAULTS = random.Random(0)
 RATE = [0.0]
@@ -99,3 +103,29 @@ def test_with_a_fifth_of_the_calls_broken_every_member_is_there_once_and_none_is
     assert said == [
         [[turn.action_ids for turn in each.turns] for each in group.trajectories] for group in with_faults.groups
     ]
+
+
+def test_demonstrations_are_played_again_where_a_tool_breaks_and_every_world_is_closed() -> None:
+    made: list[TextEnvRunner] = []
+    closed: list[TextEnvRunner] = []
+
+    class Watched(TextEnvRunner):
+        async def close(self) -> None:
+            closed.append(self)
+
+        async def start(self) -> Observation:
+            made.append(self)
+            if len(made) < 3:
+                raise InfrastructureFailure("the server is gone")
+            return await super().start()
+
+    kind = load("bandit")
+    task = Task(env="bandit", seed=seed_for("train", 0), params=kind.check_params({}))
+
+    def make(attempt: int) -> TextEnvRunner:
+        assert attempt == len(made)
+        return Watched(kind.make(task, attempt=attempt).env, random.Random(0))
+
+    exchanges, result = asyncio.run(played(make, lambda: solution(think=False)))
+    assert result.success and len(exchanges) == 1
+    assert made == closed and len(made) == 3

@@ -1,10 +1,11 @@
 """Episodes played by a script: at random for the warm-up of tiny, by the solver for demonstrations."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from turnwise.core.chance import address
-from turnwise.core.errors import UserError
+from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.core.messages import assistant
 from turnwise.core.protocols import StepResult
 from turnwise.core.task import Task
@@ -14,6 +15,8 @@ from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.seeds import RANGE, seed_for
 from turnwise.envs.text_env import TextEnv
 
+ATTEMPTS = 10
+"""At an episode that something breaks which is not the player."""
 PATIENCE = 20
 """Tries for each success that is asked for, at most."""
 
@@ -21,8 +24,23 @@ Script = Callable[[TextEnv, str], str]
 """(the environment, what it said last) -> the answer."""
 
 
-async def played(env: TextEnvRunner, script: Script) -> tuple[list[Exchange], StepResult]:
-    """A whole episode, and how it ended."""
+async def played(
+    make: Callable[[int], TextEnvRunner], make_script: Callable[[], Script]
+) -> tuple[list[Exchange], StepResult]:
+    """A whole episode, and how it ended; `make` takes the attempt. One that a tool broke is played again."""
+    last = InfrastructureFailure("no attempt was made")
+    for attempt in range(ATTEMPTS):
+        env = make(attempt)
+        try:
+            return await _episode(env, make_script())
+        except InfrastructureFailure as failure:
+            last = failure
+        finally:
+            await env.close()
+    raise last
+
+
+async def _episode(env: TextEnvRunner, script: Script) -> tuple[list[Exchange], StepResult]:
     observation = await env.start()
     exchanges, messages = list[Exchange](), observation.messages
     while True:
@@ -30,9 +48,12 @@ async def played(env: TextEnvRunner, script: Script) -> tuple[list[Exchange], St
         exchanges.append(Exchange(messages=messages, answer=answer))
         result = await env.step(assistant(answer))
         if result.over:
-            await env.close()
             return exchanges, result
         messages = result.messages
+
+
+def _made(kind: EnvKind, task: Task, attempt: int) -> TextEnvRunner:
+    return kind.make(task, attempt=attempt)
 
 
 def solution(think: bool) -> Script:
@@ -66,7 +87,7 @@ async def solved(
         kind, params = worlds[number % len(worlds)]
         index = address("demonstration", seed, number) % RANGE
         task = Task(env=kind.name, params=params, seed=seed_for("train", index))
-        exchanges, result = await played(kind.make(task), solution(think))
+        exchanges, result = await played(partial(_made, kind, task), partial(solution, think))
         if result.success:
             found.append(exchanges)
         show(len(found), count)

@@ -28,7 +28,7 @@ from turnwise.models.loading import LoadedModel
 from turnwise.models.saving import write_model, written_aside
 from turnwise.models.tiny import TINY_VERSION
 from turnwise.render.renderer import Renderer
-from turnwise.train.demonstrating import played
+from turnwise.train.demonstrating import Script, played
 from turnwise.train.optimizer import Optimizer, OptimizerSettings, Schedule
 from turnwise.train.sampled import sampled_logprobs
 
@@ -105,9 +105,13 @@ def _turn_of(worlds: Worlds, number: int) -> tuple[EnvKind, dict[str, Any]]:
 async def random_episode(kind: EnvKind, params: dict[str, Any], renderer: Renderer, seed: int, number: int) -> Sample:
     """One episode of random legal answers as a sample; its mask is 1 on the answers and their ends."""
     index = address("warmup", seed, number // PLAYS_A_START) % RANGE
-    env = kind.make(Task(env=kind.name, params=params, seed=seed_for("train", index)), member=number)
-    rng = stream("warmup answers", seed, number)
-    exchanges, _ = await played(env, lambda env, said: env.random_answer(rng) or format_only(rng, said))
+    task = Task(env=kind.name, params=params, seed=seed_for("train", index))
+
+    def script() -> Script:
+        rng = stream("warmup answers", seed, number)
+        return lambda env, said: env.random_answer(rng) or format_only(rng, said)
+
+    exchanges, _ = await played(lambda attempt: kind.make(task, number, attempt), script)
     return demonstration_sample(number, exchanges, renderer)
 
 
