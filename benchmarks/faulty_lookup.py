@@ -1,5 +1,6 @@
 """`lookup` whose tool breaks in a fifth of all calls, not by the agent's fault: env.kind for tool_learning.py."""
 
+import os
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +10,8 @@ from turnwise.envs.lookup.env import room as sound_room
 from turnwise.tools.function import from_function, tool
 from turnwise.tools.tool import Tool, ToolResult
 
-SHARE = 0.2
+SHARE = float(os.environ.get("FAULTS", "0.2"))
+"""Of the calls; FAULTS=0 for the same tasks and the same luck without any."""
 LUCK = random.Random(0)
 
 

@@ -1,3 +1,6 @@
+import pytest
+
+from turnwise.core.errors import UserError
 from turnwise.core.task import Task
 from turnwise.envs.play import play
 from turnwise.envs.registry import load
@@ -59,3 +62,28 @@ def test_losing_is_said():
     high = solution("bandit", 0)
     won, text = played([low[high]], name="bandit", seed=0)
     assert not won and text.endswith("Lost. Total reward 0.1.")
+
+
+def test_a_block_of_several_lines_is_one_answer():
+    _, hints = played(["hint"], name="math_code", level=1)
+    block = hints.split("hint: ")[1].split("\nYou left.")[0].splitlines()
+    assert block[0] == "```python" and block[-1] == "```"
+    _, text = played(block, name="math_code", level=1)
+    assert "turn 1 of 6: reward 0\n" in text and "invalid" not in text
+
+
+def test_tools_are_told_where_a_models_template_would_tell_them():
+    _, text = played(["q"], name="search_qa")
+    assert "tool search(query)" in text and "<tool_call>" in text
+
+
+def test_what_breaks_is_one_line(tmp_path):
+    (tmp_path / "own.py").write_text(
+        'def broken(x: str) -> str:\n    """Breaks."""\n    raise RuntimeError("gone")\n\n\n'
+        "def score(answer, row):\n    return 1\n"
+    )
+    (tmp_path / "rows.jsonl").write_text('{"question": "?", "split": "train"}\n')
+    own = {"tasks": str(tmp_path / "rows.jsonl"), "style": "answer"}
+    own |= {"tools": [f"{tmp_path}/own.py:broken"], "reward": f"{tmp_path}/own.py:score"}
+    with pytest.raises(UserError, match="the tool broken: RuntimeError: gone, 3 times"):
+        played(["<call>broken x</call>"], name="tools", seed=0, **own)

@@ -248,6 +248,7 @@ def test_tables_of_tasks_may_stand_beside_the_kind(own: dict[str, Any]) -> None:
         ({"tools": [{"mcp": "no-such-command-anywhere"}]}, "no-such-command-anywhere"),
         ({"reward": [{"use": "exact"}]}, "exact_match"),
         ({"reward": [{"use": "exact_match"}, {"use": "exact_match"}]}, "name"),
+        ({"reward": [{"use": "exact_match", "against": "nowhere"}]}, 'column "nowhere", which row 1 lacks'),
     ],
 )
 def test_what_cannot_be_used_is_told_before_anything_starts(
@@ -328,3 +329,35 @@ def test_the_sandbox_is_a_tool_by_name(own: dict[str, Any]) -> None:
         return [each.messages[0].content for each in said]
 
     assert asyncio.run(ask())[1] == "42"
+
+
+HALF = """
+def score(answer, row):
+    return 0.5 if answer == row["gold"] else 0.25
+"""
+
+
+@pytest.mark.parametrize(("success_at", "right"), [(0.5, True), (0.51, False), (0.2, True)])
+def test_an_answer_is_right_from_the_value_that_the_recipe_says(
+    own: dict[str, Any], tmp_path: Path, success_at: float, right: bool
+) -> None:
+    (tmp_path / "half.py").write_text(HALF)
+    given = own | {"reward": f"{tmp_path}/half.py:score", "success_at": success_at}
+    kind = load("tools")
+
+    async def end() -> StepResult:
+        env = kind.make(Task(env="tools", seed=seed_for("train", 0), params=kind.check_params(given)))
+        await env.start()
+        result = await env.step(assistant("<answer>sunny</answer>"))
+        await env.close()
+        return result
+
+    result = asyncio.run(end())
+    assert result.success is right and result.reward == 0.5 and result.info["rewards"] == {"score": 0.5}
+
+
+def test_a_split_that_there_is_not_is_told_with_its_line(own: dict[str, Any], tmp_path: Path) -> None:
+    rows = [{"question": "a?", "split": "train"}, {"question": "b?", "split": "val"}]
+    (tmp_path / "split.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(UserError, match=r"line 2: split is 'val': say train, validation, test"):
+        worlds_of(build({"env": {"kind": "tools", **own, "tasks": str(tmp_path / "split.jsonl")}}))

@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,6 +8,8 @@ from turnwise.core.errors import UserError
 from turnwise.recipes.checks import check
 from turnwise.recipes.configure import configure
 from turnwise.recipes.presets import recipe_names
+from turnwise.rewards.judge.benches import bench_for, counted, take_up
+from turnwise.rewards.judge.settings import JudgeSettings
 
 
 def refused(**settings: Any) -> str:
@@ -52,3 +55,36 @@ def test_training_on_truncated_samples_is_refused(key: str, value: float) -> Non
     with pytest.raises(UserError, match="log-probabilities of another distribution"):
         build({}, [(key, value)])
     build({}, [(key.replace("rollout", "eval"), value)])
+
+
+JUDGE = {"model": "m", "rubric": "r", "endpoint": "http://127.0.0.1:1/v1"}
+
+
+@pytest.mark.parametrize("mode", ["relative", "pairwise", "absolute"])
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"algo__advantage": "gae", "rollout__group_size": 1, "rollout__groups": 64}, "rollout.group_size is 1: raise"),
+        ({"algo__advantage": "remax"}, "algo.advantage remax scores a greedy member alone"),
+    ],
+)
+def test_judges_that_compare_need_somebody_to_compare_with(
+    mode: str, settings: dict[str, Any], complaint: str, tmp_path: Path
+) -> None:
+    settings = settings | {"reward__judges": ({**JUDGE, "cache": str(tmp_path), "mode": mode},)}
+    if mode == "absolute":
+        check(build({}, [(name.replace("__", "."), value) for name, value in settings.items()]))
+    else:
+        assert complaint in refused(**settings)
+
+
+def test_each_run_of_a_process_has_a_budget_of_its_own(tmp_path: Path) -> None:
+    judge = {**JUDGE, "cache": str(tmp_path)}
+    config = build({}, [("reward.judges", (judge,))])
+    check(config)
+    used = bench_for(JudgeSettings(**judge))
+    used.counts.calls = 10_000
+    take_up({"another": {"calls": 5}})
+    check(config)
+    fresh = bench_for(JudgeSettings(**judge))
+    assert fresh is not used and fresh.counts.calls == 0 and "another" not in counted()

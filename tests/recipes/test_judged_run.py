@@ -58,13 +58,17 @@ def test_a_judge_of_groups_scores_a_run_and_its_key_is_nowhere(tmp_path: Path) -
 
 @pytest.mark.usefixtures("keyed")
 def test_a_budget_that_is_spent_stops_the_run_with_a_checkpoint(tmp_path: Path) -> None:
-    with serving(JudgeServer(longest_wins)) as url:
+    server = JudgeServer(longest_wins)
+    with serving(server) as url:
         judges = (judge_table(url, tmp_path, mode="relative", max_calls=3),)
         config = small(tmp_path, reward__judges=judges, train__steps=50, eval__every=0, checkpoint__every=100)
-        with pytest.raises(UserError, match="budget of 3 calls is spent"):
+        with pytest.raises(UserError, match=r"budget of 3 calls is spent: raise its max_calls; .* --from RUN --model"):
             train(config, console=quiet())
-    done = len(steps_of(tmp_path / "run"))
-    assert 1 <= done < 50
+        done = len(steps_of(tmp_path / "run"))
+        assert 1 <= done < 50 and len(server.requests) == 3
+        with pytest.raises(UserError, match="budget of 3 calls is spent"):
+            train(config, resume=True, console=quiet())
+        assert len(server.requests) == 3, "what was spent stays spent"
     assert (tmp_path / f"run/checkpoints/step_{done:06d}/model.safetensors").exists()
 
 
@@ -91,7 +95,8 @@ def test_a_run_with_every_kind_of_tool_and_a_rubric(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "shop.db") as shop:
         shop.execute("CREATE TABLE fruit (name TEXT, price INTEGER)")
     console = quiet()
-    with serving(JudgeServer(lambda messages: json.dumps({"score": 5}))) as url:
+    server = JudgeServer(lambda messages: json.dumps({"score": 5}))
+    with serving(server) as url:
         judge = {"use": "judge", "weight": 0.25, **judge_table(url, tmp_path)}
         params = {
             "tasks": str(tmp_path / "rows.jsonl"),
@@ -108,6 +113,7 @@ def test_a_run_with_every_kind_of_tool_and_a_rubric(tmp_path: Path) -> None:
         }
         given = {"env__kind": "tools", "env__params": params, "rollout__max_tokens": 1024, "eval__episodes": 4}
         train(small(tmp_path, **given, train__steps=2, rollout__max_new_tokens=20), console=console)
+    assert 0 < len(server.requests) <= 2 * 8 + 3 * 4, "nobody pays for the warm-up"
     (first, _) = steps_of(tmp_path / "run")
     assert {"reward/exact_match", "reward/judge", "reward/env"} <= first.keys()
     assert 0 < first["reward/judge"] <= 0.5  # only answers are judged

@@ -89,3 +89,24 @@ def test_exactly_one_thing_is_started_from() -> None:
     for given in ({}, {"target": "bandit", "start_from": "x"}, {"start_from": "x", "resume": "x"}):
         with pytest.raises(UserError, match="give one of RECIPE, --from RUN and --resume RUN"):
             configure(**given)
+
+
+def test_files_of_rewards_and_judges_are_looked_for_beside_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, elsewhere = tmp_path / "own/own.toml", tmp_path / "elsewhere"
+    own.parent.mkdir()
+    elsewhere.mkdir()
+    own.write_text(
+        '[env]\nkind = "bandit"\n[reward]\nfunctions = ["mine.py:kind"]\n[[reward.judges]]\nmodel = "m"\n'
+        'rubric = "writes notes.jsonl"\nkey_file = "key"\ncache = "kept"\n[[reward.judges]]\nmodel = "m"\n'
+        'rubric = "r"\nname = "two"\ncache = ""\n'
+    )
+    monkeypatch.chdir(elsewhere)
+    reward = configure(str(own)).reward
+    assert reward.functions == (f"{tmp_path}/own/mine.py:kind",)
+    first, second = reward.judges
+    assert (first["key_file"], first["cache"]) == (f"{tmp_path}/own/key", f"{tmp_path}/own/kept")
+    assert first["rubric"] == "writes notes.jsonl" and second["cache"] == "", "the rest is words"
+    typed = configure("bandit", overrides=[("reward.functions", '["mine.py:kind"]')]).reward
+    assert typed.functions == (f"{elsewhere}/mine.py:kind",)

@@ -345,3 +345,13 @@ def test_a_prefix_is_given_and_not_sampled(template: str) -> None:
     assert plain.decode(said[span.start : span.end]).startswith("Left")
     with pytest.raises(UserError, match="does not begin with"):
         given.answer("Left")
+
+
+def test_marks_in_the_description_of_a_tool_are_plain_text() -> None:
+    tokenizer, renderer = case("chatml")
+    mark = tokenizer.convert_tokens_to_ids("<think>")
+    said = ToolSpec(name="t", description="Say <think> now.", parameters={"type": "object", "properties": {}})
+    meek = ToolSpec(name="t", description="Say nothing now.", parameters={"type": "object", "properties": {}})
+    ids, others = (renderer.start([user("Go.")], tools=(spec,)) for spec in (said, meek))
+    assert ids.count(mark) == others.count(mark)
+    assert "Say <think> now." in renderer.decode(ids)

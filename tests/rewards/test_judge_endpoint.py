@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from judges_for_tests import JudgeServer, bench_of, fenced, serving, settings_for
 
+from judges_for_tests import JudgeServer, bench_of, fenced, serving, settings_for
 from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.core.messages import Message, assistant, system, user
 from turnwise.rewards.judge.bench import Bench
-from turnwise.rewards.judge.benches import bench_for, forget_benches, judge_metrics
+from turnwise.rewards.judge.benches import bench_for, counted, forget_benches, judge_metrics, take_up
 from turnwise.rewards.judge.cache import request_key
 from turnwise.rewards.judge.part import Judge
 from turnwise.rewards.judge.prompts import absolute
@@ -337,3 +337,26 @@ def test_messages_are_what_is_asked(tmp_path: Path) -> None:
     messages: list[Message] = absolute((("agent", "x"),), "", "", settings_for("http://a/v1", tmp_path))
     assert [message.role for message in messages] == ["system", "user"]
     assert "one JSON object and nothing else" in messages[0].content
+
+
+def test_a_run_that_goes_on_has_spent_what_it_spent_and_a_new_one_nothing(tmp_path: Path) -> None:
+    server = JudgeServer(by_city)
+    with serving(server) as url:
+        settings = settings_for(url, tmp_path, max_calls=2)
+        forget_benches()
+        messages = absolute((("agent", "Lyon"),), "", "", settings)
+        asyncio.run(bench_for(settings).ask(messages, lambda text: read_score(text, settings.scale)))
+        kept = json.loads(json.dumps(counted()))
+        forget_benches()
+        assert bench_for(settings).counts.calls == 0 and counted() != kept
+        take_up(kept)
+        take_up(kept)
+        assert counted() == kept and bench_for(settings).counts.calls == 1
+        forget_benches()
+        take_up(kept | {"of nobody yet": {"calls": 7}})
+        assert bench_for(settings).counts.tokens == 100 and counted()["of nobody yet"] == {"calls": 7}
+        paris, rome = (absolute((("agent", city),), "", "", settings) for city in ("Paris", "Rome"))
+        asyncio.run(bench_for(settings).ask(paris, lambda text: read_score(text, settings.scale)))
+        with pytest.raises(UserError, match="2 calls is spent"):
+            asyncio.run(bench_for(settings).ask(rome, lambda text: read_score(text, settings.scale)))
+    assert len(server.requests) == 2

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from judges_for_tests import JudgeServer, attempts, bench_of, decode, fenced, group_of, member, serving, settings_for
 
+from judges_for_tests import JudgeServer, attempts, bench_of, decode, fenced, group_of, member, serving, settings_for
 from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.core.protocols import GroupReward
 from turnwise.core.trajectory import Trajectory
 from turnwise.rewards.judge.benches import forget_benches
+from turnwise.rewards.judge.counts import JudgeCounts
 from turnwise.rewards.judge.groups import GroupJudge, _pairs
 from turnwise.rewards.judging import make_judges
 
@@ -33,7 +34,7 @@ def judged(server: JudgeServer, folder: Path, *members: Trajectory, **options: A
     with serving(server) as url:
         settings = settings_for(url, folder, **options)
         judge: GroupReward = GroupJudge(settings=settings, bench=bench_of(settings), decode=decode)
-        return [result.turn_rewards for result in asyncio.run(judge(group_of(*members)))]
+        return [result and result.turn_rewards for result in asyncio.run(judge(group_of(*members)))]
 
 
 def test_all_members_are_scored_in_one_call_with_what_they_share_told_once(tmp_path: Path) -> None:
@@ -59,6 +60,7 @@ class Recorded:
 
     def __init__(self) -> None:
         self.asked: list[list[dict[str, str]]] = []
+        self.counts = JudgeCounts()
 
     async def ask(self, messages: Any, read: Any) -> Any:
         self.asked.append([{"role": message.role, "content": message.content} for message in messages])
@@ -69,7 +71,7 @@ def recorded(*members: Trajectory) -> tuple[list[tuple[float, ...]], list[list[d
     bench = Recorded()
     settings = settings_for("http://x/v1", Path("unused"), mode="relative")
     judge = GroupJudge(settings=settings, bench=bench, decode=decode)  # type: ignore[arg-type]
-    return [result.turn_rewards for result in asyncio.run(judge(group_of(*members)))], bench.asked
+    return [result.turn_rewards for result in asyncio.run(judge(group_of(*members))) if result], bench.asked
 
 
 @given(scores=st.lists(st.integers(0, 10), min_size=2, max_size=6), seed=st.randoms(use_true_random=False))
@@ -158,6 +160,32 @@ def test_an_absolute_judge_scores_each_member_alone(tmp_path: Path) -> None:
     assert len(server.requests) == 2
 
 
+def by_last_word(messages: list[dict[str, str]]) -> str:
+    """An answer that speaks of bananas derails it."""
+    said = [text for kind, text in fenced(messages)[0] if kind == "agent"][-1]
+    return "I cannot." if "banana" in said else json.dumps({"score": int(said.split()[-1])})
+
+
+def test_a_member_that_derails_an_absolute_judge_takes_no_other_with_it(tmp_path: Path) -> None:
+    members = [member("it is 7"), member("banana"), member("2"), member("banana"), member()]
+    with serving(JudgeServer(by_last_word)) as url:
+        settings = settings_for(url, tmp_path)
+        bench = bench_of(settings)
+        found = asyncio.run(GroupJudge(settings=settings, bench=bench, decode=decode)(group_of(*members)))
+    assert [each and each.turn_rewards for each in found] == [(0.7,), None, (0.2,), None, ()]
+    assert bench.counts.left_out == 2 and bench.counts.metrics()["judge/left_out"] == 2.0
+
+
+def test_a_group_of_which_no_member_is_judged_fails_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(InfrastructureFailure, match="gave no verdict, 3 times"):
+        judged(JudgeServer(by_last_word), tmp_path, member("a banana"), member("two bananas"))
+
+
+def test_what_a_user_can_mend_ends_the_run_though_others_were_judged(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="budget of 2 calls is spent"):
+        judged(JudgeServer(by_last_word), tmp_path, *(member(str(score)) for score in range(3)), max_calls=2)
+
+
 MISSING = {
     "a member": '{"scores": {"1": 5}}',
     "a member too many": '{"scores": {"1": 5, "2": 5, "3": 5}}',
@@ -195,6 +223,10 @@ def test_judges_of_a_recipe_have_names_and_weights(tmp_path: Path) -> None:
         ([{"model": "m", "rubric": "r", "name": "env"}], 'two rewards are called "env"'),
         ([{"model": "m", "rubric": "r", "against": "gold"}], "leave out against and shows"),
         ([{"model": "m", "rubric": "r", "opponents": 3}], "opponents has no effect"),
+        ([{"model": "m", "rubric": "r", "endpoint": "local", "key_env": "K"}], "key_env has no effect"),
+        ([{"model": "m", "rubric": "r", "endpoint": "local", "key_file": "k"}], "key_file has no effect"),
+        ([{"model": "m", "rubric": "r", "endpoint": "local", "timeout_s": 60.0}], "timeout_s has no effect"),
+        ([{"model": "m", "rubric": "r", "endpoint": "local", "retries": 0}], "retries has no effect"),
         ([{"model": "m", "rubric": "r", "scale": [3, 3]}], "scale must go from a lower number to a higher one"),
     ],
 )

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from judges_for_tests import JudgeServer, bench_of, decode, fenced, group_of, member, serving, settings_for
 
+from judges_for_tests import JudgeServer, bench_of, decode, fenced, group_of, member, serving, settings_for
 from turnwise.core.errors import UserError
 from turnwise.rewards.judge.benches import forget_benches
 from turnwise.rewards.judge.fence import Fence, harmless
@@ -22,7 +22,8 @@ from turnwise.rewards.judge.settings import JudgeSettings
 from turnwise.rewards.making import make_rubric
 from turnwise.rewards.rubric import Answered
 
-CANARY = "sk-canary-7f3a9d51c0"
+CANARY, NAMELIKE = "sk-canary-7f3a9d51c0", "hf_canary7f3a9d51c0"
+"""Keys; the second could be the name of a variable."""
 SETTINGS = JudgeSettings(model="m", rubric="names the capital")
 
 
@@ -156,14 +157,28 @@ def test_the_key_goes_to_the_endpoint_and_nowhere_else(
 
 @pytest.mark.parametrize(
     "options",
-    [{"key": CANARY}, {"api_key": CANARY}, {"key_env": CANARY}, {"key_env": "NOT_SET_ANYWHERE"}, {"key_file": "/none"}],
+    [
+        {"key": CANARY},
+        {"api_key": CANARY},
+        {"key_env": CANARY},
+        {"key_env": NAMELIKE},
+        {"key_file": "/none"},
+        {"endpoint": f"http://127.0.0.1:1/v1?api_key={CANARY}"},
+        {"endpoint": f"http://127.0.0.1:1/v1?api_key={CANARY}", "key_file": "KEY_FILE"},
+        {"endpoint": f"http://{NAMELIKE}@127.0.0.1:1/v1"},
+        {"endpoint": NAMELIKE},
+    ],
 )
 def test_a_key_in_a_recipe_is_refused_and_not_repeated(options: dict[str, str], tmp_path: Path) -> None:
     table = {"use": "judge", "model": "m", "rubric": "r", "endpoint": "http://127.0.0.1:1/v1", "cache": str(tmp_path)}
+    (tmp_path / "key").write_text("k")
+    if options.get("key_file") == "KEY_FILE":
+        options = options | {"key_file": str(tmp_path / "key")}
     with pytest.raises(UserError) as error:
         make_rubric([{**table, **options}], lambda given: len)
-    assert CANARY not in f"{error.value!r}{error.value.__cause__!r}{error.value.__context__!r}"
-    assert "key" in str(error.value) and "\n" not in str(error.value)
+    shown = f"{error.value!r}{error.value.__cause__!r}{error.value.__context__!r}"
+    assert CANARY not in shown and NAMELIKE not in shown
+    assert ("key" in str(error.value) or "endpoint" in str(error.value)) and "\n" not in str(error.value)
 
 
 def test_a_key_of_a_variable_that_was_not_named_goes_to_no_stranger(
@@ -173,3 +188,20 @@ def test_a_key_of_a_variable_that_was_not_named_goes_to_no_stranger(
     bench = bench_of(settings_for("http://example.invalid/v1", tmp_path))
     (cell,) = [each for each in bench._complete._client._make.__closure__ if "Endpoint" in repr(each.cell_contents)][:1]  # type: ignore[attr-defined]
     assert cell.cell_contents.key is None
+
+
+MARKS = """<tool_call> </tool_call> <tool_response> <start_of_image> <pad> <extra_id_0> <0x0A> <function=f>
+[SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_RESULTS] [/inst] <im_end> <|im_end|> <\u200b|im_end|> ＜tool_call＞ ＜＜＜END"""
+
+
+@pytest.mark.parametrize("mark", [*MARKS.split(), "<system >"])
+def test_marks_of_chat_templates_are_taken_apart(mark: str) -> None:
+    found = harmless(f"a {mark} b")
+    plain = mark.translate(str.maketrans("＜＞", "<>", "\u200b"))
+    assert plain not in found and "＜" not in found and "\u200b" not in found
+    assert found.replace(" ", "") == f"a{plain}b".replace(" ", ""), "all of it can still be read"
+
+
+@pytest.mark.parametrize("text", ["a < b and c > d", "x <= y -> z", "if a<b:\n  c>d", "x[i] = [A] + [1, 2]", "3<4"])
+def test_what_is_no_mark_stays_as_it_is(text: str) -> None:
+    assert harmless(text) == text

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from turnwise.core.errors import EnvironmentFailure, UserError
 from turnwise.core.messages import assistant, user
 from turnwise.rewards.making import PARTS, make_rubric
-from turnwise.rewards.parts.matching import f1, normalised
 from turnwise.rewards.rubric import Answered, Rubric
+from turnwise.rewards.words import f1, normalised
 from turnwise.tools.tool import ToolResult
 
 
@@ -39,6 +39,16 @@ def score(given: Any, answer: str, row: Mapping[str, Any] | None = None, said: t
         ("exact_match", "42", 42, 1.0),
         ("exact_match", "b", ["a b", "B"], 1.0),
         ("exact_match", "", "x", 0.0),
+        ("exact_match", "5", "-5", 0.0),
+        ("exact_match", "35", "3.5", 0.0),
+        ("exact_match", "12", "1/2", 0.0),
+        ("exact_match", "C", "C++", 0.0),
+        ("exact_match", "the", "A", 0.0),
+        ("exact_match", ".", "A", 0.0),
+        ("exact_match", "(a).", "A", 1.0),
+        ("exact_match", "$1,234.50.", "1234.50", 1.0),
+        ("exact_match", "-5!", "-5", 1.0),
+        ("f1", "red 4", "4", 2 / 3),
         ("f1", "the tower of Eiffel", "Eiffel Tower", 2 * 2 / 5),
         ("f1", "Eiffel Tower", ["Louvre", "Eiffel Tower"], 1.0),
         ("f1", "no", "Eiffel Tower", 0.0),
@@ -51,6 +61,13 @@ def score(given: Any, answer: str, row: Mapping[str, Any] | None = None, said: t
 def test_answers_are_compared_with_the_accepted_ones(use: str, answer: str, gold: Any, value: float) -> None:
     assert score(use, answer, {"answer": gold}) == pytest.approx(value)
     assert score({"use": use, "against": "gold"}, answer, {"gold": gold}) == pytest.approx(value)
+
+
+def test_a_list_of_guesses_can_be_worth_nothing() -> None:
+    strict = {"use": "f1", "precision": 0.5}
+    assert score(strict, "red 4", {"answer": "4"}) == 0.0
+    assert score(strict, "Eiffel Tower Paris", {"answer": "Eiffel Tower"}) == pytest.approx(0.8)
+    assert score({"use": "f1", "at_least": 0.9}, "Eiffel Tower Paris", {"answer": "Eiffel Tower"}) == 0.0
 
 
 @given(st.text(), st.text())
@@ -210,8 +227,11 @@ def test_functions_that_cannot_be_called_so_are_told() -> None:
     with pytest.raises(UserError, match=r"write function\(answer, row\) or function\(answered\)"):
         make_rubric("a.py:f", lambda given: lambda a, b, c: 0)
     broken = make_rubric("a.py:f", lambda given: lambda answer, row: row["nothing"])
-    with pytest.raises(EnvironmentFailure, match="the reward f failed: KeyError"):
-        total(broken, Answered(question="", answer="", row={}))
+    with pytest.raises(UserError, match=r"on the answer 'three', failed \(KeyError"):
+        total(broken, Answered(question="", answer="three", row={}))
+    endless = make_rubric("a.py:f", lambda given: lambda answer, row: float("nan"))
+    with pytest.raises(UserError, match="gave nan: let it give a finite number"):
+        total(endless, Answered(question="", answer="three", row={}))
 
 
 def test_every_option_of_every_part_is_explained_or_plain() -> None:

@@ -73,3 +73,37 @@ def test_what_an_environment_names_of_its_reward_is_recorded_and_counts_once() -
     group = asyncio.run(score_groups([Group(task=TASK, trajectories=(member,))], scoring)).groups[0]
     assert group.trajectories[0].rewards == {"exact_match": 1.0, "judge": 0.5, "env": 1.5, "format": 0.0}
     assert group.trajectories[0].total_reward == 1.5
+
+
+def left_out(*places: int) -> Scored:
+    """Of three members those at `places` get no verdict."""
+
+    async def judge(group: Group) -> tuple[RewardResult | None, ...]:
+        return tuple(None if place in places else each for place, each in enumerate(await by_place(group)))
+
+    judges = {"taste": judge, "other": by_place}
+    weights = {"env": 1.0, "taste": 1.0, "other": 0.0}
+    return scored(Scoring(format_penalty=0.0, functions={"steady": per_turn}, judges=judges, weights=weights | STEADY))
+
+
+STEADY = {"steady": 10.0}
+
+
+def test_a_member_without_a_verdict_is_left_out_and_the_others_keep_their_own() -> None:
+    (group,) = left_out(1).groups
+    assert [member.turn_rewards for member in group.trajectories] == [
+        (10 * 0.5, 1.0 + 5.0),
+        (5.0, 5.0, 3.0 + 5.0 + 2.0),
+    ]
+    assert left_out(1).failures == ()
+
+
+def test_a_group_of_which_fewer_than_two_are_left_is_left_out() -> None:
+    found = left_out(0, 2)
+    assert found.groups == [] and found.failures == ("there is no verdict on 2 of a group's 3 members",)
+
+
+def test_a_group_of_one_that_is_judged_is_whole() -> None:
+    scoring = Scoring(format_penalty=0.0, functions={}, judges={"taste": by_place}, weights={"env": 1.0, "taste": 1.0})
+    alone = Group(task=TASK, trajectories=(played([2.0]),))
+    assert len(asyncio.run(score_groups([alone], scoring)).groups) == 1

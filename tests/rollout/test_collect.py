@@ -1,4 +1,5 @@
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -90,12 +91,16 @@ def test_a_failed_member_is_run_again_and_counted(broken: str, error: type[Excep
 
 
 @pytest.mark.parametrize("broken", ["start", "step", "close"])
-def test_failures_of_infrastructure_are_run_again_and_counted_apart(broken: str) -> None:
+def test_failures_of_infrastructure_are_run_again_with_the_same_luck_and_counted_apart(broken: str) -> None:
+    made: Counter[tuple[int, int, int]] = Counter()
+
     def make(task: Task, member: int, attempt: int) -> Env:
-        return OneTurn(member, broken if attempt == 0 else "", InfrastructureFailure)
+        made[task.seed, member, attempt] += 1
+        return OneTurn(member, broken if made[task.seed, member, attempt] == 1 else "", InfrastructureFailure)
 
     collected = collect(collector(make), group_size=2)
-    assert members(collected) == [[(0, 1), (1, 1)]] * 2
+    assert members(collected) == [[(0, 0), (1, 0)]] * 2
+    assert set(made.values()) == {2} and all(attempt == 0 for _, _, attempt in made)
     assert collected.counts == {"infra_errors": 4}
 
 
@@ -243,17 +248,18 @@ def test_a_finished_episode_is_replaced_at_once_and_nobody_waits_for_the_slowest
     assert asyncio.run(scenario()) == [1, 2, 3, 4, 5, 6]
 
 
-def test_one_stuck_environment_is_cut_and_the_others_are_as_ever() -> None:
-    def make(task: Task, member: int, attempt: int) -> Env:
-        return Counted(asyncio.Event().wait if member == 1 else lambda: asyncio.sleep(0))
+def test_one_stuck_environment_is_run_again_and_the_others_are_as_ever() -> None:
+    made: Counter[int] = Counter()
 
-    (group,) = collect(collector(make, timeout_s=0.2), TASKS[:1]).groups
-    assert [each.status for each in group.trajectories] == [
-        Status.FAILED,
-        Status.TRUNCATED_TIME,
-        Status.FAILED,
-        Status.FAILED,
-    ]
+    def make(task: Task, member: int, attempt: int) -> Env:
+        made[member] += 1
+        return Counted(asyncio.Event().wait if (member, made[member]) == (1, 1) else lambda: asyncio.sleep(0))
+
+    collected = collect(collector(make, timeout_s=0.2), TASKS[:1])
+    (group,) = collected.groups
+    assert [each.status for each in group.trajectories] == [Status.FAILED] * 4
+    assert made == {0: 1, 1: 2, 2: 1, 3: 1}
+    assert collected.counts == {"infra_errors": 1}
     assert Counted.live == 0
 
 
@@ -288,3 +294,9 @@ def test_stopping_is_not_held_up_by_an_environment_that_fails_to_close() -> None
     with pytest.raises(TimeoutError):
         asyncio.run(asyncio.wait_for(scenario(), timeout=10))
     assert made == [0, 0, 0, 0]
+
+
+def test_groups_of_one_task_in_a_step_have_members_of_their_own() -> None:
+    """Few tasks and many groups: equal numbers would be equal luck, and the same episodes once more."""
+    collected = collect(collector(lambda task, member, attempt: OneTurn(member)), [*TASKS, TASKS[0], TASKS[0]], 2)
+    assert [[member for member, _ in group] for group in members(collected)] == [[0, 1], [0, 1], [2, 3], [4, 5]]

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from episodes_for_tests import context, end_id, key_of, limits, renderer, says, spoken, task_of
+from turnwise.core.errors import InfrastructureFailure
 from turnwise.core.messages import Message, system, user
 from turnwise.core.protocols import Completion, Env, Observation, Sampling, Session, StepResult
 from turnwise.core.trajectory import Status, Stop, Trajectory
@@ -136,14 +137,29 @@ def test_a_prompt_over_the_limit_is_truncated_before_the_first_turn() -> None:
 
 
 @pytest.mark.parametrize("hangs_at", [0, 2])
-def test_an_environment_that_hangs_is_cut_in_time_and_the_turns_so_far_are_kept(hangs_at: int) -> None:
+def test_an_environment_that_hangs_has_failed_in_time_and_is_not_the_agents_doing(hangs_at: int) -> None:
     began = time.perf_counter()
-    trajectory, _ = play(TalkingEnv(hangs_at), says("hi"), limits(timeout_s=0.1))
+    with pytest.raises(InfrastructureFailure, match=r"rollout\.timeout_s 0\.1"):
+        play(TalkingEnv(hangs_at), says("hi"), limits(timeout_s=0.1))
     assert time.perf_counter() - began < 5
-    assert trajectory.status is Status.TRUNCATED_TIME
-    assert trajectory.status.cut_short
-    assert len(trajectory.turns) == max(0, hangs_at - 1)
-    assert all(turn.reward == 1.0 for turn in trajectory.turns)
+
+
+def test_an_agent_that_hangs_later_is_cut_and_the_turns_so_far_are_kept() -> None:
+    class SoonStuck:
+        def __init__(self) -> None:
+            self.turns = 0
+
+        async def generate(self, ids: Sequence[int], sampling: Sampling, restart: bool = False) -> Completion:
+            self.turns += 1
+            if self.turns > 2:
+                await asyncio.Event().wait()
+            ids = tuple(spoken("hi"))
+            return Completion(ids=ids, logprobs=(0.0,) * len(ids), stop=Stop.EOS, temperature=1.0)
+
+    bounds = limits(timeout_s=0.1)
+    trajectory = asyncio.run(run_episode(key_of(LAKE), TalkingEnv(), SoonStuck(), context(), bounds))
+    assert trajectory.status is Status.TRUNCATED_TIME and trajectory.status.cut_short
+    assert [turn.reward for turn in trajectory.turns] == [1.0, 1.0]
 
 
 def test_an_agent_that_hangs_is_cut_in_time_too() -> None:

@@ -169,19 +169,22 @@ def test_a_match_that_always_breaks_is_given_up_on_both_sides() -> None:
     assert collected.counts == {"env_errors": 3, "members_given_up": 2}
 
 
-def test_a_side_that_is_out_of_time_or_tokens_leaves_its_partner_a_whole_game() -> None:
+def test_a_match_that_hangs_is_run_again_on_both_sides() -> None:
     def make(task: Task, member: int, attempt: int) -> tuple[Env, Env]:
         first, second = make_seats(task, member, attempt)
-        return Breaks(first, "hangs"), second
+        made.append(member)
+        return (Breaks(first, "hangs") if len(made) == 1 else first), second
 
+    made: list[int] = []
     tasks = source(both=True).training(0, 2)
     timed = collector(Recorder().policy, make=make, limits=replace(limits(), timeout_s=0.3))
-    ours, theirs = (group.trajectories[0] for group in collect(timed, tasks, group_size=1).groups)
-    assert ours.status is Status.TRUNCATED_TIME and theirs.status in (
-        Status.TRUNCATED_TIME,
-        Status.FAILED,
-        Status.SUCCEEDED,
-    )
+    collected = collect(timed, tasks, group_size=1)
+    assert [len(group.trajectories) for group in collected.groups] == [1, 1] and len(made) == 2
+    assert collected.counts == {"infra_errors": 1}
+
+
+def test_a_side_that_is_out_of_tokens_leaves_its_partner_a_whole_game() -> None:
+    tasks = source(both=True).training(0, 2)
 
     def wordy(key: EpisodeKey, turn: int, ids: list[int]) -> Sequence[int]:
         free = [cell for cell in board_in(ids) if cell.isdigit()]

@@ -122,9 +122,8 @@ def test_demonstrations_are_played_again_where_a_tool_breaks_and_every_world_is_
     kind = load("bandit")
     task = Task(env="bandit", seed=seed_for("train", 0), params=kind.check_params({}))
 
-    def make(attempt: int) -> TextEnvRunner:
-        assert attempt == len(made)
-        return Watched(kind.make(task, attempt=attempt).env, random.Random(0))
+    def make() -> TextEnvRunner:
+        return Watched(kind.make(task).env, random.Random(0))
 
     exchanges, result = asyncio.run(played(make, lambda: solution(think=False)))
     assert result.success and len(exchanges) == 1

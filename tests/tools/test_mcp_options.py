@@ -44,8 +44,10 @@ SECRET = "sk-canary-typed-into-a-recipe"
         ({"mcp": "cat", "max_output": [SECRET]}, "max_output"),
         ({"mcp": URL, "env": {"A": "B"}}, "env is for servers that a command starts"),
         ({"mcp": URL, "headers": {"Authorization": f"Bearer {SECRET}"}}, "must be the name"),
-        ({"mcp": f"https://me:{SECRET}@host/mcp"}, "the URL holds a password"),
-        ({"mcp": "http:///mcp"}, "names no host"),
+        ({"mcp": URL, "headers": {"X-Key": "sk_canary"}}, "names an environment variable that is not set"),
+        ({"mcp": f"https://me:{SECRET}@host/mcp"}, "mcp holds a password"),
+        ({"mcp": f"{URL}?api_key={SECRET}"}, "mcp holds a key behind its ?"),
+        ({"mcp": f"http:///mcp?token={SECRET}"}, "mcp must be a URL such as http://HOST:PORT/mcp"),
         ({}, "mcp"),
     ],
 )
@@ -53,7 +55,13 @@ def test_a_mistake_is_one_line_that_tells_no_value(options: dict[str, Any], comp
     with pytest.raises(UserError) as error:
         make_mcp(options)
     assert complaint in str(error.value) and "\n" not in str(error.value)
-    assert SECRET not in str(error.value)
+    assert SECRET not in str(error.value) and "sk_canary" not in str(error.value)
+
+
+def test_a_servers_query_is_sent_and_not_shown() -> None:
+    server = find_server(McpOptions(mcp=f"{URL}?profile=sk-canary"))
+    assert server.url == f"{URL}?profile=sk-canary"
+    assert "canary" not in repr(server) + server.label
 
 
 def test_keys_come_from_the_environment_and_are_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from turnwise.core.messages import Message
 from turnwise.core.trajectory import Stop
 from turnwise.models.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
+from turnwise.tools.box import ToolBox
 from turnwise.tools.search.batching import Batcher, Broken
 from turnwise.tools.search.hits import Hit
 from turnwise.tools.search.index import in_memory, open_index
@@ -262,13 +263,23 @@ def test_the_tool_is_made_from_options(tmp_path: Path) -> None:
         ({"index": "x", "top": 0}, "top: input should be greater"),
         ({"index": "x", "mode": "magic"}, "mode: input should be"),
         ({"index": "x", "key_env": "K"}, "key_env is for a url"),
-        ({"url": "ftp://x"}, "must be an address"),
+        ({"url": "ftp://x"}, "url must be a URL such as"),
         ({"url": "http://me:secret@x"}, "holds a password"),
         ({"url": "http://127.0.0.1:1", "mode": "dense"}, "has its own mode"),
-        ({"url": "http://127.0.0.1:1", "key_env": "NO_SUCH_VARIABLE"}, "export NO_SUCH_VARIABLE=KEY"),
+        ({"url": "http://127.0.0.1:1/?api_key=secret"}, "holds a key behind its"),
+        ({"url": "http://127.0.0.1:1", "key_env": "hf_secret"}, "the variable that key_env names is not set"),
+        ({"url": "http://127.0.0.1:1", "key_env": "sk-proj-secret"}, "key_env: .*no name of a variable"),
+        ({"index": "x", "name": "two words"}, "name: "),
     ],
 )
 def test_wrong_options_are_one_line(options: dict[str, object], said: str) -> None:
     with pytest.raises(UserError, match=said) as caught:
         make_search(options)
     assert "\n" not in str(caught.value) and "secret" not in str(caught.value)
+
+
+def test_two_indexes_are_two_tools_by_their_names(tmp_path: Path) -> None:
+    folder = str(make_index(tmp_path))
+    tools = [make_search({"index": folder}), make_search({"index": folder, "name": "archive"})]
+    assert [tool.spec.name for tool in tools] == ["search", "archive"]
+    assert set(ToolBox(tools).tools) == {"search", "archive"}

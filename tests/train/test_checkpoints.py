@@ -202,6 +202,17 @@ def test_a_state_that_is_something_else_is_damaged(tmp_path: Path, text: str) ->
         read_state(tmp_path)
 
 
+def test_a_state_from_before_there_were_judges_is_whole_and_what_they_spent_comes_back(tmp_path: Path) -> None:
+    spent = {"5d41": {"calls": 3, "seconds": 0.1}}
+    for judges in ({}, spent):
+        checkpoints_module._write_state(tmp_path, State(step=1, best_success=None, skipped_steps=0, judges=judges))
+        assert read_state(tmp_path).judges == judges
+        (tmp_path / "state.json").unlink()
+    old = {"step": 1, "best_success": None, "skipped_steps": 0, "files": {}}
+    (tmp_path / "state.json").write_text(json.dumps({**old, "digest": checkpoints_module._digest_of(old)}))
+    assert read_state(tmp_path) == State(step=1, best_success=None, skipped_steps=0)
+
+
 def test_no_checkpoint_yet_is_said_as_such(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no checkpoint yet"):
         last_checkpoint(tmp_path / "checkpoints")

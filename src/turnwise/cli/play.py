@@ -22,7 +22,7 @@ def play(environment: Annotated[str, Parameter(name="ENV")], /, *, seed: int = 0
     Parameters
     ----------
     environment
-        A built-in environment, or FILE.py:Class; `turnwise envs` lists them.
+        A recipe, FILE.toml with settings of your own, an environment (`turnwise envs` lists them), or FILE.py:Class.
     seed
         Which of its training tasks, from 0.
     """

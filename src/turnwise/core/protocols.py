@@ -102,6 +102,6 @@ class Reward(Protocol):
 
 
 class GroupReward(Protocol):
-    """A reward that compares the members of a group; one result a member."""
+    """A reward that compares the members of a group; one result a member, None for one that cannot be judged."""
 
-    async def __call__(self, group: Group) -> tuple[RewardResult, ...]: ...
+    async def __call__(self, group: Group) -> tuple[RewardResult | None, ...]: ...

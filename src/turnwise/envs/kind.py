@@ -1,10 +1,13 @@
 """A kind of environment: its class, with parameters checked and random streams addressed."""
 
+import ast
 import difflib
 import inspect
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from itertools import pairwise
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -55,12 +58,13 @@ class EnvKind:
 
     def parameters(self) -> tuple[Parameter, ...]:
         """All parameters, for a list that a person reads."""
+        meanings = _meanings(settings_of(self.cls))
         return tuple(
             Parameter(
                 name=name,
                 type=inspect.formatannotation(field.annotation).removeprefix("typing."),
                 default=_default(field),
-                meaning=field.description or "",
+                meaning=field.description or meanings.get(name, ""),
             )
             for name, field in settings_of(self.cls).model_fields.items()
         )
@@ -111,6 +115,26 @@ class EnvKind:
             return f"env.params.{name} is missing: {self.name} needs {', '.join(self.asks_for)}"
         where = f"env.params.{name}" if name else "env.params"
         return f"{where}: {first['msg'].removeprefix('Value error, ')} (got {first['input']!r})"
+
+
+def _meanings(settings: type[BaseModel]) -> dict[str, str]:
+    """The docstrings under the parameters, read when somebody asks: pydantic would read all sources at every start."""
+    found: dict[str, str] = {}
+    for cls in reversed(settings.__mro__):
+        with suppress(OSError, TypeError, SyntaxError):  # made in a program, or without its source
+            body = ast.parse(inspect.cleandoc("\n" + inspect.getsource(cls))).body[0]
+            if isinstance(body, ast.ClassDef):
+                found |= _docstrings(body)
+    return found
+
+
+def _docstrings(body: ast.ClassDef) -> dict[str, str]:
+    return {
+        field.target.id: inspect.cleandoc(text.value.value)
+        for field, text in pairwise(body.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+    }
 
 
 def _default(field: FieldInfo) -> str:

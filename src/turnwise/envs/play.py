@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
+from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
 from turnwise.core.messages import assistant
 from turnwise.core.protocols import StepResult
 from turnwise.core.task import Task
@@ -16,13 +17,31 @@ Write = Callable[[str], None]
 
 def play(kind: EnvKind, task: Task, read_line: ReadLine, write: Write) -> bool:
     """Plays one episode and says whether it was won. `q` or the end of input leaves, `hint` asks the solver."""
-    return asyncio.run(_play(kind.make(task), read_line, write))
+    return asyncio.run(_closed(kind.make(task), read_line, write))
+
+
+async def _closed(runner: TextEnvRunner, read_line: ReadLine, write: Write) -> bool:
+    """What breaks is told in one line; servers and sandboxes end either way."""
+    try:
+        return await _play(runner, read_line, write)
+    except (EnvironmentFailure, InfrastructureFailure) as failure:
+        raise UserError(str(failure)) from failure
+    finally:
+        await runner.close()
 
 
 async def _play(runner: TextEnvRunner, read_line: ReadLine, write: Write) -> bool:
-    for message in (await runner.start()).messages:
+    opening = await runner.start()
+    for message in opening.messages:
         write(message.content + "\n")
-    write(f"Type actions (several with {SEPARATOR} between them), hint, or q.")
+    for spec in opening.tools:  # a model reads them in the words of its chat template
+        write(f"tool {spec.name}({', '.join(spec.parameters.get('properties', {}))}): {spec.description}")
+    if opening.tools:
+        write(
+            'call: <tool_call>{"name": "NAME", "arguments": {"ARGUMENT": "..."}}</tool_call>, or as params.style says\n'
+        )
+    several = f"actions (several with {SEPARATOR} between them)" if runner.env.max_actions_per_turn > 1 else "an action"
+    write(f"Type {several}, hint, or q.")
     total, turn = 0.0, 0
     while True:
         text = _next_answer(runner, read_line, write)
@@ -50,8 +69,21 @@ def _next_answer(runner: TextEnvRunner, read_line: ReadLine, write: Write) -> st
             return None
         if line == "hint":
             write(_hint(runner))
+        elif line.startswith("```"):
+            return _block(line, read_line)
         elif line:
             return line if "<answer>" in line else f"<answer>{line}</answer>"
+
+
+def _block(first: str, read_line: ReadLine) -> str | None:
+    """A fenced block, to the line that closes it."""
+    lines = [first]
+    while len(lines) == 1 or lines[-1].strip() != "```":
+        try:
+            lines.append(read_line())
+        except EOFError:
+            return None
+    return "\n".join(lines)
 
 
 def _hint(runner: TextEnvRunner) -> str:

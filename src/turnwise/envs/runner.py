@@ -62,7 +62,7 @@ class TextEnvRunner:
         """A start state of the task's split, where states have one."""
         for _ in range(TRIES):
             observation = _text(self.env.reset(self._start_rng), "reset")
-            if not self.env.splits_starts or self.env.split in (None, split_of_state(self.env.state_key())):
+            if not self.env.splits_starts or self.env.split in (None, split_of_state(self.env.start_key())):
                 return observation
         raise UserError(f"so small a world has no start state for the {self.env.split} split: make it larger")
 

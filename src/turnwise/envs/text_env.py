@@ -60,7 +60,7 @@ def goes_on(text: str = "", reward: float = 0.0) -> Outcome:
 class StrictParams(BaseModel):
     """An unknown or later changed parameter is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 class TextEnv(ABC):
@@ -85,7 +85,7 @@ class TextEnv(ABC):
     rng: random.Random
     """What the environment draws after `reset`: a stream of the member's own."""
     splits_starts: bool = False
-    """True: every start state belongs to one split, by its `state_key()`, and `reset` is called until one does.
+    """True: every start state belongs to one split, by its `start_key()`, and `reset` is called until one does.
 
     For worlds of so few start states that seeds of different splits would meet; it makes them anew at every call."""
     index: int = 0
@@ -147,6 +147,10 @@ class TextEnv(ABC):
     def state_key(self) -> str | None:
         """Equal for equal states, so that turns that met the same state can be compared."""
         return None
+
+    def start_key(self) -> str | None:
+        """Of the start state, for `splits_starts`: equal for start states so alike that one gives the other away."""
+        return self.state_key()
 
     @property
     def invalid_reward(self) -> float:

@@ -71,8 +71,9 @@ class ToolEnv(TextEnv):
             return "Code in a block is run, and you see what it prints:\n" + write_call("python", PROGRAM, "python")
         if self.params.style != "answer":
             return ""
-        lines = [f"- {spec.name}({', '.join(_properties(spec))}): {spec.description}" for spec in specs]
-        return "\n".join(["Tools:", *lines, f"Call: {_example(specs[0])}."])
+        lines = [f"- {spec.name}({', '.join(_properties(spec))}): {_unmarked(spec.description)}" for spec in specs]
+        forms = [_example(specs[0]), *(_example(spec) for spec in specs[1:] if only_text(spec) is None)]
+        return "\n".join(["Tools:", *lines, f"Call: {' or '.join(forms[:2])}."])
 
     def tool_state(self) -> Any:
         """What the tools of this episode are given to work on, after `reset`."""
@@ -87,6 +88,11 @@ class ToolEnv(TextEnv):
         if read_calls(actions[0], self.params.style).calls:
             return actions[0] if think is None else f"<think>{think}</think>{actions[0]}"
         return format_answer(actions, think)
+
+
+def _unmarked(text: str) -> str:
+    """A server's words stand in the prompt here: marks such as <think> must not mean there what they say."""
+    return text.replace("<", "‹").replace(">", "›")
 
 
 def _properties(spec: ToolSpec) -> dict[str, Any]:

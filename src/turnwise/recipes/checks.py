@@ -117,6 +117,10 @@ def _plays_itself(config: Config) -> bool:
     return config.selfplay.opponent != "none"
 
 
+def _compares_attempts(config: Config) -> bool:
+    return any(judge.get("mode") in ("relative", "pairwise") for judge in config.reward.judges)
+
+
 def _reward_names(config: Config) -> list[str]:
     return [function.rpartition(":")[2] for function in config.reward.functions]
 
@@ -140,6 +144,16 @@ COMBINATIONS: tuple[tuple[Callable[[Config], bool], str], ...] = (
         lambda c: _normalises_in_groups(c) and c.rollout.group_size < 2,
         "algo.normalise {algo.normalise} over a group of 1 makes every return 0: raise rollout.group_size, or choose "
         "algo.normalise_over batch",
+    ),
+    (
+        lambda c: _compares_attempts(c) and c.rollout.group_size < 2,
+        "reward.judges with mode relative or pairwise compare the members of a group, and rollout.group_size is 1: "
+        "raise it, or choose mode absolute",
+    ),
+    (
+        lambda c: _compares_attempts(c) and ADVANTAGES[c.algo.advantage].needs_greedy,
+        "algo.advantage {algo.advantage} scores a greedy member alone, and reward.judges with mode relative or "
+        "pairwise compare members of a group: choose mode absolute, or another advantage",
     ),
     (
         lambda c: c.algo.correction_low > c.algo.correction_high,

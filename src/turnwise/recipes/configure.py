@@ -30,7 +30,8 @@ def configure(
         )
     settings = _base(target, start_from, resume)
     config = build(_with_method(settings, overrides, fresh=target is not None), overrides)
-    config = config.model_copy(update={"env": _placed(config.env)})
+    reward = config.reward.model_copy(update=_placed_rewards(dict(config.reward), Path()))
+    config = config.model_copy(update={"env": _placed(config.env), "reward": reward})
     worlds_of(config)
     return config
 
@@ -38,6 +39,21 @@ def configure(
 def _placed(env: EnvConfig) -> EnvConfig:
     """Files among the environment's parameters by their whole path, so that the run can be gone on with anywhere."""
     return env.model_copy(update={"params": {name: _whole(value, Path()) for name, value in env.params.items()}})
+
+
+def _placed_rewards(reward: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The table `reward`, its functions and its judges' files likewise. A judge's other options are words."""
+    functions, judges = reward.get("functions"), reward.get("judges")
+    found = dict(reward)
+    if isinstance(functions, list | tuple):
+        found["functions"] = tuple(_whole(functions, folder))
+    if isinstance(judges, list | tuple):
+        found["judges"] = tuple(_placed_judge(each, folder) if isinstance(each, dict) else each for each in judges)
+    return found
+
+
+def _placed_judge(judge: dict[str, Any], folder: Path) -> dict[str, Any]:
+    return judge | _whole_table({name: judge[name] for name in PATHS if judge.get(name)}, folder)
 
 
 def _whole(value: Any, folder: Path) -> Any:
@@ -57,8 +73,8 @@ def _whole_table(table: dict[str, Any], folder: Path) -> dict[str, Any]:
     """A tool or a reward with its options; a server's command runs where the settings are."""
     found = {
         name: str((folder / Path(value).expanduser()).resolve())
-        if name in PATHS and isinstance(value, str)
-        else _whole(value, folder)
+        if name in PATHS and isinstance(value, str) and value
+        else (_whole(value, folder) if name == "use" else value)
         for name, value in table.items()
     }
     is_command = isinstance(table.get("mcp"), str) and not table["mcp"].startswith(("http://", "https://"))
@@ -84,8 +100,10 @@ def settings_for(target: str) -> dict[str, Any]:
 
 
 def _from_file(path: Path) -> dict[str, Any]:
-    """Files that the environment's table names are looked for beside it."""
+    """Files that the tables of the environment and of the rewards name are looked for beside it."""
     settings = read_settings(path)
+    if isinstance(settings.get("reward"), dict):
+        settings["reward"] = _placed_rewards(settings["reward"], path.parent)
     env = settings.get("env")
     if isinstance(env, dict):
         params = env.get("params", {})

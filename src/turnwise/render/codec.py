@@ -36,6 +36,7 @@ class Codec:
         self.control_pattern = any_of(self.control)
         self.markup_pattern = any_of(word for word in added if word not in self.control)
         """Tokens such as <think> and <tool_call>: an agent and a template may write them, an environment may not."""
+        self.added_pattern = any_of(added)
         self._split_inside = re.compile(f"(?={self.control_pattern.pattern})")
         self.control_ids = frozenset(token.id for token in self.control.values())
         unknown = {tokenizer.unk_token_id} - {tokenizer.eos_token_id, tokenizer.bos_token_id}

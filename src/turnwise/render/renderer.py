@@ -117,7 +117,7 @@ class Renderer:
         return replace(parsed, spans=tuple(sampled_span(span) for span in parsed.spans if span.end > 1))
 
     def _start_program(self, shape: Shape, tools: _Tools) -> Program:
-        parts = start_parts(self._template, shape, tools.specs, self._codec.control_pattern)
+        parts = start_parts(self._template, shape, tools.specs, self._codec.added_pattern)
         return Program(self._codec, parts, before="nothing")
 
     def _extend_program(self, shape: Shape, ended: bool) -> Program:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from turnwise.config.options import read_options
-from turnwise.core.errors import UserError
+from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
 from turnwise.core.names import nearest
 from turnwise.rewards.judge.benches import bench_for
 from turnwise.rewards.judge.part import Judge
@@ -101,10 +101,23 @@ def from_answers(function: Callable[..., Any], use: str) -> Part:
     count = _parameters(function, use)
 
     async def part(answered: Answered) -> float:
-        value = function(answered) if count == 1 else function(answered.answer, answered.row)
-        return float(await value if inspect.isawaitable(value) else value)
+        try:
+            given = function(answered) if count == 1 else function(answered.answer, answered.row)
+            value = float(await given if inspect.isawaitable(given) else given)
+        except (UserError, EnvironmentFailure, InfrastructureFailure):
+            raise
+        except Exception as error:  # run again, only answers that it can read would be trained on
+            what = f"{type(error).__name__}: {error}"
+            raise UserError(f"{_on(use, answered)} failed ({what}): let it give 0 where it cannot read one") from error
+        if not math.isfinite(value):
+            raise UserError(f"{_on(use, answered)} gave {value}: let it give a finite number")
+        return value
 
     return part
+
+
+def _on(use: str, answered: Answered) -> str:
+    return f'the reward "{use}", on the answer {answered.answer[:60]!r},'
 
 
 def _parameters(function: Callable[..., Any], use: str) -> int:

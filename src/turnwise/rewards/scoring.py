@@ -13,6 +13,8 @@ from turnwise.core.protocols import GroupReward, Reward
 from turnwise.core.trajectory import Group, Trajectory
 
 ENV, FORMAT = "env", "format"
+FEWEST = 2
+"""Members of which a group still compares something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,16 +78,23 @@ async def score_groups(groups: Sequence[Group], scoring: Scoring) -> Scored:
 
 
 async def _with_others(group: Group, scoring: Scoring) -> Group:
-    """Turn rewards weighted and added up; totals by name as they were before that."""
+    """Turn rewards weighted and added up; totals by name as they were before that.
+
+    A member that a judge had no verdict on is left out: the others are compared without it.
+    """
     own, judged = await asyncio.gather(
         asyncio.gather(*(_of_functions(member, scoring) for member in group.trajectories)),
         asyncio.gather(*(judge(group) for judge in scoring.judges.values())),
     )
     members = []
     for place, member in enumerate(group.trajectories):
-        verdicts = [verdict[place].turn_rewards for verdict in judged]
-        parts = {ENV: member.turn_rewards, **own[place], **dict(zip(scoring.judges, verdicts, strict=True))}
-        members.append(_summed(member, parts, scoring.weights))
+        verdicts = [found.turn_rewards for verdict in judged if (found := verdict[place]) is not None]
+        if len(verdicts) == len(judged):
+            parts = {ENV: member.turn_rewards, **own[place], **dict(zip(scoring.judges, verdicts, strict=True))}
+            members.append(_summed(member, parts, scoring.weights))
+    size = len(group.trajectories)
+    if len(members) < min(FEWEST, size):
+        raise InfrastructureFailure(f"there is no verdict on {size - len(members)} of a group's {size} members")
     return replace(group, trajectories=tuple(members))
 
 

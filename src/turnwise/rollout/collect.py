@@ -42,6 +42,15 @@ def attributed(where: str, passing: tuple[type[Exception], ...] = ()) -> Iterato
         raise EnvironmentFailure(f"{where}: {type(error).__name__}: {error}") from error
 
 
+def _numbers(tasks: Sequence[Task], group_size: int, drawn: Counter[tuple[tuple[str, int], ...]]) -> range:
+    """Members of a group. Where few tasks are drawn again and again, every group of one has members of its own: equal
+    numbers would be equal luck, and the same episodes once more."""
+    name = tuple((task.env, task.seed) for task in tasks)
+    first = drawn[name] * group_size
+    drawn[name] += 1
+    return range(first, first + group_size)
+
+
 class GuardedEnv:
     """An environment behind that boundary. Closing it is bounded in time, as the episode is."""
 
@@ -91,6 +100,7 @@ class GroupCollector(ABC):
         gate = asyncio.Semaphore(max(1, self.in_flight // many))
         total, done = len(tasks) * group_size, 0
         last_failure: Exception | None = None
+        drawn: Counter[tuple[tuple[str, int], ...]] = Counter()
 
         async def member(tasks: Sequence[Task], index: int) -> Sequence[Trajectory | None]:
             nonlocal done, last_failure
@@ -107,8 +117,8 @@ class GroupCollector(ABC):
         try:
             async with asyncio.TaskGroup() as running:
                 rows = [
-                    [running.create_task(member(tasks[first : first + many], index)) for index in range(group_size)]
-                    for first in range(0, len(tasks), many)
+                    [running.create_task(member(each, index)) for index in _numbers(each, group_size, drawn)]
+                    for each in (tasks[first : first + many] for first in range(0, len(tasks), many))
                 ]
         except ExceptionGroup as failures:  # of the program itself: the first says it, the others say it again
             raise failures.exceptions[0] from None
@@ -121,18 +131,26 @@ class GroupCollector(ABC):
     async def _tried(
         self, tasks: Sequence[Task], index: int, round: int, counts: Counter[str]
     ) -> Sequence[Trajectory] | Exception:
-        """One member of each of these tasks; the last failure where every attempt broke."""
+        """One member of each of these tasks; the last failure where every attempt broke.
+
+        What broke for reasons of infrastructure is run again with the same luck, so that the agent says and meets the
+        same: with other luck, what makes use of tools that fail would be seen more rarely than it is done. An
+        environment that broke meets other luck, which may spare it.
+        """
         last: Exception = RuntimeError("no attempt was made")
-        for attempt in range(self.attempts):
+        luck = 0
+        for _ in range(self.attempts):
             keys = [
-                EpisodeKey(run_seed=self.run_seed, round=round, task=task, member=index, attempt=attempt)
-                for task in tasks
+                EpisodeKey(run_seed=self.run_seed, round=round, task=task, member=index, attempt=luck) for task in tasks
             ]
             try:
                 return await self.episodes(keys)
-            except (EnvironmentFailure, InfrastructureFailure) as failure:
+            except InfrastructureFailure as failure:
                 last = failure
-                counts["env_errors" if isinstance(failure, EnvironmentFailure) else "infra_errors"] += 1
+                counts["infra_errors"] += 1
+            except EnvironmentFailure as failure:
+                last, luck = failure, luck + 1
+                counts["env_errors"] += 1
         return last
 
     @staticmethod

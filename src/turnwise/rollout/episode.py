@@ -2,6 +2,7 @@
 
 import asyncio
 
+from turnwise.core.errors import InfrastructureFailure
 from turnwise.core.protocols import Completion, Env, Session, StepResult
 from turnwise.core.task import EpisodeKey
 from turnwise.core.trajectory import Status, Trajectory, Turn
@@ -15,11 +16,17 @@ SUMMARY = StepResult(info={"summary": True})
 
 
 async def run_episode(key: EpisodeKey, env: Env, session: Session, context: Context, limits: Limits) -> Trajectory:
+    """Time that runs out while the agent speaks cuts the episode short; while its world is waited for, that has failed:
+    a tool or a judge that hangs is never the agent's reward of 0.
+    """
     played = Played()
     try:
         async with asyncio.timeout(limits.timeout_s):
             status = await _play(env, session, context, limits, played)
-    except TimeoutError:
+    except TimeoutError as error:
+        if not played.speaking:
+            late = f"the environment was waited for when rollout.timeout_s {limits.timeout_s:g} was over: raise it"
+            raise InfrastructureFailure(late) from error
         status = Status.TRUNCATED_TIME
     return played.trajectory(key, status)
 
@@ -29,12 +36,15 @@ async def _play(env: Env, session: Session, context: Context, limits: Limits, pl
     played.start = opening.picture
     pending = context.start(opening)
     while (status := limits.check(pending)).ongoing:
+        played.speaking = True
         completion = await session.generate(pending.ids, limits.turn_sampling(pending), restart=not pending.extends)
+        played.speaking = False
         parsed = context.parse(completion)
         step = SUMMARY if pending.aside else await env.step(parsed.message)
         turns.append(_turn(pending, completion, parsed, step))
         if step.over:
             return step.status
+        played.speaking = True  # a summary of what came before is the agent's own
         pending = await context.next(pending, turns, step.messages)
     return status
 

@@ -3,7 +3,7 @@
 import asyncio
 import difflib
 import json
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -24,7 +24,8 @@ class ToolBox:
     def __init__(self, tools: Sequence[Tool], sources: Sequence[ToolSource] = ()) -> None:
         self.tools, self._sources = {tool.spec.name: tool for tool in tools}, sources
         if len(self.tools) < len(tools):
-            raise UserError("two tools have the same name: rename one")
+            twice = next(name for name, count in Counter(tool.spec.name for tool in tools).items() if count > 1)
+            raise UserError(f'two tools are called "{twice}": rename one, or give a table name = "..."')
         self._limits: dict[str, asyncio.Semaphore] = {}
         self._answers: OrderedDict[tuple[str, str], asyncio.Task[ToolResult]] = OrderedDict()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -154,7 +155,8 @@ def _object(text: str, spec: ToolSpec) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ToolError(f"the arguments are no valid JSON: {str(error)[:80]}") from error
+        names = json.dumps(dict.fromkeys(spec.parameters.get("properties", {}), "..."))
+        raise ToolError(f"the arguments are no valid JSON ({str(error)[:80]}): give {names[:200]}") from error
     if not isinstance(value, dict):
         raise ToolError("the arguments must be an object")
     return value

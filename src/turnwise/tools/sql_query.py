@@ -1,19 +1,24 @@
 """Runs one query, read-only, within limits of time, steps, rows and memory.
 
 Every query has a connection of its own, opened and closed by the thread that runs it (about a tenth of a
-millisecond): nothing that it does outlives it, and no two episodes share anything. A database is a file, which is
+millisecond): nothing that it does outlives it, and no two episodes share anything. A query that SQLite does not end in
+time is left to its thread, which ends some seconds later; nobody waits for it. A database is a file, which is
 opened for reading only, or its bytes as `sqlite3.Connection.serialize` gives them, of which the query sees a copy.
 """
 
 import sqlite3
-from contextlib import closing
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from turnwise.core.errors import InfrastructureFailure
 from turnwise.tools.sql_errors import explained, is_agents_fault, is_memory
+from turnwise.tools.sql_functions import Functions
 from turnwise.tools.sql_gate import Gate
-from turnwise.tools.sql_guard import Guard, narrow
+from turnwise.tools.sql_guard import TOO_LONG, Guard, narrow
+from turnwise.tools.sql_thread import in_thread
 from turnwise.tools.tool import ToolError
 
 Database = Path | bytes
@@ -25,6 +30,8 @@ HEAP_BYTES = 64 << 20
 """Of all of SQLite in this process together: it has no other limit. Once set, it stays."""
 BUSY_S = 1.0
 """How long a writer may hold the file before that counts as a failure."""
+LATE_S = 5.0
+"""How much longer than its limit a query is waited for: on a busy machine the clock is looked at late."""
 COUNTED = 10_000
 """Rows beyond those that are kept, which are only counted: there may be no end of them."""
 WAKE = "SELECT 1 FROM json_each('[]'), json_tree('[]')"
@@ -42,8 +49,9 @@ class SqlLimits:
     max_rows: int = 50
     """Kept; some of those beyond are counted."""
     max_columns: int = 50
-    max_value: int = 50_000
-    """Bytes of one text or blob, whether it is read or made."""
+    max_value: int = 10_000
+    """Bytes of one text or blob, whether it is read or made, and of one row. What it is for: on these no function takes
+    more than about a millisecond, and nothing interrupts a function."""
     max_bytes: int = 1_000_000
     """Of all texts and blobs that are kept."""
 
@@ -61,20 +69,41 @@ class Rows:
 
 
 def run_query(database: Database, query: str, limits: SqlLimits) -> Rows:
-    """Blocks; call it in a thread. ToolError: the query is at fault. Anything else: the database cannot be read.
+    """Blocks, no longer than the limit and a little; call it in a thread.
+
+    ToolError: the query is at fault, also where it takes too long. Anything else: the database cannot be read.
 
     The memory is SQLite's as a whole, so a query that runs out of it may suffer for another: it runs again alone.
     """
     try:
-        with _gate.shared():
-            return _run(database, query, limits)
+        return _in_time(_gate.shared, database, query, limits)
     except MemoryError:
         pass
     try:
-        with _gate.alone():
-            return _run(database, query, limits)
+        return _in_time(_gate.alone, database, query, limits)
     except MemoryError:
         raise ToolError("The query needs too much memory: select less.") from None
+
+
+def _in_time(
+    gate: Callable[[], AbstractContextManager[None]], database: Database, query: str, limits: SqlLimits
+) -> Rows:
+    """Its time begins when it is let in: to wait for others is no fault of the query's."""
+    began = threading.Event()
+
+    def work() -> Rows:
+        with gate():
+            began.set()
+            return _run(database, query, limits)
+
+    done = in_thread(work)
+    began.wait()
+    try:
+        return done.result(limits.timeout_s + LATE_S)
+    except TimeoutError:
+        if done.done():  # it was the database's own
+            raise
+        raise ToolError(TOO_LONG) from None
 
 
 def schema_of(database: Database) -> Schema:
@@ -84,8 +113,9 @@ def schema_of(database: Database) -> Schema:
 
 
 def _run(database: Database, query: str, limits: SqlLimits) -> Rows:
-    with closing(_opened(database)) as connection:
+    with closing(_opened(database)) as connection, closing(Functions()) as functions:
         schema = _schema(connection)
+        functions.replace(connection)
         narrow(connection, max_value=limits.max_value, max_columns=limits.max_columns)
         guard = Guard(schema, timeout_s=limits.timeout_s, max_steps=limits.max_steps)
         guard.watch(connection)
@@ -94,8 +124,8 @@ def _run(database: Database, query: str, limits: SqlLimits) -> Rows:
         except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
             if is_memory(error):
                 raise MemoryError from error
-            if guard.too_slow:
-                raise ToolError("The query takes too long: make it simpler.") from error
+            if refusal := guard.refusal or functions.refusal:
+                raise ToolError(refusal) from error
             if is_agents_fault(error):
                 raise ToolError(explained(error, schema)) from error
             raise

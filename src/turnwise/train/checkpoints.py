@@ -46,6 +46,8 @@ class State:
     """Alarms compare with steps after this one."""
     measured: dict[str, tuple[float, float]] = field(default_factory=dict)
     """How tasks fared, where a curriculum draws them."""
+    judges: dict[str, dict[str, float]] = field(default_factory=dict)
+    """What judges did and spent: their budgets are the run's, however often it is resumed."""
 
     def __post_init__(self) -> None:
         # JSON gives lists back.

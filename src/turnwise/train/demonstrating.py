@@ -25,12 +25,12 @@ Script = Callable[[TextEnv, str], str]
 
 
 async def played(
-    make: Callable[[int], TextEnvRunner], make_script: Callable[[], Script]
+    make: Callable[[], TextEnvRunner], make_script: Callable[[], Script]
 ) -> tuple[list[Exchange], StepResult]:
-    """A whole episode, and how it ended; `make` takes the attempt. One that a tool broke is played again."""
+    """A whole episode, and how it ended. One that a tool broke is played again, with the same luck."""
     last = InfrastructureFailure("no attempt was made")
-    for attempt in range(ATTEMPTS):
-        env = make(attempt)
+    for _ in range(ATTEMPTS):
+        env = make()
         try:
             return await _episode(env, make_script())
         except InfrastructureFailure as failure:
@@ -50,10 +50,6 @@ async def _episode(env: TextEnvRunner, script: Script) -> tuple[list[Exchange], 
         if result.over:
             return exchanges, result
         messages = result.messages
-
-
-def _made(kind: EnvKind, task: Task, attempt: int) -> TextEnvRunner:
-    return kind.make(task, attempt=attempt)
 
 
 def solution(think: bool) -> Script:
@@ -87,7 +83,7 @@ async def solved(
         kind, params = worlds[number % len(worlds)]
         index = address("demonstration", seed, number) % RANGE
         task = Task(env=kind.name, params=params, seed=seed_for("train", index))
-        exchanges, result = await played(partial(_made, kind, task), partial(solution, think))
+        exchanges, result = await played(partial(kind.make, task), partial(solution, think))
         if result.success:
             found.append(exchanges)
         show(len(found), count)

@@ -15,7 +15,7 @@ from turnwise.record.metrics import rollout_metrics
 from turnwise.record.pictures.files import PictureFiles
 from turnwise.record.progress import Progress
 from turnwise.record.run_folder import RunFolder
-from turnwise.rewards.judge.benches import judge_metrics
+from turnwise.rewards.judge.benches import counted, judge_metrics, take_up
 from turnwise.rollout.collect import Collector
 from turnwise.train.checkpoints import Checkpoints, State
 from turnwise.train.diagnose import DiagnoseSettings, gradients, information
@@ -90,6 +90,7 @@ class Loop:
     async def run(self, state: State) -> State:
         """Returns where training stands: done, or out of time. Cancelled (Ctrl-C), it leaves a checkpoint first."""
         began = time.perf_counter()
+        take_up(state.judges)
         self.progress.begin(state.step)
         self.watcher.begin(self.folder.read_metrics(), state)
         try:
@@ -101,10 +102,13 @@ class Loop:
                 state = await self._step(state)
                 state = await self._between(state)
         except (asyncio.CancelledError, UserError):  # Ctrl-C, or something to mend, such as a budget that is spent
-            self.checkpoints.save(self.learner, state)
+            self._save(state)
             raise
-        self.checkpoints.save(self.learner, state)
+        self._save(state)
         return state
+
+    def _save(self, state: State, *, best: bool = False) -> None:
+        self.checkpoints.save(self.learner, replace(state, judges=counted()), best=best)
 
     def _out_of_time(self, began: float) -> bool:
         limit = self.settings.max_seconds
@@ -236,9 +240,9 @@ class Loop:
             found = await self.evaluate("validation", settings.eval_tasks, number)
             if settings.keep_best and (state.best_success is None or found.success > state.best_success):
                 state = replace(state, best_success=found.success)
-                self.checkpoints.save(self.learner, state, best=True)
+                self._save(state, best=True)
         if number % settings.checkpoint_every == 0 and number < settings.steps:
-            self.checkpoints.save(self.learner, state)
+            self._save(state)
         return state
 
     def _evaluation_due(self, number: int) -> bool:

@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from turnwise.models.loading import LoadedModel
 from turnwise.models.saving import write_model, written_aside
 from turnwise.models.tiny import TINY_VERSION
 from turnwise.render.renderer import Renderer
+from turnwise.rewards.judge.part import silent_judges
 from turnwise.train.demonstrating import Script, played
 from turnwise.train.optimizer import Optimizer, OptimizerSettings, Schedule
 from turnwise.train.sampled import sampled_logprobs
@@ -95,7 +97,8 @@ def warm_up(loaded: LoadedModel, worlds: Worlds, *, steps: int, seed: int, show:
 
 
 async def _episodes(worlds: Worlds, renderer: Renderer, seed: int, numbers: Iterable[int]) -> list[Sample]:
-    return await asyncio.gather(*(random_episode(*_turn_of(worlds, n), renderer, seed, n) for n in numbers))
+    with silent_judges():
+        return await asyncio.gather(*(random_episode(*_turn_of(worlds, n), renderer, seed, n) for n in numbers))
 
 
 def _turn_of(worlds: Worlds, number: int) -> tuple[EnvKind, dict[str, Any]]:
@@ -111,7 +114,7 @@ async def random_episode(kind: EnvKind, params: dict[str, Any], renderer: Render
         rng = stream("warmup answers", seed, number)
         return lambda env, said: env.random_answer(rng) or format_only(rng, said)
 
-    exchanges, _ = await played(lambda attempt: kind.make(task, number, attempt), script)
+    exchanges, _ = await played(partial(kind.make, task, number), script)
     return demonstration_sample(number, exchanges, renderer)
 
 

@@ -3,10 +3,9 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from ipaddress import ip_address
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult
 
-from turnwise.core.errors import UserError
+from turnwise.config import secrets
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 PATH = "/chat/completions"
@@ -31,40 +30,12 @@ class Endpoint:
 
 
 def split_url(url: str) -> SplitResult:
-    """Refuses what is no address of an endpoint."""
-    try:
-        parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port
-    except ValueError:
-        host = None
-        parts = urlsplit("")
-    if parts.scheme not in ("http", "https") or not host:
-        raise UserError(f"--endpoint {url}: must be a URL such as http://localhost:8000/v1")
-    if parts.username or parts.password:
-        raise UserError("--endpoint holds a password, which would be saved: give it as a key, with --api-key-env NAME")
-    return parts
+    """Refuses what is no address of an endpoint, or holds a key."""
+    mend = "give it as a key, with --api-key-env NAME"
+    return secrets.split_url(url, option="--endpoint", example="http://localhost:8000/v1", mend=mend)
 
 
 def read_key(url: str, variable: str | None, environment: Mapping[str, str] = os.environ) -> str | None:
-    """The key from the variable that was named, or else from OPENAI_API_KEY where there is one.
-
-    That one is meant for another host, perhaps: it never goes over an unencrypted line unless it is named.
-    """
-    parts = split_url(url)
-    if variable is None and parts.scheme == "http" and not _is_local(parts.hostname or ""):
-        return None
-    key = environment.get(variable or KEY_VARIABLE, "").strip()
-    if variable is not None and not key:
-        raise UserError(f"--api-key-env {variable}: that variable is not set: export {variable}=KEY")
-    if not (key.isascii() and key.isprintable()):
-        raise UserError(f"the key in {variable or KEY_VARIABLE} holds characters that no key has: set it again")
-    return key or None
-
-
-def _is_local(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
+    """The key from the variable that was named, or else from OPENAI_API_KEY where there is one."""
+    given = {"default": KEY_VARIABLE, "option": "--api-key-env"}
+    return secrets.read_key(split_url(url), variable, **given, environment=environment)

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from turnwise.core.messages import Message
 from turnwise.envs.rubrics import Rewards, judged, rubric_of
-from turnwise.envs.search_qa.env import LEAST_F1, SearchQA
+from turnwise.envs.search_qa.env import LEAST_F1, PRECISION, SearchQA
 from turnwise.envs.text_env import Outcome
 from turnwise.tools.box import ToolHands
 
@@ -28,7 +28,7 @@ class DeepSearch(SearchQA):
         """Calls of an episode, at most."""
         reward: Rewards = (
             {"use": "exact_match", "weight": 0.5},
-            {"use": "f1", "at_least": LEAST_F1, "weight": 0.5},
+            {"use": "f1", "at_least": LEAST_F1, "precision": PRECISION, "weight": 0.5},
         )
         """What an answer is worth: names, FILE.py:function, and tables such as {use = "judge", rubric = ...}."""
 

@@ -17,13 +17,15 @@ from turnwise.envs.search_qa.small import NAMES, make_small_world
 from turnwise.envs.search_qa.world import World
 from turnwise.envs.text_env import Outcome, lost, won
 from turnwise.envs.tool_env import ToolEnv
-from turnwise.rewards.parts.matching import exact_match, f1
+from turnwise.rewards.words import exact_match, graded_f1
 from turnwise.tools.formats import read_calls
 from turnwise.tools.search.passages import Passage
 from turnwise.tools.tool import Tool
 
 LEAST_F1 = 0.3
 """From which on words that are partly right are worth something."""
+PRECISION = 0.5
+"""More of an answer's words than that must be right."""
 HIT = re.compile(r"^\d+\. ([^:\n]+): (.*)$", re.MULTILINE)
 """A line of what the tool shows: title and passage."""
 SIZES = {"people": 600, "small": 4}
@@ -142,8 +144,7 @@ class SearchQA(ToolEnv):
 
 
 def graded(answer: str, wanted: str) -> float:
-    """1 for the answer; from F1 0.3 on, that; below it nothing, since single words are soon guessed."""
+    """1 for the answer; from F1 0.3 on, that; below it nothing, and nothing for a list of guesses."""
     if exact_match(answer, wanted):
         return 1.0
-    share = f1(answer, wanted)
-    return share if share >= LEAST_F1 else 0.0
+    return graded_f1(answer, wanted, LEAST_F1, PRECISION)

@@ -12,5 +12,7 @@ class SearchRunner(ToolEnvRunner):
 
     async def step(self, action: Message) -> StepResult:
         result = await super().step(action)
-        found = self.tool_env.hear([message.content for message in result.messages if message.role == "tool"])
+        told = [message.content for message in result.messages if message.role == "tool"]
+        calls = result.info.get("calls", [])
+        found = self.tool_env.hear([text for text, call in zip(told, calls, strict=True) if not call["failed"]])
         return replace(result, reward=result.reward + self.tool_env.params.find_reward * found) if found else result

@@ -4,6 +4,7 @@ import random
 import sqlite3
 from datetime import date, timedelta
 
+from turnwise.envs.text_to_sql.question import Planted
 from turnwise.envs.text_to_sql.schema import Column, Schema, Table
 from turnwise.tools.sql_query import Cell
 
@@ -22,6 +23,15 @@ def make_database(schema: Schema, rng: random.Random) -> sqlite3.Connection:
         connection.executemany(f"INSERT INTO {table.name} VALUES ({marks})", _rows(table, sizes, rng))
     connection.execute("COMMIT")
     return connection
+
+
+def plant(connection: sqlite3.Connection, planted: Planted, rng: random.Random) -> None:
+    """Which rows get the value is drawn."""
+    column = planted.ref or "rowid"
+    there = [found for (found,) in connection.execute(f"SELECT DISTINCT {column} FROM {planted.table} ORDER BY 1")]
+    chosen = rng.sample(there, 1 if planted.ref else planted.rows)
+    change = f"UPDATE {planted.table} SET {planted.column} = ? WHERE {column} = ?"
+    connection.executemany(change, [(planted.value, each) for each in chosen])
 
 
 def _rows(table: Table, sizes: dict[str, int], rng: random.Random) -> list[tuple[Cell, ...]]:

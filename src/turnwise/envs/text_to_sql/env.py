@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, Self
 
 from pydantic import model_validator
@@ -15,7 +16,7 @@ from turnwise.config.numbers import Positive
 from turnwise.core.messages import Message, Picture
 from turnwise.envs.seeds import split_of_state
 from turnwise.envs.text_env import Outcome, goes_on, lost, won
-from turnwise.envs.text_to_sql.content import make_database
+from turnwise.envs.text_to_sql.content import make_database, plant
 from turnwise.envs.text_to_sql.more_tables import HARDER
 from turnwise.envs.text_to_sql.one_table import EASY, Maker
 from turnwise.envs.text_to_sql.question import Question
@@ -26,8 +27,10 @@ from turnwise.envs.tool_env import ToolEnv
 from turnwise.rewards.sql_equality import equal_results
 from turnwise.tools.box import ToolHands
 from turnwise.tools.function import from_function, tool
+from turnwise.tools.sql import CONCURRENCY, longest_s
 from turnwise.tools.sql_query import Rows, SqlLimits, run_query
 from turnwise.tools.sql_table import table_text
+from turnwise.tools.sql_thread import in_thread
 from turnwise.tools.tool import Tool, ToolError
 
 Level = Literal["tiny", "easy", "full"]
@@ -36,11 +39,11 @@ MAKERS: dict[Level, tuple[Maker, ...]] = {"tiny": SHORT, "easy": EASY, "full": E
 FENCE = re.compile(r"\A```(?:sql)?\s*(.*?)\s*```\Z", re.DOTALL)
 LIMITS = SqlLimits(timeout_s=10.0, max_steps=1_000_000, max_rows=500)
 """These databases are small: the steps end what is too much, and do so alike on every machine."""
-TRIES = 10
+TRIES = 20
 """Pairs of databases that are drawn for a question before another is asked."""
 
 
-@tool(timeout_s=LIMITS.timeout_s + 30.0, concurrency=8)
+@tool(timeout_s=longest_s(LIMITS), concurrency=CONCURRENCY)
 def sql(query: str, state: "TextToSql") -> str:
     """Runs a query and shows its result."""
     return state.look(query)
@@ -60,7 +63,7 @@ class TextToSql(ToolEnv):
         max_tool_calls: Positive = 4
         """Queries that may be tried before one is handed in, at most."""
         level: Level = "full"
-        """easy: one table; full: also groups, joins, nested queries; tiny: a small table, questions of three words."""
+        """easy: one table; full: also groups, joins, nested queries; tiny: a small table, questions of a few words."""
         held_out: tuple[Name, ...] = ()
         """Schemas that only the test split has, and it has no other; none: all splits share all of them."""
         max_rows: Positive = 10
@@ -97,10 +100,15 @@ class TextToSql(ToolEnv):
                 return f"{self._tables()}\n{self.question.text}"
 
     def _fill(self, rng: random.Random) -> bool:
-        """Makes both databases; False if none were found that tell knowing from luck."""
+        """Makes both databases; False if none were found that tell knowing from luck and from carelessness."""
         for _ in range(TRIES):
-            self.shown, self.hidden = _instance(self, rng), _instance(self, rng)
-            if _tells(self.shown[1], self.hidden[1], self.question.ordered):
+            (shown, seen, slips), (hidden, wanted, others) = _instance(self, rng), _instance(self, rng)
+            self.shown, self.hidden = (shown, seen), (hidden, wanted)
+            ordered = self.question.ordered
+            if _tells(seen, wanted, ordered) and all(
+                not (equal_results(one, seen, ordered) and equal_results(other, wanted, ordered))
+                for one, other in zip(slips, others, strict=True)
+            ):
                 return True
         return False
 
@@ -128,17 +136,26 @@ class TextToSql(ToolEnv):
         return table_text(run_query(self.shown[0], unfenced(query), limits))
 
     async def judge(self, action: str, said: Sequence[Message], hands: ToolHands) -> Outcome:
-        return await asyncio.to_thread(self.step, action)
+        return await asyncio.wrap_future(in_thread(partial(self.step, action)))
 
     def step(self, action: str) -> Outcome:
-        """A query that fails may be mended; one that says something else has been handed in."""
+        """A query that fails may be mended; one that says something else has been handed in.
+
+        Of the hidden database nothing is told, not even an error: its text may hold what stands there.
+        """
         query = unfenced(action)
         try:
-            right = all(self._right(query, *instance) for instance in (self.shown, self.hidden))
+            right = self._right(query, *self.shown)
         except ToolError as error:
             self.seen = query
             return goes_on(str(error))
-        return won("Right.") if right else lost("Wrong.")
+        return won("Right.") if right and self._right_unseen(query) else lost("Wrong.")
+
+    def _right_unseen(self, query: str) -> bool:
+        try:
+            return self._right(query, *self.hidden)
+        except ToolError:
+            return False
 
     def _right(self, query: str, image: bytes, wanted: Rows) -> bool:
         return equal_results(run_query(image, query, LIMITS), wanted, self.question.ordered)
@@ -169,13 +186,17 @@ def unfenced(text: str) -> str:
     return fence[1] if fence else text
 
 
-def _instance(env: TextToSql, rng: random.Random) -> tuple[bytes, Rows]:
-    """A database of the schema with rows of its own, and what the right query gives on it."""
+def _instance(env: TextToSql, rng: random.Random) -> tuple[bytes, Rows, list[Rows]]:
+    """A database of the schema with rows of its own, what the right query gives on it, and what near misses give."""
+    question = env.question
     with closing(make_database(env.schema, rng)) as connection:
-        return connection.serialize(), _gold(connection, env.question.query)
+        if question.planted is not None:
+            plant(connection, question.planted, rng)
+        slips = [_given(connection, slip) for slip in question.near_misses]
+        return connection.serialize(), _given(connection, question.query), slips
 
 
-def _gold(connection: sqlite3.Connection, query: str) -> Rows:
+def _given(connection: sqlite3.Connection, query: str) -> Rows:
     cursor = connection.execute(query)
     return Rows(columns=tuple(column[0] for column in cursor.description), rows=tuple(cursor.fetchall()))
 

@@ -3,8 +3,12 @@
 import random
 
 from turnwise.envs.text_to_sql.one_table import AGGREGATES, Maker, draw_table, is_group, middling
-from turnwise.envs.text_to_sql.question import Question
+from turnwise.envs.text_to_sql.question import Planted, Question
 from turnwise.envs.text_to_sql.schema import Column, Schema, Table
+
+
+def _ref(schema: Schema, table: Table, target: Table) -> Column:
+    return next(ref for ref in table.refs if schema.target(ref) is target)
 
 
 def _joined(rng: random.Random, schema: Schema, *, groups: bool = False) -> tuple[Table, Table, str]:
@@ -39,7 +43,7 @@ def aggregate_by_group(rng: random.Random, schema: Schema) -> Question:
 
 def large_groups(rng: random.Random, schema: Schema) -> Question:
     table = draw_table(rng, schema, lambda table: table.groups)
-    group, count = rng.choice(table.groups), rng.randint(1, 4)
+    group, count = rng.choice(table.groups), rng.randint(1, 3)
     return Question(
         text=f"Give every {group.words} that more than {count} {table.name} have.",
         query=f"SELECT {group.name} FROM {table.name} GROUP BY {group.name} HAVING COUNT(*) > {count}",
@@ -93,7 +97,7 @@ def aggregate_by_targets_group(rng: random.Random, schema: Schema) -> Question:
 
 def without_any(rng: random.Random, schema: Schema) -> Question:
     table, target, _ = _joined(rng, schema)
-    ref = next(ref for ref in table.refs if schema.target(ref) is target)
+    ref = _ref(schema, table, target)
     return Question(
         text=f"Give the {target.label.words} of every {target.noun} without any {table.name}.",
         query=f"SELECT {target.label.name} FROM {target.name} WHERE id NOT IN (SELECT {ref.name} FROM {table.name})",
@@ -101,6 +105,7 @@ def without_any(rng: random.Random, schema: Schema) -> Question:
 
 
 def with_most(rng: random.Random, schema: Schema) -> Question:
+    """SQLite gives equals by the larger id if it is not told: it makes the groups in the order that is asked for."""
     table, target, join = _joined(rng, schema)
     count = rng.randint(1, 3)
     which = f"{target.noun}" if count == 1 else f"{count} {target.name}"
@@ -124,6 +129,7 @@ def targets_beyond(rng: random.Random, schema: Schema) -> Question:
         f"above {bound}.",
         query=f"SELECT {_of(target, target.label)} FROM {join} GROUP BY {target.name}.id "
         f"HAVING AVG({_of(table, number)}) > {bound}",
+        planted=Planted(table=table.name, column=number.name, value=bound, ref=_ref(schema, table, target).name),
     )
 
 

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable
 
-from turnwise.envs.text_to_sql.question import Question
+from turnwise.envs.text_to_sql.question import Planted, Question
 from turnwise.envs.text_to_sql.schema import Column, Schema, Table
 
 AGGREGATES = {"average": "AVG", "highest": "MAX", "lowest": "MIN", "total": "SUM"}
@@ -18,6 +18,11 @@ def middling(rng: random.Random, column: Column) -> int:
     """A number that some rows lie above and some below."""
     span = column.high - column.low
     return rng.randint(column.low + span // 4, column.high - span // 4)
+
+
+def at_the_bound(table: Table, number: Column, bound: int) -> Planted:
+    """A row for which "above" and "at least" differ."""
+    return Planted(table=table.name, column=number.name, value=bound)
 
 
 def is_group(rng: random.Random, group: Column) -> tuple[str, str]:
@@ -43,6 +48,7 @@ def beyond(rng: random.Random, schema: Schema) -> Question:
     return Question(
         text=f"Give the {label.words} of every {table.noun} with {number.words} {word} {bound}.",
         query=f"SELECT {label.name} FROM {table.name} WHERE {number.name} {sign} {bound}",
+        planted=at_the_bound(table, number, bound),
     )
 
 
@@ -53,6 +59,7 @@ def how_many(rng: random.Random, schema: Schema) -> Question:
     return Question(
         text=f"How many {table.name} have {number.words} of at least {bound}?",
         query=f"SELECT COUNT(*) FROM {table.name} WHERE {number.name} >= {bound}",
+        planted=at_the_bound(table, number, bound),
     )
 
 
@@ -72,6 +79,7 @@ def different(rng: random.Random, schema: Schema) -> Question:
     return Question(
         text=f"Give every {group.words} once that {table.name} with {number.words} above {bound} have.",
         query=f"SELECT DISTINCT {group.name} FROM {table.name} WHERE {number.name} > {bound}",
+        planted=at_the_bound(table, number, bound),
     )
 
 
@@ -95,14 +103,17 @@ def missing(rng: random.Random, schema: Schema) -> Question:
 
 
 def first_few(rng: random.Random, schema: Schema) -> Question:
+    """SQLite gives equals by the smaller id if it is not told: so the larger is asked for, and there are equals."""
     table = draw_table(rng, schema, lambda table: table.numbers)
     number, (word, order) = rng.choice(table.numbers), rng.choice((("highest", "DESC"), ("lowest", "ASC")))
-    count, label = rng.randint(2, 5), table.label
+    count, label, most = rng.randint(2, 5), table.label, number.high if order == "DESC" else number.low
     return Question(
         text=f"Give the {label.words} and the {number.words} of the {count} {table.name} with the {word} "
-        f"{number.words}, the {word} first and of equals the smaller id first.",
-        query=f"SELECT {label.name}, {number.name} FROM {table.name} ORDER BY {number.name} {order}, id LIMIT {count}",
+        f"{number.words}, the {word} first and of equals the larger id first.",
+        query=f"SELECT {label.name}, {number.name} FROM {table.name} "
+        f"ORDER BY {number.name} {order}, id DESC LIMIT {count}",
         ordered=True,
+        planted=Planted(table=table.name, column=number.name, value=most, rows=2),
     )
 
 

@@ -6,6 +6,7 @@ FIRST_NAMES = (
     "Ada Ben Cleo Dan Ella Finn Gina Hugo Ida Jan Kira Lars Mia Nils Olga Paul Rosa Sven Tina Udo Vera Will Yara"
 )
 PEOPLE = tuple(FIRST_NAMES.split())
+COLOURS = ("red", "blue", "green", "black", "white", "pink", "grey", "gold", "brown", "lime", "navy", "teal")
 CITIES = ("Bergen", "Cairo", "Lima", "Oslo", "Quito", "Turin")
 COUNTRIES = ("Brazil", "Egypt", "India", "Japan", "Kenya", "Norway")
 OBJECTS = tuple(
@@ -203,11 +204,12 @@ TINY = Schema(
             name="t",
             noun="row",
             columns=(
-                _label(("red", "blue", "green", "black", "white", "pink"), "c"),
-                _number("a", 1, 6),
-                _number("b", 1, 6),
+                _label(COLOURS, "c"),
+                _number("a", 1, 9),
+                _number("b", 1, 9),
+                _number("d", 1, 9),
             ),
-            rows=(6, 6),
+            rows=(8, 8),
         ),
     ),
 )

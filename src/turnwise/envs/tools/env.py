@@ -20,7 +20,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.messages import Message
 from turnwise.core.task import Split
 from turnwise.envs.rubrics import Rewards, judged, rubric_of
-from turnwise.envs.seeds import split_of_state
+from turnwise.envs.seeds import FIRST, split_of_state
 from turnwise.envs.text_env import Outcome
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.tools.box import ToolHands
@@ -50,9 +50,14 @@ class Tools(ToolEnv):
 
     @classmethod
     def check(cls, params: Any) -> None:
+        rows = read_rows(params.tasks)
         cls.make_tools(params)
         cls.make_sources(params)
-        rubric_of(params.reward)
+        for name, part in rubric_of(params.reward).parts.items():
+            column = getattr(part, "against", "")
+            lacking = next((number for number, row in enumerate(rows, 1) if column and column not in row), None)
+            if lacking is not None:
+                raise UserError(f'the reward {name} compares with the column "{column}", which row {lacking} lacks')
 
     @classmethod
     def make_tools(cls, params: Any) -> Sequence[Tool]:
@@ -130,4 +135,6 @@ def _row(line: str, number: int, file: Path) -> Row:
         raise UserError(f"{file} line {number} is no JSON ({str(error)[:80]}): mend it") from error
     if not isinstance(row, dict) or not any(name in row for name in QUESTION):
         raise UserError(f"{file} line {number} has no question: give it one of {', '.join(QUESTION)}")
+    if row.get("split") not in (None, *FIRST):
+        raise UserError(f"{file} line {number}: split is {row['split']!r}: say {', '.join(FIRST)}, or leave it out")
     return row

@@ -37,10 +37,14 @@ class Wish:
     """One that is all of it."""
 
     @property
-    def text(self) -> str:
+    def thing(self) -> str:
+        """What is wanted, for whatever price."""
         chosen = "".join(f", {name} {value}" for name, value in self.options)
-        wanted = " and ".join(self.attributes)
-        return f"Wanted: {self.kind.name} with {wanted}{chosen}, for at most {self.dollars} dollars."
+        return f"{self.kind.name} with {' and '.join(self.attributes)}{chosen}"
+
+    @property
+    def text(self) -> str:
+        return f"Wanted: {self.thing}, for at most {self.dollars} dollars."
 
 
 @lru_cache(maxsize=8)

@@ -8,9 +8,11 @@ from typing import Annotated
 from pydantic import Field
 
 from turnwise.core.messages import Picture
+from turnwise.envs.seeds import split_of_state
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, goes_on, lost, won
-from turnwise.envs.web_shop.catalogue import make_catalogue, make_wish
+from turnwise.envs.web_shop.catalogue import Product, Wish, make_catalogue, make_wish
 from turnwise.envs.web_shop.pages import BACK, BUY, FEATURES, NEXT, PREVIOUS, Page, ProductPage, ResultsPage, SearchPage
+from turnwise.envs.web_shop.player import next_action
 from turnwise.envs.web_shop.ranking import ranking_of
 from turnwise.envs.web_shop.scoring import score
 
@@ -39,9 +41,26 @@ class WebShop(TextEnv):
     params: Params
 
     def reset(self, rng: random.Random) -> str:
-        self.wish = make_wish(rng, make_catalogue(self.params.shop, self.params.products))
+        self.wish = self._drawn(rng)
         self.page: Page = SearchPage()
+        self.seen: dict[str, str] = {}
+        """The fullest page that was shown of each product, by its code."""
         return self.observe()
+
+    def _drawn(self, rng: random.Random) -> Wish:
+        """Of the same split as its product: else another's wish might differ from it in the price alone."""
+        catalogue = make_catalogue(self.params.shop, self.params.products)
+        while True:
+            wish = make_wish(rng, catalogue)
+            if split_of_state(wish.thing) == split_of_state(self._key(wish.target)):
+                return wish
+
+    def start_key(self) -> str:
+        """The product: who has learnt to find it in training, for however much, does not meet it in the test."""
+        return self._key(self.wish.target)
+
+    def _key(self, product: Product) -> str:
+        return f"{self.params.shop}, {self.params.products}: {product.code}"
 
     def observe(self) -> str:
         return f"{self.wish.text}\n{self.page.text}"
@@ -71,6 +90,8 @@ class WebShop(TextEnv):
                 self.page = _from_results(self.page, name)
             case ProductPage():
                 self.page = _from_product(self.page, name)
+        if isinstance(self.page, ProductPage) and (self.page.features or self.page.product.code not in self.seen):
+            self.seen[self.page.product.code] = self.page.text
         return goes_on(self.observe())
 
     def _bought(self) -> Outcome:
@@ -88,21 +109,8 @@ class WebShop(TextEnv):
         return f"click[{rng.choice(self.page.buttons)}]"
 
     def solve(self) -> list[str]:
-        """From any page to the purchase of the product from which the wish was made."""
-        if isinstance(self.page, ProductPage) and self.page.product == self.wish.target:
-            return self._choices(self.page)
-        query = f"{self.wish.target.title} {' '.join(self.wish.target.attributes)}"
-        found = ranking_of(self.params.shop, self.params.products).search(query)
-        turns = found.index(self.wish.target) // self.params.per_page
-        back = [f"click[{BACK}]"] * (not isinstance(self.page, SearchPage))
-        way = [f"search[{query}]", *[f"click[{NEXT}]"] * turns, f"click[{self.wish.target.code}]"]
-        return [*back, *way, *self._choices(None)]
-
-    def _choices(self, page: ProductPage | None) -> list[str]:
-        """What is still to be clicked on the product's page."""
-        chosen = {} if page is None else page.chosen
-        missing = [value for name, value in self.wish.options if chosen.get(name) != value]
-        return [*(f"click[{value}]" for value in missing), f"click[{BUY}]"]
+        """One click at a time, of a player that sees no more than a model does; it wins nearly always."""
+        return [next_action(self.wish.text, self.page.text, self.seen)]
 
     def state_key(self) -> str:
         return self.observe()

@@ -1,5 +1,9 @@
 """The judges of this process: equal settings share one budget, one cache and one set of counters."""
 
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict
+
 from turnwise.rewards.judge.bench import Bench
 from turnwise.rewards.judge.budget import Meter
 from turnwise.rewards.judge.cache import AnswerCache
@@ -7,14 +11,18 @@ from turnwise.rewards.judge.complete import Complete
 from turnwise.rewards.judge.counts import JudgeCounts
 from turnwise.rewards.judge.settings import LOCAL, JudgeSettings
 
+Counted = dict[str, dict[str, float]]
+"""What each judge did, by a hash of its settings: what a checkpoint keeps of it."""
 _benches: dict[str, Bench] = {}
+_before: Counted = {}
 
 
 def bench_for(settings: JudgeSettings) -> Bench:
     """Raises a UserError where its key or its cache cannot be had; a local model is loaded when it is first asked."""
-    key = settings.model_dump_json()
+    key = hashlib.blake2b(settings.model_dump_json().encode(), digest_size=8).hexdigest()
     if key not in _benches:
         counts = JudgeCounts()
+        counts.take_up(_before.get(key, {}))
         meter = Meter(settings.max_calls, settings.max_tokens_total, counts)
         _benches[key] = Bench(settings, _complete(settings, meter), AnswerCache(settings.cache), counts)
     return _benches[key]
@@ -34,6 +42,19 @@ def _complete(settings: JudgeSettings, meter: Meter) -> Complete:
 def forget_benches() -> None:
     """A run's budget and its counters begin with it."""
     _benches.clear()
+    _before.clear()
+
+
+def counted() -> Counted:
+    return _before | {key: asdict(bench.counts) for key, bench in _benches.items()}
+
+
+def take_up(before: Mapping[str, Mapping[str, float]]) -> None:
+    """A run that goes on has spent this already, whether its judges sit here yet or not."""
+    for key, counts in before.items():
+        _before[key] = dict(counts)
+        if key in _benches:
+            _benches[key].counts.take_up(counts)
 
 
 def judge_metrics() -> dict[str, float]:

@@ -7,6 +7,9 @@ from turnwise.core.errors import UserError
 from turnwise.rewards.judge.counts import JudgeCounts
 from turnwise.rewards.per_loop import PerLoop
 
+MORE = "raise its {}; a run goes on so with --from RUN --model.name RUN"
+"""A run that is resumed keeps its settings, and what it has spent."""
+
 
 @dataclass(slots=True)
 class Ticket:
@@ -40,11 +43,11 @@ class Meter:
             settled.clear()
             await settled.wait()
         if self.counts.calls >= self._max_calls:
-            raise UserError(f"the judge's budget of {self._max_calls} calls is spent: raise its max_calls")
+            raise UserError(f"the judge's budget of {self._max_calls} calls is spent: {MORE.format('max_calls')}")
         if self._left() < tokens:
             raise UserError(
                 f"the judge's budget of {self._max_tokens} tokens is spent ({self.counts.tokens} used, the next call "
-                f"may take {tokens}): raise its max_tokens_total"
+                f"may take {tokens}): {MORE.format('max_tokens_total')}"
             )
         self.counts.calls += 1
         self._reserved += tokens

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -103,5 +104,5 @@ def _in_our_words() -> Iterator[None]:
     except UserError as error:
         text = str(error)
         for option, ours in OPTIONS.items():
-            text = text.replace(option, ours)
+            text = re.sub(rf"{option}(?![\w.-])", ours, text)  # --model.name is another
         raise UserError(text if text.startswith("the judge") else f"the judge: {text}") from None

@@ -17,15 +17,17 @@ from turnwise.engine.openai.replies import whole_characters
 from turnwise.tools.sandbox.shortening import shortened
 
 MARKS = re.compile(
-    r"<<|>>|<\||\|>|</?(?:s|bos|eos|start_of_turn|end_of_turn|think|system|user|assistant)>|\[/?INST\]|[｜▁]",
-    re.IGNORECASE,
+    r"<<|>>|<\||\|>|</?\w[^<>\n]{0,99}>"  # <tool_call>, </think>, <function=f>, <0x0A>
+    r"|\[/?(?:[A-Z][A-Z0-9_]+|(?i:inst))\]|[｜▁]"  # [TOOL_RESULTS], [/INST]
 )
+FOLDED = str.maketrans("＜﹤＞﹥［］", "<<>>[]", "\u200b\u2060\ufeff")
+"""What some read as the plain ones; and what nobody sees goes."""
 
 
 def harmless(text: str) -> str:
     """The same to a reader, but no fence and no mark of a chat template."""
     text = "".join(letter for letter in whole_characters(text) if letter >= " " or letter in "\n\t")
-    before = None
+    before, text = None, text.translate(FOLDED)
     while before != text:  # taking one apart may bring another together
         before, text = text, MARKS.sub(lambda mark: f"{mark[0][0]} {mark[0][1:]}" if len(mark[0]) > 1 else " ", text)
     return text

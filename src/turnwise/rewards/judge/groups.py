@@ -35,11 +35,12 @@ class GroupJudge:
     decode: Decode
     """Token ids as text: what the agent was shown is kept as ids alone."""
 
-    async def __call__(self, group: Group) -> tuple[RewardResult, ...]:
+    async def __call__(self, group: Group) -> tuple[RewardResult | None, ...]:
         told = [of_trajectory(trajectory, self.decode) for trajectory in group.trajectories]
-        values = await self._values(Counter(each for each in told if each))
-        pairs = zip(group.trajectories, told, strict=True)
-        return tuple(_at_the_end(trajectory, values.get(each, 0.0)) for trajectory, each in pairs)
+        values = {(): 0.0, **await self._values(Counter(each for each in told if each))}
+        pairs = list(zip(group.trajectories, told, strict=True))
+        self.bench.counts.left_out += sum(each not in values for each in told)
+        return tuple(_at_the_end(member, values[each]) if each in values else None for member, each in pairs)
 
     async def _values(self, counted: Counter[Transcript]) -> Mapping[Transcript, float]:
         if len(counted) == 1 and self.settings.mode != "absolute":
@@ -53,12 +54,20 @@ def _at_the_end(trajectory: Trajectory, value: float) -> RewardResult:
 
 
 async def absolute(counted: Counter[Transcript], settings: JudgeSettings, bench: Bench) -> dict[Transcript, float]:
-    members = list(counted)
-    scores = [
-        bench.ask(prompts.absolute(member, "", "", settings), lambda text: read_score(text, settings.scale))
-        for member in members
-    ]
-    return dict(zip(members, await _together(scores), strict=True))
+    """Of those that there is a verdict on: one that derails the judge takes no other with it."""
+
+    async def score(member: Transcript) -> float | InfrastructureFailure:
+        messages = prompts.absolute(member, "", "", settings)
+        try:
+            return await bench.ask(messages, lambda text: read_score(text, settings.scale))
+        except InfrastructureFailure as failure:
+            return failure
+
+    found = dict(zip(counted, await _together([score(member) for member in counted]), strict=True))
+    failures = [each for each in found.values() if isinstance(each, InfrastructureFailure)]
+    if len(failures) == len(found):
+        raise failures[0]
+    return {member: each for member, each in found.items() if not isinstance(each, InfrastructureFailure)}
 
 
 async def relative(counted: Counter[Transcript], settings: JudgeSettings, bench: Bench) -> dict[Transcript, float]:
@@ -113,7 +122,7 @@ def _pairs(count: int, opponents: int) -> list[tuple[int, int]]:
 
 
 async def _together(asked: Sequence[Awaitable[Found]]) -> list[Found]:
-    """One that fails ends the others: without it the group cannot be compared."""
+    """One that fails ends the others: what they would find is of no use without it."""
 
     async def wait(each: Awaitable[Found]) -> Found:
         return await each

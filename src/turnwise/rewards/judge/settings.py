@@ -1,15 +1,16 @@
 """What a recipe says of a judge. The key to its endpoint is never in there: only where to find it."""
 
-import re
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from turnwise.config.numbers import Positive
+from turnwise.config.secrets import name_of_variable
 from turnwise.config.section import Section
 
 LOCAL = "local"
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+NOT_LOCAL = ("key_env", "key_file", "timeout_s", "retries")
+"""Of requests over a wire."""
 
 
 class JudgeSettings(Section):
@@ -58,9 +59,7 @@ class JudgeSettings(Section):
     @field_validator("key_env")
     @classmethod
     def _a_name(cls, value: str) -> str:
-        if value and not NAME.fullmatch(value):  # perhaps the key itself: it is not shown
-            raise ValueError("that is no name of a variable: put the key into one, and its name here")
-        return value
+        return name_of_variable(value) if value else value
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -68,6 +67,9 @@ class JudgeSettings(Section):
             raise ValueError("scale must go from a lower number to a higher one")
         if self.key_env and self.key_file:
             raise ValueError("give key_env or key_file, not both")
+        unread = [name for name in NOT_LOCAL if name in self.model_fields_set]
+        if self.endpoint == LOCAL and unread:
+            raise ValueError(f'{unread[0]} has no effect: it is for endpoints, and endpoint is "{LOCAL}"')
         if self.opponents and self.mode != "pairwise":
             raise ValueError('opponents has no effect: it is for mode = "pairwise"')
         return self

@@ -1,8 +1,5 @@
-"""Answers in words: the same, or how much of them is the same. Both as SQuAD (arXiv 1606.05250) compares them."""
+"""Answers in words, against those that a row accepts."""
 
-import re
-import string
-from collections import Counter
 from typing import Annotated
 
 from pydantic import Field
@@ -10,27 +7,7 @@ from pydantic import Field
 from turnwise.config.section import Section
 from turnwise.rewards.parts.texts import looked_at, references
 from turnwise.rewards.rubric import Answered
-
-ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-PUNCTUATION = str.maketrans("", "", string.punctuation)
-
-
-def normalised(text: str) -> str:
-    """Lower case, without punctuation, articles and spaces to spare."""
-    return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
-
-
-def exact_match(answer: str, reference: str) -> float:
-    return float(normalised(answer) == normalised(reference))
-
-
-def f1(answer: str, reference: str) -> float:
-    """The harmonic mean of precision and recall of the words."""
-    got, wanted = normalised(answer).split(), normalised(reference).split()
-    if not got or not wanted:
-        return float(got == wanted)
-    shared = (Counter(got) & Counter(wanted)).total()
-    return 2 * shared / (len(got) + len(wanted))
+from turnwise.rewards.words import exact_match, graded_f1
 
 
 class ExactMatch(Section):
@@ -51,8 +28,11 @@ class F1(Section):
     """The column with the accepted answer, or a list of them."""
     at_least: Annotated[float, Field(ge=0, le=1)] = 0.0
     """A smaller share counts as none: single words are soon guessed."""
+    precision: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """More than this share of the answer's own words must be right: a list of guesses is worth nothing."""
 
     async def __call__(self, answered: Answered) -> float:
         answer = looked_at(answered, "answer")
-        share = max(f1(answer, each) for each in references(answered.row, self.against))
-        return share if share >= self.at_least else 0.0
+        return max(
+            graded_f1(answer, each, self.at_least, self.precision) for each in references(answered.row, self.against)
+        )

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from turnwise.rewards.parts.texts import column, looked_at
 from turnwise.rewards.rubric import Answered
 from turnwise.rewards.sql_equality import asks_for_order, equal_results
 from turnwise.tools.sql_query import SqlLimits, run_query
+from turnwise.tools.sql_thread import in_thread
 from turnwise.tools.tool import ToolError
 
 BLOCK = re.compile(r"```[ \t]*(?:sqlite|sql)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
@@ -34,14 +36,15 @@ class SqlResult(Section):
     async def __call__(self, answered: Answered) -> float:
         right = str(column(answered.row, self.against))
         database = Path(self.database or str(column(answered.row, "database"))).expanduser()
-        limits = SqlLimits(timeout_s=self.timeout_s, max_rows=self.max_rows)
+        run = partial(run_query, database, limits=SqlLimits(timeout_s=self.timeout_s, max_rows=self.max_rows))
+        said = query_of(looked_at(answered, "answer"))
         try:
-            wanted = await asyncio.to_thread(run_query, database, right, limits)
+            wanted = await asyncio.wrap_future(in_thread(partial(run, right)))
         except ToolError as error:
             raise EnvironmentFailure(f"the query of a row fails, {right[:200]!r}: {error}") from error
         try:
-            got = await asyncio.to_thread(run_query, database, query_of(looked_at(answered, "answer")), limits)
-        except ToolError:
+            got = await asyncio.wrap_future(in_thread(partial(run, said)))
+        except ToolError:  # too long is wrong too
             return 0.0
         return float(equal_results(got, wanted, ordered=asks_for_order(right)))
 

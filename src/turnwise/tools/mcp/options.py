@@ -1,25 +1,23 @@
 """What a recipe says of a server: `{ mcp = "npx -y @modelcontextprotocol/server-filesystem data" }`, or a URL."""
 
 import os
-import re
 import shlex
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from turnwise.config.numbers import Positive
+from turnwise.config.secrets import VARIABLE, split_url
 from turnwise.core.errors import UserError
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NamesOfVariables = dict[str, str]
 INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "SHELL", "TMPDIR", "TZ", "USER")
 """All that a server gets of our environment: the rest may hold keys."""
-VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 LABEL_CHARS = 60
 
 
@@ -63,7 +61,8 @@ class Server:
     command: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     folder: str | None = None
-    url: str = ""
+    url: str = field(default="", repr=False)
+    """With its query, which is nobody's to see; the label is without."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     secrets: tuple[str, ...] = field(default=(), repr=False)
 
@@ -100,11 +99,8 @@ def find_server(options: McpOptions) -> Server:
 
 
 def _at_url(options: McpOptions) -> Server:
-    parts = urlsplit(options.mcp)
-    if not parts.hostname:
-        raise UserError("mcp: the URL names no host: write it as http://HOST:PORT/mcp")
-    if parts.username or parts.password:
-        raise UserError("mcp: the URL holds a password: give it by headers, which name an environment variable")
+    mend = "give it by headers, which name an environment variable"
+    parts = split_url(options.mcp, option="mcp", example="http://HOST:PORT/mcp", mend=mend)
     label = _label(parts._replace(query="", fragment="").geturl())
     for name in ("env", "cwd"):
         if getattr(options, name):

@@ -4,20 +4,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from turnwise.config.options import read_options
+from turnwise.config.secrets import name_of_variable
 from turnwise.core.errors import UserError
 from turnwise.tools.search.hits import Searcher
 from turnwise.tools.search.limits import MOST_HITS
 from turnwise.tools.search.manifest import Mode
-from turnwise.tools.search.tool import TOP, SearchTool
+from turnwise.tools.search.tool import NAME, TOP, SearchTool
 from turnwise.tools.tool import Tool
 
 
 class SearchOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
+    name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")] = NAME
+    """How the model calls it: two indexes are two tools by two names."""
     index: str | None = None
     """A folder that `turnwise index` wrote."""
     url: str | None = None
@@ -26,7 +29,7 @@ class SearchOptions(BaseModel):
     """How passages are ranked; left out: hybrid where the index has vectors, else lexical. A server has its own."""
     top: Annotated[int | None, Field(ge=1, le=MOST_HITS)] = None
     """Passages of every search; left out: the model may say how many, and gets three if it does not."""
-    key_env: str | None = None
+    key_env: Annotated[str, AfterValidator(name_of_variable)] | None = None
     """The variable of the environment that holds the server's key; left out: TURNWISE_SEARCH_KEY, where it is set."""
 
 
@@ -34,7 +37,7 @@ def make_search(options: Mapping[str, Any]) -> Tool:
     """Opens the index, or finds the server; what is wrong with the options is one line."""
     given = read_options(SearchOptions, options, "the tool search")
     top, chooses = given.top or TOP, given.top is None
-    return SearchTool(_searcher(given), top=top, chooses_top=chooses)
+    return SearchTool(_searcher(given), top=top, chooses_top=chooses, name=given.name)
 
 
 def _searcher(given: SearchOptions) -> Searcher:

@@ -4,13 +4,13 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from ipaddress import ip_address
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult
 
 import httpx2
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from turnwise.config import secrets
 from turnwise.core.errors import UserError
 from turnwise.tools.search.batching import Broken
 from turnwise.tools.search.hits import Hit
@@ -92,40 +92,18 @@ def _hit(found: _Found) -> Hit:
 
 
 def search_url(url: str) -> str:
-    """With the path of searches behind it; refuses what is no address, or holds a password."""
-    try:
-        parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port
-    except ValueError:
-        host, parts = None, urlsplit("")
-    if parts.scheme not in ("http", "https") or not host:
-        raise UserError(f"url {url}: must be an address such as http://127.0.0.1:8080")
-    if parts.username or parts.password:
-        raise UserError(f"url of {host} holds a password, which would be saved: set {KEY_VARIABLE} instead")
+    """With the path of searches behind it."""
+    parts = _split(url)
     path = parts.path.rstrip("/")
     return parts._replace(path=path if path.endswith(PATH) else path + PATH, query="", fragment="").geturl()
 
 
 def read_key(url: str, variable: str | None, environment: Mapping[str, str] = os.environ) -> str | None:
-    """The key from the variable that was named, or else from TURNWISE_SEARCH_KEY where there is one.
-
-    Unless it is named, a key never goes over an unencrypted line to another machine.
-    """
-    parts = urlsplit(url)
-    if variable is None and parts.scheme == "http" and not is_local(parts.hostname or ""):
-        return None
-    key = environment.get(variable or KEY_VARIABLE, "").strip()
-    if variable is not None and not key:
-        raise UserError(f"key_env = {variable}: that variable is not set: export {variable}=KEY")
-    if not (key.isascii() and key.isprintable()):
-        raise UserError(f"the key in {variable or KEY_VARIABLE} holds characters that no key has: set it again")
-    return key or None
+    """The key from the variable that was named, or else from TURNWISE_SEARCH_KEY where there is one."""
+    given = {"default": KEY_VARIABLE, "option": "key_env"}
+    return secrets.read_key(_split(url), variable, **given, environment=environment)
 
 
-def is_local(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
+def _split(url: str) -> SplitResult:
+    """Refuses what is no address, or holds a key."""
+    return secrets.split_url(url, option="url", example="http://127.0.0.1:8080", mend=f"set {KEY_VARIABLE} instead")

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from turnwise.config.secrets import is_local
 from turnwise.core.errors import UserError
 from turnwise.tools.search.hits import Hit, Searcher
 from turnwise.tools.search.limits import (
@@ -25,7 +26,7 @@ from turnwise.tools.search.limits import (
     MOST_QUERIES,
     MOST_REQUEST_BYTES,
 )
-from turnwise.tools.search.remote import PATH, is_local
+from turnwise.tools.search.remote import PATH
 
 IDLE_S = 60.0
 """A connection that says nothing for so long is closed."""

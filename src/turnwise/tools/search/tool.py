@@ -11,7 +11,7 @@ from turnwise.tools.search.limits import LONGEST_QUERY, MOST_HITS, MOST_QUERIES
 from turnwise.tools.search.passages import clean, one_line
 from turnwise.tools.tool import ToolError, ToolResult, ToolRules
 
-TOP = 3
+NAME, TOP = "search", 3
 MOST_CHARACTERS = 4000
 """Of what the agent sees of one search."""
 NOTHING = "Nothing found."
@@ -20,7 +20,7 @@ RULES = ToolRules(timeout_s=60.0, concurrency=4096, retries=3, pure=True)
 """As many at the same time as there are episodes: they share a call, so a limit would only make calls smaller."""
 
 
-def search_spec(*, chooses_top: bool, top: int) -> ToolSpec:
+def search_spec(*, chooses_top: bool, top: int, name: str = NAME) -> ToolSpec:
     """`chooses_top`: whether the model says how many passages it wants."""
     properties: dict[str, Any] = {"query": {"type": "string", "description": "What to look for."}}
     if chooses_top:
@@ -32,7 +32,7 @@ def search_spec(*, chooses_top: bool, top: int) -> ToolSpec:
             "maximum": MOST_HITS,
         }
     return ToolSpec(
-        name="search",
+        name=name,
         description="Finds passages by their words.",
         parameters={"type": "object", "properties": properties, "required": ["query"]},
     )
@@ -43,10 +43,10 @@ class SearchTool:
 
     rules = RULES
 
-    def __init__(self, searcher: Searcher, *, top: int = TOP, chooses_top: bool = True) -> None:
+    def __init__(self, searcher: Searcher, *, top: int = TOP, chooses_top: bool = True, name: str = NAME) -> None:
         """`chooses_top` False: the query is all that the model gives, so it may stand alone in a plain call."""
         self._searcher, self._top, self._chooses_top = searcher, top, chooses_top
-        self.spec = search_spec(chooses_top=chooses_top, top=top)
+        self.spec = search_spec(chooses_top=chooses_top, top=top, name=name)
         self._batcher: Batcher[tuple[str, int], list[Hit]] = Batcher(self._search, most=MOST_QUERIES)
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
