@@ -90,7 +90,7 @@ def test_a_server_that_dies_is_no_failure_of_the_agent(tmp_path: Path) -> None:
     found = collect(files(tmp_path), says)
     (group,) = found.groups
     assert [each.status for each in group.trajectories] == [Status.SUCCEEDED] * 4
-    assert sorted(each.attempt for each in group.trajectories) == [0, 0, 0, 1]
+    assert [each.attempt for each in group.trajectories] == [0] * 4, "with the same luck"
     assert found.counts == Counter(infra_errors=1)
 
 
