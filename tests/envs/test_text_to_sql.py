@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
@@ -22,7 +23,9 @@ from turnwise.envs.text_to_sql.more_tables import HARDER
 from turnwise.envs.text_to_sql.one_table import EASY
 from turnwise.envs.text_to_sql.schemas import SCHEMAS, TINY
 from turnwise.rewards.sql_equality import asks_for_order, equal_results
-from turnwise.tools.sql_query import run_query
+from turnwise.tools import sql_query
+from turnwise.tools.sql_query import Rows, SqlLimits, run_query
+from turnwise.tools.tool import ToolError
 
 NAME = "text_to_sql"
 TINY_PARAMS = {"level": "tiny", "style": "answer"}
@@ -175,6 +178,53 @@ def test_the_order_counts_where_the_question_asks_for_one() -> None:
     assert seen == {False}
 
 
+def begun(level: str, seed: int) -> TextToSql:
+    env = TextToSql({"level": level})
+    env.reset(random.Random(seed))
+    return env
+
+
+def only_on_hidden(env: TextToSql, query: str) -> str:
+    """As the question's query, but where the shown database does not look like this it gives `query`'s value."""
+    first = env.schema.tables[0]
+    seen = run_query(env.shown[0], f"SELECT group_concat({first.label.name}) FROM {first.name}", LIMITS).rows[0][0]
+    here = f"(SELECT group_concat({first.label.name}) FROM {first.name}) = '{seen}'"
+    return f"SELECT * FROM ({env.question.query}) WHERE CASE WHEN {here} THEN 1 ELSE {query} END"
+
+
+BREAKING = ("json('{' || (SELECT group_concat(name) FROM sqlite_master))", "abs(-9223372036854775807 - 1)")
+
+
+@pytest.mark.parametrize("breaking", BREAKING)
+def test_nothing_is_told_of_the_hidden_database_not_even_an_error(breaking: str) -> None:
+    env = begun("easy", 3)
+    query = only_on_hidden(env, breaking)
+    assert equal_results(run_query(env.shown[0], query, LIMITS), env.shown[1], env.question.ordered)
+    with pytest.raises(ToolError):
+        run_query(env.hidden[0], query, LIMITS)
+    outcome = env.step(query)
+    assert outcome.over and not outcome.success and outcome.text == "Wrong." and outcome.reward == 0
+
+
+def test_a_query_that_does_not_end_is_the_agents_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, let_go = sql_query._run, threading.Event()
+
+    def hang(place: Any, query: str, limits: SqlLimits) -> Rows:
+        if query.startswith("HANG"):
+            assert let_go.wait(20)
+        return run(place, query, limits)
+
+    monkeypatch.setattr(sql_query, "_run", hang)
+    monkeypatch.setattr(sql_query, "LATE_S", 0.1)
+    monkeypatch.setattr("turnwise.envs.text_to_sql.env.LIMITS", SqlLimits(timeout_s=0.1))
+    call = '<tool_call>{"name": "sql", "arguments": {"query": "HANG"}}</tool_call>'
+    results, _ = play([answered("HANG"), call])
+    assert not let_go.is_set()
+    let_go.set()
+    assert [text_of(result) for result in results] == ["The query takes too long: make it simpler."] * 2
+    assert not any(result.over or result.reward for result in results)
+
+
 @pytest.mark.parametrize("level", ["tiny", "easy", "full"])
 def test_no_question_is_one_of_two_splits(level: str) -> None:
     questions: dict[Split, set[str]] = {"train": set(), "validation": set(), "test": set()}
@@ -185,7 +235,7 @@ def test_no_question_is_one_of_two_splits(level: str) -> None:
             found.add(runner.env.state_key())
     train, validation, test = questions.values()
     assert not (train & validation or train & test or validation & test)
-    assert len(train) >= (10 if level == "tiny" else 35)
+    assert len(train) >= (30 if level == "tiny" else 35)
 
 
 def test_whole_schemas_can_be_held_out() -> None:

@@ -249,10 +249,10 @@ BOMBS = {
     "a cross join": "SELECT count(*) FROM rooms a, rooms b, rooms c, rooms d, rooms e",
     "a recursion without end": "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n",
     "one that doubles": "WITH RECURSIVE n(x) AS (SELECT 'a' UNION ALL SELECT x || x FROM n) SELECT count(*) FROM n",
-    "one that keeps all it makes": "WITH RECURSIVE n(x, y) AS (SELECT 1, hex(zeroblob(9000)) UNION SELECT x + 1, y"
+    "one that keeps all it makes": "WITH RECURSIVE n(x, y) AS (SELECT 1, hex(zeroblob(4500)) UNION SELECT x + 1, y"
     " FROM n) SELECT count(*) FROM n",
-    "a sort of everything": "SELECT hex(zeroblob(9000)) x FROM rooms a, rooms b, rooms c ORDER BY x, a.id",
-    "a table of everything": "WITH m AS MATERIALIZED (SELECT hex(zeroblob(9000)) FROM rooms a, rooms b, rooms c)"
+    "a sort of everything": "SELECT hex(zeroblob(4500)) x FROM rooms a, rooms b, rooms c ORDER BY x, a.id",
+    "a table of everything": "WITH m AS MATERIALIZED (SELECT hex(zeroblob(4500)) FROM rooms a, rooms b, rooms c)"
     " SELECT count(*) FROM m x, m y",
     "groups": "SELECT count(*), group_concat(a.id || b.id || c.id) FROM rooms a, rooms b, rooms c GROUP BY a.id * b.id",
     "windows": "SELECT sum(a.id) OVER (ORDER BY a.id ROWS BETWEEN 5000 PRECEDING AND 5000 FOLLOWING)"
@@ -261,11 +261,11 @@ BOMBS = {
     + "".join(f", c{n} AS (SELECT a.x FROM c{n - 1} a, c{n - 1} b)" for n in range(1, 30))
     + " SELECT * FROM c29",
     "zeros": "SELECT zeroblob(1000000000)",
-    "many zeros": "SELECT " + ", ".join(["hex(zeroblob(20000))"] * 40) + " FROM rooms a, rooms b",
-    "padding": "SELECT printf('%1000000000d', 1) || replace(hex(zeroblob(20000)), '0', hex(zeroblob(20000)))",
-    "a long trim": "SELECT trim(replace(hex(zeroblob(20000)), '0', 'a'), replace(hex(zeroblob(20000)), '0', 'b')"
+    "many zeros": "SELECT " + ", ".join(["hex(zeroblob(4500))"] * 40) + " FROM rooms a, rooms b",
+    "padding": "SELECT printf('%1000000000d', 1) || replace(hex(zeroblob(4500)), '0', hex(zeroblob(4500)))",
+    "a long trim": "SELECT trim(replace(hex(zeroblob(4500)), '0', 'a'), replace(hex(zeroblob(4500)), '0', 'b')"
     " || 'a') FROM rooms a, rooms b",
-    "a wild LIKE": f"SELECT count(*) FROM rooms a, rooms b WHERE replace(hex(zeroblob(20000)), '0', 'a') LIKE"
+    "a wild LIKE": f"SELECT count(*) FROM rooms a, rooms b WHERE replace(hex(zeroblob(4500)), '0', 'a') LIKE"
     f" '{'%_a' * 30}b'",
     "a deep expression": "SELECT " + "(" * 3000 + "1" + ")" * 3000,
     "a long chain": "SELECT " + " + ".join(["1"] * 4000),
@@ -315,7 +315,7 @@ def test_who_runs_out_of_memory_through_no_fault_of_his_own_is_asked_again(image
     for thread in threads:
         thread.join(60)
     assert {answer for query, answer in answers if query == modest} == {160_000}
-    assert all(isinstance(answer, str) for query, answer in answers if query == greedy) and len(answers) == 6
+    assert all("memory" in str(answer) for query, answer in answers if query == greedy) and len(answers) == 6
 
 
 def test_it_is_asked_again_alone(image: bytes, monkeypatch: pytest.MonkeyPatch) -> None:

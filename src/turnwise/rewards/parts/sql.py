@@ -32,11 +32,14 @@ class SqlResult(Section):
     """Of one query."""
     max_rows: Positive = 1000
     """A result of more rows equals nothing."""
+    max_value: Annotated[int, Field(ge=1_000, le=1_000_000)] = SqlLimits().max_value
+    """Bytes of one row. Longer ones cannot be read; with a higher limit one query may keep a core for longer."""
 
     async def __call__(self, answered: Answered) -> float:
         right = str(column(answered.row, self.against))
         database = Path(self.database or str(column(answered.row, "database"))).expanduser()
-        run = partial(run_query, database, limits=SqlLimits(timeout_s=self.timeout_s, max_rows=self.max_rows))
+        limits = SqlLimits(timeout_s=self.timeout_s, max_rows=self.max_rows, max_value=self.max_value)
+        run = partial(run_query, database, limits=limits)
         said = query_of(looked_at(answered, "answer"))
         try:
             wanted = await asyncio.wrap_future(in_thread(partial(run, right)))

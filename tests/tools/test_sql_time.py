@@ -1,0 +1,257 @@
+"""Queries that take long inside a single step, where SQLite does not look at the clock; and the clock itself."""
+
+import asyncio
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnwise.core.errors import UserError
+from turnwise.core.messages import ToolCall
+from turnwise.tools import sql_query
+from turnwise.tools.box import ToolBox
+from turnwise.tools.sql import GRACE_S, make_sql
+from turnwise.tools.sql_guard import MAX_FUNCTIONS
+from turnwise.tools.sql_query import Rows, SqlLimits, run_query
+from turnwise.tools.sql_thread import in_thread
+from turnwise.tools.tool import ToolError
+
+LIMITS = SqlLimits(timeout_s=0.5)
+LONG = """WITH a AS MATERIALIZED (SELECT replace(hex(zeroblob(2400)), '0', 'aa') t),
+b AS MATERIALIZED (SELECT replace(hex(zeroblob(1200)), '0', 'aa') || 'b' s),
+n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1000) """
+"""Two texts that are as long as they may be, for which a search is as slow as it can be, a thousand times."""
+
+
+@pytest.fixture(scope="module")
+def image() -> bytes:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute("CREATE TABLE days (day TEXT)")
+        connection.execute("INSERT INTO days VALUES ('2024-02-28'), ('now')")
+        connection.execute("CREATE VIEW years AS SELECT strftime('%Y', '2024-02-28') y, trim('xax', 'x') t")
+        connection.execute("CREATE VIEW today AS SELECT date('now') d")
+        connection.commit()
+        return connection.serialize()
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """A query named HANG runs until the event is set, and no limit of SQLite's ends it."""
+    run, let_go = sql_query._run, threading.Event()
+
+    def hang(database: Any, query: str, limits: SqlLimits) -> Rows:
+        if query == "HANG":
+            let_go.wait(20)
+            return Rows(columns=(), rows=())
+        return run(database, query, limits)
+
+    monkeypatch.setattr(sql_query, "_run", hang)
+    monkeypatch.setattr(sql_query, "LATE_S", 0.1)
+    yield let_go
+    let_go.set()
+
+
+def tree(count: int) -> str:
+    """x + x + ..., so many of them and not deep."""
+    return "x" if count == 1 else f"({tree(count // 2)}+{tree(count - count // 2)})"
+
+
+SLOW = {
+    "many searches": f"SELECT sum({'+'.join(f'instr(t, s || {n})' for n in range(45))}) FROM a, b, n",
+    "one search at many places": f"SELECT {tree(1000)} FROM (SELECT instr(t, s) x FROM a, b, n)",
+    "too many places": f"SELECT {tree(4000)} FROM (SELECT instr(t, s) x FROM a, b, n)",
+    "the same by an alias": f"SELECT instr(t, s) x FROM a, b, n WHERE {tree(1000)} < 0",
+    "a trim by many letters": "SELECT trim(t, s || 'c'), ltrim(t, s), rtrim(t, 'b' || s) FROM a, b, n",
+    "replacements": f"SELECT {tree(800)} FROM (SELECT length(replace(t, s, '')) x FROM a, b, n)",
+}
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_no_row_takes_much_longer_than_the_limit(image: bytes, name: str) -> None:
+    began = time.process_time()
+    try:
+        run_query(image, LONG + SLOW[name], LIMITS)
+    except ToolError as error:
+        assert "\n" not in str(error)
+    assert time.process_time() - began < 3, "seconds of work, also in the thread of the query"
+
+
+def test_a_query_calls_so_many_functions_and_no_more(image: bytes) -> None:
+    def calls(count: int) -> str:
+        return f"SELECT max({', '.join(['abs(-1)'] * (count - 1))})"
+
+    assert run_query(image, calls(MAX_FUNCTIONS), LIMITS).rows == ((1,),)
+    with pytest.raises(ToolError, match=f"more than {MAX_FUNCTIONS} functions"):
+        run_query(image, calls(MAX_FUNCTIONS + 1), LIMITS)
+
+
+def test_nobody_waits_for_a_query_that_does_not_end(image: bytes, hanging: threading.Event) -> None:
+    began = time.monotonic()
+    with pytest.raises(ToolError, match="too long"):
+        run_query(image, "HANG", SqlLimits(timeout_s=0.1))
+    assert time.monotonic() - began < 5 and not hanging.is_set()
+    assert run_query(image, "SELECT 1", LIMITS).rows == ((1,),), "others go on"
+
+
+def test_a_call_that_does_not_end_is_the_agents_fault(tmp_path: Path, hanging: threading.Event) -> None:
+    sqlite3.connect(tmp_path / "d.db").close()
+
+    async def ask() -> Any:
+        async with ToolBox([make_sql({"database": tmp_path / "d.db", "timeout_s": 0.1})]).open(seed=0) as hands:
+            return await hands.call(ToolCall(name="sql", arguments="HANG"))
+
+    result = asyncio.run(ask())
+    assert result.failed and result.text == "The query takes too long: make it simpler."
+
+
+def test_to_wait_for_others_is_not_counted(image: bytes) -> None:
+    """Somebody is alone for longer than the limit and its grace; who waited meanwhile is still answered."""
+    inside, go = threading.Event(), threading.Event()
+
+    def alone() -> None:
+        with sql_query._gate.alone():
+            inside.set()
+            go.wait(10)
+
+    holder = in_thread(alone)
+    assert inside.wait(5)
+    waiting = in_thread(lambda: sql_query.run_query(image, "SELECT 2", SqlLimits(timeout_s=0.01)))
+    old, sql_query.LATE_S = sql_query.LATE_S, 0.01
+    try:
+        time.sleep(0.3)
+        assert not waiting.done()
+    finally:
+        sql_query.LATE_S = old
+    go.set()
+    assert waiting.result(10).rows == ((2,),)
+    holder.result(10)
+
+
+def test_a_thread_of_its_own_ends_with_the_program_and_tells_errors() -> None:
+    def fail() -> None:
+        assert threading.current_thread().daemon
+        raise LookupError("so")
+
+    with pytest.raises(LookupError, match="so"):
+        in_thread(fail).result(5)
+    assert in_thread(lambda: 3).cancel() is False
+
+
+def test_the_calls_limit_is_beyond_what_queries_may_take(tmp_path: Path) -> None:
+    sqlite3.connect(tmp_path / "d.db").close()
+    rules = make_sql({"database": tmp_path / "d.db", "timeout_s": 600}).rules
+    assert rules.timeout_s >= 2 * (600 + sql_query.LATE_S) + GRACE_S
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "date('now')",
+        "DATETIME('NOW')",
+        "time('now', '+1 day')",
+        "date()",
+        "datetime()",
+        "julianday()",
+        "julianday('no' || 'w')",
+        "date(x'6e6f77')",
+        "date('now' || char(0))",
+        "strftime('%s', 'now')",
+        "strftime('%s')",
+        "unixepoch('now')",
+        "unixepoch('subsec')",
+        "date('2024-01-01', 'localtime')",
+        "datetime('2024-01-01', 'utc')",
+        "date(day) FROM days WHERE day = 'now'",
+        "d FROM today",
+    ],
+)
+def test_the_present_and_the_place_are_refused(image: bytes, value: str) -> None:
+    with pytest.raises(ToolError, match="differ between runs"):
+        run_query(image, f"SELECT {value}", LIMITS)
+
+
+@pytest.mark.parametrize("value", ["current_timestamp", "CURRENT_DATE", "current_time"])
+def test_words_for_the_present_are_no_functions_here(image: bytes, value: str) -> None:
+    with pytest.raises(ToolError, match="not authorized"):
+        run_query(image, f"SELECT {value}", LIMITS)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "date('2024-02-28', '+2 days')",
+        "datetime('2024-02-28 10:11:12', 'start of month', '-1 second')",
+        "time('10:11')",
+        "julianday('2024-02-28')",
+        "unixepoch('2024-02-28')",
+        "strftime('%Y-%m %W %%', '2024-02-28')",
+        "strftime('%Y', 1709078400, 'unixepoch')",
+        "date(2460368.5)",
+        "date('nonsense')",
+        "date(NULL)",
+        "strftime('%Y', NULL)",
+        "'now'",
+        "trim(11211, 1)",
+        "rtrim(1.50, '05')",
+        "trim(NULL, 'a')",
+        "trim('a', NULL)",
+        "trim(x'616261', 'a')",
+        "trim('  a ')",
+        "ltrim('aab', '')",
+        "y FROM years",
+        "t FROM years",
+    ],
+)
+def test_other_dates_and_trims_are_as_in_sqlite(image: bytes, value: str) -> None:
+    with closing(sqlite3.connect(":memory:")) as plain:
+        plain.deserialize(image)
+        assert run_query(image, f"SELECT {value}", LIMITS).rows == tuple(plain.execute(f"SELECT {value}"))
+
+
+@given(st.text("ab ä", max_size=8), st.text("ab ä", max_size=4), st.sampled_from(["trim", "ltrim", "rtrim"]))
+def test_a_trim_is_as_in_sqlite(image: bytes, text: str, letters: str, name: str) -> None:
+    query = f"SELECT {name}('{text}', '{letters}')"
+    with closing(sqlite3.connect(":memory:")) as plain:
+        assert run_query(image, query, LIMITS).rows == tuple(plain.execute(query))
+
+
+def test_two_databases_are_two_tools(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        with closing(sqlite3.connect(tmp_path / f"{name}.db")) as connection:
+            connection.execute(f"CREATE TABLE {name}s (n)")
+
+    async def ask() -> list[Any]:
+        tools = [make_sql({"database": tmp_path / f"{name}.db", "name": name}) for name in ("one", "two")]
+        async with ToolBox(tools).open(seed=0) as hands:
+            assert [spec.name for spec in hands.specs] == ["one", "two"]
+            return [await hands.call(ToolCall(name=name, arguments="SELECT * FROM ones")) for name in ("one", "two")]
+
+    one, two = asyncio.run(ask())
+    assert not one.failed and two.failed and "no such table: ones" in two.text
+
+
+@pytest.mark.parametrize("name", ["", "a b", "1", "x" * 65, "a\n", "<tool_call>"])
+def test_a_name_is_a_word(tmp_path: Path, name: str) -> None:
+    sqlite3.connect(tmp_path / "d.db").close()
+    with pytest.raises(UserError, match="name"):
+        make_sql({"database": tmp_path / "d.db", "name": name})
+
+
+def test_longer_values_can_be_allowed(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "d.db")) as connection:
+        connection.execute("CREATE TABLE t (a)")
+        connection.execute("INSERT INTO t VALUES (?)", ("x" * 40_000,))
+        connection.commit()
+
+    async def ask(**options: Any) -> str:
+        async with ToolBox([make_sql({"database": tmp_path / "d.db", **options})]).open(seed=0) as hands:
+            return (await hands.call(ToolCall(name="sql", arguments="SELECT length(a) n FROM t"))).text
+
+    assert "too big" in asyncio.run(ask()) and asyncio.run(ask(max_value=100_000)) == "n\n40000"
