@@ -2,8 +2,10 @@
 
 import json
 import re
+import sys
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
@@ -96,6 +98,21 @@ def best_of(scores: np.ndarray, top: int, above: float = -np.inf) -> Ranked:
 
 def _bm25s() -> Any:
     try:
-        return import_module("bm25s")
+        with _without_jax():
+            return import_module("bm25s")
     except ModuleNotFoundError as error:
         raise UserError("search needs bm25s: pip install 'turnwise[search]'") from error
+
+
+@contextmanager
+def _without_jax() -> Iterator[None]:
+    """bm25s tries jax where it finds it, and jax then keeps three quarters of a GPU's memory for itself."""
+    hidden = {name: sys.modules.pop(name, None) for name in ("jax", "jax.lax")}
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name, module in hidden.items():
+            del sys.modules[name]
+            if module is not None:
+                sys.modules[name] = module
