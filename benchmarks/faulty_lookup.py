@@ -1,4 +1,7 @@
-"""`lookup` whose tool breaks in a fifth of all calls, not by the agent's fault: env.kind for tool_learning.py."""
+"""`lookup` whose tool breaks in a fifth of all calls, not by the agent's fault: env.kind for tool_learning.py.
+
+A broken call is made again, as tools' calls are; one that breaks three times breaks its episode, which is run again.
+"""
 
 import os
 import random
@@ -7,7 +10,7 @@ from typing import Any
 
 from turnwise.envs.lookup.env import Lookup
 from turnwise.envs.lookup.env import room as sound_room
-from turnwise.tools.function import from_function, tool
+from turnwise.tools.function import from_function
 from turnwise.tools.tool import Tool, ToolResult
 
 SHARE = float(os.environ.get("FAULTS", "0.2"))
@@ -15,7 +18,6 @@ SHARE = float(os.environ.get("FAULTS", "0.2"))
 LUCK = random.Random(0)
 
 
-@tool(retries=0)  # so that every fault breaks an episode
 def room(name: str, state: Lookup) -> ToolResult:
     """The room of a person."""
     if LUCK.random() < SHARE:

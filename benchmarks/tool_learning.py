@@ -22,7 +22,7 @@ FAULTY = f"{Path(__file__).parent / 'faulty_lookup.py'}:FaultyLookup"
 CASES = {
     "process reward": ["--env.params.call_reward=0.5"],
     "outcome alone": ["--env.params.call_reward=0"],
-    "faults": ["--env.params.call_reward=0.5", f"--env.kind={FAULTY}", "--rollout.attempts=10"],
+    "faults": ["--env.params.call_reward=0.5", f"--env.kind={FAULTY}"],
 }
 GOAL = 0.9
 ASKED = ("Room of ", "?")

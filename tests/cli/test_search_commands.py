@@ -35,6 +35,18 @@ def test_files_are_indexed_and_searched(folder: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == "nothing found\n"
 
 
+def test_files_that_were_not_read_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["index", "docs", "--to", "whole"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2, "nothing to tell"
+    (folder / "docs" / "report.pdf").write_bytes(b"%PDF")
+    (folder / "docs" / "empty.txt").touch()
+    assert cli.main(["index", "docs", "--to", "part"]) == 0
+    _, told, _ = capsys.readouterr().out.splitlines()
+    assert (
+        told.startswith("left out 1 file (report.pdf): not .txt, ") and "left out 1 file (empty.txt): no text" in told
+    )
+
+
 @pytest.mark.parametrize(
     ("tokens", "said"),
     [

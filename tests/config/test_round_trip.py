@@ -153,3 +153,11 @@ def test_a_run_is_found_by_its_name_and_by_its_path(tmp_path: Path) -> None:
 
 def test_every_setting_has_a_meaning() -> None:
     assert [key.name for key in all_keys().values() if not key.doc] == []
+
+
+@pytest.mark.parametrize("judge", [{"cache": None}, {"rubric": "none"}, {"": [None, ("none",)]}])
+def test_tables_of_judges_keep_what_is_none(tmp_path: Path, judge: dict[str, Any]) -> None:
+    config = build({"reward": {"judges": [judge]}})
+    save_toml(config, tmp_path / "config.toml")
+    read = read_settings(tmp_path / "config.toml")["reward"]["judges"]
+    assert json.dumps(read) == json.dumps([judge])

@@ -18,7 +18,7 @@ from turnwise.core.task import Split, Task
 from turnwise.envs.registry import load
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.text_to_sql.content import make_database
-from turnwise.envs.text_to_sql.env import LIMITS, MAKERS, TextToSql, unfenced
+from turnwise.envs.text_to_sql.env import LIMITS, MAKERS, TextToSql
 from turnwise.envs.text_to_sql.more_tables import HARDER
 from turnwise.envs.text_to_sql.one_table import EASY
 from turnwise.envs.text_to_sql.schemas import SCHEMAS, TINY
@@ -104,7 +104,7 @@ def test_the_schema_is_shown_as_the_database_has_it() -> None:
     for schema in (*SCHEMAS.values(), TINY):
         with closing(make_database(schema, random.Random(1))) as connection:
             made = [sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE type = 'table'")]
-        assert made == [table.create() for table in schema.tables]
+        assert made == [table.create for table in schema.tables]
 
 
 def test_a_call_shows_the_result_and_the_error() -> None:
@@ -158,7 +158,7 @@ def test_a_query_that_is_right_by_luck_on_the_seen_rows_does_not_count(params: d
 def test_another_way_to_say_the_same_is_as_right() -> None:
     for index in range(12):
         wrapped = "WITH answer AS (GOLD) SELECT * FROM answer;"
-        for query in (wrapped, "```sql\nGOLD\n```", "  GOLD  ", "/* why not */ GOLD"):
+        for query in (wrapped, "```sql\nGOLD\n```", "So:\n```SQLite\nGOLD;\n```", "  GOLD  ", "/* why not */ GOLD"):
             (result,), _ = play([answered(query)], index)
             assert result.success, query
 
@@ -338,6 +338,10 @@ def test_the_prompt_of_tiny_is_short() -> None:
     assert len(runner.env.question.query) < 40
 
 
-def test_a_fence_is_taken_off() -> None:
-    assert unfenced("```sql\nSELECT 1\n```") == unfenced("```\nSELECT 1```") == unfenced("SELECT 1") == "SELECT 1"
-    assert unfenced("SELECT '```'") == "SELECT '```'"
+def test_the_solver_answers_once_something_was_tried_so_that_it_never_runs_out_of_calls_or_turns() -> None:
+    call = '<tool_call>{"name": "sql", "arguments": {"query": "SELECT 1"}}</tool_call>'
+    for said in ([call] * 4, [answered("SELEC")] * 4):
+        _, env = play(said)
+        assert env.solve() == [env.question.query]
+    _, env = play([])
+    assert "<tool_call>" in env.solve()[0]

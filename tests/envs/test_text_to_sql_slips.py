@@ -12,7 +12,8 @@ from turnwise.envs.seeds import split_of_state
 from turnwise.envs.text_to_sql.content import make_database, plant
 from turnwise.envs.text_to_sql.env import MAKERS, TextToSql
 from turnwise.envs.text_to_sql.near import near_misses
-from turnwise.envs.text_to_sql.question import Planted
+from turnwise.envs.text_to_sql.pair import make_pair
+from turnwise.envs.text_to_sql.question import Planted, Question
 from turnwise.envs.text_to_sql.schemas import SCHEMAS, TINY
 
 
@@ -33,9 +34,13 @@ def begun(level: str, seed: int) -> TextToSql:
         ("equals in any order", r", (\w+\.)?id( DESC)? LIMIT", " LIMIT"),
         ("one more", r"(LIMIT \d)", r"\1 + 1"),
         ("another function", r"\b(AVG|MIN|SUM)\(", "MAX("),
+        ("one more than was said", r"(?<=[<>=])( ?)(\d+)", lambda found: f"{found[1]}{int(found[2]) + 1}"),
+        ("one less than was said", r"(?<=[<>=])( ?)(\d+)", lambda found: f"{found[1]}{int(found[2]) - 1}"),
+        ("another column of tiny", r"\b[abd]\b(?=\)? FROM t\b)", lambda found: "abda"["abd".index(found[0]) + 1]),
+        ("another column in its condition", r"\b[abd]\b(?=[<>=])", lambda found: "abda"["abd".index(found[0]) + 1]),
     ],
 )
-def test_a_query_that_overlooks_a_word_is_wrong(slip: str, pattern: str, instead: str) -> None:
+def test_a_query_that_overlooks_a_word_is_wrong(slip: str, pattern: str, instead: Any) -> None:
     tried = 0
     for level, count in (("tiny", 40), ("easy", 60), ("full", 60)):
         for seed in range(count):
@@ -51,32 +56,38 @@ def test_a_query_that_overlooks_a_word_is_wrong(slip: str, pattern: str, instead
 @pytest.mark.parametrize("maker", [*MAKERS["full"], *MAKERS["tiny"]], ids=lambda maker: maker.__name__)
 def test_databases_that_tell_are_found_for_every_kind_of_question(maker: Any) -> None:
     """Else a kind would vanish without a word."""
-    rng, found, env = random.Random(0), 0, TextToSql({})
+    rng, found = random.Random(0), 0
     schemas = [TINY] if maker in MAKERS["tiny"] else list(SCHEMAS.values())
     for turn in range(12):
-        env.schema = schemas[turn % len(schemas)]
-        env.question = maker(rng, env.schema)
-        found += env._fill(rng)
-    assert found >= 8
+        schema = schemas[turn % len(schemas)]
+        found += make_pair(maker(rng, schema), schema, rng) is not None
+    assert found >= 10
 
 
 def test_near_misses_are_those_of_the_query() -> None:
     query = "SELECT DISTINCT a FROM t WHERE b > 5"
-    assert set(near_misses(query)) == {
+    wanted = {
         "SELECT DISTINCT a FROM t",
         "SELECT DISTINCT a FROM t WHERE b >= 5",
+        "SELECT DISTINCT a FROM t WHERE b > 6",
+        "SELECT DISTINCT a FROM t WHERE b > 4",
         "SELECT a FROM t WHERE b > 5",
     }
-    assert near_misses("SELECT a, COUNT(*) FROM t GROUP BY a") == ()
+    assert set(near_misses(Question(text="?", query=query))) == wanted
+    assert set(near_misses(Question(text="?", query=query, alike=("b", "d")))) == wanted | {
+        "SELECT DISTINCT a FROM t WHERE d > 5"
+    }
+    assert near_misses(Question(text="?", query="SELECT a, COUNT(*) FROM t GROUP BY a")) == ()
 
 
 def test_a_planted_number_stands_in_as_many_rows_as_it_should() -> None:
     for seed in range(5):
         rng = random.Random(seed)
         with closing(make_database(SCHEMAS["shop"], rng)) as connection:
-            plant(connection, Planted(table="products", column="stock", value=777, rows=2), rng)
-            plant(connection, Planted(table="orders", column="quantity", value=888, ref="product_id"), rng)
+            plant(connection, Planted(table="products", column="stock", values=(777, 777, 778)), rng)
+            plant(connection, Planted(table="orders", column="quantity", values=(888,), ref="product_id"), rng)
             assert connection.execute("SELECT COUNT(*) FROM products WHERE stock = 777").fetchone() == (2,)
+            assert connection.execute("SELECT COUNT(*) FROM products WHERE stock = 778").fetchone() == (1,)
             (of,) = connection.execute("SELECT DISTINCT product_id FROM orders WHERE quantity = 888").fetchall()
             others = connection.execute("SELECT 1 FROM orders WHERE product_id = ? AND quantity <> 888", of)
             assert others.fetchall() == []

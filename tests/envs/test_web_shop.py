@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -219,7 +220,7 @@ def test_what_is_chosen_is_shown_and_can_be_changed() -> None:
     env.step("click[< Prev]")
     assert "Page " in env.observe()
     env.step("click[Back to Search]")
-    assert env.observe() == f"{env.wish.text}\n[Search]"
+    assert env.observe() == f"{env.wish.text}\nSearch page"
     assert first
 
 
@@ -254,6 +255,8 @@ def test_results_come_in_pages() -> None:
         "buy",
         "search",
         "search red shirt",
+        "search[red] click[shirt]",
+        "search[red] || search[shirt]",
         "click[Back to Search",
         "search[" + "a" * 1000 + "]",
         "search[a] || click[b]" + "\0",
@@ -341,3 +344,13 @@ def test_no_text_breaks_the_shop(texts: list[str]) -> None:
             assert not env.step(text).over
         except ValueError:
             assert env.state_key() == before, "an invalid action changes nothing"
+
+
+def test_whatever_stands_in_brackets_can_be_clicked() -> None:
+    for seed in range(20):
+        env, rng = shop(seed), random.Random(seed)
+        for _ in range(8):
+            assert set(re.findall(r"\[(.+?)\]", env.page.text)) == set(env.page.buttons)
+            action = env.random_action(rng)
+            if env.step(action).over:
+                break

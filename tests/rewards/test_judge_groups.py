@@ -219,6 +219,7 @@ def test_judges_of_a_recipe_have_names_and_weights(tmp_path: Path) -> None:
     ("tables", "line"),
     [
         ([{}], 'a judge lacks its option "model": give model = ...'),
+        ([{"model": "m", "rubric": "r", "weigth": 2}], 'a judge has no option "weigth": did you mean "weight"?'),
         ([{"model": "m", "rubric": "r", "mod": "x"}], 'a judge has no option "mod": did you mean "mode"?'),
         ([{"model": "m", "rubric": "r", "name": "env"}], 'two rewards are called "env"'),
         ([{"model": "m", "rubric": "r", "against": "gold"}], "leave out against and shows"),

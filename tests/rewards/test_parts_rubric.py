@@ -170,11 +170,16 @@ TABLES: list[tuple[Any, str]] = [
     ([{"use": "f1", "weight": True}], 'the weight of the reward "f1" is no number'),
     ([{"use": "f1", "weight": float("nan")}], 'the weight of the reward "f1" is no number'),
     ([{"use": "f1", "agianst": "x"}], 'the reward "f1" has no option "agianst": did you mean "against"?'),
+    ([{"use": "f1", "weigth": 2}], 'the reward "f1" has no option "weigth": did you mean "weight"?'),
+    ([{"use": "f1", "zzz": 2}], ", name, "),
     ([{"use": "regex"}], 'the reward "regex" lacks its option "pattern"'),
     ([{"use": "regex", "pattern": "("}], "the pattern is no regular expression"),
     ([{"use": "length", "soft": 5, "hard": 5}], "soft must be less than hard"),
     ([{"use": "repetition", "n": 0}], 'the reward "repetition", n: input should be greater than or equal to 1'),
-    ([{"use": "my.py:f", "scale": 2}], 'the reward "my.py:f" has no option "scale"'),
+    (
+        [{"use": "my.py:f", "scale": 2}],
+        'the reward "my.py:f" has no option "scale": beside a function there are name and weight',
+    ),
     ([{"use": "judge", "model": "m", "rubric": "r", "mode": "pairwise"}], "put it into [reward] judges"),
 ]
 

@@ -1,6 +1,7 @@
 """Results of queries are compared as what they say: no more and no less."""
 
 import random
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -80,6 +81,14 @@ def test_values_are_equal_as_values(one: Any, other: Any, equal: bool) -> None:
         assert same(rows([one]), rows([other]), ordered) == equal
 
 
+def test_many_rows_are_compared_in_little_time_in_whatever_order_they_come() -> None:
+    """Numbers whose first digits are the same: to look for each among all others would take long."""
+    ids = [[10_000_000 + number, "a"] for number in range(4_000)]
+    began = time.process_time()
+    assert same(rows(*ids), rows(*reversed(ids)))
+    assert time.process_time() - began < 2
+
+
 def test_a_result_that_was_cut_short_equals_nothing() -> None:
     assert not same(rows([1], more=3), rows([1], more=3))
     assert not same(rows([1], more=1), rows([1]))
@@ -116,6 +125,8 @@ def test_a_shuffled_result_is_equal_and_a_changed_one_is_not(table: list[tuple[A
         ("SELECT rank() OVER (ORDER BY a) FROM t", False),
         ("SELECT a FROM t WHERE b = 'order by'", False),
         ("SELECT a FROM t WHERE b = '(' ORDER BY a", True),
+        ("SELECT a FROM t -- it's (so\nORDER BY a -- isn't it", True),
+        ("SELECT a /* ORDER BY a */ FROM t -- order by a", False),
     ],
 )
 def test_an_order_is_asked_for_outside_of_brackets(query: str, ordered: bool) -> None:

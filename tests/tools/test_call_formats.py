@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.tools.formats import MOST_CALLS, STYLES, read_calls
+from hostile_for_tests import CONTROL
+from turnwise.tools.formats import MOST_CALLS, STYLES, read_calls, write_call
 
 WRITTEN = {
     "hermes": '<tool_call>\n{"name": "add", "arguments": {"a":1,  "b": 2}}\n</tool_call>',
@@ -84,3 +85,22 @@ def test_a_turn_of_a_thousand_calls_runs_a_few() -> None:
 def test_no_text_breaks_the_reading(text: str, style: str) -> None:
     read_calls(text, style)
     read_calls(f"<tool_call>{text}</tool_call>[TOOL_CALLS]{text}", style)
+
+
+@given(
+    words=st.lists(st.sampled_from([*CONTROL, "<b>", "a", "\\n", '"', "]", "}", "{"]), min_size=1, max_size=8),
+    style=st.sampled_from(sorted(WRITTEN)),
+)
+def test_words_that_end_turns_stay_in_arguments_as_they_were_written(words: list[str], style: str) -> None:
+    """<s>struck out</s> is HTML to a tool, whatever it is to a model."""
+    text = "a" + "".join(words)
+    (call,) = read_calls(write_call("add", {"a": text, "b": 1}, style), style).calls
+    assert json.loads(call.arguments) == {"a": text, "b": 1}
+
+
+@pytest.mark.parametrize("ending", ["<|eom_id|>", "<|eot_id|>", "</s>", " <|eom_id|>\n<|eot_id|> ", ""])
+def test_a_turns_end_behind_calls_is_no_call(ending: str) -> None:
+    assert read_calls(f'<|python_tag|>{{"name": "a"}}{ending}{{"name": "b"}}{ending}', "llama").problems == ()
+    assert read_calls(f"<|python_tag|>{ending}", "llama").problems == ()
+    found = read_calls(f'[TOOL_CALLS][{{"name": "a", "arguments": {{"x": "</s>"}}}}]{ending}', "mistral")
+    assert [(call.name, call.arguments) for call in found.calls] == [("a", '{"x": "</s>"}')] and not found.problems

@@ -231,14 +231,16 @@ def test_what_is_shown_is_bounded_and_holds_no_key(texts: list[str], limit: int)
 
 @given(lines=st.lists(st.binary(max_size=40).filter(lambda line: b"\n" not in line), max_size=8))
 def test_lines_are_whole_or_their_two_ends(lines: list[bytes]) -> None:
+    rest: list[bytes] = []
+
     async def read() -> list[tuple[bytes, bool]]:
         stream = asyncio.StreamReader(limit=20)
         stream.feed_data(b"".join(line + b"\n" for line in lines) + b"unfinished")
         stream.feed_eof()
-        return [found async for found in read_lines(stream)]
+        return [found async for found in read_lines(stream, rest.append)]
 
     found = asyncio.run(read())
-    assert len(found) == len(lines)
+    assert len(found) == len(lines) and rest == [b"unfinished"]
     for (line, whole), given_line in zip(found, lines, strict=True):
         assert whole == (len(given_line) <= 20)
         assert line == given_line + b"\n" if whole else line.endswith(given_line[-1:] + b"\n")

@@ -11,6 +11,7 @@ from turnwise.core.errors import UserError
 from turnwise.models.tiny import tiny_tokenizer
 from turnwise.tools.search import reading
 from turnwise.tools.search.html_text import read_html
+from turnwise.tools.search.left_out import LeftOut
 from turnwise.tools.search.passages import clean, split_text
 from turnwise.tools.search.reading import digest_of, find_files, read_passages
 
@@ -145,3 +146,33 @@ def test_files_without_bounds_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
         (tmp_path / name).write_text("x" * 11)
         with pytest.raises(UserError, match=r"larger|longer"):
             list(read_passages(tmp_path / name, 800))
+
+
+def test_what_an_index_does_not_hold_is_counted_and_named(tmp_path: Path) -> None:
+    for name, content in {
+        "a.txt": b"an owl",
+        "latin.txt": "caf\xe9 ol\xe9".encode("latin-1"),
+        "empty.md": b" \n",
+        "none.jsonl": b"\n",
+        "1.pdf": b"%PDF",
+        "2.pdf": b"%PDF",
+        "sub/3.docx": b"PK",
+        "sub/4\x1b.bin": b"",
+        ".git/config": b"[core]",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    left_out = LeftOut()
+    passages = [each for file in find_files([tmp_path], left_out) for each in read_passages(file, 800, left_out)]
+    assert [passage.text for passage in passages] == ["an owl", "caf\ufffd ol\ufffd"]
+    assert left_out.told([".txt", ".md"]) == (
+        "left out 4 files (1.pdf, 2.pdf, 3.docx, ...): not .txt, .md; left out 2 files (empty.md, none.jsonl): no text"
+        "; read in part 1 file (latin.txt): not UTF-8, save as UTF-8"
+    )
+    assert LeftOut().told([".txt"]) == ""
+    assert "4?.bin" in LeftOut(unknown=left_out.unknown[-1:]).told([])
+
+
+def test_line_ends_of_all_systems_are_one(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_bytes(b"one\r\ntwo\r\rthree\n")
+    assert [each.text for each in read_passages(tmp_path / "x.txt", 800)] == ["one\ntwo\n\nthree"]

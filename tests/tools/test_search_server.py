@@ -236,3 +236,19 @@ def test_the_tool_over_an_address_works_in_one_event_loop_after_another() -> Non
         tool = SearchTool(RemoteIndex(server.url))
         for _ in range(3):
             assert asyncio.run(tool.call({"query": "q", "top": 1})).text == "1. q: 0"
+
+
+def test_a_server_is_asked_before_anything_rests_on_it(tmp_path: Path) -> None:
+    with serving(open_index(make_index(tmp_path)), key=KEY) as server:
+        for key, said in ((KEY, ""), ("another", "wants its key: set TURNWISE_SEARCH_KEY")):
+            tool = SearchTool(RemoteIndex(server.url, key))
+            if said:
+                with pytest.raises(UserError, match=said):
+                    asyncio.run(tool.check_server())
+            else:
+                asyncio.run(tool.check_server())
+    with pytest.raises(
+        UserError, match=r"no answer of the search server .*: start it with turnwise search INDEX --serve"
+    ):
+        asyncio.run(SearchTool(RemoteIndex(server.url, KEY)).check_server())
+    asyncio.run(SearchTool(Scripted()).check_server())

@@ -257,7 +257,7 @@ def test_the_tool_is_made_from_options(tmp_path: Path) -> None:
     ("options", "said"),
     [
         ({}, "needs an index or a url"),
-        ({"index": "x", "url": "http://127.0.0.1:1"}, "needs an index or a url"),
+        ({"index": "x", "url": "http://127.0.0.1:1"}, "an index or a url, not both: leave one of them out"),
         ({"index": "nowhere"}, "nowhere is no index: build one"),
         ({"indx": "x"}, 'no option "indx": did you mean "index"'),
         ({"index": "x", "top": 0}, "top: input should be greater"),

@@ -116,7 +116,7 @@ def test_to_wait_for_others_is_not_counted(image: bytes) -> None:
     inside, go = threading.Event(), threading.Event()
 
     def alone() -> None:
-        with sql_query._gate.alone():
+        with sql_query._gate.alone(20):
             inside.set()
             go.wait(10)
 
@@ -175,6 +175,12 @@ def test_the_calls_limit_is_beyond_what_queries_may_take(tmp_path: Path) -> None
 def test_the_present_and_the_place_are_refused(image: bytes, value: str) -> None:
     with pytest.raises(ToolError, match="differ between runs"):
         run_query(image, f"SELECT {value}", LIMITS)
+
+
+@pytest.mark.parametrize("value", ["date('now')", "[DATE] /* so */ ('now')", '"Date"()', "strftime--\n('%s')"])
+def test_the_present_is_refused_however_it_is_written(value: str) -> None:
+    with pytest.raises(ToolError, match="differ between runs"):
+        run_query(b"", f"SELECT {value}", LIMITS)
 
 
 @pytest.mark.parametrize("value", ["current_timestamp", "CURRENT_DATE", "current_time"])

@@ -361,7 +361,7 @@ def test_a_gate_lets_many_in_or_one() -> None:
 
     def single() -> None:
         for _ in range(5):
-            enter(gate.alone, lambda count: alone.append(count))
+            enter(lambda: gate.alone(20), lambda count: alone.append(count))
 
     threads = [threading.Thread(target=work) for work in (shared, shared, shared, single, single)]
     for thread in threads:
@@ -461,6 +461,18 @@ def test_wrong_options_get_one_clear_line(file: Path, options: dict[str, Any], s
     with pytest.raises(UserError, match=said) as caught:
         make_sql(given)
     assert "\n" not in str(caught.value)
+
+
+def test_a_view_whose_table_is_gone_is_in_nobodys_way() -> None:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        connection.execute("CREATE TABLE people (name)")
+        connection.execute("CREATE VIEW ghosts AS SELECT name FROM gone")
+        image = connection.serialize()
+    assert schema_of(image) == {"people": ("name",), "ghosts": ()}
+    assert run_query(image, "SELECT count(*) FROM people", QUICK).rows == ((0,),)
+    for query, said in (("SELECT nam FROM people", 'did you mean "name"'), ("SELECT * FROM ghosts", "no such table")):
+        with pytest.raises(ToolError, match=said):
+            run_query(image, query, QUICK)
 
 
 def test_the_model_is_told_of_the_tables(file: Path) -> None:

@@ -39,7 +39,7 @@ def evaluate(
     ----------
     sources
         Runs (folders, or names in runs/), RUN/checkpoints/NAME, or models as in model.name; all are compared with
-        the first. Then an environment or FILE.py:Class; left out, the first run's own.
+        the first. Then an environment, FILE.toml or FILE.py:Class; left out, the first run's own.
     resume
         Instead: go on with the evaluation in this folder.
     episodes

@@ -47,7 +47,9 @@ def index(
     """
     from turnwise.cli.counting_bar import CountingBar
     from turnwise.tools.search.building import build_index
+    from turnwise.tools.search.left_out import LeftOut
     from turnwise.tools.search.manifest import DenseSettings
+    from turnwise.tools.search.reading import SUFFIXES
 
     if not files:
         raise UserError("say what to index: turnwise index FILES --to FOLDER")
@@ -58,14 +60,19 @@ def index(
     settings = dense and DenseSettings(
         model=encoder_name(dense), dtype=dtype, query_prefix=query_prefix, passage_prefix=passage_prefix
     )
+    left_out = LeftOut()
     began = time.perf_counter()
     with CountingBar() as bar:
-        made = build_index(files, to, dense=settings or None, passage_characters=characters, show=bar.show)
+        made = build_index(
+            files, to, dense=settings or None, passage_characters=characters, show=bar.show, left_out=left_out
+        )
     size = sum(made.sizes.values())
     line(
         f"wrote {to}: {made.passages:,} passages of {made.files:,} files, {size / 1e6:,.1f} MB, "
         f"in {time.perf_counter() - began:,.1f} s"
     )
+    if told := left_out.told(SUFFIXES):
+        line(told)
     line(f"next: turnwise search {to} QUERY")
 
 

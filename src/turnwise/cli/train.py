@@ -10,7 +10,6 @@ from turnwise.cli.show import line
 from turnwise.config.describe import describe
 from turnwise.config.values import parse_seeds
 from turnwise.core.errors import UserError
-from turnwise.envs.registry import load
 from turnwise.recipes.configure import configure
 
 app = command_app("train", "RECIPE [OPTIONS] [--SECTION.KEY VALUE]...", epilogue=most_used())
@@ -50,7 +49,7 @@ def train(
     name
         Of the run folder.
     dry_run
-        Print every setting; start nothing.
+        Print every setting, after checking it and that servers answer; train nothing.
     help_all
         List every setting with its meaning.
     """
@@ -64,9 +63,9 @@ def train(
     given = [key for key, _ in overrides]
     several = parse_seeds(seeds) if seeds is not None else ()
     if dry_run:
-        from turnwise.recipes.checks import check
+        from turnwise.recipes.readiness import check_run
 
-        check(config, load(config.env.kind), given)
+        check_run(config, given=given)
         line(describe(config))
         return
     from turnwise.recipes.run import train as train_run

@@ -43,8 +43,9 @@ class Key:
 
     @property
     def may_hold_none(self) -> bool:
-        """Itself or, in a table whose keys are not ours, somewhere inside."""
-        return self.optional or self.name in FREE_TABLES
+        """Itself or, in tables whose keys are not ours, somewhere inside."""
+        of_tables = self.schema.get("items", {}).get("type") == "object"
+        return self.optional or of_tables or self.name in FREE_TABLES
 
     @property
     def allowed(self) -> str:

@@ -73,7 +73,7 @@ def spell_none(value: Any) -> Any:
     """For a TOML file: none becomes the word none, and text that reads like that word goes into quotes."""
     if isinstance(value, dict):
         return {key: spell_none(item) for key, item in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [spell_none(item) for item in value]
     if isinstance(value, str) and re.fullmatch(f"'*{NONE}'*", value):
         return f"'{value}'"

@@ -10,6 +10,7 @@ from turnwise.envs.functions import load_function
 from turnwise.envs.text_env import Outcome
 from turnwise.rewards.rubric import Answered, Rubric
 from turnwise.tools.box import ToolHands
+from turnwise.tools.readiness import NeedsServer
 
 Rewards = str | tuple[str | dict[str, Any], ...]
 """As a recipe gives them: FILE.py:function, a name, or a list of names and tables with `use`."""
@@ -25,6 +26,13 @@ def _made(reward: str) -> Rubric:
     from turnwise.rewards.making import make_rubric
 
     return make_rubric(json.loads(reward), lambda given: load_function(given, "env.params.reward"))
+
+
+def judges_of_reward(reward: Rewards) -> list[NeedsServer]:
+    """Who must answer before anything can be scored."""
+    from turnwise.rewards.making import judges_of
+
+    return [*judges_of(rubric_of(reward))]
 
 
 async def judged(

@@ -23,6 +23,7 @@ from turnwise.envs.text_env import Outcome, StrictParams, TextEnv
 from turnwise.envs.tool_runner import ToolEnvRunner
 from turnwise.tools.box import ToolHands, only_text
 from turnwise.tools.formats import read_calls, write_call
+from turnwise.tools.readiness import NeedsServer
 from turnwise.tools.tool import Tool, ToolSource
 
 PROGRAM = {"code": "print(6 * 7)"}
@@ -54,6 +55,11 @@ class ToolEnv(TextEnv):
         """Servers and the like, whose tools are known only when an episode starts."""
         return ()
 
+    @classmethod
+    def servers(cls, params: Any) -> list[NeedsServer]:
+        """Who must answer before an episode can be played: asked when a run starts."""
+        return [each for each in (*cls.make_tools(params), *cls.make_sources(params)) if isinstance(each, NeedsServer)]
+
     async def judge(self, action: str, said: Sequence[Message], hands: ToolHands) -> Outcome:
         """What an answer is worth: `step`, unless judging it waits for something. `said`: the episode up to here."""
         return self.step(action)
@@ -71,7 +77,7 @@ class ToolEnv(TextEnv):
             return "Code in a block is run, and you see what it prints:\n" + write_call("python", PROGRAM, "python")
         if self.params.style != "answer":
             return ""
-        lines = [f"- {spec.name}({', '.join(_properties(spec))}): {_unmarked(spec.description)}" for spec in specs]
+        lines = [_unmarked(f"- {spec.name}({', '.join(_properties(spec))}): {spec.description}") for spec in specs]
         forms = [_example(specs[0]), *(_example(spec) for spec in specs[1:] if only_text(spec) is None)]
         return "\n".join(["Tools:", *lines, f"Call: {' or '.join(forms[:2])}."])
 
@@ -102,4 +108,4 @@ def _properties(spec: ToolSpec) -> dict[str, Any]:
 def _example(spec: ToolSpec) -> str:
     alone = only_text(spec)
     given = json.dumps(dict.fromkeys(_properties(spec), "...")) if alone is None else alone.upper()
-    return f"<call>{spec.name} {given}</call>"
+    return f"<call>{_unmarked(f'{spec.name} {given}')}</call>"

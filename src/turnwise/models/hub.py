@@ -1,6 +1,8 @@
 """The Hugging Face hub: what can be said of a name before anything is downloaded."""
 
 import logging
+import threading
+from collections.abc import Callable
 
 from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
@@ -30,7 +32,7 @@ def hub_answers(name: str) -> bool:
     One short question first, because the library itself tries for half a minute and then blames the connection.
     """
     try:
-        HfApi().model_info(name, timeout=TIMEOUT_S)
+        within(TIMEOUT_S, lambda: HfApi().model_info(name, timeout=TIMEOUT_S))
     except GatedRepoError as error:
         raise UserError(
             f'model "{name}" asks for your agreement: accept its terms at https://huggingface.co/{name}, '
@@ -50,3 +52,24 @@ def hub_answers(name: str) -> bool:
         logger.info("the Hugging Face hub cannot be reached: %s comes from the local cache", name)
         return False
     return True
+
+
+def within(limit_s: float, ask: Callable[[], object]) -> None:
+    """What `ask` raises, or a TimeoutError. A client's own time-out is of each step, and of each of a host's
+    addresses, and looking up its name has none: where packets vanish, that comes to minutes.
+    """
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            ask()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, name="hub", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if thread.is_alive():
+        raise TimeoutError(f"no answer within {limit_s:g} s")
+    if raised:
+        raise raised[0]

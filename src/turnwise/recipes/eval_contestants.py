@@ -52,7 +52,7 @@ def split_environment(words: Sequence[str], remote: Remote | None) -> tuple[list
     if not words or (len(words) == 1 and remote is None):
         return list(words), None
     *others, last = words
-    if last in ENVIRONMENTS or last in recipe_names() or ".py" in last:
+    if last in ENVIRONMENTS or last in recipe_names() or ".py" in last or last.endswith(".toml"):
         return others, last
     if not _is_source(last):
         settings_for(last)  # says what was mistyped

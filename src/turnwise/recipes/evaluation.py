@@ -16,7 +16,7 @@ from turnwise.core.task import Split, Task
 from turnwise.core.trajectory import Trajectory
 from turnwise.envs.kind import EnvKind
 from turnwise.envs.registry import load
-from turnwise.envs.seeds import seed_for
+from turnwise.envs.seeds import FIRST, seed_for
 from turnwise.evaluate.episodes import Wanted, all_tries, play_episodes
 from turnwise.evaluate.run import Evaluation, TaskId, task_id
 from turnwise.recipes.checks import check_model
@@ -26,8 +26,10 @@ from turnwise.recipes.eval_players import DEFAULT_WIRE, Seat, Wire, take_seat
 from turnwise.recipes.eval_results import Results, figure, show, summary
 from turnwise.recipes.eval_saving import free_path, save_plan, saved_contestants
 from turnwise.recipes.eval_seeds import read_seeds
+from turnwise.recipes.readiness import check_servers
 from turnwise.recipes.run import settled
-from turnwise.record.console import make_console
+from turnwise.recipes.worlds import name_of_rows
+from turnwise.record.console import make_console, one_line
 from turnwise.record.evaluation_folder import EvaluationFolder, read_plan
 from turnwise.record.evaluation_progress import EvaluationProgress
 from turnwise.record.reports.report import write_report
@@ -45,6 +47,8 @@ class Asked:
     split: Split
     seeds: Sequence[int]
     tries: int
+    note: str = ""
+    """What is said of the tasks before they are played."""
 
     def tasks(self) -> list[Task]:
         return [Task(env=self.kind.name, params=self.params, split=self.split, seed=seed) for seed in self.seeds]
@@ -89,16 +93,31 @@ def _asked(everyone: Sequence[Contestant], seeds: str | None, split: Split, trie
         if each.url is None:
             check_context(each.config)
             check_model(each.config.model)
-    count = min(config.eval.episodes, kind.sizes(kind.check_params(config.env.params)).get(split, config.eval.episodes))
-    chosen = read_seeds(seeds, split) if seeds else [seed_for(split, index) for index in range(count)]
-    return Asked(
-        contestants=everyone,
-        kind=kind,
-        params=kind.check_params(config.env.params),
-        split=split,
-        seeds=chosen,
-        tries=tries,
-    )
+    params = kind.check_params(config.env.params)
+    kind.check_world(params)
+    chosen, note = _tasks(kind, params, split, seeds, config.eval.episodes)
+    check_servers([(kind, params)])
+    return Asked(contestants=everyone, kind=kind, params=params, split=split, seeds=chosen, tries=tries, note=note)
+
+
+def _tasks(
+    kind: EnvKind, params: dict[str, Any], split: Split, seeds: str | None, wanted: int
+) -> tuple[Sequence[int], str]:
+    """Their seeds, and what to say where a split has fewer than were asked for."""
+    there = kind.sizes(params).get(split)
+    rows = f"the {split} split of {name_of_rows(kind.name, params)} has {there} tasks"
+    if seeds:
+        chosen = read_seeds(seeds, split)
+        beyond = next(
+            (seed - FIRST[split] for seed in chosen if there is not None and seed - FIRST[split] >= there), None
+        )
+        if beyond is not None:
+            raise UserError(f"--seeds {beyond}: {rows}, counted from 0: leave it out")
+        return chosen, ""
+    if there is None or there >= wanted:
+        return [seed_for(split, index) for index in range(wanted)], ""
+    note = f"{rows}, fewer than eval.episodes {wanted}: each is played, and there are no more"
+    return [seed_for(split, index) for index in range(there)], note
 
 
 def evaluate_source(
@@ -163,6 +182,8 @@ def evaluate(
 ) -> Results:
     """Plays what is missing, one contestant after the other, and shows the tables."""
     console = console or make_console()
+    if asked.note:
+        console.print(one_line(asked.note), soft_wrap=True)
     results = Results(
         environment=asked.kind.name,
         params=asked.params,

@@ -20,7 +20,6 @@ from turnwise.envs.registry import kind_of, load
 from turnwise.envs.text_env import TextEnv
 from turnwise.models.loading import LoadedModel
 from turnwise.models.memory_plan import MemoryPlan
-from turnwise.recipes.checks import check
 from turnwise.recipes.learning import (
     build_dials,
     build_learner,
@@ -31,12 +30,13 @@ from turnwise.recipes.learning import (
     update_settings,
 )
 from turnwise.recipes.memory import memory_plan
+from turnwise.recipes.readiness import check_run
 from turnwise.recipes.selfplay import build_selfplay
 from turnwise.recipes.sources import model_of
 from turnwise.recipes.tracking import tracked
 from turnwise.recipes.wiring import Players, build_players, load_policy, model_loader
-from turnwise.recipes.worlds import Worlds, task_source, worlds_of
-from turnwise.record.console import make_console
+from turnwise.recipes.worlds import Worlds, rows_told, task_source
+from turnwise.record.console import make_console, one_line
 from turnwise.record.curve import learning_curve_svg
 from turnwise.record.idle import why_idle
 from turnwise.record.pictures.files import PictureFiles
@@ -61,11 +61,11 @@ def train(
     given: Iterable[str] = (),
 ) -> Summary:
     """Trains one run and returns its summary, which is also in its folder. `given`: the settings that were typed."""
-    worlds = worlds_of(config, kind)
-    for each in worlds.kinds.values():
-        check(config, each, given)
+    worlds = check_run(config, kind, given)
     console = console or make_console()
     config = settled(config)
+    for told in rows_told(worlds, config):
+        console.print(one_line(told), soft_wrap=True)
     path = run_path(config, worlds.name, config.algo.advantage)
     folder = RunFolder.open(path, writing=True) if resume else RunFolder.create(path, to_toml(config))
     with folder:

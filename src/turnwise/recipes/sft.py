@@ -17,11 +17,12 @@ from turnwise.recipes.checks import check_model
 from turnwise.recipes.demos import demonstrations, digest_of
 from turnwise.recipes.learning import build_objective
 from turnwise.recipes.memory import memory_plan, unplanned
+from turnwise.recipes.readiness import check_servers
 from turnwise.recipes.run import Summary, failing_well, run_path, settled
 from turnwise.recipes.tracking import tracked
 from turnwise.recipes.wiring import build_players, load_policy, model_loader
-from turnwise.recipes.worlds import Worlds, task_source, worlds_of
-from turnwise.record.console import make_console
+from turnwise.recipes.worlds import Worlds, rows_told, task_source, worlds_of
+from turnwise.record.console import make_console, one_line
 from turnwise.record.progress import Progress
 from turnwise.record.reports.report import write_report
 from turnwise.record.run_folder import RunFolder
@@ -62,8 +63,11 @@ def sft(config: Config, *, resume: bool = False, console: Console | None = None,
     """Imitates, and returns the summary, which is also in the run's folder. `given`: the settings that were typed."""
     worlds = worlds_of(config)
     check_sft(config, given)
+    check_servers(worlds.with_params)
     console = console or make_console()
     config = settled(config)
+    for told in rows_told(worlds, config):
+        console.print(one_line(told), soft_wrap=True)
     path = run_path(config, worlds.name, "sft")
     folder = RunFolder.open(path, writing=True) if resume else RunFolder.create(path, to_toml(config))
     with folder:

@@ -1,18 +1,24 @@
 """The environments of a run: the one that it names, and those that are mixed in."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
-from turnwise.core.task import Task
+from turnwise.core.task import Split, Task
 from turnwise.envs.kind import EnvKind
 from turnwise.envs.registry import load
 from turnwise.envs.runner import TextEnvRunner
+from turnwise.evaluate.statistics import wilson_of_rate
 from turnwise.rollout.curriculum import Curriculum
 from turnwise.rollout.sides import SidedTasks
 from turnwise.rollout.tasks import TaskSource, World
+
+FEW = 30
+"""Held-out tasks below which an interval is wider than most that training gains."""
+PURPOSES: dict[Split, str] = {"train": "to train on", "validation": "to validate", "test": "held out"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +58,34 @@ def _world(kind: EnvKind, given: Mapping[str, Any], weight: float) -> World:
     params = kind.check_params(given)
     kind.check_world(params)
     return World(env=kind.name, params=params, weight=weight, sizes=kind.sizes(params))
+
+
+def rows_told(worlds: Worlds, config: Config) -> list[str]:
+    """Of worlds whose tasks are counted, how many there are for what; and what is to be known where they are few."""
+    counted = [world for world in worlds.worlds if world.sizes]
+    return [line for world in counted for line in (_rows(world), *_few(world, config, alone=len(worlds.worlds) == 1))]
+
+
+def name_of_rows(world_name: str, params: Mapping[str, Any]) -> str:
+    """Their file, where the environment reads one."""
+    return Path(params["tasks"]).name if isinstance(params.get("tasks"), str) else world_name
+
+
+def _rows(world: World) -> str:
+    sizes = [
+        f"{size:,} {'rows ' * (not number)}{PURPOSES[split]}"
+        for number, (split, size) in enumerate(world.sizes.items())
+    ]
+    return f"{name_of_rows(world.env, world.params)}: {', '.join(sizes)}"
+
+
+def _few(world: World, config: Config, *, alone: bool) -> Iterator[str]:
+    train, held_out = world.sizes.get("train"), world.sizes.get(config.eval.split)
+    if alone and train is not None and train < config.rollout.groups:
+        yield f"note: a step draws rollout.groups {config.rollout.groups} tasks and there are {train}: some come again"
+    if alone and held_out is not None and held_out < FEW:
+        low, high = wilson_of_rate(0.5, held_out)
+        yield f"note: {held_out} rows tell success to +-{50 * (high - low):.0f} points only: {FEW} or more tell better"
 
 
 def task_source(config: Config, worlds: Worlds) -> TaskSource:

@@ -19,6 +19,8 @@ from turnwise.rewards.making import read_name, read_weight
 from turnwise.rewards.scoring import ENV, FORMAT
 
 USE = "judge"
+ABOUT = ("name", "weight")
+"""What a table says besides the options of a judge."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +39,8 @@ def make_judges(given: Sequence[Mapping[str, Any]], decode: Decode, taken: Seque
     rewards: dict[str, GroupReward] = {}
     weights: dict[str, float] = {}
     for table in given:
-        options = {key: value for key, value in table.items() if key not in ("name", "weight")}
-        settings: JudgeSettings = read_options(JudgeSettings, options, "a judge")
+        options = {key: value for key, value in table.items() if key not in ABOUT}
+        settings: JudgeSettings = read_options(JudgeSettings, options, "a judge", besides=ABOUT)
         if settings.against or settings.shows != "answer":
             raise UserError("a judge of groups sees whole episodes and no rows: leave out against and shows")
         name = read_name(table, USE)

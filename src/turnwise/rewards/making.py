@@ -12,6 +12,7 @@ from typing import Any
 from turnwise.config.options import read_options
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
 from turnwise.core.names import nearest
+from turnwise.rewards.judge.bench import Bench
 from turnwise.rewards.judge.benches import bench_for
 from turnwise.rewards.judge.part import Judge
 from turnwise.rewards.parts.matching import F1, ExactMatch
@@ -61,10 +62,7 @@ def _each(given: Sequence[str | Mapping[str, Any]], load: Load) -> Iterator[tupl
         table = {"use": each} if isinstance(each, str) else each
         if not isinstance(table, Mapping) or not isinstance(table.get("use"), str):
             raise UserError('a reward says nothing of what it uses: give { use = "exact_match" } or a name')
-        use, options = (
-            table["use"],
-            {key: value for key, value in table.items() if key not in ("use", "name", "weight")},
-        )
+        use, options = table["use"], {key: value for key, value in table.items() if key not in ABOUT}
         default = use.rpartition(":")[2]
         yield read_name(table, default), read_weight(table, use), _part(use, options, load)
 
@@ -86,14 +84,20 @@ def read_weight(table: Mapping[str, Any], use: str) -> float:
 def _part(use: str, options: Mapping[str, Any], load: Load) -> Part:
     if use.rpartition(":")[0].endswith(".py"):
         if options:
-            raise UserError(f'the reward "{use}" has no option "{next(iter(options))}": a function takes none')
+            told = f'the reward "{use}" has no option "{next(iter(options))}"'
+            raise UserError(f"{told}: beside a function there are {' and '.join(ABOUT[1:])}")
         return from_answers(load(use), use)
     if use not in PARTS:
         raise UserError(f'no reward "{use}":{nearest(use, PARTS)} (or give FILE.py:function)')
-    part: Part = read_options(PARTS[use], options, f'the reward "{use}"')
+    part: Part = read_options(PARTS[use], options, f'the reward "{use}"', besides=ABOUT)
     if isinstance(part, Judge):
         bench_for(part)  # a key or a folder that is missing is told before anything starts
     return part
+
+
+def judges_of(rubric: Rubric) -> list[Bench]:
+    """Where its judges sit."""
+    return [bench_for(part) for part in rubric.parts.values() if isinstance(part, Judge)]
 
 
 def from_answers(function: Callable[..., Any], use: str) -> Part:

@@ -14,7 +14,7 @@ from turnwise.tools.sql_query import Cell, Rows
 
 TOLERANCE = 1e-6
 """Of a number's size: averages that were summed up in another order differ in their last digits."""
-TEXTS = re.compile(r"'[^']*'|\"[^\"]*\"")
+TEXTS = re.compile(r"'[^']*'|\"[^\"]*\"|--[^\n]*|/\*.*?\*/", re.DOTALL)
 Row = Sequence[Cell]
 
 
@@ -60,9 +60,9 @@ def _equal_cells(one: Cell, other: Cell) -> bool:
     return type(one) is type(other) and one == other
 
 
-def _place(row: Row) -> tuple[tuple[int, float | str | bytes], ...]:
-    """Sorts any rows; numbers by so few digits that those which are equal stand together."""
-    return tuple(_cell_place(cell) for cell in row)
+def _place(row: Row) -> tuple[tuple[tuple[int, float | str | bytes], ...], tuple[int | float, ...]]:
+    """Sorts any rows; numbers by so few digits that those which are equal stand together, then by all of them."""
+    return tuple(map(_cell_place, row)), tuple(cell for cell in row if isinstance(cell, int | float))
 
 
 def _cell_place(cell: Cell) -> tuple[int, float | str | bytes]:

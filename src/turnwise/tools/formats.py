@@ -26,6 +26,8 @@ FENCED = re.compile(r"```(?:python|py)[ \t]*\r?\n(.*?)```", re.DOTALL)
 PLAIN = re.compile(r"<call>(.*?)(?:</call>|\Z)", re.DOTALL)
 LLAMA_TAG, MISTRAL_TAG = "<|python_tag|>", "[TOOL_CALLS]"
 ENDINGS = ("<|eom_id|>", "<|eot_id|>", "</s>")
+"""Of a turn, as text; inside of arguments they are the agent's own words."""
+BETWEEN = re.compile(rf"(?:[ \t\r\n;,]|{'|'.join(map(re.escape, ENDINGS))})*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +74,6 @@ def _hermes(text: str) -> Iterator[ToolCall | str]:
 
 
 def _llama(text: str) -> Iterator[ToolCall | str]:
-    for ending in ENDINGS:
-        text = text.replace(ending, "")
     text = text.strip()
     tagged = text.startswith(LLAMA_TAG)
     text = text.removeprefix(LLAMA_TAG).strip()
@@ -84,7 +84,7 @@ def _llama(text: str) -> Iterator[ToolCall | str]:
 
 def _in_a_row(text: str) -> Iterator[ToolCall | str]:
     """JSON objects one after the other, with ; or a line's end between them."""
-    decoder, at = json.JSONDecoder(), 0
+    decoder, at = json.JSONDecoder(), _behind_gap(text, 0)
     while at < len(text):
         try:
             _, end = decoder.raw_decode(text, at)
@@ -92,20 +92,30 @@ def _in_a_row(text: str) -> Iterator[ToolCall | str]:
             yield _call(text[at:])
             return
         yield _call(text[at:end])
-        at = end + len(text[end:]) - len(text[end:].lstrip(" \t\r\n;,"))
+        at = _behind_gap(text, end)
+
+
+def _behind_gap(text: str, at: int) -> int:
+    gap = BETWEEN.match(text, at)
+    return gap.end() if gap else at
 
 
 def _mistral(text: str) -> Iterator[ToolCall | str]:
     _, tag, rest = text.partition(MISTRAL_TAG)
     if not tag:
         return
-    for ending in ENDINGS:
-        rest = rest.replace(ending, "")
-    rest = rest.strip()
+    rest = _without_ending(rest)
     if not rest.startswith("["):
         yield "Calls are a JSON list."
         return
     yield from _in_a_row(rest[1:].rstrip().removesuffix("]").strip())
+
+
+def _without_ending(text: str) -> str:
+    text = text.strip()
+    while text.endswith(ENDINGS):
+        text = next(text.removesuffix(ending) for ending in ENDINGS if text.endswith(ending)).rstrip()
+    return text
 
 
 def _python(text: str) -> Iterator[ToolCall | str]:

@@ -30,8 +30,9 @@ def is_agents_fault(error: Exception) -> bool:
 
 
 def is_memory(error: Exception) -> bool:
-    """SQLite ran out of memory where Python does not see that by itself."""
-    return getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_IOERR_NOMEM)
+    """SQLite ran out of memory, whether Python sees that by itself or not."""
+    out_of_it = (sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_IOERR_NOMEM)
+    return isinstance(error, MemoryError) or getattr(error, "sqlite_errorcode", None) in out_of_it
 
 
 def explained(error: Exception, schema: Mapping[str, Sequence[str]]) -> str:

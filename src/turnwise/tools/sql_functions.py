@@ -12,7 +12,9 @@ from functools import partial
 Value = None | int | float | str | bytes
 DATES = ("date", "time", "datetime", "julianday", "unixepoch", "strftime")
 TRIMS: dict[str, Callable[[str, str], str]] = {"trim": str.strip, "ltrim": str.lstrip, "rtrim": str.rstrip}
-CALLED = re.compile(rf"\b(?:{'|'.join((*DATES, *TRIMS))})\W*\(", re.IGNORECASE)
+NAMED = re.compile("|".join((*DATES, *TRIMS)), re.IGNORECASE)
+"""What calls one of them holds its name, however it is written."""
+CALLED = re.compile(rf"\b(?:{NAMED.pattern})\W*\(", re.IGNORECASE)
 HERE_AND_NOW = frozenset({"now", "localtime", "utc"})
 NEITHER = "The present and the time zone differ between runs: write the date out."
 
@@ -26,10 +28,13 @@ class Functions:
         self.refusal = ""
         """Why a function ended the query; SQLite says only that one did."""
 
-    def replace(self, connection: sqlite3.Connection) -> None:
+    def replace(self, connection: sqlite3.Connection, query: str) -> None:
         """Views may use them too, for which SQLite wants our word that these functions are harmless."""
-        if any(CALLED.search(str(sql)) for (sql,) in connection.execute("SELECT sql FROM sqlite_master")):
+        schema = "\n".join(str(sql) for (sql,) in connection.execute("SELECT sql FROM sqlite_master"))
+        if CALLED.search(schema):
             connection.execute("PRAGMA trusted_schema = on")
+        if not NAMED.search(f"{schema}\n{query}"):
+            return  # as with most queries; to make them is a good part of a short query's time
         for name in DATES:
             connection.create_function(name, -1, partial(self._date, name), deterministic=True)
         for name, trimmed in TRIMS.items():

@@ -26,12 +26,12 @@ class Gate:
                 self._changed.notify_all()
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Waits until all others are through."""
+    def alone(self, patience_s: float) -> Iterator[None]:
+        """Waits until all others are through, each of whom has so long; one that hangs is no longer waited for."""
         with self._changed:
             self._changed.wait_for(lambda: not self._closed)
             self._closed = True
-            self._changed.wait_for(lambda: not self._running)
+            self._changed.wait_for(lambda: not self._running, timeout=patience_s)
         try:
             yield
         finally:

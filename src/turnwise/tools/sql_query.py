@@ -1,9 +1,10 @@
 """Runs one query, read-only, within limits of time, steps, rows and memory.
 
-Every query has a connection of its own, opened and closed by the thread that runs it (about a tenth of a
-millisecond): nothing that it does outlives it, and no two episodes share anything. A query that SQLite does not end in
-time is left to its thread, which ends some seconds later; nobody waits for it. A database is a file, which is
-opened for reading only, or its bytes as `sqlite3.Connection.serialize` gives them, of which the query sees a copy.
+Every query has a connection of its own, opened and closed by the thread that runs it (about a third of a
+millisecond for all of this): nothing that it does outlives it, and no two episodes share anything. A query that SQLite
+does not end in time is left to its thread, which ends some seconds later; nobody waits for it. A database is a file,
+which is opened for reading only, or its bytes as `sqlite3.Connection.serialize` gives them, of which the query sees a
+copy.
 """
 
 import sqlite3
@@ -11,7 +12,9 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from turnwise.core.errors import InfrastructureFailure
 from turnwise.tools.sql_errors import explained, is_agents_fault, is_memory
@@ -25,6 +28,7 @@ Database = Path | bytes
 Cell = None | int | float | str | bytes
 Schema = dict[str, tuple[str, ...]]
 """Columns by table; views are tables here."""
+Given = TypeVar("Given")
 
 HEAP_BYTES = 64 << 20
 """Of all of SQLite in this process together: it has no other limit. Once set, it stays."""
@@ -32,9 +36,11 @@ BUSY_S = 1.0
 """How long a writer may hold the file before that counts as a failure."""
 LATE_S = 5.0
 """How much longer than its limit a query is waited for: on a busy machine the clock is looked at late."""
+PATIENCE_S = 30.0
+"""How long other work that needs the memory waits for all queries to end."""
 COUNTED = 10_000
 """Rows beyond those that are kept, which are only counted: there may be no end of them."""
-WAKE = "SELECT 1 FROM json_each('[]'), json_tree('[]')"
+WAKE = "SELECT 1 FROM json_each('[]'), json_tree('[]'), pragma_table_info('')"
 """Built-in tables declare themselves when they are first used, which the guard would take for a CREATE."""
 TABLES = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
 
@@ -80,9 +86,24 @@ def run_query(database: Database, query: str, limits: SqlLimits) -> Rows:
     except MemoryError:
         pass
     try:
-        return _in_time(_gate.alone, database, query, limits)
+        return _in_time(partial(_gate.alone, limits.timeout_s + LATE_S), database, query, limits)
     except MemoryError:
         raise ToolError("The query needs too much memory: select less.") from None
+
+
+def beside_queries(work: Callable[[], Given]) -> Given:
+    """For other work with SQLite in this process: where a query has taken all of its memory it is done again, alone.
+
+    It blocks while another is alone. What is done twice must give the same twice.
+    """
+    try:
+        with _gate.shared():
+            return work()
+    except (MemoryError, sqlite3.Error) as error:
+        if not is_memory(error):
+            raise
+    with _gate.alone(PATIENCE_S):
+        return work()
 
 
 def _in_time(
@@ -97,6 +118,7 @@ def _in_time(
             return _run(database, query, limits)
 
     done = in_thread(work)
+    done.add_done_callback(lambda _: began.set())  # also where it breaks before it begins
     began.wait()
     try:
         return done.result(limits.timeout_s + LATE_S)
@@ -109,15 +131,15 @@ def _in_time(
 def schema_of(database: Database) -> Schema:
     """What a query can read. Raises sqlite3.Error or OSError where that cannot be told."""
     with closing(_opened(database)) as connection:
-        return _schema(connection)
+        return {table: _columns(connection, table) for table in _tables(connection)}
 
 
 def _run(database: Database, query: str, limits: SqlLimits) -> Rows:
     with closing(_opened(database)) as connection, closing(Functions()) as functions:
-        schema = _schema(connection)
-        functions.replace(connection)
+        tables = _tables(connection)
+        functions.replace(connection, query)
         narrow(connection, max_value=limits.max_value, max_columns=limits.max_columns)
-        guard = Guard(schema, timeout_s=limits.timeout_s, max_steps=limits.max_steps)
+        guard = Guard(tables, timeout_s=limits.timeout_s, max_steps=limits.max_steps)
         guard.watch(connection)
         try:
             return _fetched(connection.execute(query), limits)
@@ -127,7 +149,7 @@ def _run(database: Database, query: str, limits: SqlLimits) -> Rows:
             if refusal := guard.refusal or functions.refusal:
                 raise ToolError(refusal) from error
             if is_agents_fault(error):
-                raise ToolError(explained(error, schema)) from error
+                raise ToolError(explained(error, schema_of(database))) from error
             raise
         except RecursionError as error:
             raise ToolError("The query is too deeply nested.") from error
@@ -137,7 +159,7 @@ def _opened(database: Database) -> sqlite3.Connection:
     place = ":memory:" if isinstance(database, bytes) else _address(database)
     connection = sqlite3.connect(place, uri=True, timeout=BUSY_S, isolation_level=None, cached_statements=0)
     try:
-        if isinstance(database, bytes):
+        if isinstance(database, bytes) and database:  # one without tables has no bytes, which Python cannot read
             connection.deserialize(database)
         connection.text_factory = _text
         for setting in (f"hard_heap_limit = {HEAP_BYTES}", "temp_store = memory", "trusted_schema = off"):
@@ -164,10 +186,18 @@ def _address(file: Path) -> str:
     return f"{file.resolve().as_uri()}?mode=ro{'&immutable=1' * still}"
 
 
-def _schema(connection: sqlite3.Connection) -> Schema:
-    tables = [str(name) for (name,) in connection.execute(TABLES)]
-    found = "SELECT name FROM pragma_table_info(?)"
-    return {table: tuple(str(name) for (name,) in connection.execute(found, (table,))) for table in tables}
+def _tables(connection: sqlite3.Connection) -> list[str]:
+    return [str(name) for (name,) in connection.execute(TABLES)]
+
+
+def _columns(connection: sqlite3.Connection, table: str) -> tuple[str, ...]:
+    """None of a view whose own tables are gone: that is no reason not to tell of the others."""
+    try:
+        return tuple(str(name) for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (table,)))
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
+            raise
+        return ()
 
 
 def _fetched(cursor: sqlite3.Cursor, limits: SqlLimits) -> Rows:

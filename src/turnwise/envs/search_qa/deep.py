@@ -8,10 +8,11 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from turnwise.core.messages import Message
-from turnwise.envs.rubrics import Rewards, judged, rubric_of
+from turnwise.envs.rubrics import Rewards, judged, judges_of_reward, rubric_of
 from turnwise.envs.search_qa.env import LEAST_F1, PRECISION, SearchQA
 from turnwise.envs.text_env import Outcome
 from turnwise.tools.box import ToolHands
+from turnwise.tools.readiness import NeedsServer
 
 
 class DeepSearch(SearchQA):
@@ -43,6 +44,10 @@ class DeepSearch(SearchQA):
     @classmethod
     def check(cls, params: Any) -> None:
         rubric_of(params.reward)
+
+    @classmethod
+    def servers(cls, params: Any) -> list[NeedsServer]:
+        return judges_of_reward(params.reward)
 
     def hop_count(self, rng: random.Random) -> int:
         return rng.randint(self.params.fewest_hops, self.params.hops)

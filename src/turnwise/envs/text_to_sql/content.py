@@ -2,13 +2,15 @@
 
 import random
 import sqlite3
+from collections.abc import Sequence
 from datetime import date, timedelta
+from functools import cache
 
 from turnwise.envs.text_to_sql.question import Planted
-from turnwise.envs.text_to_sql.schema import Column, Schema, Table
+from turnwise.envs.text_to_sql.schema import Column, Schema
 from turnwise.tools.sql_query import Cell
 
-FIRST_DAY, DAYS = date(2024, 1, 1), 366
+DAYS = tuple((date(2024, 1, 1) + timedelta(days=number)).isoformat() for number in range(366))
 
 
 def make_database(schema: Schema, rng: random.Random) -> sqlite3.Connection:
@@ -18,49 +20,47 @@ def make_database(schema: Schema, rng: random.Random) -> sqlite3.Connection:
     connection.execute("BEGIN")
     for table in schema.tables:
         sizes[table.noun] = rng.randint(*table.rows)
-        connection.execute(table.create())
-        marks = ", ".join("?" * len(table.columns))
-        connection.executemany(f"INSERT INTO {table.name} VALUES ({marks})", _rows(table, sizes, rng))
+        connection.execute(table.create)
+        columns = [_filled(column, sizes[table.noun], sizes, rng) for column in table.columns]
+        marks = ", ".join("?" * len(columns))
+        connection.executemany(f"INSERT INTO {table.name} VALUES ({marks})", zip(*columns, strict=True))
     connection.execute("COMMIT")
     return connection
 
 
 def plant(connection: sqlite3.Connection, planted: Planted, rng: random.Random) -> None:
-    """Which rows get the value is drawn."""
+    """Which rows get the values is drawn."""
     column = planted.ref or "rowid"
     there = [found for (found,) in connection.execute(f"SELECT DISTINCT {column} FROM {planted.table} ORDER BY 1")]
-    chosen = rng.sample(there, 1 if planted.ref else planted.rows)
+    chosen = rng.sample(there, len(planted.values))
     change = f"UPDATE {planted.table} SET {planted.column} = ? WHERE {column} = ?"
-    connection.executemany(change, [(planted.value, each) for each in chosen])
+    connection.executemany(change, zip(planted.values, chosen, strict=True))
 
 
-def _rows(table: Table, sizes: dict[str, int], rng: random.Random) -> list[tuple[Cell, ...]]:
-    count = sizes[table.noun]
-    columns = [_filled(column, count, sizes, rng) for column in table.columns]
-    return list(zip(*columns, strict=True))
-
-
-def _filled(column: Column, count: int, sizes: dict[str, int], rng: random.Random) -> list[Cell]:
+def _filled(column: Column, count: int, sizes: dict[str, int], rng: random.Random) -> Sequence[Cell]:
+    """Values of one column for so many rows."""
     if column.kind == "key":
-        return list(range(1, count + 1))
+        return range(1, count + 1)
     if column.kind == "label":
-        return list(rng.sample(column.values, count))
-    return [None if rng.random() < column.gaps else _value(column, sizes, rng) for _ in range(count)]
+        return rng.sample(column.values, count)
+    drawn = rng.choices(_possible(column, sizes), k=count)
+    return [None if rng.random() < column.gaps else value for value in drawn] if column.gaps else drawn
 
 
-def _value(column: Column, sizes: dict[str, int], rng: random.Random) -> Cell:
+def _possible(column: Column, sizes: dict[str, int]) -> Sequence[Cell]:
     match column.kind:
         case "group":
-            return rng.choice(column.values)
-        case "ref":
-            return _between(rng, 1, sizes[column.name.removesuffix("_id")])
-        case "money":
-            return _between(rng, column.low * 100, column.high * 100) / 100
+            return column.values
         case "day":
-            return (FIRST_DAY + timedelta(days=rng.randrange(DAYS))).isoformat()
-    return _between(rng, column.low, column.high)
+            return DAYS
+        case "ref":
+            return range(1, sizes[column.name.removesuffix("_id")] + 1)
+        case "money":
+            return _cents(column.low, column.high)
+    return range(column.low, column.high + 1)
 
 
-def _between(rng: random.Random, low: int, high: int) -> int:
-    """As `randint`, in a third of its time: a task draws hundreds of these."""
-    return low + int(rng.random() * (high - low + 1))
+@cache
+def _cents(low: int, high: int) -> tuple[float, ...]:
+    """All amounts between."""
+    return tuple(cents / 100 for cents in range(low * 100, high * 100 + 1))

@@ -2,10 +2,7 @@
 
 import asyncio
 import random
-import re
-import sqlite3
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Self
@@ -16,9 +13,9 @@ from turnwise.config.numbers import Positive
 from turnwise.core.messages import Message, Picture
 from turnwise.envs.seeds import split_of_state
 from turnwise.envs.text_env import Outcome, goes_on, lost, won
-from turnwise.envs.text_to_sql.content import make_database, plant
 from turnwise.envs.text_to_sql.more_tables import HARDER
 from turnwise.envs.text_to_sql.one_table import EASY, Maker
+from turnwise.envs.text_to_sql.pair import Database, make_pair
 from turnwise.envs.text_to_sql.question import Question
 from turnwise.envs.text_to_sql.schema import Schema
 from turnwise.envs.text_to_sql.schemas import SCHEMAS, TINY
@@ -28,19 +25,17 @@ from turnwise.rewards.sql_equality import equal_results
 from turnwise.tools.box import ToolHands
 from turnwise.tools.function import from_function, tool
 from turnwise.tools.sql import CONCURRENCY, longest_s
-from turnwise.tools.sql_query import Rows, SqlLimits, run_query
+from turnwise.tools.sql_query import SqlLimits, run_query
 from turnwise.tools.sql_table import table_text
+from turnwise.tools.sql_text import query_of
 from turnwise.tools.sql_thread import in_thread
 from turnwise.tools.tool import Tool, ToolError
 
 Level = Literal["tiny", "easy", "full"]
 Name = Literal["shop", "school", "library", "flights", "hospital", "music"]
 MAKERS: dict[Level, tuple[Maker, ...]] = {"tiny": SHORT, "easy": EASY, "full": EASY + HARDER}
-FENCE = re.compile(r"\A```(?:sql)?\s*(.*?)\s*```\Z", re.DOTALL)
-LIMITS = SqlLimits(timeout_s=10.0, max_steps=1_000_000, max_rows=500)
-"""These databases are small: the steps end what is too much, and do so alike on every machine."""
-TRIES = 20
-"""Pairs of databases that are drawn for a question before another is asked."""
+LIMITS = SqlLimits(timeout_s=10.0, max_steps=200_000, max_rows=500, max_value=1_000)
+"""These databases are small: the steps end what is too much, alike on every machine and before all memory is taken."""
 
 
 @tool(timeout_s=longest_s(LIMITS), concurrency=CONCURRENCY)
@@ -89,28 +84,21 @@ class TextToSql(ToolEnv):
     def rules(self) -> str:
         if self.params.level == "tiny":
             return "Answer with a query."
-        return f"{super().rules()} If it fails you see why and may answer again; a wrong result ends the episode."
+        wanted = "Select what is asked for, in that order, and nothing else."
+        return (
+            f"{super().rules()} {wanted} If it fails you see why and may answer again; a wrong result ends the episode."
+        )
 
     def reset(self, rng: random.Random) -> str:
         self.seen = ""
         while True:
             self.schema = self._schema(rng)
             self.question = self._question(rng)
-            if self.split in (None, split_of_state(self.state_key())) and self._fill(rng):
+            if self.split not in (None, split_of_state(self.state_key())):
+                continue
+            if (pair := make_pair(self.question, self.schema, rng)) is not None:
+                self.shown, self.hidden = pair
                 return f"{self._tables()}\n{self.question.text}"
-
-    def _fill(self, rng: random.Random) -> bool:
-        """Makes both databases; False if none were found that tell knowing from luck and from carelessness."""
-        for _ in range(TRIES):
-            (shown, seen, slips), (hidden, wanted, others) = _instance(self, rng), _instance(self, rng)
-            self.shown, self.hidden = (shown, seen), (hidden, wanted)
-            ordered = self.question.ordered
-            if _tells(seen, wanted, ordered) and all(
-                not (equal_results(one, seen, ordered) and equal_results(other, wanted, ordered))
-                for one, other in zip(slips, others, strict=True)
-            ):
-                return True
-        return False
 
     def _schema(self, rng: random.Random) -> Schema:
         if self.params.level == "tiny":
@@ -133,7 +121,7 @@ class TextToSql(ToolEnv):
         """What a query shows; a ToolError is what is wrong with it."""
         self.seen = query  # even if it fails: the error has been seen
         limits = replace(LIMITS, max_rows=self.params.max_rows)
-        return table_text(run_query(self.shown[0], unfenced(query), limits))
+        return table_text(run_query(self.shown.image, query_of(query), limits))
 
     async def judge(self, action: str, said: Sequence[Message], hands: ToolHands) -> Outcome:
         return await asyncio.wrap_future(in_thread(partial(self.step, action)))
@@ -143,9 +131,9 @@ class TextToSql(ToolEnv):
 
         Of the hidden database nothing is told, not even an error: its text may hold what stands there.
         """
-        query = unfenced(action)
+        query = query_of(action)
         try:
-            right = self._right(query, *self.shown)
+            right = self._right(query, self.shown)
         except ToolError as error:
             self.seen = query
             return goes_on(str(error))
@@ -153,17 +141,17 @@ class TextToSql(ToolEnv):
 
     def _right_unseen(self, query: str) -> bool:
         try:
-            return self._right(query, *self.hidden)
+            return self._right(query, self.hidden)
         except ToolError:
             return False
 
-    def _right(self, query: str, image: bytes, wanted: Rows) -> bool:
-        return equal_results(run_query(image, query, LIMITS), wanted, self.question.ordered)
+    def _right(self, query: str, database: Database) -> bool:
+        return equal_results(run_query(database.image, query, LIMITS), database.wanted, self.question.ordered)
 
     def solve(self) -> list[str]:
-        """A look at what the query gives, where there is time, then the query."""
+        """A look at what the query gives, unless something was tried already, then the query."""
         query = self.question.query
-        if self.seen == query or self.max_turns == 1 or self.params.level == "tiny":
+        if self.seen or self.max_turns == 1 or self.params.level == "tiny":
             return [query]
         return [self.call("sql", query=query)]
 
@@ -178,30 +166,3 @@ class TextToSql(ToolEnv):
 
     def draw(self) -> Picture:
         return Picture(rows=((self.question.text,),), caption=self.schema.name)
-
-
-def unfenced(text: str) -> str:
-    """A query out of the block that models like to put it into."""
-    fence = FENCE.match(text.strip())
-    return fence[1] if fence else text
-
-
-def _instance(env: TextToSql, rng: random.Random) -> tuple[bytes, Rows, list[Rows]]:
-    """A database of the schema with rows of its own, what the right query gives on it, and what near misses give."""
-    question = env.question
-    with closing(make_database(env.schema, rng)) as connection:
-        if question.planted is not None:
-            plant(connection, question.planted, rng)
-        slips = [_given(connection, slip) for slip in question.near_misses]
-        return connection.serialize(), _given(connection, question.query), slips
-
-
-def _given(connection: sqlite3.Connection, query: str) -> Rows:
-    cursor = connection.execute(query)
-    return Rows(columns=tuple(column[0] for column in cursor.description), rows=tuple(cursor.fetchall()))
-
-
-def _tells(shown: Rows, hidden: Rows, ordered: bool) -> bool:
-    """Whether the pair tells knowing from luck: there is something to find, and not the same on both."""
-    found = all(any(cell is not None for row in rows.rows for cell in row) for rows in (shown, hidden))
-    return found and not equal_results(shown, hidden, ordered)

@@ -7,15 +7,13 @@ from turnwise.envs.text_to_sql.question import Planted, Question
 from turnwise.envs.text_to_sql.schema import Column, Schema, Table
 
 
-def _ref(schema: Schema, table: Table, target: Table) -> Column:
-    return next(ref for ref in table.refs if schema.target(ref) is target)
+def _joined(rng: random.Random, schema: Schema) -> tuple[Table, Column, Table, str]:
+    """A table, its column that refers to another, that other, and how a query joins them.
 
-
-def _joined(rng: random.Random, schema: Schema, *, groups: bool = False) -> tuple[Table, Table, str]:
-    """A table, one that it refers to, and how a query joins them."""
-    pairs = [(table, ref, schema.target(ref)) for table in schema.tables for ref in table.refs]
-    table, ref, target = rng.choice([pair for pair in pairs if not groups or pair[2].groups])
-    return table, target, f"{table.name} JOIN {target.name} ON {table.name}.{ref.name} = {target.name}.id"
+    All that refer have numbers, and all that are referred to have groups."""
+    table, ref = rng.choice([(table, ref) for table in schema.tables for ref in table.refs])
+    target = schema.target(ref)
+    return table, ref, target, f"{table.name} JOIN {target.name} ON {table.name}.{ref.name} = {target.name}.id"
 
 
 def _of(table: Table, column: Column) -> str:
@@ -43,7 +41,9 @@ def aggregate_by_group(rng: random.Random, schema: Schema) -> Question:
 
 def large_groups(rng: random.Random, schema: Schema) -> Question:
     table = draw_table(rng, schema, lambda table: table.groups)
-    group, count = rng.choice(table.groups), rng.randint(1, 3)
+    group = rng.choice(table.groups)
+    usual = sum(table.rows) // 2 // len(group.values)  # some have more, and some have fewer
+    count = rng.randint(max(1, usual - 1), usual + 1)
     return Question(
         text=f"Give every {group.words} that more than {count} {table.name} have.",
         query=f"SELECT {group.name} FROM {table.name} GROUP BY {group.name} HAVING COUNT(*) > {count}",
@@ -63,7 +63,7 @@ def above_average(rng: random.Random, schema: Schema) -> Question:
 
 
 def with_its_target(rng: random.Random, schema: Schema) -> Question:
-    table, target, join = _joined(rng, schema, groups=True)
+    table, _, target, join = _joined(rng, schema)
     words, condition = is_group(rng, rng.choice(target.groups))
     return Question(
         text=f"Give the {table.label.words} of every {table.noun} whose {target.noun}'s {words}, "
@@ -74,7 +74,7 @@ def with_its_target(rng: random.Random, schema: Schema) -> Question:
 
 
 def count_by_target(rng: random.Random, schema: Schema) -> Question:
-    table, target, join = _joined(rng, schema)
+    table, _, target, join = _joined(rng, schema)
     return Question(
         text=f"For each {target.noun} that has any {table.name}: give its {target.label.words} and how many.",
         query=f"SELECT {_of(target, target.label)}, COUNT(*) FROM {join} GROUP BY {target.name}.id",
@@ -82,9 +82,7 @@ def count_by_target(rng: random.Random, schema: Schema) -> Question:
 
 
 def aggregate_by_targets_group(rng: random.Random, schema: Schema) -> Question:
-    table, target, join = _joined(rng, schema, groups=True)
-    if not table.numbers:
-        return count_by_target(rng, schema)
+    table, _, target, join = _joined(rng, schema)
     number, group = rng.choice(table.numbers), rng.choice(target.groups)
     word, function = rng.choice(sorted(AGGREGATES.items()))
     by = _of(target, group)
@@ -96,8 +94,7 @@ def aggregate_by_targets_group(rng: random.Random, schema: Schema) -> Question:
 
 
 def without_any(rng: random.Random, schema: Schema) -> Question:
-    table, target, _ = _joined(rng, schema)
-    ref = _ref(schema, table, target)
+    table, ref, target, _ = _joined(rng, schema)
     return Question(
         text=f"Give the {target.label.words} of every {target.noun} without any {table.name}.",
         query=f"SELECT {target.label.name} FROM {target.name} WHERE id NOT IN (SELECT {ref.name} FROM {table.name})",
@@ -106,7 +103,7 @@ def without_any(rng: random.Random, schema: Schema) -> Question:
 
 def with_most(rng: random.Random, schema: Schema) -> Question:
     """SQLite gives equals by the larger id if it is not told: it makes the groups in the order that is asked for."""
-    table, target, join = _joined(rng, schema)
+    table, _, target, join = _joined(rng, schema)
     count = rng.randint(1, 3)
     which = f"{target.noun}" if count == 1 else f"{count} {target.name}"
     return Question(
@@ -119,9 +116,7 @@ def with_most(rng: random.Random, schema: Schema) -> Question:
 
 
 def targets_beyond(rng: random.Random, schema: Schema) -> Question:
-    table, target, join = _joined(rng, schema)
-    if not table.numbers:
-        return count_by_target(rng, schema)
+    table, ref, target, join = _joined(rng, schema)
     number = rng.choice(table.numbers)
     bound = middling(rng, number)
     return Question(
@@ -129,7 +124,7 @@ def targets_beyond(rng: random.Random, schema: Schema) -> Question:
         f"above {bound}.",
         query=f"SELECT {_of(target, target.label)} FROM {join} GROUP BY {target.name}.id "
         f"HAVING AVG({_of(table, number)}) > {bound}",
-        planted=Planted(table=table.name, column=number.name, value=bound, ref=_ref(schema, table, target).name),
+        planted=Planted(table=table.name, column=number.name, values=(bound, bound + 1), ref=ref.name),
     )
 
 

@@ -7,6 +7,8 @@ from turnwise.envs.text_to_sql.question import Planted, Question
 from turnwise.envs.text_to_sql.schema import Column, Schema, Table
 
 AGGREGATES = {"average": "AVG", "highest": "MAX", "lowest": "MIN", "total": "SUM"}
+NEIGHBOURS: dict[str, tuple[int, ...]] = {">": (1,), "<": (-1,), ">=": (-1,), "=": ()}
+"""By sign: how far off is the row by which a bound and the next one differ."""
 Maker = Callable[[random.Random, Schema], Question]
 
 
@@ -20,9 +22,10 @@ def middling(rng: random.Random, column: Column) -> int:
     return rng.randint(column.low + span // 4, column.high - span // 4)
 
 
-def at_the_bound(table: Table, number: Column, bound: int) -> Planted:
-    """A row for which "above" and "at least" differ."""
-    return Planted(table=table.name, column=number.name, value=bound)
+def at_the_bound(table: Table, number: Column, sign: str, bound: int) -> Planted:
+    """Rows for which "above" and "at least" differ, and this bound and the next."""
+    values = (bound, *(bound + off for off in NEIGHBOURS[sign]))
+    return Planted(table=table.name, column=number.name, values=values)
 
 
 def is_group(rng: random.Random, group: Column) -> tuple[str, str]:
@@ -48,7 +51,7 @@ def beyond(rng: random.Random, schema: Schema) -> Question:
     return Question(
         text=f"Give the {label.words} of every {table.noun} with {number.words} {word} {bound}.",
         query=f"SELECT {label.name} FROM {table.name} WHERE {number.name} {sign} {bound}",
-        planted=at_the_bound(table, number, bound),
+        planted=at_the_bound(table, number, sign, bound),
     )
 
 
@@ -59,7 +62,7 @@ def how_many(rng: random.Random, schema: Schema) -> Question:
     return Question(
         text=f"How many {table.name} have {number.words} of at least {bound}?",
         query=f"SELECT COUNT(*) FROM {table.name} WHERE {number.name} >= {bound}",
-        planted=at_the_bound(table, number, bound),
+        planted=at_the_bound(table, number, ">=", bound),
     )
 
 
@@ -75,11 +78,12 @@ def how_many_of_a_group(rng: random.Random, schema: Schema) -> Question:
 def different(rng: random.Random, schema: Schema) -> Question:
     table = draw_table(rng, schema, lambda table: table.groups and table.numbers)
     group, number = rng.choice(table.groups), rng.choice(table.numbers)
-    bound = middling(rng, number)
+    span = number.high - number.low
+    bound = number.high - rng.randint(max(1, span // 8), span // 2)  # above it are few, so that each of them counts
     return Question(
         text=f"Give every {group.words} once that {table.name} with {number.words} above {bound} have.",
         query=f"SELECT DISTINCT {group.name} FROM {table.name} WHERE {number.name} > {bound}",
-        planted=at_the_bound(table, number, bound),
+        planted=at_the_bound(table, number, ">", bound),
     )
 
 
@@ -113,7 +117,7 @@ def first_few(rng: random.Random, schema: Schema) -> Question:
         query=f"SELECT {label.name}, {number.name} FROM {table.name} "
         f"ORDER BY {number.name} {order}, id DESC LIMIT {count}",
         ordered=True,
-        planted=Planted(table=table.name, column=number.name, value=most, rows=2),
+        planted=Planted(table=table.name, column=number.name, values=(most, most)),
     )
 
 

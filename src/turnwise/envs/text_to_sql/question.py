@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from turnwise.envs.text_to_sql.near import near_misses
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planted:
@@ -11,11 +9,10 @@ class Planted:
 
     table: str
     column: str
-    value: int
-    rows: int = 1
-    """So many get the value."""
+    values: tuple[int, ...]
+    """Each is given to another row."""
     ref: str = ""
-    """If given, then instead all rows get it that refer to one and the same by this column."""
+    """If given, then instead to all rows that refer to one and the same by this column."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +22,5 @@ class Question:
     ordered: bool = False
     """The question asks for an order of rows."""
     planted: Planted | None = None
-
-    @property
-    def near_misses(self) -> tuple[str, ...]:
-        """Queries that are wrong: on one of two databases at least they must give something else."""
-        return near_misses(self.query)
+    alike: tuple[str, ...] = ()
+    """Columns that are easily taken for one another: to take the wrong one must be wrong on one of two databases."""

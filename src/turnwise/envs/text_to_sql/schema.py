@@ -56,9 +56,10 @@ class Table:
     def refs(self) -> tuple[Column, ...]:
         return tuple(column for column in self.columns if column.kind == "ref")
 
+    @cached_property
     def create(self) -> str:
         """
-        CREATE TABLE books (id INTEGER PRIMARY KEY, title TEXT, author_id INTEGER REFERENCES authors)
+        CREATE TABLE books (id INTEGER PRIMARY KEY, title TEXT, author_id INTEGER)
         """
         return f"CREATE TABLE {self.name} ({', '.join(map(_declared, self.columns))})"
 
@@ -69,15 +70,12 @@ class Schema:
     tables: tuple[Table, ...]
     """Each after those that it refers to."""
 
-    def table(self, name: str) -> Table:
-        return next(table for table in self.tables if table.name == name)
-
     def target(self, ref: Column) -> Table:
         """The table that `author_id` refers to."""
         return next(table for table in self.tables if table.noun == ref.name.removesuffix("_id"))
 
     def create(self) -> str:
-        return "\n".join(f"{table.create()};" for table in self.tables)
+        return "\n".join(f"{table.create};" for table in self.tables)
 
 
 def _declared(column: Column) -> str:

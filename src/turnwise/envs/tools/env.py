@@ -9,26 +9,29 @@ reward = "myreward.py:score"              # score(answer, row) -> a number; 1 is
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from turnwise.core.errors import UserError
 from turnwise.core.messages import Message
 from turnwise.core.task import Split
-from turnwise.envs.rubrics import Rewards, judged, rubric_of
+from turnwise.envs.rubrics import Rewards, judged, judges_of_reward, rubric_of
 from turnwise.envs.seeds import FIRST, split_of_state
 from turnwise.envs.text_env import Outcome
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.tools.box import ToolHands
+from turnwise.tools.readiness import NeedsServer
 from turnwise.tools.tool import Tool, ToolSource
 
 QUESTION = ("question", "prompt", "problem", "input")
 """Columns that hold the question, the first that a row has."""
 MOST_BYTES = 1 << 30
+EACH_TOOL = 'tool: "python", "FILE.py:function" or a table such as { use = "search", index = "FOLDER" }'
+EACH_REWARD = 'reward: a name, "FILE.py:function" or a table such as { use = "exact_match" }'
 
 Row = dict[str, Any]
 
@@ -45,6 +48,16 @@ class Tools(ToolEnv):
         """FILE.py:function from the answer and its row to a number, a reward by name, or a list of tables: `use`."""
         success_at: float = 1.0
         """The first reward's value from which an answer counts as right."""
+
+        @field_validator("tools", mode="before")
+        @classmethod
+        def _listed_tools(cls, given: Any) -> Any:
+            return _listed(given, "tools", EACH_TOOL)
+
+        @field_validator("reward", mode="before")
+        @classmethod
+        def _listed_rewards(cls, given: Any) -> Any:
+            return given if isinstance(given, str) else _listed(given, "reward", EACH_REWARD)
 
     params: Params
 
@@ -72,6 +85,10 @@ class Tools(ToolEnv):
         return sources_of(params.tools)
 
     @classmethod
+    def servers(cls, params: Any) -> list[NeedsServer]:
+        return [*super().servers(params), *judges_of_reward(params.reward)]
+
+    @classmethod
     def size(cls, params: Any, split: Split) -> int:
         return len(rows_of(params.tasks, split))
 
@@ -96,6 +113,17 @@ class Tools(ToolEnv):
 
     def state_key(self) -> str:
         return question_of(self.row)
+
+
+def _listed(given: Any, name: str, each: str) -> Any:
+    """`given` if it is a list of texts and tables; what is none is told as a recipe would write it."""
+    if isinstance(given, str):
+        raise ValueError(f"must be a list: {name} = {json.dumps([given], ensure_ascii=False)}")
+    if isinstance(given, Mapping):
+        raise ValueError(f"must be a list: {name} = [{{ ... }}], with that table in it")
+    if not isinstance(given, list | tuple) or not given or not all(isinstance(one, str | Mapping) for one in given):
+        raise ValueError(f"must be a list of at least one {each}")
+    return given
 
 
 def question_of(row: Row) -> str:

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
+from turnwise.config.options import read_options
 from turnwise.core.errors import UserError
 from turnwise.core.names import nearest
 from turnwise.envs.functions import load_function
@@ -21,16 +20,7 @@ def make_python(options: Mapping[str, Any]) -> Tool:
     """Its options are the sandbox's limits, such as timeout_s and memory_mb."""
     from turnwise.tools.python import PythonTool, SandboxLimits
 
-    for name in options:
-        if name not in SandboxLimits.__dataclass_fields__:
-            near = nearest(name, SandboxLimits.__dataclass_fields__)
-            raise UserError(f"env.params.tools: python has no option {name}:{near}")
-    try:
-        limits = TypeAdapter(SandboxLimits).validate_python(dict(options))
-    except ValidationError as error:
-        wrong = error.errors()[0]
-        raise UserError(f"env.params.tools: python's {wrong['loc'][0]}: {wrong['msg']}") from error
-    return PythonTool(limits)
+    return PythonTool(read_options(SandboxLimits, options, "the tool python"))
 
 
 MAKERS: dict[str, Callable[[Mapping[str, Any]], Tool]] = {

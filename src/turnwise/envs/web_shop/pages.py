@@ -12,7 +12,8 @@ BACK, NEXT, PREVIOUS, FEATURES, BUY = "Back to Search", "Next >", "< Prev", "Fea
 class SearchPage:
     @property
     def text(self) -> str:
-        return "[Search]"
+        """Not in brackets: there is nothing to click."""
+        return "Search page"
 
     @property
     def buttons(self) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from turnwise.rewards.judge.prompts import AGAIN
 from turnwise.rewards.judge.settings import JudgeSettings
 from turnwise.rewards.judge.verdicts import Unreadable
 from turnwise.rewards.per_loop import PerLoop
+from turnwise.tools.readiness import NeedsServer
 
 REPEATED = 2000
 """Characters of an answer that could not be read which the judge is shown again."""
@@ -41,6 +42,11 @@ class Bench:
             except Unreadable:  # somebody changed the file: it is asked for again
                 pass
         return read(await self._shared(key, messages, read))
+
+    async def check_server(self) -> None:
+        """A judge that is loaded here asks nobody."""
+        if isinstance(self._complete, NeedsServer):
+            await self._complete.check_server()
 
     async def _shared(self, key: str, messages: Sequence[Message], read: Callable[[str], Any]) -> str:
         under_way = self._under_way.get()

@@ -39,6 +39,11 @@ def _complete(settings: JudgeSettings, meter: Meter) -> Complete:
     return EndpointComplete(settings, meter)
 
 
+def benches() -> list[Bench]:
+    """Those that have been asked for since `forget_benches`."""
+    return list(_benches.values())
+
+
 def forget_benches() -> None:
     """A run's budget and its counters begin with it."""
     _benches.clear()

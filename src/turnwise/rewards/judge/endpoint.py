@@ -8,12 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx2
+
 from turnwise.core.errors import UserError
 from turnwise.core.messages import Message, ToolSpec
 from turnwise.core.protocols import Sampling
 from turnwise.engine.openai.client import ChatClient
-from turnwise.engine.openai.endpoint import Endpoint, read_key
-from turnwise.engine.openai.faults import ContextFull, Passing
+from turnwise.engine.openai.endpoint import KEY_VARIABLE, PATH, Endpoint, read_key, split_url
+from turnwise.engine.openai.faults import ContextFull, Passing, fault_of
 from turnwise.engine.openai.replies import Reply
 from turnwise.rewards.judge.budget import Meter
 from turnwise.rewards.judge.complete import estimated_tokens
@@ -24,6 +26,7 @@ OPENAI, BASE_URL = "https://api.openai.com/v1", "OPENAI_BASE_URL"
 OPTIONS = {"--api-key-env": "key_env", "--endpoint": "endpoint", "--model": "model"}
 """The client's words are for a command line; a judge has settings."""
 LONGEST_KEY = 10_000
+READY_S = 10.0
 
 Sleep = Callable[[float], Awaitable[None]]
 
@@ -33,6 +36,7 @@ class EndpointComplete:
         with _in_our_words():
             endpoint = _endpoint(settings)
             self.identity = (endpoint.chat_url, endpoint.model)
+        self._endpoint = endpoint
         self._sampling = Sampling(max_tokens=settings.max_tokens, temperature=settings.temperature)
         self._client = PerLoop(lambda: MeteredClient(endpoint, meter, sleep))
 
@@ -43,6 +47,28 @@ class EndpointComplete:
             except ContextFull as full:
                 raise UserError(f"{full}: that is too long for this judge: lower its max_chars") from full
         return reply.message.content
+
+    async def check_server(self) -> None:
+        """Asks for the list of its models, which costs nothing. One that has no such list is there all the same."""
+        chat = split_url(self._endpoint.chat_url)
+        url = chat._replace(path=chat.path.removesuffix(PATH) + "/models").geturl()
+        headers = {} if self._endpoint.key is None else {"Authorization": f"Bearer {self._endpoint.key}"}
+        try:
+            async with (
+                httpx2.AsyncClient(headers=headers, timeout=READY_S) as client,
+                client.stream("GET", url) as response,
+            ):
+                status = response.status_code
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+            raise UserError(
+                f"the judge: nothing answers at {self._endpoint.chat_url} ({type(error).__name__}): start it, or mend "
+                "endpoint"
+            ) from error
+        except httpx2.RequestError:  # it is there, and perhaps busy: requests are sent again
+            return
+        if status in (401, 403):
+            with _in_our_words():
+                raise fault_of(self._endpoint, status, {}, b"")
 
 
 class MeteredClient(ChatClient):
@@ -82,6 +108,8 @@ def _cost(reply: Reply, prompt: int) -> int:
 def _endpoint(settings: JudgeSettings) -> Endpoint:
     url = settings.endpoint or os.environ.get(BASE_URL, "").strip() or OPENAI
     key = _file_key(settings.key_file) if settings.key_file else read_key(url, settings.key_env or None)
+    if key is None and split_url(url).hostname == split_url(OPENAI).hostname:
+        raise UserError(f"{OPENAI} wants a key: set {KEY_VARIABLE}, or give endpoint = the URL of another")
     given: dict[str, Any] = {"timeout_s": settings.timeout_s, "retries": settings.retries}
     return Endpoint(url=url, model=settings.model, key=key, **given)
 

@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.core.chance import address
+from turnwise.core.errors import UserError
 from turnwise.core.messages import Message
+from turnwise.core.names import nearest
 from turnwise.core.protocols import Policy, Sampling
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.engine.native.engine import NativeEngine
 from turnwise.engine.paged.build import build_paged_runner
 from turnwise.models.attention import ATTENTION
+from turnwise.models.catalogue import catalogue_names
+from turnwise.models.hub import is_hub_name
 from turnwise.models.loading import device_of, load_model
 from turnwise.render.renderer import Renderer
 from turnwise.rewards.judge.budget import Meter
@@ -37,6 +41,8 @@ class LocalComplete:
     def __init__(self, settings: JudgeSettings, meter: Meter, make: Callable[[], Speaker] | None = None) -> None:
         """`make`: gives the model, which is loaded when it is first asked; none: as the settings name it."""
         self._settings, self._meter = settings, meter
+        if make is None:
+            _check_model(settings.model)
         self._sampling = Sampling(max_tokens=settings.max_tokens, temperature=settings.temperature)
         self._speaker = PerLoop(make or self._load)
 
@@ -77,6 +83,13 @@ class LocalComplete:
         loaded = load_model(self._settings.model, device=self._settings.device, attn_implementation=ATTENTION)
         loaded.model.requires_grad_(False)
         return Renderer(loaded.tokenizer, loaded.stop_ids), loaded.model
+
+
+def _check_model(name: str) -> None:
+    """What can be said of it before it is read: it is loaded long after a run has started."""
+    if name not in catalogue_names() and not is_hub_name(name) and not (name and Path(name).expanduser().exists()):
+        near = nearest(name, catalogue_names())
+        raise UserError(f'the judge: unknown model "{name}":{near} (or give a hub name (owner/name) or a folder)')
 
 
 def _key(messages: Sequence[Message]) -> EpisodeKey:

@@ -1,7 +1,6 @@
 """Answers that are queries: what they give is compared, not what they say."""
 
 import asyncio
-import re
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -15,17 +14,17 @@ from turnwise.rewards.parts.texts import column, looked_at
 from turnwise.rewards.rubric import Answered
 from turnwise.rewards.sql_equality import asks_for_order, equal_results
 from turnwise.tools.sql_query import SqlLimits, run_query
+from turnwise.tools.sql_text import query_of
 from turnwise.tools.sql_thread import in_thread
 from turnwise.tools.tool import ToolError
-
-BLOCK = re.compile(r"```[ \t]*(?:sqlite|sql)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 
 
 class SqlResult(Section):
     """1 where the answer, a query, gives what the row's query gives, else 0. Both are run read-only."""
 
     against: str = "sql"
-    """The column with the query that is right. Rows count in their order where it ends in an ORDER BY."""
+    """The column with the query that is right. Rows count in their order where it has an ORDER BY, also those that are
+    equal by it: let it name enough columns to leave none."""
     database: str = ""
     """A SQLite file; empty: each row names its own in its column `database`."""
     timeout_s: Annotated[float, Field(gt=0, le=600)] = 5.0
@@ -38,21 +37,18 @@ class SqlResult(Section):
     async def __call__(self, answered: Answered) -> float:
         right = str(column(answered.row, self.against))
         database = Path(self.database or str(column(answered.row, "database"))).expanduser()
-        limits = SqlLimits(timeout_s=self.timeout_s, max_rows=self.max_rows, max_value=self.max_value)
-        run = partial(run_query, database, limits=limits)
         said = query_of(looked_at(answered, "answer"))
+        return await asyncio.wrap_future(in_thread(partial(self._compared, database, said, right)))
+
+    def _compared(self, database: Path, said: str, right: str) -> float:
+        """Blocks: many rows also take their time to compare."""
+        limits = SqlLimits(timeout_s=self.timeout_s, max_rows=self.max_rows, max_value=self.max_value)
         try:
-            wanted = await asyncio.wrap_future(in_thread(partial(run, right)))
+            wanted = run_query(database, right, limits)
         except ToolError as error:
             raise EnvironmentFailure(f"the query of a row fails, {right[:200]!r}: {error}") from error
         try:
-            got = await asyncio.wrap_future(in_thread(partial(run, said)))
+            got = run_query(database, said, limits)
         except ToolError:  # too long is wrong too
             return 0.0
         return float(equal_results(got, wanted, ordered=asks_for_order(right)))
-
-
-def query_of(answer: str) -> str:
-    """The last fenced block, or all of it where there is none."""
-    blocks = BLOCK.findall(answer)
-    return str(blocks[-1] if blocks else answer).strip().removesuffix(";")

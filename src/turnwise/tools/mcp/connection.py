@@ -28,6 +28,8 @@ LAST_WORDS_S = 1.0
 """After a connection broke, for its end to become known."""
 CLOSE_S = 6.0
 """Longer than a process is given to end; beyond it the task is cancelled."""
+NOISE_SHARE = 0.25
+"""Of the time to start: a program that prints for so long, and no word of MCP, is no server."""
 REFUSED = (401, 403)
 ABOUT_US = types.Implementation(name="turnwise", version="1")
 
@@ -58,11 +60,7 @@ class Connection:
         """With its tools. Raises Lost."""
         connection = cls(server)
         try:
-            async with asyncio.timeout(timeout_s):
-                await asyncio.shield(connection._ready)
-        except TimeoutError:
-            await connection.close()
-            raise Lost(connection._told(f"it was not ready within {timeout_s:g} s")) from None
+            await connection._greeted(timeout_s)
         except BaseException:
             await connection.close()
             raise
@@ -99,6 +97,19 @@ class Connection:
         if late:
             self._task.cancel()
             await asyncio.wait([self._task])
+
+    async def _greeted(self, timeout_s: float) -> None:
+        """waits for: its list of tools. unblocked by: the server, its noise, time."""
+        noise = asyncio.create_task(self._end.noise_alone(NOISE_SHARE * timeout_s))
+        try:
+            done, _ = await asyncio.wait([self._ready, noise], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            noise.cancel()
+        if self._ready in done:
+            self._ready.result()
+        else:
+            late = f"it was not ready within {timeout_s:g} s"
+            raise Lost(self._told("it writes to its output what is no MCP" if noise in done else late))
 
     async def _live(self) -> None:
         """waits for: whoever closes it, the server's end. unblocked by: `close`, the transport."""

@@ -1,5 +1,6 @@
 """A server at a URL, over streamable HTTP."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -27,6 +28,10 @@ class ServerAtUrl:
     @property
     def last_words(self) -> str:
         return f"it answered with HTTP status {self.status}" if self.status >= 400 else ""
+
+    async def noise_alone(self, patience_s: float) -> None:
+        """Never: what comes over HTTP is an answer, or none."""
+        await asyncio.Event().wait()
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[tuple[Any, Any]]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCError, jsonrpc_message_adapter
@@ -19,8 +19,13 @@ AT_THE_BEGINNING = re.compile(rb'^\{"jsonrpc": ?"2\.0", ?"id": ?(\d{1,15})[,}]')
 AT_THE_END = re.compile(rb'"id": ?(\d{1,15})\}\s*$')
 
 
-async def read_lines(stream: asyncio.StreamReader) -> AsyncIterator[tuple[bytes, bool]]:
-    """Lines until the stream ends; of one that is longer than the stream's limit its two ends, and False."""
+async def read_lines(
+    stream: asyncio.StreamReader, unfinished: Callable[[bytes], None] = lambda rest: None
+) -> AsyncIterator[tuple[bytes, bool]]:
+    """Lines until the stream ends; of one that is longer than the stream's limit its two ends, and False.
+
+    `unfinished`: is told what stands behind the last line: half an answer is none.
+    """
     head = b""
     while True:
         try:
@@ -29,7 +34,8 @@ async def read_lines(stream: asyncio.StreamReader) -> AsyncIterator[tuple[bytes,
             piece = await stream.readexactly(over.consumed)
             head = head or piece[:ENDS]
             continue
-        except asyncio.IncompleteReadError:
+        except asyncio.IncompleteReadError as end:
+            unfinished(end.partial)
             return
         yield (head + line[-ENDS:], False) if head else (line, True)
         head = b""

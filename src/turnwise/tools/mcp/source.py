@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import mcp_types as types
 
-from turnwise.core.errors import InfrastructureFailure
+from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.tools.mcp.connection import Connection
 from turnwise.tools.mcp.content import told
 from turnwise.tools.mcp.failures import Lost
@@ -20,6 +20,8 @@ STARTS_AT_ONCE = max(2, os.cpu_count() or 2)
 """Servers of one source: more would only make all of them slower."""
 LATE = 0.95
 """Of the time-out: a call that was cancelled after this much of it took too long, and was not given up for others."""
+MEND_COMMAND = "try the command in a terminal; its output must be MCP alone, and start_timeout_s is the time it has"
+MEND_URL = "start that server, or mend its URL"
 
 Given = TypeVar("Given")
 
@@ -51,6 +53,15 @@ class McpSource:
             yield Offer(self, lambda: connection.listed, ask)
         finally:
             await connection.close()
+
+    async def check_server(self) -> None:
+        """Starts it, or greets it, and lets it go again."""
+        self._settle()
+        try:
+            connection = await self._connect()
+        except Lost as lost:
+            raise UserError(f"{lost}: {MEND_URL if self.server.url else MEND_COMMAND}") from None
+        await connection.close()
 
     def _settle(self) -> None:
         """Connections belong to one event loop: those of a loop that has ended have ended with it."""

@@ -37,16 +37,26 @@ class ServerProcess:
     def __init__(self, server: Server, ended: Callable[[], None]) -> None:
         """`ended` is called when its output ends."""
         self._server, self._ended = server, ended
-        self._said = Said()
+        self._said, self._printed = Said(), Said()
+        self._noise = asyncio.Event()
+        self._spoke = False
         self._process: asyncio.subprocess.Process | None = None
 
     @property
     def last_words(self) -> str:
-        """How it ended, as far as it has, and the last that it said."""
+        """How it ended, as far as it has, and the last that it said; of one that never spoke MCP, what it printed."""
         status = None if self._process is None else self._process.returncode
-        said = self._said.last_line
-        parts = ["" if status is None else _ending(status), f"it said: {said}" if said else ""]
+        printed, said = "" if self._spoke else self._printed.last_line, self._said.last_line
+        ending = "" if status is None else _ending(status)
+        parts = [ending, f"it printed: {printed}" if printed else "", f"it said: {said}" if said else ""]
         return "; ".join(part for part in parts if part)
+
+    async def noise_alone(self, patience_s: float) -> None:
+        """waits for: output that is no MCP, and then so long for any that is. unblocked by: the server, time."""
+        await self._noise.wait()
+        await asyncio.sleep(patience_s)
+        if self._spoke:
+            await asyncio.Event().wait()
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Streams]:
@@ -84,9 +94,13 @@ class ServerProcess:
         """waits for: the server's output. unblocked by: the server, its end."""
         assert self._process is not None and self._process.stdout is not None
         with heard, suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
-            async for line, whole in read_lines(self._process.stdout):
+            async for line, whole in read_lines(self._process.stdout, self._printed.add):
                 if (message := read_message(line, whole)) is not None:
+                    self._spoke = True
                     await heard.send(message)
+                elif line.strip():
+                    self._printed.add(line)
+                    self._noise.set()
         self._ended()
 
     async def _write(self, to_write: MemoryObjectReceiveStream[SessionMessage]) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from turnwise.core.errors import UserError
 from turnwise.models.saving import written_aside
+from turnwise.tools.search.left_out import LeftOut
 from turnwise.tools.search.lexical import LexicalIndex
 from turnwise.tools.search.manifest import DenseSettings, Manifest, sizes_of, write_manifest
 from turnwise.tools.search.passages import PASSAGE_CHARACTERS, Passage
@@ -22,16 +23,20 @@ def build_index(
     dense: DenseSettings | None = None,
     passage_characters: int = PASSAGE_CHARACTERS,
     show: Show = lambda phase, done, total: None,
+    left_out: LeftOut | None = None,
 ) -> Manifest:
-    """Reads files and folders and leaves the new folder `to`. A build that is killed leaves nothing that is loaded."""
+    """Reads files and folders and leaves the new folder `to`. A build that is killed leaves nothing that is loaded.
+
+    `left_out`: is told of what could not be read.
+    """
     if to.exists():
         raise UserError(f"{to} exists: choose another folder, or remove it first")
-    files = find_files(given)
+    files = find_files(given, left_out)
     digest = digest_of(files)
     vectors = _vectors_writer(dense, show) if dense is not None else None  # first: an encoder may not be there
     try:
         with written_aside(to) as aside:
-            count = write_passages(_read(files, passage_characters, show), aside)
+            count = write_passages(_read(files, passage_characters, show, left_out), aside)
             if not count:
                 raise UserError(f"there is no text in {', '.join(map(str, given))}: give other files")
             stored = StoredPassages(aside)
@@ -54,10 +59,10 @@ def build_index(
     return manifest
 
 
-def _read(files: Sequence[Path], limit: int, show: Show) -> Iterator[Passage]:
+def _read(files: Sequence[Path], limit: int, show: Show, left_out: LeftOut | None) -> Iterator[Passage]:
     for done, file in enumerate(files):
         show("reading", done, len(files))
-        yield from read_passages(file, limit)
+        yield from read_passages(file, limit, left_out)
     show("reading", len(files), len(files))
 
 

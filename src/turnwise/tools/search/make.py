@@ -43,7 +43,9 @@ def make_search(options: Mapping[str, Any]) -> Tool:
 def _searcher(given: SearchOptions) -> Searcher:
     from turnwise.tools.search.opening import open_folder, open_url
 
-    if (given.index is None) == (given.url is None):
+    if given.index is not None and given.url is not None:
+        raise UserError("the tool search takes an index or a url, not both: leave one of them out")
+    if given.index is None and given.url is None:
         raise UserError('the tool search needs an index or a url: { use = "search", index = "FOLDER" }')
     if given.index is not None:
         if given.key_env is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from turnwise.core.errors import UserError
 from turnwise.tools.search.html_text import read_html
+from turnwise.tools.search.left_out import LeftOut
 from turnwise.tools.search.passages import LONGEST_TITLE, Passage, clean, one_line, split_text
 
 MOST_BYTES = 256 << 20
@@ -48,13 +49,20 @@ READERS: dict[str, Callable[[str], Sections]] = {
 SUFFIXES = (*READERS, ".jsonl")
 
 
-def find_files(given: Sequence[Path]) -> list[Path]:
-    """The files to read, those of folders in an order that does not depend on the machine."""
+def find_files(given: Sequence[Path], left_out: LeftOut | None = None) -> list[Path]:
+    """The files to read, those of folders in an order that does not depend on the machine.
+
+    `left_out`: is told of those that stand in a folder and cannot be read; hidden ones nobody misses.
+    """
     found: dict[Path, None] = {}
     for path in given:
         if path.is_dir():
-            inside = [file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file()]
-            found |= dict.fromkeys(sorted(inside))
+            inside = sorted(file for file in path.rglob("*") if file.is_file())
+            found |= dict.fromkeys(file for file in inside if file.suffix.lower() in SUFFIXES)
+            if left_out is not None:
+                left_out.unknown += [
+                    file for file in inside if file.suffix.lower() not in SUFFIXES and not _hidden(file, path)
+                ]
         elif path.is_file():
             _check_suffix(path)
             found[path] = None
@@ -63,6 +71,10 @@ def find_files(given: Sequence[Path]) -> list[Path]:
     if not found:
         raise UserError(f"no {', '.join(SUFFIXES)} file in {', '.join(map(str, given))}: give files to index")
     return list(found)
+
+
+def _hidden(file: Path, folder: Path) -> bool:
+    return any(part.startswith(".") for part in file.relative_to(folder).parts)
 
 
 def _check_suffix(path: Path) -> None:
@@ -82,24 +94,47 @@ def digest_of(files: Sequence[Path]) -> str:
     return digest.hexdigest()
 
 
-def read_passages(file: Path, limit: int) -> Iterator[Passage]:
-    """The passages of one file, each of at most `limit` characters besides its title."""
+def read_passages(file: Path, limit: int, left_out: LeftOut | None = None) -> Iterator[Passage]:
+    """The passages of one file, each of at most `limit` characters besides its title.
+
+    `left_out`: is told where there is none, or where letters could not be read.
+    """
+    found = False
+    for passage in _passages(file, limit, left_out):
+        found = True
+        yield passage
+    if not found and left_out is not None:
+        left_out.empty.append(file)
+
+
+def _passages(file: Path, limit: int, left_out: LeftOut | None) -> Iterator[Passage]:
     if file.suffix.lower() == ".jsonl":
         yield from _rows(file, limit)
         return
     try:
         if file.stat().st_size > MOST_BYTES:
             raise UserError(f"{file} is larger than {MOST_BYTES >> 20} MiB: split it, or give it as JSONL")
-        content = file.read_text(encoding="utf-8", errors="replace")
+        content = file.read_bytes()
     except OSError as error:
         raise _unreadable(file, error) from error
-    title, sections = READERS[file.suffix.lower()](content)
+    title, sections = READERS[file.suffix.lower()](_decoded(content, file, left_out))
     number = 0
     for heading, text in sections:
         name = _title(title or file.stem, heading)
         for piece in split_text(clean(text), limit):
             yield Passage(title=name, text=piece, id=f"{file.name}#{number}")
             number += 1
+
+
+def _decoded(content: bytes, file: Path, left_out: LeftOut | None) -> str:
+    """As UTF-8; of what is in another encoding, the letters that can be read."""
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError:
+        text = content.decode("utf-8", "replace")
+        if left_out is not None:
+            left_out.foreign.append(file)
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _title(document: str, heading: str) -> str:

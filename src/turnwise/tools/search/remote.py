@@ -1,5 +1,6 @@
 """An index behind a URL: the same searches, answered by a server that many runs share."""
 
+import asyncio
 import json
 import os
 import time
@@ -18,7 +19,7 @@ from turnwise.tools.search.limits import KEY_VARIABLE, MOST_REPLY_BYTES
 from turnwise.tools.search.passages import Passage, clean
 
 PATH = "/search"
-TIMEOUT_S = 30.0
+TIMEOUT_S, CONNECT_S = 30.0, 10.0
 PASSING = frozenset({408, 425, 429})
 """Besides those from 500 on: statuses that another try may not meet."""
 
@@ -46,7 +47,8 @@ class RemoteIndex:
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if key is not None:
             headers["Authorization"] = f"Bearer {key}"
-        self._http = httpx2.Client(headers=headers, timeout=timeout_s, follow_redirects=False)
+        limits = httpx2.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s))
+        self._http = httpx2.Client(headers=headers, timeout=limits, follow_redirects=False)
 
     def search(self, queries: Sequence[str], top: int) -> list[list[Hit]]:
         """In one request."""
@@ -62,6 +64,12 @@ class RemoteIndex:
         if len(results) != len(queries):
             raise Broken(f"the search server {self._url} gave {len(results)} results for {len(queries)} queries")
         return [[_hit(found) for found in of_query[:top]] for of_query in results]
+
+    async def check_server(self) -> None:
+        try:
+            await asyncio.to_thread(self.search, ["ready"], 1)
+        except Broken as error:
+            raise UserError(f"{error}: start it with turnwise search INDEX --serve, or mend url") from error
 
     def _post(self, request: dict[str, Any]) -> tuple[int, bytes]:
         data, until = json.dumps(request).encode("ascii"), time.monotonic() + self._timeout_s

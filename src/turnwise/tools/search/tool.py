@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from turnwise.core.messages import ToolSpec
+from turnwise.tools.readiness import NeedsServer
 from turnwise.tools.search.batching import Batcher
 from turnwise.tools.search.hits import Hit, Searcher
 from turnwise.tools.search.limits import LONGEST_QUERY, MOST_HITS, MOST_QUERIES
@@ -59,6 +60,10 @@ class SearchTool:
     async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
         hits = await self._batcher.ask((arguments["query"], arguments["top"]))
         return ToolResult(text=shown(hits))
+
+    async def check_server(self) -> None:
+        if isinstance(self._searcher, NeedsServer):
+            await self._searcher.check_server()
 
     def _search(self, asked: Sequence[tuple[str, int]]) -> list[list[Hit]]:
         """As many hits as the one who wants most: fewer are the first of them."""

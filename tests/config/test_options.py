@@ -1,0 +1,44 @@
+"""Tables of options: what is mistyped is told with what there is."""
+
+from dataclasses import dataclass
+
+import pytest
+from pydantic import BaseModel
+
+from turnwise.config.options import read_options
+from turnwise.core.errors import UserError
+
+
+class Model(BaseModel):
+    against: str
+    at_least: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    timeout_s: float = 5.0
+    files: int = 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "said"),
+    [
+        (Model, {"agianst": "x"}, 'it has no option "agianst": did you mean "against"?'),
+        (Model, {"against": "x", "weigth": 1}, 'it has no option "weigth": did you mean "weight"?'),
+        (Model, {"against": "x", "zzz": 1}, 'it has no option "zzz": there are against, at_least, weight'),
+        (Model, {"against": "x", "token": "sk-secret"}, 'it takes no "token": recipes are saved; '),
+        (Model, {}, 'it lacks its option "against": give against = ...'),
+        (Model, {"against": "x", "at_least": "sk-secret"}, "it, at_least: input should be a valid number"),
+        (Limits, {"timeout": 3}, 'it has no option "timeout": did you mean "timeout_s"?'),
+        (Limits, {"files": "sk-secret"}, "it, files: input should be a valid integer"),
+    ],
+)
+def test_a_mistake_is_one_line_without_the_value(kind: type, given: dict[str, object], said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        read_options(kind, given, "it", besides=["weight"])
+    assert str(caught.value).startswith(said) and "secret" not in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_models_and_dataclasses_are_read_alike() -> None:
+    assert read_options(Limits, {"timeout_s": 2}, "it") == Limits(timeout_s=2.0)
+    assert read_options(Model, {"against": "x"}, "it") == Model(against="x")

@@ -1,0 +1,228 @@
+"""What a person is told before a run starts: how many rows there are, and which servers are not there."""
+
+import json
+import logging
+import shlex
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from endpoint_for_tests import Server, completion
+from endpoint_for_tests import serving as serving_model
+from judges_for_tests import JudgeServer, serving
+from mcp_ground_for_tests import RAW, all_gone, pids_in
+from runs_for_tests import printed, quiet, small
+from turnwise.cli.main import main
+from turnwise.core.errors import UserError
+from turnwise.recipes import readiness, run
+from turnwise.recipes.eval_contestants import Remote
+from turnwise.recipes.evaluation import ask, evaluate_into
+from turnwise.recipes.readiness import check_run
+from turnwise.recipes.run import train
+from turnwise.recipes.worlds import rows_told, worlds_of
+
+NOBODY = "http://127.0.0.1:9"
+SILENT = shlex.join([sys.executable, "-I", "-S", "-c", "print('usage: serve PORT')"])
+
+
+@pytest.fixture(autouse=True)
+def keyless(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_policy(*given: Any) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(run, "load_policy", load_policy)
+
+
+def tools(folder: Path, rows: tuple[int, int, int] = (3, 2, 2), **params: Any) -> dict[str, Any]:
+    """Settings of `env`, over a file with so many rows to train on, to validate and to test."""
+    splits = [split for split, count in zip(("train", "validation", "test"), rows, strict=True) for _ in range(count)]
+    lines = [{"question": f"{number}?", "answer": "1", "split": split} for number, split in enumerate(splits)]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    given = {"tasks": str(folder / "rows.jsonl"), "tools": ["python"], "reward": "exact_match", **params}
+    return {"env__kind": "tools", "env__params": given}
+
+
+def judge(**options: Any) -> dict[str, Any]:
+    return {"use": "judge", "model": "m", "rubric": "r", "cache": "verdicts", **options}
+
+
+@contextmanager
+def answering(status: int) -> Iterator[str]:
+    """The address of a server that gives this status to whoever asks."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *given: Any) -> None:
+            """Quiet."""
+
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
+
+
+BROKEN: dict[str, tuple[dict[str, Any], str]] = {
+    "a command that is no server": (
+        {"tools": [{"mcp": SILENT}]},
+        "it printed: usage: serve PORT: try the command in a",
+    ),
+    "an MCP server that is not there": ({"tools": [{"mcp": f"{NOBODY}/mcp"}]}, "start that server, or mend its URL"),
+    "a search server that is not there": (
+        {"tools": [{"use": "search", "url": NOBODY}]},
+        "start it with turnwise search",
+    ),
+    "a judge that is not there": (
+        {"reward": [judge(endpoint=f"{NOBODY}/v1")]},
+        "nothing answers at http://127.0.0.1:9/",
+    ),
+    "a judge without its key": ({"reward": [judge()]}, "wants a key: set OPENAI_API_KEY"),
+    "a judge that is no model": ({"reward": [judge(endpoint="local", model="tinny")]}, 'did you mean "tiny"'),
+}
+
+
+@pytest.mark.usefixtures("no_model")
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_server_that_is_not_there_is_told_before_a_model_is_loaded(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    params, said = BROKEN[case]
+    settings = tools(tmp_path, **params)
+    with pytest.raises(UserError) as caught:
+        train(small(tmp_path / "runs", **settings), console=quiet())
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+    assert not (tmp_path / "runs").exists(), "no folder of a run that never was"
+    with pytest.raises(UserError) as caught:
+        ask(["tiny", "tools"], overrides=[("env.params", settings["env__params"])])
+    assert said in str(caught.value)
+    typed = [word for name, value in settings["env__params"].items() for word in (f"--env.params.{name}", toml(value))]
+    assert main(["train", "tools", "--dry-run", *typed]) == 2
+    assert said in capsys.readouterr().err
+
+
+def toml(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+@pytest.mark.usefixtures("no_model")
+def test_a_judge_of_groups_is_asked_too(tmp_path: Path) -> None:
+    one = {name: value for name, value in judge(endpoint=f"{NOBODY}/v1").items() if name != "use"}
+    with pytest.raises(UserError, match=f"the judge: nothing answers at {NOBODY}/v1/chat/completions"):
+        train(small(tmp_path, reward__judges=(one,)), console=quiet())
+
+
+@pytest.mark.parametrize(("status", "fits"), [(401, False), (403, False), (404, True), (501, True), (200, True)])
+def test_a_judge_that_wants_a_key_is_told_from_one_that_lists_no_models(
+    status: int, fits: bool, tmp_path: Path
+) -> None:
+    with answering(status) as url:
+        config = small(tmp_path, **tools(tmp_path, reward=[judge(endpoint=url)]))
+        if fits:
+            check_run(config)
+        else:
+            with pytest.raises(UserError, match=rf"the judge: 127.0.0.1 wants a key \({status}\): set OPENAI_API_KEY"):
+                check_run(config)
+
+
+def test_servers_that_are_there_are_asked_once_and_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(readiness, "SILENCE_S", 0.0)
+    pids, model = tmp_path / "pids", JudgeServer(lambda messages: "")
+    with serving(model) as url, caplog.at_level(logging.INFO):
+        given = tools(tmp_path, tools=[{"mcp": f"{RAW} {pids}"}], reward=["exact_match", judge(endpoint=url)])
+        check_run(small(tmp_path, **given))
+    assert len(pids.read_text().splitlines()) == 1 and all_gone(pids_in(pids), within_s=5)
+    assert model.requests == [], "nothing that costs"
+    assert caplog.messages.count("waiting until the servers of the tools and judges are there") == 1
+
+
+def test_who_needs_no_server_waits_for_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_loop(*given: Any) -> None:
+        raise AssertionError("somebody was asked")
+
+    monkeypatch.setattr(readiness.asyncio, "run", run_loop)
+    check_run(small(tmp_path))
+    check_run(small(tmp_path, **tools(tmp_path)))
+
+
+def told(folder: Path, rows: tuple[int, int, int], **settings: Any) -> list[str]:
+    config = small(folder, **tools(folder, rows), **settings)
+    return rows_told(worlds_of(config), config)
+
+
+def test_rows_are_counted_by_what_they_are_for(tmp_path: Path) -> None:
+    (tmp_path / "some").mkdir()
+    (tmp_path / "few").mkdir()
+    assert told(tmp_path, (1200, 15, 30), rollout__groups=8, train__mini_batch=32) == [
+        "rows.jsonl: 1,200 rows to train on, 15 to validate, 30 held out"
+    ]
+    assert told(tmp_path / "some", (8, 30, 29), rollout__groups=8)[1:] == [
+        "note: 29 rows tell success to +-17 points only: 30 or more tell better"
+    ]
+    assert told(tmp_path / "few", (7, 30, 1), rollout__groups=8, eval__split="validation")[1:] == [
+        "note: a step draws rollout.groups 8 tasks and there are 7: some come again"
+    ]
+    assert rows_told(worlds_of(small(tmp_path)), small(tmp_path)) == [], "tasks without end are not counted"
+
+
+def test_a_run_begins_with_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run._Run, "train", lambda self, resume: {"finished": False, "steps": 0})
+    console = quiet()
+    train(small(tmp_path / "runs", **tools(tmp_path)), console=console)
+    assert printed(console).startswith("rows.jsonl: 3 rows to train on, 2 to validate, 2 held out\nnote: 2 rows tell")
+
+
+def evaluated(folder: Path, rows: tuple[int, int, int], episodes: int) -> tuple[int, str]:
+    """How many were played, and what was said."""
+    server, console = Server(lambda request: completion("<answer>1</answer>")), quiet()
+    params = tools(folder, rows)["env__params"]
+    with serving_model(server) as url:
+        overrides = [("env.params", params), ("eval.episodes", episodes)]
+        asked = ask(["tools"], remote=Remote(url=url, models=("m",)), overrides=overrides)
+        evaluate_into(asked, folder / "out", console=console)
+    return len(server.requests), printed(console)
+
+
+def test_an_evaluation_of_fewer_rows_than_asked_for_says_so(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    played, said = evaluated(tmp_path / "a", (1, 1, 5), episodes=256)
+    assert played == 5
+    note = (
+        "the test split of rows.jsonl has 5 tasks, fewer than eval.episodes 256: each is played, and there are no more"
+    )
+    assert note in said
+    played, said = evaluated(tmp_path / "b", (1, 1, 5), episodes=5)
+    assert played == 5 and "has 5 tasks" not in said
+
+
+def test_a_task_that_a_file_does_not_have_is_refused(tmp_path: Path) -> None:
+    overrides = [("env.params", tools(tmp_path)["env__params"])]
+    assert len(ask(["tiny", "tools"], overrides=overrides, seeds="0,1").seeds) == 2
+    with pytest.raises(UserError, match=r"--seeds 2: the test split of rows.jsonl has 2 tasks, counted from 0"):
+        ask(["tiny", "tools"], overrides=overrides, seeds="1-2")
+
+
+def test_a_file_of_settings_is_an_environment_for_an_evaluation(tmp_path: Path) -> None:
+    params = tools(tmp_path)["env__params"]
+    lines = [f"{name} = {json.dumps(value)}" for name, value in params.items()]
+    (tmp_path / "own.toml").write_text("\n".join(['[env]\nkind = "tools"', *lines]))
+    asked = ask(["tiny", "own.toml"])
+    assert asked.kind.name == "tools" and [each.source for each in asked.contestants] == ["tiny"]

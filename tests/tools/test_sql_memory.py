@@ -1,0 +1,130 @@
+"""SQLite's memory is one for all in this process: nobody fails because another has taken it."""
+
+import random
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import pytest
+
+from turnwise.envs.text_to_sql import pair
+from turnwise.envs.text_to_sql.env import LIMITS, TextToSql
+from turnwise.tools import sql_query
+from turnwise.tools.sql_gate import Gate
+from turnwise.tools.sql_query import HEAP_BYTES, SqlLimits, beside_queries, run_query
+from turnwise.tools.sql_thread import in_thread
+from turnwise.tools.tool import ToolError
+
+GREEDY = "WITH n(x, y) AS (SELECT 1, hex(zeroblob(%d)) UNION SELECT x + 1, y FROM n) SELECT count(*) FROM n"
+"""Keeps all that it makes."""
+
+
+def reset(level: str = "full") -> TextToSql:
+    env = TextToSql({"level": level})
+    env.reset(random.Random(5))
+    return env
+
+
+def take_all(taken: threading.Event) -> None:
+    """As a greedy query does, until somebody wants to be alone."""
+    with sql_query._gate.shared(), closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        connection.execute(f"PRAGMA hard_heap_limit = {HEAP_BYTES}")
+        connection.execute("CREATE TABLE t (x)")
+        for size in (1_000_000, 10_000, 100, 1):
+            with pytest.raises(MemoryError):
+                while True:
+                    connection.execute("INSERT INTO t VALUES (zeroblob(?))", (size,))
+        taken.set()
+        while not sql_query._gate._closed:
+            time.sleep(0.001)
+
+
+def test_databases_are_made_although_a_query_has_taken_all_memory() -> None:
+    calm, taken = reset(), threading.Event()
+    holder = in_thread(lambda: take_all(taken))
+    assert taken.wait(30)
+    env = reset()
+    holder.result(30)
+    assert (env.shown, env.hidden) == (calm.shown, calm.hidden)
+
+
+def test_what_ran_out_of_memory_is_done_again_alone_and_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    calm, made, alone = reset(), pair._made, list[bool]()
+
+    def greedy(*given: Any) -> Any:
+        alone.append(sql_query._gate._closed)
+        if not alone[-1]:
+            raise MemoryError
+        return made(*given)
+
+    monkeypatch.setattr(pair, "_made", greedy)
+    env = reset()
+    assert (env.question, env.shown, env.hidden) == (calm.question, calm.shown, calm.hidden)
+    assert alone[:2] == [False, True]
+
+
+def test_a_copy_that_cannot_be_made_is_for_want_of_memory() -> None:
+    class Full:
+        def serialize(self) -> bytes:
+            raise sqlite3.OperationalError("unable to serialize 'main'")
+
+    with pytest.raises(MemoryError):
+        pair._image(Full())  # type: ignore[arg-type]
+
+
+def test_other_errors_are_told_at_once() -> None:
+    tries = list[int]()
+
+    def broken() -> None:
+        tries.append(1)
+        raise sqlite3.OperationalError("no such table")
+
+    with pytest.raises(sqlite3.OperationalError):
+        beside_queries(broken)
+    assert tries == [1] and beside_queries(lambda: 3) == 3
+
+
+def test_what_is_asked_of_the_small_databases_ends_before_memory_does() -> None:
+    image = reset().shown.image
+    with pytest.raises(ToolError, match="memory"):
+        run_query(image, GREEDY % 4500, SqlLimits(max_steps=LIMITS.max_steps))
+    for size, said in ((4500, "too big"), (490, "too long")):
+        with pytest.raises(ToolError, match=said):
+            run_query(image, GREEDY % size, LIMITS)
+
+
+def test_a_database_without_tables_can_be_asked() -> None:
+    assert run_query(b"", "SELECT 1", LIMITS).rows == ((1,),)
+
+
+def test_one_that_hangs_does_not_keep_others_from_being_alone() -> None:
+    gate, inside, go = Gate(), threading.Event(), threading.Event()
+
+    def hang() -> None:
+        with gate.shared():
+            inside.set()
+            go.wait(20)
+
+    hanging = in_thread(hang)
+    assert inside.wait(5)
+    with gate.alone(0.05):
+        assert not hanging.done()
+    go.set()
+    hanging.result(5)
+    with gate.shared(), gate.shared():
+        assert gate._running == 2
+
+
+def test_a_query_that_breaks_before_it_begins_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def broken() -> Iterator[None]:
+        raise OSError("no gate")
+        yield
+
+    monkeypatch.setattr(sql_query._gate, "shared", broken)
+    asked = in_thread(lambda: run_query(b"", "SELECT 1", LIMITS))
+    with pytest.raises(OSError, match="no gate"):
+        asked.result(5)

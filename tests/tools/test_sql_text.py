@@ -1,0 +1,37 @@
+"""A query is found in what was written around it."""
+
+import time
+
+import pytest
+
+from turnwise.tools.sql_text import query_of
+
+
+@pytest.mark.parametrize(
+    ("answer", "query"),
+    [
+        ("SELECT 1", "SELECT 1"),
+        ("  SELECT 1;\n", "SELECT 1"),
+        ("```sql\nSELECT 1\n```", "SELECT 1"),
+        ("```\nSELECT 1```", "SELECT 1"),
+        ("```SQL\nSELECT 1;\n```", "SELECT 1"),
+        ("```sqlite\nSELECT 1\n```", "SELECT 1"),
+        ("```sql SELECT 1```", "SELECT 1"),
+        ("```SELECT 1```", "SELECT 1"),
+        ("```select\n1```", "select\n1"),
+        ("Here it is:\n```sql\nSELECT 1\n```\nDone.", "SELECT 1"),
+        ("No:\n```sql\nSELECT 1\n```\nbut\n```sql\nSELECT 2\n```", "SELECT 2"),
+        ("```python\nx\n```\nor rather\n```sql\nSELECT 2\n```", "SELECT 2"),
+        ("SELECT '```'", "SELECT '```'"),
+        ("", ""),
+    ],
+)
+def test_the_last_block_is_the_query_or_all_of_it_where_there_is_none(answer: str, query: str) -> None:
+    assert query_of(answer) == query
+
+
+@pytest.mark.parametrize("hostile", ["`" * 100_000, "```sql\n" * 20_000, "``` " * 30_001, "```" + "sql" * 50_000])
+def test_no_text_takes_long(hostile: str) -> None:
+    began = time.process_time()
+    query_of(hostile)
+    assert time.process_time() - began < 1
