@@ -22,6 +22,7 @@ import json
 import os
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -270,6 +271,8 @@ def measure(job: Job, ours: Side, given: argparse.Namespace) -> Measured:
     for number in range(given.warm_up + given.repeats):
         steps = {name: side(number) for name, side in sides.items()}
         check(job, list(steps.values()))
+        took = ", ".join(f"{name} {step.seconds:.2f} s" for name, step in steps.items())
+        print(f"step {number + 1}: {took}", file=sys.stderr, flush=True)
         if number >= given.warm_up:
             for name, step in steps.items():
                 taken[name].append(step)

@@ -121,7 +121,9 @@ class Rollout:
         games = games_of(self.job, trainer.state.global_step // self.job.updates)
         opened = self.tokenizer.apply_chat_template(list(prompts), add_generation_prompt=True, return_dict=True)
         prompt_ids = opened["input_ids"]
-        contexts, masks, logprobs = [list(ids) for ids in prompt_ids], [[] for _ in games], [[] for _ in games]
+        contexts = [list(ids) for ids in prompt_ids]
+        masks: list[list[int]] = [[] for _ in games]
+        logprobs: list[list[float]] = [[] for _ in games]
         for turn in range(self.job.turns):
             answers, chances = self._vllm(contexts, trainer) if self.job.vllm else self._generate(contexts, trainer)
             texts = self.tokenizer.batch_decode(answers)

@@ -25,7 +25,7 @@ def play(llm: LLM, told: list[list[list[int]]], job: dict[str, int], sampling: S
         for context, each in zip(contexts, told, strict=True):
             context += each[turn]
         prompts = [{"prompt_token_ids": context} for context in contexts]
-        outputs = llm.generate(prompts, sampling, use_tqdm=False)  # type: ignore[arg-type]
+        outputs = llm.generate(prompts, sampling, use_tqdm=False)
         for context, output in zip(contexts, outputs, strict=True):
             context += output.outputs[0].token_ids
             assert len(output.outputs[0].token_ids) == job["new_tokens"]

@@ -67,7 +67,8 @@ def _check_lengths(samples: Sequence[Sample], config: Config, demos: str) -> Non
         )
     answer = max(int(sample.turn_ids[sample.mask].bincount().max()) for sample in samples)
     if answer > config.rollout.max_new_tokens:
-        thinking = ", or leave the thinking out with --sft.think false" if demos == "solver" and config.sft.think else ""
+        thinks = demos == SOLVER and config.sft.think
+        thinking = ", or leave the thinking out with --sft.think false" if thinks else ""
         raise UserError(
             f"an answer of the demonstrations has {answer} tokens, and rollout.max_new_tokens "
             f"{config.rollout.max_new_tokens} would cut it: raise it{thinking}"

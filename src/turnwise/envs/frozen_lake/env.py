@@ -27,7 +27,7 @@ class FrozenLake(TextEnv):
     splits_starts = True
     max_turns = 5
     max_actions_per_turn = 5
-    max_actions = 10
+    max_actions: int | None = 10
     action_names = MOVES
 
     class Params(StrictParams):
