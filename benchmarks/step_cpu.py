@@ -22,7 +22,6 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -272,7 +271,7 @@ def measure(job: Job, ours: Side, given: argparse.Namespace) -> Measured:
         steps = {name: side(number) for name, side in sides.items()}
         check(job, list(steps.values()))
         took = ", ".join(f"{name} {step.seconds:.2f} s" for name, step in steps.items())
-        print(f"step {number + 1}: {took}", file=sys.stderr, flush=True)
+        Console(stderr=True).print(f"step {number + 1}: {took}", highlight=False)
         if number >= given.warm_up:
             for name, step in steps.items():
                 taken[name].append(step)
