@@ -1,7 +1,7 @@
 """Scaffolding compiled to ids, so that a call encodes only what content changes."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,18 +34,31 @@ class Run:
         return text.rstrip() if self.rstrip else text
 
     def cuts(self, messages: Sequence[Message], markup: re.Pattern[str]) -> list[int]:
-        """Positions inside the words of `markup` that an environment or a tool wrote, in the text as it is shown."""
-        found: list[int] = []
+        """Positions inside the words of `markup` that an environment or a tool wrote, if only a part of one, in the
+        text as it is shown.
+        """
+        foreign: list[tuple[int, int]] = []
         whole = ""
         for part in self.parts:
             shown = part if isinstance(part, str) else part.text(messages)
             if not isinstance(part, str) and not part.trusted(messages):
-                found += [len(whole) + match.start() + 1 for match in markup.finditer(shown)]
+                foreign.append((len(whole), len(whole) + len(shown)))
             whole += shown
-        if not found:
-            return []
-        gone = len(whole) - len(whole.lstrip()) if self.lstrip else 0
-        return [place - gone for place in found if 0 < place - gone < len(self._stripped(whole))]
+        gone, length = len(whole) - len(whole.lstrip()) if self.lstrip else 0, len(self._stripped(whole))
+        places = (
+            match.start() + 1 - gone
+            for match in every_match(markup, whole)
+            if any(match.start() < end and begin < match.end() for begin, end in foreign)
+        )
+        return [place for place in places if 0 < place < length]
+
+
+def every_match(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
+    """From every place where there is one: also such as begin inside another."""
+    found = pattern.search(text)
+    while found is not None:
+        yield found
+        found = pattern.search(text, found.start() + 1)
 
 
 Step = tuple[int, ...] | Run
@@ -66,10 +79,10 @@ class Program:
         return ids
 
     def _encoded(self, run: Run, messages: Sequence[Message]) -> Sequence[int]:
-        text, cuts = run.text(messages), run.cuts(messages, self._codec.markup_pattern)
-        if cuts:
-            return self._codec.encode_cut(text, cuts, run.spaced)
-        return self._codec.encode(text, run.spaced)
+        text = run.text(messages)
+        if self._codec.markup_pattern.search(text) is None:
+            return self._codec.encode(text, run.spaced)
+        return self._codec.encode_cut(text, run.cuts(messages, self._codec.markup_pattern), run.spaced)
 
 
 def _runs(codec: Codec, parts: Sequence[Part], before: Before, swallows: bool) -> list[AddedToken | Run]:
