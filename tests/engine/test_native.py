@@ -140,6 +140,27 @@ def test_a_failing_pass_reaches_everyone_who_waits() -> None:
         run_talks(engine, [(key(1), [[VOCABULARY + 5]])], Sampling(max_tokens=3))
 
 
+def test_it_serves_one_event_loop_after_another() -> None:
+    talks = [(key(seed), [prompt(seed, 9), prompt(seed + 50, 4)]) for seed in range(5)]
+    sampling, engine = Sampling(max_tokens=4), make_engine(slots=2)
+    first, second = (run_talks(engine, talks, sampling) for _ in range(2))  # each in a loop of its own
+    assert [[each.ids for each in said] for said in first] == [[each.ids for each in said] for said in second]
+
+
+def test_a_session_that_asks_after_a_failed_pass_is_told_of_the_next() -> None:
+    engine = make_engine()
+
+    async def ask() -> Completion:
+        async with engine.open(key(1)) as session:
+            with pytest.raises(ZeroDivisionError):
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(engine._runner, "run_pass", lambda arrived: 1 / 0)
+                    await session.generate(prompt(1, 9), Sampling(max_tokens=4))
+            return await session.generate(prompt(2, 3), Sampling(max_tokens=4), restart=True)
+
+    assert len(asyncio.run(asyncio.wait_for(ask(), 10)).ids) == 4
+
+
 def test_slow_company_holds_up_only_the_deterministic_engine() -> None:
     """One session thinks for long between its turns; the other goes on meanwhile unless equal bits are asked for."""
 

@@ -45,12 +45,11 @@ class NativeEngine:
         self.policy_version = 0
         self._runner: PassRunner = runner or Runner(model, slots=slots, stop_ids=stop_ids, decode=decode)
         self._deterministic = deterministic
-        self._free_slots = asyncio.Semaphore(slots)
+        self._slots = slots
         self._live = 0
         self._arrived: list[Request] = []
         self._answers: dict[SessionSlot, asyncio.Future[Completion]] = {}  # a session waits for one answer at a time
-        self._changed = asyncio.Event()
-        self._server: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def counts(self) -> dict[str, int]:
@@ -74,11 +73,10 @@ class NativeEngine:
 
     @asynccontextmanager
     async def _session(self, key: EpisodeKey) -> AsyncIterator[NativeSession]:
+        self._enter_loop()
         async with self._free_slots:
             slot = self._runner.claim(key.address)
             self._live += 1
-            if self._server is None or self._server.done():
-                self._server = asyncio.create_task(self._serve())
             try:
                 yield NativeSession(self, slot)
             finally:
@@ -86,7 +84,18 @@ class NativeEngine:
                 self._forget(slot)
                 self._changed.set()
 
+    def _enter_loop(self) -> None:
+        """What waits belongs to one event loop: another one has its own."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            if self._live:
+                raise RuntimeError("a session lives in another event loop: it must end first")
+            self._loop, self._free_slots, self._changed = loop, asyncio.Semaphore(self._slots), asyncio.Event()
+            self._server: asyncio.Task[None] | None = None
+
     async def submit(self, request: Request) -> Completion:
+        if self._server is None or self._server.done():
+            self._server = asyncio.create_task(self._serve())
         answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._answers[request.slot] = answer
         self._arrived.append(request)
