@@ -57,7 +57,7 @@ OWN = {"env.mix": st.dictionaries(unicode_text, weights | mixed, max_size=3)}
 
 free_keys = [key for key in all_keys().values() if key.name not in TIED_TO_OTHERS]
 key_and_value = st.sampled_from(free_keys).flatmap(
-    lambda key: st.tuples(st.just(key), OWN.get(key.name) or values_of(key.schema))
+    lambda key: st.tuples(st.just(key), OWN[key.name] if key.name in OWN else values_of(key.schema))
 )
 configs = st.lists(key_and_value, max_size=12).map(lambda pairs: config_of(pairs))
 

@@ -1,7 +1,9 @@
 """Whole runs whose rewards come from judges, whose tools come from servers, and whose keys stay where they are."""
 
+import asyncio
 import json
 import sqlite3
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,14 @@ from judges_for_tests import JudgeServer, attempts, serving
 from mcp_ground_for_tests import RAW
 from runs_for_tests import printed, quiet, small
 from turnwise.core.errors import UserError
+from turnwise.core.task import Task
+from turnwise.envs.registry import load
+from turnwise.envs.seeds import seed_for
+from turnwise.recipes.configure import configure
 from turnwise.recipes.run import train
 from turnwise.record.run_folder import RunFolder
 from turnwise.tools.search.building import build_index
+from turnwise.train.demonstrating import played, solution
 
 CANARY = "sk-canary-8d1f0c"
 
@@ -120,3 +127,20 @@ def test_a_run_with_every_kind_of_tool_and_a_rubric(tmp_path: Path) -> None:
     assert first["reward/env"] == pytest.approx(first["reward/exact_match"] + 0.25 * first["reward/judge"], abs=1e-6)
     assert CANARY.encode() not in everything_under(tmp_path)
     assert CANARY not in printed(console)
+
+
+def test_the_judged_search_recipe_pays_what_its_judge_says_of_an_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `turnwise train deep_search_judged` would, but that the solver plays."""
+    server = JudgeServer(lambda messages: '{"reason": "found", "score": 7}')
+    with serving(server) as url:
+        monkeypatch.setenv("OPENAI_BASE_URL", url)
+        config = configure("deep_search_judged")
+        kind = load(config.env.kind)
+        task = Task(env=kind.name, params=kind.check_params(config.env.params), seed=seed_for("train", 0))
+        exchanges, result = asyncio.run(played(partial(kind.make, task), partial(solution, False)))
+    assert result.success and result.info["rewards"] == {"exact_match": 1.0, "f1": 1.0, "judge": 0.7}
+    assert result.reward == pytest.approx(0.5 + 0.2 + 0.3 * 0.7)
+    (request,) = server.requests
+    assert request["model"] == "gpt-5-mini"
+    found = exchanges[-1].messages[-1].content.splitlines()[-1]
+    assert len(found) > 20 and found in request["messages"][1]["content"], "the judge sees what was found"
