@@ -8,6 +8,7 @@ from test_scoring import TASK, played
 from turnwise.core.errors import InfrastructureFailure
 from turnwise.core.protocols import RewardResult
 from turnwise.core.trajectory import Group, Trajectory
+from turnwise.rewards.functions import from_function
 from turnwise.rewards.scoring import Scored, Scoring, score_groups
 
 
@@ -107,3 +108,19 @@ def test_a_group_of_one_that_is_judged_is_whole() -> None:
     scoring = Scoring(format_penalty=0.0, functions={}, judges={"taste": by_place}, weights={"env": 1.0, "taste": 1.0})
     alone = Group(task=TASK, trajectories=(played([2.0]),))
     assert len(asyncio.run(score_groups([alone], scoring)).groups) == 1
+
+
+def test_a_member_that_a_function_cannot_reach_the_world_for_is_left_out_alone() -> None:
+    def reach(longest: int) -> Scored:
+        def score(trajectory: Trajectory) -> float:
+            if len(trajectory.turns) > longest:
+                raise InfrastructureFailure("the server is gone")
+            return 0.5
+
+        scoring = Scoring(format_penalty=0.0, functions={"score": from_function(score)}, weights={"env": 1, "score": 1})
+        return scored(scoring)
+
+    (group,) = reach(2).groups
+    assert [member.turn_rewards for member in group.trajectories] == [(0.0, 1.5), (2.5,)]
+    told = "there is no verdict on 2 of a group's 3 members: the server is gone"
+    assert reach(1) == Scored(groups=[], failures=(told,))

@@ -5,19 +5,24 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from turnwise.core.errors import UserError
+from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.core.protocols import Reward, RewardResult
 from turnwise.core.trajectory import Trajectory
 
 
 def from_function(function: Callable[[Trajectory], Any]) -> Reward:
-    """`function(trajectory)` gives a number, for the last turn, or one number a turn; it may be async."""
+    """`function(trajectory)` gives a number, for the last turn, or one number a turn; it may be async.
+
+    An InfrastructureFailure of its own leaves the episode out; whatever else it raises is its author's to mend.
+    """
 
     async def reward(trajectory: Trajectory) -> RewardResult:
         name = getattr(function, "__name__", "reward")
         try:
             given = function(trajectory)
             given = await given if inspect.isawaitable(given) else given
+        except InfrastructureFailure:
+            raise
         except Exception as error:
             raise UserError(f"the reward {name} failed: {type(error).__name__}: {error}") from error
         return RewardResult(turn_rewards=_by_turn(given, len(trajectory.turns), name))

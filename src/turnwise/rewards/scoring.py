@@ -80,26 +80,32 @@ async def score_groups(groups: Sequence[Group], scoring: Scoring) -> Scored:
 async def _with_others(group: Group, scoring: Scoring) -> Group:
     """Turn rewards weighted and added up; totals by name as they were before that.
 
-    A member that a judge had no verdict on is left out: the others are compared without it.
+    A member that a function or a judge had no verdict on is left out: the others are compared without it.
     """
     own, judged = await asyncio.gather(
         asyncio.gather(*(_of_functions(member, scoring) for member in group.trajectories)),
         asyncio.gather(*(judge(group) for judge in scoring.judges.values())),
     )
-    members = []
-    for place, member in enumerate(group.trajectories):
+    members, size, why = [], len(group.trajectories), ""
+    for place, (member, given) in enumerate(zip(group.trajectories, own, strict=True)):
         verdicts = [found.turn_rewards for verdict in judged if (found := verdict[place]) is not None]
-        if len(verdicts) == len(judged):
-            parts = {ENV: member.turn_rewards, **own[place], **dict(zip(scoring.judges, verdicts, strict=True))}
+        if isinstance(given, InfrastructureFailure):
+            why = f": {given}"
+        elif len(verdicts) == len(judged):
+            parts = {ENV: member.turn_rewards, **given, **dict(zip(scoring.judges, verdicts, strict=True))}
             members.append(_summed(member, parts, scoring.weights))
-    size = len(group.trajectories)
     if len(members) < min(FEWEST, size):
-        raise InfrastructureFailure(f"there is no verdict on {size - len(members)} of a group's {size} members")
+        raise InfrastructureFailure(f"there is no verdict on {size - len(members)} of a group's {size} members{why}")
     return replace(group, trajectories=tuple(members))
 
 
-async def _of_functions(trajectory: Trajectory, scoring: Scoring) -> dict[str, tuple[float, ...]]:
-    return {name: (await function(trajectory)).turn_rewards for name, function in scoring.functions.items()}
+async def _of_functions(
+    trajectory: Trajectory, scoring: Scoring
+) -> dict[str, tuple[float, ...]] | InfrastructureFailure:
+    try:
+        return {name: (await function(trajectory)).turn_rewards for name, function in scoring.functions.items()}
+    except InfrastructureFailure as failure:
+        return failure
 
 
 def _summed(trajectory: Trajectory, parts: Mapping[str, tuple[float, ...]], weights: Mapping[str, float]) -> Trajectory:
