@@ -67,6 +67,12 @@ def members(collected: Collected) -> list[list[tuple[int, int]]]:
     return [[(each.member, each.attempt) for each in group.trajectories] for group in collected.groups]
 
 
+def test_what_is_collected_twice_in_a_round_has_other_members() -> None:
+    runner, drawn = collector(lambda task, member, attempt: OneTurn(member)), Counter()
+    found = [asyncio.run(runner.collect(TASKS[:1], group_size=2, round=0, drawn=drawn)) for _ in range(2)]
+    assert [members(each) for each in found] == [[[(0, 0), (1, 0)]], [[(2, 0), (3, 0)]]]
+
+
 def test_every_task_gets_its_group_in_order() -> None:
     collected = collect(collector(lambda task, member, attempt: OneTurn(member)))
     assert [group.task for group in collected.groups] == TASKS

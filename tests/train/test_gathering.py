@@ -25,9 +25,11 @@ class FakeCollector:
 
     def __init__(self, reward: float = 1.0, broken: int | None = None) -> None:
         self.asked: list[Task] = []
+        self.drawn: list[Any] = []
         self.reward, self.broken = reward, broken
 
-    async def collect(self, tasks: list[Task], *, group_size: int, **_: Any) -> Collected:
+    async def collect(self, tasks: list[Task], *, group_size: int, drawn: Any = None, **_: Any) -> Collected:
+        self.drawn.append(drawn)
         groups = [self._group(task, len(self.asked) + number, group_size) for number, task in enumerate(tasks)]
         self.asked += tasks
         kept = tuple(group for number, group in enumerate(groups) if number != self.broken)
@@ -79,6 +81,8 @@ def test_more_tasks_are_rolled_out_until_enough_groups_pass_but_not_for_ever() -
     found = gathered(collector, **SPREAD, algo__filter_refill=5)
     assert len(found.kept) == 4 and len(found.groups) == 8
     assert collector.asked == TASKS.training(7, 8), "the same tasks as one long draw, none twice"
+    first, second = collector.drawn
+    assert first is second is not None, "where tasks are few, a later round has other members of them"
     hopeless = FakeCollector(reward=0.0)
     assert gathered(hopeless, **SPREAD, algo__filter_refill=2).kept == []
     assert len(hopeless.asked) == 12

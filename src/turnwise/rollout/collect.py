@@ -42,7 +42,11 @@ def attributed(where: str, passing: tuple[type[Exception], ...] = ()) -> Iterato
         raise EnvironmentFailure(f"{where}: {type(error).__name__}: {error}") from error
 
 
-def _numbers(tasks: Sequence[Task], group_size: int, drawn: Counter[tuple[tuple[str, int], ...]]) -> range:
+Drawn = Counter[tuple[tuple[str, int], ...]]
+"""How often what belongs together was drawn in a round."""
+
+
+def _numbers(tasks: Sequence[Task], group_size: int, drawn: Drawn) -> range:
     """Members of a group. Where few tasks are drawn again and again, every group of one has members of its own: equal
     numbers would be equal luck, and the same episodes once more."""
     name = tuple((task.env, task.seed) for task in tasks)
@@ -94,13 +98,15 @@ class GroupCollector(ABC):
         *,
         group_size: int,
         round: int,
+        drawn: Drawn | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Collected:
+        """`drawn`: of those who collect more than once in a round; it is counted on."""
         many, counts = self.together, Counter[str]()
         gate = asyncio.Semaphore(max(1, self.in_flight // many))
         total, done = len(tasks) * group_size, 0
         last_failure: Exception | None = None
-        drawn: Counter[tuple[tuple[str, int], ...]] = Counter()
+        drawn = Counter() if drawn is None else drawn
 
         async def member(tasks: Sequence[Task], index: int) -> Sequence[Trajectory | None]:
             nonlocal done, last_failure

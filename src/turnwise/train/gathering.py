@@ -9,7 +9,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.samples import Learner
 from turnwise.core.trajectory import Group
 from turnwise.rewards.scoring import Scoring, score_groups
-from turnwise.rollout.collect import Collector, GroupCollector
+from turnwise.rollout.collect import Collector, Drawn, GroupCollector
 from turnwise.rollout.curriculum import Measured
 from turnwise.rollout.tasks import TaskSource
 from turnwise.train.estimate import Baselines
@@ -55,12 +55,14 @@ class Gatherer:
         groups: list[Group] = []
         kept: list[Group] = []
         counts: Counter[str] = Counter()
+        drawn: Drawn = Counter()
         for round in range(1 + self.refill):
             tasks = self.tasks.training(step, self.groups, start=round * self.groups, measured=measured)
             collected = await self.collector.collect(
                 tasks,
                 group_size=self.group_size,
                 round=step,
+                drawn=drawn,
                 progress=lambda done, total: show("rollout", done, total),
             )
             scored = await score_groups(collected.groups, self.scoring)
