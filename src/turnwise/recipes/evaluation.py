@@ -26,8 +26,8 @@ from turnwise.recipes.eval_players import DEFAULT_WIRE, Seat, Wire, take_seat
 from turnwise.recipes.eval_results import Results, figure, show, summary
 from turnwise.recipes.eval_saving import free_path, save_plan, saved_contestants
 from turnwise.recipes.eval_seeds import read_seeds
+from turnwise.recipes.opening import settled
 from turnwise.recipes.readiness import check_servers
-from turnwise.recipes.run import settled
 from turnwise.recipes.worlds import name_of_rows
 from turnwise.record.console import make_console, one_line
 from turnwise.record.evaluation_folder import EvaluationFolder, read_plan

@@ -1,9 +1,7 @@
 """Runs: train, resume, train over seeds. What a command or `tw.train` calls."""
 
 import asyncio
-import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +10,8 @@ import torch
 from rich.console import Console
 
 from turnwise.algos.advantages import ADVANTAGES
-from turnwise.config.load import build, to_toml
+from turnwise.config.load import build
 from turnwise.config.schema import Config
-from turnwise.core.errors import UserError
 from turnwise.envs.kind import EnvKind
 from turnwise.envs.registry import kind_of, load
 from turnwise.envs.text_env import TextEnv
@@ -30,13 +27,13 @@ from turnwise.recipes.learning import (
     update_settings,
 )
 from turnwise.recipes.memory import memory_plan
+from turnwise.recipes.opening import opened, settled, standing
 from turnwise.recipes.readiness import check_run
 from turnwise.recipes.selfplay import build_selfplay
-from turnwise.recipes.sources import model_of
 from turnwise.recipes.tracking import tracked
 from turnwise.recipes.wiring import Players, build_players, load_policy, model_loader
-from turnwise.recipes.worlds import Worlds, rows_told, task_source
-from turnwise.record.console import make_console, one_line
+from turnwise.recipes.worlds import Worlds, task_source
+from turnwise.record.console import make_console
 from turnwise.record.curve import learning_curve_svg
 from turnwise.record.idle import why_idle
 from turnwise.record.pictures.files import PictureFiles
@@ -63,16 +60,11 @@ def train(
     """Trains one run and returns its summary, which is also in its folder. `given`: the settings that were typed."""
     worlds = check_run(config, kind, given)
     console = console or make_console()
-    config = settled(config)
-    for told in rows_told(worlds, config):
-        console.print(one_line(told), soft_wrap=True)
-    path = run_path(config, worlds.name, config.algo.advantage)
-    folder = RunFolder.open(path, writing=True) if resume else RunFolder.create(path, to_toml(config))
-    with folder:
-        if resume and folder.summary_path.exists():
-            raise UserError(f"{path} is finished: start another with --from {path}, or see `turnwise eval {path}`")
-        with failing_well(folder, resume, "train"):
-            summary = _Run(config, worlds, folder, console).train(resume)
+    config, others = settled(config), "start another with --from PATH, or see `turnwise eval PATH`"
+    with opened(
+        config, worlds, console, method=config.algo.advantage, command="train", resume=resume, finished=others
+    ) as folder:
+        summary, path = _Run(config, worlds, folder, console).train(resume), folder.path
     if summary["finished"]:
         console.print(closing_table(summary, path, next_line=f"turnwise eval {path} --episodes 512"))
         if summary["idle_steps"] == summary["steps"]:
@@ -80,23 +72,6 @@ def train(
     else:
         console.print(f"stopped after {summary['steps']} steps; go on with: turnwise train --resume {path}")
     return summary
-
-
-@contextmanager
-def failing_well(folder: RunFolder, resume: bool, command: str) -> Iterator[None]:
-    """A start that came to nothing leaves nothing, and what stopped says how to go on."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"stopped; go on with: turnwise {command} --resume {folder.path}") from None
-    except Exception as error:
-        if not resume:
-            folder.give_up()
-        elif isinstance(error, UserError) and not any(folder.checkpoints.iterdir()):
-            raise UserError(
-                f"{error}; {folder.path} has no checkpoint yet: if its settings were wrong, delete it and start anew"
-            ) from error
-        raise
 
 
 def train_seeds(
@@ -126,30 +101,6 @@ def train_env(env: type[TextEnv] | str, model: str = "tiny", steps: int | None =
     return train(build({"env": {"kind": kind.kind or kind.name}}, list(given.items())), kind=kind, given=given)
 
 
-def settled(config: Config) -> Config:
-    """The configuration with what depends on the machine, or may change, made explicit: it reproduces the run."""
-    threads = config.system.threads or os.cpu_count() or 1
-    system = config.system.model_copy(update={"threads": threads})
-    model = config.model.model_copy(update={"name": model_of(config.model.name)})
-    return config.model_copy(update={"system": system, "model": model})
-
-
-def run_path(config: Config, environment: str, method: str) -> Path:
-    """Where the run goes: a folder of its own, right in record.folder."""
-    name = config.record.name or free_name(config, environment, method)
-    if not name.strip() or name in (".", "..") or set(name) & set("/\\\0\n"):
-        raise UserError(f"record.name {name!r} is no name of a folder: leave / out, record.folder says where it goes")
-    return Path(config.record.folder) / name
-
-
-def free_name(config: Config, environment: str, method: str) -> str:
-    model = Path(config.model.name).stem
-    base = f"{environment}-{model}-{method}-seed{config.seed}"
-    folder = Path(config.record.folder)
-    names = [base, *(f"{base}-{number}" for number in range(2, 10_000))]
-    return next(name for name in names if not (folder / name).exists())
-
-
 @dataclass
 class _Run:
     config: Config
@@ -176,21 +127,7 @@ class _Run:
             progress.note(f"memory: {plan.describe()}")
         players = build_players(config, self.worlds, loaded, plan.pages)
         learner = build_learner(config, loaded.model, plan)
-        checkpoints = Checkpoints(
-            self.folder.checkpoints,
-            keep_last=config.checkpoint.keep_last,
-            tokenizer=loaded.tokenizer,
-            every=config.checkpoint.every,
-        )
-        state = State(step=0, best_success=None, skipped_steps=0)
-        found = checkpoints.newest() if resume else None
-        if found is not None:
-            restore(found[0], learner, found[1], model_loader(config))
-            state = found[1]
-        elif resume:
-            progress.note(f"{self.folder.path} has no checkpoint yet: it begins anew, with its own settings")
-        if resume:
-            self.folder.cut_back(state.step + 1)
+        checkpoints, state = standing(config, loaded, learner, self.folder, resume=resume, tell=progress.note)
         if not self.folder.read_metrics():
             self.folder.append_metrics({"step": 0, "time/warmup_s": warmup_s})
         return self._loop(loaded, players, learner, checkpoints, progress, limit_s, plan), state

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from turnwise.config.load import to_toml
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.models.memory_plan import MemoryPlan
@@ -17,18 +16,20 @@ from turnwise.recipes.checks import check_model
 from turnwise.recipes.demos import demonstrations, digest_of
 from turnwise.recipes.learning import build_objective
 from turnwise.recipes.memory import memory_plan, unplanned
+from turnwise.recipes.opening import opened, settled, standing
+from turnwise.recipes.presets import recipe_names
 from turnwise.recipes.readiness import check_servers
-from turnwise.recipes.run import Summary, failing_well, run_path, settled
+from turnwise.recipes.run import Summary
 from turnwise.recipes.tracking import tracked
-from turnwise.recipes.wiring import build_players, load_policy, model_loader
-from turnwise.recipes.worlds import Worlds, rows_told, task_source, worlds_of
-from turnwise.record.console import make_console, one_line
+from turnwise.recipes.wiring import build_players, load_policy
+from turnwise.recipes.worlds import Worlds, task_source, worlds_of
+from turnwise.record.console import make_console
 from turnwise.record.progress import Progress
 from turnwise.record.reports.report import write_report
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.table import closing_table
 from turnwise.record.trackers import check_trackers
-from turnwise.train.checkpoints import Checkpoints, State, restore
+from turnwise.train.checkpoints import State
 from turnwise.train.learner import LocalLearner
 from turnwise.train.measuring import measure
 from turnwise.train.optimizer import Optimizer, OptimizerSettings, Schedule, mark_tables
@@ -65,18 +66,12 @@ def sft(config: Config, *, resume: bool = False, console: Console | None = None,
     check_sft(config, given)
     check_servers(worlds.with_params)
     console = console or make_console()
-    config = settled(config)
-    for told in rows_told(worlds, config):
-        console.print(one_line(told), soft_wrap=True)
-    path = run_path(config, worlds.name, "sft")
-    folder = RunFolder.open(path, writing=True) if resume else RunFolder.create(path, to_toml(config))
-    with folder:
-        if resume and folder.summary_path.exists():
-            raise UserError(f"{path} is finished: train its model further with --model.name {path}")
-        with failing_well(folder, resume, "sft"):
-            summary = _Imitation(config, worlds, folder, console).train(resume)
+    config, others = settled(config), "train its model further with --model.name PATH"
+    with opened(config, worlds, console, method="sft", command="sft", resume=resume, finished=others) as folder:
+        summary, path = _Imitation(config, worlds, folder, console).train(resume), folder.path
     if summary["finished"]:
-        console.print(closing_table(summary, path, next_line=f"turnwise train {config.env.kind} --model.name {path}"))
+        what = config.env.kind if config.env.kind in recipe_names() else f"--from {path}"
+        console.print(closing_table(summary, path, next_line=f"turnwise train {what} --model.name {path}"))
     else:
         console.print(f"stopped after {summary['steps']} steps; go on with: turnwise sft --resume {path}")
     return summary
@@ -129,19 +124,7 @@ class _Imitation:
         )
         settings = self._settings(limit_s, plan.micro_tokens)
         learner = build_imitator(config, loaded.model, steps_of(len(self.samples), settings), plan)
-        checkpoints = Checkpoints(
-            self.folder.checkpoints,
-            keep_last=config.checkpoint.keep_last,
-            tokenizer=loaded.tokenizer,
-            every=config.checkpoint.every,
-        )
-        state = State(step=0, best_success=None, skipped_steps=0)
-        found = checkpoints.newest() if resume else None
-        if found is not None:
-            restore(found[0], learner, found[1], model_loader(config))
-            state = found[1]
-        if resume:
-            self.folder.cut_back(state.step + 1)
+        checkpoints, state = standing(config, loaded, learner, self.folder, resume=resume, tell=progress.note)
         self._check_same(warmup_s)
         loop = SftLoop(
             settings=settings,

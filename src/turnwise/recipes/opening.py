@@ -1,0 +1,105 @@
+"""A run's settings made explicit, its folder, and where its training stands: begun, or gone on with."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from turnwise.config.load import to_toml
+from turnwise.config.schema import Config
+from turnwise.core.errors import UserError
+from turnwise.models.loading import LoadedModel
+from turnwise.recipes.sources import model_of
+from turnwise.recipes.wiring import model_loader
+from turnwise.recipes.worlds import Worlds, rows_told
+from turnwise.record.console import one_line
+from turnwise.record.run_folder import RunFolder
+from turnwise.train.checkpoints import Checkpoints, State, restore
+from turnwise.train.learner import LocalLearner
+
+
+@contextmanager
+def opened(
+    config: Config, worlds: Worlds, console: Console, *, method: str, command: str, resume: bool, finished: str
+) -> Iterator[RunFolder]:
+    """The folder of a run to be, or of one to go on with. `finished`: what to do instead of going on, of PATH."""
+    for told in rows_told(worlds, config):
+        console.print(one_line(told), soft_wrap=True)
+    path = run_path(config, worlds.name, method)
+    folder = RunFolder.open(path, writing=True) if resume else RunFolder.create(path, to_toml(config))
+    with folder:
+        if resume and folder.summary_path.exists():
+            raise UserError(f"{path} is finished: {finished.replace('PATH', str(path))}")
+        with failing_well(folder, resume, command):
+            yield folder
+
+
+def standing(
+    config: Config,
+    loaded: LoadedModel,
+    learner: LocalLearner,
+    folder: RunFolder,
+    *,
+    resume: bool,
+    tell: Callable[[str], None],
+) -> tuple[Checkpoints, State]:
+    """Where training stands: at the newest checkpoint, which the learner then holds, or at its beginning."""
+    checkpoints = Checkpoints(
+        folder.checkpoints,
+        keep_last=config.checkpoint.keep_last,
+        tokenizer=loaded.tokenizer,
+        every=config.checkpoint.every,
+    )
+    state = State(step=0, best_success=None, skipped_steps=0)
+    found = checkpoints.newest() if resume else None
+    if found is not None:
+        restore(found[0], learner, found[1], model_loader(config))
+        state = found[1]
+    elif resume:
+        tell(f"{folder.path} has no checkpoint yet: it begins anew, with its own settings")
+    if resume:
+        folder.cut_back(state.step + 1)
+    return checkpoints, state
+
+
+@contextmanager
+def failing_well(folder: RunFolder, resume: bool, command: str) -> Iterator[None]:
+    """A start that came to nothing leaves nothing, and what stopped says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"stopped; go on with: turnwise {command} --resume {folder.path}") from None
+    except Exception as error:
+        if not resume:
+            folder.give_up()
+        elif isinstance(error, UserError) and not any(folder.checkpoints.iterdir()):
+            raise UserError(
+                f"{error}; {folder.path} has no checkpoint yet: if its settings were wrong, delete it and start anew"
+            ) from error
+        raise
+
+
+def settled(config: Config) -> Config:
+    """The configuration with what depends on the machine, or may change, made explicit: it reproduces the run."""
+    threads = config.system.threads or os.cpu_count() or 1
+    system = config.system.model_copy(update={"threads": threads})
+    model = config.model.model_copy(update={"name": model_of(config.model.name)})
+    return config.model_copy(update={"system": system, "model": model})
+
+
+def run_path(config: Config, environment: str, method: str) -> Path:
+    """Where the run goes: a folder of its own, right in record.folder."""
+    name = config.record.name or free_name(config, environment, method)
+    if not name.strip() or name in (".", "..") or set(name) & set("/\\\0\n"):
+        raise UserError(f"record.name {name!r} is no name of a folder: leave / out, record.folder says where it goes")
+    return Path(config.record.folder) / name
+
+
+def free_name(config: Config, environment: str, method: str) -> str:
+    model = Path(config.model.name).stem
+    base = f"{environment}-{model}-{method}-seed{config.seed}"
+    folder = Path(config.record.folder)
+    names = [base, *(f"{base}-{number}" for number in range(2, 10_000))]
+    return next(name for name in names if not (folder / name).exists())
