@@ -69,8 +69,7 @@ def test_a_command_is_accepted(words: list[str], workplace: Path, monkeypatch: p
     begun: list[str] = []
 
     def imitate(config, *, resume, given):
-        worlds_of(config)
-        imitation.check_sft(config, given)
+        imitation.check_sft(config, worlds_of(config), given)
         assert config.sft.demos is not None or resume
         begun.append("sft")
 

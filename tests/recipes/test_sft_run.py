@@ -17,6 +17,7 @@ from turnwise.recipes.run import train
 from turnwise.recipes.sft import sft
 from turnwise.record.run_folder import RunFolder
 
+QUIZ = f"{Path(__file__).parents[2] / 'docs' / 'examples' / 'quiz.py'}:Quiz"
 BASE = {"env__kind": "frozen_lake", "eval__every": 2, "rollout__max_tokens": 512, "checkpoint__every": 1}
 
 
@@ -104,6 +105,7 @@ def test_an_adapter_is_trained_where_one_is_asked_for(tmp_path: Path) -> None:
         ({"rollout__max_tokens": 64}, "rollout.max_tokens"),
         ({"sft__demos": "nowhere"}, "nowhere"),
         ({"sft__demos": "none.jsonl"}, "cannot be read"),
+        ({"env__kind": QUIZ}, "Quiz has no solver: give --demos"),
         ({"context__mode": "turn"}, "context.mode"),
     ],
 )

@@ -14,6 +14,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.samples import Sample
 from turnwise.data.demonstrations import demonstration_sample, read_conversations
 from turnwise.data.samples import samples_of
+from turnwise.envs.text_env import TextEnv
 from turnwise.models.loading import LoadedModel
 from turnwise.recipes.sources import find_checkpoint
 from turnwise.recipes.worlds import Worlds
@@ -25,6 +26,20 @@ from turnwise.train.demonstrating import solved
 SOLVER = "solver"
 
 Show = Callable[[int, int], None]
+
+
+def check_demos(demos: str, worlds: Worlds) -> None:
+    """Before anything is loaded: is there something to imitate?"""
+    if demos == SOLVER:
+        without = [kind.name for kind in worlds.kinds.values() if kind.cls.solve is TextEnv.solve]
+        if without:
+            raise UserError(
+                f"{without[0]} has no solver: give --demos a run with successes or a JSONL file of messages"
+            )
+    elif demos.endswith(".jsonl"):
+        next(read_conversations(Path(demos).expanduser()), None)
+    else:
+        find_run(demos)
 
 
 def demonstrations(config: Config, worlds: Worlds, loaded: LoadedModel, renderer: Renderer, show: Show) -> list[Sample]:

@@ -13,7 +13,7 @@ from turnwise.core.errors import UserError
 from turnwise.models.memory_plan import MemoryPlan
 from turnwise.models.recomputing import recompute_layers
 from turnwise.recipes.checks import check_model
-from turnwise.recipes.demos import demonstrations, digest_of
+from turnwise.recipes.demos import check_demos, demonstrations, digest_of
 from turnwise.recipes.learning import build_objective
 from turnwise.recipes.memory import memory_plan, unplanned
 from turnwise.recipes.opening import opened, settled, standing
@@ -63,21 +63,21 @@ WARMUP_SHARE, FINAL_SHARE = 0.03, 0.1
 def sft(config: Config, *, resume: bool = False, console: Console | None = None, given: Iterable[str] = ()) -> Summary:
     """Imitates, and returns the summary, which is also in the run's folder. `given`: the settings that were typed."""
     worlds = worlds_of(config)
-    check_sft(config, given)
+    check_sft(config, worlds, given)
     check_servers(worlds.with_params)
     console = console or make_console()
     config, others = settled(config), "train its model further with --model.name PATH"
     with opened(config, worlds, console, method="sft", command="sft", resume=resume, finished=others) as folder:
         summary, path = _Imitation(config, worlds, folder, console).train(resume), folder.path
     if summary["finished"]:
-        what = config.env.kind if config.env.kind in recipe_names() else f"--from {path}"
+        what = config.env.kind if config.env.kind in recipe_names() else "FILE.toml"
         console.print(closing_table(summary, path, next_line=f"turnwise train {what} --model.name {path}"))
     else:
         console.print(f"stopped after {summary['steps']} steps; go on with: turnwise sft --resume {path}")
     return summary
 
 
-def check_sft(config: Config, given: Iterable[str] = ()) -> None:
+def check_sft(config: Config, worlds: Worlds, given: Iterable[str] = ()) -> None:
     check_model(config.model)
     check_trackers(config.record.trackers)
     for key in given:
@@ -90,6 +90,7 @@ def check_sft(config: Config, given: Iterable[str] = ()) -> None:
         raise UserError(f"demonstrations are shown whole, and context.mode is {config.context.mode}: choose full")
     if config.sft.demos is None:
         raise UserError("sft.demos says nothing to imitate: give solver, a run, or a JSONL file")
+    check_demos(config.sft.demos, worlds)
 
 
 @dataclass
