@@ -20,7 +20,8 @@ from turnwise.core.errors import UserError
 
 LIBRARY_FOLDERS = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
 LOADER_FILES = ("/etc/ld.so.cache",)
-DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/urandom", "/dev/random")
+DEVICES = ("/dev/null", "/dev/full", "/dev/urandom", "/dev/random")
+"""Not /dev/zero: a shared mapping of it is memory that nobody counts."""
 SITE_FOLDERS = ("site-packages", "dist-packages")
 DEFAULT_PACKAGES = ("numpy", "sympy")
 

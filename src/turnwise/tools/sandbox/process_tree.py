@@ -1,14 +1,18 @@
 """Reading a session's processes from outside, through /proc of the host."""
 
 # Paths are the kernel's here: plain strings beside descriptors.
-# ruff: noqa: PTH110, PTH115, PTH116, PTH208
+# ruff: noqa: PTH110, PTH116, PTH208
 
 import os
+import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-PAGE = os.sysconf("SC_PAGE_SIZE")
+GONE = (FileNotFoundError, ProcessLookupError)
+"""A process has ended. Every other error is one that must be heard: what cannot be watched must not run."""
+MOST_MAPPINGS = 1 << 20
+"""Bytes of a list of mappings, some ten thousand of them; honest code has hundreds."""
 CHILDREN_KNOWN = os.path.exists("/proc/self/task") and os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 """Kernels built without CONFIG_PROC_CHILDREN do not say who a process's children are;
 then all processes are looked through.
@@ -21,16 +25,26 @@ class Usage:
 
     threads: int
     resident_bytes: int
+    """Pages in memory and on swap."""
+    table_bytes: int
+    """Page tables: a page here and a page there needs more of them than of pages."""
 
 
 def usage(pid: int) -> Usage | None:
     """None: it has ended."""
     try:
-        text = _read(f"/proc/{pid}/stat")
-    except OSError:
+        lines = _read(f"/proc/{pid}/status").splitlines()
+    except GONE:
         return None
-    fields = text.rpartition(")")[2].split()  # the name in brackets may hold anything
-    return Usage(threads=int(fields[17]), resident_bytes=int(fields[21]) * PAGE)
+    found = dict.fromkeys(("Threads", "VmRSS", "VmSwap", "VmPTE"), 0)  # one that has just ended has no memory
+    for name, _, words in (line.partition(":") for line in lines):
+        if name in found:
+            found[name] = int(words.split()[0])
+    return Usage(
+        threads=found["Threads"],
+        resident_bytes=1024 * (found["VmRSS"] + found["VmSwap"]),
+        table_bytes=1024 * found["VmPTE"],
+    )
 
 
 def descendants(pid: int) -> list[int]:
@@ -45,6 +59,16 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def stands_still(pid: int) -> bool:
+    """Whether no thread of it runs any more: only then can it start no further process."""
+    with suppress(*GONE):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with suppress(*GONE):
+                if _read(f"/proc/{pid}/task/{thread}/stat").rpartition(")")[2].split()[0] not in "TtZX":
+                    return False
+    return True
+
+
 def proportional_bytes(pid: int) -> int | None:
     """Memory with each shared page divided by those who share it; 0 if it has ended, None where it cannot be read.
 
@@ -52,10 +76,10 @@ def proportional_bytes(pid: int) -> int | None:
     """
     try:
         lines = _read(f"/proc/{pid}/smaps_rollup").splitlines()
-    except PermissionError:
-        return None
-    except OSError:
+    except GONE:
         return 0
+    except OSError:
+        return None
     sizes = [int(line.split()[1]) for line in lines if line.startswith(("Pss:", "SwapPss:"))]
     return 1024 * sum(sizes)
 
@@ -70,9 +94,9 @@ def pid_of(pidfd: int) -> int:
 
 def _children(pid: int) -> list[int]:
     found: list[int] = []
-    with suppress(OSError):
+    with suppress(*GONE):
         for thread in os.listdir(f"/proc/{pid}/task"):
-            with suppress(OSError):
+            with suppress(*GONE):
                 found += [int(word) for word in _read(f"/proc/{pid}/task/{thread}/children").split()]
     return found
 
@@ -87,26 +111,50 @@ def _children_by_search(pid: int) -> list[int]:
     return found
 
 
-def _read(path: str) -> str:
-    """All of a small file of /proc; unbuffered, since this runs after every call."""
+def _read(path: str, most: int = 1 << 30) -> str:
+    """All of a small file of /proc, or a little over `most` bytes; unbuffered, since this runs after every call."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        pieces = []
-        while piece := os.read(descriptor, 1 << 14):
+        pieces: list[bytes] = []
+        size = 0
+        while size <= most and (piece := os.read(descriptor, 1 << 14)):
             pieces.append(piece)
+            size += len(piece)
     finally:
         os.close(descriptor)
     return b"".join(pieces).decode("utf-8", "replace")
 
 
-def unlinked_bytes(pid: int, below: str) -> int:
-    """Files under a folder that a process holds open although they have no name any more; each counts once."""
+def unlinked_bytes(pid: int, below: str, *, most_each: int) -> int:
+    """Files that a process keeps although they have no name any more: open ones, and files under `below` that are only
+    mapped. Each counts once; the size of a mapped one is told to root alone, to others it is `most_each`.
+    """
     sizes: dict[int, int] = {}
-    with suppress(OSError):
+    with suppress(*GONE):
         for name in os.listdir(f"/proc/{pid}/fd"):
-            with suppress(OSError):
-                link = os.readlink(f"/proc/{pid}/fd/{name}")
-                if link.startswith(below) and link.endswith(" (deleted)"):
-                    found = os.stat(f"/proc/{pid}/fd/{name}")
+            with suppress(*GONE):
+                found = os.stat(f"/proc/{pid}/fd/{name}")
+                if stat.S_ISREG(found.st_mode) and found.st_nlink == 0:
                     sizes[found.st_ino] = found.st_blocks * 512
+    with suppress(*GONE):
+        for addresses, inode in _unlinked_mappings(pid, below):
+            sizes[inode] = sizes.get(inode) or _mapped_bytes(pid, addresses, most_each)
     return sum(sizes.values())
+
+
+def _unlinked_mappings(pid: int, below: str) -> list[tuple[str, int]]:
+    """Addresses and inodes. A list that is too long to be read again and again is an error."""
+    text = _read(f"/proc/{pid}/maps", most=MOST_MAPPINGS)
+    if len(text) > MOST_MAPPINGS:
+        raise OSError("too many mappings")
+    if " (deleted)" not in text:
+        return []
+    lines = (line.split(maxsplit=5) for line in text.splitlines() if line.endswith(" (deleted)"))
+    return [(words[0], int(words[4])) for words in lines if words[5].startswith(below)]
+
+
+def _mapped_bytes(pid: int, addresses: str, most: int) -> int:
+    try:
+        return os.stat(f"/proc/{pid}/map_files/{addresses}").st_blocks * 512
+    except OSError:
+        return most

@@ -14,10 +14,13 @@ import itertools
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 NAME = "turnwise-sandbox-"
+REMOVING_S = 2.0
 
 
 class ScratchFolders:
@@ -64,7 +67,15 @@ def make_base() -> tuple[str, int]:
 
 
 def remove_base(base: str, lock: int) -> None:
-    remove_tree(base)
+    """Sessions that were killed this moment may still write there: tried again for a while, then left to the next
+    start.
+    """
+    end = time.monotonic() + REMOVING_S
+    while os.path.isdir(base) and time.monotonic() < end:
+        with suppress(OSError):
+            remove_tree(base)
+            break
+        time.sleep(0.01)
     os.close(lock)
 
 
@@ -79,34 +90,61 @@ def remove_abandoned() -> None:
             if os.fstat(descriptor).st_uid == os.geteuid():
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 remove_tree(str(path))
-        except BlockingIOError:
-            continue  # in use
+        except OSError:
+            continue  # in use, or not to be removed by us
         finally:
             os.close(descriptor)
 
 
 def remove_tree(top: str) -> None:
-    """Of any depth: nested folders are first moved up, so that no path and no stack grows. Never follows a link."""
-    if not os.path.isdir(top) or os.path.islink(top):
+    """Of any depth: nested folders are first moved up, so that no path and no stack grows.
+
+    Never follows a link, not even one that takes a folder's place meanwhile: every step goes through an open folder.
+    """
+    try:
+        handle = _opened(top)
+    except OSError:
         return
     numbers = itertools.count()
-    waiting = [top]
-    emptied = []
-    while waiting:
-        folder = waiting.pop()
-        os.chmod(folder, 0o700)
-        for name, is_folder in list(_entries(folder)):
-            path = f"{folder}/{name}"
-            if not is_folder:
-                os.unlink(path)
-                continue
-            os.chmod(path, 0o700)
-            moved = path if folder == top else _free_name(top, numbers)
-            os.rename(path, moved)
-            waiting.append(moved)
-        emptied.append(folder)
-    for folder in reversed(emptied):
-        os.rmdir(folder)
+    try:
+        waiting = _emptied(handle, handle, numbers)
+        while waiting:
+            name = waiting.pop()
+            folder = _opened(name, handle)
+            try:
+                waiting += _emptied(folder, handle, numbers)
+            finally:
+                os.close(folder)
+            os.rmdir(name, dir_fd=handle)
+    finally:
+        os.close(handle)
+    os.rmdir(top)
+
+
+def _emptied(folder: int, top: int, numbers: Iterator[int]) -> list[str]:
+    """Removes what is no folder; folders are moved to the top, under the names that are given."""
+    names = []
+    for name, is_folder in list(_entries(folder)):
+        if not is_folder:
+            os.unlink(name, dir_fd=folder)
+        elif folder == top:
+            names.append(name)
+        else:
+            os.close(_opened(name, folder))
+            names.append(_free_name(top, numbers))
+            os.rename(name, names[-1], src_dir_fd=folder, dst_dir_fd=top)
+    return names
+
+
+def _opened(name: str, folder: int | None = None) -> int:
+    """A folder, whatever its mode was; OSError where it is a link or none at all."""
+    handle = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        path = f"/proc/self/fd/{handle}"
+        os.chmod(path, 0o700)
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    finally:
+        os.close(handle)
 
 
 def used(top: str, *, most: int) -> tuple[int, int]:
@@ -142,11 +180,19 @@ def _listed(folder: str) -> list[os.DirEntry[str]]:
         return []  # removed meanwhile, or closed for everyone
 
 
-def _entries(folder: str) -> Iterator[tuple[str, bool]]:
+def _entries(folder: int) -> Iterator[tuple[str, bool]]:
     with os.scandir(folder) as entries:
         for entry in entries:
             yield entry.name, entry.is_dir(follow_symlinks=False)
 
 
-def _free_name(top: str, numbers: Iterator[int]) -> str:
-    return next(path for path in (f"{top}/.moved-{number}" for number in numbers) if not os.path.lexists(path))
+def _free_name(top: int, numbers: Iterator[int]) -> str:
+    return next(name for name in (f".moved-{number}" for number in numbers) if not _exists(name, top))
+
+
+def _exists(name: str, folder: int) -> bool:
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True

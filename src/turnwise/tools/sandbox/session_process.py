@@ -11,13 +11,15 @@ from typing import Any, get_args
 from turnwise.tools.sandbox.errors import FrameError, SandboxFailure
 from turnwise.tools.sandbox.frames import FrameBuffer, encode
 from turnwise.tools.sandbox.limits import MEBIBYTE, SandboxLimits
-from turnwise.tools.sandbox.process_tree import descendants
+from turnwise.tools.sandbox.process_tree import descendants, stands_still
 from turnwise.tools.sandbox.results import Ended, RunResult
 from turnwise.tools.sandbox.shortening import MiddleCut, shortened
 from turnwise.tools.sandbox.watchdog import Watch, Watchdog
 from turnwise.tools.sandbox.zygote_process import ANSWER_S, Started, ZygoteProcess
 
 PIECE = 1 << 16
+OUTLIVED = "processes that outlive their call"
+LOOK_AGAIN_S = 0.05
 LOST = "; its variables are lost"
 
 
@@ -38,6 +40,7 @@ class SessionProcess:
         self.calls = 0
         self.answer: asyncio.Future[dict[str, Any]] | None = None
         self.watch: Watch | None = None
+        self.look: asyncio.TimerHandle | None = None
         self.frames = FrameBuffer(cap=16 * limits.output_chars + 4096)
         self.output = MiddleCut(keep=4 * limits.output_chars)
 
@@ -80,6 +83,7 @@ class SessionProcess:
         assert self.started is not None
         begin = time.monotonic()
         self.calls += 1
+        self._stop_looking()
         self.output = MiddleCut(keep=4 * self.limits.output_chars)
         self.watch = watch = Watch(
             pid=self.started.pid,
@@ -102,6 +106,7 @@ class SessionProcess:
         if self.closed:
             return
         self.closed = self.dead = True
+        self._stop_looking()
         self.loop.remove_reader(self.sock)
         self.loop.remove_reader(self.pipe)
         self.sock.close()
@@ -144,15 +149,38 @@ class SessionProcess:
 
     def _stop(self) -> None:
         """Nothing of a call outlives it: processes are gone (the inside ends them, here it is checked), threads stand
-        still.
+        still. First stopped, then looked at: the other way round, what it starts in between would not be seen.
         """
         assert self.started is not None
+        self._signal(signal.SIGSTOP)
         self._drain()
         if self.frames.bytes or self.dead:
             raise FrameError("more than one answer")
         if not self.started.scratch and descendants(self.started.pid):
-            raise FrameError("processes that outlive their call")
-        self._signal(signal.SIGSTOP)
+            raise FrameError(OUTLIVED)
+        if not self.started.scratch:
+            self.look = self.loop.call_later(LOOK_AGAIN_S, self._look_again)
+
+    def _look_again(self) -> None:
+        """A process that was being started while its parent was stopped appears late."""
+        assert self.started is not None
+        still = stands_still(self.started.pid)
+        if descendants(self.started.pid):
+            self._end_between_calls()
+        else:
+            self.look = None if still else self.loop.call_later(LOOK_AGAIN_S, self._look_again)
+
+    def _stop_looking(self) -> None:
+        if self.look is not None:
+            self.look.cancel()
+            self.look = None
+
+    def _end_between_calls(self) -> None:
+        """It acted without being asked: the next call finds it dead and starts another."""
+        self.dead = True
+        self.loop.remove_reader(self.sock)
+        self.loop.remove_reader(self.pipe)
+        self._signal(signal.SIGKILL)
 
     async def _died(self, error: Exception | None, watch: Watch) -> dict[str, Any]:
         """Kill what is left, learn why it ended."""
@@ -183,8 +211,8 @@ class SessionProcess:
         limit = self.limits.output_chars
         return RunResult(
             output=self.output.text(limit),
-            value=None if answer["value"] is None else shortened(answer["value"], limit),
-            error=None if error is None else shortened(error, limit),
+            value=None if answer["value"] is None else shortened(_text(answer["value"]), limit),
+            error=None if error is None else shortened(_text(error), limit),
             ended=ended,
             seconds=seconds,
         )
@@ -218,9 +246,7 @@ class SessionProcess:
             error = problem
         waiting = self.answer
         if waiting is None or waiting.done():
-            self.dead = True  # it spoke without being asked, or broke between calls
-            self.loop.remove_reader(self.sock)
-            self._signal(signal.SIGKILL)
+            self._end_between_calls()  # it spoke, or broke
         elif error is not None:
             self.loop.remove_reader(self.sock)
             waiting.set_exception(error)
@@ -264,6 +290,11 @@ class SessionProcess:
         assert self.started is not None
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.started.pidfd, number)
+
+
+def _text(text: str) -> str:
+    """JSON can spell halves of surrogate pairs, which no file and no tokenizer takes: they are written as escapes."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _cause(status: int) -> str:

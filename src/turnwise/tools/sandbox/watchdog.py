@@ -127,17 +127,18 @@ class Watchdog:
         if sum(found.threads for found in usages) > self.limits.processes:
             return "killed", f"it had more than {self.limits.processes} processes and threads"
         most = self.limits.memory_mb * MEBIBYTE
-        if sum(max(0, found.resident_bytes - watch.base_bytes) for found in usages) > most and self._confirmed(
-            watch, pids
-        ):
+        tables = sum(found.table_bytes for found in usages)
+        pages = sum(max(0, found.resident_bytes - watch.base_bytes) for found in usages)
+        if pages + tables > most and self._confirmed(pids, tables):
             return "memory", f"it used more than {self.limits.memory_mb} MiB of memory"
         return self._over_disk(watch)
 
-    def _confirmed(self, watch: Watch, pids: list[int]) -> bool:
+    def _confirmed(self, pids: list[int], tables: int) -> bool:
         if len(pids) == 1:
             return True
         sizes = [proportional_bytes(pid) for pid in pids]
-        return sum(size for size in sizes if size is not None) > self.limits.memory_mb * MEBIBYTE or None in sizes
+        pages = sum(size for size in sizes if size is not None)
+        return pages + tables > self.limits.memory_mb * MEBIBYTE or None in sizes
 
     def _over_disk(self, watch: Watch) -> tuple[str, str] | None:
         if not watch.scratch:
@@ -145,6 +146,9 @@ class Watchdog:
         count, size = used(watch.scratch, most=self.limits.files)
         if count > self.limits.files:
             return "killed", f"it made more than {self.limits.files} files"
-        if size + unlinked_bytes(watch.pid, watch.scratch) > self.limits.scratch_mb * MEBIBYTE:
+        if size + self._unlinked(watch) > self.limits.scratch_mb * MEBIBYTE:
             return "killed", f"its files took more than {self.limits.scratch_mb} MiB"
         return None
+
+    def _unlinked(self, watch: Watch) -> int:
+        return unlinked_bytes(watch.pid, watch.scratch, most_each=self.limits.file_mb * MEBIBYTE)

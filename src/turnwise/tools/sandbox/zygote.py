@@ -181,11 +181,13 @@ class Zygote:
         if len(descriptors) != 2:
             raise JailError("too many open descriptors")
         scratch = self.jail.before_fork()
-        pid = os.fork()
-        if pid == 0:
-            self._become_session(request["seed"], descriptors, scratch)
-        pidfd = os.pidfd_open(pid)
-        self.jail.after_fork()
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._become_session(request["seed"], descriptors, scratch)
+        finally:
+            self.jail.after_fork()  # after a fork that failed, too: the next one needs it
+        pidfd = _opened(pid)
         child = Child(number=request["start"], pid=pid, pidfd=pidfd, scratch=scratch)
         self.children[child.number] = child
         self.selector.register(pidfd, selectors.EVENT_READ, child)
@@ -252,6 +254,16 @@ def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
     return message, list(descriptors)
+
+
+def _opened(pid: int) -> int:
+    """A handle of a child; one that cannot be watched must not live."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
 
 
 def _take_descriptors(sock: int, output: int) -> socket.socket:

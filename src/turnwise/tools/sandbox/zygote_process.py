@@ -1,8 +1,10 @@
 """The host's side of a zygote: starts the process, asks it for sessions, hears of their ends."""
 
 import asyncio
+import errno
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -24,6 +26,7 @@ from turnwise.tools.sandbox.zygote_config import Tier, ZygoteConfig
 READY_S = 60.0
 ANSWER_S = 20.0
 """Longer than any of our own steps takes on a busy machine: beyond it something is broken."""
+MANY_DESCRIPTORS = 1 << 16
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "LANG": "C.UTF-8",
@@ -79,6 +82,7 @@ class ZygoteProcess:
     async def start(self) -> None:
         """ZygoteFailed says which step was refused. However this ends early, nothing of the zygote stays."""
         self.loop = asyncio.get_running_loop()
+        _allow_many_descriptors()
         if self.tier != "namespaces":
             remove_abandoned()
             self._scratch = make_base()
@@ -208,23 +212,36 @@ class ZygoteProcess:
 
     def _take(self, message: dict[str, Any], descriptors: list[int]) -> None:
         if "exited" in message:
-            future = self._running.pop(message["exited"])
-            if not future.done():
+            future = self._running.pop(message["exited"], None)
+            if future is not None and not future.done():
                 future.set_result(message["status"])
             return
         starting = self._starting.pop(message["started"])
-        if not descriptors:
+        try:
+            started = self._started(message, descriptors)
+        except OSError as error:
             if not starting.done():
-                starting.set_exception(SandboxFailure(f"the sandbox could not start a session: {message['failed']}"))
+                problem = message.get("failed") or error.strerror
+                starting.set_exception(SandboxFailure(f"the sandbox could not start a session: {problem}"))
             return
-        exited: asyncio.Future[int] = self.loop.create_future()
-        self._running[message["started"]] = exited
-        pidfd = descriptors[0]
-        started = Started(pidfd=pidfd, pid=pid_of(pidfd), scratch=message["scratch"], exited=exited)
         if starting.done():
             _end(started)
         else:
             starting.set_result(started)
+
+    def _started(self, message: dict[str, Any], descriptors: list[int]) -> Started:
+        """OSError: there is none, or no descriptor is left for it; it ends when its socket is closed."""
+        if not descriptors:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        pidfd = descriptors[0]
+        try:
+            pid = pid_of(pidfd)
+        except OSError:
+            os.close(pidfd)
+            raise
+        exited: asyncio.Future[int] = self.loop.create_future()
+        self._running[message["started"]] = exited
+        return Started(pidfd=pidfd, pid=pid, scratch=message["scratch"], exited=exited)
 
     def _lost(self) -> None:
         """It died by itself; its sessions died with it."""
@@ -247,6 +264,14 @@ class ZygoteProcess:
 
     def _pids(self) -> list[int]:
         return [self.process.pid, *descendants(self.process.pid)]
+
+
+def _allow_many_descriptors() -> None:
+    """A session costs its host three; the usual limit of 1024 would end hundreds of them. What is hard stays."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MANY_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(MANY_DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _library_path() -> dict[str, str]:
