@@ -185,6 +185,15 @@ SOCKETS = (
             "socket.getaddrinfo('example.com', 80)",
         ),
     ),
+    attack(
+        "send bytes out of band",
+        tries(
+            "socket.socketpair()[0].send(b'x', socket.MSG_OOB)",
+            "socket.socketpair()[0].sendmsg([b'x'], [], socket.MSG_OOB)",
+            "socket.socket(fileno=os.dup(3)).send(b'x', socket.MSG_OOB)",
+        ),
+        prints="held",
+    ),
     attack("open a socket of any family", tries(*(f"socket.socket({f}, {t})" for f in range(46) for t in (1, 2, 3)))),
     attack(
         "send from a connected pair to an address",
@@ -402,6 +411,17 @@ if os.fork() == 0:
         tiers=("namespaces",),
         ended=("ok",),
         prints="one answer",
+    ),
+    attack(
+        "going on although it is stopped",
+        tries(
+            "os.kill(os.getpid(), signal.SIGCONT)",
+            "signal.pthread_kill(__import__('threading').get_ident(), signal.SIGCONT)",
+            "signal.raise_signal(signal.SIGCONT)",
+            "libc.kill(os.getpid(), signal.SIGCONT) and 1 / 0",
+            "call(222 if os.uname().machine == 'x86_64' else 107, 1, (ctypes.c_int * 16)(0, 0, 18), (ctypes.c_int * 2)())",
+        ).replace("AttributeError", "AttributeError, ZeroDivisionError"),
+        prints="held",
     ),
     attack(
         "threads that go on after their call",

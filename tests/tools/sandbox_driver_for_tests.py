@@ -63,6 +63,8 @@ def _judge(one: Attack, results: list[RunResult], took: float) -> str | None:
     if one.prints is not None and one.prints not in last.output:
         return f"did not print {one.prints!r}: {last}"
     limit = LIMITS.output_chars + 200
+    if text.encode("utf-8", "replace").decode() != text:
+        return "a text that no file takes"
     if any(len(part or "") > limit for result in results for part in (result.output, result.value, result.error)):
         return "a text is longer than the limit"
     return None

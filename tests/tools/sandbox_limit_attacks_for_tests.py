@@ -19,6 +19,19 @@ def answer(number, text='FORGED'):
     return frame(id=number, ended='ok', value=text, error=None)
 """
 
+MAPS = """
+import ctypes, mmap, os
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+def mapped(size, flags, *, at=None, fd=-1, prot=3):
+    address = libc.mmap(at, size, prot, flags, fd, 0)
+    if address in (None, 2**64 - 1):
+        raise OSError(ctypes.get_errno(), 'refused')
+    return address
+"""
+
 TIME = (
     attack("an endless loop", "x = 1", "while True: pass", "print(x)", ended=("ok",), prints="1"),
     attack("sleep", "import time; time.sleep(100)", ended=("timeout",)),
@@ -91,14 +104,46 @@ time.sleep(30)
         """
 import mmap, os, time
 blocks = []
-for _ in range(3):
-    block = mmap.mmap(-1, 100 << 20)
+for number in range(3):
+    file = open(f'shared{number}', 'w+b'); file.truncate(30 << 20)
+    block = mmap.mmap(file.fileno(), 30 << 20)
     blocks.append(block)
     for at in range(0, len(block), 4096): block[at] = 1
+    time.sleep(0.1)
 """,
         ended=("memory", "error", "killed"),
     ),
-    attack("mappings without end", "import mmap\nx = []\nwhile True: x.append(mmap.mmap(-1, 1 << 28))"),
+    attack(
+        "mappings without end",
+        "import mmap\nx = []\nwhile True: x.append(mmap.mmap(-1, 1 << 28, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))",
+        ended=("memory", "error"),
+    ),
+    attack(
+        "shared memory that stays when it is unmapped",
+        MAPS
+        + """
+for flags, path in ((0x21, None), (0x23, None), (0x40022, None), (0x40021, None), (1, '/dev/zero')):
+    try:
+        address = mapped(2 << 20, flags, fd=-1 if path is None else os.open(path, os.O_RDWR))
+        ctypes.memset(address, 1, 1 << 20); libc.munmap(address + 4096, (2 << 20) - 4096)
+        print('BROKEN', hex(flags), path)
+    except OSError as error:
+        if error.errno not in (1, 2, 13): print('BROKEN', hex(flags), path, error)
+print('held')
+""",
+        prints="held",
+    ),
+    attack(
+        "page tables",
+        MAPS
+        + """
+for number in range(60000):  # each page needs two tables of its own, and none is more than the one page of zeros
+    try: ctypes.string_at(mapped(4096, 0x22 | 0x100000, at=(1 << 40) + (number << 30), prot=1), 1)
+    except OSError: pass
+import time; time.sleep(9)
+""",
+        ended=("memory", "killed"),
+    ),
     attack(
         "pipes full of bytes",
         """
@@ -215,6 +260,51 @@ while True:
         ended=("error", "killed", "memory"),
     ),
     attack(
+        "files without names that are mapped and closed",
+        MAPS
+        + """
+import time
+for _ in range(6):
+    f = open('big', 'w+b'); os.unlink('big'); f.write(b'x' * (30 << 20)); f.flush()
+    mapped(4096, 2, fd=f.fileno(), prot=1); f.close(); time.sleep(0.1)
+time.sleep(1)
+print('BROKEN')
+""",
+        ended=("error", "killed"),
+    ),
+    attack(
+        "files without names in folders too deep to be named",
+        """
+import os, time
+kept = []
+for _ in range(17):
+    os.mkdir('d' * 250); os.chdir('d' * 250)
+for _ in range(6):
+    f = open('big', 'wb'); os.unlink('big'); kept.append(f)
+for _ in range(17):
+    os.chdir('..'); os.rmdir('d' * 250)
+for f in kept:
+    f.write(b'x' * (30 << 20)); f.flush(); time.sleep(0.05)
+time.sleep(1)
+print('BROKEN')
+""",
+        ended=("error", "killed"),
+    ),
+    attack(
+        "blocks that a disk gives at once",
+        MAPS
+        + """
+given = 0
+for mode in (0, 1):
+    for number in range(20):
+        f = open(f'{mode}{number}', 'wb')
+        if libc.fallocate(f.fileno(), mode, ctypes.c_long(0), ctypes.c_long(16 << 20)) == 0: given += 16
+        if libc.fallocate(f.fileno(), mode, ctypes.c_long(0), ctypes.c_long(90 << 20)) == 0: given += 90
+print('BROKEN' if given > 48 else 'held', given)
+""",
+        prints="held",
+    ),
+    attack(
         "files without names that are on their way",
         """
 import os, socket
@@ -255,6 +345,13 @@ OUTPUT = (
     attack("a huge value", "'x' * (50 << 20)", ended=("ok",)),
     attack("a huge error", "raise ValueError('x' * (50 << 20))", ended=("error",)),
     attack("a value full of escapes", "'\\U0001F600\\x00\\ud800' * 100000", ended=("ok",)),
+    attack("an error that is no text", "raise ValueError('\\udfff\\ud800 \\x00 \\x1b[2J')", ended=("error",)),
+    attack(
+        "a forged answer that is no text",
+        FORGE + "os.write(3, answer(1, '\\ud800'))\ntime.sleep(0.5)",
+        ended=("ok",),
+        timeout_s=0.3,
+    ),
     attack("bytes that are no text", "import os\nos.write(1, bytes(range(256)) * 100)", ended=("ok",)),
     attack("closed output", "import sys, os\nsys.stdout.close(); os.close(1); os.close(2)", "1 + 1"),
 )

@@ -2,12 +2,14 @@
 
 import asyncio
 import os
+import resource
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -208,6 +210,107 @@ def test_a_zygote_that_cannot_be_replaced_is_a_failure(monkeypatch: pytest.Monke
                         await session.run("1")
 
         box.wait(die())
+
+
+BORN_LATE = """
+import os, socket, time
+def late(self, data):
+    os.write(3, data)
+    end = time.perf_counter() + DELAY
+    while time.perf_counter() < end: pass
+    if os.fork() == 0:
+        while True: pass
+socket.socket.sendall = late
+"""
+
+
+def test_a_process_that_is_started_behind_an_answer_does_not_live_on() -> None:
+    """At many distances from the answer: before the host looks, while it looks, after it has looked."""
+
+    async def born(box: Sandbox) -> list[int]:
+        sessions = [box.session() for _ in range(24)]
+        for number, session in enumerate(sessions):
+            await session.run(BORN_LATE.replace("DELAY", str(number % 12 * 0.00005)))
+        await asyncio.sleep(0.3)
+        lived = [session.pid for session in sessions if session.pid and descendants(session.pid)]
+        for session in sessions:
+            session.close()
+        return lived
+
+    with started("namespaces") as box:
+        assert box.wait(born(box.box)) == []
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_more_sessions_live_at_once_than_one_has_descriptors(tier: str) -> None:
+    async def many(box: Sandbox) -> list[str | None]:
+        sessions = [box.session() for _ in range(50)]
+        results = [(await session.run("6 * 7")).value for session in sessions]
+        for session in sessions:
+            session.close()
+        return results
+
+    with started(tier, replace(LIMITS, open_files=40)) as box:  # type: ignore[arg-type]
+        assert set(box.wait(many(box.box))) == {"42"}
+
+
+@pytest.fixture
+def descriptors() -> Iterator[Callable[[int], None]]:
+    """Sets how many descriptors this process may have, for a while."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield lambda most: resource.setrlimit(resource.RLIMIT_NOFILE, (most, before[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_start_makes_room_for_many_sessions(descriptors: Callable[[int], None]) -> None:
+    descriptors(256)
+    with started("namespaces"):
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        assert soft == (65536 if hard == resource.RLIM_INFINITY else min(65536, hard))
+
+
+def limit_with_room(room: int, pid: int | str = "self") -> int:
+    """The limit under which so many descriptors of a process are still free."""
+    used = {int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir() if path.exists() or pid != "self"}
+    free = (number for number in range(65536) if number not in used)
+    return [next(free) for _ in range(room)][-1] + 1
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_host_without_descriptors_hears_so_at_once(tier: str, descriptors: Callable[[int], None]) -> None:
+    async def starve(box: Sandbox, room: int) -> float:
+        begin = time.monotonic()
+        session = box.session()
+        descriptors(limit_with_room(room))
+        with pytest.raises(SandboxFailure, match=r"descriptors|Too many|died while"):
+            await session.run("6 * 7")
+        descriptors(1024)
+        session.close()
+        return time.monotonic() - begin
+
+    with started(tier) as box:  # type: ignore[arg-type]
+        settle(box)
+        alive = len(descendants(os.getpid()))
+        for room in (1, 3, 4, 5):
+            assert box.wait(starve(box.box, room)) < 10
+        assert box.last("6 * 7").value == "42"
+        assert until(lambda: len(descendants(os.getpid())) <= alive)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_zygote_that_failed_once_to_start_a_session_starts_the_next(tier: str) -> None:
+    with started(tier) as box:  # type: ignore[arg-type]
+        settle(box)
+        pids = zygote_pids(box)
+        zygote = pids[-1]
+        before = resource.prlimit(zygote, resource.RLIMIT_NOFILE)
+        for room in (1, 2):  # none for both ends of a session's channels; none for a handle of its process
+            resource.prlimit(zygote, resource.RLIMIT_NOFILE, (limit_with_room(room, zygote), before[1]))
+            with pytest.raises(SandboxFailure, match=r"descriptors|Too many|died while"):
+                box.last("6 * 7")
+        resource.prlimit(zygote, resource.RLIMIT_NOFILE, before)
+        assert box.last("6 * 7").value == "42"
+        assert until(lambda: zygote_pids(box) == pids)
 
 
 def test_closing_ends_what_runs_and_refuses_what_comes() -> None:

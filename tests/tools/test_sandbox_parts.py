@@ -5,7 +5,9 @@ import functools
 import os
 import signal
 import struct
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from turnwise.tools.sandbox.errors import FrameError
 from turnwise.tools.sandbox.frames import FrameBuffer, encode
 from turnwise.tools.sandbox.limits import SandboxLimits
 from turnwise.tools.sandbox.prefix import prefix_of_this_interpreter, without
-from turnwise.tools.sandbox.process_tree import descendants
+from turnwise.tools.sandbox.process_tree import descendants, proportional_bytes, stands_still, usage
 from turnwise.tools.sandbox.seccomp import ALLOW, ERRNO, KILL, Rule, program
 from turnwise.tools.sandbox.shortening import MiddleCut, shortened
 from turnwise.tools.sandbox.syscall_numbers import AARCH64, X86_64, audit_arch, numbers
@@ -207,6 +209,55 @@ def test_removing_follows_no_link_and_knows_no_depth(tmp_path: Path) -> None:
     assert (outside / "kept").read_text() == "x"
 
 
+def test_removing_follows_no_link_that_takes_a_folders_place_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code that still runs while its folder is removed must not have the host remove something else."""
+    outside, top = tmp_path / "outside", tmp_path / "top"
+    for folder in (outside, top / "a"):
+        folder.mkdir(parents=True)
+        (folder / "kept").write_text("x")
+    outside.chmod(0o755)
+    listed = scratch_folders._entries
+
+    def swapped(folder: int) -> list[tuple[str, bool]]:
+        entries = list(listed(folder))
+        if entries == [("kept", False)] and not (top / "a").is_symlink():
+            (top / "a").rename(top / "b")
+            (top / "a").symlink_to(outside)
+        return entries
+
+    monkeypatch.setattr(scratch_folders, "_entries", swapped)
+    with suppress(OSError):
+        scratch_folders.remove_tree(str(top))
+    assert (outside / "kept").exists()
+    assert outside.stat().st_mode & 0o777 == 0o755
+    monkeypatch.undo()
+    scratch_folders.remove_tree(str(top))
+    assert not top.exists() and (outside / "kept").exists()
+
+
+def test_a_base_that_others_still_write_to_is_removed_in_the_end() -> None:
+    base, lock = scratch_folders.make_base()
+    end = time.monotonic() + 0.2
+
+    def write() -> None:
+        number = 0
+        while time.monotonic() < end:
+            number += 1
+            with suppress(OSError):
+                Path(base, f"{number}").mkdir()
+            time.sleep(0.0002)
+
+    writers = [threading.Thread(target=write) for _ in range(2)]
+    for writer in writers:
+        writer.start()
+    scratch_folders.remove_base(base, lock)
+    for writer in writers:
+        writer.join()
+    assert not Path(base).exists()
+
+
 def test_use_of_a_folder_is_counted_up_to_a_bound(tmp_path: Path) -> None:
     for number in range(10):
         (tmp_path / f"{number}").mkdir()
@@ -248,6 +299,26 @@ def test_a_configuration_survives_its_way_to_the_zygote() -> None:
         scratch="/x",
     )
     assert ZygoteConfig.from_json(config.to_json()) == config
+
+
+def test_a_process_that_cannot_be_read_is_an_error_and_one_that_has_ended_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gone = os.fork()
+    if gone == 0:
+        os._exit(0)
+    os.waitpid(gone, 0)
+    assert (usage(gone), descendants(gone), proportional_bytes(gone), stands_still(gone)) == (None, [], 0, True)
+    assert not stands_still(os.getpid())
+
+    def full(path: str, most: int = 0) -> str:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr("turnwise.tools.sandbox.process_tree._read", full)
+    for look in (usage, descendants, stands_still):
+        with pytest.raises(OSError, match="too many"):
+            look(os.getpid())
+    assert proportional_bytes(os.getpid()) is None
 
 
 def test_descendants_are_found_in_the_fallback_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import tempfile
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -115,7 +116,8 @@ def by_python(code: str) -> tuple[str, str | None]:
     """What it prints and which error it ends with, run here: these programs are harmless by their grammar."""
     output = io.StringIO()
     error = None
-    with contextlib.redirect_stdout(output):
+    with contextlib.redirect_stdout(output), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         try:
             exec(code, {})
         except Exception as raised:
@@ -126,7 +128,7 @@ def by_python(code: str) -> tuple[str, str | None]:
 @settings(max_examples=PROGRAMS, suppress_health_check=list(HealthCheck))
 @given(code=honest_programs())
 def test_honest_programs_give_what_python_gives(box: Box, code: str) -> None:
-    result = box.last(code, timeout_s=10)
+    result = box.last("import warnings\nwarnings.simplefilter('ignore')", code, timeout_s=10)
     output, error = by_python(code)
     assert result.ended == ("ok" if error is None else "error"), result
     assert result.output == output or len(output) > LIMITS.output_chars

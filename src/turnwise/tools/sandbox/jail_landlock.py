@@ -110,7 +110,6 @@ class LandlockJail:
             identity = FIRST_OWN_ID + self.next_id
             os.setresgid(identity, identity, identity)
             os.setresuid(identity, identity, identity)
-        set_resource_limits(self.limits, base_bytes=self.base_bytes, count_processes=self.own_ids)
         sys_calls.drop_capabilities()
         sys_calls.no_new_privileges()
         own = self._ruleset()
@@ -121,6 +120,8 @@ class LandlockJail:
             sys_calls.syscall("restrict to the prefix", "landlock_restrict_self", ruleset, 0)
 
     def seal(self) -> None:
+        """The limits come last: until its descriptors are closed, a session has those of all others."""
+        set_resource_limits(self.limits, base_bytes=self.base_bytes, count_processes=self.own_ids)
         sys_calls.prctl("make it readable for the watchdog", sys_calls.PR_SET_DUMPABLE, 1)
         sys_calls.die_with_parent(signal.SIGKILL)
         install(program(landlock_rules(os.getpid())))

@@ -4,6 +4,7 @@
 # ruff: noqa: PTH110, PTH116, PTH208
 
 import os
+import re
 import stat
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from pathlib import Path
 
 GONE = (FileNotFoundError, ProcessLookupError)
 """A process has ended. Every other error is one that must be heard: what cannot be watched must not run."""
+USAGE_LINES = re.compile(r"^(Threads|VmRSS|VmSwap|VmPTE):\s+(\d+)", re.MULTILINE)
+"""In /proc/PID/status, where a process's own name cannot hold an end of line."""
 MOST_MAPPINGS = 1 << 20
 """Bytes of a list of mappings, some ten thousand of them; honest code has hundreds."""
 CHILDREN_KNOWN = os.path.exists("/proc/self/task") and os.path.exists(f"/proc/self/task/{os.getpid()}/children")
@@ -33,17 +36,12 @@ class Usage:
 def usage(pid: int) -> Usage | None:
     """None: it has ended."""
     try:
-        lines = _read(f"/proc/{pid}/status").splitlines()
+        found = dict(USAGE_LINES.findall(_read(f"/proc/{pid}/status")))
     except GONE:
         return None
-    found = dict.fromkeys(("Threads", "VmRSS", "VmSwap", "VmPTE"), 0)  # one that has just ended has no memory
-    for name, _, words in (line.partition(":") for line in lines):
-        if name in found:
-            found[name] = int(words.split()[0])
+    pages, swapped, tables = (int(found.get(name, 0)) for name in ("VmRSS", "VmSwap", "VmPTE"))  # none: it is ending
     return Usage(
-        threads=found["Threads"],
-        resident_bytes=1024 * (found["VmRSS"] + found["VmSwap"]),
-        table_bytes=1024 * found["VmPTE"],
+        threads=int(found.get("Threads", 0)), resident_bytes=1024 * (pages + swapped), table_bytes=1024 * tables
     )
 
 

@@ -6,7 +6,7 @@ together with its zygote; the next start removes it.
 """
 
 # Paths are the kernel's here: plain strings beside descriptors.
-# ruff: noqa: PTH101, PTH102, PTH104, PTH106, PTH108, PTH112, PTH114
+# ruff: noqa: PTH101, PTH102, PTH104, PTH106, PTH112
 
 import errno
 import fcntl

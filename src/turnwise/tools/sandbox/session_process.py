@@ -83,7 +83,6 @@ class SessionProcess:
         assert self.started is not None
         begin = time.monotonic()
         self.calls += 1
-        self._stop_looking()
         self.output = MiddleCut(keep=4 * self.limits.output_chars)
         self.watch = watch = Watch(
             pid=self.started.pid,
@@ -106,7 +105,8 @@ class SessionProcess:
         if self.closed:
             return
         self.closed = self.dead = True
-        self._stop_looking()
+        if self.look is not None:
+            self.look.cancel()
         self.loop.remove_reader(self.sock)
         self.loop.remove_reader(self.pipe)
         self.sock.close()
@@ -158,22 +158,24 @@ class SessionProcess:
             raise FrameError("more than one answer")
         if not self.started.scratch and descendants(self.started.pid):
             raise FrameError(OUTLIVED)
-        if not self.started.scratch:
+        if not self.started.scratch and self.look is None:
             self.look = self.loop.call_later(LOOK_AGAIN_S, self._look_again)
 
     def _look_again(self) -> None:
-        """A process that was being started while its parent was stopped appears late."""
+        """A process that was being started while its parent was stopped appears late. After a call, not during one."""
         assert self.started is not None
-        still = stands_still(self.started.pid)
-        if descendants(self.started.pid):
+        self.look = None
+        if self.watch is not None:
+            return
+        try:
+            still = stands_still(self.started.pid)
+            alone = not descendants(self.started.pid)
+        except OSError:  # what cannot be watched must not run
+            still = alone = False
+        if not alone:
             self._end_between_calls()
-        else:
-            self.look = None if still else self.loop.call_later(LOOK_AGAIN_S, self._look_again)
-
-    def _stop_looking(self) -> None:
-        if self.look is not None:
-            self.look.cancel()
-            self.look = None
+        elif not still:
+            self.look = self.loop.call_later(LOOK_AGAIN_S, self._look_again)
 
     def _end_between_calls(self) -> None:
         """It acted without being asked: the next call finds it dead and starts another."""
@@ -274,8 +276,12 @@ class SessionProcess:
             self.loop.remove_reader(self.pipe)
             return
         self.output.add(data)
-        if self.watch is not None and self.output.total > self.limits.output_mb * MEBIBYTE:
+        if self.output.total <= self.limits.output_mb * MEBIBYTE:
+            return
+        if self.watch is not None:
             self.watch.interrupt("output", grace_s=self.limits.grace_s)
+        else:
+            self._end_between_calls()
 
     def _drain(self) -> None:
         """What is in the pipe now; more than it can hold is the output of a process that still runs."""
