@@ -1,12 +1,13 @@
 """Many episodes of one agent, each handed over as soon as it is done, so that a stop loses only those under way."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
-from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
+from turnwise.core.errors import UserError
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Trajectory
+from turnwise.rollout.attempts import tried
 
 RUN_SEED = ROUND = 0
 """Of all evaluations, so that agents compared on equal tasks meet equal random numbers."""
@@ -67,11 +68,8 @@ async def play_episodes(
 
 async def _played(player: Player, task: Task, member: int, attempts: int) -> Trajectory | Exception:
     """The episode, or the last failure where every attempt broke."""
-    last: Exception = RuntimeError("no attempt was made")
-    for attempt in range(attempts):
-        key = EpisodeKey(run_seed=RUN_SEED, round=ROUND, task=task, member=member, attempt=attempt)
-        try:
-            return await player.episode(key)
-        except (EnvironmentFailure, InfrastructureFailure) as failure:
-            last = failure
-    return last
+
+    def play(luck: int) -> Awaitable[Trajectory]:
+        return player.episode(EpisodeKey(run_seed=RUN_SEED, round=ROUND, task=task, member=member, attempt=luck))
+
+    return await tried(attempts, play)

@@ -12,6 +12,7 @@ from turnwise.core.messages import Message
 from turnwise.core.protocols import Env, Observation, Policy, StepResult
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Group, Trajectory
+from turnwise.rollout.attempts import tried
 from turnwise.rollout.context import Context
 from turnwise.rollout.episode import run_episode
 from turnwise.rollout.limits import Limits
@@ -137,27 +138,18 @@ class GroupCollector(ABC):
     async def _tried(
         self, tasks: Sequence[Task], index: int, round: int, counts: Counter[str]
     ) -> Sequence[Trajectory] | Exception:
-        """One member of each of these tasks; the last failure where every attempt broke.
+        """One member of each of these tasks; the last failure where every attempt broke."""
 
-        What broke for reasons of infrastructure is run again with the same luck, so that the agent says and meets the
-        same: with other luck, what makes use of tools that fail would be seen more rarely than it is done. An
-        environment that broke meets other luck, which may spare it.
-        """
-        last: Exception = RuntimeError("no attempt was made")
-        luck = 0
-        for _ in range(self.attempts):
+        async def play(luck: int) -> Sequence[Trajectory]:
             keys = [
                 EpisodeKey(run_seed=self.run_seed, round=round, task=task, member=index, attempt=luck) for task in tasks
             ]
-            try:
-                return await self.episodes(keys)
-            except InfrastructureFailure as failure:
-                last = failure
-                counts["infra_errors"] += 1
-            except EnvironmentFailure as failure:
-                last, luck = failure, luck + 1
-                counts["env_errors"] += 1
-        return last
+            return await self.episodes(keys)
+
+        def broke(failure: Exception) -> None:
+            counts["infra_errors" if isinstance(failure, InfrastructureFailure) else "env_errors"] += 1
+
+        return await tried(self.attempts, play, broke)
 
     @staticmethod
     def _groups(
