@@ -16,6 +16,8 @@ class Observation:
 
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...] = ()
+    tools_in_words: str = ""
+    """What they are and how to call them, for models whose chat template tells of none."""
     picture: Picture | None = None
 
 

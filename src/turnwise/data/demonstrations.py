@@ -13,7 +13,7 @@ from typing import Any, get_args
 import torch
 
 from turnwise.core.errors import UserError
-from turnwise.core.messages import Message, Role
+from turnwise.core.messages import Message, Role, ToolSpec
 from turnwise.core.samples import Sample
 from turnwise.core.trajectory import Stop
 from turnwise.render.renderer import Renderer
@@ -25,6 +25,9 @@ class Exchange:
 
     messages: tuple[Message, ...]
     answer: str
+    tools: tuple[ToolSpec, ...] = ()
+    """Of the first turn, as `Observation` has them."""
+    tools_in_words: str = ""
 
 
 def demonstration_sample(number: int, exchanges: Sequence[Exchange], renderer: Renderer) -> Sample:
@@ -32,7 +35,10 @@ def demonstration_sample(number: int, exchanges: Sequence[Exchange], renderer: R
     ids: list[int] = []
     turn_ids: list[int] = []
     for turn, exchange in enumerate(exchanges):
-        context = renderer.extend(exchange.messages, Stop.EOS) if turn else renderer.start(exchange.messages)
+        if turn:
+            context = renderer.extend(exchange.messages, Stop.EOS)
+        else:
+            context = renderer.start(exchange.messages, exchange.tools, exchange.tools_in_words)
         answer = renderer.answer(exchange.answer)
         ids += [*context, *answer]
         turn_ids += [-1] * len(context) + [turn] * len(answer)

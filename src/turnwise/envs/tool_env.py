@@ -81,6 +81,18 @@ class ToolEnv(TextEnv):
         forms = [_example(specs[0]), *(_example(spec) for spec in specs[1:] if only_text(spec) is None)]
         return "\n".join(["Tools:", *lines, f"Call: {' or '.join(forms[:2])}."])
 
+    def tools_in_words(self, specs: Sequence[ToolSpec]) -> str:
+        """The tools and the form of a call, for models whose chat template tells of none."""
+        shown = [
+            json.dumps(
+                {"name": spec.name, "description": spec.description, "parameters": dict(spec.parameters)},
+                ensure_ascii=False,
+            )
+            for spec in specs
+        ]
+        example = self.call(specs[0].name, **dict.fromkeys(map(_unmarked, _properties(specs[0])), "..."))
+        return "\n".join(["Tools:", *map(_unmarked, shown), f"A call: {example}"])
+
     def tool_state(self) -> Any:
         """What the tools of this episode are given to work on, after `reset`."""
         return None

@@ -48,8 +48,10 @@ class ToolEnvRunner(TextEnvRunner):
         specs = self._told_specs if self.tool_env.params.style in TOLD_BY_TEMPLATE else ()
         with self._attributed("its prompt"):
             told = system(self.tool_env.prompt(self._told_specs))
+            in_words = self.tool_env.tools_in_words(specs) if specs else ""
         self._said = [told, *opening.messages[1:]]
-        return Observation(messages=tuple(self._said), tools=specs, picture=opening.picture)
+        messages = tuple(self._said)
+        return Observation(messages=messages, tools=specs, tools_in_words=in_words, picture=opening.picture)
 
     async def step(self, action: Message) -> StepResult:
         self._said.append(action)

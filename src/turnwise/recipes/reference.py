@@ -122,7 +122,7 @@ async def roll_out(loaded: LoadedModel, kind: EnvKind, settings: Settings, step:
     live = [episode for group in groups for episode in group]
     for episode in live:
         observation = await episode.env.start()
-        episode.show(renderer.start(observation.messages, observation.tools))
+        episode.show(renderer.start(observation.messages, observation.tools, observation.tools_in_words))
     while live:
         sizes = [len(episode.ids) for episode in live]
         sample_turn(loaded.model, live, settings.max_new_tokens, renderer.stop_ids)

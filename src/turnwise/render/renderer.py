@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from transformers import PreTrainedTokenizerFast
 
 from turnwise.core.errors import UserError
-from turnwise.core.messages import Message, ToolSpec
+from turnwise.core.messages import Message, ToolSpec, system
 from turnwise.core.token_name import TokenName
 from turnwise.core.trajectory import Span, Stop
 from turnwise.render.codec import Codec
@@ -16,7 +16,7 @@ from turnwise.render.program import Program
 from turnwise.render.scaffold import behind, extend_parts, find_markers, start_parts
 from turnwise.render.seams import SeamCounter
 from turnwise.render.sketch import Shape, shape_of
-from turnwise.render.template import ChatTemplate
+from turnwise.render.template import ChatTemplate, tool_schema
 from turnwise.render.vocabulary import added_tokens, any_of, backend_of
 
 CACHED_SHAPES = 512
@@ -65,8 +65,20 @@ class Renderer:
         self._start_programs = lru_cache(maxsize=CACHED_SHAPES)(self._start_program)
         self._extend_programs = lru_cache(maxsize=CACHED_SHAPES)(self._extend_program)
 
-    def start(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
-        """The opening context, generation prompt included."""
+    @cached_property
+    def tells_of_tools(self) -> bool:
+        """Does the chat template write the tools that it is given?"""
+        probe = ToolSpec(name="probe_of_tools", description="", parameters={"type": "object", "properties": {}})
+        asked = [{"role": "user", "content": "x"}]
+        return probe.name in self._template.render(asked, tools=[tool_schema(probe)])
+
+    def start(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), tools_in_words: str = "") -> list[int]:
+        """The opening context, generation prompt included.
+
+        `tools_in_words`: goes to the end of the system message where the template does not tell of the tools.
+        """
+        if tools and not self.tells_of_tools:
+            messages, tools = with_system(messages, tools_in_words), ()
         known = _Tools(repr(tools), tuple(tools)) if tools else _Tools()
         return [*self._start_programs(shape_of(messages), known).ids(messages), *self._prefix_ids]
 
@@ -131,3 +143,12 @@ class Renderer:
 def sampled_span(span: Span) -> Span:
     """Of a span over the prefix and what was sampled behind it, the sampled part: the prefix counts as one token."""
     return Span(name=span.name, start=max(0, span.start - 1), end=span.end - 1)
+
+
+def with_system(messages: Sequence[Message], more: str) -> Sequence[Message]:
+    """`more` as the end of the system message, or as one where there is none."""
+    if not more:
+        return messages
+    if messages and messages[0].role == "system":
+        return [replace(messages[0], content=f"{messages[0].content}\n{more}"), *messages[1:]]
+    return [system(more), *messages]

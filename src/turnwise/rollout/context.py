@@ -66,7 +66,7 @@ class FullHistory:
         self._renderer = renderer
 
     def start(self, observation: Observation) -> Pending:
-        ids = tuple(self._renderer.start(observation.messages, observation.tools))
+        ids = tuple(self._renderer.start(observation.messages, observation.tools, observation.tools_in_words))
         return Pending(ids=ids, extends=False, context_length=len(ids), opening=observation)
 
     def parse(self, completion: Completion) -> Parsed:
@@ -87,7 +87,8 @@ class FullHistory:
 
     def _restarted(self, pending: Pending, messages: Sequence[Message], tail: Sequence[int] = ()) -> Pending:
         """A new context: these messages, then `tail`, ids that follow them as they are stored."""
-        ids = (*self._renderer.start(messages, pending.opening.tools), *tail)
+        opening = pending.opening
+        ids = (*self._renderer.start(messages, opening.tools, opening.tools_in_words), *tail)
         return replace(pending, ids=ids, extends=False, context_length=len(ids))
 
 

@@ -42,14 +42,19 @@ async def played(
 
 async def _episode(env: TextEnvRunner, script: Script) -> tuple[list[Exchange], StepResult]:
     observation = await env.start()
-    exchanges, messages = list[Exchange](), observation.messages
+    opening = Exchange(
+        messages=observation.messages,
+        answer=script(env.env, observation.messages[-1].content),
+        tools=observation.tools,
+        tools_in_words=observation.tools_in_words,
+    )
+    exchanges = [opening]
     while True:
-        answer = script(env.env, messages[-1].content)
-        exchanges.append(Exchange(messages=messages, answer=answer))
-        result = await env.step(assistant(answer))
+        result = await env.step(assistant(exchanges[-1].answer))
         if result.over:
             return exchanges, result
-        messages = result.messages
+        answer = script(env.env, result.messages[-1].content)
+        exchanges.append(Exchange(messages=result.messages, answer=answer))
 
 
 def solution(think: bool) -> Script:

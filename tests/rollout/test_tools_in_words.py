@@ -1,0 +1,67 @@
+"""A model whose chat template knows no tools is told of them in words; demonstrations show what episodes show."""
+
+import asyncio
+from functools import partial
+
+import pytest
+
+from hostile_for_tests import renderer_of
+from turnwise.core.task import Task
+from turnwise.data.demonstrations import demonstration_sample
+from turnwise.envs.registry import load
+from turnwise.envs.seeds import seed_for
+from turnwise.models.tiny import tiny_tokenizer
+from turnwise.render.renderer import Renderer
+from turnwise.rollout.context import FullHistory
+from turnwise.train.demonstrating import played, solution
+
+PLAIN = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def deaf() -> Renderer:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = PLAIN
+    return Renderer(tokenizer)
+
+
+def opening(renderer: Renderer, style: str) -> tuple[str, list[int], list[int]]:
+    """The first context of an episode as text and ids, and that of its demonstration."""
+    kind = load("lookup")
+    task = Task(env="lookup", params=kind.check_params({"style": style}), seed=seed_for("train", 0))
+
+    async def started() -> list[int]:
+        env = kind.make(task, 0, 0)
+        try:
+            return list(FullHistory(renderer).start(await env.start()).ids)
+        finally:
+            await env.close()
+
+    shown = asyncio.run(started())
+    exchanges, _ = asyncio.run(played(partial(kind.make, task), partial(solution, False)))
+    sample = demonstration_sample(0, exchanges, renderer)
+    return renderer.decode(shown), shown, sample.ids[: len(shown)].tolist()
+
+
+@pytest.mark.parametrize(
+    ("style", "form"),
+    [
+        ("hermes", '<tool_call>{"name": "room", "arguments": {"name": "..."}}</tool_call>'),
+        ("llama", '{"name": "room", "parameters": {"name": "..."}}'),
+        ("mistral", '[TOOL_CALLS][{"name": "room", "arguments": {"name": "..."}}]'),
+    ],
+)
+def test_tools_are_told_in_words_where_the_template_does_not(style: str, form: str) -> None:
+    text, shown, demonstrated = opening(deaf(), style)
+    assert f"A call: {form}<|end|><|user|>" in text and "The room of a person." in text
+    assert shown == demonstrated
+
+
+def test_a_template_that_tells_of_tools_is_left_to_it() -> None:
+    renderer = renderer_of("chatml")
+    assert renderer.tells_of_tools and not deaf().tells_of_tools
+    text, shown, demonstrated = opening(renderer, "hermes")
+    assert "The room of a person." in text and "A call:" not in text
+    assert shown == demonstrated
