@@ -54,14 +54,14 @@ def test_nothing_heavy_is_imported(typed: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("typed", QUICK)
 def test_the_answer_takes_less_than_half_a_second(typed: str, tmp_path: Path) -> None:
-    """At the best of five. A busy machine takes longer for everything: there, 2.5 times what the libraries take."""
+    """At the best of five. A busy machine takes longer for everything: there, twice what the libraries alone take."""
     costs, libraries = [], []
     for _ in range(5):
         costs.append(probe(COMMAND, typed, tmp_path)["cpu_s"])
         if costs[-1] < 0.5:
             return
         libraries.append(probe(LIBRARIES, "", tmp_path)["cpu_s"])
-    assert min(costs) < 2.5 * min(libraries)
+    assert min(costs) < 2 * min(libraries)
 
 
 def test_the_probe_would_notice_torch(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from turnwise.config.load import build, find_run, read_run, read_settings, save_
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 
-TIED_TO_OTHERS = {f"rollout.{name}" for name in ("top_p", "top_k", "prefix", "max_tokens", "max_new_tokens")}
+TIED_TO_OTHERS = {"rollout.top_p", "rollout.top_k", "rollout.max_tokens", "rollout.max_new_tokens"}
 
 unicode_text = st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(
     ["none", "'none'", "''none'", "null"]
@@ -67,6 +67,8 @@ def config_of(pairs: list[tuple[Key, Any]]) -> Config:
     for key, value in pairs:
         table = settings.setdefault(key.section, {}) if key.section else settings
         table[key.last] = value
+    if settings.get("context", {}).get("mode") == "summary":
+        settings.get("rollout", {}).pop("prefix", None)  # refused together
     return build(settings)
 
 

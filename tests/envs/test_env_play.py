@@ -74,7 +74,7 @@ def test_a_block_of_several_lines_is_one_answer():
 
 def test_tools_are_told_where_a_models_template_would_tell_them():
     _, text = played(["q"], name="search_qa")
-    assert "tool search(query)" in text and "<tool_call>" in text
+    assert '"name": "search"' in text and "A call: <tool_call>" in text
 
 
 def test_what_breaks_is_one_line(tmp_path):
@@ -87,3 +87,15 @@ def test_what_breaks_is_one_line(tmp_path):
     own |= {"tools": [f"{tmp_path}/own.py:broken"], "reward": f"{tmp_path}/own.py:score"}
     with pytest.raises(UserError, match="the tool broken: RuntimeError: gone, 3 times"):
         played(["<call>broken x</call>"], name="tools", seed=0, **own)
+
+
+@pytest.mark.parametrize("style", ["hermes", "llama", "mistral", "answer"])
+def test_a_human_calls_in_every_style_as_the_hint_says_and_wins(style):
+    lines, written = iter(["hint", None, "hint", None]), []
+
+    def read_line():
+        return next(lines) or written[-1].removeprefix("hint: ")
+
+    task = Task(env="lookup", seed=2, params={"style": style})
+    assert play(load("lookup"), task, read_line, written.append)
+    assert written[-1] == "Won. Total reward 1." and not any("valid JSON" in line for line in written)

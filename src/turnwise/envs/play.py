@@ -10,6 +10,8 @@ from turnwise.core.task import Task
 from turnwise.envs.answers import SEPARATOR
 from turnwise.envs.kind import EnvKind
 from turnwise.envs.runner import TextEnvRunner
+from turnwise.envs.tool_env import ToolEnv
+from turnwise.tools.formats import read_calls
 
 ReadLine = Callable[[], str]
 Write = Callable[[str], None]
@@ -34,12 +36,8 @@ async def _play(runner: TextEnvRunner, read_line: ReadLine, write: Write) -> boo
     opening = await runner.start()
     for message in opening.messages:
         write(message.content + "\n")
-    for spec in opening.tools:  # a model reads them in the words of its chat template
-        write(f"tool {spec.name}({', '.join(spec.parameters.get('properties', {}))}): {spec.description}")
-    if opening.tools:
-        write(
-            'call: <tool_call>{"name": "NAME", "arguments": {"ARGUMENT": "..."}}</tool_call>, or as params.style says\n'
-        )
+    if opening.tools:  # a model may read them in the words of its chat template
+        write(opening.tools_in_words + "\n")
     several = f"actions (several with {SEPARATOR} between them)" if runner.env.max_actions_per_turn > 1 else "an action"
     write(f"Type {several}, hint, or q.")
     total, turn = 0.0, 0
@@ -72,7 +70,11 @@ def _next_answer(runner: TextEnvRunner, read_line: ReadLine, write: Write) -> st
         elif line.startswith("```"):
             return _block(line, read_line)
         elif line:
-            return line if "<answer>" in line else f"<answer>{line}</answer>"
+            return line if "<answer>" in line or _is_call(runner, line) else f"<answer>{line}</answer>"
+
+
+def _is_call(runner: TextEnvRunner, line: str) -> bool:
+    return isinstance(runner.env, ToolEnv) and read_calls(line, runner.env.params.style).attempted
 
 
 def _block(first: str, read_line: ReadLine) -> str | None:
