@@ -27,7 +27,7 @@ from turnwise.models.tiny import (
 )
 
 TOKENIZER = tiny_tokenizer()
-PINNED = dict.fromkeys((1, 2, 3), "3cd151675aa1e5177698a9e7385f042116e8ca8d12ab639474dee548834bc624")
+PINNED = dict.fromkeys((1, 2, 3, 4), "3cd151675aa1e5177698a9e7385f042116e8ca8d12ab639474dee548834bc624")
 
 
 def encode(text: str) -> list[int]:
@@ -162,18 +162,14 @@ def test_the_scaffolding_of_a_message_costs_two_tokens() -> None:
     assert TOKENIZER.convert_ids_to_tokens(ids) == ["<|user|>", "Up", "<|end|>", "<|assistant|>"]
 
 
-def test_tools_are_listed_in_the_system_message_and_calls_are_written_out() -> None:
+def test_tools_are_left_to_the_environment_to_tell_and_calls_are_written_out() -> None:
+    """A template knows nothing of the style in which an environment reads calls."""
     tool = {"name": "look", "description": "<é>", "parameters": {"type": "object"}}
     tools = [{"type": "function", "function": tool}]
-    listing = (
-        'Tools:\n{"name": "look", "description": "<é>", "parameters": {"type": "object"}}\n'
-        'Call: <tool_call>{"name": ..., "arguments": {...}}</tool_call>'
-    )
     call = {"type": "function", "function": {"name": "look", "arguments": {"at": 1}}}
-    said = {"role": "assistant", "content": None, "tool_calls": [call]}
+    said = [{"role": "system", "content": "be"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
     written = '<tool_call>{"name": "look", "arguments": {"at": 1}}</tool_call>'
-    assert render([said], tools=tools) == f"<|system|>{listing}<|end|><|assistant|>{written}<|end|>"
-    assert render([{"role": "system", "content": "be"}], tools=tools) == f"<|system|>be\n\n{listing}<|end|>"
+    assert render(said, tools=tools) == render(said) == f"<|system|>be<|end|><|assistant|>{written}<|end|>"
 
 
 def test_arguments_that_are_text_are_written_as_they_are() -> None:

@@ -15,16 +15,9 @@ from turnwise.render.renderer import Renderer
 from turnwise.rollout.context import FullHistory
 from turnwise.train.demonstrating import played, solution
 
-PLAIN = (
-    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
 
-
-def deaf() -> Renderer:
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = PLAIN
-    return Renderer(tokenizer)
+def tiny() -> Renderer:
+    return Renderer(tiny_tokenizer())
 
 
 def opening(renderer: Renderer, style: str) -> tuple[str, list[int], list[int]]:
@@ -54,14 +47,15 @@ def opening(renderer: Renderer, style: str) -> tuple[str, list[int], list[int]]:
     ],
 )
 def test_tools_are_told_in_words_where_the_template_does_not(style: str, form: str) -> None:
-    text, shown, demonstrated = opening(deaf(), style)
-    assert f"A call: {form}<|end|><|user|>" in text and "The room of a person." in text
+    text, shown, demonstrated = opening(tiny(), style)
+    assert f"A call: {form}<|end|><|user|>" in text and text.count("The room of a person.") == 1
+    assert ("<tool_call>" in text) == (style == "hermes")
     assert shown == demonstrated
 
 
 def test_a_template_that_tells_of_tools_is_left_to_it() -> None:
     renderer = renderer_of("chatml")
-    assert renderer.tells_of_tools and not deaf().tells_of_tools
+    assert renderer.tells_of_tools and not tiny().tells_of_tools
     text, shown, demonstrated = opening(renderer, "hermes")
     assert "The room of a person." in text and "A call:" not in text
     assert shown == demonstrated

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders
 from tokenizers.models import Unigram
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-TINY_VERSION = 3
+TINY_VERSION = 4
 """Part of every cache key of a tiny model: bump it when tokens, template or architecture change."""
 
 PAD, END = "<|pad|>", "<|end|>"
