@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from turnwise.cli.main import main
 from turnwise.config.load import build
 from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.core.messages import Message, assistant
@@ -192,6 +194,19 @@ def weather(city: str) -> str:
         raise ToolError(f"no city {city}")
     return WEATHER[city]
 
+class Shop:
+    """A shop."""
+    def buy(self, fruit: str) -> str:
+        """Buys."""
+        return fruit
+    __call__ = buy
+
+def owned(name: str, state: Shop) -> str:
+    """What a shop has."""
+    return name
+
+shop = Shop()
+
 def score(answer, row):
     return answer == row["gold"]
 '''
@@ -267,6 +282,40 @@ def test_what_cannot_be_used_is_told_before_anything_starts(
     assert "\n" not in str(told.value)
 
 
+UNFIT: dict[str, tuple[list[Any], str]] = {
+    "a class": (["Shop"], "Shop is a class and no function: write a function; what an episode keeps is given to a"),
+    "an object": (["shop"], "Shop is an object and no function: write a function"),
+    "a method": (["Shop.buy"], 'own.py:Shop.buy": a function must stand by itself in its file, not in a class: move'),
+    "a mistyped function": (["Shap"], 'no function "Shap" in .*own.py: did you mean "shop"'),
+    "a state that nobody keeps": (["owned"], "the tool owned takes a state, and Tools keeps none for its tools: leave"),
+    "two of one name": (["weather", "weather"], 'two tools are called "weather": rename one'),
+    "two tables of one name": ([{"use": "python"}, "python"], 'two tools are called "python": rename one'),
+}
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_a_tool_that_cannot_be_one_is_told_by_a_dry_run(
+    own: dict[str, Any], case: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    names, said = UNFIT[case]
+    given = [f"{tmp_path}/own.py:{each}" if isinstance(each, str) and each != "python" else each for each in names]
+    typed = [*("--env.params.tasks", own["tasks"]), *("--env.params.reward", own["reward"])]
+    for command in (["train", "--dry-run"], ["play"]):
+        assert main([command[0], "tools", *command[1:], *typed, "--env.params.tools", json.dumps(given)]) == 2
+        printed = capsys.readouterr().err
+        assert re.search(said, printed) and printed.count("\n") == 1
+
+
+@pytest.mark.parametrize("others", [["weather"], ["weather", "python"], ["python", {"mcp": "http://127.0.0.1:9/mcp"}]])
+def test_fenced_blocks_call_python_alone(own: dict[str, Any], others: list[Any]) -> None:
+    given = [own["tools"][0] if each == "weather" else each for each in others]
+    unreached = "weather" if "weather" in others else "those of a server"
+    with pytest.raises(UserError, match=f"calls the tool python and no other, so not {unreached}: leave them out"):
+        worlds_of(build({"env": {"kind": "tools", **own, "tools": given, "style": "python"}}))
+    with pytest.raises(UserError, match="so not room"):
+        worlds_of(build({"env": {"kind": "lookup", "params": {"style": "python"}}}))
+
+
 def test_parameters_that_have_no_default_are_asked_for() -> None:
     with pytest.raises(UserError, match=r"env\.params\.tasks is missing: tools needs tasks, tools, reward"):
         load("tools").check_params({})
@@ -329,7 +378,8 @@ def test_the_sandbox_is_a_tool_by_name(own: dict[str, Any]) -> None:
     kind = load("tools")
 
     async def ask() -> list[str]:
-        params = kind.check_params({**own, "tools": ["python", *own["tools"]], "style": "python"})
+        params = kind.check_params({**own, "tools": ["python"], "style": "python"})
+        kind.check_world(params)
         env = kind.make(Task(env="tools", seed=seed_for("train", 0), params=params))
         await env.start()
         said = [await env.step(assistant(f"```python\n{code}\n```")) for code in ("x = 6 * 7", "print(x)")]

@@ -28,5 +28,7 @@ def play(environment: Annotated[str, Parameter(name="ENV")], /, *, seed: int = 0
     """
     config = configure(environment, overrides=settings(overrides, ("env",)))
     kind = load(config.env.kind)
-    task = Task(env=kind.name, seed=seed_for("train", seed), params=config.env.params)
+    params = kind.check_params(config.env.params)
+    kind.check_world(params)
+    task = Task(env=kind.name, seed=seed_for("train", seed), params=params)
     play_episode(kind, task, read_line=lambda: input("> "), write=line)

@@ -16,13 +16,15 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from turnwise.config.numbers import Positive
+from turnwise.core.errors import UserError
 from turnwise.core.messages import Message, ToolSpec
 from turnwise.envs.answers import format_answer
 from turnwise.envs.prompt import counted
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv
 from turnwise.envs.tool_runner import ToolEnvRunner
-from turnwise.tools.box import ToolHands, only_text
+from turnwise.tools.box import ToolBox, ToolHands, only_text
 from turnwise.tools.formats import read_calls, write_call
+from turnwise.tools.function import FunctionTool
 from turnwise.tools.readiness import NeedsServer
 from turnwise.tools.tool import Tool, ToolSource
 
@@ -54,6 +56,24 @@ class ToolEnv(TextEnv):
     def make_sources(cls, params: Any) -> Sequence[ToolSource]:
         """Servers and the like, whose tools are known only when an episode starts."""
         return ()
+
+    @classmethod
+    def check(cls, params: Any) -> None:
+        """Every tool has a name of its own, can be called in the style of the parameters, and has what it works on."""
+        sources = cls.make_sources(params)
+        tools = ToolBox(cls.make_tools(params), sources).tools
+        others = [name for name in tools if name != "python"] + ["those of a server"] * bool(sources)
+        if params.style == "python" and others:
+            raise UserError(
+                f'env.params.style "python" calls the tool python and no other, so not {", ".join(others)}: '
+                "leave them out, or choose hermes, llama, mistral or answer"
+            )
+        for name, each in tools.items():
+            if isinstance(each, FunctionTool) and each.takes_state and cls.tool_state is ToolEnv.tool_state:
+                raise UserError(
+                    f"the tool {name} takes a state, and {cls.__name__} keeps none for its tools: "
+                    "leave that parameter out, or write a ToolEnv whose tool_state gives it"
+                )
 
     @classmethod
     def servers(cls, params: Any) -> list[NeedsServer]:

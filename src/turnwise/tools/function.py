@@ -80,7 +80,12 @@ class FunctionTool:
 
 def from_function(function: Callable[..., Any]) -> FunctionTool:
     """The schema comes from the types, the description from the docstring."""
-    name = function.__name__
+    name = getattr(function, "__name__", type(function).__name__)
+    if isinstance(function, type) or not hasattr(function, "__name__"):
+        raise UserError(
+            f"{name} is {'a class' if isinstance(function, type) else 'an object'} and no function: write a function; "
+            "what an episode keeps is given to a parameter called state, by the tool_state of a ToolEnv"
+        )
     description = inspect.cleandoc(function.__doc__ or "")
     if not description:
         raise UserError(f"the tool {name} has no docstring: write one line that tells the model what it is for")

@@ -43,6 +43,7 @@ class DeepSearch(SearchQA):
 
     @classmethod
     def check(cls, params: Any) -> None:
+        super().check(params)
         rubric_of(params.reward)
 
     @classmethod

@@ -64,8 +64,7 @@ class Tools(ToolEnv):
     @classmethod
     def check(cls, params: Any) -> None:
         rows = read_rows(params.tasks)
-        cls.make_tools(params)
-        cls.make_sources(params)
+        super().check(params)
         for name, part in rubric_of(params.reward).parts.items():
             column = getattr(part, "against", "")
             lacking = next((number for number, row in enumerate(rows, 1) if column and column not in row), None)
