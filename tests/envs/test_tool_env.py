@@ -306,6 +306,15 @@ def test_a_tool_that_cannot_be_one_is_told_by_a_dry_run(
         assert re.search(said, printed) and printed.count("\n") == 1
 
 
+def test_a_wrong_rule_of_a_tool_is_told_with_its_file(own: dict[str, Any], tmp_path: Path) -> None:
+    marked = TOOL_FILE.replace("def weather", "from turnwise.tools.function import tool\n@tool(timeout=3)\ndef weather")
+    (tmp_path / "marked.py").write_text(marked)
+    with pytest.raises(UserError) as told:
+        worlds_of(build({"env": {"kind": "tools", **own, "tools": [f"{tmp_path}/marked.py:weather"]}}))
+    said = '@tool of weather has no option "timeout": did you mean "timeout_s"?'
+    assert str(told.value) == f"{tmp_path}/marked.py: {said}"
+
+
 @pytest.mark.parametrize("others", [["weather"], ["weather", "python"], ["python", {"mcp": "http://127.0.0.1:9/mcp"}]])
 def test_fenced_blocks_call_python_alone(own: dict[str, Any], others: list[Any]) -> None:
     given = [own["tools"][0] if each == "weather" else each for each in others]

@@ -1,6 +1,9 @@
 """A function is a tool: its types are the schema, and what fails is laid at the right door."""
 
 import asyncio
+import functools
+import json
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, Literal
@@ -186,6 +189,83 @@ def test_a_pure_tool_that_failed_is_asked_again() -> None:
             return (await hands.call(call("first_fails"))).text
 
     assert asyncio.run(run()) == "fine"
+
+
+def exits() -> str:
+    """Ends the program."""
+    sys.exit("no key")
+
+
+def interrupts() -> str:
+    """As Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
+def runs_out() -> str:
+    """Looks for more than there is."""
+    return next(iter([]))
+
+
+async def exits_async() -> str:
+    """Ends the program."""
+    sys.exit("no key")
+
+
+def deep() -> str:
+    """Breaks in a library."""
+    return json.dumps(object)
+
+
+def own_time_out() -> str:
+    """A server that does not answer."""
+    raise TimeoutError("no\n answer")
+
+
+def line_of(function: Callable[..., Any]) -> int:
+    return function.__code__.co_firstlineno + 2
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (exits, "SystemExit: no key"),
+        (exits_async, "SystemExit: no key"),
+        (interrupts, "KeyboardInterrupt"),
+        (runs_out, "StopIteration"),
+        (deep, "TypeError: Object of type type is not JSON serializable"),
+        (own_time_out, "TimeoutError: no answer"),
+    ],
+)
+def test_a_tools_bug_is_told_at_once_with_its_line(function: Callable[..., Any], said: str) -> None:
+    """Neither an exit that ends the thread alone nor a time-out of the tool's own is waited for."""
+    began = time.perf_counter()
+    with pytest.raises(InfrastructureFailure) as told:
+        answers([function], call(function.__name__))
+    place = f"test_tool_functions.py:{line_of(function)}"
+    assert str(told.value) == f"the tool {function.__name__}: {place}: {said}, 3 times"
+    assert time.perf_counter() - began < 5
+
+
+def test_a_bug_behind_a_decorator_is_told_at_the_tools_own_line() -> None:
+    cached = functools.lru_cache(deep)
+    with pytest.raises(InfrastructureFailure, match=f"test_tool_functions.py:{line_of(deep)}: TypeError"):
+        answers([cached], call("deep"))
+
+
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        ({"timeout": 3}, '@tool of add has no option "timeout": did you mean "timeout_s"?'),
+        ({"timeout_s": "long"}, "@tool of add, timeout_s: input should be a valid number"),
+        ({"timeout_s": 0}, "@tool of add, timeout_s: input should be greater than 0"),
+        ({"concurrency": 0}, "@tool of add, concurrency: input should be greater than or equal to 1"),
+        ({"retries": -1}, "@tool of add, retries: input should be greater than or equal to 0"),
+    ],
+)
+def test_a_rule_that_there_is_not_is_told(rules: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as told:
+        tool(**rules)(add)
+    assert str(told.value).startswith(said)
 
 
 def undocumented(a: int) -> int:

@@ -92,6 +92,9 @@ def import_file(file: Path) -> ModuleType:
     module = sys.modules[name] = module_from_spec(spec)  # dataclasses and pydantic look their module up by name
     try:
         spec.loader.exec_module(module)
+    except UserError as error:
+        del sys.modules[name]
+        raise UserError(f"{path}: {error}") from error
     except Exception as error:
         del sys.modules[name]
         raise UserError(f"{path} could not be loaded: {type(error).__name__}: {error}") from error

@@ -10,7 +10,7 @@ from typing import Any
 
 from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.core.messages import ToolCall, ToolSpec
-from turnwise.tools.tool import OpenTools, Tool, ToolError, ToolResult, ToolSession, ToolSource
+from turnwise.tools.tool import OpenTools, Tool, ToolBug, ToolError, ToolResult, ToolSession, ToolSource
 
 KEPT = 10_000
 """Answers of pure tools."""
@@ -77,6 +77,8 @@ class ToolBox:
                 raise
             except TimeoutError:
                 last = f"took longer than {rules.timeout_s:g} s"
+            except ToolBug as error:
+                last = str(error)
             except Exception as error:
                 last = f"{type(error).__name__}: {error}"
         raise InfrastructureFailure(f"the tool {name}: {last}, {rules.retries + 1} times")

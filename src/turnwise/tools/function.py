@@ -15,17 +15,20 @@ import asyncio
 import inspect
 import json
 import threading
+import traceback
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
-from turnwise.core.errors import UserError
+from turnwise.config.options import read_options
+from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.core.messages import ToolSpec
-from turnwise.tools.tool import ToolError, ToolResult, ToolRules
+from turnwise.tools.tool import ToolBug, ToolError, ToolResult, ToolRules
 
 AGENTS_FAULT = (ValueError, LookupError, ArithmeticError)
 RULES, STATE = "__turnwise_rules__", "state"
@@ -35,7 +38,7 @@ def tool(function: Callable[..., Any] | None = None, **rules: Any) -> Any:
     """Marks a function with the rules of `ToolRules`; a plain function is a tool too, by the default rules."""
 
     def mark(marked: Callable[..., Any]) -> Callable[..., Any]:
-        setattr(marked, RULES, ToolRules(**rules))
+        setattr(marked, RULES, read_options(ToolRules, rules, f"@tool of {marked.__name__}"))
         return marked
 
     return mark if function is None else mark(function)
@@ -48,6 +51,8 @@ class FunctionTool:
     rules: ToolRules
     arguments: type[BaseModel] = field(repr=False)
     takes_state: bool = False
+    shared: Mapping[str, Any] = field(default_factory=dict)
+    """What an episode's environment gives in every call."""
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         try:
@@ -59,22 +64,18 @@ class FunctionTool:
     @asynccontextmanager
     async def open(self, seed: int, state: Any) -> AsyncIterator["FunctionTool"]:
         """It has no state of its own."""
-        if not self.takes_state:
-            yield self
-            return
-        bound = partial(self.function, state=state)
-        yield replace(self, function=bound)
+        yield replace(self, shared={STATE: state}) if self.takes_state else self
 
     async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
+        called = partial(self.function, **arguments, **self.shared)
         try:
-            if inspect.iscoroutinefunction(getattr(self.function, "func", self.function)):
-                given = await self.function(**arguments)
-            else:
-                given = await _in_thread(lambda: self.function(**arguments))
-        except ToolError:
+            given = await (called() if inspect.iscoroutinefunction(self.function) else _in_thread(called))
+        except (ToolError, UserError, InfrastructureFailure):
             raise
         except AGENTS_FAULT as error:
             raise ToolError(f"{type(error).__name__}: {error}") from error
+        except (Exception, SystemExit) as error:  # an exit would end the run without a word
+            raise _bug(error, self.function) from error
         return given if isinstance(given, ToolResult) else ToolResult(text=_text(given))
 
 
@@ -127,6 +128,16 @@ def _complaint(error: ValidationError, arguments: type[BaseModel]) -> str:
     return f"{name}: {first['msg']}"
 
 
+def _bug(error: BaseException, function: Callable[..., Any]) -> ToolBug:
+    """Its place is the last line of the tool's own file that ran, not one deep in a library."""
+    error = error.error if isinstance(error, _Ended) else error
+    ran = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    ((file, line),) = [place for place in ran if code and place[0] == code.co_filename][-1:] or ran[-1:]
+    said = " ".join(str(error).split())
+    return ToolBug(": ".join([f"{Path(file).name}:{line}", type(error).__name__, *[said] * bool(said)]))
+
+
 def _text(value: Any) -> str:
     if isinstance(value, str):
         return value
@@ -134,6 +145,14 @@ def _text(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):
         return str(value)
+
+
+class _Ended(Exception):
+    """What ended a tool's thread and may not be raised outside of it: SystemExit would end the run."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 async def _in_thread(function: Callable[[], Any]) -> Any:
@@ -149,8 +168,9 @@ async def _in_thread(function: Callable[[], Any]) -> Any:
         error, value = None, None
         try:
             value = function()
-        except Exception as raised:
-            error = raised
+        except BaseException as raised:
+            passes = isinstance(raised, Exception) and not isinstance(raised, StopIteration)  # no future takes that one
+            error = raised if passes else _Ended(raised)
         with suppress(RuntimeError):  # the loop has ended, and with it whoever waited
             loop.call_soon_threadsafe(settle, error, value)
 

@@ -3,8 +3,11 @@
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
+from pydantic import Field
+
+from turnwise.config.numbers import Positive
 from turnwise.core.messages import ToolSpec
 
 
@@ -12,13 +15,17 @@ class ToolError(Exception):
     """The agent's own mistake: its text is what the agent sees, and the episode goes on."""
 
 
+class ToolBug(Exception):
+    """A tool's own code broke, which is nothing that the agent did: where, and what, in one line."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolRules:
-    timeout_s: float = 30.0
+    timeout_s: Annotated[float, Field(gt=0)] = 30.0
     """Of one call. It is our time-out, not the agent's fault: the call is tried again, then the episode is."""
-    concurrency: int = 64
+    concurrency: Positive = 64
     """Calls at the same time, over all episodes."""
-    retries: int = 2
+    retries: Annotated[int, Field(ge=0)] = 2
     """After a failure that is not the agent's. 0 for what must not happen twice."""
     pure: bool = False
     """Equal arguments give equal answers, whoever asks: answers are kept, and calls under way are shared."""
