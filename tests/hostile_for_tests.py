@@ -25,6 +25,7 @@ TEMPLATES = Path(__file__).parent / "data" / "templates"
 CONTROL = (
     *("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<s>", "</s>", "<|start_header_id|>", "<|end_header_id|>"),
     *("<|eot_id|>", "<|eom_id|>", "<|python_tag|>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]"),
+    *("[ARGS]", "[CALL_ID]"),
     *("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>", "<｜User｜>"),
 )
 MARKUP = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")

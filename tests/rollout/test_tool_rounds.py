@@ -9,7 +9,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import Any, Literal, get_args
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from episodes_for_tests import key_of, limits
-from hostile_for_tests import JOINED, STYLES, WORDS, renderer_of, turn_end
+from hostile_for_tests import JOINED, STYLES, WORDS, renderer_of, sampled_words, turn_end
 from turnwise.core.messages import Message, assistant
 from turnwise.core.protocols import Completion, Observation, Policy, Sampling, Session, StepResult
 from turnwise.core.task import Task
@@ -32,6 +32,7 @@ from turnwise.envs.text_env import Outcome, lost
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.envs.tool_runner import ToolEnvRunner
 from turnwise.models.attention import ATTENTION
+from turnwise.render.renderer import Renderer
 from turnwise.rollout.context import FullHistory
 from turnwise.rollout.episode import run_episode
 from turnwise.tools.formats import write_call
@@ -146,13 +147,16 @@ TEXTS = st.one_of(
 )
 
 
+Spelled = Literal["bytes", "pieces", "words"]
+"""Byte by byte, as no tokenizer would; as the tokenizer cuts plain text; the words of a format as its own tokens."""
+
+
 @dataclass(frozen=True)
 class Turn:
     outputs: list[str]
     """Of the calls that it makes side by side."""
     thought: str
-    spelled: bool
-    """Byte by byte, as no tokenizer would."""
+    spelled: Spelled
     ends: bool
     """With the token that ends turns; else it was cut at the length's limit."""
 
@@ -162,7 +166,7 @@ TURNS = st.lists(
         Turn,
         outputs=st.lists(TEXTS, min_size=1, max_size=3),
         thought=st.text(alphabet="ab \n", max_size=30),
-        spelled=st.booleans(),
+        spelled=st.sampled_from(get_args(Spelled)),
         ends=st.booleans(),
     ),
     min_size=3,
@@ -170,32 +174,48 @@ TURNS = st.lists(
 )
 
 
-def calls_text(style: str, numbers: Sequence[int]) -> str:
+FORMS = (*STYLES, "mistral newer")
+"""The styles, and the other way of writing that one of them reads."""
+
+
+def calls_text(form: str, numbers: Sequence[int]) -> str:
     """Several calls in one answer."""
-    written = [write_call("python", {"code": str(number)}, style) for number in numbers]
-    if style == "mistral":
+    if form == "mistral newer":
+        return "".join(f'[TOOL_CALLS]python[ARGS]{{"code": "{number}"}}' for number in numbers)
+    written = [write_call("python", {"code": str(number)}, form) for number in numbers]
+    if form == "mistral":
         return f"[TOOL_CALLS][{', '.join(each.removeprefix('[TOOL_CALLS][').removesuffix(']') for each in written)}]"
-    return {"llama": "; ", "python": "\nthen\n"}.get(style, " ").join(written)
+    return {"llama": "; ", "python": "\nthen\n"}.get(form, " ").join(written)
 
 
-def written_turns(style: str, turns: Sequence[Turn]) -> list[str]:
+def written_turns(form: str, turns: Sequence[Turn]) -> list[str]:
     OUTPUTS[:] = [output for turn in turns for output in turn.outputs]
     texts, first = list[str](), 0
     for turn in turns:
         numbers = range(first, first + len(turn.outputs))
-        texts.append(f"<think>{turn.thought}</think>{calls_text(style, numbers)}")
+        texts.append(f"<think>{turn.thought}</think>{calls_text(form, numbers)}")
         first += len(turn.outputs)
     return [*texts, "<answer>so</answer>"]
 
 
-@pytest.mark.parametrize("style", STYLES)
+def sampled(renderer: Renderer, text: str, spelled: Spelled) -> list[int]:
+    match spelled:
+        case "bytes":
+            return list(text.encode())
+        case "pieces":
+            return renderer.answer(text)[:-1]
+    return sampled_words(renderer, text)
+
+
+@pytest.mark.parametrize("form", FORMS)
 @settings(max_examples=15)
 @given(turns=TURNS)
-def test_every_observation_is_0_and_every_sampled_id_1(style: str, turns: list[Turn]) -> None:
-    renderer, texts = renderer_of(STYLES[style], "markup"), written_turns(style, turns)
-    ways = [(turn.spelled, turn.ends) for turn in turns] + [(True, True)]
+def test_every_observation_is_0_and_every_sampled_id_1(form: str, turns: list[Turn]) -> None:
+    style = form.split()[0]
+    renderer, texts = renderer_of(STYLES[style], "markup"), written_turns(form, turns)
+    ways: list[tuple[Spelled, bool]] = [*((turn.spelled, turn.ends) for turn in turns), ("bytes", True)]
     says = [
-        [*(list(text.encode()) if spelled else renderer.answer(text)[:-1]), *[turn_end(renderer)] * ends]
+        [*sampled(renderer, text, spelled), *[turn_end(renderer)] * ends]
         for text, (spelled, ends) in zip(texts, ways, strict=True)
     ]
     policy = ScriptedPolicy(lambda key, turn, ids: says[turn], list(renderer.stop_ids))
@@ -230,14 +250,15 @@ def random_model() -> Any:
         return AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION)
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("form", FORMS)
 @settings(max_examples=2)
 @given(turns=TURNS)
-def test_so_it_is_with_what_an_engine_samples(style: str, turns: list[Turn]) -> None:
+def test_so_it_is_with_what_an_engine_samples(form: str, turns: list[Turn]) -> None:
     """A model that knows nothing says anything, of any length; its environment hears calls."""
+    style = form.split()[0]
     stop_ids = [*range(200), turn_end(renderer_of(STYLES[style], "markup"))]  # so many that some turns end early
     engine = NativeEngine(random_model(), slots=1, stop_ids=stop_ids, decode=str)
-    trajectory, witness, heard = episode(style, engine, 12, forced=written_turns(style, turns))
+    trajectory, witness, heard = episode(style, engine, 12, forced=written_turns(form, turns))
     assert len(witness.said) == len(turns) + 1 and all(witness.said)
     assert sum(len(result.info.get("calls", ())) for result in heard.results) == len(OUTPUTS)
     check_masks(trajectory, witness)

@@ -17,6 +17,29 @@ WRITTEN = {
 }
 
 
+NAMED = [
+    '[TOOL_CALLS]add[ARGS]{"a":1,  "b": 2}',
+    'Now. [TOOL_CALLS] add [ARGS] {"a":1,  "b": 2} </s>',
+    '[TOOL_CALLS]add[CALL_ID]bC3dE5fG7[ARGS]{"a":1,  "b": 2}',
+]
+"""As newer models of Mistral write them."""
+
+
+@pytest.mark.parametrize("text", NAMED)
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_calls_of_mistrals_newer_form_are_read_one_after_the_other(text: str, count: int) -> None:
+    found = read_calls(text + text.removeprefix("Now. ") * (count - 1), "mistral")
+    assert [(call.name, call.arguments) for call in found.calls] == [("add", '{"a":1,  "b": 2}')] * count
+    assert found.problems == ()
+    assert not read_calls(f"<think>{text}</think>So 3.", "mistral").attempted
+
+
+@pytest.mark.parametrize("behind", ["Now I wait.", "[TOOL_CALLS]", "[TOOL_CALLS]add", '[{"name": "add"}]', "[ARGS]{}"])
+def test_what_is_behind_a_call_of_the_newer_form_and_is_none_is_told(behind: str) -> None:
+    found = read_calls(NAMED[0] + behind, "mistral")
+    assert len(found.calls) == 1 and len(found.problems) == 1
+
+
 @pytest.mark.parametrize("style", WRITTEN)
 def test_a_call_is_read_and_its_arguments_stay_as_they_were_written(style: str) -> None:
     found = read_calls(WRITTEN[style], style)
@@ -68,6 +91,13 @@ def test_what_is_only_thought_is_not_called(style: str) -> None:
         ("llama", '{"name": "add", "parameters": ', "no valid JSON"),
         ("mistral", '[TOOL_CALLS]{"name"', "JSON list"),
         ("mistral", '[TOOL_CALLS][{"name": "add"', "no valid JSON"),
+        ("mistral", "[TOOL_CALLS]add", "NAME[ARGS]{...}"),
+        ("mistral", "[TOOL_CALLS]", "NAME[ARGS]{...}"),
+        ("mistral", "[TOOL_CALLS]to add[ARGS]{}", "NAME[ARGS]{...}"),
+        ("mistral", "[TOOL_CALLS]add[ARGS]", "no valid JSON"),
+        ("mistral", '[TOOL_CALLS]add[ARGS]{"a": 1', "no valid JSON"),
+        ("mistral", "[TOOL_CALLS]add[ARGS]" + '{"a":' * 50_000, "no valid JSON"),
+        ("mistral", "[TOOL_CALLS]add[ARGS][1]", "must be an object"),
     ],
 )
 def test_a_call_that_cannot_be_read_says_why_in_a_line(style: str, text: str, said: str) -> None:
@@ -85,6 +115,7 @@ def test_a_turn_of_a_thousand_calls_runs_a_few() -> None:
 def test_no_text_breaks_the_reading(text: str, style: str) -> None:
     read_calls(text, style)
     read_calls(f"<tool_call>{text}</tool_call>[TOOL_CALLS]{text}", style)
+    read_calls(f"[TOOL_CALLS]{text}[CALL_ID]{text}[ARGS]{text}[TOOL_CALLS]{text}", "mistral")
 
 
 @given(
@@ -96,6 +127,9 @@ def test_words_that_end_turns_stay_in_arguments_as_they_were_written(words: list
     text = "a" + "".join(words)
     (call,) = read_calls(write_call("add", {"a": text, "b": 1}, style), style).calls
     assert json.loads(call.arguments) == {"a": text, "b": 1}
+    given = json.dumps({"a": text, "b": 1}, ensure_ascii=False)
+    found = read_calls(f"[TOOL_CALLS]add[ARGS]{given}" * 2, "mistral")
+    assert [call.arguments for call in found.calls] == [given] * 2 and not found.problems
 
 
 @pytest.mark.parametrize("ending", ["<|eom_id|>", "<|eot_id|>", "</s>", " <|eom_id|>\n<|eot_id|> ", ""])

@@ -3,6 +3,7 @@
 hermes    <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>          also Qwen
 llama     {"name": "add", "parameters": {"a": 1}}                                the whole answer, ; between several
 mistral   [TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}]
+          [TOOL_CALLS]add[ARGS]{"a": 1}                                          newer ones, a tag for each call
 python    ```python                                                              a fenced block is the code to run
           print(1 + 1)
           ```
@@ -25,8 +26,11 @@ HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 FENCED = re.compile(r"```(?:python|py)[ \t]*\r?\n(.*?)```", re.DOTALL)
 PLAIN = re.compile(r"<call>(.*?)(?:</call>|\Z)", re.DOTALL)
 LLAMA_TAG, MISTRAL_TAG = "<|python_tag|>", "[TOOL_CALLS]"
+NAMED = re.compile(rf"{re.escape(MISTRAL_TAG)}\s*([^\s\[\]{{}}]+)\s*(?:\[CALL_ID\][^\[\]{{}}]*)?\[ARGS\]\s*")
+"""Models from between the two forms give an id as well."""
 ENDINGS = ("<|eom_id|>", "<|eot_id|>", "</s>")
 """Of a turn, as text; inside of arguments they are the agent's own words."""
+NO_OBJECT = 'The "arguments" of a call must be an object.'
 BETWEEN = re.compile(rf"(?:[ \t\r\n;,]|{'|'.join(map(re.escape, ENDINGS))})*")
 
 
@@ -66,7 +70,7 @@ def _call(text: str) -> ToolCall | str:
         return f"The call is no valid JSON: {str(error)[:80]}."
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return 'A call needs a "name" and "arguments".'
-    return 'The "arguments" of a call must be an object.'
+    return NO_OBJECT
 
 
 def _hermes(text: str) -> Iterator[ToolCall | str]:
@@ -105,10 +109,27 @@ def _mistral(text: str) -> Iterator[ToolCall | str]:
     if not tag:
         return
     rest = _without_ending(rest)
-    if not rest.startswith("["):
-        yield "Calls are a JSON list."
-        return
-    yield from _in_a_row(rest[1:].rstrip().removesuffix("]").strip())
+    if rest.startswith("["):
+        yield from _in_a_row(rest[1:].rstrip().removesuffix("]").strip())
+    else:
+        yield from _named(tag + rest)
+
+
+def _named(text: str) -> Iterator[ToolCall | str]:
+    """Calls that each begin with the tag, and have nothing else between them."""
+    decoder, at = json.JSONDecoder(), 0
+    while at < len(text):
+        head = NAMED.match(text, at)
+        if head is None:
+            yield f"Calls are a JSON list, or {MISTRAL_TAG}NAME[ARGS]{{...}} each."
+            return
+        try:
+            value, end = decoder.raw_decode(text, head.end())
+        except (ValueError, RecursionError) as error:
+            yield f"The call is no valid JSON: {str(error)[:80]}."
+            return
+        yield ToolCall(name=head[1], arguments=text[head.end() : end]) if isinstance(value, dict) else NO_OBJECT
+        at = _behind_gap(text, end)
 
 
 def _without_ending(text: str) -> str:
