@@ -2,23 +2,28 @@
 
 import asyncio
 import json
+import re
 import sqlite3
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
 from judges_for_tests import JudgeServer, attempts, serving
 from mcp_ground_for_tests import RAW
 from runs_for_tests import printed, quiet, small
-from turnwise.core.errors import UserError
+from turnwise.config.schema import Config
+from turnwise.core.errors import Outage, UserError
 from turnwise.core.task import Task
 from turnwise.envs.registry import load
 from turnwise.envs.seeds import seed_for
 from turnwise.recipes.configure import configure
+from turnwise.recipes.evaluation import ask, evaluate_into
 from turnwise.recipes.run import train
 from turnwise.record.run_folder import RunFolder
+from turnwise.rollout.losses import Losses, Lost
 from turnwise.tools.search.building import build_index
 from turnwise.train.demonstrating import played, solution
 
@@ -87,6 +92,76 @@ def test_a_step_that_no_judge_judges_stops_the_run_and_is_not_trained_on(tmp_pat
         with pytest.raises(UserError, match=r"no group of this step could be scored .* --resume"):
             train(config, console=quiet())
     assert len(steps_of(tmp_path / "run")) < 50
+
+
+def rubric_run(tmp_path: Path, url: str, **settings: Any) -> Config:
+    """One whose answers, all right by their form, are scored by a judge alone."""
+    rows = [{"question": f"Price {n}?", "split": split} for n, split in enumerate(["train", "validation", "test"] * 8)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "tools.py").write_text('def price(fruit: str) -> int:\n    """The price."""\n    return 3\n')
+    judge = {"use": "judge", **judge_table(url, tmp_path, asks=1, retries=0)}
+    tools = [f"{tmp_path}/tools.py:price"]
+    params = {"tasks": str(tmp_path / "rows.jsonl"), "style": "answer", "tools": tools, "reward": [judge]}
+    given = {"env__kind": "tools", "env__params": params, "eval__every": 0, "eval__episodes": 4, "rollout__attempts": 1}
+    tokens = {"rollout__max_tokens": 1024, "rollout__max_new_tokens": 20}
+    return small(tmp_path, **(given | tokens | settings))
+
+
+class Tiring:
+    """A judge that has no verdict any more on two answers of three, once it `is_gone`."""
+
+    def __init__(self, gone: bool = False) -> None:
+        self.is_gone = gone
+
+    def __call__(self, messages: list[dict[str, str]]) -> str:
+        lost = self.is_gone and crc32(messages[-1]["content"].encode()) % 3
+        return "out of order" if lost else json.dumps({"score": 5})
+
+
+def test_a_judge_of_a_rubric_that_goes_away_stops_the_run_and_it_goes_on_when_that_is_mended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge, see = Tiring(), Losses.see
+
+    def gone_after(losses: Losses, lost: Lost) -> None:
+        see(losses, lost)
+        judge.is_gone = True
+
+    monkeypatch.setattr(Losses, "see", gone_after)
+    with serving(JudgeServer(judge)) as url:
+        config = rubric_run(tmp_path, url, train__steps=5, rollout__group_size=12)
+        with pytest.raises(Outage) as told:
+            train(config, console=quiet())
+        done = len(steps_of(tmp_path / "run"))
+        assert 1 <= done < 5
+        told_by = r"^\d+ of \d+ episodes were lost, .* the reward judge: the judge m gave no verdict, 1 times"
+        assert re.match(told_by, str(told.value))
+        assert str(told.value).endswith(f"; what is done is kept, go on with: turnwise train --resume {tmp_path}/run")
+        monkeypatch.setattr(Losses, "see", see)
+        judge.is_gone = False
+        summary = train(config, resume=True, console=quiet())
+    assert summary["finished"] and len(steps_of(tmp_path / "run")) == 5
+    assert summary["unscored"] == sum(row["rollout/members_unscored"] for row in steps_of(tmp_path / "run"))
+
+
+def test_an_evaluation_that_a_judge_leaves_stops(tmp_path: Path) -> None:
+    with serving(JudgeServer(Tiring(gone=True))) as url:
+        config = rubric_run(tmp_path, url)
+        with pytest.raises(Outage, match=r"episodes were lost.* the judge m gave no verdict"):
+            train(config, console=quiet())
+        assert not (tmp_path / "run").exists(), "nothing is done that could be gone on with"
+        typed = [("env.params", config.env.params), *SHORT]
+        with pytest.raises(Outage, match=r"episodes were lost.* the judge m gave no verdict"):
+            evaluate_into(ask(["tiny", "tools"], overrides=typed), tmp_path / "out", console=quiet())
+
+
+SHORT = [
+    ("eval.episodes", 8),
+    ("model.warmup_steps", 15),
+    ("rollout.attempts", 1),
+    ("rollout.max_tokens", 1024),
+    ("rollout.max_new_tokens", 20),
+]
 
 
 @pytest.mark.usefixtures("keyed")

@@ -123,7 +123,7 @@ def toml(value: Any) -> str:
 @pytest.mark.usefixtures("no_model")
 def test_a_judge_of_groups_is_asked_too(tmp_path: Path) -> None:
     one = {name: value for name, value in judge(endpoint=f"{NOBODY}/v1").items() if name != "use"}
-    with pytest.raises(UserError, match=f"the judge: nothing answers at {NOBODY}/v1/chat/completions"):
+    with pytest.raises(UserError, match=f"the judge m: nothing answers at {NOBODY}/v1/chat/completions"):
         train(small(tmp_path, reward__judges=(one,)), console=quiet())
 
 
@@ -136,7 +136,7 @@ def test_a_judge_that_wants_a_key_is_told_from_one_that_lists_no_models(
         if fits:
             check_run(config)
         else:
-            with pytest.raises(UserError, match=rf"the judge: 127.0.0.1 wants a key \({status}\): set OPENAI_API_KEY"):
+            with pytest.raises(UserError, match=rf"the judge m: 127.0.0.1 wants a key \({status}\): set OPENAI"):
                 check_run(config)
 
 

@@ -76,7 +76,7 @@ def test_the_summary_says_what_the_metrics_say(run: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
     assert set(summary) == {
         *("success_before", "success_after", "interval", "wall_s"),
-        *("steps", "idle_steps", "episodes", "tokens", "seed"),
+        *("steps", "unscored", "idle_steps", "episodes", "tokens", "seed"),
     }
     rows = RunFolder.open(run).read_metrics()
     evaluations = {row["eval/name"]: row for row in rows if "eval/name" in row}

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from judges_for_tests import JudgeServer, bench_of, fenced, serving, settings_for
-from turnwise.core.errors import InfrastructureFailure, UserError
+from turnwise.core.errors import InfrastructureFailure, Outage, UserError
 from turnwise.core.messages import Message, assistant, system, user
 from turnwise.rewards.judge.bench import Bench
 from turnwise.rewards.judge.benches import bench_for, counted, forget_benches, judge_metrics, take_up
@@ -117,8 +117,15 @@ def test_pauses_grow(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fault", ["500", "429 1"])
 def test_failures_that_stay_are_an_infrastructure_failure_never_a_score(fault: str, tmp_path: Path) -> None:
-    with pytest.raises(InfrastructureFailure, match="3 times"):
+    told = rf"^the judge m at http://127\.0\.0\.1:\d+/v1/chat/completions: 127.0.0.1 answers {fault[:3]} .*, 3 times$"
+    with pytest.raises(InfrastructureFailure, match=told):
         scores(JudgeServer(by_city, faults=[fault] * 3), tmp_path, "Lyon", retries=2)
+
+
+def test_a_page_of_a_proxy_is_told_with_whose_it_is_and_how_it_begins(tmp_path: Path) -> None:
+    told = r"^the judge m at http://.*/v1/chat/completions: its answer is no JSON \(<html>busy</html>\), 2 times$"
+    with pytest.raises(InfrastructureFailure, match=told):
+        scores(JudgeServer(by_city, faults=["html"] * 2), tmp_path, "Lyon", retries=1)
 
 
 @pytest.mark.parametrize(("status", "mend"), [("401", "key_env"), ("404", "check model"), ("400", "refuses")])
@@ -128,6 +135,20 @@ def test_what_the_user_must_mend_is_one_line_at_once(status: str, mend: str, tmp
         scores(server, tmp_path, "Lyon")
     assert len(server.requests) == 1
     assert "\n" not in str(error.value) and "--" not in str(error.value)
+
+
+@pytest.mark.parametrize("status", ["401", "403"])
+def test_a_key_that_is_refused_is_named_by_where_it_was_read(
+    status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "sk-canary")
+    (tmp_path / "key").write_text("sk-canary")
+    file = str(tmp_path / "key")
+    for named, where in (({"key_env": "JUDGE_KEY"}, "JUDGE_KEY"), ({"key_file": file}, f"key_file {file}")):
+        with pytest.raises(Outage) as told:
+            scores(JudgeServer(by_city, faults=[status]), tmp_path, "Lyon", **named)
+        refused = f"the judge m: 127.0.0.1 refuses the key in {where} ({status}) (refused Bearer ***)"
+        assert str(told.value) == f"{refused}: put the right one there"
 
 
 BAD = {

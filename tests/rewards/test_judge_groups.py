@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from judges_for_tests import JudgeServer, attempts, bench_of, decode, fenced, group_of, member, serving, settings_for
 from turnwise.core.errors import InfrastructureFailure, UserError
-from turnwise.core.protocols import GroupReward
+from turnwise.core.protocols import GroupReward, RewardResult
 from turnwise.core.trajectory import Trajectory
 from turnwise.rewards.judge.benches import forget_benches
 from turnwise.rewards.judge.counts import JudgeCounts
@@ -34,7 +34,8 @@ def judged(server: JudgeServer, folder: Path, *members: Trajectory, **options: A
     with serving(server) as url:
         settings = settings_for(url, folder, **options)
         judge: GroupReward = GroupJudge(settings=settings, bench=bench_of(settings), decode=decode)
-        return [result and result.turn_rewards for result in asyncio.run(judge(group_of(*members)))]
+        results = asyncio.run(judge(group_of(*members)))
+    return [result.turn_rewards for result in results if isinstance(result, RewardResult)]
 
 
 def test_all_members_are_scored_in_one_call_with_what_they_share_told_once(tmp_path: Path) -> None:
@@ -172,7 +173,9 @@ def test_a_member_that_derails_an_absolute_judge_takes_no_other_with_it(tmp_path
         settings = settings_for(url, tmp_path)
         bench = bench_of(settings)
         found = asyncio.run(GroupJudge(settings=settings, bench=bench, decode=decode)(group_of(*members)))
-    assert [each and each.turn_rewards for each in found] == [(0.7,), None, (0.2,), None, ()]
+    told = "the judge m gave no verdict, 3 times: that is not one JSON object and nothing else"
+    given = [each.turn_rewards if isinstance(each, RewardResult) else str(each) for each in found]
+    assert given == [(0.7,), told, (0.2,), told, ()]
     assert bench.counts.left_out == 2 and bench.counts.metrics()["judge/left_out"] == 2.0
 
 

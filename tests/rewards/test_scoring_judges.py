@@ -63,7 +63,8 @@ def test_a_group_that_its_judge_fails_on_is_left_out_and_counted_and_never_score
     )
     found = scored(scoring, count=5)
     assert [group.task.seed for group in found.groups] == [0, 2, 4]
-    assert found.failures == ("the judge is gone",) * 2
+    assert found.failures == ("the reward taste: the judge is gone",) * 2
+    assert (found.left_out, found.last_failure) == (6, "the reward taste: the judge is gone")
 
 
 def test_what_an_environment_names_of_its_reward_is_recorded_and_counts_once() -> None:
@@ -79,8 +80,11 @@ def test_what_an_environment_names_of_its_reward_is_recorded_and_counts_once() -
 def left_out(*places: int) -> Scored:
     """Of three members those at `places` get no verdict."""
 
-    async def judge(group: Group) -> tuple[RewardResult | None, ...]:
-        return tuple(None if place in places else each for place, each in enumerate(await by_place(group)))
+    async def judge(group: Group) -> tuple[RewardResult | InfrastructureFailure, ...]:
+        return tuple(
+            InfrastructureFailure(f"no idea of {place}") if place in places else each
+            for place, each in enumerate(await by_place(group))
+        )
 
     judges = {"taste": judge, "other": by_place}
     weights = {"env": 1.0, "taste": 1.0, "other": 0.0}
@@ -97,11 +101,13 @@ def test_a_member_without_a_verdict_is_left_out_and_the_others_keep_their_own() 
         (5.0, 5.0, 3.0 + 5.0 + 2.0),
     ]
     assert left_out(1).failures == ()
+    assert (left_out(1).left_out, left_out(1).last_failure) == (1, "the reward taste: no idea of 1")
 
 
 def test_a_group_of_which_fewer_than_two_are_left_is_left_out() -> None:
     found = left_out(0, 2)
-    assert found.groups == [] and found.failures == ("there is no verdict on 2 of a group's 3 members",)
+    told = "there is no verdict on 2 of a group's 3 members: the reward taste: no idea of 2"
+    assert found.groups == [] and found.failures == (told,) and found.left_out == 3
 
 
 def test_a_group_of_one_that_is_judged_is_whole() -> None:
@@ -122,5 +128,5 @@ def test_a_member_that_a_function_cannot_reach_the_world_for_is_left_out_alone()
 
     (group,) = reach(2).groups
     assert [member.turn_rewards for member in group.trajectories] == [(0.0, 1.5), (2.5,)]
-    told = "there is no verdict on 2 of a group's 3 members: the server is gone"
-    assert reach(1) == Scored(groups=[], failures=(told,))
+    told = "there is no verdict on 2 of a group's 3 members: the reward score: the server is gone"
+    assert reach(1) == Scored(groups=[], failures=(told,), left_out=3, last_failure=told)

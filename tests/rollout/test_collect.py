@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from episodes_for_tests import context, end_id, limits, says, spoken, task_of
-from turnwise.core.errors import InfrastructureFailure, UserError
+from turnwise.core.errors import InfrastructureFailure, RewardFailure, UserError
 from turnwise.core.messages import Message, system, user
 from turnwise.core.protocols import Env, Observation, Policy, StepResult
 from turnwise.core.task import EpisodeKey, Task
@@ -123,6 +123,16 @@ def test_attempts_are_bounded_and_the_group_goes_on_with_those_left() -> None:
     assert len(made) == 5
     assert collected.counts == {"env_errors": 2, "members_given_up": 1}
     assert all(not each.status.errored for each in collected.groups[0].trajectories)
+
+
+def test_members_that_lacked_a_reward_alone_are_counted_apart() -> None:
+    def make(task: Task, member: int, attempt: int) -> Env:
+        return OneTurn(member, "step" if member in (1, 2) else "", RewardFailure if member == 1 else RuntimeError)
+
+    collected = collect(collector(make, attempts=2), TASKS[:1])
+    errors = {"infra_errors": 2, "env_errors": 2}
+    assert collected.counts == {**errors, "members_given_up": 2, "members_unscored": 1}
+    assert str(collected.last_failure) in ("it broke", "step: RuntimeError: it broke")
 
 
 def test_a_group_with_fewer_than_two_left_is_dropped_and_counted() -> None:

@@ -9,10 +9,14 @@ import pytest
 
 from episodes_for_tests import group_of, turn_of
 from learners_for_tests import make_learner, random_groups, settings_of
+from turnwise.core.errors import InfrastructureFailure, Outage
+from turnwise.core.protocols import RewardResult
 from turnwise.core.task import Task
-from turnwise.core.trajectory import Group
+from turnwise.core.trajectory import Group, Trajectory
 from turnwise.recipes.learning import build_scoring, filter_settings
+from turnwise.rewards.scoring import Scoring
 from turnwise.rollout.collect import Collected
+from turnwise.rollout.losses import Lost
 from turnwise.rollout.tasks import TaskSource, World
 from turnwise.train.filtering import filter_groups
 from turnwise.train.gathering import Gathered, Gatherer
@@ -44,13 +48,15 @@ class FakeCollector:
         return Group(task=task, trajectories=tuple(replace(each, task=task) for each in made.trajectories))
 
 
-def gathered(collector: FakeCollector, greedy: FakeCollector | None = None, **settings: Any) -> Gathered:
+def gathered(
+    collector: FakeCollector, greedy: FakeCollector | None = None, scoring: Scoring | None = None, **settings: Any
+) -> Gathered:
     config = settings_of(**settings)
     gatherer = Gatherer(
         tasks=TASKS,
         collector=collector,  # type: ignore[arg-type]
         greedy=greedy,  # type: ignore[arg-type]
-        scoring=build_scoring(config, str),
+        scoring=scoring or build_scoring(config, str),
         filter=filter_settings(config),
         learner=make_learner(config),
         groups=4,
@@ -94,6 +100,32 @@ def test_greedy_members_play_the_kept_tasks_and_a_group_without_one_is_dropped()
     assert greedy.asked == [found.groups[0].task, found.groups[2].task]
     assert [group.task for group in found.kept] == [found.groups[0].task]
     assert found.baselines == {("test", found.groups[0].task.seed): 0.25}
+
+
+def judged_unless(fails: Any) -> Scoring:
+    """A reward that is gone for members that `fails` says."""
+
+    async def score(trajectory: Trajectory) -> RewardResult:
+        if fails(trajectory):
+            raise InfrastructureFailure("the judge is gone")
+        return RewardResult(turn_rewards=(1.0,) * len(trajectory.turns))
+
+    return Scoring(format_penalty=0.0, functions={"taste": score}, weights={"env": 1.0, "taste": 1.0})
+
+
+def test_members_without_a_reward_are_counted_and_every_step_tells_how_many() -> None:
+    assert gathered(FakeCollector()).metrics()["rollout/members_unscored"] == 0.0
+    found = gathered(FakeCollector(), scoring=judged_unless(lambda each: each.total_reward > 0))
+    assert found.metrics()["rollout/members_unscored"] == 2.0 and len(found.kept) == 4
+    assert found.lost == Lost(members=2, wanted=12, why="the reward taste: the judge is gone")
+    with pytest.raises(Outage, match=r"no group of this step could be scored .*taste: the judge is gone"):
+        gathered(FakeCollector(), scoring=judged_unless(lambda each: True))
+
+
+def test_members_whose_group_is_gone_are_lost_too() -> None:
+    found = gathered(FakeCollector(broken=1))
+    assert (found.lost.members, found.lost.wanted) == (3, 12)
+    assert gathered(FakeCollector(), FakeCollector(broken=1), algo__advantage="remax").lost.members == 3
 
 
 @pytest.mark.parametrize("by", ["entropy", "entropy_std", "length", "reward", "reward_sum", "reward_std"])

@@ -5,9 +5,17 @@ class UserError(Exception):
     """Something the user gave is wrong. The command line prints the message alone and exits with 2."""
 
 
+class Outage(UserError):
+    """What a run depends on is gone or refuses it, and no setting is wrong: mended, the run can be gone on with."""
+
+
 class EnvironmentFailure(Exception):
     """The environment broke. The member is run again; it is never trained on as reward 0."""
 
 
 class InfrastructureFailure(Exception):
     """An engine, tool server or network broke. The member is run again; it is never trained on as reward 0."""
+
+
+class RewardFailure(InfrastructureFailure):
+    """A reward came to no verdict, as where its judge is gone: told apart from what the agent's world breaks by."""

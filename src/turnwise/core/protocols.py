@@ -5,6 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from turnwise.core.errors import InfrastructureFailure
 from turnwise.core.messages import Message, Picture, ToolSpec
 from turnwise.core.task import EpisodeKey
 from turnwise.core.trajectory import Group, Status, Stop, Trajectory
@@ -104,6 +105,6 @@ class Reward(Protocol):
 
 
 class GroupReward(Protocol):
-    """A reward that compares the members of a group; one result a member, None for one that cannot be judged."""
+    """A reward that compares the members of a group; one result a member, or why there is none for it."""
 
-    async def __call__(self, group: Group) -> tuple[RewardResult | None, ...]: ...
+    async def __call__(self, group: Group) -> tuple[RewardResult | InfrastructureFailure, ...]: ...

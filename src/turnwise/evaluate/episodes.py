@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
-from turnwise.core.errors import UserError
+from turnwise.core.errors import Outage
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Trajectory
 from turnwise.rollout.attempts import tried
@@ -55,7 +55,7 @@ async def play_episodes(
             failures.append(found)
             in_a_row += 1
             if in_a_row >= BROKEN_IN_A_ROW:
-                raise UserError(f"{in_a_row} episodes in a row broke: {found}: mend that first")
+                raise Outage(f"{in_a_row} episodes in a row broke: {found}: mend that first")
 
     try:
         async with asyncio.TaskGroup() as workers:

@@ -11,6 +11,7 @@ from turnwise.core.trajectory import Stop, Trajectory
 from turnwise.evaluate.statistics import pass_at_k, wilson_by_task
 from turnwise.rollout.chat_episode import sampled_tokens
 from turnwise.rollout.collect import Collector
+from turnwise.rollout.losses import Lost, check_losses
 
 TaskId = int
 """What tells tasks apart, those of several environments too."""
@@ -99,4 +100,6 @@ async def evaluate(
     """One episode a task. `round` is 0, so that policies compared on equal tasks meet equal random numbers."""
     collected = await collector.collect(tasks, group_size=1, round=0, progress=progress)
     trajectories = tuple(trajectory for group in collected.groups for trajectory in group.trajectories)
-    return Evaluation(trajectories=trajectories, errors=collected.counts["members_given_up"])
+    errors = collected.counts["members_given_up"]
+    check_losses(Lost(members=errors, wanted=len(tasks), why=str(collected.last_failure)))
+    return Evaluation(trajectories=trajectories, errors=errors)

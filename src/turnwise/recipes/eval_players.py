@@ -37,7 +37,14 @@ class Wire:
 
     def endpoint(self, url: str, model: str) -> Endpoint:
         key = read_key(url, self.key_variable)
-        return Endpoint(url=url, model=model, key=key, timeout_s=self.timeout_s, retries=self.retries)
+        return Endpoint(
+            url=url,
+            model=model,
+            key=key,
+            key_from=self.key_variable or "",
+            timeout_s=self.timeout_s,
+            retries=self.retries,
+        )
 
 
 DEFAULT_WIRE = Wire()

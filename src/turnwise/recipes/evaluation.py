@@ -33,6 +33,7 @@ from turnwise.record.console import make_console, one_line
 from turnwise.record.evaluation_folder import EvaluationFolder, read_plan
 from turnwise.record.evaluation_progress import EvaluationProgress
 from turnwise.record.reports.report import write_report
+from turnwise.rollout.losses import Lost, check_losses
 
 Done = dict[tuple[TaskId, int], Trajectory]
 
@@ -215,7 +216,9 @@ class _Table:
         if not done:
             raise UserError(f"every episode of {self.contestant.label} broke; the last one: {failures[-1]}")
         found = tuple(done[place(*each)] for each in wanted if place(*each) in done)
-        return Evaluation(trajectories=found, errors=len(wanted) - len(found))
+        errors = len(wanted) - len(found)
+        check_losses(Lost(members=errors, wanted=len(wanted), why=str(failures[-1] if failures else "")))
+        return Evaluation(trajectories=found, errors=errors)
 
     def _done(self, wanted: Sequence[Wanted]) -> Done:
         """What an earlier sitting played of what is wanted now."""

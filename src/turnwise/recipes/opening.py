@@ -9,7 +9,7 @@ from rich.console import Console
 
 from turnwise.config.load import to_toml
 from turnwise.config.schema import Config
-from turnwise.core.errors import UserError
+from turnwise.core.errors import Outage, UserError
 from turnwise.models.loading import LoadedModel
 from turnwise.recipes.sources import model_of
 from turnwise.recipes.wiring import model_loader
@@ -74,7 +74,11 @@ def failing_well(folder: RunFolder, resume: bool, command: str) -> Iterator[None
     except Exception as error:
         if not resume:
             folder.give_up()
-        elif isinstance(error, UserError) and not any(folder.checkpoints.iterdir()):
+        kept = folder.checkpoints.is_dir() and any(folder.checkpoints.iterdir())
+        if isinstance(error, Outage) and kept:
+            how = f"what is done is kept, go on with: turnwise {command} --resume {folder.path}"
+            raise Outage(f"{error}; {how}") from None
+        if resume and isinstance(error, UserError) and not kept:
             raise UserError(
                 f"{error}; {folder.path} has no checkpoint yet: if its settings were wrong, delete it and start anew"
             ) from error

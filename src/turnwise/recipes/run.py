@@ -232,6 +232,7 @@ def summarise(rows: Sequence[dict[str, Any]], seed: int) -> Summary:
         "interval": [after["eval/success_low"], after["eval/success_high"]],
         "wall_s": rows[0]["time/warmup_s"] + sum(row["time/total_s"] for row in [*steps, *between]),
         "steps": len(steps),
+        "unscored": int(sum(row.get("rollout/members_unscored", 0) for row in steps)),
         "idle_steps": sum(why_idle(row) is not None for row in steps),
         "episodes": int(sum(row["rollout/episodes"] for row in steps)),
         "tokens": int(sum(row["rollout/sampled_tokens"] for row in steps)),

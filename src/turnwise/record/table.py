@@ -13,6 +13,7 @@ from turnwise.record.numbers import MISSING, count, duration, percent
 
 COUNTS = (
     ("episodes", "episodes"),
+    ("left out, no reward", "unscored"),
     ("sampled tokens", "tokens"),
     ("demonstrations", "demonstrations"),
     ("tokens of answers", "answer_tokens"),
@@ -31,7 +32,7 @@ def closing_table(summary: Mapping[str, Any], run_folder: Path, next_line: str) 
     table.add_row("wall time", duration(summary["wall_s"]))
     table.add_row("steps", count(summary["steps"]))
     for label, key in COUNTS:
-        if key in summary:
+        if summary.get(key):
             table.add_row(label, count(summary[key]))
     table.add_row("run folder", one_line(str(run_folder)))
     table.add_row("next", Text(next_line, style="bold"))

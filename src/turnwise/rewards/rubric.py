@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
+from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, RewardFailure, UserError
 from turnwise.core.messages import Message
 from turnwise.tools.tool import ToolResult
 
@@ -53,8 +53,10 @@ class Rubric:
 async def _value(name: str, part: Part, answered: Answered) -> float:
     try:
         value = float(await part(answered))
-    except (UserError, EnvironmentFailure, InfrastructureFailure):
+    except (UserError, EnvironmentFailure):
         raise
+    except InfrastructureFailure as failure:
+        raise RewardFailure(f"the reward {name}: {failure}") from failure
     except Exception as error:
         raise EnvironmentFailure(f"the reward {name} failed: {type(error).__name__}: {error}") from error
     if not math.isfinite(value):

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from turnwise.core.errors import InfrastructureFailure
-from turnwise.core.protocols import GroupReward, Reward
+from turnwise.core.errors import InfrastructureFailure, RewardFailure
+from turnwise.core.protocols import GroupReward, Reward, RewardResult
 from turnwise.core.trajectory import Group, Trajectory
 
 ENV, FORMAT = "env", "format"
@@ -32,6 +32,10 @@ class Scored:
     groups: list[Group]
     failures: tuple[str, ...] = ()
     """Of groups that a reward failed to judge, why: they are not trained on."""
+    left_out: int = 0
+    """Members that were to be scored and are in none of the groups."""
+    last_failure: str = ""
+    """What the last of them was left out for."""
 
 
 def score_trajectory(trajectory: Trajectory, format_penalty: float) -> Trajectory:
@@ -64,48 +68,83 @@ async def score_groups(groups: Sequence[Group], scoring: Scoring) -> Scored:
     if not scoring.functions and not scoring.judges and scoring.weights[ENV] == 1.0:
         return Scored(groups=scored)
 
-    async def score(group: Group) -> Group | str:
+    async def score(group: Group) -> _Judged:
         try:
             return await _with_others(group, scoring)
-        except InfrastructureFailure as failure:
-            return str(failure)
+        except RewardFailure as failure:
+            return _Judged(None, str(failure))
 
     found = await asyncio.gather(*map(score, scored))
+    judged = [each.group for each in found if each.group is not None]
     return Scored(
-        groups=[each for each in found if isinstance(each, Group)],
-        failures=tuple(each for each in found if isinstance(each, str)),
+        groups=judged,
+        failures=tuple(each.why for each in found if each.group is None),
+        left_out=members_of(scored) - members_of(judged),
+        last_failure=next((each.why for each in reversed(found) if each.why), ""),
     )
 
 
-async def _with_others(group: Group, scoring: Scoring) -> Group:
+def members_of(groups: Sequence[Group]) -> int:
+    return sum(len(group.trajectories) for group in groups)
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """A group, None where it is left out; and why it, or the last of its members that are left out, is so."""
+
+    group: Group | None
+    why: str
+
+
+async def _with_others(group: Group, scoring: Scoring) -> _Judged:
     """Turn rewards weighted and added up; totals by name as they were before that.
 
     A member that a function or a judge had no verdict on is left out: the others are compared without it.
     """
     own, judged = await asyncio.gather(
         asyncio.gather(*(_of_functions(member, scoring) for member in group.trajectories)),
-        asyncio.gather(*(judge(group) for judge in scoring.judges.values())),
+        asyncio.gather(*(_of_judge(name, judge, group) for name, judge in scoring.judges.items())),
     )
     members, size, why = [], len(group.trajectories), ""
-    for place, (member, given) in enumerate(zip(group.trajectories, own, strict=True)):
-        verdicts = [found.turn_rewards for verdict in judged if (found := verdict[place]) is not None]
-        if isinstance(given, InfrastructureFailure):
-            why = f": {given}"
-        elif len(verdicts) == len(judged):
-            parts = {ENV: member.turn_rewards, **given, **dict(zip(scoring.judges, verdicts, strict=True))}
-            members.append(_summed(member, parts, scoring.weights))
+    for member, given, *verdicts in zip(group.trajectories, own, *judged, strict=True):
+        found = [given, *verdicts]
+        parts = {
+            name: rewards for each in found if not isinstance(each, RewardFailure) for name, rewards in each.items()
+        }
+        if failures := [each for each in found if isinstance(each, RewardFailure)]:
+            why = str(failures[0])
+        else:
+            members.append(_summed(member, {ENV: member.turn_rewards, **parts}, scoring.weights))
     if len(members) < min(FEWEST, size):
-        raise InfrastructureFailure(f"there is no verdict on {size - len(members)} of a group's {size} members{why}")
-    return replace(group, trajectories=tuple(members))
+        raise RewardFailure(f"there is no verdict on {size - len(members)} of a group's {size} members: {why}")
+    return _Judged(replace(group, trajectories=tuple(members)), why)
 
 
-async def _of_functions(
-    trajectory: Trajectory, scoring: Scoring
-) -> dict[str, tuple[float, ...]] | InfrastructureFailure:
+_Named = dict[str, tuple[float, ...]]
+"""Turn rewards by the name of the reward."""
+
+
+async def _of_functions(trajectory: Trajectory, scoring: Scoring) -> _Named | RewardFailure:
+    found: _Named = {}
+    for name, function in scoring.functions.items():
+        try:
+            found[name] = (await function(trajectory)).turn_rewards
+        except InfrastructureFailure as failure:
+            return _of(name, failure)
+    return found
+
+
+async def _of_judge(name: str, judge: GroupReward, group: Group) -> list[_Named | RewardFailure]:
+    """One a member."""
     try:
-        return {name: (await function(trajectory)).turn_rewards for name, function in scoring.functions.items()}
+        verdicts = await judge(group)
     except InfrastructureFailure as failure:
-        return failure
+        raise _of(name, failure) from failure
+    return [{name: each.turn_rewards} if isinstance(each, RewardResult) else _of(name, each) for each in verdicts]
+
+
+def _of(name: str, failure: InfrastructureFailure) -> RewardFailure:
+    return RewardFailure(f"the reward {name}: {failure}")
 
 
 def _summed(trajectory: Trajectory, parts: Mapping[str, tuple[float, ...]], weights: Mapping[str, float]) -> Trajectory:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 
-from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
+from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, Outage, RewardFailure, UserError
 from turnwise.core.messages import Message
 from turnwise.core.protocols import Env, Observation, Policy, StepResult
 from turnwise.core.task import EpisodeKey, Task
@@ -25,7 +25,9 @@ MakeEnv = Callable[[Task, int, int], Env]
 class Collected:
     groups: tuple[Group, ...]
     counts: Counter[str]
-    """Failed attempts by kind, members given up, groups dropped."""
+    """Failed attempts by kind, members given up, those of them that lacked a reward alone, groups dropped."""
+    last_failure: Exception | None = None
+    """What the last member that was given up broke by."""
 
 
 @contextmanager
@@ -116,6 +118,7 @@ class GroupCollector(ABC):
             if isinstance(found, Exception):
                 last_failure = found
                 counts["members_given_up"] += len(tasks)
+                counts["members_unscored"] += len(tasks) * isinstance(found, RewardFailure)
                 return [None] * len(tasks)
             done += len(tasks)
             progress(done, total)
@@ -132,8 +135,8 @@ class GroupCollector(ABC):
         results = [[each.result()[place] for each in row] for row in rows for place in range(many)]
         groups = self._groups(tasks, results, group_size, counts)
         if not groups:
-            raise UserError(f"every episode failed, none is left to train on; the last failure: {last_failure}")
-        return Collected(groups=groups, counts=counts)
+            raise Outage(f"every episode failed, none is left to train on; the last failure: {last_failure}")
+        return Collected(groups=groups, counts=+counts, last_failure=last_failure)
 
     async def _tried(
         self, tasks: Sequence[Task], index: int, round: int, counts: Counter[str]

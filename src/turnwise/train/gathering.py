@@ -5,12 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from turnwise.algos.filters import LOSS_SCALES
-from turnwise.core.errors import UserError
+from turnwise.core.errors import Outage
 from turnwise.core.samples import Learner
 from turnwise.core.trajectory import Group
-from turnwise.rewards.scoring import Scoring, score_groups
-from turnwise.rollout.collect import Collector, Drawn, GroupCollector
+from turnwise.rewards.scoring import Scored, Scoring, members_of, score_groups
+from turnwise.rollout.collect import Collected, Collector, Drawn, GroupCollector
 from turnwise.rollout.curriculum import Measured
+from turnwise.rollout.losses import Lost
 from turnwise.rollout.tasks import TaskSource
 from turnwise.train.estimate import Baselines
 from turnwise.train.filtering import FilterSettings, filter_groups
@@ -30,9 +31,15 @@ class Gathered:
     counts: Counter[str]
     baselines: Baselines | None
     """None: the estimator asks for none."""
+    lost: Lost
+    """Members that are in none of the groups, or whose groups had to be dropped."""
 
     def metrics(self) -> dict[str, float]:
-        return {"rollout/kept_groups": float(len(self.kept)), "rollout/kept_share": len(self.kept) / len(self.groups)}
+        return {
+            "rollout/kept_groups": float(len(self.kept)),
+            "rollout/kept_share": len(self.kept) / len(self.groups),
+            "rollout/members_unscored": float(self.counts["members_unscored"]),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +63,7 @@ class Gatherer:
         kept: list[Group] = []
         counts: Counter[str] = Counter()
         drawn: Drawn = Counter()
+        lost = Lost()
         for round in range(1 + self.refill):
             tasks = self.tasks.training(step, self.groups, start=round * self.groups, measured=measured)
             collected = await self.collector.collect(
@@ -65,30 +73,40 @@ class Gatherer:
                 drawn=drawn,
                 progress=lambda done, total: show("rollout", done, total),
             )
-            scored = await score_groups(collected.groups, self.scoring)
-            if scored.failures and not scored.groups:
-                raise UserError(f"no group of this step could be scored ({scored.failures[0]}): mend it, and --resume")
+            scored = await self._scored(collected, counts, lost)
+            lost.wanted += len(tasks) * self.group_size
+            lost.members += len(tasks) * self.group_size - members_of(scored.groups)
             groups += scored.groups
             kept += filter_groups(scored.groups, self.learner, self.filter, self.micro_tokens)
-            counts += collected.counts + Counter(groups_unscored=len(scored.failures))
             if len(kept) >= self.groups:
                 break
         kept = kept[: self.groups]
-        scale = LOSS_SCALES[self.filter.scale](len(kept) / len(groups))
-        baselines = await self._baselines(kept, step, show) if self.greedy is not None and kept else None
-        if baselines is not None:
-            kept = [
-                group for group in kept if (group.task.env, group.task.seed) in baselines
-            ]  # else the greedy member failed
-        return Gathered(groups=groups, kept=kept, scale=scale, counts=counts, baselines=baselines)
+        scale, baselines = LOSS_SCALES[self.filter.scale](len(kept) / len(groups)), None
+        if self.greedy is not None and kept:
+            baselines = await self._baselines(self.greedy, kept, step, show, counts, lost)
+            left = [group for group in kept if (group.task.env, group.task.seed) in baselines]
+            lost.members += members_of(kept) - members_of(left)
+            kept = left
+        return Gathered(groups=groups, kept=kept, scale=scale, counts=counts, baselines=baselines, lost=lost)
 
-    async def _baselines(self, kept: list[Group], step: int, show: Show) -> Baselines:
-        assert self.greedy is not None
-        collected = await self.greedy.collect(
+    async def _scored(self, collected: Collected, counts: Counter[str], lost: Lost) -> Scored:
+        """What happened on the way is counted, and what the last member was lost to is kept."""
+        scored = await score_groups(collected.groups, self.scoring)
+        if not scored.groups:
+            raise Outage(f"no group of this step could be scored ({scored.last_failure}): mend that first")
+        counts += collected.counts
+        counts += Counter(groups_unscored=len(scored.failures), members_unscored=scored.left_out)
+        lost.why = scored.last_failure or str(collected.last_failure or lost.why)
+        return scored
+
+    async def _baselines(
+        self, greedy: Collector, kept: list[Group], step: int, show: Show, counts: Counter[str], lost: Lost
+    ) -> Baselines:
+        collected = await greedy.collect(
             [group.task for group in kept],
             group_size=1,
             round=step,
             progress=lambda done, total: show("greedy members", done, total),
         )
-        scored = await score_groups(collected.groups, self.scoring)
+        scored = await self._scored(collected, counts, lost)
         return {(group.task.env, group.task.seed): group.trajectories[0].total_reward for group in scored.groups}

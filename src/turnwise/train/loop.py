@@ -17,6 +17,7 @@ from turnwise.record.progress import Progress
 from turnwise.record.run_folder import RunFolder
 from turnwise.rewards.judge.benches import counted, judge_metrics, take_up
 from turnwise.rollout.collect import Collector
+from turnwise.rollout.losses import Losses
 from turnwise.train.checkpoints import Checkpoints, State
 from turnwise.train.diagnose import DiagnoseSettings, gradients, information
 from turnwise.train.dials import Dials
@@ -82,7 +83,7 @@ class Loop:
         self.engine, self.learner, self.dials = engine, learner, dials
         self.checkpoints, self.restore = checkpoints, restore
         self.folder, self.progress = folder, progress
-        self.watcher = Watcher(tell=self._alarm)
+        self.watcher, self.losses = Watcher(tell=self._alarm), Losses()
         self.decode, self.name_token, self.pictures, self.rivals = decode, name_token, pictures, rivals
         self._captured_s = 0.0
         """Of the engine's captures, what has been recorded."""
@@ -119,6 +120,7 @@ class Loop:
         number, clock = state.step + 1, Clock()
         dials = self._set(state)
         gathered = await self.gatherer.gather(state.step, self.progress.phase, state.measured)
+        self.losses.see(gathered.lost)
         clock.lap("rollout")
         self._rest()
         estimated = estimate(gathered.kept, self.learner, self.estimate_settings, dials, gathered.baselines)

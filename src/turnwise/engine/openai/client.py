@@ -11,11 +11,11 @@ from typing import Any, Self
 
 import httpx2
 
-from turnwise.core.errors import InfrastructureFailure, UserError
+from turnwise.core.errors import InfrastructureFailure, Outage
 from turnwise.core.messages import Message, ToolSpec
 from turnwise.core.protocols import Sampling
 from turnwise.engine.openai.endpoint import Endpoint
-from turnwise.engine.openai.faults import Passing, fault_of
+from turnwise.engine.openai.faults import Passing, detail_of, fault_of
 from turnwise.engine.openai.messages import message_json, tools_json
 from turnwise.engine.openai.replies import Garbled, Reply, read_reply
 
@@ -75,9 +75,7 @@ class ChatClient:
             if sent < self._endpoint.retries:
                 await self._wait(sent, last)
         if not self._answered:
-            raise UserError(
-                f"nothing answers at {self._endpoint.chat_url}: {last}: is it running, is that its address?"
-            )
+            raise Outage(f"nothing answers at {self._endpoint.chat_url}: {last}: is it running, is that its address?")
         raise InfrastructureFailure(f"{last}, {self._endpoint.retries + 1} times")
 
     async def _calm(self) -> None:
@@ -114,7 +112,7 @@ class ChatClient:
         try:
             return read_reply(body)
         except Garbled as error:
-            raise Passing(str(error)) from error
+            raise Passing(f"{error}{detail_of(self._endpoint, body)}") from error
 
     async def _post(self, request: dict[str, Any]) -> tuple[int, httpx2.Headers, bytes]:
         data = json.dumps(request).encode("ascii")

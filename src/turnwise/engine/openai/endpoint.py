@@ -17,6 +17,8 @@ class Endpoint:
     """As OpenAI's base URL, https://host/v1, or with /chat/completions behind it."""
     model: str
     key: str | None = field(default=None, repr=False)
+    key_from: str = ""
+    """What the user named it by, for an endpoint that refuses it; empty: it was looked for in OPENAI_API_KEY."""
     timeout_s: float = 120.0
     """Of one request, from its first byte to the answer's last."""
     retries: int = 6

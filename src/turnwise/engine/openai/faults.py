@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 
-from turnwise.core.errors import UserError
+from turnwise.core.errors import Outage, UserError
 from turnwise.engine.openai.endpoint import KEY_VARIABLE, Endpoint, split_url
 
 PASSING = frozenset({408, 409, 425, 429})
@@ -33,10 +33,12 @@ def fault_of(endpoint: Endpoint, status: int, headers: Mapping[str, str], body: 
     where = split_url(endpoint.url).hostname
     if status in PASSING or (status >= 500 and status not in LASTING):
         if b"insufficient_quota" in body:
-            return UserError(f"{where} says that its quota is used up: pay for more")
+            return Outage(f"{where} says that its quota is used up: pay for more")
         return _passing(f"{where} answers {status}{detail}", headers)
     if status in (400, 413) and _too_long(body):
         return ContextFull(f"{where} answers {status}{detail}")
+    if status in (401, 403):
+        return Outage(f"{where} {_refusal(endpoint, status, detail)}")
     return UserError(f"{where} {_complaint(endpoint, status, headers, detail)}")
 
 
@@ -59,7 +61,7 @@ def detail_of(endpoint: Endpoint, body: bytes) -> str:
 def _passing(what: str, headers: Mapping[str, str]) -> Exception:
     after_s = retry_after(headers.get("retry-after"))
     if after_s is not None and after_s > MAX_WAIT_S:
-        return UserError(f"{what} and asks to wait {after_s:.0f} s: try again after that")
+        return Outage(f"{what} and asks to wait {after_s:.0f} s: try again after that")
     return Passing(what, after_s)
 
 
@@ -81,10 +83,14 @@ def _too_long(body: bytes) -> bool:
     return any(word in body for word in (b"context_length_exceeded", b"maximum context length", b"context window"))
 
 
+def _refusal(endpoint: Endpoint, status: int, detail: str) -> str:
+    if endpoint.key and endpoint.key_from:
+        return f"refuses the key in {endpoint.key_from} ({status}){detail}: put the right one there"
+    given = "refuses the key" if endpoint.key else "wants a key"
+    return f"{given} ({status}){detail}: set {KEY_VARIABLE}, or name the variable that holds it with --api-key-env"
+
+
 def _complaint(endpoint: Endpoint, status: int, headers: Mapping[str, str], detail: str) -> str:
-    if status in (401, 403):
-        given = "refuses the key" if endpoint.key else "wants a key"
-        return f"{given} ({status}){detail}: set {KEY_VARIABLE}, or name the variable that holds it with --api-key-env"
     if status == 404:
         return f'answers 404{detail}: check --model "{endpoint.model}", and that --endpoint ends as in /v1'
     if 300 <= status < 400:

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx2
 
-from turnwise.core.errors import UserError
+from turnwise.core.errors import InfrastructureFailure, Outage, UserError
 from turnwise.core.messages import Message, ToolSpec
 from turnwise.core.protocols import Sampling
 from turnwise.engine.openai.client import ChatClient
@@ -33,7 +33,7 @@ Sleep = Callable[[float], Awaitable[None]]
 
 class EndpointComplete:
     def __init__(self, settings: JudgeSettings, meter: Meter, sleep: Sleep = asyncio.sleep) -> None:
-        with _in_our_words():
+        with _in_our_words(settings.model):
             endpoint = _endpoint(settings)
             self.identity = (endpoint.chat_url, endpoint.model)
         self._endpoint = endpoint
@@ -41,11 +41,14 @@ class EndpointComplete:
         self._client = PerLoop(lambda: MeteredClient(endpoint, meter, sleep))
 
     async def __call__(self, messages: Sequence[Message]) -> str:
-        with _in_our_words():
+        with _in_our_words(self._endpoint.model):
             try:
                 reply = await self._client.get().reply(messages, (), self._sampling, seed=0)
             except ContextFull as full:
                 raise UserError(f"{full}: that is too long for this judge: lower its max_chars") from full
+            except InfrastructureFailure as failure:
+                url, model = self.identity
+                raise InfrastructureFailure(f"the judge {model} at {url}: {failure}") from failure
         return reply.message.content
 
     async def check_server(self) -> None:
@@ -60,14 +63,14 @@ class EndpointComplete:
             ):
                 status = response.status_code
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-            raise UserError(
-                f"the judge: nothing answers at {self._endpoint.chat_url} ({type(error).__name__}): start it, or mend "
-                "endpoint"
+            raise Outage(
+                f"the judge {self._endpoint.model}: nothing answers at {self._endpoint.chat_url} "
+                f"({type(error).__name__}): start it, or mend endpoint"
             ) from error
         except httpx2.RequestError:  # it is there, and perhaps busy: requests are sent again
             return
         if status in (401, 403):
-            with _in_our_words():
+            with _in_our_words(self._endpoint.model):
                 raise fault_of(self._endpoint, status, {}, b"")
 
 
@@ -111,7 +114,8 @@ def _endpoint(settings: JudgeSettings) -> Endpoint:
     if key is None and split_url(url).hostname == split_url(OPENAI).hostname:
         raise UserError(f"{OPENAI} wants a key: set {KEY_VARIABLE}, or give endpoint = the URL of another")
     given: dict[str, Any] = {"timeout_s": settings.timeout_s, "retries": settings.retries}
-    return Endpoint(url=url, model=settings.model, key=key, **given)
+    key_from = f"key_file {settings.key_file}" if settings.key_file else settings.key_env
+    return Endpoint(url=url, model=settings.model, key=key, key_from=key_from, **given)
 
 
 def _file_key(file: str) -> str:
@@ -126,11 +130,11 @@ def _file_key(file: str) -> str:
 
 
 @contextmanager
-def _in_our_words() -> Iterator[None]:
+def _in_our_words(model: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
         text = str(error)
         for option, ours in OPTIONS.items():
             text = re.sub(rf"{option}(?![\w.-])", ours, text)  # --model.name is another
-        raise UserError(text if text.startswith("the judge") else f"the judge: {text}") from None
+        raise type(error)(text if text.startswith("the judge") else f"the judge {model}: {text}") from None

@@ -24,6 +24,8 @@ from turnwise.rewards.judge.verdicts import read_score, read_scores, read_winner
 EVEN = 0.5
 """What members are worth that nothing tells apart."""
 Found = TypeVar("Found")
+Values = Mapping[Transcript, float | InfrastructureFailure]
+"""What each is worth, or why there is no verdict on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,26 +37,28 @@ class GroupJudge:
     decode: Decode
     """Token ids as text: what the agent was shown is kept as ids alone."""
 
-    async def __call__(self, group: Group) -> tuple[RewardResult | None, ...]:
+    async def __call__(self, group: Group) -> tuple[RewardResult | InfrastructureFailure, ...]:
         told = [of_trajectory(trajectory, self.decode) for trajectory in group.trajectories]
-        values = {(): 0.0, **await self._values(Counter(each for each in told if each))}
-        pairs = list(zip(group.trajectories, told, strict=True))
-        self.bench.counts.left_out += sum(each not in values for each in told)
-        return tuple(_at_the_end(member, values[each]) if each in values else None for member, each in pairs)
+        values: Values = {(): 0.0, **await self._values(Counter(each for each in told if each))}
+        self.bench.counts.left_out += sum(isinstance(values[each], InfrastructureFailure) for each in told)
+        pairs = zip(group.trajectories, told, strict=True)
+        return tuple(_at_the_end(member, values[each]) for member, each in pairs)
 
-    async def _values(self, counted: Counter[Transcript]) -> Mapping[Transcript, float]:
+    async def _values(self, counted: Counter[Transcript]) -> Values:
         if len(counted) == 1 and self.settings.mode != "absolute":
             return dict.fromkeys(counted, EVEN)
         return await MODES[self.settings.mode](counted, self.settings, self.bench) if counted else {}
 
 
-def _at_the_end(trajectory: Trajectory, value: float) -> RewardResult:
+def _at_the_end(trajectory: Trajectory, value: float | InfrastructureFailure) -> RewardResult | InfrastructureFailure:
+    if isinstance(value, InfrastructureFailure):
+        return value
     zeros = (0.0,) * len(trajectory.turns)
     return RewardResult(turn_rewards=(*zeros[1:], value) if zeros else ())
 
 
-async def absolute(counted: Counter[Transcript], settings: JudgeSettings, bench: Bench) -> dict[Transcript, float]:
-    """Of those that there is a verdict on: one that derails the judge takes no other with it."""
+async def absolute(counted: Counter[Transcript], settings: JudgeSettings, bench: Bench) -> Values:
+    """One that derails the judge takes no other with it."""
 
     async def score(member: Transcript) -> float | InfrastructureFailure:
         messages = prompts.absolute(member, "", "", settings)
@@ -67,10 +71,10 @@ async def absolute(counted: Counter[Transcript], settings: JudgeSettings, bench:
     failures = [each for each in found.values() if isinstance(each, InfrastructureFailure)]
     if len(failures) == len(found):
         raise failures[0]
-    return {member: each for member, each in found.items() if not isinstance(each, InfrastructureFailure)}
+    return found
 
 
-async def relative(counted: Counter[Transcript], settings: JudgeSettings, bench: Bench) -> dict[Transcript, float]:
+async def relative(counted: Counter[Transcript], settings: JudgeSettings, bench: Bench) -> Values:
     prefix, members = _shuffled(counted)
     labels = [str(number) for number in range(1, len(members) + 1)]
     messages = prompts.relative(prefix, [member[len(prefix) :] for member in members], settings)
@@ -78,7 +82,7 @@ async def relative(counted: Counter[Transcript], settings: JudgeSettings, bench:
     return {member: scores[label] for member, label in zip(members, labels, strict=True)}
 
 
-async def pairwise(counted: Counter[Transcript], settings: JudgeSettings, bench: Bench) -> dict[Transcript, float]:
+async def pairwise(counted: Counter[Transcript], settings: JudgeSettings, bench: Bench) -> Values:
     """The share of comparisons that a member wins, a tie counting half. Every pair is asked for in both orders."""
     prefix, members = _shuffled(counted)
     pairs = _pairs(len(members), settings.opponents)
@@ -99,7 +103,7 @@ async def pairwise(counted: Counter[Transcript], settings: JudgeSettings, bench:
     return {member: won[place] / met[place] for place, member in enumerate(members)}
 
 
-MODES: Mapping[str, Callable[[Counter[Transcript], JudgeSettings, Bench], Awaitable[dict[Transcript, float]]]] = {
+MODES: Mapping[str, Callable[[Counter[Transcript], JudgeSettings, Bench], Awaitable[Values]]] = {
     "absolute": absolute,
     "relative": relative,
     "pairwise": pairwise,
