@@ -25,6 +25,12 @@ class ToolSpec:
     parameters: Mapping[str, Any]
 
 
+def tool_schema(spec: ToolSpec) -> dict[str, Any]:
+    """A tool as chat templates and endpoints expect it."""
+    function = {"name": spec.name, "description": spec.description, "parameters": dict(spec.parameters)}
+    return {"type": "function", "function": function}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
     """One message. `content` of an assistant message is the whole sampled text, thinking included."""

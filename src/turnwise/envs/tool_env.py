@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from turnwise.config.numbers import Positive
 from turnwise.core.errors import UserError
-from turnwise.core.messages import Message, ToolSpec
+from turnwise.core.messages import Message, ToolSpec, tool_schema
 from turnwise.envs.answers import format_answer
 from turnwise.envs.prompt import counted
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv
@@ -103,13 +103,7 @@ class ToolEnv(TextEnv):
 
     def tools_in_words(self, specs: Sequence[ToolSpec]) -> str:
         """The tools and the form of a call, for models whose chat template tells of none."""
-        shown = [
-            json.dumps(
-                {"name": spec.name, "description": spec.description, "parameters": dict(spec.parameters)},
-                ensure_ascii=False,
-            )
-            for spec in specs
-        ]
+        shown = [json.dumps(tool_schema(spec)["function"], ensure_ascii=False) for spec in specs]
         example = self.call(specs[0].name, **dict.fromkeys(map(_unmarked, _properties(specs[0])), "..."))
         return "\n".join(["Tools:", *map(_unmarked, shown), f"A call: {example}"])
 

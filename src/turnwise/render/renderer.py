@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 from transformers import PreTrainedTokenizerFast
 
 from turnwise.core.errors import UserError
-from turnwise.core.messages import Message, ToolSpec, system
+from turnwise.core.messages import Message, ToolSpec, system, tool_schema
 from turnwise.core.token_name import TokenName
 from turnwise.core.trajectory import Span, Stop
 from turnwise.render.codec import Codec
@@ -16,7 +16,7 @@ from turnwise.render.program import Program
 from turnwise.render.scaffold import behind, extend_parts, find_markers, start_parts
 from turnwise.render.seams import SeamCounter
 from turnwise.render.sketch import Shape, shape_of
-from turnwise.render.template import ChatTemplate, tool_schema
+from turnwise.render.template import ChatTemplate
 from turnwise.render.vocabulary import added_tokens, any_of, backend_of
 
 CACHED_SHAPES = 512

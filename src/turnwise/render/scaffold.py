@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from turnwise.core.errors import UserError
-from turnwise.core.messages import ToolSpec
+from turnwise.core.messages import ToolSpec, tool_schema
 from turnwise.render.sketch import Marks, Setting, Shape, Sketch, after_lead, arrangements
 from turnwise.render.slots import Part
-from turnwise.render.template import MEND, ChatTemplate, RefusedError, tool_schema
+from turnwise.render.template import MEND, ChatTemplate, RefusedError
 
 THINK = "<think>"
 

@@ -7,7 +7,6 @@ from jinja2.exceptions import TemplateError, TemplateSyntaxError
 from transformers import PreTrainedTokenizerFast
 
 from turnwise.core.errors import UserError
-from turnwise.core.messages import ToolSpec
 
 MEND = "give another with --model.chat_template FILE"
 
@@ -37,9 +36,3 @@ class ChatTemplate:
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise RefusedError(" ".join(str(error).split())) from error
         return text
-
-
-def tool_schema(spec: ToolSpec) -> dict[str, Any]:
-    """A tool as chat templates expect it."""
-    function = {"name": spec.name, "description": spec.description, "parameters": dict(spec.parameters)}
-    return {"type": "function", "function": function}

@@ -4,7 +4,7 @@ import base64
 from collections.abc import Sequence
 from typing import Any
 
-from turnwise.core.messages import Message, ToolSpec
+from turnwise.core.messages import Message, ToolSpec, tool_schema
 
 IMAGE_TYPES = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif", b"RIFF": "image/webp"}
 
@@ -22,13 +22,7 @@ def message_json(message: Message) -> dict[str, Any]:
 
 
 def tools_json(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
-    return [
-        {
-            "type": "function",
-            "function": {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)},
-        }
-        for tool in tools
-    ]
+    return [*map(tool_schema, tools)]
 
 
 def _content(message: Message) -> str | list[dict[str, Any]]:
