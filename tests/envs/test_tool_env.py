@@ -271,7 +271,10 @@ def test_tables_of_tasks_may_stand_beside_the_kind(own: dict[str, Any]) -> None:
         ({"tools": [{"mcp": "no-such-command-anywhere"}]}, "no-such-command-anywhere"),
         ({"reward": [{"use": "exact"}]}, "exact_match"),
         ({"reward": [{"use": "exact_match"}, {"use": "exact_match"}]}, "name"),
-        ({"reward": [{"use": "exact_match", "against": "nowhere"}]}, 'column "nowhere", which row 1 lacks'),
+        (
+            {"reward": [{"use": "exact_match", "against": "nowhere"}]},
+            'column "nowhere", which row 1 lacks: there are gold, question',
+        ),
     ],
 )
 def test_what_cannot_be_used_is_told_before_anything_starts(

@@ -89,3 +89,9 @@ def test_each_run_of_a_process_has_a_budget_of_its_own(tmp_path: Path) -> None:
     check(config)
     fresh = bench_for(JudgeSettings(**judge))
     assert fresh is not used and fresh.counts.calls == 0 and "another" not in counted()
+
+
+def test_a_reward_of_the_wrong_kind_is_refused_before_a_run(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def kind(answer, row):\n    return 0.0\n")
+    told = refused(reward__functions=(f"{tmp_path}/mine.py:kind",))
+    assert told == "the reward kind takes other arguments: write function(trajectory)"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from turnwise.core.errors import UserError
+from turnwise.core.errors import Outage, UserError
 from turnwise.core.messages import assistant
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Status, Stop, Trajectory, Turn
@@ -79,8 +79,68 @@ def test_what_is_no_finite_number_is_refused(given: Any) -> None:
 
 @pytest.mark.parametrize("given", [[1.0], (1.0, 2.0, 3.0), np.zeros(3), []])
 def test_another_count_than_the_turns_is_refused(given: Any) -> None:
-    with pytest.raises(UserError, match="numbers for 2 turns: give one, or one a turn"):
+    with pytest.raises(UserError, match="give one number, or one for each of 2 turns"):
         rewarded(given)
+
+
+NO_NUMBER = {"None": None, "the text '1.5'": "1.5"}
+
+
+@pytest.mark.parametrize("shown", NO_NUMBER)
+def test_what_was_given_instead_is_told_with_the_place_of_the_function(shown: str) -> None:
+    with pytest.raises(Outage, match=rf"^the reward <lambda> gave {shown} \(test_functions.py:\d+\)"):
+        rewarded(NO_NUMBER[shown])
+
+
+def raises(error: BaseException) -> Any:
+    def score(trajectory: Trajectory) -> float:
+        raise error
+
+    return score
+
+
+@pytest.mark.parametrize("error", [KeyError("price"), SystemExit(3)])
+def test_what_it_raises_is_told_with_the_line_that_raised(error: BaseException) -> None:
+    what = "raised KeyError: 'price'" if isinstance(error, KeyError) else "ended the program"
+    line = raises(error).__code__.co_firstlineno + 1
+    with pytest.raises(Outage, match=f"^the reward score {what} at test_functions.py:{line}: "):
+        asyncio.run(from_function(raises(error))(Trajectory))  # type: ignore[arg-type]
+
+
+def two(answer: str, row: Any) -> float:
+    return 0.0
+
+
+def of_answers(answered: Any) -> float:
+    return 0.0
+
+
+def yields(trajectory: Trajectory) -> Any:
+    yield 1.0
+
+
+async def yields_later(trajectory: Trajectory) -> Any:
+    yield 1.0
+
+
+class Shop:
+    def __init__(self, trajectory: Trajectory) -> None:
+        pass
+
+
+WRONG_KIND = {
+    two: r"takes other arguments: write function\(trajectory\)",
+    of_answers: r"is one of answers, .*: name it in env.params.reward",
+    yields: r"yields, .*: let it return one",
+    yields_later: r"yields, .*: let it return one",
+    Shop: r"is a class: give a function",
+}
+
+
+@pytest.mark.parametrize("function", WRONG_KIND, ids=lambda function: function.__name__)
+def test_a_function_of_the_wrong_kind_is_refused_before_it_is_called(function: Any) -> None:
+    with pytest.raises(UserError, match=f"^the reward {function.__name__} {WRONG_KIND[function]}"):
+        from_function(function)
 
 
 def test_rows_of_rows_are_no_numbers() -> None:

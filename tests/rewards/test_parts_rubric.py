@@ -1,6 +1,7 @@
 """Parts of a rubric, and what a recipe says of them."""
 
 import asyncio
+import math
 import sqlite3
 import time
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.core.errors import EnvironmentFailure, UserError
+from turnwise.core.errors import EnvironmentFailure, Outage, UserError
 from turnwise.core.messages import assistant, user
 from turnwise.rewards.making import PARTS, make_rubric
 from turnwise.rewards.rubric import Answered, Rubric
@@ -77,7 +78,7 @@ def test_f1_is_even_handed_and_1_for_the_same(one: str, other: str) -> None:
 
 
 def test_a_column_that_a_row_lacks_is_told_with_the_nearest() -> None:
-    with pytest.raises(UserError, match='asks for the column "answer", which a row lacks: did you mean "answers"'):
+    with pytest.raises(UserError, match=r'"answer", which a row lacks: did you mean "answers"\? \(there are answers\)'):
         score("exact_match", "x", {"answers": "x"})
     with pytest.raises(UserError, match="is no answer"):
         score("exact_match", "x", {"answer": []})
@@ -231,12 +232,49 @@ def test_functions_of_the_users_are_parts_async_or_not_and_may_run_tools() -> No
 def test_functions_that_cannot_be_called_so_are_told() -> None:
     with pytest.raises(UserError, match=r"write function\(answer, row\) or function\(answered\)"):
         make_rubric("a.py:f", lambda given: lambda a, b, c: 0)
-    broken = make_rubric("a.py:f", lambda given: lambda answer, row: row["nothing"])
-    with pytest.raises(UserError, match=r"on the answer 'three', failed \(KeyError"):
-        total(broken, Answered(question="", answer="three", row={}))
-    endless = make_rubric("a.py:f", lambda given: lambda answer, row: float("nan"))
-    with pytest.raises(UserError, match="gave nan: let it give a finite number"):
-        total(endless, Answered(question="", answer="three", row={}))
+
+
+def yields(answer: str, row: Any) -> Any:
+    yield 1.0
+
+
+WRONG_KIND: list[tuple[Any, str]] = [
+    (lambda row, answer: 0, r"is given the answer first, and then its row: write function\(answer, row\)"),
+    (lambda answer: 0, r"takes answer alone, and would be given the whole episode: write function\(answer, row\)"),
+    (lambda trajectory: 0, "is one of trajectories: name it in reward.functions"),
+    (lambda answer, row, *, factor: 0, "takes other arguments"),
+    (yields, "yields, .*: let it return one"),
+    (Answered, "is a class: give a function"),
+]
+
+
+@pytest.mark.parametrize(("function", "told"), WRONG_KIND, ids=lambda each: str(each)[:30])
+def test_functions_of_the_wrong_kind_are_told_before_they_are_called(function: Any, told: str) -> None:
+    with pytest.raises(UserError, match=f'^the reward "a.py:f" {told}'):
+        make_rubric("a.py:f", lambda given: function)
+
+
+BROKEN: list[tuple[Any, str]] = [
+    (
+        lambda row: row["anser"],
+        r"raised KeyError: 'anser' at \S+:\d+: .*: did you mean \"answer\"\? \(there are answer, n\)",
+    ),
+    (lambda row: row["price"], r"raised KeyError: 'price' at \S+:\d+: .*: there are answer, n$"),
+    (lambda row: {}["answer"], r"raised KeyError: 'answer' at \S+:\d+: let it give 0 where it cannot read an answer"),
+    (lambda row: int("three"), r"raised ValueError: invalid .* at \S+:\d+: let it give 0 where it cannot"),
+    (lambda row: None, r"gave None \(\S+:\d+\), as where a path of it returns nothing: let it give a finite number"),
+    (lambda row: "1.0", r"gave the text '1.0' \(\S+:\d+\): let it give a finite number"),
+    (lambda row: {"score": 1}, r"gave {'score': 1} \(\S+:\d+\): let it give a finite number"),
+    (lambda row: math.nan, r"gave nan \(\S+:\d+\): let it give a finite number"),
+]
+
+
+@pytest.mark.parametrize(("does", "told"), BROKEN, ids=lambda each: str(each)[:40])
+def test_functions_that_break_are_told_with_what_they_did_and_where(does: Any, told: str) -> None:
+    part = make_rubric("a.py:f", lambda given: lambda answer, row: does(row))
+    told = told.replace(r"\S+", r"test_parts_rubric\.py")
+    with pytest.raises(Outage, match=f"^the reward \"a.py:f\", on the answer 'three', {told}"):
+        total(part, Answered(question="", answer="three", row={"answer": "3", "n": 1}))
 
 
 def test_every_option_of_every_part_is_explained_or_plain() -> None:

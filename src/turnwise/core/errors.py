@@ -6,7 +6,7 @@ class UserError(Exception):
 
 
 class Outage(UserError):
-    """What a run depends on is gone or refuses it, and no setting is wrong: mended, the run can be gone on with."""
+    """What a run depends on is gone, broken or refuses it, and no setting is wrong: mended, the run can go on."""
 
 
 class EnvironmentFailure(Exception):

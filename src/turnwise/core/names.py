@@ -1,7 +1,7 @@
 """Mistyped names: an error that names the nearest one saves a look into the manual."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 MAX_LISTED = 12
 
@@ -20,8 +20,17 @@ def nearest(name: str, options: Iterable[str]) -> str:
     """
     known = sorted(set(options))
     meant = closest(name, known)
-    if meant is not None:
-        return f' did you mean "{meant}"?'
+    return f" {listed(known)}" if meant is None else f' did you mean "{meant}"?'
+
+
+def nearest_of_few(name: str, options: Iterable[str]) -> str:
+    """The same, with what there is in any case: of a user's own names, which no manual lists."""
+    known = sorted(set(options))
+    meant = closest(name, known)
+    return f" {listed(known)}" if meant is None else f' did you mean "{meant}"? ({listed(known)})'
+
+
+def listed(known: Sequence[str]) -> str:
     if not known:
-        return " there are none"
-    return f" there are {', '.join(known[:MAX_LISTED])}" + (", ..." if len(known) > MAX_LISTED else "")
+        return "there are none"
+    return f"there are {', '.join(known[:MAX_LISTED])}" + (", ..." if len(known) > MAX_LISTED else "")

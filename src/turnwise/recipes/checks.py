@@ -24,6 +24,7 @@ from turnwise.recipes.contexts import check_context
 from turnwise.recipes.learning import token_rule
 from turnwise.recipes.unread import check_read
 from turnwise.record.trackers import check_trackers
+from turnwise.rewards.functions import from_function
 from turnwise.rewards.judge.benches import forget_benches
 from turnwise.rewards.judging import make_judges
 from turnwise.rewards.scoring import ENV, FORMAT
@@ -59,7 +60,7 @@ def check(config: Config, kind: EnvKind | None = None, given: Iterable[str] = ()
     for rule in (config.algo.loss_tokens, config.algo.advantage_tokens):
         token_rule(rule)
     for function in config.reward.functions:
-        load_function(function, "reward.functions")
+        from_function(load_function(function, "reward.functions"))
     forget_benches()
     make_judges(config.reward.judges, decode=str, taken=_reward_names(config))
     if kind is not None and _plays_itself(config):

@@ -4,14 +4,14 @@ reward = "myreward.py:score"                                       # score(answe
 reward = [ { use = "exact_match" }, { use = "judge", model = "...", rubric = "cites its source", weight = 0.3 } ]
 """
 
-import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from turnwise.config.options import read_options
-from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
-from turnwise.core.names import nearest
+from turnwise.core.errors import UserError
+from turnwise.core.names import nearest, nearest_of_few
+from turnwise.rewards.calling import call, check_function, no_number, number, parameters_of, takes
 from turnwise.rewards.judge.bench import Bench
 from turnwise.rewards.judge.benches import bench_for
 from turnwise.rewards.judge.part import Judge
@@ -102,38 +102,37 @@ def judges_of(rubric: Rubric) -> list[Bench]:
 
 def from_answers(function: Callable[..., Any], use: str) -> Part:
     """function(answer, row), or function(answered) with the whole episode and its tools; it may be async."""
-    count = _parameters(function, use)
+    check_function(function, f'the reward "{use}"')
+    whole = _takes_answered(function, use)
 
     async def part(answered: Answered) -> float:
-        try:
-            given = function(answered) if count == 1 else function(answered.answer, answered.row)
-            value = float(await given if inspect.isawaitable(given) else given)
-        except (UserError, EnvironmentFailure, InfrastructureFailure):
-            raise
-        except Exception as error:  # run again, only answers that it can read would be trained on
-            what = f"{type(error).__name__}: {error}"
-            raise UserError(f"{_on(use, answered)} failed ({what}): let it give 0 where it cannot read one") from error
-        if not math.isfinite(value):
-            raise UserError(f"{_on(use, answered)} gave {value}: let it give a finite number")
-        return value
+        given = (answered,) if whole else (answered.answer, answered.row)
+        told = f'the reward "{use}", on the answer {answered.answer[:60]!r},'
+        value = await call(function, *given, told=told, mend=lambda error: _mend(error, answered))
+        if not math.isfinite(found := number(value)):
+            raise no_number(value, function, told, "let it give a finite number")
+        return found
 
     return part
 
 
-def _on(use: str, answered: Answered) -> str:
-    return f'the reward "{use}", on the answer {answered.answer[:60]!r},'
+def _mend(error: Exception, answered: Answered) -> str:
+    if isinstance(error, KeyError) and error.args and (name := str(error.args[0])) not in answered.row:
+        return f"if that is a column, the row has none of this name:{nearest_of_few(name, map(str, answered.row))}"
+    return "let it give 0 where it cannot read an answer"
 
 
-def _parameters(function: Callable[..., Any], use: str) -> int:
-    """How many it wants: one, or two."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of another language than Python: nothing is known of it
-        return 2
-    for count, arguments in ((2, (None, None)), (1, (None,))):
-        try:
-            signature.bind(*arguments)
-        except TypeError:
-            continue
-        return count
-    raise UserError(f'the reward "{use}" takes other arguments: write function(answer, row) or function(answered)')
+def _takes_answered(function: Callable[..., Any], use: str) -> bool:
+    """Whether it wants all of the episode; else the answer and its row."""
+    names, mend = parameters_of(function), "write function(answer, row) or function(answered)"
+    if not takes(function, 2) and not takes(function, 1):
+        raise UserError(f'the reward "{use}" takes other arguments: {mend}')
+    if names == ["row", "answer"]:
+        raise UserError(f'the reward "{use}" is given the answer first, and then its row: {mend}')
+    if takes(function, 2):
+        return False
+    if names in (["answer"], ["row"]):
+        raise UserError(f'the reward "{use}" takes {names[0]} alone, and would be given the whole episode: {mend}')
+    if names == ["trajectory"]:
+        raise UserError(f'the reward "{use}" is one of trajectories: name it in reward.functions, or {mend}')
+    return True

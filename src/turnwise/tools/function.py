@@ -15,12 +15,10 @@ import asyncio
 import inspect
 import json
 import threading
-import traceback
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
@@ -28,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from turnwise.config.options import read_options
 from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.core.messages import ToolSpec
+from turnwise.core.places import place_in
 from turnwise.tools.tool import ToolBug, ToolError, ToolResult, ToolRules
 
 AGENTS_FAULT = (ValueError, LookupError, ArithmeticError)
@@ -129,13 +128,9 @@ def _complaint(error: ValidationError, arguments: type[BaseModel]) -> str:
 
 
 def _bug(error: BaseException, function: Callable[..., Any]) -> ToolBug:
-    """Its place is the last line of the tool's own file that ran, not one deep in a library."""
     error = error.error if isinstance(error, _Ended) else error
-    ran = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    ((file, line),) = [place for place in ran if code and place[0] == code.co_filename][-1:] or ran[-1:]
     said = " ".join(str(error).split())
-    return ToolBug(": ".join([f"{Path(file).name}:{line}", type(error).__name__, *[said] * bool(said)]))
+    return ToolBug(": ".join([place_in(error, function), type(error).__name__, *[said] * bool(said)]))
 
 
 def _text(value: Any) -> str:

@@ -18,6 +18,7 @@ from pydantic import Field, field_validator
 
 from turnwise.core.errors import UserError
 from turnwise.core.messages import Message
+from turnwise.core.names import nearest_of_few
 from turnwise.core.task import Split
 from turnwise.envs.rubrics import Rewards, judged, judges_of_reward, rubric_of
 from turnwise.envs.seeds import FIRST, split_of_state
@@ -67,9 +68,10 @@ class Tools(ToolEnv):
         super().check(params)
         for name, part in rubric_of(params.reward).parts.items():
             column = getattr(part, "against", "")
-            lacking = next((number for number, row in enumerate(rows, 1) if column and column not in row), None)
+            lacking = next((number for number, row in enumerate(rows) if column and column not in row), None)
             if lacking is not None:
-                raise UserError(f'the reward {name} compares with the column "{column}", which row {lacking} lacks')
+                told = f'the reward {name} compares with the column "{column}", which row {lacking + 1} lacks'
+                raise UserError(f"{told}:{nearest_of_few(column, rows[lacking])}")
 
     @classmethod
     def make_tools(cls, params: Any) -> Sequence[Tool]:

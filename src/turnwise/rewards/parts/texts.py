@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from turnwise.core.errors import UserError
-from turnwise.core.names import nearest
+from turnwise.core.names import nearest_of_few
 from turnwise.rewards.rubric import Answered
 
 Of = Literal["answer", "said"]
@@ -16,7 +16,9 @@ LONGEST = 200_000
 def column(row: Mapping[str, Any], name: str) -> Any:
     """Of a row that was read from a file: a column that it lacks is a mistake in the settings or in the file."""
     if name not in row:
-        raise UserError(f'a reward asks for the column "{name}", which a row lacks:{nearest(name, map(str, row))}')
+        raise UserError(
+            f'a reward asks for the column "{name}", which a row lacks:{nearest_of_few(name, map(str, row))}'
+        )
     return row[name]
 
 
