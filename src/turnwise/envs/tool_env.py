@@ -26,6 +26,7 @@ from turnwise.tools.box import ToolBox, ToolHands, only_text
 from turnwise.tools.formats import read_calls, write_call
 from turnwise.tools.function import FunctionTool
 from turnwise.tools.readiness import NeedsServer
+from turnwise.tools.signature import example_arguments, signature
 from turnwise.tools.tool import Tool, ToolSource
 
 PROGRAM = {"code": "print(6 * 7)"}
@@ -97,14 +98,14 @@ class ToolEnv(TextEnv):
             return "Code in a block is run, and you see what it prints:\n" + write_call("python", PROGRAM, "python")
         if self.params.style != "answer":
             return ""
-        lines = [_unmarked(f"- {spec.name}({', '.join(_properties(spec))}): {spec.description}") for spec in specs]
+        lines = [_unmarked(f"- {signature(spec)}: {spec.description}") for spec in specs]
         forms = [_example(specs[0]), *(_example(spec) for spec in specs[1:] if only_text(spec) is None)]
         return "\n".join(["Tools:", *lines, f"Call: {' or '.join(forms[:2])}."])
 
     def tools_in_words(self, specs: Sequence[ToolSpec]) -> str:
         """The tools and the form of a call, for models whose chat template tells of none."""
         shown = [json.dumps(tool_schema(spec)["function"], ensure_ascii=False) for spec in specs]
-        example = self.call(specs[0].name, **dict.fromkeys(map(_unmarked, _properties(specs[0])), "..."))
+        example = self.call(specs[0].name, **json.loads(_unmarked(json.dumps(example_arguments(specs[0])))))
         return "\n".join(["Tools:", *map(_unmarked, shown), f"A call: {example}"])
 
     def tool_state(self) -> Any:
@@ -127,11 +128,7 @@ def _unmarked(text: str) -> str:
     return text.replace("<", "‹").replace(">", "›")
 
 
-def _properties(spec: ToolSpec) -> dict[str, Any]:
-    return dict(spec.parameters.get("properties", {}))
-
-
 def _example(spec: ToolSpec) -> str:
     alone = only_text(spec)
-    given = json.dumps(dict.fromkeys(_properties(spec), "...")) if alone is None else alone.upper()
+    given = json.dumps(example_arguments(spec), ensure_ascii=False) if alone is None else alone.upper()
     return f"<call>{_unmarked(f'{spec.name} {given}')}</call>"

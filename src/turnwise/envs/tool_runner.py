@@ -11,6 +11,7 @@ from turnwise.envs.text_env import Outcome
 from turnwise.tools.box import ToolBox, ToolHands
 from turnwise.tools.formats import Calls, read_calls
 from turnwise.tools.sandbox.shortening import shortened
+from turnwise.tools.signature import signature
 from turnwise.tools.tool import ToolResult
 
 TOLD_BY_TEMPLATE = ("hermes", "llama", "mistral")
@@ -101,8 +102,8 @@ class ToolEnvRunner(TextEnvRunner):
         if specs == self._told_specs:
             return []
         self._told_specs = specs
-        names = [f"{spec.name}({', '.join(spec.parameters.get('properties', {}))})" for spec in specs]
-        return [user(f"The tools have changed. There are now: {', '.join(names) or 'none'}.")]
+        now = ", ".join(map(signature, specs)) or "none"
+        return [user(f"The tools have changed. There are now: {now}.")]
 
     def _told(self, call: ToolCall, result: ToolResult) -> Message:
         text = shortened(result.text, self.tool_env.params.max_output)

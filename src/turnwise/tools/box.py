@@ -10,6 +10,7 @@ from typing import Any
 
 from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.core.messages import ToolCall, ToolSpec
+from turnwise.tools.signature import example_arguments
 from turnwise.tools.tool import OpenTools, Tool, ToolBug, ToolError, ToolResult, ToolSession, ToolSource
 
 KEPT = 10_000
@@ -157,8 +158,8 @@ def _object(text: str, spec: ToolSpec) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        names = json.dumps(dict.fromkeys(spec.parameters.get("properties", {}), "..."))
-        raise ToolError(f"the arguments are no valid JSON ({str(error)[:80]}): give {names[:200]}") from error
+        example = json.dumps(example_arguments(spec), ensure_ascii=False)
+        raise ToolError(f"the arguments are no valid JSON ({str(error)[:80]}): give {example[:200]}") from error
     if not isinstance(value, dict):
         raise ToolError("the arguments must be an object")
     return value
