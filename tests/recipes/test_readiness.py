@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import mcp_scripted_server_for_tests
 from endpoint_for_tests import Server, completion
 from endpoint_for_tests import serving as serving_model
 from judges_for_tests import JudgeServer, serving
@@ -83,6 +84,10 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         {"tools": [{"mcp": SILENT}]},
         "it printed: usage: serve PORT: try the command in a",
     ),
+    "two servers whose tools have one name": (
+        {"tools": [{"mcp": RAW}, {"mcp": RAW}]},
+        'two tools are called "do": rename one, with name in a table, or prefix of a server',
+    ),
     "an MCP server that is not there": ({"tools": [{"mcp": f"{NOBODY}/mcp"}]}, "start that server, or mend its URL"),
     "a search server that is not there": (
         {"tools": [{"use": "search", "url": NOBODY}]},
@@ -114,6 +119,15 @@ def test_a_server_that_is_not_there_is_told_before_a_model_is_loaded(
     typed = [word for name, value in settings["env__params"].items() for word in (f"--env.params.{name}", toml(value))]
     assert main(["train", "tools", "--dry-run", *typed]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_servers_tool_that_cannot_be_called_is_told_before_a_run(tmp_path: Path) -> None:
+    offers = {"tools": [{"name": "a b", "inputSchema": {"type": "object"}}], "later": [], "answers": {}}
+    (tmp_path / "offers.json").write_text(json.dumps(offers))
+    program = mcp_scripted_server_for_tests.__file__
+    command = shlex.join([sys.executable, "-I", "-S", program, str(tmp_path / "offers.json")])
+    with pytest.raises(UserError, match="the name 'a b' is none that an agent could call"):
+        check_run(small(tmp_path, **tools(tmp_path, tools=[{"mcp": command}])))
 
 
 def toml(value: Any) -> str:

@@ -26,6 +26,7 @@ from turnwise.tools.box import ToolBox, ToolHands, only_text
 from turnwise.tools.formats import read_calls, write_call
 from turnwise.tools.function import FunctionTool
 from turnwise.tools.readiness import NeedsServer
+from turnwise.tools.served import ServedTools, Serves
 from turnwise.tools.signature import example_arguments, signature
 from turnwise.tools.tool import Tool, ToolSource
 
@@ -79,7 +80,10 @@ class ToolEnv(TextEnv):
     @classmethod
     def servers(cls, params: Any) -> list[NeedsServer]:
         """Who must answer before an episode can be played: asked when a run starts."""
-        return [each for each in (*cls.make_tools(params), *cls.make_sources(params)) if isinstance(each, NeedsServer)]
+        tools = cls.make_tools(params)
+        asked: list[NeedsServer] = [tool for tool in tools if isinstance(tool, NeedsServer)]
+        serving = [source for source in cls.make_sources(params) if isinstance(source, Serves)]
+        return [*asked, ServedTools(known=[tool.spec.name for tool in tools], sources=serving)] if serving else asked
 
     async def judge(self, action: str, said: Sequence[Message], hands: ToolHands) -> Outcome:
         """What an answer is worth: `step`, unless judging it waits for something. `said`: the episode up to here."""

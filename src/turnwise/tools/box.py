@@ -24,9 +24,7 @@ class ToolBox:
 
     def __init__(self, tools: Sequence[Tool], sources: Sequence[ToolSource] = ()) -> None:
         self.tools, self._sources = {tool.spec.name: tool for tool in tools}, sources
-        if len(self.tools) < len(tools):
-            twice = next(name for name, count in Counter(tool.spec.name for tool in tools).items() if count > 1)
-            raise UserError(f'two tools are called "{twice}": rename one, or give a table name = "..."')
+        check_names([tool.spec.name for tool in tools])
         self._limits: dict[str, asyncio.Semaphore] = {}
         self._answers: OrderedDict[tuple[str, str], asyncio.Task[ToolResult]] = OrderedDict()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -96,13 +94,9 @@ class ToolHands:
 
     def _tools(self) -> dict[str, tuple[Tool, ToolSession]]:
         """By name, as they are now."""
-        found = dict(self._own)
-        for source in self._others:
-            for name, each in source.tools.items():
-                if name in found:
-                    raise UserError(f"two tools are called {name}: rename one, or give a server a prefix")
-                found[name] = each
-        return found
+        served = [each for source in self._others for each in source.tools.items()]
+        check_names([*self._own, *(name for name, _ in served)])
+        return dict([*self._own.items(), *served])
 
     @property
     def specs(self) -> tuple[ToolSpec, ...]:
@@ -134,6 +128,13 @@ class ToolHands:
             return ToolResult(text=f"{call.name}: {error}", failed=True)
         key = json.dumps(arguments, sort_keys=True, default=repr)
         return await self._box.run(tool, session, arguments, key)
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Two tools of one name: whichever the agent means, one of them cannot be called."""
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise UserError(f'two tools are called "{name}": rename one, with name in a table, or prefix of a server')
 
 
 def _unknown(name: str, tools: Iterable[str]) -> str:

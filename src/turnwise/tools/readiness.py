@@ -5,7 +5,7 @@ from typing import Protocol, runtime_checkable
 
 @runtime_checkable
 class NeedsServer(Protocol):
-    """A tool, a source of tools or a judge that asks somebody outside of this process."""
+    """A tool, a group of tools or a judge that asks somebody outside of this process."""
 
     async def check_server(self) -> None:
         """Once and in bounded time; raises a UserError, with the mend, where nobody answers as it should."""

@@ -54,14 +54,18 @@ class McpSource:
         finally:
             await connection.close()
 
-    async def check_server(self) -> None:
+    async def served_names(self) -> Sequence[str]:
         """Starts it, or greets it, and lets it go again."""
         self._settle()
         try:
             connection = await self._connect()
         except Lost as lost:
             raise UserError(f"{lost}: {MEND_URL if self.server.url else MEND_COMMAND}") from None
-        await connection.close()
+        try:
+            label = self.server.label
+            return [*make_tools(connection.listed, self.options, self.rules, self._ask_shared, label=label)]
+        finally:
+            await connection.close()
 
     def _settle(self) -> None:
         """Connections belong to one event loop: those of a loop that has ended have ended with it."""
