@@ -137,7 +137,13 @@ def test_a_bad_override_gets_one_line_with_the_mend(key: str, text: str, line: s
 
 def test_an_unknown_key_in_a_file_names_the_nearest_one() -> None:
     assert complaint(settings={"algo": {"clip_hi": 0.3}}) == 'unknown key algo.clip_hi: did you mean "algo.clip_high"?'
-    assert complaint(settings={"alog": {}}).startswith("unknown key alog")
+    assert complaint(settings={"alog": {}}) == 'unknown key alog: did you mean "algo"?'
+    assert complaint(settings={"rolout": {"groups": 4}}) == 'unknown key rolout: did you mean "rollout"?'
+
+
+def test_one_table_where_a_list_of_them_belongs_is_told_as_a_recipe_writes_it() -> None:
+    told = complaint(settings={"reward": {"judges": {"model": "m", "rubric": "r"}}})
+    assert told.startswith("reward.judges is a list of tables: write [[reward.judges]] with two brackets")
     assert complaint(settings={"algo": 3}) == "algo = 3: must be a section of settings"
 
 

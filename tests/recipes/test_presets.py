@@ -14,7 +14,8 @@ from turnwise.recipes.presets import find_recipe, list_recipes, recipe_names
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_a_preset_is_valid_and_says_what_it_does(name: str) -> None:
+def test_a_preset_is_valid_and_says_what_it_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-none")  # of those with a judge
     recipe = find_recipe(name)
     assert recipe.summary.endswith(".")
     assert recipe.environment in ENVIRONMENTS
@@ -110,3 +111,17 @@ def test_files_of_rewards_and_judges_are_looked_for_beside_the_settings(
     assert first["rubric"] == "writes notes.jsonl" and second["cache"] == "", "the rest is words"
     typed = configure("bandit", overrides=[("reward.functions", '["mine.py:kind"]')]).reward
     assert typed.functions == (f"{elsewhere}/mine.py:kind",)
+
+
+def test_a_file_of_settings_that_is_called_otherwise_is_told(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("env: bandit")
+    for name in ("own.tml", str(tmp_path / "own.yaml")):
+        with pytest.raises(UserError, match=rf"^{name}: settings are read from FILE.toml, .*: rename it$"):
+            configure(name)
+    with pytest.raises(UserError, match=r'unknown recipe or environment "Qwen2\.5-0\.5B"'):
+        configure("Qwen2.5-0.5B")
+
+
+def test_settings_may_begin_with_the_mark_of_their_encoding(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text('[env]\nkind = "bandit"\n', encoding="utf-8-sig")
+    assert configure(str(tmp_path / "own.toml")).env.kind == "bandit"

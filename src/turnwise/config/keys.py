@@ -44,8 +44,12 @@ class Key:
     @property
     def may_hold_none(self) -> bool:
         """Itself or, in tables whose keys are not ours, somewhere inside."""
-        of_tables = self.schema.get("items", {}).get("type") == "object"
-        return self.optional or of_tables or self.name in FREE_TABLES
+        return self.optional or self.of_tables or self.name in FREE_TABLES
+
+    @property
+    def of_tables(self) -> bool:
+        """A list of them."""
+        return bool(self.schema.get("items", {}).get("type") == "object")
 
     @property
     def allowed(self) -> str:
@@ -88,10 +92,11 @@ def unknown_key(name: str) -> str:
 
 
 def meant_keys(name: str) -> list[str]:
-    """What a mistyped key probably means: the same word in other sections, else the nearest key."""
+    """What a mistyped key probably means: the same word in other sections, else the nearest section or key."""
     keys = all_keys()
     same_word = [key.name for key in keys.values() if key.last == name.rpartition(".")[2]]
-    near = closest(name, keys)
+    at_the_top = {name.partition(".")[0] for name in keys} if "." not in name else ()
+    near = closest(name, at_the_top) or closest(name, keys)
     return same_word or ([near] if near else [])
 
 

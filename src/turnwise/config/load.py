@@ -54,7 +54,7 @@ def _place(settings: dict[str, Any], name: str, given: Any) -> None:
 def read_settings(path: Path) -> dict[str, Any]:
     """The settings in a TOML file, not yet checked against the schema."""
     try:
-        settings = tomllib.loads(path.read_text(encoding="utf-8"))
+        settings = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:

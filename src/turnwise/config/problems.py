@@ -25,6 +25,8 @@ def _explain_one(detail: Mapping[str, Any]) -> str:
     if detail["type"] == "value_error":
         return str(detail["ctx"]["error"])
     key = all_keys().get(name) or all_keys().get(name.rpartition(".")[0])  # of a list, the item's place comes last
+    if key is not None and key.of_tables and isinstance(detail["input"], Mapping):
+        return f"{key.name} is a list of tables: write [[{key.name}]] with two brackets, or {key.last} = [{{ ... }}]"
     given = _short(detail["input"])
     if key is None:
         return f"{name} = {given}: must be a section of settings"

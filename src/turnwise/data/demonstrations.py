@@ -56,7 +56,7 @@ def demonstration_sample(number: int, exchanges: Sequence[Exchange], renderer: R
 def read_conversations(file: Path) -> Iterator[list[Exchange]]:
     """Of a JSONL file: one conversation a line, `{"messages": [{"role": ..., "content": ...}, ...]}`."""
     try:
-        with file.open(encoding="utf-8") as lines:
+        with file.open(encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     yield _exchanges(line, f"{file} line {number}")

@@ -7,12 +7,12 @@ from typing import Any
 from turnwise.config.load import Overrides, build, find_run, read_run, read_settings
 from turnwise.config.schema import Config, EnvConfig
 from turnwise.core.errors import UserError
-from turnwise.core.names import nearest
+from turnwise.core.names import closest, nearest
 from turnwise.envs.registry import ENVIRONMENTS
 from turnwise.recipes.presets import find_method, find_recipe, method_path, recipe_names, recipe_path
 from turnwise.recipes.worlds import worlds_of
 
-FILE = re.compile(r"[^\n]+\.(?:jsonl|py:\w+)")
+FILE = re.compile(r"[^\n]+\.(?:jsonl|csv|py:\w+)")
 PATHS = ("index", "database", "cwd", "key_file", "cache")
 """Options of tools and rewards that are paths, whatever they look like."""
 MAY_CHANGE = ("train.max_minutes",)
@@ -95,6 +95,8 @@ def settings_for(target: str) -> dict[str, Any]:
         return _from_file(Path(target))
     if target in ENVIRONMENTS or ".py" in target:
         return {"env": {"kind": target}}
+    if closest(Path(target).suffix, [".toml", ".py"]) or Path(target).is_file():
+        raise UserError(f"{target}: settings are read from FILE.toml, an environment from FILE.py:Class: rename it")
     near = nearest(target, [*recipe_names(), *ENVIRONMENTS])
     raise UserError(f'unknown recipe or environment "{target}":{near} (`turnwise recipes` and `envs` list them)')
 

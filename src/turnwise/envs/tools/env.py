@@ -10,8 +10,6 @@ reward = "myreward.py:score"              # score(answer, row) -> a number; 1 is
 import json
 import random
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from pydantic import Field, field_validator
@@ -21,20 +19,15 @@ from turnwise.core.messages import Message
 from turnwise.core.names import nearest_of_few
 from turnwise.core.task import Split
 from turnwise.envs.rubrics import Rewards, judged, judges_of_reward, rubric_of
-from turnwise.envs.seeds import FIRST, split_of_state
 from turnwise.envs.text_env import Outcome
 from turnwise.envs.tool_env import ToolEnv
+from turnwise.envs.tools.rows import question_of, read_rows, rows_of
 from turnwise.tools.box import ToolHands
 from turnwise.tools.readiness import NeedsServer
 from turnwise.tools.tool import Tool, ToolSource
 
-QUESTION = ("question", "prompt", "problem", "input")
-"""Columns that hold the question, the first that a row has."""
-MOST_BYTES = 1 << 30
 EACH_TOOL = 'tool: "python", "FILE.py:function" or a table such as { use = "search", index = "FOLDER" }'
 EACH_REWARD = 'reward: a name, "FILE.py:function" or a table such as { use = "exact_match" }'
-
-Row = dict[str, Any]
 
 
 class Tools(ToolEnv):
@@ -42,7 +35,7 @@ class Tools(ToolEnv):
 
     class Params(ToolEnv.Params):
         tasks: str
-        """A JSONL file of rows. The question is in `question`, `prompt`, `problem` or `input`."""
+        """A JSONL or CSV file of rows. The question is in `question`, `prompt`, `problem` or `input`."""
         tools: tuple[str | dict[str, Any], ...] = Field(min_length=1)
         """Each python, FILE.py:function, a table like {use = "search", index = FOLDER}, or {mcp = COMMAND or URL}."""
         reward: Rewards
@@ -125,45 +118,3 @@ def _listed(given: Any, name: str, each: str) -> Any:
     if not isinstance(given, list | tuple) or not given or not all(isinstance(one, str | Mapping) for one in given):
         raise ValueError(f"must be a list of at least one {each}")
     return given
-
-
-def question_of(row: Row) -> str:
-    return next(str(row[name]) for name in QUESTION if name in row)
-
-
-@lru_cache(maxsize=32)
-def rows_of(path: str, split: Split | None) -> tuple[Row, ...]:
-    """Those of a split: by their column `split` where they have it, else by their question."""
-    rows = read_rows(path)
-    found = tuple(row for row in rows if split in (None, row.get("split") or split_of_state(question_of(row))))
-    if not found:
-        raise UserError(f"{path} has no row for {split}: give it more rows, or a column split that says {split}")
-    return found
-
-
-@lru_cache(maxsize=8)
-def read_rows(path: str) -> tuple[Row, ...]:
-    """All rows, checked once."""
-    file = Path(path).expanduser()
-    try:
-        if file.stat().st_size > MOST_BYTES:
-            raise UserError(f"env.params.tasks: {file} is larger than 1 GiB: give a part of it")
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"env.params.tasks: cannot read {file} ({error}): give a JSONL file") from error
-    rows = [_row(line, number, file) for number, line in enumerate(lines, start=1) if line.strip()]
-    if not rows:
-        raise UserError(f"env.params.tasks: {file} holds no row: give one JSON object a line")
-    return tuple(rows)
-
-
-def _row(line: str, number: int, file: Path) -> Row:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{file} line {number} is no JSON ({str(error)[:80]}): mend it") from error
-    if not isinstance(row, dict) or not any(name in row for name in QUESTION):
-        raise UserError(f"{file} line {number} has no question: give it one of {', '.join(QUESTION)}")
-    if row.get("split") not in (None, *FIRST):
-        raise UserError(f"{file} line {number}: split is {row['split']!r}: say {', '.join(FIRST)}, or leave it out")
-    return row
