@@ -23,9 +23,10 @@ from turnwise.recipes.configure import configure
 from turnwise.recipes.evaluation import ask, evaluate_into
 from turnwise.recipes.run import train
 from turnwise.record.run_folder import RunFolder
+from turnwise.rewards.judge.benches import forget_benches
 from turnwise.rollout.losses import Losses, Lost
 from turnwise.tools.search.building import build_index
-from turnwise.train.demonstrating import played, solution
+from turnwise.train.demonstrating import played, solution, solved
 
 CANARY = "sk-canary-8d1f0c"
 
@@ -202,6 +203,7 @@ def test_a_run_with_every_kind_of_tool_and_a_rubric(tmp_path: Path) -> None:
     assert first["reward/env"] == pytest.approx(first["reward/exact_match"] + 0.25 * first["reward/judge"], abs=1e-6)
     assert CANARY.encode() not in everything_under(tmp_path)
     assert CANARY not in printed(console)
+    assert "run --episodes 4\n" in re.sub(" *\n", "\n", printed(console)), "no more than there are"
 
 
 def test_the_judged_search_recipe_pays_what_its_judge_says_of_an_episode(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,3 +221,21 @@ def test_the_judged_search_recipe_pays_what_its_judge_says_of_an_episode(monkeyp
     assert request["model"] == "gpt-5-mini"
     found = exchanges[-1].messages[-1].content.splitlines()[-1]
     assert len(found) > 20 and found in request["messages"][1]["content"], "the judge sees what was found"
+
+
+def test_demonstrations_pay_a_judge_only_where_it_decides_which_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = JudgeServer(lambda messages: '{"score": 10}')
+    forget_benches()  # of another test's server
+    with serving(server) as url:
+        monkeypatch.setenv("OPENAI_BASE_URL", url)
+        config = configure("deep_search_judged")
+        kind, params = load(config.env.kind), config.env.params
+
+        def shown(params: dict[str, Any]) -> int:
+            worlds = [(kind, kind.check_params(params))]
+            show = lambda done, total: None  # noqa: E731
+            return len(asyncio.run(solved(worlds, count=2, seed=0, think=False, show=show)))
+
+        assert shown(params) == 2 and server.requests == []
+        judge_first = [table for table in params["reward"] if table["use"] == "judge"]
+        assert shown(params | {"reward": judge_first}) == 2 and len(server.requests) == 2

@@ -1,10 +1,12 @@
 import math
+from dataclasses import replace
 
 import pytest
 
 from turnwise.core.messages import assistant
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Group, Status, Stop, Trajectory, Turn
+from turnwise.record.known_metrics import points_of
 from turnwise.record.metrics import rollout_metrics
 
 TASK = Task(env="bandit", seed=1)
@@ -86,6 +88,15 @@ def test_success_is_the_status_whatever_the_rewards_and_names_are() -> None:
     won = member(Status.SUCCEEDED, -3.0)
     lost = member(Status.FAILED, 100.0)
     assert rollout_metrics([group(won, lost)])["rollout/success"] == 0.5
+
+
+def test_a_part_that_some_came_to_is_0_for_the_others_and_a_gap_where_nobody_came_to_it() -> None:
+    answered = replace(member(Status.FAILED, 0.5), rewards={"env": 0.5, "format": 0.0, "judge": 0.5})
+    silent = member(Status.TRUNCATED_TURNS, 0.0)
+    some, none = rollout_metrics([group(answered, silent)]), rollout_metrics([group(silent, silent)])
+    assert some["reward/judge"] == 0.25 and "reward/judge" not in none
+    rows = [{"step": 1, **some}, {"step": 2, **none}, {"step": 3, **some}]
+    assert points_of(rows, "reward/judge") == [(1, 0.25), (3, 0.25)], "not drawn as 0"
 
 
 def test_broken_members_are_counted_and_enter_no_mean() -> None:

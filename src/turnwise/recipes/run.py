@@ -47,6 +47,8 @@ from turnwise.train.learner import LocalLearner
 from turnwise.train.loop import Loop, LoopSettings
 
 Summary = dict[str, Any]
+MANY = 512
+"""Episodes that tell success to a few points, where there are as many tasks."""
 
 
 def train(
@@ -66,7 +68,8 @@ def train(
     ) as folder:
         summary, path = _Run(config, worlds, folder, console).train(resume), folder.path
     if summary["finished"]:
-        console.print(closing_table(summary, path, next_line=f"turnwise eval {path} --episodes 512"))
+        there = worlds.worlds[0].sizes.get(config.eval.split, MANY)
+        console.print(closing_table(summary, path, next_line=f"turnwise eval {path} --episodes {min(MANY, there)}"))
         if summary["idle_steps"] == summary["steps"]:
             console.print("no step trained anything: the model is the one that it started from")
     else:

@@ -5,13 +5,28 @@ Every part is an async function of what was answered; all of them wait together,
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, RewardFailure, UserError
 from turnwise.core.messages import Message
 from turnwise.tools.tool import ToolResult
+
+_first_alone: ContextVar[bool] = ContextVar("first_alone", default=False)
+
+
+@contextmanager
+def deciding_part_alone() -> Iterator[None]:
+    """For play of which only success is read, as a demonstration's: the first part decides it, others may cost."""
+    token = _first_alone.set(True)
+    try:
+        yield
+    finally:
+        _first_alone.reset(token)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +54,10 @@ class Rubric:
 
     async def score(self, answered: Answered) -> dict[str, float]:
         """By name, before they are weighted. A part that breaks ends the others: the episode is run again."""
+        asked = dict(islice(self.parts.items(), 1)) if _first_alone.get() else self.parts
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = {name: group.create_task(_value(name, part, answered)) for name, part in self.parts.items()}
+                tasks = {name: group.create_task(_value(name, part, answered)) for name, part in asked.items()}
         except* (UserError, EnvironmentFailure, InfrastructureFailure) as failures:
             raise failures.exceptions[0] from None
         return {name: task.result() for name, task in tasks.items()}

@@ -14,6 +14,7 @@ from turnwise.envs.kind import EnvKind
 from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.seeds import RANGE, seed_for
 from turnwise.envs.text_env import TextEnv
+from turnwise.rewards.rubric import deciding_part_alone
 
 ATTEMPTS = 10
 """At an episode that something breaks which is not the player."""
@@ -88,7 +89,8 @@ async def solved(
         kind, params = worlds[number % len(worlds)]
         index = address("demonstration", seed, number) % RANGE
         task = Task(env=kind.name, params=params, seed=seed_for("train", index))
-        exchanges, result = await played(partial(kind.make, task), partial(solution, think))
+        with deciding_part_alone():
+            exchanges, result = await played(partial(kind.make, task), partial(solution, think))
         if result.success:
             found.append(exchanges)
         show(len(found), count)
