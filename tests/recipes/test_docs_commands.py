@@ -10,6 +10,7 @@ import pytest
 
 from runs_for_tests import quiet, small
 from turnwise.cli.main import main
+from turnwise.data.demonstrations import read_conversations
 from turnwise.recipes import evaluation, export
 from turnwise.recipes import sft as imitation
 from turnwise.recipes.worlds import worlds_of
@@ -61,6 +62,15 @@ def workplace(tmp_path: Path, finished_run: Path, monkeypatch: pytest.MonkeyPatc
 def test_there_are_commands_to_try() -> None:
     assert {words[0] for words in COMMANDS} == {"train", "sft", "eval", "merge", "envs"}
     assert len(COMMANDS) > 15
+
+
+def test_the_conversation_with_a_tool_is_one_that_is_read(tmp_path: Path) -> None:
+    text = (ROOT / "docs/sft-and-eval.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r'^```\n({"messages".*?)^```', text, flags=re.MULTILINE | re.DOTALL)
+    (tmp_path / "talks.jsonl").write_text(" ".join(shown.splitlines()))
+    (exchanges,) = read_conversations(tmp_path / "talks.jsonl")
+    assert [exchange.answer for exchange in exchanges] == ["<call>price fig</call>", "<answer>14</answer>"]
+    assert [message.role for exchange in exchanges for message in exchange.messages] == ["system", "user", "tool"]
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)

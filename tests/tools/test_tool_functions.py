@@ -288,3 +288,23 @@ def spread(*numbers: int) -> int:
 def test_a_function_that_cannot_be_a_tool_says_what_to_write(function: Callable[..., Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         from_function(function)
+
+
+SHOWN: list[tuple[Any, str]] = [
+    ("3 figs", "3 figs"),
+    (None, "null"),
+    (True, "true"),
+    ({"price": 3, "name": "Pfläume"}, '{"price": 3, "name": "Pfläume"}'),
+    ([1, 2.5], "[1, 2.5]"),
+    ({1}, "{1}"),
+]
+
+
+@pytest.mark.parametrize(("given", "text"), SHOWN, ids=lambda each: str(each)[:12])
+def test_what_a_tool_returns_is_shown_as_text_or_json(given: Any, text: str) -> None:
+    def find() -> Any:
+        """Find it."""
+        return given
+
+    (answer,) = answers([find], call("find"))
+    assert answer.text == text
