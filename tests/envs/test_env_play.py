@@ -85,7 +85,7 @@ def test_what_breaks_is_one_line(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"question": "?", "split": "train"}\n')
     own = {"tasks": str(tmp_path / "rows.jsonl"), "style": "answer"}
     own |= {"tools": [f"{tmp_path}/own.py:broken"], "reward": f"{tmp_path}/own.py:score"}
-    with pytest.raises(UserError, match="the tool broken: own.py:3: RuntimeError: gone, 3 times"):
+    with pytest.raises(UserError, match=r"the tool broken: own\.py:3: RuntimeError: gone, 3 times"):
         played(["<call>broken x</call>"], name="tools", seed=0, **own)
 
 
