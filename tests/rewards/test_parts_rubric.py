@@ -248,7 +248,7 @@ WRONG_KIND: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("function", "told"), WRONG_KIND, ids=lambda each: str(each)[:30])
+@pytest.mark.parametrize(("function", "told"), WRONG_KIND, ids=[told[:30] for _, told in WRONG_KIND])
 def test_functions_of_the_wrong_kind_are_told_before_they_are_called(function: Any, told: str) -> None:
     with pytest.raises(UserError, match=f'^the reward "a.py:f" {told}'):
         make_rubric("a.py:f", lambda given: function)
@@ -269,7 +269,7 @@ BROKEN: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("does", "told"), BROKEN, ids=lambda each: str(each)[:40])
+@pytest.mark.parametrize(("does", "told"), BROKEN, ids=[told[:30] for _, told in BROKEN])
 def test_functions_that_break_are_told_with_what_they_did_and_where(does: Any, told: str) -> None:
     part = make_rubric("a.py:f", lambda given: lambda answer, row: does(row))
     told = told.replace(r"\S+", r"test_parts_rubric\.py")
