@@ -53,7 +53,7 @@ def test_targets_are_the_sampled_tokens_and_sources_the_tokens_before_them(given
 
 def train_sample(sample: Sample, *, with_critic: bool) -> TrainSample:
     def column() -> torch.Tensor:
-        return place(sample, torch.randn(int(sample.mask.sum())))
+        return place([sample], torch.randn(int(sample.mask.sum())))[0]
 
     return TrainSample(
         sample=sample,
@@ -79,7 +79,7 @@ def test_every_number_stays_with_its_token(given: list[Trajectory], with_critic:
             assert not with_critic and name in ("ref_logprobs", "old_values", "returns")
             continue
         for each, part in zip(samples, unpack(packed.batch, column), strict=True):
-            assert torch.equal(place(each.sample, part), getattr(each, name))
+            assert torch.equal(place([each.sample], part)[0], getattr(each, name))
     for each, logprobs, turn_ids in zip(
         samples,
         unpack(packed.batch, packed.sampler_logprobs),

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from turnwise.core.samples import Batch, Sample, TrainBatch, TrainSample
+from turnwise.data.table import at_sampled, sampled_counts
 
 SHORTEST_PREFIX = 8
 """Fewer common tokens than this are not worth a row of their own."""
@@ -13,8 +14,9 @@ SHORTEST_PREFIX = 8
 
 def prompt_length(sample: Sample) -> int:
     """How many tokens can be shared: the first context but its last token, whose logits the sample learns from."""
-    first_sampled = int(sample.mask.to(torch.uint8).argmax()) if sample.mask.any() else len(sample)
-    return first_sampled - 1
+    mask = sample.mask.numpy()
+    first_sampled = int(mask.argmax())
+    return (first_sampled if mask[first_sampled] else len(sample)) - 1
 
 
 def prompt_key(sample: Sample) -> bytes:
@@ -53,10 +55,11 @@ def pack(samples: Sequence[Sample]) -> Batch:
     prompts, parent = _shared_prompts(samples)
     skip = [len(prompts[parent[index]]) if index in parent else 0 for index in range(len(samples))]
     order = sorted(range(len(samples)), key=lambda i: (i in parent, skip[i] - len(samples[i]), i))
+    ordered = [samples[index] for index in order]
     lengths = torch.tensor([len(samples[index]) - skip[index] for index in order])
     starts = sum(map(len, prompts)) + lengths.cumsum(0) - lengths
-    sampled = [samples[index].mask[skip[index] :].nonzero().squeeze(1) for index in order]
-    places = torch.cat([start + each for start, each in zip(starts, sampled, strict=True)])
+    masks = torch.cat([samples[index].mask[skip[index] :] for index in order])
+    places = sum(map(len, prompts)) + masks.nonzero().squeeze(1)
     ids = torch.cat([*prompts, *(samples[index].ids[skip[index] :] for index in order)])
     positions = [*map(len, prompts), *(len(samples[index]) for index in order)]
     skipped = [*(0 for _ in prompts), *(skip[index] for index in order)]
@@ -66,10 +69,10 @@ def pack(samples: Sequence[Sample]) -> Batch:
         lengths=(*map(len, prompts), *lengths.tolist()),
         parents=(*(-1 for _ in prompts), *(parent.get(index, -1) for index in order)),
         order=tuple(order),
-        counts=tuple(map(len, sampled)),
+        counts=tuple(sampled_counts(ordered)),
         sources=places - 1,
         targets=ids[places],
-        temperatures=torch.cat([samples[index].temperatures[samples[index].mask] for index in order]),
+        temperatures=at_sampled(ordered, [each.temperatures for each in ordered]),
         ends=starts + lengths - 1,
     )
 
@@ -107,17 +110,18 @@ def unpack(batch: Batch, values: Tensor) -> list[Tensor]:
 def pack_train(samples: Sequence[TrainSample]) -> TrainBatch:
     batch = pack([each.sample for each in samples])
     ordered = [samples[index] for index in batch.order]
+    bare = [each.sample for each in ordered]
 
     def sampled(name: str) -> Tensor:
-        return torch.cat([getattr(each, name)[each.sample.mask] for each in ordered])
+        return at_sampled(bare, [getattr(each, name) for each in ordered])
 
     def optional(name: str) -> Tensor | None:
         return None if getattr(samples[0], name) is None else sampled(name)
 
     return TrainBatch(
         batch=batch,
-        sampler_logprobs=torch.cat([each.sample.logprobs[each.sample.mask] for each in ordered]),
-        turn_ids=torch.cat([each.sample.turn_ids[each.sample.mask] for each in ordered]),
+        sampler_logprobs=at_sampled(bare, [each.logprobs for each in bare]),
+        turn_ids=at_sampled(bare, [each.turn_ids for each in bare]),
         old_logprobs=sampled("old_logprobs"),
         advantages=sampled("advantages"),
         weights=sampled("weights"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from turnwise.core.samples import Sample
@@ -18,24 +19,22 @@ def samples_of(trajectories: Sequence[Trajectory]) -> list[Sample]:
 
 
 def segment_sample(trajectory: int, segment: Segment) -> Sample:
-    ids: list[int] = []
-    turn_ids: list[int] = []
-    logprobs: list[float] = []
-    temperatures: list[float] = []
-    for turn_id, turn in enumerate(segment.turns, start=segment.first_turn):
-        before, sampled = len(turn.context_ids), len(turn.action_ids)
-        ids += turn.context_ids
-        ids += turn.action_ids
-        turn_ids += [-1] * before + [turn_id] * sampled
-        logprobs += [0.0] * before
-        logprobs += turn.action_logprobs
-        temperatures += [1.0] * before + [turn.temperature] * sampled
-    turn_tensor = torch.tensor(turn_ids)
+    """By numpy, which reads Python's numbers several times as fast as torch does."""
+    turns = segment.turns
+    ids = [token for turn in turns for part in (turn.context_ids, turn.action_ids) for token in part]
+    logprobs = [logprob for turn in turns for logprob in turn.action_logprobs]
+    sizes = [size for turn in turns for size in (len(turn.context_ids), len(turn.action_ids))]
+    numbers = [number for index in range(len(turns)) for number in (-1, segment.first_turn + index)]
+    temperatures = [temperature for turn in turns for temperature in (1.0, turn.temperature)]
+    turn_ids = np.repeat(np.array(numbers, dtype=np.int64), sizes)
+    mask = turn_ids >= 0
+    placed = np.zeros(len(ids), dtype=np.float32)
+    placed[mask] = logprobs
     return Sample(
         trajectory=trajectory,
-        ids=torch.tensor(ids),
-        mask=turn_tensor >= 0,
-        turn_ids=turn_tensor,
-        logprobs=torch.tensor(logprobs),
-        temperatures=torch.tensor(temperatures),
+        ids=torch.from_numpy(np.fromiter(ids, np.int64, len(ids))),
+        mask=torch.from_numpy(mask),
+        turn_ids=torch.from_numpy(turn_ids),
+        logprobs=torch.from_numpy(placed),
+        temperatures=torch.from_numpy(np.repeat(np.array(temperatures, dtype=np.float32), sizes)),
     )

@@ -6,6 +6,7 @@ its row of the table    a a a a a a                  sampled tokens only, in ord
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,19 +16,19 @@ from turnwise.core.samples import Sample
 class TokenTable:
     def __init__(self, samples: Sequence[Sample], num_trajectories: int) -> None:
         self.samples = samples
-        counts = torch.zeros(num_trajectories, dtype=torch.long)
-        rows, columns = [], []
-        for sample in samples:
-            size = int(sample.mask.sum())
-            start = int(counts[sample.trajectory])
-            rows.append(torch.full((size,), sample.trajectory))
-            columns.append(torch.arange(start, start + size))
+        counts = [0] * num_trajectories
+        starts, sizes = [], sampled_counts(samples)
+        for sample, size in zip(samples, sizes, strict=True):
+            starts.append(counts[sample.trajectory])
             counts[sample.trajectory] += size
-        self.counts = counts  # [B]
-        self.rows, self.columns = torch.cat(rows), torch.cat(columns)  # [K] each sampled token's place
-        self.shape = num_trajectories, int(counts.max())
-        self.mask = torch.arange(self.shape[1]) < counts[:, None]  # [B, S]
-        self.turn_ids = self.matrix([sample.turn_ids[sample.mask] for sample in samples], fill=-1)  # [B, S]
+        self.counts = torch.tensor(counts)  # [B]
+        each = torch.tensor(sizes)
+        before = torch.tensor(starts) - (each.cumsum(0) - each)
+        self.rows = torch.tensor([sample.trajectory for sample in samples]).repeat_interleave(each)
+        self.columns = torch.arange(len(self.rows)) + before.repeat_interleave(each)  # [K] each sampled token's place
+        self.shape = num_trajectories, max(counts)
+        self.mask = torch.arange(self.shape[1]) < self.counts[:, None]  # [B, S]
+        self.turn_ids = self.matrix([at_sampled(samples, [sample.turn_ids for sample in samples])], fill=-1)  # [B, S]
 
     def matrix(self, per_sample: Sequence[Tensor], fill: float = 0) -> Tensor:
         """One value for each sampled token, sample by sample -> [B, S]."""
@@ -38,13 +39,21 @@ class TokenTable:
 
     def spread(self, matrix: Tensor) -> list[Tensor]:
         """[B, S] -> one tensor a sample, of the sample's length, 0 where nothing was sampled."""
-        flat = matrix[self.rows, self.columns]
-        sizes = [int(sample.mask.sum()) for sample in self.samples]
-        return [place(sample, part) for sample, part in zip(self.samples, flat.split(sizes), strict=True)]
+        return place(self.samples, matrix[self.rows, self.columns])
 
 
-def place(sample: Sample, values: Tensor) -> Tensor:
-    """Values of the sampled tokens at their places in the sample, 0 elsewhere."""
-    out = torch.zeros(len(sample), dtype=values.dtype)
-    out[sample.mask] = values
-    return out
+def place(samples: Sequence[Sample], values: Tensor) -> list[Tensor]:
+    """Values of all sampled tokens, sample by sample, at their places in each, 0 elsewhere."""
+    mask = torch.cat([sample.mask for sample in samples])
+    out = torch.zeros(len(mask), dtype=values.dtype).masked_scatter_(mask, values)
+    return list(out.split([len(sample) for sample in samples]))
+
+
+def at_sampled(samples: Sequence[Sample], columns: Sequence[Tensor]) -> Tensor:
+    """Of tensors of the samples' lengths: what they hold at the sampled tokens, one after the other. [K]"""
+    return torch.cat(list(columns))[torch.cat([sample.mask for sample in samples])]
+
+
+def sampled_counts(samples: Sequence[Sample]) -> list[int]:
+    """How many tokens of each were sampled."""
+    return [int(np.count_nonzero(sample.mask.numpy())) for sample in samples]

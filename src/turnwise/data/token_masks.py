@@ -8,7 +8,9 @@ answer        .    . .     .        .    1     .      .
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from turnwise.core.errors import UserError
@@ -47,15 +49,15 @@ TOKEN_RULES: dict[str, TokenRule] = {"sampled": sampled, "think": think, "answer
 def rule_masks(trajectories: Sequence[Trajectory], rule: TokenRule) -> list[Tensor]:
     """What the rule chooses among the sampled tokens of each segment, in the order of `samples_of`. [K] bool each"""
     return [
-        torch.tensor([choice for turn in segment.turns for choice in _checked(turn, rule)], dtype=torch.bool)
+        torch.from_numpy(np.concatenate([_checked(turn, rule) for turn in segment.turns]))
         for trajectory in trajectories
         for segment in trajectory.segments()
     ]
 
 
-def _checked(turn: Turn, rule: TokenRule) -> Sequence[bool]:
+def _checked(turn: Turn, rule: TokenRule) -> NDArray[np.bool_]:
     try:
-        chosen = [bool(each) for each in rule(turn)]
+        chosen = np.fromiter(map(bool, rule(turn)), dtype=np.bool_)
     except Exception as error:  # the rule is the user's
         raise UserError(f"the token rule failed: {type(error).__name__}: {error}") from error
     if len(chosen) != len(turn.action_ids):

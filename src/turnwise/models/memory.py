@@ -1,7 +1,8 @@
 """Two habits that cost a training step on the CPU about a twentieth, put off.
 
 glibc hands large blocks back to the system as soon as they are free, and the next tensor of that size pays for every
-page anew. Python's collector looks through all that lives now and then, a quarter of a second at a time, and most of it
+page anew. (PyTorch for ARM brings an allocator that keeps them; what other libraries take is still glibc's there.)
+Python's collector looks through all that lives now and then, a quarter of a second at a time, and most of it
 are the libraries, which never go.
 """
 

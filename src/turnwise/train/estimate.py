@@ -15,7 +15,7 @@ from turnwise.algos.turn_discount import Foresight, foresight_by_distance, turn_
 from turnwise.core.samples import Learner, Needs, Sample
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.samples import samples_of
-from turnwise.data.table import TokenTable, place
+from turnwise.data.table import TokenTable, at_sampled, place
 from turnwise.data.token_masks import TokenRule, rule_masks, sampled
 from turnwise.train.dials import Dials
 from turnwise.train.mismatch import Mismatch
@@ -85,7 +85,8 @@ def estimate(
     samples = samples_of(trajectories)
     table = TokenTable(samples, len(trajectories))
     scores = score_samples(samples, learner, settings.needs, settings.micro_tokens)
-    old_logprobs = scores.get("logprobs") or [each.logprobs[each.mask] for each in samples]
+    own = at_sampled(samples, [each.logprobs for each in samples])
+    old_logprobs = torch.cat(scores["logprobs"]) if "logprobs" in scores else own  # [K], as all of these
     inputs = AdvantageInputs(
         mask=table.mask,
         token_rewards=token_rewards(trajectories, table, torch.tensor(group_ids), settings.rewards),
@@ -100,7 +101,7 @@ def estimate(
     )
     metrics = _mismatch(samples, scores)
     if settings.kl_in_reward is not None:
-        kl = table.matrix(list(map(settings.kl_in_reward, old_logprobs, scores["ref_logprobs"])))
+        kl = table.matrix([settings.kl_in_reward(old_logprobs, torch.cat(scores["ref_logprobs"]))])
         rewards = rewards_less_kl(inputs.token_rewards, kl, table.mask, dials.kl.value)
         inputs = replace(inputs, token_rewards=rewards)
         metrics["kl"] = float(kl[table.mask].mean())
@@ -115,12 +116,14 @@ def estimate(
     return Estimate(
         trajectories=tuple(trajectories),
         samples=samples,
-        old_logprobs=_placed(samples, old_logprobs),
-        ref_logprobs=_placed(samples, scores["ref_logprobs"]) if "ref_logprobs" in scores else None,
-        old_values=_placed(samples, scores["values"]) if "values" in scores else None,
+        old_logprobs=place(samples, old_logprobs),
+        ref_logprobs=place(samples, torch.cat(scores["ref_logprobs"])) if "ref_logprobs" in scores else None,
+        old_values=place(samples, torch.cat(scores["values"])) if "values" in scores else None,
         advantages=table.spread(result.advantages),
         returns=None if result.returns is None else table.spread(result.returns),
-        loss_masks=rule_masks(trajectories, settings.loss_tokens),
+        loss_masks=advantage_masks
+        if settings.loss_tokens is settings.advantage_tokens
+        else rule_masks(trajectories, settings.loss_tokens),
         advantage_masks=advantage_masks,
         foresight=_foresight(inputs),
         metrics=metrics,
@@ -153,7 +156,3 @@ def _bootstrap(trajectories: list[Trajectory], samples: list[Sample], scores: di
     last = {sample.trajectory: value for sample, value in zip(samples, scores["end_values"], strict=True)}
     ends = [float(last[index]) if each.status.cut_short else 0.0 for index, each in enumerate(trajectories)]
     return torch.tensor(ends)
-
-
-def _placed(samples: list[Sample], columns: list[Tensor]) -> list[Tensor]:
-    return [place(sample, column) for sample, column in zip(samples, columns, strict=True)]

@@ -105,6 +105,4 @@ def _weights(estimated: Estimate, chosen: list[int], masks: list[Tensor], settin
     counts = torch.cat(masks)
     of_counting = settings.aggregation(owners.repeat_interleave(torch.tensor(sizes))[counts], settings.constant_length)
     of_sampled = torch.zeros(len(counts)).masked_scatter(counts, of_counting)
-    return [
-        place(estimated.samples[index], weight) for index, weight in zip(chosen, of_sampled.split(sizes), strict=True)
-    ]
+    return place([estimated.samples[index] for index in chosen], of_sampled)
