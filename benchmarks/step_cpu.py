@@ -193,6 +193,7 @@ class TrlSide:
             "TRL_EXPERIMENTAL_SILENCE": "1",
             "TRANSFORMERS_VERBOSITY": "error",
             "HF_HUB_OFFLINE": "1",
+            "MASTER_PORT": str(29500 + WAYS.index(way)),  # vLLM in its process has a group of one there
         }
         self._process = subprocess.Popen(
             [given.trl_python, str(here / "trl_side.py"), json.dumps(order)],
@@ -265,7 +266,7 @@ class Measured:
 
 def measure(job: Job, ours: Side, given: argparse.Namespace) -> Measured:
     theirs = {way: TrlSide(way, job, given.warm_up + given.repeats, given) for way in given.ways}
-    sides: dict[str, Side] = {"turnwise": ours, **theirs}
+    sides: dict[str, Side] = {**theirs, "turnwise": ours}
     taken: dict[str, list[Step]] = {name: [] for name in sides}
     for number in range(given.warm_up + given.repeats):
         steps = {name: side(number) for name, side in sides.items()}

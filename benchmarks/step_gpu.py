@@ -8,6 +8,8 @@ for a GPU; --no-vllm has it take transformers' `generate`. TRL trains float32 we
 default; turnwise bfloat16 weights with float32 masters. PYTHONPATH must lead PATH to TRL, vLLM and turnwise.
 """
 
+import argparse
+
 import torch
 from step_cpu import Measured, arguments, measure, show, turnwise_side
 from step_job import Job
@@ -27,7 +29,7 @@ LONGEST = 2048
 def gpu_engine(loaded: LoadedModel, renderer: Renderer, job: Job) -> NativeEngine:
     stops: list[int] = []
     runner = build_paged_runner(
-        loaded.model, slots=job.episodes, longest=LONGEST, stop_ids=stops, decode=renderer.decode, steps=8, share=0.2
+        loaded.model, slots=job.episodes, longest=LONGEST, stop_ids=stops, decode=renderer.decode, steps=8, share=0.12
     )
     return NativeEngine(loaded.model, slots=job.episodes, stop_ids=stops, decode=renderer.decode, runner=runner)
 
@@ -51,8 +53,11 @@ def main() -> None:
             new_tokens=given.new_tokens,
             updates=updates,
         )
-        measured.append(measure(job, turnwise_side(job, loaded, gpu_engine), given))
-        show(measured, given)
+        side = turnwise_side(job, loaded, gpu_engine)
+        for way in given.ways:  # one at a time: three sides do not fit on one GPU
+            alone = argparse.Namespace(**{**vars(given), "ways": [way]})
+            measured.append(measure(job, side, alone))
+            show(measured, given)
 
 
 if __name__ == "__main__":

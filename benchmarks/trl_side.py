@@ -268,6 +268,7 @@ def config_of(job: Job, settings: Settings, steps: int, folder: str) -> GRPOConf
         generation_kwargs={f"{limit}_{unit}": job.new_tokens for limit in ("max", "min")},
         use_vllm=job.vllm,
         vllm_mode="colocate",
+        vllm_gpu_memory_utilization=0.15,  # holds all episodes; turnwise has the same GPU
         loss_type="dapo",
         scale_rewards="group",
         beta=0.0,

@@ -10,10 +10,12 @@ import json
 import random
 from typing import Any
 
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
 
 def address(*parts: Any) -> int:
     """A 63-bit number for these parts: equal in every process and on every machine (`hash(str)` is not)."""
-    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    text = _ENCODER.encode(parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 

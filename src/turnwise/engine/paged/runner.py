@@ -53,10 +53,12 @@ class PagedRunner:
 
     def release(self, slot: PagedSlot) -> None:
         """Ends what the slot still ran."""
-        self._running = [request for request in self._running if request.slot is not slot]
-        self._waiting = deque(request for request in self._waiting if request.slot is not slot)
-        self._issued = {request: steps for request, steps in self._issued.items() if request.slot is not slot}
-        slot.busy = False
+        if slot.busy:
+            self._running = [request for request in self._running if request.slot is not slot]
+            self._issued = {request: steps for request, steps in self._issued.items() if request.slot is not slot}
+            slot.busy = False
+        if self._waiting:
+            self._waiting = deque(request for request in self._waiting if request.slot is not slot)
         self._book.release(slot)
         del self._held[slot.index]
         self._free.append(slot.index)
