@@ -52,6 +52,14 @@ def test_nothing_heavy_is_imported(typed: str, tmp_path: Path) -> None:
     assert [name for name in HEAVY if name in modules] == []
 
 
+def test_a_list_of_environments_imports_none_of_them(tmp_path: Path) -> None:
+    modules = probe(COMMAND, "envs", tmp_path)["modules"]
+    assert [name for name in modules if name.startswith("turnwise.envs.")] == [
+        "turnwise.envs.catalogue",
+        "turnwise.envs.new",
+    ]
+
+
 @pytest.mark.parametrize("typed", QUICK)
 def test_the_answer_takes_less_than_half_a_second(typed: str, tmp_path: Path) -> None:
     """At the best of five. A busy machine takes longer for everything: there, twice what the libraries alone take."""

@@ -9,6 +9,7 @@ import pytest
 from turnwise.core.chance import stream
 from turnwise.core.errors import UserError
 from turnwise.core.task import Task
+from turnwise.envs.catalogue import CATALOGUE, CatalogueEntry
 from turnwise.envs.registry import ENVIRONMENTS, kind_of, load
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.text_env import TextEnv, goes_on
@@ -69,6 +70,14 @@ def test_every_built_in_environment_loads_and_starts(name):
     assert opening(kind.make(Task(env=name, seed=0)))
     assert kind_of(kind.cls) == kind
     assert all(parameter.meaning for parameter in kind.parameters())
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_the_catalogue_says_what_the_class_says(name):
+    cls = load(name).cls
+    assert CATALOGUE[name] == CatalogueEntry(
+        place=f"{cls.__module__}:{cls.__qualname__}", summary=load(name).summary, needs=dict(cls.needs)
+    )
 
 
 def test_a_class_of_a_file_loads_once(coin):

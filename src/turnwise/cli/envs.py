@@ -8,9 +8,8 @@ from cyclopts import Parameter
 from turnwise.cli.options import command_app
 from turnwise.cli.show import line, table
 from turnwise.core.errors import UserError
-from turnwise.envs.kind import EnvKind
+from turnwise.envs.catalogue import CATALOGUE, to_install
 from turnwise.envs.new import write_starter
-from turnwise.envs.registry import ENVIRONMENTS, load
 
 app = command_app("envs", "[NAME | new NAME]")
 
@@ -33,17 +32,21 @@ def envs(name: str | None = None, new_name: Annotated[str | None, Parameter(show
     if new_name is not None:
         raise UserError(f"{new_name} is one word too many: give one environment")
     if name is not None:
-        show_parameters(load(name))
+        show_parameters(name)
         return
-    table(("environment", "what it is"), [(kind.name, summary(kind)) for kind in map(load, ENVIRONMENTS)])
+    rows = [(listed, summary(entry.summary, to_install(entry.needs))) for listed, entry in CATALOGUE.items()]
+    table(("environment", "what it is"), rows)
     line("\nturnwise envs NAME shows its parameters; turnwise play NAME lets you play it")
 
 
-def show_parameters(kind: EnvKind) -> None:
-    line(f"{kind.name}: {summary(kind)}\n")
+def show_parameters(name: str) -> None:
+    from turnwise.envs.registry import load
+
+    kind = load(name)
+    line(f"{kind.name}: {summary(kind.summary, kind.requires)}\n")
     rows = [(f"--env.params.{it.name}", it.type, it.default, it.meaning) for it in kind.parameters()]
     table(("parameter", "type", "default", "meaning"), rows)
 
 
-def summary(kind: EnvKind) -> str:
-    return f"{kind.summary} (needs: {kind.requires})" if kind.requires else kind.summary
+def summary(text: str, requires: str | None) -> str:
+    return f"{text} (needs: {requires})" if requires else text

@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +15,7 @@ from pydantic.fields import FieldInfo
 from turnwise.core.chance import address, stream
 from turnwise.core.errors import UserError
 from turnwise.core.task import Split, Task
+from turnwise.envs.catalogue import to_install
 from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.seeds import FIRST, split_of
 from turnwise.envs.text_env import WORDING, TextEnv, docstring_of, settings_of
@@ -46,9 +46,8 @@ class EnvKind:
 
     @property
     def requires(self) -> str | None:
-        """The line that installs what is missing; None if nothing is. Looks modules up without importing them."""
-        missing = [package for module, package in self.cls.needs.items() if find_spec(module) is None]
-        return f"pip install {' '.join(missing)}" if missing else None
+        """The line that installs what is missing; None if nothing is."""
+        return to_install(self.cls.needs)
 
     @property
     def asks_for(self) -> tuple[str, ...]:

@@ -10,34 +10,11 @@ from pathlib import Path
 from types import ModuleType
 
 from turnwise.core.errors import UserError
+from turnwise.envs.catalogue import CATALOGUE
 from turnwise.envs.kind import EnvKind, checked
 from turnwise.envs.text_env import TextEnv
 
-ENVIRONMENTS: dict[str, str] = {
-    "bandit": "turnwise.envs.bandit.env:Bandit",
-    "frozen_lake": "turnwise.envs.frozen_lake.env:FrozenLake",
-    "sokoban": "turnwise.envs.sokoban.env:Sokoban",
-    "countdown": "turnwise.envs.countdown.env:Countdown",
-    "sudoku": "turnwise.envs.sudoku.env:Sudoku",
-    "game_2048": "turnwise.envs.game_2048.env:Game2048",
-    "rubiks_cube": "turnwise.envs.rubiks_cube.env:RubiksCube",
-    "tic_tac_toe": "turnwise.envs.tic_tac_toe.env:TicTacToe",
-    "connect_four": "turnwise.envs.connect_four.env:ConnectFour",
-    "twenty_questions": "turnwise.envs.twenty_questions.env:TwentyQuestions",
-    "guess_city": "turnwise.envs.guess_city.env:GuessCity",
-    "math_code": "turnwise.envs.math_code.env:MathCode",
-    "code_tests": "turnwise.envs.code_tests.env:CodeTests",
-    "text_to_sql": "turnwise.envs.text_to_sql.env:TextToSql",
-    "web_shop": "turnwise.envs.web_shop.env:WebShop",
-    "tools": "turnwise.envs.tools.env:Tools",
-    "lookup": "turnwise.envs.lookup.env:Lookup",
-    "search_qa": "turnwise.envs.search_qa.env:SearchQA",
-    "deep_search": "turnwise.envs.search_qa.deep:DeepSearch",
-    "gymnasium": "turnwise.envs.adapters.gymnasium_env:GymnasiumEnv",
-    "reasoning_gym": "turnwise.envs.adapters.reasoning_gym_env:ReasoningGymEnv",
-    "text_arena": "turnwise.envs.adapters.text_arena_env:TextArenaEnv",
-    "text_world": "turnwise.envs.adapters.text_world_env:TextWorldEnv",
-}
+ENVIRONMENTS: dict[str, str] = {name: entry.place for name, entry in CATALOGUE.items()}
 """name -> module:Class"""
 
 

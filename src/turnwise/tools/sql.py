@@ -25,7 +25,7 @@ LONGEST_SCHEMA = 1500
 class SqlOptions(BaseModel):
     """What a recipe says of the tool."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     database: Path
     """A SQLite file. It is opened for reading only."""

@@ -22,7 +22,7 @@ LABEL_CHARS = 60
 
 
 class McpOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, hide_input_in_errors=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     mcp: str
     """A command line, run without a shell, whose standard input and output speak MCP; or an http(s) URL."""

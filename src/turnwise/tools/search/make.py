@@ -17,7 +17,7 @@ from turnwise.tools.tool import Tool
 
 
 class SearchOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")] = NAME
     """How the model calls it: two indexes are two tools by two names."""
