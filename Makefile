@@ -11,11 +11,14 @@ BASE := .venv/.installed
 EXTRAS := .venv/.installed-test
 NPM := .venv/.installed-npm
 NPM_SERVERS := $(addprefix @modelcontextprotocol/server-,filesystem@2026.8.31 everything@2026.8.31)
+# package:file
+FONTS := fonts-noto-cjk:NotoSansCJK-Regular.ttc fonts-noto-color-emoji:NotoColorEmoji.ttf fonts-dejavu-core:DejaVuSansMono.ttf
+FONT_FOLDERS := /usr/share/fonts /usr/local/share/fonts ~/.fonts ~/.local/share/fonts
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint soak browser test-browser test-adapters test-gpu clean
+.PHONY: help demo test lint soak browser-and-fonts test-browser test-adapters test-gpu clean
 .DELETE_ON_ERROR:
 
 help:
@@ -23,7 +26,7 @@ help:
 	@echo "make test           set up .venv with the test extras and run ruff, mypy and all tests"
 	@echo "make lint           ruff and mypy alone"
 	@echo "make soak           all tests, with COUNT=$(COUNT) repetitions where chance is involved"
-	@echo "make test-browser   the viewer's tests in chromium, which is installed first (as root, by apt-get)"
+	@echo "make test-browser   the viewer's tests in chromium; it and fonts are installed first (as root, by apt-get)"
 	@echo "make test-adapters  the tests of other packages' environments, TextWorld installed too (350 MB, a C compiler)"
 	@echo "make test-gpu       the tests that need a GPU"
 	@echo "make clean          remove .venv, caches and build files; runs/ stays"
@@ -32,8 +35,8 @@ help:
 demo: $(BASE)
 	@$(BIN)/turnwise train frozen_lake
 
-# Where every part is wanted, as in continuous integration, the browser is one of them.
-test: lint $(NPM) $(if $(TURNWISE_REQUIRE_ALL),browser)
+# Where every part is wanted, as in continuous integration, the browser and the fonts are of them.
+test: lint $(NPM) $(if $(TURNWISE_REQUIRE_ALL),browser-and-fonts)
 	@echo "pytest"
 	@$(PYTEST)
 
@@ -47,13 +50,19 @@ lint: $(EXTRAS)
 soak: $(EXTRAS) $(NPM)
 	@TURNWISE_SOAK=$(COUNT) $(PYTEST)
 
-browser:
-	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null \
-	|| { echo "installing chromium"; \
-	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-noto-cjk; } >/dev/null 2>&1 \
-	  || echo "chromium cannot be installed here: the viewer's tests in a browser are skipped"; }
+# What the tests of pages and pictures need of the system; apt-get is asked only for what is not there.
+browser-and-fonts:
+	@missing=; \
+	command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null \
+	|| missing=chromium; \
+	for font in $(FONTS); do \
+	  find $(FONT_FOLDERS) -name "$${font#*:}" 2>/dev/null | grep -q . || missing="$$missing $${font%:*}"; \
+	done; \
+	test -z "$$missing" || { echo "installing" $$missing; \
+	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends $$missing; } >/dev/null 2>&1 \
+	  || echo "cannot be installed here, by apt-get as root: the tests that need it will say so"; }
 
-test-browser: $(EXTRAS) browser
+test-browser: $(EXTRAS) browser-and-fonts
 	@$(PYTEST) tests/view tests/record/test_report_browser.py
 
 test-adapters: $(EXTRAS)
