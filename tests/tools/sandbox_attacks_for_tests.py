@@ -227,33 +227,50 @@ KERNEL = (
         TRIES
         + """
 import platform
-x86 = dict(ptrace=101, unshare_user=(272, 0x10000000), unshare_net=(272, 0x40000000), setns=(308, 0, 0), mount=165, umount=166,
-    pivot_root=155, chroot=(161, b'.'), io_uring_setup=(425, 8, ctypes.create_string_buffer(512)), io_uring_enter=426,
-    bpf=(321, 0, ctypes.create_string_buffer(128), 128), perf=(298, ctypes.create_string_buffer(128), 0, -1, -1, 0),
-    userfaultfd=(323, 1), keyctl=(250, 0, -3, 1), add_key=(248, b'user', b'a', b'b', 1, -3), request_key=249,
-    shmget=(29, 0, 4096, 0o1600), msgget=(68, 0, 0o1600), semget=(64, 0, 1, 0o1600), mq_open=(240, b'q', 0o102, 0o600, 0),
-    memfd_create=(319, b'a', 0), memfd_secret=(447, 0), fanotify_init=(300, 0, 0), inotify_init=(253,), personality=(135, 0x0040000),
-    process_vm_readv=310, process_vm_writev=311, kcmp=(312, 1, 1, 0, 0, 1), pidfd_open=(434, 1, 0), pidfd_getfd=438,
-    open_by_handle_at=304, name_to_handle_at=303, modify_ldt=154, iopl=(172, 0), ioperm=(173, 0, 1, 0), reboot=169, swapon=167, sethostname=(170, b'a', 1),
-    settimeofday=164, clock_settime=227, adjtimex=159, init_module=175, finit_module=313, delete_module=176, kexec_load=246, syslog=(103, 10, 0, 0),
-    quotactl=179, acct=(163, 0), sync=(162,), syncfs=(306, 1), vmsplice=278, splice=275, tee=276, setuid=(105, 0), setgid=(106, 0),
-    setresuid=(117, 0, 0, 0), setgroups=(116, 0, 0), setpriority=(141, 2, 0, 5), sched_setscheduler=(144, 0, 0, ctypes.create_string_buffer(8)),
-    sched_setaffinity=(203, 0, 8, ctypes.create_string_buffer(b'\\xff' * 8)), mlockall=(151, 1), mlock=(149, 0, 0), migrate_pages=256, move_pages=279,
-    landlock=(444, 0, 0, 1), seccomp=(317, 2, 0, ctypes.create_string_buffer(4)), clone3=(435, ctypes.create_string_buffer(b'\\0' * 88, 88), 88),
-    open_tree=(428, -100, b'.', 1), fsopen=(430, b'tmpfs', 0), mount_setattr=442, process_madvise=440, process_mrelease=448, cachestat=451,
-    socket_unix=(41, 1, 1, 0), execveat=(322, -1, b'', 0, 0, 0x1000), pkey_alloc=(330, 0, 0), setxattr=188, ustat=136, uselib=134, vhangup=(153,),
-    rt_sigqueueinfo=(129, 1, 0, ctypes.create_string_buffer(128)), lookup_dcookie=212, set_mempolicy=(238, 0, 0, 0), get_robust_list=(274, 1, ctypes.create_string_buffer(8), ctypes.create_string_buffer(8)))
-if platform.machine() == 'x86_64':
-    worked = []
-    for name, words in x86.items():
-        try:
-            call(*(words if isinstance(words, tuple) else (words, 0, 0, 0, 0, 0)))
-            worked.append(name)
-        except OSError as error:
-            if error.errno not in (errno.EPERM, errno.ENOSYS, errno.ENOTSUP):
-                worked.append((name, errno.errorcode[error.errno]))
-    print('BROKEN' if worked else 'held', worked)
+x86_64 = dict(
+    ptrace=101, unshare_user=272, unshare_net=272, setns=308, mount=165, umount=166, pivot_root=155, chroot=161, io_uring_setup=425,
+    io_uring_enter=426, bpf=321, perf=298, userfaultfd=323, keyctl=250, add_key=248, request_key=249, shmget=29, msgget=68, semget=64, mq_open=240,
+    memfd_create=319, memfd_secret=447, fanotify_init=300, inotify_init=253, personality=135, process_vm_readv=310, process_vm_writev=311, kcmp=312,
+    pidfd_open=434, pidfd_getfd=438, open_by_handle_at=304, name_to_handle_at=303, modify_ldt=154, iopl=172, ioperm=173, reboot=169, swapon=167,
+    sethostname=170, settimeofday=164, clock_settime=227, adjtimex=159, init_module=175, finit_module=313, delete_module=176, kexec_load=246,
+    syslog=103, quotactl=179, acct=163, sync=162, syncfs=306, vmsplice=278, splice=275, tee=276, setuid=105, setgid=106, setresuid=117, setgroups=116,
+    setpriority=141, sched_setscheduler=144, sched_setaffinity=203, mlockall=151, mlock=149, migrate_pages=256, move_pages=279, landlock=444,
+    seccomp=317, clone3=435, open_tree=428, fsopen=430, mount_setattr=442, process_madvise=440, process_mrelease=448, cachestat=451, socket_unix=41,
+    execveat=322, pkey_alloc=330, setxattr=188, ustat=136, uselib=134, vhangup=153, rt_sigqueueinfo=129, lookup_dcookie=212, set_mempolicy=238,
+    get_robust_list=274)
+aarch64 = dict(
+    ptrace=117, unshare_user=97, unshare_net=97, setns=268, mount=40, umount=39, pivot_root=41, chroot=51, io_uring_setup=425, io_uring_enter=426,
+    bpf=280, perf=241, userfaultfd=282, keyctl=219, add_key=217, request_key=218, shmget=194, msgget=186, semget=190, mq_open=180, memfd_create=279,
+    memfd_secret=447, fanotify_init=262, personality=92, process_vm_readv=270, process_vm_writev=271, kcmp=272, pidfd_open=434, pidfd_getfd=438,
+    open_by_handle_at=265, name_to_handle_at=264, reboot=142, swapon=224, sethostname=161, settimeofday=170, clock_settime=112, adjtimex=171,
+    init_module=105, finit_module=273, delete_module=106, kexec_load=104, syslog=116, quotactl=60, acct=89, sync=81, syncfs=267, vmsplice=75,
+    splice=76, tee=77, setuid=146, setgid=144, setresuid=147, setgroups=159, setpriority=140, sched_setscheduler=119, sched_setaffinity=122,
+    mlockall=230, mlock=228, migrate_pages=238, move_pages=239, landlock=444, seccomp=277, clone3=435, open_tree=428, fsopen=430, mount_setattr=442,
+    process_madvise=440, process_mrelease=448, cachestat=451, socket_unix=198, execveat=281, pkey_alloc=289, setxattr=5, vhangup=58,
+    rt_sigqueueinfo=138, lookup_dcookie=18, set_mempolicy=237, get_robust_list=100)
+arguments = dict(
+    unshare_user=(0x10000000,), unshare_net=(0x40000000,), setns=(0, 0), chroot=(b'.',), io_uring_setup=(8, ctypes.create_string_buffer(512)),
+    bpf=(0, ctypes.create_string_buffer(128), 128), perf=(ctypes.create_string_buffer(128), 0, -1, -1, 0), userfaultfd=(1,), keyctl=(0, -3, 1),
+    add_key=(b'user', b'a', b'b', 1, -3), shmget=(0, 4096, 0o1600), msgget=(0, 0o1600), semget=(0, 1, 0o1600), mq_open=(b'q', 0o102, 0o600, 0),
+    memfd_create=(b'a', 0), memfd_secret=(0,), fanotify_init=(0, 0), inotify_init=(), personality=(0x0040000,), kcmp=(1, 1, 0, 0, 1), pidfd_open=(1, 0),
+    iopl=(0,), ioperm=(0, 1, 0), sethostname=(b'a', 1), syslog=(10, 0, 0), acct=(0,), sync=(), syncfs=(1,), setuid=(0,), setgid=(0,),
+    setresuid=(0, 0, 0), setgroups=(0, 0), setpriority=(2, 0, 5), sched_setscheduler=(0, 0, ctypes.create_string_buffer(8)),
+    sched_setaffinity=(0, 8, ctypes.create_string_buffer(b'\\xff' * 8)), mlockall=(1,), mlock=(0, 0), landlock=(0, 0, 1),
+    seccomp=(2, 0, ctypes.create_string_buffer(4)), clone3=(ctypes.create_string_buffer(b'\\0' * 88, 88), 88), open_tree=(-100, b'.', 1),
+    fsopen=(b'tmpfs', 0), socket_unix=(1, 1, 0), execveat=(-1, b'', 0, 0, 0x1000), pkey_alloc=(0, 0), vhangup=(),
+    rt_sigqueueinfo=(1, 0, ctypes.create_string_buffer(128)), set_mempolicy=(0, 0, 0),
+    get_robust_list=(1, ctypes.create_string_buffer(8), ctypes.create_string_buffer(8)))
+worked = []
+for name, number in {'x86_64': x86_64, 'aarch64': aarch64}[platform.machine()].items():
+    try:
+        call(number, *arguments.get(name, (0, 0, 0, 0, 0)))
+        worked.append(name)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOSYS, errno.ENOTSUP):
+            worked.append((name, errno.errorcode[error.errno]))
+print('BROKEN' if worked else 'held', worked)
 """,
+        prints="held",
     ),
     attack(
         "namespaces by clone",
@@ -275,12 +292,26 @@ print('BROKEN' if worked else 'held', worked)
     attack(
         "calls of a foreign architecture",
         """
-import ctypes, mmap, platform
-if platform.machine() != 'x86_64':
-    raise SystemExit(1)
-page = mmap.mmap(-1, 4096, prot=7)
-page.write(bytes.fromhex('b814000000cd80c3'))       # getpid of i386 by int 0x80
-print('BROKEN', ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))())
+import ctypes, mmap, os, platform, struct
+if platform.machine() == 'x86_64':
+    page = mmap.mmap(-1, 4096, prot=7)
+    page.write(bytes.fromhex('b814000000cd80c3'))       # getpid of i386 by int 0x80
+    print('BROKEN', ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))())
+code = bytes.fromhex('1470a0e3000000ef2a00a0e30170a0e3000000ef')       # getpid of 32-bit ARM, then exit(42)
+head = struct.pack('<16sHHIIIIIHHHHHH', b'\\x7fELF\\1\\1\\1', 2, 40, 1, 0x10054, 52, 0, 0x5000000, 52, 32, 1, 0, 0, 0)
+with open('foreign', 'wb') as file:
+    file.write(head + struct.pack('<8I', 1, 0, 0x10000, 0x10000, 104, 104, 5, 0x1000) + code)
+os.chmod('foreign', 0o700)
+child = os.fork()
+if child == 0:
+    try:
+        os.execv('foreign', ['foreign'])
+    finally:
+        os._exit(1)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+if status not in (1, -31):                              # no such program here, or killed by the filter
+    print('BROKEN', status)
+raise SystemExit(status)
 """,
         ended=("killed", "error"),
     ),

@@ -1,5 +1,7 @@
 """The parts of the sandbox that need no kernel: filters, frames, texts, folders, the prefix."""
 
+import ctypes
+import ctypes.util
 import errno
 import functools
 import os
@@ -21,9 +23,9 @@ from turnwise.tools.sandbox.frames import FrameBuffer, encode
 from turnwise.tools.sandbox.limits import SandboxLimits
 from turnwise.tools.sandbox.prefix import prefix_of_this_interpreter, without
 from turnwise.tools.sandbox.process_tree import descendants, proportional_bytes, stands_still, usage
-from turnwise.tools.sandbox.seccomp import ALLOW, ERRNO, KILL, Rule, program
+from turnwise.tools.sandbox.seccomp import ALLOW, ERRNO, FIRST_NEW_CALL, KILL, Rule, program
 from turnwise.tools.sandbox.shortening import MiddleCut, shortened
-from turnwise.tools.sandbox.syscall_numbers import AARCH64, X86_64, audit_arch, numbers
+from turnwise.tools.sandbox.syscall_numbers import AARCH64, MACHINES, X86_64, audit_arch, numbers
 from turnwise.tools.sandbox.zygote_config import ZygoteConfig
 
 EPERM = ERRNO | errno.EPERM
@@ -122,12 +124,39 @@ def test_the_second_tier_fakes_metadata_and_has_no_processes() -> None:
     assert decide(code, numbers()["truncate"]) == EPERM
 
 
+X86_64_ALONE = """
+    access alarm arch_prctl chmod creat dup2 epoll_create epoll_wait eventfd fork futimesat getdents getpgrp link lstat
+    mkdir mknod open pause pipe poll readlink rename rmdir select signalfd stat symlink time unlink utime utimes vfork
+"""
+"""Calls that were old when aarch64 came: it has only those that took their place."""
+
+
 def test_both_processors_know_the_calls_that_matter() -> None:
     assert X86_64.keys() >= AARCH64.keys()
+    assert X86_64.keys() - AARCH64.keys() == set(X86_64_ALONE.split())
+    new = [{name: number for name, number in table.items() if number >= FIRST_NEW_CALL} for table in (X86_64, AARCH64)]
+    assert new[0] == new[1]
     assert len(set(X86_64.values())) == len(X86_64)
     assert len(set(AARCH64.values())) == len(AARCH64)
     assert {"seccomp", "unshare", "openat", "clone", "clone3", "execve", "kill", "prctl", "mmap"} <= AARCH64.keys()
     assert "socket" not in X86_64 and "memfd_create" not in X86_64
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_the_numbers_are_those_that_libseccomp_knows(machine: str) -> None:
+    path = ctypes.util.find_library("seccomp")
+    if path is None:
+        pytest.skip("no libseccomp to compare with: apt-get install libseccomp2")
+    library = ctypes.CDLL(path)
+    arch, table = MACHINES[machine]
+    known = {name: library.seccomp_syscall_resolve_name_arch(ctypes.c_uint32(arch), name.encode()) for name in table}
+    unknown = -1  # younger than that library
+    assert {name: number for name, number in table.items() if known[name] not in (number, unknown)} == {}
+
+
+def test_no_rule_is_left_out_for_want_of_a_number() -> None:
+    rules = (*seccomp_rules.namespaces_rules(), *seccomp_rules.landlock_rules(77))
+    assert {rule.name for rule in rules} <= X86_64.keys()
 
 
 @given(
