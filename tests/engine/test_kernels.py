@@ -200,3 +200,24 @@ def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     before = library.stat().st_mtime_ns
     kernels.load_kernels()
     assert [file.stat().st_mtime_ns for file in (tmp_path / "compiled").iterdir()] == [before]
+
+
+@pytest.mark.parametrize(
+    "processors",
+    [
+        ("flags\t\t: fpu sse2 avx2\ncpu MHz\t\t: 2000\n", "flags\t\t: fpu sse2 avx2 avx512f\n"),
+        ("Features\t: fp asimd\nBogoMIPS\t: 243.75\n", "Features\t: fp asimd sve\n"),
+        ("Features\t: fp asimd\nCPU part\t: 0xd0c\n", "Features\t: fp asimd\nCPU part\t: 0xd40\n"),
+    ],
+    ids=["x86", "arm", "arm of another kind"],
+)
+def test_each_kind_of_processor_has_its_own_of_a_shared_home(
+    processors: tuple[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Code for the richer of two processors would end the program on the other."""
+    monkeypatch.setenv("TURNWISE_CACHE", str(tmp_path))
+    monkeypatch.setattr(compiled, "PROCESSOR", tmp_path / "cpuinfo")
+    for text in (*processors, processors[0]):
+        compiled.PROCESSOR.write_text(text)
+        kernels.load_kernels()
+    assert len(list((tmp_path / "compiled").iterdir())) == 2

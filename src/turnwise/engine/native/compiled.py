@@ -16,6 +16,9 @@ FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-Wno-psabi")
 TRIES = (("-march=native", "-fopenmp"), ("-march=native",), ())
 """Flags that not every compiler has; the first set that compiles and loads is taken."""
 TIMEOUT_S = 120
+PROCESSOR = Path("/proc/cpuinfo")
+ABILITIES = ("flags", "Features", "CPU implementer", "CPU part")
+"""The lines there that say which instructions a processor has: x86's, then those of ARM."""
 
 
 class CannotCompile(Exception):
@@ -62,9 +65,8 @@ def _run(*command: str, folder: str) -> None:
 def _processor() -> Iterator[str]:
     """What native code depends on: a home folder may be shared between machines."""
     yield platform.machine()
-    information = Path("/proc/cpuinfo")
-    if information.exists():
-        yield from sorted({line for line in information.read_text().splitlines() if line.startswith("flags")})
+    if PROCESSOR.exists():
+        yield from sorted({line for line in PROCESSOR.read_text().splitlines() if line.startswith(ABILITIES)})
 
 
 def _offer_openmp() -> None:
