@@ -113,6 +113,8 @@ def test_what_does_not_pass_is_a_failure_of_the_infrastructure() -> None:
     with serving(Server(faults=lambda said: ["503"] * 9)) as url:
         talk(url, waits=long, retries=9)
     assert max(long.seconds) <= 30, "the wait has a longest"
+    with serving(Server(faults=lambda said: ["503"])) as url, pytest.raises(InfrastructureFailure, match=r", once$"):
+        talk(url, retries=0)
 
 
 @pytest.mark.parametrize("fault", ["429 retry-after=7", "503 retry-after=7"])

@@ -26,6 +26,9 @@ def test_a_server_made_with_the_sdk_over_stdio() -> None:
             assert refused.failed and "too late" in refused.text
             assert (await hands("add", a="two", b=3)).text == "add: a: 'two' is not of type 'integer'"
             assert (await hands("say")).text == HOSTILE
+            assert (await hands("refuse", why="\ud800 x")).text == (
+                "refuse: the arguments hold half a character: leave it out"
+            )
             await a_megabyte_is_cut(hands)
             await a_call_given_up_is_cancelled_at_the_server(hands)
             await a_changed_list_is_known(hands)
@@ -134,7 +137,7 @@ def test_the_death_of_a_shared_server_goes_unnoticed_where_calls_may_be_retried(
 def test_a_call_that_takes_too_long_is_the_episodes_end_where_the_server_is_its_own() -> None:
     async def run() -> None:
         async with opened(RAW, timeout_s=0.3, retries=5) as hands:
-            with pytest.raises(InfrastructureFailure, match=r"longer than 0\.3 s, 1 times"):
+            with pytest.raises(InfrastructureFailure, match=r"longer than 0\.3 s, once$"):
                 await hands("do", how="deaf")
 
     asyncio.run(run())

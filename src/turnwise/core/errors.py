@@ -19,3 +19,8 @@ class InfrastructureFailure(Exception):
 
 class RewardFailure(InfrastructureFailure):
     """A reward came to no verdict, as where its judge is gone: told apart from what the agent's world breaks by."""
+
+
+def times(count: int) -> str:
+    """How often something was tried, at the end of a failure's line."""
+    return "once" if count == 1 else f"{count} times"

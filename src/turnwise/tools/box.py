@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from turnwise.core.errors import InfrastructureFailure, UserError
+from turnwise.core.errors import InfrastructureFailure, UserError, times
 from turnwise.core.messages import ToolCall, ToolSpec
+from turnwise.core.whole_text import broken_in
 from turnwise.tools.signature import example_arguments
 from turnwise.tools.tool import OpenTools, Tool, ToolBug, ToolError, ToolResult, ToolSession, ToolSource
 
@@ -80,7 +81,7 @@ class ToolBox:
                 last = str(error)
             except Exception as error:
                 last = f"{type(error).__name__}: {error}"
-        raise InfrastructureFailure(f"the tool {name}: {last}, {rules.retries + 1} times")
+        raise InfrastructureFailure(f"the tool {name}: {last}, {times(rules.retries + 1)}")
 
 
 class ToolHands:
@@ -123,7 +124,7 @@ class ToolHands:
             return ToolResult(text=_unknown(call.name, tools), failed=True)
         tool, session = tools[call.name]
         try:
-            arguments = tool.check(_object(call.arguments, tool.spec))
+            arguments = tool.check(_whole(_object(call.arguments, tool.spec)))
         except ToolError as error:
             return ToolResult(text=f"{call.name}: {error}", failed=True)
         key = json.dumps(arguments, sort_keys=True, default=repr)
@@ -164,3 +165,10 @@ def _object(text: str, spec: ToolSpec) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ToolError("the arguments must be an object")
     return value
+
+
+def _whole(arguments: dict[str, Any]) -> dict[str, Any]:
+    """What no server could be sent is the agent's mistake, and told before anything is sent."""
+    if (broken := broken_in(arguments)) is not None:
+        raise ToolError(f"the arguments hold {broken}: leave it out")
+    return arguments
