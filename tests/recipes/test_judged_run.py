@@ -2,8 +2,12 @@
 
 import asyncio
 import json
+import os
 import re
 import sqlite3
+import subprocess
+import sys
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -83,6 +87,36 @@ def test_a_budget_that_is_spent_stops_the_run_with_a_checkpoint(tmp_path: Path) 
             train(config, resume=True, console=quiet())
         assert len(server.requests) == 3, "what was spent stays spent"
     assert (tmp_path / f"run/checkpoints/step_{done:06d}/model.safetensors").exists()
+
+
+def test_a_budget_holds_however_often_a_run_is_killed(tmp_path: Path) -> None:
+    """Killed while its third request is under way, with no checkpoint: that one counts twice, the others once."""
+    third, killed = threading.Event(), threading.Event()
+
+    def script(messages: list[dict[str, str]]) -> str:
+        if len(server.requests) == 3:
+            third.set()
+            killed.wait(60)
+        return longest_wins(messages)
+
+    def running(url: str, *resume: str) -> subprocess.Popen[str]:
+        tests = Path(__file__).parent.parent
+        environment = {**os.environ, "PYTHONPATH": str(tests), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, str(tests / "recipes/judged_run_to_kill.py"), str(tmp_path), url, *resume]
+        return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+
+    server = JudgeServer(script)
+    with serving(server) as url:
+        with running(url) as run:
+            assert third.wait(60)
+            run.kill()
+        killed.set()
+        with running(url, "resume") as run:
+            told = run.stderr.read() if run.stderr else ""
+    assert "the judge's budget of 5 calls is spent" in told
+    asked = [json.dumps(request["messages"]) for request in server.requests]
+    assert len(asked) == 5, "what was spent before the kill stays spent"
+    assert asked[3] == asked[2] and len(set(asked)) == 4, "verdicts that were given before the kill are not paid again"
 
 
 def test_a_step_that_no_judge_judges_stops_the_run_and_is_not_trained_on(tmp_path: Path) -> None:

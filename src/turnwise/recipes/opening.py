@@ -15,7 +15,9 @@ from turnwise.recipes.sources import model_of
 from turnwise.recipes.wiring import model_loader
 from turnwise.recipes.worlds import Worlds, rows_told
 from turnwise.record.console import one_line
+from turnwise.record.judge_spending import JudgeSpending
 from turnwise.record.run_folder import RunFolder
+from turnwise.rewards.judge.benches import accounted
 from turnwise.train.checkpoints import Checkpoints, State, restore
 from turnwise.train.learner import LocalLearner
 
@@ -32,7 +34,8 @@ def opened(
     with folder:
         if resume and folder.summary_path.exists():
             raise UserError(f"{path} is finished: {finished.replace('PATH', str(path))}")
-        with failing_well(folder, resume, command):
+        spending = JudgeSpending(folder.path)
+        with failing_well(folder, resume, command), accounted(spending.read(), spending.add):
             yield folder
 
 

@@ -5,6 +5,7 @@
     summary.json                    how it ended
     trajectories/step_000012.jsonl  one trajectory a line, written once at the step's end
     alarms.jsonl                    what the watch warned of: step and text
+    judges.jsonl                    what judges spent, where there are any
     trajectories/index.jsonl        one line a trajectory, with the place of its line in the step's file
     trajectories/tokens.jsonl       how each token id that occurs there is written
     checkpoints/                    written by `train`
@@ -24,6 +25,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.token_name import TokenName
 from turnwise.record.disk import append, disk_errors, is_leftover, write_aside
 from turnwise.record.jsonl import drop_half_line, encode, read_lines, without_nonfinite
+from turnwise.record.judge_spending import FILE as SPENDING
 from turnwise.record.lock import LOCK_NAME, FolderLock
 from turnwise.record.token_names import TokenNames
 
@@ -95,7 +97,7 @@ class RunFolder:
         It stays where there is a checkpoint, a step or a file that is not the start's own, and where a write failed:
         what was said then is how to go on with it.
         """
-        files = {"config.toml", "metrics.jsonl", "alarms.jsonl", "report.html", LOCK_NAME}
+        files = {"config.toml", "metrics.jsonl", "alarms.jsonl", "report.html", SPENDING, LOCK_NAME}
         own = files | {"checkpoints", "trajectories", "trackers", "past"}
         strange = any(file.name not in own and not is_leftover(file) for file in self.path.glob("*"))
         if strange or self._write_failed or self._holds_steps():

@@ -1,8 +1,10 @@
 """The judges of this process: equal settings share one budget, one cache and one set of counters."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 
 from turnwise.rewards.judge.bench import Bench
 from turnwise.rewards.judge.budget import Meter
@@ -13,8 +15,11 @@ from turnwise.rewards.judge.settings import LOCAL, JudgeSettings
 
 Counted = dict[str, dict[str, float]]
 """What each judge did, by a hash of its settings: what a checkpoint keeps of it."""
+Note = Callable[[str, int, int], None]
+"""What the judge of this hash spends, calls and tokens, as it does."""
 _benches: dict[str, Bench] = {}
 _before: Counted = {}
+_notes: list[Note] = []
 
 
 def bench_for(settings: JudgeSettings) -> Bench:
@@ -23,7 +28,7 @@ def bench_for(settings: JudgeSettings) -> Bench:
     if key not in _benches:
         counts = JudgeCounts()
         counts.take_up(_before.get(key, {}))
-        meter = Meter(settings.max_calls, settings.max_tokens_total, counts)
+        meter = Meter(settings.max_calls, settings.max_tokens_total, counts, partial(_spend, key))
         _benches[key] = Bench(settings, _complete(settings, meter), AnswerCache(settings.cache), counts)
     return _benches[key]
 
@@ -57,9 +62,26 @@ def counted() -> Counted:
 def take_up(before: Mapping[str, Mapping[str, float]]) -> None:
     """A run that goes on has spent this already, whether its judges sit here yet or not."""
     for key, counts in before.items():
-        _before[key] = dict(counts)
+        known = _before.get(key, {})
+        _before[key] = known | {name: max(value, known.get(name, 0)) for name, value in counts.items()}
         if key in _benches:
             _benches[key].counts.take_up(counts)
+
+
+@contextmanager
+def accounted(spent: Mapping[str, Mapping[str, float]], note: Note) -> Iterator[None]:
+    """A run: it has `spent` this already, and `note` is told of each request before it is sent."""
+    take_up(spent)
+    _notes.append(note)
+    try:
+        yield
+    finally:
+        _notes.remove(note)
+
+
+def _spend(key: str, calls: int, tokens: int) -> None:
+    for note in _notes:
+        note(key, calls, tokens)
 
 
 def judge_metrics() -> dict[str, float]:

@@ -1,6 +1,7 @@
 """A budget of calls and tokens. Both are reserved before a request is sent: many at once cannot overrun it."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from turnwise.core.errors import UserError
@@ -9,6 +10,9 @@ from turnwise.rewards.per_loop import PerLoop
 
 MORE = "raise its {}; a run goes on so with --from RUN --model.name RUN"
 """A run that is resumed keeps its settings, and what it has spent."""
+
+Note = Callable[[int, int], None]
+"""Takes calls and tokens as they are reserved, and as tokens turn out fewer or more, which may be below 0."""
 
 
 @dataclass(slots=True)
@@ -27,8 +31,8 @@ class Ticket:
 
 
 class Meter:
-    def __init__(self, max_calls: int, max_tokens: int, counts: JudgeCounts) -> None:
-        self.counts = counts
+    def __init__(self, max_calls: int, max_tokens: int, counts: JudgeCounts, note: Note = lambda *_: None) -> None:
+        self.counts, self._note = counts, note
         self._max_calls, self._max_tokens = max_calls, max_tokens
         self._reserved = 0
         self._settled = PerLoop(asyncio.Event)
@@ -49,6 +53,7 @@ class Meter:
                 f"the judge's budget of {self._max_tokens} tokens is spent ({self.counts.tokens} used, the next call "
                 f"may take {tokens}): {MORE.format('max_tokens_total')}"
             )
+        self._note(1, tokens)
         self.counts.calls += 1
         self._reserved += tokens
         return Ticket(self, tokens)
@@ -57,6 +62,8 @@ class Meter:
         self._reserved -= reserved
         self.counts.tokens += tokens
         self._settled.get().set()
+        if tokens != reserved:
+            self._note(0, tokens - reserved)
 
     def _left(self) -> int:
         return self._max_tokens - self.counts.tokens - self._reserved
