@@ -166,6 +166,58 @@ print('BROKEN' if total > 16 << 20 else 'held')
         prints="held",
     ),
     attack(
+        "sockets full of bytes in many processes",
+        """
+import os, socket, time
+def fill():
+    kept = []
+    try:
+        while True:
+            pair = socket.socketpair(); kept.append(pair)
+            for end in pair:
+                end.setblocking(False)
+                try:
+                    while True: end.send(b'x' * 65536)
+                except BlockingIOError: pass
+    except OSError: time.sleep(9)
+for _ in range(24):
+    if os.fork() == 0: fill()
+fill()
+print('BROKEN')
+""",
+        ended=("memory",),
+        tiers=("namespaces",),
+    ),
+    attack(
+        "mappings without pages in many processes",
+        MAPS
+        + """
+import time
+libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+block = mapped(4096 * 10000, 0x22, prot=0)
+for page in range(0, 10000, 2): libc.mprotect(block + 4096 * page, 4096, 1)
+for _ in range(20):
+    if os.fork() == 0: time.sleep(9)
+time.sleep(9)
+print('BROKEN')
+""",
+        ended=("memory",),
+        tiers=("namespaces",),
+    ),
+    attack(
+        "innocent children that have ended and that nobody waited for",
+        """
+import os, time
+for _ in range(8):
+    if os.fork() == 0: os._exit(0)
+time.sleep(0.3)
+print('all well')
+""",
+        ended=("ok",),
+        tiers=("namespaces",),
+        prints="all well",
+    ),
+    attack(
         "innocent forks of a large parent",
         """
 import os

@@ -10,6 +10,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from turnwise.tools.sandbox.kernel_memory import buffer_bytes, number_of_mappings, socket_bytes
 from turnwise.tools.sandbox.limits import MEBIBYTE, SandboxLimits
 from turnwise.tools.sandbox.process_tree import descendants, proportional_bytes, unlinked_bytes, usage
 from turnwise.tools.sandbox.results import Ended
@@ -18,6 +19,12 @@ from turnwise.tools.sandbox.scratch_folders import used
 TICK_S = 0.02
 SLEEPY_AFTER_S = 1.0
 """The thread goes on ticking for this long after the last call, so that a call need not wake it."""
+MOST_MAPPINGS = 1 << 15
+"""Of a session's processes together, where there are several: half of what the kernel gives each of them, about ten MiB
+of its memory. Honest ones have hundreds each.
+"""
+LOOKS_FOR_MAPPINGS = 5
+"""They are counted at every so many looks: their lists are long."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -36,6 +43,7 @@ class Watch:
     kill_at: float = field(default=float("inf"))
     ended: Ended | None = None
     reason: str = ""
+    looks: int = 0
 
     def interrupt(self, why: str, *, grace_s: float) -> None:
         """Once: the code may clean up and its variables survive."""
@@ -59,6 +67,7 @@ class Watchdog:
 
     def __init__(self, limits: SandboxLimits) -> None:
         self.limits = limits
+        self.socket_bytes = socket_bytes()
         self.lock = threading.Lock()
         self.watches: set[Watch] = set()
         self.wake = threading.Event()
@@ -127,18 +136,25 @@ class Watchdog:
         if sum(found.threads for found in usages) > self.limits.processes:
             return "killed", f"it had more than {self.limits.processes} processes and threads"
         most = self.limits.memory_mb * MEBIBYTE
-        tables = sum(found.table_bytes for found in usages)
+        kernel = sum(found.table_bytes for found in usages) + buffer_bytes(pids, self.socket_bytes)
         pages = sum(max(0, found.resident_bytes - watch.base_bytes) for found in usages)
-        if pages + tables > most and self._confirmed(pids, tables):
+        if pages + kernel > most and self._confirmed(pids, kernel):
             return "memory", f"it used more than {self.limits.memory_mb} MiB of memory"
+        if self._too_many_mappings(watch, pids):
+            return "memory", f"its processes had more than {MOST_MAPPINGS} mappings of memory"
         return self._over_disk(watch)
 
-    def _confirmed(self, pids: list[int], tables: int) -> bool:
+    def _confirmed(self, pids: list[int], kernel: int) -> bool:
         if len(pids) == 1:
             return True
         sizes = [proportional_bytes(pid) for pid in pids]
         pages = sum(size for size in sizes if size is not None)
-        return pages + tables > self.limits.memory_mb * MEBIBYTE or None in sizes
+        return pages + kernel > self.limits.memory_mb * MEBIBYTE or None in sizes
+
+    def _too_many_mappings(self, watch: Watch, pids: list[int]) -> bool:
+        watch.looks += 1
+        due = len(pids) > 1 and watch.looks % LOOKS_FOR_MAPPINGS == 0
+        return due and number_of_mappings(pids, MOST_MAPPINGS) > MOST_MAPPINGS
 
     def _over_disk(self, watch: Watch) -> tuple[str, str] | None:
         if not watch.scratch:
