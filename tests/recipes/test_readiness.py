@@ -196,6 +196,15 @@ def test_rows_are_counted_by_what_they_are_for(tmp_path: Path) -> None:
     assert rows_told(worlds_of(small(tmp_path)), small(tmp_path)) == [], "tasks without end are not counted"
 
 
+@pytest.mark.parametrize(("test", "notes"), [("assert f(2) == 4", 0), ("assert f(2) > 3", 1)])
+def test_tests_that_code_could_claim_to_pass_are_told(test: str, notes: int, tmp_path: Path) -> None:
+    config = small(tmp_path, **tools(tmp_path, (30, 30, 30), reward=[{"use": "unit_tests", "against": "answer"}]))
+    file = tmp_path / "rows.jsonl"
+    file.write_text(file.read_text().replace('"1"', json.dumps(test)))
+    lines = rows_told(worlds_of(config), config)
+    assert sum(line.startswith("note: the reward unit_tests has tests that code could") for line in lines) == notes
+
+
 def test_a_run_begins_with_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run._Run, "train", lambda self, resume: {"finished": False, "steps": 0})
     console = quiet()

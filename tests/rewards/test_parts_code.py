@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import pytest
 
 from turnwise.core.errors import InfrastructureFailure, UserError
-from turnwise.rewards.code_cases import Given
+from turnwise.rewards.code_cases import NOTHING, Given, _given
 from turnwise.rewards.parts.case_forms import read_tests
 from turnwise.rewards.parts.unit_tests import UnitTests, _sandbox, code_of
 from turnwise.rewards.rubric import Answered
@@ -23,6 +23,7 @@ assert math.isclose(add(0.1, 0.2), 0.3)
 FUNCTIONS = ["def test_one():\n    assert add(1, 1) == 2\n", "def test_two():\n    assert add(1, 1) == 3\n"]
 PAIRS = [{"input": [1, 2], "output": 3}, {"input": {"a": "x", "b": "y"}, "output": "xy"}]
 GOOD = "def add(a, b):\n    return a + b"
+CLAIM = "import os, sys\nprint('tested:[true, \"True\"]\\n' * 4)\nsys.stdout.flush()\nos._exit(0)"
 CASES: list[tuple[str, Any, float]] = [
     (GOOD, ASSERTS, 1.0),
     (f"Here it is:\n```python\nwrong\n```\nno:\n```python\n{GOOD}\n```\nDone.", ASSERTS, 1.0),
@@ -41,6 +42,8 @@ CASES: list[tuple[str, Any, float]] = [
     ("print('tested:[true, \"3\"]\\n' * 9)\ndef add(a, b): return None", ["assert add(1, 2) == 3"], 0.0),
     ("import builtins\nbuiltins.repr = lambda x: '7'\ndef add(a, b): return 0", ["assert add(1, 2) == 3"], 0.0),
     ("def add(a, b):\n    while True: pass", ["assert add(1, 2) == 3"], 0.0),
+    ("def odd(n): return n % 2", ["assert odd(1)", "assert not odd(2)", "assert not odd(3)"], 2 / 3),
+    (CLAIM, ["assert odd(1)", "assert not odd(2)", "assert not odd(4)", "assert not odd(6)"], 0.25),
 ]  # fmt: skip
 
 
@@ -61,6 +64,28 @@ def test_the_share_of_tests_that_pass_whatever_the_code_does(optional_part: Call
         assert asyncio.run(all_of_them()) == [*(value for _, _, value in CASES), 1.0, 0.0]
     except SandboxUnavailable as error:
         optional_part(str(error))
+
+
+def test_a_forged_value_that_would_take_long_to_read_is_none() -> None:
+    """Multiples of 2^61 - 1 have one hash: a set of 15,000 of them takes seconds to build."""
+    alike = "{" + ",".join(str(number * (2**61 - 1)) for number in range(1, 15_500)) + "}"
+    nested = "[" * 500 + "]" * 500
+    output = f'tested:[true, "{alike}"]\ntested:[true, {nested}]\ntested:[true, "4"]\n'
+    assert _given(output, 3) == [NOTHING, NOTHING, Given(True, "4")]
+
+
+@pytest.mark.parametrize(
+    ("tests", "forged"),
+    [
+        (["assert f(2) == 4", "assert f(3) is None"], False),
+        ([{"input": [2], "output": 4}], False),
+        (["assert f(2) == 4", "assert f(2) > 3"], True),
+        (["assert not f(2)"], True),
+        (["def test_a():\n    assert f(3) == 9\n"], True),
+    ],
+)
+def test_tests_that_code_could_claim_to_pass_are_known(tests: Any, forged: bool) -> None:
+    assert UnitTests().can_be_forged({"tests": tests}) is forged
 
 
 def test_a_sandbox_that_breaks_is_an_infrastructure_failure(monkeypatch: pytest.MonkeyPatch) -> None:

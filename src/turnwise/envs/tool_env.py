@@ -78,6 +78,11 @@ class ToolEnv(TextEnv):
                 )
 
     @classmethod
+    def notes(cls, params: Any) -> list[str]:
+        """What is to be known of these parameters, a line each: told when a run starts."""
+        return []
+
+    @classmethod
     def servers(cls, params: Any) -> list[NeedsServer]:
         """Who must answer before an episode can be played: asked when a run starts."""
         tools = cls.make_tools(params)

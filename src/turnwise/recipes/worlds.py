@@ -11,6 +11,8 @@ from turnwise.core.task import Split, Task
 from turnwise.envs.kind import EnvKind
 from turnwise.envs.registry import load
 from turnwise.envs.runner import TextEnvRunner
+from turnwise.envs.text_env import settings_of
+from turnwise.envs.tool_env import ToolEnv
 from turnwise.evaluate.statistics import wilson_of_rate
 from turnwise.rollout.curriculum import Curriculum
 from turnwise.rollout.sides import SidedTasks
@@ -61,9 +63,13 @@ def _world(kind: EnvKind, given: Mapping[str, Any], weight: float) -> World:
 
 
 def rows_told(worlds: Worlds, config: Config) -> list[str]:
-    """Of worlds whose tasks are counted, how many there are for what; and what is to be known where they are few."""
-    counted = [world for world in worlds.worlds if world.sizes]
-    return [line for world in counted for line in (_rows(world), *_few(world, config, alone=len(worlds.worlds) == 1))]
+    """Of worlds whose tasks are counted, how many there are for what; and what is to be known of them."""
+    counted, alone = [world for world in worlds.worlds if world.sizes], len(worlds.worlds) == 1
+    lines = [line for world in counted for line in (_rows(world), *_few(world, config, alone=alone))]
+    for kind, params in worlds.with_params:
+        if issubclass(kind.cls, ToolEnv):
+            lines += kind.cls.notes(settings_of(kind.cls).model_validate(params))
+    return lines
 
 
 def name_of_rows(world_name: str, params: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, RewardFailure, UserError
 from turnwise.core.messages import Message
@@ -45,6 +45,13 @@ class Answered:
 
 class Part(Protocol):
     async def __call__(self, answered: Answered) -> float: ...
+
+
+@runtime_checkable
+class Forgeable(Protocol):
+    """A part whose value an answer might claim without earning it."""
+
+    def can_be_forged(self, row: Mapping[str, Any]) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,10 +22,13 @@ from turnwise.envs.rubrics import Rewards, judged, judges_of_reward, rubric_of
 from turnwise.envs.text_env import Outcome
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.envs.tools.rows import question_of, read_rows, rows_of
+from turnwise.rewards.rubric import Forgeable
 from turnwise.tools.box import ToolHands
 from turnwise.tools.readiness import NeedsServer
 from turnwise.tools.tool import Tool, ToolSource
 
+MANY_ROWS = 100
+"""Of which the tests are looked at before a run starts."""
 EACH_TOOL = 'tool: "python", "FILE.py:function" or a table such as { use = "search", index = "FOLDER" }'
 EACH_REWARD = 'reward: a name, "FILE.py:function" or a table such as { use = "exact_match" }'
 
@@ -65,6 +68,16 @@ class Tools(ToolEnv):
             if lacking is not None:
                 told = f'the reward {name} compares with the column "{column}", which row {lacking + 1} lacks'
                 raise UserError(f"{told}:{nearest_of_few(column, rows[lacking])}")
+
+    @classmethod
+    def notes(cls, params: Any) -> list[str]:
+        rows, parts = read_rows(params.tasks)[:MANY_ROWS], rubric_of(params.reward).parts
+        return [
+            f"note: the reward {name} has tests that code could claim to pass, as it runs beside them: write them as "
+            "assert CALL == VALUE (docs/rewards.md)"
+            for name, part in parts.items()
+            if isinstance(part, Forgeable) and any(map(part.can_be_forged, rows))
+        ]
 
     @classmethod
     def make_tools(cls, params: Any) -> Sequence[Tool]:

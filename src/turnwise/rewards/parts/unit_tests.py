@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -46,6 +47,11 @@ class UnitTests(Section):
     memory_mb: Annotated[int, Field(ge=64)] = 1024
     concurrency: Positive = 16
     """Answers that are tested at the same time."""
+
+    def can_be_forged(self, row: Mapping[str, Any]) -> bool:
+        """Whether code could claim to pass a test of this row that it fails."""
+        _, cases = read_tests(column(row, self.against), "", self.function, self.against)
+        return any(case.inside for case in cases)
 
     async def __call__(self, answered: Answered) -> float:
         code = code_of(looked_at(answered, "answer"))
