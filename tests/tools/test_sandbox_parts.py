@@ -24,7 +24,7 @@ from turnwise.tools.sandbox.limits import SandboxLimits
 from turnwise.tools.sandbox.prefix import prefix_of_this_interpreter, without
 from turnwise.tools.sandbox.process_tree import descendants, proportional_bytes, stands_still, usage
 from turnwise.tools.sandbox.seccomp import ALLOW, ERRNO, FIRST_NEW_CALL, KILL, Rule, program
-from turnwise.tools.sandbox.shortening import MiddleCut, shortened
+from turnwise.tools.sandbox.shortening import NOTE, MiddleCut, shortened
 from turnwise.tools.sandbox.syscall_numbers import AARCH64, MACHINES, X86_64, audit_arch, numbers
 from turnwise.tools.sandbox.zygote_config import ZygoteConfig
 
@@ -196,6 +196,27 @@ def test_a_short_text_stays_and_a_long_one_keeps_its_ends(text: str, limit: int)
         assert len(cut) <= limit + 40
 
 
+@given(data=st.data(), limits=st.lists(st.integers(60, 900), min_size=1, max_size=4))
+def test_a_text_that_is_cut_again_tells_of_all_that_is_missing(data: st.DataObject, limits: list[int]) -> None:
+    text = "ab\n" * data.draw(st.integers(400, 3000))
+    cut = text
+    for limit in limits:
+        cut = shortened(cut, limit)
+    (note,) = NOTE.finditer(cut)
+    shown = len(cut) - len(note[0])
+    assert int(note[1]) == len(text) - shown and shown <= min(limits)
+    assert text.startswith(cut[: note.start()]) and text.endswith(cut[note.end() :])
+
+
+def test_several_notes_of_earlier_cuts_are_told_as_one_and_those_that_stay_as_themselves() -> None:
+    parts = [shortened(letter * 10_000, 100) for letter in "abc"]
+    (note,) = NOTE.finditer(shortened("".join(parts), 20))
+    assert int(note[1]) == 30_000 - 20
+    cut = shortened("".join(parts), 300)
+    counts = [int(note[1]) for note in NOTE.finditer(cut)]
+    assert counts == [9900, 30_000 - 2 * 9900 - len(NOTE.sub("", cut)), 9900]
+
+
 @given(pieces=st.lists(st.binary(max_size=50), max_size=40), limit=st.integers(2, 20))
 def test_streamed_output_is_cut_like_a_text(pieces: list[bytes], limit: int) -> None:
     cut = MiddleCut(keep=4 * limit)
@@ -204,10 +225,12 @@ def test_streamed_output_is_cut_like_a_text(pieces: list[bytes], limit: int) -> 
     whole = b"".join(pieces)
     assert cut.total == len(whole)
     assert len(cut.head) + len(cut.tail) <= 12 * limit + 50
-    text = cut.text(limit)
+    text, characters = cut.text(limit), whole.decode("utf-8", "replace")
     if len(whole) <= 4 * limit:
-        assert text == shortened(whole.decode("utf-8", "replace"), limit)
+        assert text == shortened(characters, limit)
     assert len(text) <= limit + 60
+    note = NOTE.search(text)
+    assert note is None or int(note[1]) == len(characters) - limit
 
 
 def test_limits_must_be_above_zero() -> None:

@@ -84,6 +84,11 @@ def test_long_texts_are_cut_in_the_middle(box: Box) -> None:
     assert "cut" in result.output and "MIDDLE" not in result.output
     assert result.value is not None
     assert len(result.output) < 2100 and len(result.value) < 2100
+    assert "[8007 characters cut]" in result.output and "[7002 characters cut]" in result.value
+
+
+def test_characters_are_counted_and_not_bytes(box: Box) -> None:
+    assert "[998001 characters cut]" in box.last("print('\u00e9' * 1000000)").output
 
 
 def test_a_timeout_keeps_the_variables_and_says_so(box: Box) -> None:

@@ -1,14 +1,25 @@
 """Long texts, cut in the middle: the beginning says what it is, the end what came of it."""
 
+import codecs
+import re
+
+NOTE = re.compile(r"\n\.\.\. \[(\d{1,15}) characters cut\] \.\.\.\n")
+"""Of an earlier cut: a tool shortens by its own limit, an environment by its own again."""
+
 
 def shortened(text: str, limit: int) -> str:
-    """At most about `limit` characters, the cut included in words."""
+    """At most about `limit` characters, the cut included in words. It tells of all that is missing, also where it cuts
+    the note of an earlier cut away.
+    """
     if len(text) <= limit:
         return text
-    head = limit // 2
-    tail = limit - head
-    cut = len(text) - limit
-    return f"{text[:head]}\n... [{cut} characters cut] ...\n{text[-tail:]}"
+    begin = limit // 2
+    end = len(text) - (limit - begin)
+    notes = [note for note in NOTE.finditer(text) if note.end() > begin and note.start() < end]
+    if notes:
+        begin, end = min(begin, notes[0].start()), max(end, notes[-1].end())
+    earlier = sum(int(note[1]) - len(note[0]) for note in notes)
+    return _cut(text[:begin], end - begin + earlier, text[end:])
 
 
 class MiddleCut:
@@ -19,9 +30,12 @@ class MiddleCut:
         self.head = bytearray()
         self.tail = bytearray()
         self.total = 0
+        self.characters = 0
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def add(self, data: bytes) -> None:
         self.total += len(data)
+        self.characters += len(self.decoder.decode(data))
         room = self.keep - len(self.head)
         if room > 0:
             self.head += data[:room]
@@ -38,4 +52,9 @@ class MiddleCut:
             return shortened(bytes(self.head + self.tail).decode("utf-8", "replace"), limit)
         head = self.head.decode("utf-8", "replace")[: limit // 2]
         tail = self.tail.decode("utf-8", "replace")[-(limit - limit // 2) :]
-        return f"{head}\n... [{self.total - len(head.encode()) - len(tail.encode())} bytes cut] ...\n{tail}"
+        unfinished = bool(self.decoder.getstate()[0])
+        return _cut(head, self.characters + unfinished - len(head) - len(tail), tail)
+
+
+def _cut(head: str, count: int, tail: str) -> str:
+    return f"{head}\n... [{count} characters cut] ...\n{tail}"
