@@ -14,6 +14,7 @@ from turnwise.core.trajectory import Status, Stop, Trajectory
 from turnwise.data.samples import samples_of
 from turnwise.engine.scripted import ScriptedPolicy
 from turnwise.envs.registry import load
+from turnwise.rewards.rubric import Answered, Rubric
 from turnwise.rollout.episode import run_episode
 from turnwise.rollout.limits import Limits
 
@@ -139,9 +140,27 @@ def test_a_prompt_over_the_limit_is_truncated_before_the_first_turn() -> None:
 @pytest.mark.parametrize("hangs_at", [0, 2])
 def test_an_environment_that_hangs_has_failed_in_time_and_is_not_the_agents_doing(hangs_at: int) -> None:
     began = time.perf_counter()
-    with pytest.raises(InfrastructureFailure, match=r"rollout\.timeout_s 0\.1"):
+    with pytest.raises(InfrastructureFailure, match=r"^the environment was waited for when rollout\.timeout_s 0\.1"):
         play(TalkingEnv(hangs_at), says("hi"), limits(timeout_s=0.1))
     assert time.perf_counter() - began < 5
+
+
+def test_a_reward_that_hangs_is_told_by_its_name() -> None:
+    async def slow(answered: Answered) -> float:
+        await asyncio.Event().wait()
+        return 1.0
+
+    async def quick(answered: Answered) -> float:
+        return 1.0
+
+    class Judged(TalkingEnv):
+        async def step(self, message: Message) -> StepResult:
+            rubric = Rubric(parts={"form": quick, "judge": slow}, weights={"form": 1.0, "judge": 1.0})
+            await rubric.score(Answered(question="", answer="", row={}))
+            return await super().step(message)
+
+    with pytest.raises(InfrastructureFailure, match=r"^the reward judge was waited for when rollout\.timeout_s 0\.1"):
+        play(Judged(), says("hi"), limits(timeout_s=0.1))
 
 
 def test_an_agent_that_hangs_later_is_cut_and_the_turns_so_far_are_kept() -> None:

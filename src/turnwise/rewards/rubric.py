@@ -62,15 +62,28 @@ class Rubric:
     async def score(self, answered: Answered) -> dict[str, float]:
         """By name, before they are weighted. A part that breaks ends the others: the episode is run again."""
         asked = dict(islice(self.parts.items(), 1)) if _first_alone.get() else self.parts
+        tasks: dict[str, asyncio.Task[float]] = {}
         try:
-            async with asyncio.TaskGroup() as group:
-                tasks = {name: group.create_task(_value(name, part, answered)) for name, part in asked.items()}
+            with _noting(tasks):
+                async with asyncio.TaskGroup() as group:
+                    for name, part in asked.items():
+                        tasks[name] = group.create_task(_value(name, part, answered))
         except* (UserError, EnvironmentFailure, InfrastructureFailure) as failures:
             raise failures.exceptions[0] from None
         return {name: task.result() for name, task in tasks.items()}
 
     def total(self, values: Mapping[str, float]) -> float:
         return sum(self.weights[name] * value for name, value in values.items())
+
+
+@contextmanager
+def _noting(tasks: Mapping[str, asyncio.Task[float]]) -> Iterator[None]:
+    """Cut off, the error has a note of who was waited for: whoever tells of a time-out can name them."""
+    try:
+        yield
+    except asyncio.CancelledError as cancelled:
+        cancelled.add_note(f"the reward {' and '.join(name for name, task in tasks.items() if task.cancelled())}")
+        raise
 
 
 async def _value(name: str, part: Part, answered: Answered) -> float:

@@ -21,7 +21,7 @@ from turnwise.core.trajectory import Status, Trajectory, Turn
 from turnwise.engine.openai.faults import ContextFull
 from turnwise.engine.openai.replies import Reply
 from turnwise.rollout.context import NOTHING
-from turnwise.rollout.limits import Limits
+from turnwise.rollout.limits import Limits, waited_for
 from turnwise.rollout.played import Played
 
 MESSAGES, USAGE = "chat_messages", "chat_usage"
@@ -74,7 +74,7 @@ async def _in_time(step: Awaitable[Found], limits: Limits) -> Found:
         async with asyncio.timeout(limits.timeout_s):
             return await step
     except TimeoutError as error:
-        raise EnvironmentFailure(f"the environment took longer than {limits.timeout_s:g} s") from error
+        raise EnvironmentFailure(f"{waited_for(error)} took longer than {limits.timeout_s:g} s") from error
 
 
 def _used(reply: Reply, said: Sequence[Message]) -> int:

@@ -8,7 +8,7 @@ from turnwise.core.task import EpisodeKey
 from turnwise.core.trajectory import Status, Trajectory, Turn
 from turnwise.render.parse import Parsed
 from turnwise.rollout.context import Context, Pending
-from turnwise.rollout.limits import Limits
+from turnwise.rollout.limits import Limits, waited_for
 from turnwise.rollout.played import Played
 
 SUMMARY = StepResult(info={"summary": True})
@@ -25,7 +25,7 @@ async def run_episode(key: EpisodeKey, env: Env, session: Session, context: Cont
             status = await _play(env, session, context, limits, played)
     except TimeoutError as error:
         if not played.speaking:
-            late = f"the environment was waited for when rollout.timeout_s {limits.timeout_s:g} was over: raise it"
+            late = f"{waited_for(error)} was waited for when rollout.timeout_s {limits.timeout_s:g} was over: raise it"
             raise InfrastructureFailure(late) from error
         status = Status.TRUNCATED_TIME
     return played.trajectory(key, status)

@@ -7,6 +7,12 @@ from turnwise.core.trajectory import Status
 from turnwise.rollout.context import Pending
 
 
+def waited_for(error: TimeoutError) -> str:
+    """Who was, when time was over: rewards that are cut off say so in a note; else it is all but the agent."""
+    notes: list[str] = getattr(error.__cause__, "__notes__", [])
+    return notes[0] if notes else "the environment"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     sampling: Sampling
