@@ -54,6 +54,7 @@ MISTAKES = [
     ("train frozen_lake --algo.gamma --dry-run", "--algo.gamma needs a value"),
     ("train frozen_lake --steps 3", "unknown option --steps: did you mean --train.steps?"),
     ("train frozen_lake --stpes=3", "unknown option --stpes: did you mean --train.steps?"),
+    ("sft frozen_lake --from runs/r", "unknown option --from: did you mean --demos?"),
     ("train frozen_lake --sead 3", "unknown option --sead: did you mean --seed?"),
     ("train frozen_lake --seed", "--seed needs a value"),
     ("train frozen_lake --seed x", 'Invalid value for --seed: unable to convert "x"'),

@@ -125,8 +125,9 @@ def test_training_refuses_what_only_imitation_reads(tmp_path: Path) -> None:
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["sft", "frozen_lake", "--count", "4", "--name", "run", f"--record.folder={tmp_path}"]
+    (tmp_path / "my lake.toml").write_text('env.kind = "frozen_lake"\n')
+    command = ["sft", f"{tmp_path}/my lake.toml", "--count", "4", "--name", "run", f"--record.folder={tmp_path}"]
     assert main([*command, "--eval.episodes", "4", "--model.warmup_steps", "15", "--system.threads", "1"]) == 0
-    assert "turnwise train frozen_lake --model.name" in " ".join(capsys.readouterr().out.split())
+    assert f"turnwise train '{tmp_path}/my lake.toml' --model.name" in " ".join(capsys.readouterr().out.split())
     assert main(["sft", "--resume", str(tmp_path / "run")]) == 2
     assert "is finished" in capsys.readouterr().err

@@ -13,6 +13,9 @@ from cyclopts import (
 
 from turnwise.core.names import closest, nearest
 
+MEANT: dict[tuple[str, ...], str] = {("sft", "--from"): "--demos"}
+"""What is named otherwise in one command than in another."""
+
 
 def explain(error: CycloptsError, commands: Sequence[str]) -> str:
     """One line for an error of the parser."""
@@ -21,7 +24,7 @@ def explain(error: CycloptsError, commands: Sequence[str]) -> str:
         return f'unknown command "{error.unused_tokens[0]}":{nearest(error.unused_tokens[0], commands)}'
     if isinstance(error, UnknownOptionError):
         typed = (error.token.keyword or error.token.value).partition("=")[0]
-        meant = _meant_option(typed, error)
+        meant = MEANT.get((*(error.command_chain or ()), typed)) or _meant_option(typed, error)
         return f"unknown option {typed}: " + (f"did you mean {meant}?" if meant else f"{help_line} lists them")
     if isinstance(error, RepeatArgumentError):
         return f"{error.token.keyword} is given twice: leave one out"

@@ -59,4 +59,4 @@ def sft(
     config = configure(recipe, resume=resume, overrides=typed)
     from turnwise.recipes.sft import sft as imitate
 
-    imitate(config, resume=resume is not None, given=[key for key, _ in overrides])
+    imitate(config, resume=resume is not None, given=[key for key, _ in overrides], recipe=recipe)

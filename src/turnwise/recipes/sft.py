@@ -1,6 +1,7 @@
 """`turnwise sft`: imitates demonstrations, of a solver, of a run's own successes, or from a file."""
 
 import asyncio
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,8 +61,18 @@ WARMUP_SHARE, FINAL_SHARE = 0.03, 0.1
 """Of the steps, in which the learning rate rises; and of the rate, at the end."""
 
 
-def sft(config: Config, *, resume: bool = False, console: Console | None = None, given: Iterable[str] = ()) -> Summary:
-    """Imitates, and returns the summary, which is also in the run's folder. `given`: the settings that were typed."""
+def sft(
+    config: Config,
+    *,
+    resume: bool = False,
+    console: Console | None = None,
+    given: Iterable[str] = (),
+    recipe: str | None = None,
+) -> Summary:
+    """Imitates, and returns the summary, which is also in the run's folder.
+
+    `given`: the settings that were typed; `recipe`: what was typed for them all, for the line that says what is next.
+    """
     worlds = worlds_of(config)
     check_sft(config, worlds, given)
     check_servers(worlds.with_params)
@@ -70,8 +81,8 @@ def sft(config: Config, *, resume: bool = False, console: Console | None = None,
     with opened(config, worlds, console, method="sft", command="sft", resume=resume, finished=others) as folder:
         summary, path = _Imitation(config, worlds, folder, console).train(resume), folder.path
     if summary["finished"]:
-        what = config.env.kind if config.env.kind in recipe_names() else "FILE.toml"
-        console.print(closing_table(summary, path, next_line=f"turnwise train {what} --model.name {path}"))
+        what = recipe or (config.env.kind if config.env.kind in recipe_names() else "FILE.toml")
+        console.print(closing_table(summary, path, next_line=f"turnwise train {shlex.quote(what)} --model.name {path}"))
     else:
         console.print(f"stopped after {summary['steps']} steps; go on with: turnwise sft --resume {path}")
     return summary
