@@ -71,11 +71,16 @@ def test_a_syntax_error_points_at_its_place(box: Box) -> None:
     assert result.error == "  <python 1>, line 2\n    y = = 2\n        ^\nSyntaxError: invalid syntax"
 
 
-def test_a_cause_is_named(box: Box) -> None:
-    error = box.last("try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise ValueError('bad') from e").error
+def test_a_cause_is_named_with_its_own_last_line(box: Box) -> None:
+    cause = "import json\ndef f():\n    return json.loads('x')\ntry:\n    f()\nexcept ValueError as e:\n"
+    error = box.last(f"{cause}    raise KeyError('bad') from e").error
     assert error is not None
-    assert error.startswith("ZeroDivisionError: division by zero\nwhich led to:\n")
-    assert error.endswith("ValueError: bad")
+    lines = error.splitlines()
+    assert lines[0] == "  <python 1>, line 3, in f: return json.loads('x')"
+    assert lines[1].startswith("json.decoder.JSONDecodeError: Expecting value") and lines[2] == "which led to:"
+    assert lines[-2:] == ["  <python 1>, line 7, in <module>: raise KeyError('bad') from e", "KeyError: 'bad'"]
+    never_raised = box.last("raise KeyError('bad') from ValueError('odd')").error
+    assert never_raised is not None and never_raised.startswith("ValueError: odd\nwhich led to:\nTraceback")
 
 
 def test_long_texts_are_cut_in_the_middle(box: Box) -> None:
@@ -111,6 +116,19 @@ def test_a_dead_session_says_so_and_the_next_call_starts_afresh(box: Box) -> Non
     assert (died.ended, fresh.value, after.output) == ("killed", "False", "")
     assert died.error == "the session died: the interpreter was ended with status 7; its variables are lost"
     assert fresh.output == "[the interpreter was restarted: variables from earlier calls are lost]\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("os.abort()", "aborted, by its own code or by a library"),
+        ("os.closerange(0, 1000)", "its code closed a descriptor that is not its own"),
+        ("os.close(3); import time; time.sleep(9)", "its code closed a descriptor that is not its own"),
+    ],
+)
+def test_what_a_session_died_of_is_told_as_it_was(box: Box, code: str, why: str) -> None:
+    for _ in range(5):
+        assert box.last(f"import os; {code}").error == f"the session died: {why}; its variables are lost"
 
 
 def test_a_segfault_ends_only_its_own_session(box: Box) -> None:
@@ -199,6 +217,13 @@ def test_code_that_is_too_long_is_not_run(box: Box) -> None:
     result = box.last("1" * 100_001)
     assert result.ended == "error"
     assert result.error == "the code has 100001 characters; 100000 are allowed"
+
+
+@pytest.mark.parametrize(("code", "what"), [("x = 1\0", "a null character"), ("'\ud800'", "half a character")])
+def test_code_with_a_character_that_is_none_is_refused_in_one_line(box: Box, code: str, what: str) -> None:
+    first, second, third = box.run("x = 5", code, "x")
+    assert (second.error, second.ended) == (f"the code holds {what}: leave it out", "error")
+    assert (third.value, third.output) == ("5", first.output)
 
 
 def test_exit_ends_the_call_and_not_the_session(box: Box) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 from turnwise.tools.sandbox.errors import FrameError
 
 HEADER = struct.Struct("!I")
+SOCKET_GONE = 74
+"""The status of a session that ends since its code has closed the socket (EX_IOERR)."""
 
 
 def encode(message: dict[str, Any]) -> bytes:

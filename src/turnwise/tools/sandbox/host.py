@@ -12,6 +12,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Literal, Self
 
+from turnwise.core.whole_text import broken_in
 from turnwise.tools.sandbox.errors import SandboxFailure, SandboxUnavailable
 from turnwise.tools.sandbox.limits import SandboxLimits
 from turnwise.tools.sandbox.prefix import DEFAULT_PACKAGES, prefix_of_this_interpreter
@@ -175,8 +176,9 @@ class Session:
         limit = self._box.limits.code_chars
         time_limit = min(timeout_s or self._box.limits.timeout_s, self._box.limits.timeout_s)
         if len(code) > limit:
-            error = f"the code has {len(code)} characters; {limit} are allowed"
-            return RunResult(output="", value=None, error=error, ended="error", seconds=0.0)
+            return _refused(f"the code has {len(code)} characters; {limit} are allowed")
+        if (broken := broken_in(code)) is not None:
+            return _refused(f"the code holds {broken}: leave it out")
         async with self._calls:
             restarted = await self._ensure_process()
             assert self._process is not None
@@ -217,3 +219,7 @@ class Session:
         self._process = await self._box.new_process(self._seed)
         lost, self._lost = self._lost, False
         return lost
+
+
+def _refused(why: str) -> RunResult:
+    return RunResult(output="", value=None, error=why, ended="error", seconds=0.0)

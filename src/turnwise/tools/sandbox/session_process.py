@@ -9,9 +9,9 @@ from contextlib import suppress
 from typing import Any, get_args
 
 from turnwise.tools.sandbox.errors import FrameError, SandboxFailure
-from turnwise.tools.sandbox.frames import FrameBuffer, encode
+from turnwise.tools.sandbox.frames import SOCKET_GONE, FrameBuffer, encode
 from turnwise.tools.sandbox.limits import MEBIBYTE, SandboxLimits
-from turnwise.tools.sandbox.process_tree import descendants, stands_still
+from turnwise.tools.sandbox.process_tree import descendants, stands_still, usage
 from turnwise.tools.sandbox.results import Ended, RunResult
 from turnwise.tools.sandbox.shortening import MiddleCut, shortened
 from turnwise.tools.sandbox.watchdog import Watch, Watchdog
@@ -21,6 +21,9 @@ PIECE = 1 << 16
 OUTLIVED = "processes that outlive their call"
 LOOK_AGAIN_S = 0.05
 LOST = "; its variables are lost"
+CLOSED = "its code closed a descriptor that is not its own"
+ABORTS = (-signal.SIGABRT, -signal.SIGTRAP)
+"""SIGABRT does not end the first process of a namespace: then the C library traps."""
 
 
 class SessionProcess:
@@ -188,6 +191,7 @@ class SessionProcess:
         """Kill what is left, learn why it ended."""
         assert self.started is not None
         self.loop.remove_reader(self.sock)
+        lived = isinstance(error, EOFError) and self._lives()
         self._signal(signal.SIGKILL)
         try:
             status = await asyncio.wait_for(asyncio.shield(self.started.exited), ANSWER_S)
@@ -201,7 +205,14 @@ class SessionProcess:
             raise SandboxFailure("the sandbox's zygote died during a call")
         if isinstance(error, FrameError):
             return {"ended": "killed", "value": None, "error": f"the session was killed: {error}{LOST}"}
-        return {"ended": "killed", "value": None, "error": f"the session died: {_cause(status)}{LOST}"}
+        cause = CLOSED if lived or status == SOCKET_GONE else _cause(status)
+        return {"ended": "killed", "value": None, "error": f"the session died: {cause}{LOST}"}
+
+    def _lives(self) -> bool:
+        """Whether it has its memory, which a process gives up before it closes its descriptors."""
+        assert self.started is not None
+        found = usage(self.started.pid)
+        return found is not None and found.resident_bytes > 0
 
     def _result(self, answer: dict[str, Any], watch: Watch, seconds: float) -> RunResult:
         ended: Ended = answer["ended"]
@@ -307,7 +318,9 @@ def _cause(status: int) -> str:
     if status == -signal.SIGSYS:
         return "a forbidden system call"
     if status == -signal.SIGKILL:
-        return "killed by the kernel (out of memory, or processor time used up)"
+        return "killed by its own code, or by the kernel (out of memory, or processor time used up)"
+    if status in ABORTS:
+        return "aborted, by its own code or by a library"
     if status < 0:
         return f"signal {signal.Signals(-status).name}"
     return f"the interpreter was ended with status {status}"

@@ -22,7 +22,7 @@ def short_trace(error: BaseException, limit: int) -> str:
     lines = []
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if cause is not None and cause is not error:
-        lines += [f"{_last_line(cause)}", "which led to:"]
+        lines += [*_last_own_line(cause.__traceback__), _last_line(cause), "which led to:"]
     if isinstance(error, SyntaxError) and str(error.filename).startswith(NAME):
         lines += _syntax_lines(error)
     else:
@@ -44,6 +44,12 @@ def _frame_lines(trace: TracebackType | None) -> list[str]:
         lines.append(_frame_line(frames[index]))
         last = index
     return lines
+
+
+def _last_own_line(trace: TracebackType | None) -> list[str]:
+    """Empty for an error that was never raised."""
+    own = [frame for frame in traceback.extract_tb(trace) if frame.filename.startswith(NAME)]
+    return [_frame_line(frame) for frame in own[-1:]]
 
 
 def _frame_line(frame: traceback.FrameSummary) -> str:

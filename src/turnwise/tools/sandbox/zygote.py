@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any, NoReturn, Protocol
 
 from turnwise.tools.sandbox.errors import JailError
-from turnwise.tools.sandbox.frames import encode
+from turnwise.tools.sandbox.frames import SOCKET_GONE, encode
 from turnwise.tools.sandbox.jail_landlock import LandlockJail
 from turnwise.tools.sandbox.jail_namespaces import NamespacesJail
 from turnwise.tools.sandbox.jail_none import NoJail
@@ -213,6 +213,8 @@ class Zygote:
             forget_this_package()
             loop.serve()
             status = 0
+        except OSError:
+            status = SOCKET_GONE
         finally:
             os._exit(status)
 
