@@ -41,7 +41,8 @@ def test_files_that_were_not_read_are_told(folder: Path, capsys: pytest.CaptureF
     (folder / "docs" / "report.pdf").write_bytes(b"%PDF")
     (folder / "docs" / "empty.txt").touch()
     assert cli.main(["index", "docs", "--to", "part"]) == 0
-    _, told, _ = capsys.readouterr().out.splitlines()
+    wrote, told, _ = capsys.readouterr().out.splitlines()
+    assert "2 passages of 2 files" in wrote
     assert (
         told.startswith("left out 1 file (report.pdf): not .txt, ") and "left out 1 file (empty.txt): no text" in told
     )

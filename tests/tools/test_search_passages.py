@@ -1,6 +1,7 @@
 """Passages: what is read of files, how long texts are cut, and that nothing of a corpus is more than text."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -171,6 +172,30 @@ def test_what_an_index_does_not_hold_is_counted_and_named(tmp_path: Path) -> Non
     )
     assert LeftOut().told([".txt"]) == ""
     assert "4?.bin" in LeftOut(unknown=left_out.unknown[-1:]).told([])
+
+
+def test_links_out_of_a_folder_are_not_followed_and_told_like_what_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "secret.txt").write_text("a secret")
+    docs = tmp_path / "docs"
+    (docs / "sub").mkdir(parents=True)
+    (docs / "a.txt").write_text("an owl")
+    (docs / "sub" / "same.txt").symlink_to(docs / "a.txt")
+    (docs / "sub" / "out.txt").symlink_to("../../elsewhere/secret.txt")
+    (docs / "folder").symlink_to(tmp_path / "elsewhere")
+    (docs / "nothing.txt").symlink_to("missing.txt")
+    (docs / "round.txt").symlink_to("round.txt")
+    os.mkfifo(docs / "pipe.txt")
+    (tmp_path / "by another name").symlink_to(docs)
+    for folder in (docs, tmp_path / "by another name"):
+        left_out = LeftOut()
+        assert [file.name for file in find_files([folder], left_out)] == ["a.txt", "same.txt"]
+        outside = "links out of the folder, give what they point at by its own path"
+        assert left_out.told([".txt"]) == (
+            f"left out 2 files (folder, out.txt): {outside}; "
+            "left out 3 files (nothing.txt, pipe.txt, round.txt): no plain files"
+        )
+    assert find_files([docs / "sub" / "out.txt"]), "a link that was named is meant"
 
 
 def test_line_ends_of_all_systems_are_one(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ def build_index(
     """
     if to.exists():
         raise UserError(f"{to} exists: choose another folder, or remove it first")
+    left_out = LeftOut() if left_out is None else left_out
     files = find_files(given, left_out)
     digest = digest_of(files)
     vectors = _vectors_writer(dense, show) if dense is not None else None  # first: an encoder may not be there
@@ -47,7 +48,7 @@ def build_index(
                 vectors(stored, aside)
             manifest = Manifest(
                 passages=count,
-                files=len(files),
+                files=len(files) - len(left_out.empty),
                 digest=digest,
                 passage_characters=passage_characters,
                 dense=dense,
@@ -59,7 +60,7 @@ def build_index(
     return manifest
 
 
-def _read(files: Sequence[Path], limit: int, show: Show, left_out: LeftOut | None) -> Iterator[Passage]:
+def _read(files: Sequence[Path], limit: int, show: Show, left_out: LeftOut) -> Iterator[Passage]:
     for done, file in enumerate(files):
         show("reading", done, len(files))
         yield from read_passages(file, limit, left_out)

@@ -14,6 +14,10 @@ class LeftOut:
 
     unknown: list[Path] = field(default_factory=list)
     """In a folder, with an ending that is not read."""
+    outside: list[Path] = field(default_factory=list)
+    """Links to what is not in the folder."""
+    special: list[Path] = field(default_factory=list)
+    """Pipes, sockets, links to nothing."""
     empty: list[Path] = field(default_factory=list)
     """Without any text."""
     foreign: list[Path] = field(default_factory=list)
@@ -26,6 +30,10 @@ class LeftOut:
     def _parts(self, suffixes: Sequence[str]) -> Iterator[str]:
         if self.unknown:
             yield f"left out {_named(self.unknown)}: not {', '.join(suffixes)}"
+        if self.outside:
+            yield f"left out {_named(self.outside)}: links out of the folder, give what they point at by its own path"
+        if self.special:
+            yield f"left out {_named(self.special)}: no plain files"
         if self.empty:
             yield f"left out {_named(self.empty)}: no text"
         if self.foreign:

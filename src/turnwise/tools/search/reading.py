@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -57,12 +58,7 @@ def find_files(given: Sequence[Path], left_out: LeftOut | None = None) -> list[P
     found: dict[Path, None] = {}
     for path in given:
         if path.is_dir():
-            inside = sorted(file for file in path.rglob("*") if file.is_file())
-            found |= dict.fromkeys(file for file in inside if file.suffix.lower() in SUFFIXES)
-            if left_out is not None:
-                left_out.unknown += [
-                    file for file in inside if file.suffix.lower() not in SUFFIXES and not _hidden(file, path)
-                ]
+            found |= dict.fromkeys(_inside(path, left_out or LeftOut()))
         elif path.is_file():
             _check_suffix(path)
             found[path] = None
@@ -71,6 +67,25 @@ def find_files(given: Sequence[Path], left_out: LeftOut | None = None) -> list[P
     if not found:
         raise UserError(f"no {', '.join(SUFFIXES)} file in {', '.join(map(str, given))}: give files to index")
     return list(found)
+
+
+def _inside(folder: Path, left_out: LeftOut) -> Iterator[Path]:
+    """A link out of the folder is not followed: who shares a folder may not mean to share what it points at."""
+    root = Path(os.path.realpath(folder))
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(root):
+            passed = left_out.outside
+        elif path.is_dir():
+            continue
+        elif not path.is_file():
+            passed = left_out.special
+        elif path.suffix.lower() not in SUFFIXES:
+            passed = left_out.unknown
+        else:
+            yield path
+            continue
+        if not _hidden(path, folder):
+            passed.append(path)
 
 
 def _hidden(file: Path, folder: Path) -> bool:
