@@ -14,7 +14,6 @@ from sandbox_box_for_tests import TIERS, Box, started
 from turnwise.tools.sandbox.prefix import DEFAULT_PACKAGES
 from turnwise.tools.sandbox.results import RunResult
 
-
 HALTED = "" if platform.machine() == "aarch64" else "|signal SIGSEGV"
 """How the C library of other machines ends a process that no signal ends."""
 

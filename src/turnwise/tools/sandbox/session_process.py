@@ -23,8 +23,8 @@ LOOK_AGAIN_S = 0.05
 LOST = "; its variables are lost"
 CLOSED = "its code closed a descriptor that is not its own"
 ABORTS = (-signal.SIGABRT, -signal.SIGTRAP)
-"""SIGABRT does not end the first process of a namespace: then the C library traps, on ARM; on x86 it halts, which cannot
-be told from SIGSEGV.
+"""SIGABRT does not end the first process of a namespace: then the C library traps, on ARM; on x86 it halts, which looks
+like SIGSEGV.
 """
 
 
