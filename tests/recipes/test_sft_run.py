@@ -1,21 +1,31 @@
 """`turnwise sft`, from its demonstrations to a model that reinforcement learning goes on with."""
 
+import asyncio
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from safetensors.torch import load_file
 
+from hostile_for_tests import renderer_of
 from runs_for_tests import metrics, quiet, small
 from turnwise.cli.main import main
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
+from turnwise.core.messages import Message, user
+from turnwise.core.protocols import Observation
+from turnwise.core.task import Task
+from turnwise.envs.seeds import seed_for
 from turnwise.models.lora import is_adapter
 from turnwise.recipes import demos
 from turnwise.recipes.run import train
-from turnwise.recipes.sft import sft
+from turnwise.recipes.sft import check_sft, sft
+from turnwise.recipes.worlds import worlds_of
 from turnwise.record.run_folder import RunFolder
+from turnwise.rollout.context import FullHistory
+from turnwise.tools.formats import write_call
 
 QUIZ = f"{Path(__file__).parents[2] / 'docs' / 'examples' / 'quiz.py'}:Quiz"
 BASE = {"env__kind": "frozen_lake", "eval__every": 2, "rollout__max_tokens": 512, "checkpoint__every": 1}
@@ -87,10 +97,64 @@ def test_successes_of_another_tokenizer_are_refused(tmp_path: Path, monkeypatch:
 
 
 def test_conversations_from_a_file_are_imitated(tmp_path: Path) -> None:
-    talk = [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "<answer>Up</answer>"}]
-    file = tmp_path / "talks.jsonl"
-    file.write_text("\n".join([json.dumps({"messages": talk})] * 5))
+    file = talks(tmp_path, *["<answer>Up</answer>"] * 5)
     assert sft(settings(tmp_path, sft__demos=str(file)), console=quiet())["demonstrations"] == 5
+
+
+def talks(folder: Path, *answers: str, opening: tuple[Message, ...] = (user("Where?"),)) -> Path:
+    """A file of conversations that end with these answers."""
+    file = folder / "talks.jsonl"
+    before = [{"role": message.role, "content": message.content} for message in opening]
+    rows = [{"messages": [*before, {"role": "assistant", "content": answer}]} for answer in answers]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    return file
+
+
+BO, PLAIN = {"name": "Bo"}, "<answer>3</answer>"
+
+
+@pytest.mark.parametrize(
+    ("ours", "answers", "refused"),
+    [
+        ("answer", (PLAIN, write_call("room", BO, "hermes")), "hermes"),
+        ("hermes", (write_call("room", BO, "answer"),), "answer"),
+        ("hermes", (write_call("room", BO, "llama"),), "llama"),
+        ("llama", (write_call("room", BO, "mistral"),), "mistral"),
+        ("hermes", (write_call("room", BO, "answer"), write_call("room", BO, "hermes")), ""),
+        ("hermes", (PLAIN,), ""),
+        ("hermes", ("```python\nprint(1)\n```",), ""),
+    ],
+)
+def test_calls_in_a_style_that_the_environment_cannot_read_are_refused(
+    ours: str, answers: tuple[str, ...], refused: str, tmp_path: Path
+) -> None:
+    file = talks(tmp_path, *answers)
+    config = settings(tmp_path, env__kind="lookup", env__params={"style": ours}, sft__demos=str(file))
+    told = f'has calls in the style "{refused}" and none in "{ours}".* --env.params.style {refused}'
+    with pytest.raises(UserError, match=told) if refused else nullcontext():
+        check_sft(config, worlds_of(config))
+
+
+def test_a_conversation_from_a_file_tells_of_tools_as_an_episode_does_in_the_templates_words(tmp_path: Path) -> None:
+    renderer, style = renderer_of("chatml"), {"style": "hermes"}
+    config = settings(tmp_path, env__kind="lookup", env__params=style, rollout__max_new_tokens=99)
+    worlds = worlds_of(config)
+    kind, params = worlds.with_params[0]
+
+    async def opening() -> Observation:
+        env = kind.make(Task(env="lookup", params=params, seed=seed_for("train", 5)))
+        try:
+            return await env.start()
+        finally:
+            await env.close()
+
+    begun = asyncio.run(opening())
+    file = talks(tmp_path, PLAIN, opening=begun.messages)
+    config = settings(tmp_path, sft__demos=str(file), rollout__max_new_tokens=99, rollout__max_tokens=9999)
+    (sample,) = demos.demonstrations(config, worlds, None, renderer, lambda *_: None)  # type: ignore[arg-type]
+    shown = FullHistory(renderer).start(begun).ids
+    assert sample.ids[: len(shown)].tolist() == list(shown) and not sample.mask[: len(shown)].any()
+    assert "The room of a person." in renderer.decode(shown)
 
 
 def test_an_adapter_is_trained_where_one_is_asked_for(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -12,23 +13,25 @@ from turnwise.config.load import find_run
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.samples import Sample
-from turnwise.data.demonstrations import demonstration_sample, read_conversations
+from turnwise.data.demonstrations import Exchange, demonstration_sample, read_conversations
 from turnwise.data.samples import samples_of
 from turnwise.envs.text_env import TextEnv
+from turnwise.envs.tool_env import ToolEnv
 from turnwise.models.loading import LoadedModel
 from turnwise.recipes.sources import find_checkpoint
 from turnwise.recipes.worlds import Worlds
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.trajectories import trajectory_from_row
 from turnwise.render.renderer import Renderer
-from turnwise.train.demonstrating import solved
+from turnwise.tools.formats import STYLES, read_calls
+from turnwise.train.demonstrating import opening_tools, solved
 
 SOLVER = "solver"
 
 Show = Callable[[int, int], None]
 
 
-def check_demos(demos: str, worlds: Worlds) -> None:
+def check_demos(demos: str, count: int, worlds: Worlds) -> None:
     """Before anything is loaded: is there something to imitate?"""
     if demos == SOLVER:
         without = [kind.name for kind in worlds.kinds.values() if kind.cls.solve is TextEnv.solve]
@@ -37,9 +40,28 @@ def check_demos(demos: str, worlds: Worlds) -> None:
                 f"{without[0]} has no solver: give --demos a run with successes or a JSONL file of messages"
             )
     elif demos.endswith(".jsonl"):
-        next(read_conversations(Path(demos).expanduser()), None)
+        _check_styles(demos, count, worlds)
     else:
         find_run(demos)
+
+
+def _check_styles(demos: str, count: int, worlds: Worlds) -> None:
+    """Calls that no environment here could read would be imitated in vain."""
+    ours = {params["style"] for kind, params in worlds.with_params if issubclass(kind.cls, ToolEnv)}
+    answers = [exchange.answer for talk in _conversations(demos, count) for exchange in talk]
+    if not ours or any(read_calls(answer, style).calls for answer in answers for style in ours):
+        return
+    others = [style for style in STYLES if style not in ours and style != "python"]  # such a block may be an answer
+    theirs = next((style for style in others if any(read_calls(answer, style).calls for answer in answers)), None)
+    if theirs is not None:
+        raise UserError(
+            f'{demos} has calls in the style "{theirs}" and none in "{min(ours)}", which the environment reads: give '
+            f"--env.params.style {theirs}, or write them in the other"
+        )
+
+
+def _conversations(demos: str, count: int) -> Iterator[list[Exchange]]:
+    return islice(read_conversations(Path(demos).expanduser()), count)
 
 
 def demonstrations(config: Config, worlds: Worlds, loaded: LoadedModel, renderer: Renderer, show: Show) -> list[Sample]:
@@ -50,7 +72,8 @@ def demonstrations(config: Config, worlds: Worlds, loaded: LoadedModel, renderer
         played = asyncio.run(solved(worlds.with_params, count=count, seed=config.seed, think=think, show=show))
         samples = [demonstration_sample(number, each, renderer) for number, each in enumerate(played)]
     elif demos.endswith(".jsonl"):
-        told = islice(read_conversations(Path(demos).expanduser()), count)
+        tools = asyncio.run(opening_tools(worlds.with_params)) if renderer.tells_of_tools else ()
+        told = ([replace(first, tools=tools), *later] for first, *later in _conversations(demos, count))
         samples = [demonstration_sample(number, each, renderer) for number, each in enumerate(told)]
     else:
         samples = _successes(find_run(demos), loaded, count)

@@ -101,7 +101,7 @@ def check_sft(config: Config, worlds: Worlds, given: Iterable[str] = ()) -> None
         raise UserError(f"demonstrations are shown whole, and context.mode is {config.context.mode}: choose full")
     if config.sft.demos is None:
         raise UserError("sft.demos says nothing to imitate: give solver, a run, or a JSONL file")
-    check_demos(config.sft.demos, worlds)
+    check_demos(config.sft.demos, config.sft.count, worlds)
 
 
 @dataclass

@@ -6,7 +6,7 @@ from typing import Any
 
 from turnwise.core.chance import address
 from turnwise.core.errors import InfrastructureFailure, UserError
-from turnwise.core.messages import assistant
+from turnwise.core.messages import ToolSpec, assistant
 from turnwise.core.protocols import StepResult
 from turnwise.core.task import Task
 from turnwise.data.demonstrations import Exchange
@@ -14,6 +14,7 @@ from turnwise.envs.kind import EnvKind
 from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.seeds import RANGE, seed_for
 from turnwise.envs.text_env import TextEnv
+from turnwise.envs.tool_env import ToolEnv
 from turnwise.rewards.rubric import deciding_part_alone
 
 ATTEMPTS = 10
@@ -56,6 +57,18 @@ async def _episode(env: TextEnvRunner, script: Script) -> tuple[list[Exchange], 
             return exchanges, result
         answer = script(env.env, result.messages[-1].content)
         exchanges.append(Exchange(messages=result.messages, answer=answer))
+
+
+async def opening_tools(worlds: Sequence[tuple[EnvKind, dict[str, Any]]]) -> tuple[ToolSpec, ...]:
+    """Those that an episode tells a model of at its opening; none where several environments have their own."""
+    kind, params = worlds[0]
+    if len(worlds) > 1 or not issubclass(kind.cls, ToolEnv):
+        return ()
+    env = kind.make(Task(env=kind.name, params=params, seed=seed_for("train", 0)))
+    try:
+        return tuple((await env.start()).tools)
+    finally:
+        await env.close()
 
 
 def solution(think: bool) -> Script:
