@@ -39,7 +39,7 @@ def test_a_search_shows_numbered_passages_with_their_titles(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"query": " \n\x00 "}, "the query is empty"),
+        ({"query": " \n\x01 "}, "the query is empty"),
         ({}, "query is missing"),
         ({"query": 3}, "query must be a text"),
         ({"query": "x" * 2001}, "longer than 2000"),
