@@ -9,9 +9,9 @@ import subprocess
 import sys
 import threading
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import pytest
 
@@ -146,10 +146,10 @@ class Tiring:
     """A judge that has no verdict any more on two answers of three, once it `is_gone`."""
 
     def __init__(self, gone: bool = False) -> None:
-        self.is_gone = gone
+        self.is_gone, self.asked = gone, count(1)
 
     def __call__(self, messages: list[dict[str, str]]) -> str:
-        lost = self.is_gone and crc32(messages[-1]["content"].encode()) % 3
+        lost = self.is_gone and next(self.asked) % 3
         return "out of order" if lost else json.dumps({"score": 5})
 
 

@@ -82,7 +82,8 @@ def _noting(tasks: Mapping[str, asyncio.Task[float]]) -> Iterator[None]:
     try:
         yield
     except asyncio.CancelledError as cancelled:
-        cancelled.add_note(f"the reward {' and '.join(name for name, task in tasks.items() if task.cancelled())}")
+        if late := [name for name, task in tasks.items() if task.cancelled()]:
+            cancelled.add_note(f"the reward {' and '.join(late)}")
         raise
 
 
