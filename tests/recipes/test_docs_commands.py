@@ -78,8 +78,9 @@ def test_a_command_is_accepted(words: list[str], workplace: Path, monkeypatch: p
     """Training is asked what it would do; what else would load a model is stopped once all checks are behind it."""
     begun: list[str] = []
 
-    def imitate(config, *, resume, given):
+    def imitate(config, *, resume, given, recipe):
         imitation.check_sft(config, worlds_of(config), given)
+        assert (recipe is None) == resume
         assert config.sft.demos is not None or resume
         begun.append("sft")
 
