@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from turnwise.models.memory_needs import PIECE
 from turnwise.train.masters import Masters
+from turnwise.train.muon import HostMuon
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +79,8 @@ class Optimizer:
             )
         if matrices:
             rate = settings.muon_learning_rate or 0.0
-            self._parts.append(torch.optim.Muon(matrices, lr=rate, weight_decay=settings.weight_decay))
+            muon = HostMuon if matrices[0].device.type == "cpu" else torch.optim.Muon
+            self._parts.append(muon(matrices, lr=rate, weight_decay=settings.weight_decay))
         self._rates = [part.param_groups[0]["lr"] for part in self._parts]
 
     def step(self, training_step: int, scale: float = 1.0) -> tuple[float, bool]:
