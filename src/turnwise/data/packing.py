@@ -57,9 +57,10 @@ def pack(samples: Sequence[Sample]) -> Batch:
     order = sorted(range(len(samples)), key=lambda i: (i in parent, skip[i] - len(samples[i]), i))
     ordered = [samples[index] for index in order]
     lengths = torch.tensor([len(samples[index]) - skip[index] for index in order])
-    starts = sum(map(len, prompts)) + lengths.cumsum(0) - lengths
+    behind = sum(map(len, prompts))
+    starts = behind + lengths.cumsum(0) - lengths
     masks = torch.cat([samples[index].mask[skip[index] :] for index in order])
-    places = sum(map(len, prompts)) + masks.nonzero().squeeze(1)
+    places = behind + masks.nonzero().squeeze(1)
     ids = torch.cat([*prompts, *(samples[index].ids[skip[index] :] for index in order)])
     positions = [*map(len, prompts), *(len(samples[index]) for index in order)]
     skipped = [*(0 for _ in prompts), *(skip[index] for index in order)]

@@ -12,7 +12,7 @@ from turnwise.core.errors import Outage
 MOST = 0.25
 """The share of episodes that may be lost."""
 STEPS = 4
-"""Of training, over which that share is taken: one that a server was away in for a moment stops nothing."""
+"""Of training, over which that share is taken: after as many, one that lost more by itself stops nothing."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -5,6 +5,7 @@ instead of 5.5 on an ARM one.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +13,10 @@ from torch import Tensor
 
 
 class HostMuon(torch.optim.Muon):
-    """Its settings and its state are torch's."""
+    """Its state and its defaults are torch's; the rate of a tall matrix is raised as it is there by default."""
+
+    def __init__(self, parameters: Sequence[Tensor], lr: float, weight_decay: float) -> None:
+        super().__init__(parameters, lr=lr, weight_decay=weight_decay)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
