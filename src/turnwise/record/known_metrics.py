@@ -33,6 +33,8 @@ FIRST = (
     Metric(label="tokens per second", key="time/tokens_per_s", write=count),
     Metric(label="clip fraction", key="train/clip_fraction", write=percent),
     Metric(label="sampler-learner mismatch", key="train/mismatch", write=decimal),
+    Metric(label="KL(sampler | learner), k3", key="train/offpolicy_kl_k3", write=decimal),
+    Metric(label="chi-squared of sequences", key="train/offpolicy_chi2_sequence", write=decimal),
     Metric(label="invalid turns", key="rollout/invalid", write=percent),
     Metric(label="groups that fare alike", key="rollout/zero_std_groups", write=percent),
 )

@@ -12,6 +12,7 @@ const FIRST = [
   ["Clip fraction", ["train/clip_fraction"]],
   ["Gradient norm", ["train/grad_norm"]],
   ["Mismatch", ["train/mismatch"]],
+  ["Off-policy KL", ["train/offpolicy_kl_k3"]],
   ["Tokens per second", ["time/tokens_per_s"]],
 ];
 
