@@ -11,7 +11,7 @@ from trajectories_for_tests import PARAMS, compute, inputs, properties, random_i
 
 from turnwise.algos.advantages import ADVANTAGES, AdvantageInputs, AdvantageParams
 
-CHANGED = {"whiten": True, "by_std": False}
+CHANGED = {"whiten": True, "whiten_over": "token", "by_std": False}
 """How a parameter that is no number is perturbed; numbers are halved."""
 
 
@@ -53,9 +53,22 @@ def test_the_critic_learns_the_raw_advantage_plus_what_it_said(name: str, given:
 @pytest.mark.parametrize("name", sorted(ADVANTAGES))
 def test_an_estimator_reads_the_parameters_that_it_says_and_no_other(name: str, parameter: str) -> None:
     given = random_inputs(seed=3, rows=9, columns=12, density=0.8, coarse=False)
-    changed = CHANGED.get(parameter, getattr(PARAMS, parameter) / 2)
-    differs = not torch.equal(compute(name, given), compute(name, given, replace(PARAMS, **{parameter: changed})))
+    base = replace(PARAMS, whiten=parameter == "whiten_over")
+    changed = CHANGED[parameter] if parameter in CHANGED else getattr(PARAMS, parameter) / 2
+    differs = not torch.equal(compute(name, given, base), compute(name, given, replace(base, **{parameter: changed})))
     assert differs == (parameter in ADVANTAGES[name].reads)
+
+
+@pytest.mark.parametrize("name", ["turn_gae", "step_gae"])
+@properties
+@given(given=inputs())
+def test_whitening_by_token_counts_a_turn_as_often_as_it_has_tokens(name: str, given: AdvantageInputs) -> None:
+    raw = [float(each) for each in compute(name, given)[given.mask]]
+    got = compute(name, given, replace(PARAMS, whiten=True, whiten_over="token"))[given.mask]
+    mean = sum(raw) / len(raw) if raw else 0.0
+    variance = sum((each - mean) ** 2 for each in raw) / max(1, len(raw) - 1)
+    expected = torch.tensor([(each - mean) / (variance + 1e-8) ** 0.5 for each in raw], dtype=torch.float64)
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", sorted(ADVANTAGES))

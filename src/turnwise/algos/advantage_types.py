@@ -11,6 +11,7 @@ What stands where the mask is 0 is never read.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -55,6 +56,8 @@ class AdvantageParams:
     """GAE's lambda between turns."""
     whiten: bool = False
     """Of estimators with a critic: whiten over the batch, after the returns are taken."""
+    whiten_over: Literal["turn", "token"] = "turn"
+    """Of estimators with one advantage a turn: whitening counts each turn once, or each of its tokens."""
     by_std: bool = True
     """Divide by the std of what is compared."""
     episode_weight: float = 1.0

@@ -11,8 +11,12 @@ __all__ = ["ADVANTAGES", "Advantage", "AdvantageInputs", "AdvantageParams", "Adv
 ADVANTAGES: dict[str, Advantage] = {
     # with a critic
     "gae": Advantage(compute=gae, needs_critic=True, reads=("gamma", "lam", "whiten")),
-    "turn_gae": Advantage(compute=turn_gae, needs_critic=True, reads=("gamma_turn", "lam_turn", "whiten")),
-    "step_gae": Advantage(compute=step_gae, needs_critic=True, reads=("gamma_turn", "lam_turn", "whiten")),
+    "turn_gae": Advantage(
+        compute=turn_gae, needs_critic=True, reads=("gamma_turn", "lam_turn", "whiten", "whiten_over")
+    ),
+    "step_gae": Advantage(
+        compute=step_gae, needs_critic=True, reads=("gamma_turn", "lam_turn", "whiten", "whiten_over")
+    ),
     "bi_level_gae": Advantage(
         compute=bi_level_gae, needs_critic=True, reads=("gamma", "lam", "gamma_turn", "lam_turn", "whiten")
     ),

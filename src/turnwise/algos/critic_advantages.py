@@ -56,10 +56,13 @@ def bi_level_gae(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageR
 
 
 def _over_turns(inputs: AdvantageInputs, params: AdvantageParams, turns: Turns, values: Tensor) -> AdvantageResult:
-    """One step a turn. Whitening counts a turn once; the critic learns the turn's return at each of its tokens."""
+    """One step a turn. The critic learns the turn's return at each of its tokens."""
     raw = _turn_scan(turns.sums(inputs.token_rewards), values, turns, inputs, params)
-    advantages = whiten(raw, turns.mask) if params.whiten else raw
-    return AdvantageResult(advantages=turns.spread(advantages), returns=turns.spread(raw + values))
+    advantages = turns.spread(raw)
+    if params.whiten:
+        by_token = params.whiten_over == "token"
+        advantages = whiten(advantages, turns.tokens) if by_token else turns.spread(whiten(raw, turns.mask))
+    return AdvantageResult(advantages=advantages, returns=turns.spread(raw + values))
 
 
 def _turn_scan(

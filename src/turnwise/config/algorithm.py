@@ -58,6 +58,8 @@ class AlgoConfig(Section):
     """GAE's lambda between turns."""
     whiten: bool = True
     """Whiten advantages over the batch (estimators with a critic)."""
+    whiten_over: Literal["turn", "token"] = "turn"
+    """Whether whitening counts each turn once or each of its tokens (turn_gae, step_gae)."""
     by_std: bool = True
     """Divide by the std of what is compared (gigpo, turn_grpo, pass_at_k)."""
     episode_weight: NonNegative = 1.0

@@ -150,6 +150,7 @@ def estimate_settings(config: Config, micro_tokens: int = MICRO_TOKENS) -> Estim
 
 def filter_settings(config: Config) -> FilterSettings:
     algo = config.algo
+            whiten_over=algo.whiten_over,
     return FilterSettings(
         filter=FILTERS[algo.filter],
         params=FilterParams(value=algo.filter_value, largest=algo.filter_largest, keep_zero=algo.filter_keep_zero),
