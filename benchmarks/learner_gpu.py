@@ -61,9 +61,17 @@ def trajectories(every_token: bool) -> list[TrainSample]:
         )
         advantages = ones * float(torch.randn(1, generator=chance))
         weights = ones / (TRAJECTORIES * LONGEST)
-        columns = {"ref_logprobs": None, "old_values": None, "returns": None, "value_weights": None}
         made.append(
-            TrainSample(sample=sample, old_logprobs=-10 * ones, advantages=advantages, weights=weights, **columns)
+            TrainSample(
+                sample=sample,
+                old_logprobs=-10 * ones,
+                ref_logprobs=None,
+                old_values=None,
+                advantages=advantages,
+                returns=None,
+                weights=weights,
+                value_weights=None,
+            )
         )
     return made
 

@@ -49,15 +49,24 @@ def inputs_of(tokens: Tokens) -> LossInputs:
     return inputs(tokens.log_ratios, tokens.advantages, tokens.segments, tokens.turns, tokens.log_rhos)
 
 
+def select(loss: Loss, given: LossInputs, params: LossParams = PARAMS) -> LossInputs:
+    """With the tokens that the loss treats apart, chosen over these as over a whole optimiser step."""
+    if loss.select is None or given.selected is not None:
+        return given
+    draws = torch.rand(len(given.logprobs), generator=torch.Generator().manual_seed(1))
+    return replace(given, selected=loss.select(given, params, draws))
+
+
 def run(loss: Loss, given: LossInputs, params: LossParams = PARAMS) -> tuple[LossResult, Tensor]:
     """The result, and the gradient [M] of the plain sum of its token losses."""
-    result = loss.compute(given, params)
+    result = loss.compute(select(loss, given, params), params)
     return result, torch.autograd.grad(result.token_loss.sum(), given.logprobs)[0]
 
 
 def picked(given: LossInputs, tokens: Tensor) -> LossInputs:
     """These tokens, in this order, with a gradient of their own."""
-    chosen = {field.name: getattr(given, field.name)[tokens].detach() for field in fields(given)}
+    columns = {field.name: getattr(given, field.name) for field in fields(given)}
+    chosen = {name: column[tokens].detach() for name, column in columns.items() if column is not None}
     return LossInputs(**chosen | {"logprobs": chosen["logprobs"].requires_grad_()})
 
 

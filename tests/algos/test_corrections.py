@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from losses_for_tests import PARAMS, Tokens, changed_fields, inputs, inputs_of, picked, run, token_batches
+from torch import Tensor
 
-from turnwise.algos.corrections import CORRECTIONS, CorrectionParams, CorrectionResult, correct
+from turnwise.algos.corrections import CORRECTIONS, CorrectionParams, CorrectionResult, correct, step_scale
 from turnwise.algos.losses import LOSSES, LossInputs
 from turnwise.algos.ratios import LEVELS, Level, unit_ids
 
@@ -193,9 +194,13 @@ def test_a_correction_reads_exactly_the_parameters_that_it_names(name: str) -> N
         "statistic": "k3",
         "token_weights": True,
         "difference": 0.9,
+        "normalise": True,
     }
-    compute_with = CORRECTIONS[name].compute
-    before = compute_with(given, base).weights
+
+    def weights(params: CorrectionParams) -> Tensor:
+        scale = step_scale(CORRECTIONS[name], given, params, torch.ones(5, dtype=torch.bool))
+        return CORRECTIONS[name].compute(given, params).weights * scale
+
     variants = changed_fields(base, others)
-    read = {field for field, params in variants.items() if not torch.equal(compute_with(given, params).weights, before)}
+    read = {field for field, params in variants.items() if not torch.equal(weights(params), weights(base))}
     assert read == set(CORRECTIONS[name].reads)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from losses_for_tests import PARAMS, Tokens, changed_fields, inputs, inputs_of, picked, run, token_batches
+from losses_for_tests import PARAMS, Tokens, changed_fields, inputs, inputs_of, picked, run, select, token_batches
 from torch import Tensor
 
 from turnwise.algos.losses import LOSSES, LossInputs, LossParams, LossResult
@@ -89,6 +89,29 @@ def test_geo_mean_clips_log_ratios_by_the_advantages_sign() -> None:
     assert result.metrics["clip_fraction"].tolist() == [1, 1, 0, 0]  # outside the bounds, whether the clip binds or not
     assert result.metrics["clip_fraction_low"].tolist() == [0, 0, 1, 1]
     assert result.metrics["ratio"].tolist() == pytest.approx([good, good, bad, bad])
+
+
+def phi(log_w: float, k: float, decay: float) -> float:
+    return math.exp(decay + k * log_w - decay * math.exp(log_w))
+
+
+def test_vespo_weighs_the_policy_gradient_by_a_function_of_the_sequence_ratio() -> None:
+    """Two segments whose token ratios multiply to exp(0.2) and exp(0.45); k and lambda by the sign of A."""
+    advantages = [2.0, -1.0, 0.0, 1.0, -3.0]
+    result, gradient = run(LOSSES["vespo"], inputs(LOG_RATIOS, advantages, SEGMENTS, TURNS))
+    log_w = [sum(LOG_RATIOS[:3])] * 3 + [sum(LOG_RATIOS[3:])] * 2
+    weights = [phi(w, *((2.0, 3.0) if a >= 0 else (3.0, 2.0))) for w, a in zip(log_w, advantages, strict=True)]
+    expected = [-weight * advantage for weight, advantage in zip(weights, advantages, strict=True)]
+    assert gradient.tolist() == pytest.approx(expected), "no gradient through the weight"
+    logprobs = [each - 1.0 for each in LOG_RATIOS]
+    assert result.token_loss.tolist() == pytest.approx([e * p for e, p in zip(expected, logprobs, strict=True)])
+    assert result.metrics["vespo_weight"].tolist() == pytest.approx(weights)
+
+
+def test_vespo_weight_is_one_on_policy_and_vanishes_far_from_it() -> None:
+    for log_ratio, weight in ((0.0, 1.0), (math.log(2 / 3), phi(math.log(2 / 3), 2.0, 3.0)), (4.0, 0.0), (-15.0, 0.0)):
+        result, _ = run(LOSSES["vespo"], inputs([log_ratio], [1.0]))
+        assert result.metrics["vespo_weight"].item() == pytest.approx(weight, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["gpg", "reinforce"])
@@ -174,7 +197,8 @@ def test_on_policy_every_loss_has_the_policy_gradient(name: str, tokens: Tokens)
 def test_neither_order_nor_micro_batches_change_a_token(
     name: str, level: Level, tokens: Tokens, random: Random
 ) -> None:
-    given, params = inputs_of(tokens), replace(PARAMS, ratio_level=level)
+    params = replace(PARAMS, ratio_level=level, cov_share=0.4, cov_low=-0.1)
+    given = select(LOSSES[name], inputs_of(tokens), params)
     whole, gradient = run(LOSSES[name], given, params)
     everyone = list(range(len(tokens.segments)))
     random.shuffle(everyone)
@@ -188,12 +212,13 @@ def test_neither_order_nor_micro_batches_change_a_token(
             torch.testing.assert_close(values, whole.metrics[metric][chosen])
 
 
-@every_loss
+@pytest.mark.parametrize("name", [name for name, loss in LOSSES.items() if loss.select is None])
 @properties
 @given(token_batches())
 def test_flipping_all_advantages_of_an_unclipped_loss_flips_it(name: str, tokens: Tokens) -> None:
     wide = LossParams(clip_low=1.0, clip_high=99.0, dual_clip=None, tau_positive=1.0, tau_negative=1.0)
     wide = replace(wide, clip_low=99.0) if name == "geo_mean" else wide
+    wide = replace(wide, vespo_k_negative=wide.vespo_k_positive, vespo_lambda_negative=wide.vespo_lambda_positive)
     flipped = replace(tokens, advantages=[-advantage for advantage in tokens.advantages])
     result, _ = run(LOSSES[name], inputs_of(tokens), wide)
     torch.testing.assert_close(run(LOSSES[name], inputs_of(flipped), wide)[0].token_loss, -result.token_loss)
@@ -208,8 +233,9 @@ def test_a_loss_reads_exactly_the_parameters_that_it_names(name: str) -> None:
         segments=[0, 0, 0, 1, 1, 2, 2],
         turns=[0, 0, 1, 1, 2, 0, 1],
     )
-    loss, base = LOSSES[name], replace(PARAMS, ratio_level="turn")
-    before = loss.compute(given, base).token_loss
+    loss = LOSSES[name]
+    base = replace(PARAMS, ratio_level="turn", cov_share=0.3, cov_low=-0.6, cov_high=1.0)
+    before = run(loss, given, base)[0].token_loss
     others = {
         "clip_low": 0.1,
         "clip_high": 0.1,
@@ -217,10 +243,18 @@ def test_a_loss_reads_exactly_the_parameters_that_it_names(name: str) -> None:
         "ratio_level": "sequence",
         "tau_positive": 2.0,
         "tau_negative": 2.0,
+        "cov_share": 0.15,
+        "cov_low": 0.1,
+        "cov_high": 0.0,
+        "cov_kl_coef": 0.5,
+        "vespo_k_positive": 1.0,
+        "vespo_lambda_positive": 1.0,
+        "vespo_k_negative": 1.0,
+        "vespo_lambda_negative": 1.0,
     }
     variants = changed_fields(base, others)
     read = {
-        field for field, params in variants.items() if not torch.equal(loss.compute(given, params).token_loss, before)
+        field for field, params in variants.items() if not torch.equal(run(loss, given, params)[0].token_loss, before)
     }
     assert read == set(loss.reads)
 
@@ -236,7 +270,7 @@ def test_ratios_beyond_all_bounds_stay_finite(name: str, advantage: float) -> No
 
 @every_loss
 def test_metrics_are_numbers_of_each_token_without_a_gradient(name: str) -> None:
-    metrics = LOSSES[name].compute(inputs([0.1, 0.2], [1.0, -1.0]), PARAMS).metrics
+    metrics = run(LOSSES[name], inputs([0.1, 0.2], [1.0, -1.0]))[0].metrics
     assert {"ratio", "approx_kl"} <= metrics.keys()
     for values in metrics.values():
         assert values.shape == (2,) and values.dtype == torch.float64 and not values.requires_grad

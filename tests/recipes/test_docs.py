@@ -50,7 +50,7 @@ def benchmark_commands() -> list[str]:
 
 def test_there_are_commands_to_try() -> None:
     assert len(commands()) == 3
-    assert len(benchmark_commands()) == 7
+    assert len(benchmark_commands()) == 8
 
 
 @pytest.mark.parametrize("command", commands())

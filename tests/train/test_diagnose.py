@@ -58,3 +58,14 @@ def test_the_task_gradient_comes_from_groups_whose_rewards_differ() -> None:
     assert estimated is not None
     found = gradients(groups, estimated, learner, update_settings(config), buckets=2)
     assert found["diagnostics/gradient_task_0"] == 0.0 and found["diagnostics/gradient_task_1"] == 1.0
+
+
+@pytest.mark.parametrize("loss", ["clip_cov", "kl_cov"])
+def test_a_loss_that_selects_tokens_counts_as_the_task_alone(loss: str) -> None:
+    """Also kl_cov's penalty, which does not vanish with the advantage."""
+    config = settings_of(algo__loss=loss, algo__cov_share=0.5, algo__kl_coef=0.0, algo__entropy_coef=0.0)
+    learner, groups = make_learner(config), random_groups(groups=2)
+    estimated = estimate_of(groups, learner, config)
+    assert estimated is not None
+    found = gradients(groups, estimated, learner, update_settings(config), buckets=1)
+    assert found == {f"diagnostics/gradient_{term}_0": float(term == "task") for term in ("task", "entropy", "kl")}

@@ -35,6 +35,8 @@ class CorrectionParams:
     """Tokens that `masked` keeps weigh their own rho; False: that of their turn or sequence."""
     difference: float = 0.2
     """How far a probability may move from the sampler's before `two_sided` drops its token."""
+    normalise: bool = False
+    """Divide the weights by their mean over the optimiser step: see `step_scale`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +97,24 @@ def two_sided(inputs: LossInputs, params: CorrectionParams) -> CorrectionResult:
     return CorrectionResult(weights=torch.ones_like(moved).masked_fill(outside, 0.0), outside=outside)
 
 
-def correct(result: LossResult, correction: CorrectionResult) -> LossResult:
+def step_scale(correction: Correction, inputs: LossInputs, params: CorrectionParams, trained: Tensor) -> float:
+    """Return 1 / the mean weight of an optimiser step's trained tokens [M] bool with `normalise`, else 1.
+
+    The corrected loss then keeps the scale of the uncorrected one (self-normalised importance sampling). A turn or
+    sequence counts once where it is the unit of the weights. `inputs` are all tokens of the step.
+    """
+    if not params.normalise or "normalise" not in correction.reads or not trained.any():
+        return 1.0
+    weights = correction.compute(inputs, params).weights.double()[trained]
+    level = params.level if "level" in correction.reads else "token"
+    units = unit_ids(inputs.segment_ids, inputs.turn_ids, level)[trained].unique(return_inverse=True)[1]
+    share = 1 / sum_over(torch.ones_like(weights), units)
+    return float(share.sum() / (weights * share).sum())
+
+
+def correct(result: LossResult, correction: CorrectionResult, scale: float = 1.0) -> LossResult:
     """The loss with its tokens weighed, and the mean weight and the share outside the bounds among its metrics."""
-    weights = correction.weights
+    weights = correction.weights * scale
     own = {"correction_weight": weights, "correction_outside": correction.outside.to(weights.dtype)}
     return LossResult(token_loss=result.token_loss * weights, metrics=result.metrics | own)
 
@@ -126,8 +143,8 @@ def _statistic(inputs: LossInputs, params: CorrectionParams) -> Tensor:
 
 CORRECTIONS: dict[str, Correction] = {
     "none": Correction(compute=none),
-    "decoupled": Correction(compute=decoupled),
-    "truncated": Correction(compute=truncated, reads=("level", "low", "high", "pool")),
+    "decoupled": Correction(compute=decoupled, reads=("normalise",)),
+    "truncated": Correction(compute=truncated, reads=("level", "low", "high", "pool", "normalise")),
     "masked": Correction(compute=masked, reads=("level", "low", "high", "pool", "statistic", "token_weights")),
     "two_sided": Correction(compute=two_sided, reads=("difference",)),
 }

@@ -1,16 +1,17 @@
 """Policy losses: one number a sampled token. The caller multiplies by the aggregation's weights and sums.
 
 r = pi / pi_old at a token, A its advantage. All of a segment's tokens are in one micro-batch, so that a ratio over a
-turn or a sequence does not depend on how the step was cut.
+turn or a sequence does not depend on how the step was cut. What depends on all tokens of the optimiser step is chosen
+before its first gradient: `Loss.select`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from turnwise.algos.ratios import Level, bounded, mean_over, unit_ids
+from turnwise.algos.ratios import Level, bounded, mean_over, sum_over, unit_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +24,13 @@ class LossInputs:
     advantages: Tensor  # [M]
     segment_ids: Tensor  # [M] int64, equal on the tokens of one unbroken context
     turn_ids: Tensor  # [M] int64, equal on the tokens of one turn of a segment
+    selected: Tensor | None = None  # [M] bool, the tokens that `Loss.select` chose; None: the loss selects none
 
     def __post_init__(self) -> None:
         others = (self.old_logprobs, self.sampler_logprobs, self.advantages, self.segment_ids, self.turn_ids)
-        if self.logprobs.dim() != 1 or any(tensor.shape != self.logprobs.shape for tensor in others):
-            raise ValueError("log-probabilities, advantages, segment and turn ids must be of one shape [M]")
+        given = others if self.selected is None else (*others, self.selected)
+        if self.logprobs.dim() != 1 or any(tensor.shape != self.logprobs.shape for tensor in given):
+            raise ValueError("log-probabilities, advantages, ids and selected tokens must be of one shape [M]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +49,22 @@ class LossParams:
     """How sharply sapo fades a good token that moves away from ratio 1."""
     tau_negative: float = 1.05
     """The same for a bad token: above `tau_positive`, since its gradient pushes up every other token."""
+    cov_share: float = 2e-4
+    """Share of tokens that clip_cov (at most) and kl_cov select; at least one token."""
+    cov_low: float = 1.0
+    """clip_cov selects among tokens whose covariance is above this ..."""
+    cov_high: float = 5.0
+    """... and below this."""
+    cov_kl_coef: float = 1.0
+    """Weight of kl_cov's penalty."""
+    vespo_k_positive: float = 2.0
+    """vespo's exponent k of the sequence ratio w where A >= 0."""
+    vespo_lambda_positive: float = 3.0
+    """vespo's decay lambda in w where A >= 0: the weight is largest at w = k / lambda."""
+    vespo_k_negative: float = 3.0
+    """The exponent where A < 0."""
+    vespo_lambda_negative: float = 2.0
+    """The decay where A < 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +79,11 @@ class Loss:
     compute: Callable[[LossInputs, LossParams], LossResult]
     reads: tuple[str, ...] = ()
     """The fields of LossParams that change its result."""
+    select: Callable[[LossInputs, LossParams, Tensor], Tensor] | None = None
+    """Choose tokens [M] bool among all trained tokens of an optimiser step, for `LossInputs.selected`. The tensor is
+    one uniform random number a token [M]. None: no token is treated apart."""
+    adds_penalty: bool = False
+    """Has a term that does not vanish where the advantage is 0."""
 
 
 def ppo(inputs: LossInputs, params: LossParams) -> LossResult:
@@ -146,6 +170,85 @@ def reinforce(inputs: LossInputs, params: LossParams) -> LossResult:
     return LossResult(token_loss=-inputs.advantages * inputs.logprobs, metrics=_metrics(inputs))
 
 
+def vespo(inputs: LossInputs, params: LossParams) -> LossResult:
+    """-stop(phi) A log pi, phi = exp(lambda + k log w - lambda w), w the sequence's ratio (VESPO, Shen et al. 2026).
+
+    w is the product of a segment's token ratios, not their mean. phi is 1 at w = 1 and falls to 0 on both sides of its
+    maximum at k / lambda: it bounds the variance of w in place of a clip. k and lambda depend on the sign of A.
+    """
+    sequences = unit_ids(inputs.segment_ids, inputs.turn_ids, "sequence")
+    log_ratio = bounded(inputs.logprobs - inputs.old_logprobs).detach()
+    log_w = bounded(sum_over(log_ratio, sequences))
+    good = inputs.advantages >= 0
+    k = torch.full_like(log_w, params.vespo_k_negative).masked_fill(good, params.vespo_k_positive)
+    decay = torch.full_like(log_w, params.vespo_lambda_negative).masked_fill(good, params.vespo_lambda_positive)
+    phi = (decay + k * log_w - decay * log_w.exp()).exp()
+    metrics = _metrics(inputs, vespo_weight=phi)
+    return LossResult(token_loss=-phi * inputs.advantages * inputs.logprobs, metrics=metrics)
+
+
+def clip_cov(inputs: LossInputs, params: LossParams) -> LossResult:
+    """ppo without dual clip, and no gradient on the selected tokens (Clip-Cov, Cui et al. 2025, arXiv 2505.22617).
+
+    Entropy falls mostly by few tokens: likely ones with a high advantage, whose covariance (A - mean A)
+    (log pi - mean log pi) is far above the others'. See `select_band`.
+    """
+    selected = _selected(inputs)
+    result = ppo(inputs, replace(params, dual_clip=None))
+    metrics = result.metrics | {"cov_fraction": selected.to(inputs.advantages.dtype)}
+    return LossResult(token_loss=result.token_loss.masked_fill(selected, 0.0), metrics=metrics)
+
+
+def select_band(inputs: LossInputs, params: LossParams, draws: Tensor) -> Tensor:
+    """For clip_cov: at random, a share of all tokens among those in the band that ppo does not clip. [M] bool
+
+    At most max(1, int(cov_share M)) tokens with cov_low < covariance < cov_high: those of the smallest draws.
+    """
+    clipped = ppo(inputs, replace(params, dual_clip=None)).metrics["clip_fraction"] > 0
+    covariance = _covariance(inputs)
+    candidates = (covariance > params.cov_low) & (covariance < params.cov_high) & ~clipped
+    first = draws.masked_fill(~candidates, torch.inf).argsort(stable=True)
+    return _mark(first[: _count(inputs, params)], inputs) & candidates
+
+
+def kl_cov(inputs: LossInputs, params: LossParams) -> LossResult:
+    """-A r, and cov_kl_coef |log pi - log pi_old| more on the selected tokens (KL-Cov, Cui et al. 2025).
+
+    No clip. The penalty's gradient is 0 where pi = pi_old: it acts from the second optimiser step on. See `select_top`.
+    """
+    log_ratio = bounded(inputs.logprobs - inputs.old_logprobs)
+    selected = _selected(inputs)
+    penalty = torch.where(selected, params.cov_kl_coef * log_ratio.abs(), 0.0)
+    metrics = _metrics(inputs, cov_fraction=selected)
+    return LossResult(token_loss=-inputs.advantages * log_ratio.exp() + penalty, metrics=metrics)
+
+
+def select_top(inputs: LossInputs, params: LossParams, draws: Tensor) -> Tensor:
+    """For kl_cov: the max(1, int(cov_share M)) tokens of the largest covariance, the earlier of equal ones. [M] bool"""
+    return _mark(_covariance(inputs).argsort(descending=True, stable=True)[: _count(inputs, params)], inputs)
+
+
+def _covariance(inputs: LossInputs) -> Tensor:
+    """(A - mean A)(log pi - mean log pi) of each token, float64 and without gradient. [M]"""
+    advantages, logprobs = inputs.advantages.double(), inputs.logprobs.detach().double()
+    return (advantages - advantages.mean()) * (logprobs - logprobs.mean())
+
+
+def _count(inputs: LossInputs, params: LossParams) -> int:
+    return max(1, int(params.cov_share * len(inputs.logprobs)))
+
+
+def _mark(tokens: Tensor, inputs: LossInputs) -> Tensor:
+    """Indices -> [M] bool."""
+    return torch.zeros_like(inputs.logprobs, dtype=torch.bool).index_fill(0, tokens, value=True)
+
+
+def _selected(inputs: LossInputs) -> Tensor:
+    if inputs.selected is None:
+        raise ValueError("this loss needs the tokens that its select chose over the whole optimiser step")
+    return inputs.selected
+
+
 def _metrics(inputs: LossInputs, **own: Tensor) -> dict[str, Tensor]:
     """A loss's own numbers beside those of every loss: the token's ratio and an estimate of KL(pi_old | pi)."""
     log_ratio = bounded(inputs.logprobs - inputs.old_logprobs).detach()
@@ -159,6 +262,14 @@ LOSSES: dict[str, Loss] = {
     "cispo": Loss(compute=cispo, reads=("clip_low", "clip_high")),
     "sapo": Loss(compute=sapo, reads=("tau_positive", "tau_negative")),
     "geo_mean": Loss(compute=geo_mean, reads=("clip_low", "clip_high")),
+    "clip_cov": Loss(
+        compute=clip_cov, reads=("clip_low", "clip_high", "cov_share", "cov_low", "cov_high"), select=select_band
+    ),
+    "kl_cov": Loss(compute=kl_cov, reads=("cov_share", "cov_kl_coef"), select=select_top, adds_penalty=True),
+    "vespo": Loss(
+        compute=vespo,
+        reads=("vespo_k_positive", "vespo_lambda_positive", "vespo_k_negative", "vespo_lambda_negative"),
+    ),
     "gpg": Loss(compute=reinforce),
     "reinforce": Loss(compute=reinforce),
 }

@@ -38,6 +38,12 @@ def sum_over(values: Tensor, units: Tensor) -> Tensor:
     return totals[units]
 
 
+def max_over(values: Tensor, units: Tensor) -> Tensor:
+    """[M] the largest value of each token's unit."""
+    largest = values.new_full(units.shape, -torch.inf).scatter_reduce(0, units, values, "amax")
+    return largest[units]
+
+
 def mean_over(values: Tensor, units: Tensor) -> Tensor:
     """[M] the mean over each token's unit; gradients reach every token of it."""
     return sum_over(values, units) / sum_over(torch.ones_like(values), units)

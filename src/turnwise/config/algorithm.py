@@ -84,6 +84,22 @@ class AlgoConfig(Section):
     """How sharply sapo fades a good token that moves away from ratio 1."""
     tau_negative: Annotated[float, Field(gt=0)] = 1.05
     """The same for a bad token."""
+    cov_share: Share = 2e-4
+    """Share of the trained tokens that clip_cov (at most) and kl_cov select; at least one token."""
+    cov_low: float = 1.0
+    """Covariance of advantage and log-probability above which clip_cov selects tokens."""
+    cov_high: float = 5.0
+    """Covariance below which clip_cov selects tokens."""
+    cov_kl_coef: NonNegative = 1.0
+    """Weight of kl_cov's penalty on the selected tokens."""
+    vespo_k_positive: NonNegative = 2.0
+    """Exponent k of vespo's weight exp(lambda + k log w - lambda w) where the advantage is 0 or more."""
+    vespo_lambda_positive: NonNegative = 3.0
+    """Decay lambda of that weight where the advantage is 0 or more."""
+    vespo_k_negative: NonNegative = 3.0
+    """Exponent k where the advantage is negative."""
+    vespo_lambda_negative: NonNegative = 2.0
+    """Decay lambda where the advantage is negative."""
     correction_level: Literal["token", "turn", "sequence"] = "token"
     """Whose ratio to the sampler is bounded."""
     correction_low: NonNegative = 0.0
@@ -98,6 +114,20 @@ class AlgoConfig(Section):
     """Tokens that `masked` keeps weigh their own ratio; false: that of their turn or sequence."""
     correction_difference: NonNegative = 0.2
     """How far a probability may move from the sampler's before `two_sided` drops its token."""
+    correction_normalise: bool = False
+    """Divide the weights of decoupled or truncated by their mean over the optimizer step."""
+    reject: Literal["none", "token", "turn", "sequence"] = "none"
+    """What is left untrained where pi_old and the sampler mu disagree too much; "sequence" is a segment."""
+    reject_statistic: Literal["ratio", "k2", "k3"] = "ratio"
+    """What is compared with the bounds of reject: pi_old / mu, or an estimate of KL(mu | pi_old)."""
+    reject_pool: Literal["sum", "mean", "max"] = "mean"
+    """How a turn's or sequence's tokens make one statistic; log-ratios are pooled, so sum is the whole's ratio."""
+    reject_low: NonNegative = 0.0
+    """The lowest statistic that is trained."""
+    reject_high: NonNegative = 2.0
+    """The highest."""
+    reject_veto: Share = 0.0
+    """Reject a sequence in which any token's pi_old / mu is below this (1e-4 is usual); 0: never."""
     value_clip: Annotated[float, Field(gt=0)] = 0.5
     """How far a value may move from the old one in an update."""
     value_coef: NonNegative = 1.0

@@ -42,6 +42,9 @@ class TrainSample:
     returns: Tensor | None  # [T]
     weights: Tensor  # [T] the whole aggregation: the loss is the sum over tokens of weight * token loss
     value_weights: Tensor | None  # [T] the same for the critic's loss
+    selected: Tensor | None = None  # [T] bool, tokens that the loss treats apart
+    correction_scale: float = 1.0
+    """What off-policy weights are multiplied by, the same on all tokens of an optimiser step."""
 
     def __len__(self) -> int:
         return len(self.sample)
@@ -84,6 +87,8 @@ class TrainBatch:
     old_values: Tensor | None  # [M]
     returns: Tensor | None  # [M]
     value_weights: Tensor | None  # [M]
+    selected: Tensor | None = None  # [M]
+    correction_scale: float = 1.0
 
 
 _Packed = TypeVar("_Packed", Batch, TrainBatch)

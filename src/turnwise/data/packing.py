@@ -130,4 +130,6 @@ def pack_train(samples: Sequence[TrainSample]) -> TrainBatch:
         old_values=optional("old_values"),
         returns=optional("returns"),
         value_weights=optional("value_weights"),
+        selected=optional("selected"),
+        correction_scale=samples[0].correction_scale,
     )

@@ -221,7 +221,7 @@ COMBINATIONS: tuple[tuple[Callable[[Config], bool], str], ...] = (
         "train.betas must be below 1, where AdamW still takes gradients in: lower them",
     ),
     (
-        lambda c: c.algo.clip_low > 1 and c.algo.loss in ("ppo", "gspo", "cispo"),
+        lambda c: c.algo.clip_low > 1 and c.algo.loss in ("ppo", "gspo", "cispo", "clip_cov"),
         "algo.clip_low {algo.clip_low} bounds the ratio below 0, where it never is: give at most 1, which is no bound",
     ),
     (
@@ -257,6 +257,30 @@ COMBINATIONS: tuple[tuple[Callable[[Config], bool], str], ...] = (
         lambda c: c.algo.correction in ("decoupled", "truncated", "masked") and c.algo.old_logprobs == "sampler",
         "algo.correction {algo.correction} weighs by the learner's probability over the sampler's, and "
         "algo.old_logprobs sampler makes them one: choose algo.old_logprobs learner",
+    ),
+    (
+        lambda c: (c.algo.reject != "none" or c.algo.reject_veto > 0) and c.algo.old_logprobs == "sampler",
+        "algo.reject and algo.reject_veto compare the learner's probability with the sampler's, and algo.old_logprobs "
+        "sampler makes them one: choose algo.old_logprobs learner",
+    ),
+    (
+        lambda c: c.algo.reject_low > c.algo.reject_high,
+        "algo.reject_low {algo.reject_low} is above algo.reject_high {algo.reject_high}: everything would be rejected",
+    ),
+    (
+        lambda c: (
+            c.algo.reject in ("turn", "sequence") and c.algo.reject_pool == "max" and c.algo.reject_statistic == "ratio"
+        ),
+        "algo.reject_pool max overlooks ratios below 1: choose algo.reject_statistic k2 or k3, which grow "
+        "on both sides",
+    ),
+    (
+        lambda c: c.algo.loss == "clip_cov" and c.algo.cov_low >= c.algo.cov_high,
+        "algo.cov_low {algo.cov_low} is not below algo.cov_high {algo.cov_high}: clip_cov would select nothing",
+    ),
+    (
+        lambda c: c.algo.loss in ("clip_cov", "kl_cov") and c.algo.cov_share == 0,
+        "algo.cov_share is 0, and algo.loss {algo.loss} selects a share of the tokens: raise it, or choose ppo",
     ),
     (
         lambda c: c.algo.gamma_turn == "adaptive" and not ADVANTAGES[c.algo.advantage].needs_critic,

@@ -9,6 +9,7 @@ from turnwise.algos.corrections import CORRECTIONS, CorrectionParams
 from turnwise.algos.filters import FILTERS, SCORES, FilterParams
 from turnwise.algos.kl import KL_ESTIMATORS, KlCoefficient
 from turnwise.algos.losses import LOSSES, LossParams
+from turnwise.algos.rejection import RejectionParams
 from turnwise.algos.turn_discount import AdaptiveDiscount
 from turnwise.config.schema import Config
 from turnwise.core.samples import Needs
@@ -84,6 +85,14 @@ def build_objective(config: Config) -> Objective:
             ratio_level=algo.ratio_level,
             tau_positive=algo.tau_positive,
             tau_negative=algo.tau_negative,
+            cov_share=algo.cov_share,
+            cov_low=algo.cov_low,
+            cov_high=algo.cov_high,
+            cov_kl_coef=algo.cov_kl_coef,
+            vespo_k_positive=algo.vespo_k_positive,
+            vespo_lambda_positive=algo.vespo_lambda_positive,
+            vespo_k_negative=algo.vespo_k_negative,
+            vespo_lambda_negative=algo.vespo_lambda_negative,
         ),
         correction=CORRECTIONS[algo.correction],
         correction_params=CorrectionParams(
@@ -94,6 +103,15 @@ def build_objective(config: Config) -> Objective:
             statistic=algo.correction_statistic,
             token_weights=algo.correction_token_weights,
             difference=algo.correction_difference,
+            normalise=algo.correction_normalise,
+        ),
+        rejection=RejectionParams(
+            level=algo.reject,
+            statistic=algo.reject_statistic,
+            pool=algo.reject_pool,
+            low=algo.reject_low,
+            high=algo.reject_high,
+            veto=algo.reject_veto,
         ),
         entropy_coef=algo.entropy_coef,
         kl_estimator=KL_ESTIMATORS[algo.kl_estimator],
@@ -104,13 +122,20 @@ def build_objective(config: Config) -> Objective:
 
 def update_settings(config: Config, micro_tokens: int = MICRO_TOKENS) -> UpdateSettings:
     algo, train = config.algo, config.train
+    only_advantages = (
+        algo.entropy_coef == 0
+        and algo.kl_coef == 0
+        and not ADVANTAGES[algo.advantage].needs_critic
+        and not LOSSES[algo.loss].adds_penalty
+    )
     return UpdateSettings(
+        objective=build_objective(config),
         aggregation=AGGREGATIONS[algo.aggregation],
         constant_length=algo.constant_length,
         mini_batch=train.mini_batch,
         epochs=train.epochs,
         micro_tokens=micro_tokens,
-        skip_idle=algo.entropy_coef == 0 and algo.kl_coef == 0 and not ADVANTAGES[algo.advantage].needs_critic,
+        skip_idle=only_advantages,
         run_seed=config.seed,
     )
 
@@ -125,6 +150,7 @@ def estimate_settings(config: Config, micro_tokens: int = MICRO_TOKENS) -> Estim
             gamma_turn=1.0 if algo.gamma_turn == "adaptive" else algo.gamma_turn,
             lam_turn=algo.lam_turn,
             whiten=algo.whiten,
+            whiten_over=algo.whiten_over,
             by_std=algo.by_std,
             episode_weight=algo.episode_weight,
             step_weight=algo.step_weight,
@@ -150,7 +176,6 @@ def estimate_settings(config: Config, micro_tokens: int = MICRO_TOKENS) -> Estim
 
 def filter_settings(config: Config) -> FilterSettings:
     algo = config.algo
-            whiten_over=algo.whiten_over,
     return FilterSettings(
         filter=FILTERS[algo.filter],
         params=FilterParams(value=algo.filter_value, largest=algo.filter_largest, keep_zero=algo.filter_keep_zero),

@@ -75,6 +75,13 @@ SWITCHES: tuple[tuple[tuple[str, ...], Switch], ...] = (
     (("algo.placement",), _one_of("reward.combine", ["sum"])),
     (("algo.filter_by", "algo.filter_scale"), _one_of("algo.filter", [name for name in FILTERS if name != "none"])),
     (("algo.correction_pool", "algo.correction_token_weights"), _one_of("algo.correction_level", ["turn", "sequence"])),
+    (("algo.correction_pool",), _one_of("algo.correction_statistic", ["ratio"])),
+    (("algo.whiten_over",), _on("algo.whiten", "turn that on")),
+    (
+        ("algo.reject_statistic", "algo.reject_pool", "algo.reject_low", "algo.reject_high"),
+        _one_of("algo.reject", ["token", "turn", "sequence"]),
+    ),
+    (("algo.reject_pool",), _one_of("algo.reject", ["turn", "sequence"])),
     (("algo.kl_estimator", "algo.kl_in", "algo.kl_target", "algo.kl_horizon"), _on("algo.kl_coef", "raise that")),
     (("algo.kl_horizon",), _on("algo.kl_target", "give a target")),
     (("algo.constant_length",), _one_of("algo.aggregation", ["seq-mean-token-sum-norm"])),

@@ -8,11 +8,12 @@ import torch
 from turnwise.algos.diagnostics import gradient_shares, spread_buckets
 from turnwise.algos.filters import group_std
 from turnwise.algos.mutual_information import information_metrics, mutual_information, retrieval
-from turnwise.core.samples import Needs, Sample
+from turnwise.core.samples import Needs, Sample, TrainSample
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.packing import micro_batches, pack_train
 from turnwise.train.estimate import Estimate
 from turnwise.train.learner import LocalLearner
+from turnwise.train.preparing import prepare_step
 from turnwise.train.scoring import score_samples
 from turnwise.train.update import UpdateSettings, train_samples
 
@@ -94,7 +95,9 @@ def _norms(part: set[int], estimated: Estimate, learner: LocalLearner, settings:
     """The gradient norm of each term of the loss over these trajectories alone."""
     whole, kl_coef = learner.objective, learner.kl_coef
     samples = train_samples(estimated, part, settings) if part else []
-    without_task = [replace(each, advantages=torch.zeros_like(each.advantages)) for each in samples]
+    seed = ("gradient_shares", settings.run_seed)
+    samples = prepare_step(samples, learner, settings.objective, settings.micro_tokens, seed)
+    without_task = [_without_task(each) for each in samples]
     terms = {
         "task": (samples, 0.0, 0.0),
         "entropy": (without_task, whole.entropy_coef, 0.0),
@@ -111,3 +114,9 @@ def _norms(part: set[int], estimated: Estimate, learner: LocalLearner, settings:
     finally:
         learner.objective, learner.kl_coef = whole, kl_coef
     return norms
+
+
+def _without_task(sample: TrainSample) -> TrainSample:
+    """The same without advantages and without the tokens that the loss treats apart."""
+    selected = None if sample.selected is None else torch.zeros_like(sample.selected)
+    return replace(sample, advantages=torch.zeros_like(sample.advantages), selected=selected)

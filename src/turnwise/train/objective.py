@@ -8,6 +8,7 @@ from torch import Tensor
 from turnwise.algos.corrections import CORRECTIONS, Correction, CorrectionParams, correct
 from turnwise.algos.kl import KlEstimator
 from turnwise.algos.losses import Loss, LossInputs, LossParams
+from turnwise.algos.rejection import RejectionParams, find_rejected, reject
 from turnwise.algos.values import value_loss
 from turnwise.core.samples import TrainBatch
 
@@ -18,6 +19,7 @@ class Objective:
     loss_params: LossParams
     correction: Correction
     correction_params: CorrectionParams
+    rejection: RejectionParams
     entropy_coef: float
     kl_estimator: KlEstimator
     value_coef: float
@@ -35,10 +37,14 @@ class Objective:
             advantages=batch.advantages,
             segment_ids=torch.repeat_interleave(counts).to(logprobs.device),
             turn_ids=batch.turn_ids,
+            selected=batch.selected,
         )
         result = self.loss.compute(inputs, self.loss_params)
         if self.correction is not CORRECTIONS["none"]:
-            result = correct(result, self.correction.compute(inputs, self.correction_params))
+            correction = self.correction.compute(inputs, self.correction_params)
+            result = correct(result, correction, batch.correction_scale)
+        if self.rejection.active:
+            result = reject(result, find_rejected(inputs, self.rejection))
         tokens = result.token_loss - self.entropy_coef * entropy
         metrics = {"policy_loss": result.token_loss.detach(), "entropy": entropy.detach(), **result.metrics}
         if batch.ref_logprobs is not None:

@@ -13,11 +13,14 @@ from turnwise.data.packing import micro_batches, pack_train
 from turnwise.data.table import place
 from turnwise.train.estimate import Estimate
 from turnwise.train.mismatch import NAMES
+from turnwise.train.objective import Objective
+from turnwise.train.preparing import prepare_step
 from turnwise.train.seen import TOKEN_SCORES, Seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateSettings:
+    objective: Objective
     aggregation: Aggregation
     constant_length: int
     mini_batch: int
@@ -39,8 +42,10 @@ def update(
     """All epochs and mini-batches of one step, the loss times `scale`; metrics are means over the sampled tokens."""
     sums: dict[str, Tensor] = {}
     norms: list[dict[str, float]] = []
-    for part in mini_batch_order(len(estimated.trajectories), settings, step):
+    for number, part in enumerate(mini_batch_order(len(estimated.trajectories), settings, step)):
         samples = train_samples(estimated, set(part), settings, scale)
+        seed = ("selected_tokens", settings.run_seed, step, number)
+        samples = prepare_step(samples, learner, settings.objective, settings.micro_tokens, seed)
         if settings.skip_idle:
             samples = [sample for sample in samples if bool(sample.advantages.any())]
         for micro in micro_batches([each.sample for each in samples], settings.micro_tokens):

@@ -1,0 +1,112 @@
+"""clip_cov and kl_cov: which tokens they select, and what becomes of these, against plain loops."""
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from losses_for_tests import PARAMS, inputs, run
+from torch import Tensor
+
+from turnwise.algos.losses import LOSSES, LossInputs, LossParams, select_band, select_top
+
+NO_DRAWS = torch.zeros(0)
+
+
+def some_tokens(count: int, seed: int = 0) -> LossInputs:
+    rng = random.Random(seed)
+    return inputs(
+        log_ratios=[rng.gauss(0, 0.5) for _ in range(count)],
+        advantages=[rng.gauss(0, 2) for _ in range(count)],
+        segments=[index // 4 for index in range(count)],
+    )
+
+
+def covariances(given: LossInputs) -> list[float]:
+    advantages, logprobs = given.advantages.tolist(), given.logprobs.tolist()
+    mean_a, mean_p = sum(advantages) / len(advantages), sum(logprobs) / len(logprobs)
+    return [(a - mean_a) * (p - mean_p) for a, p in zip(advantages, logprobs, strict=True)]
+
+
+def clipped_by_ppo(given: LossInputs, params: LossParams) -> list[bool]:
+    ratios = [
+        math.exp(new - old) for new, old in zip(given.logprobs.tolist(), given.old_logprobs.tolist(), strict=True)
+    ]
+    return [
+        (a > 0 and r > 1 + params.clip_high) or (a < 0 and r < 1 - params.clip_low)
+        for a, r in zip(given.advantages.tolist(), ratios, strict=True)
+    ]
+
+
+def uniform(count: int, seed: int = 0) -> Tensor:
+    return torch.rand(count, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("share", [0.0001, 0.1, 1.0])
+def test_clip_cov_selects_the_smallest_draws_in_the_band(seed: int, share: float) -> None:
+    given, draws = some_tokens(60, seed), uniform(60, seed)
+    params = replace(PARAMS, cov_share=share, cov_low=-0.5, cov_high=0.5)
+    covariance, clipped = covariances(given), clipped_by_ppo(given, params)
+    band = [index for index in range(60) if -0.5 < covariance[index] < 0.5 and not clipped[index]]
+    assert any(clipped) and len(band) > 6, "the band leaves some out"
+    expected = sorted(band, key=lambda index: draws[index].item())[: max(1, int(share * 60))]
+    assert select_band(given, params, draws).nonzero()[:, 0].tolist() == sorted(expected)
+
+
+def test_clip_cov_selects_nothing_outside_an_empty_band() -> None:
+    params = replace(PARAMS, cov_share=1.0, cov_low=100.0, cov_high=200.0)
+    assert not select_band(some_tokens(20), params, uniform(20)).any()
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("share", [0.0001, 0.1, 1.0])
+def test_kl_cov_selects_the_largest_covariances(seed: int, share: float) -> None:
+    given = some_tokens(60, seed)
+    covariance = covariances(given)
+    expected = sorted(range(60), key=lambda index: -covariance[index])[: max(1, int(share * 60))]
+    found = select_top(given, replace(PARAMS, cov_share=share), NO_DRAWS)
+    assert found.nonzero()[:, 0].tolist() == sorted(expected)
+
+
+def test_clip_cov_gives_selected_tokens_no_gradient_and_others_that_of_ppo() -> None:
+    given = some_tokens(40)
+    selected = uniform(40) < 0.3
+    result, gradient = run(LOSSES["clip_cov"], replace(given, selected=selected))
+    ppo, ppo_gradient = run(LOSSES["ppo"], given, replace(PARAMS, dual_clip=None))
+    assert (ppo_gradient[selected] != 0).any()
+    assert (gradient[selected] == 0).all() and (result.token_loss[selected] == 0).all()
+    assert torch.equal(gradient[~selected], ppo_gradient[~selected])
+    assert torch.equal(result.token_loss[~selected], ppo.token_loss[~selected])
+    assert torch.equal(result.metrics["cov_fraction"], selected.double())
+
+
+def test_kl_cov_adds_the_distance_from_the_old_policy_to_selected_tokens_alone() -> None:
+    given = some_tokens(40)
+    selected = uniform(40) < 0.3
+    result, gradient = run(LOSSES["kl_cov"], replace(given, selected=selected), replace(PARAMS, cov_kl_coef=0.5))
+    for index in range(40):
+        advantage, log_ratio = given.advantages[index].item(), (given.logprobs - given.old_logprobs)[index].item()
+        penalty, slope = (0.5 * abs(log_ratio), 0.5 * math.copysign(1, log_ratio)) if selected[index] else (0.0, 0.0)
+        assert result.token_loss[index].item() == pytest.approx(-advantage * math.exp(log_ratio) + penalty)
+        assert gradient[index].item() == pytest.approx(-advantage * math.exp(log_ratio) + slope)
+
+
+def test_kl_cov_has_no_penalty_gradient_on_policy() -> None:
+    given = inputs([0.0, 0.0, 0.0], [0.0, 1.0, -1.0])
+    _, gradient = run(LOSSES["kl_cov"], replace(given, selected=torch.ones(3, dtype=torch.bool)))
+    assert gradient.tolist() == [0.0, -1.0, 1.0]
+
+
+@pytest.mark.parametrize("name", ["clip_cov", "kl_cov"])
+def test_a_covariance_loss_refuses_tokens_without_a_selection(name: str) -> None:
+    with pytest.raises(ValueError, match="whole optimiser step"):
+        LOSSES[name].compute(some_tokens(4), PARAMS)
+
+
+@pytest.mark.parametrize("name", ["clip_cov", "kl_cov"])
+def test_a_selection_over_no_token_is_empty(name: str) -> None:
+    select = LOSSES[name].select
+    assert select is not None
+    assert select(inputs([], []), PARAMS, NO_DRAWS).shape == (0,)

@@ -1,0 +1,139 @@
+"""Rejection by a pooled statistic and by a veto, against plain loops."""
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from losses_for_tests import PARAMS, inputs, picked, run
+
+from turnwise.algos.corrections import CORRECTIONS, CorrectionParams, correct, step_scale
+from turnwise.algos.losses import LOSSES, LossInputs
+from turnwise.algos.ratios import Level
+from turnwise.algos.rejection import RejectionParams, find_rejected, reject
+
+LEVELS: tuple[Level, ...] = ("token", "turn", "sequence")
+STATISTICS = {
+    "ratio": lambda log_rho: log_rho,
+    "k2": lambda log_rho: log_rho**2 / 2,
+    "k3": lambda log_rho: math.exp(log_rho) - 1 - log_rho,
+}
+POOLS = {"sum": sum, "mean": lambda each: sum(each) / len(each), "max": max}
+
+
+def some_tokens(seed: int) -> tuple[LossInputs, list[float], list[tuple[int, int]]]:
+    """Tokens, their log-ratios to the sampler, and the segment and turn of each."""
+    rng = random.Random(seed)
+    owners = [(segment, turn) for segment in range(4) for turn in range(rng.randint(1, 3)) for _ in range(3)]
+    log_rhos = [rng.gauss(0, 0.4) for _ in owners]
+    segments, turns = [each[0] for each in owners], [each[1] for each in owners]
+    given = inputs([rng.gauss(0, 0.2) for _ in owners], [1.0] * len(owners), segments, turns, log_rhos)
+    return given, log_rhos, owners
+
+
+def unit(owner: tuple[int, int], index: int, level: str) -> tuple[int, ...]:
+    return {"token": (index,), "turn": owner, "sequence": owner[:1]}[level]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("statistic", STATISTICS)
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_unit_is_rejected_by_its_pooled_statistic(level: Level, statistic: str, pool: str) -> None:
+    seen = set()
+    for seed in range(6):
+        given, log_rhos, owners = some_tokens(seed)
+        params = RejectionParams(level=level, statistic=statistic, pool=pool, low=0.07, high=0.6)  # type: ignore[arg-type]
+        params = replace(params, low=0.8, high=1.25) if statistic == "ratio" else params
+        units = [unit(owner, index, level) for index, owner in enumerate(owners)]
+        expected = []
+        for own in units:
+            terms = [
+                STATISTICS[statistic](log_rho) for log_rho, each in zip(log_rhos, units, strict=True) if each == own
+            ]
+            pooled = POOLS[pool](terms)
+            pooled = math.exp(pooled) if statistic == "ratio" else pooled
+            expected.append(pooled < params.low or pooled > params.high)
+        assert find_rejected(given, params).tolist() == expected
+        seen |= set(expected)
+    assert seen == {True, False}
+
+
+def test_a_veto_rejects_the_whole_sequence_of_one_token() -> None:
+    given = inputs([0.0] * 5, [1.0] * 5, [0, 0, 0, 1, 1], [0, 0, 1, 0, 0], [0.1, 0.2, -9.3, -9.1, 3.0])
+    assert find_rejected(given, RejectionParams(veto=1e-4)).tolist() == [True] * 3 + [False] * 2
+    assert not find_rejected(given, RejectionParams()).any()
+    both = RejectionParams(veto=1e-4, level="token", high=2.0)
+    assert find_rejected(given, both).tolist() == [True] * 3 + [False, True]
+
+
+def test_k3_of_a_rejection_is_not_bounded() -> None:
+    given = inputs([0.0], [1.0], log_rhos=[6.0])
+    assert find_rejected(given, RejectionParams(level="token", statistic="k3", high=300.0)).all()
+
+
+@pytest.mark.parametrize("direction", [1, -1])
+def test_k3_measures_the_divergence_of_the_sampler_from_the_old_policy(direction: int) -> None:
+    """Over tokens in the sampler's proportions the mean of k3 is KL(mu | pi_old), exactly, and not the reverse."""
+    mu, pi = ((0.8, 0.2), (0.5, 0.5))[::direction]
+    choices = [0] * round(10 * mu[0]) + [1] * round(10 * mu[1])
+    given = inputs([0.0] * 10, [1.0] * 10, log_rhos=[math.log(pi[each] / mu[each]) for each in choices])
+    divergence = sum(m * math.log(m / p) for m, p in zip(mu, pi, strict=True))
+    below, above = (
+        RejectionParams(level="sequence", statistic="k3", high=divergence * factor) for factor in (0.999, 1.001)
+    )
+    assert find_rejected(given, below).all() and not find_rejected(given, above).any()
+
+
+def test_rejected_tokens_get_exactly_no_gradient_and_others_keep_theirs() -> None:
+    given, _, _ = some_tokens(0)
+    rejected = find_rejected(given, RejectionParams(level="turn", low=0.8, high=1.25))
+    assert rejected.any() and not rejected.all()
+    plain, gradient = run(LOSSES["ppo"], given)
+    result = reject(plain, rejected)
+    found = torch.autograd.grad(
+        reject(LOSSES["ppo"].compute(given, PARAMS), rejected).token_loss.sum(), given.logprobs
+    )[0]
+    assert torch.equal(found, gradient.masked_fill(rejected, 0.0))
+    assert torch.equal(result.token_loss, plain.token_loss.masked_fill(rejected, 0.0))
+    assert torch.equal(result.metrics["rejected"], rejected.double())
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_micro_batches_do_not_change_what_is_rejected(level: Level) -> None:
+    given, _, owners = some_tokens(3)
+    params = RejectionParams(level=level, statistic="k2", pool="max", high=0.1, veto=0.4)
+    whole = find_rejected(given, params)
+    for segment in range(4):
+        own = torch.tensor([index for index, owner in enumerate(owners) if owner[0] == segment])
+        assert torch.equal(find_rejected(picked(given, own), params), whole[own])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_normalised_weights_have_mean_one_over_their_units(level: Level) -> None:
+    given, _, owners = some_tokens(1)
+    trained = torch.tensor([index % 5 != 0 for index in range(len(owners))])
+    params = CorrectionParams(level=level, high=1.3, normalise=True)
+    scale = step_scale(CORRECTIONS["truncated"], given, params, trained)
+    weights = CORRECTIONS["truncated"].compute(given, params).weights.tolist()
+    units = {unit(owner, index, level): index for index, owner in enumerate(owners) if trained[index]}
+    assert scale == pytest.approx(len(units) / sum(weights[index] for index in units.values()))
+    result = correct(LOSSES["ppo"].compute(given, PARAMS), CORRECTIONS["truncated"].compute(given, params), scale)
+    assert result.metrics["correction_weight"].tolist() == pytest.approx([scale * each for each in weights])
+
+
+def test_decoupled_weights_are_normalised_by_tokens_whatever_the_level() -> None:
+    given, log_rhos, owners = some_tokens(2)
+    everything = torch.ones(len(owners), dtype=torch.bool)
+    mean = sum(map(math.exp, log_rhos)) / len(log_rhos)
+    params = CorrectionParams(level="sequence", normalise=True)
+    assert step_scale(CORRECTIONS["decoupled"], given, params, everything) == pytest.approx(1 / mean)
+
+
+@pytest.mark.parametrize(
+    ("name", "normalise", "share"), [("truncated", False, 1.0), ("masked", True, 1.0), ("truncated", True, 0.0)]
+)
+def test_weights_keep_their_scale_where_nothing_is_to_normalise(name: str, normalise: bool, share: float) -> None:
+    given, _, owners = some_tokens(2)
+    trained = torch.full((len(owners),), share > 0)
+    assert step_scale(CORRECTIONS[name], given, CorrectionParams(normalise=normalise), trained) == 1.0

@@ -1,0 +1,68 @@
+"""Losses, corrections and estimators of other systems through the whole loop: two steps that learn."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from runs_for_tests import learnt, metrics, quiet, small
+from turnwise.algos.offpolicy import OFFPOLICY
+from turnwise.recipes.run import train
+
+BAND = {"algo__loss": "clip_cov", "algo__cov_share": 0.2, "algo__cov_low": -9.0, "algo__cov_high": 9.0}
+METHODS: dict[str, tuple[dict[str, Any], str]] = {
+    "clip_cov": (BAND, "cov_fraction"),
+    "kl_cov": ({"algo__loss": "kl_cov", "algo__cov_share": 0.2}, "cov_fraction"),
+    "vespo": ({"algo__loss": "vespo", "algo__old_logprobs": "sampler"}, "vespo_weight"),
+    "normalised weights": (
+        {"algo__correction": "truncated", "algo__correction_level": "sequence", "algo__correction_normalise": True},
+        "correction_weight",
+    ),
+    "rejection by maximum": (
+        {"algo__reject": "turn", "algo__reject_statistic": "k3", "algo__reject_pool": "max", "algo__reject_high": 0.5},
+        "rejected",
+    ),
+    "veto": ({"algo__reject_veto": 1e-4}, "rejected"),
+    "turn GAE, a row a turn": (
+        {
+            "algo__advantage": "step_gae",
+            "algo__whiten_over": "token",
+            "context__mode": "turn",
+            "env__kind": "frozen_lake",
+            "rollout__max_tokens": 700,
+        },
+        "explained_variance",
+    ),
+}
+"""Settings, and a metric that only they bring."""
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_of_the_peers_learns_in_the_loop(name: str, tmp_path: Path) -> None:
+    settings, own = METHODS[name]
+    base = {"algo__old_logprobs": "learner", "train__steps": 2, "eval__every": 0}
+    train(small(tmp_path, **base | settings), console=quiet())
+    rows = [row for row in metrics(tmp_path / "run") if "rollout/success" in row]
+    assert len(rows) == 2
+    for row in rows:
+        for key in ("policy_loss", "grad_norm", own, *OFFPOLICY):
+            assert math.isfinite(row[f"train/{key}"]), key
+        assert abs(row["train/offpolicy_kl_k3"]) < 1e-6, "the engine samples from the learner's own weights"
+        assert row["train/offpolicy_ppl"] > 1
+        if own == "cov_fraction":
+            assert row["train/cov_fraction"] == pytest.approx(0.2, abs=0.05)
+    first, second = (learnt(tmp_path / "run", step) for step in (1, 2))
+    assert any(not torch.equal(first[key], second[key]) for key in first if key.startswith("model."))
+
+
+def test_clip_cov_resumes_with_the_same_random_choices(tmp_path: Path) -> None:
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    train(small(whole, **BAND, eval__every=0), console=quiet())
+    train(small(stopped, **BAND, eval__every=0, train__max_minutes=1e-6), console=quiet())
+    assert not (stopped / "run/summary.json").exists()
+    torch.manual_seed(99)
+    train(small(stopped, **BAND, eval__every=0), resume=True, console=quiet())
+    ours, theirs = (learnt(each / "run") for each in (stopped, whole))
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
