@@ -1,6 +1,7 @@
 """How advantages, normalisation and placement are run against the golden records, by the record's algorithm."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from golden_for_tests import Arrays, Record, arrays_of, close, close_all
@@ -28,9 +29,9 @@ def advantage(name: str, arrays: Arrays, params: AdvantageParams) -> AdvantageRe
     return chosen.compute(inputs, params)
 
 
-def run_critic(name: str, arrays: Arrays, **given: float) -> dict[str, Tensor]:
-    raw = advantage(name, arrays, AdvantageParams(**given, whiten=False))  # type: ignore[arg-type]
-    whitened = advantage(name, arrays, AdvantageParams(**given, whiten=True))  # type: ignore[arg-type]
+def run_critic(name: str, arrays: Arrays, **given: Any) -> dict[str, Tensor]:
+    raw = advantage(name, arrays, AdvantageParams(**given, whiten=False))
+    whitened = advantage(name, arrays, AdvantageParams(**given, whiten=True))
     assert raw.returns is not None and whitened.returns is not None
     assert torch.equal(raw.returns, whitened.returns)
     return {"adv_raw": raw.advantages, "adv_whitened": whitened.advantages, "returns": raw.returns}
@@ -92,6 +93,25 @@ def step_token_gae(record: Record) -> None:
     cells = (trajectory[:, None], column[:, None] + torch.arange(steps["mask"].shape[1]))
     got = run_critic("gae", joined, gamma=given["gamma"], lam=given["lam"])
     close_all(record, {name: matrix[cells] for name, matrix in got.items()})
+
+
+def noconcat_gae(record: Record) -> None:
+    """Rows are turns. The record's critic learns at the anchor alone, turnwise's at all of the turn's tokens."""
+    steps, given = arrays_of(record), record["params"]
+    joined, trajectory, column = join_steps(steps)
+    name = {"first": "step_gae", "last": "turn_gae"}[given["anchor"]]
+    got = run_critic(name, joined, gamma_turn=given["gamma"], lam_turn=given["lam"], whiten_over="token")
+    keys = {"adv_raw": "row_adv_raw", "adv_whitened": "row_adv_whitened", "returns": "row_return"}
+    first = column + steps["mask"].long().argmax(dim=1)
+    close_all(record, {keys[key]: matrix[trajectory, first] for key, matrix in got.items()})
+
+
+def mc_return(record: Record) -> None:
+    """One token a turn."""
+    rewards = arrays_of(record)["rewards"][None]
+    arrays = {"mask": torch.ones_like(rewards, dtype=torch.bool), "token_rewards": rewards}
+    returns = advantage("reinforce", arrays, AdvantageParams(gamma=record["params"]["gamma"])).advantages
+    close_all(record, {"mc_return": returns[0]})
 
 
 def reinforce_pp(record: Record) -> None:
@@ -221,6 +241,8 @@ ADVANTAGE_RUNNERS: dict[str, Callable[[Record], None]] = {
     "bilevel_gae": bilevel_gae,
     "turnwise_gae": turnwise_gae,
     "step_gae": step_gae,
+    "noconcat_gae": noconcat_gae,
+    "mc_return": mc_return,
     "turn_discounted_return": turn_discounted_return,
     "grpo": group_estimator("grpo"),
     "dr_grpo_adv": group_estimator("dr_grpo"),

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,11 +10,12 @@ from golden_for_tests import Arrays, Record, arrays_of, close, close_all
 from torch import Tensor
 
 from turnwise.algos.aggregation import AGGREGATIONS
-from turnwise.algos.corrections import CORRECTIONS, CorrectionParams, CorrectionResult, correct
+from turnwise.algos.corrections import CORRECTIONS, CorrectionParams, CorrectionResult, correct, step_scale
 from turnwise.algos.entropy import entropy_from_logits, logprobs_and_entropy
 from turnwise.algos.kl import KL_ESTIMATORS, KlCoefficient, rewards_less_kl
-from turnwise.algos.losses import LOSSES, LossInputs, LossParams
-from turnwise.algos.ratios import sum_over, unit_ids
+from turnwise.algos.losses import LOSSES, LossInputs, LossParams, LossResult
+from turnwise.algos.offpolicy import OFFPOLICY, offpolicy_metrics
+from turnwise.algos.rejection import RejectionParams, find_rejected
 from turnwise.algos.values import value_loss
 
 TRL_MEMBERS = {
@@ -23,25 +25,27 @@ TRL_MEMBERS = {
     "dr_grpo": ("ppo", "seq-mean-token-sum-norm"),
     "cispo": ("cispo", "token-mean"),
     "sapo": ("sapo", "seq-mean-token-mean"),
+    "vespo": ("vespo", "token-mean"),
 }
-TRL_NOT_OFFERED = {"vespo"}
+OFFPOLICY_NAMES = {
+    "kl": "offpolicy_kl_k1",
+    "k3_kl": "offpolicy_kl_k3",
+    "training_ppl": "offpolicy_ppl",
+    "rollout_ppl": "offpolicy_ppl_sampler",
+    "ppl_ratio": "offpolicy_ppl_ratio",
+    "chi2_token": "offpolicy_chi2_token",
+    "chi2_seq": "offpolicy_chi2_sequence",
+}
+OFFPOLICY_NOT_RECORDED = {
+    *("training_log_ppl", "rollout_log_ppl", "log_ppl_diff"),
+    *("log_ppl_abs_diff", "log_ppl_diff_max", "log_ppl_diff_min"),
+}
 UNCLAMPED_K3 = "k3_unclamped"
 """The one expected value that is not compared: turnwise's k3 is the clamped one."""
 
 
-def mean_weight(weights: Tensor, units: Tensor) -> Tensor:
-    """The mean of [M] weights with each unit counted once, to divide by, so that a correction keeps the loss's scale.
-
-    Only ever over all tokens of an optimiser step: over a micro-batch the result would depend on how the step is cut.
-    """
-    share = 1 / sum_over(torch.ones_like(weights), units)
-    return (weights * share).sum() / share.sum()
-
-
 def reason_to_leave_out(record: Record) -> str | None:
     """Of the losses' records, those that the golden README lets go."""
-    if record["algo"] == "trl_loss" and record["params"]["loss_type"] in TRL_NOT_OFFERED:
-        return "turnwise does not offer it"
     if record["algo"] in ("trl_loss", "geo_mean") and not arrays_of(record)["mask"].any(dim=1).all():
         return "the record averages over rows without a sampled token too, turnwise never does"
     return None
@@ -98,12 +102,36 @@ def loss_params(given: dict[str, Any], **others: Any) -> LossParams:
         dual_clip=given.get("clip_c"),
         tau_positive=given.get("tau_pos", 1.0),
         tau_negative=given.get("tau_neg", 1.05),
+        cov_share=given.get("cov_ratio", 2e-4),
+        cov_low=given.get("cov_lb", 1.0),
+        cov_high=given.get("cov_ub", 5.0),
+        cov_kl_coef=given.get("kl_coef", 1.0),
+        vespo_k_positive=given.get("k_pos", 2.0),
+        vespo_lambda_positive=given.get("lambda_pos", 3.0),
+        vespo_k_negative=given.get("k_neg", 3.0),
+        vespo_lambda_negative=given.get("lambda_neg", 2.0),
         **others,
     )
 
 
+def compute_loss(name: str, inputs: LossInputs, params: LossParams) -> LossResult:
+    """With the selection over all tokens, as over an optimiser step; the draws matter only where a share is below 1."""
+    loss = LOSSES[name]
+    if loss.select is not None:
+        inputs = replace(inputs, selected=loss.select(inputs, params, torch.zeros(len(inputs.logprobs))))
+    return loss.compute(inputs, params)
+
+
 def correction_of(arrays: Arrays, name: str, **params: Any) -> CorrectionResult:
-    return CORRECTIONS[name].compute(loss_inputs(arrays, "adv_token"), CorrectionParams(**params))
+    """With the weights divided by their mean over the batch where `normalise` is given."""
+    inputs, settings = loss_inputs(arrays, "adv_token"), CorrectionParams(**params)
+    scale = step_scale(CORRECTIONS[name], inputs, settings, torch.ones_like(inputs.logprobs, dtype=torch.bool))
+    found = CORRECTIONS[name].compute(inputs, settings)
+    return replace(found, weights=found.weights * scale)
+
+
+def rejected_of(arrays: Arrays, **params: Any) -> Tensor:
+    return find_rejected(loss_inputs(arrays, "adv_token"), RejectionParams(**params))
 
 
 def policy_loss(name: str, default_mode: str = "token-mean") -> Callable[[Record], None]:
@@ -113,7 +141,7 @@ def policy_loss(name: str, default_mode: str = "token-mean") -> Callable[[Record
         arrays, given, expected = arrays_of(record), record.get("params", {}), dict(record["expected"])
         mask, new_logp = arrays["mask"], arrays["new_logp"].requires_grad_()
         params = loss_params(({"clip_c": 3.0} if name == "ppo" else {}) | given)
-        result = LOSSES[name].compute(loss_inputs(arrays, given["advantages"]), params)
+        result = compute_loss(name, loss_inputs(arrays, given["advantages"]), params)
         if "is_cap" in given:
             result = correct(result, correction_of(arrays, "truncated", level=given["is_level"], high=given["is_cap"]))
         token_loss, metrics = placed(arrays, result.token_loss), result.metrics
@@ -127,6 +155,10 @@ def policy_loss(name: str, default_mode: str = "token-mean") -> Callable[[Record
             "pg_clipfrac_lower": metrics.get("clip_fraction_low", nothing).mean(),
             "ppo_kl": metrics["approx_kl"].mean(),
         }
+        if name == "clip_cov":
+            got["pg_clipfrac"] = metrics["cov_fraction"].mean()
+        if name == "kl_cov":
+            got["ppo_kl"] = KL_ESTIMATORS["abs"](new_logp, arrays["old_logp"]).detach()[mask].mean()
         for key, value in expected.items():
             close(record, got[key], value, key)
 
@@ -144,10 +176,22 @@ def trl_loss(record: Record) -> None:
     if "ratio_cap" in given:
         clips |= {"clip_low": 1.0, "clip_high": given["ratio_cap"] - 1}
     inputs = loss_inputs(arrays, given.get("advantages", "adv_seq"))
-    result = LOSSES[name].compute(inputs, loss_params(given | clips))
+    result = compute_loss(name, inputs, loss_params(given | clips))
     penalty = given.get("beta", 0.0) * KL_ESTIMATORS["k3"](new_logp, arrays["ref_logp"])
     token_loss = placed(arrays, result.token_loss) + penalty
     loss = aggregate(token_loss, mask, mode, given.get("max_completion_length", mask.shape[1]))
+    close_all(record, {"loss": loss.detach(), "grad_new_logp": gradient(loss, new_logp)})
+
+
+def areal_gspo(record: Record) -> None:
+    """gspo with the mean over tokens; a row's advantage is the mean over its tokens."""
+    arrays, given = arrays_of(record), record["params"]
+    mask, new_logp, advantages = arrays["mask"], arrays["new_logp"].requires_grad_(), arrays[given["advantages"]]
+    if advantages.dim() == 2:
+        arrays["row_mean"] = torch.where(mask, advantages, 0.0).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+    inputs = loss_inputs(arrays, "row_mean" if advantages.dim() == 2 else given["advantages"])
+    result = compute_loss("gspo", inputs, loss_params(given))
+    loss = aggregate(placed(arrays, result.token_loss), mask, "token-mean", 1)
     close_all(record, {"loss": loss.detach(), "grad_new_logp": gradient(loss, new_logp)})
 
 
@@ -209,12 +253,99 @@ def is_corrected_ppo(record: Record) -> None:
 def tis_weights(record: Record) -> None:
     arrays, given = arrays_of(record), record["params"]
     mask, level = arrays["mask"], given["level"]
-    weights = correction_of(arrays, "truncated", level=level, high=given["cap"]).weights
-    factor = mean_weight(weights, unit_ids(mask.nonzero()[:, 0], arrays["turn_id"][mask], level))
-    weights = placed(arrays, weights / factor if given["batch_normalize"] else weights)
-    of_row = weights.amax(dim=1)
-    assert level == "token" or torch.equal(weights, torch.where(mask, of_row[:, None], 0.0))
-    close_all(record, {"weights": weights, "seq_weights": of_row, "norm_factor": factor})
+    plain, found = (
+        correction_of(arrays, "truncated", level=level, high=given["cap"], normalise=normalise).weights
+        for normalise in (False, given["batch_normalize"])
+    )
+    weights, factor = placed(arrays, found), (plain / found)[0]
+    close_all(record, {"weights": weights, "seq_weights": of_rows(weights, mask, level), "norm_factor": factor})
+
+
+def of_rows(weights: Tensor, mask: Tensor, level: str) -> Tensor:
+    """The one weight of each row [B], which must stand on all of its tokens where the level is a sequence."""
+    found = weights.amax(dim=1)
+    assert level == "token" or torch.equal(weights, torch.where(mask, found[:, None], 0.0))
+    return found
+
+
+def rejection_of(option: str, threshold: str) -> dict[str, Any]:
+    """`seq_mean_k3` and `0.04` -> settings of turnwise. k1 has bounds of the ratio, the others only an upper one."""
+    *unit, statistic = option.split("_")
+    bounds = [float(each) for each in threshold.split("_")]
+    level = {"token": "token", "seq": "sequence"}[unit[0]]
+    return {
+        "level": level,
+        "statistic": "ratio" if statistic == "k1" else statistic,
+        "pool": unit[1] if level == "sequence" else "mean",
+        "low": bounds[0] if statistic == "k1" else 0.0,
+        "high": bounds[-1],
+    }
+
+
+def mis_reject_mask(record: Record) -> None:
+    """One rule is `algo.reject`; the first of two is the correction `masked`, whose bounds reject as well."""
+    arrays, given = arrays_of(record), record["params"]
+    mask = arrays["mask"]
+    rules = [
+        rejection_of(*each) for each in zip(*(given[key].split(",") for key in ("option", "threshold")), strict=True)
+    ]
+    rejected = rejected_of(arrays, **rules[-1])
+    if len(rules) > 1:
+        (other,) = rules[:-1]
+        pool = {"pool": {"sum": "product", "mean": "mean"}[other.pop("pool")]}
+        rejected |= correction_of(arrays, "masked", **other, **pool).outside
+    keep = placed(arrays, ~rejected)
+    close_all(record, {"keep_mask": keep, "masked_fraction": rejected.double().mean()})
+    assert torch.equal(keep.bool(), keep.bool() & mask)
+
+
+def mis_weights(record: Record) -> None:
+    """`mask` leaves weights as they are and rejects: decoupled weights with the same bounds as `algo.reject`."""
+    arrays, given = arrays_of(record), record["params"]
+    mask, high, low = arrays["mask"], given["tis_upper_bound"], given["tis_lower_bound"]
+    levels = {"token": ("token", "product"), "sequence": ("sequence", "product"), "geometric": ("sequence", "mean")}
+    level, pool = levels[given["tis_level"]]
+    bounds = {
+        "truncate": {"high": high},
+        "clip": {"low": 1 / high if low is None else low, "high": high},
+        "mask": {"high": math.inf},
+    }[given["tis_mode"]]
+    weights = placed(
+        arrays,
+        correction_of(
+            arrays, "truncated", level=level, pool=pool, normalise=given["tis_batch_normalize"], **bounds
+        ).weights,
+    )
+    rejection = {"veto": given["rs_veto_threshold"] or 0.0}
+    pools = {"product": "sum", "mean": "mean"}
+    if given["use_rs"]:
+        level, pool = levels[given["rs_level"]]
+        rejection |= {
+            "level": level,
+            "pool": pools[pool],
+            "low": given["rs_lower_bound"],
+            "high": given["rs_upper_bound"],
+        }
+    elif given["tis_mode"] == "mask":
+        rejection |= {"level": level, "pool": pools[pool], "low": low, "high": high}
+    got = {
+        "weights": weights,
+        "seq_weights": of_rows(weights, mask, "token"),
+        "keep_mask": placed(arrays, ~rejected_of(arrays, **rejection)),
+    }
+    close_all(record, got)
+
+
+def offpolicy(record: Record) -> None:
+    """Rows without a sampled token are none of turnwise's sequences; logarithms and extremes are not recorded."""
+    arrays, expected = arrays_of(record), record["expected"]
+    mask = arrays["mask"]
+    rows = mask.nonzero()[:, 0].unique(return_inverse=True)[1]
+    found = offpolicy_metrics(arrays["old_logp"][mask], arrays["rollout_logp"][mask], rows, int(rows.max()) + 1)
+    got = dict(zip(OFFPOLICY, found, strict=True))
+    assert expected.keys() - OFFPOLICY_NAMES.keys() <= OFFPOLICY_NOT_RECORDED
+    for theirs, ours in OFFPOLICY_NAMES.items():
+        close(record, got[ours], expected[theirs], theirs)
 
 
 def weights_of(name: str) -> Callable[[Record], None]:
@@ -310,10 +441,16 @@ LOSS_RUNNERS: dict[str, Callable[[Record], None]] = {
     "sapo": policy_loss("sapo"),
     "gpg_loss": policy_loss("gpg"),
     "geo_mean": policy_loss("geo_mean", "seq-mean-token-mean"),
+    "clip_cov": policy_loss("clip_cov"),
+    "kl_cov": policy_loss("kl_cov"),
+    "areal_gspo": areal_gspo,
     "trl_loss": trl_loss,
     "decoupled_ppo": decoupled_ppo,
     "is_corrected_ppo": is_corrected_ppo,
     "tis_weights": tis_weights,
+    "mis_reject_mask": mis_reject_mask,
+    "mis_weights": mis_weights,
+    "offpolicy_metrics": offpolicy,
     "tis_clip_weights": weights_of("truncated"),
     "icepop_weights": weights_of("masked"),
     "kl": kl,

@@ -20,15 +20,7 @@ NOT_OFFERED = "turnwise does not offer it"
 SKIPPED = {
     "archer": NOT_OFFERED,
     "archer_baseline": NOT_OFFERED,
-    "mc_return": NOT_OFFERED,
     "iql": NOT_OFFERED,
-    "clip_cov": NOT_OFFERED,
-    "kl_cov": NOT_OFFERED,
-    "areal_gspo": NOT_OFFERED,
-    "mis_reject_mask": NOT_OFFERED,
-    "mis_weights": NOT_OFFERED,
-    "offpolicy_metrics": NOT_OFFERED,
-    "noconcat_gae": NOT_OFFERED,
 }
 
 

@@ -21,8 +21,8 @@ Compute = Callable[[AdvantageInputs, AdvantageParams], AdvantageResult]
 
 RECORDS = {
     "gae": ["token_gae", "step_token_gae"],
-    "turn_gae": ["turnwise_gae"],
-    "step_gae": ["step_gae"],
+    "turn_gae": ["turnwise_gae", "noconcat_gae"],
+    "step_gae": ["step_gae", "noconcat_gae"],
     "bi_level_gae": ["bilevel_gae"],
     "grpo": ["grpo", "traj_grpo"],
     "dr_grpo": ["dr_grpo_adv", "traj_grpo"],
