@@ -205,3 +205,8 @@ def test_equal_rewards_teach_nothing() -> None:
     advantages = group_advantages(torch.tensor([[0.1, 0.1, 0.1], [0.0, 1.0, 0.5]], dtype=torch.float64), True)
     assert advantages[0].abs().max() < 1e-9
     torch.testing.assert_close(advantages[1], torch.tensor([-1.0, 1.0, 0.0], dtype=torch.float64), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("divide_by_std", [True, False])
+def test_group_advantages_of_a_group_of_one_are_zero(divide_by_std: bool) -> None:
+    assert group_advantages(torch.tensor([[0.7], [0.0]], dtype=torch.float64), divide_by_std).tolist() == [[0.0], [0.0]]

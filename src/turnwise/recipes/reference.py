@@ -197,7 +197,8 @@ def group_advantages(rewards: Tensor, divide_by_std: bool) -> Tensor:
     divided (Dr. GRPO, Liu et al. 2025), what counts is the reward itself.
     """
     centred = rewards - rewards.mean(dim=1, keepdim=True)
-    return centred / (rewards.std(dim=1, keepdim=True) + 1e-6) if divide_by_std else centred
+    spread = rewards.std(dim=1, keepdim=True, correction=min(1, rewards.shape[1] - 1))  # an episode alone: 0, not NaN
+    return centred / (spread + 1e-6) if divide_by_std else centred
 
 
 def policy_loss(model: Any, episodes: Sequence[Episode], advantages: Sequence[float], settings: Settings) -> Tensor:
