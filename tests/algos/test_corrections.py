@@ -83,13 +83,30 @@ def test_masked_drops_whole_turns_and_whole_sequences() -> None:
 @pytest.mark.parametrize("statistic", ["k2", "k3"])
 def test_masked_by_an_estimate_of_the_kl_takes_the_mean_over_the_unit(statistic: str) -> None:
     def estimate(x: float) -> float:
-        return x * x / 2 if statistic == "k2" else math.exp(-x) - 1 + x
+        return x * x / 2 if statistic == "k2" else math.exp(x) - 1 - x
 
     first = sum(map(estimate, LOG_RHOS[:3])) / 3
     second = sum(map(estimate, LOG_RHOS[3:])) / 2
-    assert first < second
-    for high, outside in ((first * 0.99, [True] * 5), (first * 1.01, [False] * 3 + [True] * 2), (9.0, [False] * 5)):
+    one = [first > second] * 3 + [first < second] * 2
+    lower = min(first, second)
+    for high, outside in ((lower * 0.99, [True] * 5), (lower * 1.01, one), (9.0, [False] * 5)):
         assert compute("masked", level="sequence", statistic=statistic, high=high).outside.tolist() == outside
+
+
+def test_masked_k3_estimates_the_kl_of_the_sampler_from_the_old_policy() -> None:
+    """Over all outcomes of a coin that the sampler throws, each as often as it comes up, the mean is exact."""
+    sampler, old = (0.9, 0.1), (0.5, 0.5)
+    kl = sum(mu * math.log(mu / pi) for mu, pi in zip(sampler, old, strict=True))
+    reverse = sum(pi * math.log(pi / mu) for mu, pi in zip(sampler, old, strict=True))
+    thrown = [0] * 9 + [1]
+    log_rhos = [math.log(old[side] / sampler[side]) for side in thrown]
+    given = inputs([0.0] * 10, [1.0] * 10, [0] * 10, [0] * 10, log_rhos)
+
+    def dropped(high: float) -> bool:
+        return bool(compute("masked", given, level="sequence", statistic="k3", high=high).outside.any())
+
+    assert kl == pytest.approx(0.368, abs=1e-3) and reverse == pytest.approx(0.511, abs=1e-3)
+    assert dropped(kl - 1e-4) and not dropped(kl + 1e-4)
 
 
 @pytest.mark.parametrize(

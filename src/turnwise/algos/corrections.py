@@ -30,7 +30,7 @@ class CorrectionParams:
     """How a turn's or sequence's tokens make one ratio: their product, the exact ratio of the whole but of a variance
     that grows with its length; or their geometric mean, which is biased and stays near 1."""
     statistic: Literal["ratio", "k2", "k3"] = "ratio"
-    """What `masked` compares with its bounds: rho, or an estimate of KL(pi_old | mu), the mean over the unit."""
+    """What `masked` compares with its bounds: rho, or an estimate of KL(mu | pi_old), the mean over the unit."""
     token_weights: bool = True
     """Tokens that `masked` keeps weigh their own rho; False: that of their turn or sequence."""
     difference: float = 0.2
@@ -138,7 +138,8 @@ def _statistic(inputs: LossInputs, params: CorrectionParams) -> Tensor:
         return _unit_rho(inputs, params)
     estimator = {"k2": k2, "k3": k3}[params.statistic]
     units = unit_ids(inputs.segment_ids, inputs.turn_ids, params.level)
-    return mean_over(estimator(inputs.old_logprobs, inputs.sampler_logprobs), units)
+    # The tokens are samples of mu, so KL(mu | pi_old) is what they can estimate: k3 = rho - 1 - log rho.
+    return mean_over(estimator(inputs.sampler_logprobs, inputs.old_logprobs), units)
 
 
 CORRECTIONS: dict[str, Correction] = {

@@ -109,7 +109,7 @@ class AlgoConfig(Section):
     correction_pool: Literal["product", "mean"] = "product"
     """How a turn's or sequence's tokens make one ratio."""
     correction_statistic: Literal["ratio", "k2", "k3"] = "ratio"
-    """What `masked` compares with its bounds."""
+    """What `masked` compares with its bounds: pi_old / mu (mu: the sampler), or k2 or k3 of KL(mu | pi_old)."""
     correction_token_weights: bool = True
     """Tokens that `masked` keeps weigh their own ratio; false: that of their turn or sequence."""
     correction_difference: NonNegative = 0.2
