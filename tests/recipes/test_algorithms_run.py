@@ -41,9 +41,11 @@ def test_it_runs_and_learns_finite_numbers(names: dict[str, str], tmp_path: Path
     settings = {f"algo__{name}": value for name, value in names.items()}
     values = {"filter_value": 1 if names["filter"] == "top_count" else 0.1 if names["filter"] == "absolute" else 0.5}
     kl = {"kl_in": "reward", "kl_estimator": "k1"} if names["advantage"] in ("gae", "reinforce_pp") else {}
-    extra = {f"algo__{name}": value for name, value in (values | kl).items()}
+    raw = {"normalise": "identity"} if names["advantage"] == "remax" else {}
+    extra = {f"algo__{name}": value for name, value in (values | kl | raw).items()}
     train(
-        small(tmp_path, **SHORT, **settings, **extra, env__kind="frozen_lake", rollout__max_tokens=700), console=quiet()
+        small(tmp_path, **SHORT, **(settings | extra), env__kind="frozen_lake", rollout__max_tokens=700),
+        console=quiet(),
     )
     rows = [row for row in metrics(tmp_path / "run") if "rollout/success" in row]
     assert len(rows) == 2

@@ -51,6 +51,26 @@ def test_a_mini_batch_of_more_than_there_is_is_refused() -> None:
     check(build({}, [("train.mini_batch", 8), ("rollout.groups", 2), ("rollout.group_size", 4)]))
 
 
+@pytest.mark.parametrize("settings", [{}, {"algo__filter_value": 0}, {"algo__filter_value": 2.5}], ids=str)
+def test_top_count_needs_a_whole_number_of_groups(settings: dict[str, Any]) -> None:
+    told = refused(algo__filter="top_count", **settings)
+    assert (
+        told.startswith("algo.filter top_count keeps algo.filter_value groups") and "whole number of 1 or more" in told
+    )
+    check(build({}, [("algo.filter", "top_count"), ("algo.filter_value", 3)]))
+    check(build({}, [("algo.filter", "top_k")]))
+
+
+@pytest.mark.parametrize("name", ["mean", "mean_std", "asym_clip"])
+def test_remax_refuses_returns_in_other_units_than_the_greedy_ones(name: str) -> None:
+    assert f"algo.normalise {name} would compare returns in other units" in refused(
+        algo__advantage="remax", algo__normalise=name
+    )
+    for combine in ("each", "process"):
+        assert f"reward.combine {combine}" in refused(algo__advantage="remax", reward__combine=combine)
+    check(build({}, [("algo.advantage", "remax")]))
+
+
 @pytest.mark.parametrize(("key", "value"), [("rollout.top_p", 0.9), ("rollout.top_k", 5)])
 def test_training_on_truncated_samples_is_refused(key: str, value: float) -> None:
     with pytest.raises(UserError, match="log-probabilities of another distribution"):

@@ -249,4 +249,5 @@ def test_every_algorithm_passes_the_checks_with_what_it_needs() -> None:
     needs = {"algo.old_logprobs": "learner"}
     for key, names in (("advantage", ADVANTAGES), ("loss", LOSSES), ("correction", CORRECTIONS), ("filter", FILTERS)):
         for name in names:
-            check(build({}, [(f"algo.{key}", name), *needs.items()]), load("frozen_lake"))
+            count = [("algo.filter_value", 2)] if name == "top_count" else []
+            check(build({}, [(f"algo.{key}", name), *needs.items(), *count]), load("frozen_lake"))

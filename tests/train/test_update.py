@@ -9,8 +9,8 @@ from episodes_for_tests import group_of, trajectory_of, turn_of
 from learners_for_tests import estimate_of, learn, make_learner, random_groups, settings_of, weights
 from turnwise.algos.aggregation import AGGREGATIONS
 from turnwise.core.trajectory import Group, Status
-from turnwise.recipes.learning import update_settings
-from turnwise.train.estimate import trainable
+from turnwise.recipes.learning import build_dials, estimate_settings, update_settings
+from turnwise.train.estimate import estimate, trainable
 from turnwise.train.update import UpdateSettings, mini_batch_order, train_samples
 
 CUT = (Status.TRUNCATED_TOKENS, Status.TRUNCATED_TIME)
@@ -69,6 +69,15 @@ def test_one_that_sampled_nothing_moves_nobodys_baseline() -> None:
     assert found[0] is not None and found[1] is not None
     assert all(map(torch.equal, found[0].advantages, found[1].advantages))
     assert found[1].trajectories == group.trajectories
+
+
+def test_remax_advantages_are_raw_returns_less_the_greedy_return() -> None:
+    config = settings_of(algo__advantage="remax", algo__kl_coef=0.0)
+    group = group_of([[turn_of([3] * 9, [4, 5], extends=False, reward=reward)] for reward in (10.0, 10.0, 12.0, 12.0)])
+    baselines = {(group.task.env, group.task.seed): 11.0}
+    found = estimate([group], make_learner(config), estimate_settings(config), build_dials(config), baselines)
+    assert found is not None
+    assert [each[-2:].tolist() for each in found.advantages] == [[-1.0, -1.0], [-1.0, -1.0], [1.0, 1.0], [1.0, 1.0]]
 
 
 def test_nothing_left_to_train_on_is_no_estimate() -> None:

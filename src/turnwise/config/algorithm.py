@@ -37,7 +37,7 @@ class AlgoConfig(Section):
     filter_by: str = "reward_std"
     """What groups are ranked by."""
     filter_value: NonNegative = 0.9
-    """p of top_p and min_p, the share of top_k, the number of top_count, the bound of absolute."""
+    """p of top_p and min_p, share of top_k, bound of absolute; number of groups of top_count, which has no default."""
     filter_largest: bool = True
     """Prefer high scores."""
     filter_keep_zero: bool = True

@@ -157,6 +157,21 @@ COMBINATIONS: tuple[tuple[Callable[[Config], bool], str], ...] = (
         "pairwise compare members of a group: choose mode absolute, or another advantage",
     ),
     (
+        lambda c: ADVANTAGES[c.algo.advantage].needs_greedy and c.algo.normalise != "identity",
+        "algo.advantage {algo.advantage} subtracts the greedy episode's return, which is not normalised, and "
+        "algo.normalise {algo.normalise} would compare returns in other units: leave it out",
+    ),
+    (
+        lambda c: ADVANTAGES[c.algo.advantage].needs_greedy and c.reward.combine != "sum",
+        "algo.advantage {algo.advantage} subtracts the greedy episode's return, which is not normalised, and "
+        "reward.combine {reward.combine} would compare returns in other units: choose sum",
+    ),
+    (
+        lambda c: c.algo.filter == "top_count" and (c.algo.filter_value < 1 or c.algo.filter_value % 1 != 0),
+        "algo.filter top_count keeps algo.filter_value groups, and {algo.filter_value} is not a number of groups: give "
+        "a whole number of 1 or more, or choose top_k for a share",
+    ),
+    (
         lambda c: c.algo.correction_low > c.algo.correction_high,
         "algo.correction_low {algo.correction_low} is above algo.correction_high {algo.correction_high}: nothing would "
         "be trained",
