@@ -22,7 +22,6 @@ def test_a_row_runs_across_segments_and_leaves_out_observations() -> None:
     short = trajectory_of([turn_of([1], [4], extends=False, reward=2.0)])
     table = table_of([short, two_segments])
     assert table.mask.tolist() == [[True, False, False, False, False], [True] * 5]
-    assert table.turn_ids.tolist() == [[0, -1, -1, -1, -1], [0, 0, 1, 2, 2]]
     ids = table.matrix([sample.ids[sample.mask] for sample in table.samples], fill=-7)
     assert ids.tolist() == [[4, -7, -7, -7, -7], [5, 6, 7, 8, 9]]
 
@@ -45,4 +44,3 @@ def test_spreading_undoes_the_table(given: list[Trajectory]) -> None:
 def test_the_table_has_a_place_for_every_sampled_token_and_no_other(given: list[Trajectory]) -> None:
     table = table_of(given)
     assert table.mask.sum(dim=1).tolist() == [trajectory.num_sampled for trajectory in given]
-    assert (table.turn_ids[~table.mask] == -1).all() and (table.turn_ids[table.mask] >= 0).all()

@@ -24,6 +24,7 @@ class AdvantageInputs:
     token_rewards: Tensor  # [B, T]
     group_ids: Tensor  # [B] int64, in any order
     turn_ids: Tensor  # [B, T] int64
+    """Environment turns: a summary has the number of the turn that it belongs to."""
     values: Tensor | None = None  # [B, T]
     """The critic's; None where the estimator needs none."""
     bootstrap: Tensor | None = None  # [B]

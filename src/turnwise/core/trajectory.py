@@ -133,6 +133,21 @@ class Trajectory:
         """Turns of the environment: asides are not among them."""
         return sum(not turn.aside for turn in self.turns)
 
+    @property
+    def env_turn_ids(self) -> tuple[int, ...]:
+        """Number of the environment turn that each turn belongs to: what advantages count as turns.
+
+        turns     e s e e s e s     environment turns and summaries (asides)
+        numbers   0 1 1 2 3 3 3     a summary and the environment turn that follows it are one decision
+
+        A summary that the episode ends with belongs to the last environment turn.
+        """
+        numbers, done, last = [], 0, max(0, self.num_turns - 1)
+        for turn in self.turns:
+            numbers.append(min(done, last))
+            done += not turn.aside
+        return tuple(numbers)
+
     def segments(self) -> Iterator[Segment]:
         start = 0
         for index in range(1, len(self.turns) + 1):

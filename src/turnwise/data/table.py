@@ -28,7 +28,6 @@ class TokenTable:
         self.columns = torch.arange(len(self.rows)) + before.repeat_interleave(each)  # [K] each sampled token's place
         self.shape = num_trajectories, max(counts)
         self.mask = torch.arange(self.shape[1]) < self.counts[:, None]  # [B, S]
-        self.turn_ids = self.matrix([at_sampled(samples, [sample.turn_ids for sample in samples])], fill=-1)  # [B, S]
 
     def matrix(self, per_sample: Sequence[Tensor], fill: float = 0) -> Tensor:
         """One value for each sampled token, sample by sample -> [B, S]."""

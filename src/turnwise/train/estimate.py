@@ -20,7 +20,7 @@ from turnwise.data.token_masks import TokenRule, rule_masks, sampled
 from turnwise.train.dials import Dials
 from turnwise.train.mismatch import Mismatch
 from turnwise.train.scoring import score_samples
-from turnwise.train.token_rewards import RewardSettings, state_ids, token_rewards
+from turnwise.train.token_rewards import RewardSettings, env_turn_ids, state_ids, token_rewards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ def estimate(
         mask=table.mask,
         token_rewards=token_rewards(trajectories, table, torch.tensor(group_ids), settings.rewards),
         group_ids=torch.tensor(group_ids),
-        turn_ids=table.turn_ids,
+        turn_ids=env_turn_ids(trajectories, table),
         values=table.matrix(scores["values"]) if "values" in scores else None,
         bootstrap=_bootstrap(trajectories, samples, scores) if settings.truncated == "bootstrap" else None,
         state_ids=state_ids(trajectories, table) if settings.advantage.needs_states else None,

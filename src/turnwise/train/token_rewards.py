@@ -32,13 +32,14 @@ def token_rewards(
         columns = torch.tensor([[_total(each, name) for name in settings.each] for each in trajectories])
         weights = torch.tensor(list(settings.each.values()))
         return place_returns(combine_rewards(columns, weights, group_ids), table.mask)
-    turns = turn_matrix(trajectories)
+    turns, turn_ids = turn_matrix(trajectories), env_turn_ids(trajectories, table)
     if settings.process:
-        outcomes = place_returns(torch.tensor([each.turn_rewards[-1] for each in trajectories]), table.mask)
-        placed = PLACEMENTS["turn"](turns, table.mask, table.turn_ids)
+        last = torch.tensor([each.num_turns - 1 for each in trajectories]).clamp(min=0)
+        outcomes = place_returns(turns.gather(1, last[:, None])[:, 0], table.mask)
+        placed = PLACEMENTS["turn"](turns, table.mask, turn_ids)
         return scale_process_rewards(placed - outcomes, table.mask) + outcomes
     if settings.normalise == "identity":
-        return PLACEMENTS[settings.placement](turns, table.mask, table.turn_ids)
+        return PLACEMENTS[settings.placement](turns, table.mask, turn_ids)
     scope = SCOPES[settings.normalise_over](group_ids, environment_ids(trajectories))
     return place_returns(normalise(turns.sum(dim=1), scope, settings.normalise), table.mask)
 
@@ -50,10 +51,17 @@ def _total(trajectory: Trajectory, name: str) -> float:
 
 
 def turn_matrix(trajectories: Sequence[Trajectory]) -> Tensor:
-    """Rewards by turn, 0 beyond a trajectory's last. [B, N]"""
-    longest = max(len(each.turn_rewards) for each in trajectories)
-    rows = [[*each.turn_rewards, *[0.0] * (longest - len(each.turn_rewards))] for each in trajectories]
+    """Rewards by environment turn, 0 beyond a trajectory's last. [B, N]"""
+    rows = [[0.0] * max(1, *(each.num_turns for each in trajectories)) for _ in trajectories]
+    for row, trajectory in zip(rows, trajectories, strict=True):
+        for number, reward in zip(trajectory.env_turn_ids, trajectory.turn_rewards, strict=True):
+            row[number] += reward
     return torch.tensor(rows)
+
+
+def env_turn_ids(trajectories: Sequence[Trajectory], table: TokenTable) -> Tensor:
+    """The environment turn that each token belongs to: see `Trajectory.env_turn_ids`. [B, S]"""
+    return _by_turn([each.env_turn_ids for each in trajectories], table)
 
 
 def environment_ids(trajectories: Sequence[Trajectory]) -> Tensor:
@@ -65,12 +73,20 @@ def environment_ids(trajectories: Sequence[Trajectory]) -> Tensor:
 def state_ids(trajectories: Sequence[Trajectory], table: TokenTable) -> Tensor:
     """A number for the state in which each token's turn acted, equal where the environment says so; -1: it does not."""
     numbers: dict[str, int] = {}
-    of_turns = [
-        torch.tensor([_number(turn.info.get("state"), numbers) for turn in each.turns] or [-1]) for each in trajectories
-    ]
-    return table.matrix(
-        [of_turns[sample.trajectory][sample.turn_ids[sample.mask]] for sample in table.samples], fill=-1
-    )
+    return _by_turn([_states(each, numbers) for each in trajectories], table)
+
+
+def _by_turn(of_turns: Sequence[Sequence[int]], table: TokenTable) -> Tensor:
+    """A number of each turn of each trajectory, on its tokens; -1 elsewhere. [B, S]"""
+    columns = [torch.tensor(numbers) for numbers in of_turns]
+    return table.matrix([columns[each.trajectory][each.turn_ids[each.mask]] for each in table.samples], fill=-1)
+
+
+def _states(trajectory: Trajectory, numbers: dict[str, int]) -> list[int]:
+    """A summary acts in the state of the environment turn that it belongs to."""
+    acted = [turn for turn in trajectory.turns if not turn.aside]
+    known = [_number(turn.info.get("state"), numbers) for turn in acted] or [-1]
+    return [known[turn] for turn in trajectory.env_turn_ids]
 
 
 def _number(state: str | None, numbers: dict[str, int]) -> int:
