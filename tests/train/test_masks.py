@@ -8,6 +8,7 @@ import torch
 
 from episodes_for_tests import group_of, trajectory_of, turn_of
 from learners_for_tests import estimate_of, gradients, learn, make_learner, settings_of
+from turnwise.algos.advantages import ADVANTAGES
 from turnwise.core.errors import UserError
 from turnwise.core.trajectory import Group, Span, Turn
 from turnwise.data.token_masks import TOKEN_RULES, rule_masks
@@ -57,6 +58,40 @@ def test_the_loss_is_aggregated_over_its_own_tokens_and_the_critics_over_the_adv
         if critic == "head":
             assert each.value_weights is not None
             assert (each.value_weights[sampled][:5] > 0).tolist() == [True, True, False, False, False]
+
+
+def answers(reward: float, *, well: bool) -> Turn:
+    """Three sampled tokens; the last is the answer, or there is none."""
+    spans = (Span(name="answer", start=2, end=3),) if well else ()
+    info = {"state": "start"}
+    return turn_of([3] * 9, [4, 5, 6], extends=False, reward=reward, spans=spans, info=info)
+
+
+MISSED = {
+    # returns 3, 1, -1: the last member has no answer, and its failure is in the mean of 1 and the std of 2
+    "grpo": [1.0, 0.0],
+    "dr_grpo": [2.0, 0.0],
+    "rloo": [3.0, 0.0],
+    "opo": [2.0, 0.0],
+    "gpg": [2.0, 0.0],
+    "pass_at_k": [1.0, 0.0],
+    "brpo": [1.0, 0.0],
+    "arpo": [3.0, 1.0],
+    "turn_grpo": [1.0, 0.0],
+    "gigpo": [2.0, 0.0],
+    # 2, 0, -2 on three tokens each, whitened over the nine: variance 24 / 8
+    "reinforce_pp_baseline": [2 / 3**0.5, 0.0],
+}
+
+
+@pytest.mark.parametrize("name", [name for name, each in ADVANTAGES.items() if not each.along_tokens])
+def test_advantage_tokens_keep_members_without_an_answer_in_the_baseline(name: str) -> None:
+    config = settings_of(algo__advantage=name, algo__advantage_tokens="answer", algo__kl_coef=0.0)
+    members = [answers(3.0, well=True), answers(1.0, well=True), answers(-1.0, well=False)]
+    estimated = estimate_of([group_of([[turn] for turn in members])], make_learner(config), config)
+    assert estimated is not None
+    rows = [each[-3:].tolist() for each in estimated.advantages]
+    assert rows == [pytest.approx([0.0, 0.0, each], abs=1e-5) for each in (*MISSED[name], 0.0)]
 
 
 def test_what_is_outside_the_loss_has_no_gradient() -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageInputs:
     mask: Tensor  # [B, T] bool
-    """1 on sampled tokens. Estimators know no other mask: `placement.restrict` makes inputs of an advantage mask."""
+    """1 on sampled tokens. Estimators know no other mask; see `Advantage.along_tokens`."""
     token_rewards: Tensor  # [B, T]
     group_ids: Tensor  # [B] int64, in any order
     turn_ids: Tensor  # [B, T] int64
@@ -83,6 +83,10 @@ class Advantage:
     compute: Callable[[AdvantageInputs, AdvantageParams], AdvantageResult]
     reads: tuple[str, ...] = ()
     """The fields of AdvantageParams that change its result."""
+    along_tokens: bool = False
+    """Runs along a trajectory's tokens: those that algo.advantage_tokens leaves out are passed over as observations are
+    (`placement.restrict`). False: compares whole trajectories or turns, so that a member without an answer still counts
+    in its group, and tokens that are left out get 0 afterwards."""
     needs_critic: bool = False
     """Reads `values` and `bootstrap`."""
     needs_groups: bool = False

@@ -10,15 +10,24 @@ __all__ = ["ADVANTAGES", "Advantage", "AdvantageInputs", "AdvantageParams", "Adv
 
 ADVANTAGES: dict[str, Advantage] = {
     # with a critic
-    "gae": Advantage(compute=gae, needs_critic=True, reads=("gamma", "lam", "whiten")),
+    "gae": Advantage(compute=gae, along_tokens=True, needs_critic=True, reads=("gamma", "lam", "whiten")),
     "turn_gae": Advantage(
-        compute=turn_gae, needs_critic=True, reads=("gamma_turn", "lam_turn", "whiten", "whiten_over")
+        compute=turn_gae,
+        along_tokens=True,
+        needs_critic=True,
+        reads=("gamma_turn", "lam_turn", "whiten", "whiten_over"),
     ),
     "step_gae": Advantage(
-        compute=step_gae, needs_critic=True, reads=("gamma_turn", "lam_turn", "whiten", "whiten_over")
+        compute=step_gae,
+        along_tokens=True,
+        needs_critic=True,
+        reads=("gamma_turn", "lam_turn", "whiten", "whiten_over"),
     ),
     "bi_level_gae": Advantage(
-        compute=bi_level_gae, needs_critic=True, reads=("gamma", "lam", "gamma_turn", "lam_turn", "whiten")
+        compute=bi_level_gae,
+        along_tokens=True,
+        needs_critic=True,
+        reads=("gamma", "lam", "gamma_turn", "lam_turn", "whiten"),
     ),
     # within a group
     "grpo": Advantage(compute=grpo, needs_groups=True, reads=("epsilon",)),
@@ -37,9 +46,9 @@ ADVANTAGES: dict[str, Advantage] = {
     ),
     "turn_grpo": Advantage(compute=turn_grpo, needs_groups=True, reads=("outcome_weight", "by_std", "epsilon")),
     # neither
-    "reinforce": Advantage(compute=reinforce, reads=("gamma", "gamma_turn")),
-    "reinforce_pp": Advantage(compute=reinforce_pp, reads=("gamma", "gamma_turn")),
-    "remax": Advantage(compute=remax, needs_greedy=True),
+    "reinforce": Advantage(compute=reinforce, along_tokens=True, reads=("gamma", "gamma_turn")),
+    "reinforce_pp": Advantage(compute=reinforce_pp, along_tokens=True, reads=("gamma", "gamma_turn")),
+    "remax": Advantage(compute=remax, along_tokens=True, needs_greedy=True),
     "arpo": Advantage(compute=arpo),
     "brpo": Advantage(compute=brpo, reads=("epsilon",)),
 }

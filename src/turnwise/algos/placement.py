@@ -52,7 +52,7 @@ def scale_process_rewards(process_rewards: Tensor, mask: Tensor) -> Tensor:
 
 
 def restrict(inputs: AdvantageInputs, advantage_mask: Tensor) -> AdvantageInputs:
-    """The inputs of an estimator that sees only some of the sampled tokens: thinking, answers, or what a rule chose.
+    """The inputs of an estimator that runs along some of the sampled tokens: thinking, answers, or what a rule chose.
 
     The loss has a mask of its own. Tokens that are left out get advantage 0 and are passed over as observations are:
     what is earned between two tokens that are left in is the first one's reward (the first of all also gets what came

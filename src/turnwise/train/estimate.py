@@ -106,10 +106,12 @@ def estimate(
         inputs = replace(inputs, token_rewards=rewards)
         metrics["kl"] = float(kl[table.mask].mean())
     advantage_masks = rule_masks(trajectories, settings.advantage_tokens)
-    if settings.advantage_tokens is not sampled:
-        inputs = restrict(inputs, table.matrix(advantage_masks))
+    chosen = table.matrix(advantage_masks)
+    if settings.advantage.along_tokens and settings.advantage_tokens is not sampled:
+        inputs = restrict(inputs, chosen)
     result = settings.advantage.compute(inputs, _params(settings, dials))
-    metrics["advantage_std"] = float(result.advantages[table.mask].std(correction=0))
+    advantages = torch.where(chosen, result.advantages, 0.0)
+    metrics["advantage_std"] = float(advantages[table.mask].std(correction=0))
     if inputs.values is not None and result.returns is not None and inputs.mask.any():
         explained = explained_variance(inputs.values[inputs.mask], result.returns[inputs.mask])
         metrics |= {} if explained is None else {"explained_variance": explained}
@@ -119,7 +121,7 @@ def estimate(
         old_logprobs=place(samples, old_logprobs),
         ref_logprobs=place(samples, torch.cat(scores["ref_logprobs"])) if "ref_logprobs" in scores else None,
         old_values=place(samples, torch.cat(scores["values"])) if "values" in scores else None,
-        advantages=table.spread(result.advantages),
+        advantages=table.spread(advantages),
         returns=None if result.returns is None else table.spread(result.returns),
         loss_masks=advantage_masks
         if settings.loss_tokens is settings.advantage_tokens
