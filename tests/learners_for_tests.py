@@ -88,14 +88,19 @@ def estimate_of(groups: Sequence[Group], learner: LocalLearner, config: Config) 
 
 
 def learn(
-    learner: LocalLearner, groups: Sequence[Group], config: Config, step: int = 0, **changes: Any
+    learner: LocalLearner,
+    groups: Sequence[Group],
+    config: Config,
+    step: int = 0,
+    rate_scale: float = 1.0,
+    **changes: Any,
 ) -> dict[str, float]:
     """One training step, as the loop does it."""
     settings = replace(update_settings(config), **changes)
     learner.training_step = step
     estimated = estimate_of(groups, learner, config)
     assert estimated is not None
-    return update(learner, estimated, settings, step)
+    return update(learner, estimated, settings, step, rate_scale)
 
 
 def gradients(learner: LocalLearner, groups: Sequence[Group], config: Config, **changes: Any) -> dict[str, Tensor]:

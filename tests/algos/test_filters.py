@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from losses_for_tests import changed_fields
 
-from turnwise.algos.filters import FILTERS, LOSS_SCALES, SCORES, FilterParams
+from turnwise.algos.filters import FILTERS, RATE_SCALES, SCORES, FilterParams
 
 properties = settings(max_examples=40, deadline=None)
 every_filter = pytest.mark.parametrize("name", FILTERS)
@@ -164,6 +164,6 @@ def test_a_group_of_one_has_no_spread() -> None:
 
 
 @pytest.mark.parametrize(("name", "scale"), [("none", 1.0), ("share", 0.25), ("root", 0.5)])
-def test_the_loss_is_scaled_by_what_was_kept(name: str, scale: float) -> None:
-    assert LOSS_SCALES.keys() == {"none", "share", "root"}
-    assert LOSS_SCALES[name](0.25) == scale and LOSS_SCALES[name](1.0) == 1.0
+def test_rate_scales_are_one_the_kept_share_and_its_root(name: str, scale: float) -> None:
+    assert RATE_SCALES.keys() == {"none", "share", "root"}
+    assert RATE_SCALES[name](0.25) == scale and RATE_SCALES[name](1.0) == 1.0

@@ -25,12 +25,12 @@ TASKS = TaskSource(worlds=(World(env="test"),), run_seed=0)
 
 
 class FakeCollector:
-    """Plays groups whose members differ in reward for every other task; remembers what it was asked."""
+    """Plays groups whose members differ in reward for every other task, or for all but one; remembers its tasks."""
 
-    def __init__(self, reward: float = 1.0, broken: int | None = None) -> None:
+    def __init__(self, reward: float = 1.0, broken: int | None = None, alike: int | None = None) -> None:
         self.asked: list[Task] = []
         self.drawn: list[Any] = []
-        self.reward, self.broken = reward, broken
+        self.reward, self.broken, self.alike = reward, broken, alike
 
     async def collect(self, tasks: list[Task], *, group_size: int, drawn: Any = None, **_: Any) -> Collected:
         self.drawn.append(drawn)
@@ -40,7 +40,7 @@ class FakeCollector:
         return Collected(groups=kept, counts=Counter({"env_errors": 1}))
 
     def _group(self, task: Task, number: int, size: int) -> Group:
-        spread = number % 2 == 0
+        spread = number % 2 == 0 if self.alike is None else number != self.alike
         made = group_of(
             [[turn_of([3] * 9, [4, 5], extends=False, reward=self.reward if spread else 0.0)]]
             + [[turn_of([3] * 9, [6], extends=False)] for _ in range(size - 1)]
@@ -72,14 +72,22 @@ SPREAD = {"algo__filter": "absolute", "algo__filter_value": 0.01}
 
 def test_without_a_filter_all_groups_are_trained() -> None:
     found = gathered(FakeCollector())
-    assert found.kept == found.groups and len(found.kept) == 4 and found.scale == 1.0
+    assert found.kept == found.groups and len(found.kept) == 4 and found.rate_scale == 1.0
     assert found.baselines is None and found.counts == {"env_errors": 1}
 
 
-def test_groups_are_kept_by_the_spread_of_their_rewards_and_the_loss_scaled_by_their_share() -> None:
+def test_groups_are_kept_by_spread_and_their_share_scales_the_learning_rate() -> None:
     found = gathered(FakeCollector(), **SPREAD, algo__filter_scale="share")
     assert [group.task for group in found.kept] == [found.groups[0].task, found.groups[2].task]
-    assert found.scale == 0.5 and found.metrics()["rollout/kept_share"] == 0.5
+    assert found.rate_scale == 0.5 and found.metrics()["rollout/kept_share"] == 0.5
+
+
+@pytest.mark.parametrize(("scale", "factor"), [("none", 1.0), ("share", 7 / 8), ("root", (7 / 8) ** 0.5)])
+def test_surplus_groups_that_passed_count_as_kept(scale: str, factor: float) -> None:
+    """3 of the first 4 pass, then all of the next 4: 7 of 8, of which 4 are trained."""
+    found = gathered(FakeCollector(alike=1), **SPREAD, algo__filter_refill=1, algo__filter_scale=scale)
+    assert (len(found.groups), len(found.kept)) == (8, 4)
+    assert found.metrics()["rollout/kept_share"] == 7 / 8 and found.rate_scale == factor
 
 
 def test_more_tasks_are_rolled_out_until_enough_groups_pass_but_not_for_ever() -> None:

@@ -161,10 +161,11 @@ FILTERS: dict[str, Filter] = {
     "min_p": Filter(compute=min_p, reads=_RANKED),
 }
 
-LOSS_SCALES: dict[str, Callable[[float], float]] = {
+RATE_SCALES: dict[str, Callable[[float], float]] = {
     "none": lambda share: 1.0,
     "share": lambda share: share,
     "root": math.sqrt,
 }
-"""What the loss of a filtered step is multiplied by, from the share of groups that were kept: a step from few groups
-then moves the policy less."""
+"""Factor of a filtered step's learning rates, from the share of its groups that passed the filter: a step from few
+groups then moves policy and critic less. (A factor of the loss would do nothing under optimisers that divide by the
+gradient's size, as AdamW and Muon do.)"""

@@ -43,7 +43,7 @@ class AlgoConfig(Section):
     filter_keep_zero: bool = True
     """false: groups of score 0 are left out first."""
     filter_scale: Literal["none", "share", "root"] = "none"
-    """What the loss is multiplied by: nothing, the share of groups kept, or its root."""
+    """Factor of the step's learning rates, policy and critic: 1, the share of groups that passed, or its root."""
     filter_refill: Annotated[int, Field(ge=0)] = 0
     """Roll out more tasks until as many groups as rollout.groups pass the filter, at most so many rounds."""
     placement: Literal["turn", "trajectory"] = "turn"

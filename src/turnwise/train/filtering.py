@@ -19,7 +19,7 @@ class FilterSettings:
     params: FilterParams
     score: Score
     scale: str
-    """What the loss is multiplied by: the name of one of LOSS_SCALES."""
+    """Factor of the learning rates: the name of one of RATE_SCALES."""
 
 
 def filter_groups(

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from turnwise.algos.filters import LOSS_SCALES
+from turnwise.algos.filters import RATE_SCALES
 from turnwise.core.errors import Outage
 from turnwise.core.samples import Learner
 from turnwise.core.trajectory import Group
@@ -26,8 +26,10 @@ class Gathered:
     """All that were rolled out, scored."""
     kept: list[Group]
     """Those that are trained."""
-    scale: float
-    """What the loss is multiplied by."""
+    kept_share: float
+    """Share of the groups that passed the filter. Surplus ones, which a full batch has no room for, did pass."""
+    rate_scale: float
+    """Factor of the step's learning rates."""
     counts: Counter[str]
     baselines: Baselines | None
     """None: the estimator asks for none."""
@@ -37,7 +39,7 @@ class Gathered:
     def metrics(self) -> dict[str, float]:
         return {
             "rollout/kept_groups": float(len(self.kept)),
-            "rollout/kept_share": len(self.kept) / len(self.groups),
+            "rollout/kept_share": self.kept_share,
             "rollout/members_unscored": float(self.counts["members_unscored"]),
         }
 
@@ -80,14 +82,22 @@ class Gatherer:
             kept += filter_groups(scored.groups, self.learner, self.filter, self.micro_tokens)
             if len(kept) >= self.groups:
                 break
+        kept_share, baselines = len(kept) / len(groups), None
         kept = kept[: self.groups]
-        scale, baselines = LOSS_SCALES[self.filter.scale](len(kept) / len(groups)), None
         if self.greedy is not None and kept:
             baselines = await self._baselines(self.greedy, kept, step, show, counts, lost)
             left = [group for group in kept if (group.task.env, group.task.seed) in baselines]
             lost.members += members_of(kept) - members_of(left)
             kept = left
-        return Gathered(groups=groups, kept=kept, scale=scale, counts=counts, baselines=baselines, lost=lost)
+        return Gathered(
+            groups=groups,
+            kept=kept,
+            kept_share=kept_share,
+            rate_scale=RATE_SCALES[self.filter.scale](kept_share),
+            counts=counts,
+            baselines=baselines,
+            lost=lost,
+        )
 
     async def _scored(self, collected: Collected, counts: Counter[str], lost: Lost) -> Scored:
         """What happened on the way is counted, and what the last member was lost to is kept."""

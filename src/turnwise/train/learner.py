@@ -132,17 +132,20 @@ class LocalLearner:
         loss.backward()
         return metrics, {"token_logprobs": logprobs.detach(), "token_entropies": entropy.detach()}
 
-    def step(self) -> dict[str, float]:
+    def step(self, *, rate_scale: float = 1.0) -> dict[str, float]:
+        """`rate_scale`: factor of both learning rates in this step, besides the schedule."""
         metrics = self._mismatch.take()
         if self.policy_learns:
-            norm, stepped = self.optimizer.step(self.training_step, self.rate_scale)
-            self.skipped_steps += not stepped
-            metrics["grad_norm"] = norm
+            metrics |= self._step(self.optimizer, rate_scale * self.rate_scale)
         if self.critic_optimizer is not None:
-            norm, stepped = self.critic_optimizer.step(self.training_step)
-            self.skipped_steps += not stepped
-            metrics["critic_grad_norm"] = norm
+            found = self._step(self.critic_optimizer, rate_scale)
+            metrics |= {f"critic_{name}": value for name, value in found.items()}
         return metrics
+
+    def _step(self, optimizer: Optimizer, rate_scale: float) -> dict[str, float]:
+        norm, stepped = optimizer.step(self.training_step, rate_scale)
+        self.skipped_steps += not stepped
+        return {"grad_norm": norm, **optimizer.learning_rates(self.training_step, rate_scale)}
 
     def gradient_norm(self) -> float:
         """Of the policy's gradients so far, which are dropped: for measurements that take no step."""

@@ -130,7 +130,7 @@ class Loop:
         self.progress.phase("update", 0, 1)
         learnt, seen = {"empty_steps": 1.0}, Seen() if self._recorded(number) else None
         if estimated is not None:
-            learnt = update(self.learner, estimated, self.update_settings, state.step, gathered.scale, seen)
+            learnt = update(self.learner, estimated, self.update_settings, state.step, gathered.rate_scale, seen)
             kl = estimated.metrics.get("kl", learnt.get("kl"))
             dials = dials.after(kl, len(estimated.trajectories), estimated.foresight)
         clock.lap("update")

@@ -104,6 +104,12 @@ class Optimizer:
         self.masters.drop_gradients()
         return norm, finite
 
+    def learning_rates(self, training_step: int, scale: float = 1.0) -> dict[str, float]:
+        """AdamW's, and Muon's where it trains the matrices, in this training step."""
+        muon = self.settings.muon_learning_rate
+        rates = {"learning_rate": self.settings.learning_rate} | ({} if muon is None else {"muon_learning_rate": muon})
+        return {name: rate * self.share(training_step) * scale for name, rate in rates.items()}
+
     def tensors(self) -> dict[str, Tensor]:
         """The optimisers' state as flat tensors, by part and parameter number."""
         states = {

@@ -36,14 +36,17 @@ def update(
     estimated: Estimate,
     settings: UpdateSettings,
     step: int,
-    scale: float = 1.0,
+    rate_scale: float = 1.0,
     seen: Seen | None = None,
 ) -> dict[str, float]:
-    """All epochs and mini-batches of one step, the loss times `scale`; metrics are means over the sampled tokens."""
+    """All epochs and mini-batches of one step; metrics are means over the sampled tokens.
+
+    `rate_scale`: factor of the step's learning rates.
+    """
     sums: dict[str, Tensor] = {}
     norms: list[dict[str, float]] = []
     for number, part in enumerate(mini_batch_order(len(estimated.trajectories), settings, step)):
-        samples = train_samples(estimated, set(part), settings, scale)
+        samples = train_samples(estimated, set(part), settings)
         seed = ("selected_tokens", settings.run_seed, step, number)
         samples = prepare_step(samples, learner, settings.objective, settings.micro_tokens, seed)
         if settings.skip_idle:
@@ -58,7 +61,7 @@ def update(
                 if name not in TOKEN_SCORES:
                     sums[name] = sums[name] + value if name in sums else value
         if samples:
-            norms.append(learner.step())
+            norms.append(learner.step(rate_scale=rate_scale))
     if not sums:
         return {"idle_steps": 1.0}
     tokens = float(sums["tokens"])
@@ -77,9 +80,7 @@ def mini_batch_order(count: int, settings: UpdateSettings, step: int) -> Iterato
             yield order[start : start + settings.mini_batch]
 
 
-def train_samples(
-    estimated: Estimate, trajectories: set[int], settings: UpdateSettings, scale: float = 1.0
-) -> list[TrainSample]:
+def train_samples(estimated: Estimate, trajectories: set[int], settings: UpdateSettings) -> list[TrainSample]:
     """The samples of these trajectories, with weights that aggregate over all of them together."""
     chosen = [index for index, sample in enumerate(estimated.samples) if sample.trajectory in trajectories]
     weights = _weights(estimated, chosen, [estimated.loss_masks[index] for index in chosen], settings)
@@ -96,7 +97,7 @@ def train_samples(
             old_values=estimated.old_values[index] if estimated.old_values else None,
             advantages=estimated.advantages[index],
             returns=estimated.returns[index] if estimated.returns else None,
-            weights=scale * weights[number],
+            weights=weights[number],
             value_weights=None if value_weights is None else value_weights[number],
         )
         for number, index in enumerate(chosen)
