@@ -12,7 +12,7 @@ from models_for_tests import random_model
 from turnwise.core.errors import UserError
 from turnwise.models import lora
 from turnwise.models.loading import load_model
-from turnwise.models.lora import LoraSettings, adapter_off, add_lora, merge
+from turnwise.models.lora import LoraSettings, add_lora, copy_adapter, merge, swapped_adapter
 from turnwise.models.saving import save_model
 
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10]])
@@ -67,15 +67,21 @@ def test_equal_seeds_give_equal_adapters_and_leave_the_global_stream_alone(base:
     assert first_weights(0).equal(first_weights(0)) and not first_weights(0).equal(first_weights(1))
 
 
-def test_switched_off_it_is_the_base_model_and_switched_on_again_it_trains(base: Path) -> None:
-    plain, model = load_model(str(base)).model, adapted(base)
-    with adapter_off(model):
-        assert model(IDS).logits.equal(plain(IDS).logits)
-    assert not model(IDS).logits.equal(plain(IDS).logits)
-    assert any(parameter.requires_grad for parameter in model.parameters())
-    with pytest.raises(ZeroDivisionError), adapter_off(model):
+def test_swapped_adapter_is_in_place_and_undone(base: Path) -> None:
+    model = adapted(base)
+    first, logits = copy_adapter(model), model(IDS).logits
+    storage = [parameter.data_ptr() for parameter in model.parameters()]
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter += 0.1
+    moved = model(IDS).logits
+    assert not moved.equal(logits)
+    with pytest.raises(ZeroDivisionError), swapped_adapter(model, first):
+        assert model(IDS).logits.equal(logits)
         raise ZeroDivisionError
-    assert not model(IDS).logits.equal(plain(IDS).logits)
+    assert model(IDS).logits.equal(moved) and storage == [parameter.data_ptr() for parameter in model.parameters()]
+    assert first.keys() == {name for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def test_peft_loads_it_in_a_fresh_process(base: Path, tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
-"""Reinforcement learning on an adapter: the base stays, and is the reference."""
+"""Reinforcement learning on an adapter: the base stays, and the adapter that the run began with is the reference."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from runs_for_tests import metrics, quiet, small
@@ -76,6 +77,26 @@ def test_an_adapter_is_trained_further_and_gets_no_second_one(tmp_path: Path) ->
     train(small(tmp_path / "third", model__name=adapter, train__steps=1), console=quiet())
     (third,) = (tmp_path / "third").iterdir()
     assert is_adapter(third / "checkpoints" / "step_000001")
+
+
+def test_the_reference_of_a_trained_adapter_is_the_adapter_also_after_resume(tmp_path: Path) -> None:
+    train(settings(tmp_path / "first"), console=quiet())
+    adapter = tmp_path / "first" / "run" / "checkpoints" / "step_000003"
+    (away,) = (row["train/kl"] for row in metrics(tmp_path / "first" / "run") if row["step"] == 3 and "train/kl" in row)
+    assert away > 1e-6, "by then the adapter has moved away from its base"
+
+    further = {"model__name": str(adapter), "train__steps": 2, "train__mini_batch": 8, "eval__every": 0}
+    train(small(tmp_path / "second", **further), console=quiet())
+    run = tmp_path / "second" / "run"
+    begun, later = (row["train/kl"] for row in metrics(run) if "train/kl" in row)
+    assert begun < 1e-3 * away and later > 1e3 * begun
+
+    shutil.rmtree(run / "checkpoints" / "step_000002")
+    (run / "summary.json").unlink()
+    changed = load_file(adapter / "adapter_model.safetensors")
+    save_file({name: torch.zeros_like(value) for name, value in changed.items()}, adapter / "adapter_model.safetensors")
+    train(small(tmp_path / "second", **further), resume=True, console=quiet())
+    assert [row["train/kl"] for row in metrics(run) if "train/kl" in row] == [begun, later]
 
 
 def test_merging_a_whole_model_is_refused(tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
 """Low-rank adapters through peft: a small part that is trained beside a model that stays as it was.
 
-The adapter lives inside the model's own layers, so engine and learner see one module; it is never merged in place, and
-the model without it is the same module with the adapter switched off. On disk it is a folder in peft's own format.
+The adapter lives inside the model's own layers, so engine and learner see one module; it is never merged in place. The
+policy that a run began with is the same module with a copy of the adapter's first weights. On disk an adapter is a
+folder in peft's own format.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from turnwise.core.errors import UserError
 from turnwise.models.quiet import quiet_transformers
@@ -60,14 +62,27 @@ def has_adapter(model: Any) -> bool:
     return bool(getattr(model, "_hf_peft_config_loaded", False))
 
 
+def copy_adapter(model: Any) -> dict[str, Tensor]:
+    """A copy of the adapter's weights, by name: all that is trained of such a model."""
+    return {name: each.detach().clone() for name, each in model.named_parameters() if each.requires_grad}
+
+
 @contextmanager
-def adapter_off(model: Any) -> Iterator[None]:
-    """Inside, the model is the one that the adapter was put into."""
-    model.disable_adapters()
+def swapped_adapter(model: Any, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """Inside, the adapter has these weights. They are copied in place: the engine reads the same storage."""
+    own = copy_adapter(model)
+    _set_adapter(model, weights)
     try:
         yield
     finally:
-        model.enable_adapters()
+        _set_adapter(model, own)
+
+
+@torch.no_grad()
+def _set_adapter(model: Any, weights: Mapping[str, Tensor]) -> None:
+    parameters = dict(model.named_parameters())
+    for name, value in weights.items():
+        parameters[name].copy_(value)
 
 
 def is_adapter(folder: Path) -> bool:

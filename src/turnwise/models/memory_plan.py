@@ -188,7 +188,8 @@ def _states(needs: Needs, demand: Demand, on_host: bool) -> Iterator[Part]:
     trained = needs.shape.trained + critic
     yield always("CUDA itself", CONTEXT)
     yield always("parameters", needs.parameters)
-    yield always("reference model", needs.parameters if demand.reference and not needs.shape.adapter else 0)
+    reference = needs.shape.trained * FLOAT if needs.shape.adapter else needs.parameters
+    yield always("reference model", reference if demand.reference else 0)
     yield always("critic", needs.trunk if demand.critic else 0)
     yield always("frozen opponent", (demand.engines - 1) * needs.parameters)
     yield state("float32 masters", needs.masters(trained, on_host))

@@ -13,7 +13,7 @@ from turnwise.models.attention import check_attention
 from turnwise.models.compiling import copy_of
 from turnwise.models.critic import HeadCritic, TrunkCritic
 from turnwise.models.forward import laid_out, packed_hidden
-from turnwise.models.lora import adapter_off, has_adapter
+from turnwise.models.lora import copy_adapter, has_adapter, swapped_adapter
 from turnwise.train.mismatch import Mismatch
 from turnwise.train.objective import Objective
 from turnwise.train.optimizer import Optimizer
@@ -43,7 +43,10 @@ class LocalLearner:
         self.critic_warmup_steps = critic_warmup_steps
         self.kl_coef = kl_coef
         """Of the loss; the loop may change it from step to step."""
-        self.reference = self._frozen_copy() if keeps_reference and not has_adapter(model) else None
+        adapted = has_adapter(model)
+        self.reference = self._frozen_copy() if keeps_reference and not adapted else None
+        self.reference_adapter = copy_adapter(model) if keeps_reference and adapted else None
+        """The adapter that the run began with, which may be a trained one; the rest of the model never changes."""
         self.training_step = 0
         self.rate_scale = 1.0
         """Of the policy's learning rate: a rollback makes it smaller."""
@@ -90,11 +93,11 @@ class LocalLearner:
 
     @contextmanager
     def _as_reference(self) -> Iterator[Any]:
-        """The policy that the run began with; of an adapter, the model without it, which needs no copy."""
-        if self.reference is not None:
+        """The policy that the run began with: a copy, or the model with the adapter that it began with."""
+        if self.reference_adapter is None:
             yield self.reference
             return
-        with adapter_off(self.model):
+        with swapped_adapter(self.model, self.reference_adapter):
             yield self.model
 
     def forward_backward(self, batch: TrainBatch, *, tokens: bool = False) -> dict[str, Tensor]:
@@ -160,12 +163,15 @@ class LocalLearner:
     def state_dict(self) -> dict[str, Any]:
         """Everything that learning changed, but the policy's own weights, as flat tensors and plain numbers.
 
-        The reference is the policy that the run began with, which its configuration makes again.
+        The reference is the policy that the run began with, which its configuration makes again; a reference adapter is
+        small, and part of the state: the folder that it came from may change.
         """
         tensors = {f"optimizer.{name}": value for name, value in self.optimizer.tensors().items()}
         if self.critic is not None and self.critic_optimizer is not None:
             tensors |= {f"critic.{name}": value for name, value in self.critic.state_dict().items()}
             tensors |= {f"critic_optimizer.{name}": value for name, value in self.critic_optimizer.tensors().items()}
+        if self.reference_adapter is not None:
+            tensors |= {f"reference.{name}": value for name, value in self.reference_adapter.items()}
         return {"tensors": tensors, "skipped_steps": self.skipped_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -178,6 +184,9 @@ class LocalLearner:
         if self.critic is not None and self.critic_optimizer is not None:
             self.critic.load_state_dict(part("critic."))
             self.critic_optimizer.load_tensors(part("critic_optimizer."))
+        if self.reference_adapter is not None:
+            for name, value in part("reference.").items():
+                self.reference_adapter[name].copy_(value)
         self.skipped_steps = state["skipped_steps"]
 
 
