@@ -93,6 +93,9 @@ class Advantage:
     """Compares members of a group: a group of one teaches nothing."""
     needs_states: bool = False
     """Reads `state_ids`."""
+    outcome_less_kl: bool = False
+    """Published for one outcome at the last token less a KL at every token: by default its rewards are placed so, and
+    the KL counts in the reward."""
     needs_greedy: bool = False
     """Reads `baseline`: each group has one greedy member more, which is not trained on."""
 

@@ -47,7 +47,9 @@ ADVANTAGES: dict[str, Advantage] = {
     "turn_grpo": Advantage(compute=turn_grpo, needs_groups=True, reads=("outcome_weight", "by_std", "epsilon")),
     # neither
     "reinforce": Advantage(compute=reinforce, along_tokens=True, reads=("gamma", "gamma_turn")),
-    "reinforce_pp": Advantage(compute=reinforce_pp, along_tokens=True, reads=("gamma", "gamma_turn")),
+    "reinforce_pp": Advantage(
+        compute=reinforce_pp, along_tokens=True, outcome_less_kl=True, reads=("gamma", "gamma_turn")
+    ),
     "remax": Advantage(compute=remax, along_tokens=True, needs_greedy=True),
     "arpo": Advantage(compute=arpo),
     "brpo": Advantage(compute=brpo, reads=("epsilon",)),

@@ -24,7 +24,8 @@ def reinforce(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResu
 def reinforce_pp(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
     """`reinforce`'s returns, whitened over all sampled tokens of the batch (REINFORCE++, Hu 2025).
 
-    The paper's reward is the outcome at the last token minus beta kl at each: put both into the token rewards.
+    The paper's reward is the outcome at the last token minus beta kl at each, which is how rewards are placed for it
+    (`Advantage.outcome_less_kl`).
     """
     return AdvantageResult(advantages=whiten(reinforce(inputs, params).advantages, inputs.mask))
 

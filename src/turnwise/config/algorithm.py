@@ -46,8 +46,8 @@ class AlgoConfig(Section):
     """Factor of the step's learning rates, policy and critic: 1, the share of groups that passed, or its root."""
     filter_refill: Annotated[int, Field(ge=0)] = 0
     """Roll out more tasks until as many groups as rollout.groups pass the filter, at most so many rounds."""
-    placement: Literal["turn", "trajectory"] = "turn"
-    """A turn's reward on its own last token, or all rewards on the trajectory's last."""
+    placement: Literal["turn", "trajectory"] | None = None
+    """A turn's reward on its last token, or all on the trajectory's; none: trajectory for reinforce_pp, else turn."""
     gamma: Share = 1.0
     """Discount from a sampled token to the next (gae, bi_level_gae, reinforce, reinforce_pp)."""
     lam: Share = 1.0
@@ -136,10 +136,10 @@ class AlgoConfig(Section):
     """Weight of the entropy bonus."""
     kl_coef: NonNegative = 0.0
     """Weight of the divergence from the reference model; 0: no reference model is kept."""
-    kl_estimator: Literal["k1", "k2", "k3", "abs"] = "k3"
-    """How that divergence is estimated from sampled tokens."""
-    kl_in: Literal["loss", "reward"] = "loss"
-    """Where the divergence counts: k2 or k3 belong into the loss, k1 into the reward."""
+    kl_estimator: Literal["k1", "k2", "k3", "abs"] | None = None
+    """How that divergence is estimated from sampled tokens; none: by k3 in the loss, by k1 in the reward."""
+    kl_in: Literal["loss", "reward"] | None = None
+    """Where the divergence counts; none: in the reward for reinforce_pp, in the loss for all others."""
     kl_target: Annotated[float, Field(gt=0)] | None = None
     """The divergence a token that is wanted: the weight then moves towards it; None: it stays."""
     kl_horizon: Annotated[float, Field(gt=0)] = 10000.0

@@ -21,7 +21,7 @@ from turnwise.models.hub import is_hub_name
 from turnwise.models.loading import resolve_device
 from turnwise.models.lora import is_adapter
 from turnwise.recipes.contexts import check_context
-from turnwise.recipes.learning import token_rule
+from turnwise.recipes.learning import kl_in_reward, token_rule
 from turnwise.recipes.unread import check_read
 from turnwise.record.trackers import check_trackers
 from turnwise.rewards.functions import from_function
@@ -264,7 +264,7 @@ COMBINATIONS: tuple[tuple[Callable[[Config], bool], str], ...] = (
         "algo.kl_target moves the weight of the KL, and algo.kl_coef is 0: give it a value to start from",
     ),
     (
-        lambda c: c.algo.kl_coef > 0 and c.algo.kl_in == "loss" and c.algo.kl_estimator in ("k1",),
+        lambda c: c.algo.kl_coef > 0 and not kl_in_reward(c.algo) and c.algo.kl_estimator == "k1",
         "algo.kl_estimator k1 has no gradient on average, so it does nothing in the loss: choose k2 or k3, or "
         "algo.kl_in reward",
     ),

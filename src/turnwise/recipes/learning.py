@@ -11,6 +11,7 @@ from turnwise.algos.kl import KL_ESTIMATORS, KlCoefficient
 from turnwise.algos.losses import LOSSES, LossParams
 from turnwise.algos.rejection import RejectionParams
 from turnwise.algos.turn_discount import AdaptiveDiscount
+from turnwise.config.algorithm import AlgoConfig
 from turnwise.config.schema import Config
 from turnwise.core.samples import Needs
 from turnwise.data.token_masks import TOKEN_RULES, TokenRule
@@ -31,6 +32,19 @@ from turnwise.train.objective import Objective
 from turnwise.train.optimizer import Optimizer, OptimizerSettings, Schedule, mark_tables
 from turnwise.train.token_rewards import RewardSettings
 from turnwise.train.update import UpdateSettings
+
+
+def reward_placement(algo: AlgoConfig) -> str:
+    return algo.placement or ("trajectory" if ADVANTAGES[algo.advantage].outcome_less_kl else "turn")
+
+
+def kl_in_reward(algo: AlgoConfig) -> bool:
+    """Whether the KL counts in the reward, and not in the loss."""
+    return algo.kl_in == "reward" or (algo.kl_in is None and ADVANTAGES[algo.advantage].outcome_less_kl)
+
+
+def kl_estimator(algo: AlgoConfig) -> str:
+    return algo.kl_estimator or ("k1" if kl_in_reward(algo) else "k3")
 
 
 def build_learner(config: Config, model: Any, plan: MemoryPlan | None = None) -> LocalLearner:
@@ -64,7 +78,7 @@ def build_learner(config: Config, model: Any, plan: MemoryPlan | None = None) ->
         model,
         build_objective(config),
         optimizer(model.parameters(), train.learning_rate, muon=train.optimizer == "muon"),
-        kl_coef=algo.kl_coef if algo.kl_in == "loss" else 0.0,
+        kl_coef=0.0 if kl_in_reward(algo) else algo.kl_coef,
         keeps_reference=algo.kl_coef > 0,
         critic=critic,
         critic_optimizer=None
@@ -114,7 +128,7 @@ def build_objective(config: Config) -> Objective:
             veto=algo.reject_veto,
         ),
         entropy_coef=algo.entropy_coef,
-        kl_estimator=KL_ESTIMATORS[algo.kl_estimator],
+        kl_estimator=KL_ESTIMATORS[kl_estimator(algo)],
         value_coef=algo.value_coef,
         value_clip=algo.value_clip,
     )
@@ -157,7 +171,7 @@ def estimate_settings(config: Config, micro_tokens: int = MICRO_TOKENS) -> Estim
             outcome_weight=algo.outcome_weight,
         ),
         rewards=RewardSettings(
-            placement=algo.placement,
+            placement=reward_placement(algo),
             normalise=algo.normalise,
             normalise_over=algo.normalise_over,
             process=config.reward.combine == "process",
@@ -165,7 +179,7 @@ def estimate_settings(config: Config, micro_tokens: int = MICRO_TOKENS) -> Estim
         ),
         advantage_tokens=token_rule(algo.advantage_tokens),
         loss_tokens=token_rule(algo.loss_tokens),
-        kl_in_reward=KL_ESTIMATORS[algo.kl_estimator] if algo.kl_coef > 0 and algo.kl_in == "reward" else None,
+        kl_in_reward=KL_ESTIMATORS[kl_estimator(algo)] if algo.kl_coef > 0 and kl_in_reward(algo) else None,
         truncated=algo.truncated,
         needs=Needs(
             logprobs=algo.old_logprobs == "learner", values=advantage.needs_critic, ref_logprobs=algo.kl_coef > 0
