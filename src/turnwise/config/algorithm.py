@@ -135,7 +135,7 @@ class AlgoConfig(Section):
     entropy_coef: NonNegative = 0.001
     """Weight of the entropy bonus."""
     kl_coef: NonNegative = 0.0
-    """Weight of the divergence from the reference model; 0: no reference model is kept."""
+    """Weight of the divergence from the reference, the policy that the run began with; 0: no reference is kept."""
     kl_estimator: Literal["k1", "k2", "k3", "abs"] | None = None
     """How that divergence is estimated from sampled tokens; none: by k3 in the loss, by k1 in the reward."""
     kl_in: Literal["loss", "reward"] | None = None
