@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from runs_for_tests import episodes, learnt, metrics, quiet, small
+from runs_for_tests import episodes, learnt, metrics, printed, quiet, small
 from turnwise.config.load import build, read_settings, to_toml
 from turnwise.core.errors import UserError
+from turnwise.envs.bandit.env import Bandit
+from turnwise.envs.registry import kind_of
 from turnwise.recipes.run import train
-from turnwise.recipes.worlds import worlds_of
+from turnwise.recipes.worlds import task_source, worlds_of
 from turnwise.train.checkpoints import read_state
 
 MIX = {"env__mix": {"frozen_lake": 1.0, "large": {"kind": "frozen_lake", "weight": 2.0, "params": {"size": 5}}}}
@@ -78,6 +80,28 @@ def test_a_curriculum_draws_from_its_pool_and_remembers_how_tasks_fared(tmp_path
     assert len(seeds) <= 8 and {f"{env}:{seed}" for env, seed in seeds} == set(state.measured)
     assert all(0 <= won <= tries for won, tries in state.measured.values())
     assert [row["curriculum/measured"] for row in metrics(run) if "rollout/success" in row][-1] == len(seeds)
+
+
+class Rows(Bandit):
+    """A bandit whose tasks are the rows of a table."""
+
+    @classmethod
+    def size(cls, params: object, split: str) -> int:
+        return 30
+
+
+def test_curriculum_draws_and_measures_rows_of_a_file(tmp_path: Path) -> None:
+    config, console = small(tmp_path, **CURRICULUM, env__kind="rows"), quiet()
+    train(config, kind=kind_of(Rows), console=console)
+    assert "note: curriculum.pool 8 trains on 8 of 30 rows" in printed(console)
+    rows = {row["seed"] for row in episodes(tmp_path / "run")}
+    worlds = worlds_of(config, kind_of(Rows))
+    pool = {task.seed for task in task_source(config, worlds).training(0, 8)}
+    assert rows <= pool and len(pool) == 8
+    state = read_state(tmp_path / "run" / "checkpoints" / "step_000003")
+    assert set(state.measured) == {f"{worlds.name}:{row}" for row in rows}
+    last = [row for row in metrics(tmp_path / "run") if "rollout/success" in row][-1]
+    assert last["curriculum/measured"] == len(rows)
 
 
 def test_with_a_curriculum_too_a_resumed_run_ends_the_same(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ class ContextConfig(Section):
 
 class CurriculumConfig(Section):
     pool: Annotated[int, Field(ge=0)] = 0
-    """Training tasks of each environment, those that are sometimes solved drawn most; 0: every task is a fresh one."""
+    """Training tasks of each environment (of a file: sampled rows), those sometimes solved drawn most; 0: no pool."""
     floor: Annotated[float, Field(gt=0, le=1)] = 0.1
     """How often tasks that are always or never solved are drawn, beside one that is solved half of the time."""
     memory: Share = 0.5

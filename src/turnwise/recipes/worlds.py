@@ -89,6 +89,8 @@ def _few(world: World, config: Config, *, alone: bool) -> Iterator[str]:
     train, held_out = world.sizes.get("train"), world.sizes.get(config.eval.split)
     if alone and train is not None and train < config.rollout.groups:
         yield f"note: a step draws rollout.groups {config.rollout.groups} tasks and there are {train}: some come again"
+    if train is not None and 0 < config.curriculum.pool < train:
+        yield f"note: curriculum.pool {config.curriculum.pool} trains on {config.curriculum.pool} of {train:,} rows"
     if alone and held_out is not None and held_out < FEW:
         low, high = wilson_of_rate(0.5, held_out)
         yield f"note: {held_out} rows tell success to +-{50 * (high - low):.0f} points only: {FEW} or more tell better"

@@ -3,9 +3,9 @@ same ones.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, count
+from itertools import accumulate, count, islice
 from typing import Any
 
 from turnwise.core.chance import address, stream
@@ -47,28 +47,43 @@ class TaskSource:
     """None: every task is a fresh one."""
 
     def training(self, step: int, count: int, start: int = 0, measured: Measured | None = None) -> list[Task]:
-        """Tasks of the training split, no two of them the same; `start`: how many the step has drawn before."""
-        numbers = range(start + count)
-        worlds = [self._world(step, index) for index in numbers]
-        addresses = [address("task", self.run_seed, step, index) for index in numbers]
-        if self.curriculum is None:
-            places = [number % RANGE for number in addresses]
-        else:
-            pools = {world.env: self._weights(world, self.curriculum, measured or {}) for world in worlds}
-            places = [_taken(pools[world.env], number) for world, number in zip(worlds, addresses, strict=True)]
-        places = self._within(worlds, places, step)
-        return [self.task("train", place, world) for world, place in zip(worlds, places, strict=True)][start:]
+        """Draw tasks of the training split. Where they are rows, each comes once in a step before any comes again.
 
-    def _within(self, worlds: Sequence[World], places: Sequence[int], step: int) -> list[int]:
-        """Where tasks are counted, each comes once in a step before any comes again."""
-        rows = {
-            world.env: _shuffled(world.sizes["train"], "rows", self.run_seed, step, world.env)
-            for world in worlds
-            if "train" in world.sizes
-        }
-        return [
-            next(rows[world.env]) if world.env in rows else place for world, place in zip(worlds, places, strict=True)
-        ]
+        `start`: how many the step has drawn before; `measured`: how tasks fared so far, for the curriculum.
+        """
+        worlds = [self._world(step, index) for index in range(start + count)]
+        draws = {world.env: self._draw(world, step, measured or {}) for world in worlds}
+        drawn = [(draws[world.env](index), world) for index, world in enumerate(worlds)]
+        return [self.task("train", place, world) for place, world in drawn][start:]
+
+    def _draw(self, world: World, step: int, measured: Measured) -> Callable[[int], int]:
+        """Return the function that draws the place, within its world's training split, of a step's task number."""
+
+        def number(index: int) -> int:
+            return address("task", self.run_seed, step, index)
+
+        rows = world.sizes.get("train")
+        if self.curriculum is not None:
+            pool = self._pool(world, self.curriculum.pool)
+            names = [task_name(world.env, seed_for("train", place)) for place in pool]
+            weights = [self.curriculum.weight(measured, name) for name in names]
+            left = list[float]()
+            return lambda index: pool[_take(weights, left, number(index))]
+        if rows is not None:
+            shuffled = _shuffled(rows, "rows", self.run_seed, step, world.env)
+            return lambda index: next(shuffled)
+        return lambda index: number(index) % RANGE
+
+    def _pool(self, world: World, size: int) -> Sequence[int]:
+        """Return the places that the curriculum draws from: the first tasks of the split, or a sample of its rows.
+
+        Rows are sampled since files are often in order, as of difficulty. Fewer rows than `size`: all of them.
+        """
+        rows = world.sizes.get("train")
+        if rows is None:
+            return range(size)
+        shuffled = _shuffled(rows, "pool", self.run_seed, world.env)
+        return sorted(islice(shuffled, min(size, rows)))
 
     def held_out(self, split: Split, count: int) -> list[Task]:
         """The first tasks of a split, as many of each world: the same in every run, so that evaluations compare."""
@@ -86,11 +101,6 @@ class TaskSource:
         weights = [world.weight for world in self.worlds]
         return self.worlds[_drawn(weights, address("world", self.run_seed, step, index))]
 
-    def _weights(self, world: World, curriculum: Curriculum, measured: Measured) -> list[float]:
-        """Of the tasks of a world's pool."""
-        names = (task_name(world.env, seed_for("train", index)) for index in range(curriculum.pool))
-        return [curriculum.weight(measured, name) for name in names]
-
 
 def _drawn(weights: Sequence[float], number: int) -> int:
     """The place at which the running sum of the weights passes a share of their total that the address decides."""
@@ -98,8 +108,13 @@ def _drawn(weights: Sequence[float], number: int) -> int:
     return bisect_right(sums, number / ADDRESSES * sums[-1], hi=len(sums) - 1)
 
 
-def _taken(weights: list[float], number: int) -> int:
-    """Draws a place that is then empty: twice the same task in a step would be the same episodes twice."""
-    place = _drawn(weights, number)
-    weights[place] = 0.0
+def _take(weights: Sequence[float], left: list[float], number: int) -> int:
+    """Draw a place by its weight, without replacement: the same task twice in a step would be the same episodes twice.
+
+    `left` holds the weights of the places not yet drawn and is refilled when none is left.
+    """
+    if not any(left):
+        left[:] = weights
+    place = _drawn(left, number)
+    left[place] = 0.0
     return place
