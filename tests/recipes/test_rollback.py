@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from runs_for_tests import learnt, metrics, printed, quiet, small
-from turnwise.algos.alarms import Alarm, Watch
+from turnwise.algos.alarms import Alarm, AlarmSettings, Watch
 from turnwise.config.schema import Config
 from turnwise.recipes.run import train
 from turnwise.train import loop, watching
@@ -19,6 +19,7 @@ from turnwise.train.update import update
 STEPS = 8
 ALARMS = (2, 5, 7)
 """The first before there is a regular checkpoint."""
+MAX_GRAD_NORM = 0.75
 SKIPPED = 4
 """The step whose gradient is not finite, and is skipped."""
 
@@ -33,13 +34,15 @@ def settings(folder: Path) -> Config:
         train__steps=STEPS,
         eval__every=0,
         checkpoint__every=2,
+        train__max_grad_norm=MAX_GRAD_NORM,
         diagnose__rollback=True,
         rollout__max_new_tokens=6,
         eval__episodes=2,
     )
 
 
-def alarmed(rows: Any, active: frozenset[str]) -> Watch:
+def alarmed(rows: Any, active: frozenset[str], bounds: AlarmSettings) -> Watch:
+    assert bounds.max_grad_norm == MAX_GRAD_NORM
     step = int(rows[-1]["step"])
     raised = (Alarm(kind="test", step=step, message=f"at step {step}"),) if step in ALARMS else ()
     return Watch(raised=raised, active=frozenset())

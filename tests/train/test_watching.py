@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from learners_for_tests import learn, make_learner, random_groups, settings_of, weights
+from turnwise.algos.alarms import AlarmSettings
 from turnwise.models.tiny import tiny_tokenizer
 from turnwise.record.jsonl import without_nonfinite
 from turnwise.train.checkpoints import Checkpoints, State
@@ -40,6 +41,12 @@ def test_a_gradient_that_was_not_finite_is_remembered_by_a_resumed_run() -> None
     assert [live.see(each) for each in [*STEADY, row(20, math.nan), row(21, math.inf)]] == [False] * 19 + [True, False]
     resumed.begin([*STEADY, without_nonfinite(row(20, math.nan))], state)
     assert not resumed.see(row(21, math.inf)) and len(told) == 1
+
+
+def test_watcher_uses_the_bounds_it_is_given() -> None:
+    watcher = Watcher(tell=lambda step, text: None, settings=AlarmSettings(max_grad_norm=100.0))
+    watcher.begin(STEADY, State(step=19, best_success=None, skipped_steps=0))
+    assert not watcher.see(row(20, 90.0)) and watcher.see(row(21, 101.0))
 
 
 def test_after_a_rollback_only_later_steps_count() -> None:

@@ -1,7 +1,8 @@
 """Alarms: what is going wrong, in one line, from the history of a run's metrics.
 
 Numbers are compared as means over a few steps: at the start, or at their height where they rose first, and now. A
-number that falls because the task is nearly solved is no alarm.
+number that falls because the task is nearly solved is no alarm. Nor are gradients as large as at the start, when there
+was most to learn, or too small to be clipped.
 """
 
 import math
@@ -14,6 +15,7 @@ REWARD_STD = "rollout/reward_group_std"
 FLAT_GROUPS = "rollout/zero_std_groups"
 REPETITION = "rollout/repetition"
 SUCCESS = "rollout/success"
+GROUPS = "rollout/groups"
 REWARD = "rollout/reward"
 LENGTH = "rollout/response_tokens"
 ENTROPY = "train/entropy"
@@ -32,6 +34,10 @@ class AlarmSettings:
     """Rows with the number before anything is said about it; the mutual information, measured rarely, needs 4."""
     solved: float = 0.9
     """Success from which equal rewards and low entropy are what was wanted."""
+    near_solved: float = 0.8
+    """So they are from this success on, give or take its standard error, while it keeps up ..."""
+    kept_success: float = 0.85
+    """... to this share of its height."""
     reward_std_share: float = 0.15
     """Echo trap: reward std within groups below this share of its start ..."""
     flat_groups: float = 0.7
@@ -39,8 +45,10 @@ class AlarmSettings:
     entropy_share: float = 0.1
     """Entropy collapse: entropy below this share of its start."""
     gradient_factor: float = 10.0
-    """Gradient spike: this many times the median of the `gradient_rows` before."""
+    """Gradient spike: this many times the median of the `gradient_rows` before and of the first `min_rows`."""
     gradient_rows: int = 20
+    max_grad_norm: float = 1.0
+    """The norm from which gradients are clipped: below it none is a spike."""
     length_factor: float = 3.0
     """Length explosion: this many times the length at the start, without more success."""
     hacked_success: float = 0.5
@@ -167,13 +175,14 @@ def entropy_collapse(history: History, settings: AlarmSettings, slack: float) ->
 def gradient_spike(history: History, settings: AlarmSettings, slack: float) -> str | None:
     """The point of no return of an echo trap; not finite counts as a spike."""
     norms = [norm for _, norm in _series(history, GRAD_NORM)]
-    before = [norm for norm in norms[-1 - settings.gradient_rows : -1] if math.isfinite(norm)]
+    before = [norm for norm in norms[:-1] if math.isfinite(norm)]
     if len(norms) < settings.min_rows or not before:
         return None
-    usual = statistics.median(before)
+    recent, first = before[-settings.gradient_rows :], before[: settings.min_rows]
+    usual = max(statistics.median(recent), statistics.median(first))
     if not math.isfinite(norms[-1]):
         return f"the gradient is not finite (its norm was {usual:.3g})"
-    if usual <= 0 or norms[-1] <= settings.gradient_factor / slack * usual:
+    if usual <= 0 or norms[-1] <= max(settings.gradient_factor / slack * usual, settings.max_grad_norm):
         return None
     return f"gradient norm {norms[-1]:.3g} is {norms[-1] / usual:.0f} times its usual {usual:.3g}: a spike"
 
@@ -209,15 +218,30 @@ def _percent(share: float) -> str:
 
 
 def _solved(history: History, settings: AlarmSettings) -> bool:
-    """By success, or, where nothing ever counts as one, by a reward that rose clearly and stayed up."""
+    """By success, or, where nothing ever counts as one, by a reward that rose clearly and stayed up.
+
+    Near the ceiling a task is solved by all members or by none: spread is gone before success is 1, and success varies
+    as that of a few independent groups does.
+    """
     success = _trend(history, SUCCESS, settings)
     if success is not None and success.highest > 0:
-        return success.now >= settings.solved
+        error = _error_of(history, success.now, settings)
+        keeps_up = success.now + error >= settings.kept_success * (success.highest - error)
+        return (success.now + error >= settings.near_solved and keeps_up) or success.now >= settings.solved
     reward, spread = _trend(history, REWARD, settings), _trend(history, REWARD_STD, settings)
     if reward is None or spread is None:
         return False
     rise = reward.highest - reward.start
-    return rise >= spread.reference > 0 and reward.now >= reward.start + 0.75 * rise
+    return rise >= 0.5 * spread.reference > 0 and reward.now >= reward.start + 0.75 * rise
+
+
+def _error_of(history: History, rate: float, settings: AlarmSettings) -> float:
+    """Return two standard errors of the mean over a window, if all members of a group fare alike.
+
+    0 where the number of groups is unknown.
+    """
+    groups = sum(count for _, count in _series(history[-settings.window :], GROUPS))
+    return 2 * math.sqrt(max(0.0, rate * (1 - rate)) / groups) if groups > 0 else 0.0
 
 
 def _gained(history: History, settings: AlarmSettings) -> bool:

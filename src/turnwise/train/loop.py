@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from turnwise.algos.alarms import AlarmSettings
 from turnwise.core.errors import UserError
 from turnwise.core.task import Task
 from turnwise.core.token_name import TokenName
@@ -83,7 +84,8 @@ class Loop:
         self.engine, self.learner, self.dials = engine, learner, dials
         self.checkpoints, self.restore = checkpoints, restore
         self.folder, self.progress = folder, progress
-        self.watcher, self.losses = Watcher(tell=self._alarm), Losses()
+        bounds = AlarmSettings(max_grad_norm=learner.optimizer.settings.max_grad_norm)
+        self.watcher, self.losses = Watcher(tell=self._alarm, settings=bounds), Losses()
         self.decode, self.name_token, self.pictures, self.rivals = decode, name_token, pictures, rivals
         self._captured_s = 0.0
         """Of the engine's captures, what has been recorded."""

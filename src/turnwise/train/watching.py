@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from turnwise.algos.alarms import watch
+from turnwise.algos.alarms import AlarmSettings, watch
 from turnwise.train.checkpoints import Checkpoints, State, read_state
 from turnwise.train.learner import LocalLearner
 
@@ -16,8 +16,8 @@ RATE_CUT = 0.5
 class Watcher:
     """Sees every row of the metrics. What it remembers follows from them, so a resumed run raises the same alarms."""
 
-    def __init__(self, tell: Callable[[int, str], None]) -> None:
-        self._tell = tell
+    def __init__(self, tell: Callable[[int, str], None], settings: AlarmSettings | None = None) -> None:
+        self._tell, self._settings = tell, settings or AlarmSettings()
         self._rows: list[dict[str, Any]] = []
         self._active: frozenset[str] = frozenset()
 
@@ -27,12 +27,12 @@ class Watcher:
         for row in rows:
             if "rollout/success" in row and row["step"] > state.watched_from:
                 self._rows.append(row | dict.fromkeys(row.get("nonfinite", ()), math.nan))
-                self._active = watch(self._rows, self._active).active
+                self._active = watch(self._rows, self._active, self._settings).active
 
     def see(self, row: dict[str, Any]) -> bool:
         """Whether a new alarm was raised by this row."""
         self._rows.append(row)
-        found = watch(self._rows, self._active)
+        found = watch(self._rows, self._active, self._settings)
         self._active = found.active
         for alarm in found.raised:
             self._tell(row["step"], alarm.message)
