@@ -306,6 +306,36 @@ def test_a_template_that_cannot_hold_a_conversation_is_the_users_error(template:
     assert "--model.chat_template FILE" in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("raising", "reason"),
+    [
+        ("{{ 1 / 0 }}", "ZeroDivisionError: division by zero"),
+        ("{% for i in range(10 ** 9) %}{% endfor %}", "OverflowError: Range too big"),
+        ("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", "RecursionError: maximum recursion depth"),
+        ("{{ raise_exception('never') }}", ": never;"),
+    ],
+)
+def test_renderer_reports_what_a_template_raises_in_one_line(raising: str, reason: str) -> None:
+    tokenizer, _ = case("chatml")
+    whole = tokenizer.chat_template
+    tokenizer.chat_template = raising + whole
+    with pytest.raises(UserError, match=rf"^the chat template refuses .*{reason}.*chat_template FILE$"):
+        Renderer(tokenizer)
+    tokenizer.chat_template = "{% if messages | length > 3 %}" + raising + "{% endif %}" + whole
+    renderer = Renderer(tokenizer)
+    with pytest.raises(UserError, match=reason):
+        renderer.start([user("a"), assistant("b"), user("c"), assistant("d"), user("e")])
+
+
+@pytest.mark.parametrize("raising", ["{{ 1 / 0 }}", "{{ raise_exception('no tools') }}"])
+def test_renderer_tells_of_tools_in_words_where_the_template_raises_at_them(raising: str) -> None:
+    tokenizer, _ = case("plain_words")
+    tokenizer.chat_template = "{% if tools %}" + raising + "{% endif %}" + tokenizer.chat_template
+    renderer = Renderer(tokenizer)
+    assert not renderer.tells_of_tools
+    assert "Call look." in renderer.decode(renderer.start([user("go")], [LOOK], tools_in_words="Call look."))
+
+
 def test_a_written_answer_ends_as_a_sampled_one_would() -> None:
     for template, end in (("chatml", "<|im_end|>"), ("llama3", "<|eot_id|>"), ("mistral", "</s>")):
         tokenizer, renderer = case(template)

@@ -16,7 +16,7 @@ from turnwise.render.program import Program
 from turnwise.render.scaffold import behind, extend_parts, find_markers, start_parts
 from turnwise.render.seams import SeamCounter
 from turnwise.render.sketch import Shape, shape_of
-from turnwise.render.template import ChatTemplate
+from turnwise.render.template import ChatTemplate, RefusedError
 from turnwise.render.vocabulary import added_tokens, any_of, backend_of
 
 CACHED_SHAPES = 512
@@ -67,10 +67,13 @@ class Renderer:
 
     @cached_property
     def tells_of_tools(self) -> bool:
-        """Does the chat template write the tools that it is given?"""
+        """Does the chat template write the tools that it is given? One that refuses them does not."""
         probe = ToolSpec(name="probe_of_tools", description="", parameters={"type": "object", "properties": {}})
         asked = [{"role": "user", "content": "x"}]
-        return probe.name in self._template.render(asked, tools=[tool_schema(probe)])
+        try:
+            return probe.name in self._template.render(asked, tools=[tool_schema(probe)])
+        except RefusedError:
+            return False
 
     def start(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), tools_in_words: str = "") -> list[int]:
         """The opening context, generation prompt included.

@@ -33,6 +33,7 @@ class ChatTemplate:
             )
         except TemplateSyntaxError as error:
             raise UserError(f"the chat template is broken at line {error.lineno}: {error.message}; {MEND}") from error
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
-            raise RefusedError(" ".join(str(error).split())) from error
+        except Exception as error:  # a template is a program: it may divide by zero, recurse or ask for all memory
+            kind = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
+            raise RefusedError(" ".join(f"{kind}{error}".split())) from error
         return text
