@@ -5,6 +5,7 @@ import pytest
 
 from turnwise.config.load import build
 from turnwise.core.errors import UserError
+from turnwise.recipes import checks
 from turnwise.recipes.checks import check
 from turnwise.recipes.configure import configure
 from turnwise.recipes.presets import recipe_names
@@ -115,3 +116,33 @@ def test_a_reward_of_the_wrong_kind_is_refused_before_a_run(tmp_path: Path) -> N
     (tmp_path / "mine.py").write_text("def kind(answer, row):\n    return 0.0\n")
     told = refused(reward__functions=(f"{tmp_path}/mine.py:kind",))
     assert told == "the reward kind takes other arguments: write function(trajectory)"
+
+
+def test_check_refuses_more_threads_than_the_machine_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "most_threads", lambda: 300)
+    assert refused(system__threads=9999).startswith("system.threads 9999: this machine allows at most 300; 0 takes one")
+    check(build({}, [("system.threads", 300)]))
+
+
+@pytest.mark.parametrize(
+    ("processes", "pids", "cores", "most"),
+    [(-1, "max", 2, 256), (-1, "max", 200, 800), (100, "max", 2, 50), (-1, "60", 2, 30), (1, "max", 2, 1)],
+)
+def test_most_threads_is_what_the_user_and_the_container_may_have(
+    processes: int, pids: str, cores: int, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pids.max").write_text(f"{pids}\n")
+    monkeypatch.setattr(checks, "PIDS_MAX", tmp_path / "pids.max")
+    monkeypatch.setattr(checks.os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(checks.resource, "getrlimit", lambda _: (processes, processes))
+    assert checks.most_threads() == most
+
+
+@pytest.mark.parametrize(
+    "key", ["train.learning_rate", "train.muon_learning_rate", "critic.learning_rate", "sft.learning_rate"]
+)
+def test_learning_rates_above_one_are_refused(key: str) -> None:
+    for value in (1e308, 1.01, 0.0, float("inf"), float("nan")):
+        with pytest.raises(UserError, match=rf"^{key} = .*: must be a number above 0 and at most 1"):
+            build({}, [(key, value)])
+    build({}, [(key, 1.0)])

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError
 
 from learners_for_tests import learn, make_learner, random_groups, settings_of, weights
-from turnwise.core.errors import UserError
+from turnwise.core.errors import DivergedError, UserError
 from turnwise.models.attention import ATTENTION
 from turnwise.models.loading import LoadedModel, load_model
 from turnwise.models.tiny import tiny_tokenizer
 from turnwise.train import checkpoints as checkpoints_module
-from turnwise.train.checkpoints import Checkpoints, State, last_checkpoint, read_state, restore
+from turnwise.train.checkpoints import Checkpoints, State, last_checkpoint, read_state, restore, step_folders
 from turnwise.train.learner import LocalLearner
 
 CONFIG = settings_of("trunk")
@@ -275,3 +275,51 @@ def test_the_state_names_every_file_it_was_written_with(saved: Path) -> None:
     folder = saved / "checkpoints/step_000002"
     recorded = json.loads((folder / "state.json").read_text())
     assert set(recorded["files"]) == {path.name for path in folder.iterdir()} - {"state.json"}
+
+
+@pytest.mark.parametrize("best", [False, True])
+def test_checkpoints_refuse_non_finite_weights_and_keep_the_old_ones(tmp_path: Path, best: bool) -> None:
+    learner, store = trained(1), checkpoints_in(tmp_path)
+    path = store.save(learner, state(1), best=best)
+    before = read_state(path)
+    with torch.no_grad():
+        next(learner.model.parameters()).view(-1)[-1] = float("nan")
+    with pytest.raises(DivergedError, match="not finite at step 2 and are not saved"):
+        store.save(learner, state(2), best=best)
+    assert read_state(path) == before and sorted(each.name for each in store.folder.iterdir()) == [path.name]
+
+
+def test_checkpoints_refuse_a_non_finite_critic(tmp_path: Path) -> None:
+    learner, store = trained(1), checkpoints_in(tmp_path)
+    assert learner.critic is not None
+    with torch.no_grad():
+        next(learner.critic.parameters()).view(-1)[-1] = float("inf")
+    with pytest.raises(DivergedError):
+        store.save(learner, state(1))
+
+
+def test_checkpoints_leave_what_a_user_put_beside_them_alone(tmp_path: Path) -> None:
+    learner, store = trained(1), checkpoints_in(tmp_path, keep_last=1)
+    store.folder.mkdir()
+    files = [store.folder / name for name in ("notes.txt", "step_notes.txt", "step_000009", "step_000001.zip")]
+    for each in files:
+        each.write_text("mine")
+    copy = store.folder / "step_000001_copy"
+    copy.mkdir()
+    (store.folder / "best").write_text("a file where a folder belongs")
+    assert store.newest() is None
+    for step in (1, 2, 3):
+        store.save(learner, state(step))
+        store.save(learner, state(step), best=True)
+    assert store.steps() == [store.folder / "step_000003"] and store.newest() == (store.steps()[0], state(3))
+    assert last_checkpoint(store.folder) == store.steps()[0]
+    assert all(each.read_text() == "mine" for each in files) and copy.is_dir()
+    assert read_state(store.folder / "best").step == 3
+    store.drop_after(store.folder / "step_000002")
+    assert store.steps() == [] and all(each.exists() for each in files)
+
+
+def test_checkpoints_are_ordered_by_step_and_not_by_name(tmp_path: Path) -> None:
+    for name in ("step_1000000", "step_999999"):
+        (tmp_path / name).mkdir()
+    assert [each.name for each in step_folders(tmp_path)] == ["step_999999", "step_1000000"]

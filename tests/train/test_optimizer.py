@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from turnwise.train.optimizer import Optimizer, OptimizerSettings, Schedule
+from turnwise.core.errors import DivergedError
+from turnwise.train.optimizer import Optimizer, OptimizerSettings, Schedule, check_finite
 
 
 def schedule(kind: str, *, total: int = 10, warmup: int = 0, final: float = 0.0) -> Schedule:
@@ -104,6 +105,44 @@ def test_a_non_finite_gradient_changes_nothing(poison: float) -> None:
         set_gradients(its, seed=3)
         each.step(2)
     assert all(torch.equal(a, b) for a, b in zip(given, spared, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "on_host", "muon"),
+    [
+        (torch.float32, False, None),
+        (torch.float32, False, 3e38),
+        (torch.bfloat16, False, None),
+        (torch.float32, True, None),
+    ],
+)
+def test_optimizer_raises_when_a_step_makes_weights_non_finite(
+    dtype: torch.dtype, on_host: bool, muon: float | None
+) -> None:
+    given = [nn.Parameter(each.detach().to(dtype)) for each in parameters()]
+    settings = OptimizerSettings(
+        learning_rate=0.1 if muon else 1e308,
+        betas=(0.9, 0.95),
+        weight_decay=0.01,
+        max_grad_norm=1.0,
+        muon_learning_rate=muon,
+    )
+    own = Optimizer(given, settings, lambda step: 1.0, on_host=on_host)
+    sum(each.float().square().sum() for each in given).backward()  # type: ignore[union-attr]
+    with pytest.raises(DivergedError, match=r"not finite after an optimizer step at learning rate .*e\+3.*: lower"):
+        own.step(0)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_check_finite_finds_one_bad_number_of_many(value: float) -> None:
+    tensors = [torch.full((3, 5), 3e38), torch.zeros(0), torch.arange(4), torch.ones(7, dtype=torch.bfloat16)]
+    check_finite(tensors, "now")
+    check_finite([], "now")
+    for number in (0, 3):
+        bad = [each.clone() for each in tensors]
+        bad[number].view(-1)[-1] = value
+        with pytest.raises(DivergedError, match="the weights are not finite now"):
+            check_finite(bad, "now")
 
 
 def test_its_state_makes_the_same_optimiser_again() -> None:

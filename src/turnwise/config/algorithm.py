@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from turnwise.config.numbers import NonNegative, Positive, Share
+from turnwise.config.numbers import LearningRate, NonNegative, Positive, Share
 from turnwise.config.section import Section
 
 
@@ -159,7 +159,7 @@ class AlgoConfig(Section):
 class CriticConfig(Section):
     kind: Literal["trunk", "head"] = "trunk"
     """"trunk": a model of its own, starting from the policy's weights; "head": a head on the policy's trunk."""
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-5
+    learning_rate: LearningRate = 1e-5
     """Of the critic."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps in which only the critic learns."""

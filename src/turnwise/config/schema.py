@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from turnwise.config.algorithm import AlgoConfig, CriticConfig, RewardConfig
-from turnwise.config.numbers import NonNegative, Positive, Seed, Share
+from turnwise.config.numbers import LearningRate, NonNegative, Positive, Seed, Share
 from turnwise.config.section import Section, is_plain
 
 
@@ -171,11 +171,11 @@ class SelfPlayConfig(Section):
 class TrainConfig(Section):
     steps: Positive = 200
     """Each step: roll out groups x group_size episodes, then update."""
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-6
+    learning_rate: LearningRate = 1e-6
     """Of the policy, at its highest."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """"muon": Muon for the matrices (train.muon_learning_rate), AdamW for embeddings, norms and heads."""
-    muon_learning_rate: Annotated[float, Field(gt=0)] = 0.02
+    muon_learning_rate: LearningRate = 0.02
     """Of the matrices, where Muon trains them: its steps have a size of their own, about a hundredfold AdamW's."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """How the learning rate falls after its warm-up."""
@@ -212,7 +212,7 @@ class SftConfig(Section):
     """How often each is seen."""
     batch: Positive = 32
     """Demonstrations a step."""
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-4
+    learning_rate: LearningRate = 1e-4
     """Of AdamW; it rises for a while and falls to a tenth at the end."""
     think: bool = True
     """solver: a true line about the next actions goes before them."""

@@ -9,6 +9,10 @@ class Outage(UserError):
     """What a run depends on is gone, broken or refuses it, and no setting is wrong: mended, the run can go on."""
 
 
+class DivergedError(UserError):
+    """The weights are no longer finite. Nothing of the step that did it may be saved."""
+
+
 class EnvironmentFailure(Exception):
     """The environment broke. The member is run again; it is never trained on as reward 0."""
 

@@ -1,6 +1,9 @@
 """What must hold before anything starts, where it takes knowing which algorithms and environments exist."""
 
+import os
+import resource
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from turnwise.algos.advantages import ADVANTAGES
@@ -9,7 +12,7 @@ from turnwise.algos.corrections import CORRECTIONS
 from turnwise.algos.filters import FILTERS, SCORES
 from turnwise.algos.losses import LOSSES
 from turnwise.algos.normalisation import NORMALISERS
-from turnwise.config.schema import Config, ModelConfig
+from turnwise.config.schema import Config, ModelConfig, SystemConfig
 from turnwise.core.errors import UserError
 from turnwise.core.names import nearest
 from turnwise.envs.functions import load_function
@@ -29,6 +32,10 @@ from turnwise.rewards.judge.benches import forget_benches
 from turnwise.rewards.judging import make_judges
 from turnwise.rewards.scoring import ENV, FORMAT
 
+MIN_THREADS = 256
+"""As many may be asked for on any machine that lets a user have them."""
+PIDS_MAX = Path("/sys/fs/cgroup/pids.max")
+
 NAMES: dict[str, Iterable[str]] = {
     "advantage": ADVANTAGES,
     "loss": LOSSES,
@@ -47,6 +54,7 @@ def check(config: Config, kind: EnvKind | None = None, given: Iterable[str] = ()
     """
     check_context(config)
     check_model(config.model)
+    check_threads(config.system)
     check_trackers(config.record.trackers)
     for name, options in NAMES.items():
         chosen = getattr(config.algo, name)
@@ -100,6 +108,30 @@ def check_model(model: ModelConfig) -> None:
             f'unknown model "{model.name}":{nearest(model.name, catalogue_names())} '
             "(or give a hub name (owner/name), or a folder or .gguf file that exists)"
         )
+
+
+def check_threads(system: SystemConfig) -> None:
+    if system.threads > (most := most_threads()):
+        raise UserError(
+            f"system.threads {system.threads}: this machine allows at most {most}; 0 takes one per core ({cores()})"
+        )
+
+
+def cores() -> int:
+    return os.cpu_count() or 1
+
+
+def most_threads() -> int:
+    """Return the largest number of threads that a run may ask for.
+
+    More than there are cores: results depend on the number, so a run that is resumed on a smaller machine keeps it.
+    At most half of the processes that the user or the container may have: OpenMP crashes where it cannot start one.
+    """
+    allowed = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    limits = [allowed] if allowed != resource.RLIM_INFINITY else []
+    with suppress(OSError, ValueError):  # no cgroup here, or its limit is "max"
+        limits.append(int(PIDS_MAX.read_text()))
+    return max(1, min([max(MIN_THREADS, 4 * cores()), *(limit // 2 for limit in limits)]))
 
 
 def _without_states(kind: EnvKind) -> bool:

@@ -19,7 +19,7 @@ from turnwise.envs.registry import load
 from turnwise.envs.seeds import FIRST, seed_for
 from turnwise.evaluate.episodes import Wanted, all_tries, play_episodes
 from turnwise.evaluate.run import Evaluation, TaskId, task_id
-from turnwise.recipes.checks import check_model
+from turnwise.recipes.checks import check_model, check_threads
 from turnwise.recipes.contexts import check_context
 from turnwise.recipes.eval_contestants import Contestant, Remote, contestants, split_environment
 from turnwise.recipes.eval_players import DEFAULT_WIRE, Seat, Wire, take_seat
@@ -94,6 +94,7 @@ def _asked(everyone: Sequence[Contestant], seeds: str | None, split: Split, trie
         if each.url is None:
             check_context(each.config)
             check_model(each.config.model)
+            check_threads(each.config.system)
     params = kind.check_params(config.env.params)
     kind.check_world(params)
     chosen, note = _tasks(kind, params, split, seeds, config.eval.episodes)

@@ -18,7 +18,7 @@ from turnwise.record.console import one_line
 from turnwise.record.judge_spending import JudgeSpending
 from turnwise.record.run_folder import RunFolder
 from turnwise.rewards.judge.benches import accounted
-from turnwise.train.checkpoints import Checkpoints, State, restore
+from turnwise.train.checkpoints import Checkpoints, State, restore, step_folders
 from turnwise.train.learner import LocalLearner
 
 
@@ -77,7 +77,7 @@ def failing_well(folder: RunFolder, resume: bool, command: str) -> Iterator[None
     except Exception as error:
         if not resume:
             folder.give_up()
-        kept = folder.checkpoints.is_dir() and any(folder.checkpoints.iterdir())
+        kept = bool(step_folders(folder.checkpoints))
         if isinstance(error, Outage) and kept:
             how = f"what is done is kept, go on with: turnwise {command} --resume {folder.path}"
             raise Outage(f"{error}; {how}") from None

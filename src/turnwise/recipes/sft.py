@@ -13,7 +13,7 @@ from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.models.memory_plan import MemoryPlan
 from turnwise.models.recomputing import recompute_layers
-from turnwise.recipes.checks import check_model
+from turnwise.recipes.checks import check_model, check_threads
 from turnwise.recipes.demos import check_demos, demonstrations, digest_of
 from turnwise.recipes.learning import build_objective
 from turnwise.recipes.memory import memory_plan, unplanned
@@ -90,6 +90,7 @@ def sft(
 
 def check_sft(config: Config, worlds: Worlds, given: Iterable[str] = ()) -> None:
     check_model(config.model)
+    check_threads(config.system)
     check_trackers(config.record.trackers)
     for key in given:
         name = key.replace("-", "_")

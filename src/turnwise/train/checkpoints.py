@@ -23,8 +23,10 @@ from turnwise.models.loading import LoadedModel
 from turnwise.models.saving import write_model
 from turnwise.record.disk import disk_errors
 from turnwise.train.learner import LocalLearner, load_in_place
+from turnwise.train.optimizer import check_finite
 
 BEST = "best"
+STEP_NAME = re.compile(r"step_[0-9]{6,}")
 OWN_FILES = ("learner.safetensors", "state.json")
 """What a checkpoint has beside the plain model."""
 
@@ -81,7 +83,7 @@ class Checkpoints:
 
     def drop_after(self, kept: Path) -> None:
         """Gives up the checkpoints of later steps than this one's."""
-        self._drop({each for each in self.steps() if each.name > kept.name})
+        self._drop({each for each in self.steps() if step_of(each) > step_of(kept)})
 
     def _drop(self, folders: Iterable[Path]) -> None:
         for each in folders:
@@ -91,13 +93,15 @@ class Checkpoints:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         tensors = {name: tensor.contiguous() for name, tensor in learner.state_dict()["tensors"].items()}
+        for each in (list(learner.model.parameters()), list(tensors.values())):
+            check_finite(each, f"at step {state.step} and are not saved")
         with _numbered_errors():
             write_model(learner.model, self.tokenizer, folder)
             save_file(tensors, folder / "learner.safetensors")
         _write_state(folder, state)
 
     def steps(self) -> list[Path]:
-        return sorted(self.folder.glob("step_*"))
+        return step_folders(self.folder)
 
     def regular(self) -> list[Path]:
         return [each for each in self.steps() if (step := step_of(each)) > 0 and step % self.every == 0]
@@ -107,14 +111,19 @@ class Checkpoints:
         return newest(self.folder)
 
 
+def step_folders(folder: Path) -> list[Path]:
+    """Return the checkpoints of steps, in their order. Whatever else a user put beside them is left alone."""
+    found = [each for each in folder.glob("step_*") if STEP_NAME.fullmatch(each.name) and each.is_dir()]
+    return sorted(found, key=step_of)
+
+
 def step_of(folder: Path) -> int:
-    digits = folder.name.removeprefix("step_")
-    return int(digits) if digits.isdecimal() else 0
+    return int(folder.name.removeprefix("step_"))
 
 
 def newest(folder: Path) -> tuple[Path, State] | None:
     damaged = []
-    for each in sorted(folder.glob("step_*"), reverse=True):
+    for each in reversed(step_folders(folder)):
         try:
             return each, read_state(each)
         except UserError as error:
@@ -190,10 +199,18 @@ def _replace(aside: Path, target: Path) -> None:
     """Renames over what may be there; at every moment one of the two is whole."""
     old = target.with_name(f".old-{target.name}")
     if target.exists():
-        shutil.rmtree(old, ignore_errors=True)
+        _remove(old)
         target.rename(old)
     aside.rename(target)
-    shutil.rmtree(old, ignore_errors=True)  # perhaps one that a kill between the two renames left
+    _remove(old)  # perhaps one that a kill between the two renames left
+
+
+def _remove(path: Path) -> None:
+    """Delete a folder, or the file that a user left in its place."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _digest(path: Path) -> str:

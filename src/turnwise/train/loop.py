@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from turnwise.algos.alarms import AlarmSettings
-from turnwise.core.errors import UserError
+from turnwise.core.errors import DivergedError, UserError
 from turnwise.core.task import Task
 from turnwise.core.token_name import TokenName
 from turnwise.engine.native.engine import NativeEngine
@@ -104,6 +104,8 @@ class Loop:
             while state.step < self.settings.steps and not self._out_of_time(began):
                 state = await self._step(state)
                 state = await self._between(state)
+        except DivergedError:  # what would be saved is worth nothing
+            raise
         except (asyncio.CancelledError, UserError):  # Ctrl-C, or something to mend, such as a budget that is spent
             self._save(state)
             raise

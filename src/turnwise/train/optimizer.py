@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from turnwise.core.errors import DivergedError
 from turnwise.models.memory_needs import PIECE
 from turnwise.train.masters import Masters
 from turnwise.train.muon import HostMuon
@@ -86,7 +87,8 @@ class Optimizer:
     def step(self, training_step: int, scale: float = 1.0) -> tuple[float, bool]:
         """(gradient norm before clipping, whether it stepped): a non-finite gradient changes nothing.
 
-        `scale`: of the learning rate, beside its schedule.
+        Raises DivergedError where the weights are not finite after it. `scale`: of the learning rate, beside its
+        schedule.
         """
         gradients = self.masters.gradients()
         total = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
@@ -101,6 +103,7 @@ class Optimizer:
             for _ in self.masters.pieces():
                 for part in self._parts:
                     part.step()
+            check_finite(self.masters.parameters, f"after an optimizer step at learning rate {self._told_rates()}")
         self.masters.drop_gradients()
         return norm, finite
 
@@ -109,6 +112,9 @@ class Optimizer:
         muon = self.settings.muon_learning_rate
         rates = {"learning_rate": self.settings.learning_rate} | ({} if muon is None else {"muon_learning_rate": muon})
         return {name: rate * self.share(training_step) * scale for name, rate in rates.items()}
+
+    def _told_rates(self) -> str:
+        return " and ".join(f"{part.param_groups[0]['lr']:g}" for part in self._parts)
 
     def tensors(self) -> dict[str, Tensor]:
         """The optimisers' state as flat tensors, by part and parameter number."""
@@ -131,6 +137,13 @@ class Optimizer:
             states[int(part)].setdefault(int(number), {})[name] = value
         for optimizer, state in zip(self._parts, states, strict=True):
             optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def check_finite(tensors: Sequence[Tensor], when: str) -> None:
+    """Raise DivergedError if any number is not finite. The host waits once, for the largest of all numbers."""
+    floating = [each.detach() for each in tensors if each.is_floating_point() and each.numel()]
+    if floating and not bool(torch.stack(torch._foreach_norm(floating, math.inf)).isfinite().all()):
+        raise DivergedError(f"the weights are not finite {when}: lower the learning rate")
 
 
 MASTER = "master"

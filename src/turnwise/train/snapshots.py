@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.models.saving import save_model
-from turnwise.train.checkpoints import step_of
+from turnwise.train.checkpoints import step_folders, step_of
 
 
 class Snapshots:
@@ -48,7 +48,7 @@ class Snapshots:
         self._drop(each for each in self._found() if step_of(each) < needed)
 
     def _found(self) -> list[Path]:
-        return sorted(self.folder.glob("step_*"))
+        return step_folders(self.folder)
 
     @staticmethod
     def _drop(folders: Iterable[Path]) -> None:
