@@ -2,6 +2,7 @@
 import asyncio
 import random
 
+import numpy as np
 import pytest
 from pydantic import BaseModel
 
@@ -193,6 +194,47 @@ def test_a_step_that_returns_nonsense_is_a_failure_of_the_environment(episode, v
             return value
 
     with pytest.raises(EnvironmentFailure):
+        episode(make(Broken), ["<answer>1</answer>"])
+
+
+@pytest.mark.parametrize(
+    ("reward", "shown"),
+    [
+        *(("1", "the text '1'"), (1j, "1j"), (None, "None"), ([1], r"\[1\]"), (1e308, r"1e\+308"), (-2e9, "-20000")),
+        *((float("nan"), "nan"), (float("inf"), "inf"), (10**400, "1000"), ([10**5000], "a value of type list")),
+    ],
+    ids=lambda given: type(given).__name__,
+)
+def test_runner_reports_a_reward_that_cannot_be_trained_on(episode, reward, shown):
+    class Broken(GuessNumber):
+        def step(self, action):
+            return won(reward=reward)
+
+    with pytest.raises(EnvironmentFailure, match=rf"^Broken.step gave the reward {shown}.*between -1e\+09 and 1e\+09$"):
+        episode(make(Broken), ["<answer>1</answer>"])
+
+
+@pytest.mark.parametrize("reward", [True, 1, np.float32(1), np.array(1), 10**9])
+def test_runner_takes_every_real_number_as_a_reward(episode, reward):
+    class Odd(GuessNumber):
+        def step(self, action):
+            return won(reward=reward)
+
+    _, (result,) = episode(make(Odd), ["<answer>1</answer>"])
+    assert type(result.reward) is float and result.reward == float(reward)
+
+
+@pytest.mark.parametrize("picture", ["P _ G", [["P"]], {"rows": []}, 0])
+@pytest.mark.parametrize("turn", [0, 1])
+def test_runner_reports_a_drawing_that_is_no_picture(episode, picture, turn):
+    class Broken(GuessNumber):
+        drawn = -1
+
+        def draw(self):
+            self.drawn += 1
+            return picture if self.drawn == turn else None
+
+    with pytest.raises(EnvironmentFailure, match=r"^Broken.draw returned .*: return a turnwise Picture, or None$"):
         episode(make(Broken), ["<answer>1</answer>"])
 
 

@@ -207,3 +207,24 @@ def test_an_environment_that_fails_at_random_play_is_told_in_one_line() -> None:
     kind = kind_of(Broken)
     with pytest.raises(UserError, match=r"while tiny was warmed up on it: Broken, reset: KeyError"):
         warm_up(load_model("tiny"), [(kind, kind.check_params({}))], steps=1, seed=0, show=lambda *_: None)
+
+
+@pytest.mark.parametrize(("reward", "picture"), [("1", None), (1j, None), (1e308, None), (1.0, "P _ G")])
+def test_warm_up_reports_a_bad_reward_or_drawing_in_one_line(reward: Any, picture: Any) -> None:
+    class Broken(TextEnv):
+        """Returns nonsense."""
+
+        action_names = ("go",)
+
+        def reset(self, rng: random.Random) -> str:
+            return "start"
+
+        def step(self, action: str) -> Outcome:
+            return goes_on("on", reward=reward)
+
+        def draw(self) -> Any:
+            return picture
+
+    kind = kind_of(Broken)
+    with pytest.raises(UserError, match=r"was warmed up on it: Broken\.(step gave|draw returned) .*: return"):
+        warm_up(load_tiny("tiny"), [(kind, kind.check_params({}))], steps=1, seed=0, show=lambda *_: None)

@@ -1,22 +1,24 @@
 """Runs a `TextEnv` as the core's `Env`: reads answers, runs actions one by one, keeps the limits."""
 
-import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
-from turnwise.core.messages import Message, system, user
+from turnwise.core.messages import Message, Picture, system, user
 from turnwise.core.protocols import Observation, StepResult
 from turnwise.envs.answers import Answer, match_name, read_answer
 from turnwise.envs.prompt import system_prompt
 from turnwise.envs.seeds import split_of_state
 from turnwise.envs.text_env import Outcome, TextEnv
+from turnwise.rewards.calling import number, shown
 
 TRIES = 1000
 """Start states that are drawn before a world counts as too small."""
+MAX_REWARD = 1e9
+"""Larger ones would overflow where returns are summed and squared in float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +56,9 @@ class TextEnvRunner:
             raise RuntimeError("an environment is single use: make another one")
         with self._attributed("reset"):
             self._observation = self._reset()
-        with self._attributed("its prompt or picture"):
+        with self._attributed("its prompt"):
             messages = (system(system_prompt(self.env)), user(self._observation))
-            return Observation(messages=messages, picture=self.env.draw())
+        return Observation(messages=messages, picture=self._draw())
 
     def _reset(self) -> str:
         """A start state of the task's split, where states have one."""
@@ -77,8 +79,7 @@ class TextEnvRunner:
         self._actions += len(ran.actions)
         truncated = not ran.over and bool(self._limit_reached())
         self._over = ran.over or truncated
-        with self._attributed("draw"):
-            picture = self.env.draw()
+        picture = self._draw()
         return StepResult(
             messages=(user(self._reply(ran)),),
             reward=ran.reward,
@@ -131,9 +132,22 @@ class TextEnvRunner:
                 f"{type(self.env).__name__}.step returned {type(outcome).__name__}: return won, lost or goes_on"
             )
         _text(outcome.text, "step")
-        if not math.isfinite(outcome.reward):
-            raise EnvironmentFailure(f"{type(self.env).__name__}.step gave the reward {outcome.reward}")
-        return outcome
+        reward = number(outcome.reward)
+        if not abs(reward) <= MAX_REWARD:  # NaN is not
+            raise EnvironmentFailure(
+                f"{type(self.env).__name__}.step gave the reward {shown(outcome.reward)}: "
+                f"return a number between -{MAX_REWARD:g} and {MAX_REWARD:g}"
+            )
+        return outcome if type(outcome.reward) is float else replace(outcome, reward=reward)
+
+    def _draw(self) -> Picture | None:
+        with self._attributed("draw"):
+            picture = self.env.draw()
+        if picture is not None and not isinstance(picture, Picture):
+            raise EnvironmentFailure(
+                f"{type(self.env).__name__}.draw returned {shown(picture)}: return a turnwise Picture, or None"
+            )
+        return picture
 
     def _limit_reached(self) -> str:
         """Which of the limits that the prompt states was reached; empty if none."""

@@ -84,8 +84,7 @@ class ToolEnvRunner(TextEnvRunner):
         if not self._over and (len(run) < len(calls.calls) or left <= len(run)):
             messages.append(user(NONE_LEFT))
         called = [{"name": call.name, "failed": result.failed} for call, result in zip(run, results, strict=True)]
-        with self._attributed("draw"):
-            picture = self.env.draw()
+        picture = self._draw()
         return StepResult(
             messages=tuple(messages),
             reward=sum(result.reward for result in results),

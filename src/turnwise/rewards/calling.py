@@ -66,8 +66,15 @@ def number(value: Any) -> float:
 
 def no_number(given: Any, function: Callable[..., Any], told: str, mend: str) -> Outage:
     """What is said of one that gave this."""
-    shown = repr(given)
-    shown = shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}..."
-    what = f"the text {shown}" if isinstance(given, str) else shown
     why = ", as where a path of it returns nothing" if given is None else ""
-    return Outage(f"{told} gave {what} ({place_of(function)}){why}: {mend}")
+    return Outage(f"{told} gave {shown(given)} ({place_of(function)}){why}: {mend}")
+
+
+def shown(given: Any) -> str:
+    """Return what a user's function gave, short enough for an error."""
+    try:
+        text = repr(given)
+    except Exception:  # whatever its __repr__ does; an int of 5000 digits has none
+        return f"a value of type {type(given).__name__}"
+    text = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+    return f"the text {text}" if isinstance(given, str) else text
