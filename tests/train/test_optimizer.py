@@ -128,9 +128,10 @@ def test_optimizer_raises_when_a_step_makes_weights_non_finite(
         muon_learning_rate=muon,
     )
     own = Optimizer(given, settings, lambda step: 1.0, on_host=on_host)
-    sum(each.float().square().sum() for each in given).backward()  # type: ignore[union-attr]
     with pytest.raises(DivergedError, match=r"not finite after an optimizer step at learning rate .*e\+3.*: lower"):
-        own.step(0)
+        for step in range(9):
+            torch.stack([each.float().sum() for each in given]).sum().backward()
+            own.step(step)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
