@@ -1,5 +1,6 @@
 """Whole lines of a file that grows while it is read."""
 
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,27 +39,38 @@ class LineFollower:
         self.restart()
 
     def restart(self) -> None:
-        self._offset = self._number = self.too_long = 0
+        self.offset = self._number = self.too_long = 0
         self._tail = b""
         self._skipping = False
+        self.caught_up = False
+        """Whether the last reading came to the end of the file."""
 
     @property
     def began(self) -> bool:
         """Whether anything was read."""
-        return self._offset > 0
+        return self.offset > 0
 
     def replaced(self, file: BinaryIO) -> bool:
         """Whether the file is no longer the one that was read: cut back, or written anew. A copy of it is the same."""
-        if os.fstat(file.fileno()).st_size < self._offset:
+        if os.fstat(file.fileno()).st_size < self.offset:
             return True
-        file.seek(self._offset - len(self._tail))
+        file.seek(self.offset - len(self._tail))
         return file.read(len(self._tail)) != self._tail
 
-    def blocks(self, file: BinaryIO) -> Iterator[Block]:
-        """What is new, in pieces, so that a long file never stands in memory."""
-        file.seek(self._offset)
-        kept = b""
-        while chunk := file.read(CHUNK):
+    def blocks(self, file: BinaryIO, limit: int | None = None) -> Iterator[Block]:
+        """What is new, in pieces, so that a long file never stands in memory.
+
+        `limit`: bytes after which no further piece is read; `caught_up` then says whether that was all.
+        """
+        file.seek(self.offset)
+        kept, left = b"", math.inf if limit is None else limit
+        self.caught_up = False
+        while left > 0:
+            chunk = file.read(CHUNK)
+            if not chunk:
+                self.caught_up = True
+                return
+            left -= len(chunk)
             data = kept + chunk
             whole = data.rfind(b"\n") + 1
             if whole:
@@ -71,18 +83,18 @@ class LineFollower:
         """All lines of `data`, which ends with a newline; too long ones part it into several blocks."""
         blocks: list[Block] = []
         lines: list[bytes] = []
-        start, number = self._offset, self._number
+        start, number = self.offset, self._number
         for line in data[:-1].split(b"\n"):
             fits = len(line) <= self._max_line and not self._skipping
             self._skipping = False
-            self._offset += len(line) + 1
+            self.offset += len(line) + 1
             self._number += 1
             if fits:
                 lines.append(line)
                 continue
             self.too_long += 1
             blocks.append(Block(offset=start, number=number, lines=lines))
-            lines, start, number = [], self._offset, self._number
+            lines, start, number = [], self.offset, self._number
         self._tail = (self._tail + data)[-TAIL:]
         blocks.append(Block(offset=start, number=number, lines=lines))
         return [block for block in blocks if block.lines]
@@ -92,6 +104,6 @@ class LineFollower:
         if len(data) <= self._max_line and not self._skipping:
             return data
         self._skipping = True
-        self._offset += len(data)
+        self.offset += len(data)
         self._tail = (self._tail + data)[-TAIL:]
         return b""

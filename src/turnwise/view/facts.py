@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from turnwise.view.progress import finite
 from turnwise.view.settings import dig
 
 
@@ -52,6 +53,23 @@ def evaluation_facts(plan: Mapping[str, Any], summary: Mapping[str, Any]) -> dic
         "tokens": round(sum(tokens)) if tokens else None,
         "models": [text_or_none(each.get("label")) for each in models],
     }
+
+
+def progress_facts(summary: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a finished run's metrics add up to, from its summary; None where that does not say all of it."""
+    interval = summary.get("interval")
+    low, high = interval if isinstance(interval, list) and len(interval) == 2 else (None, None)
+    found = {
+        "step": summary.get("steps"),
+        "success": summary.get("success_after"),
+        "success_low": low,
+        "success_high": high,
+        "wall_s": summary.get("wall_s"),
+        "tokens": summary.get("tokens", summary.get("answer_tokens")),
+    }
+    if any(finite(value) is None for value in found.values()) or not isinstance(found["step"], int):
+        return None
+    return {**found, "broken": 0, "imitates": "answer_tokens" in summary}
 
 
 def counted(model: Mapping[str, Any]) -> bool:

@@ -1,10 +1,13 @@
 """How far a run is and what came of it, from its metrics: a handful of numbers, whatever the length of the run."""
 
 import math
+import os
 from collections.abc import Mapping
 from typing import Any
 
-from turnwise.view.rows import RowReader
+from turnwise.view.lines import read_row
+from turnwise.view.root import NotThere
+from turnwise.view.rows import METRICS, RowReader
 
 MISSING = -1.0
 OUTSIDE = ("before", "after")
@@ -12,8 +15,30 @@ OUTSIDE = ("before", "after")
 INTERVAL = ("eval/success", "eval/success_low", "eval/success_high")
 
 
+TAIL = 16 << 10
+"""Bytes at the end of a file that say how far a run is, before the file is read."""
+
+
 class Progress(RowReader):
     """Takes each row of `metrics.jsonl` once."""
+
+    def read_tail(self) -> None:
+        """Take the last rows alone, for the step and the success. Time and tokens, sums over all rows, stay unknown."""
+        self._start_again()
+        try:
+            with self._root.open(self._folder, METRICS) as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - TAIL))
+                lines = file.read(TAIL).split(b"\n")
+        except NotThere:
+            return
+        for line in lines[1 if size > TAIL else 0 : -1]:
+            self._add(read_row(line))
+        self.wall_s = self.tokens = None
+
+    @property
+    def caught_up(self) -> bool:
+        return self._follower.caught_up
 
     def _forget(self) -> None:
         self.step: int | None = None

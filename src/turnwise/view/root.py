@@ -30,23 +30,23 @@ class Root:
         if not folder.is_dir():
             raise UserError(f"there is no folder {folder}: train first, or give the folder of your runs")
         folder = folder.resolve()
-        self._single = is_run(folder)
+        self._single = is_run(str(folder))
         self._base = folder.parent if self._single else folder
         self._within = folder
         self.name = folder.name or str(folder)
 
-    def run_ids(self) -> list[str]:
-        """Every run and evaluation, in the order of their names. Links to folders are not followed."""
-        found = [self._within] if self._single else walk(self._within)
-        ids = [path.relative_to(self._base).as_posix() for path in found]
-        return sorted(each for each in ids if is_unicode(each))
+    def runs(self) -> list[tuple[str, str]]:
+        """The id and folder of every run and evaluation, in the order of ids. Links to folders are not followed."""
+        found = [str(self._within)] if self._single else walk(str(self._within))
+        start = len(str(self._base).rstrip("/")) + 1
+        return sorted((path[start:], path) for path in found if is_unicode(path[start:]))
 
     def run(self, run_id: str) -> Path:
         """The folder of a run."""
         pure = PurePosixPath(run_id)
         refused = not run_id or "\0" in run_id or "\\" in run_id or pure.is_absolute() or ".." in pure.parts
         path = None if refused else self._resolved(self._base / run_id)
-        if path is None or not is_run(path):
+        if path is None or not is_run(str(path)):
             raise NotThere(f"there is no run {run_id!r} here: reload the list of runs")
         return path
 
@@ -66,6 +66,17 @@ class Root:
             raise NotThere(f"{shown} is no plain file: look what it is")
         return os.fdopen(handle, "rb")
 
+    def stat(self, folder: Path, name: str) -> os.stat_result | None:
+        """What is known of a run's file, or of what it links to; None where it does not exist or leads outside."""
+        try:
+            found = os.lstat(f"{folder}/{name}")
+        except OSError:
+            return None
+        if not stat.S_ISLNK(found.st_mode):
+            return found
+        path = self._resolved(folder / name)
+        return None if path is None else path.stat()
+
     def read(self, folder: Path, *parts: str, limit: int) -> bytes:
         """A small file of a run, whole."""
         with self.open(folder, *parts) as file:
@@ -83,9 +94,15 @@ class Root:
         return found if found.is_relative_to(self._within) else None
 
 
-def is_run(folder: Path) -> bool:
+def is_run(folder: str) -> bool:
+    return is_file(f"{folder}/{CONFIG}") or is_file(f"{folder}/{PLAN}")
+
+
+def is_file(path: str) -> bool:
+    """As `Path.is_file`, in a third of the time where there is no link."""
     try:
-        return any((folder / name).is_file() for name in (CONFIG, PLAN))
+        mode = os.lstat(path).st_mode
+        return stat.S_ISREG(mode) or (stat.S_ISLNK(mode) and Path(path).is_file())
     except (OSError, ValueError):
         return False
 
@@ -99,7 +116,7 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-def walk(folder: Path) -> Iterator[Path]:
+def walk(folder: str) -> Iterator[str]:
     """The runs below a folder; what is within a run is not looked at."""
     waiting, looked = [(folder, 0)], 0
     while waiting and looked < MAX_FOLDERS:
@@ -112,9 +129,9 @@ def walk(folder: Path) -> Iterator[Path]:
                 waiting.append((path, depth + 1))
 
 
-def subfolders(folder: Path) -> list[Path]:
+def subfolders(folder: str) -> list[str]:
     try:
         with os.scandir(folder) as entries:
-            return [Path(each.path) for each in entries if each.is_dir(follow_symlinks=False) and each.name[0] != "."]
+            return [each.path for each in entries if each.is_dir(follow_symlinks=False) and each.name[0] != "."]
     except OSError:  # deleted or closed to us since it was seen
         return []

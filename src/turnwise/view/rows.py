@@ -26,18 +26,22 @@ class RowReader(ABC):
     def _add(self, row: Mapping[str, Any] | None) -> None:
         """None: a line that could not be read."""
 
-    def refresh(self) -> None:
-        """Not for two threads at once."""
+    def refresh(self, limit: int | None = None) -> int:
+        """Read what is new, or about `limit` bytes of it, and return how much that was. Not for two threads at once."""
         try:
             with self._root.open(self._folder, METRICS) as file:
                 if self._follower.replaced(file):
                     self._start_again()
-                for block in self._follower.blocks(file):
+                before = self._follower.offset
+                for block in self._follower.blocks(file, limit):
                     for line in block.lines:
                         self._add(read_row(line))
+                return self._follower.offset - before
         except NotThere:
             if self._follower.began:
                 self._start_again()
+            self._follower.caught_up = True  # there is nothing to read
+            return 0
 
     def _start_again(self) -> None:
         self._follower.restart()

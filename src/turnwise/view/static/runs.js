@@ -138,7 +138,7 @@ class RunsView {
   async load() {
     const { root, runs } = await get("runs", {}, this.signal);
     this.runs = runs;
-    return { root, running: runs.some((run) => run.status === "running") };
+    return { root, running: runs.some((run) => run.status === "running" || run.partial) };
   }
 
   set(change) {

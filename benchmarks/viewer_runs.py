@@ -1,0 +1,102 @@
+"""The viewer's list of many runs: the first time, again, while runs grow, and for several who ask at once.
+
+    python benchmarks/viewer_runs.py [--runs 1000] [--steps 200] [--folder FOLDER]
+
+Run folders are made up: half of the runs are finished, the others were stopped. The server runs as a process of its own
+and is asked over HTTP; "CPU" is the server's own time, which a busy machine changes less than the clock.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from viewer import Server, encode, metrics_row
+
+from turnwise.config.load import build, to_toml
+
+FIRST_S, AGAIN_S = 1.0, 0.2
+REPEATS, AT_ONCE, GROWN = 9, 8, 10
+
+
+def make_runs(folder: Path, *, runs: int, steps: int) -> None:
+    rng = random.Random(0)
+    config = to_toml(build({}, [("train.steps", steps), ("algo.preset", "starpo_s")]))
+    rows = [encode(metrics_row(rng, step, 60)) for step in range(1, steps + 1)]
+    for number in track(range(runs), "making the runs", transient=True):
+        path = folder / f"run-{number:04d}"
+        (path / "trajectories").mkdir(parents=True)
+        (path / "config.toml").write_text(config)
+        (path / ".lock").write_text("1")
+        finished = number % 2 == 0
+        (path / "metrics.jsonl").write_bytes(b"".join(rows if finished else rows[: steps // 2]))
+        if finished:
+            (path / "summary.json").write_text(json.dumps(summary(steps)))
+
+
+def summary(steps: int) -> dict[str, object]:
+    success = {"success_before": 0.2, "success_after": 0.9, "interval": [0.85, 0.94]}
+    return {**success, "wall_s": 2.5 * steps, "steps": steps, "episodes": 64 * steps, "tokens": 160 * steps, "seed": 0}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--folder", type=Path, help="where the runs are made, or were made before")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = given.folder or Path(temporary)
+        if not (folder / "run-0000").exists():
+            make_runs(folder, runs=given.runs, steps=given.steps)
+        report(folder)
+
+
+def report(folder: Path) -> None:
+    console, server = Console(), Server(folder)
+    try:
+        table = Table("asked", "seconds", "CPU s", "allowed s", title="list of runs")
+
+        def add(label: str, seconds: float, cpu_s: float, allowed: float | None) -> None:
+            table.add_row(label, f"{seconds:.3f}", f"{cpu_s:.3f}", "" if allowed is None else f"{allowed}")
+
+        began = server.cpu_s()
+        first, answer = server.ask("runs")
+        add(f"the first, of {len(answer['runs'])} runs", first, server.cpu_s() - began, FIRST_S)
+        add("again", *measure(server, REPEATS), AGAIN_S)
+        began, lists = time.perf_counter(), 0
+        while any(run.get("partial") for run in server.ask("runs")[1]["runs"]):
+            lists += 1
+        console.print(f"all metrics were read after {lists} further lists, {time.perf_counter() - began:.1f} s")
+        add("again, all metrics read", *measure(server, REPEATS), AGAIN_S)
+        for number in range(1, 2 * GROWN, 2):
+            with (folder / f"run-{number:04d}/metrics.jsonl").open("ab") as file:
+                file.write(encode(metrics_row(random.Random(number), 1000 + number, 60)))
+        add(f"after {GROWN} runs grew", *measure(server, 1), AGAIN_S)
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            before = server.cpu_s()
+            times = list(pool.map(lambda _: server.ask("runs")[0], range(AT_ONCE)))
+            add(f"the slowest of {AT_ONCE} at once", max(times), (server.cpu_s() - before) / AT_ONCE, None)
+        console.print(table)
+        console.print(f"on {os.cpu_count()} cores")
+    finally:
+        server.close()
+
+
+def measure(server: Server, repeats: int) -> tuple[float, float]:
+    """The median of the seconds, and the mean of the server's CPU time."""
+    before = server.cpu_s()
+    seconds = statistics.median(server.ask("runs")[0] for _ in range(repeats))
+    return seconds, (server.cpu_s() - before) / repeats
+
+
+if __name__ == "__main__":
+    main()
