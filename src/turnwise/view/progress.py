@@ -22,20 +22,6 @@ TAIL = 16 << 10
 class Progress(RowReader):
     """Takes each row of `metrics.jsonl` once."""
 
-    def read_tail(self) -> None:
-        """Take the last rows alone, for the step and the success. Time and tokens, sums over all rows, stay unknown."""
-        self._start_again()
-        try:
-            with self._root.open(self._folder, METRICS) as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(0, size - TAIL))
-                lines = file.read(TAIL).split(b"\n")
-        except NotThere:
-            return
-        for line in lines[1 if size > TAIL else 0 : -1]:
-            self._add(read_row(line))
-        self.wall_s = self.tokens = None
-
     @property
     def caught_up(self) -> bool:
         return self._follower.caught_up
@@ -69,6 +55,20 @@ class Progress(RowReader):
         if INTERVAL[0] in row:
             self._evaluated = tuple(finite(row.get(name)) for name in INTERVAL)
         self._rollout = finite(row.get("rollout/success", self._rollout))
+
+    def read_tail(self) -> None:
+        """Take the last rows alone, for the step and the success. Time and tokens, sums over all rows, stay unknown."""
+        self._start_again()
+        try:
+            with self._root.open(self._folder, METRICS) as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - TAIL))
+                lines = file.read(TAIL).split(b"\n")
+        except NotThere:
+            return
+        for line in lines[1 if size > TAIL else 0 : -1]:
+            self._add(read_row(line))
+        self.wall_s = self.tokens = None
 
     def success(self) -> dict[str, float | None]:
         """Of the last evaluation, with its interval; before there is one, of the last step's episodes."""

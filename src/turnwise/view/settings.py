@@ -8,18 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.core.errors import UserError
+from turnwise.view.lines import parse
 from turnwise.view.root import CONFIG, PLAN, NotThere, Root
 
 MAX_TOML = 4 << 20
-MAIN = {
-    *((b"env", b"kind"), (b"model", b"name"), (b"algo", b"preset"), (b"algo", b"advantage")),
-    *((b"train", b"steps"), (b"sft", b"demos")),
-}
+MAIN = {"env": {"kind"}, "model": {"name"}, "algo": {"preset", "advantage"}, "train": {"steps"}, "sft": {"demos"}}
 """Tables and keys of the settings that the list of runs shows."""
-LINES = re.compile(rb"^(?:\[(?P<table>[^]\n]*)\]|(?P<key>kind|name|preset|advantage|steps|demos) = .*)$", re.M)
-PLAIN = re.compile(rb"^\[env\.mix\]\n\s*^\[", re.M)
-"""The table of mixed environments, empty."""
-MULTILINE = re.compile(rb"\'{3}|\"{3}")
+LINES = re.compile(
+    rb"^(?:\[(?P<table>[^]\n]*)\]|(?P<key>kind|name|preset|advantage|steps|demos) = (?P<value>.*))$", re.MULTILINE
+)
 NONE = "none"
 """How a setting that holds nothing is spelled in TOML."""
 
@@ -35,18 +32,25 @@ def read_toml(root: Root, folder: Path, *parts: str) -> dict[str, Any]:
 def read_main_settings(root: Root, folder: Path) -> dict[str, Any]:
     """The settings of a run that its row in the list shows: parsing all of `config.toml` takes ten times as long.
 
-    Only their lines are parsed, where the file has each of them once as runs write it; else all of it is.
+    Only their lines are looked at, where the file has each of them as runs write it, a JSON value; else all of it is
+    parsed.
     """
     data = root.read(folder, CONFIG, limit=MAX_TOML)
-    table, lines = b"", dict[tuple[bytes, bytes], bytes]()
-    for found in LINES.finditer(data):
-        table = found["table"] or table
-        if found["key"] is not None and (table, found["key"]) in MAIN:
-            lines[table, found["key"]] = found[0]
-    if lines.keys() == MAIN and PLAIN.search(data) and not MULTILINE.search(data):
-        with suppress(ValueError):  # such as a list over several lines
-            return tomllib.loads("\n".join(f"{key[0].decode()}.{line.decode()}" for key, line in lines.items()))
+    table, found = "", dict[str, dict[str, Any]]()
+    with suppress(ValueError):  # a value over several lines, or one that is no JSON
+        for line in LINES.finditer(data):
+            table = table if line["table"] is None else line["table"].decode()
+            if line["key"] is not None and (key := line["key"].decode()) in MAIN.get(table, ()):
+                found.setdefault(table, {})[key] = parse(line["value"])
+        if {name: found[name].keys() for name in found} == MAIN and _is_plain(data):
+            return found
     return read_toml(root, folder, CONFIG)
+
+
+def _is_plain(data: bytes) -> bool:
+    """Whether no line is part of a longer text, and no environments are mixed."""
+    _, mix, after = data.partition(b"\n[env.mix]\n")
+    return bool(mix) and after.lstrip().startswith(b"[") and b'"' * 3 not in data and b"'" * 3 not in data
 
 
 def is_evaluation(folder: Path) -> bool:
