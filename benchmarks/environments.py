@@ -146,6 +146,10 @@ class TimedSession:
     session: Session
     clock: Clock
 
+    @property
+    def sampling_s(self) -> float:
+        return self.session.sampling_s
+
     async def generate(self, ids: Sequence[int], sampling: Sampling, restart: bool = False) -> Completion:
         return await self.clock.timed(self.session.generate(ids, sampling, restart))
 

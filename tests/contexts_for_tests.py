@@ -126,6 +126,10 @@ class Witness:
     _held: list[int] = field(default_factory=list)
     _numbers: Any = field(default_factory=count)
 
+    @property
+    def sampling_s(self) -> float:
+        return self.session.sampling_s
+
     async def generate(self, ids: Sequence[int], sampling: Sampling, restart: bool = False) -> Completion:
         completion = await self.session.generate(ids, sampling, restart)
         self._held = [*([] if restart else self._held), *ids]

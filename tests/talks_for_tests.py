@@ -27,14 +27,12 @@ def text_of(ids: list[int]) -> str:
     return "".join(chr(ord("A") + token) for token in ids)
 
 
-def make_engine(
-    family: str = "llama", *, slots: int = 8, deterministic: bool = True, paged: bool = False, **settings: Any
-) -> NativeEngine:
+def make_engine(family: str = "llama", *, slots: int = 8, paged: bool = False, **settings: Any) -> NativeEngine:
     """`settings`: of the paged runner."""
     model = random_model(family, ATTENTION)
     common = {"slots": slots, "stop_ids": [STOP_ID], "decode": text_of}
     runner = build_paged_runner(model, **common, **{"longest": 320} | settings) if paged else None
-    return NativeEngine(model, **common, deterministic=deterministic, runner=runner)
+    return NativeEngine(model, **common, runner=runner)
 
 
 def prompt(seed: int, length: int) -> list[int]:

@@ -1,4 +1,5 @@
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -7,6 +8,8 @@ from models_for_tests import FAMILIES, VOCABULARY
 from talks_for_tests import STOP_ID, full_forward_logprobs, key, make_engine, prompt, run_talks, talk, text_of
 from turnwise.core.protocols import Completion, Sampling
 from turnwise.core.trajectory import Stop
+from turnwise.engine.native.engine import NativeEngine
+from turnwise.engine.native.requests import Request
 
 
 @pytest.fixture(params=["compiled", "torch"])
@@ -160,29 +163,104 @@ def test_a_session_that_asks_after_a_failed_pass_is_told_of_the_next() -> None:
     assert len(asyncio.run(asyncio.wait_for(ask(), 10)).ids) == 4
 
 
-def test_slow_company_holds_up_only_the_deterministic_engine() -> None:
-    """One session thinks for long between its turns; the other goes on meanwhile unless equal bits are asked for."""
+def count_asking(engine: NativeEngine) -> list[int]:
+    """Sessions that each pass moves on, filled as they run."""
+    found: list[int] = []
+    run_pass = engine._runner.run_pass
 
-    async def scenario(deterministic: bool) -> bool:
-        engine = make_engine(deterministic=deterministic)
-        slow_is_back = False
+    def counted(arrived: list[Request]) -> list[Request]:
+        found.append(len(engine._answers))
+        return run_pass(arrived)
 
-        async def slow() -> None:
-            nonlocal slow_is_back
+    engine._runner.run_pass = counted  # type: ignore[method-assign]
+    return found
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_engine_batches_every_session_that_never_suspends(paged: bool) -> None:
+    """Equal runs batch equally: whoever is answered asks again before the next pass, in whatever order they end."""
+    engine = make_engine(slots=4, paged=paged)
+    asking = count_asking(engine)
+    talks = [(key(seed), [prompt(seed, 5)] * turns) for seed, turns in enumerate((3, 3, 2, 4))]
+    run_talks(engine, talks, Sampling(max_tokens=1))
+    assert asking == [4, 4, 3, 1]
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_engine_holds_nobody_up_for_a_session_that_waits(paged: bool) -> None:
+    """One session waits for something that comes only when the other is through with all of its turns."""
+
+    async def scenario() -> None:
+        engine = make_engine(paged=paged)
+        others_are_through = asyncio.Event()
+
+        async def waits() -> None:
             async with engine.open(key(1)) as session:
                 await session.generate(prompt(1, 5), Sampling(max_tokens=2))
-                await asyncio.sleep(0.3)
-                slow_is_back = True
+                await others_are_through.wait()
                 await session.generate(prompt(2, 5), Sampling(max_tokens=2))
 
-        async def fast() -> bool:
+        async def goes_on() -> None:
             await talk(engine, key(2), [prompt(n, 3) for n in range(4)], Sampling(max_tokens=4))
-            return slow_is_back
+            others_are_through.set()
 
-        return (await asyncio.gather(slow(), fast()))[1]
+        async with asyncio.timeout(60):
+            await asyncio.gather(waits(), goes_on())
 
-    assert asyncio.run(scenario(deterministic=True))
-    assert not asyncio.run(scenario(deterministic=False))
+    asyncio.run(scenario())
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The engine's clock: it stands still unless a test moves it."""
+    found = [0.0]
+    monkeypatch.setattr("turnwise.engine.native.engine.time", SimpleNamespace(perf_counter=lambda: found[0]))
+    return found
+
+
+def take_a_second_per_pass(engine: NativeEngine, now: list[float]) -> None:
+    run_pass = engine._runner.run_pass
+
+    def slow(arrived: list[Request]) -> list[Request]:
+        now[0] += 1
+        return run_pass(arrived)
+
+    engine._runner.run_pass = slow  # type: ignore[method-assign]
+
+
+def test_session_counts_only_passes_that_it_takes_part_in(now: list[float]) -> None:
+    """An hour passes between any two turns, as where somebody's environment blocks."""
+    engine = make_engine(slots=2)
+    take_a_second_per_pass(engine, now)
+
+    async def spend(seed: int, turns: int) -> float:
+        async with engine.open(key(seed)) as session:
+            for _ in range(turns):
+                await session.generate(prompt(seed, 5), Sampling(max_tokens=1))
+                now[0] += 3600
+            return session.sampling_s
+
+    async def scenario() -> list[float]:
+        return await asyncio.gather(spend(1, 2), spend(2, 5))
+
+    assert asyncio.run(scenario()) == [2.0, 5.0]
+
+
+def test_session_that_waits_for_pages_spends_no_time_on_it(now: list[float]) -> None:
+    """There is memory for one session of two: the passes of the first are not the second's."""
+    engine = make_engine(slots=2, paged=True, pages=4, steps=1)
+    take_a_second_per_pass(engine, now)
+
+    async def spend(seed: int) -> float:
+        async with engine.open(key(seed)) as session:
+            await session.generate(prompt(seed, 100), Sampling(max_tokens=9))
+            return session.sampling_s
+
+    async def scenario() -> list[float]:
+        return await asyncio.gather(spend(1), spend(2))
+
+    first, second = asyncio.run(scenario())
+    assert first > 1 and second > 1 and first + second == now[0]
 
 
 def test_a_group_whose_prompt_fills_the_cache_to_its_brim_shares_it() -> None:

@@ -84,7 +84,7 @@ def test_contexts_longer_than_a_pass_enter_the_cache_in_pieces() -> None:
 def test_sessions_that_memory_is_short_of_are_dropped_and_brought_back() -> None:
     """Nine pages for eight sessions of three: what one has cached goes while another talks."""
     talks = [(key(seed), [prompt(seed, 100), prompt(seed + 9, 30), prompt(seed + 20, 7)]) for seed in range(8)]
-    engine = make_engine(paged=True, pages=10, deterministic=False)
+    engine = make_engine(paged=True, pages=10)
     said = run_talks(engine, talks, Sampling(max_tokens=9))
     check_against_full_forward("llama", talks, said)
     assert engine.counts["evicted_tokens"] > 0

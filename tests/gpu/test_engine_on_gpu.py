@@ -90,7 +90,6 @@ def test_new_weights_need_no_new_capture_and_are_felt_at_once() -> None:
 def test_short_memory_evicts_and_loses_nothing() -> None:
     model = random_model("llama", ATTENTION).cuda()
     engine = engine_on_gpu(model, slots=18, pages=14)
-    engine._deterministic = False
     said = run_talks(engine, TALKS, Sampling(max_tokens=7))
     assert engine.counts["evicted_tokens"] > 0
     for (_, contexts), completions in zip(TALKS, said, strict=True):

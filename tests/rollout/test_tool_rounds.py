@@ -76,6 +76,10 @@ class Witness:
     said: list[list[int]] = field(default_factory=list)
     count: int = 0
 
+    @property
+    def sampling_s(self) -> float:
+        return self.session.sampling_s
+
     async def generate(self, ids: Sequence[int], sampling: Sampling, restart: bool = False) -> Completion:
         assert restart == (not self.given)
         completion = await self.session.generate(ids, sampling, restart)

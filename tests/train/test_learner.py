@@ -25,7 +25,7 @@ from turnwise.train.learner import LocalLearner, load_in_place
 
 
 def engine_of(learner: LocalLearner) -> NativeEngine:
-    return NativeEngine(learner.model, slots=4, stop_ids=[1], decode=str, deterministic=True)
+    return NativeEngine(learner.model, slots=4, stop_ids=[1], decode=str)
 
 
 def sampled(learner: LocalLearner, temperature: float, engine: NativeEngine | None = None) -> list[Trajectory]:

@@ -279,8 +279,6 @@ class RecordConfig(Section):
 class SystemConfig(Section):
     threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads; 0: one a core. Part of what makes a run repeatable."""
-    deterministic: bool = True
-    """Equal seeds give equal bits, on CPU with synchronous environments."""
     compile: bool = True
     """On a GPU, compile the model's layers: half a minute the first time, and twice as fast."""
     cache_share: Annotated[float, Field(gt=0, le=1)] = 0.4

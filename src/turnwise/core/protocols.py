@@ -82,6 +82,11 @@ class Completion:
 class Session(Protocol):
     """The KV cache of one context, kept across turns."""
 
+    @property
+    def sampling_s(self) -> float:
+        """Seconds that its own sampling has taken so far. Waiting for other sessions is no part of it."""
+        ...
+
     async def generate(self, ids: Sequence[int], sampling: Sampling, restart: bool = False) -> Completion:
         """Appends `ids` (after dropping all that came before if `restart`) and samples one turn."""
         ...

@@ -17,6 +17,9 @@ class ScriptedSession:
         self._context: list[int] = []
         self._turn = 0
 
+    sampling_s = 0.0
+    """A script takes no time."""
+
     async def generate(self, ids: Sequence[int], sampling: Sampling, restart: bool = False) -> Completion:
         if restart:
             self._context.clear()

@@ -57,7 +57,7 @@ def build_selfplay(
 def frozen_player(config: Config, loaded: LoadedModel, players: Players) -> Frozen:
     """A copy of the model, with an engine of its own; whose weights it holds is said before it plays."""
     model = copy_of(loaded.model).requires_grad_(False)
-    engine = build_engine(config, model, players.renderer, deterministic=False, pages=players.pages)
+    engine = build_engine(config, model, players.renderer, pages=players.pages)
     return Frozen(model, engine, model_loader(config))
 
 

@@ -55,9 +55,7 @@ def load_policy(config: Config, worlds: Worlds, show: Callable[[int, int], None]
     return loaded, seconds
 
 
-def build_engine(
-    config: Config, model: Any, renderer: Renderer, *, deterministic: bool, pages: int | None = None
-) -> NativeEngine:
+def build_engine(config: Config, model: Any, renderer: Renderer, *, pages: int | None = None) -> NativeEngine:
     """An engine over the model's own parameters, of the kind that its device wants.
 
     `pages`: of its cache on a GPU; none: as many as system.cache_share allows.
@@ -73,7 +71,7 @@ def build_engine(
             share=config.system.cache_share,
             pages=pages,
         )
-    return NativeEngine(model, **common, deterministic=deterministic, runner=runner)  # type: ignore[arg-type]
+    return NativeEngine(model, **common, runner=runner)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +89,7 @@ class Players:
 
 def build_players(config: Config, worlds: Worlds, loaded: LoadedModel, pages: int | None = None) -> Players:
     renderer = Renderer(loaded.tokenizer, loaded.stop_ids, config.rollout.prefix)
-    # A side that waits for the other one's move asks for nothing, so nobody can wait for all to ask.
-    deterministic = config.system.deterministic and config.selfplay.opponent == "none"
-    engine = build_engine(config, loaded.model, renderer, deterministic=deterministic, pages=pages)
+    engine = build_engine(config, loaded.model, renderer, pages=pages)
 
     def collector(sampling: Sampling, run_seed: int) -> Collector:
         limits = Limits(sampling=sampling, max_tokens=config.rollout.max_tokens, timeout_s=config.rollout.timeout_s)

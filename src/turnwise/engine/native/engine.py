@@ -1,6 +1,7 @@
 """The engine: sessions ask, one loop answers them all."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
@@ -15,6 +16,13 @@ from turnwise.engine.native.runner import Runner
 class NativeSession:
     def __init__(self, engine: "NativeEngine", slot: SessionSlot) -> None:
         self._engine, self._slot = engine, slot
+        self._request: Request | None = None
+        self._sampling_s = 0.0
+
+    @property
+    def sampling_s(self) -> float:
+        """Seconds of passes in which its requests took part."""
+        return self._sampling_s + (0.0 if self._request is None else self._engine.seconds_of(self._request))
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, restart: bool = False) -> Completion:
         if restart:
@@ -22,14 +30,21 @@ class NativeSession:
         self._slot.append(ids)
         if not self._slot.pending:
             raise ValueError("nothing to generate from: give at least one id")
-        return await self._engine.submit(Request(slot=self._slot, sampling=sampling))
+        self._request = Request(slot=self._slot, sampling=sampling)
+        try:
+            return await self._engine.submit(self._request)
+        finally:
+            self._sampling_s, self._request = self.sampling_s, None
 
 
 class NativeEngine:
     """`model` is the learner's own module, loaded with turnwise's attention: there is nothing to synchronise.
 
-    `runner`: how passes are run; none given: as suits a CPU. `deterministic`: a pass starts when every live session
-    waits for one, so equal runs batch equally.
+    `runner`: how passes are run; none given: as suits a CPU.
+
+    A pass takes whoever asks for one. Sessions that the last pass answered speak first, before the event loop goes on:
+    with environments that never suspend all of them ask again, so that equal runs batch equally, and give equal bits.
+    One that waits for something outside, such as a tool, holds nobody up, and joins when it is back.
     """
 
     def __init__(
@@ -39,15 +54,16 @@ class NativeEngine:
         slots: int,
         stop_ids: Iterable[int],
         decode: Callable[[list[int]], str],
-        deterministic: bool = True,
         runner: PassRunner | None = None,
     ) -> None:
         self.policy_version = 0
         self._runner: PassRunner = runner or Runner(model, slots=slots, stop_ids=stop_ids, decode=decode)
-        self._deterministic = deterministic
         self._slots = slots
         self._live = 0
+        self._pass_s = 0.0
         self._arrived: list[Request] = []
+        self._waiting: list[Request] = []
+        """Those that have taken part in no pass yet: they came just now, or the runner has no room for them."""
         self._answers: dict[SessionSlot, asyncio.Future[Completion]] = {}  # a session waits for one answer at a time
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -106,6 +122,7 @@ class NativeEngine:
         """Drops what a session still waited for: it was cancelled, or it failed."""
         if self._answers.pop(slot, None) is not None:
             self._arrived = [request for request in self._arrived if request.slot is not slot]
+            self._waiting = [request for request in self._waiting if request.slot is not slot]
         self._runner.release(slot)
 
     async def _serve(self) -> None:
@@ -120,20 +137,33 @@ class NativeEngine:
                 if not answer.done():
                     answer.set_exception(error)
             self._answers.clear()
+            self._waiting.clear()
             if not isinstance(error, Exception):
                 raise
 
     async def _until_ready(self) -> None:
         await asyncio.sleep(0)  # those answered by the last pass speak first
-        while self._live:
-            if len(self._answers) == self._live or (self._answers and not self._deterministic):
-                return
+        while self._live and not self._answers:
             self._changed.clear()
             await self._changed.wait()
 
-    def _answer(self) -> None:
+    def seconds_of(self, request: Request) -> float:
+        """Of passes in which the request took part."""
+        return 0.0 if request.began_s is None else self._pass_s - request.began_s
+
+    def _run_pass(self) -> list[Request]:
         arrived, self._arrived = self._arrived, []
-        for request in self._runner.run_pass(arrived):
+        self._waiting += arrived
+        began, before = time.perf_counter(), self._pass_s
+        done = self._runner.run_pass(arrived)
+        self._pass_s += time.perf_counter() - began
+        for request in self._waiting:
+            request.began_s = before if request.taken else None
+        self._waiting = [request for request in self._waiting if not request.taken]
+        return done
+
+    def _answer(self) -> None:
+        for request in self._run_pass():
             answer = self._answers.pop(request.slot)
             if request.stop is not None and not answer.done():
                 answer.set_result(

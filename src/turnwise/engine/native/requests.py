@@ -33,6 +33,10 @@ class Request:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     stop: Stop | None = None
+    taken: bool = False
+    """A pass of the runner has taken it up; else it waits for room."""
+    began_s: float | None = None
+    """The engine's clock, which runs in passes only, when it was taken up."""
 
 
 class PassRunner(Protocol):
@@ -58,7 +62,7 @@ class PassRunner(Protocol):
         ...
 
     def run_pass(self, arrived: list[Request]) -> list[Request]:
-        """Moves all requests on, those that arrived included; returns those that are done."""
+        """Moves all requests on, those that arrived included, and marks those that it takes up; returns those done."""
         ...
 
 

@@ -109,6 +109,8 @@ class Runner:
         for chunk in earlier:
             self._forward(chunk)
         self._forward([*last, *([request] for request in running)])
+        for request in arrived:
+            request.taken = True
         taken = [*arrived, *running]
         self.running = [request for request in taken if request.stop is None]
         return [request for request in taken if request.stop is not None]

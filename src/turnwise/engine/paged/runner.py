@@ -100,6 +100,7 @@ class PagedRunner:
         entering, tokens, enough = list[tuple[Arrival, Stretch]](), 0, self._device.prefill_tokens // 4
         while self._waiting and (stretch := self._place(self._waiting[0])) is not None:
             request = self._waiting.popleft()
+            request.taken = True
             self._running.append(request)
             self._issued[request] = 0
             entering.append((self._arrival(request), stretch))

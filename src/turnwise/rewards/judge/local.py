@@ -75,7 +75,7 @@ class LocalComplete:
         runner = None
         if device_of(model).type != "cpu":
             runner = build_paged_runner(model, **common, longest=LONGEST, steps=1, share=CACHE_SHARE, pages=None)
-        return Speaker(NativeEngine(model, **common, deterministic=False, runner=runner), renderer)
+        return Speaker(NativeEngine(model, **common, runner=runner), renderer)
 
     @cached_property
     def _model(self) -> tuple[Renderer, Any]:
