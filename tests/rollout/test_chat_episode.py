@@ -1,10 +1,12 @@
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from episodes_for_tests import key_of, limits, task_of, trajectory_of, turn_of
+from turnwise.core.blocking import allow_interrupts
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
 from turnwise.core.messages import Message, assistant, system, user
 from turnwise.core.protocols import Observation, Sampling, StepResult
@@ -138,6 +140,16 @@ def test_a_slow_environment_is_its_own_failure_and_a_slow_endpoint_is_none() -> 
             return await super().reply(*given)
 
     assert play(Counting(), Slow("x"), limits(timeout_s=0.02)).status is Status.SUCCEEDED
+
+
+def test_an_environment_that_blocks_is_interrupted() -> None:
+    class Blocking(Counting):
+        async def step(self, action: Message) -> StepResult:
+            time.sleep(60)
+            return await super().step(action)
+
+    with pytest.raises(EnvironmentFailure, match=r"took longer than 0\.5 s"), allow_interrupts():
+        play(Blocking(), Talker("x"), limits(timeout_s=0.5))
 
 
 def test_a_broken_endpoint_closes_the_environment() -> None:

@@ -1,4 +1,5 @@
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
@@ -277,6 +278,37 @@ def test_one_stuck_environment_is_run_again_and_the_others_are_as_ever() -> None
     assert made == {0: 1, 1: 2, 2: 1, 3: 1}
     assert collected.counts == {"infra_errors": 1}
     assert Counted.live == 0
+
+
+@pytest.mark.parametrize("where", ["start", "step", "close"])
+def test_an_environment_that_blocks_is_interrupted_and_run_again(where: str) -> None:
+    made: Counter[int] = Counter()
+
+    class Blocking(OneTurn):
+        async def start(self) -> Observation:
+            self._block("start")
+            return await super().start()
+
+        async def step(self, action: Message) -> StepResult:
+            self._block("step")
+            return await super().step(action)
+
+        async def close(self) -> None:
+            self._block("close")
+
+        @staticmethod
+        def _block(here: str) -> None:
+            if here == where:
+                time.sleep(60)
+
+    def make(task: Task, member: int, attempt: int) -> Env:
+        made[member] += 1
+        return Blocking(member) if (member, made[member]) == (1, 1) else OneTurn(member)
+
+    collected = collect(collector(make, timeout_s=0.5), TASKS[:1])
+    assert [trajectory.member for trajectory in collected.groups[0].trajectories] == [0, 1, 2, 3]
+    assert made == {0: 1, 1: 2, 2: 1, 3: 1}
+    assert collected.counts == {"env_errors" if where == "close" else "infra_errors": 1}
 
 
 def test_an_environment_that_cannot_be_closed_holds_nobody_up() -> None:

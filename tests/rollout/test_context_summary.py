@@ -1,10 +1,12 @@
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from contexts_for_tests import Played, Talk, play, renderer_of, summary
+from turnwise.core.blocking import allow_interrupts
 from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.core.messages import Message, system, user
 from turnwise.core.trajectory import Group, Status, Stop
@@ -20,7 +22,7 @@ STEPS = Talk(
 )
 
 
-def summed(talk: Talk = STEPS, bounds: dict[str, int] | None = None, **settings: Any) -> Played:
+def summed(talk: Talk = STEPS, bounds: dict[str, float] | None = None, **settings: Any) -> Played:
     renderer = renderer_of("tiny")
     return play(talk, summary(renderer, **settings), renderer, **(bounds or {}))
 
@@ -130,3 +132,23 @@ def test_a_hook_that_fails_fails_the_episode_and_not_the_agent() -> None:
         summed(turns=1, writer=fails)
     with pytest.raises(UserError, match="returned int: return text"):
         summed(turns=1, writer=lambda messages: 3)  # type: ignore[arg-type, return-value]
+
+
+def test_a_summary_hook_that_hangs_is_infrastructure() -> None:
+    async def hangs(messages: Sequence[Message]) -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    told = r"^the summary hook was waited for when rollout\.timeout_s 0\.5 was over"
+    with pytest.raises(InfrastructureFailure, match=told):
+        summed(turns=1, writer=hangs, bounds={"timeout_s": 0.5})
+
+
+def test_a_summary_hook_that_blocks_is_infrastructure() -> None:
+    def blocks(messages: Sequence[Message]) -> str:
+        time.sleep(60)
+        return ""
+
+    told = r"^the summary hook ran for .* without a pause, at test_context_summary\.py:\d+, and rollout\.timeout_s is"
+    with pytest.raises(InfrastructureFailure, match=told), allow_interrupts():
+        summed(turns=1, writer=blocks, bounds={"timeout_s": 0.5})

@@ -1,20 +1,27 @@
 import asyncio
+import math
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from episodes_for_tests import context, end_id, key_of, limits, renderer, says, spoken, task_of
-from turnwise.core.errors import InfrastructureFailure
+from turnwise.core.blocking import allow_interrupts
+from turnwise.core.errors import InfrastructureFailure, RewardFailure
 from turnwise.core.messages import Message, system, user
 from turnwise.core.protocols import Completion, Env, Observation, Sampling, Session, StepResult
 from turnwise.core.trajectory import Status, Stop, Trajectory
 from turnwise.data.samples import samples_of
-from turnwise.engine.scripted import ScriptedPolicy
+from turnwise.engine.scripted import ScriptedPolicy, ScriptedSession
 from turnwise.envs.registry import load
+from turnwise.rewards.making import make_rubric
 from turnwise.rewards.rubric import Answered, Rubric
+from turnwise.rollout.clock import EpisodeClock
 from turnwise.rollout.episode import run_episode
 from turnwise.rollout.limits import Limits
 
@@ -29,6 +36,10 @@ class Witness:
         self._session = session
         self.ids: list[int] = []
         self.budgets: list[int] = []
+
+    @property
+    def sampling_s(self) -> float:
+        return self._session.sampling_s
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, restart: bool = False) -> Completion:
         if restart:
@@ -163,30 +174,120 @@ def test_a_reward_that_hangs_is_told_by_its_name() -> None:
         play(Judged(), says("hi"), limits(timeout_s=0.1))
 
 
+class StuckSession:
+    """Answers so many turns, then samples without end."""
+
+    def __init__(self, turns: int = 0) -> None:
+        self._turns, self._stuck_since = turns, math.inf
+
+    @property
+    def sampling_s(self) -> float:
+        return max(0.0, time.monotonic() - self._stuck_since)
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling, restart: bool = False) -> Completion:
+        self._turns -= 1
+        if self._turns < 0:
+            self._stuck_since = time.monotonic()
+            await asyncio.Event().wait()
+        ids = tuple(spoken("hi"))
+        return Completion(ids=ids, logprobs=(0.0,) * len(ids), stop=Stop.EOS, temperature=1.0)
+
+
+def test_a_rubric_function_that_blocks_is_interrupted() -> None:
+    """Parts of a rubric run in tasks of their own, which the limit reaches too."""
+
+    def blocks(answer: str, row: object) -> float:
+        time.sleep(60)
+        return 1.0
+
+    class Judged(TalkingEnv):
+        async def step(self, message: Message) -> StepResult:
+            rubric = make_rubric("mine.py:blocks", lambda given: blocks)
+            await rubric.score(Answered(question="", answer="", row={}))
+            return await super().step(message)
+
+    told = (
+        r'^the reward blocks: the reward "mine\.py:blocks", .* ran for 0\.5 s without a pause, at test_episode\.py:\d+'
+    )
+    with pytest.raises(RewardFailure, match=told), allow_interrupts():
+        play(Judged(), says("hi"), limits(timeout_s=0.5))
+
+
 def test_an_agent_that_hangs_later_is_cut_and_the_turns_so_far_are_kept() -> None:
-    class SoonStuck:
-        def __init__(self) -> None:
-            self.turns = 0
-
-        async def generate(self, ids: Sequence[int], sampling: Sampling, restart: bool = False) -> Completion:
-            self.turns += 1
-            if self.turns > 2:
-                await asyncio.Event().wait()
-            ids = tuple(spoken("hi"))
-            return Completion(ids=ids, logprobs=(0.0,) * len(ids), stop=Stop.EOS, temperature=1.0)
-
-    bounds = limits(timeout_s=0.1)
-    trajectory = asyncio.run(run_episode(key_of(LAKE), TalkingEnv(), SoonStuck(), context(), bounds))
+    bounds = limits(timeout_s=0.5)
+    trajectory = asyncio.run(run_episode(key_of(LAKE), TalkingEnv(), StuckSession(turns=2), context(), bounds))
     assert trajectory.status is Status.TRUNCATED_TIME and trajectory.status.cut_short
     assert [turn.reward for turn in trajectory.turns] == [1.0, 1.0]
 
 
 def test_an_agent_that_hangs_is_cut_in_time_too() -> None:
-    class Stuck:
-        async def generate(self, ids: Sequence[int], sampling: Sampling, restart: bool = False) -> Completion:
-            await asyncio.Event().wait()
-            raise AssertionError
-
-    bounds = limits(timeout_s=0.05)
-    trajectory = asyncio.run(run_episode(key_of(LAKE), TalkingEnv(), Stuck(), context(), bounds))
+    trajectory = asyncio.run(run_episode(key_of(LAKE), TalkingEnv(), StuckSession(), context(), limits(timeout_s=0.5)))
     assert (trajectory.status, trajectory.turns) == (Status.TRUNCATED_TIME, ())
+
+
+def test_run_episode_never_charges_the_agent_for_waits() -> None:
+    """The session is answered late since others are served first: that is no time of its own."""
+
+    class Queued(ScriptedSession):
+        async def generate(self, ids: Sequence[int], sampling: Sampling, restart: bool = False) -> Completion:
+            if restart:
+                await asyncio.sleep(1.3)
+            return await super().generate(ids, sampling, restart)
+
+    session = Queued(key_of(LAKE), lambda key, turn, ids: spoken("hi"), frozenset([end_id()]))
+    bounds = limits(timeout_s=1.0, max_tokens=60)
+    trajectory = asyncio.run(run_episode(key_of(LAKE), TalkingEnv(), session, context(), bounds))
+    assert trajectory.status is Status.TRUNCATED_TOKENS and trajectory.turns
+
+
+@pytest.mark.parametrize(("sampling_s", "outside_s", "late"), [(59, 59, None), (61, 59, "agent"), (61, 61, "world")])
+def test_clock_gives_agent_and_world_a_limit_each(
+    sampling_s: float, outside_s: float, late: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("turnwise.rollout.clock.time", SimpleNamespace(monotonic=lambda: now[0]))
+    session = ScriptedSession(key_of(LAKE), lambda key, turn, ids: [], frozenset())
+    session.sampling_s = sampling_s
+    clock = EpisodeClock(session, 60.0)
+
+    async def step() -> None:
+        now[0] += outside_s
+        clock._check()
+        await asyncio.sleep(0)
+
+    async def scenario() -> None:
+        async with clock.limit():
+            await clock.outside(step(), "it")
+
+    with nullcontext() if late is None else pytest.raises((TimeoutError, InfrastructureFailure)):
+        asyncio.run(scenario())
+    assert clock.late == late
+
+
+class BlockingEnv(TalkingEnv):
+    """Its second step blocks the event loop."""
+
+    async def step(self, action: Message) -> StepResult:
+        result = await super().step(action)
+        if self._turn == 2:
+            time.sleep(60)
+        return result
+
+
+def test_run_episode_interrupts_an_environment_that_blocks() -> None:
+    told = r"^the environment frozen_lake ran for .* without a pause, at test_episode\.py:\d+, and rollout\.timeout_s"
+    with pytest.raises(InfrastructureFailure, match=told), allow_interrupts():
+        play(BlockingEnv(), says("hi"), limits(timeout_s=0.5))
+
+
+def test_run_episode_refuses_late_results_where_nothing_can_interrupt() -> None:
+    """In another thread there is no signal: a step that took too long has failed when it returns."""
+
+    class Late(TalkingEnv):
+        async def step(self, action: Message) -> StepResult:
+            time.sleep(0.6)
+            return StepResult(terminated=True, success=True)
+
+    told = r"^the environment frozen_lake took .* s in all, and rollout\.timeout_s is 0\.5"
+    with ThreadPoolExecutor(1) as thread, pytest.raises(InfrastructureFailure, match=told):
+        thread.submit(play, Late(), says("hi"), limits(timeout_s=0.5)).result()

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import pytest
 
+from turnwise.core.blocking import allow_interrupts
 from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.core.messages import ToolCall
 from turnwise.tools.box import ToolBox
@@ -150,6 +151,17 @@ def test_a_call_that_hangs_is_ours_and_nobody_waits_for_its_thread() -> None:
     with pytest.raises(InfrastructureFailure, match=r"took longer than 0\.05 s, once$"):
         answers([hangs], call("hangs"))
     assert time.perf_counter() - began < 2
+
+
+def test_async_tool_that_blocks_is_interrupted_at_its_own_limit() -> None:
+    @tool(timeout_s=0.1, retries=0)
+    async def blocks() -> str:
+        """Blocks the event loop."""
+        time.sleep(60)
+        return "late"
+
+    with pytest.raises(InfrastructureFailure, match=r"the tool blocks: took longer than 0\.1 s"), allow_interrupts():
+        answers([blocks], call("blocks"))
 
 
 def test_calls_of_one_turn_run_side_by_side_within_the_tools_limit() -> None:

@@ -101,7 +101,7 @@ class RolloutConfig(Section):
     max_tokens: Positive = 2048
     """Tokens of an episode's context, at most; the last turn's budget shrinks to fit."""
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    """Wall time of an episode, at most."""
+    """Seconds of an episode's own sampling, at most, and as many of its environment; waiting for others is neither."""
     attempts: Positive = 3
     """How often a member is run when its environment or infrastructure fails."""
     temperature: Annotated[float, Field(gt=0)] = 1.0

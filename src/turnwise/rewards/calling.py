@@ -5,7 +5,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, Outage, UserError
+from turnwise.core.blocking import Blocked, blocking_limit, interruptible
+from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, Outage, RewardFailure, UserError
 from turnwise.core.places import place_in, place_of
 
 MAX_SHOWN = 60
@@ -44,9 +45,15 @@ async def call(function: Callable[..., Any], *arguments: Any, told: str, mend: C
 
     Run again, only episodes that it can read would be trained on: its bugs stop the run.
     """
-    try:
+
+    async def called() -> Any:
         given = function(*arguments)
         return await given if inspect.isawaitable(given) else given
+
+    try:
+        return await interruptible(called(), blocking_limit.get(), told)
+    except Blocked as error:
+        raise RewardFailure(f"{error}: let it return sooner, or raise rollout.timeout_s") from error
     except (UserError, EnvironmentFailure, InfrastructureFailure):
         raise
     except SystemExit as error:

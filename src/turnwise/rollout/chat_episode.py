@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
+from turnwise.core.blocking import blocking_limit, interruptible
 from turnwise.core.chance import address
 from turnwise.core.errors import EnvironmentFailure, UserError
 from turnwise.core.messages import Message, ToolSpec
@@ -40,8 +41,11 @@ class Chat(Protocol):
 
 async def run_chat_episode(key: EpisodeKey, env: Env, chat: Chat, limits: Limits) -> Trajectory:
     """The time limit is the environment's alone: how long an endpoint lets one wait is no fault of the agent."""
-    played = Played()
-    status = await _play(key, env, chat, limits, played)
+    played, token = Played(), blocking_limit.set(limits.timeout_s)
+    try:
+        status = await _play(key, env, chat, limits, played)
+    finally:
+        blocking_limit.reset(token)
     return played.trajectory(key, status)
 
 
@@ -72,7 +76,7 @@ async def _play(key: EpisodeKey, env: Env, chat: Chat, limits: Limits, played: P
 async def _in_time(step: Awaitable[Found], limits: Limits) -> Found:
     try:
         async with asyncio.timeout(limits.timeout_s):
-            return await step
+            return await interruptible(step, limits.timeout_s, "the environment")
     except TimeoutError as error:
         raise EnvironmentFailure(f"{waited_for(error)} took longer than {limits.timeout_s:g} s") from error
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 
+from turnwise.core.blocking import allow_interrupts, interruptible
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, Outage, RewardFailure, UserError
 from turnwise.core.messages import Message
 from turnwise.core.protocols import Env, Observation, Policy, StepResult
@@ -75,7 +76,7 @@ class GuardedEnv:
     async def close(self) -> None:
         with attributed("close"):
             async with asyncio.timeout(self._close_timeout_s):
-                await self._env.close()
+                await interruptible(self._env.close(), self._close_timeout_s, "it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,15 +194,16 @@ def making() -> AbstractContextManager[None]:
 
 @asynccontextmanager
 async def closing(env: Env, timeout_s: float) -> AsyncIterator[GuardedEnv]:
-    """The environment behind the boundary, closed however its episode ends."""
+    """The environment behind the boundary, closed however its episode ends; what blocks in it can be interrupted."""
     guarded = GuardedEnv(env, timeout_s)
-    try:
-        yield guarded
-    except BaseException:
-        with suppress(EnvironmentFailure, InfrastructureFailure):  # the first failure is the one to tell
-            await guarded.close()
-        raise
-    await guarded.close()
+    with allow_interrupts():
+        try:
+            yield guarded
+        except BaseException:
+            with suppress(EnvironmentFailure, InfrastructureFailure):  # the first failure is the one to tell
+                await guarded.close()
+            raise
+        await guarded.close()
 
 
 async def closed_after(key: EpisodeKey, env: Env, policy: Policy, context: Context, limits: Limits) -> Trajectory:

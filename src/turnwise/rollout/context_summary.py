@@ -1,5 +1,6 @@
 """A context that grows until it is long, and starts anew with a summary: the model's own, or one that a hook writes."""
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -80,6 +81,9 @@ async def _written(writer: Writer, messages: Sequence[Message]) -> str:
         text = writer(messages)
         text = await text if inspect.isawaitable(text) else text
     except (UserError, EnvironmentFailure, InfrastructureFailure):
+        raise
+    except asyncio.CancelledError as cancelled:
+        cancelled.add_note("the summary hook")  # whoever tells of a time-out can name it
         raise
     except Exception as error:
         raise InfrastructureFailure(f"summary hook: {type(error).__name__}: {error}") from error

@@ -1,12 +1,11 @@
 """One episode, from the first observation to its end."""
 
-import asyncio
-
 from turnwise.core.errors import InfrastructureFailure
 from turnwise.core.protocols import Completion, Env, Session, StepResult
 from turnwise.core.task import EpisodeKey
 from turnwise.core.trajectory import Status, Trajectory, Turn
 from turnwise.render.parse import Parsed
+from turnwise.rollout.clock import EpisodeClock
 from turnwise.rollout.context import Context, Pending
 from turnwise.rollout.limits import Limits, waited_for
 from turnwise.rollout.played import Played
@@ -16,36 +15,38 @@ SUMMARY = StepResult(info={"summary": True})
 
 
 async def run_episode(key: EpisodeKey, env: Env, session: Session, context: Context, limits: Limits) -> Trajectory:
-    """Time that runs out while the agent speaks cuts the episode short; while its world is waited for, that has failed:
-    a tool or a judge that hangs is never the agent's reward of 0.
+    """The episode is cut short where the agent's own sampling takes too long. Where its world does, that has failed: a
+    tool, a judge or a summary hook that hangs is never the agent's reward of 0.
     """
-    played = Played()
+    played, clock = Played(), EpisodeClock(session, limits.timeout_s)
     try:
-        async with asyncio.timeout(limits.timeout_s):
-            status = await _play(env, session, context, limits, played)
+        async with clock.limit():
+            status = await _play(key.task.env, env, session, context, limits, played, clock)
     except TimeoutError as error:
-        if not played.speaking:
+        if clock.late is None:
+            raise
+        if clock.late == "world":
             late = f"{waited_for(error)} was waited for when rollout.timeout_s {limits.timeout_s:g} was over: raise it"
             raise InfrastructureFailure(late) from error
         status = Status.TRUNCATED_TIME
     return played.trajectory(key, status)
 
 
-async def _play(env: Env, session: Session, context: Context, limits: Limits, played: Played) -> Status:
-    opening, turns = await env.start(), played.turns
+async def _play(
+    name: str, env: Env, session: Session, context: Context, limits: Limits, played: Played, clock: EpisodeClock
+) -> Status:
+    world, turns = f"the environment {name}", played.turns
+    opening = await clock.outside(env.start(), world)
     played.start = opening.picture
     pending = context.start(opening)
     while (status := limits.check(pending)).ongoing:
-        played.speaking = True
         completion = await session.generate(pending.ids, limits.turn_sampling(pending), restart=not pending.extends)
-        played.speaking = False
         parsed = context.parse(completion)
-        step = SUMMARY if pending.aside else await env.step(parsed.message)
+        step = SUMMARY if pending.aside else await clock.outside(env.step(parsed.message), world)
         turns.append(_turn(pending, completion, parsed, step))
         if step.over:
             return step.status
-        played.speaking = True  # a summary of what came before is the agent's own
-        pending = await context.next(pending, turns, step.messages)
+        pending = await clock.outside(context.next(pending, turns, step.messages), "the summary hook")
     return status
 
 

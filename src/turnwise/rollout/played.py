@@ -12,8 +12,6 @@ from turnwise.core.trajectory import Status, Trajectory, Turn
 class Played:
     start: Picture | None = None
     turns: list[Turn] = field(default_factory=list)
-    speaking: bool = False
-    """The agent is waited for, not its world."""
     began: float = field(default_factory=time.perf_counter)
 
     def trajectory(self, key: EpisodeKey, status: Status) -> Trajectory:

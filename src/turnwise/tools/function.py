@@ -24,6 +24,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from turnwise.config.options import read_options
+from turnwise.core.blocking import Blocked, interruptible
 from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.core.messages import ToolSpec
 from turnwise.core.places import place_in
@@ -68,8 +69,11 @@ class FunctionTool:
     async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
         called = partial(self.function, **arguments, **self.shared)
         try:
-            given = await (called() if inspect.iscoroutinefunction(self.function) else _in_thread(called))
-        except (ToolError, UserError, InfrastructureFailure):
+            if inspect.iscoroutinefunction(self.function):
+                given = await interruptible(called(), self.rules.timeout_s, "it")
+            else:
+                given = await _in_thread(called)
+        except (ToolError, UserError, InfrastructureFailure, Blocked):
             raise
         except AGENTS_FAULT as error:
             raise ToolError(f"{type(error).__name__}: {error}") from error

@@ -1,0 +1,155 @@
+"""Interrupt code that blocks the event loop, which asyncio's own time-outs cannot reach.
+
+    with allow_interrupts():
+        await interruptible(env.step(action), seconds=600, who="the environment")
+
+SIGALRM does it, so it works in the main thread only, and only while nobody else uses that timer. Elsewhere code that
+blocks is not interrupted. Code that never returns to the Python interpreter (one long call into C) is not either.
+"""
+
+import math
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from types import FrameType
+from typing import Any, Generic, TypeVar
+
+Found = TypeVar("Found")
+
+AGAIN_S = 1.0
+"""Until the next interrupt where the code swallowed the last one."""
+
+blocking_limit: ContextVar[float] = ContextVar("blocking_limit", default=math.inf)
+"""Seconds that code of the user's may block: set for an episode, read in the tasks that its environment starts."""
+
+
+class Blocked(TimeoutError):
+    """Code of the user's blocked the event loop for too long, and was interrupted."""
+
+
+class _Interrupt(BaseException):
+    """Raised by the signal inside code that blocks. `except Exception` there must not catch it."""
+
+
+class _Alarm:
+    """One timer for all. It is set once in a while and not at every call: setting it costs a system call."""
+
+    def __init__(self) -> None:
+        self._users = 0
+        self._handler: Any = None
+        self._fires_at = 0.0
+        self.deadline = math.inf
+        """Of the code that now runs; infinity: none that has one."""
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        if not _in_main_thread() or (not self._users and not self._install()):
+            yield
+            return
+        self._users += 1
+        try:
+            yield
+        finally:
+            self._users -= 1
+            if not self._users:
+                self._uninstall()
+
+    def _install(self) -> bool:
+        if signal.getitimer(signal.ITIMER_REAL)[0]:
+            return False  # somebody else's
+        self._handler = signal.signal(signal.SIGALRM, self._fire)
+        self._fires_at = 0.0
+        return True
+
+    def _uninstall(self) -> None:
+        if signal.getsignal(signal.SIGALRM) == self._fire:  # else somebody has taken it over
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, self._handler or signal.SIG_DFL)
+
+    def arm(self, deadline: float, now: float) -> None:
+        """Makes sure of a signal at the deadline or before."""
+        self.deadline = deadline
+        if self._users and not now < self._fires_at <= deadline:
+            self._set(deadline - now, now)
+
+    def _set(self, seconds: float, now: float) -> None:
+        seconds = max(seconds, 1e-3)  # 0 would switch it off
+        self._fires_at = now + seconds
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+    def _fire(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.deadline == math.inf:
+            self._fires_at = 0.0
+        elif now < self.deadline:
+            self._set(self.deadline - now, now)
+        else:
+            self._set(AGAIN_S, now)
+            raise _Interrupt
+
+
+_alarm = _Alarm()
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def allow_interrupts() -> AbstractContextManager[None]:
+    """A context in which `interruptible` works: it holds SIGALRM, and gives it back at the end of the last of them."""
+    return _alarm.installed()
+
+
+async def interruptible(awaitable: Awaitable[Found], seconds: float, who: str) -> Found:
+    """What the awaitable gives; `Blocked` where one stretch of it holds the event loop for more than `seconds`."""
+    if seconds == math.inf or not _in_main_thread():
+        return await awaitable
+    return await _Stretches(awaitable, seconds, who)
+
+
+class _Stretches(Generic[Found]):
+    """Runs an awaitable from one suspension to the next, each stretch with a deadline of its own.
+
+    While it is suspended, others run, and none of their time is its.
+    """
+
+    def __init__(self, awaitable: Awaitable[Found], seconds: float, who: str) -> None:
+        self._awaitable, self._seconds, self._who = awaitable, seconds, who
+
+    def __await__(self) -> Generator[Any, Any, Found]:
+        steps = self._awaitable.__await__()
+        resume: Callable[..., Any] = steps.__next__
+        given: tuple[Any, ...] = ()
+        while True:
+            try:
+                waited_for = self._run(resume, given)
+            except StopIteration as end:
+                return end.value
+            try:
+                resume, given = steps.send, ((yield waited_for),)
+            except BaseException as error:
+                resume, given = steps.throw, (error,)
+
+    def _run(self, resume: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+        outer, now = _alarm.deadline, time.monotonic()
+        try:
+            try:
+                _alarm.arm(min(outer, now + self._seconds), now)
+                return resume(*given)
+            finally:
+                _alarm.deadline = outer
+        except _Interrupt as interrupt:
+            if outer <= time.monotonic():
+                raise  # the time was that of whoever waits for this one
+            raise Blocked(f"{self._who} ran for {self._seconds:g} s without a pause{_place(interrupt)}") from interrupt
+
+
+def _place(interrupt: _Interrupt) -> str:
+    """Where the code was when the signal came: the frame before the handler's own."""
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(interrupt.__traceback__)][:-1]
+    return f", at {Path(frames[-1][0]).name}:{frames[-1][1]}" if frames else ""

@@ -1,0 +1,79 @@
+"""Whose time an episode takes: the agent's own sampling, or what it waits for outside."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from typing import Literal, TypeVar
+
+from turnwise.core.blocking import Blocked, blocking_limit, interruptible
+from turnwise.core.errors import InfrastructureFailure
+from turnwise.core.protocols import Session
+
+Found = TypeVar("Found")
+
+OFTEN = 100
+"""Looks at the clock while one limit passes, at most."""
+
+
+class EpisodeClock:
+    """Two times, each with the limit `timeout_s`: that of the agent's own sampling, and that of the world outside.
+
+    The world is the environment with its tools and rewards, and a hook that writes summaries. Neither clock runs while
+    the episode waits for others: for a pass of the engine to start, or for somebody else's code that blocks.
+    """
+
+    def __init__(self, session: Session, timeout_s: float) -> None:
+        self._session, self._timeout_s = session, timeout_s
+        self._outside_s = 0.0
+        self._outside_since: float | None = None
+        self.late: Literal["agent", "world"] | None = None
+        """Who ran out of time."""
+
+    @property
+    def outside_s(self) -> float:
+        since = self._outside_since
+        return self._outside_s + (0.0 if since is None else time.monotonic() - since)
+
+    @asynccontextmanager
+    async def limit(self) -> AsyncIterator[None]:
+        """Raises TimeoutError where one of the two runs out, which `late` then names."""
+        token = blocking_limit.set(self._timeout_s)
+        try:
+            async with asyncio.timeout(None) as self._cut:
+                self._check_in(self._timeout_s)
+                try:
+                    yield
+                finally:
+                    self._timer.cancel()
+        finally:
+            blocking_limit.reset(token)
+
+    def _check_in(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(max(seconds, self._timeout_s / OFTEN), self._check)
+
+    def _check(self) -> None:
+        outside_s, sampling_s = self.outside_s, self._session.sampling_s
+        if (left := self._timeout_s - max(outside_s, sampling_s)) > 0:
+            self._check_in(left)
+        else:
+            self.late = "world" if outside_s >= self._timeout_s else "agent"
+            self._cut.reschedule(asyncio.get_running_loop().time())
+
+    async def outside(self, awaitable: Awaitable[Found], who: str) -> Found:
+        """Awaits something of the world, on its time. `who`: how an error names it where it blocks for too long."""
+        self._outside_since = time.monotonic()
+        try:
+            found = await interruptible(awaitable, self._timeout_s - self._outside_s, who)
+        except Blocked as error:
+            raise self._too_long(str(error)) from error
+        finally:
+            self._outside_s, self._outside_since = self.outside_s, None
+        if self._outside_s >= self._timeout_s:  # it blocked where nothing could interrupt it
+            raise self._too_long(f"{who} took {self._outside_s:.3g} s in all")
+        return found
+
+    def _too_long(self, what: str) -> InfrastructureFailure:
+        return InfrastructureFailure(
+            f"{what}, and rollout.timeout_s is {self._timeout_s:g}: let it return sooner, or raise that"
+        )

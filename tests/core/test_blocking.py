@@ -1,0 +1,147 @@
+"""Code that blocks the event loop is interrupted; whatever waits is left to asyncio's time-outs."""
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from turnwise.core.blocking import Blocked, allow_interrupts, interruptible
+
+HANG_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def _sigalrm_is_given_back() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGALRM)
+    yield
+    assert signal.getsignal(signal.SIGALRM) == before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def sleep() -> None:
+    time.sleep(HANG_S)
+
+
+def spin() -> None:
+    end = time.monotonic() + HANG_S
+    while time.monotonic() < end:
+        pass
+
+
+def swallow() -> None:
+    """Goes on after whatever it can catch."""
+    end = time.monotonic() + HANG_S
+    while time.monotonic() < end:
+        try:
+            time.sleep(HANG_S)
+        except Exception:
+            continue
+
+
+def swallow_once() -> None:
+    try:
+        time.sleep(HANG_S)
+    except BaseException:
+        time.sleep(HANG_S)
+
+
+async def block(how: Callable[[], None]) -> None:
+    await asyncio.sleep(0)
+    how()
+
+
+@pytest.mark.parametrize("how", [sleep, spin, swallow, swallow_once])
+def test_interruptible_interrupts_code_that_blocks(how: Callable[[], None]) -> None:
+    async def scenario() -> None:
+        with allow_interrupts():
+            await interruptible(block(how), 0.05, "the step")
+
+    began = time.monotonic()
+    with pytest.raises(Blocked, match=r"the step ran for 0\.05 s without a pause, at test_blocking\.py:\d+"):
+        asyncio.run(scenario())
+    assert time.monotonic() - began < HANG_S  # a guard: it would go on for so long
+
+
+def test_interruptible_leaves_suspended_code_alone() -> None:
+    """Others run meanwhile, and for longer than its limit: none of that is its time."""
+
+    async def wait(gate: asyncio.Event) -> str:
+        await gate.wait()
+        return "back"
+
+    async def scenario() -> str:
+        gate = asyncio.Event()
+        with allow_interrupts():
+            waiting = asyncio.create_task(interruptible(wait(gate), 0.05, "it"))
+            await asyncio.sleep(0)
+            time.sleep(0.2)  # somebody else's code
+            gate.set()
+            return await waiting
+
+    assert asyncio.run(scenario()) == "back"
+
+
+def test_interruptible_passes_on_results_errors_and_cancellation() -> None:
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise KeyError("mine")
+
+    async def linger(seen: list[str]) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
+
+    async def scenario() -> list[str]:
+        seen: list[str] = []
+        with allow_interrupts():
+            with pytest.raises(KeyError, match="mine"):
+                await interruptible(fail(), 60.0, "it")
+            lingering = asyncio.create_task(interruptible(linger(seen), 60.0, "it"))
+            await asyncio.sleep(0)
+            lingering.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await lingering
+        return seen
+
+    assert asyncio.run(scenario()) == ["cancelled"]
+
+
+def test_nested_limits_interrupt_at_the_nearer_one() -> None:
+    async def inner() -> None:
+        await interruptible(block(sleep), 30.0, "the inner one")
+
+    async def scenario() -> None:
+        with allow_interrupts():
+            await interruptible(inner(), 0.05, "the outer one")
+
+    with pytest.raises(Blocked, match="the outer one"):
+        asyncio.run(scenario())
+
+
+def test_interruptible_is_plain_where_no_signal_can_be_used() -> None:
+    """In another thread, and beside somebody's own timer, nothing is interrupted and nothing is taken away."""
+
+    async def short() -> str:
+        time.sleep(0.1)
+        return "done"
+
+    async def scenario() -> str:
+        with allow_interrupts():
+            return await interruptible(short(), 0.01, "it")
+
+    found: list[str] = []
+    thread = threading.Thread(target=lambda: found.append(asyncio.run(scenario())))
+    thread.start()
+    thread.join()
+    signal.setitimer(signal.ITIMER_REAL, 3600.0)
+    try:
+        found.append(asyncio.run(scenario()))
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 3000
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    assert found == ["done", "done"]
