@@ -1,8 +1,12 @@
 """Judges of groups among the other rewards of a run."""
 
 import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+import pytest
 from test_scoring import TASK, played
 
 from turnwise.core.errors import InfrastructureFailure
@@ -130,3 +134,38 @@ def test_a_member_that_a_function_cannot_reach_the_world_for_is_left_out_alone()
     assert [member.turn_rewards for member in group.trajectories] == [(0.0, 1.5), (2.5,)]
     told = "there is no verdict on 2 of a group's 3 members: the reward score: the server is gone"
     assert reach(1) == Scored(groups=[], failures=(told,), left_out=3, last_failure=told)
+
+
+async def hang(trajectory: Trajectory) -> float:
+    return await asyncio.Event().wait()
+
+
+async def hang_busily(trajectory: Trajectory) -> float:
+    await asyncio.sleep(0)
+    time.sleep(60)
+    return 1.0
+
+
+def block(trajectory: Trajectory) -> float:
+    time.sleep(60)
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("late", "told"),
+    [
+        (hang, r"the reward score gave nothing within rollout\.timeout_s 0\.5"),
+        (hang_busily, r"the reward score ran for 0\.5 s without a pause, at test_scoring_judges\.py:\d+"),
+        (block, r"the reward score ran for 0\.5 s without a pause, at test_scoring_judges\.py:\d+"),
+    ],
+)
+def test_score_groups_leaves_out_a_member_whose_function_never_returns(
+    late: Callable[[Trajectory], float | Awaitable[float]], told: str
+) -> None:
+    def score(trajectory: Trajectory) -> float | Awaitable[float]:
+        return late(trajectory) if len(trajectory.turns) == 1 else 0.5
+
+    functions = {"score": from_function(score)}
+    found = scored(Scoring(format_penalty=0.0, functions=functions, weights={"env": 1, "score": 1}, timeout_s=0.5))
+    assert [len(group.trajectories) for group in found.groups] == [2] and found.left_out == 1
+    assert re.search(told, found.last_failure)

@@ -241,4 +241,5 @@ def build_scoring(config: Config, decode: Callable[[Sequence[int]], str]) -> Sco
         functions=functions,
         judges=make_judges(config.reward.judges, decode, taken=tuple(functions)).rewards,
         weights=reward_weights(config),
+        timeout_s=config.rollout.timeout_s,
     )

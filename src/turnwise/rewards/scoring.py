@@ -4,10 +4,12 @@ Always computed from the turns' own rewards, so that nothing is counted twice ho
 """
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from turnwise.core.blocking import allow_interrupts, blocking_limit
 from turnwise.core.errors import InfrastructureFailure, RewardFailure
 from turnwise.core.protocols import GroupReward, Reward, RewardResult
 from turnwise.core.trajectory import Group, Trajectory
@@ -25,6 +27,9 @@ class Scoring:
     weights: Mapping[str, float]
     """Of the environment's reward, by the name `ENV`, of each function's and each judge's."""
     judges: Mapping[str, GroupReward] = field(default_factory=dict)
+    """They have time-outs of their own."""
+    timeout_s: float = math.inf
+    """Of one call of a function."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +79,12 @@ async def score_groups(groups: Sequence[Group], scoring: Scoring) -> Scored:
         except RewardFailure as failure:
             return _Judged(None, str(failure))
 
-    found = await asyncio.gather(*map(score, scored))
+    token = blocking_limit.set(scoring.timeout_s)
+    try:
+        with allow_interrupts():
+            found = await asyncio.gather(*map(score, scored))
+    finally:
+        blocking_limit.reset(token)
     judged = [each.group for each in found if each.group is not None]
     return Scored(
         groups=judged,
@@ -126,11 +136,17 @@ _Named = dict[str, tuple[float, ...]]
 
 async def _of_functions(trajectory: Trajectory, scoring: Scoring) -> _Named | RewardFailure:
     found: _Named = {}
+    limit = None if scoring.timeout_s == math.inf else scoring.timeout_s
     for name, function in scoring.functions.items():
         try:
-            found[name] = (await function(trajectory)).turn_rewards
+            async with asyncio.timeout(limit) as cut:
+                found[name] = (await function(trajectory)).turn_rewards
         except InfrastructureFailure as failure:
             return _of(name, failure)
+        except TimeoutError:
+            if not cut.expired():
+                raise
+            return RewardFailure(f"the reward {name} gave nothing within rollout.timeout_s {limit:g}: raise it")
     return found
 
 
