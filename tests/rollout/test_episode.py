@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +20,7 @@ from turnwise.core.trajectory import Status, Stop, Trajectory
 from turnwise.data.samples import samples_of
 from turnwise.engine.scripted import ScriptedPolicy, ScriptedSession
 from turnwise.envs.registry import load
+from turnwise.render.codec import Codec
 from turnwise.rewards.making import make_rubric
 from turnwise.rewards.rubric import Answered, Rubric
 from turnwise.rollout.clock import EpisodeClock
@@ -291,3 +293,30 @@ def test_run_episode_refuses_late_results_where_nothing_can_interrupt() -> None:
     told = r"^the environment frozen_lake took .* s in all, and rollout\.timeout_s is 0\.5"
     with ThreadPoolExecutor(1) as thread, pytest.raises(InfrastructureFailure, match=told):
         thread.submit(play, Late(), says("hi"), limits(timeout_s=0.5)).result()
+
+
+@pytest.mark.parametrize("turns", [0, 2])
+def test_observation_that_cannot_fit_is_never_tokenised(turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten megabytes end the episode as any observation that is too long does."""
+    huge = user("word " * 2_000_000)
+
+    class Huge(TalkingEnv):
+        async def start(self) -> Observation:
+            opening = await super().start()
+            return opening if turns else replace(opening, messages=(huge,))
+
+        async def step(self, action: Message) -> StepResult:
+            result = await super().step(action)
+            return result if self._turn < turns else replace(result, messages=(huge,))
+
+    encoded: list[int] = []
+    encode = Codec._ids
+
+    def count(codec: Codec, text: str, spaced: bool) -> list[int]:
+        encoded.append(len(text))
+        return encode(codec, text, spaced)
+
+    monkeypatch.setattr(Codec, "_ids", count)
+    trajectory, _ = play(Huge(), says("hi"), limits())
+    assert (trajectory.status, len(trajectory.turns)) == (Status.TRUNCATED_TOKENS, turns)
+    assert max(encoded, default=0) < 1000

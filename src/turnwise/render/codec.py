@@ -1,16 +1,17 @@
 """Text to ids without special tokens, and ids to bytes."""
 
 import json
+import math
 import re
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from turnwise.render.vocabulary import AddedToken, ByteTable, added_tokens, any_of, backend_of
+from turnwise.render.vocabulary import AddedToken, ByteTable, added_tokens, any_of, backend_of, kinds_of
 
 CACHED_TEXTS = 2048
 CACHED_LENGTH = 16384
@@ -47,6 +48,17 @@ class Codec:
         self._table = ByteTable(self._backend, spec["decoder"])
         self._exact = self._table.agrees(self._backend)
         self._cached = lru_cache(maxsize=CACHED_TEXTS)(self._encode)
+
+    @cached_property
+    def longest_token(self) -> float:
+        """Characters of text that one token can stand for, at most; infinity where unknown text is one token or none.
+
+        Pieces of a byte-level vocabulary have a character a byte, so these are never fewer than their text's.
+        """
+        spec = json.loads(self._backend.to_str())
+        if "ByteLevel" not in kinds_of(spec["decoder"]) and not spec["model"].get("byte_fallback"):
+            return math.inf
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)))
 
     def encode(self, text: str, spaced: bool = False) -> tuple[int, ...]:
         """Ids of plain text, none of them a control token's. `spaced`: with the space that the tokenizer puts first."""

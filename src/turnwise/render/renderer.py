@@ -75,6 +75,13 @@ class Renderer:
         except RefusedError:
             return False
 
+    def can_fit(self, messages: Sequence[Message], max_tokens: int) -> bool:
+        """False where the messages have more characters than so many tokens can stand for. Nothing is encoded.
+
+        Blanks around a message do not count: a template may strip them.
+        """
+        return sum(len(message.content.strip()) for message in messages) <= max_tokens * self._codec.longest_token
+
     def start(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), tools_in_words: str = "") -> list[int]:
         """The opening context, generation prompt included.
 

@@ -80,7 +80,7 @@ class ByteTable(dict[int, bytes]):
 
     def __init__(self, backend: Any, decoder: dict[str, Any] | None) -> None:
         self._piece_of = backend.id_to_token
-        kinds = _kinds(decoder)
+        kinds = kinds_of(decoder)
         spell = _byte_fallback if "ByteFallback" in kinds else _plain_piece
         self._spell = _byte_level if "ByteLevel" in kinds else spell
 
@@ -101,11 +101,11 @@ class ByteTable(dict[int, bytes]):
         return True
 
 
-def _kinds(component: dict[str, Any] | None) -> set[str]:
+def kinds_of(component: dict[str, Any] | None) -> set[str]:
     """The types in a serialised decoder."""
     if component is None:
         return set()
     kinds = {component["type"]}
     for inner in component.get("decoders", ()):
-        kinds |= _kinds(inner)
+        kinds |= kinds_of(inner)
     return kinds

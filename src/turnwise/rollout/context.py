@@ -54,6 +54,10 @@ class Pending:
 class Context(Protocol):
     """Stateless: what an episode has is in its turns and in the last `Pending`."""
 
+    def can_fit(self, messages: Sequence[Message], max_tokens: int) -> bool:
+        """Whether so many tokens may be enough for these messages, which the model is shown whole in any mode."""
+        ...
+
     def start(self, observation: Observation) -> Pending: ...
     def parse(self, completion: Completion) -> Parsed: ...
     async def next(self, pending: Pending, turns: Sequence[Turn], messages: Sequence[Message]) -> Pending: ...
@@ -64,6 +68,9 @@ class FullHistory:
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
+
+    def can_fit(self, messages: Sequence[Message], max_tokens: int) -> bool:
+        return self._renderer.can_fit(messages, max_tokens)
 
     def start(self, observation: Observation) -> Pending:
         ids = tuple(self._renderer.start(observation.messages, observation.tools, observation.tools_in_words))

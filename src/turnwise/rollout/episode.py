@@ -38,6 +38,8 @@ async def _play(
     world, turns = f"the environment {name}", played.turns
     opening = await clock.outside(env.start(), world)
     played.start = opening.picture
+    if not context.can_fit(opening.messages, limits.max_tokens):
+        return Status.TRUNCATED_TOKENS
     pending = context.start(opening)
     while (status := limits.check(pending)).ongoing:
         completion = await session.generate(pending.ids, limits.turn_sampling(pending), restart=not pending.extends)
@@ -46,6 +48,8 @@ async def _play(
         turns.append(_turn(pending, completion, parsed, step))
         if step.over:
             return step.status
+        if not context.can_fit(step.messages, limits.max_tokens):
+            return Status.TRUNCATED_TOKENS
         pending = await clock.outside(context.next(pending, turns, step.messages), "the summary hook")
     return status
 
