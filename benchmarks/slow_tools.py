@@ -1,251 +1,92 @@
-"""B6: tools that take their time. Episodes that go on alone against turns in lock-step, the same engine and episodes.
+"""B6: slow tools, through `turnwise train`: episodes that go on alone against turns in lock-step.
 
-    python benchmarks/slow_tools.py [--episodes 1024] [--in-flight 256] [--turns 5] [--repeats 1]
+    python benchmarks/slow_tools.py [--episodes 1024] [--in-flight 256] [--repeats 1] [--out FOLDER]
 
-Every turn calls a tool that takes as long as chance says: log-normal, median 0.5 s, 99th percentile 8 s, the same for
-the same call in both orders. The engine sleeps instead of computing, for as long as a step of so many rows takes; all
-that the episodes need of it is 110 s and some. Lock-step is what many trainers do: all episodes of a batch sample, all
-call, the slowest is waited for, all sample again. idle: of the engine, over the middle 80 % of the time.
+Each side is a training step by the command itself, with its default settings but for the number of episodes. Every one
+of an episode's 5 turns waits for a tool whose latency is log-normal, with a median of 0.5 s and a 99th percentile of
+8 s, the same for the same call on both sides. In lock-step, as in many trainers, nobody samples again before the
+slowest tool of the batch has answered: the same engine, model and tools, with a barrier after the tool.
+
+    alone       as it is
+    lock-step   a barrier over all episodes in flight after every tool
 """
 
 import argparse
-import asyncio
-import math
-import random
+import os
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from runs import training_rows
+from slow_tool_env import PARTIES, TURNS
 
-from turnwise.core.chance import stream
-from turnwise.core.protocols import Completion, Sampling, Session
-from turnwise.core.task import EpisodeKey, Task
-from turnwise.core.trajectory import Trajectory
-from turnwise.engine.scripted import ScriptedPolicy
-from turnwise.envs.kind import EnvKind
-from turnwise.envs.seeds import seed_for
-from turnwise.envs.text_env import Outcome, lost
-from turnwise.envs.tool_env import Style, ToolEnv
-from turnwise.models.tiny import tiny_tokenizer
-from turnwise.render.renderer import Renderer
-from turnwise.rollout.collect import Collector
-from turnwise.rollout.context import FullHistory
-from turnwise.rollout.episode import run_episode
-from turnwise.rollout.limits import Limits
-from turnwise.tools.function import from_function, tool
-from turnwise.tools.tool import Tool
-
-MEDIAN_S, SPREAD = 0.5, math.log(8 / 0.5) / statistics.NormalDist().inv_cdf(0.99)
-TOKENS, STEP_S, ROW_S = 48, 0.002, 0.00045
-"""Of a turn the tokens; of an engine's step the seconds, and those of each row in it."""
-ENDLESS = 10**9
-
-
-@tool(timeout_s=3600, concurrency=10**6)
-async def wait(state: random.Random) -> str:
-    """Takes its time."""
-    await asyncio.sleep(MEDIAN_S * math.exp(SPREAD * state.gauss(0, 1)))
-    return "done"
-
-
-class Slow(ToolEnv):
-    """Call until the end."""
-
-    class Params(ToolEnv.Params):
-        style: Style = "answer"
-        max_tool_calls: int = 10**6
-
-    @classmethod
-    def make_tools(cls, params: Any) -> Sequence[Tool]:
-        return [from_function(wait)]
-
-    def reset(self, rng: random.Random) -> str:
-        return "Go."
-
-    def step(self, action: str) -> Outcome:
-        return lost()
-
-    def tool_state(self) -> random.Random:
-        return self.rng
-
-
-@dataclass(slots=True)
-class SleepingEngine:
-    """Batches whoever is ready at every step; `busy` has the stretches of time in which it had rows."""
-
-    rows: dict[asyncio.Future[None], int] = field(default_factory=dict)
-    busy: list[tuple[float, float]] = field(default_factory=list)
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def turn(self) -> None:
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.rows[done] = TOKENS
-        self.wake.set()
-        await done
-
-    async def run(self) -> None:
-        while True:
-            await self.wake.wait()
-            began = time.perf_counter()
-            await asyncio.sleep(STEP_S + ROW_S * len(self.rows))
-            self.busy.append((began, time.perf_counter()))
-            self.rows = {row: left - 1 for row, left in self.rows.items()}
-            for row in [row for row, left in self.rows.items() if left == 0]:
-                del self.rows[row]
-                row.set_result(None)
-            await asyncio.sleep(0)
-            if not self.rows:
-                self.wake.clear()
-
-    def idle(self, began: float, ended: float) -> float:
-        """Of the middle 80 % the share without rows."""
-        low, high = began + 0.1 * (ended - began), ended - 0.1 * (ended - began)
-        return 1 - sum(max(0.0, min(end, high) - max(start, low)) for start, end in self.busy) / (high - low)
-
-
-@dataclass(frozen=True, slots=True)
-class SlowSession:
-    session: Session
-    engine: SleepingEngine
-
-    async def generate(self, ids: Sequence[int], sampling: Sampling, restart: bool = False) -> Completion:
-        await self.engine.turn()
-        return await self.session.generate(ids, sampling, restart)
-
-
-@dataclass(frozen=True, slots=True)
-class SlowPolicy:
-    policy: ScriptedPolicy
-    engine: SleepingEngine
-
-    @asynccontextmanager
-    async def _session(self, key: EpisodeKey) -> AsyncIterator[SlowSession]:
-        async with self.policy.open(key) as session:
-            yield SlowSession(session, self.engine)
-
-    def open(self, key: EpisodeKey) -> AbstractAsyncContextManager[SlowSession]:
-        return self._session(key)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    episodes: int
-    in_flight: int
-    turns: int
-
-    @property
-    def kind(self) -> EnvKind:
-        return EnvKind(name="slow", kind="", cls=Slow)
-
-    def tasks(self) -> list[Task]:
-        params = self.kind.check_params({"max_turns": self.turns})
-        return [Task(env="slow", params=params, seed=seed_for("train", number)) for number in range(self.episodes)]
-
-
-class Barrier:
-    """Lock-step: nobody of the batch samples before all have come."""
-
-    def __init__(self, parties: int) -> None:
-        self._barrier = asyncio.Barrier(parties)
-
-    async def wait(self) -> None:
-        await self._barrier.wait()
-
-
-@dataclass(frozen=True, slots=True)
-class LockedSession:
-    session: SlowSession
-    barrier: Barrier
-
-    async def generate(self, ids: Sequence[int], sampling: Sampling, restart: bool = False) -> Completion:
-        await self.barrier.wait()
-        return await self.session.generate(ids, sampling, restart)
-
-
-async def alone(job: Job, policy: SlowPolicy, context: FullHistory, limits: Limits) -> list[Trajectory]:
-    """As turnwise does it."""
-    collector = Collector(
-        policy=policy,
-        make_env=job.kind.make,
-        context=context,
-        limits=limits,
-        in_flight=job.in_flight,
-        attempts=1,
-        run_seed=0,
-    )
-    collected = await collector.collect(job.tasks(), group_size=1, round=0)
-    return [trajectory for group in collected.groups for trajectory in group.trajectories]
-
-
-async def in_lock_step(job: Job, policy: SlowPolicy, context: FullHistory, limits: Limits) -> list[Trajectory]:
-    found: list[Trajectory] = []
-    tasks = job.tasks()
-    for first in range(0, len(tasks), job.in_flight):
-        batch = tasks[first : first + job.in_flight]
-        barrier = Barrier(len(batch))
-
-        async def episode(task: Task, barrier: Barrier = barrier) -> Trajectory:
-            key = EpisodeKey(run_seed=0, round=0, task=task, member=0)
-            env = job.kind.make(task)
-            async with AsyncExitStack() as stack:
-                stack.push_async_callback(env.close)
-                session = await stack.enter_async_context(policy.open(key))
-                return await run_episode(key, env, LockedSession(session, barrier), context, limits)
-
-        found += await asyncio.gather(*map(episode, batch))
-    return found
+GROUP_SIZE = 16
+ENV = Path(__file__).with_name("slow_tool_env.py").resolve()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     order: str
-    seconds: float
-    engine_s: float
-    idle: float
-    turns: int
+    rollout_s: float
+    command_s: float
+    turns: float
 
 
-async def measure(order: str, job: Job) -> Reading:
-    renderer = Renderer(tiny_tokenizer())
-    said = renderer.answer("<call>wait {}</call>")
-    engine = SleepingEngine()
-    policy = SlowPolicy(ScriptedPolicy(lambda *_: said, list(renderer.stop_ids)), engine)
-    limits = Limits(sampling=Sampling(max_tokens=ENDLESS), max_tokens=ENDLESS, timeout_s=36000.0)
-    working = asyncio.ensure_future(engine.run())
+def run(order: str, name: str, out: Path, episodes: int, in_flight: int) -> Reading:
+    """One training step by the command. `order` warm-up: nothing is slow, which fills the cache of warm models."""
+    command = [sys.executable, "-m", "turnwise", "train", f"{ENV}:Slow"]
+    settings = {
+        "train.steps": 1,
+        "rollout.groups": episodes // GROUP_SIZE,
+        "rollout.group_size": GROUP_SIZE,
+        "rollout.in_flight": in_flight,
+        "eval.episodes": 1,
+        "record.folder": out,
+        "record.name": name,
+    }
+    parties = {"alone": "1", "lock-step": str(in_flight)}
+    env = {**os.environ, **({PARTIES: parties[order]} if order in parties else {})}
     began = time.perf_counter()
-    found = await (alone if order == "alone" else in_lock_step)(job, policy, FullHistory(renderer), limits)
-    ended = time.perf_counter()
-    working.cancel()
-    turns = sum(len(each.turns) for each in found)
-    assert len(found) == job.episodes and turns == job.episodes * job.turns, "both orders play all of it"
-    engine_s = sum(end - start for start, end in engine.busy)
-    return Reading(order=order, seconds=ended - began, engine_s=engine_s, idle=engine.idle(began, ended), turns=turns)
+    with (out / f"{name}.log").open("w") as log:
+        given = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
+        subprocess.run([*command, *given], check=True, env=env, stdout=log, stderr=log)
+    command_s = time.perf_counter() - began
+    (row,) = training_rows(out / name)
+    assert row["rollout/episodes"] == episodes and row["rollout/turns"] == TURNS, "both sides play all of it"
+    return Reading(order=order, rollout_s=row["time/rollout_s"], command_s=command_s, turns=episodes * TURNS)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--episodes", type=int, default=1024)
     parser.add_argument("--in-flight", type=int, default=256)
-    parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=None)
     given = parser.parse_args()
-    job = Job(episodes=given.episodes, in_flight=given.in_flight, turns=given.turns)
-    chance = stream("an example of the waits")
-    waits = sorted(MEDIAN_S * math.exp(SPREAD * chance.gauss(0, 1)) for _ in range(10_000))
-    table = Table("order", "seconds", "of the engine", "idle in the middle", "turns", "ratio")
-    for _ in range(given.repeats):
-        readings = [asyncio.run(measure(order, job)) for order in ("alone", "lock-step")]
-        for each in readings:
-            numbers = (f"{each.seconds:.1f}", f"{each.engine_s:.1f}", f"{100 * each.idle:.1f} %", str(each.turns))
-            table.add_row(each.order, *numbers, f"{each.seconds / readings[0].seconds:.2f}")
+    if given.episodes % given.in_flight or given.episodes % GROUP_SIZE:
+        parser.error(f"--episodes must be a multiple of --in-flight and of {GROUP_SIZE}")
+    out = Path(tempfile.mkdtemp(prefix="slow_tools_")) if given.out is None else given.out
+    out.mkdir(parents=True, exist_ok=True)
+    run("warm-up", "warm-up", out, 4 * GROUP_SIZE, given.in_flight)
+    table = Table("order", "rollout", "whole command", "turns", "rollout, ratio")
+    ratios = []
+    for number in range(given.repeats):
+        sides = [
+            run(order, f"{order}-{number}", out, given.episodes, given.in_flight) for order in ("alone", "lock-step")
+        ]
+        ratios.append(sides[1].rollout_s / sides[0].rollout_s)
+        for each in sides:
+            numbers = (f"{each.rollout_s:.1f} s", f"{each.command_s:.1f} s", f"{each.turns:.0f}")
+            table.add_row(each.order, *numbers, f"{each.rollout_s / sides[0].rollout_s:.2f}")
     console = Console(width=100)
-    console.print(f"waits: median {waits[5000]:.2f} s, 99th percentile {waits[9900]:.2f} s")
     console.print(table)
+    console.print(f"lock-step takes {statistics.median(ratios):.2f} times as long (target: at least 2.5)")
 
 
 if __name__ == "__main__":
