@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.rewards.math_equality import equivalent, evaluated
+from math_answers_for_tests import RIGHT, WRONG
+from turnwise.rewards.math_equality import equal, equivalent, evaluated
 from turnwise.rewards.math_text import parse
 
 EQUAL = [
@@ -59,6 +60,30 @@ def test_the_same_written_otherwise_is_equal(one: str, other: str) -> None:
 @pytest.mark.parametrize(("one", "other"), DIFFERENT)
 def test_what_differs_is_not_equal(one: str, other: str) -> None:
     assert not equivalent(one, other)
+
+
+@pytest.mark.parametrize(("answer", "reference"), RIGHT)
+def test_decimal_equals_what_it_rounds_to(answer: str, reference: str) -> None:
+    assert equivalent(answer, reference)
+
+
+@pytest.mark.parametrize(("answer", "reference"), WRONG)
+def test_decimal_is_exact_where_the_reference_is(answer: str, reference: str) -> None:
+    assert not equivalent(answer, reference)
+
+
+@given(st.integers(-(10**18), 10**18), st.integers(-3, 3).filter(bool), st.sampled_from(["", ".0", ".000000"]))
+def test_whole_number_beside_the_reference_is_wrong(reference: int, off: int, zeros: str) -> None:
+    near = f"{reference + off}{zeros}"
+    assert not equivalent(near, str(reference)) and not equivalent(near, f"{reference}.0")
+    assert not equal(near, Fraction(reference))
+    assert equivalent(f"{reference}{zeros}", str(reference)) and equal(f"{reference}{zeros}", Fraction(reference))
+
+
+def test_close_is_the_relative_error_of_any_decimal() -> None:
+    assert equivalent("41.8", "42", close=0.01) and not equivalent("41.5", "42", close=0.01)
+    assert not equivalent("0.333333333", "1/3", close=0.0) and equivalent("0.75", "3/4", close=0.0)
+    assert not equivalent("83/2", "42", close=0.5), "a fraction is not rounded"
 
 
 TERMS = st.recursive(

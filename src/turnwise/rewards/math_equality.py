@@ -1,6 +1,9 @@
 """Whether two expressions are equal: exactly where they are rational, to fifty digits where roots are in them.
 
 With variables, equal at random points wherever both have a value. Sizes are bounded, so no answer takes long.
+
+A decimal may be rounded only where the reference cannot be written exactly in decimals (1/3, sqrt(2), 2 pi), or is a
+rounded decimal itself: then it must have six digits or more and be off by less than a 1 in the last of them.
 """
 
 import math
@@ -11,7 +14,7 @@ from fractions import Fraction
 from typing import TypeVar
 
 from turnwise.core.chance import stream
-from turnwise.rewards.math_text import LONGEST, PREFIXES, TOKEN, Postfix, parse, plain, variables
+from turnwise.rewards.math_text import LONGEST, PREFIXES, TOKEN, Postfix, decimals, parse, plain, variables
 
 Value = Fraction | Decimal
 Number = TypeVar("Number", Fraction, Decimal)
@@ -22,8 +25,10 @@ DIGITS = Context(prec=60, Emax=999, Emin=-999, traps=[InvalidOperation, Division
 SAME = Decimal("1e-50")
 """How far two values with roots in them may lie apart, of their size: what their last digits are off by."""
 POINTS, LEAST_POINTS = 8, 2
-CLOSE = 1e-6
-"""How near a decimal must come to a number that has no end in decimals, of its size."""
+SIX_DIGITS = Fraction(1, 10**5)
+"""What a 1 in the last of six digits may be of a number. A decimal of fewer digits is not taken for a rounded one."""
+DOUBLE = Fraction(1, 10**15)
+"""Relative error that arithmetic on doubles may leave in a decimal."""
 
 
 def exact(text: str) -> Fraction | None:
@@ -34,14 +39,18 @@ def exact(text: str) -> Fraction | None:
     return None
 
 
-def equal(text: str, wanted: Fraction, close: float = CLOSE) -> bool:
-    """Whether `text` is that number; a decimal may be rounded."""
+def equal(text: str, wanted: Fraction) -> bool:
+    """Whether `text` is that number; a decimal may be rounded where the number has no end in decimals."""
     found = exact(text)
-    return found is not None and (found == wanted or ("." in plain(text) and _near(found, wanted, close)))
+    rounded = bool(decimals(text)) and not _ends(wanted)
+    return found is not None and _same(found, wanted, _rounding(text, "") if rounded else Fraction(0))
 
 
-def equivalent(text: str, wanted: str, close: float = CLOSE) -> bool:
-    """Whether two expressions mean the same; what is no expression must be the same text, spaces apart."""
+def equivalent(text: str, wanted: str, close: float | None = None) -> bool:
+    """Whether two expressions mean the same; what is no expression must be the same text, spaces apart.
+
+    `close`: relative error that an answer with a decimal may have, whatever the reference is.
+    """
     text, wanted = _right_side(text, wanted)
     if TOKEN.findall(text[:LONGEST]) == TOKEN.findall(wanted[:LONGEST]) and len(text) <= LONGEST:
         return bool(text)
@@ -49,10 +58,44 @@ def equivalent(text: str, wanted: str, close: float = CLOSE) -> bool:
         one, other = parse(text), parse(wanted)
     except ValueError:
         return False
-    rounded = close if "." in text else 0.0
-    compared = [_same(a, b, rounded) for a, b in _values(one, other, wanted)]
+    if not decimals(text):
+        error = Fraction(0)
+    elif close is not None:
+        error = Fraction(close)
+    else:
+        error = Fraction(0) if _is_exact(other, wanted) else _rounding(text, wanted)
+    compared = [_same(a, b, error) for a, b in _values(one, other, wanted)]
     least = LEAST_POINTS if variables(one) | variables(other) else 1
     return len(compared) >= least and all(compared)
+
+
+def _is_exact(reference: Postfix, text: str) -> bool:
+    """Whether a decimal can be this reference exactly, so that a rounded one is wrong."""
+    if variables(reference):
+        whole = all(isinstance(item, Fraction | str) and item not in ("/", "sqrt") for item in reference)
+        return whole and not decimals(text)
+    try:
+        value = evaluated(reference, {})
+    except ValueError:
+        return True
+    return isinstance(value, Fraction) and (value.denominator == 1 if decimals(text) else _ends(value))
+
+
+def _ends(value: Fraction) -> bool:
+    """Whether the number has an end in decimals: no primes but 2 and 5 divide its denominator."""
+    return 10 ** value.denominator.bit_length() % value.denominator == 0
+
+
+def _rounding(text: str, wanted: str) -> Fraction:
+    """Relative error that rounding explains: up to a 1 in the answer's last place, half of that in the reference's."""
+    places = [min(map(_last_place, decimals(text))), *(_last_place(each) / 2 for each in decimals(wanted))]
+    return max([DOUBLE, *(each for each in places if each <= SIX_DIGITS)])
+
+
+def _last_place(decimal: str) -> Fraction:
+    """What a 1 in its last place is of the number."""
+    digits, value = len(decimal.partition(".")[2]), Fraction(decimal)
+    return Fraction(1, 10**digits) / value if value else Fraction(1)
 
 
 def _right_side(text: str, wanted: str) -> tuple[str, str]:
@@ -151,13 +194,14 @@ def _bounded(value: Value) -> Value:
     return value
 
 
-def _same(one: Value, other: Value, close: float) -> bool:
-    if isinstance(one, Fraction) and isinstance(other, Fraction):
-        return one == other or (close > 0 and _near(one, other, close))
-    with localcontext(DIGITS):
-        apart, size = abs(_decimal(one) - _decimal(other)), max(abs(_decimal(one)), abs(_decimal(other)), Decimal(1))
-        return apart <= SAME * size or (close > 0 and apart <= Decimal(close) * size)
-
-
-def _near(one: Fraction, other: Fraction, close: float) -> bool:
-    return abs(one - other) <= Fraction(close) * max(Fraction(1), abs(other))
+def _same(found: Value, wanted: Value, error: Fraction) -> bool:
+    """`error`: how far they may lie apart, of the size of `wanted`."""
+    if isinstance(found, Fraction) and isinstance(wanted, Fraction):
+        return found == wanted or abs(found - wanted) < error * abs(wanted)
+    try:
+        with localcontext(DIGITS):
+            one, other, part = _decimal(found), _decimal(wanted), _decimal(error)
+            apart, size = abs(one - other), max(abs(one), abs(other), Decimal(1))
+            return apart <= SAME * size or apart < part * abs(other)
+    except ArithmeticError:  # one is too large for a number with roots, the other is not
+        return False

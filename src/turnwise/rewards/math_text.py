@@ -38,6 +38,7 @@ WORDS = {
     "π": " pi ",
 }
 TOKEN = re.compile(r"[0-9]+\.?[0-9]*|\.[0-9]+|[A-Za-z]+|\S")
+DECIMAL = re.compile(r"[0-9]+\.[0-9]*|\.[0-9]+")
 PRIORITY = {"(": 0, "+": 1, "-": 1, "*": 2, "/": 2, "neg": 3, "^": 4, "sqrt": 5}
 """A root takes what stands right behind it: sqrt(x)^2 is (sqrt(x))^2; and -x^2 is -(x^2)."""
 PREFIXES = ("neg", "sqrt")
@@ -62,6 +63,11 @@ def parse(text: str) -> Postfix:
     if len(text) > LONGEST:
         raise ValueError("too long for an expression")
     return _Reader().read(TOKEN.findall(_without_latex(text)))
+
+
+def decimals(text: str) -> list[str]:
+    """The numbers of an expression that have a decimal point."""
+    return [token for token in TOKEN.findall(_without_latex(plain(text)[:LONGEST])) if DECIMAL.fullmatch(token)]
 
 
 def variables(postfix: Postfix) -> set[str]:

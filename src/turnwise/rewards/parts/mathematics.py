@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from turnwise.config.section import Section
-from turnwise.rewards.math_equality import CLOSE, equivalent
+from turnwise.rewards.math_equality import equivalent
 from turnwise.rewards.parts.texts import looked_at, references
 from turnwise.rewards.rubric import Answered
 
@@ -15,8 +15,9 @@ class SymbolicMath(Section):
 
     against: str = "answer"
     """The column with the accepted answer, or a list of them."""
-    close: Annotated[float, Field(ge=0, lt=1)] = CLOSE
-    """How near an answer that is written as a decimal must come, of its size; 0: exactly."""
+    close: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Relative error that an answer written as a decimal may have; 0: none. Left out, it must be exact where the
+    reference is (3, 3/4); of 1/3 or sqrt(2) it must have six digits or more and be off by less than 1 in the last."""
 
     async def __call__(self, answered: Answered) -> float:
         answer = looked_at(answered, "answer")
