@@ -135,7 +135,7 @@ def schema_of(database: Database) -> Schema:
 
 
 def _run(database: Database, query: str, limits: SqlLimits) -> Rows:
-    with closing(_opened(database)) as connection, closing(Functions()) as functions:
+    with closing(_opened(database)) as connection, closing(Functions(limits.max_value)) as functions:
         tables = _tables(connection)
         functions.replace(connection, query)
         narrow(connection, max_value=limits.max_value, max_columns=limits.max_columns)
