@@ -138,3 +138,10 @@ def test_a_turns_end_behind_calls_is_no_call(ending: str) -> None:
     assert read_calls(f"<|python_tag|>{ending}", "llama").problems == ()
     found = read_calls(f'[TOOL_CALLS][{{"name": "a", "arguments": {{"x": "</s>"}}}}]{ending}', "mistral")
     assert [(call.name, call.arguments) for call in found.calls] == [("a", '{"x": "</s>"}')] and not found.problems
+
+
+def test_thousands_of_endings_are_cut_from_a_call() -> None:
+    ends = "</s> \n<|eom_id|>" * 5_000
+    assert not read_calls(f"[TOOL_CALLS]{ends}", "mistral").calls
+    (call,) = read_calls(f'[TOOL_CALLS] [{{"name": "add", "arguments": {{"a": "</s>"}}}}]{ends}', "mistral").calls
+    assert (call.name, call.arguments) == ("add", '{"a": "</s>"}')

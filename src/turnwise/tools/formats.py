@@ -133,10 +133,15 @@ def _named(text: str) -> Iterator[ToolCall | str]:
 
 
 def _without_ending(text: str) -> str:
-    text = text.strip()
-    while text.endswith(ENDINGS):
-        text = next(text.removesuffix(ending) for ending in ENDINGS if text.endswith(ending)).rstrip()
-    return text
+    """Cut once: a text may end in thousands of them."""
+    end = before = len(text)
+    while True:
+        while end and text[end - 1].isspace():
+            end -= 1
+        end -= next((len(ending) for ending in ENDINGS if text.endswith(ending, 0, end)), 0)
+        if end == before:
+            return text[:end].lstrip()
+        before = end
 
 
 def _python(text: str) -> Iterator[ToolCall | str]:

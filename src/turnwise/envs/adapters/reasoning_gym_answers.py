@@ -14,7 +14,7 @@ LITERAL = re.compile(r"[\w\s\[\],.'\"-]*", re.ASCII)
 ARITHMETIC = re.compile(r"(?:\s|\d{1,9}(?:\.\d{1,9})?(?![\w.])|\*(?!\s*\*)|[-+/()])*", re.ASCII)
 """Numbers, + - * / and parentheses."""
 POWER = r"\*\*\s*(?:-?\d{1,3}|\(\s*-?\d{1,3}(?:\s*/\s*\d{1,3})?\s*\))(?![\w.]|\s*\*\*)"
-FORMULA = re.compile(rf"(?:\s|\d{{1,9}}(?:\.\d{{1,9}})?(?![\w.])|[A-Za-z]+|{POWER}|\*(?!\s*\*)|[-+/()])*", re.ASCII)
+FORMULA = re.compile(rf"(?:\s|\d{{1,9}}(?:\.\d{{1,9}})?(?![\w.])|[A-Za-z]++|{POWER}|\*(?!\s*\*)|[-+/()])*", re.ASCII)
 """Those, names, and small powers, of which none stands on another."""
 FUNCTIONS = {"sin", "cos", "tan", "exp", "log", "sqrt", "pi", "asin", "acos", "atan", "sinh", "cosh", "tanh"}
 NO_NUMBER = re.compile(r"\b(?:nan|inf|infinity)\b", re.IGNORECASE)

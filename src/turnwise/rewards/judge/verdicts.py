@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-FENCED = re.compile(r"^```(?:json)?\s*\n(.*?)\n?```$", re.DOTALL)
+FENCED = re.compile(r"^```(?:json)?[ \t\r]*\n(.*)```$", re.DOTALL)
 THOUGHT = re.compile(r"^\s*<think>.*?</think>", re.DOTALL)
 LONGEST = 100_000
 WINNERS = {"1": 1.0, "2": 0.0, "tie": 0.5}
