@@ -52,17 +52,18 @@ class Given:
     fine: bool
     text: str
 
-    def is_value(self, wanted: object, *, same_type: bool) -> bool:
+    def is_value(self, wanted: object, *, same_type: bool, as_json: bool = False) -> bool:
         """Compared as values of Python's own kinds: what a class of the agent's would claim to equal counts nothing.
 
-        `same_type`: 1 is not 1.0, nor True.
+        `same_type`: 1 is not 1.0, nor True. `as_json`: `wanted` comes from JSON, which knows no tuples.
         """
         if not self.fine:
             return False
         try:
             value = ast.literal_eval(self.text)
+            value = plain_json(value) if as_json else value
             return bool(value == wanted) and (not same_type or type(value) is type(wanted))
-        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        except Exception:  # the text is the agent's: whatever it makes this raise, it is no value
             return False
 
 

@@ -92,7 +92,7 @@ async def _value(name: str, part: Part, answered: Answered) -> float:
         value = float(await part(answered))
     except (UserError, EnvironmentFailure):
         raise
-    except InfrastructureFailure as failure:
+    except (InfrastructureFailure, OSError) as failure:
         raise RewardFailure(f"the reward {name}: {failure}") from failure
     except Exception as error:
         raise EnvironmentFailure(f"the reward {name} failed: {type(error).__name__}: {error}") from error

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from turnwise.core.errors import UserError
-from turnwise.rewards.code_cases import Given, plain_json
+from turnwise.rewards.code_cases import Given
 
 MOST_TESTS = 500
 
@@ -21,16 +21,7 @@ class Case:
     """Decided where the code runs, which could claim the outcome: only whether it held comes out."""
 
     def passed(self, given: Given) -> bool:
-        if not self.as_json:
-            return given.is_value(self.wanted, same_type=False)
-        return given.fine and _from_json(given.text, self.wanted)
-
-
-def _from_json(text: str, wanted: Any) -> bool:
-    try:
-        return bool(plain_json(ast.literal_eval(text)) == wanted)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return False
+        return given.is_value(self.wanted, same_type=False, as_json=self.as_json)
 
 
 def read_tests(tests: Any, code: str, function: str, column: str) -> tuple[str, list[Case]]:

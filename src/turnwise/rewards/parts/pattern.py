@@ -7,14 +7,14 @@ from typing import Annotated, Any, Literal, Self
 import regex  # type: ignore[import-untyped]
 from pydantic import Field, model_validator
 
-from turnwise.config.section import Section
+from turnwise.rewards.parts.part import BuiltInPart
 from turnwise.rewards.parts.texts import Of, looked_at
 from turnwise.rewards.rubric import Answered
 
 log = logging.getLogger(__name__)
 
 
-class Regex(Section):
+class Regex(BuiltInPart):
     """1 where the pattern matches, else 0.
 
     The text is the agent's, which may be one on which a pattern of many ways takes hours: it gets `timeout_s` in a
@@ -42,7 +42,7 @@ class Regex(Section):
     def _compiled(self) -> Any:
         return regex.compile(self.pattern, regex.IGNORECASE if self.ignore_case else 0)
 
-    async def __call__(self, answered: Answered) -> float:
+    async def score(self, answered: Answered) -> float:
         return float(await asyncio.to_thread(self._matches, looked_at(answered, self.of)))
 
     def _matches(self, text: str) -> bool:

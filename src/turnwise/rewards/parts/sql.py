@@ -1,6 +1,7 @@
 """Answers that are queries: what they give is compared, not what they say."""
 
 import asyncio
+import sqlite3
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -8,18 +9,18 @@ from typing import Annotated
 from pydantic import Field
 
 from turnwise.config.numbers import Positive
-from turnwise.config.section import Section
 from turnwise.core.errors import EnvironmentFailure
+from turnwise.rewards.parts.part import BuiltInPart
 from turnwise.rewards.parts.texts import column, looked_at
 from turnwise.rewards.rubric import Answered
 from turnwise.rewards.sql_equality import asks_for_order, equal_results
-from turnwise.tools.sql_query import SqlLimits, run_query
+from turnwise.tools.sql_query import Rows, SqlLimits, run_query
 from turnwise.tools.sql_text import query_of
 from turnwise.tools.sql_thread import in_thread
 from turnwise.tools.tool import ToolError
 
 
-class SqlResult(Section):
+class SqlResult(BuiltInPart):
     """1 where the answer, a query, gives what the row's query gives, else 0. Both are run read-only."""
 
     against: str = "sql"
@@ -34,7 +35,7 @@ class SqlResult(Section):
     max_value: Annotated[int, Field(ge=1_000, le=1_000_000)] = SqlLimits().max_value
     """Bytes of one row. Longer ones cannot be read; with a higher limit one query may keep a core for longer."""
 
-    async def __call__(self, answered: Answered) -> float:
+    async def score(self, answered: Answered) -> float:
         right = str(column(answered.row, self.against))
         database = Path(self.database or str(column(answered.row, "database"))).expanduser()
         said = query_of(looked_at(answered, "answer"))
@@ -42,13 +43,20 @@ class SqlResult(Section):
 
     def _compared(self, database: Path, said: str, right: str) -> float:
         """Blocks: many rows also take their time to compare."""
-        limits = SqlLimits(timeout_s=self.timeout_s, max_rows=self.max_rows, max_value=self.max_value)
         try:
-            wanted = run_query(database, right, limits)
+            wanted = self._run(database, right)
         except ToolError as error:
             raise EnvironmentFailure(f"the query of a row fails, {right[:200]!r}: {error}") from error
         try:
-            got = run_query(database, said, limits)
+            got = self._run(database, said)
         except ToolError:  # too long is wrong too
             return 0.0
         return float(equal_results(got, wanted, ordered=asks_for_order(right)))
+
+    def _run(self, database: Path, query: str) -> Rows:
+        """ToolError: the query is at fault. What else SQLite raises is the database's failure, such as a lock."""
+        limits = SqlLimits(timeout_s=self.timeout_s, max_rows=self.max_rows, max_value=self.max_value)
+        try:
+            return run_query(database, query, limits)
+        except sqlite3.Error as error:
+            raise EnvironmentFailure(f"the database {database} cannot be read: {error}") from error

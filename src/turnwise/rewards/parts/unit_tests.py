@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from turnwise.config.numbers import Positive
-from turnwise.config.section import Section
 from turnwise.rewards.code_cases import run_cases
 from turnwise.rewards.parts.case_forms import Case, read_tests
+from turnwise.rewards.parts.part import BuiltInPart
 from turnwise.rewards.parts.texts import column, looked_at
 from turnwise.rewards.per_loop import PerLoop
 from turnwise.rewards.rubric import Answered
@@ -19,7 +19,7 @@ from turnwise.rewards.rubric import Answered
 if TYPE_CHECKING:
     from turnwise.tools.python import PythonTool
 
-BLOCK = re.compile(r"```[ \t]*(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+BLOCK = re.compile(r"```[ \t]*(?:(?:python|py)[ \t]*)?\n(.*?)```", re.DOTALL | re.IGNORECASE)
 OUTPUT = 400_000
 """Characters of a run: what a hundred values take."""
 
@@ -30,7 +30,7 @@ def code_of(answer: str) -> str:
     return str(blocks[-1] if blocks else answer)
 
 
-class UnitTests(Section):
+class UnitTests(BuiltInPart):
     """The share of the row's tests that the answer's code passes, 0 to 1; each run in a fresh sandbox.
 
     `assert CALL == VALUE` and tests of input and output are compared outside of it, where the code cannot reach; of
@@ -53,7 +53,7 @@ class UnitTests(Section):
         _, cases = read_tests(column(row, self.against), "", self.function, self.against)
         return any(case.inside for case in cases)
 
-    async def __call__(self, answered: Answered) -> float:
+    async def score(self, answered: Answered) -> float:
         code = code_of(looked_at(answered, "answer"))
         setup, cases = read_tests(column(answered.row, self.against), code, self.function, self.against)
         tool, gate = _sandbox(self.timeout_s, self.memory_mb, self.concurrency)

@@ -1,0 +1,203 @@
+"""No answer produces anything but a score: what it makes our code raise is the answer's own failure."""
+
+import asyncio
+import logging
+import math
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from hypothesis import given, settings
+
+from hang_guard_for_tests import hang_guard
+from nasty_answers_for_tests import ANSWERS, NASTY
+from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, Outage, RewardFailure, UserError
+from turnwise.core.messages import assistant, user
+from turnwise.envs.adapters.reasoning_gym_answers import is_formula
+from turnwise.rewards.code_cases import Given
+from turnwise.rewards.judge.prompts import absolute
+from turnwise.rewards.judge.transcript import AGENT
+from turnwise.rewards.judge.verdicts import Unreadable, read_score
+from turnwise.rewards.making import PARTS, make_rubric
+from turnwise.rewards.parts.mathematics import SymbolicMath
+from turnwise.rewards.parts.part import BuiltInPart
+from turnwise.rewards.parts.shaping import Length
+from turnwise.rewards.parts.unit_tests import UnitTests, code_of
+from turnwise.rewards.rubric import Answered
+from turnwise.tools.sandbox.errors import SandboxUnavailable
+
+MATH = ["7", "-3/4", "1/3", "0.333333", "sqrt(2)", "2 pi", "x^2 + 1", "sqrt(x)/3", "(1, 2)", r"\frac{1}{2}", "no sum"]
+IN_PROCESS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    *(({"use": "math"}, {"answer": reference}) for reference in MATH),
+    ({"use": "math", "close": 0.1}, {"answer": MATH}),
+    ({"use": "exact_match"}, {"answer": ["1,234.5", "The \ud800"]}),
+    ({"use": "f1", "precision": 0.5}, {"answer": ["a b", ""]}),
+    ({"use": "length", "soft": 1, "hard": 9}, {}),
+    ({"use": "length", "soft": 0, "hard": 9, "unit": "characters", "of": "answer"}, {}),
+    ({"use": "repetition", "n": 3}, {}),
+    ({"use": "repetition", "n": 2, "unit": "characters", "of": "answer"}, {}),
+]
+"""Rewards with a row that each reads. `regex` waits for a thread, `sql` for another, `unit_tests` for a sandbox."""
+
+
+def score(table: dict[str, Any], row: dict[str, Any], answer: str) -> float:
+    (value,) = asyncio.run(_scored(table, row, [answer]))
+    return value
+
+
+async def _scored(table: dict[str, Any], row: dict[str, Any], answers: list[str]) -> list[float]:
+    rubric = make_rubric([table], lambda given: pytest.fail(given))
+
+    async def scored(answer: str) -> float:
+        messages = (user("?"), assistant(answer))
+        (value,) = (await rubric.score(Answered(question="?", answer=answer, row=row, messages=messages))).values()
+        return value
+
+    return list(await asyncio.gather(*map(scored, answers)))
+
+
+def check(values: list[float]) -> None:
+    assert all(isinstance(value, float) and math.isfinite(value) and -1 <= value <= 1 for value in values)
+
+
+@pytest.fixture(autouse=True)
+def no_warning(caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest) -> Any:
+    """The boundary is the last resort: an answer that gets there shows a defect of the part."""
+    yield
+    if "boundary" not in request.node.name:
+        assert not [record for record in caplog.records if "please report it" in record.message]
+
+
+@pytest.mark.parametrize(("table", "row"), IN_PROCESS, ids=lambda each: str(each)[:50])
+def test_nasty_answers_get_a_score(table: dict[str, Any], row: dict[str, Any]) -> None:
+    check(asyncio.run(_scored(table, row, list(NASTY))))
+
+
+@settings(max_examples=60, deadline=None)
+@given(ANSWERS)
+def test_any_answer_gets_a_score(answer: str) -> None:
+    for table, row in IN_PROCESS:
+        check([score(table, row, answer)])
+
+
+@settings(max_examples=30, deadline=None)
+@given(ANSWERS)
+def test_any_answer_gets_a_score_by_a_pattern(answer: str) -> None:
+    check([score({"use": "regex", "pattern": r"^\s*(\w+[ ,]?)+$"}, {}, answer)])
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> str:
+    with closing(sqlite3.connect(tmp_path / "d.db")) as connection:
+        connection.executescript("create table t (a, b); insert into t values (1, 'x'), (2.5, null), (x'ff', 'y');")
+        connection.execute("insert into t values (1e999, cast(x'ff' as text))")
+        connection.commit()
+    return str(tmp_path / "d.db")
+
+
+def test_nasty_queries_get_a_score(database: str) -> None:
+    row = {"sql": "select a, b from t", "database": database}
+    queries = [*NASTY, *(f"SELECT {text}" for text in NASTY), "select b, a from t", "select 1e999, a from t"]
+    check(asyncio.run(_scored({"use": "sql", "timeout_s": 0.5}, row, queries)))
+
+
+TESTS: list[Any] = [["assert f(1) == 2", "assert f(2) == {1: 2}"], [{"input": [1], "output": {"1": [2]}}]]
+
+
+@pytest.mark.parametrize("tests", TESTS, ids=["asserts", "pairs"])
+def test_nasty_code_gets_a_score(tests: Any, optional_part: Callable[..., NoReturn]) -> None:
+    try:
+        check(asyncio.run(_scored({"use": "unit_tests", "timeout_s": 2.0}, {"tests": tests}, list(NASTY))))
+    except SandboxUnavailable as error:
+        optional_part(str(error))
+
+
+@settings(max_examples=60, deadline=None)
+@given(ANSWERS)
+def test_any_printed_value_is_compared(text: str) -> None:
+    for wanted in (1, {"1": [2]}, [[1]], "x", None, float("nan")):
+        for as_json in (False, True):
+            assert Given(True, text).is_value(wanted, same_type=False, as_json=as_json) in (True, False)
+
+
+@settings(deadline=None)
+@given(ANSWERS)
+def test_any_answer_can_be_shown_to_a_judge(answer: str) -> None:
+    judge = PARTS["judge"](model="m", rubric="r")
+    messages = absolute(((AGENT, answer),), answer, answer, judge)
+    assert "".join(message.content for message in messages).encode()
+
+
+def test_fences_are_found_in_linear_time() -> None:
+    """In two million characters: were it by the square, it would take hours."""
+    length = 2_000_000
+    texts = ["```" + " " * length, "```python" + "\t" * length, "```" * (length // 3), "``` \n" * (length // 5)]
+    with hang_guard():
+        assert [code_of(text)[-1:] for text in texts] == [" ", "\t", "`", ""]
+        assert code_of("```" + " " * length + "py" + " " * length + "\nx\n```") == "x\n"
+        with pytest.raises(Unreadable):
+            read_score("```" + "\n" * length + "x", (0, 1))
+        assert read_score('```json\n{"score": 1}\n```', (0, 1)) == 1
+        assert not is_formula("a" * length + "!") and is_formula("sin(x) + x**2*y")
+
+
+class Breaks(BuiltInPart):
+    """A part with a defect."""
+
+    async def score(self, answered: Answered) -> float:
+        raise answered.row["error"]
+
+
+class Costs(Breaks):
+    """A cost with a defect."""
+
+    worst = -1.0
+
+
+DEFECTS = [
+    OverflowError("large"),
+    RecursionError("deep"),
+    MemoryError(),
+    TypeError("unhashable"),
+    UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogate"),
+    ValueError("4300 digits"),
+    IndexError("none"),
+    ExceptionGroup("several", [KeyError("a")]),
+]
+
+
+@pytest.mark.parametrize("error", DEFECTS, ids=lambda error: type(error).__name__)
+def test_boundary_gives_the_worst_score_and_logs_it(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    answered = Answered(question="?", answer="7" * 999, row={"error": error})
+    with caplog.at_level(logging.WARNING):
+        assert asyncio.run(Breaks()(answered)) == 0.0 and asyncio.run(Costs()(answered)) == -1.0
+    (record, _) = caplog.records
+    assert f"Breaks raised {type(error).__name__}" in record.message and record.exc_info
+    assert len(record.message) < 400
+
+
+@pytest.mark.parametrize(
+    "error", [UserError("u"), Outage("o"), EnvironmentFailure("e"), InfrastructureFailure("i"), RewardFailure("r")]
+)
+def test_boundary_passes_what_no_answer_brings_about(error: Exception) -> None:
+    with pytest.raises(type(error)):
+        asyncio.run(Breaks()(Answered(question="?", answer="", row={"error": error})))
+
+
+def test_boundary_is_around_every_part_but_the_judge() -> None:
+    assert {name for name, part in PARTS.items() if not issubclass(part, BuiltInPart)} == {"judge"}
+    for part in (SymbolicMath, UnitTests, Length):
+        assert "__call__" not in vars(part), "score is what a part defines"
+    assert PARTS["length"](soft=1, hard=2).worst == PARTS["repetition"]().worst == -1.0
+
+
+def test_boundary_takes_a_full_disk_for_infrastructure() -> None:
+    class Disk(BuiltInPart):
+        async def score(self, answered: Answered) -> float:
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        asyncio.run(Disk()(Answered(question="?", answer="", row={})))
