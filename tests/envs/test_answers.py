@@ -2,6 +2,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from hang_guard_for_tests import hang_guard
 from turnwise.envs.answers import format_answer, match_name, read_answer
 
 TAGS = ["<think>", "</think>", "<answer>", "</answer>", "||", " || ", "Up", "\n", "<", ">", "\x00", "√", "<ans"]
@@ -45,6 +46,12 @@ def test_the_format_is_exactly_this():
         ("<answer>Up</answer></answer>", ("Up",)),
         ("<answer>Up <answer>Left</answer>", ("Left",)),
         ("<answer>Up</answer><think>was that right", ("Up",)),
+        ("<answer>Up</answer><think>x</think>", ("Up",)),
+        ("<think>a</think><answer>Up</answer>\n<think>b</think> done", ("Up",)),
+        ("opened by the template</think><answer>Up</answer><think>x</think>", ("Up",)),
+        ("<answer>Up</answer><think>no, <answer>Left</answer></think>", ("Up",)),
+        ("<answer>Up</answer><think>no</think><answer>Left</answer>", ("Left",)),
+        ("<answer>Up</answer><think>a</think><think>b</think>", ("Up",)),
         ("<think>hm</think>\nI go\n<answer>\nUp\n</answer> now", ("Up",)),
     ],
 )
@@ -60,8 +67,24 @@ def test_unreadable_answers(text):
     assert read_answer(text, several=True).problem == "No answer found."
 
 
-def test_an_answer_within_the_thinking_does_not_count():
-    assert read_answer("<think><answer>Up</answer></think>", several=True).problem == "No answer found."
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<think><answer>Up</answer></think>",
+        "<answer>Up</answer></think>",
+        "<think>a</think><think><answer>Up</answer></think>",
+        "<think>a<think><answer>Up</answer></think>",
+    ],
+)
+def test_an_answer_within_the_thinking_does_not_count(text):
+    assert read_answer(text, several=True).problem == "No answer found."
+
+
+def test_thoughts_are_left_out_in_linear_time():
+    """Hundreds of thousands of them: by the square this would take hours."""
+    with hang_guard():
+        assert read_answer("<think>a</think>" * 200_000 + "<answer>Up</answer>", several=True).actions == ("Up",)
+        assert read_answer("<think>" * 400_000, several=True).problem
 
 
 def test_an_empty_answer_is_a_problem():

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import NoReturn
 
 import pytest
-
 from generators_for_tests import CASES, Case
+
 from nasty_answers_for_tests import NASTY
 from turnwise.core.messages import assistant
 from turnwise.core.protocols import StepResult

@@ -1,7 +1,9 @@
-"""The answer format: `<think>...</think>` if one likes, then `<answer>Up || Left</answer>`."""
+"""The answer format: `<answer>Up || Left</answer>`, with `<think>...</think>` around it if one likes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from turnwise.tools.formats import without_thoughts
 
 SEPARATOR = "||"
 
@@ -20,7 +22,7 @@ def read_answer(text: str, *, several: bool) -> Answer:
     `several`: whether the environment takes more than one action a turn. Where it takes one, the separator has no
     meaning and belongs to the action, as in a query with `a || b`.
     """
-    spoken = text.rpartition("</think>")[2].partition("<think>")[0]
+    spoken = without_thoughts(text)
     start = spoken.rfind("<answer>", 0, max(spoken.rfind("</answer>"), 0))
     if start < 0:
         return Answer(problem="No answer found.")

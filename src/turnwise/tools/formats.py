@@ -21,7 +21,7 @@ from turnwise.render.calls import read_call
 
 MOST_CALLS = 16
 """Of one turn: more are not run."""
-THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)|\A(?:(?!<think>).)*?</think>", re.DOTALL)
+OPEN, CLOSE = "<think>", "</think>"
 HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 FENCED = re.compile(r"```(?:python|py)[ \t]*\r?\n(.*?)```", re.DOTALL)
 PLAIN = re.compile(r"<call>(.*?)(?:</call>|\Z)", re.DOTALL)
@@ -48,7 +48,7 @@ class Calls:
 def read_calls(text: str, style: str) -> Calls:
     """All calls outside of thoughts. It never raises."""
     calls, problems = list[ToolCall](), list[str]()
-    for number, found in enumerate(STYLES[style](THOUGHT.sub("", text))):
+    for number, found in enumerate(STYLES[style](without_thoughts(text))):
         if number == MOST_CALLS:
             problems.append(f"More than {MOST_CALLS} calls in one turn: the others did not run.")
             break
@@ -57,6 +57,22 @@ def read_calls(text: str, style: str) -> Calls:
         else:
             calls.append(ToolCall(name=found.name, arguments=found.arguments, call_id=f"call{number:05d}"))
     return Calls(calls=tuple(calls), problems=tuple(problems))
+
+
+def without_thoughts(text: str) -> str:
+    """What is said outside of `<think>...</think>`, wherever that stands; one that is never closed reaches to the end.
+
+    A `</think>` before any `<think>` closes one that the chat template opened.
+    """
+    close = text.find(CLOSE)
+    at = close + len(CLOSE) if close >= 0 and not 0 <= text.find(OPEN) < close else 0
+    said = []
+    while at >= 0:
+        begin = text.find(OPEN, at)
+        said.append(text[at : begin if begin >= 0 else None])
+        close = text.find(CLOSE, begin) if begin >= 0 else -1
+        at = close + len(CLOSE) if close >= 0 else -1
+    return "".join(said)
 
 
 def _call(text: str) -> ToolCall | str:
