@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.core.errors import UserError
+from turnwise.envs.registry import load
 from turnwise.tools.mcp.content import told
 from turnwise.tools.mcp.factory import make_mcp
 from turnwise.tools.mcp.messages import read_lines, read_message
@@ -56,6 +58,80 @@ def test_a_mistake_is_one_line_that_tells_no_value(options: dict[str, Any], comp
         make_mcp(options)
     assert complaint in str(error.value) and "\n" not in str(error.value)
     assert SECRET not in str(error.value) and "sk_canary" not in str(error.value)
+
+
+HELD = [
+    f"cat --api-key {SECRET}",
+    f"cat --api-key={SECRET}",
+    f"cat --api_key {SECRET}",
+    f"cat -token {SECRET}",
+    f"cat --github-token={SECRET}",
+    f"cat --db-password {SECRET}",
+    f"env API_KEY={SECRET} cat",
+    f"env -i PATH=/bin OPENAI_API_KEY={SECRET} cat",
+    f"docker run -i --rm -e GITHUB_PERSONAL_ACCESS_TOKEN={SECRET} image",
+    f"npx -y mcp-remote https://host/sse --header 'Authorization: Bearer {SECRET}'",
+    f"npx -y mcp-remote https://host/sse --header 'X-Api-Key:{SECRET}'",
+    f"npx -y mcp-remote https://host/sse?api_key={SECRET}",
+    f"npx -y mcp-remote https://me:{SECRET}@host/sse",
+    f"cat postgresql://me:{SECRET}@host/db",
+    f"cat --url=postgresql://me:{SECRET}@host/db",
+    f"sh -c 'KEY={SECRET} cat'",
+    f"sh -c 'exec cat --token {SECRET}'",
+    f"cat {SECRET}",
+    f"cat --config={SECRET}",
+    f"cat --token ${{NAME}}{SECRET}",
+    *(f"cat {shape}" for shape in ("ghp_" + "a1" * 18, "hf_" + "a" * 34, "xoxb-1234567890-abc", "AKIA" + "A" * 16)),
+]
+
+
+@pytest.mark.parametrize("command", HELD)
+def test_command_that_holds_a_key_is_refused_without_repeating_it(command: str) -> None:
+    with pytest.raises(UserError, match=r"^mcp holds a key.*, which would be saved: export it, and name its") as error:
+        make_mcp({"mcp": command})
+    told = str(error.value)
+    assert "\n" not in told and SECRET not in told and command.rpartition(" ")[2] not in told
+
+
+FREE = [
+    "cat --tokenizer gpt2 --max-tokens 5 --keyboard us --verbose",
+    "cat --token-file keys.txt --api-key-env NAME --password-file x",
+    "cat --token --verbose",
+    "cat --api-key",
+    "cat https://host/sse?profile=x http://localhost:1/x postgresql://me@host/db",
+    "cat KEYS=1 PATH=/bin sk-short",
+    "cat 'half\"quoted text' --name 'a b'",
+]
+
+
+@pytest.mark.parametrize("command", FREE)
+def test_command_without_a_key_is_accepted(command: str) -> None:
+    assert find_server(McpOptions(mcp=command)).command[1:] == tuple(shlex.split(command)[1:])
+
+
+def test_placeholder_in_a_command_is_a_variables_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", SECRET)
+    options = McpOptions(
+        mcp="cat --api-key ${MY_KEY} --url=https://me:${MY_KEY}@host 'Authorization: Bearer ${MY_KEY}'"
+    )
+    server = find_server(options)
+    assert server.command[1:] == (
+        *("--api-key", SECRET, f"--url=https://me:{SECRET}@host", f"Authorization: Bearer {SECRET}"),
+    )
+    assert SECRET not in repr(server) + repr(options) + server.label and server.hidden(f"a {SECRET}") == "a ***"
+    monkeypatch.delenv("MY_KEY")
+    with pytest.raises(UserError, match="MY_KEY names an environment variable that is not set: export it"):
+        find_server(options)
+
+
+def test_key_in_a_command_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"question": "?", "answer": "!"}\n' * 4)
+    params = {"tasks": str(rows), "tools": [{"mcp": f"cat --token {SECRET}"}], "reward": "exact_match"}
+    kind = load("tools")
+    with pytest.raises(UserError, match="mcp holds a key after --token") as error:
+        kind.check_world(kind.check_params(params))
+    assert SECRET not in str(error.value)
 
 
 def test_a_servers_query_is_sent_and_not_shown() -> None:

@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
@@ -11,6 +12,17 @@ from turnwise.core.errors import UserError
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """What can name an environment variable."""
+PLACEHOLDER = re.compile(rf"\$\{{({VARIABLE.pattern})\}}")
+"""Stands in a command line for the value of a variable: ${NAME}."""
+SECRET_NAMES = (*SECRETS, "passwd", "pwd", "authorization", "bearer")
+SECRET_HEADER = re.compile(
+    r"(?i)(?:authorization|cookie|[\w-]*(?:key|token|secret))\s*:\s*(?:(?:bearer|basic)\b\s*)?+\S"
+)
+SECRET_SHAPES = re.compile(
+    r"\b(?:sk-[\w-]{16,}|[sr]k_(?:live|test)_\w{10,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
+    r"|hf_\w{20,}|xox[abeoprs]-[\w-]{10,}|AKIA[0-9A-Z]{16}|AIza[\w-]{30,}|eyJ[\w-]{10,}\.eyJ[\w-]{10,})"
+)
+"""Keys that are known by how they begin: of OpenAI, Stripe, GitHub, GitLab, Hugging Face, Slack, AWS, Google; JWTs."""
 
 
 def split_url(url: str, *, option: str, example: str, mend: str) -> SplitResult:
@@ -30,6 +42,49 @@ def split_url(url: str, *, option: str, example: str, mend: str) -> SplitResult:
     if any(name.lower().endswith(SECRETS) for name, _ in parse_qsl(parts.query, keep_blank_values=True)):
         raise UserError(f"{option} holds a key behind its ?, which would be saved: {mend}")
     return parts
+
+
+def refuse_keys(command: Sequence[str], *, option: str, mend: str) -> None:
+    """Refuses a command line that holds a key, which would be saved; the key is not repeated.
+
+    Found by its name (--api-key KEY, --token=KEY, KEY=value, a header), its shape, or a URL's password. A placeholder
+    in its place is none.
+    """
+    words = [word for given in command for word in _words(given)]
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, sign, value = word.partition("=")
+        plain = name.lstrip("-").replace("-", "_").lower()
+        given = value if sign else following if word.startswith("-") and not following.startswith("-") else ""
+        if plain.endswith(SECRET_NAMES) and is_shown(given):
+            raise UserError(f"{option} holds a key after {name[:40]}, which would be saved: {mend}")
+        if any(map(_holds_key, (word, value))):
+            raise UserError(f"{option} holds a key or a password, which would be saved: {mend}")
+
+
+def is_shown(value: str) -> bool:
+    """Whether a key's value stands there itself, and no placeholder for it."""
+    return bool(PLACEHOLDER.sub("", value).strip())
+
+
+def _words(word: str) -> list[str]:
+    """The word, and those in it where it is a command line itself, as after sh -c."""
+    try:
+        inner = shlex.split(word) if any(map(str.isspace, word)) else []
+    except ValueError:
+        inner = word.split()
+    return [word, *(each for one in inner if one != word for each in _words(one))]
+
+
+def _holds_key(word: str) -> bool:
+    bare = PLACEHOLDER.sub("", word)
+    if SECRET_SHAPES.search(bare) or SECRET_HEADER.match(bare):
+        return True
+    try:
+        parts = urlsplit(bare)
+        names = [name.lower() for name, value in parse_qsl(parts.query) if value]
+        return "://" in bare and (bool(parts.password) or any(name.endswith(SECRETS) for name in names))
+    except ValueError:
+        return False
 
 
 def read_key(

@@ -3,7 +3,7 @@
 import os
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from turnwise.config.numbers import Positive
-from turnwise.config.secrets import VARIABLE, split_url
+from turnwise.config.secrets import PLACEHOLDER, VARIABLE, refuse_keys, split_url
 from turnwise.core.errors import UserError
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -19,13 +19,15 @@ NamesOfVariables = dict[str, str]
 INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "SHELL", "TMPDIR", "TZ", "USER")
 """All that a server gets of our environment: the rest may hold keys."""
 LABEL_CHARS = 60
+MEND_KEY = 'export it, and name its variable with env = { KEY = "NAME" } or as ${NAME} in the command line'
 
 
 class McpOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     mcp: str
-    """A command line, run without a shell, whose standard input and output speak MCP; or an http(s) URL."""
+    """A command line, run without a shell, whose standard input and output speak MCP; or an http(s) URL. ${NAME} in a
+    command line is the value of that environment variable of ours: keys stand in no recipe."""
     shared: bool = False
     """False: every episode has a server, or over HTTP a session, of its own, since servers may be stateful.
     True: one for all episodes, started again when it dies."""
@@ -58,7 +60,8 @@ class Server:
 
     label: str
     """How messages name it."""
-    command: tuple[str, ...] = ()
+    command: tuple[str, ...] = field(default=(), repr=False)
+    """With the values of its placeholders, which are nobody's to see."""
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     folder: str | None = None
     url: str = field(default="", repr=False)
@@ -83,18 +86,21 @@ def find_server(options: McpOptions) -> Server:
         raise UserError(f"mcp: the command line cannot be read ({error}): close its quotes") from error
     if not command:
         raise UserError("mcp is empty: give a command line or a URL")
+    refuse_keys(command, option="mcp", mend=MEND_KEY)
     label = _label(options.mcp)
     if options.headers:
         raise UserError(f"mcp {label}: headers are for URLs; a command's keys are given by env")
     values = _values(options.env, "env", label)
     environment = {name: os.environ[name] for name in INHERITED if name in os.environ} | values
     folder = _folder(options.cwd, label)
+    placed = _values({name: name for word in command for name in PLACEHOLDER.findall(word)}, "mcp", label)
+    words = [PLACEHOLDER.sub(lambda found: placed[found[1]], word) for word in command]
     return Server(
         label=label,
-        command=(_program(command[0], environment, folder, label), *command[1:]),
+        command=(_program(words[0], environment, folder, label), *words[1:]),
         environment=environment,
         folder=folder,
-        secrets=_longest_first(values),
+        secrets=_longest_first([*values.values(), *placed.values()]),
     )
 
 
@@ -109,7 +115,7 @@ def _at_url(options: McpOptions) -> Server:
     headers = {
         name: _credentials(value) if name.lower() == "authorization" else value for name, value in values.items()
     }
-    return Server(label=label, url=options.mcp, headers=headers, secrets=_longest_first(values))
+    return Server(label=label, url=options.mcp, headers=headers, secrets=_longest_first(values.values()))
 
 
 def _credentials(value: str) -> str:
@@ -129,9 +135,9 @@ def _values(names: NamesOfVariables, option: str, label: str) -> dict[str, str]:
     return values
 
 
-def _longest_first(values: Mapping[str, str]) -> tuple[str, ...]:
+def _longest_first(values: Iterable[str]) -> tuple[str, ...]:
     """Of values long enough to be keys: what is as short as a number would be struck out everywhere."""
-    return tuple(sorted({value for value in values.values() if len(value) >= 6}, key=len, reverse=True))
+    return tuple(sorted({value for value in values if len(value) >= 6}, key=len, reverse=True))
 
 
 def _folder(given: str | None, label: str) -> str | None:
