@@ -8,9 +8,8 @@ mappings. One process cannot have much of it; thirty together can have a thousan
 import os
 import socket
 from collections.abc import Sequence
-from contextlib import suppress
 
-from turnwise.tools.sandbox.process_tree import GONE, usage
+from turnwise.tools.sandbox.process_tree import unless_ending
 
 FEW_DESCRIPTORS = 64
 """Of all processes together: what they hold is not worth a look at each."""
@@ -42,7 +41,7 @@ def number_of_mappings(pids: Sequence[int], most: int) -> int:
     """Of all together, counted up to a little over `most`: a long list takes long to be read."""
     count = 0
     for pid in pids:
-        with suppress(*GONE):
+        with unless_ending(pid):
             descriptor = os.open(f"/proc/{pid}/maps", os.O_RDONLY | os.O_CLOEXEC)
             try:
                 while count <= most and (piece := os.read(descriptor, PIECE)):
@@ -54,7 +53,7 @@ def number_of_mappings(pids: Sequence[int], most: int) -> int:
 
 def _number_of_descriptors(pid: int) -> int:
     """Since Linux 6.2 it is the size of their folder; before, that is 0."""
-    with suppress(*GONE):
+    with unless_ending(pid):
         return os.stat(f"/proc/{pid}/fd").st_size or len(_names(pid))
     return 0
 
@@ -63,19 +62,13 @@ def _descriptors(pid: int) -> set[str]:
     """What they are, such as socket:[8123]."""
     found: set[str] = set()
     for name in _names(pid):
-        with suppress(*GONE):
+        with unless_ending(pid):
             found.add(os.readlink(f"/proc/{pid}/fd/{name}"))
     return found
 
 
 def _names(pid: int) -> list[str]:
-    """None of a process that is ending: its folder is root's by then."""
-    try:
+    """None of a process that is ending."""
+    with unless_ending(pid):
         return os.listdir(f"/proc/{pid}/fd")
-    except GONE:
-        return []
-    except PermissionError:
-        left = usage(pid)
-        if left is None or not left.resident_bytes:
-            return []
-        raise
+    return []

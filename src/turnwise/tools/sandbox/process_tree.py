@@ -6,7 +6,8 @@
 import os
 import re
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +44,22 @@ def usage(pid: int) -> Usage | None:
     return Usage(
         threads=int(found.get("Threads", 0)), resident_bytes=1024 * (pages + swapped), table_bytes=1024 * tables
     )
+
+
+@contextmanager
+def unless_ending(pid: int) -> Iterator[None]:
+    """Around a look at a process: passes over what fails because it has ended, or is about to.
+
+    The files of a process that has given back its memory are root's: to others they are forbidden, not missing.
+    """
+    try:
+        yield
+    except GONE:
+        return
+    except PermissionError:
+        left = usage(pid)
+        if left is not None and left.resident_bytes:
+            raise
 
 
 def descendants(pid: int) -> list[int]:
@@ -128,13 +145,13 @@ def unlinked_bytes(pid: int, below: str, *, most_each: int) -> int:
     mapped. Each counts once; the size of a mapped one is told to root alone, to others it is `most_each`.
     """
     sizes: dict[int, int] = {}
-    with suppress(*GONE):
+    with unless_ending(pid):
         for name in os.listdir(f"/proc/{pid}/fd"):
-            with suppress(*GONE):
+            with unless_ending(pid):
                 found = os.stat(f"/proc/{pid}/fd/{name}")
                 if stat.S_ISREG(found.st_mode) and found.st_nlink == 0:
                     sizes[found.st_ino] = found.st_blocks * 512
-    with suppress(*GONE):
+    with unless_ending(pid):
         for addresses, inode in _unlinked_mappings(pid, below):
             sizes[inode] = sizes.get(inode) or _mapped_bytes(pid, addresses, most_each)
     return sum(sizes.values())
