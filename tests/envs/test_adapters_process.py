@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import pytest
 
-from turnwise.core.errors import EnvironmentFailure, UserError
+from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
 from turnwise.core.messages import assistant
 from turnwise.core.task import Task
 from turnwise.envs.adapters import process
@@ -105,11 +105,41 @@ def test_what_ends_the_process_fails_its_episodes_and_no_others(world: Callable[
     with pytest.raises(EnvironmentFailure):
         guilty.call("run", code=code)
     assert time.monotonic() - began < 50
-    with pytest.raises(EnvironmentFailure, match="its process ended"):
+    with pytest.raises(InfrastructureFailure, match="and run went otherwise"):  # a process id is another one there
         beside.call("run", code="1")
     assert pid(world()) != first
     with pytest.raises(ProcessLookupError):
         os.kill(first, 0)
+
+
+@pytest.mark.parametrize("code", ["os._exit(3)", "os.kill(os.getpid(), 11)", "time.sleep(60)"])
+def test_crash_is_one_episodes_failure_and_64_others_go_on(world: Callable[..., RemoteWorld], code: str) -> None:
+    alone = world()
+    opening, drawn = alone.call("begin", start=1, luck=2)["text"], draws(alone, 6)
+    others = [world(timeout_s=20.0) for _ in range(64)]
+    for other in others:
+        assert other.call("begin", start=1, luck=2)["text"] == opening
+        assert draws(other, 3) == drawn[:3]
+    with pytest.raises(ValueError):
+        others[0].call("step", action="illegal")
+    guilty = world(timeout_s=1.0)
+    for _ in range(2):
+        with pytest.raises(EnvironmentFailure):
+            guilty.call("run", code=code)
+        for other in others[:2]:
+            assert other.call("run", code="self.seed") == 1
+        guilty = world(timeout_s=1.0)
+    assert all(draws(other, 3) == drawn[3:] for other in others), "where they were, with the same luck"
+
+
+def test_world_that_goes_otherwise_when_restored_is_infrastructure(world: Callable[..., RemoteWorld], tmp_path) -> None:
+    once = tmp_path / "once"
+    one, guilty = world(), world()
+    one.call("run", code=f"open({str(once)!r}, 'x').close()")
+    with pytest.raises(EnvironmentFailure):
+        guilty.call("run", code="os._exit(3)")
+    with pytest.raises(InfrastructureFailure, match="its process ended by another episode, and run went otherwise"):
+        one.call("run", code="1")
 
 
 def test_an_interrupted_call_leaves_no_reply_for_the_next(world: Callable[..., RemoteWorld]) -> None:

@@ -1,10 +1,12 @@
 """Other people's packages run in a process of their own, one a package, started when first needed.
 
 There they can hang, crash, eat memory, print, draw from the global random streams and iterate over sets of strings,
-and the run goes on: whatever they do wrong is an EnvironmentFailure, and equal seeds give equal episodes.
+and the run goes on: whatever they do wrong is an EnvironmentFailure of the episode in which they do it, and equal seeds
+give equal episodes.
 """
 
 import atexit
+import hashlib
 import json
 import multiprocessing
 import os
@@ -17,7 +19,7 @@ from threading import RLock
 from typing import Any
 from weakref import finalize
 
-from turnwise.core.errors import EnvironmentFailure, UserError
+from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
 
 WORKER = "turnwise.envs.adapters.worker"
 START_S = 180.0
@@ -114,24 +116,44 @@ def end_processes() -> None:
         _processes.clear()
 
 
+class _Seat:
+    """Where a world is: a process, and its number there."""
+
+    def __init__(self, place: str) -> None:
+        self.process = _process_for(place)
+        self.number = self.process.next_number()
+
+    def leave(self) -> None:
+        self.process.forgotten.append(self.number)
+
+
 class RemoteWorld:
-    """A `World` in the process of its package. `about` is what it said of itself when it was made."""
+    """A `World` in the process of its package. `about` is what it said of itself when it was made.
+
+    The call during which the process ends has failed. Other worlds of that process are not to blame: each is made anew
+    in a fresh process when it is next called, by the same calls, which give the same episode.
+    """
 
     def __init__(self, place: str, settings: dict[str, Any], timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._name = place.partition(":")[2]
+        self._place, self._name = place, place.partition(":")[2]
+        self._calls: list[tuple[str, dict[str, Any], bytes]] = []
+        """All that were answered: method, arguments and a digest of the reply."""
         with _lock:
-            self._process = _process_for(place)
-            self._number = self._process.next_number()
+            self._sit_down()
             self.about = self.call("open", **settings)
-        finalize(self, self._process.forgotten.append, self._number)
+
+    def _sit_down(self) -> None:
+        self._seat = _Seat(self._place)
+        self._leave = finalize(self, self._seat.leave)
 
     def call(self, method: str, **arguments: Any) -> Any:
         """Runs a method there. An illegal action is a ValueError here, as an environment says it."""
         with _lock:
-            if not self._process.alive:
-                raise EnvironmentFailure(f"{self._name}: its process ended, with the episodes that it held")
-            reply = self._process.ask(self._number, method, arguments, self._timeout_s)
+            if not self._seat.process.alive:
+                self._restore()
+            reply = self._ask(method, arguments)
+            self._calls.append((method, arguments, _digest(reply)))
         if "value" in reply:
             return reply["value"]
         if "illegal" in reply:
@@ -139,3 +161,25 @@ class RemoteWorld:
         if "wrong" in reply:
             raise UserError(reply["wrong"])
         raise EnvironmentFailure(f"{self._name}, {method}: {reply.get('failed', 'no reply of a worker')}")
+
+    def _ask(self, method: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        return self._seat.process.ask(self._seat.number, method, arguments, self._timeout_s)
+
+    def _restore(self) -> None:
+        """An InfrastructureFailure where that does not work: the episode is run again, with the same luck."""
+        self._leave.detach()
+        self._sit_down()
+        try:
+            for method, arguments, before in self._calls:
+                if _digest(self._ask(method, arguments)) != before:
+                    raise InfrastructureFailure(
+                        f"{self._name}: its process ended by another episode, and {method} went otherwise in a new one"
+                    )
+        except EnvironmentFailure as failure:
+            raise InfrastructureFailure(
+                f"{self._name}: its process ended by another episode, and could not be replaced: {failure}"
+            ) from failure
+
+
+def _digest(reply: dict[str, Any]) -> bytes:
+    return hashlib.blake2b(json.dumps(reply, sort_keys=True).encode(), digest_size=16).digest()
