@@ -25,6 +25,11 @@ class RewardFailure(InfrastructureFailure):
     """A reward came to no verdict, as where its judge is gone: told apart from what the agent's world breaks by."""
 
 
+FOREIGN_ERRORS = (Exception, SystemExit)
+"""What code of others may raise, to be typed where it is called: `sys.exit(0)` in it must not end the run. Ctrl-C and a
+cancelled task pass."""
+
+
 def times(count: int) -> str:
     """How often something was tried, at the end of a failure's line."""
     return "once" if count == 1 else f"{count} times"

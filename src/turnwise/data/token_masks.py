@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turnwise.core.errors import UserError
+from turnwise.core.errors import FOREIGN_ERRORS, UserError
 from turnwise.core.trajectory import Trajectory, Turn
 
 TokenRule = Callable[[Turn], Sequence[bool]]
@@ -58,7 +58,7 @@ def rule_masks(trajectories: Sequence[Trajectory], rule: TokenRule) -> list[Tens
 def _checked(turn: Turn, rule: TokenRule) -> NDArray[np.bool_]:
     try:
         chosen = np.fromiter(map(bool, rule(turn)), dtype=np.bool_)
-    except Exception as error:  # the rule is the user's
+    except FOREIGN_ERRORS as error:  # the rule is the user's
         raise UserError(f"the token rule failed: {type(error).__name__}: {error}") from error
     if len(chosen) != len(turn.action_ids):
         raise UserError(

@@ -9,7 +9,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-from turnwise.core.errors import UserError
+from turnwise.core.errors import FOREIGN_ERRORS, UserError
 from turnwise.envs.catalogue import CATALOGUE
 from turnwise.envs.kind import EnvKind, checked
 from turnwise.envs.text_env import TextEnv
@@ -72,7 +72,7 @@ def import_file(file: Path) -> ModuleType:
     except UserError as error:
         del sys.modules[name]
         raise UserError(f"{path}: {error}") from error
-    except Exception as error:
+    except FOREIGN_ERRORS as error:
         del sys.modules[name]
         raise UserError(f"{path} could not be loaded: {type(error).__name__}: {error}") from error
     return module

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
+from turnwise.core.errors import FOREIGN_ERRORS, EnvironmentFailure, InfrastructureFailure, UserError
 from turnwise.core.messages import Message, Picture, system, user
 from turnwise.core.protocols import Observation, StepResult
 from turnwise.envs.answers import Answer, match_name, read_answer
@@ -173,7 +173,7 @@ class TextEnvRunner:
             yield
         except typed:
             raise
-        except Exception as error:
+        except FOREIGN_ERRORS as error:
             name = type(self.env).__name__
             raise EnvironmentFailure(f"{name}, {where}: {type(error).__name__}: {error}") from error
 

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
-from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, RewardFailure, UserError
+from turnwise.core.errors import (
+    FOREIGN_ERRORS,
+    EnvironmentFailure,
+    InfrastructureFailure,
+    RewardFailure,
+    UserError,
+)
 from turnwise.core.messages import Message
 from turnwise.tools.tool import ToolResult
 
@@ -94,7 +100,7 @@ async def _value(name: str, part: Part, answered: Answered) -> float:
         raise
     except (InfrastructureFailure, OSError) as failure:
         raise RewardFailure(f"the reward {name}: {failure}") from failure
-    except Exception as error:
+    except FOREIGN_ERRORS as error:
         raise EnvironmentFailure(f"the reward {name} failed: {type(error).__name__}: {error}") from error
     if not math.isfinite(value):
         raise EnvironmentFailure(f"the reward {name} gave {value}")

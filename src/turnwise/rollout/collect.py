@@ -8,7 +8,14 @@ from contextlib import AbstractContextManager, asynccontextmanager, contextmanag
 from dataclasses import dataclass
 
 from turnwise.core.blocking import allow_interrupts, interruptible
-from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, Outage, RewardFailure, UserError
+from turnwise.core.errors import (
+    FOREIGN_ERRORS,
+    EnvironmentFailure,
+    InfrastructureFailure,
+    Outage,
+    RewardFailure,
+    UserError,
+)
 from turnwise.core.messages import Message
 from turnwise.core.protocols import Env, Observation, Policy, StepResult
 from turnwise.core.task import EpisodeKey, Task
@@ -42,7 +49,7 @@ def attributed(where: str, passing: tuple[type[Exception], ...] = ()) -> Iterato
         yield
     except typed:
         raise
-    except Exception as error:
+    except FOREIGN_ERRORS as error:
         raise EnvironmentFailure(f"{where}: {type(error).__name__}: {error}") from error
 
 

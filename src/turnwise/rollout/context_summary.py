@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
-from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
+from turnwise.core.errors import FOREIGN_ERRORS, EnvironmentFailure, InfrastructureFailure, UserError
 from turnwise.core.messages import Message, user
 from turnwise.core.trajectory import Turn
 from turnwise.render.renderer import Renderer
@@ -85,7 +85,7 @@ async def _written(writer: Writer, messages: Sequence[Message]) -> str:
     except asyncio.CancelledError as cancelled:
         cancelled.add_note("the summary hook")  # whoever tells of a time-out can name it
         raise
-    except Exception as error:
+    except FOREIGN_ERRORS as error:
         raise InfrastructureFailure(f"summary hook: {type(error).__name__}: {error}") from error
     if not isinstance(text, str):
         raise UserError(f"the summary hook returned {type(text).__name__}: return text")

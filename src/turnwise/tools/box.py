@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from turnwise.core.errors import InfrastructureFailure, UserError, times
+from turnwise.core.errors import FOREIGN_ERRORS, InfrastructureFailure, UserError, times
 from turnwise.core.messages import ToolCall, ToolSpec
 from turnwise.core.whole_text import broken_in
 from turnwise.tools.signature import example_arguments
@@ -79,7 +79,7 @@ class ToolBox:
                 last = f"took longer than {rules.timeout_s:g} s"
             except ToolBug as error:
                 last = str(error)
-            except Exception as error:
+            except FOREIGN_ERRORS as error:
                 last = f"{type(error).__name__}: {error}"
         raise InfrastructureFailure(f"the tool {name}: {last}, {times(rules.retries + 1)}")
 

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from turnwise.config.options import read_options
 from turnwise.core.blocking import Blocked, interruptible
-from turnwise.core.errors import InfrastructureFailure, UserError
+from turnwise.core.errors import FOREIGN_ERRORS, InfrastructureFailure, UserError
 from turnwise.core.messages import ToolSpec
 from turnwise.core.places import place_in
 from turnwise.tools.tool import ToolBug, ToolError, ToolResult, ToolRules
@@ -77,7 +77,7 @@ class FunctionTool:
             raise
         except AGENTS_FAULT as error:
             raise ToolError(f"{type(error).__name__}: {error}") from error
-        except (Exception, SystemExit) as error:  # an exit would end the run without a word
+        except FOREIGN_ERRORS as error:
             raise _bug(error, self.function) from error
         return given if isinstance(given, ToolResult) else ToolResult(text=_text(given))
 

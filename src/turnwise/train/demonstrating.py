@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from turnwise.core.chance import address
-from turnwise.core.errors import InfrastructureFailure, UserError
+from turnwise.core.errors import UserError
 from turnwise.core.messages import ToolSpec, assistant
 from turnwise.core.protocols import StepResult
 from turnwise.core.task import Task
@@ -16,6 +16,8 @@ from turnwise.envs.seeds import RANGE, seed_for
 from turnwise.envs.text_env import TextEnv
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.rewards.rubric import deciding_part_alone
+from turnwise.rollout.attempts import tried
+from turnwise.rollout.collect import attributed, making
 
 ATTEMPTS = 10
 """At an episode that something breaks which is not the player."""
@@ -26,27 +28,36 @@ Script = Callable[[TextEnv, str], str]
 """(the environment, what it said last) -> the answer."""
 
 
-async def played(
-    make: Callable[[], TextEnvRunner], make_script: Callable[[], Script]
-) -> tuple[list[Exchange], StepResult]:
-    """A whole episode, and how it ended. One that a tool broke is played again, with the same luck."""
-    last = InfrastructureFailure("no attempt was made")
-    for _ in range(ATTEMPTS):
-        env = make()
+class MakeEnv(Protocol):
+    def __call__(self, *, attempt: int) -> TextEnvRunner: ...
+
+
+async def played(make: MakeEnv, make_script: Callable[[], Script]) -> tuple[list[Exchange], StepResult]:
+    """A whole episode, and how it ended. What broke is played again, as in a rollout."""
+
+    async def play(luck: int) -> tuple[list[Exchange], StepResult]:
+        with making():
+            env = make(attempt=luck)
         try:
             return await _episode(env, make_script())
-        except InfrastructureFailure as failure:
-            last = failure
         finally:
             await env.close()
-    raise last
+
+    found = await tried(ATTEMPTS, play)
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 async def _episode(env: TextEnvRunner, script: Script) -> tuple[list[Exchange], StepResult]:
+    def answer(said: str) -> str:
+        with attributed("its solver or random answer"):
+            return script(env.env, said)
+
     observation = await env.start()
     opening = Exchange(
         messages=observation.messages,
-        answer=script(env.env, observation.messages[-1].content),
+        answer=answer(observation.messages[-1].content),
         tools=observation.tools,
         tools_in_words=observation.tools_in_words,
     )
@@ -55,8 +66,7 @@ async def _episode(env: TextEnvRunner, script: Script) -> tuple[list[Exchange], 
         result = await env.step(assistant(exchanges[-1].answer))
         if result.over:
             return exchanges, result
-        answer = script(env.env, result.messages[-1].content)
-        exchanges.append(Exchange(messages=result.messages, answer=answer))
+        exchanges.append(Exchange(messages=result.messages, answer=answer(result.messages[-1].content)))
 
 
 async def opening_tools(worlds: Sequence[tuple[EnvKind, dict[str, Any]]]) -> tuple[ToolSpec, ...]:

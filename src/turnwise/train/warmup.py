@@ -10,7 +10,6 @@ import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from turnwise.data.demonstrations import demonstration_sample
 from turnwise.data.packing import pack
 from turnwise.envs.answers import format_answer
 from turnwise.envs.kind import EnvKind
+from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.seeds import RANGE, seed_for
 from turnwise.models.cache import cached_model_folder
 from turnwise.models.forward import laid_out
@@ -110,11 +110,18 @@ async def random_episode(kind: EnvKind, params: dict[str, Any], renderer: Render
     index = address("warmup", seed, number // PLAYS_A_START) % RANGE
     task = Task(env=kind.name, params=params, seed=seed_for("train", index))
 
+    luck: tuple[int, ...] = ()
+
+    def make(*, attempt: int) -> TextEnvRunner:
+        nonlocal luck
+        luck = (attempt,) if attempt else ()
+        return kind.make(task, number, attempt)
+
     def script() -> Script:
-        rng = stream("warmup answers", seed, number)
+        rng = stream("warmup answers", seed, number, *luck)  # what breaks an environment is not said to it again
         return lambda env, said: env.random_answer(rng) or format_only(rng, said)
 
-    exchanges, _ = await played(partial(kind.make, task, number), script)
+    exchanges, _ = await played(make, script)
     return demonstration_sample(number, exchanges, renderer)
 
 
