@@ -12,6 +12,19 @@ SCHEMA = {"type": "object", "properties": {"how": {"type": "string"}}, "required
 TOOLS = [{"name": "do", "description": "Breaks.", "inputSchema": SCHEMA}]
 FEW = {"name": "late", "inputSchema": {"type": "object", "properties": {}}}
 COUNTED: list[str] = []
+KILLER = """
+import os, signal, subprocess, sys, time
+how, guard, reaper, clear, file = sys.argv[1:]
+if os.fork(): os._exit(0)
+os.setsid()
+[signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]
+open(file, "a").write(f"{os.getpid()}\\n")
+number = signal.SIGSTOP if how == "stop" else signal.SIGKILL
+if how in ("reaper", "both", "stop"): os.kill(int(reaper), number)
+if how in ("guard", "both", "stop"): os.kill(int(guard), number)
+time.sleep(600)
+"""
+"""A daemon that ends those who would end it."""
 CHILD = "import os, signal, time; os.setsid(); [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]; time.sleep(600)"
 
 
@@ -54,6 +67,14 @@ def do(how: str, number: int) -> None:
         sys.stderr.write(f"\x1b[31mout of luck {os.environ.get('KEY', '')}\x1b[0m\n\n")
         sys.stderr.flush()
         os.kill(os.getpid(), 9)
+    elif how.startswith("kill "):  # kill WHOM FILE
+        _, whom, clear, file = how.split()
+        guard = os.getppid()
+        reaper = Path(f"/proc/{guard}/stat").read_text().rpartition(")")[2].split()[1]
+        environment = {} if clear == "cleared" else None
+        words = [sys.executable, "-I", "-S", "-c", KILLER, whom, str(guard), reaper, clear, file]
+        subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        return
     elif how == "silent":
         return
     elif how.startswith("/"):  # dies, the first time

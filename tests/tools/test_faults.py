@@ -122,7 +122,7 @@ def test_demonstrations_are_played_again_where_a_tool_breaks_and_every_world_is_
     kind = load("bandit")
     task = Task(env="bandit", seed=seed_for("train", 0), params=kind.check_params({}))
 
-    def make() -> TextEnvRunner:
+    def make(*, attempt: int) -> TextEnvRunner:
         return Watched(kind.make(task).env, random.Random(0))
 
     exchanges, result = asyncio.run(played(make, lambda: solution(think=False)))

@@ -17,6 +17,7 @@ from turnwise.core.errors import InfrastructureFailure
 from turnwise.core.messages import ToolCall
 from turnwise.tools.box import ToolBox
 from turnwise.tools.mcp.factory import make_mcp
+from turnwise.tools.mcp.stdio import MARK
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
 
@@ -49,6 +50,32 @@ def test_what_a_dead_server_left_behind_is_killed(tmp_path: Path) -> None:
             with pytest.raises(InfrastructureFailure):
                 await hands("do", how="die")
             assert all_gone(pids_in(tmp_path / "pids"), within_s=3.0)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("whom", "environment"),
+    [("guard", "kept"), ("guard", "cleared"), ("reaper", "kept"), ("reaper", "cleared"), ("both", "kept")],
+)
+def test_server_that_kills_its_guard_leaves_no_daemon(tmp_path: Path, whom: str, environment: str) -> None:
+    async def run() -> None:
+        async with opened(RAW) as hands:
+            with pytest.raises(InfrastructureFailure):
+                await hands("do", how=f"kill {whom} {environment} {tmp_path / 'pids'}")
+            pids = pids_in(tmp_path / "pids")
+        assert all_gone(pids, within_s=60.0)
+
+    asyncio.run(run())
+
+
+def test_server_that_stops_its_guard_leaves_no_daemon(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with opened(RAW, timeout_s=1.0) as hands:
+            with pytest.raises(InfrastructureFailure):
+                await hands("do", how=f"kill stop kept {tmp_path / 'pids'}")
+            pids = pids_in(tmp_path / "pids")
+        assert all_gone(pids, within_s=60.0)
 
     asyncio.run(run())
 
@@ -138,7 +165,20 @@ def test_a_server_sees_no_key_but_its_own_and_says_none(monkeypatch: pytest.Monk
     seen, failure, shown = asyncio.run(run())
     environment = json.loads(seen)
     assert environment["KEY"] == "***" and environment["PATH"] == os.environ["PATH"]
-    allowed = {"KEY", "PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "SHELL", "TMPDIR", "TZ", "USER"}
+    allowed = {
+        MARK,
+        "KEY",
+        "PATH",
+        "HOME",
+        "LANG",
+        "LC_ALL",
+        "LC_CTYPE",
+        "LOGNAME",
+        "SHELL",
+        "TMPDIR",
+        "TZ",
+        "USER",
+    }
     assert set(environment) <= allowed
     assert "out of luck ***" in failure and "canary" not in seen + failure + shown
 

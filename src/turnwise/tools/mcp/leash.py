@@ -6,6 +6,9 @@ Standard input, output and errors are the server's. What the server starts and l
 process (a subreaper, on Linux), even where it made itself a session of its own, so that all of it can be found and
 killed: when the server has ended, a while after its input was closed, at SIGTERM, and when the host dies, however it
 dies: its end of the input closes, and Linux sends a signal.
+
+It is two processes, a guard and a reaper above it, since a server may kill its guard: what it then leaves behind is
+the reaper's. The guard ends all where the reaper is killed. Of a server that kills both, the host finds the rest.
 """
 
 # What is imported here is paid for by every server: no pathlib, no typing.
@@ -29,11 +32,39 @@ NOT_STARTED = 127
 
 def main(host: int, command: list[str]) -> int:
     """The exit status: the server's, 128 and more for a signal, as a shell says it."""
+    _adopt_orphans(host)
+    reaper, guard = os.getpid(), os.fork()
+    if guard == 0:
+        try:
+            os._exit(_guard(reaper, command))
+        finally:
+            os._exit(NOT_STARTED)
+    return _reap(guard)
+
+
+def _reap(guard: int) -> int:
+    """waits for: the guard's end. unblocked by: it. Signals are the guard's to hear."""
+    for number in HEARD[1:]:
+        signal.signal(number, lambda *_: os.kill(guard, signal.SIGTERM))
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+    while (status := _reaped(guard, 0)) is None:
+        pass
+    _kill_all()
+    return status if status >= 0 else 128 - status
+
+
+def _adopt_orphans(parent: int) -> None:
+    """What is left behind below becomes a child of this process, which ends with its parent."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        sys.exit(1)
+
+
+def _guard(reaper: int, command: list[str]) -> int:
     ears = _listen()
-    if os.getppid() != host:
-        return 1
+    _adopt_orphans(reaper)
     server = os.fork()
     if server == 0:
         _become(command)
@@ -87,11 +118,11 @@ def _wait(server: int, ears: int) -> int:
     return -signal.SIGKILL
 
 
-def _reaped(server: int) -> int | None:
+def _reaped(server: int, how: int = os.WNOHANG) -> int | None:
     """The server's status if it has ended. Whatever else has, of those it left behind, is buried too."""
     while True:
         try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+            pid, status = os.waitpid(-1, how)
         except ChildProcessError:
             return NOT_STARTED
         if pid == 0:
@@ -100,12 +131,13 @@ def _reaped(server: int) -> int | None:
             return os.waitstatus_to_exitcode(status)
 
 
-def _kill_all(server: int) -> None:
+def _kill_all(group: int | None = None) -> None:
     """Children, and those of theirs that become ours as they die, until there are none."""
     end = time.monotonic() + KILL_S
     while time.monotonic() < end:
-        with suppress(OSError):
-            os.killpg(server, signal.SIGKILL)
+        if group is not None:
+            with suppress(OSError):
+                os.killpg(group, signal.SIGKILL)
         for child in _children():
             with suppress(OSError):
                 os.kill(child, signal.SIGKILL)

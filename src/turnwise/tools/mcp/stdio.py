@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -26,6 +27,8 @@ from turnwise.tools.mcp.said import Said
 WAITING = 1024
 """Messages to the server that wait for room in its input: a cancelled call must not wait to say so."""
 POLL_S = 0.01
+MARK = "TURNWISE_MCP_SERVER"
+"""A variable of every server's, by which all that it starts is found should its leash be killed."""
 LEASH = (sys.executable, "-I", "-S", str(Path(__file__).with_name("leash.py")))
 
 Streams = tuple[Any, Any]
@@ -37,6 +40,7 @@ class ServerProcess:
     def __init__(self, server: Server, ended: Callable[[], None]) -> None:
         """`ended` is called when its output ends."""
         self._server, self._ended = server, ended
+        self._mark = uuid4().hex
         self._said, self._printed = Said(), Said()
         self._noise = asyncio.Event()
         self._spoke = False
@@ -67,7 +71,7 @@ class ServerProcess:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env=dict(self._server.environment),
+            env={**self._server.environment, MARK: self._mark},
             cwd=self._server.folder,
             start_new_session=True,
             limit=MOST_BYTES,
@@ -87,6 +91,8 @@ class ServerProcess:
                     tasks.cancel_scope.cancel()
         finally:
             _kill(process)
+            if process.returncode is None or process.returncode < 0:  # its leash was killed or stopped
+                kill_marked(self._mark)
             for stream in (heard, incoming, outgoing, to_write):
                 stream.close()
 
@@ -144,6 +150,29 @@ def _kill(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
         with suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)
+
+
+def kill_marked(mark: str) -> None:
+    """Kills all that was started with this mark in its environment, until none is left; on Linux only."""
+    wanted, end = f"{MARK}={mark}".encode(), time.monotonic() + KILL_S
+    while time.monotonic() < end and (found := [pid for pid in _processes() if wanted in _environment(pid)]):
+        for pid in found:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(POLL_S)
+
+
+def _processes() -> list[int]:
+    proc = Path("/proc")
+    return [int(folder.name) for folder in proc.iterdir() if folder.name.isdigit()] if proc.is_dir() else []
+
+
+def _environment(pid: int) -> list[bytes]:
+    """None of a process that has ended, or that is another user's."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
 
 
 def _ending(status: int) -> str:
