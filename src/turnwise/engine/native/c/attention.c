@@ -1,6 +1,6 @@
 /* Attention of new tokens over a cache of slots: the same as rows.py, in one call a layer.
 
-   keys    [slots, KV, D, capacity]     positions lie side by side, so that scores are made for 16 of them at once
+   keys    [slots, KV, D, capacity]     positions lie side by side, so that scores are made for several at once
    values  [slots, KV, capacity, D]
    query   [N, H, D], key and value [N, KV, D], of any strides but 1 in D; out [N, H, D] without gaps
 
@@ -11,6 +11,7 @@
 #include "vectors.h"
 
 #define BLOCK 4       /* queries that read a key together, at most; constant wherever loops run over it */
+#define PARTS (16 / LANES) /* vectors that hold 16 numbers of a value */
 #define LOWEST -1e30f /* the score of what is not seen */
 
 typedef struct {
@@ -31,7 +32,7 @@ typedef struct {
 /* scores[i][j] = query i . key j for `depth` vectors of positions from j on. Queries lie `size` apart. */
 INLINE void score_tile(const float *keys, int64_t capacity, int64_t size, const float *queries, int64_t j,
                        float *scores, int64_t span, int block, int depth) {
-    vec sums[8] = {{0}};
+    vec sums[SUMS] = {{0}};
     for (int64_t d = 0; d < size; d++)
         for (int k = 0; k < depth; k++) {
             vec column = load(keys + d * capacity + j + k * LANES);
@@ -43,10 +44,10 @@ INLINE void score_tile(const float *keys, int64_t capacity, int64_t size, const 
             store(scores + i * span + j + k * LANES, sums[i * depth + k]);
 }
 
-/* For positions from..to, in whole vectors. Eight sums at a time keep the processor busy. */
+/* For positions from..to, in whole vectors. SUMS of them at a time keep the processor busy. */
 INLINE void score(const float *keys, int64_t capacity, int64_t size, const float *queries, int64_t from, int64_t to,
                   float *scores, int64_t span, int block) {
-    const int depth = 8 / block;
+    const int depth = SUMS / block;
     int64_t j = from;
     for (; j + depth * LANES <= to; j += depth * LANES)
         score_tile(keys, capacity, size, queries, j, scores, span, block, depth);
@@ -54,28 +55,35 @@ INLINE void score(const float *keys, int64_t capacity, int64_t size, const float
         score_tile(keys, capacity, size, queries, j, scores, span, block, 1);
 }
 
+/* Adds 16 numbers of one value to the sums of each query, times the query's weight. */
+INLINE void gather_one(const float *value, const float *weights, int64_t span, vec *sums, int depth, int block) {
+    vec parts[PARTS];
+    for (int part = 0; part < PARTS; part++)
+        parts[part] = load(value + part * LANES);
+    for (int i = 0; i < block; i++)
+        for (int part = 0; part < PARTS; part++)
+            sums[i * depth * PARTS + part] += weights[i * span] * parts[part];
+}
+
 /* The sum of weights[i][j] * value j over positions from..to, added to out[i]. */
 INLINE void gather(const float *values, int64_t size, const float *weights, int64_t span, int64_t from, int64_t to,
                    float *out, int block) {
-    const int depth = 8 / block;
-    for (int64_t d = 0; d < size; d += LANES) {
-        vec sums[8] = {{0}};
+    const int depth = SUMS > block * PARTS ? SUMS / (block * PARTS) : 1;
+    for (int64_t d = 0; d < size; d += PARTS * LANES) {
+        vec sums[BLOCK * PARTS > SUMS ? BLOCK * PARTS : SUMS] = {{0}}; /* [block, depth, PARTS] */
         int64_t j = from;
         for (; j + depth <= to; j += depth)
-            for (int k = 0; k < depth; k++) {
-                vec row = load(values + (j + k) * size + d);
-                for (int i = 0; i < block; i++)
-                    sums[i * depth + k] += weights[i * span + j + k] * row;
-            }
-        for (; j < to; j++)
-            for (int i = 0; i < block; i++)
-                sums[i * depth] += weights[i * span + j] * load(values + j * size + d);
-        for (int i = 0; i < block; i++) {
-            vec sum = load(out + i * size + d);
             for (int k = 0; k < depth; k++)
-                sum += sums[i * depth + k];
-            store(out + i * size + d, sum);
-        }
+                gather_one(values + (j + k) * size + d, weights + j + k, span, sums + k * PARTS, depth, block);
+        for (; j < to; j++)
+            gather_one(values + j * size + d, weights + j, span, sums, depth, block);
+        for (int i = 0; i < block; i++)
+            for (int part = 0; part < PARTS; part++) {
+                vec sum = load(out + i * size + d + part * LANES);
+                for (int k = 0; k < depth; k++)
+                    sum += sums[(i * depth + k) * PARTS + part];
+                store(out + i * size + d + part * LANES, sum);
+            }
     }
 }
 

@@ -1,28 +1,41 @@
-/* Sixteen numbers at a time, as the processor allows. */
+/* As many numbers at a time as a register of the processor holds: compilers keep wider vectors in memory. */
 
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
+#if defined(__AVX512F__)
 #define LANES 16
+#define SUMS 8 /* vectors of sums that a loop keeps in registers, beside what it reads */
+#elif defined(__AVX__)
+#define LANES 8
+#define SUMS 8
+#elif defined(__aarch64__)
+#define LANES 4
+#define SUMS 16
+#else
+#define LANES 4
+#define SUMS 8
+#endif
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4)));
 
+#if LANES == 16
 static const ints NUMBERS = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#elif LANES == 8
+static const ints NUMBERS = {0, 1, 2, 3, 4, 5, 6, 7};
+#else
+static const ints NUMBERS = {0, 1, 2, 3};
+#endif
 
 INLINE vec load(const float *from) { return *(const vec *)from; }
 INLINE void store(float *to, vec what) { *(vec *)to = what; }
 INLINE vec all(float number) { return number - (vec){0}; }
-/* The second where one of them is NaN. */
-INLINE vec larger(vec one, vec other) {
-    vec out;
-    for (int lane = 0; lane < LANES; lane++)
-        out[lane] = one[lane] > other[lane] ? one[lane] : other[lane];
-    return out;
-}
 INLINE vec choose(ints mask, vec one, vec other) { return (vec)((mask & (ints)one) | (~mask & (ints)other)); }
+/* The second where one of them is NaN. */
+INLINE vec larger(vec one, vec other) { return choose(one > other, one, other); }
 
 /* e^x for x <= 0, 0 below -87, NaN where x is: 2^n e^r with |r| <= ln 2 / 2, the latter by its series. */
 INLINE vec exponential(vec x) {
