@@ -8,6 +8,10 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from turnwise.core.process import set_library_defaults
+
+set_library_defaults()
+
 PUBLIC = {
     "Config": "turnwise.config.schema:Config",
     "Outcome": "turnwise.envs.text_env:Outcome",

@@ -1,9 +1,8 @@
-"""Two habits that cost a training step on the CPU about a twentieth, put off.
+"""Keep memory that is freed, and spare the garbage collector what never goes.
 
-glibc hands large blocks back to the system as soon as they are free, and the next tensor of that size pays for every
-page anew. (PyTorch for ARM brings an allocator that keeps them; what other libraries take is still glibc's there.)
-Python's collector looks through all that lives now and then, a quarter of a second at a time, and most of it
-are the libraries, which never go.
+glibc returns large blocks to the system as soon as they are freed, and the next tensor of that size pays a page fault
+for each of its pages. `core/process.py` does the same for mimalloc, PyTorch's allocator on ARM. Python's collector
+scans all live objects now and then, a quarter of a second at a time, and most of them are the libraries' own.
 """
 
 import atexit
