@@ -85,6 +85,17 @@ def test_equal_runs_give_equal_bits() -> None:
     assert first == second
 
 
+@pytest.mark.parametrize("paged", [False, True])
+def test_slots_are_assigned_alike_in_every_round(paged: bool) -> None:
+    """The order in which earlier sessions ended must not show: a resumed run has not seen them."""
+    runner = make_engine(slots=4, paged=paged)._runner
+    for order in ([0, 1, 2], [1, 2, 0], [2, 0, 1]):
+        slots = [runner.claim(address) for address in range(3)]
+        assert [slot.index for slot in slots] == [0, 1, 2]
+        for number in order:
+            runner.release(slots[number])
+
+
 def test_greedy_takes_the_most_likely_token_and_reports_it_at_temperature_one() -> None:
     contexts = [prompt(1, 9)]
     (said,) = run_talks(make_engine(), [(key(1), contexts)], Sampling(max_tokens=6, temperature=0.0))

@@ -132,8 +132,9 @@ class Runner:
         self.running = [request for request in self.running if request.slot is not slot]
         del self._held[slot.index]
         self._free.append(slot.index)
-        if not self._held:
-            self._guesser.forget()  # equal rounds begin equally, whatever was played before them
+        if not self._held:  # equal rounds begin equally, whatever was played before them
+            self._free.clear()
+            self._guesser.forget()
 
     def _close_up(self) -> None:
         """The last slots move into places that are free, so that decoding reads no empty slots."""

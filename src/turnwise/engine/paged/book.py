@@ -57,6 +57,10 @@ class PageBook:
             self._give_back(slot.pages.pop())
         slot.cached = min(slot.cached, len(slot.pages) * PAGE)
 
+    def order_free_pages(self) -> None:
+        """Hand out pages from the first one on again, whatever order they came back in."""
+        self._free.sort(reverse=True)
+
     def _give_back(self, page: int) -> None:
         self._owners[page] -= 1
         if self._owners[page] == 0:

@@ -38,7 +38,7 @@ class PagedRunner:
         self._book = PageBook(pages)
         self._stop_ids, self._decode_text = frozenset(stop_ids), decode
         self._held: dict[int, PagedSlot] = {}
-        self._free: list[int] = list(range(device.sessions.nobody - 1, -1, -1))
+        self._free = self._all_slots()
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
         self._issued: dict[Request, int] = {}
@@ -62,6 +62,13 @@ class PagedRunner:
         self._book.release(slot)
         del self._held[slot.index]
         self._free.append(slot.index)
+        if not self._held:  # equal rounds begin equally, whatever was played before them
+            self._free = self._all_slots()
+            self._book.order_free_pages()
+
+    def _all_slots(self) -> list[int]:
+        """Every slot, the first one last: slots are taken from the end."""
+        return list(range(self._device.sessions.nobody - 1, -1, -1))
 
     @property
     def capture_s(self) -> float:
