@@ -1,7 +1,7 @@
 """The command line. A command's module is imported only when it runs, so that help and mistakes answer at once.
 
 Exit codes: 0 done, 1 an unexpected failure (with its traceback), 2 something given was wrong (one line on stderr),
-130 stopped by Ctrl-C, 141 the reader of our output went away.
+130 stopped by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP, 141 the reader of our output went away.
 """
 
 import logging
@@ -15,6 +15,7 @@ from turnwise.cli.commands import COMMANDS
 from turnwise.cli.mistakes import explain
 from turnwise.cli.options import DEFAULTS
 from turnwise.cli.overrides import split_overrides
+from turnwise.cli.signals import StopSignals
 from turnwise.core.errors import UserError
 
 HELP = """\
@@ -33,15 +34,17 @@ turnwise COMMAND --help says more of each."""
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns the exit code. An unexpected exception goes through, with its traceback."""
     show_log()
+    stop_signals = StopSignals()
     try:
-        run(sys.argv[1:] if argv is None else argv)
-        sys.stdout.flush()
+        with stop_signals.handled():
+            run(sys.argv[1:] if argv is None else argv)
+            sys.stdout.flush()
     except UserError as error:
         sys.stderr.write(f"turnwise: {' '.join(str(error).split())}\n")
         return 2
     except KeyboardInterrupt as stop:
         sys.stderr.write(f"turnwise: {str(stop) or 'stopped'}\n")
-        return 130
+        return 128 + stop_signals.received
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python's own last flush complains
         return 141

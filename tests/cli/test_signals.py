@@ -1,0 +1,114 @@
+"""Signals that end a command, sent to a real process."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from runs_for_tests import metrics
+from turnwise.cli.signals import StopSignals
+from turnwise.train.checkpoints import newest
+
+ENDLESS = [
+    *("--model.warmup_steps", "5", "--eval.episodes", "1", "--eval.every", "0", "--checkpoint.every", "100000"),
+    *("--name", "run", "--system.threads", "1", "--rollout.max_new_tokens", "4"),
+]
+COMMANDS = {
+    "train": [
+        "train",
+        "bandit",
+        "--train.steps",
+        "100000",
+        "--rollout.groups",
+        "1",
+        "--rollout.group_size",
+        "2",
+        "--train.mini_batch",
+        "2",
+    ],
+    "sft": ["sft", "bandit", "--sft.epochs", "100000", "--sft.count", "4"],
+}
+WAIT_S = 900.0
+
+
+def start(command: str, folder: Path, **options: object) -> subprocess.Popen[str]:
+    arguments = [sys.executable, "-m", "turnwise", *COMMANDS[command], *ENDLESS, "--record.folder", str(folder)]
+    return subprocess.Popen(arguments, text=True, **options)  # type: ignore[call-overload, no-any-return]
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    began = time.monotonic()
+    while not condition():
+        assert process.poll() is None and time.monotonic() - began < WAIT_S
+        time.sleep(0.05)
+
+
+def steps_done(run: Path) -> int:
+    return max((row["step"] for row in metrics(run)), default=0) if (run / "config.toml").exists() else 0
+
+
+def ignore_ctrl_c() -> None:
+    """As a shell does for its background jobs."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_sigterm_saves_a_checkpoint_and_prints_how_to_resume(command: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = start(command, tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, preexec_fn=ignore_ctrl_c)
+    wait_for(lambda: steps_done(run) >= 2, process)
+    process.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 128 + signal.SIGTERM, told
+    assert f"turnwise {command} --resume {run}" in told
+    found = newest(run / "checkpoints")
+    assert found is not None and found[1].step == steps_done(run) >= 2
+
+
+def test_ignored_hangup_stays_ignored() -> None:
+    """As under nohup. Whatever is handled is given back afterwards."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignals().handled():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert callable(signal.getsignal(signal.SIGTERM))
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_closed_terminal_does_not_cost_the_checkpoint(tmp_path: Path) -> None:
+    """The terminal's hang-up comes as SIGHUP, and everything printed from then on fails."""
+    run = tmp_path / "run"
+    ours, theirs = pty.openpty()
+
+    def take_terminal() -> None:
+        import fcntl
+        import termios
+
+        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+
+    process = start(
+        "train", tmp_path, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=take_terminal
+    )
+    os.close(theirs)
+    os.set_blocking(ours, False)
+
+    def read_and_look() -> bool:
+        with suppress(BlockingIOError):
+            os.read(ours, 1 << 16)
+        return steps_done(run) >= 2
+
+    wait_for(read_and_look, process)
+    os.close(ours)
+    process.wait(timeout=WAIT_S)
+    found = newest(run / "checkpoints")
+    assert found is not None and found[1].step == steps_done(run)
+    assert process.returncode == 128 + signal.SIGHUP
