@@ -158,6 +158,32 @@ def test_a_folder_that_holds_a_run_is_left_alone(run: Path) -> None:
     assert metrics(run) == before
 
 
+class Killed(BaseException):
+    """What nothing catches, as SIGKILL."""
+
+
+def test_kill_while_the_report_is_written_leaves_a_run_to_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(*_: object, **__: object) -> None:
+        raise Killed
+
+    short = {"train__steps": 1, "eval__every": 0, "eval__episodes": 1}
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(recipes_run, "write_report", kill)
+        train(small(tmp_path, **short), console=quiet())
+    assert not (tmp_path / "run/summary.json").exists()
+    assert train(small(tmp_path, **short), resume=True, console=quiet())["finished"]
+    assert "not finished" not in (tmp_path / "run/report.html").read_text()
+
+
+def test_resuming_a_finished_run_writes_a_missing_report(run: Path) -> None:
+    (run / "report.html").unlink()
+    with pytest.raises(UserError, match="is finished"):
+        train(small(run.parent), resume=True, console=quiet())
+    assert (run / "report.html").exists()
+
+
 Moment = Callable[[pytest.MonkeyPatch], None]
 
 

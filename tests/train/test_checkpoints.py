@@ -15,6 +15,7 @@ from turnwise.core.errors import DivergedError, UserError
 from turnwise.models.attention import ATTENTION
 from turnwise.models.loading import LoadedModel, load_model
 from turnwise.models.tiny import tiny_tokenizer
+from turnwise.record import disk
 from turnwise.train import checkpoints as checkpoints_module
 from turnwise.train.checkpoints import Checkpoints, State, last_checkpoint, read_state, restore, step_folders
 from turnwise.train.learner import LocalLearner
@@ -138,6 +139,35 @@ def test_a_kill_between_the_two_renames_leaves_nothing_behind_for_good(tmp_path:
     assert not list(folder.glob(".*best*"))
 
 
+def test_sweep_puts_back_a_checkpoint_that_was_being_replaced(tmp_path: Path, saved: Path) -> None:
+    folder = copy_of(saved, tmp_path)
+    before = read_state(folder / "best")
+    (folder / "best").rename(folder / ".old-best")
+    shutil.copytree(folder / "step_000002", folder / ".old-step_000002")
+    checkpoints_in(tmp_path).sweep()
+    assert sorted(path.name for path in folder.iterdir()) == ["best", "step_000001", "step_000002"]
+    assert read_state(folder / "best") == before
+
+
+def test_kill_while_deleting_leaves_no_half_checkpoint(
+    tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half(folder: Path, **_: object) -> None:
+        if folder.exists():
+            (folder / "model.safetensors").unlink()
+            raise Kill
+
+    folder, store = copy_of(saved, tmp_path), checkpoints_in(tmp_path, keep_last=1)
+    shutil.rmtree(folder / ".writing-step_000003")
+    with monkeypatch.context() as patch, pytest.raises(Kill):
+        patch.setattr(disk.shutil, "rmtree", half)
+        store.drop_after(folder / "step_000001")
+    whole = [path.name for path in folder.iterdir() if not path.name.startswith(".")]
+    assert sorted(whole) == ["best", "step_000001"]
+    store.sweep()
+    assert not list(folder.glob(".*"))
+
+
 def test_what_is_saved_is_not_written_again(tmp_path: Path, saved: Path) -> None:
     """Replacing a folder takes two renames, and a kill between them would lose it."""
     folder = copy_of(saved, tmp_path)
@@ -169,11 +199,14 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "name", ["model.safetensors", "learner.safetensors", "state.json", "config.json", "tokenizer.json"]
 )
 def test_a_damaged_checkpoint_is_passed_over_for_an_older_whole_one(
-    tmp_path: Path, saved: Path, name: str, damage: str
+    tmp_path: Path, saved: Path, caplog: pytest.LogCaptureFixture, name: str, damage: str
 ) -> None:
     folder = copy_of(saved, tmp_path)
+    assert last_checkpoint(folder) == folder / "step_000002" and not caplog.messages
     DAMAGES[damage](folder / "step_000002" / name)
     assert last_checkpoint(folder) == folder / "step_000001"
+    (warning,) = caplog.messages
+    assert "step_000002 is damaged" in warning and "step_000001 is used instead" in warning
     DAMAGES[damage](folder / "step_000001" / name)
     with pytest.raises(UserError, match=r"no checkpoint in .* is whole .*: start a new run with --from"):
         last_checkpoint(folder)

@@ -16,6 +16,8 @@ from turnwise.recipes.wiring import model_loader
 from turnwise.recipes.worlds import Worlds, rows_told
 from turnwise.record.console import one_line
 from turnwise.record.judge_spending import JudgeSpending
+from turnwise.record.reports.report import NAME as REPORT
+from turnwise.record.reports.report import write_report
 from turnwise.record.run_folder import RunFolder
 from turnwise.rewards.judge.benches import accounted
 from turnwise.train.checkpoints import Checkpoints, State, restore, step_folders
@@ -33,6 +35,8 @@ def opened(
     folder = RunFolder.open(path, writing=True) if resume else RunFolder.create(path, to_toml(config))
     with folder:
         if resume and folder.summary_path.exists():
+            if config.record.report and not (folder.path / REPORT).exists():
+                write_report(folder.path)
             raise UserError(f"{path} is finished: {finished.replace('PATH', str(path))}")
         spending = JudgeSpending(folder.path)
         with failing_well(folder, resume, command), accounted(spending.read(), spending.add):
@@ -56,6 +60,7 @@ def standing(
         every=config.checkpoint.every,
     )
     state = State(step=0, best_success=None, skipped_steps=0)
+    checkpoints.sweep()
     found = checkpoints.newest() if resume else None
     if found is not None:
         restore(found[0], learner, found[1], model_loader(config))

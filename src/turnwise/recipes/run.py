@@ -214,9 +214,9 @@ class _Run:
         rows = self.folder.read_metrics()
         summary = summarise(rows, seed=self.config.seed)
         self.folder.write_text("curve.svg", learning_curve_svg(rows, self.folder.path.name))
-        self.folder.write_summary(summary)
         if self.config.record.report:
-            write_report(self.folder.path)
+            write_report(self.folder.path, summary=summary)
+        self.folder.write_summary(summary)  # last: a run with a summary is finished
         return {"finished": True, **summary}
 
     def _evaluated(self, name: str) -> bool:

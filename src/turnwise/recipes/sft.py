@@ -186,9 +186,9 @@ class _Imitation:
             if not any(row.get("eval/name") == name for row in self.folder.read_metrics()):
                 await measure(loop.evaluator, held_out, self.folder, progress, name=name, step=state.step)
         summary = summarise(self.folder.read_metrics(), len(self.samples), self.config.seed)
-        self.folder.write_summary(summary)
         if self.config.record.report:
-            write_report(self.folder.path)
+            write_report(self.folder.path, summary=summary)
+        self.folder.write_summary(summary)  # last: a run with a summary is finished
         return {"finished": True, **summary}
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,7 +30,24 @@ def part_of(path: Path) -> Path:
 
 
 def is_leftover(path: Path) -> bool:
-    return path.name.startswith(".") and path.name.endswith(".part")
+    return path.name.startswith(".") and path.name.endswith((".part", ".partial"))
+
+
+def remove_folder(folder: Path) -> None:
+    """Delete a folder. A kill meanwhile leaves a hidden rest, for `remove_rests`, and never half of the folder."""
+    aside = folder.with_name(f".removed-{folder.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    folder.rename(aside)
+    shutil.rmtree(aside)
+
+
+def remove_rests(folder: Path) -> None:
+    """Delete what kills left in a folder while something was written or removed: whatever is hidden there."""
+    for path in folder.glob(".*"):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def write_aside(path: Path, data: bytes, *, durable: bool = True) -> None:

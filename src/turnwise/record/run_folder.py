@@ -9,6 +9,7 @@
     trajectories/index.jsonl        one line a trajectory, with the place of its line in the step's file
     trajectories/tokens.jsonl       how each token id that occurs there is written
     checkpoints/                    written by `train`
+    past/                           earlier policies, of runs that play against them
 
 "step" is how many steps were done when the row was written: 0 before training.
 """
@@ -74,6 +75,8 @@ class RunFolder:
                 raise
 
     def _prepared(self) -> Self:
+        for path in filter(is_leftover, self.path.iterdir()):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
         self.checkpoints.mkdir(exist_ok=True)
         self.trajectories.mkdir(exist_ok=True)
         for file in (self.metrics_path, self.alarms_path, self.index_path):
@@ -213,7 +216,7 @@ class RunFolder:
             for path in self.trajectories.glob("step_[0-9]*"):  # pictures too
                 if int(path.stem.split("_")[1]) >= step:
                     path.unlink()
-            for path in [*self.path.glob(".*.part"), *self.trajectories.glob(".*.part")]:
+            for path in self.trajectories.glob(".*.part"):
                 path.unlink()
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:

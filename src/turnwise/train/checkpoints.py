@@ -6,6 +6,7 @@ checkpoints/step_000010/  model.safetensors, config.json, tokenizer... (a plain 
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -21,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from turnwise.core.errors import UserError
 from turnwise.models.loading import LoadedModel
 from turnwise.models.saving import write_model
-from turnwise.record.disk import disk_errors
+from turnwise.record.disk import disk_errors, remove_folder, remove_rests
 from turnwise.train.learner import LocalLearner, load_in_place
 from turnwise.train.optimizer import check_finite
 
@@ -29,6 +30,8 @@ BEST = "best"
 STEP_NAME = re.compile(r"step_[0-9]{6,}")
 OWN_FILES = ("learner.safetensors", "state.json")
 """What a checkpoint has beside the plain model."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +90,15 @@ class Checkpoints:
 
     def _drop(self, folders: Iterable[Path]) -> None:
         for each in folders:
-            shutil.rmtree(each)
+            remove_folder(each)
+
+    def sweep(self) -> None:
+        """Put back a checkpoint that a kill left without its name while it was replaced, and delete the other rests."""
+        for old in self.folder.glob(".old-*"):
+            target = self.folder / old.name.removeprefix(".old-")
+            if not target.exists():
+                old.rename(target)
+        remove_rests(self.folder)
 
     def _write(self, learner: LocalLearner, state: State, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
@@ -122,12 +133,17 @@ def step_of(folder: Path) -> int:
 
 
 def newest(folder: Path) -> tuple[Path, State] | None:
+    """The newest checkpoint that is whole; a warning says where newer ones are damaged."""
     damaged = []
     for each in reversed(step_folders(folder)):
         try:
-            return each, read_state(each)
+            found = each, read_state(each)
         except UserError as error:
             damaged.append(str(error))
+            continue
+        if damaged:
+            log.warning("%s: skipped, %s is used instead", "; ".join(damaged), each.name)
+        return found
     if damaged:
         raise UserError(f"no checkpoint in {folder} is whole ({damaged[0]}): start a new run with --from")
     return None

@@ -3,12 +3,12 @@
 Which of them count at a step follows from its number alone, so that a resumed run meets the same ones.
 """
 
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from turnwise.models.saving import save_model
+from turnwise.record.disk import remove_folder, remove_rests
 from turnwise.train.checkpoints import step_folders, step_of
 
 
@@ -39,7 +39,8 @@ class Snapshots:
             save_model(model, self._tokenizer, self.path(step))
 
     def drop_after(self, step: int) -> None:
-        """Those of steps that a resumed run does again."""
+        """Those of steps that a resumed run does again, and what kills left."""
+        remove_rests(self.folder)
         self._drop(each for each in self._found() if step_of(each) > step)
 
     def drop_unneeded(self, oldest: int) -> None:
@@ -53,4 +54,4 @@ class Snapshots:
     @staticmethod
     def _drop(folders: Iterable[Path]) -> None:
         for each in folders:
-            shutil.rmtree(each)
+            remove_folder(each)

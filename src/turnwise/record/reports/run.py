@@ -19,12 +19,12 @@ MAX_ALARMS = 50
 MAX_VALUE = 300
 
 
-def run_report(path: Path) -> str:
-    """Of a run that has ended, or of one that goes on."""
+def run_report(path: Path, summary: Mapping[str, Any] | None = None) -> str:
+    """Of a run that has ended, or of one that goes on. `summary`: where it is not in the folder yet."""
     rows = _readable(Follower(path / "metrics.jsonl").read_all())
     settings = flat_settings(path / "config.toml")
     alarms = Follower(path / "alarms.jsonl").read_all()
-    summary = read_object(path / "summary.json")
+    summary = summary or read_object(path / "summary.json")
     subtitle = ", ".join(
         f"{settings[key]}" for key in ("env.kind", "model.name", "algo.advantage") if settings.get(key)
     )
