@@ -18,6 +18,7 @@ from turnwise.recipes.export import export, merge
 from turnwise.recipes.run import train
 from turnwise.train.learner import LocalLearner
 
+LAST = "checkpoints/step_000003"
 IDS = torch.tensor([[5, 6, 7, 8]])
 
 
@@ -104,3 +105,34 @@ def test_merging_a_whole_model_is_refused(tmp_path: Path) -> None:
     (run,) = (tmp_path / "runs").iterdir()
     with pytest.raises(UserError, match="turnwise export"):
         merge(str(run), tmp_path / "merged")
+
+
+def test_run_folder_needs_no_cache_once_it_has_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Resumed, moved, evaluated, exported and merged with the cache gone, and trained further by another run."""
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("TURNWISE_CACHE", str(cache))
+    short = {"model__warmup_steps": 2, "eval__every": 0, "eval__episodes": 1}
+    train(settings(tmp_path / "whole", **short), console=quiet())
+    train(settings(tmp_path / "cut", train__max_minutes=1e-9, **short), console=quiet())
+    shutil.rmtree(cache / "models")
+    train(settings(tmp_path / "cut", **short), resume=True, console=quiet())
+    ours, theirs = (
+        load_file(tmp_path / each / "run" / LAST / "adapter_model.safetensors") for each in ("whole", "cut")
+    )
+    assert all(ours[name].equal(theirs[name]) for name in ours)
+
+    moved = tmp_path / "elsewhere"
+    (tmp_path / "cut" / "run").rename(moved)
+    train(settings(tmp_path / "cut", **short, seed=1), console=quiet())  # another run where this one was
+    shutil.rmtree(cache / "models")
+    assert base_of(moved / LAST) == str(moved / "base")
+    assert evaluate_source(str(moved), console=quiet()).result.episodes > 0
+    export(str(moved), tmp_path / "exported")
+    merge(str(moved), tmp_path / "merged")
+
+    train(small(tmp_path / "further", model__name=str(moved / LAST), **short), console=quiet())
+    shutil.rmtree(moved)
+    further = tmp_path / "further" / "run"
+    assert base_of(further / LAST) == str(further / "base")
+    merge(str(further), tmp_path / "merged further")
+    assert not (cache / "models").exists()

@@ -20,6 +20,8 @@ from turnwise.core.errors import UserError
 from turnwise.models.quiet import quiet_transformers
 
 ADAPTER_CONFIG = "adapter_config.json"
+RUN_BASE = "base"
+"""A run's own copy of the base model, two folders above its adapters: it counts before what they name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +53,17 @@ def add_lora(model: Any, base: str, settings: LoraSettings) -> None:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(settings.seed)
             model.add_adapter(config)
-        config.base_model_name_or_path = str(Path(base).absolute()) if Path(base).is_dir() else base
+        name_base(model, base)
     except ValueError as error:
         raise UserError(
             f"lora.targets {', '.join(settings.targets)}: no such layers in {type(model).__name__}"
         ) from error
+
+
+def name_base(model: Any, base: str) -> None:
+    """Make the model's adapter name this base, where it is saved: a folder by its whole path."""
+    for config in model.peft_config.values():
+        config.base_model_name_or_path = str(Path(base).absolute()) if Path(base).is_dir() else base
 
 
 def has_adapter(model: Any) -> bool:
@@ -90,7 +98,12 @@ def is_adapter(folder: Path) -> bool:
 
 
 def base_of(folder: Path) -> str:
-    """The model that an adapter folder belongs to."""
+    """The model that an adapter folder belongs to.
+
+    The adapters of a run whose folder was moved name a base where it no longer is, and another run may be there now.
+    """
+    if (own := folder.absolute().parent.parent / RUN_BASE).is_dir() and (own.parent / "config.toml").is_file():
+        return str(own)
     try:
         base = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -124,7 +124,9 @@ class _Run:
 
     def _build(self, progress: Progress, limit_s: float | None, resume: bool) -> tuple[Loop, State]:
         config = self.config
-        loaded, warmup_s = load_policy(config, self.worlds, lambda done, total: progress.phase("warm-up", done, total))
+        loaded, warmup_s = load_policy(
+            config, self.worlds, lambda done, total: progress.phase("warm-up", done, total), self.folder.path
+        )
         plan = memory_plan(config, loaded.model)
         if plan.parts:
             progress.note(f"memory: {plan.describe()}")

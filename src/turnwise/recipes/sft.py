@@ -125,7 +125,9 @@ class _Imitation:
     def _build(self, progress: Progress, limit_s: float | None, resume: bool) -> tuple[SftLoop, State]:
         config = self.config
         self.tasks = task_source(config, self.worlds)
-        loaded, warmup_s = load_policy(config, self.worlds, lambda done, total: progress.phase("warm-up", done, total))
+        loaded, warmup_s = load_policy(
+            config, self.worlds, lambda done, total: progress.phase("warm-up", done, total), self.folder.path
+        )
         plan = memory_plan(config, loaded.model, imitates=True)
         players = build_players(config, self.worlds, loaded, plan.pages)
         self.samples = demonstrations(

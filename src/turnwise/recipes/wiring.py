@@ -1,7 +1,9 @@
 """From a configuration to a model and those who play with it."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from turnwise.config.schema import Config
@@ -11,7 +13,8 @@ from turnwise.engine.paged.build import build_paged_runner
 from turnwise.models.attention import ATTENTION
 from turnwise.models.compiling import compile_layers
 from turnwise.models.loading import LoadedModel, device_of, load_model
-from turnwise.models.lora import LoraSettings, add_lora, has_adapter
+from turnwise.models.lora import RUN_BASE, LoraSettings, add_lora, base_of, has_adapter, name_base
+from turnwise.models.saving import save_model, written_aside
 from turnwise.recipes.contexts import build_context
 from turnwise.recipes.worlds import Worlds
 from turnwise.render.renderer import Renderer
@@ -37,14 +40,28 @@ def model_loader(config: Config) -> Callable[[str], LoadedModel]:
     return load
 
 
-def load_policy(config: Config, worlds: Worlds, show: Callable[[int, int], None]) -> tuple[LoadedModel, float]:
-    """The model that a run starts from, and the seconds that its warm-up took."""
+def load_policy(
+    config: Config, worlds: Worlds, show: Callable[[int, int], None], run: Path | None = None
+) -> tuple[LoadedModel, float]:
+    """The model that a run starts from, and the seconds that its warm-up took.
+
+    `run`: the folder of the run, which keeps a copy of a tiny that was warmed up, and then needs no cache any more.
+    """
     load = model_loader(config)
+    base = None if run is None else run / RUN_BASE
     if config.model.name == "tiny" and config.model.warmup_steps:
-        steps, seed = config.model.warmup_steps, config.model.warmup_seed
-        loaded, seconds = warmed_tiny(worlds.with_params, steps=steps, seed=seed, load=load, show=show)
+        if base is not None and base.is_dir():
+            loaded, seconds = load(str(base)), 0.0
+        else:
+            steps, seed = config.model.warmup_steps, config.model.warmup_seed
+            loaded, seconds = warmed_tiny(worlds.with_params, steps=steps, seed=seed, load=load, show=show)
+            if base is not None:
+                save_model(loaded.model, loaded.tokenizer, base)
+                loaded = replace(loaded, name=str(base))
     else:
         loaded, seconds = load(config.model.name), 0.0
+        if base is not None and has_adapter(loaded.model):
+            _keep_base_of_adapter(loaded, base)
     lora = config.lora
     if lora.rank and not has_adapter(loaded.model):  # a checkpoint of such a run has its own
         alpha = 2.0 * lora.rank if lora.alpha is None else lora.alpha
@@ -53,6 +70,17 @@ def load_policy(config: Config, worlds: Worlds, show: Callable[[int, int], None]
     if config.system.compile and device_of(loaded.model).type == "cuda":
         compile_layers(loaded.model)
     return loaded, seconds
+
+
+def _keep_base_of_adapter(loaded: LoadedModel, base: Path) -> None:
+    """An adapter of another run is trained further: its base, which that run keeps, is kept by this one too."""
+    theirs = Path(base_of(Path(loaded.name).expanduser()))
+    if theirs.name != RUN_BASE or not (theirs.parent / "config.toml").is_file():
+        return
+    if not base.is_dir():
+        with written_aside(base) as aside:
+            shutil.copytree(theirs, aside, dirs_exist_ok=True)
+    name_base(loaded.model, str(base))
 
 
 def build_engine(config: Config, model: Any, renderer: Renderer, *, pages: int | None = None) -> NativeEngine:

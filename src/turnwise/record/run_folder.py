@@ -9,6 +9,7 @@
     trajectories/index.jsonl        one line a trajectory, with the place of its line in the step's file
     trajectories/tokens.jsonl       how each token id that occurs there is written
     checkpoints/                    written by `train`
+    base/                           tiny as it was after its warm-up, where the run started from that
     past/                           earlier policies, of runs that play against them
 
 "step" is how many steps were done when the row was written: 0 before training.
@@ -101,7 +102,7 @@ class RunFolder:
         what was said then is how to go on with it.
         """
         files = {"config.toml", "metrics.jsonl", "alarms.jsonl", "report.html", SPENDING, LOCK_NAME}
-        own = files | {"checkpoints", "trajectories", "trackers", "past"}
+        own = files | {"base", "checkpoints", "trajectories", "trackers", "past"}
         strange = any(file.name not in own and not is_leftover(file) for file in self.path.glob("*"))
         if strange or self._write_failed or self._holds_steps():
             return
