@@ -43,7 +43,9 @@ def kind_of(cls: type[TextEnv]) -> EnvKind:
     except (TypeError, OSError):  # typed at a prompt: it stands in no file
         file = None
     reachable = file is not None and Path(file).is_file() and cls.__qualname__ == cls.__name__
-    return EnvKind(name=cls.__name__, kind=f"{file}:{cls.__name__}" if reachable else "", cls=checked(cls))
+    return EnvKind(
+        name=cls.__name__, kind=f"{Path(str(file)).resolve()}:{cls.__name__}" if reachable else "", cls=checked(cls)
+    )
 
 
 def _load_from_file(kind: str, file: Path, class_name: str) -> EnvKind:

@@ -1,18 +1,20 @@
 """From what a person typed to a checked configuration, in a fraction of a second: torch is not needed for it."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from turnwise.config.load import Overrides, build, find_run, read_run, read_settings
-from turnwise.config.schema import Config, EnvConfig
+from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.names import closest, nearest
 from turnwise.envs.registry import ENVIRONMENTS
 from turnwise.recipes.presets import find_method, find_recipe, method_path, recipe_names, recipe_path
 from turnwise.recipes.worlds import worlds_of
 
-FILE = re.compile(r"[^\n]+\.(?:jsonl|csv|py:\w+)")
+CODE = re.compile(r"[^\n]+\.py:\w+")
+FILE = re.compile(rf"[^\n]+\.(?:jsonl|csv)|{CODE.pattern}")
 PATHS = ("index", "database", "cwd", "key_file", "cache")
 """Options of tools and rewards that are paths, whatever they look like."""
 MAY_CHANGE = ("train.max_minutes",)
@@ -30,15 +32,54 @@ def configure(
         )
     settings = _base(target, start_from, resume)
     config = build(_with_method(settings, overrides, fresh=target is not None), overrides)
-    reward = config.reward.model_copy(update=_placed_rewards(dict(config.reward), Path()))
-    config = config.model_copy(update={"env": _placed(config.env), "reward": reward})
+    config = place_files(config)
     worlds_of(config)
     return config
 
 
-def _placed(env: EnvConfig) -> EnvConfig:
-    """Files among the environment's parameters by their whole path, so that the run can be gone on with anywhere."""
-    return env.model_copy(update={"params": {name: _whole(value, Path()) for name, value in env.params.items()}})
+def place_files(config: Config) -> Config:
+    """Files of code and data by their whole path, so that the run can be resumed from any working directory."""
+    env, algo, context, model, sft = config.env, config.algo, config.context, config.model, config.sft
+    mix = {name: _placed_env(given) if isinstance(given, dict) else given for name, given in env.mix.items()}
+    template = None if model.chat_template is None else str(Path(model.chat_template).expanduser().resolve())
+    rules = {name: _whole(getattr(algo, name), Path()) for name in ("loss_tokens", "advantage_tokens")}
+    return config.model_copy(
+        update={
+            "env": env.model_copy(update=_placed_env({"kind": env.kind, "params": env.params}) | {"mix": mix}),
+            "model": model.model_copy(update={"chat_template": template}),
+            "context": context.model_copy(update={"summary_by": _whole(context.summary_by, Path())}),
+            "reward": config.reward.model_copy(update=_placed_rewards(dict(config.reward), Path())),
+            "algo": algo.model_copy(update=rules),
+            "sft": sft.model_copy(update={"demos": _whole(sft.demos, Path())}),
+        }
+    )
+
+
+def _placed_env(table: dict[str, Any]) -> dict[str, Any]:
+    """An environment's table: its class, and the files among its parameters."""
+    placed = table | {name: _whole(table[name], Path()) for name in ("kind",) if name in table}
+    if isinstance(table.get("params"), dict):
+        placed["params"] = {name: _whole(value, Path()) for name, value in table["params"].items()}
+    return placed
+
+
+def source_files(config: Config) -> list[Path]:
+    """The files of code and data that the settings of a configured run name."""
+    return sorted({file for text in _texts(config.model_dump()) if (file := _named_file(text)) and file.is_file()})
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All text in nested tables and lists."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _texts(each)
+
+
+def _named_file(text: str) -> Path | None:
+    """The file that FILE.py:name, FILE.jsonl or FILE.csv names; None: the text names none."""
+    return Path(text.rpartition(":")[0] if CODE.fullmatch(text) else text) if FILE.fullmatch(text) else None
 
 
 def _placed_rewards(reward: dict[str, Any], folder: Path) -> dict[str, Any]:

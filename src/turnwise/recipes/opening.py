@@ -10,12 +10,15 @@ from rich.console import Console
 from turnwise.config.load import to_toml
 from turnwise.config.schema import Config
 from turnwise.core.errors import Outage, UserError
+from turnwise.models.catalogue import catalogue_names
 from turnwise.models.loading import LoadedModel
+from turnwise.recipes.configure import source_files
 from turnwise.recipes.sources import model_of
 from turnwise.recipes.wiring import model_loader
 from turnwise.recipes.worlds import Worlds, rows_told
 from turnwise.record.console import one_line
 from turnwise.record.judge_spending import JudgeSpending
+from turnwise.record.provenance import what_changed, write_provenance
 from turnwise.record.reports.report import NAME as REPORT
 from turnwise.record.reports.report import write_report
 from turnwise.record.run_folder import RunFolder
@@ -40,6 +43,10 @@ def opened(
             raise UserError(f"{path} is finished: {finished.replace('PATH', str(path))}")
         spending = JudgeSpending(folder.path)
         with failing_well(folder, resume, command), accounted(spending.read(), spending.add):
+            if not resume:
+                write_provenance(folder.path, source_files(config))
+            elif (changed := what_changed(folder.path)) is not None:
+                console.print(one_line(changed), soft_wrap=True)
             yield folder
 
 
@@ -97,7 +104,10 @@ def settled(config: Config) -> Config:
     """The configuration with what depends on the machine, or may change, made explicit: it reproduces the run."""
     threads = config.system.threads or os.cpu_count() or 1
     system = config.system.model_copy(update={"threads": threads})
-    model = config.model.model_copy(update={"name": model_of(config.model.name)})
+    name = model_of(config.model.name)
+    if name not in catalogue_names() and (place := Path(name).expanduser()).exists():
+        name = str(place.absolute())  # so that the run can be resumed from any working directory
+    model = config.model.model_copy(update={"name": name})
     return config.model_copy(update={"system": system, "model": model})
 
 

@@ -17,6 +17,7 @@ from turnwise.envs.registry import kind_of, load
 from turnwise.envs.text_env import TextEnv
 from turnwise.models.loading import LoadedModel
 from turnwise.models.memory_plan import MemoryPlan
+from turnwise.recipes.configure import place_files
 from turnwise.recipes.learning import (
     build_dials,
     build_learner,
@@ -101,7 +102,8 @@ def train_env(env: type[TextEnv] | str, model: str = "tiny", steps: int | None =
     kind = load(env) if isinstance(env, str) else kind_of(env)
     given: dict[str, Any] = {"model.name": model, **({} if steps is None else {"train.steps": steps})}
     given |= {name.replace("__", "."): value for name, value in settings.items()}
-    return train(build({"env": {"kind": kind.kind or kind.name}}, list(given.items())), kind=kind, given=given)
+    config = place_files(build({"env": {"kind": kind.kind or kind.name}}, list(given.items())))
+    return train(config, kind=kind, given=given)
 
 
 @dataclass

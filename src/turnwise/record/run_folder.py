@@ -11,6 +11,7 @@
     checkpoints/                    written by `train`
     base/                           tiny as it was after its warm-up, where the run started from that
     past/                           earlier policies, of runs that play against them
+    provenance.json                 the version and the source files that the run began with; copies in sources/
 
 "step" is how many steps were done when the row was written: 0 before training.
 """
@@ -29,6 +30,8 @@ from turnwise.record.disk import append, disk_errors, is_leftover, write_aside
 from turnwise.record.jsonl import drop_half_line, encode, read_lines, without_nonfinite
 from turnwise.record.judge_spending import FILE as SPENDING
 from turnwise.record.lock import LOCK_NAME, FolderLock
+from turnwise.record.provenance import FILE as PROVENANCE
+from turnwise.record.provenance import SOURCES
 from turnwise.record.token_names import TokenNames
 
 
@@ -101,8 +104,8 @@ class RunFolder:
         It stays where there is a checkpoint, a step or a file that is not the start's own, and where a write failed:
         what was said then is how to go on with it.
         """
-        files = {"config.toml", "metrics.jsonl", "alarms.jsonl", "report.html", SPENDING, LOCK_NAME}
-        own = files | {"base", "checkpoints", "trajectories", "trackers", "past"}
+        files = {"config.toml", "metrics.jsonl", "alarms.jsonl", "report.html", SPENDING, PROVENANCE, LOCK_NAME}
+        own = files | {"base", "checkpoints", "trajectories", "trackers", "past", SOURCES}
         strange = any(file.name not in own and not is_leftover(file) for file in self.path.glob("*"))
         if strange or self._write_failed or self._holds_steps():
             return

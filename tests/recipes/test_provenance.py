@@ -1,0 +1,85 @@
+"""What a run records of the code that made it, and what a resume says when that changed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from runs_for_tests import printed, quiet
+from turnwise.core.errors import UserError
+from turnwise.recipes.configure import configure, source_files
+from turnwise.recipes.run import train
+from turnwise.record import provenance
+from turnwise.record.provenance import what_changed, write_provenance
+
+ENVIRONMENT = """\
+import turnwise as tw
+
+class Quiz(tw.TextEnv):
+    "Say 1."
+    max_turns = 1
+    def reset(self, rng): return "Say 1."
+    def step(self, action): return tw.won("Right.") if action == "1" else tw.lost("Wrong.")
+"""
+REWARD = "def brief(trajectory):\n    return 1.0 / (1 + len(trajectory.turns))\n"
+SETTINGS = {
+    "model.warmup_steps": 1,
+    "rollout.groups": 1,
+    "rollout.group_size": 2,
+    "rollout.max_new_tokens": 4,
+    "train.mini_batch": 2,
+    "train.steps": 1,
+    "eval.episodes": 1,
+    "system.threads": 1,
+    "record.name": "run",
+}
+
+
+def test_resume_from_another_directory_reports_changed_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/quiz.py").write_text(ENVIRONMENT)
+    (tmp_path / "code/extra.py").write_text(REWARD)
+    monkeypatch.chdir(tmp_path / "code")
+    given = [*SETTINGS.items(), ("reward.functions", ("extra.py:brief",)), ("train.max_minutes", 1e-9)]
+    train(configure("quiz.py:Quiz", overrides=[*given, ("record.folder", str(tmp_path))]), console=quiet())
+    run, console = tmp_path / "run", quiet()
+    monkeypatch.chdir(tmp_path)
+    later = [("train.max_minutes", 1e-9)]
+    train(configure(resume="run", overrides=later), resume=True, console=console)
+    assert "note:" not in printed(console)
+    (tmp_path / "code/extra.py").write_text(REWARD + "# changed\n")
+    train(configure(resume="run", overrides=later), resume=True, console=console)
+    (note,) = [line for line in printed(console).splitlines() if line.startswith("note:")]
+    assert "extra.py has changed" in note and "quiz.py" not in note and "turnwise" not in note.partition("began")[2]
+    record = json.loads((run / "provenance.json").read_text())
+    assert record["turnwise"] == provenance.version("turnwise")
+    copies = {Path(path).name: run / about["copy"] for path, about in record["files"].items()}
+    assert copies["extra.py"].read_text() == REWARD and copies["quiz.py"].read_text() == ENVIRONMENT
+
+
+def test_another_version_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_provenance(tmp_path, [])
+    assert what_changed(tmp_path) is None
+    monkeypatch.setattr(provenance, "version", lambda _: "99.0")
+    changed = what_changed(tmp_path)
+    assert changed is not None and "this is 99.0" in changed and "\n" not in changed
+
+
+def test_missing_and_damaged_records(tmp_path: Path) -> None:
+    assert what_changed(tmp_path) is None, "a run of an earlier version"
+    (tmp_path / "provenance.json").write_text("{")
+    with pytest.raises(UserError, match=r"provenance\.json cannot be read"):
+        what_changed(tmp_path)
+
+
+def test_deleted_data_file_is_reported(tmp_path: Path) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_text("{}\n")
+    write_provenance(tmp_path, [data])
+    assert not (tmp_path / "sources").exists(), "data may be large: only its digest is kept"
+    data.unlink()
+    assert "rows.jsonl has changed" in (what_changed(tmp_path) or "")
+
+
+def test_built_in_environments_name_no_files() -> None:
+    assert source_files(configure("frozen_lake")) == []
