@@ -25,7 +25,7 @@ help:
 	@echo "make demo           set up .venv and train an agent on FrozenLake, on the CPU, in minutes"
 	@echo "make test           set up .venv with the test extras and run ruff, mypy and all tests"
 	@echo "make lint           ruff and mypy alone"
-	@echo "make soak           all tests, with COUNT=$(COUNT) repetitions where chance is involved"
+	@echo "make soak           all tests, with COUNT=$(COUNT) repetitions where chance is involved; 50 x COUNT runs are killed and resumed"
 	@echo "make test-browser   the viewer's tests in chromium; it and fonts are installed first (as root, by apt-get)"
 	@echo "make test-adapters  the tests of other packages' environments, TextWorld installed too (350 MB, a C compiler)"
 	@echo "make test-gpu       the tests that need a GPU"

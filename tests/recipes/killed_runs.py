@@ -7,6 +7,7 @@ it. A moment is one of
     ["half", n]       half-way through writing the optimiser's state of the n-th checkpoint
     ["line", n]       half-way through writing the n-th line of the metrics
     ["time", share]   that share of an undisturbed run's wall time
+    ["stop", share]   the same, by SIGTERM, which leaves a checkpoint
 """
 
 import hashlib
@@ -16,15 +17,22 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
-from runs_for_tests import episodes, learnt, metrics, quiet, small
+from runs_for_tests import episodes, metrics, quiet, small
+from turnwise.cli.signals import StopSignals
+from turnwise.config.schema import Config
 from turnwise.recipes.run import train
 from turnwise.record import run_folder
+from turnwise.record.run_folder import RunFolder
 from turnwise.train import checkpoints
+from turnwise.train.checkpoints import read_state
 
 CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "shutil.rmtree")
+SENT = {"time": signal.SIGKILL, "stop": signal.SIGTERM}
+"""What the parent sends a child at its moment."""
 Moment = Sequence[Any]
 
 
@@ -86,8 +94,9 @@ def die_half_way_through(module: Any, name: str, number: int) -> None:
     setattr(module, name, half)
 
 
-def training(folder: Path, moment: Moment | None, *, resume: bool) -> int:
-    """A child that trains; it dies at the moment, but for ["time", ...], which is its parent's business."""
+def training(config: Config, moment: Moment | None, *, resume: bool) -> int:
+    """A child that trains; it dies at the moment, but for ["time", ...] and ["stop", ...], its parent's business."""
+    run = Path(config.record.folder) / str(config.record.name)
 
     def work() -> None:
         kind, number = moment or ("none", 0)
@@ -95,52 +104,65 @@ def training(folder: Path, moment: Moment | None, *, resume: bool) -> int:
             die_half_way_through(checkpoints, "save_file", number)
         elif kind == "line":
             die_half_way_through(run_folder, "append", number)
-        seen = watch_changes(folder / "run", number if kind == "event" else None)
-        train(small(folder), resume=resume, console=quiet())
-        (folder / "events.json").write_text(json.dumps(seen))
+        seen = watch_changes(run, number if kind == "event" else None)
+        with StopSignals().handled():
+            train(config, resume=resume, console=quiet())
+        (run.parent / "events.json").write_text(json.dumps(seen))
 
     return fork(work)
 
 
-def ended(folder: Path) -> dict[str, Any]:
-    """What two runs must have in common."""
-    tensors = hashlib.blake2b()
-    for name, tensor in sorted(learnt(folder / "run").items()):
-        tensors.update(name.encode() + tensor.contiguous().numpy().tobytes())
+def ended(run: Path) -> dict[str, Any]:
+    """What two runs must have in common: all tensors and states that they keep, and their records but for times."""
+    tensors = sorted(run.glob("**/*.safetensors"))
+    states = sorted(run.glob("checkpoints/*/state.json"))
+    summary = json.loads((run / "summary.json").read_text())
     return {
-        "weights": tensors.hexdigest(),
-        "metrics": metrics(folder / "run"),
-        "episodes": hashlib.blake2b(json.dumps(episodes(folder / "run")).encode()).hexdigest(),
-        "leftovers": [str(path.name) for path in folder.glob("run/**/.*") if path.name != ".lock"],
+        "weights": {str(path.relative_to(run)): hashlib.blake2b(path.read_bytes()).hexdigest() for path in tensors},
+        "states": {path.parent.name: asdict(read_state(path.parent)) for path in states},
+        "metrics": metrics(run),
+        "alarms": RunFolder.open(run).read_alarms(),
+        "episodes": hashlib.blake2b(json.dumps(episodes(run)).encode()).hexdigest(),
+        "summary": {name: value for name, value in summary.items() if name != "wall_s"},
+        "leftovers": [str(path.name) for path in run.glob("**/.*") if path.name != ".lock"],
+        "report": (run / "report.html").exists(),
     }
 
 
-def killed(folder: Path, moment: Moment, wall_s: float, *, resume: bool) -> int:
+def killed(config: Config, moment: Moment, wall_s: float, *, resume: bool) -> int:
     began = time.perf_counter()
-    child = training(folder, moment, resume=resume)
-    if moment[0] == "time":
+    child = training(config, moment, resume=resume)
+    if moment[0] in SENT:
         time.sleep(max(0.0, began + moment[1] * wall_s - time.perf_counter()))
-        os.kill(child, signal.SIGKILL)
+        os.kill(child, SENT[moment[0]])
     return wait(child)
 
 
+def killed_and_resumed(config: Config, moments: Sequence[Moment], events: int, wall_s: float) -> list[int]:
+    """Kills a run at each of the moments, resumes it until it ends, and returns the exit statuses.
+
+    "event" counts as a share of `events`.
+    """
+    run, statuses = Path(config.record.folder) / str(config.record.name), list[int]()
+    for kind, value in moments:
+        exact = (kind, int(value * events) if kind == "event" else value)
+        if not (run / "summary.json").exists():
+            statuses.append(killed(config, exact, wall_s, resume=(run / "config.toml").exists()))
+    if not (run / "summary.json").exists():
+        statuses.append(wait(training(config, None, resume=(run / "config.toml").exists())))
+    return statuses
+
+
 def main(folder: Path, plan: list[list[Moment]]) -> None:
-    """`plan`: for each run the moments at which it is killed, one after the other; "event" as a share of all events."""
-    plain = folder / "plain"
+    """`plan`: for each run the moments at which it is killed, one after the other."""
     began = time.perf_counter()
-    assert wait(training(plain, None, resume=False)) == 0
+    assert wait(training(small(folder / "plain"), None, resume=False)) == 0
     wall_s = time.perf_counter() - began
-    events = json.loads((plain / "events.json").read_text())
-    report: dict[str, Any] = {"plain": ended(plain), "events": events, "runs": []}
+    events = json.loads((folder / "plain/events.json").read_text())
+    report: dict[str, Any] = {"plain": ended(folder / "plain/run"), "events": events, "runs": []}
     for number, moments in enumerate(plan):
-        own, statuses = folder / str(number), list[int]()
-        for kind, value in moments:
-            exact = (kind, int(value * len(events)) if kind == "event" else value)
-            if not (own / "run/summary.json").exists():
-                statuses.append(killed(own, exact, wall_s, resume=(own / "run/config.toml").exists()))
-        if not (own / "run/summary.json").exists():
-            assert wait(training(own, None, resume=(own / "run/config.toml").exists())) == 0
-        report["runs"].append({"moments": moments, "statuses": statuses, **ended(own)})
+        statuses = killed_and_resumed(small(folder / str(number)), moments, len(events), wall_s)
+        report["runs"].append({"moments": moments, "statuses": statuses, **ended(folder / f"{number}/run")})
     sys.stdout.write(json.dumps(report))
 
 
