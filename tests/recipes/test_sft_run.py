@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import signal
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -26,6 +28,8 @@ from turnwise.recipes.worlds import worlds_of
 from turnwise.record.run_folder import RunFolder
 from turnwise.rollout.context import FullHistory
 from turnwise.tools.formats import write_call
+from turnwise.train import sft as train_sft
+from turnwise.train.sft import imitate
 
 QUIZ = f"{Path(__file__).parents[2] / 'docs' / 'examples' / 'quiz.py'}:Quiz"
 BASE = {"env__kind": "frozen_lake", "eval__every": 2, "rollout__max_tokens": 512, "checkpoint__every": 1}
@@ -59,6 +63,21 @@ def test_stopped_and_resumed_it_ends_the_same(tmp_path: Path) -> None:
     ours, theirs = weights(tmp_path / "whole" / "run"), weights(tmp_path / "cut" / "run")
     assert ours.keys() == theirs.keys()
     assert all(ours[name].equal(theirs[name]) for name in ours)  # type: ignore[attr-defined]
+    assert metrics(tmp_path / "whole" / "run") == metrics(tmp_path / "cut" / "run")
+
+
+def test_validation_that_a_stop_prevented_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = {"sft__count": 8, "eval__every": 1, "eval__episodes": 1, "checkpoint__every": 50}
+    sft(settings(tmp_path / "whole", **short), console=quiet())
+
+    def imitate_and_stop(*given: Any) -> tuple[float, float]:
+        signal.raise_signal(signal.SIGINT)
+        return imitate(*given)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(train_sft, "imitate", imitate_and_stop)
+        sft(settings(tmp_path / "cut", **short), console=quiet())
+    sft(settings(tmp_path / "cut", **short), resume=True, console=quiet())
     assert metrics(tmp_path / "whole" / "run") == metrics(tmp_path / "cut" / "run")
 
 

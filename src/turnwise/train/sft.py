@@ -76,6 +76,8 @@ class SftLoop:
         began, limit = time.perf_counter(), self.settings.max_seconds
         self.progress.begin(state.step, self.steps)
         try:
+            if self._evaluation_due(state.step) and not self._evaluated(state.step):  # stopped before or in it
+                state = await self._between(state)
             while state.step < self.steps and (limit is None or time.perf_counter() - began <= limit):
                 state = self._step(state)
                 await asyncio.sleep(0)  # where Ctrl-C is heard
@@ -110,7 +112,7 @@ class SftLoop:
 
     async def _between(self, state: State) -> State:
         settings, number = self.settings, state.step
-        if settings.eval_every and number % settings.eval_every == 0 and number < self.steps:
+        if self._evaluation_due(number):
             found = await measure(
                 self.evaluator, settings.eval_tasks, self.folder, self.progress, name="validation", step=number
             )
@@ -120,6 +122,13 @@ class SftLoop:
         if number % settings.checkpoint_every == 0 and number < self.steps:
             self.checkpoints.save(self.learner, state)
         return state
+
+    def _evaluation_due(self, number: int) -> bool:
+        every = self.settings.eval_every
+        return every > 0 and 0 < number < self.steps and number % every == 0
+
+    def _evaluated(self, number: int) -> bool:
+        return any("eval/name" in row and row["step"] == number for row in self.folder.read_metrics())
 
 
 def imitate(learner: LocalLearner, samples: Sequence[Sample], micro_tokens: int) -> tuple[float, float]:
