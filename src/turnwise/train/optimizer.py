@@ -140,10 +140,12 @@ class Optimizer:
 
 
 def check_finite(tensors: Sequence[Tensor], when: str) -> None:
-    """Raise DivergedError if any number is not finite. The host waits once, for the largest of all numbers."""
+    """Raise DivergedError if any number is not finite. The host waits once per device, for the largest number."""
     floating = [each.detach() for each in tensors if each.is_floating_point() and each.numel()]
-    if floating and not bool(torch.stack(torch._foreach_norm(floating, math.inf)).isfinite().all()):
-        raise DivergedError(f"the weights are not finite {when}: lower the learning rate")
+    for device in {each.device for each in floating}:
+        norms = torch._foreach_norm([each for each in floating if each.device == device], math.inf)
+        if not bool(torch.stack(norms).isfinite().all()):
+            raise DivergedError(f"the weights are not finite {when}: lower the learning rate")
 
 
 MASTER = "master"
