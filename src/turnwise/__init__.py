@@ -4,13 +4,24 @@ The public names load when they are first used: `import turnwise` alone costs mi
 """
 
 import importlib
+import os
 import sys
 from types import ModuleType
 from typing import Any
 
-from turnwise.core.process import set_library_defaults
+LIBRARY_DEFAULTS = {
+    # OpenMP threads that spin at the end of a parallel region take the CPU from whoever they wait for: beside one busy
+    # process a training step took five times as long.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "GOMP_SPINCOUNT": "0",
+    # mimalloc, PyTorch's allocator on ARM, returns freed memory after 10 ms; a training step then spends a fifth of its
+    # time on page faults.
+    "MIMALLOC_PURGE_DELAY": "-1",
+}
+"""Environment variables that torch's libraries read when they are loaded; what the user has set stays."""
 
-set_library_defaults()
+for name, value in LIBRARY_DEFAULTS.items():
+    os.environ.setdefault(name, value)
 
 PUBLIC = {
     "Config": "turnwise.config.schema:Config",
@@ -28,7 +39,7 @@ PUBLIC = {
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return importlib.import_module("importlib.metadata").version(__name__)
+        return importlib.import_module("turnwise.core.version").installed_version()
     if name not in PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, _, attribute = PUBLIC[name].partition(":")

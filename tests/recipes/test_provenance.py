@@ -1,11 +1,13 @@
 """What a run records of the code that made it, and what a resume says when that changed."""
 
 import json
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
 from runs_for_tests import printed, quiet
+from turnwise.core import version as core_version
 from turnwise.core.errors import UserError
 from turnwise.recipes.configure import configure, source_files
 from turnwise.recipes.run import train
@@ -52,7 +54,7 @@ def test_resume_from_another_directory_reports_changed_files(tmp_path: Path, mon
     (note,) = [line for line in printed(console).splitlines() if line.startswith("note:")]
     assert "extra.py has changed" in note and "quiz.py" not in note and "turnwise" not in note.partition("began")[2]
     record = json.loads((run / "provenance.json").read_text())
-    assert record["turnwise"] == provenance.version("turnwise")
+    assert record["turnwise"] == provenance.installed_version()
     copies = {Path(path).name: run / about["copy"] for path, about in record["files"].items()}
     assert copies["extra.py"].read_text() == REWARD and copies["quiz.py"].read_text() == ENVIRONMENT
 
@@ -60,7 +62,7 @@ def test_resume_from_another_directory_reports_changed_files(tmp_path: Path, mon
 def test_another_version_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_provenance(tmp_path, [])
     assert what_changed(tmp_path) is None
-    monkeypatch.setattr(provenance, "version", lambda _: "99.0")
+    monkeypatch.setattr(provenance, "installed_version", lambda: "99.0")
     changed = what_changed(tmp_path)
     assert changed is not None and "this is 99.0" in changed and "\n" not in changed
 
@@ -83,3 +85,11 @@ def test_deleted_data_file_is_reported(tmp_path: Path) -> None:
 
 def test_built_in_environments_name_no_files() -> None:
     assert source_files(configure("frozen_lake")) == []
+
+
+def test_version_is_unknown_where_the_package_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(core_version, "version", refuse)
+    assert core_version.installed_version() == "unknown"

@@ -1,7 +1,7 @@
 """Keep memory that is freed, and spare the garbage collector what never goes.
 
 glibc returns large blocks to the system as soon as they are freed, and the next tensor of that size pays a page fault
-for each of its pages. `core/process.py` does the same for mimalloc, PyTorch's allocator on ARM. Python's collector
+for each of its pages. `turnwise/__init__.py` does the same for mimalloc, PyTorch's allocator on ARM. Python's collector
 scans all live objects now and then, a quarter of a second at a time, and most of them are the libraries' own.
 """
 

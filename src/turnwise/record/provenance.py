@@ -7,11 +7,11 @@ sources/           copies of the code as it was when the run began
 import hashlib
 import json
 from collections.abc import Iterable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from turnwise.core.errors import UserError
+from turnwise.core.version import installed_version
 from turnwise.record.disk import disk_errors, write_aside
 
 FILE = "provenance.json"
@@ -29,7 +29,7 @@ def write_provenance(run: Path, files: Iterable[Path]) -> None:
                 (run / SOURCES).mkdir(exist_ok=True)
                 write_aside(run / copy, path.read_bytes())
                 found[str(path)]["copy"] = copy
-        record = {"turnwise": version("turnwise"), "files": found}
+        record = {"turnwise": installed_version(), "files": found}
         write_aside(run / FILE, (json.dumps(record, indent=2) + "\n").encode())
 
 
@@ -43,8 +43,8 @@ def what_changed(run: Path) -> str | None:
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"{run / FILE} cannot be read: restore it, or delete it") from error
-    if recorded != version("turnwise"):
-        changes.insert(0, f"it was written by turnwise {recorded}, and this is {version('turnwise')}")
+    if recorded != installed_version():
+        changes.insert(0, f"it was written by turnwise {recorded}, and this is {installed_version()}")
     return f"note: since {run} began, {'; '.join(changes)}: it may go on differently" if changes else None
 
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from turnwise.core.process import DEFAULTS
+from turnwise import LIBRARY_DEFAULTS as DEFAULTS
 
 SHOW = "import sys, os, turnwise; assert 'torch' not in sys.modules; print([os.environ[name] for name in {names}])"
 
