@@ -7,7 +7,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -21,6 +20,7 @@ from turnwise.envs.adapters import process
 from turnwise.envs.adapters.package_env import MAX_ACTION, MAX_TEXT, PackageEnv
 from turnwise.envs.adapters.process import RemoteWorld
 from turnwise.envs.registry import kind_of
+from work_for_tests import hang_guard, wait_until
 
 WORLD = """
 import os, random, sys, time, weakref
@@ -97,14 +97,12 @@ def test_a_package_that_does_not_load_is_the_users_to_mend(odd: str, tmp_path: P
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("code", ["time.sleep(60)", "os._exit(3)", "os.kill(os.getpid(), 9)", "'x' * 2**21"])
+@pytest.mark.parametrize("code", ["time.sleep(3600)", "os._exit(3)", "os.kill(os.getpid(), 9)", "'x' * 2**21"])
 def test_what_ends_the_process_fails_its_episodes_and_no_others(world: Callable[..., RemoteWorld], code: str) -> None:
     guilty, beside = world(timeout_s=2.0), world()
     first = pid(beside)
-    began = time.monotonic()
-    with pytest.raises(EnvironmentFailure):
+    with hang_guard(), pytest.raises(EnvironmentFailure):
         guilty.call("run", code=code)
-    assert time.monotonic() - began < 50
     with pytest.raises(InfrastructureFailure, match="and run went otherwise"):  # a process id is another one there
         beside.call("run", code="1")
     assert pid(world()) != first
@@ -149,10 +147,10 @@ def test_an_interrupted_call_leaves_no_reply_for_the_next(world: Callable[..., R
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.5)
     try:
         with pytest.raises(KeyboardInterrupt):
-            one.call("run", code="time.sleep(1) or 'late'")
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+            one.call("run", code="time.sleep(60) or 'late'")
     finally:
         signal.signal(signal.SIGALRM, before)
     assert world().call("run", code="'fresh'") == "fresh"
@@ -222,11 +220,7 @@ os.kill(os.getpid(), 9)
 def test_a_killed_run_leaves_no_process_behind(odd: str, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", PARENT, str(tmp_path)], capture_output=True)
     left = Path(f"/proc/{int(done.stdout)}/stat")
-    for _ in range(100):
-        if not left.exists() or left.read_text().rpartition(")")[2].split()[0] == "Z":
-            return
-        time.sleep(0.05)
-    raise AssertionError("the worker outlived its run")
+    assert wait_until(lambda: not left.exists() or left.read_text().rpartition(")")[2].split()[0] == "Z")
 
 
 class OddEnv(PackageEnv):

@@ -1,7 +1,6 @@
 import asyncio
 import itertools
 import re
-import time
 from fractions import Fraction
 
 import pytest
@@ -18,6 +17,7 @@ from turnwise.envs.countdown.generate import Puzzle, generate, joined
 from turnwise.envs.registry import kind_of
 from turnwise.envs.seeds import seed_for
 from turnwise.models.tiny import tiny_tokenizer
+from work_for_tests import count_lines
 
 TOKENIZER = tiny_tokenizer()
 
@@ -168,11 +168,9 @@ def test_what_is_no_expression_or_has_no_value_is_invalid_and_changes_nothing(te
 
 
 @pytest.mark.parametrize("text", HUGE)
-def test_huge_texts_are_refused_at_once(text):
-    start = time.process_time()
-    with pytest.raises(ValueError):
+def test_huge_texts_are_refused_unread(text):
+    with pytest.raises(ValueError, match="too long"):
         placed().step(text)
-    assert time.process_time() - start < 0.05
 
 
 def test_the_longest_texts_that_are_read_are_harmless():
@@ -277,9 +275,7 @@ def test_the_picture_shows_numbers_and_target():
     assert picture.rows == (("3", "5", "5", "8"),) and picture.caption == "Target: 24"
 
 
-def test_puzzles_and_steps_are_fast():
-    start = time.process_time()
-    envs = [placed() for _ in range(100)]
-    for env in envs:
-        env.step("8 / (5 - 3) + 5")
-    assert (time.process_time() - start) / 100 < 0.005
+def test_puzzles_and_steps_take_little_work():
+    """How long they take: benchmarks/environments.py."""
+    puzzles = 20
+    assert count_lines(lambda: [placed().step("8 / (5 - 3) + 5") for _ in range(puzzles)]) < 2_000 * puzzles

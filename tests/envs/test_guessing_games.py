@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from time import perf_counter
 
 import pytest
 from hypothesis import given
@@ -28,6 +27,7 @@ from turnwise.envs.prompt import system_prompt
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.twenty_questions.env import TwentyQuestions
 from turnwise.models.tiny import tiny_tokenizer
+from work_for_tests import count_lines
 
 GAMES = {"twenty_questions": TwentyQuestions, "guess_city": GuessCity}
 both = pytest.mark.parametrize("cls", GAMES.values(), ids=GAMES)
@@ -198,11 +198,11 @@ def test_any_text_is_a_move_that_costs_its_turn_unless_it_is_the_right_guess(cls
 
 @both
 @pytest.mark.parametrize("text", ["is it " * 200_000, "é" * 10**6, "\ufdfa" * 200, "9" * 10**5, "(" * 10**6, "\ud800"])
-def test_huge_and_hostile_texts_are_answered_at_once_and_never_echoed(cls, text):
+def test_huge_and_hostile_texts_are_not_read_and_never_echoed(cls, text):
     game = hiding(cls, cls.table().shuffled[0])
-    before = perf_counter()
+    assert count_lines(lambda: game.step(text)) < 500
+    game.heard = []
     outcome = game.step(text)
-    assert perf_counter() - before < 0.5
     assert outcome.text == f"? {UNKNOWN}" and not outcome.over
 
 
@@ -370,18 +370,12 @@ def test_equal_seeds_give_equal_games_in_every_process_whatever_its_hash_seed():
 
 
 @both
-def test_a_turn_takes_well_below_a_tenth_of_a_millisecond(cls):
+def test_a_turn_costs_no_more_the_later_it_comes(cls):
+    """How long turns take: benchmarks/environments.py."""
     game = start(cls).env
     actions = [game.random_action(stream(seed)) for seed in range(20)]
-
-    def turn_s():
-        game.heard = []
-        before = perf_counter()
-        for action in actions:
-            game.step(action)
-        return (perf_counter() - before) / len(actions)
-
-    assert min(turn_s() for _ in range(50)) < 1e-4
+    costs = [count_lines(lambda action=action: game.step(action)) for action in actions * 2]
+    assert max(costs) < 200 and len(game.heard) == 40
 
 
 def test_an_unreadable_answer_costs_its_turn_and_leaves_the_game_as_it_was(steps):

@@ -1,5 +1,3 @@
-import time
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +8,7 @@ from turnwise.envs.grid import DIRECTIONS
 from turnwise.envs.sokoban.env import SYMBOLS, Sokoban
 from turnwise.envs.sokoban.generate import earlier_levels, generate
 from turnwise.envs.sokoban.level import Level, shortest_solution
+from work_for_tests import count_lines
 
 ROWS = """
 # # # # # #
@@ -93,11 +92,11 @@ def test_every_move_taken_back_leads_forward_again(seed):
     assert all(earlier.boxes != level.boxes for earlier in pulls)
 
 
-def test_levels_are_made_in_a_few_milliseconds():
-    start = time.process_time()
-    for seed in range(30):
-        generate(stream(seed), size=6, boxes=1, longest=10)
-    assert (time.process_time() - start) / 30 < 0.02
+def test_levels_are_found_after_few_tries():
+    """How long it takes: benchmarks/environments.py."""
+    levels = 30
+    work = count_lines(lambda: [generate(stream(seed), size=6, boxes=1, longest=10) for seed in range(levels)])
+    assert work < 5_000 * levels
 
 
 def test_levels_differ_and_are_not_all_easy():

@@ -2,7 +2,7 @@ import asyncio
 import itertools
 import os
 import re
-import time
+from contextlib import suppress
 
 import pytest
 from hypothesis import example, given, settings
@@ -19,6 +19,7 @@ from turnwise.envs.sudoku.env import Sudoku
 from turnwise.envs.sudoku.generate import Puzzle, generate
 from turnwise.envs.sudoku.placement import read, written
 from turnwise.models.tiny import tiny_tokenizer
+from work_for_tests import count_lines
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
 TOKENIZER = tiny_tokenizer()
@@ -237,10 +238,15 @@ HUGE = [
 
 @pytest.mark.parametrize("text", HOSTILE + HUGE, ids=lambda text: repr(text[:20]))
 def test_what_names_no_cell_or_digit_is_invalid_and_changes_nothing(text):
-    env, start = placed(), time.process_time()
+    env = placed()
+
+    def step():
+        with suppress(ValueError):
+            env.step(text)
+
     with pytest.raises(ValueError):
         env.step(text)
-    assert env.board == START and time.process_time() - start < 0.05
+    assert count_lines(step) < 50 and env.board == START
 
 
 @given(st.one_of(st.text(max_size=30), st.text(alphabet="0123456789, placetrowco", max_size=25)))
@@ -347,13 +353,9 @@ def test_sizes_other_than_four_and_nine_are_refused():
     assert opened(size=9).env.params.blanks == 30 and opened().env.params.blanks == 6
 
 
-def test_puzzles_and_steps_are_fast():
-    start = time.process_time()
-    for seed in range(10):
-        generate(stream(seed), size=9, blanks=30)
-    assert (time.process_time() - start) / 10 < 0.02
-    env, start = placed(EMPTY_ROOM), time.process_time()
-    for _ in range(200):
-        env.step("1,1,2")
-        env.step("1,1,0")
-    assert (time.process_time() - start) / 400 < 0.001
+def test_puzzles_and_steps_take_little_work():
+    """How long they take: benchmarks/environments.py."""
+    assert max(count_lines(lambda s=seed: generate(stream(s), size=9, blanks=30)) for seed in range(10)) < 100_000
+    env = placed(EMPTY_ROOM)
+    costs = [count_lines(lambda digit=digit: env.step(f"1,1,{digit}")) for digit in (2, 0) * 20]
+    assert max(costs) < 500

@@ -1,6 +1,5 @@
 """Formulas: equal whichever way they are written, and never run."""
 
-import time
 from fractions import Fraction
 
 import pytest
@@ -10,7 +9,10 @@ from hypothesis import strategies as st
 from math_answers_for_tests import RIGHT, WRONG
 from turnwise.rewards.math_equality import equal, equivalent, evaluated
 from turnwise.rewards.math_text import parse
+from work_for_tests import count_lines, hang_guard
 
+MOST_LINES = 150_000
+"""Of Python to compare an answer of 400 characters at eight points."""
 EQUAL = [
     ("(x+1)^2", "x^2+2x+1"),
     ("2xy", "2*y*x"),
@@ -109,9 +111,8 @@ def test_values_are_those_of_python(term: str) -> None:
 
 @given(st.text(alphabet=r"0123456789.xyabsqrtpi+-*/^(){}\frac$, =", max_size=80))
 def test_no_text_breaks_it_and_none_takes_long(text: str) -> None:
-    began = time.monotonic()
-    equivalent(text, "x^2+1")
-    assert time.monotonic() - began < 1
+    with hang_guard():
+        assert count_lines(lambda: equivalent(text, "x^2+1")) < MOST_LINES
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,7 @@ def test_no_text_breaks_it_and_none_takes_long(text: str) -> None:
     ],
     ids=lambda text: text[:12],
 )
-def test_monsters_are_refused_in_no_time(text: str) -> None:
-    began = time.monotonic()
-    assert not equivalent(text, "x")
-    assert time.monotonic() - began < 1
+def test_monsters_are_refused_with_little_work(text: str) -> None:
+    with hang_guard():
+        assert not equivalent(text, "x")
+        assert count_lines(lambda: equivalent(text, "x")) < MOST_LINES

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import sqlite3
-import time
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from turnwise.rewards.making import PARTS, make_rubric
 from turnwise.rewards.rubric import Answered, Rubric
 from turnwise.rewards.words import f1, normalised
 from turnwise.tools.tool import ToolResult
+from work_for_tests import hang_guard
 
 
 def no_files(given: str) -> Any:
@@ -91,21 +92,20 @@ def test_a_pattern_matches_anywhere_or_the_whole() -> None:
     assert score({"use": "regex", "pattern": "cite", "of": "said"}, "no", said=("I cite", "no")) == 1.0
 
 
-def test_a_hostile_text_on_a_pattern_of_many_ways_is_no_match_in_time_and_holds_nobody_up() -> None:
-    part = PARTS["regex"](pattern=r"(?:a|a|aa)+$", match="full", timeout_s=0.3)
-    answered = Answered(question="", answer="a" * 60 + "b", row={})
+def test_a_hostile_text_on_a_pattern_of_many_ways_is_no_match_in_time_and_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    part = PARTS["regex"](pattern=r"(?:a|a|aa)+$", match="full", timeout_s=0.1)
+    matches, threads = type(part)._matches, list[threading.Thread]()
 
-    async def run() -> tuple[float, int]:
-        ticks, task = 0, asyncio.create_task(part(answered))
-        while not task.done():
-            ticks += 1
-            await asyncio.sleep(0.01)
-        return await task, ticks
+    def watched(self: Any, text: str) -> bool:
+        threads.append(threading.current_thread())
+        return matches(self, text)
 
-    began = time.monotonic()
-    value, ticks = asyncio.run(run())
-    assert value == 0.0 and time.monotonic() - began < 5
-    assert ticks > 5, "others went on meanwhile"
+    monkeypatch.setattr(type(part), "_matches", watched)
+    with hang_guard():
+        assert asyncio.run(part(Answered(question="", answer="a" * 60 + "b", row={}))) == 0.0
+    assert len(threads) == 1 and threads[0] is not threading.main_thread(), "the event loop goes on meanwhile"
 
 
 @pytest.mark.parametrize(("words", "cost"), [(0, 0.0), (10, 0.0), (15, -0.5), (20, -1.0), (500, -1.0)])

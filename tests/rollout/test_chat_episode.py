@@ -16,6 +16,7 @@ from turnwise.engine.openai.replies import Reply
 from turnwise.rollout.chat_episode import MESSAGES, USAGE, sampled_tokens
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.players import ChatPlayer
+from virtual_time_for_tests import run_in_virtual_time
 
 TASK = task_of("test")
 
@@ -65,7 +66,7 @@ class Talker:
 
 def play(env: Counting, chat: Talker, bounds: Limits | None = None, member: int = 0) -> Trajectory:
     player = ChatPlayer(chat=chat, make_env=lambda task, member, attempt: env, limits=bounds or limits())
-    return asyncio.run(player.episode(key_of(TASK, member)))
+    return run_in_virtual_time(player.episode(key_of(TASK, member)))
 
 
 def test_the_whole_history_is_sent_and_the_trajectory_holds_it() -> None:

@@ -14,6 +14,7 @@ from turnwise.core.trajectory import Status
 from turnwise.engine.scripted import ScriptedPolicy
 from turnwise.envs.registry import load
 from turnwise.rollout.collect import Collected, Collector, MakeEnv
+from virtual_time_for_tests import run_in_virtual_time
 
 TASKS = [task_of("test", index) for index in range(2)]
 
@@ -61,7 +62,7 @@ def collector(
 
 
 def collect(runner: Collector, tasks: list[Task] = TASKS, group_size: int = 4, round: int = 0) -> Collected:
-    return asyncio.run(runner.collect(tasks, group_size=group_size, round=round))
+    return run_in_virtual_time(runner.collect(tasks, group_size=group_size, round=round))
 
 
 def members(collected: Collected) -> list[list[tuple[int, int]]]:
@@ -259,10 +260,10 @@ def test_a_finished_episode_is_replaced_at_once_and_nobody_waits_for_the_slowest
             if count == 5:  # all the others are through while the first still hangs
                 gate.set()
 
-        await asyncio.wait_for(runner.collect(TASKS[:1], group_size=6, round=0, progress=note), timeout=10)
+        await runner.collect(TASKS[:1], group_size=6, round=0, progress=note)
         return done
 
-    assert asyncio.run(scenario()) == [1, 2, 3, 4, 5, 6]
+    assert run_in_virtual_time(scenario()) == [1, 2, 3, 4, 5, 6]
 
 
 def test_one_stuck_environment_is_run_again_and_the_others_are_as_ever() -> None:
@@ -340,7 +341,7 @@ def test_stopping_is_not_held_up_by_an_environment_that_fails_to_close() -> None
             await collector(make).collect(TASKS, group_size=2, round=0)
 
     with pytest.raises(TimeoutError):
-        asyncio.run(asyncio.wait_for(scenario(), timeout=10))
+        run_in_virtual_time(scenario())
     assert made == [0, 0, 0, 0]
 
 

@@ -22,6 +22,7 @@ from turnwise.rollout.collect import Collected
 from turnwise.rollout.matches import MakeSeats, MatchCollector
 from turnwise.rollout.sides import SidedTasks
 from turnwise.rollout.tasks import World
+from virtual_time_for_tests import run_in_virtual_time
 
 KIND = load("tic_tac_toe")
 PARAMS = KIND.check_params({})
@@ -62,12 +63,8 @@ def collector(
 
 
 def collect(runner: MatchCollector, tasks: list[Task], group_size: int = 4) -> Collected:
-    """A side that waits for ever is a failure of a few seconds."""
-
-    async def bounded() -> Collected:
-        return await asyncio.wait_for(runner.collect(tasks, group_size=group_size, round=0), timeout=20)
-
-    return asyncio.run(bounded())
+    """A side that waits for ever is a failure at once."""
+    return run_in_virtual_time(runner.collect(tasks, group_size=group_size, round=0))
 
 
 def test_both_sides_are_groups_of_their_own_view() -> None:
