@@ -4,7 +4,7 @@ import asyncio
 import functools
 import json
 import sys
-import time
+import threading
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -144,13 +144,14 @@ def test_a_call_that_hangs_is_ours_and_nobody_waits_for_its_thread() -> None:
     @tool(timeout_s=0.05, retries=0)
     def hangs() -> str:
         """Sleeps."""
-        time.sleep(5)
+        let_go.wait(600)
         return ""
 
-    began = time.perf_counter()
+    let_go = threading.Event()
     with pytest.raises(InfrastructureFailure, match=r"took longer than 0\.05 s, once$"):
         answers([hangs], call("hangs"))
-    assert time.perf_counter() - began < 2
+    assert not let_go.is_set(), "it still runs"
+    let_go.set()
 
 
 def test_async_tool_that_blocks_is_interrupted_at_its_own_limit() -> None:
@@ -264,12 +265,10 @@ def line_of(function: Callable[..., Any]) -> int:
 )
 def test_a_tools_bug_is_told_at_once_with_its_line(function: Callable[..., Any], said: str) -> None:
     """Neither an exit that ends the thread alone nor a time-out of the tool's own is waited for."""
-    began = time.perf_counter()
     with pytest.raises(InfrastructureFailure) as told:
         answers([function], call(function.__name__))
     place = f"test_tool_functions.py:{line_of(function)}"
     assert str(told.value) == f"the tool {function.__name__}: {place}: {said}, 3 times"
-    assert time.perf_counter() - began < 5
 
 
 def test_a_bug_behind_a_decorator_is_told_at_the_tools_own_line() -> None:
