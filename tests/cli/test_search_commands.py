@@ -86,8 +86,8 @@ def test_an_index_is_served_with_a_key_until_ctrl_c(folder: Path) -> None:
     body = json.dumps({"queries": ["owl"], "top": 1}).encode()
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
     request = urllib.request.Request(f"{line.split()[3]}/search", body, headers)
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=120) as answer:
         assert json.load(answer)["results"][0][0]["title"] == "Owl"
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 0 and err == b"" and KEY.encode() not in out

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 ONE, TWO, OTHER, HOSTILE, LONG = "lake-seed0", "lake-seed1", "lake-faster", "hostile<b>", "long"
 STEPS = 4
 LONG_TOKENS = 120_000
+PATIENCE_MS = 60_000
+"""For anything to show: a busy machine is no failure."""
 NASTY = (
     '<script>window.ran=1</script><img src=x onerror="window.ran=1"> \x1b[31mred\x1b[0m \u202egnp.exe '
     "漢字 かな 한글 🙂 ┌─┐\n│中│\n└─┘"
@@ -138,6 +140,7 @@ def expect(what: Any) -> Any:
     """Playwright's `expect`, found late: where Playwright is missing, tests are skipped and not broken."""
     from playwright.sync_api import expect as wait_until
 
+    wait_until.set_options(timeout=PATIENCE_MS)
     return wait_until(what)
 
 
@@ -155,7 +158,7 @@ class Viewer:
         }
 
     def __enter__(self) -> Self:
-        self.page.set_default_timeout(10_000)
+        self.page.set_default_timeout(PATIENCE_MS)
         for event, listener in self._listeners.items():
             self.page.on(event, listener)
         return self

@@ -31,7 +31,7 @@ def started(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], http.client
         assert process.stdout is not None
         said = process.stdout.readline()
         place = urlsplit(next(word for word in said.split() if word.startswith("http://127.0.0.1:")))
-        asked = http.client.HTTPConnection(place.hostname or "", place.port, timeout=20)
+        asked = http.client.HTTPConnection(place.hostname or "", place.port, timeout=120)
         try:
             yield process, asked
         finally:
@@ -63,7 +63,7 @@ def test_the_command_says_where_serves_and_ends_without_a_word(
     assert body(asked, "/api/config?run=%2e%2e%2fa")[0] == 404
     assert body(asked, "/api/runs", Host="evil.example")[0] == 403
     process.send_signal(2)
-    assert (*process.communicate(timeout=20), process.returncode) == ("", "", 0)
+    assert (*process.communicate(timeout=120), process.returncode) == ("", "", 0)
 
 
 def test_a_missing_package_is_one_line_with_the_mend() -> None:
