@@ -112,7 +112,7 @@ class Handler(BaseHTTPRequestHandler):
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         server.requests.append(request)
         server.keys.append(self.headers.get("Authorization"))
-        server.hold.wait(20)
+        server.hold.wait(600)
         said = numbers(request) if "number" in request["messages"][-1]["content"] else []
         fault = server.next_fault(said)
         if fault is not None:
@@ -130,7 +130,7 @@ class Handler(BaseHTTPRequestHandler):
             self._send(200, b'{"choices": [', length=500)
             self.close_connection = True
         elif fault == "late":
-            self.connection.settimeout(20)
+            self.connection.settimeout(600)
             self.rfile.read(1)  # until the client has had enough
             self.close_connection = True
         elif fault == "garbage":

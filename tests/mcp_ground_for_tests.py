@@ -3,7 +3,6 @@
 import json
 import shlex
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from turnwise.core.messages import ToolCall
 from turnwise.tools.box import ToolBox, ToolHands
 from turnwise.tools.mcp.factory import make_mcp
 from turnwise.tools.tool import ToolResult
+from work_for_tests import wait_until
 
 HERE = Path(__file__).parent
 SERVER = shlex.join([sys.executable, str(HERE / "mcp_server_for_tests.py")])
@@ -47,17 +47,12 @@ def alive(pid: int) -> bool:
         return False
 
 
-def all_gone(pids: list[int], within_s: float) -> bool:
-    end = time.monotonic() + within_s
-    while any(map(alive, pids)) and time.monotonic() < end:
-        time.sleep(0.02)
-    return not any(map(alive, pids))
+def all_gone(pids: list[int]) -> bool:
+    return wait_until(lambda: not any(map(alive, pids)))
 
 
-def pids_in(file: Path, lines: int = 1, within_s: float = 10.0) -> list[int]:
+def pids_in(file: Path, lines: int = 1) -> list[int]:
     """Of servers and their children, once so many servers have written theirs."""
-    end = time.monotonic() + within_s
-    while not file.exists() or file.read_text().count("\n") < lines:
-        assert time.monotonic() < end, "no server has started"
-        time.sleep(0.02)
+    written = wait_until(lambda: file.exists() and file.read_text().count("\n") >= lines)
+    assert written, "no server has started"
     return [int(word) for word in file.read_text().split()]

@@ -70,7 +70,8 @@ def test_a_pass_that_nobody_waits_for_any_more_does_not_come_back_after_sleep() 
     async def scenario() -> NativeEngine:
         engine = make_engine(paged=True, steps=2)
         doomed = asyncio.create_task(talk(engine, key(9), [prompt(9, 5)], Sampling(max_tokens=200)))
-        await asyncio.sleep(0.05)
+        while engine._runner._sent is None:  # type: ignore[attr-defined]
+            await asyncio.sleep(0)
         doomed.cancel()
         await asyncio.gather(doomed, return_exceptions=True)
         assert engine._runner._sent is not None  # type: ignore[attr-defined]

@@ -211,7 +211,7 @@ def test_a_query_that_does_not_end_is_the_agents_fault(monkeypatch: pytest.Monke
 
     def hang(place: Any, query: str, limits: SqlLimits) -> Rows:
         if query.startswith("HANG"):
-            assert let_go.wait(20)
+            assert let_go.wait(600)
         return run(place, query, limits)
 
     monkeypatch.setattr(sql_query, "_run", hang)

@@ -31,7 +31,7 @@ from turnwise.recipes.evaluation import ask, evaluate_into, go_on
 from turnwise.record.evaluation_folder import EvaluationFolder
 
 KEY = "sk-only-for-this-test"
-FAST = Wire(concurrency=4, timeout_s=20.0, retries=6)
+FAST = Wire(concurrency=4, timeout_s=120.0, retries=6)
 FAULTS = ["429 retry-after=0.01", "500", "502", "503", "504", "cut", "cut body", "garbage", "empty"]
 
 

@@ -66,7 +66,7 @@ def track_twice(name: str, folder: Path) -> None:
             env={**os.environ, "TRACKIO_DIR": str(folder / "trackio"), "HF_HUB_OFFLINE": "1"},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
         )
         assert (done.returncode, done.stdout) == (0, ""), done.stderr
 

@@ -14,7 +14,7 @@ from turnwise.tools.sandbox.results import RunResult
 
 Result = TypeVar("Result")
 TIERS: tuple[Literal["namespaces", "landlock"], ...] = ("namespaces", "landlock")
-LIMITS = SandboxLimits(timeout_s=10.0, memory_mb=256, output_chars=2000, grace_s=0.3)
+LIMITS = SandboxLimits(timeout_s=60.0, memory_mb=256, output_chars=2000, grace_s=2.0)
 
 
 class Box:

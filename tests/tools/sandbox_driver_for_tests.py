@@ -7,7 +7,6 @@ import asyncio
 import json
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Literal, cast
 
@@ -21,7 +20,7 @@ from turnwise.tools.sandbox.limits import SandboxLimits
 from turnwise.tools.sandbox.process_tree import descendants
 from turnwise.tools.sandbox.results import RunResult
 
-LIMITS = SandboxLimits(timeout_s=10.0, memory_mb=256, output_chars=2000, scratch_mb=48, grace_s=0.2)
+LIMITS = SandboxLimits(timeout_s=60.0, memory_mb=256, output_chars=2000, scratch_mb=48, grace_s=1.0)
 AT_ONCE = 6
 Tier = Literal["namespaces", "landlock"]
 
@@ -30,14 +29,13 @@ async def run_attack(box: Sandbox, one: Attack) -> str | None:
     """What went wrong; None where the sandbox held."""
     ground = Ground()
     try:
-        codes = [filled(code, ground.words()) for code in one.codes]
+        *first, last = (filled(code, ground.words()) for code in one.codes)
+        limits = one.timeout_s if isinstance(one.timeout_s, tuple) else (one.timeout_s,) * len(one.codes)
         async with box.session() as session:
-            results = []
-            for code in codes:
-                begin = time.monotonic()
-                results.append(await session.run(code, timeout_s=one.timeout_s))
-        took = time.monotonic() - begin
-        return _judge(one, results, took) or ground.harm()
+            results = [await session.run(code, timeout_s=limit) for code, limit in zip(first, limits, strict=False)]
+            await asyncio.sleep(one.pause_s)
+            results.append(await session.run(last, timeout_s=limits[-1]))
+        return _judge(one, results) or ground.harm()
     finally:
         ground.close()
 
@@ -48,7 +46,7 @@ def filled(code: str, words: dict[str, str]) -> str:
     return code
 
 
-def _judge(one: Attack, results: list[RunResult], took: float) -> str | None:
+def _judge(one: Attack, results: list[RunResult]) -> str | None:
     text = "\n".join(f"{result.output} {result.value} {result.error}" for result in results)
     last = results[-1]
     broken = [line for line in text.splitlines() if line.startswith("BROKEN")]
@@ -58,8 +56,6 @@ def _judge(one: Attack, results: list[RunResult], took: float) -> str | None:
         return "a secret of the host came out"
     if last.ended not in one.ended:
         return f"ended as {last.ended}: {last}"
-    if took > one.seconds:
-        return f"took {took:.1f} s"
     if one.prints is not None and one.prints not in last.output:
         return f"did not print {one.prints!r}: {last}"
     limit = LIMITS.output_chars + 200

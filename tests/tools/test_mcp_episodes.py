@@ -77,7 +77,7 @@ def test_every_member_has_a_server_of_its_own(tmp_path: Path) -> None:
     assert all("- do(how): Breaks." in opening for opening, *_ in told(found))
     assert all("1" in first and "2" in second for _, first, second in told(found))
     pids = pids_in(tmp_path / "pids", lines=4)
-    assert len(pids) == 8 and all_gone(pids, within_s=5.0)
+    assert len(pids) == 8 and all_gone(pids)
 
 
 def test_a_server_that_dies_is_no_failure_of_the_agent(tmp_path: Path) -> None:

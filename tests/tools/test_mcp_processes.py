@@ -7,7 +7,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -39,7 +38,7 @@ def test_a_server_that_will_not_go_is_killed_with_all_that_it_started(tmp_path: 
             await hands("do", how="well")
             pids = pids_in(tmp_path / "pids")
             assert len(pids) == 2 and all(map(alive, pids))
-        assert all_gone(pids, within_s=5.0)
+        assert all_gone(pids)
 
     asyncio.run(run())
 
@@ -49,7 +48,7 @@ def test_what_a_dead_server_left_behind_is_killed(tmp_path: Path) -> None:
         async with opened(f"{RAW} {tmp_path / 'pids'}") as hands:
             with pytest.raises(InfrastructureFailure):
                 await hands("do", how="die")
-            assert all_gone(pids_in(tmp_path / "pids"), within_s=3.0)
+            assert all_gone(pids_in(tmp_path / "pids"))
 
     asyncio.run(run())
 
@@ -94,7 +93,7 @@ def test_an_event_loop_that_ends_takes_its_servers_along(tmp_path: Path, shared:
         assert not any(task.done() for task in episodes)
 
     asyncio.run(run())
-    assert all_gone(pids_in(tmp_path / "pids", lines=2), within_s=5.0)
+    assert all_gone(pids_in(tmp_path / "pids", lines=2))
 
 
 @pytest.mark.parametrize(
@@ -107,8 +106,8 @@ def test_a_host_that_is_killed_or_interrupted_leaves_nothing(tmp_path: Path, how
         pids = pids_in(tmp_path / "pids")
         assert all(map(alive, pids))
         host.send_signal(how)
-        host.wait(timeout=20)
-        assert all_gone(pids, within_s=5.0)
+        host.wait(timeout=120)
+        assert all_gone(pids)
 
 
 def test_a_start_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
@@ -123,13 +122,11 @@ def test_a_start_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
                 pass
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.7):
-                async with opened(mute):
+                async with opened(mute, start_timeout_s=600.0):
                     pass
 
-    began = time.monotonic()
     asyncio.run(run())
-    assert time.monotonic() - began < 10.0
-    assert all_gone(pids_in(tmp_path / "pids"), within_s=5.0)
+    assert all_gone(pids_in(tmp_path / "pids"))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +138,7 @@ def test_a_start_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
 )
 def test_a_start_that_fails_says_why_in_one_line(command: str, why: str) -> None:
     async def run() -> None:
-        async with opened(command, start_timeout_s=1.5):
+        async with opened(command, start_timeout_s=60.0):
             pass
 
     with pytest.raises(InfrastructureFailure) as failure:
@@ -194,14 +191,18 @@ def test_a_servers_errors_stay_away_from_our_terminal(capfd: pytest.CaptureFixtu
     assert capfd.readouterr() == ("", "")
 
 
-def test_closing_is_quick_where_the_server_goes_by_itself() -> None:
-    async def run() -> float:
-        async with opened(RAW) as hands:
-            await hands("do", how="well")
-            began = time.monotonic()
-        return time.monotonic() - began
+def test_a_server_that_goes_by_itself_is_not_killed(tmp_path: Path) -> None:
+    """Closing ends its input, and it has a second to go: that it went is known at once."""
+    left = tmp_path / "left"
+    serves = f"import atexit, pathlib, runpy, sys; atexit.register(pathlib.Path({str(left)!r}).touch); "
+    server = f"{serves}sys.argv = [{shlex.split(RAW)[-1]!r}]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
-    assert min(asyncio.run(run()) for _ in range(3)) < 0.9
+    async def run() -> None:
+        async with opened(shlex.join([sys.executable, "-I", "-S", "-c", server])) as hands:
+            await hands("do", how="well")
+
+    asyncio.run(run())
+    assert left.exists()
 
 
 def test_an_episode_may_be_opened_by_one_task_and_closed_by_another() -> None:
@@ -222,4 +223,4 @@ def test_a_shared_source_serves_one_event_loop_after_the_other(tmp_path: Path) -
             return (await Hands(hands)("do", how="count")).text
 
     assert [asyncio.run(run()) for _ in range(2)] == ["1", "1"]
-    assert all_gone(pids_in(tmp_path / "pids", lines=2), within_s=5.0)
+    assert all_gone(pids_in(tmp_path / "pids", lines=2))

@@ -30,7 +30,7 @@ def attacked(tier: str, who: str) -> dict[str, str]:
     which = "outward" if who.startswith("as root") else "attacks"
     environment = {**os.environ, "PYTHONPATH": f"{HERE}:{Path(__file__).parents[2] / 'src'}"}
     command = [sys.executable, *WHO[who], str(DRIVER), which, tier]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=1200, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     found: dict[str, str] = json.loads(done.stdout)
     return found
@@ -76,7 +76,7 @@ def test_a_canary_that_is_harmed_sings(line: str) -> None:
     ground = Ground()
     try:
         code = filled(f"import os, socket\nprint({line})", ground.words())
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
         time.sleep(0.05)
         secret = "a secret of the host came out" if MARK in done.stdout else None
         assert (secret or ground.harm() or "").startswith(SONGS[line])

@@ -3,8 +3,6 @@
 import asyncio
 import platform
 import re
-import statistics
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from sandbox_box_for_tests import TIERS, Box, started
 
 from turnwise.tools.sandbox.prefix import DEFAULT_PACKAGES
 from turnwise.tools.sandbox.results import RunResult
+from work_for_tests import HANG_S
 
 HALTED = "" if platform.machine() == "aarch64" else "|signal SIGSEGV"
 """How the C library of other machines ends a process that no signal ends."""
@@ -28,7 +27,7 @@ def test_variables_stay_from_call_to_call(box: Box) -> None:
     first, second = box.run("x = 6", "def f(y):\n    return x * y\nf(7)")
     assert (first.value, first.ended, first.error) == (None, "ok", None)
     assert (second.value, second.output, second.ended) == ("42", "", "ok")
-    assert 0 < second.seconds < 10
+    assert second.seconds > 0
 
 
 def test_only_a_last_expression_that_is_not_none_is_a_value(box: Box) -> None:
@@ -102,11 +101,16 @@ def test_characters_are_counted_and_not_bytes(box: Box) -> None:
 
 
 def test_a_timeout_keeps_the_variables_and_says_so(box: Box) -> None:
-    first, second, third = box.run("x = 5", "while True:\n    x += 0", "x", timeout_s=0.3)
+    async def calls() -> list[RunResult]:
+        async with box.box.session() as session:
+            loop = "while True:\n    x += 0"
+            return [await session.run("x = 5"), await session.run(loop, timeout_s=0.3), await session.run("x")]
+
+    first, second, third = box.wait(calls())
     assert (first.ended, second.ended, third.value, third.output) == ("ok", "timeout", "5", "")
     assert second.error is not None
     assert "<python 2>" in second.error and "the time limit is 0.3 s" in second.error
-    assert 0.3 <= second.seconds < 3
+    assert second.seconds >= 0.3
 
 
 def test_a_lack_of_memory_keeps_the_variables_and_says_so(box: Box) -> None:
@@ -152,18 +156,21 @@ def test_a_segfault_ends_only_its_own_session(box: Box) -> None:
 
 
 def test_sessions_run_side_by_side(box: Box) -> None:
-    async def four() -> float:
-        async def one(number: int) -> str | None:
-            async with box.box.session() as session:
-                await session.run(f"n = {number}")
-                await session.run("import time\ntime.sleep(0.5)")
-                return (await session.run("n")).value
+    async def one(number: int) -> str | None:
+        async with box.box.session() as session:
+            await session.run(f"n = {number}")
+            return (await session.run("n")).value
 
-        begin = time.monotonic()
-        assert await asyncio.gather(*map(one, range(4))) == ["0", "1", "2", "3"]
-        return time.monotonic() - begin
+    async def four_beside_one_that_sleeps() -> list[str | None]:
+        async with box.box.session() as session:
+            asleep = asyncio.ensure_future(session.run("import time\ntime.sleep(600)", timeout_s=600))
+            found = await asyncio.gather(*map(one, range(4)))
+            assert not asleep.done()
+            asleep.cancel()
+            await asyncio.gather(asleep, return_exceptions=True)
+            return found
 
-    assert box.wait(four()) < 1.9
+    assert box.wait(four_beside_one_that_sleeps()) == ["0", "1", "2", "3"]
 
 
 def test_calls_of_one_session_wait_for_each_other(box: Box) -> None:
@@ -198,12 +205,10 @@ def test_a_session_cancelled_while_it_starts_leaves_nothing(box: Box) -> None:
             await asyncio.sleep(wait)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        for _ in range(100):
+        while box.box._zygote._running:
             await asyncio.sleep(0.02)
-            if not box.box._zygote._running:
-                return
 
-    box.wait(cancelled())
+    box.wait(asyncio.wait_for(cancelled(), HANG_S))
     assert not box.box._zygote._running
     assert not box.box._processes
     assert box.last("6 * 7").value == "42"
@@ -295,7 +300,8 @@ def test_between_calls_a_session_stands_still(box: Box) -> None:
                 await asyncio.sleep(0.1)
                 fields = Path(f"/proc/{session.pid}/stat").read_text().rpartition(")")[2].split()
                 states.append(f"{fields[0]} {fields[11]}")
-            return states, await session.run("before = count\nimport time\ntime.sleep(0.1)\ncount > before")
+            goes_on = "before = count\nimport time\nwhile count == before: time.sleep(0.01)\ncount > before"
+            return states, await session.run(goes_on)
 
     (first, second), result = box.wait(look())
     assert first == second
@@ -330,18 +336,11 @@ for pid in ({outer}, {pid}):
     assert (result.value, result.output) == ("'MINE'", "")
 
 
-def test_calls_are_fast(box: Box) -> None:
-    async def measure() -> tuple[list[float], list[float]]:
-        first, warm = [], []
-        for _ in range(8):
-            async with box.box.session() as session:
-                begin = time.monotonic()
-                await session.run("x = 1")
-                first.append(time.monotonic() - begin)
-                for _ in range(5):
-                    warm.append((await session.run("x")).seconds)
-        return first, warm
-
-    tries = [box.wait(measure()) for _ in range(3)]  # a busy machine spoils one, not all
-    assert min(statistics.median(first) for first, _ in tries) < 0.1
-    assert min(statistics.median(warm) for _, warm in tries) < 0.005
+def test_a_session_begins_with_its_libraries_and_keeps_its_process(box: Box) -> None:
+    """Why calls are quick: nothing is imported for a session, and nothing started for a call. How quick they are:
+    benchmarks/sandbox.py.
+    """
+    imported = f"import sys\nsorted(set({sorted(box.box.packages)!r}) & set(sys.modules))"
+    (loaded, *pids) = box.run(imported, "import os\nos.getpid()", "os.getpid()", "os.getpid()")
+    assert loaded.value == repr(sorted(box.box.packages))
+    assert len({result.value for result in pids}) == 1

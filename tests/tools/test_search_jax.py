@@ -18,5 +18,5 @@ def test_jax_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "jax" / "lax.py").write_text("raise SystemExit('jax was asked')")
     (tmp_path / "jax" / "__init__.py").write_text("print('here')")
     program = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{TRY}"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout, done.stderr) == (0, "here\n", "")

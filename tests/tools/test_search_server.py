@@ -41,7 +41,7 @@ def serving(searcher: Searcher, **options: Any) -> Iterator[SearchServer]:
 
 def ask(server: SearchServer, body: bytes | str, path: str = "/search", **headers: str) -> tuple[int, Any]:
     place = urlsplit(server.url)
-    connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=10)
+    connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=120)
     given = {"Content-Type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
     connection.request("POST", path, body=body, headers=given)
     answer = connection.getresponse()

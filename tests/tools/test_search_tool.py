@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from turnwise.tools.search.make import make_search
 from turnwise.tools.search.passages import Passage
 from turnwise.tools.search.tool import MOST_CHARACTERS, SearchTool, shown
 from turnwise.tools.tool import ToolError
+from work_for_tests import wait_until
 
 
 def test_a_search_shows_numbered_passages_with_their_titles(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ class Slow(Scripted):
         self.at_once += 1
         assert self.at_once == 1, "one call at a time"
         self.entered.set()
-        self.gate.wait(20)
+        self.gate.wait(120)
         self.at_once -= 1
         return super().search(queries, top)
 
@@ -172,7 +172,7 @@ def test_the_failure_of_one_is_not_anothers() -> None:
 
     def run(queries: list[str]) -> list[str]:
         entered.set()
-        gate.wait(20)
+        gate.wait(120)
         calls.append(queries)
         if "bad" in queries:
             raise RuntimeError("bad")
@@ -216,10 +216,7 @@ def test_a_batcher_outlives_event_loops_and_leaves_no_thread() -> None:
     asyncio.run(leave())
     slow.gate.set()
     assert asyncio.run(waiting.call({"query": "next", "top": 1})).text == "1. next: 0"
-    until_s = time.monotonic() + 10
-    while any(thread.name == "search" for thread in threading.enumerate()):
-        assert time.monotonic() < until_s
-        time.sleep(0.01)
+    assert wait_until(lambda: not any(thread.name == "search" for thread in threading.enumerate()))
 
 
 def test_a_broken_searcher_is_tried_again_and_then_an_infrastructure_failure() -> None:

@@ -45,9 +45,9 @@ def take_all(taken: threading.Event) -> None:
 def test_databases_are_made_although_a_query_has_taken_all_memory() -> None:
     calm, taken = reset(), threading.Event()
     holder = in_thread(lambda: take_all(taken))
-    assert taken.wait(30)
+    assert taken.wait(120)
     env = reset()
-    holder.result(30)
+    holder.result(120)
     assert (env.shown, env.hidden) == (calm.shown, calm.hidden)
 
 
@@ -106,14 +106,14 @@ def test_one_that_hangs_does_not_keep_others_from_being_alone() -> None:
     def hang() -> None:
         with gate.shared():
             inside.set()
-            go.wait(20)
+            go.wait(120)
 
     hanging = in_thread(hang)
-    assert inside.wait(5)
+    assert inside.wait(120)
     with gate.alone(0.05):
         assert not hanging.done()
     go.set()
-    hanging.result(5)
+    hanging.result(120)
     with gate.shared(), gate.shared():
         assert gate._running == 2
 
