@@ -193,12 +193,20 @@ def test_a_broken_compiler_is_reported_in_one_line(monkeypatch: pytest.MonkeyPat
         kernels.load_kernels()
 
 
-def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.fixture
+def short_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """C files that compile in no time, where what they do is not the point."""
+    folder = tmp_path_factory.mktemp("short")
+    (folder / "one.c").write_text("int one(void) { return 1; }\n")
+    return folder
+
+
+def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, short_code: Path) -> None:
     monkeypatch.setenv("TURNWISE_CACHE", str(tmp_path))
-    kernels.load_kernels()
+    assert compiled.compiled("short", short_code).one() == 1
     (library,) = (tmp_path / "compiled").iterdir()
     before = library.stat().st_mtime_ns
-    kernels.load_kernels()
+    assert compiled.compiled("short", short_code).one() == 1
     assert [file.stat().st_mtime_ns for file in (tmp_path / "compiled").iterdir()] == [before]
 
 
@@ -212,12 +220,12 @@ def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     ids=["x86", "arm", "arm of another kind"],
 )
 def test_each_kind_of_processor_has_its_own_of_a_shared_home(
-    processors: tuple[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    processors: tuple[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, short_code: Path
 ) -> None:
     """Code for the richer of two processors would end the program on the other."""
     monkeypatch.setenv("TURNWISE_CACHE", str(tmp_path))
     monkeypatch.setattr(compiled, "PROCESSOR", tmp_path / "cpuinfo")
     for text in (*processors, processors[0]):
         compiled.PROCESSOR.write_text(text)
-        kernels.load_kernels()
+        compiled.compiled("short", short_code)
     assert len(list((tmp_path / "compiled").iterdir())) == 2
