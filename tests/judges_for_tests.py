@@ -59,7 +59,7 @@ class Handler(BaseHTTPRequestHandler):
         if fault == "drop":
             self.close_connection = True
         elif fault == "late":
-            self.connection.settimeout(10)
+            self.connection.settimeout(600)
             self.rfile.read(1)
             self.close_connection = True
         elif fault == "html":

@@ -43,7 +43,7 @@ def talk(
     **settings: Any,
 ) -> Reply:
     async def ask() -> Reply:
-        endpoint = replace(Endpoint(url=url, model="m", timeout_s=20, retries=4), **settings)
+        endpoint = replace(Endpoint(url=url, model="m", timeout_s=120, retries=4), **settings)
         async with ChatClient(endpoint, sleep=waits or Waits(), chance=lambda: 0.5) as chat:
             return await chat.reply(messages, tools, sampling, seed=11)
 
@@ -97,7 +97,7 @@ PASSING = ["429", "500", "502", "503", "504", "529", "408", "cut", "cut body", "
 def test_what_may_pass_is_tried_again(fault: str) -> None:
     server, waits = Server(faults=lambda said: [fault, fault]), Waits()
     with serving(server) as url:
-        reply = talk(url, waits=waits, timeout_s=1.0 if fault == "late" else 20.0)
+        reply = talk(url, waits=waits, timeout_s=3.0 if fault == "late" else 120.0)
     assert (reply.message.content, reply.retries) == ("<think>easy</think><answer>8</answer>", 2)
     assert len(server.requests) == 3
     assert waits.seconds == pytest.approx([0.5 * 0.75, 1.0 * 0.75]), "twice as long each time, spread by chance"

@@ -67,8 +67,11 @@ def test_new_keys_are_written_and_every_token_sees_what_it_may(
     ours = launch.attend(call, *pages, sessions.tables, blocks_of(tokens), torch.zeros_like(query), tokens)
     theirs = twins.attend(call, *expected, sessions.tables, blocks_of(tokens), torch.zeros_like(query))
     torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
-    one_by_one = launch.attend(call, *pages, sessions.tables, blocks_of(1), torch.zeros_like(query), 1)
-    torch.testing.assert_close(one_by_one, theirs, atol=2e-5, rtol=2e-5)
+    some = blocks_of(1)[:, ::5].contiguous()  # the interpreter takes its time
+    one_by_one = launch.attend(call, *pages, sessions.tables, some, torch.zeros_like(query), 1)
+    asked = some[0][some[3] > 0].long()
+    assert len(asked) > 10
+    torch.testing.assert_close(one_by_one[asked], theirs[asked], atol=2e-5, rtol=2e-5)
 
 
 def drawn_by(step: Callable[..., None], seed: int) -> tuple[Sessions, Drawn]:

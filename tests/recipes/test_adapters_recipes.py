@@ -17,7 +17,8 @@ SMALL = {
     "rollout.group_size": "2",
     "train.steps": "1",
     "train.mini_batch": "4",
-    "eval.episodes": "2",
+    "eval.episodes": "1",
+    "rollout.max_new_tokens": "16",
     "system.threads": "1",
 }
 

@@ -14,7 +14,13 @@ from turnwise.algos.losses import LOSSES
 from turnwise.algos.normalisation import NORMALISERS
 from turnwise.recipes.run import train
 
-SHORT = {"train__steps": 2, "eval__every": 0, "checkpoint__every": 5, "algo__old_logprobs": "learner"}
+SHORT = {
+    "train__steps": 2,
+    "eval__every": 0,
+    "eval__episodes": 1,
+    "checkpoint__every": 5,
+    "algo__old_logprobs": "learner",
+}
 
 
 def others(names: Any) -> list[str]:

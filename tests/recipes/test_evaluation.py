@@ -80,7 +80,7 @@ def run(env: str, url: str, *, out: Path, overrides: Any = (), wire: Wire = FAST
 
 def test_every_seed_is_evaluated_once_whatever_the_endpoint_does(env: str, tmp_path: Path) -> None:
     server = Server(faults=some_faults)
-    wire = replace(FAST, timeout_s=2.0)
+    wire = replace(FAST, timeout_s=5.0)
     with serving(server) as url:
         results, text = run(env, url, out=tmp_path / "out", overrides=[("eval.episodes", 24)], wire=wire)
     starts = [start_of(env, index) for index in range(24)]

@@ -27,6 +27,7 @@ from turnwise.tools.sandbox.seccomp import ALLOW, ERRNO, FIRST_NEW_CALL, KILL, R
 from turnwise.tools.sandbox.shortening import NOTE, MiddleCut, shortened
 from turnwise.tools.sandbox.syscall_numbers import AARCH64, MACHINES, X86_64, audit_arch, numbers
 from turnwise.tools.sandbox.zygote_config import ZygoteConfig
+from work_for_tests import wait_until
 
 EPERM = ERRNO | errno.EPERM
 ENOSYS = ERRNO | errno.ENOSYS
@@ -380,10 +381,8 @@ def test_descendants_are_found_in_the_fallback_too(monkeypatch: pytest.MonkeyPat
         signal.pause()
         os._exit(0)
     try:
-        for _ in range(500):
-            if found := descendants(child):
-                break
-            time.sleep(0.01)
+        assert wait_until(lambda: descendants(child))
+        found = descendants(child)
         monkeypatch.setattr("turnwise.tools.sandbox.process_tree.CHILDREN_KNOWN", False)
         assert len(found) == 1 and found == descendants(child)
         assert child in descendants(os.getpid()), "which may have others, that come and go"
