@@ -260,8 +260,11 @@ def test_a_command_that_ends_without_a_word_of_mcp_is_told_with_what_it_printed(
     assert said.endswith("it ended with status 0; it printed: usage: serve PORT") and "\n" not in said
 
 
-def test_one_that_prints_other_things_and_stays_is_given_up_before_its_time_is_over() -> None:
-    said = failure_of(python(NOISY.format(words="listening", wait=3600, then="")), start_timeout_s=1200)
+def test_one_that_prints_other_things_and_stays_is_given_up_before_its_time_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "NOISE_SHARE", 0.001)
+    said = failure_of(python(NOISY.format(words="listening", wait=3600, then="")), start_timeout_s=1000)
     assert said.endswith("it writes to its output what is no MCP; it printed: listening")
 
 
@@ -270,10 +273,11 @@ def test_one_that_is_silent_has_all_of_its_time_and_its_end_is_not_told_as_its_o
     assert said.endswith("it was not ready within 1 s")
 
 
-def test_a_banner_before_the_first_answer_does_no_harm() -> None:
+def test_a_banner_before_the_first_answer_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long its list of tools takes: it has spoken."""
+    monkeypatch.setattr(connection, "NOISE_SHARE", 0.025)
     serves = f"import json, runpy; answer = runpy.run_path({shlex.split(RAW)[-1]!r})['answer']"
-    late = "[('tools/list' in line and time.sleep(2.3), answer(json.loads(line))) for line in sys.stdin]"
+    late = "[('tools/list' in line and time.sleep(3.3), answer(json.loads(line))) for line in sys.stdin]"
     banner = NOISY.format(words="welcome", wait=0.1, then=f"{serves}; {late}")
 
     async def run() -> None:
