@@ -59,10 +59,8 @@ def test_interruptible_interrupts_code_that_blocks(how: Callable[[], None]) -> N
         with allow_interrupts():
             await interruptible(block(how), 0.05, "the step")
 
-    began = time.monotonic()
     with pytest.raises(Blocked, match=r"the step ran for 0\.05 s without a pause, at test_blocking\.py:\d+"):
         asyncio.run(scenario())
-    assert time.monotonic() - began < HANG_S  # a guard: it would go on for so long
 
 
 def test_interruptible_leaves_suspended_code_alone() -> None:

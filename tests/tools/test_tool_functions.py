@@ -5,6 +5,7 @@ import functools
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Literal
 
