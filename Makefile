@@ -18,14 +18,15 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint soak browser-and-fonts test-browser test-adapters test-gpu clean
+.PHONY: help demo test lint soak mutants browser-and-fonts test-browser test-adapters test-gpu clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo           set up .venv and train an agent on FrozenLake, on the CPU, in minutes"
 	@echo "make test           set up .venv with the test extras and run ruff, mypy and all tests"
 	@echo "make lint           ruff and mypy alone"
-	@echo "make soak           all tests, with COUNT=$(COUNT) repetitions where chance is involved; 50 x COUNT runs are killed and resumed"
+	@echo "make soak           all tests, with COUNT=$(COUNT) repetitions where chance is involved; 50 x COUNT runs are killed and resumed; make mutants"
+	@echo "make mutants        break the source in hundreds of ways, one at a time: tests must notice each (ONLY=losses: some)"
 	@echo "make test-browser   the viewer's tests in chromium; it and fonts are installed first (as root, by apt-get)"
 	@echo "make test-adapters  the tests of other packages' environments, TextWorld installed too (350 MB, a C compiler)"
 	@echo "make test-gpu       the tests that need a GPU"
@@ -49,6 +50,10 @@ lint: $(EXTRAS)
 
 soak: $(EXTRAS) $(NPM)
 	@TURNWISE_SOAK=$(COUNT) $(PYTEST)
+	@$(MAKE) mutants
+
+mutants: $(EXTRAS)
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/mutants/run_mutants.py --only '$(ONLY)'
 
 # What the tests of pages and pictures need of the system; apt-get is asked only for what is not there.
 browser-and-fonts:

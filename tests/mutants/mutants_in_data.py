@@ -1,0 +1,90 @@
+"""Mutants of turnwise.data and of the core types that it reads: masks, packing, order."""
+
+from mutant_for_tests import mutants
+
+PACKING = ("data_room/test_packing.py", "train/test_gradients.py")
+SAMPLES = ("data_room/test_samples.py",)
+
+IN_DATA = (
+    *mutants(
+        "data/packing.py",
+        PACKING,
+        ("logits of the token itself", "sources=places - 1", "sources=places"),
+        ("the last prompt token is shared", "else len(sample)) - 1", "else len(sample))"),
+        ("positions restart behind a shared prompt", "torch.arange(start, end)", "torch.arange(end - start)"),
+        (
+            "scores come back in packing order",
+            "sorted(zip(batch.order, parts, strict=True), key=lambda pair: pair[0])",
+            "zip(batch.order, parts, strict=True)",
+        ),
+        ("end values before the last token", "ends=starts + lengths - 1", "ends=starts + lengths - 2"),
+        ("common tokens behind a difference are shared", ".long().cumprod(0).sum()", ".long().sum()"),
+        ("a micro-batch is smaller than allowed", "tokens + cost > max_tokens", "tokens + cost >= max_tokens"),
+        ("a prompt that is not there is not paid for", "            cost = len(samples[index])\n", ""),
+        ("turn ids in another order", "[each.turn_ids for each in bare]", "[each.sample.turn_ids for each in samples]"),
+        (
+            "the sampler's log-probabilities are the old ones",
+            "[each.logprobs for each in bare]",
+            "[each.old_logprobs for each in ordered]",
+        ),
+        (
+            "temperatures in another order",
+            "[each.temperatures for each in ordered]",
+            "[each.temperatures for each in samples]",
+        ),
+        ("prompts of different lengths are shared", "length >= SHORTEST_PREFIX]", "length >= 0]"),
+    ),
+    *mutants(
+        "data/samples.py",
+        (*SAMPLES, "train/test_gradients.py"),
+        (
+            "the context is trained",
+            "(-1, segment.first_turn + index)",
+            "(segment.first_turn + index, segment.first_turn + index)",
+        ),
+        ("turns are counted anew in each segment", "segment.first_turn + index", "index"),
+        ("the temperature is lost", "(1.0, turn.temperature)", "(1.0, 1.0)"),
+    ),
+    *mutants(
+        "data/table.py",
+        ("data_room/test_token_table.py",),
+        ("a later segment overwrites the first", "starts.append(counts[sample.trajectory])", "starts.append(0)"),
+        (
+            "the mask has a column too many",
+            "torch.arange(self.shape[1]) < self.counts",
+            "torch.arange(self.shape[1]) <= self.counts",
+        ),
+    ),
+    *mutants(
+        "data/token_masks.py",
+        ("train/test_masks.py",),
+        ("the thinking is the answer", '_in_spans(turn, "think")', '_in_spans(turn, "answer")'),
+        (
+            "a span lacks its last token",
+            "chosen[span.start : span.end] = [True] * (span.end - span.start)",
+            "chosen[span.start : span.end - 1] = [True] * (span.end - 1 - span.start)",
+        ),
+    ),
+    *mutants(
+        "data/demonstrations.py",
+        ("data_room/test_demonstrations.py",),
+        ("the context is imitated", "[-1] * len(context) + [turn]", "[turn] * len(context) + [turn]"),
+        ("earlier messages are shown again", "        shown = []\n", ""),
+        (
+            "the turn's end comes twice",
+            "renderer.extend(exchange.messages, Stop.EOS)",
+            "renderer.extend(exchange.messages, Stop.LENGTH)",
+        ),
+    ),
+    *mutants(
+        "core/trajectory.py",
+        (*SAMPLES, "train/test_update.py", "rollout/test_context_summary.py"),
+        ("every segment begins with turn 0", "first_turn=start", "first_turn=0"),
+        (
+            "a turn limit is bootstrapped",
+            "(Status.TRUNCATED_TOKENS, Status.TRUNCATED_TIME)",
+            "(Status.TRUNCATED_TOKENS, Status.TRUNCATED_TIME, Status.TRUNCATED_TURNS)",
+        ),
+        ("summaries count as turns", "sum(not turn.aside for turn in self.turns)", "len(self.turns)"),
+    ),
+)

@@ -1,0 +1,42 @@
+"""Mutants of turnwise.engine, turnwise.models and turnwise.record, where they touch what is trained or told."""
+
+from mutant_for_tests import mutants
+
+SAMPLING = ("engine/test_sampling.py", "engine/test_native.py")
+
+IN_ENGINE = (
+    *mutants(
+        "engine/native/sampling.py",
+        SAMPLING,
+        (
+            "log-probabilities without the temperature",
+            "(logits.float() / rows.temperatures[:, None]).log_softmax(dim=-1)",
+            "logits.float().log_softmax(dim=-1)",
+        ),
+        (
+            "the token that reaches top_p is cut off",
+            "keep = before < top_p[:, None]",
+            "keep = before + ordered < top_p[:, None]",
+        ),
+        ("top_k keeps one more", "ranks < top_k[:, None]", "ranks <= top_k[:, None]"),
+        ("every token has the same random number", "addresses + (counters + 1) * GOLDEN", "addresses + GOLDEN"),
+    ),
+    *mutants(
+        "engine/native/requests.py",
+        SAMPLING,
+        (
+            "a token more than allowed",
+            "len(request.ids) >= request.sampling.max_tokens",
+            "len(request.ids) > request.sampling.max_tokens",
+        ),
+    ),
+    *mutants(
+        "models/critic.py",
+        ("models/test_critic.py",),
+        ("a new critic has an opinion", "    nn.init.zeros_(head.weight)\n", ""),
+    ),
+    *mutants(
+        "record/metrics.py",
+        ("record/test_metrics.py",),
+    ),
+)

@@ -1,0 +1,108 @@
+"""Mutants of turnwise.render: which ids are written, and what sampled ids say."""
+
+from mutant_for_tests import mutants
+
+PARSE = ("render/test_parse.py",)
+RENDERER = ("render/test_renderer.py", "render/test_conversations.py")
+HOSTILE = ("render/test_hostile_words.py", *RENDERER)
+
+IN_RENDER = (
+    *mutants(
+        "render/parse.py",
+        PARSE,
+        ("a span begins with its tag", "bisect_right(ends, block.begin)", "bisect_left(ends, block.begin)"),
+        ("a span ends with its tag", "bisect_left(begins, block.end)", "bisect_right(begins, block.end)"),
+        ("an open think block in the prompt is not seen", '(b"think", 0) if opens_think else (b"", 0)', '(b"", 0)'),
+        ("unclosed calls are made", 'if block.name == "call" and block.closed', 'if block.name == "call"'),
+        ("empty blocks have spans", "if block.begin < block.end", "if block.begin <= block.end"),
+        ("an unclosed block swallows the next", "last_close.get(opened, -1) < begin", "last_close.get(opened, -1) < 0"),
+    ),
+    *mutants(
+        "render/calls.py",
+        PARSE,
+        (
+            "arguments are written anew",
+            "arguments if isinstance(arguments, str) else raw",
+            "arguments if isinstance(arguments, str) else json.dumps(arguments, sort_keys=True)",
+        ),
+        ("text after a call is ignored", "if text[at + 1 :].strip():", "if False:"),
+        ("a call without a name", "not isinstance(name, str) or not name or", "not isinstance(name, str) or"),
+    ),
+    *mutants(
+        "render/renderer.py",
+        (*RENDERER, "data_room/test_demonstrations.py", "render/test_parse.py"),
+        ("the end of the turn is part of the message", "ids[:-1] if ended else ids", "ids"),
+        ("a stop string's turn is not ended", "stop is Stop.EOS).ids(", "stop is not Stop.LENGTH).ids("),
+        ("written answers have no end", "*([] if self._turn_end is None else [self._turn_end])", "*[]"),
+        (
+            "the prefix is given at the start only",
+            "stop is Stop.EOS).ids(messages), *self._prefix_ids]",
+            "stop is Stop.EOS).ids(messages)]",
+        ),
+        ("spans count the prefix", "end=span.end - 1)", "end=span.end)"),
+        ("tools before the rules", "{messages[0].content}\\n{more}", "{more}\\n{messages[0].content}"),
+        (
+            "further stop ids are not read",
+            "self._end.id if self._end else None, *stop_ids}",
+            "self._end.id if self._end else None}",
+        ),
+        ("tools are told where the template tells of them", "if tools and not self.tells_of_tools:", "if tools:"),
+    ),
+    *mutants(
+        "render/program.py",
+        HOSTILE,
+        ("an environment may write markup", "not part.trusted(messages)", "part.trusted(messages)"),
+        ("whitespace before a token is kept", "if self.lstrip:\n            text", "if self.rstrip:\n            text"),
+        ("a space behind sampled text", 'spaced and before != "text"', "spaced"),
+        (
+            "a mark in foreign text only where it is all foreign",
+            "match.start() < end and begin < match.end()",
+            "begin <= match.start() and match.end() <= end",
+        ),
+    ),
+    *mutants(
+        "render/codec.py",
+        HOSTILE,
+        (
+            "special tokens in a text are special",
+            "backend.encode_special_tokens = True",
+            "backend.encode_special_tokens = False",
+        ),
+        (
+            "a space behind every cut",
+            "self.encode(text[begin:end], spaced and begin == 0)",
+            "self.encode(text[begin:end], spaced)",
+        ),
+    ),
+    *mutants(
+        "render/scaffold.py",
+        RENDERER,
+        ("the sampled end of a turn comes twice", "(parts[0].partition(end)[2], *parts[1:])", "parts"),
+        ("a closed think block counts as open", 'footer.rfind(THINK) > footer.rfind("</think>")', "THINK in footer"),
+    ),
+    *mutants(
+        "render/slots.py",
+        HOSTILE,
+        ("users are trusted", 'TRUSTED = ("system", "assistant")', 'TRUSTED = ("system", "assistant", "user")'),
+        (
+            "one trusted author is enough",
+            "all(messages[member].role in TRUSTED",
+            "any(messages[member].role in TRUSTED",
+        ),
+        ("joined messages touch", 'BLANK_LINE = "\\n\\n"', 'BLANK_LINE = "\\n"'),
+    ),
+    *mutants(
+        "render/vocabulary.py",
+        HOSTILE,
+        ("short tokens match first", "key=len, reverse=True", "key=len"),
+    ),
+    *mutants(
+        "render/seams.py",
+        ("render/test_seams.py",),
+        (
+            "seams beside special tokens count",
+            "left[-1] in control or right[0] in control",
+            "left[-1] in control and right[0] in control",
+        ),
+    ),
+)

@@ -1,0 +1,155 @@
+"""Mutants of turnwise.rewards: what an answer is worth."""
+
+from mutant_for_tests import mutants
+
+SCORING = ("rewards/test_scoring.py", "rewards/test_scoring_judges.py", "rewards/test_functions.py")
+PARTS = ("rewards/test_parts_rubric.py",)
+CODE = ("rewards/test_parts_code.py",)
+SQL = ("rewards/test_sql_equality.py",)
+JUDGES = ("rewards/test_judge_groups.py",)
+
+IN_REWARDS = (
+    *mutants(
+        "rewards/scoring.py",
+        SCORING,
+        ("the format penalty is a bonus", "tuple(reward - penalty for", "tuple(reward + penalty for"),
+        ("valid turns are penalised", "format_penalty if turn.invalid else 0.0", "format_penalty"),
+        ("invalid turns are not penalised", "format_penalty if turn.invalid else 0.0", "0.0"),
+        ("reward weights are not read", "[weights[name] * reward for", "[reward for"),
+        ("the recorded penalty has the wrong sign", "0.0 - sum(penalties)", "sum(penalties)"),
+        ("a group of one goes on", "len(members) < min(FEWEST, size)", "len(members) < 1"),
+        ("the environment's weight is not read", "and scoring.weights[ENV] == 1.0", ""),
+        (
+            "the environment's reward is recorded with its penalty",
+            "for name, rewards in parts.items() if name != ENV}",
+            "for name, rewards in parts.items()}",
+        ),
+        (
+            "turns are added up",
+            "summed = tuple(map(sum, zip(*weighted, strict=True)))",
+            "summed = (*[0.0] * (len(trajectory.turns) - 1), sum(map(sum, weighted)))",
+        ),
+    ),
+    *mutants(
+        "rewards/functions.py",
+        SCORING,
+        ("the outcome counts at every turn", "([0.0] * turns + [plain])[1:]", "[plain] * turns"),
+        ("the outcome counts at the first turn", "([0.0] * turns + [plain])[1:]", "([plain] + [0.0] * turns)[:turns]"),
+        ("too many numbers are cut off", "if len(plain) != turns:", "if len(plain) < turns:"),
+        ("rewards may be infinite", "if not all(map(math.isfinite, numbers)):", "if any(map(math.isnan, numbers)):"),
+    ),
+    *mutants(
+        "rewards/rubric.py",
+        PARTS,
+        ("weights of parts are not read", "self.weights[name] * value for", "value for"),
+        ("a part may give NaN", "if not math.isfinite(value):", "if math.isinf(value):"),
+        (
+            "a part that waits in vain is the environment's failure",
+            'raise RewardFailure(f"the reward {name}: {failure}")',
+            'raise EnvironmentFailure(f"the reward {name}: {failure}")',
+        ),
+    ),
+    *mutants(
+        "rewards/words.py",
+        PARTS,
+        ("f1 is halved", "2 * shared / (len(got)", "shared / (len(got)"),
+        ("half of the answer is enough", "shared > precision * len(got)", "shared >= precision * len(got)"),
+        ("articles count", "if word not in ARTICLES] or words)", "] or words)"),
+        ("the bound itself is too little", "share >= at_least", "share > at_least"),
+        ("thousands are two numbers", 'THOUSANDS.sub("", text.lower())', "text.lower()"),
+        (
+            "repeated words count again",
+            "shared = (Counter(got) & Counter(wanted)).total()",
+            "shared = sum(word in wanted for word in got)",
+        ),
+    ),
+    *mutants(
+        "rewards/parts/matching.py",
+        PARTS,
+        ("every accepted answer must match", "return max(exact_match(", "return min(exact_match("),
+    ),
+    *mutants(
+        "rewards/parts/shaping.py",
+        PARTS,
+        ("length is a bonus", "0.0 - min(1.0, max(", "min(1.0, max("),
+        ("length is measured by the hard limit", "over / (self.hard - self.soft)", "over / self.hard"),
+        ("the last run is not looked at", "range(len(said) - self.n + 1)", "range(len(said) - self.n)"),
+        ("repetition is a bonus", "0.0 - (1 - len(set(runs)) / len(runs))", "(1 - len(set(runs)) / len(runs))"),
+    ),
+    *mutants(
+        "rewards/parts/pattern.py",
+        PARTS,
+        ("search and full match swapped", 'self.match == "full"', 'self.match != "full"'),
+    ),
+    *mutants(
+        "rewards/parts/texts.py",
+        PARTS,
+        ("the environment's words are the agent's", ' if message.role == "assistant"]', "]"),
+    ),
+    *mutants(
+        "rewards/parts/unit_tests.py",
+        CODE,
+        ("the first block is tested", "blocks[-1] if blocks", "blocks[0] if blocks"),
+    ),
+    *mutants(
+        "rewards/parts/case_forms.py",
+        CODE,
+        ("a difference is taken for equality", "ast.Eq | ast.Is)", "ast.Eq | ast.Is | ast.NotEq)"),
+        ("the first function is called", "found[-1] if found", "found[0] if found"),
+        ("a list is one argument", "if isinstance(given, list) else", "if isinstance(given, tuple) else"),
+    ),
+    *mutants(
+        "rewards/code_cases.py",
+        CODE,
+        ("what was printed first counts", "line.startswith(MARK)][-count:]", "line.startswith(MARK)][:count]"),
+        (
+            "missing results pass",
+            "found + [NOTHING] * (count - len(found))",
+            "found + found[:1] * (count - len(found))",
+        ),
+        ("an error is a value", "return Given(fine is True, text)", "return Given(True, text)"),
+    ),
+    *mutants(
+        "rewards/sql_equality.py",
+        SQL,
+        ("fewer rows are enough", "if len(got.rows) != len(wanted.rows):", "if len(got.rows) > len(wanted.rows):"),
+        ("rows are compared in order where nobody asked", "    if ordered:\n", "    if not ordered:\n"),
+        ("an inner ORDER BY counts", "if depth == 0:", "if depth >= 0:"),
+        ("one row answers for two", "        del left[match]\n", ""),
+        (
+            "ids are rounded",
+            "isinstance(one, int) and isinstance(other, int)",
+            "isinstance(one, str) and isinstance(other, str)",
+        ),
+        ("a result that was cut short is compared", "if not (got.complete and wanted.complete) or", "if"),
+    ),
+    *mutants(
+        "rewards/judge/groups.py",
+        JUDGES,
+        ("the second order counts for the wrong one", "(first + 1 - second) / 2", "(first + second) / 2"),
+        ("a verdict at the first turn", "(*zeros[1:], value)", "(value, *zeros[1:])"),
+        (
+            "twins lose against each other",
+            "won = [EVEN * twins for twins in met]",
+            "won = [0.0 * twins for twins in met]",
+        ),
+        ("an opponent's share is the member's own", "(other, one, 1 - share)", "(other, one, share)"),
+    ),
+    *mutants(
+        "rewards/judge/verdicts.py",
+        (*JUDGES, "rewards/test_judge_hostile.py", "rewards/test_judge_endpoint.py"),
+        ("the scale does not begin at its low end", "(score - low) / (high - low)", "score / high"),
+        ("the winner loses", '{"1": 1.0, "2": 0.0,', '{"1": 0.0, "2": 1.0,'),
+        ("scores beyond the scale pass", "if not low <= score <= high:", "if not low <= score:"),
+    ),
+    *mutants(
+        "rewards/judge/budget.py",
+        ("rewards/test_judge_endpoint.py",),
+        (
+            "requests under way cost nothing",
+            "self._max_tokens - self.counts.tokens - self._reserved",
+            "self._max_tokens - self.counts.tokens",
+        ),
+        ("a call too many", "if self.counts.calls >= self._max_calls:", "if self.counts.calls > self._max_calls:"),
+    ),
+)

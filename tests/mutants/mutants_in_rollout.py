@@ -1,0 +1,193 @@
+"""Mutants of turnwise.rollout: episodes, contexts, groups, tasks."""
+
+from mutant_for_tests import mutants
+
+CONTEXTS = ("rollout/test_episode.py", "rollout/test_contexts.py")
+SUMMARY = ("rollout/test_context_summary.py",)
+WINDOW = ("rollout/test_context_window.py",)
+MEMORY = ("rollout/test_context_turn.py",)
+COLLECT = ("rollout/test_collect.py",)
+TASKS = ("rollout/test_tasks.py",)
+
+IN_ROLLOUT = (
+    *mutants(
+        "rollout/episode.py",
+        CONTEXTS,
+        ("a new context goes on with the old one's cache", "restart=not pending.extends", "restart=False"),
+        ("invalid answers are not marked", "invalid=step.invalid", "invalid=False"),
+        ("turns of a new context extend the old one", "extends=pending.extends", "extends=True"),
+        (
+            "log-probabilities are lost",
+            "action_logprobs=completion.logprobs",
+            "action_logprobs=(0.0,) * len(completion.ids)",
+        ),
+    ),
+    *mutants(
+        "rollout/limits.py",
+        (*CONTEXTS, *SUMMARY),
+        (
+            "a full context is asked again",
+            "pending.context_length < self.max_tokens",
+            "pending.context_length <= self.max_tokens",
+        ),
+        (
+            "the last turn overruns the context",
+            "most = min(most, self.max_tokens - pending.context_length)",
+            "most = min(most, self.max_tokens)",
+        ),
+        (
+            "a summary has a turn's budget",
+            "self.sampling.max_tokens if pending.max_new_tokens is None else pending.max_new_tokens",
+            "self.sampling.max_tokens",
+        ),
+    ),
+    *mutants(
+        "rollout/context.py",
+        (*WINDOW, *CONTEXTS),
+        (
+            "sampled tokens take no room",
+            "pending.context_length + len(turn.action_ids) + len(ids)",
+            "pending.context_length + len(ids)",
+        ),
+        ("an opening without a system message is lost", "if keep_opening or not system", "if keep_opening"),
+        ("an empty observation opens no turn", "return tuple(messages) or (NOTHING,)", "return tuple(messages)"),
+        (
+            "a new context is counted on top of the old",
+            "extends=False, context_length=len(ids))",
+            "extends=False, context_length=pending.context_length + len(ids))",
+        ),
+    ),
+    *mutants(
+        "rollout/context_window.py",
+        (*WINDOW, *CONTEXTS),
+        ("the window slides a turn early", "<= self._turns + self._slack", "< self._turns + self._slack"),
+        (
+            "observations before their actions",
+            "for part in (turn.action_ids, shown.ids)",
+            "for part in (shown.ids, turn.action_ids)",
+        ),
+        (
+            "the slack is kept when sliding",
+            "oldest=len(turns) - self._turns)",
+            "oldest=len(turns) - self._turns - self._slack)",
+        ),
+    ),
+    *mutants(
+        "rollout/context_summary.py",
+        SUMMARY,
+        ("a summary a token late", "grown.context_length >= self.tokens", "grown.context_length > self.tokens"),
+        (
+            "a summary every turn after the first",
+            "len(grown.later) - grown.oldest >= self.turns",
+            "len(grown.later) >= self.turns",
+        ),
+        ("the thinking is part of the summary", '.rpartition("</think>")[2]', ""),
+        ("later turns keep the summary's budget", "aside=False, max_new_tokens=None", "aside=False"),
+        (
+            "the hook reads the last observation",
+            "return told[: len(told) - len(pending.later[-1].messages)]",
+            "return told",
+        ),
+    ),
+    *mutants(
+        "rollout/context_turn.py",
+        MEMORY,
+        ("all turns are remembered", "first = max(0, len(turns) - self.turns)", "first = 0"),
+        ("rewards are shown unasked", 'if self.rewards else ""', 'if not self.rewards else ""'),
+        ("the oldest turns are remembered", "for entry in reversed(entries):", "for entry in entries:"),
+        ("turns are numbered from 0", "enumerate(both, 1)", "enumerate(both, 0)"),
+        ("memory is longer than allowed", "left -= len(kept[-1]) + len(self._between)", "left -= len(kept[-1])"),
+    ),
+    *mutants(
+        "rollout/collect.py",
+        COLLECT,
+        ("a group of one is trained", "len(left) >= min(2, group_size)", "len(left) >= 1"),
+        ("groups of one task sample alike", "first = drawn[name] * group_size", "first = 0"),
+        (
+            "failures are counted as the other kind",
+            "isinstance(failure, InfrastructureFailure) else",
+            "not isinstance(failure, InfrastructureFailure) else",
+        ),
+        ("all episodes at once", "asyncio.Semaphore(max(1, self.in_flight // many))", "asyncio.Semaphore(total)"),
+        (
+            "an environment's error is the run's",
+            'raise EnvironmentFailure(f"{where}: {type(error).__name__}: {error}") from error',
+            "raise",
+        ),
+        ("members share their randomness", "member=index, attempt=luck", "member=0, attempt=luck"),
+    ),
+    *mutants(
+        "rollout/attempts.py",
+        COLLECT,
+        (
+            "an infrastructure failure draws other randomness",
+            "            last = failure\n        except EnvironmentFailure",
+            "            last, luck = failure, luck + 1\n        except EnvironmentFailure",
+        ),
+        ("an environment's failure meets the same randomness", "last, luck = failure, luck + 1", "last = failure"),
+        ("an attempt too few", "range(attempts)", "range(attempts - 1)"),
+    ),
+    *mutants(
+        "rollout/tasks.py",
+        (*TASKS, "rollout/test_counted_tasks.py"),
+        ("a refill draws the first tasks again", "strict=True)][start:]", "strict=True)][:count]"),
+        ("the same task twice in a step", "    weights[place] = 0.0\n", ""),
+        (
+            "every step draws the same tasks",
+            'address("task", self.run_seed, step, index)',
+            'address("task", self.run_seed, index)',
+        ),
+        (
+            "environments have held-out tasks of their own numbers",
+            "(number // many, self.worlds[number % many])",
+            "(number, self.worlds[number % many])",
+        ),
+        ("a step meets rows again", "chance.randrange(place, size)", "chance.randrange(size)"),
+        (
+            "training tasks are evaluated",
+            "split=split, seed=seed_for(split, index)",
+            'split=split, seed=seed_for("train", index)',
+        ),
+    ),
+    *mutants(
+        "rollout/curriculum.py",
+        TASKS,
+        ("solved tasks are drawn most", "4 * rate * (1 - rate)", "rate"),
+        ("the floor is a ceiling", "max(self.floor, 4", "min(self.floor, 4"),
+        ("old tries are never forgotten", "self.memory * tries + len(sound)", "tries + len(sound)"),
+        ("broken members count as failures", "if not each.status.errored]", "]"),
+    ),
+    *mutants(
+        "rollout/losses.py",
+        ("rollout/test_lost_episodes.py",),
+        ("the share that may be lost stops the run", "members > MOST * wanted", "members >= MOST * wanted"),
+        ("old steps are held against the run", "deque(maxlen=STEPS)", "deque()"),
+    ),
+    *mutants(
+        "rollout/matches.py",
+        ("rollout/test_matches.py",),
+        (
+            "the policy plays its opponent's side",
+            "self.policy if own or self.opponent is None else self.opponent",
+            "self.policy",
+        ),
+        ("sides are swapped", "running[side_of(key.task)].result()", "running[1 - side_of(key.task)].result()"),
+    ),
+    *mutants(
+        "rollout/sides.py",
+        ("rollout/test_matches.py",),
+        ("the second side is never played", "as_side(task, number % 2)", "as_side(task, 0)"),
+        ("a refill draws the same matches", "start // many, measured", "0, measured"),
+    ),
+    *mutants(
+        "rollout/chat_episode.py",
+        ("rollout/test_chat_episode.py",),
+        (
+            "the endpoint may overrun the context",
+            "max_tokens=min(limits.sampling.max_tokens, limits.max_tokens - used)",
+            "max_tokens=limits.sampling.max_tokens",
+        ),
+        ("every turn has the same seed", 'address("chat", key.address, len(turns))', 'address("chat", key.address)'),
+        ("the model does not see what it said", "        said.append(reply.message)\n", ""),
+    ),
+)
