@@ -130,8 +130,8 @@ IN_ROLLOUT = (
     *mutants(
         "rollout/tasks.py",
         (*TASKS, "rollout/test_counted_tasks.py"),
-        ("a refill draws the first tasks again", "strict=True)][start:]", "strict=True)][:count]"),
-        ("the same task twice in a step", "    weights[place] = 0.0\n", ""),
+        ("a refill draws the first tasks again", "][start:]", "][:count]"),
+        ("the same task twice in a step", "[place] = 0.0", "[place] += 0.0"),
         (
             "every step draws the same tasks",
             'address("task", self.run_seed, step, index)',

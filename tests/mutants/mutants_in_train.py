@@ -4,6 +4,7 @@ from mutant_for_tests import mutants
 
 STEP = ("train/test_step_gradients.py", "train/test_gradients.py")
 LOOP = ("train/test_step_loop.py",)
+OPTIMIZER = ("train/test_optimizer.py", "train/test_learner.py")
 GATHER = ("train/test_gathering.py", "train/test_step_groups.py")
 
 IN_TRAIN = (
@@ -43,8 +44,8 @@ IN_TRAIN = (
         ("skip_idle looks at the last token only", "bool(sample.advantages.any())", "bool(sample.advantages[-1])"),
         (
             "a step after each micro-batch",
-            "        if samples:\n            norms.append(learner.step())",
-            "            norms.append(learner.step())",
+            "        if samples:\n            norms.append(",
+            "            norms.append(",
         ),
         ("metrics are sums", "float(value) / tokens for", "float(value) for"),
         ("epochs in the same order", "settings.run_seed, step, epoch)", "settings.run_seed, step)"),
@@ -68,6 +69,11 @@ IN_TRAIN = (
             "for name, value in norms[0].items()",
             "for name, value in norms[-1].items()",
         ),
+    ),
+    *mutants(
+        "train/update.py",
+        LOOP,
+        ("the loss scale is dropped in update", "weights=scale * weights[number]", "weights=weights[number]"),
     ),
     *mutants(
         "train/estimate.py",
@@ -109,6 +115,7 @@ IN_TRAIN = (
     *mutants(
         "train/loop.py",
         LOOP,
+        ("the loss scale is dropped in loop", "state.step, gathered.scale, seen)", "state.step, 1.0, seen)"),
         ("KL in the reward also in the loss", "if self.estimate_settings.kl_in_reward is None:", "if True:"),
         ("adaptive coefficients stay as they were", "dials=dials.numbers(),", "dials=state.dials,"),
         (
@@ -221,11 +228,7 @@ IN_TRAIN = (
             "self.training_step > self.critic_warmup_steps",
         ),
         ("the reference follows the policy", "return copy_of(self.model).requires_grad_(False)", "return self.model"),
-        (
-            "a rollback does not lower the learning rate",
-            "self.optimizer.step(self.training_step, self.rate_scale)",
-            "self.optimizer.step(self.training_step)",
-        ),
+        ("a rollback does not lower the learning rate", "self.rate_scale)", "1.0)"),
         ("the critic's loss is maximised", "loss + value_term", "loss - value_term"),
         (
             "the critic's state is not saved",
@@ -240,16 +243,11 @@ IN_TRAIN = (
     ),
     *mutants(
         "train/optimizer.py",
-        ("train/test_optimizer.py", "train/test_learner.py"),
+        OPTIMIZER,
         ("warm-up starts at 0", "(step + 1) / (self.warmup_steps + 1)", "step / (self.warmup_steps + 1)"),
         ("small gradients are scaled up", "share.clamp(max=1.0)", "share"),
         ("non-finite gradients are stepped on", "finite = math.isfinite(norm)", "finite = True"),
         ("the schedule overshoots", "(1 - self.final_share) * left", "left"),
-        (
-            "the scale of the learning rate is not read",
-            "self.share(training_step) * scale",
-            "self.share(training_step)",
-        ),
         (
             "gradients stay for the next step",
             "        self.masters.drop_gradients()\n        return norm, finite",
@@ -260,6 +258,16 @@ IN_TRAIN = (
             "self.settings.max_grad_norm / (total + 1e-6)",
             "self.settings.max_grad_norm / (total * total + 1e-6)",
         ),
+    ),
+    *mutants(
+        "train/optimizer.py",
+        OPTIMIZER,
+        (
+            "the scale of the learning rate is not read",
+            "self.share(training_step) * scale",
+            "self.share(training_step)",
+        ),
+        within="step",
     ),
     *mutants(
         "train/masters.py",

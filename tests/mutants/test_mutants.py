@@ -77,10 +77,12 @@ def test_overlay_holds_the_mutated_file_and_links_to_all_others(tmp_path: Path) 
 
 RUN = """
 import sys
+from pathlib import Path
 
 from mutant_for_tests import Mutant
-from run_mutants import Runner, run_all
-from pathlib import Path
+from run_mutants import Runner, preload, run_all
+
+preload(("pytest", "hypothesis"))
 
 def mutant(what, before, after):
     return Mutant(file="numbers.py", within="", what=what, before=before, after=after, tests=("test_numbers.py",))
