@@ -1,9 +1,9 @@
 """All mutants. `make mutants` runs them; each must make one of its tests fail.
 
 An entry is (what goes wrong, text before, text after) under the file that it changes and the tests that must notice;
-`within` names a function or class where the text is not unique in the file. Keep texts short: a test in `make test` fails
-when one no longer occurs exactly once. Then write the entry for the new code, or remove it with the code that it was
-about. A mutant that survives asks for a test, unless the change makes no difference.
+`within` names a function or class where the text is not unique in the file. Keep texts short: a test in `make test`
+fails when one no longer occurs exactly once. Then write the entry for the new code, or remove it with the code that it
+was about. A mutant that survives asks for a test, unless the change makes no difference.
 """
 
 from mutants_in_algos import IN_ALGOS

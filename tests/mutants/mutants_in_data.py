@@ -2,7 +2,7 @@
 
 from mutant_for_tests import mutants
 
-PACKING = ("data_room/test_packing.py", "train/test_gradients.py")
+PACKING = ("data_room/test_packing.py", "data_room/test_shared_prompts.py")
 SAMPLES = ("data_room/test_samples.py",)
 
 IN_DATA = (
@@ -32,11 +32,11 @@ IN_DATA = (
             "[each.temperatures for each in ordered]",
             "[each.temperatures for each in samples]",
         ),
-        ("prompts of different lengths are shared", "length >= SHORTEST_PREFIX]", "length >= 0]"),
+        ("short beginnings have a row of their own", "length >= SHORTEST_PREFIX]", "length >= 0]"),
     ),
     *mutants(
         "data/samples.py",
-        (*SAMPLES, "train/test_gradients.py"),
+        SAMPLES,
         (
             "the context is trained",
             "(-1, segment.first_turn + index)",
@@ -67,7 +67,7 @@ IN_DATA = (
     ),
     *mutants(
         "data/demonstrations.py",
-        ("data_room/test_demonstrations.py",),
+        ("data_room/test_demonstrations.py", "data_room/test_shared_prompts.py"),
         ("the context is imitated", "[-1] * len(context) + [turn]", "[turn] * len(context) + [turn]"),
         ("earlier messages are shown again", "        shown = []\n", ""),
         (
