@@ -2,7 +2,7 @@
 
 from mutant_for_tests import mutants
 
-STEP = ("train/test_step_gradients.py", "train/test_gradients.py")
+STEP = ("train/test_step_gradients.py",)
 LOOP = ("train/test_step_loop.py",)
 OPTIMIZER = ("train/test_optimizer.py", "train/test_learner.py")
 GATHER = ("train/test_gathering.py", "train/test_step_groups.py")
@@ -40,7 +40,7 @@ IN_TRAIN = (
     ),
     *mutants(
         "train/update.py",
-        STEP,
+        (*STEP, "train/test_update.py"),
         ("skip_idle looks at the last token only", "bool(sample.advantages.any())", "bool(sample.advantages[-1])"),
         (
             "a step after each micro-batch",
@@ -77,7 +77,7 @@ IN_TRAIN = (
     ),
     *mutants(
         "train/estimate.py",
-        STEP,
+        (*STEP, *LOOP),
         (
             "KL in the reward from the sampler's log-probabilities",
             "settings.kl_in_reward(old_logprobs,",
@@ -228,13 +228,17 @@ IN_TRAIN = (
             "self.training_step > self.critic_warmup_steps",
         ),
         ("the reference follows the policy", "return copy_of(self.model).requires_grad_(False)", "return self.model"),
-        ("a rollback does not lower the learning rate", "self.rate_scale)", "1.0)"),
         ("the critic's loss is maximised", "loss + value_term", "loss - value_term"),
         (
             "the critic's state is not saved",
             'tensors |= {f"critic.{name}": value for name, value in self.critic.state_dict().items()}',
             "pass",
         ),
+    ),
+    *mutants(
+        "train/learner.py",
+        LOOP,
+        ("a rollback does not lower the learning rate", "self.rate_scale)", "1.0)"),
     ),
     *mutants(
         "train/scoring.py",

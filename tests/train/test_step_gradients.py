@@ -169,8 +169,13 @@ def test_update_takes_one_step_per_mini_batch_and_reports_means() -> None:
     config = settings_of(algo__advantage="dr_grpo", train__mini_batch=2, train__learning_rate=1e-12, **BARE)
     groups = random_groups()
     learner, policy = moved(config)
-    steps, take = [], learner.step
-    learner.step = lambda: steps.append(take()) or steps[-1]  # type: ignore[method-assign, func-returns-value]
+    steps, take = list[dict[str, float]](), learner.step
+
+    def counted(**settings: Any) -> dict[str, float]:
+        steps.append(take(**settings))
+        return steps[-1]
+
+    learner.step = counted  # type: ignore[method-assign]
     metrics = learn(learner, groups, config, micro_tokens=1)
     tokens, advantage = tokens_of(groups, policy), less_the_mean(groups)
     assert len(steps) == 3
