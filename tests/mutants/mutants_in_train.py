@@ -4,7 +4,7 @@ from mutant_for_tests import mutants
 
 STEP = ("train/test_step_gradients.py",)
 LOOP = ("train/test_step_loop.py",)
-OPTIMIZER = ("train/test_optimizer.py", "train/test_learner.py")
+OPTIMIZER = ("train/test_optimizer.py", "train/test_step_optimizer.py", "train/test_learner.py")
 GATHER = ("train/test_gathering.py", "train/test_step_groups.py")
 
 IN_TRAIN = (
@@ -228,7 +228,6 @@ IN_TRAIN = (
             "self.training_step > self.critic_warmup_steps",
         ),
         ("the reference follows the policy", "return copy_of(self.model).requires_grad_(False)", "return self.model"),
-        ("the critic's loss is maximised", "loss + value_term", "loss - value_term"),
         (
             "the critic's state is not saved",
             'tensors |= {f"critic.{name}": value for name, value in self.critic.state_dict().items()}',
@@ -237,7 +236,8 @@ IN_TRAIN = (
     ),
     *mutants(
         "train/learner.py",
-        LOOP,
+        (*LOOP, *STEP),
+        ("the critic's loss is maximised", "loss + value_term", "loss - value_term"),
         ("a rollback does not lower the learning rate", "self.rate_scale)", "1.0)"),
     ),
     *mutants(
@@ -343,7 +343,7 @@ IN_TRAIN = (
     ),
     *mutants(
         "train/mismatch.py",
-        ("train/test_mismatch.py",),
+        ("train/test_mismatch.py", "train/test_step_diagnose.py"),
         ("differences cancel out", "distance = difference.abs()", "distance = difference"),
         ("the 99th percentile is the 90th", "round(0.99 * len(distance))", "round(0.9 * len(distance))"),
         ("ratios of tokens", "sums.index_add(0, owners, difference)", "difference"),

@@ -12,6 +12,7 @@ from learners_for_tests import estimate_of, make_learner, random_groups, setting
 from turnwise.core.trajectory import Group, Span
 from turnwise.recipes.learning import update_settings
 from turnwise.train.diagnose import gradients, information
+from turnwise.train.mismatch import Mismatch
 
 
 def thinking(index: int, prompt: list[int], thought: list[int], answer: list[int]) -> Group:
@@ -68,3 +69,9 @@ def _paid(group: Group, times: float) -> Group:
         replace(each, turn_rewards=tuple(times * reward for reward in each.turn_rewards)) for each in group.trajectories
     ]
     return replace(group, trajectories=tuple(members))
+
+
+def test_mismatch_percentile_is_the_ninety_ninth_of_a_hundred() -> None:
+    mismatch = Mismatch()
+    mismatch.add(torch.arange(1, 101) / 100, torch.zeros(100), [100])
+    assert mismatch.take()["mismatch_p99"] == pytest.approx(0.99)

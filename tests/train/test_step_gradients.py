@@ -152,6 +152,32 @@ def test_gradient_is_taken_over_the_tokens_of_the_loss_and_the_critics_over_the_
     assert_same_gradients(gradients(learner, groups, config), by_hand | {"critic.head.weight": head[None]})
 
 
+def test_gradient_with_a_critic_on_the_policys_trunk() -> None:
+    """The value loss reaches the trunk; the policy loss does not reach the value head."""
+    config = settings_of(
+        "head",
+        algo__value_coef=0.3,
+        algo__value_clip=100.0,
+        algo__whiten=False,
+        algo__gamma=1.0,
+        algo__lam=1.0,
+        algo__placement="turn",
+        **BARE,
+    )
+    groups = random_groups()
+    learner, policy = moved(config)
+    head = torch.nn.Linear(64, 1)
+    head.load_state_dict(learner.critic.head.state_dict())
+    losses = []
+    for token in tokens_of(groups, policy):
+        value, returns = head(token.hidden)[0], rewards_to_come(token)
+        clipped = clipped_loss(log_ratio(token).exp(), returns - value.item())
+        losses.append(clipped + 0.3 * 0.5 * (value - returns).square())
+    by_hand = gradients_of(torch.stack(losses).mean(), policy)
+    by_hand |= {f"critic.head.{name}": each.grad for name, each in head.named_parameters()}
+    assert_same_gradients(gradients(learner, groups, config), by_hand)
+
+
 def test_skip_idle_keeps_samples_whose_last_token_alone_has_no_advantage() -> None:
     config = settings_of(algo__advantage="reinforce", algo__placement="turn", **BARE)
     turns = [turn_of([3] * 9, [4, 5], extends=False, reward=1.0), turn_of([6, 7], [8, 9], reward=0.0)]
