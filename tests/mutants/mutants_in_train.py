@@ -366,11 +366,11 @@ IN_TRAIN = (
     ),
     *mutants(
         "train/snapshots.py",
-        ("recipes/test_selfplay.py",),
+        ("train/test_snapshots.py",),
         (
             "the newest snapshot does not count",
             "range(max(first, 0), newest + 1, self.every)",
-            "range(max(first, 0), newest, self.every) or [0]",
+            "range(max(first, 0), newest, self.every)",
         ),
         ("a rung plays against itself", "return self.at(step - 1)", "return self.at(step)"),
     ),
