@@ -3,8 +3,9 @@
 from mutant_for_tests import mutants
 
 PARSE = ("render/test_parse.py",)
-RENDERER = ("render/test_renderer.py", "render/test_conversations.py")
-HOSTILE = ("render/test_hostile_words.py", *RENDERER)
+MARKS = ("render/test_marks_across_borders.py",)
+RENDERER = (*MARKS, "render/test_renderer.py", "render/test_conversations.py")
+HOSTILE = (*MARKS, "render/test_hostile_words.py", "render/test_renderer.py")
 
 IN_RENDER = (
     *mutants(
@@ -30,7 +31,7 @@ IN_RENDER = (
     ),
     *mutants(
         "render/renderer.py",
-        (*RENDERER, "data_room/test_demonstrations.py", "render/test_parse.py"),
+        (*RENDERER, "render/test_prefix_spans.py", "rollout/test_tools_in_words.py"),
         ("the end of the turn is part of the message", "ids[:-1] if ended else ids", "ids"),
         ("a stop string's turn is not ended", "stop is Stop.EOS).ids(", "stop is not Stop.LENGTH).ids("),
         ("written answers have no end", "*([] if self._turn_end is None else [self._turn_end])", "*[]"),
