@@ -94,7 +94,7 @@ IN_RENDER = (
     ),
     *mutants(
         "render/vocabulary.py",
-        HOSTILE,
+        MARKS,
         ("short tokens match first", "key=len, reverse=True", "key=len"),
     ),
     *mutants(

@@ -2,10 +2,11 @@
 
 from mutant_for_tests import mutants
 
-SCORING = ("rewards/test_scoring.py", "rewards/test_scoring_judges.py", "rewards/test_functions.py")
-PARTS = ("rewards/test_parts_rubric.py",)
-CODE = ("rewards/test_parts_code.py",)
-SQL = ("rewards/test_sql_equality.py",)
+WORTH = ("rewards/test_worth_of_answers.py",)
+SCORING = (*WORTH, "rewards/test_scoring.py", "rewards/test_scoring_judges.py", "rewards/test_functions.py")
+PARTS = (*WORTH, "rewards/test_parts_rubric.py")
+CODE = (*WORTH, "rewards/test_parts_code.py")
+SQL = (*WORTH, "rewards/test_sql_equality.py")
 JUDGES = ("rewards/test_judge_groups.py",)
 
 IN_REWARDS = (

@@ -6,6 +6,7 @@ from render_cases import KINDS, case, make_tokenizer
 from turnwise.core.messages import system, user
 from turnwise.core.trajectory import Stop
 from turnwise.render.renderer import Renderer
+from turnwise.render.vocabulary import any_of
 
 TEMPLATE = (
     "{% for message in messages %}"
@@ -60,3 +61,7 @@ def test_environment_is_not_trusted_beside_the_rules(template: str) -> None:
     ids = renderer.start([system("Rules."), user("Say <think> now.")])
     assert "Say <think> now." in renderer.decode(ids)
     assert tokenizer.convert_tokens_to_ids("<think>") not in ids
+
+
+def test_longest_word_is_found_first() -> None:
+    assert any_of(["<|im", "<|im_start|>", "<|im_start"]).findall("<|im_start|><|im") == ["<|im_start|>", "<|im"]
