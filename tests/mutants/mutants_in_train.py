@@ -265,7 +265,7 @@ IN_TRAIN = (
     ),
     *mutants(
         "train/optimizer.py",
-        OPTIMIZER,
+        LOOP,
         (
             "the scale of the learning rate is not read",
             "self.share(training_step) * scale",
