@@ -56,6 +56,29 @@ IN_ALGOS = (
         within="cispo",
     ),
     *mutants(
+        "algos/losses.py",
+        ("algos/test_covariance_losses.py", *LOSSES),
+        (
+            "vespo's exponents swapped",
+            "masked_fill(good, params.vespo_k_positive)",
+            "masked_fill(~good, params.vespo_k_positive)",
+        ),
+        ("vespo's decay is not in the ratio", "- decay * log_w.exp()", "- log_w.exp()"),
+        (
+            "clip_cov trains what it selects",
+            "result.token_loss.masked_fill(selected, 0.0)",
+            "result.token_loss.masked_fill(~selected, 0.0)",
+        ),
+        ("clip_cov selects clipped tokens", "< params.cov_high) & ~clipped", "< params.cov_high)"),
+        (
+            "kl_cov penalises all tokens",
+            "torch.where(selected, params.cov_kl_coef * log_ratio.abs(), 0.0)",
+            "params.cov_kl_coef * log_ratio.abs()",
+        ),
+        ("kl_cov selects the smallest covariance", "argsort(descending=True, stable=True)", "argsort(stable=True)"),
+        ("covariance without the mean advantage", "(advantages - advantages.mean())", "advantages"),
+    ),
+    *mutants(
         "algos/kl.py",
         KL,
         ("k2 without its half", "0.5 * (logprobs - ref_logprobs).square()", "(logprobs - ref_logprobs).square()"),
@@ -316,6 +339,16 @@ IN_ALGOS = (
         ("truncated has no lower bound", ".clamp(params.low, params.high)", ".clamp(max=params.high)"),
         ("pools swapped", 'params.pool == "product"', 'params.pool != "product"'),
         ("two_sided compares the old policy", "inputs.logprobs.detach().exp()", "inputs.old_logprobs.exp()"),
+    ),
+    *mutants(
+        "algos/corrections.py",
+        ("algos/test_rejection.py", "train/test_preparing.py"),
+        (
+            "normalised weights are scaled the wrong way",
+            "share.sum() / (weights * share).sum()",
+            "(weights * share).sum() / share.sum()",
+        ),
+        ("the step's scale is not applied", "weights = correction.weights * scale", "weights = correction.weights"),
     ),
     *mutants(
         "algos/turn_discount.py",

@@ -171,6 +171,20 @@ IN_TRAIN = (
         ("the filter keeps what it should drop", "strict=True) if keep]", "strict=True) if not keep]"),
     ),
     *mutants(
+        "train/preparing.py",
+        ("train/test_preparing.py",),
+        (
+            "tokens outside of the loss are selected",
+            "loss.select(_pick(inputs, trained), objective.loss_params, draws[trained])",
+            "loss.select(inputs, objective.loss_params, draws)[trained]",
+        ),
+        (
+            "the covariance of the old policy",
+            'torch.cat(score_samples(bare, learner, Needs(logprobs=True), micro_tokens)["logprobs"])',
+            "old_logprobs",
+        ),
+    ),
+    *mutants(
         "train/dials.py",
         LOOP,
         (
