@@ -73,7 +73,7 @@ IN_TRAIN = (
     *mutants(
         "train/update.py",
         LOOP,
-        ("the loss scale is dropped in update", "weights=scale * weights[number]", "weights=weights[number]"),
+        ("the filter's scale is dropped in update", "learner.step(rate_scale=rate_scale)", "learner.step()"),
     ),
     *mutants(
         "train/estimate.py",
@@ -115,7 +115,7 @@ IN_TRAIN = (
     *mutants(
         "train/loop.py",
         LOOP,
-        ("the loss scale is dropped in loop", "state.step, gathered.scale, seen)", "state.step, 1.0, seen)"),
+        ("the filter's scale is dropped in loop", "gathered.rate_scale, seen)", "1.0, seen)"),
         ("KL in the reward also in the loss", "if self.estimate_settings.kl_in_reward is None:", "if True:"),
         ("adaptive coefficients stay as they were", "dials=dials.numbers(),", "dials=state.dials,"),
         (
@@ -251,6 +251,11 @@ IN_TRAIN = (
     *mutants(
         "train/learner.py",
         (*LOOP, *STEP),
+        (
+            "the filter's scale leaves the critic out",
+            "self._step(self.critic_optimizer, rate_scale)",
+            "self._step(self.critic_optimizer, 1.0)",
+        ),
         ("the critic's loss is maximised", "loss + value_term", "loss - value_term"),
         ("a rollback does not lower the learning rate", "self.rate_scale)", "1.0)"),
     ),
@@ -346,8 +351,8 @@ IN_TRAIN = (
         ("damaged files are loaded", "if _digest(folder / name) != digest:", "if not (folder / name).exists():"),
         (
             "the oldest checkpoint is the newest",
-            'sorted(folder.glob("step_*"), reverse=True)',
-            'sorted(folder.glob("step_*"))',
+            "for each in reversed(step_folders(folder)):",
+            "for each in step_folders(folder):",
         ),
         (
             "a resumed learner starts its schedule anew",

@@ -181,6 +181,15 @@ def test_filter_scale_shortens_the_step() -> None:
     assert half[0].length() == pytest.approx(0.5 * whole[0].length(), rel=1e-4)
 
 
+def test_filter_scale_shortens_the_critics_step() -> None:
+    rates = []
+    for scale in ("none", "share"):
+        critic = run(settings_of("head", **FILTER, algo__filter_scale=scale)).loop.learner.critic_optimizer
+        assert critic is not None
+        rates.append(critic._parts[0].param_groups[0]["lr"])
+    assert rates[1] == pytest.approx(0.5 * rates[0])
+
+
 def test_groups_that_were_filtered_out_are_not_trained() -> None:
     config = settings_of(**FILTER)
     kept = [group for number, group in enumerate(played(tasks_of())) if number % 2 == 0]
