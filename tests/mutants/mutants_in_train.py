@@ -79,6 +79,11 @@ IN_TRAIN = (
         "train/estimate.py",
         (*STEP, *LOOP),
         (
+            "hidden tokens discount",
+            "and settings.advantage_tokens is not sampled",
+            "and settings.advantage_tokens is sampled",
+        ),
+        (
             "KL in the reward from the sampler's log-probabilities",
             "settings.kl_in_reward(old_logprobs,",
             "settings.kl_in_reward(own,",
@@ -98,11 +103,7 @@ IN_TRAIN = (
     *mutants(
         "train/estimate.py",
         ("train/test_step_critic.py", "train/test_update.py", "train/test_masks.py"),
-        (
-            "the advantage's mask is not applied",
-            "settings.advantage_tokens is not sampled",
-            "settings.advantage_tokens is sampled",
-        ),
+        ("hidden tokens have an advantage", "torch.where(chosen, result.advantages, 0.0)", "result.advantages"),
         ("every end is bootstrapped", "float(last[index]) if each.status.cut_short else 0.0", "float(last[index])"),
         (
             "bootstrap after the first segment",

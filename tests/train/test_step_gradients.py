@@ -16,7 +16,7 @@ from step_by_hand_for_tests import (
 )
 
 from episodes_for_tests import group_of, turn_of
-from learners_for_tests import gradients, learn, make_learner, random_groups, settings_of
+from learners_for_tests import estimate_of, gradients, learn, make_learner, random_groups, settings_of
 from models_for_tests import random_model
 from turnwise.core.trajectory import Group, Span
 from turnwise.recipes.learning import update_settings
@@ -150,6 +150,21 @@ def test_gradient_is_taken_over_the_tokens_of_the_loss_and_the_critics_over_the_
     head = sum(-rewards_to_come(token) * token.hidden.detach() for token in tokens) * 0.3 / len(tokens)
     by_hand = gradients_of(torch.stack(losses).mean(), policy)
     assert_same_gradients(gradients(learner, groups, config), by_hand | {"critic.head.weight": head[None]})
+
+
+def test_tokens_without_an_advantage_do_not_discount() -> None:
+    """Two tokens of an answer in each turn: three of thinking and of the end between them are passed over."""
+    config = settings_of(
+        algo__advantage="reinforce", algo__placement="turn", algo__advantage_tokens="answer", algo__gamma=0.5, **BARE
+    )
+    found = estimate_of(thoughtful_groups(), make_learner(config), config)
+    assert found is not None
+    for sample, advantages in zip(found.samples, found.advantages, strict=True):
+        first, second = found.trajectories[sample.trajectory].turn_rewards
+        last = [0.5 * second, second]
+        earlier = [0.5 * (first + 0.5 * last[0]), first + 0.5 * last[0]]
+        expected = torch.tensor([0.0, 0.0, *earlier, 0.0, 0.0, 0.0, *last, 0.0])
+        torch.testing.assert_close(advantages[sample.mask], expected)
 
 
 def test_gradient_with_a_critic_on_the_policys_trunk() -> None:
