@@ -51,7 +51,7 @@ IN_RENDER = (
     ),
     *mutants(
         "render/program.py",
-        HOSTILE,
+        (*HOSTILE, "render/test_conversations.py"),
         ("an environment may write markup", "not part.trusted(messages)", "part.trusted(messages)"),
         ("whitespace before a token is kept", "if self.lstrip:\n            text", "if self.rstrip:\n            text"),
         ("a space behind sampled text", 'spaced and before != "text"', "spaced"),
