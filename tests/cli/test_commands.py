@@ -75,7 +75,7 @@ MISTAKES = [
     ("train frozen_lake --algo.advantage groo --dry-run", 'unknown algo.advantage "groo"'),
     ("train frozen_lake --model.name tny --dry-run", 'unknown model "tny": did you mean "tiny"?'),
     ("train frozen_lake --model.device gpu --dry-run", 'unknown device "gpu"'),
-    ("train missing.py:Env", "no file missing.py"),
+    ("train missing.py:Env", "no file /"),
     ("train --from nowhere", 'no run "nowhere" here or in runs/'),
     ("train --resume nowhere", 'no run "nowhere" here or in runs/'),
     ("play", "ENV is missing"),
@@ -96,6 +96,10 @@ def test_a_mistake_gets_one_line_on_stderr_and_exit_code_2(ask, typed: str, line
     assert answer.err.startswith(f"turnwise: {line}")
     assert answer.err.count("\n") == 1
     assert answer.out == ""
+
+
+def test_missing_file_is_named_by_its_whole_path(ask) -> None:
+    assert f"no file {Path.cwd() / 'missing.py'}: check the path before the colon" in ask("train", "missing.py:Env").err
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -5,7 +5,6 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from runs_for_tests import metrics
 from turnwise.cli.signals import StopSignals
 from turnwise.train.checkpoints import newest
+from work_for_tests import wait_until
 
 ENDLESS = [
     *("--model.warmup_steps", "5", "--eval.episodes", "1", "--eval.every", "0", "--checkpoint.every", "100000"),
@@ -44,10 +44,7 @@ def start(command: str, folder: Path, **options: object) -> subprocess.Popen[str
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    began = time.monotonic()
-    while not condition():
-        assert process.poll() is None and time.monotonic() - began < WAIT_S
-        time.sleep(0.05)
+    assert wait_until(lambda: condition() or process.poll() is not None, WAIT_S) and process.poll() is None
 
 
 def steps_done(run: Path) -> int:

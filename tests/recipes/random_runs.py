@@ -200,7 +200,7 @@ def raise_alarms(number: int) -> None:
     rng = random.Random(f"alarms {number}")
     steps = {step for step in range(1, 6) if rng.random() < 0.4}
 
-    def watch(rows: Sequence[dict[str, Any]], active: frozenset[str]) -> Watch:
+    def watch(rows: Sequence[dict[str, Any]], active: frozenset[str], settings: object) -> Watch:
         step = int(rows[-1]["step"])
         raised = (Alarm(kind="test", step=step, message=f"at step {step}"),) if step in steps else ()
         return Watch(raised=raised, active=frozenset())
