@@ -2,8 +2,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hang_guard_for_tests import hang_guard
 from turnwise.envs.answers import format_answer, match_name, read_answer
+from work_for_tests import hang_guard
 
 TAGS = ["<think>", "</think>", "<answer>", "</answer>", "||", " || ", "Up", "\n", "<", ">", "\x00", "√", "<ans"]
 

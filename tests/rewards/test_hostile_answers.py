@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 import pytest
 from hypothesis import given, settings
 
-from hang_guard_for_tests import hang_guard
 from nasty_answers_for_tests import ANSWERS, NASTY
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, Outage, RewardFailure, UserError
 from turnwise.core.messages import assistant, user
@@ -28,6 +27,7 @@ from turnwise.rewards.parts.shaping import Length
 from turnwise.rewards.parts.unit_tests import UnitTests, code_of
 from turnwise.rewards.rubric import Answered
 from turnwise.tools.sandbox.errors import SandboxUnavailable
+from work_for_tests import hang_guard
 
 MATH = ["7", "-3/4", "1/3", "0.333333", "sqrt(2)", "2 pi", "x^2 + 1", "sqrt(x)/3", "(1, 2)", r"\frac{1}{2}", "no sum"]
 IN_PROCESS: list[tuple[dict[str, Any], dict[str, Any]]] = [

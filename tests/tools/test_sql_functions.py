@@ -7,11 +7,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hang_guard_for_tests import hang_guard
 from turnwise.tools.sql_functions import NEITHER, ONE_TEXT, Functions
 from turnwise.tools.sql_guard import TOO_LONG
 from turnwise.tools.sql_query import SqlLimits, run_query
 from turnwise.tools.tool import ToolError
+from work_for_tests import hang_guard
 
 HUGE = 2**31 - 1
 LIMITS = SqlLimits(timeout_s=30.0)

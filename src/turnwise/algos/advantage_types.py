@@ -58,7 +58,7 @@ class AdvantageParams:
     whiten: bool = False
     """Of estimators with a critic: whiten over the batch, after the returns are taken."""
     whiten_over: Literal["turn", "token"] = "turn"
-    """Of estimators with one advantage a turn: whitening counts each turn once, or each of its tokens."""
+    """Whether whitening counts each turn once or each of its tokens, where a turn has one advantage."""
     by_std: bool = True
     """Divide by the std of what is compared."""
     episode_weight: float = 1.0

@@ -44,7 +44,7 @@ class _Alarm:
         self._handler: Any = None
         self._fires_at = 0.0
         self.deadline = math.inf
-        """Of the code that now runs; infinity: none that has one."""
+        """Deadline of the code that now runs; infinity where there is none."""
 
     @contextmanager
     def installed(self) -> Iterator[None]:

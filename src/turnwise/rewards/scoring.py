@@ -29,7 +29,7 @@ class Scoring:
     judges: Mapping[str, GroupReward] = field(default_factory=dict)
     """They have time-outs of their own."""
     timeout_s: float = math.inf
-    """Of one call of a function."""
+    """Limit of one call of a function."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ class Limits:
     """Of the context, at any time. One that starts anew need not grow: what then ends an episode whose environment has
     no limit of its own is the time."""
     timeout_s: float
-    """Of the agent's own sampling, and as much again of the world outside, as `EpisodeClock` measures them."""
+    """Limit of the agent's own sampling, and again of everything outside it, as `EpisodeClock` measures them."""
 
     def check(self, pending: Pending) -> Status:
         return Status.ONGOING if pending.context_length < self.max_tokens else Status.TRUNCATED_TOKENS

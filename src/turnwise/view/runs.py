@@ -72,7 +72,7 @@ class RunList:
         self._entries: dict[str, Entry] = {}
         """By their folders."""
         self._lock = Lock()
-        """Of the dictionary alone: nothing is read while it is held."""
+        """Guards the dictionary alone: nothing is read while it is held."""
 
     def rows(self) -> list[dict[str, Any]]:
         """A run that vanishes while the list is made is left out of it."""

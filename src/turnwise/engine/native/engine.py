@@ -148,7 +148,7 @@ class NativeEngine:
             await self._changed.wait()
 
     def seconds_of(self, request: Request) -> float:
-        """Of passes in which the request took part."""
+        """Return the seconds of passes in which the request took part."""
         return 0.0 if request.began_s is None else self._pass_s - request.began_s
 
     def _run_pass(self) -> list[Request]:
