@@ -1,5 +1,6 @@
 """Signals that end a command, sent to a real process."""
 
+import asyncio
 import os
 import pty
 import signal
@@ -79,6 +80,41 @@ def test_ignored_hangup_stays_ignored() -> None:
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGHUP])
+def test_further_sigterm_and_sighup_do_not_interrupt_the_checkpoint(first: signal.Signals) -> None:
+    stop_signals, done = StopSignals(), []
+
+    async def train() -> None:
+        try:
+            signal.raise_signal(first)
+            await asyncio.Event().wait()
+        finally:
+            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGTERM)
+            done.append("saved")
+
+    with pytest.raises(KeyboardInterrupt), stop_signals.handled():
+        asyncio.run(train())
+    assert done == ["saved"] and stop_signals.received == first
+
+
+def test_ctrl_c_after_sigterm_stops_at_once() -> None:
+    done = []
+
+    async def train() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+            await asyncio.Event().wait()
+        finally:
+            done.append("saving")
+            signal.raise_signal(signal.SIGINT)
+            done.append("saved")
+
+    with pytest.raises(KeyboardInterrupt), StopSignals().handled():
+        asyncio.run(train())
+    assert done == ["saving"]
 
 
 def test_closed_terminal_does_not_cost_the_checkpoint(tmp_path: Path) -> None:

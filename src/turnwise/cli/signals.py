@@ -1,4 +1,8 @@
-"""SIGTERM and SIGHUP end a command as Ctrl-C does: training saves a checkpoint and prints how to resume."""
+"""SIGTERM and SIGHUP end a command as Ctrl-C does: training saves a checkpoint and prints how to resume.
+
+Repeats of them are ignored, because a terminal that closes may send two. Ctrl-C after the first one ends the command at
+once.
+"""
 
 import os
 import select
@@ -15,6 +19,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.received = signal.SIGINT
+        self._stopping = False
 
     @contextmanager
     def handled(self) -> Iterator[None]:
@@ -39,9 +44,14 @@ class StopSignals:
                 signal.signal(number, handler)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        """Call the handler of SIGINT, whichever it is at that moment: Python's or asyncio's."""
-        self.received = signal.Signals(number)
+        """Call the handler of SIGINT, whichever it is at that moment: Python's or asyncio's.
+
+        Only once: asyncio's raises KeyboardInterrupt at the second call, in the middle of the checkpoint.
+        """
         replace_closed_outputs()
+        if self._stopping:
+            return
+        self._stopping, self.received = True, signal.Signals(number)
         handler = signal.getsignal(signal.SIGINT)
         if callable(handler):
             handler(signal.SIGINT, frame)
