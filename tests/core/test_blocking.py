@@ -143,3 +143,23 @@ def test_interruptible_is_plain_where_no_signal_can_be_used() -> None:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
     assert found == ["done", "done"]
+
+
+class Pauses:
+    """A legal awaitable whose `__await__` returns an iterator that is not a generator."""
+
+    def __await__(self) -> Iterator[None]:  # type: ignore[override]
+        return iter([None, None])
+
+
+def test_interruptible_accepts_any_awaitable() -> None:
+    async def scenario() -> None:
+        with allow_interrupts():
+            await interruptible(Pauses(), 60.0, "it")  # type: ignore[arg-type]
+            waiting = asyncio.create_task(interruptible(Pauses(), 60.0, "it"))  # type: ignore[arg-type]
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+
+    asyncio.run(scenario())

@@ -122,9 +122,9 @@ class _Stretches(Generic[Found]):
         self._awaitable, self._seconds, self._who = awaitable, seconds, who
 
     def __await__(self) -> Generator[Any, Any, Found]:
-        steps = self._awaitable.__await__()
-        resume: Callable[..., Any] = steps.__next__
-        given: tuple[Any, ...] = ()
+        steps = _wait_for(self._awaitable)
+        resume: Callable[..., Any] = steps.send
+        given: tuple[Any, ...] = (None,)
         while True:
             try:
                 waited_for = self._run(resume, given)
@@ -147,6 +147,11 @@ class _Stretches(Generic[Found]):
             if outer <= time.monotonic():
                 raise  # the time was that of whoever waits for this one
             raise Blocked(f"{self._who} ran for {self._seconds:g} s without a pause{_place(interrupt)}") from interrupt
+
+
+async def _wait_for(awaitable: Awaitable[Found]) -> Found:
+    """A coroutine has `send` and `throw`; the iterator that `__await__` returns need not."""
+    return await awaitable
 
 
 def _place(interrupt: _Interrupt) -> str:
