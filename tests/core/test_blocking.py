@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import FrameType
 
 import pytest
 
@@ -143,6 +144,86 @@ def test_interruptible_is_plain_where_no_signal_can_be_used() -> None:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
     assert found == ["done", "done"]
+
+
+class UserTimeout(Exception):
+    pass
+
+
+def raise_user_timeout(number: int, frame: FrameType | None) -> None:
+    raise UserTimeout
+
+
+@pytest.fixture
+def _sigalrm_is_put_back() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGALRM)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+async def grade(restore: bool) -> None:
+    """Use SIGALRM as graders do, with or without giving the handler back."""
+    before = signal.signal(signal.SIGALRM, raise_user_timeout)
+    signal.alarm(3600)
+    signal.alarm(0)
+    if restore:
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("_sigalrm_is_put_back")
+@pytest.mark.parametrize("restore", [True, False])
+def test_limit_binds_after_user_code_used_sigalrm(restore: bool) -> None:
+    async def look() -> tuple[bool, bool]:
+        return signal.getsignal(signal.SIGALRM) != raise_user_timeout, signal.getitimer(signal.ITIMER_REAL)[0] > 0
+
+    async def scenario() -> None:
+        with allow_interrupts():
+            await interruptible(grade(restore), 1000.0, "the grader")
+            assert await interruptible(look(), 2000.0, "the look") == (True, True)
+            await interruptible(grade(restore), 1000.0, "the grader")
+            await interruptible(block(sleep), 0.05, "the step")
+
+    with pytest.raises(Blocked, match="the step"):
+        asyncio.run(scenario())
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+    assert (signal.getsignal(signal.SIGALRM) == raise_user_timeout) is not restore
+
+
+@pytest.mark.usefixtures("_sigalrm_is_put_back")
+def test_timer_of_user_code_is_left_alone() -> None:
+    """Other code runs while the user's timer does, and never with the user's handler at our time."""
+
+    async def wait(gate: asyncio.Event) -> None:
+        signal.signal(signal.SIGALRM, raise_user_timeout)
+        signal.alarm(3600)
+        await gate.wait()
+
+    async def scenario() -> None:
+        gate = asyncio.Event()
+        with allow_interrupts():
+            waiting = asyncio.create_task(interruptible(wait(gate), 1000.0, "it"))
+            await asyncio.sleep(0)
+            await interruptible(asyncio.sleep(0), 500.0, "the other one")
+            gate.set()
+            await waiting
+
+    asyncio.run(scenario())
+    assert signal.getsignal(signal.SIGALRM) == raise_user_timeout
+    assert signal.getitimer(signal.ITIMER_REAL)[0] > 2000
+
+
+@pytest.mark.usefixtures("_sigalrm_is_put_back")
+def test_timer_is_stopped_though_user_code_took_the_handler() -> None:
+    async def take() -> None:
+        signal.signal(signal.SIGALRM, raise_user_timeout)
+
+    async def scenario() -> None:
+        with allow_interrupts():
+            await interruptible(take(), 1000.0, "it")
+
+    asyncio.run(scenario())
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
 
 
 class Pauses:

@@ -24,6 +24,9 @@ Found = TypeVar("Found")
 AGAIN_S = 1.0
 """Until the next interrupt where the code swallowed the last one."""
 
+INTERVAL_S = 86_399.0
+"""Interval of the timer. It tells our timer from one that user code has set, which hardly has the same."""
+
 blocking_limit: ContextVar[float] = ContextVar("blocking_limit", default=math.inf)
 """Seconds that code of the user's may block: set for an episode, read in the tasks that its environment starts."""
 
@@ -37,7 +40,7 @@ class _Interrupt(BaseException):
 
 
 class _Alarm:
-    """One timer for all. It is set once in a while and not at every call: setting it costs a system call."""
+    """One timer for all, which user code may take over and leave in any state: nothing about it is assumed."""
 
     def __init__(self) -> None:
         self._users = 0
@@ -63,34 +66,52 @@ class _Alarm:
         if signal.getitimer(signal.ITIMER_REAL)[0]:
             return False  # somebody else's
         self._handler = signal.signal(signal.SIGALRM, self._fire)
-        self._fires_at = 0.0
         return True
 
     def _uninstall(self) -> None:
-        if signal.getsignal(signal.SIGALRM) == self._fire:  # else somebody has taken it over
+        handled = self._is_handler()  # else user code has taken it over
+        if handled or self._is_running():
             signal.setitimer(signal.ITIMER_REAL, 0)
+        if handled:
             signal.signal(signal.SIGALRM, self._handler or signal.SIG_DFL)
 
+    def _is_handler(self) -> bool:
+        return signal.getsignal(signal.SIGALRM) == self._fire
+
+    def _is_running(self) -> bool:
+        """Whether the timer runs as it was set here: user code may have stopped it or set its own."""
+        return signal.getitimer(signal.ITIMER_REAL)[1] == INTERVAL_S
+
     def arm(self, deadline: float, now: float) -> None:
-        """Makes sure of a signal at the deadline or before."""
+        """Make sure of a signal at the deadline or before, unless user code has its own handler and timer running.
+
+        A handler that user code left behind without a timer is replaced, and given back at the end.
+        """
         self.deadline = deadline
-        if self._users and not now < self._fires_at <= deadline:
+        if not self._users or deadline == math.inf:
+            return
+        running = self._is_running()
+        if not self._is_handler():
+            if not running and signal.getitimer(signal.ITIMER_REAL)[0]:
+                return  # somebody else's
+            self._handler = signal.signal(signal.SIGALRM, self._fire)
+        if not (running and now < self._fires_at <= deadline):
             self._set(deadline - now, now)
 
     def _set(self, seconds: float, now: float) -> None:
         seconds = max(seconds, 1e-3)  # 0 would switch it off
         self._fires_at = now + seconds
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+        signal.setitimer(signal.ITIMER_REAL, seconds, INTERVAL_S)
 
     def _fire(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if self.deadline == math.inf:
-            self._fires_at = 0.0
-        elif now < self.deadline:
+            return
+        if now < self.deadline:
             self._set(self.deadline - now, now)
-        else:
-            self._set(AGAIN_S, now)
-            raise _Interrupt
+            return
+        self._set(AGAIN_S, now)
+        raise _Interrupt
 
 
 _alarm = _Alarm()
