@@ -5,10 +5,11 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import FrameType, SimpleNamespace
 
 import pytest
 
+from turnwise.core import blocking
 from turnwise.core.blocking import Blocked, allow_interrupts, interruptible
 
 HANG_S = 60.0
@@ -55,7 +56,9 @@ async def block(how: Callable[[], None]) -> None:
 
 
 @pytest.mark.parametrize("how", [sleep, spin, swallow, swallow_once])
-def test_interruptible_interrupts_code_that_blocks(how: Callable[[], None]) -> None:
+def test_interruptible_interrupts_code_that_blocks(how: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocking, "GRACE_S", 0.05)
+
     async def scenario() -> None:
         with allow_interrupts():
             await interruptible(block(how), 0.05, "the step")
@@ -144,6 +147,54 @@ def test_interruptible_is_plain_where_no_signal_can_be_used() -> None:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
     assert found == ["done", "done"]
+
+
+@pytest.mark.parametrize(("limit_s", "grace_s"), [(0.5, 10.0), (600.0, 60.0)])
+def test_interrupted_code_has_time_to_clean_up(limit_s: float, grace_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the end of the grace a signal does nothing; after it, the clean-up is interrupted as well."""
+    now, seen = [1000.0], []
+    monkeypatch.setattr(blocking, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def pass_time(seconds: float) -> None:
+        now[0] += seconds
+        signal.raise_signal(signal.SIGALRM)
+
+    async def step() -> None:
+        try:
+            pass_time(limit_s + 0.1)
+            seen.append("not interrupted")
+        finally:
+            pass_time(grace_s - 0.1)
+            seen.append("cleaned up")
+            pass_time(0.2)
+            seen.append("not interrupted again")
+
+    async def scenario() -> None:
+        with allow_interrupts():
+            await interruptible(step(), limit_s, "the step")
+
+    with pytest.raises(Blocked, match="the step"):
+        asyncio.run(scenario())
+    assert seen == ["cleaned up"]
+
+
+def test_outer_limit_binds_after_an_inner_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The grace is for the inner code's clean-up, and does not put off the deadline of the outer one."""
+    monkeypatch.setattr(blocking, "GRACE_S", 5000.0)
+
+    async def outer() -> float:
+        with pytest.raises(Blocked, match="the inner one"):
+            await interruptible(block_at_once(), 0.05, "the inner one")
+        return signal.getitimer(signal.ITIMER_REAL)[0]
+
+    async def block_at_once() -> None:
+        sleep()
+
+    async def scenario() -> float:
+        with allow_interrupts():
+            return await interruptible(outer(), 1000.0, "the outer one")
+
+    assert 0 < asyncio.run(scenario()) <= 1000
 
 
 class UserTimeout(Exception):

@@ -21,8 +21,8 @@ from typing import Any, Generic, TypeVar
 
 Found = TypeVar("Found")
 
-AGAIN_S = 1.0
-"""Until the next interrupt where the code swallowed the last one."""
+GRACE_S = 10.0
+"""Least time that interrupted code has for its clean-up before the next interrupt; a tenth of its limit, if longer."""
 
 INTERVAL_S = 86_399.0
 """Interval of the timer. It tells our timer from one that user code has set, which hardly has the same."""
@@ -48,6 +48,8 @@ class _Alarm:
         self._fires_at = 0.0
         self.deadline = math.inf
         """Deadline of the code that now runs; infinity where there is none."""
+        self.grace_s = GRACE_S
+        """Time that this code has for its clean-up after an interrupt."""
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -110,7 +112,8 @@ class _Alarm:
         if now < self.deadline:
             self._set(self.deadline - now, now)
             return
-        self._set(AGAIN_S, now)
+        self.deadline = now + self.grace_s
+        self._set(self.grace_s, now)
         raise _Interrupt
 
 
@@ -157,16 +160,19 @@ class _Stretches(Generic[Found]):
                 resume, given = steps.throw, (error,)
 
     def _run(self, resume: Callable[..., Any], given: tuple[Any, ...]) -> Any:
-        outer, now = _alarm.deadline, time.monotonic()
+        outer, outer_grace_s, now = _alarm.deadline, _alarm.grace_s, time.monotonic()
         try:
             try:
+                _alarm.grace_s = max(GRACE_S, self._seconds / 10)
                 _alarm.arm(min(outer, now + self._seconds), now)
                 return resume(*given)
             finally:
-                _alarm.deadline = outer
+                _alarm.deadline, _alarm.grace_s = outer, outer_grace_s
         except _Interrupt as interrupt:
-            if outer <= time.monotonic():
+            now = time.monotonic()
+            if outer <= now:
                 raise  # the time was that of whoever waits for this one
+            _alarm.arm(outer, now)
             raise Blocked(f"{self._who} ran for {self._seconds:g} s without a pause{_place(interrupt)}") from interrupt
 
 
