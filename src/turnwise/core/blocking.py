@@ -93,12 +93,13 @@ class _Alarm:
         if not self._users or deadline == math.inf:
             return
         running = self._is_running()
+        if running and now < self._fires_at <= deadline:
+            return  # without a look at the handler, which costs ten times as much
         if not self._is_handler():
             if not running and signal.getitimer(signal.ITIMER_REAL)[0]:
                 return  # somebody else's
             self._handler = signal.signal(signal.SIGALRM, self._fire)
-        if not (running and now < self._fires_at <= deadline):
-            self._set(deadline - now, now)
+        self._set(deadline - now, now)
 
     def _set(self, seconds: float, now: float) -> None:
         seconds = max(seconds, 1e-3)  # 0 would switch it off
