@@ -13,6 +13,8 @@ from turnwise.config.keys import FREE_TABLES, Key, all_keys
 from turnwise.config.load import build, find_run, read_run, read_settings, save_toml, to_toml
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
+from turnwise.recipes.configure import configure
+from turnwise.recipes.eval_saving import saved_contestants
 
 TIED_TO_OTHERS = {"rollout.top_p", "rollout.top_k", "rollout.max_tokens", "rollout.max_new_tokens"}
 
@@ -163,3 +165,27 @@ def test_tables_of_judges_keep_what_is_none(tmp_path: Path, judge: dict[str, Any
     save_toml(config, tmp_path / "config.toml")
     read = read_settings(tmp_path / "config.toml")["reward"]["judges"]
     assert json.dumps(read) == json.dumps([judge])
+
+
+def test_saved_settings_of_earlier_versions_lose_retired_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Earlier versions wrote system.deterministic into every file that they saved."""
+    old = to_toml(build({"env": {"kind": "bandit"}})).replace("[system]", "[system]\ndeterministic = true")
+    run, models = tmp_path / "run", tmp_path / "evaluation" / "models"
+    for file in (run / "config.toml", models / "tiny.toml"):
+        file.parent.mkdir(parents=True)
+        file.write_text(old)
+    assert configure(resume=str(run)).env.kind == "bandit"
+    assert configure(start_from=str(run)).env.kind == "bandit"
+    plan = {"models": [{"name": "tiny", "label": "tiny", "source": "tiny"}]}
+    assert saved_contestants(models.parent, plan)[0].config.env.kind == "bandit"
+    notes = [record.getMessage() for record in caplog.records]
+    assert notes == [
+        f"note: {file} sets system.deterministic, which no longer exists: ignored"
+        for file in (run / "config.toml", models / "tiny.toml")
+    ]
+
+
+def test_retired_keys_in_a_users_own_file_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('env.kind = "bandit"\n[system]\ndeterministic = true\n')
+    with pytest.raises(UserError, match=r"unknown key system\.deterministic"):
+        configure(str(tmp_path / "mine.toml"))

@@ -1,9 +1,10 @@
 """Settings come from a TOML file and dotted overrides; what does not fit is one clear line, before anything starts."""
 
 import copy
+import logging
 import tomllib
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,10 @@ Overrides = Sequence[tuple[str, Any]]
 """Dotted key and value, in the order given: the last of a key counts. Text is read as on the command line."""
 
 CONFIG_FILE = "config.toml"
+RETIRED = ("system.deterministic",)
+"""Keys that earlier versions wrote into every config.toml, and that no longer exist."""
+
+log = logging.getLogger(__name__)
 
 
 def build(settings: Settings, overrides: Overrides = ()) -> Config:
@@ -61,6 +66,23 @@ def read_settings(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is no valid TOML: {error}") from None
     _restore_none(settings)
     return settings
+
+
+def read_saved_settings(path: Path) -> dict[str, Any]:
+    """Return the settings that an earlier command saved with `to_toml`, without the keys retired since then."""
+    settings = read_settings(path)
+    for name in RETIRED:
+        section, _, key = name.partition(".")
+        table = settings.get(section)
+        if isinstance(table, dict) and key in table:
+            del table[key]
+            _report_retired(path, name)
+    return settings
+
+
+@cache  # one file may be read several times by one command
+def _report_retired(path: Path, name: str) -> None:
+    log.warning("note: %s sets %s, which no longer exists: ignored", path, name)
 
 
 def _restore_none(settings: dict[str, Any]) -> None:
@@ -106,4 +128,4 @@ def find_run(run: str, folder: str = "runs") -> Path:
 
 def read_run(run: str, folder: str = "runs") -> dict[str, Any]:
     """The settings that a run was made with."""
-    return read_settings(find_run(run, folder) / CONFIG_FILE)
+    return read_saved_settings(find_run(run, folder) / CONFIG_FILE)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from turnwise.config.load import build, read_settings, to_toml
+from turnwise.config.load import build, read_saved_settings, to_toml
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.recipes.eval_contestants import Contestant
@@ -73,7 +73,7 @@ def saved_contestants(path: Path, plan: Mapping[str, Any]) -> list[Contestant]:
                 label=row["label"],
                 source=row["source"],
                 url=row.get("endpoint"),
-                config=build(read_settings(path / "models" / f"{row['name']}.toml")),
+                config=build(read_saved_settings(path / "models" / f"{row['name']}.toml")),
             )
             for row in plan["models"]
         ]
@@ -87,7 +87,7 @@ def _row(contestant: Contestant) -> dict[str, Any]:
 
 
 def _check_settings(folder: EvaluationFolder, contestant: Contestant) -> None:
-    old = build(read_settings(folder.settings_path(contestant.name)))
+    old = build(read_saved_settings(folder.settings_path(contestant.name)))
     _check_same(folder, _flat(old), _flat(contestant.config))
 
 
