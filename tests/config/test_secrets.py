@@ -35,7 +35,9 @@ def test_an_address_that_holds_a_key_is_refused_and_not_repeated(url: str) -> No
     assert str(told.value).startswith("url ") and "\n" not in str(told.value)
 
 
-@pytest.mark.parametrize("url", ["https://h/v1", "http://h:1/x?api-version=2&max_tokens=3&keys=4", "http://[::1]/"])
+@pytest.mark.parametrize(
+    "url", ["https://h/v1", "http://h:1/x?api-version=2&max_tokens=3&keys=4&sort_key=a&monkey=1", "http://[::1]/"]
+)
 def test_any_other_address_is_taken_as_it_is(url: str) -> None:
     assert split_url(url, **GIVEN).geturl() == url
 

@@ -67,6 +67,13 @@ HELD = [
     f"cat -token {SECRET}",
     f"cat --github-token={SECRET}",
     f"cat --db-password {SECRET}",
+    *(
+        f"cat --{name} hunter2"
+        for name in ("pass", "auth", "db-pass", "passphrase", "credentials", "apiKey", "openai-key")
+    ),
+    *(f"env {name}=hunter2 cat" for name in ("PGPASSWORD", "MYSQL_PWD", "TAVILY_KEY", "KEY", "authToken")),
+    "cat --password 1234",
+    "cat --token 123456",
     f"env API_KEY={SECRET} cat",
     f"env -i PATH=/bin OPENAI_API_KEY={SECRET} cat",
     f"docker run -i --rm -e GITHUB_PERSONAL_ACCESS_TOKEN={SECRET} image",
@@ -100,6 +107,9 @@ FREE = [
     "cat --api-key",
     "cat https://host/sse?profile=x http://localhost:1/x postgresql://me@host/db",
     "cat KEYS=1 PATH=/bin sk-short",
+    "cat --max-token 100 --sort-key name --primary-key=id --auth none --key-bindings vi --bypass all",
+    "cat MONKEY=1 COMPASS=north AUTHOR=me SSH_AUTH_SOCK=/run/agent turkey:8080",
+    "cat https://host/sse?sort_key=name",
     "cat 'half\"quoted text' --name 'a b'",
 ]
 

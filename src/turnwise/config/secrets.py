@@ -7,17 +7,24 @@ from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
-from turnwise.config.options import SECRETS
 from turnwise.core.errors import UserError
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """What can name an environment variable."""
 PLACEHOLDER = re.compile(rf"\$\{{({VARIABLE.pattern})\}}")
 """Stands in a command line for the value of a variable: ${NAME}."""
-SECRET_NAMES = (*SECRETS, "passwd", "pwd", "authorization", "bearer")
-SECRET_HEADER = re.compile(
-    r"(?i)(?:authorization|cookie|[\w-]*(?:key|token|secret))\s*:\s*(?:(?:bearer|basic)\b\s*)?+\S"
+SECRET_ENDINGS = (
+    *("password", "passwd", "passphrase", "secret", "token", "credential", "credentials"),
+    *("apikey", "accesskey", "secretkey", "privatekey"),
 )
+"""Endings of names that hold a secret, also within a word, as in PGPASSWORD."""
+SECRET_WORDS = ("pass", "pwd", "auth", "authorization", "bearer")
+"""Last words of names that hold a secret. Only whole words: COMPASS is not a secret."""
+PLAIN_KEYS = ("sort", "order", "group", "partition", "primary", "foreign", "join", "row", "index", "cache", "public")
+"""Words before "key" in names that hold no secret; any other key is one."""
+PLAIN_VALUE = re.compile(r"(?i)[0-9]{1,5}|true|false|yes|no|on|off|none")
+"""Values that are not a secret, unless the name asks for a password."""
+SECRET_HEADER = re.compile(r"(?i)([\w-]*(?:authorization|cookie|key|token|secret))\s*:\s*(?:(?:bearer|basic)\b\s*)?+\S")
 SECRET_SHAPES = re.compile(
     r"\b(?:sk-[\w-]{16,}|[sr]k_(?:live|test)_\w{10,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
     r"|hf_\w{20,}|xox[abeoprs]-[\w-]{10,}|AKIA[0-9A-Z]{16}|AIza[\w-]{30,}|eyJ[\w-]{10,}\.eyJ[\w-]{10,})"
@@ -39,7 +46,7 @@ def split_url(url: str, *, option: str, example: str, mend: str) -> SplitResult:
         raise UserError(f"{option} must be a URL such as {example}")
     if parts.username or parts.password:
         raise UserError(f"{option} holds a password, which would be saved: {mend}")
-    if any(name.lower().endswith(SECRETS) for name, _ in parse_qsl(parts.query, keep_blank_values=True)):
+    if any(names_secret(name) for name, _ in parse_qsl(parts.query, keep_blank_values=True)):
         raise UserError(f"{option} holds a key behind its ?, which would be saved: {mend}")
     return parts
 
@@ -53,12 +60,21 @@ def refuse_keys(command: Sequence[str], *, option: str, mend: str) -> None:
     words = [word for given in command for word in _words(given)]
     for word, following in zip(words, [*words[1:], ""], strict=True):
         name, sign, value = word.partition("=")
-        plain = name.lstrip("-").replace("-", "_").lower()
         given = value if sign else following if word.startswith("-") and not following.startswith("-") else ""
-        if plain.endswith(SECRET_NAMES) and is_shown(given):
+        is_plain = PLAIN_VALUE.fullmatch(given) and "pass" not in name.lower()
+        if names_secret(name) and is_shown(given) and not is_plain:
             raise UserError(f"{option} holds a key after {name[:40]}, which would be saved: {mend}")
         if any(map(_holds_key, (word, value))):
             raise UserError(f"{option} holds a key or a password, which would be saved: {mend}")
+
+
+def names_secret(name: str) -> bool:
+    """Return whether an option, variable or header with this name holds a secret, judging by its last words."""
+    words = re.findall("[a-z0-9]+", re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", name).lower())
+    before, last = ["", "", *words][-2:]
+    if last == "key":
+        return before not in PLAIN_KEYS
+    return last in SECRET_WORDS or last.endswith(SECRET_ENDINGS)
 
 
 def is_shown(value: str) -> bool:
@@ -77,12 +93,13 @@ def _words(word: str) -> list[str]:
 
 def _holds_key(word: str) -> bool:
     bare = PLACEHOLDER.sub("", word)
-    if SECRET_SHAPES.search(bare) or SECRET_HEADER.match(bare):
+    header = SECRET_HEADER.match(bare)
+    if SECRET_SHAPES.search(bare) or (header and (names_secret(header[1]) or header[1].lower().endswith("cookie"))):
         return True
     try:
         parts = urlsplit(bare)
-        names = [name.lower() for name, value in parse_qsl(parts.query) if value]
-        return "://" in bare and (bool(parts.password) or any(name.endswith(SECRETS) for name in names))
+        names = [name for name, value in parse_qsl(parts.query) if value]
+        return "://" in bare and (bool(parts.password) or any(map(names_secret, names)))
     except ValueError:
         return False
 
