@@ -149,6 +149,23 @@ def test_sweep_puts_back_a_checkpoint_that_was_being_replaced(tmp_path: Path, sa
     assert read_state(folder / "best") == before
 
 
+def test_sweep_deletes_own_leftovers_and_keeps_hidden_files_of_users(tmp_path: Path) -> None:
+    target = tmp_path / "elsewhere"
+    target.mkdir()
+    (target / "notes.txt").write_text("kept")
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    for name in (".writing-best", ".removed-step_000001", ".step_000002.17-ab.partial", ".notes"):
+        (folder / name).mkdir()
+    (folder / ".state.json.part").touch()
+    (folder / ".gitignore").touch()
+    for name in (".mine", ".linked.partial"):
+        (folder / name).symlink_to(target)
+    checkpoints_in(tmp_path).sweep()
+    assert {path.name for path in folder.iterdir()} == {".notes", ".gitignore", ".mine"}
+    assert (target / "notes.txt").read_text() == "kept"
+
+
 def test_kill_while_deleting_leaves_no_half_checkpoint(
     tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

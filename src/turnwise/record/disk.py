@@ -10,6 +10,8 @@ from pathlib import Path
 from turnwise.core.errors import UserError
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+ASIDE = (".old-", ".removed-", ".writing-")
+"""Prefixes of folders that are being replaced, deleted or written."""
 
 
 @contextmanager
@@ -42,12 +44,18 @@ def remove_folder(folder: Path) -> None:
 
 
 def remove_rests(folder: Path) -> None:
-    """Delete what kills left in a folder while something was written or removed: whatever is hidden there."""
+    """Delete what kills left in a folder while something was written or removed. A user's own files stay."""
     for path in folder.glob(".*"):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+        if path.name.startswith(ASIDE) or is_leftover(path):
+            remove(path)
+
+
+def remove(path: Path) -> None:
+    """Delete a folder with its contents, a file, or a symlink without its target."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def write_aside(path: Path, data: bytes, *, durable: bool = True) -> None:

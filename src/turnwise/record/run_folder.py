@@ -26,7 +26,7 @@ from typing import Any, Self
 
 from turnwise.core.errors import UserError
 from turnwise.core.token_name import TokenName
-from turnwise.record.disk import append, disk_errors, is_leftover, write_aside
+from turnwise.record.disk import append, disk_errors, is_leftover, remove, write_aside
 from turnwise.record.jsonl import drop_half_line, encode, read_lines, without_nonfinite
 from turnwise.record.judge_spending import FILE as SPENDING
 from turnwise.record.lock import LOCK_NAME, FolderLock
@@ -80,7 +80,7 @@ class RunFolder:
 
     def _prepared(self) -> Self:
         for path in filter(is_leftover, self.path.iterdir()):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            remove(path)
         self.checkpoints.mkdir(exist_ok=True)
         self.trajectories.mkdir(exist_ok=True)
         for file in (self.metrics_path, self.alarms_path, self.index_path):
