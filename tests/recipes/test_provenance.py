@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from runs_for_tests import printed, quiet
+from turnwise.config.load import save_toml
 from turnwise.core import version as core_version
 from turnwise.core.errors import UserError
 from turnwise.recipes.configure import configure, source_files
@@ -59,6 +60,25 @@ def test_resume_from_another_directory_reports_changed_files(tmp_path: Path, mon
     assert copies["extra.py"].read_text() == REWARD and copies["quiz.py"].read_text() == ENVIRONMENT
 
 
+@pytest.mark.parametrize("file", ["quiz.py", "extra.py"])
+def test_resume_without_its_code_names_the_copy(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "quiz.py").write_text(ENVIRONMENT)
+    (tmp_path / "extra.py").write_text(REWARD)
+    monkeypatch.chdir(tmp_path)
+    given = [("reward.functions", ("extra.py:brief",))]
+    config = configure("quiz.py:Quiz", overrides=given)
+    (tmp_path / "run").mkdir()
+    save_toml(config, tmp_path / "run" / "config.toml")
+    write_provenance(tmp_path / "run", source_files(config))
+    assert configure(resume="run").env.kind == f"{tmp_path}/quiz.py:Quiz"
+    (tmp_path / file).unlink()
+    with pytest.raises(UserError) as error:
+        configure(resume="run")
+    (copy,) = Path("run/sources").glob(f"*-{file}")
+    assert str(error.value) == f"{tmp_path / file} is missing, and run needs it: restore it from the copy {copy}"
+    assert f"{file} is missing (as it was: run/sources/" in (what_changed(Path("run")) or "")
+
+
 def test_another_version_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_provenance(tmp_path, [])
     assert what_changed(tmp_path) is None
@@ -80,7 +100,7 @@ def test_deleted_data_file_is_reported(tmp_path: Path) -> None:
     write_provenance(tmp_path, [data])
     assert not (tmp_path / "sources").exists(), "data may be large: only its digest is kept"
     data.unlink()
-    assert "rows.jsonl has changed" in (what_changed(tmp_path) or "")
+    assert "rows.jsonl is missing" in (what_changed(tmp_path) or "")
 
 
 def test_built_in_environments_name_no_files() -> None:

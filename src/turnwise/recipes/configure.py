@@ -12,6 +12,7 @@ from turnwise.core.names import closest, nearest
 from turnwise.envs.registry import ENVIRONMENTS
 from turnwise.recipes.presets import find_method, find_recipe, method_path, recipe_names, recipe_path
 from turnwise.recipes.worlds import worlds_of
+from turnwise.record.provenance import check_code
 
 CODE = re.compile(r"[^\n]+\.py:\w+")
 FILE = re.compile(rf"[^\n]+\.(?:jsonl|csv)|{CODE.pattern}")
@@ -33,6 +34,8 @@ def configure(
     settings = _base(target, start_from, resume)
     config = build(_with_method(settings, overrides, fresh=target is not None), overrides)
     config = place_files(config)
+    if resume is not None:
+        check_code(find_run(resume))
     worlds_of(config)
     return config
 

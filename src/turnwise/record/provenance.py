@@ -33,23 +33,45 @@ def write_provenance(run: Path, files: Iterable[Path]) -> None:
         write_aside(run / FILE, (json.dumps(record, indent=2) + "\n").encode())
 
 
+def check_code(run: Path) -> None:
+    """Raise a UserError that names the run's own copy where code that the run needs is missing."""
+    for path, about in _read(run)["files"].items():
+        if "copy" in about and not Path(path).is_file():
+            raise UserError(f"{path} is missing, and {run} needs it: restore it from the copy {run / about['copy']}")
+
+
 def what_changed(run: Path) -> str | None:
     """One line about what is no longer as it was when the run began; None: nothing, or it was not recorded."""
-    try:
-        record: dict[str, Any] = json.loads((run / FILE).read_bytes())
-        recorded, files = record["turnwise"], record["files"].items()
-        changes = [f"{path} has changed{_kept(run, about)}" for path, about in files if _differs(path, about)]
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"{run / FILE} cannot be read: restore it, or delete it") from error
-    if recorded != installed_version():
+    record = _read(run)
+    changes = [
+        f"{path} {change}{_kept(run, about)}"
+        for path, about in record["files"].items()
+        if (change := _change(Path(path), about["digest"]))
+    ]
+    if (recorded := record["turnwise"]) != installed_version():
         changes.insert(0, f"it was written by turnwise {recorded}, and this is {installed_version()}")
     return f"note: since {run} began, {'; '.join(changes)}: it may go on differently" if changes else None
 
 
-def _differs(path: str, about: dict[str, str]) -> bool:
-    return not Path(path).is_file() or digest(Path(path)) != about["digest"]
+def _read(run: Path) -> dict[str, Any]:
+    """Return what was recorded; a run of an earlier version recorded nothing."""
+    try:
+        record = json.loads((run / FILE).read_bytes())
+        files = {str(path): {"digest": about["digest"], **about} for path, about in record["files"].items()}
+        return {"turnwise": record["turnwise"], "files": files}
+    except FileNotFoundError:
+        return {"turnwise": installed_version(), "files": {}}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(f"{run / FILE} cannot be read: restore it, or delete it") from error
+
+
+def _change(path: Path, recorded: str) -> str | None:
+    if not path.is_file():
+        return "is missing"
+    try:
+        return "has changed" if digest(path) != recorded else None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
 
 
 def _kept(run: Path, about: dict[str, str]) -> str:
