@@ -136,3 +136,21 @@ def test_run_folder_needs_no_cache_once_it_has_begun(tmp_path: Path, monkeypatch
     assert base_of(further / LAST) == str(further / "base")
     merge(str(further), tmp_path / "merged further")
     assert not (cache / "models").exists()
+
+
+def test_run_from_another_runs_adapter_resumes_without_it(tmp_path: Path) -> None:
+    short = {"model__warmup_steps": 2, "eval__every": 0, "eval__episodes": 1}
+    train(settings(tmp_path / "first", **short), console=quiet())
+    first = tmp_path / "first" / "run"
+    further = {"model__name": str(first / LAST), **short}
+    train(small(tmp_path / "whole", **further), console=quiet())
+    train(small(tmp_path / "cut", **further, train__max_minutes=1e-9), console=quiet())
+    first.rename(tmp_path / "moved")
+    with pytest.raises(UserError, match=rf"^model.name: {first / LAST} does not exist: put it back"):
+        train(small(tmp_path / "new", **further), console=quiet())
+    train(small(tmp_path / "cut", **further), resume=True, console=quiet())
+    whole, cut = tmp_path / "whole" / "run", tmp_path / "cut" / "run"
+    for file in ("adapter_model.safetensors", "learner.safetensors"):
+        ours, theirs = (load_file(run / LAST / file) for run in (whole, cut))
+        assert ours.keys() == theirs.keys() and all(ours[name].equal(theirs[name]) for name in ours)
+    assert base_of(cut / LAST) == str(cut / "base")

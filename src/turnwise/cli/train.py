@@ -65,7 +65,7 @@ def train(
     if dry_run:
         from turnwise.recipes.readiness import check_run
 
-        check_run(config, given=given)
+        check_run(config, given=given, resume=resume is not None)
         line(describe(config))
         return
     from turnwise.recipes.run import train as train_run

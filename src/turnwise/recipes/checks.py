@@ -103,6 +103,8 @@ def check_model(model: ModelConfig) -> None:
     if model.chat_template is not None and not Path(model.chat_template).expanduser().is_file():
         raise UserError(f"model.chat_template: no file {model.chat_template}: give a Jinja file")
     known = model.name in catalogue_names() or (model.name and Path(model.name).expanduser().exists())
+    if not known and Path(model.name).is_absolute():
+        raise UserError(f"model.name: {model.name} does not exist: put it back if it was moved, or check the path")
     if not known and (not is_hub_name(model.name) or model.name.endswith(".gguf")):
         raise UserError(
             f'unknown model "{model.name}":{nearest(model.name, catalogue_names())} '

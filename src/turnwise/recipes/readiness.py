@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from turnwise.config.schema import Config
@@ -10,6 +11,7 @@ from turnwise.envs.kind import EnvKind
 from turnwise.envs.text_env import settings_of
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.recipes.checks import check
+from turnwise.recipes.sources import use_own_adapter
 from turnwise.recipes.worlds import Worlds, worlds_of
 from turnwise.rewards.judge.benches import benches
 from turnwise.tools.readiness import NeedsServer
@@ -20,8 +22,12 @@ SILENCE_S = 3.0
 log = logging.getLogger(__name__)
 
 
-def check_run(config: Config, kind: EnvKind | None = None, given: Iterable[str] = ()) -> Worlds:
+def check_run(
+    config: Config, kind: EnvKind | None = None, given: Iterable[str] = (), *, resume: bool = False
+) -> Worlds:
     """The worlds of a run that can start. `kind`, `given`: as `worlds_of` and `check` take them."""
+    if resume and config.record.name is not None:
+        config = use_own_adapter(config, Path(config.record.folder) / config.record.name)
     worlds = worlds_of(config, kind)
     for each in worlds.kinds.values():
         check(config, each, given)

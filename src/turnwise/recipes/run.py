@@ -61,7 +61,7 @@ def train(
     given: Iterable[str] = (),
 ) -> Summary:
     """Trains one run and returns its summary, which is also in its folder. `given`: the settings that were typed."""
-    worlds = check_run(config, kind, given)
+    worlds = check_run(config, kind, given, resume=resume)
     console = console or make_console()
     config, others = settled(config), "start another with --from PATH, or see `turnwise eval PATH`"
     with opened(

@@ -4,6 +4,7 @@ import asyncio
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from turnwise.recipes.opening import opened, settled, standing
 from turnwise.recipes.presets import recipe_names
 from turnwise.recipes.readiness import check_servers
 from turnwise.recipes.run import Summary
+from turnwise.recipes.sources import use_own_adapter
 from turnwise.recipes.tracking import tracked
 from turnwise.recipes.wiring import build_players, load_policy
 from turnwise.recipes.worlds import Worlds, task_source, worlds_of
@@ -74,7 +76,8 @@ def sft(
     `given`: the settings that were typed; `recipe`: what was typed for them all, for the line that says what is next.
     """
     worlds = worlds_of(config)
-    check_sft(config, worlds, given)
+    run = Path(config.record.folder) / (config.record.name or "")
+    check_sft(use_own_adapter(config, run) if resume else config, worlds, given)
     check_servers(worlds.with_params)
     console = console or make_console()
     config, others = settled(config), "train its model further with --model.name PATH"

@@ -1,11 +1,14 @@
 """Whose model a command takes: a run's newest checkpoint, or one that is named."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from turnwise.config.load import find_run
+from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.names import nearest
-from turnwise.train.checkpoints import last_checkpoint, read_state
+from turnwise.models.lora import is_adapter
+from turnwise.train.checkpoints import last_checkpoint, read_state, step_folders
 
 CHECKPOINTS = "checkpoints"
 
@@ -24,6 +27,20 @@ def model_of(name: str) -> str:
     if not (folder / CHECKPOINTS).is_dir() or not (folder / "config.toml").is_file():
         return name
     return str(find_checkpoint(folder, None))
+
+
+def use_own_adapter(config: Config, run: Path) -> Config:
+    """Return the configuration with a checkpoint of `run` as its model, if the run continues another run's adapter.
+
+    That adapter may be gone, while the run's checkpoints hold all that resuming it needs.
+    """
+    if config.lora.rank:
+        return config
+    for folder in filter(is_adapter, reversed(step_folders(run / CHECKPOINTS))):
+        with suppress(UserError):  # a damaged checkpoint is reported where training state is restored
+            read_state(folder)
+            return config.model_copy(update={"model": config.model.model_copy(update={"name": str(folder)})})
+    return config
 
 
 def find_checkpoint(run: Path, name: str | None) -> Path:

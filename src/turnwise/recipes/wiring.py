@@ -16,6 +16,7 @@ from turnwise.models.loading import LoadedModel, device_of, load_model
 from turnwise.models.lora import RUN_BASE, LoraSettings, add_lora, base_of, has_adapter, name_base
 from turnwise.models.saving import save_model, written_aside
 from turnwise.recipes.contexts import build_context
+from turnwise.recipes.sources import use_own_adapter
 from turnwise.recipes.worlds import Worlds
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.collect import Collector
@@ -59,7 +60,8 @@ def load_policy(
                 save_model(loaded.model, loaded.tokenizer, base)
                 loaded = replace(loaded, name=str(base))
     else:
-        loaded, seconds = load(config.model.name), 0.0
+        own = config if run is None else use_own_adapter(config, run)
+        loaded, seconds = load(own.model.name), 0.0
         if base is not None and has_adapter(loaded.model):
             _keep_base_of_adapter(loaded, base)
     lora = config.lora
