@@ -8,6 +8,7 @@ from turnwise.core.errors import UserError
 from turnwise.recipes import checks
 from turnwise.recipes.checks import check
 from turnwise.recipes.configure import configure
+from turnwise.recipes.opening import settled
 from turnwise.recipes.presets import recipe_names
 from turnwise.rewards.judge.benches import bench_for, counted, take_up
 from turnwise.rewards.judge.settings import JudgeSettings
@@ -120,8 +121,19 @@ def test_a_reward_of_the_wrong_kind_is_refused_before_a_run(tmp_path: Path) -> N
 
 def test_check_refuses_more_threads_than_the_machine_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "most_threads", lambda: 300)
-    assert refused(system__threads=9999).startswith("system.threads 9999: this machine allows at most 300; 0 takes one")
+    monkeypatch.setattr(checks, "cores", lambda: 8)
+    told = "system.threads 9999: this machine allows at most 300: set it to 8, or raise the limit on processes"
+    assert refused(system__threads=9999) == told
     check(build({}, [("system.threads", 300)]))
+
+
+def test_default_threads_pass_their_own_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "most_threads", lambda: 3)
+    monkeypatch.setattr(checks.os, "cpu_count", lambda: 64)
+    config = settled(build({}))
+    assert config.system.threads == 3
+    check(config)
+    assert "set it to 3," in refused(system__threads=64)
 
 
 @pytest.mark.parametrize(

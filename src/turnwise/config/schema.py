@@ -278,7 +278,7 @@ class RecordConfig(Section):
 
 class SystemConfig(Section):
     threads: Annotated[int, Field(ge=0)] = 0
-    """CPU threads; 0: one a core. Part of what makes a run repeatable."""
+    """CPU threads; 0: one a core, or fewer where the system allows fewer. Part of what makes a run repeatable."""
     compile: bool = True
     """On a GPU, compile the model's layers: half a minute the first time, and twice as fast."""
     cache_share: Annotated[float, Field(gt=0, le=1)] = 0.4

@@ -115,12 +115,18 @@ def check_model(model: ModelConfig) -> None:
 def check_threads(system: SystemConfig) -> None:
     if system.threads > (most := most_threads()):
         raise UserError(
-            f"system.threads {system.threads}: this machine allows at most {most}; 0 takes one per core ({cores()})"
+            f"system.threads {system.threads}: this machine allows at most {most}: "
+            f"set it to {default_threads()}, or raise the limit on processes"
         )
 
 
 def cores() -> int:
     return os.cpu_count() or 1
+
+
+def default_threads() -> int:
+    """Return the number of threads that system.threads 0 stands for."""
+    return min(cores(), most_threads())
 
 
 def most_threads() -> int:

@@ -1,6 +1,5 @@
 """A run's settings made explicit, its folder, and where its training stands: begun, or gone on with."""
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from turnwise.config.schema import Config
 from turnwise.core.errors import Outage, UserError
 from turnwise.models.catalogue import catalogue_names
 from turnwise.models.loading import LoadedModel
+from turnwise.recipes.checks import default_threads
 from turnwise.recipes.configure import source_files
 from turnwise.recipes.sources import model_of
 from turnwise.recipes.wiring import model_loader
@@ -102,7 +102,7 @@ def failing_well(folder: RunFolder, resume: bool, command: str) -> Iterator[None
 
 def settled(config: Config) -> Config:
     """The configuration with what depends on the machine, or may change, made explicit: it reproduces the run."""
-    threads = config.system.threads or os.cpu_count() or 1
+    threads = config.system.threads or default_threads()
     system = config.system.model_copy(update={"threads": threads})
     name = model_of(config.model.name)
     if name not in catalogue_names() and (place := Path(name).expanduser()).exists():
