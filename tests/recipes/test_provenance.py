@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runs_for_tests import printed, quiet
-from turnwise.config.load import save_toml
+from turnwise.config.load import build, save_toml
 from turnwise.core import version as core_version
 from turnwise.core.errors import UserError
 from turnwise.recipes.configure import configure, source_files
@@ -105,6 +105,10 @@ def test_deleted_data_file_is_reported(tmp_path: Path) -> None:
 
 def test_built_in_environments_name_no_files() -> None:
     assert source_files(configure("frozen_lake")) == []
+
+
+def test_text_too_long_for_a_path_names_no_file() -> None:
+    assert source_files(build({"env": {"params": {"note": f"see {'x' * 300}.csv"}}})) == []
 
 
 def test_version_is_unknown_where_the_package_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

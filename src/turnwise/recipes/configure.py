@@ -68,7 +68,14 @@ def _placed_env(table: dict[str, Any]) -> dict[str, Any]:
 
 def source_files(config: Config) -> list[Path]:
     """The files of code and data that the settings of a configured run name."""
-    return sorted({file for text in _texts(config.model_dump()) if (file := _named_file(text)) and file.is_file()})
+    return sorted({file for text in _texts(config.model_dump()) if (file := _named_file(text)) and _is_file(file)})
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # text that is too long for a path
+        return False
 
 
 def _texts(value: Any) -> Iterator[str]:
