@@ -9,7 +9,6 @@ from turnwise.view.lines import read_row
 from turnwise.view.root import NotThere
 from turnwise.view.rows import METRICS, RowReader
 
-MISSING = -1.0
 OUTSIDE = ("before", "after")
 """Evaluations that are no part of training: their time does not count, as in the run's summary."""
 INTERVAL = ("eval/success", "eval/success_low", "eval/success_high")
