@@ -43,6 +43,11 @@ def test_offpolicy_metrics_equal_plain_loops() -> None:
     )
 
 
+def test_offpolicy_metrics_leave_out_empty_sequences() -> None:
+    policy, sampler = [-1.0, -2.0, -0.5], [-1.1, -1.5, -0.7]
+    assert compute(policy, sampler, [1, 3, 3]) == compute(policy, sampler, [0, 1, 1])
+
+
 def test_both_kl_estimates_are_of_the_sampler_from_the_policy() -> None:
     """Over tokens in the sampler's proportions, which are 8 and 2 of 10, they are KL(mu | pi) exactly."""
     mu, pi = (0.8, 0.2), (0.5, 0.5)

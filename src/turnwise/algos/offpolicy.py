@@ -26,14 +26,18 @@ def offpolicy_metrics(logprobs: Tensor, sampler_logprobs: Tensor, sequences: Ten
     kl_k1 is the mean of -d and kl_k3 that of exp(d) - 1 - d, both of KL(mu | pi). A perplexity is the mean over
     sequences of exp(-mean log-probability), their ratio the mean over sequences of pi's over mu's. chi2 is the mean of
     rho^2 minus 1, with rho = exp(d) of a token or exp(sum of d) of a sequence: an unbiased estimate of chi^2(pi | mu),
-    which a small batch can put below 0. Log-ratios are bounded, so that all of it stays finite.
+    which a small batch can put below 0. Log-ratios are bounded, so that all of it stays finite. Sequences without a
+    token are left out of the means over sequences.
     """
     policy, sampler = logprobs.double(), sampler_logprobs.double()
     d = bounded(policy - sampler)
     empty = d.new_zeros(count)
     lengths = empty.index_add(0, sequences, torch.ones_like(d))
-    log_ppl, log_ppl_sampler = (-empty.index_add(0, sequences, each) / lengths for each in (policy, sampler))
-    rho_sequence = bounded(empty.index_add(0, sequences, d)).exp()
+    sampled = lengths > 0
+    log_ppl, log_ppl_sampler = (
+        -empty.index_add(0, sequences, each)[sampled] / lengths[sampled] for each in (policy, sampler)
+    )
+    rho_sequence = bounded(empty.index_add(0, sequences, d)[sampled]).exp()
     return torch.stack(
         [
             -d.mean(),
