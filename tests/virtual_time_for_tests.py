@@ -8,7 +8,10 @@ import asyncio
 import selectors
 from collections.abc import Coroutine
 from concurrent.futures import Executor
+from types import SimpleNamespace
 from typing import Any, TypeVar
+
+import pytest
 
 Result = TypeVar("Result")
 
@@ -44,6 +47,20 @@ class _Selector(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
         assert timeout is not None, "everybody waits and nothing can happen any more"
         self.loop.now += timeout
         return []
+
+
+def follow_virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make turnwise's own clocks of blocking code read the loop's clock."""
+    clock = SimpleNamespace(monotonic=lambda: asyncio.get_running_loop().time())
+    for module in ("core.blocking", "core.loop_time", "rollout.collect"):
+        monkeypatch.setattr(f"turnwise.{module}.time", clock)
+
+
+def block(seconds: float) -> None:
+    """Hold the running loop, as `time.sleep` would in real time."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    loop.now += seconds
 
 
 def run_in_virtual_time(work: Coroutine[Any, Any, Result]) -> Result:

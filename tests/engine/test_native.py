@@ -6,6 +6,7 @@ import torch
 
 from models_for_tests import FAMILIES, VOCABULARY
 from talks_for_tests import STOP_ID, full_forward_logprobs, key, make_engine, prompt, run_talks, talk, text_of
+from turnwise.core.loop_time import OwnClock, own_clock
 from turnwise.core.protocols import Completion, Sampling
 from turnwise.core.trajectory import Stop
 from turnwise.engine.native.engine import NativeEngine
@@ -255,6 +256,22 @@ def test_session_counts_only_passes_that_it_takes_part_in(now: list[float]) -> N
         return await asyncio.gather(spend(1, 2), spend(2, 5))
 
     assert asyncio.run(scenario()) == [2.0, 5.0]
+
+
+def test_passes_stop_the_clocks_of_those_that_wait_outside(now: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where an episode's tool has answered while a pass runs."""
+    monkeypatch.setattr("turnwise.core.loop_time.time", SimpleNamespace(monotonic=lambda: now[0]))
+    engine = make_engine()
+    take_a_second_per_pass(engine, now)
+
+    async def scenario() -> float:
+        clock = OwnClock()
+        own_clock.set(clock)  # the engine's task begins with this context, and its passes are nobody's own all the same
+        began = clock.now()
+        await talk(engine, key(1), [prompt(1, 5)], Sampling(max_tokens=4))
+        return clock.now() - began
+
+    assert asyncio.run(scenario()) == 0 and now[0] > 0
 
 
 def test_session_that_waits_for_pages_spends_no_time_on_it(now: list[float]) -> None:

@@ -149,6 +149,8 @@ def test_a_summary_hook_that_blocks_is_infrastructure() -> None:
         time.sleep(60)
         return ""
 
-    told = r"^the summary hook ran for .* without a pause, at test_context_summary\.py:\d+, and rollout\.timeout_s is"
+    told = (
+        r"^the summary hook ran for .* without a pause, at test_context_summary\.py:\d+; .* and rollout\.timeout_s is"
+    )
     with pytest.raises(InfrastructureFailure, match=told), allow_interrupts():
         summed(turns=1, writer=blocks, bounds={"timeout_s": 0.5})

@@ -26,6 +26,7 @@ from turnwise.rewards.rubric import Answered, Rubric
 from turnwise.rollout.clock import EpisodeClock
 from turnwise.rollout.episode import run_episode
 from turnwise.rollout.limits import Limits
+from virtual_time_for_tests import block, follow_virtual_time, run_in_virtual_time
 
 LAKE = task_of("frozen_lake", size=4)
 FAR = task_of("frozen_lake", 12, size=4)
@@ -245,7 +246,8 @@ def test_clock_gives_agent_and_world_a_limit_each(
     sampling_s: float, outside_s: float, late: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr("turnwise.rollout.clock.time", SimpleNamespace(monotonic=lambda: now[0]))
+    for module in ("blocking", "loop_time"):
+        monkeypatch.setattr(f"turnwise.core.{module}.time", SimpleNamespace(monotonic=lambda: now[0]))
     session = ScriptedSession(key_of(LAKE), lambda key, turn, ids: [], frozenset())
     session.sampling_s = sampling_s
     clock = EpisodeClock(session, 60.0)
@@ -264,6 +266,49 @@ def test_clock_gives_agent_and_world_a_limit_each(
     assert clock.late == late
 
 
+class TimedEnv(TalkingEnv):
+    """Takes some seconds for each of its three steps."""
+
+    def __init__(self, seconds: float, *, blocks: bool) -> None:
+        super().__init__()
+        self._seconds, self._blocks = seconds, blocks
+
+    async def step(self, action: Message) -> StepResult:
+        await asyncio.sleep(0 if self._blocks else self._seconds)
+        if self._blocks:
+            block(self._seconds)
+        return replace(await super().step(action), terminated=self._turn == 3)
+
+
+def play_together(*envs: Env, timeout_s: float) -> list[Trajectory | BaseException]:
+    async def episode(env: Env) -> Trajectory:
+        async with says("hi").open(key_of(LAKE)) as session:
+            return await run_episode(key_of(LAKE), env, session, context(), limits(timeout_s=timeout_s))
+
+    async def scenario() -> list[Trajectory | BaseException]:
+        return await asyncio.gather(*map(episode, envs), return_exceptions=True)
+
+    return run_in_virtual_time(scenario())
+
+
+def test_run_episode_never_charges_an_environment_for_others_that_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    follow_virtual_time(monkeypatch)
+    quick = TimedEnv(0.01, blocks=False)
+    blocking = [TimedEnv(0.3, blocks=True) for _ in range(5)]
+    found = play_together(quick, *blocking, timeout_s=1.0)
+    assert [each.num_turns if isinstance(each, Trajectory) else each for each in found] == [3] * 6
+
+
+def test_run_episode_charges_an_environment_for_its_own_blocking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No stretch of it is too long alone, and the error tells the last one from all."""
+    follow_virtual_time(monkeypatch)
+    _, found = play_together(TimedEnv(0.01, blocks=False), TimedEnv(0.4, blocks=True), timeout_s=1.0)
+    assert isinstance(found, InfrastructureFailure)
+    assert str(found).startswith(
+        "the environment frozen_lake took 0.4 s; the episode's environment and hooks took 1.2 s in all, "
+    )
+
+
 class BlockingEnv(TalkingEnv):
     """Its second step blocks the event loop."""
 
@@ -275,7 +320,9 @@ class BlockingEnv(TalkingEnv):
 
 
 def test_run_episode_interrupts_an_environment_that_blocks() -> None:
-    told = r"^the environment frozen_lake ran for .* without a pause, at test_episode\.py:\d+, and rollout\.timeout_s"
+    told = (
+        r"^the environment frozen_lake ran for .* without a pause, at test_episode\.py:\d+; .* and rollout\.timeout_s"
+    )
     with pytest.raises(InfrastructureFailure, match=told), allow_interrupts():
         play(BlockingEnv(), says("hi"), limits(timeout_s=0.5))
 
@@ -288,7 +335,7 @@ def test_run_episode_refuses_late_results_where_nothing_can_interrupt() -> None:
             time.sleep(0.6)
             return StepResult(terminated=True, success=True)
 
-    told = r"^the environment frozen_lake took .* s in all, and rollout\.timeout_s is 0\.5"
+    told = r"^the environment frozen_lake took .* s; .* in all, and rollout\.timeout_s is 0\.5"
     with ThreadPoolExecutor(1) as thread, pytest.raises(InfrastructureFailure, match=told):
         thread.submit(play, Late(), says("hi"), limits(timeout_s=0.5)).result()
 

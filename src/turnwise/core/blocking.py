@@ -19,6 +19,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
+from turnwise.core.loop_time import count_held
+
 Found = TypeVar("Found")
 
 GRACE_S = 10.0
@@ -169,6 +171,8 @@ class _Stretches(Generic[Found]):
                 return resume(*given)
             finally:
                 _alarm.deadline, _alarm.grace_s = outer, outer_grace_s
+                if outer == math.inf:  # else it is part of a stretch that is counted
+                    count_held(time.monotonic() - now, own=True)
         except _Interrupt as interrupt:
             now = time.monotonic()
             if outer <= now:

@@ -1,13 +1,13 @@
 """Whose time an episode takes: the agent's own sampling, or what it waits for outside."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import Literal, TypeVar
 
 from turnwise.core.blocking import Blocked, blocking_limit, interruptible
 from turnwise.core.errors import InfrastructureFailure
+from turnwise.core.loop_time import OwnClock, own_clock
 from turnwise.core.protocols import Session
 
 Found = TypeVar("Found")
@@ -20,11 +20,13 @@ class EpisodeClock:
     """Two times, each with the limit `timeout_s`: that of the agent's own sampling, and that of the world outside.
 
     The world is the environment with its tools and rewards, and a hook that writes summaries. Neither clock runs while
-    the episode waits for others: for a pass of the engine to start, or for somebody else's code that blocks.
+    the episode waits for others: for a pass of the engine, for code of another episode that blocks the event loop, or
+    for the opponent's move. (In other threads than the main one, blocking code of other episodes is not noticed.)
     """
 
     def __init__(self, session: Session, timeout_s: float) -> None:
         self._session, self._timeout_s = session, timeout_s
+        self._own = OwnClock()
         self._outside_s = 0.0
         self._outside_since: float | None = None
         self.late: Literal["agent", "world"] | None = None
@@ -33,12 +35,12 @@ class EpisodeClock:
     @property
     def outside_s(self) -> float:
         since = self._outside_since
-        return self._outside_s + (0.0 if since is None else time.monotonic() - since)
+        return self._outside_s + (0.0 if since is None else self._own.now() - since)
 
     @asynccontextmanager
     async def limit(self) -> AsyncIterator[None]:
         """Raises TimeoutError where one of the two runs out, which `late` then names."""
-        token = blocking_limit.set(self._timeout_s)
+        token, owner = blocking_limit.set(self._timeout_s), own_clock.set(self._own)
         try:
             async with asyncio.timeout(None) as self._cut:
                 self._check_in(self._timeout_s)
@@ -47,6 +49,7 @@ class EpisodeClock:
                 finally:
                     self._timer.cancel()
         finally:
+            own_clock.reset(owner)
             blocking_limit.reset(token)
 
     def _check_in(self, seconds: float) -> None:
@@ -62,18 +65,19 @@ class EpisodeClock:
 
     async def outside(self, awaitable: Awaitable[Found], who: str) -> Found:
         """Awaits something of the world, on its time. `who`: how an error names it where it blocks for too long."""
-        self._outside_since = time.monotonic()
+        before, self._outside_since = self._outside_s, self._own.now()
         try:
-            found = await interruptible(awaitable, self._timeout_s - self._outside_s, who)
+            found = await interruptible(awaitable, self._timeout_s - before, who)
         except Blocked as error:
             raise self._too_long(str(error)) from error
         finally:
             self._outside_s, self._outside_since = self.outside_s, None
         if self._outside_s >= self._timeout_s:  # it blocked where nothing could interrupt it
-            raise self._too_long(f"{who} took {self._outside_s:.3g} s in all")
+            raise self._too_long(f"{who} took {self._outside_s - before:.3g} s")
         return found
 
     def _too_long(self, what: str) -> InfrastructureFailure:
         return InfrastructureFailure(
-            f"{what}, and rollout.timeout_s is {self._timeout_s:g}: let it return sooner, or raise that"
+            f"{what}; the episode's environment and hooks took {self.outside_s:.3g} s in all, and rollout.timeout_s is "
+            f"{self._timeout_s:g}: let it return sooner, or raise that"
         )

@@ -1,10 +1,11 @@
 """Many episodes at once: a fixed number in flight, a finished one replaced at once, failures run again."""
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 
 from turnwise.core.blocking import allow_interrupts, interruptible
@@ -16,6 +17,7 @@ from turnwise.core.errors import (
     RewardFailure,
     UserError,
 )
+from turnwise.core.loop_time import count_held
 from turnwise.core.messages import Message
 from turnwise.core.protocols import Env, Observation, Policy, StepResult
 from turnwise.core.task import EpisodeKey, Task
@@ -194,9 +196,15 @@ class Collector(GroupCollector):
         return [await closed_after(key, env, self.policy, self.context, self.limits)]
 
 
-def making() -> AbstractContextManager[None]:
+@contextmanager
+def making() -> Iterator[None]:
     """The boundary around making an environment: what a user gave is not mended by trying again."""
-    return attributed("making it", passing=(UserError,))
+    began = time.monotonic()
+    try:
+        with attributed("making it", passing=(UserError,)):
+            yield
+    finally:
+        count_held(time.monotonic() - began)  # the running episodes wait meanwhile
 
 
 @asynccontextmanager

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from torch import nn
 
+from turnwise.core.loop_time import count_held
 from turnwise.core.protocols import Completion, Sampling
 from turnwise.core.task import EpisodeKey
 from turnwise.engine.native.requests import PassRunner, Request, SessionSlot
@@ -156,7 +157,8 @@ class NativeEngine:
         self._waiting += arrived
         began, before = time.perf_counter(), self._pass_s
         done = self._runner.run_pass(arrived)
-        self._pass_s += time.perf_counter() - began
+        self._pass_s += (seconds := time.perf_counter() - began)
+        count_held(seconds)
         for request in self._waiting:
             request.began_s = before if request.taken else None
         self._waiting = [request for request in self._waiting if not request.taken]

@@ -1,0 +1,75 @@
+"""A clock that stands still while the code of others holds the event loop."""
+
+import asyncio
+
+import pytest
+
+from turnwise.core.blocking import interruptible
+from turnwise.core.loop_time import OwnClock, count_held, own_clock, pause_own_clock
+from turnwise.rollout.collect import making
+from virtual_time_for_tests import block, follow_virtual_time, run_in_virtual_time
+
+
+@pytest.fixture(autouse=True)
+def _virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    follow_virtual_time(monkeypatch)
+
+
+async def block_in_stretches(seconds: float) -> None:
+    """Five stretches, one of them inside another limit."""
+
+    async def stretch() -> None:
+        block(seconds)
+
+    async def stretches() -> None:
+        for _ in range(4):
+            await asyncio.sleep(0)
+            block(seconds)
+        await interruptible(stretch(), 60.0, "the inner one")
+
+    await interruptible(stretches(), 60.0, "the outer one")
+
+
+def test_own_clock_counts_waits_and_own_code_only() -> None:
+    async def own(others: asyncio.Task[None]) -> float:
+        clock = OwnClock()
+        own_clock.set(clock)
+        began = clock.now()
+        await others
+        await asyncio.sleep(8)
+        await asyncio.create_task(block_in_stretches(1))
+        return clock.now() - began
+
+    async def scenario() -> float:
+        return await own(asyncio.create_task(block_in_stretches(100)))
+
+    assert run_in_virtual_time(scenario()) == pytest.approx(8 + 5)
+
+
+def test_own_clock_stands_still_while_an_environment_is_made() -> None:
+    async def scenario() -> float:
+        clock = OwnClock()
+        began = clock.now()
+        with making():
+            block(100)
+        return clock.now() - began
+
+    assert run_in_virtual_time(scenario()) == pytest.approx(0)
+
+
+def test_own_clock_stands_still_while_it_is_paused() -> None:
+    async def scenario() -> list[float]:
+        clock = OwnClock()
+        own_clock.set(clock)
+        began, seen = clock.now(), []
+        for seconds in (1, 2):
+            await asyncio.sleep(seconds)
+            with pause_own_clock(), pause_own_clock():
+                await asyncio.sleep(50)
+                block(10)
+                count_held(10)
+                seen.append(clock.now() - began)
+            seen.append(clock.now() - began)
+        return seen
+
+    assert run_in_virtual_time(scenario()) == pytest.approx([1, 1, 3, 3])
