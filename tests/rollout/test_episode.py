@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -24,6 +25,7 @@ from turnwise.render.codec import Codec
 from turnwise.rewards.making import make_rubric
 from turnwise.rewards.rubric import Answered, Rubric
 from turnwise.rollout.clock import EpisodeClock
+from turnwise.rollout.context import FullHistory, Pending
 from turnwise.rollout.episode import run_episode
 from turnwise.rollout.limits import Limits
 from virtual_time_for_tests import block, follow_virtual_time, run_in_virtual_time
@@ -307,6 +309,20 @@ def test_run_episode_charges_an_environment_for_its_own_blocking(monkeypatch: py
     assert str(found).startswith(
         "the environment frozen_lake took 0.4 s; the episode's environment and hooks took 1.2 s in all, "
     )
+
+
+def test_run_episode_blames_the_renderer_where_there_is_no_summary_hook() -> None:
+    class Slow(FullHistory):
+        async def next(self, *given: Any) -> Pending:
+            time.sleep(60)
+            return await super().next(*given)
+
+    async def episode() -> Trajectory:
+        async with says("hi").open(key_of(LAKE)) as session:
+            return await run_episode(key_of(LAKE), TalkingEnv(), session, Slow(renderer()), limits(timeout_s=0.5))
+
+    with pytest.raises(InfrastructureFailure, match=r"^the renderer ran for .* without a pause"), allow_interrupts():
+        asyncio.run(episode())
 
 
 class BlockingEnv(TalkingEnv):

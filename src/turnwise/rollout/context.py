@@ -54,6 +54,11 @@ class Pending:
 class Context(Protocol):
     """Stateless: what an episode has is in its turns and in the last `Pending`."""
 
+    @property
+    def builder(self) -> str:
+        """The name in errors of whatever `next` spends its time on."""
+        ...
+
     def can_fit(self, messages: Sequence[Message], max_tokens: int) -> bool:
         """Whether so many tokens may be enough for these messages, which the model is shown whole in any mode."""
         ...
@@ -65,6 +70,8 @@ class Context(Protocol):
 
 class FullHistory:
     """The whole episode is one growing context: one segment."""
+
+    builder = "the renderer"
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer

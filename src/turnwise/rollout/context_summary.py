@@ -45,6 +45,8 @@ class Summary(FullHistory):
         super().__init__(renderer)
         self._when, self._prompt, self._max_tokens = when, prompt, max_tokens
         self._writer, self._keep_opening = writer, keep_opening
+        if writer is not None:
+            self.builder = "the summary hook"
 
     async def next(self, pending: Pending, turns: Sequence[Turn], messages: Sequence[Message]) -> Pending:
         if pending.aside:

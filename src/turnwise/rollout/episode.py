@@ -50,7 +50,7 @@ async def _play(
             return step.status
         if not context.can_fit(step.messages, limits.max_tokens):
             return Status.TRUNCATED_TOKENS
-        pending = await clock.outside(context.next(pending, turns, step.messages), "the summary hook")
+        pending = await clock.outside(context.next(pending, turns, step.messages), context.builder)
     return status
 
 
