@@ -1,6 +1,7 @@
 """Matches: both sides are episodes of their own, run together, and are trained on what each of them saw."""
 
 import asyncio
+import math
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -12,7 +13,7 @@ import pytest
 from episodes_for_tests import context, end_id, limits, renderer, spoken
 from turnwise.core.errors import UserError
 from turnwise.core.messages import Message
-from turnwise.core.protocols import Env, Policy, Session, StepResult
+from turnwise.core.protocols import Completion, Env, Policy, Sampling, Session, StepResult
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Status
 from turnwise.engine.scripted import ScriptedPolicy
@@ -22,7 +23,7 @@ from turnwise.rollout.collect import Collected
 from turnwise.rollout.matches import MakeSeats, MatchCollector
 from turnwise.rollout.sides import SidedTasks
 from turnwise.rollout.tasks import World
-from virtual_time_for_tests import run_in_virtual_time
+from virtual_time_for_tests import follow_virtual_time, run_in_virtual_time
 
 KIND = load("tic_tac_toe")
 PARAMS = KIND.check_params({})
@@ -178,6 +179,39 @@ def test_a_match_that_hangs_is_run_again_on_both_sides() -> None:
     collected = collect(timed, tasks, group_size=1)
     assert [len(group.trajectories) for group in collected.groups] == [1, 1] and len(made) == 2
     assert collected.counts == {"infra_errors": 1}
+
+
+class SlowSession:
+    """Samples for an hour before it answers."""
+
+    def __init__(self, session: Session) -> None:
+        self._session, self._since = session, math.inf
+
+    @property
+    def sampling_s(self) -> float:
+        return max(0.0, asyncio.get_running_loop().time() - self._since)
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling, restart: bool = False) -> Completion:
+        self._since = asyncio.get_running_loop().time()
+        await asyncio.sleep(3600)
+        return await self._session.generate(ids, sampling, restart)
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_match_truncates_only_the_side_that_samples_slowly(slow: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    follow_virtual_time(monkeypatch)
+
+    class SlowSide:
+        @asynccontextmanager
+        async def open(self, key: EpisodeKey) -> AsyncIterator[Session]:
+            async with Recorder().policy.open(key) as session:
+                yield SlowSession(session) if side_of(key.task) == slow else session
+
+    timed = collector(SlowSide(), limits=replace(limits(), timeout_s=60.0))
+    collected = collect(timed, source(both=True).training(0, 2), group_size=1)
+    sides = [group.trajectories[0] for group in collected.groups]
+    assert not collected.counts and sides[slow].status is Status.TRUNCATED_TIME
+    assert sides[1 - slow].turns[-1].info["result"] in ("win", "draw", "loss")
 
 
 def test_a_side_that_is_out_of_tokens_leaves_its_partner_a_whole_game() -> None:

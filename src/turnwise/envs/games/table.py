@@ -8,6 +8,7 @@ from typing import Any
 
 from turnwise.core.chance import stream
 from turnwise.core.errors import UserError
+from turnwise.core.loop_time import pause_own_clock
 from turnwise.core.messages import Message, system, user
 from turnwise.core.protocols import Observation, StepResult
 from turnwise.core.task import Task
@@ -106,7 +107,8 @@ class Seat:
         self._table.leave(self._env.side)
 
     async def _opponent(self) -> None:
-        await self._table.turn_of(self._env.side)
+        with pause_own_clock():  # the opponent's time is measured in its own episode
+            await self._table.turn_of(self._env.side)
         self._env.game = self._table.game
 
     def _play(self, text: str) -> tuple[str, str]:
