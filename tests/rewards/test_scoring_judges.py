@@ -1,6 +1,7 @@
 """Judges of groups among the other rewards of a run."""
 
 import asyncio
+import itertools
 import re
 import time
 from collections.abc import Awaitable, Callable
@@ -14,6 +15,8 @@ from turnwise.core.protocols import RewardResult
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.rewards.functions import from_function
 from turnwise.rewards.scoring import Scored, Scoring, score_groups
+from virtual_time_for_tests import block as hold_loop
+from virtual_time_for_tests import follow_virtual_time, run_in_virtual_time
 
 
 async def by_place(group: Group) -> tuple[RewardResult, ...]:
@@ -169,3 +172,47 @@ def test_score_groups_leaves_out_a_member_whose_function_never_returns(
     found = scored(Scoring(format_penalty=0.0, functions=functions, weights={"env": 1, "score": 1}, timeout_s=0.5))
     assert [len(group.trajectories) for group in found.groups] == [2] and found.left_out == 1
     assert re.search(told, found.last_failure)
+
+
+async def block_then_wait(trajectory: Trajectory, lock: asyncio.Lock) -> float:
+    hold_loop(0.15)
+    await asyncio.sleep(0.01)
+    return 0.5
+
+
+async def take_turns(trajectory: Trajectory, lock: asyncio.Lock) -> float:
+    async with lock:
+        await asyncio.sleep(0.1)
+    return 0.5
+
+
+@pytest.mark.parametrize("one", [block_then_wait, take_turns])
+def test_score_groups_never_charges_a_function_for_other_calls(
+    one: Callable[[Trajectory, asyncio.Lock], Awaitable[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All fifteen calls together take longer than the limit, each alone a fraction of it."""
+    follow_virtual_time(monkeypatch)
+    lock = asyncio.Lock()
+    functions = {"score": from_function(lambda trajectory: one(trajectory, lock))}
+    scoring = Scoring(format_penalty=0.0, functions=functions, weights={"env": 1, "score": 1}, timeout_s=1.0)
+    found = run_in_virtual_time(score_groups(groups(5), scoring))
+    assert (found.left_out, found.last_failure) == (0, "")
+
+
+def test_score_groups_ends_where_every_call_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that are cut off give the others no more time."""
+    follow_virtual_time(monkeypatch)
+
+    calls = itertools.count()
+
+    async def hang_from_now_on(trajectory: Trajectory) -> float:
+        hold_loop(0.05 * next(calls))  # so that each of them runs out of time at another moment
+        return await hang(trajectory)
+
+    async def scenario() -> float:
+        await score_groups(groups(5), scoring)
+        return asyncio.get_running_loop().time()
+
+    functions = {"score": from_function(hang_from_now_on)}
+    scoring = Scoring(format_penalty=0.0, functions=functions, weights={"env": 1, "score": 1}, timeout_s=1.0)
+    assert run_in_virtual_time(scenario()) < 0.05 * sum(range(15)) + 2 * scoring.timeout_s

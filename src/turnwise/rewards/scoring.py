@@ -13,6 +13,7 @@ from turnwise.core.blocking import allow_interrupts, blocking_limit
 from turnwise.core.errors import InfrastructureFailure, RewardFailure
 from turnwise.core.protocols import GroupReward, Reward, RewardResult
 from turnwise.core.trajectory import Group, Trajectory
+from turnwise.rewards.call_timeouts import CallTimeouts
 
 ENV, FORMAT = "env", "format"
 FEWEST = 2
@@ -29,7 +30,7 @@ class Scoring:
     judges: Mapping[str, GroupReward] = field(default_factory=dict)
     """They have time-outs of their own."""
     timeout_s: float = math.inf
-    """Limit of one call of a function."""
+    """Limit of one call of a function, as `CallTimeouts` measures it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +74,11 @@ async def score_groups(groups: Sequence[Group], scoring: Scoring) -> Scored:
     if not scoring.functions and not scoring.judges and scoring.weights[ENV] == 1.0:
         return Scored(groups=scored)
 
+    timeouts = CallTimeouts(scoring.timeout_s)
+
     async def score(group: Group) -> _Judged:
         try:
-            return await _with_others(group, scoring)
+            return await _with_others(group, scoring, timeouts)
         except RewardFailure as failure:
             return _Judged(None, str(failure))
 
@@ -106,13 +109,13 @@ class _Judged:
     why: str
 
 
-async def _with_others(group: Group, scoring: Scoring) -> _Judged:
+async def _with_others(group: Group, scoring: Scoring, timeouts: CallTimeouts) -> _Judged:
     """Turn rewards weighted and added up; totals by name as they were before that.
 
     A member that a function or a judge had no verdict on is left out: the others are compared without it.
     """
     own, judged = await asyncio.gather(
-        asyncio.gather(*(_of_functions(member, scoring) for member in group.trajectories)),
+        asyncio.gather(*(_of_functions(member, scoring, timeouts) for member in group.trajectories)),
         asyncio.gather(*(_of_judge(name, judge, group) for name, judge in scoring.judges.items())),
     )
     members, size, why = [], len(group.trajectories), ""
@@ -134,19 +137,19 @@ _Named = dict[str, tuple[float, ...]]
 """Turn rewards by the name of the reward."""
 
 
-async def _of_functions(trajectory: Trajectory, scoring: Scoring) -> _Named | RewardFailure:
+async def _of_functions(trajectory: Trajectory, scoring: Scoring, timeouts: CallTimeouts) -> _Named | RewardFailure:
     found: _Named = {}
-    limit = None if scoring.timeout_s == math.inf else scoring.timeout_s
     for name, function in scoring.functions.items():
         try:
-            async with asyncio.timeout(limit) as cut:
+            async with timeouts.limit() as cut:
                 found[name] = (await function(trajectory)).turn_rewards
         except InfrastructureFailure as failure:
             return _of(name, failure)
         except TimeoutError:
             if not cut.expired():
                 raise
-            return RewardFailure(f"the reward {name} gave nothing within rollout.timeout_s {limit:g}: raise it")
+            late = f"the reward {name} gave nothing within rollout.timeout_s {scoring.timeout_s:g}: raise it"
+            return RewardFailure(late)
     return found
 
 
