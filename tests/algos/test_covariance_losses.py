@@ -82,7 +82,7 @@ def test_clip_cov_gives_selected_tokens_no_gradient_and_others_that_of_ppo() -> 
     assert torch.equal(result.metrics["cov_fraction"], selected.double())
 
 
-def test_kl_cov_adds_the_distance_from_the_old_policy_to_selected_tokens_alone() -> None:
+def test_kl_cov_penalises_selected_tokens_only() -> None:
     given = some_tokens(40)
     selected = uniform(40) < 0.3
     result, gradient = run(LOSSES["kl_cov"], replace(given, selected=selected), replace(PARAMS, cov_kl_coef=0.5))

@@ -95,7 +95,7 @@ def phi(log_w: float, k: float, decay: float) -> float:
     return math.exp(decay + k * log_w - decay * math.exp(log_w))
 
 
-def test_vespo_weighs_the_policy_gradient_by_a_function_of_the_sequence_ratio() -> None:
+def test_vespo_weights_the_gradient_by_the_sequence_ratio() -> None:
     """Two segments whose token ratios multiply to exp(0.2) and exp(0.45); k and lambda by the sign of A."""
     advantages = [2.0, -1.0, 0.0, 1.0, -3.0]
     result, gradient = run(LOSSES["vespo"], inputs(LOG_RATIOS, advantages, SEGMENTS, TURNS))

@@ -80,7 +80,7 @@ def test_an_adapter_is_trained_further_and_gets_no_second_one(tmp_path: Path) ->
     assert is_adapter(third / "checkpoints" / "step_000001")
 
 
-def test_the_reference_of_a_trained_adapter_is_the_adapter_also_after_resume(tmp_path: Path) -> None:
+def test_reference_of_a_trained_adapter_is_that_adapter_after_resume(tmp_path: Path) -> None:
     train(settings(tmp_path / "first"), console=quiet())
     adapter = tmp_path / "first" / "run" / "checkpoints" / "step_000003"
     (away,) = (row["train/kl"] for row in metrics(tmp_path / "first" / "run") if row["step"] == 3 and "train/kl" in row)

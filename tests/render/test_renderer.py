@@ -328,7 +328,7 @@ def test_renderer_reports_what_a_template_raises_in_one_line(raising: str, reaso
 
 
 @pytest.mark.parametrize("raising", ["{{ 1 / 0 }}", "{{ raise_exception('no tools') }}"])
-def test_renderer_tells_of_tools_in_words_where_the_template_raises_at_them(raising: str) -> None:
+def test_renderer_describes_tools_where_the_template_raises_at_them(raising: str) -> None:
     tokenizer, _ = case("plain_words")
     tokenizer.chat_template = "{% if tools %}" + raising + "{% endif %}" + tokenizer.chat_template
     renderer = Renderer(tokenizer)

@@ -76,7 +76,7 @@ def test_without_a_filter_all_groups_are_trained() -> None:
     assert found.baselines is None and found.counts == {"env_errors": 1}
 
 
-def test_groups_are_kept_by_spread_and_their_share_scales_the_learning_rate() -> None:
+def test_kept_share_of_groups_scales_the_learning_rate() -> None:
     found = gathered(FakeCollector(), **SPREAD, algo__filter_scale="share")
     assert [group.task for group in found.kept] == [found.groups[0].task, found.groups[2].task]
     assert found.rate_scale == 0.5 and found.metrics()["rollout/kept_share"] == 0.5

@@ -129,7 +129,7 @@ def thoughtful_groups() -> list[Group]:
     return [group_of(members, 0), group_of(members[::-1], 1)]
 
 
-def test_gradient_is_taken_over_the_tokens_of_the_loss_and_the_critics_over_the_advantages() -> None:
+def test_gradients_follow_loss_tokens_and_advantage_tokens() -> None:
     config = settings_of(
         "trunk",
         algo__loss_tokens="answer",

@@ -30,7 +30,7 @@ class CorrectionParams:
     """How a turn's or sequence's tokens make one ratio: their product, the exact ratio of the whole but of a variance
     that grows with its length; or their geometric mean, which is biased and stays near 1."""
     statistic: Literal["ratio", "k2", "k3"] = "ratio"
-    """What `masked` compares with its bounds: rho, or an estimate of KL(mu | pi_old), the mean over the unit."""
+    """Return the statistic that `masked` compares with its bounds: rho or an estimate of KL(mu | pi_old), per unit."""
     token_weights: bool = True
     """Tokens that `masked` keeps weigh their own rho; False: that of their turn or sequence."""
     difference: float = 0.2

@@ -19,9 +19,9 @@ POOLS = {"sum": sum_over, "mean": mean_over, "max": max_over}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RejectionParams:
     level: Level | Literal["none"] = "none"
-    """What is rejected whole: a token, a turn or a sequence, which is here the segment."""
+    """Unit that is rejected whole: a token, a turn or a sequence, which here is the segment."""
     statistic: Literal["ratio", "k2", "k3"] = "ratio"
-    """What is compared with the bounds: rho, k2 = log(rho)^2 / 2 or k3 = rho - 1 - log rho."""
+    """Statistic that the bounds apply to: rho, k2 = log(rho)^2 / 2 or k3 = rho - 1 - log rho."""
     pool: Literal["sum", "mean", "max"] = "mean"
     """How the tokens of a turn or sequence make one statistic. Of rho the logarithm is pooled: the sum gives the ratio
     of the whole, the mean its geometric mean."""

@@ -109,7 +109,7 @@ class AlgoConfig(Section):
     correction_pool: Literal["product", "mean"] = "product"
     """How a turn's or sequence's tokens make one ratio."""
     correction_statistic: Literal["ratio", "k2", "k3"] = "ratio"
-    """What `masked` compares with its bounds: pi_old / mu (mu: the sampler), or k2 or k3 of KL(mu | pi_old)."""
+    """Statistic that the bounds of `masked` apply to: pi_old / mu (mu: the sampler), or k2 or k3 of KL(mu | pi_old)."""
     correction_token_weights: bool = True
     """Tokens that `masked` keeps weigh their own ratio; false: that of their turn or sequence."""
     correction_difference: NonNegative = 0.2
@@ -117,9 +117,9 @@ class AlgoConfig(Section):
     correction_normalise: bool = False
     """Divide the weights of decoupled or truncated by their mean over the optimizer step."""
     reject: Literal["none", "token", "turn", "sequence"] = "none"
-    """What is left untrained where pi_old and the sampler mu disagree too much; "sequence" is a segment."""
+    """Unit that is not trained where pi_old and the sampler mu disagree too much; "sequence" is a segment."""
     reject_statistic: Literal["ratio", "k2", "k3"] = "ratio"
-    """What is compared with the bounds of reject: pi_old / mu, or an estimate of KL(mu | pi_old)."""
+    """Statistic that the bounds of reject apply to: pi_old / mu, or an estimate of KL(mu | pi_old)."""
     reject_pool: Literal["sum", "mean", "max"] = "mean"
     """How a turn's or sequence's tokens make one statistic; log-ratios are pooled, so sum is the whole's ratio."""
     reject_low: NonNegative = 0.0

@@ -51,7 +51,7 @@ def split_url(url: str, *, option: str, example: str, mend: str) -> SplitResult:
     return parts
 
 
-def refuse_keys(command: Sequence[str], *, option: str, mend: str) -> None:
+def refuse_keys(command: Sequence[str], *, option: str, fix: str) -> None:
     """Refuses a command line that holds a key, which would be saved; the key is not repeated.
 
     Found by its name (--api-key KEY, --token=KEY, KEY=value, a header), its shape, or a URL's password. A placeholder
@@ -63,9 +63,9 @@ def refuse_keys(command: Sequence[str], *, option: str, mend: str) -> None:
         given = value if sign else following if word.startswith("-") and not following.startswith("-") else ""
         is_plain = PLAIN_VALUE.fullmatch(given) and "pass" not in name.lower()
         if names_secret(name) and is_shown(given) and not is_plain:
-            raise UserError(f"{option} holds a key after {name[:40]}, which would be saved: {mend}")
+            raise UserError(f"{option} holds a key after {name[:40]}, which would be saved: {fix}")
         if any(map(_holds_key, (word, value))):
-            raise UserError(f"{option} holds a key or a password, which would be saved: {mend}")
+            raise UserError(f"{option} holds a key or a password, which would be saved: {fix}")
 
 
 def names_secret(name: str) -> bool:

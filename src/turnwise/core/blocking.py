@@ -133,7 +133,7 @@ def allow_interrupts() -> AbstractContextManager[None]:
 
 
 async def interruptible(awaitable: Awaitable[Found], seconds: float, who: str) -> Found:
-    """What the awaitable gives; `Blocked` where one stretch of it holds the event loop for more than `seconds`."""
+    """Await it; raise `Blocked` where one stretch of it holds the event loop for more than `seconds`."""
     if seconds == math.inf or not _in_main_thread():
         return await awaitable
     return await _Stretches(awaitable, seconds, who)

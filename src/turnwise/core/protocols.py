@@ -84,7 +84,7 @@ class Session(Protocol):
 
     @property
     def sampling_s(self) -> float:
-        """Seconds that its own sampling has taken so far. Waiting for other sessions is no part of it."""
+        """Seconds that its own sampling has taken so far. Waiting for other sessions does not count."""
         ...
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, restart: bool = False) -> Completion:

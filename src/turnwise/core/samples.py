@@ -44,7 +44,7 @@ class TrainSample:
     value_weights: Tensor | None  # [T] the same for the critic's loss
     selected: Tensor | None = None  # [T] bool, tokens that the loss treats apart
     correction_scale: float = 1.0
-    """What off-policy weights are multiplied by, the same on all tokens of an optimiser step."""
+    """Factor of the off-policy weights, the same on all tokens of an optimizer step."""
 
     def __len__(self) -> int:
         return len(self.sample)

@@ -33,7 +33,7 @@ from turnwise.rewards.judging import make_judges
 from turnwise.rewards.scoring import ENV, FORMAT
 
 MIN_THREADS = 256
-"""As many may be asked for on any machine that lets a user have them."""
+"""Number of threads that may be set on any machine whose process limit allows it."""
 PIDS_MAX = Path("/sys/fs/cgroup/pids.max")
 
 NAMES: dict[str, Iterable[str]] = {

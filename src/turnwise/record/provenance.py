@@ -1,4 +1,4 @@
-"""What made a run: the version of turnwise, and the files of code and data that its settings name.
+"""Provenance of a run: the version of turnwise, and the files of code and data that its settings name.
 
 provenance.json    {"turnwise": "0.1.0", "files": {"/home/me/quiz.py": {"digest": "...", "copy": "sources/0-quiz.py"}}}
 sources/           copies of the code as it was when the run began

@@ -1,4 +1,4 @@
-"""What must be known of all tokens of an optimiser step before its first gradient.
+"""Statistics over all tokens of an optimizer step, computed before its first gradient.
 
 The mean of a covariance, a top share of tokens and the mean of importance weights depend on every token of the step:
 taken over a micro-batch, they would depend on how the step was cut.

@@ -39,7 +39,7 @@ class Snapshots:
             save_model(model, self._tokenizer, self.path(step))
 
     def drop_after(self, step: int) -> None:
-        """Those of steps that a resumed run does again, and what kills left."""
+        """Delete snapshots of steps that a resumed run repeats, and leftovers of kills."""
         remove_rests(self.folder)
         self._drop(each for each in self._found() if step_of(each) > step)
 

@@ -99,7 +99,7 @@ def is_run(folder: str) -> bool:
 
 
 def is_file(path: str) -> bool:
-    """As `Path.is_file`, in a third of the time where there is no link."""
+    """Return `Path.is_file()`, in a third of the time where there is no link."""
     try:
         mode = os.lstat(path).st_mode
         return stat.S_ISREG(mode) or (stat.S_ISLNK(mode) and Path(path).is_file())

@@ -64,7 +64,7 @@ class NativeEngine:
         self._pass_s = 0.0
         self._arrived: list[Request] = []
         self._waiting: list[Request] = []
-        """Those that have taken part in no pass yet: they came just now, or the runner has no room for them."""
+        """Requests that have taken part in no pass yet: they have just arrived, or the runner has no room for them."""
         self._answers: dict[SessionSlot, asyncio.Future[Completion]] = {}  # a session waits for one answer at a time
         self._loop: asyncio.AbstractEventLoop | None = None
 

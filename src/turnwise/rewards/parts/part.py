@@ -1,4 +1,4 @@
-"""What the built-in parts share: whatever an answer makes them raise is the answer's failure."""
+"""Base of the built-in reward parts: whatever an answer makes them raise is the answer's failure."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -17,11 +17,11 @@ class BuiltInPart(Section, ABC):
     """A part of a rubric in our own code. The user's functions are called by `rewards.calling`, which stops the run."""
 
     worst: ClassVar[float] = 0.0
-    """What an answer is worth that `score` cannot read."""
+    """Score of an answer that `score` cannot read."""
 
     @abstractmethod
     async def score(self, answered: Answered) -> float:
-        """What the answer is worth."""
+        """Return the score of the answer."""
 
     async def __call__(self, answered: Answered) -> float:
         """The score. An answer that breaks it gets the worst: run again, a bad answer would be drawn anew."""

@@ -19,7 +19,7 @@ NamesOfVariables = dict[str, str]
 INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "SHELL", "TMPDIR", "TZ", "USER")
 """All that a server gets of our environment: the rest may hold keys."""
 LABEL_CHARS = 60
-MEND_KEY = 'export it, and name its variable with env = { KEY = "NAME" } or as ${NAME} in the command line'
+KEY_FIX = 'export it, and name its variable with env = { KEY = "NAME" } or as ${NAME} in the command line'
 
 
 class McpOptions(BaseModel):
@@ -86,7 +86,7 @@ def find_server(options: McpOptions) -> Server:
         raise UserError(f"mcp: the command line cannot be read ({error}): close its quotes") from error
     if not command:
         raise UserError("mcp is empty: give a command line or a URL")
-    refuse_keys(command, option="mcp", mend=MEND_KEY)
+    refuse_keys(command, option="mcp", fix=KEY_FIX)
     label = _label(options.mcp)
     if options.headers:
         raise UserError(f"mcp {label}: headers are for URLs; a command's keys are given by env")
