@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from turnwise.record.svg import BLUE, GRID, ORANGE, line, opening, text
+from turnwise.report.svg import BLUE, GRID, ORANGE, line, opening, text
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 360, 64, 72, 56, 48
 

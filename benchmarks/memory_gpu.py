@@ -41,7 +41,7 @@ from turnwise.models.memory_needs import CONTEXT, GIB
 from turnwise.models.memory_plan import MemoryPlan
 from turnwise.recipes.learning import build_learner
 from turnwise.recipes.memory import memory_plan
-from turnwise.train.learner import LocalLearner
+from turnwise.training.learner import LocalLearner
 
 EPISODES, PROMPT, TURNS, NEW, OBSERVATION = 64, 600, 3, 96, 40
 """Of a round: episodes, tokens of the first prompt, turns, and of each turn the tokens sampled and told after it."""

@@ -53,9 +53,9 @@ from turnwise.render.renderer import Renderer
 from turnwise.rollout.collect import Collector
 from turnwise.rollout.context import FullHistory
 from turnwise.rollout.limits import Limits
-from turnwise.train.estimate import estimate
-from turnwise.train.gathering import Gatherer
-from turnwise.train.update import update
+from turnwise.training.estimate import estimate
+from turnwise.training.gathering import Gatherer
+from turnwise.training.update import update
 
 WAYS = ("rollout_func", "environment_factory")
 

@@ -18,9 +18,9 @@ from turnwise.data.packing import pack, unpack
 from turnwise.data.samples import samples_of
 from turnwise.models.attention import ATTENTION
 from turnwise.recipes.learning import build_dials, build_learner, estimate_settings, update_settings
-from turnwise.train.estimate import Estimate, estimate
-from turnwise.train.learner import LocalLearner
-from turnwise.train.update import update
+from turnwise.training.estimate import Estimate, estimate
+from turnwise.training.learner import LocalLearner
+from turnwise.training.update import update
 
 CRITICS = {"no critic": {}, "trunk": {"critic.kind": "trunk"}, "head": {"critic.kind": "head"}}
 

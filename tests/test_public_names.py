@@ -35,6 +35,6 @@ def test_the_names_are_listed() -> None:
 
 def test_train_stays_the_function_when_the_room_of_that_name_is_imported() -> None:
     """In a process of its own: here the function may have been loaded before the room."""
-    code = "import turnwise, turnwise.train; print('train' in vars(turnwise), turnwise.train.__module__)"
+    code = "import turnwise, turnwise.training; print('train' in vars(turnwise), turnwise.training.__module__)"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.split() == ["False", "turnwise.recipes.run"]

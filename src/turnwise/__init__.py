@@ -5,8 +5,6 @@ The public names load when they are first used: `import turnwise` alone costs mi
 
 import importlib
 import os
-import sys
-from types import ModuleType
 from typing import Any
 
 LIBRARY_DEFAULTS = {
@@ -50,17 +48,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *PUBLIC, "__version__"})
-
-
-class _Package(ModuleType):
-    """`turnwise.train` is a room and a public function: importing the room must not put it in the function's place.
-
-    The import system binds an imported room to its name here; `from turnwise.train.loop import X` does without.
-    """
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in PUBLIC and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

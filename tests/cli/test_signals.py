@@ -14,7 +14,7 @@ import pytest
 
 from runs_for_tests import metrics
 from turnwise.cli.signals import StopSignals
-from turnwise.train.checkpoints import newest
+from turnwise.training.checkpoints import newest
 from work_for_tests import wait_until
 
 ENDLESS = [

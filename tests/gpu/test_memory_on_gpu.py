@@ -18,7 +18,7 @@ from turnwise.models.compiling import compile_layers
 from turnwise.models.recomputing import recompute_layers
 from turnwise.recipes.run import train
 from turnwise.record.run_folder import RunFolder
-from turnwise.train.optimizer import Optimizer, OptimizerSettings
+from turnwise.training.optimizer import Optimizer, OptimizerSettings
 
 pytestmark = [
     pytest.mark.gpu,

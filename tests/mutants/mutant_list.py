@@ -12,6 +12,6 @@ from mutants_in_engine import IN_ENGINE
 from mutants_in_render import IN_RENDER
 from mutants_in_rewards import IN_REWARDS
 from mutants_in_rollout import IN_ROLLOUT
-from mutants_in_train import IN_TRAIN
+from mutants_in_training import IN_TRAINING
 
-MUTANTS = (*IN_ALGOS, *IN_DATA, *IN_TRAIN, *IN_ROLLOUT, *IN_RENDER, *IN_REWARDS, *IN_ENGINE)
+MUTANTS = (*IN_ALGOS, *IN_DATA, *IN_TRAINING, *IN_ROLLOUT, *IN_RENDER, *IN_REWARDS, *IN_ENGINE)

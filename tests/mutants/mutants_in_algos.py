@@ -289,7 +289,7 @@ IN_ALGOS = (
     ),
     *mutants(
         "algos/normalisation.py",
-        ("algos/test_normalisation.py", "train/test_token_rewards.py", "train/test_step_rewards.py"),
+        ("algos/test_normalisation.py", "training/test_token_rewards.py", "training/test_step_rewards.py"),
         ("environments are compared by group", "return env_ids", "return group_ids"),
         ("the batch is compared by group", "return torch.zeros_like(group_ids)", "return group_ids"),
     ),
@@ -342,7 +342,7 @@ IN_ALGOS = (
     ),
     *mutants(
         "algos/corrections.py",
-        ("algos/test_rejection.py", "train/test_preparing.py"),
+        ("algos/test_rejection.py", "training/test_preparing.py"),
         (
             "normalised weights are scaled the wrong way",
             "share.sum() / (weights * share).sum()",

@@ -57,7 +57,7 @@ IN_DATA = (
     ),
     *mutants(
         "data/token_masks.py",
-        ("train/test_masks.py",),
+        ("training/test_masks.py",),
         ("the thinking is the answer", '_in_spans(turn, "think")', '_in_spans(turn, "answer")'),
         (
             "a span lacks its last token",
@@ -78,7 +78,7 @@ IN_DATA = (
     ),
     *mutants(
         "core/trajectory.py",
-        (*SAMPLES, "train/test_update.py", "rollout/test_context_summary.py"),
+        (*SAMPLES, "training/test_update.py", "rollout/test_context_summary.py"),
         ("every segment begins with turn 0", "first_turn=start", "first_turn=0"),
         (
             "a turn limit is bootstrapped",

@@ -28,8 +28,8 @@ from turnwise.config.schema import Config
 from turnwise.recipes.run import train
 from turnwise.record import run_folder
 from turnwise.record.run_folder import RunFolder
-from turnwise.train import checkpoints
-from turnwise.train.checkpoints import read_state
+from turnwise.training import checkpoints
+from turnwise.training.checkpoints import read_state
 
 CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "shutil.rmtree")
 SENT = {"time": signal.SIGKILL, "stop": signal.SIGTERM}

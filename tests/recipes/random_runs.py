@@ -32,7 +32,7 @@ from turnwise.engine.native.kernels import kernels
 from turnwise.recipes.readiness import check_run
 from turnwise.recipes.wiring import load_policy
 from turnwise.recipes.worlds import worlds_of
-from turnwise.train import watching
+from turnwise.training import watching
 
 Settings = dict[str, Any]
 

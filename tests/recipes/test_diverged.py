@@ -8,9 +8,9 @@ import pytest
 from runs_for_tests import learnt, metrics, quiet, small
 from turnwise.core.errors import DivergedError
 from turnwise.recipes.run import train
-from turnwise.train import loop
-from turnwise.train.checkpoints import last_checkpoint
-from turnwise.train.update import update
+from turnwise.training import loop
+from turnwise.training.checkpoints import last_checkpoint
+from turnwise.training.update import update
 
 
 @pytest.mark.parametrize("every", [1, 10])

@@ -23,7 +23,7 @@ from turnwise.core.task import Task
 from turnwise.engine.openai import client
 from turnwise.envs.registry import load
 from turnwise.envs.seeds import seed_for
-from turnwise.evaluate import episodes
+from turnwise.evaluation import episodes
 from turnwise.recipes import evaluation
 from turnwise.recipes.eval_contestants import Remote
 from turnwise.recipes.eval_players import Wire

@@ -14,7 +14,7 @@ from turnwise.recipes.learning import build_learner
 from turnwise.recipes.run import train
 from turnwise.recipes.wiring import load_policy, model_loader
 from turnwise.recipes.worlds import worlds_of
-from turnwise.train.checkpoints import last_checkpoint, read_state, restore
+from turnwise.training.checkpoints import last_checkpoint, read_state, restore
 
 HALF = {"algo__filter": "top_count", "algo__filter_value": 1}
 """One of two groups passes."""

@@ -13,7 +13,7 @@ from runs_for_tests import WARMUP_STEPS
 from turnwise.envs.registry import load
 from turnwise.models.attention import ATTENTION
 from turnwise.models.loading import load_model
-from turnwise.train.warmup import warmed_tiny
+from turnwise.training.warmup import warmed_tiny
 
 ROUNDS = int(os.environ.get("TURNWISE_SOAK", "0"))
 """`make soak` sets it: so many more runs, killed at one to three random moments each."""

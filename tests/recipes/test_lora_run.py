@@ -16,7 +16,7 @@ from turnwise.models.lora import base_of, is_adapter
 from turnwise.recipes.evaluation import evaluate_source
 from turnwise.recipes.export import export, merge
 from turnwise.recipes.run import train
-from turnwise.train.learner import LocalLearner
+from turnwise.training.learner import LocalLearner
 
 LAST = "checkpoints/step_000003"
 IDS = torch.tensor([[5, 6, 7, 8]])

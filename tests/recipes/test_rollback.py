@@ -12,9 +12,9 @@ from runs_for_tests import learnt, metrics, printed, quiet, small
 from turnwise.algos.alarms import Alarm, AlarmSettings, Watch
 from turnwise.config.schema import Config
 from turnwise.recipes.run import train
-from turnwise.train import loop, watching
-from turnwise.train.checkpoints import read_state
-from turnwise.train.update import update
+from turnwise.training import loop, watching
+from turnwise.training.checkpoints import read_state
+from turnwise.training.update import update
 
 STEPS = 8
 ALARMS = (2, 5, 7)

@@ -28,9 +28,9 @@ from turnwise.record.jsonl import read_lines
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.trajectories import trajectory_from_row
 from turnwise.rollout.collect import Collected, Collector
-from turnwise.train import loop
-from turnwise.train.checkpoints import read_state
-from turnwise.train.update import update
+from turnwise.training import loop
+from turnwise.training.checkpoints import read_state
+from turnwise.training.update import update
 
 
 @pytest.fixture(scope="module")

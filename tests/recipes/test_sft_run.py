@@ -28,8 +28,8 @@ from turnwise.recipes.worlds import worlds_of
 from turnwise.record.run_folder import RunFolder
 from turnwise.rollout.context import FullHistory
 from turnwise.tools.formats import write_call
-from turnwise.train import sft as train_sft
-from turnwise.train.sft import imitate
+from turnwise.training import sft as train_sft
+from turnwise.training.sft import imitate
 
 QUIZ = f"{Path(__file__).parents[2] / 'docs' / 'examples' / 'quiz.py'}:Quiz"
 BASE = {"env__kind": "frozen_lake", "eval__every": 2, "rollout__max_tokens": 512, "checkpoint__every": 1}

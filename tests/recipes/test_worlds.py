@@ -12,7 +12,7 @@ from turnwise.envs.bandit.env import Bandit
 from turnwise.envs.registry import kind_of
 from turnwise.recipes.run import train
 from turnwise.recipes.worlds import task_source, worlds_of
-from turnwise.train.checkpoints import read_state
+from turnwise.training.checkpoints import read_state
 
 MIX = {"env__mix": {"frozen_lake": 1.0, "large": {"kind": "frozen_lake", "weight": 2.0, "params": {"size": 5}}}}
 ROOMY = {"rollout__max_tokens": 512, "rollout__groups": 6, "train__mini_batch": 8}

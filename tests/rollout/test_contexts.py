@@ -24,8 +24,8 @@ from turnwise.models.tiny import tiny_model
 from turnwise.recipes.learning import build_learner
 from turnwise.record.trajectories import trajectory_from_row
 from turnwise.rollout.collect import Collector
-from turnwise.train.rows import trajectory_rows
-from turnwise.train.update import Estimate
+from turnwise.training.rows import trajectory_rows
+from turnwise.training.update import Estimate
 
 LONG = Talk(
     opening=(system("Play."), user("Begin.")),

@@ -41,7 +41,7 @@ def view(
         Open the page.
     """
     try:
-        from turnwise.view.serve import serve
+        from turnwise.viewer.serve import serve
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in NEEDED:
             raise

@@ -8,9 +8,9 @@ from turnwise.core.messages import Message, ToolCall, ToolSpec, system, user
 from turnwise.core.protocols import Observation, StepResult
 from turnwise.envs.runner import Ran, TextEnvRunner, turn_info
 from turnwise.envs.text_env import Outcome
+from turnwise.sandbox.shortening import shortened
 from turnwise.tools.box import ToolBox, ToolHands
 from turnwise.tools.formats import Calls, read_calls
-from turnwise.tools.sandbox.shortening import shortened
 from turnwise.tools.signature import signature
 from turnwise.tools.tool import ToolResult
 

@@ -24,7 +24,7 @@ from turnwise.record.run_folder import RunFolder
 from turnwise.record.trajectories import trajectory_from_row
 from turnwise.render.renderer import Renderer
 from turnwise.tools.formats import STYLES, read_calls
-from turnwise.train.demonstrating import opening_tools, solved
+from turnwise.training.demonstrating import opening_tools, solved
 
 SOLVER = "solver"
 

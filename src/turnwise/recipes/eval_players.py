@@ -14,7 +14,7 @@ from turnwise.core.token_name import TokenName
 from turnwise.engine.openai.client import ChatClient
 from turnwise.engine.openai.endpoint import Endpoint, read_key
 from turnwise.envs.kind import EnvKind
-from turnwise.evaluate.episodes import Player
+from turnwise.evaluation.episodes import Player
 from turnwise.recipes.eval_contestants import Contestant
 from turnwise.recipes.wiring import build_players, load_policy
 from turnwise.recipes.worlds import Worlds

@@ -7,11 +7,11 @@ from typing import Any
 from rich.console import Console
 
 from turnwise.core.task import Split
-from turnwise.evaluate.compare import Paired, compare_all
-from turnwise.evaluate.run import Evaluation
+from turnwise.evaluation.compare import Paired, compare_all
+from turnwise.evaluation.run import Evaluation
 from turnwise.recipes.eval_contestants import Contestant
-from turnwise.record.evaluation_figure import Bar, success_svg
-from turnwise.record.evaluation_tables import evaluation_table, paired_table, side_by_side
+from turnwise.report.evaluation_figure import Bar, success_svg
+from turnwise.report.evaluation_tables import evaluation_table, paired_table, side_by_side
 
 COMPARED = ("eval.temperature", "eval.top_p", "eval.top_k", "rollout.max_new_tokens", "rollout.max_tokens")
 MANY_CUT = 0.1

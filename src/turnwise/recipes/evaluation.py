@@ -17,8 +17,8 @@ from turnwise.core.trajectory import Trajectory
 from turnwise.envs.kind import EnvKind
 from turnwise.envs.registry import load
 from turnwise.envs.seeds import FIRST, seed_for
-from turnwise.evaluate.episodes import Wanted, all_tries, play_episodes
-from turnwise.evaluate.run import Evaluation, TaskId, task_id
+from turnwise.evaluation.episodes import Wanted, all_tries, play_episodes
+from turnwise.evaluation.run import Evaluation, TaskId, task_id
 from turnwise.recipes.checks import check_model, check_threads
 from turnwise.recipes.contexts import check_context
 from turnwise.recipes.eval_contestants import Contestant, Remote, contestants, split_environment
@@ -29,10 +29,10 @@ from turnwise.recipes.eval_seeds import read_seeds
 from turnwise.recipes.opening import settled
 from turnwise.recipes.readiness import check_servers
 from turnwise.recipes.worlds import name_of_rows
-from turnwise.record.console import make_console, one_line
 from turnwise.record.evaluation_folder import EvaluationFolder, read_plan
-from turnwise.record.evaluation_progress import EvaluationProgress
-from turnwise.record.reports.report import write_report
+from turnwise.report.console import make_console, one_line
+from turnwise.report.evaluation_progress import EvaluationProgress
+from turnwise.report.report import write_report
 from turnwise.rollout.losses import Lost, check_losses
 
 Done = dict[tuple[TaskId, int], Trajectory]

@@ -9,7 +9,7 @@ from turnwise.models.lora import base_of, is_adapter
 from turnwise.models.lora import merge as merged
 from turnwise.models.saving import save_model, written_aside
 from turnwise.recipes.sources import find_checkpoint, find_source
-from turnwise.train.checkpoints import OWN_FILES
+from turnwise.training.checkpoints import OWN_FILES
 
 
 def export(run: str, to: Path) -> None:

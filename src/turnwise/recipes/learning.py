@@ -23,15 +23,15 @@ from turnwise.recipes.memory import MICRO_TOKENS, unplanned
 from turnwise.rewards.functions import from_function
 from turnwise.rewards.judging import judge_weights, make_judges
 from turnwise.rewards.scoring import ENV, Scoring
-from turnwise.train.diagnose import DiagnoseSettings
-from turnwise.train.dials import Dials
-from turnwise.train.estimate import EstimateSettings
-from turnwise.train.filtering import FilterSettings
-from turnwise.train.learner import LocalLearner
-from turnwise.train.objective import Objective
-from turnwise.train.optimizer import Optimizer, OptimizerSettings, Schedule, mark_tables
-from turnwise.train.token_rewards import RewardSettings
-from turnwise.train.update import UpdateSettings
+from turnwise.training.diagnose import DiagnoseSettings
+from turnwise.training.dials import Dials
+from turnwise.training.estimate import EstimateSettings
+from turnwise.training.filtering import FilterSettings
+from turnwise.training.learner import LocalLearner
+from turnwise.training.objective import Objective
+from turnwise.training.optimizer import Optimizer, OptimizerSettings, Schedule, mark_tables
+from turnwise.training.token_rewards import RewardSettings
+from turnwise.training.update import UpdateSettings
 
 
 def reward_placement(algo: AlgoConfig) -> str:

@@ -16,15 +16,15 @@ from turnwise.recipes.configure import source_files
 from turnwise.recipes.sources import model_of
 from turnwise.recipes.wiring import model_loader
 from turnwise.recipes.worlds import Worlds, rows_told
-from turnwise.record.console import one_line
 from turnwise.record.judge_spending import JudgeSpending
 from turnwise.record.provenance import what_changed, write_provenance
-from turnwise.record.reports.report import NAME as REPORT
-from turnwise.record.reports.report import write_report
 from turnwise.record.run_folder import RunFolder
+from turnwise.report.console import one_line
+from turnwise.report.report import NAME as REPORT
+from turnwise.report.report import write_report
 from turnwise.rewards.judge.benches import accounted
-from turnwise.train.checkpoints import Checkpoints, State, restore, step_folders
-from turnwise.train.learner import LocalLearner
+from turnwise.training.checkpoints import Checkpoints, State, restore, step_folders
+from turnwise.training.learner import LocalLearner
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from turnwise.envs.seeds import RANGE, seed_for
 from turnwise.models.attention import ATTENTION
 from turnwise.models.loading import LoadedModel, load_model
 from turnwise.render.renderer import Renderer
-from turnwise.train.warmup import warmed_tiny
+from turnwise.training.warmup import warmed_tiny
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class Settings:
     learning_rate: float = 1e-3
     max_grad_norm: float = 1.0
     warmup_steps: int = 60
-    """Of the model's supervised start on random play; see `turnwise.train.warmup`."""
+    """Of the model's supervised start on random play; see `turnwise.training.warmup`."""
     seed: int = 0
 
 

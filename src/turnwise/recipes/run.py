@@ -34,18 +34,18 @@ from turnwise.recipes.selfplay import build_selfplay
 from turnwise.recipes.tracking import tracked
 from turnwise.recipes.wiring import Players, build_players, load_policy, model_loader
 from turnwise.recipes.worlds import Worlds, task_source
-from turnwise.record.console import make_console
-from turnwise.record.curve import learning_curve_svg
-from turnwise.record.idle import why_idle
-from turnwise.record.pictures.files import PictureFiles
-from turnwise.record.progress import Progress
-from turnwise.record.reports.report import write_report
 from turnwise.record.run_folder import RunFolder
-from turnwise.record.table import closing_table, seeds_table
-from turnwise.train.checkpoints import Checkpoints, State, restore
-from turnwise.train.gathering import Gatherer
-from turnwise.train.learner import LocalLearner
-from turnwise.train.loop import Loop, LoopSettings
+from turnwise.report.console import make_console
+from turnwise.report.curve import learning_curve_svg
+from turnwise.report.idle import why_idle
+from turnwise.report.pictures.files import PictureFiles
+from turnwise.report.progress import Progress
+from turnwise.report.report import write_report
+from turnwise.report.table import closing_table, seeds_table
+from turnwise.training.checkpoints import Checkpoints, State, restore
+from turnwise.training.gathering import Gatherer
+from turnwise.training.learner import LocalLearner
+from turnwise.training.loop import Loop, LoopSettings
 
 Summary = dict[str, Any]
 MANY = 512

@@ -7,15 +7,15 @@ from turnwise.models.compiling import copy_of
 from turnwise.models.loading import LoadedModel
 from turnwise.recipes.wiring import Players, build_engine, model_loader
 from turnwise.recipes.worlds import Worlds
-from turnwise.record.progress import Progress
 from turnwise.record.run_folder import RunFolder
+from turnwise.report.progress import Progress
 from turnwise.rollout.collect import GroupCollector
 from turnwise.rollout.matches import MatchCollector
 from turnwise.rollout.sides import sided
 from turnwise.rollout.tasks import TaskSource
-from turnwise.train.checkpoints import Checkpoints
-from turnwise.train.rivals import Frozen, Ladder, Rivals
-from turnwise.train.snapshots import Snapshots
+from turnwise.training.checkpoints import Checkpoints
+from turnwise.training.rivals import Frozen, Ladder, Rivals
+from turnwise.training.snapshots import Snapshots
 
 
 def build_selfplay(

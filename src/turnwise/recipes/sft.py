@@ -26,17 +26,17 @@ from turnwise.recipes.sources import use_own_adapter
 from turnwise.recipes.tracking import tracked
 from turnwise.recipes.wiring import build_players, load_policy
 from turnwise.recipes.worlds import Worlds, task_source, worlds_of
-from turnwise.record.console import make_console
-from turnwise.record.progress import Progress
-from turnwise.record.reports.report import write_report
 from turnwise.record.run_folder import RunFolder
-from turnwise.record.table import closing_table
 from turnwise.record.trackers import check_trackers
-from turnwise.train.checkpoints import State
-from turnwise.train.learner import LocalLearner
-from turnwise.train.measuring import measure
-from turnwise.train.optimizer import Optimizer, OptimizerSettings, Schedule, mark_tables
-from turnwise.train.sft import SftLoop, SftSettings, steps_of
+from turnwise.report.console import make_console
+from turnwise.report.progress import Progress
+from turnwise.report.report import write_report
+from turnwise.report.table import closing_table
+from turnwise.training.checkpoints import State
+from turnwise.training.learner import LocalLearner
+from turnwise.training.measuring import measure
+from turnwise.training.optimizer import Optimizer, OptimizerSettings, Schedule, mark_tables
+from turnwise.training.sft import SftLoop, SftSettings, steps_of
 
 SECTIONS = ("env", "model", "lora", "sft", "eval", "checkpoint", "record", "system")
 """All of these are read."""

@@ -8,7 +8,7 @@ from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.names import nearest
 from turnwise.models.lora import is_adapter
-from turnwise.train.checkpoints import last_checkpoint, read_state, step_folders
+from turnwise.training.checkpoints import last_checkpoint, read_state, step_folders
 
 CHECKPOINTS = "checkpoints"
 

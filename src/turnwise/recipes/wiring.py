@@ -21,7 +21,7 @@ from turnwise.recipes.worlds import Worlds
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.collect import Collector
 from turnwise.rollout.limits import Limits
-from turnwise.train.warmup import warmed_tiny
+from turnwise.training.warmup import warmed_tiny
 
 
 def model_loader(config: Config) -> Callable[[str], LoadedModel]:

@@ -13,7 +13,7 @@ from turnwise.envs.registry import load
 from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.text_env import settings_of
 from turnwise.envs.tool_env import ToolEnv
-from turnwise.evaluate.statistics import wilson_of_rate
+from turnwise.evaluation.statistics import wilson_of_rate
 from turnwise.rollout.curriculum import Curriculum
 from turnwise.rollout.sides import SidedTasks
 from turnwise.rollout.tasks import TaskSource, World

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from turnwise.core.messages import ToolSpec
-from turnwise.tools.sandbox.host import Sandbox, Session
-from turnwise.tools.sandbox.limits import SandboxLimits
-from turnwise.tools.sandbox.results import RunResult
+from turnwise.sandbox.host import Sandbox, Session
+from turnwise.sandbox.limits import SandboxLimits
+from turnwise.sandbox.results import RunResult
 from turnwise.tools.tool import ToolError, ToolResult, ToolRules
 
 __all__ = ["PythonTool", "SandboxLimits"]

@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 
 from turnwise.engine.openai.replies import whole_characters
-from turnwise.tools.sandbox.shortening import shortened
+from turnwise.sandbox.shortening import shortened
 
 MARKS = re.compile(
     r"<<|>>|<\||\|>|</?\w[^<>\n]{0,99}>"  # <tool_call>, </think>, <function=f>, <0x0A>

@@ -16,8 +16,8 @@ from referencing.exceptions import Unresolvable
 from turnwise.core.errors import UserError
 from turnwise.core.messages import ToolSpec
 from turnwise.core.names import nearest
+from turnwise.sandbox.shortening import shortened
 from turnwise.tools.mcp.options import McpOptions
-from turnwise.tools.sandbox.shortening import shortened
 from turnwise.tools.tool import ToolError, ToolResult, ToolRules
 
 NAME = re.compile(r"[A-Za-z0-9_./-]{1,128}")

@@ -1,0 +1,161 @@
+"""The learning curve as a self-contained SVG: text only, no dependency, readable on light and on dark pages."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Literal
+
+from turnwise.report.svg import BLUE, GRID, INK, ORANGE, line, opening, text
+
+WIDTH, HEIGHT = 720, 380
+LEFT, RIGHT, TOP, BOTTOM = 64, 24, 64, 52
+TRAIN, EVALUATION = BLUE, ORANGE
+
+Axis = Literal["steps", "minutes"]
+AXIS_LABELS: dict[Axis, str] = {"steps": "training step", "minutes": "minutes of training"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """Data to pixels; success always spans 0 to 1."""
+
+    right: float
+
+    def x(self, value: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * value / self.right
+
+    def y(self, rate: float) -> float:
+        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    x: float
+    rate: float
+    low: float
+    high: float
+
+
+def learning_curve_svg(rows: Sequence[Mapping[str, Any]], title: str, axis: Axis = "steps") -> str:
+    """Success over training, from the rows of `metrics.jsonl`.
+
+    Rows with "rollout/success" give the training line (faint, with a rolling mean); rows with "eval/success",
+    "eval/success_low" and "eval/success_high" give points with their intervals.
+    """
+    xs = _positions(rows, axis)
+    train = [(x, row["rollout/success"]) for x, row in zip(xs, rows, strict=True) if _has(row, "rollout/success")]
+    evaluations = [
+        Evaluation(x=x, rate=row["eval/success"], low=row["eval/success_low"], high=row["eval/success_high"])
+        for x, row in zip(xs, rows, strict=True)
+        if _has(row, "eval/success", "eval/success_low", "eval/success_high")
+    ]
+    scale = Scale(right=max([x for x, _ in train] + [point.x for point in evaluations], default=0.0) or 1.0)
+    parts = [
+        *_frame(title, AXIS_LABELS[axis], scale),
+        *_training(train, scale),
+        *_evaluations(evaluations, scale),
+        *_legend(bool(train), bool(evaluations)),
+    ]
+    if not (train or evaluations):
+        parts.append(text(WIDTH / 2, HEIGHT / 2, "no steps yet", anchor="middle"))
+    return "\n".join([opening(title, WIDTH, HEIGHT), *parts, "</svg>"]) + "\n"
+
+
+def _positions(rows: Sequence[Mapping[str, Any]], axis: Axis) -> list[float]:
+    """Each row's x: its step, or the minutes of the training steps up to it ("time/total_s" of their rows)."""
+    if axis == "steps":
+        return [float(row["step"]) for row in rows]
+    seconds = [row["time/total_s"] if _has(row, "rollout/success", "time/total_s") else 0.0 for row in rows]
+    return [total / 60 for total in accumulate(seconds)]
+
+
+def _has(row: Mapping[str, Any], *keys: str) -> bool:
+    """Missing and non-finite values (null) are left out of the picture."""
+    return all(row.get(key) is not None for key in keys)
+
+
+def _frame(title: str, x_label: str, scale: Scale) -> list[str]:
+    parts = [text(LEFT, 24, title, size=16, weight="600")]
+    for rate in (0.0, 0.25, 0.5, 0.75, 1.0):
+        y = scale.y(rate)
+        parts.append(line(LEFT, y, WIDTH - RIGHT, y, stroke=GRID if rate else INK))
+        parts.append(text(LEFT - 10, y + 4, f"{100 * rate:.0f} %", anchor="end"))
+    for tick in nice_ticks(scale.right):
+        x = scale.x(tick)
+        parts.append(line(x, HEIGHT - BOTTOM, x, HEIGHT - BOTTOM + 5, stroke=INK))
+        parts.append(text(x, HEIGHT - BOTTOM + 20, f"{tick:g}", anchor="middle"))
+    middle_x, middle_y = (LEFT + WIDTH - RIGHT) / 2, (TOP + HEIGHT - BOTTOM) / 2
+    parts.append(text(middle_x, HEIGHT - 10, x_label, anchor="middle"))
+    parts.append(text(16, middle_y, "success", anchor="middle", turned=True))
+    return parts
+
+
+def _training(points: Sequence[tuple[float, float]], scale: Scale) -> list[str]:
+    smooth = rolling_mean([rate for _, rate in points], window=max(1, len(points) // 15))
+    rolled = [(x, rate) for (x, _), rate in zip(points, smooth, strict=True)]
+    return [
+        _path(points, scale, width=1, opacity=0.35),
+        _path(rolled, scale, width=2.5, opacity=1),
+    ]
+
+
+def _evaluations(evaluations: Sequence[Evaluation], scale: Scale) -> list[str]:
+    parts = []
+    for number, evaluation in enumerate(evaluations):
+        x, y, low, high = (
+            scale.x(evaluation.x),
+            scale.y(evaluation.rate),
+            scale.y(evaluation.low),
+            scale.y(evaluation.high),
+        )
+        parts.append(line(x, low, x, high, stroke=EVALUATION, width=2))
+        parts += [line(x - 5, end, x + 5, end, stroke=EVALUATION, width=2) for end in (low, high)]
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{EVALUATION}"/>')
+        if number in (0, len(evaluations) - 1):
+            parts.append(_evaluation_label(evaluation, x, y, first=number == 0))
+    return parts
+
+
+def _evaluation_label(evaluation: Evaluation, x: float, y: float, *, first: bool) -> str:
+    """The first one's to the right of its point, the last one's to the left: both inside the frame."""
+    shift, anchor = (10, "start") if first and x < WIDTH / 2 else (-10, "end")
+    label = f"{100 * evaluation.rate:.1f} %"
+    return text(x + shift, y - 8, label, anchor=anchor, fill=EVALUATION, weight="600")
+
+
+def _legend(train: bool, evaluations: bool) -> list[str]:
+    entries: list[tuple[str, Callable[[float], str]]] = []
+    if train:
+        entries.append(("training episodes, rolling mean", lambda x: line(x, 44, x + 22, 44, stroke=TRAIN, width=2.5)))
+    if evaluations:
+        entries.append(
+            ("evaluation, 95 % interval", lambda x: f'<circle cx="{x + 11}" cy="44" r="4.5" fill="{EVALUATION}"/>')
+        )
+    parts = []
+    for number, (label, mark) in enumerate(entries):
+        x = LEFT + 240 * number
+        parts += [mark(x), text(x + 30, 48, label)]
+    return parts
+
+
+def rolling_mean(values: Sequence[float], window: int) -> list[float]:
+    """The mean of the last `window` values at each place, of fewer at the start."""
+    spans = [values[max(0, end - window) : end] for end in range(1, len(values) + 1)]
+    return [sum(span) / len(span) for span in spans]
+
+
+def nice_ticks(right: float, at_most: int = 8) -> list[float]:
+    """0, then steps of 1, 2 or 5 times a power of ten, up to `right`."""
+    rough = right / at_most
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
+    return [index * step for index in range(int(right / step + 1e-9) + 1)]
+
+
+def _path(points: Sequence[tuple[float, float]], scale: Scale, *, width: float, opacity: float) -> str:
+    places = " ".join(f"{scale.x(x):.1f},{scale.y(rate):.1f}" for x, rate in points)
+    return (
+        f'<polyline points="{places}" fill="none" stroke="{TRAIN}" stroke-width="{width}" '
+        f'stroke-opacity="{opacity}" stroke-linejoin="round" stroke-linecap="round"/>'
+    )

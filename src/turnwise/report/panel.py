@@ -1,0 +1,106 @@
+"""A metric over the steps as a small self-contained SVG: one of many on a page."""
+
+import math
+from collections.abc import Callable, Sequence
+
+from turnwise.record.known_metrics import Points
+from turnwise.report.curve import nice_ticks, rolling_mean
+from turnwise.report.svg import BLUE, GRID, INK, ORANGE, line, opening, text
+
+WIDTH, HEIGHT = 360, 190
+LEFT, RIGHT, TOP, BOTTOM = 58, 12, 34, 28
+MAX_POINTS = WIDTH - LEFT - RIGHT
+SMOOTH = 15
+"""The line is a mean over a fifteenth of the steps; the values themselves are faint behind it."""
+
+
+def panel_svg(
+    points: Points,
+    title: str,
+    write: Callable[[float | None], str],
+    *,
+    share: bool = False,
+    marks: Sequence[float] = (),
+) -> str:
+    """`marks`: steps at which something was said about the run, as triangles on the axis."""
+    low, high = (0.0, 1.0) if share else value_range([value for _, value in points])
+    first, last = points[0][0], points[-1][0]
+
+    def place(point: tuple[float, float]) -> tuple[float, float]:
+        across = (point[0] - first) / ((last - first) or 1.0)
+        up = (point[1] - low) / (high - low)
+        return LEFT + (WIDTH - LEFT - RIGHT) * across, HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * up
+
+    smooth = rolling_mean([value for _, value in points], window=max(1, len(points) // SMOOTH))
+    rolled = [(step, value) for (step, _), value in zip(points, smooth, strict=True)]
+    parts = [
+        opening(f"{title}: {write(points[-1][1])}", WIDTH, HEIGHT),
+        text(LEFT, 18, title, size=13, weight="600"),
+        text(WIDTH - RIGHT, 18, write(smooth[-1]), anchor="end", fill=BLUE, weight="600"),
+        *_levels(low, high, write, place),
+        text(LEFT, HEIGHT - 8, f"{first:g}", size=11),
+        text(WIDTH - RIGHT, HEIGHT - 8, f"step {last:g}", anchor="end", size=11),
+        _path([place(point) for point in thinned(points)], width=1, opacity=0.35),
+        _path([place(point) for point in thinned(rolled)], width=2, opacity=1),
+        *[_mark(place((step, low))[0]) for step in marks if first <= step <= last],
+    ]
+    return "".join([*parts, "</svg>\n"])
+
+
+def thinned(points: Points, at_most: int = MAX_POINTS) -> Points:
+    """Of many points the lowest and the highest in each column: what a person would see of all of them."""
+    if len(points) <= 2 * at_most:
+        return points
+    kept: Points = []
+    for column in range(at_most):
+        part = points[column * len(points) // at_most : (column + 1) * len(points) // at_most]
+        ends = {min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])}
+        kept += sorted(ends)
+    return kept
+
+
+def value_range(values: Sequence[float]) -> tuple[float, float]:
+    """A little more than the values span; never of no height, and not below 0 where no value is."""
+    low, high = min(values), max(values)
+    spare = 0.05 * (high - low if high > low else abs(high) or 10.0)
+    spare = max(spare, 1e-9 * abs(high), 1e-9 * abs(low), 1e-15)  # so that it is seen beside numbers of any size
+    return (low - spare if low < 0 else max(low - spare, 0.0)), high + spare
+
+
+def levels_between(low: float, high: float, at_most: int = 5) -> list[float]:
+    """Round numbers within the range: a few of them."""
+    ticks = nice_ticks(high - low, at_most)
+    step = ticks[1] if len(ticks) > 1 else high - low
+    first = math.ceil(low / step - 1e-9)
+    return [step * number for number in range(first, math.floor(high / step + 1e-9) + 1)][: 2 * at_most]
+
+
+def _levels(
+    low: float,
+    high: float,
+    write: Callable[[float | None], str],
+    place: Callable[[tuple[float, float]], tuple[float, float]],
+) -> list[str]:
+    parts = []
+    for level in levels_between(low, high):
+        _, y = place((0.0, level))
+        parts.append(line(LEFT, y, WIDTH - RIGHT, y, stroke=GRID))
+        parts.append(text(LEFT - 6, y + 4, write(level), anchor="end", size=11))
+    bottom = HEIGHT - BOTTOM
+    return [*parts, line(LEFT, bottom, WIDTH - RIGHT, bottom, stroke=INK)]
+
+
+def _mark(x: float) -> str:
+    y = HEIGHT - BOTTOM
+    return f'<path d="M{x:.1f} {y - 8}l5 8h-10z" fill="{ORANGE}"/>'
+
+
+def _path(places: Sequence[tuple[float, float]], *, width: float, opacity: float) -> str:
+    joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    if len(places) == 1:
+        x, y = places[0]
+        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{BLUE}"/>'
+    return (
+        f'<polyline points="{joined}" fill="none" stroke="{BLUE}" stroke-width="{width}" stroke-opacity="{opacity}" '
+        'stroke-linejoin="round"/>'
+    )

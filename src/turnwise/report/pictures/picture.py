@@ -1,0 +1,98 @@
+"""A state's picture, as an environment gave it: a grid of named cells, drawn.
+
+A picture is a row's {"rows": [[cell name, ...], ...], "caption": text, "info": {name: text}}. It may come from any
+environment, or from a file that anybody wrote: whatever it holds, what comes out is a small and harmless drawing.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeGuard
+
+from turnwise.report.pictures.boards import board_of
+from turnwise.report.pictures.letters import clipped, shown, wrapped
+from turnwise.report.pictures.shapes import Drawing, Label, Shape
+from turnwise.report.pictures.shapes_svg import to_svg
+from turnwise.report.pictures.tables import table
+from turnwise.report.pictures.worlds import knows, world
+
+MAX_CELLS, MAX_SIDE = 1024, 128
+"""Beyond, no person sees anything in it, and a page full of them would be slow."""
+MAX_CELL_TEXT = 8000
+MAX_NOTES = 8
+MAX_LINES = 6
+MARGIN, NOTE_LINE, NOTE_SIZE = 2.0, 18.0, 13.0
+NOTE_INK = "#757d87"
+"""Readable on light and on dark pages."""
+NARROWEST = 150.0
+
+
+def picture_svg(picture: Mapping[str, Any]) -> str:
+    """Self-contained SVG that runs nothing and loads nothing."""
+    return to_svg(picture_drawing(picture))
+
+
+def picture_drawing(picture: Mapping[str, Any]) -> Drawing:
+    """The same as shapes, for those who make pixels of it."""
+    given = picture.get("rows") if isinstance(picture, Mapping) else None
+    if not _is_list(given) or not any(_is_list(row) and row for row in given):
+        return _note("an empty picture")
+    if len(given) > MAX_SIDE or sum(_length(row) for row in given) > MAX_CELLS or max(map(_length, given)) > MAX_SIDE:
+        return _note(f"a picture of {len(given)} x {max(map(_length, given))} cells: too large to draw")
+    rows = [[_name(cell) for cell in row] if _is_list(row) else [_name(row)] for row in given]
+    caption = _name(picture.get("caption") or "")
+    width, height, shapes = _drawn([row for row in rows if row], caption)
+    return _framed(width, height, shapes, _notes(caption, picture.get("info")), _title(rows, caption))
+
+
+def _is_list(value: Any) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _length(row: Any) -> int:
+    return len(row) if _is_list(row) else 1
+
+
+def _name(value: Any) -> str:
+    if isinstance(value, str):
+        return value[:MAX_CELL_TEXT]
+    small = value is None or isinstance(value, float) or (isinstance(value, int) and value.bit_length() < 256)
+    return str(value) if small else type(value).__name__
+
+
+def _drawn(rows: list[list[str]], caption: str) -> tuple[float, float, list[Shape]]:
+    """A known board; a world where it holds known things, whatever else is in it; else a table of text."""
+    if (board := board_of(rows, caption)) is not None:
+        return board(rows)
+    return world(rows) if any(knows(name) for row in rows for name in row) else table(rows)
+
+
+def _notes(caption: str, info: Any) -> list[str]:
+    """What stands below: the caption, then the environment's further words."""
+    notes = [caption] if caption.strip() else []
+    if isinstance(info, Mapping):
+        pairs = list(info.items())[:MAX_NOTES]
+        notes += [f"{_name(key)}: {_name(value)}" for key, value in pairs]
+    return [shown(note) for note in notes]
+
+
+def _framed(width: float, height: float, shapes: Sequence[Shape], notes: Sequence[str], title: str) -> Drawing:
+    """The board with its notes below, and a margin so that no pen is cut at the edge."""
+    whole = max(width, NARROWEST) if notes else width
+    columns = max(int(whole / (0.56 * NOTE_SIZE)), 12)
+    lines = [line for note in notes for line in wrapped(note, columns, 3)][:MAX_LINES]
+    labels = [
+        Label(x=0, y=height + 4 + NOTE_LINE * (number + 0.5), text=line, size=NOTE_SIZE, fill=NOTE_INK, anchor="start")
+        for number, line in enumerate(lines)
+    ]
+    total = height + (4 + NOTE_LINE * len(lines) if lines else 0)
+    return Drawing(width=whole, height=total, shapes=[*shapes, *labels], title=title, margin=MARGIN)
+
+
+def _title(rows: Sequence[Sequence[str]], caption: str) -> str:
+    """For those who do not see it: small boards cell by cell."""
+    cells = "; ".join(" ".join(row) for row in rows)
+    return clipped(shown(f"{caption}: {cells}" if caption else cells), 600)
+
+
+def _note(text: str) -> Drawing:
+    label = Label(x=8, y=14, text=text, size=NOTE_SIZE, fill=NOTE_INK, anchor="start")
+    return Drawing(width=max(7.5 * len(text) + 16, NARROWEST), height=28, shapes=[label], title=text)

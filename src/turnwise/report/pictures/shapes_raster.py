@@ -1,0 +1,143 @@
+"""A drawing as pixels, by Pillow: the same shapes as in the SVG, drawn larger and made small for smooth edges."""
+
+from typing import TYPE_CHECKING, Any, assert_never
+
+from turnwise.core.errors import UserError
+from turnwise.report.pictures.fonts import runs
+from turnwise.report.pictures.letters import shown, width_of
+from turnwise.report.pictures.shapes import BASELINE, Box, Disc, Drawing, Label, Lines, Patch, Point, Shape
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FINER = 2
+"""Pixels drawn for one that is kept, each way."""
+MAX_PIXELS = 16_000_000
+PAPER = "#ffffff"
+
+
+def pillow() -> Any:
+    """The package, or how to get it."""
+    try:
+        import PIL.Image
+        import PIL.ImageDraw
+    except ImportError as error:
+        raise UserError("pictures as PNG and GIF need Pillow: pip install 'turnwise[pictures]'") from error
+    return PIL
+
+
+def to_image(drawing: Drawing, scale: float = 2.0, paper: str = PAPER) -> "Image":
+    """`scale`: pixels of the image for one of the drawing; smaller where it would become too large."""
+    margin = drawing.margin
+    width, height = drawing.width + 2 * margin, drawing.height + 2 * margin
+    scale = min(scale, (MAX_PIXELS / (width * height)) ** 0.5 / FINER)
+    fine = scale * FINER
+    pil = pillow()
+    large = pil.Image.new("RGB", (max(round(width * fine), 1), max(round(height * fine), 1)), paper)
+    pen = _Pen(large, fine, margin)
+    for shape in drawing.shapes:
+        pen.draw(shape)
+    return large.resize((max(round(width * scale), 1), max(round(height * scale), 1)), pil.Image.Resampling.LANCZOS)
+
+
+class _Pen:
+    def __init__(self, image: "Image", scale: float, margin: float) -> None:
+        self._image = image
+        self._draw = pillow().ImageDraw.Draw(image)
+        self._scale = scale
+        self._margin = margin
+
+    def draw(self, shape: Shape) -> None:
+        match shape:
+            case Box():
+                self._box(shape)
+            case Disc():
+                self._disc(shape)
+            case Lines():
+                for path in shape.paths:
+                    self._line(path, shape.stroke, shape.thickness)
+            case Patch():
+                self._draw.polygon([self._at(point) for point in shape.points], fill=shape.fill)
+                if shape.stroke is not None:
+                    self._line((*shape.points, shape.points[0]), shape.stroke, shape.thickness)
+            case Label():
+                self._label(shape)
+            case _:
+                assert_never(shape)
+
+    def _at(self, point: Point) -> Point:
+        return self._scale * (point[0] + self._margin), self._scale * (point[1] + self._margin)
+
+    def _pixels(self, length: float) -> int:
+        return max(round(self._scale * length), 1)
+
+    def _box(self, box: Box) -> None:
+        """SVG's pen runs along the middle of an edge, Pillow's inside of it: so the edge is moved out by half a pen."""
+        half = box.thickness / 2 if box.stroke is not None else 0.0
+        left, top = self._at((box.x - half, box.y - half))
+        right, bottom = self._at((box.x + box.width + half, box.y + box.height + half))
+        self._draw.rounded_rectangle(
+            (left, top, max(right - 1, left), max(bottom - 1, top)),
+            radius=self._scale * (box.radius + half) if box.radius else 0,
+            fill=box.fill,
+            outline=box.stroke,
+            width=self._pixels(box.thickness) if box.stroke is not None else 0,
+        )
+
+    def _disc(self, disc: Disc) -> None:
+        half = disc.thickness / 2 if disc.stroke is not None else 0.0
+        left, top = self._at((disc.x - disc.rx - half, disc.y - disc.ry - half))
+        right, bottom = self._at((disc.x + disc.rx + half, disc.y + disc.ry + half))
+        self._draw.ellipse(
+            (left, top, right, bottom),
+            fill=disc.fill,
+            outline=disc.stroke,
+            width=self._pixels(disc.thickness) if disc.stroke is not None else 0,
+        )
+
+    def _line(self, path: tuple[Point, ...], stroke: str, thickness: float) -> None:
+        """With round ends and corners."""
+        width = self._pixels(thickness)
+        points = [self._at(point) for point in path]
+        self._draw.line(points, fill=stroke, width=width)
+        if width > 2:
+            for x, y in points:
+                self._draw.ellipse((x - width / 2, y - width / 2, x + width / 2, y + width / 2), fill=stroke)
+
+    def _label(self, label: Label) -> None:
+        size = self._pixels(label.size)
+        text = shown(label.text)
+        if label.mono:
+            self._columns(label, text, size)
+            return
+        pieces = list(runs(text, bold=label.bold, mono=False, size=size))
+        widths = [font.getlength(piece) * size / own for piece, font, own in pieces]
+        x, y = self._at((label.x, label.y + BASELINE * label.size))
+        x -= {"start": 0.0, "middle": 0.5, "end": 1.0}[label.anchor] * sum(widths)
+        for (piece, font, own), width in zip(pieces, widths, strict=True):
+            self._piece(x, y, piece, font, own, size, label.fill)
+            x += width
+
+    def _columns(self, label: Label, text: str, size: int) -> None:
+        """Letter by letter, each in its column, so that lines stand under each other in any mix of fonts."""
+        left, y = self._at((label.x, label.y + BASELINE * label.size))
+        column = 0
+        for letter in text:
+            for piece, font, own in runs(letter, bold=False, mono=True, size=size):
+                self._piece(left + 0.6 * size * column, y, piece, font, own, size, label.fill)
+            column += width_of(letter)
+
+    def _piece(self, x: float, y: float, text: str, font: Any, own: int, size: int, fill: str) -> None:
+        if own == size:
+            self._draw.text((x, y), text, font=font, fill=fill, anchor="ls", embedded_color=True)
+            return
+        pil = pillow()  # a bitmap font: drawn at its own size, then scaled
+        box = font.getbbox(text, anchor="ls")
+        if box[2] <= box[0] or box[3] <= box[1]:
+            return
+        stamp = pil.Image.new("RGBA", (round(box[2] - box[0]), round(box[3] - box[1])))
+        pen = pil.ImageDraw.Draw(stamp)
+        pen.text((-box[0], -box[1]), text, font=font, fill=fill, anchor="ls", embedded_color=True)
+        share = size / own
+        small = stamp.resize((max(round(stamp.width * share), 1), max(round(stamp.height * share), 1)))
+        self._image.paste(small, (round(x + box[0] * share), round(y + box[1] * share)), small)

@@ -1,0 +1,37 @@
+"""`report.html`: a run or an evaluation as one file that opens by double click, without network and without scripts."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from turnwise.core.errors import UserError
+from turnwise.record.disk import disk_errors, write_aside
+from turnwise.record.evaluation_folder import PLAN
+from turnwise.report.evaluation import evaluation_report
+from turnwise.report.run import run_report
+
+NAME = "report.html"
+
+
+def report_html(folder: Path, summary: Mapping[str, Any] | None = None) -> str:
+    """The page of what is in the folder now; it may still be growing. `summary`: as `write_report` takes it."""
+    if (folder / PLAN).is_file():
+        return evaluation_report(folder)
+    if (folder / "config.toml").is_file():
+        return run_report(folder, summary)
+    raise UserError(f"{folder} is neither a run nor an evaluation: give the folder of one, as runs/NAME")
+
+
+def write_report(folder: Path, out: Path | None = None, *, summary: Mapping[str, Any] | None = None) -> Path:
+    """Writes the report, into the folder itself unless told otherwise, and says where.
+
+    `summary`: of a run that ends now, where it is not in the folder yet.
+    """
+    target = folder / NAME if out is None else out
+    text = report_html(folder, summary)
+    with disk_errors(target, "report again, or choose another --out"):
+        if target.is_dir():
+            raise UserError(f"{target} is a folder: give --out a file, as {target / NAME}")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_aside(target, text.encode("utf-8", "backslashreplace"), durable=False)
+    return target

@@ -1,0 +1,181 @@
+"""The report of a run: how it ended, how it went there, and some of its episodes."""
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from turnwise.config.schema import Config
+from turnwise.record.follow import Follower
+from turnwise.record.known_metrics import number_of, points_of, present
+from turnwise.record.numbers import count, decimal, duration, percent
+from turnwise.report.curve import learning_curve_svg
+from turnwise.report.episodes import chosen_of_index, episode_html, heading_of, read_at
+from turnwise.report.page import cards, escaped, figure, folded, page, section, settings_table, table
+from turnwise.report.panel import panel_svg
+
+MAX_ALARMS = 50
+MAX_VALUE = 300
+
+
+def run_report(path: Path, summary: Mapping[str, Any] | None = None) -> str:
+    """Of a run that has ended, or of one that goes on. `summary`: where it is not in the folder yet."""
+    rows = _readable(Follower(path / "metrics.jsonl").read_all())
+    settings = flat_settings(path / "config.toml")
+    alarms = Follower(path / "alarms.jsonl").read_all()
+    summary = summary or read_object(path / "summary.json")
+    subtitle = ", ".join(
+        f"{settings[key]}" for key in ("env.kind", "model.name", "algo.advantage") if settings.get(key)
+    )
+    return page(
+        path.resolve().name,
+        subtitle,
+        [
+            cards(_numbers(rows, summary, settings)),
+            _curves(rows, alarms),
+            _alarms(alarms),
+            _evaluations(rows),
+            *_episodes(path),
+            _settings(settings),
+        ],
+    )
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """A JSON file that may be missing or broken."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def flat_settings(path: Path) -> dict[str, str]:
+    """A TOML file's values by their dotted keys."""
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return {key: str(value)[:MAX_VALUE] for key, value in _flat(found, "")}
+
+
+def _flat(table: Mapping[str, Any], before: str) -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", value
+
+
+def _readable(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows that say their step, as every row does that this program wrote."""
+    return [row for row in rows if isinstance(row.get("step"), int) and abs(row["step"]) < 10**12]
+
+
+def _numbers(
+    rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any] | None, settings: Mapping[str, str]
+) -> list[tuple[str, str]]:
+    steps = [row for row in rows if number_of(row.get("train/grad_norm", row.get("rollout/episodes"))) is not None]
+    done = max((row["step"] for row in steps), default=0)
+    found = [("state", "finished" if summary is not None else "not finished")]
+    evaluated = [row for row in rows if number_of(row.get("eval/success")) is not None]
+    if evaluated:
+        found.append(("success before", percent(number_of(evaluated[0]["eval/success"]))))
+    if len(evaluated) > 1:
+        last = evaluated[-1]
+        ends = [percent(number_of(last.get(key))) for key in ("eval/success_low", "eval/success_high")]
+        found.append(
+            ("success after" if summary is not None else "success now", percent(number_of(last["eval/success"])))
+        )
+        found.append(("95 % interval", f"{ends[0].removesuffix(' %')} to {ends[1]}"))
+    found.append(("steps", f"{done} of {settings.get('train.steps', '?')}" if summary is None else str(done)))
+    found.append(("training time", duration(_total(rows, "time/total_s", but="eval/name"))))
+    if episodes := _total(rows, "rollout/episodes"):
+        found.append(("episodes", count(episodes)))
+    if tokens := _total(rows, "rollout/sampled_tokens"):
+        found.append(("sampled tokens", count(tokens)))
+    return found
+
+
+def _total(rows: Sequence[Mapping[str, Any]], key: str, but: str = "") -> float:
+    return sum(number_of(row.get(key)) or 0.0 for row in rows if but not in row)
+
+
+def _curves(rows: Sequence[dict[str, Any]], alarms: Sequence[Mapping[str, Any]]) -> str:
+    marks = [step for alarm in alarms if (step := number_of(alarm.get("step"))) is not None]
+    drawn = [
+        figure(panel_svg(points, metric.label, metric.write, share=metric.share, marks=marks))
+        for metric, points in present(rows)
+        if metric.key != "rollout/success"
+    ]
+    if points_of(rows, "rollout/success") or points_of(rows, "eval/success"):
+        curve = figure(learning_curve_svg([_finite(row) for row in rows], "Success over training"), wide=True)
+    elif not drawn:
+        return section("Curves", '<p class="soft">no steps yet</p>')
+    else:
+        curve = ""
+    return section("Curves", curve, f'<div class="panels">{"".join(drawn)}</div>')
+
+
+def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What the learning curve reads, with only numbers in it."""
+    keys = ("rollout/success", "eval/success", "eval/success_low", "eval/success_high", "time/total_s")
+    return {"step": row["step"], **{key: number_of(row.get(key)) for key in keys}}
+
+
+def _alarms(alarms: Sequence[Mapping[str, Any]]) -> str:
+    if not alarms:
+        return ""
+    listed = "".join(
+        f"<li>step {escaped(str(alarm.get('step')), 20)}: {escaped(str(alarm.get('text', '')), 500)}</li>"
+        for alarm in alarms[-MAX_ALARMS:]
+    )
+    return section("Alarms", f'<ul class="alarms">{listed}</ul>')
+
+
+def _evaluations(rows: Sequence[Mapping[str, Any]]) -> str:
+    found = [row for row in rows if number_of(row.get("eval/success")) is not None]
+    if not found:
+        return ""
+    lines = [
+        (
+            str(row.get("eval/name", ""))[:60],
+            str(row["step"]),
+            *(percent(number_of(row.get(f"eval/{key}"))) for key in ("success", "success_low", "success_high")),
+            decimal(number_of(row.get("eval/reward"))),
+            count(number_of(row.get("eval/episodes"))),
+        )
+        for row in found
+    ]
+    headers = ("evaluation", "step", "success", "from", "to", "return", "episodes")
+    body = table(headers, lines)
+    return section("Evaluations", body if len(lines) <= 12 else folded(f"all {len(lines)}", body))
+
+
+def _episodes(path: Path) -> Iterator[str]:
+    chosen = chosen_of_index(Follower(path / "trajectories" / "index.jsonl").each())
+    for title, entries in zip(("Some that succeeded", "Some that did not"), chosen, strict=True):
+        shown = []
+        for entry in entries:
+            file = path / "trajectories" / f"step_{entry['step']:06d}.jsonl"
+            if (row := read_at(file, entry.get("offset"), entry.get("length"))) is not None:
+                shown.append(episode_html(row, f"step {entry['step']}: {heading_of(row)}"))
+        if shown:
+            yield section(title, *shown)
+
+
+def _settings(settings: Mapping[str, str]) -> str:
+    """Those that are not the defaults, then all of them."""
+    defaults = {key: str(value)[:MAX_VALUE] for key, value in _flat(json.loads(Config().model_dump_json()), "")}
+    alike = {"None": "none"}
+    changed = [
+        (key, value)
+        for key, value in settings.items()
+        if alike.get(value, value) != alike.get(defaults.get(key, ""), defaults.get(key, ""))
+    ]
+    return section(
+        "Settings",
+        settings_table(changed) if changed else '<p class="soft">all are the defaults</p>',
+        folded(f"all {len(settings)} settings", settings_table(settings.items())),
+    )

@@ -1,0 +1,190 @@
+"""What `turnwise watch` shows at one moment: where the run stands, its curves, its last alarms."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from turnwise.record.known_metrics import FIRST, Metric, Points, number_of, present
+from turnwise.record.numbers import duration, percent
+from turnwise.report.console import one_line
+from turnwise.report.panel import value_range
+from turnwise.report.table import interval
+from turnwise.report.watching.line_plot import braille_plot, plain_plot
+
+WATCHED = tuple(
+    metric
+    for metric in FIRST
+    if metric.key
+    in {
+        "rollout/success",
+        "rollout/reward",
+        "train/loss",
+        "train/entropy",
+        "train/kl",
+        "train/approx_kl",
+        "rollout/response_tokens",
+        "train/grad_norm",
+        "time/tokens_per_s",
+    }
+)
+PANEL_WIDTH, GAP = 28, 2
+NARROW = 70
+"""Below, the run's name has a line of its own."""
+PLOT_HEIGHTS = (2, 7)
+"""Of a plot, at least and at most."""
+ALARMS = 3
+RECENT_STEPS = 20
+COLOURS = {"rollout/success": "green", "rollout/reward": "cyan"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """All that is shown. `quiet_s`: since something was written."""
+
+    title: str
+    rows: Sequence[Mapping[str, Any]]
+    alarms: Sequence[Mapping[str, Any]]
+    total: int | None
+    finished: bool
+    quiet_s: float | None
+    live: bool = False
+    """It is drawn again and again, and Ctrl-C ends that: so it has to fit the screen."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        height = options.height if options.height is not None else console.height
+        alarms = _alarm_lines(self.alarms)
+        head = [*_head(self, options.max_width), *_evaluation(self.rows)]
+        spare = height - len(head) - len(alarms) - 3 if self.live else None
+        parts: list[RenderableType] = [*head, Text(), _panels(self.rows, options.max_width, spare, _fine(console))]
+        if self.live:
+            alarms.append(Text("Ctrl-C ends watching; the run goes on", style="dim", no_wrap=True))
+        yield Group(*parts, *alarms)
+
+
+def _fine(console: Console) -> bool:
+    return console.encoding.lower().startswith("utf")
+
+
+def done_steps(rows: Sequence[Mapping[str, Any]]) -> int:
+    return max((int(step) for row in rows if (step := number_of(row.get("step"))) is not None), default=0)
+
+
+def left_s(rows: Sequence[Mapping[str, Any]], total: int | None) -> float | None:
+    """By the pace of the last steps, their evaluations included; None until there is a pace."""
+    done = done_steps(rows)
+    recent = [row for row in rows if (number_of(row.get("step")) or 0) > max(done - RECENT_STEPS, 0)]
+    steps = len({row["step"] for row in recent})
+    if total is None or not steps:
+        return None
+    seconds = sum(number_of(row.get("time/total_s")) or 0.0 for row in recent if row.get("eval/name") != "after")
+    return seconds / steps * max(total - done, 0)
+
+
+def _head(frame: Frame, width: int) -> list[RenderableType]:
+    """The run's name, a bar, the steps, and how long it will take."""
+    done = done_steps(frame.rows)
+    total = done if frame.finished else frame.total
+    name = one_line(frame.title)
+    name.stylize("bold")
+    name.no_wrap, name.overflow = True, "ellipsis"
+    bar = ProgressBar(
+        total=total or max(done, 1), completed=done if total else 0, complete_style="cyan", finished_style="green"
+    )
+    cells: list[RenderableType] = [bar, Text(f"{done}/{total or '?'}"), Text(_state(frame))]
+    grid = Table.grid(padding=(0, 1), expand=True)
+    if width >= NARROW:
+        grid.add_column(no_wrap=True, max_width=width // 2)
+        cells.insert(0, name)
+    grid.add_column(ratio=1, min_width=4)
+    grid.add_column(no_wrap=True)
+    grid.add_column(no_wrap=True, overflow="ellipsis")
+    grid.add_row(*cells)
+    return [grid] if width >= NARROW else [name, grid]
+
+
+def _state(frame: Frame) -> str:
+    if frame.finished:
+        return "finished"
+    left = left_s(frame.rows, frame.total)
+    going = "running" if done_steps(frame.rows) else "starting"
+    ahead = going if left is None else f"{duration(left)} left"
+    quiet = frame.quiet_s
+    return f"{ahead}, silent for {duration(quiet)}" if quiet is not None and quiet > 60 else ahead
+
+
+def _evaluation(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
+    found = [row for row in rows if number_of(row.get("eval/success")) is not None]
+    if not found:
+        return []
+    last = found[-1]
+    ends = (number_of(last.get("eval/success_low")), number_of(last.get("eval/success_high")))
+    success = percent(number_of(last["eval/success"]))
+    return [
+        Text.assemble(
+            ("evaluated ", "dim"),
+            (success, "bold green"),
+            (f" ({interval(ends)}) at step {done_steps([last])}", "dim"),
+            no_wrap=True,
+            overflow="ellipsis",
+        )
+    ]
+
+
+def _panels(rows: Sequence[Mapping[str, Any]], width: int, height: int | None, fine: bool) -> RenderableType:
+    found = _chosen(rows)
+    if not found:
+        return Text("no steps yet", style="dim")
+    columns = max(1, min((width + GAP) // (PANEL_WIDTH + GAP), len(found)))
+    lowest, highest = PLOT_HEIGHTS
+    lines = -(-len(found) // columns)
+    plot = highest if height is None else min(max(height // lines - 1, lowest), highest)
+    if height is not None:
+        found = found[: columns * max(height // (plot + 1), 1)]
+    each = min((width - GAP * (columns - 1)) // columns, 60)
+    grid = Table.grid(padding=(0, GAP, 0, 0))
+    for _ in range(columns):
+        grid.add_column(width=each, no_wrap=True)
+    panels = [_panel(metric, points, each, plot, fine) for metric, points in found]
+    for start in range(0, len(panels), columns):
+        grid.add_row(*panels[start : start + columns])
+    return grid
+
+
+def _chosen(rows: Sequence[Mapping[str, Any]]) -> list[tuple[Metric, Points]]:
+    """One KL is enough: that to the reference, where there is one."""
+    found = present(rows, WATCHED)
+    keys = {metric.key for metric, _ in found}
+    return [each for each in found if each[0].key != "train/approx_kl" or "train/kl" not in keys]
+
+
+def _panel(metric: Metric, points: Points, width: int, height: int, fine: bool) -> Text:
+    """Name and last value, then the plot with its range at the left."""
+    low, high = (0.0, 1.0) if metric.share else value_range([value for _, value in points])
+    ends = (metric.write(high), metric.write(low))
+    margin = max(map(len, ends)) + 1
+    plot = (braille_plot if fine else plain_plot)(points, max(width - margin, 4), height, low, high)
+    value = metric.write(points[-1][1])
+    room = max(width - len(value) - 1, 1)
+    text = Text(no_wrap=True, overflow="crop")
+    text.append(metric.label[:room].ljust(room + 1), style="bold")
+    text.append(value)
+    for number, line in enumerate(plot):
+        label = ends[0] if number == 0 else ends[1] if number == height - 1 else ""
+        text.append(f"\n{label.rjust(margin - 1)} ", style="dim")
+        text.append(line, style=COLOURS.get(metric.key, "blue"))
+    return text
+
+
+def _alarm_lines(alarms: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
+    lines: list[RenderableType] = []
+    for alarm in alarms[-ALARMS:]:
+        line = one_line(f"! step {str(alarm.get('step'))[:12]}: {str(alarm.get('text', ''))[:400]}")
+        line.stylize("yellow")
+        line.no_wrap, line.overflow = True, "ellipsis"
+        lines.append(line)
+    return lines

@@ -1,0 +1,225 @@
+"""The sandbox as the rest of turnwise sees it.
+
+box = await Sandbox.start(SandboxLimits(timeout_s=5))
+async with box.session(seed=3) as session:
+    result = await session.run("x = 6 * 7; x")      # RunResult(value="42", ended="ok", ...)
+await box.close()
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from types import TracebackType
+from typing import Literal, Self
+
+from turnwise.core.whole_text import broken_in
+from turnwise.sandbox.errors import SandboxFailure, SandboxUnavailable
+from turnwise.sandbox.limits import SandboxLimits
+from turnwise.sandbox.prefix import DEFAULT_PACKAGES, prefix_of_this_interpreter
+from turnwise.sandbox.probe import REMEDIES, TIERS, missing_ground, self_test
+from turnwise.sandbox.results import RunResult
+from turnwise.sandbox.session_process import SessionProcess
+from turnwise.sandbox.watchdog import Watchdog
+from turnwise.sandbox.zygote_config import Tier
+from turnwise.sandbox.zygote_process import ZygoteFailed, ZygoteProcess
+
+RESTARTED = "[the interpreter was restarted: variables from earlier calls are lost]\n"
+
+
+class Sandbox:
+    """One zygote and its sessions. Made by `start`; without isolation only by `unsafe_subprocess`."""
+
+    def __init__(self, zygote: ZygoteProcess, limits: SandboxLimits) -> None:
+        self.limits = limits
+        self._zygote = zygote
+        self._watchdog = Watchdog(limits)
+        self._restarting = asyncio.Lock()
+        self._processes: set[SessionProcess] = set()
+        self._closed = False
+
+    @classmethod
+    async def start(
+        cls,
+        limits: SandboxLimits | None = None,
+        tier: Literal["auto", "namespaces", "landlock"] = "auto",
+        *,
+        packages: tuple[str, ...] = DEFAULT_PACKAGES,
+    ) -> "Sandbox":
+        """The best tier that passes its self-test. `packages`: distributions that sessions can import, imported once
+        here.
+        """
+        if (problem := missing_ground()) is not None:
+            raise SandboxUnavailable(problem)
+        problems = []
+        for candidate in TIERS if tier == "auto" else (tier,):
+            try:
+                return await cls._start_tested(candidate, limits or SandboxLimits(), packages)
+            except ZygoteFailed as error:
+                problems.append(f"{candidate}: {error}; remedy: {REMEDIES[candidate]}")
+        raise SandboxUnavailable("this machine gives no sandbox. " + ". ".join(problems))
+
+    @classmethod
+    async def open(cls, tier: Tier, limits: SandboxLimits, packages: tuple[str, ...]) -> "Sandbox":
+        """One tier, not yet tested. ZygoteFailed says what was refused."""
+        zygote = ZygoteProcess(tier, limits, prefix_of_this_interpreter(packages))
+        await zygote.start()
+        return cls(zygote, limits)
+
+    @classmethod
+    async def _start_tested(cls, tier: Tier, limits: SandboxLimits, packages: tuple[str, ...]) -> "Sandbox":
+        box = await cls.open(tier, limits, packages)
+        try:
+            async with box.session() as session:
+                problem = await self_test(session.run)
+        except SandboxFailure as error:
+            problem = str(error)
+        except BaseException:
+            box.kill()
+            raise
+        if problem is not None:
+            await box.close()
+            raise ZygoteFailed(problem)
+        return box
+
+    @property
+    def tier(self) -> Tier:
+        return self._zygote.tier
+
+    @property
+    def jail(self) -> str:
+        """The isolation in words."""
+        return self._zygote.jail
+
+    @property
+    def packages(self) -> Mapping[str, str]:
+        """What is imported already in every session: name -> version."""
+        return self._zygote.packages
+
+    def session(self, seed: int = 0) -> "Session":
+        """Equal seeds and equal code give equal random numbers. Nothing is started before the first `run`."""
+        return Session(self, seed)
+
+    async def close(self) -> None:
+        """Kills every session and the zygote, and waits until they have gone."""
+        self._end_sessions()
+        try:
+            await self._zygote.close()
+        finally:
+            self._zygote.kill()
+
+    def kill(self) -> None:
+        """`close` for where nothing can be awaited."""
+        self._end_sessions()
+        self._zygote.kill()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def new_process(self, seed: int) -> SessionProcess:
+        """A started session; a zygote that died is replaced first. SandboxFailure where that does not work."""
+        process = SessionProcess(await self._living_zygote(), self._watchdog, self.limits)
+        self._processes.add(process)
+        try:
+            await process.start(seed)
+        except BaseException:
+            self._processes.discard(process)
+            raise
+        return process
+
+    def end_process(self, process: SessionProcess) -> None:
+        process.close()
+        self._processes.discard(process)
+
+    async def _living_zygote(self) -> ZygoteProcess:
+        async with self._restarting:
+            if self._closed:
+                raise SandboxFailure("the sandbox is closed")
+            if not self._zygote.alive:
+                old = self._zygote
+                old.kill()
+                new = ZygoteProcess(old.tier, old.limits, old.prefix)
+                try:
+                    await new.start()
+                except ZygoteFailed as error:
+                    raise SandboxFailure(f"the sandbox's zygote died and cannot be restarted: {error}") from None
+                self._zygote = new
+            return self._zygote
+
+    def _end_sessions(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._watchdog.close()
+        for process in list(self._processes):
+            self.end_process(process)
+
+
+class Session:
+    """Variables stay from call to call. Calls of one session wait for each other."""
+
+    def __init__(self, box: Sandbox, seed: int) -> None:
+        self._box = box
+        self._seed = seed
+        self._process: SessionProcess | None = None
+        self._calls = asyncio.Lock()
+        self._lost = False
+
+    async def run(self, code: str, *, timeout_s: float | None = None) -> RunResult:
+        """Never raises for what the code does; SandboxFailure only when the sandbox itself is broken.
+
+        `timeout_s`: for this call alone; the sandbox's own limit holds as well.
+        """
+        limit = self._box.limits.code_chars
+        time_limit = min(timeout_s or self._box.limits.timeout_s, self._box.limits.timeout_s)
+        if len(code) > limit:
+            return _refused(f"the code has {len(code)} characters; {limit} are allowed")
+        if (broken := broken_in(code)) is not None:
+            return _refused(f"the code holds {broken}: leave it out")
+        async with self._calls:
+            restarted = await self._ensure_process()
+            assert self._process is not None
+            try:
+                result = await self._process.call(code, time_limit)
+            finally:
+                if self._process.dead:
+                    self.close()
+        return replace(result, output=RESTARTED + result.output) if restarted else result
+
+    @property
+    def pid(self) -> int | None:
+        """The session's first process, as the host numbers it; None where none is started."""
+        started = None if self._process is None else self._process.started
+        return None if started is None else started.pid
+
+    def close(self) -> None:
+        """Ends the process; a later `run` would start a fresh one."""
+        if self._process is not None:
+            self._box.end_process(self._process)
+            self._process = None
+            self._lost = True
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def _ensure_process(self) -> bool:
+        """Whether variables were lost since the last call."""
+        if self._process is not None and self._process.dead:
+            self.close()
+        if self._process is not None:
+            return False
+        self._process = await self._box.new_process(self._seed)
+        lost, self._lost = self._lost, False
+        return lost
+
+
+def _refused(why: str) -> RunResult:
+    return RunResult(output="", value=None, error=why, ended="error", seconds=0.0)

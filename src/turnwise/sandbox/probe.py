@@ -1,0 +1,94 @@
+"""Which tier does this machine give? Nothing is believed: a started tier must hold against a small attack before it
+is used.
+"""
+
+# Paths are the kernel's here: plain strings beside descriptors.
+# ruff: noqa: PTH101, PTH110, PTH118, PTH123
+
+import os
+import platform
+import secrets
+import socket
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable
+
+from turnwise.sandbox.results import RunResult
+from turnwise.sandbox.syscall_numbers import MACHINES, known_machine
+from turnwise.sandbox.zygote_config import Tier
+
+TIERS: tuple[Tier, ...] = ("namespaces", "landlock")
+"""Best first."""
+
+REMEDIES: dict[Tier, str] = {
+    "namespaces": "allow user namespaces (sysctl kernel.apparmor_restrict_unprivileged_userns=0, or "
+    "kernel.unprivileged_userns_clone=1 and user.max_user_namespaces above 0; in a container, a seccomp profile that "
+    "allows unshare and mount)",
+    "landlock": "use Linux 5.13 or newer with landlock in its lsm= list; in a container, a seccomp profile that "
+    "allows landlock",
+}
+
+ATTACK = """
+import os, socket
+canary, port, host = {canary!r}, {port}, {host}
+broken = []
+def attempt(name, action):
+    try:
+        action()
+    except OSError:
+        return
+    broken.append(name)
+attempt("read a file of the host", lambda: open(canary).read())
+attempt("write a file of the host", lambda: open(canary, "a").write("x"))
+attempt("list a folder of the host", lambda: os.listdir(os.path.dirname(canary) + "/."))
+attempt("open a connection", lambda: socket.create_connection(("127.0.0.1", port), 1))
+attempt("signal the host", lambda: os.kill(host, 0))
+attempt("remove a file of the host", lambda: os.unlink(canary))
+open("scratch", "w").write("works")
+print(open("scratch").read() == "works", broken)
+"""
+
+
+def missing_ground() -> str | None:
+    """What makes any tier impossible here, in words; None where one may work."""
+    if sys.platform != "linux":
+        return f"the sandbox needs Linux, and this is {platform.system() or sys.platform}"
+    if not known_machine():
+        return f"the sandbox knows {' and '.join(MACHINES)} processors, and this is {platform.machine()}"
+    return None
+
+
+async def self_test(run: Callable[[str], Awaitable[RunResult]]) -> str | None:
+    """What the tier failed at; None where it held."""
+    secret = secrets.token_hex(16)
+    with (
+        tempfile.TemporaryDirectory(prefix="turnwise-probe-") as folder,
+        socket.create_server(("127.0.0.1", 0)) as server,
+    ):
+        canary = os.path.join(folder, "canary")
+        with open(canary, "w", encoding="utf-8") as file:
+            file.write(secret)
+        os.chmod(folder, 0o755)
+        os.chmod(canary, 0o666)
+        server.setblocking(False)
+        code = ATTACK.format(canary=canary, port=server.getsockname()[1], host=os.getpid())
+        result = await run(code)
+        if result.ended != "ok":
+            return f"a first call ended as {result.ended}: {result.error}"
+        if result.output.strip() != "True []":
+            return f"session code could {result.output.strip()}"
+        return _harm(canary, secret, server)
+
+
+def _harm(canary: str, secret: str, server: socket.socket) -> str | None:
+    """The host's own look at what the attack was aimed at."""
+    if not os.path.exists(canary):
+        return "session code removed a file of the host"
+    with open(canary, encoding="utf-8") as file:
+        if file.read() != secret:
+            return "session code changed a file of the host"
+    try:
+        server.accept()[0].close()
+    except BlockingIOError:
+        return None
+    return "session code reached the host's network"

@@ -1,0 +1,140 @@
+"""The inside of a session: reads code, runs it, answers. Everything here can be tampered with by the code it runs,
+and nothing outside may trust it; the host checks sizes, ids and processes, and kills what does not fit.
+"""
+
+import ast
+import builtins
+import importlib
+import io
+import os
+import random
+import signal
+import socket
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+from turnwise.sandbox.frames import encode, read_frame
+from turnwise.sandbox.shortening import shortened
+from turnwise.sandbox.traces import NAME, remember_source, short_trace
+
+Answer = dict[str, Any]
+
+
+class SessionLoop:
+    """Variables live in one module, as at Python's prompt."""
+
+    def __init__(self, sock: socket.socket, *, output_chars: int, memory_mb: int, alone: bool) -> None:
+        self.sock = sock
+        self.output_chars = output_chars
+        self.memory_mb = memory_mb
+        self.alone = alone
+        self.running = False
+        self.main = types.ModuleType("__main__")
+        self.main.__dict__["__builtins__"] = builtins
+        sys.modules["__main__"] = self.main
+
+    def serve(self) -> None:
+        """Waits for the host's next request; ends when the host closes the socket."""
+        self.output = _catch_output()
+        self.pid = os.getpid()
+        os.register_at_fork(after_in_child=self.sock.close)
+        self.sock.sendall(encode({"id": 0, **_answer("ok")}))
+        while (request := read_frame(self.sock)) is not None:
+            signal.signal(signal.SIGINT, self._interrupt)
+            answer = self._answer(request["code"], f"{NAME} {request['id']}>")
+            if os.getpid() != self.pid:
+                os._exit(0)  # a fork that ran to the end of the code: one answer is enough
+            self._end_children()
+            self.sock.sendall(encode({"id": request["id"], **answer}))
+
+    def _answer(self, code: str, name: str) -> Answer:
+        """An interrupt may come at any moment up to the end of this function, and never later."""
+        try:
+            try:
+                self.running = True
+                value = self._run(code, name)
+                answer = _answer("ok", value=None if value is None else shortened(repr(value), self.output_chars))
+            except BaseException as error:
+                answer = self._failed(error)
+            self._flush()
+            self.running = False
+        except BaseException as error:  # an interrupt, or an error that cannot even be written down
+            self.running = False
+            ended = "timeout" if isinstance(error, KeyboardInterrupt) else "error"
+            answer = _answer(ended, error=type(error).__name__[: self.output_chars])
+        return answer
+
+    def _flush(self) -> None:
+        try:
+            self.output.flush()
+        except (ValueError, OSError):  # the code closed it
+            self.output = _catch_output()
+        sys.stdout = sys.stderr = self.output
+
+    def _run(self, code: str, name: str) -> object:
+        """The value of a last expression, as at the prompt."""
+        remember_source(name, code)
+        tree = ast.parse(code, name)
+        body = tree.body
+        last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
+        variables = self.main.__dict__
+        exec(compile(tree, name, "exec"), variables)
+        if not isinstance(last, ast.Expr):
+            return None
+        return eval(compile(ast.Expression(last.value), name, "eval"), variables)
+
+    def _failed(self, error: BaseException) -> Answer:
+        if isinstance(error, SystemExit):
+            return _answer("ok") if error.code in (None, 0) else _answer("error", error=f"SystemExit: {error.code}")
+        text = short_trace(error, self.output_chars)
+        if isinstance(error, KeyboardInterrupt):
+            return _answer("timeout", error=text)
+        if isinstance(error, MemoryError):
+            return _answer("memory", error=f"{text}\n(the limit is {self.memory_mb} MiB; variables are kept)")
+        return _answer("error", error=text)
+
+    def _interrupt(self, number: int, frame: types.FrameType | None) -> None:
+        if self.running:
+            raise KeyboardInterrupt
+
+    def _end_children(self) -> None:
+        """Whatever the call started ends with it: this is the first process, so all others are its children."""
+        if self.alone:
+            return
+        while True:
+            try:
+                if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                    os.kill(-1, signal.SIGKILL)
+                    os.waitpid(-1, 0)
+            except ChildProcessError:
+                return
+
+
+def seed_everything(seed: int) -> None:
+    """Forks share the zygote's random states; what is repeatable is set by the caller's seed."""
+    random.seed(seed)
+    for module, function in (("numpy.random", "seed"), ("sympy.core.random", "seed")):
+        if module.partition(".")[0] in sys.modules:
+            seeding: Callable[[int], object] = getattr(importlib.import_module(module), function)
+            seeding(seed % 2**32)
+
+
+def forget_this_package() -> None:
+    """Session code has no business with these modules; they go on working without their names."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "turnwise"]:
+        del sys.modules[name]
+
+
+def _answer(ended: str, *, value: str | None = None, error: str | None = None) -> Answer:
+    return {"ended": ended, "value": value, "error": error}
+
+
+def _catch_output() -> io.TextIOWrapper:
+    """One buffer for both streams keeps their order; children must not inherit what is not yet written."""
+    raw = io.BufferedWriter(io.FileIO(1, "w", closefd=False), 1 << 16)
+    output = io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace")
+    sys.stdout = sys.stderr = sys.__stdout__ = sys.__stderr__ = output  # type: ignore[misc]
+    os.register_at_fork(before=output.flush)
+    return output

@@ -1,0 +1,238 @@
+"""Checkpoints: written aside, then renamed; a half-written or damaged one is never loaded.
+
+checkpoints/step_000010/  model.safetensors, config.json, tokenizer... (a plain Hugging Face folder)
+                          learner.safetensors (optimisers, critic), state.json (numbers, and the files' hashes)
+"""
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from turnwise.core.errors import UserError
+from turnwise.models.loading import LoadedModel
+from turnwise.models.saving import write_model
+from turnwise.record.disk import disk_errors, remove_folder, remove_rests
+from turnwise.training.learner import LocalLearner, load_in_place
+from turnwise.training.optimizer import check_finite
+
+BEST = "best"
+STEP_NAME = re.compile(r"step_[0-9]{6,}")
+OWN_FILES = ("learner.safetensors", "state.json")
+"""What a checkpoint has beside the plain model."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """Where training stood: `step` steps were done."""
+
+    step: int
+    best_success: float | None
+    """On the validation split, of the checkpoint named "best"."""
+    skipped_steps: int
+    dials: dict[str, float] = field(default_factory=dict)
+    """See `Dials.numbers`; empty before the first step."""
+    rate_scale: float = 1.0
+    """What the learning rate is multiplied by, after rollbacks."""
+    rollbacks: int = 0
+    watched_from: int = 0
+    """Alarms compare with steps after this one."""
+    measured: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """How tasks fared, where a curriculum draws them."""
+    judges: dict[str, dict[str, float]] = field(default_factory=dict)
+    """What judges did and spent: their budgets are the run's, however often it is resumed."""
+
+    def __post_init__(self) -> None:
+        # JSON gives lists back.
+        object.__setattr__(self, "measured", {name: (won, tries) for name, (won, tries) in self.measured.items()})
+
+
+class Checkpoints:
+    """Besides the regular ones, every so many steps, there is one where a run was stopped, until the next is written.
+
+    It counts neither for what is kept nor for rollbacks, so that a run that was stopped goes on as one that was not.
+    """
+
+    def __init__(self, folder: Path, *, keep_last: int, tokenizer: Any, every: int = 1) -> None:
+        self.folder, self.keep_last, self.tokenizer, self.every = folder, keep_last, tokenizer, every
+
+    def save(self, learner: LocalLearner, state: State, *, best: bool = False) -> Path:
+        """Writes the checkpoint of this step, and gives up older ones beyond the last n."""
+        target = self.folder / (BEST if best else f"step_{state.step:06d}")
+        if not best and _holds(target, state):
+            return target
+        aside = self.folder / f".writing-{target.name}"
+        with disk_errors(target, f"continue with --resume {self.folder.parent} (earlier checkpoints are safe)"):
+            try:
+                self._write(learner, state, aside)
+                _replace(aside, target)
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
+        if not best:
+            self._drop(set(self.steps()) - {target, *self.regular()[-self.keep_last :]})
+        return target
+
+    def drop_after(self, kept: Path) -> None:
+        """Gives up the checkpoints of later steps than this one's."""
+        self._drop({each for each in self.steps() if step_of(each) > step_of(kept)})
+
+    def _drop(self, folders: Iterable[Path]) -> None:
+        for each in folders:
+            remove_folder(each)
+
+    def sweep(self) -> None:
+        """Put back a checkpoint that a kill left without its name while it was replaced, and delete the other rests."""
+        for old in self.folder.glob(".old-*"):
+            target = self.folder / old.name.removeprefix(".old-")
+            if not target.exists():
+                old.rename(target)
+        remove_rests(self.folder)
+
+    def _write(self, learner: LocalLearner, state: State, folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        tensors = {name: tensor.contiguous() for name, tensor in learner.state_dict()["tensors"].items()}
+        for each in (list(learner.model.parameters()), list(tensors.values())):
+            check_finite(each, f"at step {state.step} and are not saved")
+        with _numbered_errors():
+            write_model(learner.model, self.tokenizer, folder)
+            save_file(tensors, folder / "learner.safetensors")
+        _write_state(folder, state)
+
+    def steps(self) -> list[Path]:
+        return step_folders(self.folder)
+
+    def regular(self) -> list[Path]:
+        return [each for each in self.steps() if (step := step_of(each)) > 0 and step % self.every == 0]
+
+    def newest(self) -> tuple[Path, State] | None:
+        """The newest checkpoint that is whole; None where none was written yet."""
+        return newest(self.folder)
+
+
+def step_folders(folder: Path) -> list[Path]:
+    """Return the checkpoints of steps, in their order. Whatever else a user put beside them is left alone."""
+    found = [each for each in folder.glob("step_*") if STEP_NAME.fullmatch(each.name) and each.is_dir()]
+    return sorted(found, key=step_of)
+
+
+def step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("step_"))
+
+
+def newest(folder: Path) -> tuple[Path, State] | None:
+    """The newest checkpoint that is whole; a warning says where newer ones are damaged."""
+    damaged = []
+    for each in reversed(step_folders(folder)):
+        try:
+            found = each, read_state(each)
+        except UserError as error:
+            damaged.append(str(error))
+            continue
+        if damaged:
+            log.warning("%s: skipped, %s is used instead", "; ".join(damaged), each.name)
+        return found
+    if damaged:
+        raise UserError(f"no checkpoint in {folder} is whole ({damaged[0]}): start a new run with --from")
+    return None
+
+
+def last_checkpoint(folder: Path) -> Path:
+    """The newest whole checkpoint, which is also a plain model folder."""
+    found = newest(folder)
+    if found is None:
+        raise UserError(f"{folder} has no checkpoint yet: train the run further with --resume {folder.parent}")
+    return found[0]
+
+
+def restore(folder: Path, learner: LocalLearner, state: State, load: Callable[[str], LoadedModel]) -> None:
+    """Puts the checkpoint's weights into the storage that learner and engine share.
+
+    `load` reads the folder as any model: the names inside a file may differ from the parameters'.
+    """
+    load_in_place(learner.model, dict(load(str(folder)).model.named_parameters()))
+    tensors = load_file(folder / "learner.safetensors")
+    learner.load_state_dict({"tensors": tensors, "skipped_steps": state.skipped_steps})
+    learner.training_step = state.step
+
+
+def read_state(folder: Path) -> State:
+    """The state of a whole checkpoint; UserError if a file is missing or was changed."""
+    try:
+        recorded = json.loads((folder / "state.json").read_text())
+        if recorded.pop("digest") != _digest_of(recorded):
+            raise UserError(f"checkpoint {folder} is damaged: state.json is not what was written")
+        for name, digest in recorded.pop("files").items():
+            if _digest(folder / name) != digest:
+                raise UserError(f"checkpoint {folder} is damaged: {name} is not what was written")
+        return State(**recorded)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(f"checkpoint {folder} is damaged: {error}") from error
+
+
+def _holds(folder: Path, state: State) -> bool:
+    """Whether this state is saved there already: nothing was learnt since, so writing again could only lose it."""
+    try:
+        return read_state(folder) == state
+    except UserError:
+        return False
+
+
+def _write_state(folder: Path, state: State) -> None:
+    files = {path.name: _digest(path) for path in sorted(folder.iterdir()) if path.is_file()}
+    recorded = {**asdict(state), "files": files}
+    (folder / "state.json").write_text(json.dumps({**recorded, "digest": _digest_of(recorded)}, indent=1))
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+@contextmanager
+def _numbered_errors() -> Iterator[None]:
+    """safetensors reports the operating system's errors as text only: as OSErrors they can be explained."""
+    try:
+        yield
+    except SafetensorError as error:
+        if (found := re.search(r"os error (\d+)", str(error))) is None:
+            raise
+        number = int(found[1])
+        raise OSError(number, os.strerror(number)) from error
+
+
+def _replace(aside: Path, target: Path) -> None:
+    """Renames over what may be there; at every moment one of the two is whole."""
+    old = target.with_name(f".old-{target.name}")
+    if target.exists():
+        _remove(old)
+        target.rename(old)
+    aside.rename(target)
+    _remove(old)  # perhaps one that a kill between the two renames left
+
+
+def _remove(path: Path) -> None:
+    """Delete a folder, or the file that a user left in its place."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def _digest_of(recorded: dict[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(recorded, sort_keys=True).encode(), digest_size=16).hexdigest()

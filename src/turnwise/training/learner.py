@@ -1,0 +1,210 @@
+"""The learner in process: scores what was sampled, then improves the policy in place."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from turnwise.core.samples import Batch, Needs, Scores, TrainBatch, on_device
+from turnwise.models.attention import check_attention
+from turnwise.models.compiling import copy_of
+from turnwise.models.critic import HeadCritic, TrunkCritic
+from turnwise.models.forward import laid_out, packed_hidden
+from turnwise.models.lora import copy_adapter, has_adapter, swapped_adapter
+from turnwise.training.mismatch import Mismatch
+from turnwise.training.objective import Objective
+from turnwise.training.optimizer import Optimizer
+from turnwise.training.sampled import sampled_logprobs
+
+
+class LocalLearner:
+    """`model` is the engine's own module; its parameters are only ever changed in place."""
+
+    def __init__(
+        self,
+        model: Any,
+        objective: Objective,
+        optimizer: Optimizer,
+        *,
+        kl_coef: float = 0.0,
+        keeps_reference: bool = False,
+        critic: TrunkCritic | HeadCritic | None = None,
+        critic_optimizer: Optimizer | None = None,
+        critic_warmup_steps: int = 0,
+    ) -> None:
+        check_attention(model)
+        self.model = model
+        self.objective = objective
+        self.optimizer = optimizer
+        self.critic, self.critic_optimizer = critic, critic_optimizer
+        self.critic_warmup_steps = critic_warmup_steps
+        self.kl_coef = kl_coef
+        """Of the loss; the loop may change it from step to step."""
+        adapted = has_adapter(model)
+        self.reference = self._frozen_copy() if keeps_reference and not adapted else None
+        self.reference_adapter = copy_adapter(model) if keeps_reference and adapted else None
+        """The adapter that the run began with, which may be a trained one; the rest of the model never changes."""
+        self.training_step = 0
+        self.rate_scale = 1.0
+        """Of the policy's learning rate: a rollback makes it smaller."""
+        self.skipped_steps = 0
+        self._mismatch = Mismatch()
+
+    def _frozen_copy(self) -> Any:
+        return copy_of(self.model).requires_grad_(False)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.get_input_embeddings().weight.device
+
+    @property
+    def policy_learns(self) -> bool:
+        return self.training_step >= self.critic_warmup_steps
+
+    @torch.no_grad()
+    def score(self, batches: Sequence[Batch], needs: Needs) -> list[Scores]:
+        found = []
+        for batch in batches:
+            here = on_device(batch, self.device)
+            with laid_out(here):
+                found.append(self._score(here, needs))
+        return [_on_host(each) for each in found]
+
+    def _score(self, batch: Batch, needs: Needs) -> Scores:
+        logprobs = entropy = values = end_values = ref_logprobs = None
+        count = len(batch.sources)
+        keep = torch.cat([batch.sources, batch.ends])  # [M + B]
+        if needs.logprobs or needs.entropy:
+            logprobs, entropy, _ = sampled_logprobs(self.model, batch)
+        if needs.values and isinstance(self.critic, HeadCritic):
+            hidden = packed_hidden(self.model.base_model, batch, keep)
+            values, end_values = self.critic(hidden).tensor_split([count])
+        if needs.values and isinstance(self.critic, TrunkCritic):
+            values, end_values = self.critic(batch, keep).tensor_split([count])
+        if needs.ref_logprobs:
+            with self._as_reference() as reference:
+                ref_logprobs, *_ = sampled_logprobs(reference, batch)
+        return Scores(
+            logprobs=logprobs, entropy=entropy, values=values, end_values=end_values, ref_logprobs=ref_logprobs
+        )
+
+    @contextmanager
+    def _as_reference(self) -> Iterator[Any]:
+        """The policy that the run began with: a copy, or the model with the adapter that it began with."""
+        if self.reference_adapter is None:
+            yield self.reference
+            return
+        with swapped_adapter(self.model, self.reference_adapter):
+            yield self.model
+
+    def forward_backward(self, batch: TrainBatch, *, tokens: bool = False) -> dict[str, Tensor]:
+        """Adds the batch's gradients; returns sums over its tokens of each metric, and `tokens`, their number.
+
+        `tokens`: with `token_logprobs` and `token_entropies`, one a sampled token [M], where the policy was looked at.
+        They stay where the model is: the host need not wait for them.
+        """
+        batch = on_device(batch, self.device)
+        metrics, scores = dict[str, Tensor](), dict[str, Tensor]()
+        with laid_out(batch.batch):
+            if self.policy_learns or isinstance(self.critic, HeadCritic):
+                learnt, scores = self._policy_backward(batch)
+                metrics |= learnt
+            if isinstance(self.critic, TrunkCritic):
+                loss, more = self.objective.critic(batch, self.critic(batch.batch, batch.batch.sources))
+                loss.backward()
+                metrics |= more
+        sums = {name: values.detach().double().sum() for name, values in metrics.items()}
+        return sums | {"tokens": torch.tensor(float(len(batch.weights)))} | (scores if tokens else {})
+
+    def _policy_backward(self, batch: TrainBatch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Metrics of each token, and what the policy gave each."""
+        logprobs, entropy, hidden = sampled_logprobs(self.model, batch.batch)
+        loss, metrics = self.objective.policy(batch, logprobs, entropy, self.kl_coef)
+        self._mismatch.add(logprobs.detach(), batch.sampler_logprobs, batch.batch.counts)
+        if not self.policy_learns:
+            loss = loss.new_zeros(())
+        if isinstance(self.critic, HeadCritic):
+            # While only the critic learns, the trunk is the policy's and stays as it is.
+            value_term, more = self.objective.critic(
+                batch, self.critic(hidden if self.policy_learns else hidden.detach())
+            )
+            loss, metrics = loss + value_term, metrics | more
+        loss.backward()
+        return metrics, {"token_logprobs": logprobs.detach(), "token_entropies": entropy.detach()}
+
+    def step(self, *, rate_scale: float = 1.0) -> dict[str, float]:
+        """`rate_scale`: factor of both learning rates in this step, besides the schedule."""
+        metrics = self._mismatch.take()
+        if self.policy_learns:
+            metrics |= self._step(self.optimizer, rate_scale * self.rate_scale)
+        if self.critic_optimizer is not None:
+            found = self._step(self.critic_optimizer, rate_scale)
+            metrics |= {f"critic_{name}": value for name, value in found.items()}
+        return metrics
+
+    def _step(self, optimizer: Optimizer, rate_scale: float) -> dict[str, float]:
+        norm, stepped = optimizer.step(self.training_step, rate_scale)
+        self.skipped_steps += not stepped
+        return {"grad_norm": norm, **optimizer.learning_rates(self.training_step, rate_scale)}
+
+    def gradient_norm(self) -> float:
+        """Of the policy's gradients so far, which are dropped: for measurements that take no step."""
+        self._mismatch.take()
+        grads = self.optimizer.masters.gradients()
+        norm = float(torch.nn.utils.get_total_norm(grads)) if grads else 0.0
+        for optimizer in (self.optimizer, self.critic_optimizer):
+            if optimizer is not None:
+                optimizer.masters.drop_gradients()
+        return norm
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that learning changed, but the policy's own weights, as flat tensors and plain numbers.
+
+        The reference is the policy that the run began with, which its configuration makes again; a reference adapter is
+        small, and part of the state: the folder that it came from may change.
+        """
+        tensors = {f"optimizer.{name}": value for name, value in self.optimizer.tensors().items()}
+        if self.critic is not None and self.critic_optimizer is not None:
+            tensors |= {f"critic.{name}": value for name, value in self.critic.state_dict().items()}
+            tensors |= {f"critic_optimizer.{name}": value for name, value in self.critic_optimizer.tensors().items()}
+        if self.reference_adapter is not None:
+            tensors |= {f"reference.{name}": value for name, value in self.reference_adapter.items()}
+        return {"tensors": tensors, "skipped_steps": self.skipped_steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        tensors: dict[str, Tensor] = state["tensors"]
+
+        def part(prefix: str) -> dict[str, Tensor]:
+            return {name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)}
+
+        self.optimizer.load_tensors(part("optimizer."))
+        if self.critic is not None and self.critic_optimizer is not None:
+            self.critic.load_state_dict(part("critic."))
+            self.critic_optimizer.load_tensors(part("critic_optimizer."))
+        if self.reference_adapter is not None:
+            for name, value in part("reference.").items():
+                self.reference_adapter[name].copy_(value)
+        self.skipped_steps = state["skipped_steps"]
+
+
+def _on_host(scores: Scores) -> Scores:
+    columns = {field.name: getattr(scores, field.name) for field in fields(scores)}
+    return Scores(**{name: None if column is None else column.cpu() for name, column in columns.items()})
+
+
+def _untied(model: Any) -> dict[str, Tensor]:
+    """The parameters by name, each storage once."""
+    return dict(model.named_parameters())
+
+
+@torch.no_grad()
+def load_in_place(model: Any, tensors: dict[str, Tensor]) -> None:
+    """Copies values into the parameters' own storage, which the engine reads too."""
+    own = _untied(model)
+    if own.keys() != tensors.keys():
+        raise ValueError(f"weights differ in names: {sorted(own.keys() ^ tensors.keys())[:3]}")
+    for name, parameter in own.items():
+        parameter.copy_(tensors[name])

@@ -1,0 +1,160 @@
+"""One set of parameters, its AdamW, its learning rate over the steps, and the refusal of non-finite gradients."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from turnwise.core.errors import DivergedError
+from turnwise.models.memory_needs import PIECE
+from turnwise.training.masters import Masters
+from turnwise.training.muon import HostMuon
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    kind: Literal["constant", "linear", "cosine"]
+    total_steps: int
+    warmup_steps: int
+    final_share: float
+
+    def share(self, step: int) -> float:
+        """Share of the learning rate in training step `step`, counted from 0."""
+        if step < self.warmup_steps:
+            return (step + 1) / (self.warmup_steps + 1)
+        if self.kind == "constant":
+            return 1.0
+        done = (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps)
+        left = 1.0 - min(1.0, done) if self.kind == "linear" else 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+        return self.final_share + (1 - self.final_share) * left
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerSettings:
+    learning_rate: float
+    betas: tuple[float, float]
+    weight_decay: float
+    max_grad_norm: float
+    muon_learning_rate: float | None = None
+    """Of the matrices, if Muon is to train them; None: AdamW trains everything."""
+
+
+class Optimizer:
+    """AdamW, or Muon for the matrices and AdamW for the rest, over one set of parameters.
+
+    Parameters are changed in place and never replaced: the engine reads the same storage. Those in fewer bits than
+    float32 have masters. `on_host`: masters and moments live in the host's memory, which gradients visit in pieces of
+    so many numbers.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        settings: OptimizerSettings,
+        share: Callable[[int], float],
+        *,
+        on_host: bool = False,
+        piece: int = PIECE,
+    ) -> None:
+        self.masters = Masters(parameters, on_host=on_host, piece=piece)
+        self.parameters = self.masters.optimised
+        self.settings, self.share = settings, share
+        matrices: list[nn.Parameter] = []
+        if settings.muon_learning_rate is not None:
+            matrices = [each for each in self.parameters if each.ndim == 2 and not getattr(each, TABLE, False)]
+        chosen = {id(each) for each in matrices}
+        rest = [each for each in self.parameters if id(each) not in chosen]
+        self._parts: list[torch.optim.Optimizer] = []
+        if rest:
+            self._parts.append(
+                torch.optim.AdamW(
+                    rest,
+                    lr=settings.learning_rate,
+                    betas=settings.betas,
+                    weight_decay=settings.weight_decay,
+                    fused=True,
+                )
+            )
+        if matrices:
+            rate = settings.muon_learning_rate or 0.0
+            muon = HostMuon if matrices[0].device.type == "cpu" else torch.optim.Muon
+            self._parts.append(muon(matrices, lr=rate, weight_decay=settings.weight_decay))
+        self._rates = [part.param_groups[0]["lr"] for part in self._parts]
+
+    def step(self, training_step: int, scale: float = 1.0) -> tuple[float, bool]:
+        """(gradient norm before clipping, whether it stepped): a non-finite gradient changes nothing.
+
+        Raises DivergedError where the weights are not finite after it. `scale`: of the learning rate, beside its
+        schedule.
+        """
+        gradients = self.masters.gradients()
+        total = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
+        share = self.settings.max_grad_norm / (total + 1e-6)
+        if gradients:
+            torch._foreach_mul_(gradients, share.clamp(max=1.0))
+        norm = float(total)
+        finite = math.isfinite(norm)
+        if finite:
+            for part, rate in zip(self._parts, self._rates, strict=True):
+                part.param_groups[0]["lr"] = rate * self.share(training_step) * scale
+            for _ in self.masters.pieces():
+                for part in self._parts:
+                    part.step()
+            check_finite(self.masters.parameters, f"after an optimizer step at learning rate {self._told_rates()}")
+        self.masters.drop_gradients()
+        return norm, finite
+
+    def learning_rates(self, training_step: int, scale: float = 1.0) -> dict[str, float]:
+        """AdamW's, and Muon's where it trains the matrices, in this training step."""
+        muon = self.settings.muon_learning_rate
+        rates = {"learning_rate": self.settings.learning_rate} | ({} if muon is None else {"muon_learning_rate": muon})
+        return {name: rate * self.share(training_step) * scale for name, rate in rates.items()}
+
+    def _told_rates(self) -> str:
+        return " and ".join(f"{part.param_groups[0]['lr']:g}" for part in self._parts)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The optimisers' state as flat tensors, by part and parameter number."""
+        states = {
+            f"{part}.{number}.{name}": value
+            for part, optimizer in enumerate(self._parts)
+            for number, each in optimizer.state_dict()["state"].items()
+            for name, value in each.items()
+        }
+        return states | {f"{MASTER}.{number}": value for number, value in self.masters.tensors().items()}
+
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        states: list[dict[int, dict[str, Tensor]]] = [{} for _ in self._parts]
+        masters = {key.split(".")[1]: value for key, value in tensors.items() if key.startswith(f"{MASTER}.")}
+        self.masters.load_tensors(masters)
+        for key, value in tensors.items():
+            if key.startswith(f"{MASTER}."):
+                continue
+            part, number, name = key.split(".", 2)
+            states[int(part)].setdefault(int(number), {})[name] = value
+        for optimizer, state in zip(self._parts, states, strict=True):
+            optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def check_finite(tensors: Sequence[Tensor], when: str) -> None:
+    """Raise DivergedError if any number is not finite. The host waits once per device, for the largest number."""
+    floating = [each.detach() for each in tensors if each.is_floating_point() and each.numel()]
+    for device in {each.device for each in floating}:
+        norms = torch._foreach_norm([each for each in floating if each.device == device], math.inf)
+        if not bool(torch.stack(norms).isfinite().all()):
+            raise DivergedError(f"the weights are not finite {when}: lower the learning rate")
+
+
+MASTER = "master"
+"""Names the masters among the tensors."""
+TABLE = "turnwise_table"
+"""Marks a parameter of two dimensions that is a table of vectors (an embedding, an output layer)."""
+
+
+def mark_tables(model: Any) -> None:
+    """Tells Muon what to leave to AdamW: the input and output embeddings."""
+    for module in (model.get_input_embeddings(), model.get_output_embeddings()):
+        setattr(module.weight, TABLE, True)

@@ -1,0 +1,131 @@
+"""A run's own past as its opponents: to train against, and to climb past on a ladder."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from turnwise.core.chance import address
+from turnwise.core.task import Task
+from turnwise.core.trajectory import Trajectory
+from turnwise.engine.native.engine import NativeEngine
+from turnwise.evaluation.elo import Score, performance
+from turnwise.models.loading import LoadedModel
+from turnwise.record.run_folder import RunFolder
+from turnwise.report.progress import Progress
+from turnwise.rollout.matches import MatchCollector
+from turnwise.training.checkpoints import Checkpoints, step_of
+from turnwise.training.learner import load_in_place
+from turnwise.training.measuring import Clock
+from turnwise.training.snapshots import Snapshots
+
+POINTS = {"win": 1.0, "draw": 0.5, "loss": 0.0}
+START_ELO = 0.0
+"""Of the policy that the run began with: a rating says how far it has come."""
+
+
+class Frozen:
+    """A policy that learns nothing: one snapshot's at a time, in a model of its own."""
+
+    def __init__(self, model: Any, engine: NativeEngine, load: Callable[[str], LoadedModel]) -> None:
+        self.model, self.engine = model, engine
+        self._load = load
+        self._now: Path | None = None
+
+    def become(self, folder: Path) -> None:
+        if folder != self._now:
+            load_in_place(self.model, dict(self._load(str(folder)).model.named_parameters()))
+            self._now = folder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ladder:
+    collector: MatchCollector
+    """Of the policy as it is, against the frozen one."""
+    tasks: Sequence[Task]
+    """A game each, against every rung; sides in turn."""
+
+
+class Rivals:
+    """Snapshots as they fall due, the opponent of each step, and the ladder of them."""
+
+    def __init__(
+        self,
+        *,
+        snapshots: Snapshots,
+        frozen: Frozen | None,
+        trained_against: bool,
+        ladder: Ladder | None,
+        model: Any,
+        run_seed: int,
+        checkpoints: Checkpoints,
+        folder: RunFolder,
+        progress: Progress,
+    ) -> None:
+        self.snapshots, self.frozen, self.trained_against, self.ladder = snapshots, frozen, trained_against, ladder
+        self.model, self.run_seed = model, run_seed
+        self.checkpoints, self.folder, self.progress = checkpoints, folder, progress
+
+    async def begin(self, step: int) -> None:
+        """Where a run starts or goes on: with the snapshots that it had then."""
+        self.snapshots.drop_after(step)
+        await self.after(step)
+
+    def sit_down(self, step: int) -> None:
+        """Puts the opponent of this step on its seat: one of the last snapshots, drawn."""
+        if self.frozen is not None and self.trained_against:
+            known = self.snapshots.at(step)
+            self.frozen.become(self.snapshots.path(known[address("rival", self.run_seed, step) % len(known)]))
+
+    async def after(self, step: int) -> None:
+        """At a step's boundary: its snapshot, and its rung of the ladder. What is done is not done again."""
+        if not self.snapshots.due(step):
+            return
+        self.snapshots.save(self.model, step)
+        rungs = self.snapshots.before(step)
+        if self.ladder is not None and rungs and step not in self._ratings():
+            await self._climb(self.ladder, step, rungs)
+        kept = [step_of(path) for path in self.checkpoints.steps()]
+        self.snapshots.drop_unneeded(min(kept, default=step))
+
+    async def _climb(self, ladder: Ladder, step: int, rungs: Sequence[int]) -> None:
+        """Plays against every rung, and records what that says of the policy."""
+        clock, ratings = Clock(), self._ratings()
+        scores, shares = list[Score](), dict[str, float]()
+        for number, rung in enumerate(rungs):
+            points = await self._points(ladder, step, rung, number * len(ladder.tasks), len(rungs) * len(ladder.tasks))
+            scores.append(Score(opponent=ratings.get(rung, START_ELO), points=sum(points), games=len(points)))
+            shares[f"ladder/score/{self.snapshots.path(rung).name}"] = sum(points) / len(points)
+        clock.lap("ladder")
+        games = sum(score.games for score in scores)
+        row = {
+            "step": step,
+            "ladder/elo": performance(scores),
+            "ladder/score": sum(score.points for score in scores) / games,
+            "ladder/games": games,
+            **shares,
+            **clock.metrics(),
+        }
+        self.folder.append_metrics(row)
+
+    async def _points(self, ladder: Ladder, step: int, rung: int, done: int, total: int) -> list[float]:
+        assert self.frozen is not None
+        self.frozen.become(self.snapshots.path(rung))
+        collected = await ladder.collector.collect(
+            ladder.tasks,
+            group_size=1,
+            round=step,
+            progress=lambda more, _: self.progress.phase("ladder", done + more, total),
+        )
+        return [points_of(each) for group in collected.groups for each in group.trajectories]
+
+    def _ratings(self) -> dict[int, float]:
+        """Of the rungs that were climbed; the run's metrics know them, so nothing else has to."""
+        rows = self.folder.read_metrics()
+        return {row["step"]: row["ladder/elo"] for row in rows if "ladder/elo" in row}
+
+
+def points_of(trajectory: Trajectory) -> float:
+    """Of one game; an episode that a limit cut is lost."""
+    result = trajectory.turns[-1].info.get("result", "loss") if trajectory.turns else "loss"
+    return POINTS[result]

@@ -1,0 +1,155 @@
+"""Imitation: the loss is minus the log-probability of the demonstrations' answers, nothing else is trained.
+
+That is REINFORCE with an advantage of 1 on every token of an answer, so the learner and its checkpoints are those of
+reinforcement learning.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from turnwise.core.chance import stream
+from turnwise.core.samples import Sample, TrainSample
+from turnwise.core.task import Task
+from turnwise.data.packing import micro_batches, pack_train
+from turnwise.record.run_folder import RunFolder
+from turnwise.report.progress import Progress
+from turnwise.rollout.collect import Collector
+from turnwise.training.checkpoints import Checkpoints, State
+from turnwise.training.learner import LocalLearner
+from turnwise.training.measuring import Clock, measure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SftSettings:
+    batch: int
+    """Demonstrations a step."""
+    epochs: int
+    seed: int
+    micro_tokens: int
+    eval_every: int
+    eval_tasks: Sequence[Task]
+    checkpoint_every: int
+    keep_best: bool
+    max_seconds: float | None
+
+
+def steps_of(demonstrations: int, settings: SftSettings) -> int:
+    return -(-demonstrations // settings.batch) * settings.epochs
+
+
+def batch_of(demonstrations: int, step: int, settings: SftSettings) -> list[int]:
+    """Numbers of the demonstrations of a step: every one once an epoch, in an order of the epoch's own."""
+    epoch, place = divmod(step, -(-demonstrations // settings.batch))
+    order = list(range(demonstrations))
+    stream("sft", settings.seed, epoch).shuffle(order)
+    return order[place * settings.batch : (place + 1) * settings.batch]
+
+
+class SftLoop:
+    """Trains from `state.step` on. Nothing but the learner, its checkpoints and the run folder carries over a step."""
+
+    def __init__(
+        self,
+        *,
+        settings: SftSettings,
+        samples: Sequence[Sample],
+        evaluator: Collector,
+        learner: LocalLearner,
+        checkpoints: Checkpoints,
+        folder: RunFolder,
+        progress: Progress,
+        rest: Callable[[], None] | None = None,
+    ) -> None:
+        """`rest`: what gives the memory of the evaluator's cache back, where training needs it."""
+        self.settings, self.samples, self.rest = settings, samples, rest
+        self.evaluator, self.learner, self.checkpoints = evaluator, learner, checkpoints
+        self.folder, self.progress = folder, progress
+        self.steps = steps_of(len(samples), settings)
+
+    async def run(self, state: State) -> State:
+        """Returns where training stands: done, or out of time. Cancelled (Ctrl-C), it leaves a checkpoint first."""
+        began, limit = time.perf_counter(), self.settings.max_seconds
+        self.progress.begin(state.step, self.steps)
+        try:
+            if self._evaluation_due(state.step) and not self._evaluated(state.step):  # stopped before or in it
+                state = await self._between(state)
+            while state.step < self.steps and (limit is None or time.perf_counter() - began <= limit):
+                state = self._step(state)
+                await asyncio.sleep(0)  # where Ctrl-C is heard
+                state = await self._between(state)
+        except asyncio.CancelledError:
+            self.checkpoints.save(self.learner, state)
+            raise
+        self.checkpoints.save(self.learner, state)
+        return state
+
+    def _step(self, state: State) -> State:
+        clock = Clock()
+        if self.rest is not None:
+            self.rest()
+        self.learner.training_step = state.step
+        chosen = [self.samples[number] for number in batch_of(len(self.samples), state.step, self.settings)]
+        loss, norm = imitate(self.learner, chosen, self.settings.micro_tokens)
+        clock.lap("update")
+        number, tokens = state.step + 1, sum(map(len, chosen))
+        row: dict[str, Any] = {
+            "step": number,
+            "train/loss": loss,
+            "train/grad_norm": norm,
+            "train/demonstrations": float(len(chosen)),
+            "train/answer_tokens": float(sum(int(sample.mask.sum()) for sample in chosen)),
+            "train/skipped_steps": float(self.learner.skipped_steps),
+            **clock.metrics(tokens),
+        }
+        self.folder.append_metrics(row)
+        self.progress.step(state.step, row)
+        return replace(state, step=number, skipped_steps=self.learner.skipped_steps)
+
+    async def _between(self, state: State) -> State:
+        settings, number = self.settings, state.step
+        if self._evaluation_due(number):
+            found = await measure(
+                self.evaluator, settings.eval_tasks, self.folder, self.progress, name="validation", step=number
+            )
+            if settings.keep_best and (state.best_success is None or found.success > state.best_success):
+                state = replace(state, best_success=found.success)
+                self.checkpoints.save(self.learner, state, best=True)
+        if number % settings.checkpoint_every == 0 and number < self.steps:
+            self.checkpoints.save(self.learner, state)
+        return state
+
+    def _evaluation_due(self, number: int) -> bool:
+        every = self.settings.eval_every
+        return every > 0 and 0 < number < self.steps and number % every == 0
+
+    def _evaluated(self, number: int) -> bool:
+        return any("eval/name" in row and row["step"] == number for row in self.folder.read_metrics())
+
+
+def imitate(learner: LocalLearner, samples: Sequence[Sample], micro_tokens: int) -> tuple[float, float]:
+    """One optimiser step. The mean loss of the answers' tokens before it, and the gradient's norm."""
+    tokens = sum(int(sample.mask.sum()) for sample in samples)
+    total: float | torch.Tensor = 0.0
+    for part in micro_batches(samples, micro_tokens):
+        sums = learner.forward_backward(pack_train([_train_sample(samples[index], tokens) for index in part]))
+        total = total + sums["policy_loss"]
+    return float(total) / tokens, learner.step()["grad_norm"]
+
+
+def _train_sample(sample: Sample, tokens: int) -> TrainSample:
+    ones = sample.mask.float()
+    return TrainSample(
+        sample=sample,
+        old_logprobs=torch.zeros_like(ones),
+        ref_logprobs=None,
+        old_values=None,
+        advantages=ones,
+        returns=None,
+        weights=ones / tokens,
+        value_weights=None,
+    )

@@ -1,0 +1,114 @@
+"""One step's update: mini-batches of gradients from what was estimated."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from turnwise.algos.aggregation import Aggregation
+from turnwise.core.chance import stream
+from turnwise.core.samples import Learner, TrainSample
+from turnwise.data.packing import micro_batches, pack_train
+from turnwise.data.table import place
+from turnwise.training.estimate import Estimate
+from turnwise.training.mismatch import NAMES
+from turnwise.training.objective import Objective
+from turnwise.training.preparing import prepare_step
+from turnwise.training.seen import TOKEN_SCORES, Seen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateSettings:
+    objective: Objective
+    aggregation: Aggregation
+    constant_length: int
+    mini_batch: int
+    epochs: int
+    micro_tokens: int
+    skip_idle: bool
+    """Leave out samples whose advantages are all 0: right where the loss has no other term than the advantage's."""
+    run_seed: int
+
+
+def update(
+    learner: Learner,
+    estimated: Estimate,
+    settings: UpdateSettings,
+    step: int,
+    rate_scale: float = 1.0,
+    seen: Seen | None = None,
+) -> dict[str, float]:
+    """All epochs and mini-batches of one step; metrics are means over the sampled tokens.
+
+    `rate_scale`: factor of the step's learning rates.
+    """
+    sums: dict[str, Tensor] = {}
+    norms: list[dict[str, float]] = []
+    for number, part in enumerate(mini_batch_order(len(estimated.trajectories), settings, step)):
+        samples = train_samples(estimated, set(part), settings)
+        seed = ("selected_tokens", settings.run_seed, step, number)
+        samples = prepare_step(samples, learner, settings.objective, settings.micro_tokens, seed)
+        if settings.skip_idle:
+            samples = [sample for sample in samples if bool(sample.advantages.any())]
+        for micro in micro_batches([each.sample for each in samples], settings.micro_tokens):
+            chosen = [samples[index] for index in micro]
+            batch = pack_train(chosen)
+            found = learner.forward_backward(batch, tokens=seen is not None)
+            if seen is not None:
+                seen.add(chosen, batch.batch, found)
+            for name, value in found.items():
+                if name not in TOKEN_SCORES:
+                    sums[name] = sums[name] + value if name in sums else value
+        if samples:
+            norms.append(learner.step(rate_scale=rate_scale))
+    if not sums:
+        return {"idle_steps": 1.0}
+    tokens = float(sums["tokens"])
+    means = {name: float(value) / tokens for name, value in sums.items() if name != "tokens"}
+    # Later mini-batches differ from the sampler because they have learnt.
+    steps = {name: sum(norm[name] for norm in norms) / len(norms) for name in norms[0] if name not in NAMES}
+    return means | steps | {name: value for name, value in norms[0].items() if name in NAMES}
+
+
+def mini_batch_order(count: int, settings: UpdateSettings, step: int) -> Iterator[list[int]]:
+    """Trajectory numbers of each optimiser step, shuffled anew each epoch."""
+    for epoch in range(settings.epochs):
+        order = list(range(count))
+        stream("mini_batches", settings.run_seed, step, epoch).shuffle(order)
+        for start in range(0, count, settings.mini_batch):
+            yield order[start : start + settings.mini_batch]
+
+
+def train_samples(estimated: Estimate, trajectories: set[int], settings: UpdateSettings) -> list[TrainSample]:
+    """The samples of these trajectories, with weights that aggregate over all of them together."""
+    chosen = [index for index, sample in enumerate(estimated.samples) if sample.trajectory in trajectories]
+    weights = _weights(estimated, chosen, [estimated.loss_masks[index] for index in chosen], settings)
+    value_weights = (
+        _weights(estimated, chosen, [estimated.advantage_masks[index] for index in chosen], settings)
+        if estimated.returns
+        else None
+    )
+    return [
+        TrainSample(
+            sample=estimated.samples[index],
+            old_logprobs=estimated.old_logprobs[index],
+            ref_logprobs=estimated.ref_logprobs[index] if estimated.ref_logprobs else None,
+            old_values=estimated.old_values[index] if estimated.old_values else None,
+            advantages=estimated.advantages[index],
+            returns=estimated.returns[index] if estimated.returns else None,
+            weights=weights[number],
+            value_weights=None if value_weights is None else value_weights[number],
+        )
+        for number, index in enumerate(chosen)
+    ]
+
+
+def _weights(estimated: Estimate, chosen: list[int], masks: list[Tensor], settings: UpdateSettings) -> list[Tensor]:
+    """The aggregation's weights over the tokens that count; 0 on all others. One tensor a sample, of its length."""
+    sizes = [len(mask) for mask in masks]
+    owners = torch.tensor([estimated.samples[index].trajectory for index in chosen])
+    counts = torch.cat(masks)
+    of_counting = settings.aggregation(owners.repeat_interleave(torch.tensor(sizes))[counts], settings.constant_length)
+    of_sampled = torch.zeros(len(counts)).masked_scatter(counts, of_counting)
+    return place([estimated.samples[index] for index in chosen], of_sampled)

@@ -1,0 +1,112 @@
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from episodes_for_tests import turn_of
+from turnwise.core.task import Task
+from turnwise.core.trajectory import Status, Trajectory
+from turnwise.envs.seeds import seed_for
+from turnwise.evaluation.compare import AGRESTI_MIN, BOOTSTRAP, MCNEMAR, SIGN_FLIP, compare, compare_all
+from turnwise.evaluation.paired import matched_interval, mcnemar, sign_flip
+from turnwise.evaluation.run import Evaluation, tries_shown
+
+
+def played(task: int, success: bool, member: int = 0, reward: float | None = None) -> Trajectory:
+    turns = [turn_of([1, 2], [3, 4, 5]), turn_of([6], [7], reward=float(success) if reward is None else reward)]
+    return Trajectory(
+        task=Task(env="test", seed=seed_for("test", task), split="test"),
+        member=member,
+        attempt=0,
+        turns=tuple(turns),
+        status=Status.SUCCEEDED if success else Status.FAILED,
+        turn_rewards=tuple(turn.reward for turn in turns),
+    )
+
+
+def once(outcomes: Sequence[bool], errors: int = 0) -> Evaluation:
+    return Evaluation(trajectories=tuple(played(n, each) for n, each in enumerate(outcomes)), errors=errors)
+
+
+def several(tasks: Sequence[Sequence[bool]]) -> Evaluation:
+    return Evaluation(
+        trajectories=tuple(
+            played(n, each, member) for n, tries in enumerate(tasks) for member, each in enumerate(tries)
+        ),
+        errors=0,
+    )
+
+
+def test_the_second_agent_is_measured_against_the_first() -> None:
+    first, second = once([True] * 2 + [False] * 8), once([False] * 1 + [True] * 6 + [False] * 3)
+    found = compare(first, second)
+    assert found is not None
+    assert (found.tasks, found.success) == (10, pytest.approx(0.4))
+    assert (found.p, found.test) == (pytest.approx(mcnemar(1, 5)), MCNEMAR)
+    assert ((found.low, found.high), found.interval) == (pytest.approx(matched_interval(1, 5, 10)), AGRESTI_MIN)
+    assert found.reward == pytest.approx(0.4)
+    assert found.reward_p == pytest.approx(sign_flip([-1] + [1] * 5))
+    back = compare(second, first)
+    assert back is not None
+    assert (back.success, back.p) == (pytest.approx(-0.4), pytest.approx(found.p))
+    assert (back.low, back.high) == (pytest.approx(-found.high), pytest.approx(-found.low))
+
+
+def test_several_tries_are_compared_task_by_task() -> None:
+    first = several([[True, False], [False, False], [True, True]])
+    second = several([[True, True], [True, False], [True, True]])
+    found = compare(first, second)
+    assert found is not None
+    assert found.success == pytest.approx((0.5 + 0.5 + 0.0) / 3)
+    assert (found.p, found.test, found.interval) == (pytest.approx(0.5), SIGN_FLIP, BOOTSTRAP)  # 2 of 4 signs
+
+
+def test_only_tasks_that_both_tried_are_compared() -> None:
+    first, second = once([True, False, False]), once([False, True, False, True, True])
+    found = compare(first, second)
+    assert found is not None
+    assert (found.tasks, found.success) == (3, 0.0)
+    others = Evaluation(trajectories=(played(7, True),), errors=0)
+    assert compare(first, others) is None
+
+
+def test_several_comparisons_raise_their_p_but_not_their_differences() -> None:
+    base, better, best = once([False] * 12), once([True] * 6 + [False] * 6), once([True] * 12)
+    alone = [compare(base, other) for other in (better, best)]
+    together = compare_all([base, better, best])
+    assert [pair.success for pair in together if pair] == [0.5, 1.0]
+    assert together[0] is not None and alone[0] is not None and together[0].p == pytest.approx(alone[0].p)
+    assert together[1] is not None and alone[1] is not None and together[1].p == pytest.approx(2 * alone[1].p)
+    assert compare_all([base]) == []
+    strange = Evaluation(trajectories=(played(99, True),), errors=0)
+    mixed = compare_all([base, strange, best])
+    assert mixed[0] is None
+    assert mixed[1] is not None and alone[1] is not None and mixed[1].p == pytest.approx(alone[1].p)
+
+
+def test_metrics_of_several_tries() -> None:
+    found = several([[True, False, False, False], [False] * 4, [True] * 4]).metrics()
+    assert found["eval/success"] == pytest.approx(5 / 12)
+    assert found["eval/pass_at_2"] == pytest.approx((0.5 + 0 + 1) / 3)
+    assert found["eval/pass_at_4"] == pytest.approx(2 / 3)
+    assert "eval/pass_at_3" not in found
+    assert (found["eval/episodes"], found["eval/turns"], found["eval/sampled_tokens"]) == (12, 2, 4)
+
+
+def test_a_lost_try_leaves_its_task_out_of_the_largest_k_only() -> None:
+    found = several([[True, False], [True]])
+    assert (found.success, found.pass_at(2)) == (0.75, 1.0)
+    assert math.isnan(found.pass_at(3))
+
+
+def test_one_try_tells_no_pass_at_k() -> None:
+    assert not any("pass" in name for name in once([True, False]).metrics())
+    assert [tries_shown(tries) for tries in (1, 2, 3, 8, 10)] == [[], [2], [2, 3], [2, 4, 8], [2, 4, 8, 10]]
+
+
+def test_equal_seeds_of_two_environments_are_two_tasks() -> None:
+    here = played(0, True)
+    there = replace(here, task=replace(here.task, env="other"), status=Status.FAILED)
+    mixed = Evaluation(trajectories=(here, there), errors=0)
+    assert (mixed.tries, mixed.success) == (1, 0.5)

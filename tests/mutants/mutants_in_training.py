@@ -1,0 +1,397 @@
+"""Mutants of turnwise.training: the step itself, not only its formulas."""
+
+from mutant_for_tests import mutants
+
+STEP = ("training/test_step_gradients.py",)
+LOOP = ("training/test_step_loop.py",)
+OPTIMIZER = ("training/test_optimizer.py", "training/test_step_optimizer.py", "training/test_learner.py")
+GATHER = ("training/test_gathering.py", "training/test_step_groups.py")
+
+IN_TRAINING = (
+    *mutants(
+        "training/objective.py",
+        STEP,
+        ("entropy bonus with the wrong sign", "- self.entropy_coef * entropy", "+ self.entropy_coef * entropy"),
+        ("KL with the wrong sign", "tokens + kl_coef * kl", "tokens - kl_coef * kl"),
+        (
+            "KL of the other direction",
+            "self.kl_estimator(logprobs, batch.ref_logprobs)",
+            "self.kl_estimator(batch.ref_logprobs, logprobs)",
+        ),
+        ("entropy replaces the loss", "tokens = tokens + kl_coef * kl", "tokens = result.token_loss + kl_coef * kl"),
+        ("a mean over the micro-batch", "(batch.weights * tokens).sum()", "(batch.weights * tokens).mean()"),
+        (
+            "no correction is applied",
+            'self.correction is not CORRECTIONS["none"]',
+            'self.correction is CORRECTIONS["none"]',
+        ),
+        ("value_coef is not read", "self.value_coef * (batch", "(batch"),
+        ("the critic has the policy's weights", "batch.value_weights * token_loss", "batch.weights * token_loss"),
+        (
+            "the sampler is the old policy",
+            "sampler_logprobs=batch.sampler_logprobs",
+            "sampler_logprobs=batch.old_logprobs",
+        ),
+        (
+            "all segments share one ratio",
+            "torch.repeat_interleave(counts).to(logprobs.device)",
+            "torch.zeros_like(batch.turn_ids)",
+        ),
+    ),
+    *mutants(
+        "training/update.py",
+        (*STEP, "training/test_update.py"),
+        ("skip_idle looks at the last token only", "bool(sample.advantages.any())", "bool(sample.advantages[-1])"),
+        (
+            "a step after each micro-batch",
+            "        if samples:\n            norms.append(",
+            "            norms.append(",
+        ),
+        ("metrics are sums", "float(value) / tokens for", "float(value) for"),
+        ("epochs in the same order", "settings.run_seed, step, epoch)", "settings.run_seed, step)"),
+        (
+            "the loss has the advantage's mask",
+            "weights = _weights(estimated, chosen, [estimated.loss_masks[",
+            "weights = _weights(estimated, chosen, [estimated.advantage_masks[",
+        ),
+        (
+            "the critic has the loss's mask",
+            "_weights(estimated, chosen, [estimated.advantage_masks[",
+            "_weights(estimated, chosen, [estimated.loss_masks[",
+        ),
+        (
+            "weights are those of other tokens",
+            "torch.zeros(len(counts)).masked_scatter(counts, of_counting)",
+            "torch.zeros(len(counts)).masked_scatter(counts.flip(0), of_counting)",
+        ),
+        (
+            "mismatch of the last mini-batch",
+            "for name, value in norms[0].items()",
+            "for name, value in norms[-1].items()",
+        ),
+    ),
+    *mutants(
+        "training/update.py",
+        LOOP,
+        ("the filter's scale is dropped in update", "learner.step(rate_scale=rate_scale)", "learner.step()"),
+    ),
+    *mutants(
+        "training/estimate.py",
+        (*STEP, *LOOP),
+        (
+            "hidden tokens discount",
+            "and settings.advantage_tokens is not sampled",
+            "and settings.advantage_tokens is sampled",
+        ),
+        (
+            "KL in the reward from the sampler's log-probabilities",
+            "settings.kl_in_reward(old_logprobs,",
+            "settings.kl_in_reward(own,",
+        ),
+        ("KL in the reward ignores its coefficient", "table.mask, dials.kl.value)", "table.mask, 1.0)"),
+        (
+            "old log-probabilities are always the sampler's",
+            'torch.cat(scores["logprobs"]) if "logprobs" in scores else own',
+            "own",
+        ),
+        (
+            "the adaptive gamma is not used",
+            "replace(settings.params, gamma_turn=dials.discount.gamma)",
+            "settings.params",
+        ),
+    ),
+    *mutants(
+        "training/estimate.py",
+        ("training/test_step_critic.py", "training/test_update.py", "training/test_masks.py"),
+        ("hidden tokens have an advantage", "torch.where(chosen, result.advantages, 0.0)", "result.advantages"),
+        ("every end is bootstrapped", "float(last[index]) if each.status.cut_short else 0.0", "float(last[index])"),
+        (
+            "bootstrap after the first segment",
+            'zip(samples, scores["end_values"], strict=True)',
+            'zip(samples[::-1], scores["end_values"][::-1], strict=True)',
+        ),
+        ("what a limit cut is never dropped", 'truncated == "drop" and', 'truncated == "dropped" and'),
+        ("what sampled nothing is trained", "if trajectory.num_sampled and not", "if not"),
+    ),
+    *mutants(
+        "training/loop.py",
+        LOOP,
+        ("the filter's scale is dropped in loop", "gathered.rate_scale, seen)", "1.0, seen)"),
+        ("KL in the reward also in the loss", "if self.estimate_settings.kl_in_reward is None:", "if True:"),
+        ("adaptive coefficients stay as they were", "dials=dials.numbers(),", "dials=state.dials,"),
+        (
+            "adaptive coefficients are never restored",
+            "self.dials.restored(state.dials) if state.dials else self.dials",
+            "self.dials",
+        ),
+        ("a rollback does not lower the learning rate", "= state.step, state.rate_scale", "= state.step, 1.0"),
+        (
+            "the schedule stands still",
+            "self.learner.training_step, self.learner.rate_scale = state.step,",
+            "self.learner.training_step, self.learner.rate_scale = 0,",
+        ),
+        ("filtered groups are trained", "estimate(gathered.kept,", "estimate(gathered.groups,"),
+        (
+            "tokens do not know their policy",
+            "self.engine.policy_version = state.step",
+            "self.engine.policy_version = 0",
+        ),
+        (
+            "the worst policy is kept as the best",
+            "found.success > state.best_success",
+            "found.success < state.best_success",
+        ),
+        (
+            "the curriculum sees only what was trained",
+            "curriculum.after(measured, gathered.groups)",
+            "curriculum.after(measured, gathered.kept)",
+        ),
+    ),
+    *mutants(
+        "training/gathering.py",
+        GATHER,
+        ("more groups are trained than asked for", "        kept = kept[: self.groups]\n", ""),
+        ("a refill draws the same tasks", "start=round * self.groups", "start=0"),
+        ("a refill too many", "if len(kept) >= self.groups:", "if len(kept) > self.groups:"),
+        ("no refill", "range(1 + self.refill)", "range(1)"),
+        (
+            "lost members are not counted",
+            "lost.members += len(tasks) * self.group_size - members_of(scored.groups)",
+            "lost.members += 0",
+        ),
+    ),
+    *mutants(
+        "training/filtering.py",
+        GATHER,
+        ("entropy scores summed", "return totals / owners.bincount(minlength=len(trajectories))", "return totals"),
+        (
+            "groups ranked by the last turn",
+            "[each.total_reward for each in trajectories]",
+            "[each.turn_rewards[-1] for each in trajectories]",
+        ),
+        ("the filter keeps what it should drop", "strict=True) if keep]", "strict=True) if not keep]"),
+    ),
+    *mutants(
+        "training/preparing.py",
+        ("training/test_preparing.py",),
+        (
+            "tokens outside of the loss are selected",
+            "loss.select(_pick(inputs, trained), objective.loss_params, draws[trained])",
+            "loss.select(inputs, objective.loss_params, draws)[trained]",
+        ),
+        (
+            "the covariance of the old policy",
+            'torch.cat(score_samples(bare, learner, Needs(logprobs=True), micro_tokens)["logprobs"])',
+            "old_logprobs",
+        ),
+    ),
+    *mutants(
+        "training/dials.py",
+        LOOP,
+        (
+            "the adaptive gamma lost on restore",
+            'self.discount and replace(self.discount, gamma=numbers["gamma_turn"])',
+            "self.discount",
+        ),
+        ("the KL coefficient lost on restore", 'replace(self.kl, value=numbers["kl_coef"])', "self.kl"),
+        ("a moved discount loses the KL coefficient", "replace(moved, discount=", "replace(self, discount="),
+    ),
+    *mutants(
+        "training/diagnose.py",
+        ("training/test_diagnose.py", "training/test_step_diagnose.py"),
+        (
+            "MI scores the text after the thinking",
+            "turn.action_ids[: thoughts[0].end]",
+            "turn.action_ids[thoughts[0].end :]",
+        ),
+        (
+            "MI's matrix transposed",
+            "for reasoning in members for prompt in members",
+            "for prompt in members for reasoning in members",
+        ),
+        ("MI of means", "[each.sum() for each in scores]", "[each.mean() for each in scores]"),
+        ("the entropy's gradient holds the task's", '"entropy": (without_task,', '"entropy": (samples,'),
+        ("the KL's gradient holds the task's", '"kl": (without_task,', '"kl": (samples,'),
+        (
+            "the measurement leaves its objective behind",
+            "learner.objective, learner.kl_coef = whole, kl_coef",
+            "learner.kl_coef = kl_coef",
+        ),
+    ),
+    *mutants(
+        "training/learner.py",
+        ("training/test_step_critic.py", "training/test_learner.py"),
+        (
+            "the head critic's end values reversed",
+            "packed_hidden(self.model.base_model, batch, keep)",
+            "packed_hidden(self.model.base_model, batch, torch.cat([batch.sources, batch.ends.flip(0)]))",
+        ),
+        (
+            "the trunk critic's end values reversed",
+            "self.critic(batch, keep)",
+            "self.critic(batch, torch.cat([batch.sources, batch.ends.flip(0)]))",
+        ),
+        ("the trunk learns while the critic warms up", "hidden if self.policy_learns else hidden.detach()", "hidden"),
+        (
+            "the policy learns while the critic warms up",
+            "            loss = loss.new_zeros(())\n",
+            "            pass\n",
+        ),
+        (
+            "the critic warms up a step too long",
+            "self.training_step >= self.critic_warmup_steps",
+            "self.training_step > self.critic_warmup_steps",
+        ),
+        ("the reference follows the policy", "return copy_of(self.model).requires_grad_(False)", "return self.model"),
+        (
+            "the critic's state is not saved",
+            'tensors |= {f"critic.{name}": value for name, value in self.critic.state_dict().items()}',
+            "pass",
+        ),
+    ),
+    *mutants(
+        "training/learner.py",
+        (*LOOP, *STEP),
+        (
+            "the filter's scale leaves the critic out",
+            "self._step(self.critic_optimizer, rate_scale)",
+            "self._step(self.critic_optimizer, 1.0)",
+        ),
+        ("the critic's loss is maximised", "loss + value_term", "loss - value_term"),
+        ("a rollback does not lower the learning rate", "self.rate_scale)", "1.0)"),
+    ),
+    *mutants(
+        "training/scoring.py",
+        ("training/test_step_critic.py",),
+        ("end values in packing order", "[part[index] for index in batch.order]", "part"),
+    ),
+    *mutants(
+        "training/optimizer.py",
+        OPTIMIZER,
+        ("warm-up starts at 0", "(step + 1) / (self.warmup_steps + 1)", "step / (self.warmup_steps + 1)"),
+        ("small gradients are scaled up", "share.clamp(max=1.0)", "share"),
+        ("non-finite gradients are stepped on", "finite = math.isfinite(norm)", "finite = True"),
+        ("the schedule overshoots", "(1 - self.final_share) * left", "left"),
+        (
+            "gradients stay for the next step",
+            "        self.masters.drop_gradients()\n        return norm, finite",
+            "        return norm, finite",
+        ),
+        (
+            "clipping at the square of the norm",
+            "self.settings.max_grad_norm / (total + 1e-6)",
+            "self.settings.max_grad_norm / (total * total + 1e-6)",
+        ),
+    ),
+    *mutants(
+        "training/optimizer.py",
+        LOOP,
+        (
+            "the scale of the learning rate is not read",
+            "self.share(training_step) * scale",
+            "self.share(training_step)",
+        ),
+        within="step",
+    ),
+    *mutants(
+        "training/masters.py",
+        ("training/test_masters.py",),
+        (
+            "only the last micro-batch's gradient counts",
+            "self._sums[number] += parameter.grad",
+            "self._sums[number] = parameter.grad.float()",
+        ),
+        ("masters are lost on restore", "tensors[str(number)] if tensors else own", "own"),
+    ),
+    *mutants(
+        "training/muon.py",
+        ("training/test_muon.py",),
+        ("momentum swapped", 'lerp_(gradient, 1 - group["momentum"])', 'lerp_(gradient, group["momentum"])'),
+        ("weight decay dropped", 'parameter.mul_(1 - group["lr"] * group["weight_decay"])', "pass"),
+        ("wide matrices get the larger step", "rows / columns", "columns / rows"),
+    ),
+    *mutants(
+        "training/token_rewards.py",
+        ("training/test_token_rewards.py", "training/test_step_rewards.py"),
+        (
+            "the format penalty lost with combine=each",
+            "return trajectory.rewards[name] + penalty",
+            "return trajectory.rewards[name]",
+        ),
+        ("every reward has the format penalty", "if name == ENV else 0.0", "if name else 0.0"),
+        ("the outcome is scaled with the process", "placed - outcomes, table.mask) + outcomes", "placed, table.mask)"),
+        ("only the last turn is normalised", "normalise(turns.sum(dim=1), scope", "normalise(turns[:, -1], scope"),
+        (
+            "reward weights in another order",
+            "torch.tensor(list(settings.each.values()))",
+            "torch.tensor(list(settings.each.values())[::-1])",
+        ),
+        ("unknown states are one state", "-1 if state is None else numbers", "0 if state is None else numbers"),
+    ),
+    *mutants(
+        "training/seen.py",
+        ("training/test_seen.py",),
+        ("the last epoch is recorded", "{}).setdefault(name, values)", "{}).update({name: values})"),
+    ),
+    *mutants(
+        "training/sft.py",
+        ("training/test_sft.py",),
+        ("demonstrations are unlearnt", "advantages=ones,", "advantages=-ones,"),
+        ("the loss is a sum", "weights=ones / tokens", "weights=ones"),
+        ("every epoch in the same order", 'stream("sft", settings.seed, epoch)', 'stream("sft", settings.seed)'),
+        (
+            "the last demonstrations are left out",
+            "return -(-demonstrations // settings.batch) *",
+            "return demonstrations // settings.batch *",
+        ),
+    ),
+    *mutants(
+        "training/checkpoints.py",
+        ("training/test_checkpoints.py",),
+        ("the oldest checkpoints are kept", "self.regular()[-self.keep_last :]", "self.regular()[: self.keep_last]"),
+        ("damaged files are loaded", "if _digest(folder / name) != digest:", "if not (folder / name).exists():"),
+        (
+            "the oldest checkpoint is the newest",
+            "for each in reversed(step_folders(folder)):",
+            "for each in step_folders(folder):",
+        ),
+        (
+            "a resumed learner starts its schedule anew",
+            "learner.training_step = state.step",
+            "learner.training_step = 0",
+        ),
+    ),
+    *mutants(
+        "training/mismatch.py",
+        ("training/test_mismatch.py", "training/test_step_diagnose.py"),
+        ("differences cancel out", "distance = difference.abs()", "distance = difference"),
+        ("the 99th percentile is the 90th", "round(0.99 * len(distance))", "round(0.9 * len(distance))"),
+        ("ratios of tokens", "sums.index_add(0, owners, difference)", "difference"),
+    ),
+    *mutants(
+        "training/watching.py",
+        ("training/test_watching.py", "recipes/test_rollback.py"),
+        ("a second rollback does not lower the rate", "rate_scale=RATE_CUT * state.rate_scale", "rate_scale=RATE_CUT"),
+        ("a rollback keeps later checkpoints", "    checkpoints.drop_after(kept[0])\n", ""),
+        (
+            "a rollback to the newest",
+            "restore(str(kept[0]), read_state(kept[0]))",
+            "restore(str(kept[-1]), read_state(kept[-1]))",
+        ),
+    ),
+    *mutants(
+        "training/warmup.py",
+        ("training/test_warmup.py",),
+        ("random play is unlearnt", "(-logprobs.mean()).backward()", "logprobs.mean().backward()"),
+    ),
+    *mutants(
+        "training/snapshots.py",
+        ("training/test_snapshots.py",),
+        (
+            "the newest snapshot does not count",
+            "range(max(first, 0), newest + 1, self.every)",
+            "range(max(first, 0), newest, self.every)",
+        ),
+        ("a rung plays against itself", "return self.at(step - 1)", "return self.at(step)"),
+    ),
+)

@@ -1,0 +1,95 @@
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from turnwise.report.curve import learning_curve_svg, nice_ticks, rolling_mean
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def rows() -> list[dict[str, float | None]]:
+    train = [{"step": step, "time/total_s": 3.0, "rollout/success": step / 40} for step in range(41)]
+    evaluations = [
+        {"step": step, "time/total_s": 99.0, "eval/success": rate, "eval/success_low": low, "eval/success_high": high}
+        for step, rate, low, high in [(0, 0.25, 0.2, 0.3), (20, 0.5, 0.45, 0.55), (40, 0.9, 0.85, 0.95)]
+    ]
+    return [*train, *evaluations, {"step": 41, "time/total_s": 3.0, "rollout/success": None}]
+
+
+def parsed(svg: str) -> ElementTree.Element:
+    return ElementTree.fromstring(svg)
+
+
+def points(root: ElementTree.Element) -> list[list[tuple[float, float]]]:
+    lines = [line.attrib["points"].split() for line in root.iter(f"{SVG}polyline")]
+    return [[tuple(map(float, point.split(","))) for point in line] for line in lines]
+
+
+def test_the_line_rises_to_the_right_inside_the_frame() -> None:
+    raw, smooth = points(parsed(learning_curve_svg(rows(), "frozen_lake")))
+    assert len(raw) == len(smooth) == 41  # the step without a number is left out
+    assert raw[0] == (64.0, 328.0)  # step 0, 0 %
+    assert raw[-1] == (696.0, 64.0)  # the last step, 100 %
+    assert smooth[-1][1] > raw[-1][1]  # SVG's y points down: a rolling mean lags behind a rise
+
+
+def test_evaluations_have_their_interval_and_the_first_and_last_their_number() -> None:
+    root = parsed(learning_curve_svg(rows(), "t"))
+    bars = [line.attrib for line in root.iter(f"{SVG}line") if line.attrib["stroke-width"] == "2"]
+    spines = [bar for bar in bars if bar["x1"] == bar["x2"]]
+    # 264 pixels are 100 %, counted from 328 upwards
+    assert [(float(bar["y1"]), float(bar["y2"])) for bar in spines] == [
+        (pytest.approx(328 - 264 * low, abs=0.1), pytest.approx(328 - 264 * high, abs=0.1))
+        for low, high in [(0.2, 0.3), (0.45, 0.55), (0.85, 0.95)]
+    ]
+    texts = [text.text for text in root.iter(f"{SVG}text")]
+    assert "25.0 %" in texts
+    assert "90.0 %" in texts
+    assert "50.0 %" not in texts
+
+
+def test_minutes_count_training_and_no_evaluation() -> None:
+    data = [
+        {"step": 0, "time/total_s": 500.0, "eval/success": 0.2, "eval/success_low": 0.1, "eval/success_high": 0.3},
+        {"step": 1, "time/total_s": 60.0, "rollout/success": 0.2},
+        {"step": 2, "time/total_s": 180.0, "rollout/success": 0.4},
+        {"step": 2, "time/total_s": 500.0, "eval/success": 0.4, "eval/success_low": 0.3, "eval/success_high": 0.5},
+    ]
+    root = parsed(learning_curve_svg(data, "t", axis="minutes"))
+    assert [x for x, _ in points(root)[0]] == [64 + 632 / 4, 696.0]
+    assert [float(dot.attrib["cx"]) for dot in root.iter(f"{SVG}circle")][:2] == [64.0, 696.0]
+
+
+def test_axes_are_labelled_for_steps_and_for_time() -> None:
+    by_step = [text.text for text in parsed(learning_curve_svg(rows(), "t")).iter(f"{SVG}text")]
+    by_time = [text.text for text in parsed(learning_curve_svg(rows(), "t", axis="minutes")).iter(f"{SVG}text")]
+    assert {"training step", "success", "40", "100 %"} <= set(by_step)
+    assert {"minutes of training", "success", "2"} <= set(by_time)
+
+
+@pytest.mark.parametrize("data", [[], [{"step": 0, "rollout/success": 0.5}], [{"step": 3, "loss": 1.0}]])
+def test_few_or_no_rows_are_still_a_picture(data: list[dict[str, float]]) -> None:
+    assert parsed(learning_curve_svg(data, "t")).tag == f"{SVG}svg"
+
+
+def test_a_hostile_title_stays_text() -> None:
+    title = '</text><script>alert("x")</script>&\x00'
+    root = parsed(learning_curve_svg(rows(), title))
+    assert not list(root.iter(f"{SVG}script"))
+    assert root.attrib["aria-label"] == title.replace("\x00", " ")
+
+
+def test_equal_rows_give_equal_bytes() -> None:
+    assert learning_curve_svg(rows(), "t") == learning_curve_svg(rows(), "t")
+
+
+@pytest.mark.parametrize(
+    ("right", "ticks"),
+    [(40, [0, 5, 10, 15, 20, 25, 30, 35, 40]), (119, [0, 20, 40, 60, 80, 100]), (1, [0, 0.2, 0.4, 0.6, 0.8, 1.0])],
+)
+def test_ticks_are_round_numbers(right: float, ticks: list[float]) -> None:
+    assert nice_ticks(right) == pytest.approx(ticks)
+
+
+def test_rolling_mean_looks_back_only() -> None:
+    assert rolling_mean([1.0, 3.0, 5.0], window=2) == [1.0, 2.0, 4.0]

@@ -1,0 +1,297 @@
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turnwise.core.errors import UserError
+from turnwise.record.known_metrics import number_of
+from turnwise.report.episodes import chosen_of_file, chosen_of_index
+from turnwise.report.page import escaped
+from turnwise.report.panel import levels_between, panel_svg, thinned, value_range
+from turnwise.report.report import report_html, write_report
+
+LAKE = {"rows": [["ice", "player"], ["goal", "hole"]], "caption": "", "info": {}}
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u202eevil"
+QUIET = {"meta", "br", "img", "input", "link", "hr"}
+
+
+class Reader(HTMLParser):
+    """What a browser would make of it: elements, attributes, the text, and whether every element is closed."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(page)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in QUIET:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def turn(said: str = "<answer>Down</answer>", **changes: Any) -> dict[str, Any]:
+    return {
+        "context": "You see a lake.",
+        "message": {"role": "assistant", "content": said},
+        "reward": 0.0,
+        "turn_reward": 0.25,
+        "advantages": [0.5, -0.25],
+        "invalid": False,
+        "stop": "eos",
+        "picture": LAKE,
+        **changes,
+    }
+
+
+def episode(seed: int = 1, status: str = "succeeded", reward: Any = 1.0, **changes: Any) -> dict[str, Any]:
+    task = {"env": "frozen_lake", "seed": seed, "split": "train", "params": {}}
+    row = {"step": 1, "group": 0, "member": 0, "task": task, "status": status, "reward": reward, "tokens": 8}
+    return {**row, "start": LAKE, "turns": [turn()], **changes}
+
+
+def lines(rows: list[Any]) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def make_run(path: Path, episodes: dict[int, list[dict[str, Any]]], *, steps: int = 30) -> Path:
+    """A run's files, with the given episodes of some steps."""
+    folder = path / "runs" / "lake"
+    (folder / "trajectories").mkdir(parents=True)
+    (folder / "config.toml").write_text('[env]\nkind = "frozen_lake"\n[train]\nsteps = 40\n[rollout]\ngroups = 8\n')
+    evaluations = [
+        {"step": step, "eval/name": name, "eval/success": rate, "eval/success_low": rate - 0.1,
+         "eval/success_high": rate + 0.1, "eval/episodes": 64, "eval/reward": rate, "time/total_s": 99.0}
+        for step, name, rate in ((0, "before", 0.2), (steps, "after", 0.8))
+    ]  # fmt: skip
+    training = [
+        {"step": step, "rollout/success": step / steps, "rollout/episodes": 64.0, "rollout/sampled_tokens": 1000.0,
+         "train/entropy": 2.0 / step, "train/grad_norm": 0.5, "time/total_s": 2.0}
+        for step in range(1, steps + 1)
+    ]  # fmt: skip
+    (folder / "metrics.jsonl").write_bytes(lines([evaluations[0], *training, evaluations[1]]))
+    index = []
+    for step, rows in episodes.items():
+        offset, written = 0, b""
+        for row in rows:
+            line = json.dumps(row).encode()
+            index.append({"step": step, "group": 0, "member": 0, "environment": row["task"]["env"],
+                          "seed": row["task"]["seed"], "status": row["status"], "reward": row["reward"],
+                          "offset": offset, "length": len(line)})  # fmt: skip
+            written += line + b"\n"
+            offset += len(line) + 1
+        (folder / "trajectories" / f"step_{step:06d}.jsonl").write_bytes(written)
+    (folder / "trajectories" / "index.jsonl").write_bytes(lines(index))
+    return folder
+
+
+def test_the_page_holds_summary_curves_alarms_settings_and_episodes(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, {30: [episode(1), episode(2, "failed", 0.0)]})
+    (folder / "alarms.jsonl").write_bytes(lines([{"step": 12, "text": "entropy fell to a tenth"}]))
+    (folder / "summary.json").write_text("{}")
+    page = Reader(report_html(folder))
+    for said in ("finished", "20.0 %", "80.0 %", "70.0 to 90.0 %", "1:00", "30.0k", "1920", "entropy fell to a tenth"):
+        assert said in page.text, said
+    assert "rollout.groups" in page.text and "env.kind" in page.text
+    assert "frozen_lake, seed 1" in page.text and "frozen_lake, seed 2" in page.text
+    assert "advantage 0.125" in page.text and "reward 0.250" in page.text
+    assert page.tags.count("svg") == 1 + 2 + 4  # the curve, two panels, two states of each of two episodes
+
+
+def test_nothing_is_loaded_and_nothing_runs(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, {30: [episode(turns=[turn(HOSTILE, context=HOSTILE)], status=HOSTILE)]})
+    (folder / "alarms.jsonl").write_bytes(lines([{"step": HOSTILE, "text": HOSTILE}]))
+    (folder / "config.toml").write_text(f"[env]\nkind = {json.dumps(HOSTILE)}\n")
+    text = report_html(folder)
+    page = Reader(text)
+    assert not {"script", "img", "iframe", "link", "object", "a"} & set(page.tags)
+    assert not any(name.startswith("on") for name, _ in page.attributes)
+    assert not [value for name, value in page.attributes if name in ("href", "src", "style")]
+    urls = set(re.findall(r"https?://[^\s\"'<]+", text))
+    assert urls <= {"http://www.w3.org/2000/svg"}
+    assert [value for name, value in page.attributes if name == "content" and "default-src 'none'" in str(value)]
+    assert page.text.count("<script>alert(1)</script>") >= 3  # shown, as text
+    assert "\x1b" not in text and "\u202e" not in text and "␛[31m⟦U+202E⟧evil" in page.text
+
+
+def test_half_characters_and_long_texts_are_cut_and_said(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, {1: [episode(turns=[turn("\ud800" + "y" * 100_000)])]})
+    path = write_report(folder)
+    assert path == folder / "report.html"
+    assert path.stat().st_size < 200_000
+    assert "characters more" in path.read_text(encoding="utf-8")
+
+
+def test_thinking_stands_apart_from_the_answer(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, {1: [episode(turns=[turn("left is <b>ice</b></think><answer>Left</answer>")])]})
+    text = report_html(folder)
+    assert '<span class="think">left is &lt;b&gt;ice&lt;/b&gt;&lt;/think&gt;</span>&lt;answer&gt;Left' in text
+
+
+def test_a_run_that_goes_on_says_so(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, {})
+    with (folder / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 31, "rollout/succ')
+    page = Reader(report_html(folder))
+    assert "not finished" in page.text and "30 of 40" in page.text
+
+
+def test_broken_files_leave_a_page(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, {1: [episode()]})
+    (folder / "trajectories" / "index.jsonl").write_bytes(
+        lines([{"step": 1, "offset": -5, "length": 3}, {"step": 1, "offset": 0, "length": 10**15, "status": "x"}, 7])
+    )
+    (folder / "metrics.jsonl").write_bytes(
+        b'\xff\xfe\n[1]\n{"step": "x"}\n{"step": 1, "rollout/success": "NaN", "train/entropy": 1e999}\n'
+        b'{"step": 2, "train/grad_norm": -1e308}\n{"step": 3, "train/grad_norm": 1e308}\n' + b"[" * 100_000 + b"\n"
+    )
+    (folder / "config.toml").write_bytes(b"\xff")
+    (folder / "summary.json").write_text("[")
+    (folder / "alarms.jsonl").write_text("null\n")
+    Reader(report_html(folder))
+
+
+def test_the_best_and_the_worst_of_the_last_steps_are_chosen() -> None:
+    index = [
+        {"step": step, "environment": "e", "seed": seed, "status": status, "reward": reward}
+        for step, seed, status, reward in [
+            (1, 0, "succeeded", 99.0),  # long ago
+            (11, 1, "succeeded", 1.0),
+            (12, 1, "succeeded", 2.0),  # the same task
+            (13, 2, "succeeded", 3.0),
+            (14, 3, "succeeded", 0.5),
+            (15, 4, "succeeded", 0.75),
+            (15, 5, "failed", -1.0),
+            (15, 6, "truncated_turns", 0.0),
+        ]
+    ]
+    good, bad = chosen_of_index(index)
+    assert [row["reward"] for row in good] == [3.0, 2.0, 0.75]
+    assert [row["reward"] for row in bad] == [-1.0, 0.0]
+
+
+def test_of_few_tasks_more_than_one_episode_is_shown() -> None:
+    index = [{"step": 1, "environment": "e", "seed": 0, "status": "failed", "reward": float(n)} for n in range(5)]
+    assert [row["reward"] for row in chosen_of_index(index)[1]] == [0.0, 1.0, 2.0]
+
+
+def test_an_evaluations_best_and_worst_come_from_one_pass(tmp_path: Path) -> None:
+    rows = [episode(seed, "succeeded" if seed % 2 else "failed", float(seed)) for seed in range(20)]
+    (tmp_path / "m.jsonl").write_bytes(lines(rows) + b"nonsense\n" + b'{"half')
+    good, bad, succeeded, played = chosen_of_file(tmp_path / "m.jsonl")
+    assert [row["reward"] for row in good] == [19.0, 17.0, 15.0]
+    assert [row["reward"] for row in bad] == [0.0, 2.0, 4.0]
+    assert (succeeded, played) == (10, 20)
+
+
+def make_evaluation(folder: Path, name: str = "tiny") -> Path:
+    (folder / "trajectories").mkdir(parents=True)
+    (folder / "models").mkdir()
+    (folder / "models" / "tiny.toml").write_text("seed = 3\n")
+    models = f'models = [{{ name = {json.dumps(name)}, label = "the <b>tiny</b> one", source = "tiny" }}]\n'
+    (folder / "evaluation.toml").write_text(
+        f'environment = "sokoban"\nsplit = "test"\nseeds = "0-9"\ntries = 1\n{models}'
+    )
+    (folder / "trajectories" / "tiny.jsonl").write_bytes(lines([episode(1), episode(2, "failed", 0.0)]))
+    return folder
+
+
+def test_an_evaluation_has_its_report(tmp_path: Path) -> None:
+    folder = make_evaluation(tmp_path / "eval")
+    result = {"label": "the <b>tiny</b> one", "success": 0.5, "success_low": 0.25, "success_high": 0.75, "reward": 1.0,
+              "episodes": 2, "errors": 0, "turns": 1.0, "invalid": 0.0, "sampled_tokens": 8.0}  # fmt: skip
+    pair = {"first": "a", "second": "b", "success": 0.125, "low": -0.1, "high": 0.3, "p": 0.04, "test": "McNemar"}
+    summary = {"finished": True, "tasks": 10, "models": [result, {"label": "broken"}], "comparisons": [pair]}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    page = Reader(report_html(folder))
+    for said in ("50.0 %", "25.0 %", "75.0 %", "+12.5", "0.0400", "1 of 2 episodes succeeded", "the <b>tiny</b> one"):
+        assert said in page.text, said
+    assert "finished" in page.text and "not finished" not in page.text
+    assert "b" not in page.tags
+    (folder / "summary.json").unlink()
+    assert "not finished" in Reader(report_html(folder)).text
+
+
+def test_a_plan_leads_to_no_file_outside_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "secret.jsonl").write_bytes(lines([episode(77)]))
+    folder = make_evaluation(tmp_path / "eval", name="../../secret")
+    assert "seed 77" not in report_html(folder)
+
+
+def test_a_folder_of_something_else_is_refused_with_the_mend(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="neither a run nor an evaluation: give the folder of one"):
+        report_html(tmp_path)
+
+
+def test_the_command_finds_a_run_by_name_and_writes_where_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from turnwise.cli.report import app
+
+    make_run(tmp_path, {1: [episode()]})
+    monkeypatch.chdir(tmp_path)
+    app(["lake"], result_action="return_value")
+    assert (tmp_path / "runs/lake/report.html").exists()
+    app(["runs/lake", "--out", "deep/er.html"], result_action="return_value")
+    assert (tmp_path / "deep/er.html").read_text().startswith("<!doctype html>")
+    assert capsys.readouterr().out.splitlines() == ["wrote runs/lake/report.html", "wrote deep/er.html"]
+    with pytest.raises(UserError, match='no run or evaluation "laek" here or in runs/: did you mean "lake"'):
+        app(["laek"], result_action="return_value")
+
+
+def test_a_panel_rises_where_its_numbers_do_and_marks_alarms() -> None:
+    svg = panel_svg(
+        [(step, step / 10) for step in range(1, 11)], "entropy", lambda value: f"{value:.1f}", marks=[5, 99]
+    )
+    raw, _ = re.findall(r'points="([^"]*)"', svg)
+    heights = [float(place.split(",")[1]) for place in raw.split()]
+    assert heights == sorted(heights, reverse=True)  # SVG's y points down
+    assert svg.count("h-10z") == 1  # one mark: the other lies beyond
+    assert "1.0" in svg
+
+
+def test_many_points_are_thinned_without_losing_a_spike() -> None:
+    points = [(float(step), 100.0 if step == 7777 else 0.0) for step in range(20_000)]
+    kept = thinned(points, 100)
+    assert len(kept) <= 200
+    assert max(kept, key=lambda point: point[1]) == (7777.0, 100.0)
+    assert kept == sorted(kept)
+
+
+@pytest.mark.parametrize("values", [[0.0], [5.0, 5.0], [1e16, 1e16], [-1e99, 1e99], [1e-300], [-3.0, 4.0], [0.1, 0.2]])
+def test_ranges_and_levels_hold_for_numbers_of_any_size(values: list[float]) -> None:
+    low, high = value_range(values)
+    assert low < high and low <= min(values) <= max(values) <= high
+    assert low >= 0 or min(values) < 0
+    levels = levels_between(low, high)
+    assert len(levels) <= 10
+    assert all(low - 1e-9 * abs(low) <= level <= high + 1e-9 * abs(high) for level in levels)
+
+
+@pytest.mark.parametrize("value", [None, "NaN", "1", True, float("nan"), float("inf"), 10**400, [1]])
+def test_what_is_no_number_is_none(value: Any) -> None:
+    assert number_of(value) is None
+
+
+def test_escaped_text_shows_what_would_hide() -> None:
+    assert escaped("a\n\tb<>&\"'\x00\x7f\u200b") == "a\n\tb&lt;&gt;&amp;&quot;&#x27;␀␡⟦U+200B⟧"
+    assert escaped("abcdef", 2) == "ab … (4 characters more)"
+    assert escaped("👩‍🚀 漢字") == "👩‍🚀 漢字"

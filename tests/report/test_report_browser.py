@@ -1,0 +1,66 @@
+"""The report in a real browser: hostile text is shown and not run, nothing is fetched, nothing runs over the edge."""
+
+import importlib.util
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turnwise.report.report import write_report
+
+HOSTILE = "<script>document.title = 'run'</script><img src=x onerror=\"document.title = 'run'\">" + "wide" * 400
+PICTURE = {"rows": [["wall", HOSTILE[:60]]], "caption": HOSTILE, "info": {}}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if importlib.util.find_spec("playwright") is None or chromium is None:
+        pytest.skip("no browser to be had here: apt-get install chromium, pip install playwright")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        opened = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "trajectories").mkdir()
+    (folder / "config.toml").write_text(f"[env]\nkind = {json.dumps(HOSTILE)}\n")
+    steps = [{"step": step, "rollout/success": 0.1 * step, "train/entropy": 1 / step} for step in range(1, 10)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps))
+    (folder / "alarms.jsonl").write_text(json.dumps({"step": 3, "text": HOSTILE}) + "\n")
+    turn = {"context": HOSTILE, "message": {"role": "assistant", "content": HOSTILE}, "picture": PICTURE}
+    row = {"task": {"env": HOSTILE, "seed": 1}, "status": "failed", "reward": 0, "start": PICTURE, "turns": [turn] * 3}
+    line = json.dumps(row)
+    (folder / "trajectories/step_000009.jsonl").write_text(line + "\n")
+    entry = {"step": 9, "status": "failed", "reward": 0, "offset": 0, "length": len(line)}
+    (folder / "trajectories/index.jsonl").write_text(json.dumps(entry) + "\n")
+    return write_report(folder)
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_the_report_opens_from_disk_and_hostile_text_stays_text(
+    browser: Any, report: Path, width: int, scheme: Any
+) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page = context.new_page()
+    fetched: list[str] = []
+    page.on("request", lambda request: fetched.append(request.url))
+    page.goto(report.as_uri())
+    for summary in page.locator("summary").all():
+        summary.click()
+    assert page.title() == report.parent.name  # no script changed it
+    assert fetched == [report.as_uri()]
+    assert page.locator("pre.said").count() == 3
+    assert page.locator("pre.said").first.inner_text().startswith("<script>document.title")
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 28)"
+    assert dark == (scheme == "dark")
+    context.close()

@@ -1,0 +1,56 @@
+"""A sandbox for tests that are plain functions: one event loop that lives as long as the box."""
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, TypeVar
+
+import pytest
+
+from turnwise.sandbox.errors import SandboxUnavailable
+from turnwise.sandbox.host import Sandbox
+from turnwise.sandbox.limits import SandboxLimits
+from turnwise.sandbox.results import RunResult
+
+Result = TypeVar("Result")
+TIERS: tuple[Literal["namespaces", "landlock"], ...] = ("namespaces", "landlock")
+LIMITS = SandboxLimits(timeout_s=60.0, memory_mb=256, output_chars=2000, grace_s=2.0)
+
+
+class Box:
+    """`run` gives the results of several calls of one session."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, box: Sandbox) -> None:
+        self.loop = loop
+        self.box = box
+
+    def wait(self, work: Coroutine[Any, Any, Result]) -> Result:
+        return self.loop.run_until_complete(work)
+
+    def run(self, *codes: str, seed: int = 0, timeout_s: float | None = None) -> list[RunResult]:
+        async def calls() -> list[RunResult]:
+            async with self.box.session(seed=seed) as session:
+                return [await session.run(code, timeout_s=timeout_s) for code in codes]
+
+        return self.wait(calls())
+
+    def last(self, *codes: str, seed: int = 0, timeout_s: float | None = None) -> RunResult:
+        return self.run(*codes, seed=seed, timeout_s=timeout_s)[-1]
+
+
+@contextmanager
+def started(
+    tier: Literal["namespaces", "landlock"], limits: SandboxLimits = LIMITS, packages: tuple[str, ...] = ()
+) -> Iterator[Box]:
+    """Skips, with the probe's words, where the kernel does not give the tier."""
+    loop = asyncio.new_event_loop()
+    try:
+        box = loop.run_until_complete(Sandbox.start(limits, tier, packages=packages))
+    except SandboxUnavailable as error:
+        loop.close()
+        pytest.skip(str(error))
+    try:
+        yield Box(loop, box)
+    finally:
+        loop.run_until_complete(box.close())
+        loop.close()

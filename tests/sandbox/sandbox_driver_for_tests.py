@@ -1,0 +1,102 @@
+"""Runs attacks against one tier and prints what went wrong, as JSON. A program, so that it can be another user.
+
+python sandbox_driver_for_tests.py attacks|outward TIER [part of a name]
+"""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Literal, cast
+
+from sandbox_attacks_for_tests import ALL as OUTWARD
+from sandbox_ground_for_tests import MARK, Attack, Ground
+from sandbox_limit_attacks_for_tests import ALL as INWARD
+
+from turnwise.sandbox.errors import SandboxUnavailable
+from turnwise.sandbox.host import Sandbox
+from turnwise.sandbox.limits import SandboxLimits
+from turnwise.sandbox.process_tree import descendants
+from turnwise.sandbox.results import RunResult
+
+LIMITS = SandboxLimits(timeout_s=60.0, memory_mb=256, output_chars=2000, scratch_mb=48, grace_s=1.0)
+AT_ONCE = 6
+Tier = Literal["namespaces", "landlock"]
+
+
+async def run_attack(box: Sandbox, one: Attack) -> str | None:
+    """What went wrong; None where the sandbox held."""
+    ground = Ground()
+    try:
+        *first, last = (filled(code, ground.words()) for code in one.codes)
+        limits = one.timeout_s if isinstance(one.timeout_s, tuple) else (one.timeout_s,) * len(one.codes)
+        async with box.session() as session:
+            results = [await session.run(code, timeout_s=limit) for code, limit in zip(first, limits, strict=False)]
+            await asyncio.sleep(one.pause_s)
+            results.append(await session.run(last, timeout_s=limits[-1]))
+        return _judge(one, results) or ground.harm()
+    finally:
+        ground.close()
+
+
+def filled(code: str, words: dict[str, str]) -> str:
+    for word, value in words.items():
+        code = code.replace(word, value)
+    return code
+
+
+def _judge(one: Attack, results: list[RunResult]) -> str | None:
+    text = "\n".join(f"{result.output} {result.value} {result.error}" for result in results)
+    last = results[-1]
+    broken = [line for line in text.splitlines() if line.startswith("BROKEN")]
+    if broken:
+        return broken[0]
+    if MARK in text:
+        return "a secret of the host came out"
+    if last.ended not in one.ended:
+        return f"ended as {last.ended}: {last}"
+    if one.prints is not None and one.prints not in last.output:
+        return f"did not print {one.prints!r}: {last}"
+    limit = LIMITS.output_chars + 200
+    if text.encode("utf-8", "replace").decode() != text:
+        return "a text that no file takes"
+    if any(len(part or "") > limit for result in results for part in (result.output, result.value, result.error)):
+        return "a text is longer than the limit"
+    return None
+
+
+async def run_all(which: str, tier: Tier, part: str) -> dict[str, str]:
+    """Problems by attack; `start` when the tier is not there at all."""
+    os.environ["SECRET_KEY"] = f"{MARK}environment"
+    try:
+        box = await Sandbox.start(LIMITS, tier, packages=())
+    except SandboxUnavailable as error:
+        return {"start": str(error)}
+    attacks = [
+        one for one in (OUTWARD if which == "outward" else OUTWARD + INWARD) if tier in one.tiers and part in one.name
+    ]
+    gate = asyncio.Semaphore(AT_ONCE)
+
+    async def guarded(one: Attack) -> str | None:
+        async with gate:
+            return await run_attack(box, one)
+
+    found = await asyncio.gather(*(guarded(one) for one in attacks))
+    problems = {one.name: problem for one, problem in zip(attacks, found, strict=True) if problem is not None}
+    async with box.session() as session:
+        if (await session.run("6 * 7")).value != "42":
+            problems["afterwards"] = "a fresh session does not work"
+    await box.close()
+    return problems | _left_behind() | {"_jail": box.jail, "_count": str(len(attacks))}
+
+
+def _left_behind() -> dict[str, str]:
+    children = descendants(os.getpid())
+    names = [Path(f"/proc/{pid}/cmdline").read_text()[:80] for pid in children]
+    return {"left behind": str(names)} if children else {}
+
+
+if __name__ == "__main__":
+    result = asyncio.run(run_all(sys.argv[1], cast(Tier, sys.argv[2]), " ".join(sys.argv[3:])))
+    sys.stdout.write(json.dumps(result))

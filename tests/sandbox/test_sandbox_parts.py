@@ -1,0 +1,393 @@
+"""The parts of the sandbox that need no kernel: filters, frames, texts, folders, the prefix."""
+
+import ctypes
+import ctypes.util
+import errno
+import functools
+import os
+import signal
+import struct
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnwise.core.errors import UserError
+from turnwise.sandbox import scratch_folders, seccomp_rules
+from turnwise.sandbox.errors import FrameError
+from turnwise.sandbox.frames import FrameBuffer, encode
+from turnwise.sandbox.limits import SandboxLimits
+from turnwise.sandbox.prefix import prefix_of_this_interpreter, without
+from turnwise.sandbox.process_tree import descendants, proportional_bytes, stands_still, usage
+from turnwise.sandbox.seccomp import ALLOW, ERRNO, FIRST_NEW_CALL, KILL, Rule, program
+from turnwise.sandbox.shortening import NOTE, MiddleCut, shortened
+from turnwise.sandbox.syscall_numbers import AARCH64, MACHINES, X86_64, audit_arch, numbers
+from turnwise.sandbox.zygote_config import ZygoteConfig
+from work_for_tests import wait_until
+
+EPERM = ERRNO | errno.EPERM
+ENOSYS = ERRNO | errno.ENOSYS
+
+
+def decide(code: bytes, number: int, *arguments: int, arch: int | None = None) -> int:
+    """A small machine for the filter's instructions: what the kernel would answer."""
+    words = [value & (2**64 - 1) for value in (*arguments, *[0] * (6 - len(arguments)))]
+    data = struct.pack("=IIQ6Q", number & 0xFFFFFFFF, audit_arch() if arch is None else arch, 0, *words)
+    instructions = list(struct.iter_unpack("HBBI", code))
+    at = loaded = 0
+    while True:
+        operation, yes, no, operand = instructions[at]
+        at += 1
+        if operation == 0x20:
+            (loaded,) = struct.unpack_from("=I", data, operand)
+        elif operation == 0x54:
+            loaded &= operand
+        elif operation == 0x15:
+            at += yes if loaded == operand else no
+        elif operation == 0x35:
+            at += yes if loaded >= operand else no
+        else:
+            assert operation == 0x06
+            return int(operand)
+
+
+cached_program = functools.cache(program)
+
+
+@pytest.fixture(scope="module", params=["namespaces", "landlock"])
+def rules(request: pytest.FixtureRequest) -> tuple[Rule, ...]:
+    return seccomp_rules.namespaces_rules() if request.param == "namespaces" else seccomp_rules.landlock_rules(77)
+
+
+@given(number=st.integers(0, 2**32 - 1), arguments=st.lists(st.integers(0, 2**64 - 1), max_size=6))
+def test_a_call_that_no_rule_names_is_refused(rules: tuple[Rule, ...], number: int, arguments: list[int]) -> None:
+    named = {numbers()[rule.name] for rule in rules if rule.name in numbers()}
+    answer = decide(cached_program(rules), number, *arguments)
+    if number >= 0x40000000:
+        assert answer == KILL
+    elif number not in named:
+        assert answer == (ENOSYS if number >= 424 else EPERM)
+
+
+@given(arch=st.integers(0, 2**32 - 1), number=st.integers(0, 500))
+def test_foreign_architectures_are_killed(rules: tuple[Rule, ...], arch: int, number: int) -> None:
+    if arch != audit_arch():
+        assert decide(cached_program(rules), number, arch=arch) == KILL
+
+
+@given(flags=st.integers(0, 2**32 - 1))
+def test_clone_gives_no_namespace_and_in_the_second_tier_threads_only(flags: int) -> None:
+    clone = numbers()["clone"]
+    first = decide(program(seccomp_rules.namespaces_rules()), clone, flags)
+    assert first == (EPERM if flags & 0x7E020000 else ALLOW)
+    second = decide(program(seccomp_rules.landlock_rules(77)), clone, flags)
+    assert second == (ALLOW if flags & 0x10100 == 0x10100 else EPERM)
+
+
+def test_what_arguments_decide(rules: tuple[Rule, ...]) -> None:
+    code, call = program(rules), numbers()
+    allowed = [
+        ("prctl", 15),
+        ("fcntl", 0, 1030),
+        ("ioctl", 0, 0x541B),
+        ("socketpair", 1, 1 | 0o2000000),
+        ("prlimit64", 0, 7),
+    ]
+    refused = [
+        ("prctl", 1),
+        ("prctl", 4),
+        ("fcntl", 0, 8),
+        ("fcntl", 0, 1031),
+        ("ioctl", 0, 0x8902),
+        ("socketpair", 1, 2),
+    ]
+    refused += [("socketpair", 2, 1), ("socketpair", 1, 5), ("prlimit64", 1, 7), ("prlimit64", 0, 4), ("clone3",)]
+    assert [decide(code, call[name], *words) for name, *words in allowed] == [ALLOW] * len(allowed)
+    assert ALLOW not in [decide(code, call[name], *words) for name, *words in refused]
+
+
+@given(pid=st.integers(-(2**31), 2**31 - 1))
+def test_the_second_tier_lets_a_session_signal_itself_alone(pid: int) -> None:
+    code = program(seccomp_rules.landlock_rules(77))
+    for name in ("kill", "tgkill"):
+        assert decide(code, numbers()[name], pid, 9) == (ALLOW if pid == 77 else EPERM)
+    assert decide(code, numbers()["tkill"], pid, 9) == EPERM
+
+
+def test_the_second_tier_fakes_metadata_and_has_no_processes() -> None:
+    code = program(seccomp_rules.landlock_rules(77))
+    assert decide(code, numbers()["fchmodat"]) == ERRNO
+    assert decide(code, numbers()["execve"]) == EPERM
+    assert decide(code, numbers()["truncate"]) == EPERM
+
+
+X86_64_ALONE = """
+    access alarm arch_prctl chmod creat dup2 epoll_create epoll_wait eventfd fork futimesat getdents getpgrp link lstat
+    mkdir mknod open pause pipe poll readlink rename rmdir select signalfd stat symlink time unlink utime utimes vfork
+"""
+"""Calls that were old when aarch64 came: it has only those that took their place."""
+
+
+def test_both_processors_know_the_calls_that_matter() -> None:
+    assert X86_64.keys() >= AARCH64.keys()
+    assert X86_64.keys() - AARCH64.keys() == set(X86_64_ALONE.split())
+    new = [{name: number for name, number in table.items() if number >= FIRST_NEW_CALL} for table in (X86_64, AARCH64)]
+    assert new[0] == new[1]
+    assert len(set(X86_64.values())) == len(X86_64)
+    assert len(set(AARCH64.values())) == len(AARCH64)
+    assert {"seccomp", "unshare", "openat", "clone", "clone3", "execve", "kill", "prctl", "mmap"} <= AARCH64.keys()
+    assert "socket" not in X86_64 and "memfd_create" not in X86_64
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_the_numbers_are_those_that_libseccomp_knows(machine: str) -> None:
+    path = ctypes.util.find_library("seccomp")
+    if path is None:
+        pytest.skip("no libseccomp to compare with: apt-get install libseccomp2")
+    library = ctypes.CDLL(path)
+    arch, table = MACHINES[machine]
+    known = {name: library.seccomp_syscall_resolve_name_arch(ctypes.c_uint32(arch), name.encode()) for name in table}
+    unknown = -1  # younger than that library
+    assert {name: number for name, number in table.items() if known[name] not in (number, unknown)} == {}
+
+
+def test_no_rule_is_left_out_for_want_of_a_number() -> None:
+    rules = (*seccomp_rules.namespaces_rules(), *seccomp_rules.landlock_rules(77))
+    assert {rule.name for rule in rules} <= X86_64.keys()
+
+
+@given(
+    messages=st.lists(st.dictionaries(st.text(), st.text() | st.integers() | st.none()), max_size=4),
+    size=st.integers(1, 9),
+)
+def test_frames_come_out_as_they_went_in_however_they_are_cut(messages: list[dict[str, object]], size: int) -> None:
+    stream = b"".join(encode(message) for message in messages)
+    buffer = FrameBuffer(cap=10_000)
+    found = []
+    for start in range(0, len(stream), size):
+        frame = buffer.feed(stream[start : start + size])
+        while frame is not None:
+            found.append(frame)
+            frame = buffer.feed(b"")
+    assert found == messages
+    assert not buffer.bytes
+
+
+@given(data=st.binary(max_size=200))
+def test_no_bytes_break_the_buffer_but_by_a_frame_error(data: bytes) -> None:
+    buffer = FrameBuffer(cap=100)
+    try:
+        frame = buffer.feed(data)
+    except FrameError:
+        return
+    assert frame is None or isinstance(frame, dict)
+
+
+@given(text=st.text(max_size=300), limit=st.integers(1, 200))
+def test_a_short_text_stays_and_a_long_one_keeps_its_ends(text: str, limit: int) -> None:
+    cut = shortened(text, limit)
+    if len(text) <= limit:
+        assert cut == text
+    else:
+        assert cut.startswith(text[: limit // 2]) and cut.endswith(text[-(limit - limit // 2) :])
+        assert len(cut) <= limit + 40
+
+
+@given(data=st.data(), limits=st.lists(st.integers(60, 900), min_size=1, max_size=4))
+def test_a_text_that_is_cut_again_tells_of_all_that_is_missing(data: st.DataObject, limits: list[int]) -> None:
+    text = "ab\n" * data.draw(st.integers(400, 3000))
+    cut = text
+    for limit in limits:
+        cut = shortened(cut, limit)
+    (note,) = NOTE.finditer(cut)
+    shown = len(cut) - len(note[0])
+    assert int(note[1]) == len(text) - shown and shown <= min(limits)
+    assert text.startswith(cut[: note.start()]) and text.endswith(cut[note.end() :])
+
+
+def test_several_notes_of_earlier_cuts_are_told_as_one_and_those_that_stay_as_themselves() -> None:
+    parts = [shortened(letter * 10_000, 100) for letter in "abc"]
+    (note,) = NOTE.finditer(shortened("".join(parts), 20))
+    assert int(note[1]) == 30_000 - 20
+    cut = shortened("".join(parts), 300)
+    counts = [int(note[1]) for note in NOTE.finditer(cut)]
+    assert counts == [9900, 30_000 - 2 * 9900 - len(NOTE.sub("", cut)), 9900]
+
+
+@given(pieces=st.lists(st.binary(max_size=50), max_size=40), limit=st.integers(2, 20))
+def test_streamed_output_is_cut_like_a_text(pieces: list[bytes], limit: int) -> None:
+    cut = MiddleCut(keep=4 * limit)
+    for piece in pieces:
+        cut.add(piece)
+    whole = b"".join(pieces)
+    assert cut.total == len(whole)
+    assert len(cut.head) + len(cut.tail) <= 12 * limit + 50
+    text, characters = cut.text(limit), whole.decode("utf-8", "replace")
+    if len(whole) <= 4 * limit:
+        assert text == shortened(characters, limit)
+    assert len(text) <= limit + 60
+    note = NOTE.search(text)
+    assert note is None or int(note[1]) == len(characters) - limit
+
+
+def test_limits_must_be_above_zero() -> None:
+    with pytest.raises(UserError, match="memory_mb is 0; give a number above 0"):
+        SandboxLimits(memory_mb=0)
+
+
+def test_removing_follows_no_link_and_knows_no_depth(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").write_text("x")
+    top = tmp_path / "top"
+    top.mkdir()
+    (top / "link").symlink_to(outside)
+    (top / ".moved-0").mkdir()
+    deep = os.open(top, os.O_RDONLY)
+    for _ in range(150):
+        os.mkdir("d" * 100, 0o700, dir_fd=deep)
+        os.symlink(str(outside), "link2", dir_fd=deep)
+        lower = os.open("d" * 100, os.O_RDONLY, dir_fd=deep)
+        os.close(deep)
+        deep = lower
+    os.close(deep)
+    (top / "shut").mkdir(mode=0)
+    assert scratch_folders.used(str(top), most=10_000)[0] > 10_000  # deeper than a path can say: as if too many
+    scratch_folders.remove_tree(str(top))
+    assert not top.exists()
+    assert (outside / "kept").read_text() == "x"
+
+
+def test_removing_follows_no_link_that_takes_a_folders_place_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code that still runs while its folder is removed must not have the host remove something else."""
+    outside, top = tmp_path / "outside", tmp_path / "top"
+    for folder in (outside, top / "a"):
+        folder.mkdir(parents=True)
+        (folder / "kept").write_text("x")
+    outside.chmod(0o755)
+    listed = scratch_folders._entries
+
+    def swapped(folder: int) -> list[tuple[str, bool]]:
+        entries = list(listed(folder))
+        if entries == [("kept", False)] and not (top / "a").is_symlink():
+            (top / "a").rename(top / "b")
+            (top / "a").symlink_to(outside)
+        return entries
+
+    monkeypatch.setattr(scratch_folders, "_entries", swapped)
+    with suppress(OSError):
+        scratch_folders.remove_tree(str(top))
+    assert (outside / "kept").exists()
+    assert outside.stat().st_mode & 0o777 == 0o755
+    monkeypatch.undo()
+    scratch_folders.remove_tree(str(top))
+    assert not top.exists() and (outside / "kept").exists()
+
+
+def test_a_base_that_others_still_write_to_is_removed_in_the_end() -> None:
+    base, lock = scratch_folders.make_base()
+    end = time.monotonic() + 0.2
+
+    def write() -> None:
+        number = 0
+        while time.monotonic() < end:
+            number += 1
+            with suppress(OSError):
+                Path(base, f"{number}").mkdir()
+            time.sleep(0.0002)
+
+    writers = [threading.Thread(target=write) for _ in range(2)]
+    for writer in writers:
+        writer.start()
+    scratch_folders.remove_base(base, lock)
+    for writer in writers:
+        writer.join()
+    assert not Path(base).exists()
+
+
+def test_use_of_a_folder_is_counted_up_to_a_bound(tmp_path: Path) -> None:
+    for number in range(10):
+        (tmp_path / f"{number}").mkdir()
+        (tmp_path / f"{number}" / "file").write_bytes(b"x" * 5000)
+    count, size = scratch_folders.used(str(tmp_path), most=100)
+    assert count == 20
+    assert size >= 10 * 5000
+    assert scratch_folders.used(str(tmp_path), most=5)[0] > 5
+    (tmp_path / "dark").mkdir(mode=0o300)
+    assert scratch_folders.used(str(tmp_path), most=100)[0] > 100
+
+
+def test_a_hidden_folder_is_left_out_and_its_neighbours_are_not(tmp_path: Path) -> None:
+    for name in ("a/b/hidden", "a/b/shown", "a/c", "d"):
+        (tmp_path / name).mkdir(parents=True)
+    parts = list(without(str(tmp_path), [f"{tmp_path}/a/b/hidden"]))
+    assert parts == [f"{tmp_path}/a/b/shown", f"{tmp_path}/a/c", f"{tmp_path}/d"]
+    assert list(without(str(tmp_path), [])) == [str(tmp_path)]
+
+
+def test_the_prefix_lets_in_what_is_asked_for_with_what_that_requires_and_no_turnwise() -> None:
+    prefix = prefix_of_this_interpreter(("numpy", "sympy", "no-such-package"))
+    names = {Path(entry).name for entry in prefix.packages}
+    assert "turnwise" not in names and "torch" not in names
+    if "sympy" in names:
+        assert "mpmath" in names
+    assert any(folder.endswith("site-packages") for folder in prefix.hidden)
+    assert not any("turnwise" in entry for entry in (*prefix.packages, *prefix.roots))
+    with pytest.raises(UserError, match="graders"):
+        prefix_of_this_interpreter(("turnwise",))
+
+
+def test_a_configuration_survives_its_way_to_the_zygote() -> None:
+    config = ZygoteConfig(
+        tier="landlock",
+        limits=SandboxLimits(timeout_s=3),
+        prefix=prefix_of_this_interpreter(()),
+        host_pid=5,
+        scratch="/x",
+    )
+    assert ZygoteConfig.from_json(config.to_json()) == config
+
+
+def test_a_process_that_cannot_be_read_is_an_error_and_one_that_has_ended_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gone = os.fork()
+    if gone == 0:
+        os._exit(0)
+    os.waitpid(gone, 0)
+    assert (usage(gone), descendants(gone), proportional_bytes(gone), stands_still(gone)) == (None, [], 0, True)
+    assert not stands_still(os.getpid())
+
+    def full(path: str, most: int = 0) -> str:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr("turnwise.sandbox.process_tree._read", full)
+    for look in (usage, descendants, stands_still):
+        with pytest.raises(OSError, match="too many"):
+            look(os.getpid())
+    assert proportional_bytes(os.getpid()) is None
+
+
+def test_descendants_are_found_in_the_fallback_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    child = os.fork()
+    if child == 0:
+        os.fork()
+        signal.pause()
+        os._exit(0)
+    try:
+        assert wait_until(lambda: descendants(child))
+        found = descendants(child)
+        monkeypatch.setattr("turnwise.sandbox.process_tree.CHILDREN_KNOWN", False)
+        assert len(found) == 1 and found == descendants(child)
+        assert child in descendants(os.getpid()), "which may have others, that come and go"
+    finally:
+        for pid in reversed(descendants(child)):
+            os.kill(pid, 9)
+        os.kill(child, 9)
+        os.waitpid(child, 0)

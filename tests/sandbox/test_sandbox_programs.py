@@ -1,0 +1,151 @@
+"""Random programs, good and bad: one result each, nothing left behind, and what Python gives where they are honest."""
+
+import contextlib
+import io
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from sandbox_box_for_tests import TIERS, Box, started
+
+from turnwise.sandbox.limits import SandboxLimits
+from turnwise.sandbox.process_tree import descendants
+
+SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
+PROGRAMS = 40 if SOAK == 1 else 500 * SOAK
+"""For each tier, of each kind."""
+LIMITS = SandboxLimits(timeout_s=0.3, memory_mb=128, output_chars=500, grace_s=0.1, scratch_mb=16)
+
+NAMES = st.sampled_from(["a", "b", "c"])
+NUMBERS = st.integers(-9, 9).map(str)
+EXPRESSIONS = st.recursive(
+    NAMES | NUMBERS | st.sampled_from(["'x'", "[1, 2]", "None", "(1,)"]),
+    lambda inner: st.one_of(
+        st.tuples(inner, st.sampled_from(["+", "-", "*", "//", "%", "==", "<", "and"]), inner).map(
+            lambda parts: f"({' '.join(parts)})"
+        ),
+        inner.map(lambda one: f"len({one})"),
+        inner.map(lambda one: f"str({one})"),
+        inner.map(lambda one: f"[{one} for d in range(3)]"),
+    ),
+    max_leaves=6,
+)
+LINES = st.one_of(
+    st.tuples(NAMES, EXPRESSIONS).map(" = ".join),
+    EXPRESSIONS.map(lambda one: f"print({one})"),
+    EXPRESSIONS.map(lambda one: f"assert {one}"),
+    EXPRESSIONS,
+)
+
+
+@st.composite
+def honest_programs(draw: st.DrawFn) -> str:
+    lines = ["a, b, c = 1, 'x', [3]"]
+    for line in draw(st.lists(LINES, min_size=1, max_size=6)):
+        wrapped = draw(
+            st.sampled_from(
+                ["{}", "if a:\n    {}", "for _ in range(3):\n    {}", "try:\n    {}\nexcept TypeError:\n    pass"]
+            )
+        )
+        lines.append(wrapped.format(line))
+    return "\n".join(lines)
+
+
+ACTIONS = (
+    "x.append(bytearray(1 << 20))",
+    "os.fork()",
+    "os.write(1, b'o' * 5000)",
+    "os.write(3, b'junk')",
+    "open(f'f{len(x)}', 'wb').write(b'x' * 100000)",
+    "os.mkdir(f'd{len(x)}'); os.chdir(f'd{len(x)}')",
+    "threading.Thread(target=time.sleep, args=(9,), daemon=True).start()",
+    "signal.signal(signal.SIGINT, signal.SIG_IGN)",
+    "os.kill(os.getpid(), random.choice([2, 9, 11, 15, 19]))",
+    "os.getpid() == 1 and os.kill(-1, 9)",
+    "os.close(random.randrange(6))",
+    "sys.setrecursionlimit(10 ** 6)",
+    "ctypes.string_at(random.randrange(1 << 20))",
+    "libc.syscall(random.randrange(460), *[random.randrange(1 << 20) for _ in range(6)])",
+    "time.sleep(0.01)",
+    "os.unlink(random.choice(os.listdir('.')))",
+    "os.symlink('/', f's{len(x)}')",
+    "x.append(os.open('/', os.O_PATH))",
+    "sys.exit(random.choice([0, 1]))",
+    "raise SystemError('x' * 10000)",
+)
+HEAD = "import ctypes, os, random, signal, sys, threading, time\nlibc = ctypes.CDLL(None)\nx = []\n"
+
+
+@st.composite
+def hostile_programs(draw: st.DrawFn) -> str:
+    lines = draw(st.lists(st.sampled_from(ACTIONS), min_size=1, max_size=5))
+    loop = draw(st.sampled_from(["", "for _ in range(5):\n", "while True:\n"]))
+    indent = "    " if loop else ""
+    guarded = [
+        f"{indent}try:\n{indent}    {line}\n{indent}except Exception:\n{indent}    x.append(1)\n" for line in lines
+    ]
+    return HEAD + loop + "".join(guarded)
+
+
+@pytest.fixture(scope="module", params=TIERS)
+def box(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+    """In a folder of its own, which is empty again at the end; other tests run beside these."""
+    folder = tmp_path_factory.mktemp("box")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(folder))
+        before, children = held(), set(descendants(os.getpid()))
+        with started(request.param, LIMITS) as running:
+            yield running
+        assert set(descendants(os.getpid())) <= children
+        assert held() == before
+        assert not list(folder.iterdir())
+
+
+def held() -> tuple[int, int]:
+    """Descriptors and mounts."""
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    return len(list(Path("/proc/self/fd").iterdir())), len(mounts)
+
+
+def by_python(code: str) -> tuple[str, str | None]:
+    """What it prints and which error it ends with, run here: these programs are harmless by their grammar.
+
+    Lists of lists of lists may grow beyond the sandbox's memory: such programs are left out.
+    """
+    output, names = io.StringIO(), dict[str, object]()
+    error = None
+    with contextlib.redirect_stdout(output), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            exec(code, names)
+        except Exception as raised:
+            error = type(raised).__name__
+    assume(all(sys.getsizeof(value) < 1 << 20 for value in names.values()))
+    return output.getvalue(), error
+
+
+@settings(max_examples=PROGRAMS, suppress_health_check=list(HealthCheck))
+@given(code=honest_programs())
+def test_honest_programs_give_what_python_gives(box: Box, code: str) -> None:
+    output, error = by_python(code)
+    result = box.last("import warnings\nwarnings.simplefilter('ignore')", code, timeout_s=60)
+    assert result.ended == ("ok" if error is None else "error"), result
+    assert result.output == output or len(output) > LIMITS.output_chars
+    if error is not None:
+        assert result.error is not None
+        assert result.error.splitlines()[-1].startswith(error)
+
+
+@settings(max_examples=PROGRAMS, suppress_health_check=list(HealthCheck))
+@given(code=hostile_programs())
+def test_hostile_programs_give_one_result_and_a_session_that_goes_on(box: Box, code: str) -> None:
+    first, second = box.run(code, "print('here')")
+    assert first.ended in ("ok", "error", "timeout", "memory", "killed")
+    assert second.ended in ("ok", "timeout", "killed", "error", "memory")
+    assert box.last("6 * 7", timeout_s=60).value == "42"

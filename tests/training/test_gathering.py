@@ -1,0 +1,144 @@
+"""A step's groups: filtered, refilled, with greedy members where they are asked for."""
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from episodes_for_tests import group_of, turn_of
+from learners_for_tests import make_learner, random_groups, settings_of
+from turnwise.core.errors import InfrastructureFailure, Outage
+from turnwise.core.protocols import RewardResult
+from turnwise.core.task import Task
+from turnwise.core.trajectory import Group, Trajectory
+from turnwise.recipes.learning import build_scoring, filter_settings
+from turnwise.rewards.scoring import Scoring
+from turnwise.rollout.collect import Collected
+from turnwise.rollout.losses import Lost
+from turnwise.rollout.tasks import TaskSource, World
+from turnwise.training.filtering import filter_groups
+from turnwise.training.gathering import Gathered, Gatherer
+
+TASKS = TaskSource(worlds=(World(env="test"),), run_seed=0)
+
+
+class FakeCollector:
+    """Plays groups whose members differ in reward for every other task, or for all but one; remembers its tasks."""
+
+    def __init__(self, reward: float = 1.0, broken: int | None = None, alike: int | None = None) -> None:
+        self.asked: list[Task] = []
+        self.drawn: list[Any] = []
+        self.reward, self.broken, self.alike = reward, broken, alike
+
+    async def collect(self, tasks: list[Task], *, group_size: int, drawn: Any = None, **_: Any) -> Collected:
+        self.drawn.append(drawn)
+        groups = [self._group(task, len(self.asked) + number, group_size) for number, task in enumerate(tasks)]
+        self.asked += tasks
+        kept = tuple(group for number, group in enumerate(groups) if number != self.broken)
+        return Collected(groups=kept, counts=Counter({"env_errors": 1}))
+
+    def _group(self, task: Task, number: int, size: int) -> Group:
+        spread = number % 2 == 0 if self.alike is None else number != self.alike
+        made = group_of(
+            [[turn_of([3] * 9, [4, 5], extends=False, reward=self.reward if spread else 0.0)]]
+            + [[turn_of([3] * 9, [6], extends=False)] for _ in range(size - 1)]
+        )
+        return Group(task=task, trajectories=tuple(replace(each, task=task) for each in made.trajectories))
+
+
+def gathered(
+    collector: FakeCollector, greedy: FakeCollector | None = None, scoring: Scoring | None = None, **settings: Any
+) -> Gathered:
+    config = settings_of(**settings)
+    gatherer = Gatherer(
+        tasks=TASKS,
+        collector=collector,  # type: ignore[arg-type]
+        greedy=greedy,  # type: ignore[arg-type]
+        scoring=scoring or build_scoring(config, str),
+        filter=filter_settings(config),
+        learner=make_learner(config),
+        groups=4,
+        group_size=3,
+        refill=config.algo.filter_refill,
+        micro_tokens=1000,
+    )
+    return asyncio.run(gatherer.gather(7, lambda name, done, total: None))
+
+
+SPREAD = {"algo__filter": "absolute", "algo__filter_value": 0.01}
+
+
+def test_without_a_filter_all_groups_are_trained() -> None:
+    found = gathered(FakeCollector())
+    assert found.kept == found.groups and len(found.kept) == 4 and found.rate_scale == 1.0
+    assert found.baselines is None and found.counts == {"env_errors": 1}
+
+
+def test_kept_share_of_groups_scales_the_learning_rate() -> None:
+    found = gathered(FakeCollector(), **SPREAD, algo__filter_scale="share")
+    assert [group.task for group in found.kept] == [found.groups[0].task, found.groups[2].task]
+    assert found.rate_scale == 0.5 and found.metrics()["rollout/kept_share"] == 0.5
+
+
+@pytest.mark.parametrize(("scale", "factor"), [("none", 1.0), ("share", 7 / 8), ("root", (7 / 8) ** 0.5)])
+def test_surplus_groups_that_passed_count_as_kept(scale: str, factor: float) -> None:
+    """3 of the first 4 pass, then all of the next 4: 7 of 8, of which 4 are trained."""
+    found = gathered(FakeCollector(alike=1), **SPREAD, algo__filter_refill=1, algo__filter_scale=scale)
+    assert (len(found.groups), len(found.kept)) == (8, 4)
+    assert found.metrics()["rollout/kept_share"] == 7 / 8 and found.rate_scale == factor
+
+
+def test_more_tasks_are_rolled_out_until_enough_groups_pass_but_not_for_ever() -> None:
+    collector = FakeCollector()
+    found = gathered(collector, **SPREAD, algo__filter_refill=5)
+    assert len(found.kept) == 4 and len(found.groups) == 8
+    assert collector.asked == TASKS.training(7, 8), "the same tasks as one long draw, none twice"
+    first, second = collector.drawn
+    assert first is second is not None, "where tasks are few, a later round has other members of them"
+    hopeless = FakeCollector(reward=0.0)
+    assert gathered(hopeless, **SPREAD, algo__filter_refill=2).kept == []
+    assert len(hopeless.asked) == 12
+
+
+def test_greedy_members_play_the_kept_tasks_and_a_group_without_one_is_dropped() -> None:
+    greedy = FakeCollector(reward=0.25, broken=1)
+    found = gathered(FakeCollector(), greedy, **SPREAD, algo__advantage="remax")
+    assert greedy.asked == [found.groups[0].task, found.groups[2].task]
+    assert [group.task for group in found.kept] == [found.groups[0].task]
+    assert found.baselines == {("test", found.groups[0].task.seed): 0.25}
+
+
+def judged_unless(fails: Any) -> Scoring:
+    """A reward that is gone for members that `fails` says."""
+
+    async def score(trajectory: Trajectory) -> RewardResult:
+        if fails(trajectory):
+            raise InfrastructureFailure("the judge is gone")
+        return RewardResult(turn_rewards=(1.0,) * len(trajectory.turns))
+
+    return Scoring(format_penalty=0.0, functions={"taste": score}, weights={"env": 1.0, "taste": 1.0})
+
+
+def test_members_without_a_reward_are_counted_and_every_step_tells_how_many() -> None:
+    assert gathered(FakeCollector()).metrics()["rollout/members_unscored"] == 0.0
+    found = gathered(FakeCollector(), scoring=judged_unless(lambda each: each.total_reward > 0))
+    assert found.metrics()["rollout/members_unscored"] == 2.0 and len(found.kept) == 4
+    assert found.lost == Lost(members=2, wanted=12, why="the reward taste: the judge is gone")
+    with pytest.raises(Outage, match=r"no group of this step could be scored .*taste: the judge is gone"):
+        gathered(FakeCollector(), scoring=judged_unless(lambda each: True))
+
+
+def test_members_whose_group_is_gone_are_lost_too() -> None:
+    found = gathered(FakeCollector(broken=1))
+    assert (found.lost.members, found.lost.wanted) == (3, 12)
+    assert gathered(FakeCollector(), FakeCollector(broken=1), algo__advantage="remax").lost.members == 3
+
+
+@pytest.mark.parametrize("by", ["entropy", "entropy_std", "length", "reward", "reward_sum", "reward_std"])
+def test_every_score_ranks_groups(by: str) -> None:
+    config = settings_of(algo__filter="top_count", algo__filter_value=1, algo__filter_by=by)
+    groups = random_groups(groups=3)
+    kept = [filter_groups(groups, make_learner(config), filter_settings(config), size) for size in (10**6, 20)]
+    assert len(kept[0]) == 1 and kept[0] == kept[1], "whatever the micro-batches"

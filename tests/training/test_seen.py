@@ -1,0 +1,63 @@
+"""What is recorded of a token is what the learner saw when it first learnt from it."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from learners_for_tests import CRITICS, estimate_of, learn, make_learner, random_groups, settings_of
+from turnwise.core.samples import Needs
+from turnwise.core.trajectory import Trajectory
+from turnwise.recipes.learning import update_settings
+from turnwise.training.rows import trajectory_rows
+from turnwise.training.scoring import score_samples
+from turnwise.training.seen import Seen
+from turnwise.training.update import update
+
+
+def row_of(trajectory: Trajectory, rows: list[dict[str, Any]], groups: Any) -> dict[str, Any]:
+    flat = [each for group in groups for each in group.trajectories]
+    return rows[[id(each) for each in flat].index(id(trajectory))]
+
+
+@pytest.mark.parametrize("critic", CRITICS)
+def test_rows_hold_the_learners_log_probability_and_entropy_of_every_token(critic: str) -> None:
+    config = settings_of(critic, train__micro_tokens=40, train__epochs=2)
+    learner, groups, seen = make_learner(config), random_groups(groups=3), Seen()
+    estimated = estimate_of(groups, learner, config)
+    assert estimated is not None
+    scores = score_samples(estimated.samples, learner, Needs(logprobs=True, entropy=True), 10_000)
+    update(learner, estimated, update_settings(config), 0, seen=seen)
+    rows: Any = trajectory_rows(1, groups, estimated, str, seen)
+    checked = 0
+    for index, sample in enumerate(estimated.samples):
+        turns = row_of(estimated.trajectories[sample.trajectory], rows, groups)["turns"]
+        own = [turns[number] for number in sorted(set(sample.turn_ids[sample.mask].tolist()))]
+        for name, column in (("learner_logprobs", "logprobs"), ("entropies", "entropy")):
+            recorded = torch.tensor([value for turn in own for value in turn[name]])
+            torch.testing.assert_close(recorded, scores[column][index], atol=1e-5, rtol=1e-5)
+        assert [len(turn["loss_mask"]) for turn in own] == [len(turn["action_ids"]) for turn in own]
+        checked += len(own)
+    assert checked == sum(len(row["turns"]) for row in rows) > 9
+
+
+def test_what_was_left_out_of_the_update_has_no_numbers_of_it() -> None:
+    config = settings_of(algo__kl_coef=0.0, algo__entropy_coef=0.0)
+    learner, groups, seen = make_learner(config), random_groups(), Seen()
+    estimated = estimate_of(groups, learner, config)
+    assert estimated is not None
+    idle = estimated.samples[0]
+    estimated.advantages[0].zero_()
+    update(learner, estimated, update_settings(config), 0, seen=seen)
+    assert seen.of(idle) == {} and seen.of(estimated.samples[1]).keys() == {"learner_logprobs", "entropies"}
+
+
+def test_recording_changes_nothing_of_what_is_learnt() -> None:
+    config = settings_of("head")
+    plain, recorded = make_learner(config), make_learner(config)
+    metrics = learn(plain, random_groups(), config)
+    estimated = estimate_of(random_groups(), recorded, config)
+    assert estimated is not None
+    assert update(recorded, estimated, update_settings(config), 0, seen=Seen()) == metrics
+    for one, other in zip(plain.model.parameters(), recorded.model.parameters(), strict=True):
+        assert torch.equal(one, other)

@@ -1,0 +1,161 @@
+import asyncio
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from episodes_for_tests import renderer
+from turnwise.algos.entropy import logprobs_and_entropy
+from turnwise.config.load import build
+from turnwise.core.errors import UserError
+from turnwise.core.samples import Sample
+from turnwise.data.demonstrations import demonstration_sample
+from turnwise.data.packing import pack
+from turnwise.envs.answers import read_answer
+from turnwise.envs.registry import kind_of, load
+from turnwise.envs.seeds import split_of
+from turnwise.envs.text_env import Outcome, TextEnv, goes_on
+from turnwise.models.attention import ATTENTION
+from turnwise.models.forward import packed_logits
+from turnwise.models.loading import load_model
+from turnwise.recipes.sft import build_imitator
+from turnwise.training import demonstrating
+from turnwise.training.demonstrating import solved
+from turnwise.training.sft import SftSettings, batch_of, imitate, steps_of
+
+
+def settings(**changes: Any) -> SftSettings:
+    given = {"batch": 3, "epochs": 2, "seed": 0, "micro_tokens": 10_000, "eval_every": 0, "eval_tasks": ()}
+    given |= {"checkpoint_every": 1, "keep_best": False, "max_seconds": None}
+    return SftSettings(**{**given, **changes})
+
+
+def played(kind_name: str = "frozen_lake", count: int = 4, think: bool = False) -> list[Any]:
+    kind = load(kind_name)
+    show = lambda done, total: None  # noqa: E731
+    return asyncio.run(solved([(kind, kind.check_params({}))], count=count, seed=0, think=think, show=show))
+
+
+def samples(count: int = 4) -> list[Sample]:
+    return [demonstration_sample(number, each, renderer()) for number, each in enumerate(played(count=count))]
+
+
+def loss_and_gradients(demonstrations: list[Sample], micro_tokens: int) -> tuple[float, dict[str, torch.Tensor]]:
+    """Of one step of a fresh model, whose gradients are looked at before it is taken."""
+    model = load_model("tiny", attn_implementation=ATTENTION).model
+    learner = build_imitator(build({}, []), model, steps=10)
+    found: dict[str, torch.Tensor] = {}
+
+    def step() -> dict[str, float]:
+        found.update({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
+        return {"grad_norm": 0.0}
+
+    learner.step = step  # type: ignore[method-assign]
+    return imitate(learner, demonstrations, micro_tokens)[0], found
+
+
+def test_every_demonstration_is_seen_once_an_epoch() -> None:
+    seen = [batch_of(7, step, settings()) for step in range(steps_of(7, settings()))]
+    assert list(map(len, seen)) == [3, 3, 1, 3, 3, 1]
+    first, second = [*seen[0], *seen[1], *seen[2]], [*seen[3], *seen[4], *seen[5]]
+    assert sorted(first) == sorted(second) == list(range(7)) and first != second
+    assert seen != [batch_of(7, step, settings(seed=1)) for step in range(6)]
+
+
+def test_the_loss_is_the_mean_over_the_answers_tokens_and_its_gradient_whatever_the_micro_batches() -> None:
+    demonstrations = samples()
+    model = load_model("tiny", attn_implementation=ATTENTION).model
+    batch = pack(demonstrations)
+    logits, _ = packed_logits(model, batch, batch.sources)
+    logprobs, _ = logprobs_and_entropy(logits, batch.targets, batch.temperatures)
+    expected = -logprobs.mean()
+    expected.backward()
+    wanted = {name: each.grad.clone() for name, each in model.named_parameters()}
+    for micro_tokens in (1, 10_000):
+        loss, gradients = loss_and_gradients(demonstrations, micro_tokens)
+        assert loss == pytest.approx(float(expected), rel=1e-5)
+        for name, gradient in wanted.items():
+            torch.testing.assert_close(gradients[name], gradient, atol=1e-5, rtol=1e-3)
+
+
+def test_imitation_makes_the_answers_likely() -> None:
+    demonstrations = samples(8)
+    learner = build_imitator(
+        build({}, [("sft.learning_rate", 3e-3)]), load_model("tiny", attn_implementation=ATTENTION).model, steps=12
+    )
+    losses = []
+    for step in range(12):
+        learner.training_step = step
+        losses.append(imitate(learner, demonstrations, 10_000)[0])
+    assert losses[-1] < losses[0] / 2
+
+
+@pytest.mark.parametrize("kind", ["frozen_lake", "sokoban", "bandit"])
+def test_the_solver_plays_training_tasks_that_end_well(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if load(kind).cls.solve is TextEnv.solve:
+        with pytest.raises(UserError, match="no solver"):
+            played(kind)
+        return
+    seeds = []
+    real = demonstrating.Task
+    monkeypatch.setattr(demonstrating, "Task", lambda **given: seeds.append(given["seed"]) or real(**given))
+    talks = played(kind, count=6)
+    assert len(talks) == 6 and {split_of(seed) for seed in seeds} == {"train"}
+    assert len({talk[0].messages[-1].content for talk in talks}) > 3
+
+
+def test_a_line_of_reasoning_goes_before_the_actions_and_is_true() -> None:
+    ((first, *_),) = played("frozen_lake", count=1, think=True)
+    thought, answer = first.answer.split("</think>")
+    actions = read_answer(answer, several=True).actions
+    assert f"Next: {', '.join(actions)}." in thought
+    rows = first.messages[-1].content.splitlines()
+    for symbol, name in (("P", "Me"), ("G", "goal")):
+        ((row, column),) = [(r, line.split().index(symbol)) for r, line in enumerate(rows) if symbol in line]
+        assert f"{name} row {row + 1} col {column + 1}" in thought
+
+
+def test_the_reasoning_of_sokoban_names_what_is_where() -> None:
+    ((first, *_),) = played("sokoban", count=1, think=True)
+    rows = first.messages[-1].content.splitlines()
+    for symbol, name in (("X", "box"), ("O", "target")):
+        ((row, column),) = [(r, line.split().index(symbol)) for r, line in enumerate(rows) if symbol in line]
+        assert f"{name} row {row + 1} col {column + 1}" in first.answer
+
+
+class Unsolved(TextEnv):
+    """Nobody knows how."""
+
+    def reset(self, rng: random.Random) -> str:
+        return "?"
+
+    def step(self, action: str) -> Outcome:
+        return goes_on()
+
+
+def test_without_a_solver_the_mend_is_said() -> None:
+    kind = kind_of(Unsolved)
+    with pytest.raises(UserError, match=r"sft\.demos"):
+        asyncio.run(solved([(kind, {})], count=1, seed=0, think=False, show=lambda done, total: None))
+
+
+class Hopeless(Unsolved):
+    """There is a way, and it leads nowhere."""
+
+    max_turns = 1
+
+    def solve(self) -> list[str]:
+        return ["go"]
+
+
+def test_a_solver_that_never_succeeds_is_given_up() -> None:
+    with pytest.raises(UserError, match="never succeeded"):
+        asyncio.run(solved([(kind_of(Hopeless), {})], count=2, seed=0, think=False, show=lambda done, total: None))
+
+
+def test_several_environments_take_turns() -> None:
+    worlds = [(load(name), load(name).check_params({})) for name in ("frozen_lake", "sokoban")]
+    talks = asyncio.run(solved(worlds, count=4, seed=0, think=False, show=lambda done, total: None))
+    prompts = [talk[0].messages[0].content for talk in talks]
+    assert prompts[0] == prompts[2] != prompts[1] == prompts[3]

@@ -1,0 +1,254 @@
+"""Steps of the loop, with a real learner and gatherer: what reaches the optimizer is what was asked for."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from step_by_hand_for_tests import assert_same_gradients
+from torch import Tensor
+
+from learners_for_tests import gradients, make_learner, random_groups, settings_of
+from turnwise.algos.kl import KlCoefficient
+from turnwise.algos.turn_discount import AdaptiveDiscount, Foresight
+from turnwise.config.schema import Config
+from turnwise.core.task import Task
+from turnwise.core.trajectory import Group
+from turnwise.recipes.learning import (
+    build_dials,
+    build_scoring,
+    diagnose_settings,
+    estimate_settings,
+    filter_settings,
+    update_settings,
+)
+from turnwise.rollout.collect import Collected
+from turnwise.rollout.curriculum import Curriculum, task_name
+from turnwise.rollout.tasks import TaskSource, World
+from turnwise.training.checkpoints import State
+from turnwise.training.dials import Dials
+from turnwise.training.gathering import Gatherer
+from turnwise.training.learner import LocalLearner
+from turnwise.training.loop import Loop, LoopSettings
+
+START = State(step=0, best_success=None, skipped_steps=0)
+GROUPS = 4
+FILTER = {"algo__filter": "absolute", "algo__filter_value": 0.01, "algo__filter_by": "reward_std"}
+
+
+class FakeCollector:
+    """Plays the same random groups every step; in every other one all members earn the same."""
+
+    async def collect(self, tasks: list[Task], **_: Any) -> Collected:
+        return Collected(groups=tuple(played(tasks)), counts=Counter())
+
+
+def played(tasks: Sequence[Task]) -> list[Group]:
+    found = []
+    for number, (task, group) in enumerate(zip(tasks, random_groups(groups=len(tasks)), strict=True)):
+        members = [replace(each, task=task) for each in group.trajectories]
+        if number % 2:
+            members = [_earning_nothing(each) for each in members]
+        found.append(Group(task=task, trajectories=tuple(members)))
+    return found
+
+
+def _earning_nothing(trajectory: Any) -> Any:
+    turns = tuple(replace(turn, reward=0.0) for turn in trajectory.turns)
+    return replace(trajectory, turns=turns, turn_rewards=(0.0,) * len(turns))
+
+
+@dataclass
+class Taken:
+    """An optimizer step."""
+
+    gradients: dict[str, Tensor]
+    rate: float
+    """The learning rate that it was taken with."""
+    kl_coef: float
+
+    def length(self) -> float:
+        """How far plain gradient descent would have gone."""
+        return self.rate * float(torch.stack([each.norm() for each in self.gradients.values()]).norm())
+
+
+def watch_steps(learner: LocalLearner) -> list[Taken]:
+    """Steps of the policy's optimizer, as they are taken."""
+    taken, step = list[Taken](), learner.optimizer.step
+
+    def watched(*arguments: Any, **named: Any) -> Any:
+        found = {f"policy.{name}": each.grad.clone() for name, each in learner.model.named_parameters()}
+        result = step(*arguments, **named)
+        rate = learner.optimizer._parts[0].param_groups[0]["lr"]
+        taken.append(Taken(gradients=found, rate=rate, kl_coef=learner.kl_coef))
+        return result
+
+    learner.optimizer.step = watched  # type: ignore[method-assign]
+    return taken
+
+
+@dataclass
+class Ran:
+    loop: Loop
+    state: State
+    taken: list[Taken]
+    rows: list[dict[str, Any]]
+    saved: list[tuple[int, bool]]
+    """Step, and whether it is the best."""
+
+
+class EvaluatedLoop(Loop):
+    """Evaluations succeed as listed, step by step."""
+
+    successes: Sequence[float] = ()
+
+    async def evaluate(self, name: str, tasks: Sequence[Task], number: int) -> Any:
+        return SimpleNamespace(success=self.successes[number - 1])
+
+
+def run(
+    config: Config,
+    *,
+    start: State = START,
+    steps: int = 1,
+    successes: Sequence[float] = (),
+    curriculum: Curriculum | None = None,
+) -> Ran:
+    """`steps` steps of the loop from `start`."""
+    learner = make_learner(config, moved=0.02)
+    taken, rows, saved = watch_steps(learner), list[dict[str, Any]](), list[tuple[int, bool]]()
+    gatherer = Gatherer(
+        tasks=TaskSource(worlds=(World(env="test"),), run_seed=0, curriculum=curriculum),
+        collector=FakeCollector(),  # type: ignore[arg-type]
+        greedy=None,
+        scoring=build_scoring(config, str),
+        filter=filter_settings(config),
+        learner=learner,
+        groups=GROUPS,
+        group_size=3,
+        refill=0,
+        micro_tokens=1000,
+    )
+
+    def nothing(*_: Any, **__: Any) -> None: ...
+
+    loop = EvaluatedLoop(
+        settings=LoopSettings(
+            steps=start.step + steps,
+            eval_every=1 if successes else 0,
+            eval_tasks=(),
+            checkpoint_every=10**6,
+            keep_best=True,
+            record_every=0,
+            max_seconds=None,
+            alarms=False,
+            max_rollbacks=0,
+        ),
+        estimate_settings=estimate_settings(config, 1000),
+        update_settings=update_settings(config, 1000),
+        diagnose_settings=diagnose_settings(config),
+        gatherer=gatherer,
+        evaluator=None,  # type: ignore[arg-type]
+        engine=SimpleNamespace(policy_version=0, capture_s=0.0),  # type: ignore[arg-type]
+        learner=learner,
+        dials=build_dials(config),
+        checkpoints=SimpleNamespace(  # type: ignore[arg-type]
+            save=lambda learner, state, best=False: saved.append((state.step, best))
+        ),
+        restore=nothing,
+        folder=SimpleNamespace(read_metrics=lambda: rows, append_metrics=rows.append),  # type: ignore[arg-type]
+        progress=SimpleNamespace(begin=nothing, phase=nothing, note=nothing, step=nothing),  # type: ignore[arg-type]
+        decode=str,
+        name_token=str,  # type: ignore[arg-type]
+        pictures=None,  # type: ignore[arg-type]
+    )
+    loop.successes = successes
+    return Ran(loop=loop, state=asyncio.run(loop.run(start)), taken=taken, rows=rows, saved=saved)
+
+
+def tasks_of(step: int = 0) -> list[Task]:
+    return TaskSource(worlds=(World(env="test"),), run_seed=0).training(step, GROUPS)
+
+
+def test_filter_scale_shortens_the_step() -> None:
+    """Two of four groups are kept: a step of half the length, whichever way it is made shorter."""
+    whole, half = (run(settings_of(**FILTER, algo__filter_scale=scale)).taken for scale in ("none", "share"))
+    assert len(whole) == len(half) == 1
+    assert half[0].length() == pytest.approx(0.5 * whole[0].length(), rel=1e-4)
+
+
+def test_filter_scale_shortens_the_critics_step() -> None:
+    rates = []
+    for scale in ("none", "share"):
+        critic = run(settings_of("head", **FILTER, algo__filter_scale=scale)).loop.learner.critic_optimizer
+        assert critic is not None
+        rates.append(critic._parts[0].param_groups[0]["lr"])
+    assert rates[1] == pytest.approx(0.5 * rates[0])
+
+
+def test_groups_that_were_filtered_out_are_not_trained() -> None:
+    config = settings_of(**FILTER)
+    kept = [group for number, group in enumerate(played(tasks_of())) if number % 2 == 0]
+    expected = gradients(make_learner(config, moved=0.02), kept, config)
+    assert_same_gradients(run(config).taken[0].gradients, expected)
+
+
+def test_kl_in_the_reward_is_not_in_the_loss_too() -> None:
+    config = settings_of(algo__advantage="reinforce", algo__kl_in="reward", algo__kl_estimator="k1", algo__kl_coef=0.5)
+    expected = gradients(make_learner(config, moved=0.02), played(tasks_of()), config)
+    assert_same_gradients(run(config).taken[0].gradients, expected)
+
+
+def test_adaptive_kl_coefficient_moves_from_step_to_step() -> None:
+    config = settings_of(algo__kl_coef=0.1, algo__kl_target=1e-6, algo__kl_horizon=100.0, algo__kl_estimator="k2")
+    ran = run(config, steps=2)
+    raised = 0.1 * (1 + 0.2 * 12 / 100)  # far above the target: the largest change, over twelve trajectories
+    assert [each.kl_coef for each in ran.taken] == pytest.approx([0.1, raised])
+    assert ran.state.dials["kl_coef"] == pytest.approx(raised * (1 + 0.2 * 12 / 100))
+    assert [row["train/dial_kl_coef"] for row in ran.rows] == pytest.approx([raised, ran.state.dials["kl_coef"]])
+
+
+def test_restored_coefficients_are_those_that_a_step_uses() -> None:
+    """A step from a checkpoint is the step of settings that have its numbers."""
+    given = {"algo__advantage": "turn_gae", "algo__whiten": False, "algo__lam_turn": 0.9, "algo__kl_target": 0.01}
+    adaptive = settings_of("head", **given, algo__gamma_turn="adaptive", algo__kl_coef=0.1)
+    fixed = settings_of("head", **given, algo__gamma_turn=0.5, algo__kl_coef=0.4)
+    restored = replace(START, dials={"kl_coef": 0.4, "gamma_turn": 0.5})
+    ran = run(adaptive, start=restored)
+    assert_same_gradients(ran.taken[0].gradients, run(fixed).taken[0].gradients)
+    assert ran.taken[0].kl_coef == 0.4
+    with pytest.raises(AssertionError):
+        assert_same_gradients(run(adaptive).taken[0].gradients, run(fixed).taken[0].gradients)
+
+
+def test_kl_coefficient_and_discount_move_in_the_same_step() -> None:
+    before = Dials(kl=KlCoefficient(value=1.0, target=0.1, horizon=10.0), discount=AdaptiveDiscount(gamma=1.0))
+    after = before.after(5.0, 5, {0: Foresight(explained=0.9, count=20), 1: Foresight(explained=0.81, count=20)})
+    assert after.kl.value == pytest.approx(1.1)
+    assert after.discount is not None and after.discount.gamma == pytest.approx(0.9 + 0.1 * 0.9)
+    assert before.restored(after.numbers()) == after
+
+
+def test_learning_rate_follows_the_step_and_the_rollbacks() -> None:
+    config = settings_of(train__schedule="linear", train__steps=10, train__warmup_steps=0, train__final_share=0.0)
+    ran = run(config, start=replace(START, step=4, rate_scale=0.5), steps=2)
+    assert [each.rate for each in ran.taken] == pytest.approx([1e-2 * 0.6 * 0.5, 1e-2 * 0.5 * 0.5])
+    assert ran.loop.engine.policy_version == 5, "tokens know the policy that sampled them"
+
+
+def test_best_checkpoint_is_that_of_the_highest_success() -> None:
+    ran = run(settings_of(), steps=4, successes=(0.2, 0.8, 0.5))
+    assert [step for step, best in ran.saved if best] == [1, 2]
+    assert ran.state.best_success == 0.8
+
+
+def test_curriculum_measures_groups_that_were_filtered_out() -> None:
+    config, curriculum = settings_of(**FILTER), Curriculum(pool=GROUPS, floor=0.1, memory=0.5)
+    ran = run(config, curriculum=curriculum)
+    source = TaskSource(worlds=(World(env="test"),), run_seed=0, curriculum=curriculum)
+    assert set(ran.state.measured) == {task_name("test", task.seed) for task in source.training(0, GROUPS)}
+    assert ran.rows[0]["rollout/kept_groups"] == 2

@@ -1,0 +1,230 @@
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from episodes_for_tests import renderer
+from turnwise.core.errors import UserError
+from turnwise.core.samples import Sample
+from turnwise.core.task import Task
+from turnwise.envs.answers import read_answer
+from turnwise.envs.kind import EnvKind
+from turnwise.envs.registry import kind_of, load
+from turnwise.envs.runner import TextEnvRunner
+from turnwise.envs.seeds import split_of
+from turnwise.envs.text_env import Outcome, TextEnv, goes_on, won
+from turnwise.models.attention import ATTENTION
+from turnwise.models.loading import LoadedModel, load_model
+from turnwise.models.tiny import tiny_tokenizer
+from turnwise.training import warmup
+from turnwise.training.warmup import random_episode, warm_up, warmed_tiny
+
+
+class Steps(TextEnv):
+    """Go on or stop."""
+
+    max_turns = 3
+    action_names = ("Up", "Down")
+
+    def reset(self, rng: random.Random) -> str:
+        return f"Now {rng.randint(1, 9)}."
+
+    def step(self, action: str) -> Outcome:
+        return goes_on("Again.")
+
+
+class Wordless(TextEnv):
+    """Says something, and offers no random action."""
+
+    max_turns = 2
+
+    def reset(self, rng: random.Random) -> str:
+        return "Guess my number."
+
+    def step(self, action: str) -> Outcome:
+        return won() if int(action) == 7 else goes_on("higher")
+
+
+def load_tiny(name: str) -> LoadedModel:
+    return load_model(name, attn_implementation=ATTENTION)
+
+
+def episode(kind: EnvKind, number: int = 0, seed: int = 0) -> Sample:
+    return asyncio.run(random_episode(kind, kind.check_params({}), renderer(), seed, number))
+
+
+def turns_of(sample: Sample) -> list[str]:
+    """What stands between each generation prompt and the end of its turn, that end included."""
+    text = renderer().decode(sample.ids.tolist())
+    return [part.partition("<|end|>")[0] + "<|end|>" for part in text.split("<|assistant|>")[1:]]
+
+
+@pytest.mark.parametrize("kind", ["bandit", "frozen_lake", "sokoban"])
+def test_an_episode_is_legal_play_from_start_to_end(kind: str) -> None:
+    sample = episode(load(kind))
+    env = load(kind).cls()
+    turns = turns_of(sample)
+    assert 1 <= len(turns) <= env.max_turns
+    for turn in turns:
+        answer = read_answer(turn, several=env.max_actions_per_turn > 1)
+        assert 1 <= len(answer.actions) <= env.max_actions_per_turn
+    assert "Invalid" not in renderer().decode(sample.ids.tolist())
+
+
+@pytest.mark.parametrize("kind", [kind_of(Steps), kind_of(Wordless), load("frozen_lake")])
+def test_answers_and_their_ends_are_learnt_and_the_rules_are_not(kind: EnvKind) -> None:
+    sample = episode(kind)
+    learnt = renderer().decode(sample.ids[sample.mask].tolist())
+    assert [turn in learnt for turn in turns_of(sample)] == [True] * len(turns_of(sample))
+    assert learnt.count("<answer>") == learnt.count("</answer><|end|>") == len(turns_of(sample))
+    assert "<|system|>" not in learnt and kind.summary not in learnt
+    assert int(sample.ids[-1]) == tiny_tokenizer().eos_token_id and bool(sample.mask[-1])
+
+
+def test_episodes_differ_by_number_and_seed_and_not_by_anything_else() -> None:
+    kind = load("frozen_lake")
+    assert torch.equal(episode(kind, 3).ids, episode(kind, 3).ids)
+    seen = {tuple(episode(kind, number, seed).ids.tolist()) for number in range(3) for seed in range(2)}
+    assert len(seen) == 6
+
+
+def test_only_training_tasks_are_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Task] = []
+    plain = EnvKind.make
+
+    def make(self: EnvKind, task: Task, member: int = 0, attempt: int = 0) -> TextEnvRunner:
+        made.append(task)
+        return plain(self, task, member, attempt)
+
+    monkeypatch.setattr(EnvKind, "make", make)
+    for number in range(15):
+        episode(kind_of(Steps), number)
+    assert {(task.split, split_of(task.seed)) for task in made} == {("train", "train")}
+
+
+def test_an_environment_without_random_actions_is_warmed_on_the_format_alone() -> None:
+    words = set()
+    for number in range(30):
+        for turn in turns_of(episode(kind_of(Wordless), number)):
+            answer = read_answer(turn, several=False)
+            assert turn == f"<answer>{answer.actions[0]}</answer><|end|>"
+            words.add(answer.actions[0])
+    assert len(words) > 10
+    assert words <= {"Guess", "my", "number.", "higher", "No", "turns", "left.", "Invalid", "action."} | {
+        str(number) for number in range(101)
+    }
+
+
+def test_the_warm_up_teaches_the_format_and_is_the_same_every_time() -> None:
+    kind = kind_of(Steps)
+    models = [load_tiny("tiny") for _ in range(2)]
+    shown: list[tuple[int, int]] = []
+    for loaded in models:
+        warm_up(loaded, [(kind, kind.check_params({}))], steps=4, seed=0, show=lambda *now: shown.append(now))
+    assert shown == [(step, 4) for step in range(1, 5)] * 2
+    first, second = (dict(loaded.model.named_parameters()) for loaded in models)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    sample = episode(kind, number=10_000)
+    fresh, warmed = (_likelihood(loaded.model, sample) for loaded in (load_tiny("tiny"), models[0]))
+    assert warmed > fresh + 1
+
+
+@torch.no_grad()
+def _likelihood(model: Any, sample: Sample) -> float:
+    """The mean log-probability of what is learnt, from a plain forward."""
+    model.set_attn_implementation("eager")
+    places = sample.mask.nonzero().squeeze(1)
+    logprobs = model(sample.ids[None]).logits[0].log_softmax(-1)
+    return float(logprobs[places - 1, sample.ids[places]].mean())
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
+    """A cache of its own; the seeds of the warm-ups that were really run, which do nothing here."""
+    seeds: list[int] = []
+    monkeypatch.setenv("TURNWISE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(warmup, "warm_up", lambda *_, seed, **__: seeds.append(seed))
+    return seeds
+
+
+def warmed(kind: EnvKind, *, steps: int = 5, seed: int = 0, **params: Any) -> LoadedModel:
+    checked = kind.check_params(params)
+    return warmed_tiny([(kind, checked)], steps=steps, seed=seed, load=load_tiny, show=lambda *_: None)[0]
+
+
+def test_it_is_made_once_and_then_taken_from_the_cache(made: list[int], tmp_path: Path) -> None:
+    first, second = warmed(kind_of(Steps)), warmed(kind_of(Steps))
+    assert made == [0]
+    assert Path(first.name).parent == tmp_path / "cache/models"
+    assert first.name == second.name
+    parameters = dict(second.model.named_parameters())
+    assert all(torch.equal(weight, parameters[name]) for name, weight in first.model.named_parameters())
+    assert all(parameter.requires_grad for parameter in parameters.values())
+
+
+def test_another_environment_parameter_seed_or_length_is_another_warm_up(made: list[int]) -> None:
+    lake = load("frozen_lake")
+    asked: list[Callable[[], LoadedModel]] = [
+        lambda: warmed(lake),
+        lambda: warmed(lake, size=5),
+        lambda: warmed(lake, seed=1),
+        lambda: warmed(lake, steps=6),
+        lambda: warmed(kind_of(Steps)),
+    ]
+    names = [ask().name for ask in asked]
+    assert len(set(names)) == len(made) == 5
+    assert [ask().name for ask in asked] == names
+    assert len(made) == 5
+
+
+def test_an_edited_environment_is_warmed_up_anew(made: list[int], tmp_path: Path) -> None:
+    text = "from turnwise.envs.text_env import *\nclass Mine(TextEnv):\n    {}\n" + (
+        "    def reset(self, rng): return 'x'\n    def step(self, action): return won()\n"
+    )
+    names = []
+    for folder, line in (("a", "max_turns = 1"), ("b", "max_turns = 1"), ("c", "max_turns = 1  # edited")):
+        file = tmp_path / folder / "mine.py"
+        file.parent.mkdir()
+        file.write_text(text.format(line))
+        names.append(warmed(load(f"{file}:Mine")).name)
+    assert names[0] == names[1] != names[2]
+
+
+def test_an_environment_that_fails_at_random_play_is_told_in_one_line() -> None:
+    class Broken(TextEnv):
+        """Always fails."""
+
+        def reset(self, rng: random.Random) -> str:
+            raise KeyError("boom")
+
+        def step(self, action: str) -> Outcome:
+            raise AssertionError("never reached")
+
+    kind = kind_of(Broken)
+    with pytest.raises(UserError, match=r"while tiny was warmed up on it: Broken, reset: KeyError"):
+        warm_up(load_model("tiny"), [(kind, kind.check_params({}))], steps=1, seed=0, show=lambda *_: None)
+
+
+@pytest.mark.parametrize(("reward", "picture"), [("1", None), (1j, None), (1e308, None), (1.0, "P _ G")])
+def test_warm_up_reports_a_bad_reward_or_drawing_in_one_line(reward: Any, picture: Any) -> None:
+    class Broken(TextEnv):
+        """Returns nonsense."""
+
+        action_names = ("go",)
+
+        def reset(self, rng: random.Random) -> str:
+            return "start"
+
+        def step(self, action: str) -> Outcome:
+            return goes_on("on", reward=reward)
+
+        def draw(self) -> Any:
+            return picture
+
+    kind = kind_of(Broken)
+    with pytest.raises(UserError, match=r"was warmed up on it: Broken\.(step gave|draw returned) .*: return"):
+        warm_up(load_tiny("tiny"), [(kind, kind.check_params({}))], steps=1, seed=0, show=lambda *_: None)

@@ -1,0 +1,206 @@
+"""Runs that the page shows in tests, a server over them, and what is done to a page again and again."""
+
+import json
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import quote
+
+from runs_for_tests import quiet, small
+from turnwise.core.token_name import TokenName
+from turnwise.recipes.run import train
+from turnwise.record.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+ONE, TWO, OTHER, HOSTILE, LONG = "lake-seed0", "lake-seed1", "lake-faster", "hostile<b>", "long"
+STEPS = 4
+LONG_TOKENS = 120_000
+PATIENCE_MS = 60_000
+"""For anything to show: a busy machine is no failure."""
+NASTY = (
+    '<script>window.ran=1</script><img src=x onerror="window.ran=1"> \x1b[31mred\x1b[0m \u202egnp.exe '
+    "漢字 かな 한글 🙂 ┌─┐\n│中│\n└─┘"
+)
+
+
+def make_runs(root: Path) -> None:
+    """A run of the tiny model, one that differs by its seed and one otherwise, a hostile one and a long one."""
+    given = {"env__kind": "frozen_lake", "eval__every": 2, "train__steps": STEPS, "checkpoint__every": STEPS}
+    train(small(root, record__name=ONE, **given), console=quiet())
+    shutil.rmtree(root / ONE / "checkpoints")
+    (root / ONE / "alarms.jsonl").write_text('{"step":2,"text":"entropy fell to <b>half</b>"}\n')
+    vary(root / ONE, root / TWO, ("seed = 0\n\n[env]", "seed = 1\n\n[env]"), reward=0.25)
+    vary(root / ONE, root / OTHER, ("learning_rate = 0.001", "learning_rate = 0.005"), reward=-0.125)
+    write_run(root / HOSTILE, [nasty_row(0), nasty_row(1), row(2, [{"context_ids": [0], "action_ids": [1, 4]}])])
+    write_run(root / LONG, [long_row()])
+
+
+def vary(path: Path, copy: Path, setting: tuple[str, str], reward: float) -> None:
+    """A second run for the price of a copy: another setting, and other numbers."""
+    shutil.copytree(path, copy)
+    config = copy / "config.toml"
+    assert setting[0] in config.read_text()
+    config.write_text(config.read_text().replace(*setting))
+    rows = RunFolder.open(path).read_metrics()
+    for each in rows:
+        for name in ("rollout/reward", "train/entropy"):
+            each |= {name: each[name] + reward} if name in each else {}
+    (copy / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+
+
+def write_run(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    config = '[env]\nkind = "<script>window.ran=1</script>"\n[model]\nname = "<img src=x onerror=window.ran=1>"\n'
+    texts = {0: "<|end|>", 1: "<script>", 2: " \u202ea", 3: "\x1b[0m", 4: "漢", 5: "\n"}
+    with RunFolder.create(path, config) as folder:
+        folder.append_metrics({"step": 1, "rollout/success": 0.5, "rollout/<img src=x onerror=window.ran=1>": 1.0})
+        folder.write_trajectories(1, rows, lambda each: TokenName(id=each, text=texts[each], special=each == 0))
+
+
+def nasty_row(member: int) -> dict[str, Any]:
+    return row(member, [turn([0, 1, 2, 3], extends=False), turn([4, 5, 1], extends=False)])
+
+
+def long_row() -> dict[str, Any]:
+    return row(0, [turn([1 + place % 5 for place in range(LONG_TOKENS)], extends=False)])
+
+
+def row(member: int, turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        "step": 1,
+        "group": 0,
+        "member": member,
+        "attempt": 0,
+        "task": {"env": "<script>window.ran=1</script>", "seed": 7, "split": "train", "params": {}},
+        "status": "failed",
+        "reward": -1.0,
+        "tokens": sum(len(each["action_ids"]) for each in turns),
+        "rewards": {"<b>env</b>": -1.0},
+        "timings": {},
+        "start": None,
+        "turns": turns,
+    }
+
+
+def turn(ids: Sequence[int], *, extends: bool) -> dict[str, Any]:
+    numbers = [-0.001 * (place % 1000) for place in range(len(ids))]
+    return {
+        "context": NASTY,
+        "context_ids": [0, 1, 4],
+        "extends": extends,
+        "action_ids": list(ids),
+        "action_logprobs": numbers,
+        "advantages": [(-1) ** place * 0.5 for place in range(len(ids))],
+        "learner_logprobs": None,
+        "entropies": None,
+        "loss_mask": [place % 2 == 0 for place in range(len(ids))],
+        "temperature": 1.0,
+        "policy_version": 0,
+        "stop": "eos",
+        "spans": [],
+        "message": {"role": "assistant", "content": f"<think>{NASTY}</think><answer>Left</answer>"},
+        "reward": 0.0,
+        "turn_reward": -1.0,
+        "invalid": True,
+        "info": {"note": NASTY},
+        "picture": None,
+    }
+
+
+@contextmanager
+def serving(root: Path) -> Iterator[str]:
+    """A server over the folder, in a thread; gives its address."""
+    import uvicorn
+
+    from turnwise.viewer.access import Door
+    from turnwise.viewer.app import make_app
+    from turnwise.viewer.serve import listen
+
+    listening = listen("127.0.0.1", 0)
+    port = listening.getsockname()[1]
+    settings = uvicorn.Config(make_app(root, Door(host="127.0.0.1", port=port, token=None)), log_level="error")
+    server = uvicorn.Server(settings)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{port}/"
+    server.should_exit = True
+    thread.join()
+
+
+def expect(what: Any) -> Any:
+    """Playwright's `expect`, found late: where Playwright is missing, tests are skipped and not broken."""
+    from playwright.sync_api import expect as wait_until
+
+    wait_until.set_options(timeout=PATIENCE_MS)
+    return wait_until(what)
+
+
+class Viewer:
+    """A page of the viewer, and what went wrong in it."""
+
+    def __init__(self, page: "Page", root: Path, address: str) -> None:
+        self.page, self.root, self.address = page, root, address
+        self.problems: list[str] = []
+        self.requests: list[str] = []
+        self._listeners: dict[Any, Callable[[Any], Any]] = {
+            "pageerror": lambda error: self.problems.append(str(error)),
+            "console": lambda message: self.problems.extend([message.text] if message.type == "error" else []),
+            "request": lambda request: self.requests.append(request.url),
+        }
+
+    def __enter__(self) -> Self:
+        self.page.set_default_timeout(PATIENCE_MS)
+        for event, listener in self._listeners.items():
+            self.page.on(event, listener)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        """Leaves a page on which nothing is shown, kept or going on; its files need not be loaded again."""
+        if self.page.url.startswith(self.address):
+            self.page.evaluate(
+                "localStorage.clear(); delete document.documentElement.dataset.theme; location.hash = '#/none'"
+            )
+        self.page.mouse.move(0, 0)
+        for event, listener in self._listeners.items():
+            self.page.remove_listener(event, listener)
+
+    def open(self, view: str, **entries: Any) -> None:
+        """Shows a view by its address, and waits for it."""
+        pairs = [
+            (name, each) for name, value in entries.items() for each in (value if isinstance(value, list) else [value])
+        ]
+        query = "&".join(f"{name}={quote(str(value), safe='')}" for name, value in pairs)
+        self.page.evaluate("document.querySelector('main')?.setAttribute('aria-busy', 'true')")
+        self.page.goto(f"{self.address}#/{view}?{query}")
+        self.page.wait_for_selector(f".view-{view}")
+        self.page.wait_for_selector("main[aria-busy=false]")
+
+    def texts(self, selector: str) -> list[str]:
+        return self.page.locator(selector).all_inner_texts()
+
+    def entries(self) -> dict[str, str]:
+        """What the address says, but for lists."""
+        found = re.findall(r"[?&]([^=&]+)=([^&]*)", self.page.url)
+        return dict(found)
+
+    def saved(self, selector: str) -> bytes:
+        """What a click gives to save."""
+        with self.page.expect_download() as download:
+            self.page.locator(selector).click()
+        return Path(download.value.path()).read_bytes()
+
+    def metrics(self, run: str) -> list[dict[str, Any]]:
+        return RunFolder.open(self.root / run).read_metrics()
+
+    def trajectories(self, run: str) -> list[dict[str, Any]]:
+        folder = RunFolder.open(self.root / run)
+        return [folder.read_trajectory(entry) for entry in folder.read_index()]

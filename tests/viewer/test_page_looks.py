@@ -1,0 +1,79 @@
+"""Every view fits a wide and a narrow screen; with TURNWISE_SCREENSHOTS=DIR, pictures of them are written there."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from browser_for_tests import HOSTILE, ONE, OTHER, STEPS, TWO, Viewer, serving
+
+from turnwise.record.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+FOCUSED = """(() => {
+    const at = document.activeElement;
+    return [at.getAttribute("aria-label") ?? at.textContent.trim(), getComputedStyle(at).outlineStyle];
+})()"""
+SHOTS, VIEWED = os.environ.get("TURNWISE_SCREENSHOTS"), os.environ.get("TURNWISE_VIEWED")
+VIEWS: dict[str, dict[str, Any]] = {
+    "runs": {"sel": [ONE, OTHER], "filter": "lake"},
+    "curves": {"run": [ONE, TWO, OTHER]},
+    "trajectories": {"run": ONE},
+    "trajectory": {"run": ONE, "number": 3},
+    "tokens": {"run": ONE, "number": 3},
+    "group": {"run": ONE, "step": STEPS, "group": 0},
+    "compare": {"one": ONE, "other": OTHER},
+}
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light")])
+def test_no_view_scrolls_sideways(viewer: Viewer, width: int, scheme: Any) -> None:
+    viewer.page.set_viewport_size({"width": width, "height": 860})
+    viewer.page.emulate_media(color_scheme=scheme)
+    for view, entries in VIEWS.items():
+        viewer.open(view, **entries)
+        assert viewer.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, view
+        if SHOTS:
+            Path(SHOTS).mkdir(parents=True, exist_ok=True)
+            viewer.page.wait_for_timeout(300)  # curves are drawn in the next frames
+            viewer.page.screenshot(path=Path(SHOTS) / f"{view}-{width}-{scheme}.png")
+    viewer.open("trajectory", run=HOSTILE, number=0)
+    assert viewer.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+
+
+def test_all_can_be_reached_by_the_tab_key_and_shows_its_focus(viewer: Viewer) -> None:
+    viewer.open("curves", run=ONE)
+    reached = set()
+    for _ in range(40):
+        viewer.page.keyboard.press("Tab")
+        name, outline = viewer.page.evaluate(FOCUSED)
+        reached.add(name)
+        assert outline != "none" or name == "", name
+    assert {"Runs", "Trajectories", "Keys", "Success as CSV", "Success as PNG"} <= reached
+    assert any(name.startswith("Entropy: ") for name in reached) or any(name.startswith("Reward: ") for name in reached)
+    assert any(name.startswith("alarm: step 2") for name in reached)
+
+
+def test_pictures_of_real_runs(page: "Page") -> None:
+    """For the docs: TURNWISE_SCREENSHOTS=docs/pictures TURNWISE_VIEWED=runs pytest tests/viewer/test_page_looks.py"""
+    if not (SHOTS and VIEWED):
+        pytest.skip("no runs to take pictures of: TURNWISE_SCREENSHOTS and TURNWISE_VIEWED name folders")
+    names = sorted(path.parent.name for path in Path(VIEWED).glob("*/config.toml"))[:3]
+    with serving(Path(VIEWED)) as address:
+        real = Viewer(page, Path(VIEWED), address)
+        page.set_viewport_size({"width": 1280, "height": 860})
+        last = RunFolder.open(Path(VIEWED) / names[0]).read_index()
+        number = max(index for index, entry in enumerate(last) if entry["status"] == "succeeded" and entry["turns"] > 2)
+        views: dict[str, dict[str, Any]] = {
+            "runs": {},
+            "curves": {"run": names},
+            "trajectories": {"run": names[0]},
+            "trajectory": {"run": names[0], "number": number},
+            "tokens": {"run": names[0], "number": number},
+        }
+        for view, entries in views.items():
+            real.open(view, **entries)
+            page.wait_for_timeout(1500)
+            page.screenshot(path=Path(SHOTS) / f"{view}.png")

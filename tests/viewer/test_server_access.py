@@ -1,0 +1,154 @@
+"""Who may look, and what a browser is told."""
+
+from pathlib import Path
+
+import pytest
+from server_for_tests import client, make_run
+
+from turnwise.core.errors import UserError
+from turnwise.viewer.access import Door, host_name
+from turnwise.viewer.serve import address_of, checked_token, listen
+
+TOKEN = "correct-horse-battery"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make_run(tmp_path / "a")
+    return tmp_path
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:7860", "127.0.0.1:9", "[::1]:7860", "LOCALHOST:1"])
+def test_loopback_names_are_let_in_at_any_port(folder: Path, host: str) -> None:
+    """Any port: a forwarded one is another."""
+    assert client(folder).get("/api/runs", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "evil@localhost",
+        "localhost:evil",
+        "",
+        "[::1",
+    ],
+)
+def test_other_names_are_not(folder: Path, host: str) -> None:
+    """A page that has its name lead to this machine (DNS rebinding) reads nothing."""
+    for path in ("/api/runs", "/", "/static/index.html"):
+        response = client(folder).get(path, headers={"Host": host})
+        assert response.status_code == 403
+        assert "a" not in response.json().get("runs", [])
+
+
+def test_two_host_headers_are_not(folder: Path) -> None:
+    response = client(folder).get("/api/runs", headers=[("Host", "localhost"), ("Host", "localhost")])
+    assert response.status_code == 403
+
+
+def test_the_given_host_is_a_name_too(folder: Path) -> None:
+    asked = client(folder, host="box.lan")
+    assert asked.get("/api/runs", headers={"Host": "box.lan:7860"}).status_code == 200
+    assert asked.get("/api/runs", headers={"Host": "other.lan:7860"}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("site", "status"), [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)]
+)
+def test_only_our_own_page_may_ask(folder: Path, site: str, status: int) -> None:
+    assert client(folder).get("/api/runs", headers={"Sec-Fetch-Site": site}).status_code == status
+
+
+@pytest.mark.parametrize("path", ["/", "/static/index.html", "/api/runs", "/api/nothing"])
+def test_every_answer_tells_the_browser_to_run_nothing_foreign(folder: Path, path: str) -> None:
+    for response in (client(folder).get(path), client(folder, token=TOKEN).get(path)):
+        policy = response.headers["content-security-policy"]
+        assert policy.startswith("default-src 'self'; img-src 'self' data:")
+        assert "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert response.headers["x-content-type-options"] == "nosniff"
+        assert response.headers["referrer-policy"] == "no-referrer"
+        assert response.headers["cross-origin-resource-policy"] == "same-origin"
+        assert "access-control-allow-origin" not in response.headers
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": "Bearer wrong-token"},
+        {"Authorization": f"Basic {TOKEN}"},
+        {"Authorization": f"Bearer {TOKEN}x"},
+        {"Authorization": "Bearer "},
+        {"Cookie": "turnwise-7860=wrong"},
+        {"Cookie": f"turnwise-1={TOKEN}"},
+        {"Cookie": "\xff=;;;turnwise-7860"},
+    ],
+)
+def test_without_the_token_nothing_is_shown(folder: Path, headers: dict[str, str]) -> None:
+    asked = client(folder, token=TOKEN)
+    for path in ("/", "/static/index.html", "/api/runs", "/api/config?run=a", "/api/runs?token=wrong", "/?token="):
+        response = asked.get(path, headers={name: value.encode("latin-1") for name, value in headers.items()})
+        assert response.status_code == 401
+        assert list(response.json()) == ["error"]
+
+
+def test_the_token_opens_as_bearer_and_once_in_the_address(folder: Path) -> None:
+    asked = client(folder, token=TOKEN)
+    assert asked.get("/api/runs", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+    assert asked.get("/api/runs").status_code == 401
+    welcome = asked.get(f"/?token={TOKEN}&x=1%262")
+    assert (welcome.status_code, welcome.headers["location"]) == (303, "/?x=1%262")
+    cookie = welcome.headers["set-cookie"].lower()
+    assert cookie.startswith("turnwise-7860=")
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+    assert asked.get("/api/runs").status_code == 200
+
+
+def test_the_way_after_the_token_leads_to_no_other_server(folder: Path) -> None:
+    response = client(folder, token=TOKEN).get(f"http://localhost:7860//evil.example/?token={TOKEN}")
+    assert response.headers["location"] == "/evil.example/"
+
+
+def test_a_token_is_asked_for_wherever_others_can_reach() -> None:
+    for host in ("127.0.0.1", "localhost", "::1", "127.3.2.1"):
+        assert checked_token(host, None) is None
+    for host in ("0.0.0.0", "::", "192.168.0.7", "box.lan"):
+        made = checked_token(host, None)
+        assert made is not None
+        assert len(made) >= 20
+        assert made != checked_token(host, None)
+    assert checked_token("127.0.0.1", TOKEN) == TOKEN
+
+
+@pytest.mark.parametrize("token", ["", "short", "with space in it", "with;semicolon", "ünïcödé-tokens"])
+def test_a_token_that_does_not_travel_is_refused(token: str) -> None:
+    with pytest.raises(UserError, match="--token"):
+        checked_token("127.0.0.1", token)
+
+
+def test_the_address_can_be_opened() -> None:
+    assert address_of(Door(port=7)) == "http://127.0.0.1:7/"
+    assert address_of(Door(host="::1", port=7, token=TOKEN)) == f"http://[::1]:7/?token={TOKEN}"
+    assert "0.0.0.0" not in address_of(Door(host="0.0.0.0", token=TOKEN))
+
+
+def test_a_taken_port_is_one_line_with_the_mend() -> None:
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=rf"port {port} is taken.*--port {port + 1}"):
+            listen("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(("host", "port"), [("no.such.host.invalid", 0), ("127.0.0.1", 70000), ("192.0.2.1", 0)])
+def test_an_address_that_is_none_is_one_line(host: str, port: int) -> None:
+    with pytest.raises(UserError, match="--"):
+        listen(host, port)
+
+
+def test_host_names_lose_their_port() -> None:
+    assert [host_name(each) for each in ("a:1", "a", "[::1]:2", "[::1]", "A.:3")] == ["a", "a", "::1", "::1", "a"]

@@ -1,0 +1,344 @@
+"""What the server answers about sound runs."""
+
+import fcntl
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from server_for_tests import add_episode, ask, client, episode, get, line, make_evaluation, make_run, turn
+
+from turnwise.record.lock import FolderLock
+from turnwise.report.pictures.picture import picture_svg
+
+ROWS = [
+    {"step": 0, "time/warmup_s": 1.5},
+    {"step": 0, "eval/name": "before", "eval/success": 0.1, "time/total_s": 50.0},
+    {"step": 1, "rollout/success": 0.2, "rollout/sampled_tokens": 30.0, "time/total_s": 2.0},
+    {"step": 2, "rollout/success": 0.4, "rollout/sampled_tokens": 40.0, "time/total_s": 3.0, "train/kl": None},
+    {"step": 2, "eval/name": "validation", "eval/success": 0.5, "eval/success_low": 0.3, "eval/success_high": 0.7},
+]
+PICTURE = {"rows": [["frozen", "hole"], ["player", "goal"]], "caption": "", "info": {}}
+
+
+def test_nothing_of_the_server_imports_torch() -> None:
+    modules = "turnwise.viewer.app, turnwise.viewer.serve"
+    code = f"import sys, {modules}; assert not {{'torch', 'transformers'}} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_run_is_listed_with_what_its_files_say(tmp_path: Path) -> None:
+    make_run(tmp_path / "sweep/a", metrics=ROWS)
+    answer = ask(tmp_path, "runs")
+    (row,) = answer["runs"]
+    assert answer["root"] == tmp_path.name
+    assert row.pop("updated") > 1e9
+    assert row == {
+        "id": "sweep/a",
+        "kind": "run",
+        "environment": "frozen_lake",
+        "model": "tiny",
+        "algorithm": "gae",
+        "status": "stopped",
+        "step": 2,
+        "steps": 10,
+        "success": 0.5,
+        "success_low": 0.3,
+        "success_high": 0.7,
+        "wall_s": 6.5,
+        "tokens": 70,
+        "broken": 0,
+    }
+
+
+def test_a_run_is_running_while_its_lock_is_held_and_finished_by_its_summary(tmp_path: Path) -> None:
+    folder, asked = make_run(tmp_path / "a"), client(tmp_path)
+    lock = FolderLock(folder)
+    assert ask(asked, "runs")["runs"][0]["status"] == "running"
+    lock.release()
+    assert ask(asked, "runs")["runs"][0]["status"] == "stopped"
+    (folder / "summary.json").write_text('{"steps": 10}')
+    assert ask(asked, "runs")["runs"][0]["status"] == "finished"
+
+
+def test_a_finished_run_that_goes_on_is_running(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a")
+    (folder / "summary.json").write_text('{"steps": 10}')
+    lock = FolderLock(folder)
+    (folder / "summary.json").touch()
+
+    os.utime(folder / "summary.json", (1, 1))
+    assert ask(tmp_path, "runs")["runs"][0]["status"] == "running"
+    lock.release()
+    assert ask(tmp_path, "runs")["runs"][0]["status"] == "finished"
+
+
+def test_looking_at_a_run_does_not_keep_its_lock(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a")
+    (folder / ".lock").touch()
+    ask(tmp_path, "runs")
+    with (folder / ".lock").open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_imitation_and_evaluations_are_told_apart(tmp_path: Path) -> None:
+    make_run(tmp_path / "imitates", metrics=[{"step": 0, "sft/digest": "ab"}, {"step": 1, "train/answer_tokens": 7}])
+    folder = make_evaluation(tmp_path / "compared", {"b": [], "a": []})
+    models = [{"label": "b", "success": 0.25, "success_low": 0.1, "success_high": 0.4, "episodes": 4}, {"label": "a"}]
+    (folder / "summary.json").write_text(json.dumps({"tasks": 4, "tries": 1, "finished": True, "models": models}))
+    compared, imitates = ask(tmp_path, "runs")["runs"]
+    assert (imitates["kind"], imitates["algorithm"], imitates["tokens"]) == ("sft", "sft", 7)
+    assert (compared["kind"], compared["status"], compared["success"]) == ("evaluation", "finished", 0.25)
+    assert (compared["models"], compared["step"], compared["steps"]) == (["b", "a"], 4, 8)
+
+
+def test_settings_are_flat(tmp_path: Path) -> None:
+    make_run(tmp_path / "a")
+    make_evaluation(tmp_path / "one", {"m": []})
+    make_evaluation(tmp_path / "two", {"m": [], "n": []})
+    settings = ask(tmp_path, "config", run="a")["settings"]
+    assert (settings["seed"], settings["env.params.size"], settings["train.betas"]) == (3, 4, [0.9, 0.95])
+    assert ask(tmp_path, "config", run="one")["settings"]["algo.advantage"] == "gae"
+    two = ask(tmp_path, "config", run="two")["settings"]
+    assert (two["evaluation.split"], two["n.algo.advantage"]) == ("test", "gae")
+
+
+def test_metrics_come_by_column_with_null_where_a_row_lacks_one(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", metrics=ROWS)
+    answer = ask(tmp_path, "metrics", run="a")
+    assert (answer["rows"], answer["next"], answer["broken"]) == (5, 5, 0)
+    assert answer["columns"]["step"] == [0, 0, 1, 2, 2]
+    assert answer["columns"]["rollout/success"] == [None, None, 0.2, 0.4, None]
+    assert answer["columns"]["eval/name"] == [None, "before", None, None, "validation"]
+    assert "train/kl" not in answer["columns"]
+    assert ask(tmp_path, "keys", run="a")["keys"] == sorted(answer["columns"])
+    assert set(ask(tmp_path, "metrics", run="a", keys="eval/success")["columns"]) == {"step", "eval/success"}
+
+
+def test_only_new_rows_come_after_the_first_answer(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", metrics=ROWS)
+    asked = client(tmp_path)
+    first = ask(asked, "metrics", run="a")
+    with (folder / "metrics.jsonl").open("ab") as file:
+        file.write(line({"step": 3, "new": 1.25}) + b'{"step": 4, "ne')
+    held = {"after": first["next"], "generation": first["generation"]}
+    answer = ask(asked, "metrics", run="a", **held)
+    assert (answer["rows"], answer["columns"]["step"], answer["columns"]["new"]) == (6, [3], [1.25])
+    assert answer["columns"]["eval/name"] == [None]
+    assert "reset" not in answer
+    with (folder / "metrics.jsonl").open("ab") as file:
+        file.write(b'w": 2}\n')
+    assert ask(asked, "metrics", run="a", after=6)["columns"]["step"] == [4]
+    nothing = ask(asked, "metrics", run="a", after=7)
+    assert (nothing["columns"]["step"], "reset" in nothing) == ([], False)
+
+
+def test_a_run_that_was_cut_back_is_sent_whole(tmp_path: Path) -> None:
+    folder, asked = make_run(tmp_path / "a", metrics=ROWS), client(tmp_path)
+    first = ask(asked, "metrics", run="a")
+    assert ask(asked, "runs")["runs"][0]["tokens"] == 70
+    (folder / "metrics.jsonl").write_bytes(b"".join(map(line, ROWS[:2])))
+    answer = ask(asked, "metrics", run="a", after=5)
+    assert (answer["reset"], answer["rows"], answer["columns"]["step"]) == (True, 2, [0, 0])
+    assert [(row["step"], row["tokens"], row["success"]) for row in ask(asked, "runs")["runs"]] == [(0, None, 0.1)]
+    longer = [*ROWS[:2], *({"step": step, "other": 1.0} for step in range(1, 9))]
+    (folder / "metrics.jsonl").write_bytes(b"".join(map(line, longer)))
+    answer = ask(asked, "metrics", run="a", after=5, generation=first["generation"])
+    assert (answer["reset"], answer["columns"]["step"]) == (True, [0, 0, *range(1, 9)])
+
+
+def test_alarms_are_told(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a")
+    assert ask(tmp_path, "alarms", run="a") == {"alarms": [], "broken": 0}
+    (folder / "alarms.jsonl").write_bytes(line({"step": 12, "text": "entropy fell"}) + b"nonsense\n" + b'{"step"')
+    assert ask(tmp_path, "alarms", run="a") == {"alarms": [{"step": 12, "text": "entropy fell"}], "broken": 1}
+
+
+@pytest.fixture
+def listed(tmp_path: Path) -> Path:
+    """Two steps of two groups of two members."""
+    rows = [episode(step, group, member) for step in (1, 2) for group in (0, 1) for member in (0, 1)]
+    rows[5]["reward"], rows[5]["status"] = 0.5, "truncated_turns"
+    rows[6]["task"]["env"], rows[7]["task"]["env"] = "sokoban", "bandit"
+    rows[3]["turns"] = [turn("nothing", "well"), turn('He said "Straße"\nand left', "ÜBER")]
+    make_run(tmp_path / "a", rows)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("query", "numbers"),
+    [
+        ({}, [0, 1, 2, 3, 4, 5, 6, 7]),
+        ({"step": 2}, [4, 5, 6, 7]),
+        ({"step": 1, "group": 1}, [2, 3]),
+        ({"seed": 201}, [6, 7]),
+        ({"environment": "sokoban"}, [6]),
+        ({"environment": "chess"}, []),
+        ({"status": "truncated_turns"}, [5]),
+        ({"reward_min": 0.5}, [1, 3, 5, 7]),
+        ({"reward_min": 0.1, "reward_max": 0.9}, [5]),
+        ({"reward_max": 0}, [0, 2, 4, 6]),
+        ({"sort": "-reward"}, [1, 3, 7, 5, 0, 2, 4, 6]),
+        ({"sort": "reward"}, [0, 2, 4, 6, 5, 1, 3, 7]),
+        ({"sort": "-number", "limit": 3}, [7, 6, 5]),
+        ({"sort": "-number", "offset": 6}, [1, 0]),
+        ({"sort": "environment", "step": 2}, [7, 4, 5, 6]),
+        ({"text": "straSSE"}, []),
+        ({"text": '"STRASSE'.replace("SS", "ß")}, [3]),
+        ({"text": "straße"}, [3]),
+        ({"text": "über"}, [3]),
+        ({"text": "and LEFT"}, [3]),
+        ({"text": '"\nand'}, [3]),
+        ({"text": "action_ids"}, []),
+        ({"text": "<answer>right"}, [0, 1, 2, 4, 5, 6, 7]),
+        ({"text": "<answer>right", "step": 2, "sort": "-number"}, [7, 6, 5, 4]),
+    ],
+)
+def test_the_list_is_filtered_searched_and_sorted(listed: Path, query: dict[str, object], numbers: list[int]) -> None:
+    assert [row["number"] for row in ask(listed, "trajectories", run="a", **query)["rows"]] == numbers
+
+
+def test_a_row_of_the_list_is_that_of_the_index(listed: Path) -> None:
+    answer = ask(listed, "trajectories", run="a", limit=1, offset=5)
+    index = (listed / "a/trajectories/index.jsonl").read_bytes().splitlines()
+    assert answer["rows"] == [{"number": 5, **json.loads(index[5])}]
+    assert (answer["total"], answer["steps"], answer["broken"]) == (8, [1, 2], 0)
+    assert answer["environments"] == ["bandit", "frozen_lake", "sokoban"]
+    assert answer["statuses"] == ["failed", "succeeded", "truncated_turns"]
+
+
+def test_a_search_goes_on_from_its_cursor(listed: Path) -> None:
+    asked = client(listed)
+    first = ask(asked, "trajectories", run="a", text="answer", limit=3)
+    assert [row["number"] for row in first["rows"]] == [0, 1, 2]
+    assert (first["searched"], first["of"], first["next"]) == (3, 8, 3)
+    rest = ask(asked, "trajectories", run="a", text="answer", cursor=first["next"])
+    assert [row["number"] for row in rest["rows"]] == [4, 5, 6, 7]
+    assert (rest["searched"], rest["next"]) == (8, None)
+
+
+def test_a_search_that_takes_too_long_stops_and_always_gets_on(listed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("turnwise.viewer.search.LIMIT_S", 0.0)
+    answer = ask(listed, "trajectories", run="a", text="answer", cursor=4)
+    assert (answer["searched"], answer["next"], len(answer["rows"])) == (5, 5, 1)
+
+
+def test_new_trajectories_join_the_list(listed: Path) -> None:
+    asked = client(listed)
+    assert ask(asked, "trajectories", run="a")["total"] == 8
+    add_episode(listed / "a", episode(3))
+    assert ask(asked, "trajectories", run="a")["rows"][-1]["step"] == 3
+
+
+def test_rewards_that_are_no_numbers_are_told_as_stored_and_stand_last(tmp_path: Path) -> None:
+    rows = [episode(1, 0, 0, reward="NaN"), episode(1, 0, 1, reward="-Infinity"), episode(1, 0, 2, reward=1)]
+    make_run(tmp_path / "a", rows)
+    for sort, rewards in (("reward", ["-Infinity", 1.0, "NaN"]), ("-reward", [1.0, "-Infinity", "NaN"])):
+        assert [row["reward"] for row in ask(tmp_path, "trajectories", run="a", sort=sort)["rows"]] == rewards
+
+
+def test_a_trajectory_is_shown_as_it_is_stored(tmp_path: Path) -> None:
+    shown = episode(2, 1, 1, start=PICTURE, turns=[turn(picture=PICTURE), turn()])
+    folder = make_run(tmp_path / "a", [episode(1), shown])
+    tokens = [{"id": 453, "text": "<answer>", "special": True}, {"id": 7, "text": "Ri"}, {"id": 9, "text": "no"}]
+    (folder / "trajectories/tokens.jsonl").write_bytes(b"".join(map(line, tokens)))
+    response = get(tmp_path, "trajectory", run="a", number=1)
+    assert line(shown).strip() in response.content
+    answer = response.json()
+    assert answer["row"] == shown
+    assert answer["tokens"] == {"453": {"text": "<answer>", "special": True}, "7": {"text": "Ri", "special": False}}
+    assert answer["pictures"] == [picture_svg(PICTURE), picture_svg(PICTURE), None]
+    assert (answer["mended"], answer["pictures_cut"]) == (False, False)
+
+
+def test_a_run_from_before_tokens_and_pictures_is_shown(tmp_path: Path) -> None:
+    old = episode()
+    del old["start"], old["turns"][0]["picture"]
+    make_run(tmp_path / "a", [old])
+    answer = ask(tmp_path, "trajectory", run="a", number=0)
+    assert (answer["row"], answer["tokens"], answer["pictures"]) == (old, {}, [None, None])
+
+
+def test_an_evaluation_is_listed_by_its_own_lines(tmp_path: Path) -> None:
+    rows = [episode(0, task) for task in range(3)]
+    folder, asked = make_evaluation(tmp_path / "e", {"b": rows[:2], "a": rows}), client(tmp_path)
+    answer = ask(asked, "trajectories", run="e", sort="number")
+    assert [(row["number"], row["model"], row["group"]) for row in answer["rows"]] == [
+        (0, "b", 0),
+        (1, "a", 0),
+        (2, "b", 1),
+        (3, "a", 1),
+        (5, "a", 2),
+    ]
+    assert answer["models"] == ["a", "b"]
+    assert answer["rows"][0]["turns"] == 1
+    (folder / "models/a.tokens.jsonl").write_bytes(line({"id": 7, "text": "Ri"}))
+    (folder / "models/b.tokens.jsonl").write_bytes(line({"id": 7, "text": "other"}))
+    shown = ask(asked, "trajectory", run="e", number=5)
+    assert (shown["row"], shown["tokens"]) == (rows[2], {"7": {"text": "Ri", "special": False}})
+    with (folder / "trajectories/b.jsonl").open("ab") as file:
+        file.write(line(rows[2]))
+    assert [row["number"] for row in ask(asked, "trajectories", run="e", model="b")["rows"]] == [0, 2, 4]
+    assert [row["number"] for row in ask(asked, "trajectories", run="e", text="right", group=2)["rows"]] == [4, 5]
+
+
+def test_common_tasks_have_equal_environment_and_seed(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", [episode(1, 0, 0), episode(1, 0, 1), episode(1, 1, 0)])
+    other = episode(0, 0, 1, task={"env": "frozen_lake", "seed": 100, "params": {}})
+    strange = episode(0, 1, 1, task={"env": "sokoban", "seed": 101, "params": {}})
+    make_evaluation(tmp_path / "e", {"m": [other, strange]})
+    answer = ask(tmp_path, "common", one="a", other="e")
+    assert answer["total"] == 1
+    assert answer["tasks"] == [
+        {
+            "environment": "frozen_lake",
+            "seed": 100,
+            "one": [
+                {"number": 0, "reward": 0.0, "status": "failed", "step": 1},
+                {"number": 1, "reward": 1.0, "status": "succeeded", "step": 1},
+            ],
+            "other": [{"number": 0, "model": "m", "reward": 1.0, "status": "succeeded", "step": 0}],
+        }
+    ]
+
+
+def test_a_single_run_can_be_viewed(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", [episode()])
+    make_run(tmp_path / "b")
+    assert [row["id"] for row in ask(folder, "runs")["runs"]] == ["a"]
+    assert ask(folder, "trajectory", run="a", number=0)["row"]["step"] == 1
+    assert get(folder, "config", run="b").status_code == 404
+
+
+def test_long_answers_are_packed_for_who_can_unpack_them(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", metrics=[{"step": step} for step in range(2000)])
+    asked = client(tmp_path)
+    with asked.stream("GET", "/api/metrics?run=a", headers={"Accept-Encoding": "gzip"}) as response:
+        packed = b"".join(response.iter_raw())
+    assert response.headers["content-encoding"] == "gzip"
+    assert json.loads(gzip.decompress(packed))["rows"] == 2000
+    plain = asked.get("/api/metrics?run=a", headers={"Accept-Encoding": "identity"})
+    assert "content-encoding" not in plain.headers
+
+
+@pytest.mark.parametrize(
+    ("name", "query", "word"),
+    [
+        ("metrics", {}, "run"),
+        ("metrics", {"run": "a", "after": "-1"}, "after"),
+        ("trajectories", {"run": "a", "sort": "colour"}, "colour"),
+        ("trajectories", {"run": "a", "reward_min": "nan"}, "reward_min"),
+        ("trajectories", {"run": "a", "limit": "1000000"}, "limit"),
+        ("trajectories", {"run": "a", "step": "1" * 30}, "step"),
+        ("trajectory", {"run": "a", "number": "x"}, "number"),
+    ],
+)
+def test_a_wrong_question_is_one_line(tmp_path: Path, name: str, query: dict[str, str], word: str) -> None:
+    make_run(tmp_path / "a")
+    response = get(tmp_path, name, **query)
+    assert response.status_code == 400
+    assert word in response.json()["error"]
+    assert "\n" not in response.json()["error"]

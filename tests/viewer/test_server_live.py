@@ -1,0 +1,121 @@
+"""The server as a process, and while runs grow."""
+
+import http.client
+import inspect
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from fastapi.routing import APIRoute
+from server_for_tests import add_episode, ask, client, episode, line, make_run
+
+from turnwise.viewer.app import make_app
+from turnwise.viewer.metrics import Metrics
+
+START = "from turnwise.cli.view import app; app()"
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], http.client.HTTPConnection]]:
+    """`turnwise view` over a run, and a line to it that changes nothing of what is asked."""
+    make_run(tmp_path / "a", [episode()])
+    command = [sys.executable, "-c", START, str(tmp_path), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        place = urlsplit(next(word for word in said.split() if word.startswith("http://127.0.0.1:")))
+        asked = http.client.HTTPConnection(place.hostname or "", place.port, timeout=120)
+        try:
+            yield process, asked
+        finally:
+            asked.close()
+            process.kill()
+
+
+def body(asked: http.client.HTTPConnection, path: str, **headers: str) -> tuple[int, bytes]:
+    asked.request("GET", path, headers=headers)
+    response = asked.getresponse()
+    return response.status, response.read()
+
+
+def test_the_command_says_where_serves_and_ends_without_a_word(
+    started: tuple[subprocess.Popen[str], http.client.HTTPConnection],
+) -> None:
+    process, asked = started
+    status, answer = body(asked, "/api/runs")
+    assert (status, json.loads(answer)["runs"][0]["id"]) == (200, "a")
+    for path in (
+        "/static/../app.py",
+        "/static/%2e%2e/app.py",
+        "/static/..%2fapp.py",
+        "/../../../etc/passwd",
+        "//etc/passwd",
+    ):
+        status, answer = body(asked, path)
+        assert (status, b"make_app" in answer, b"root:" in answer) == (404, False, False)
+    assert body(asked, "/api/config?run=%2e%2e%2fa")[0] == 404
+    assert body(asked, "/api/runs", Host="evil.example")[0] == 403
+    process.send_signal(2)
+    assert (*process.communicate(timeout=120), process.returncode) == ("", "", 0)
+
+
+def test_a_missing_package_is_one_line_with_the_mend() -> None:
+    code = "import sys; sys.modules['fastapi'] = None; from turnwise.cli.view import view; view()"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "UserError: the viewer needs fastapi: pip install 'turnwise[view]'" in found.stderr
+
+
+def test_every_answer_is_made_in_a_thread(tmp_path: Path) -> None:
+    routes = [route for route in make_app(tmp_path).routes if isinstance(route, APIRoute)]
+    assert len(routes) > 8
+    assert not [route.path for route in routes if inspect.iscoroutinefunction(route.endpoint)]
+
+
+def slowly(action: Callable[..., None]) -> Callable[..., None]:
+    """Others get their turn in the middle of it."""
+
+    def slow(*given: Any) -> None:
+        time.sleep(0.0005)
+        action(*given)
+
+    return slow
+
+
+def test_answers_hold_together_while_a_run_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many ask at once while lines come in pieces: each answer is the beginning of what was written."""
+    folder = make_run(tmp_path / "a")
+    asked, steps = client(tmp_path), 40
+
+    def write() -> None:
+        with (folder / "metrics.jsonl").open("ab", buffering=0) as file:
+            for step in range(steps):
+                text = line({"step": step, "twice": 2.0 * step})
+                file.write(text[:9])
+                file.write(text[9:])
+                add_episode(folder, episode(step))
+
+    def look(number: int) -> int:
+        metrics = ask(asked, "metrics", run="a")
+        rows = ask(asked, "trajectories", run="a", limit=1000)["rows"]
+        seen = metrics["columns"].get("step", [])
+        assert seen == list(range(metrics["rows"]))
+        assert metrics["columns"].get("twice", []) == [2.0 * step for step in seen]
+        assert [row["step"] for row in rows] == list(range(len(rows)))
+        assert ask(asked, "runs")["runs"][0]["broken"] == metrics["broken"] == 0
+        if rows:
+            assert ask(asked, "trajectory", run="a", number=rows[-1]["number"])["row"]["step"] == rows[-1]["step"]
+        return len(rows)
+
+    monkeypatch.setattr(Metrics, "_add", slowly(Metrics._add))
+    with ThreadPoolExecutor(4) as pool:
+        writing = pool.submit(write)
+        list(pool.map(look, range(24)))
+        writing.result()
+    assert look(0) == steps
