@@ -33,8 +33,8 @@ def test_the_names_are_listed() -> None:
     assert tw.__version__.count(".") == 2
 
 
-def test_train_stays_the_function_when_the_room_of_that_name_is_imported() -> None:
-    """In a process of its own: here the function may have been loaded before the room."""
-    code = "import turnwise, turnwise.training; print('train' in vars(turnwise), turnwise.training.__module__)"
+def test_train_is_the_function_and_training_the_package() -> None:
+    """In a process of its own: here both may have been loaded already."""
+    code = "import turnwise as tw, turnwise.training.loop; print(tw.train.__module__, tw.training.loop.Loop.__name__)"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert answer.stdout.split() == ["False", "turnwise.recipes.run"]
+    assert answer.stdout.split() == ["turnwise.recipes.run", "Loop"]

@@ -12,7 +12,7 @@ from mutant_list import MUTANTS
 from run_mutants import HOW_TO_FIX, check, make_overlay
 
 FEWEST = 200
-PACKAGES = ("algos", "data", "train", "rollout", "render", "rewards")
+PACKAGES = ("algos", "data", "training", "rollout", "render", "rewards")
 
 SOURCE = """
 def double(number):
