@@ -157,7 +157,7 @@ class ZygoteProcess:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control.setblocking(False)
         self._errors = os.memfd_create("sandbox-errors")
-        source = str(Path(__file__).parents[3])
+        source = str(Path(__file__).parents[2])
         script = f"import sys; sys.path.insert(0, {source!r}); from turnwise.sandbox.zygote import main; main()"
         environment = {**ENVIRONMENT, **_library_path()}
         with theirs:
