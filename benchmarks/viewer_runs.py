@@ -19,9 +19,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from viewer import Server, encode, metrics_row
 
 from turnwise.config.load import build, to_toml
+from viewer import Server, encode, metrics_row
 
 FIRST_S, AGAIN_S = 1.0, 0.2
 REPEATS, AT_ONCE, GROWN = 9, 8, 10
