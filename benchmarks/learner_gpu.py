@@ -24,7 +24,7 @@ from turnwise.data.packing import micro_batches, pack_train
 from turnwise.models.attention import ATTENTION
 from turnwise.models.compiling import compile_layers
 from turnwise.models.loading import load_model
-from turnwise.recipes.learning import build_learner
+from turnwise.recipes.build import build_learner
 
 TRAJECTORIES, SHORTEST, LONGEST, PADDED_BATCH = 512, 300, 700, 64
 PROMPT, ROUND, ACTION = 200, 108, 48

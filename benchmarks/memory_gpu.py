@@ -39,7 +39,7 @@ from turnwise.models.known_shapes import known_config
 from turnwise.models.lora import LoraSettings, add_lora
 from turnwise.models.memory_needs import CONTEXT, GIB
 from turnwise.models.memory_plan import MemoryPlan
-from turnwise.recipes.learning import build_learner
+from turnwise.recipes.build import build_learner
 from turnwise.recipes.memory import memory_plan
 from turnwise.training.learner import LocalLearner
 

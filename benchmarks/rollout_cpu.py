@@ -35,8 +35,8 @@ from turnwise.envs.kind import EnvKind
 from turnwise.envs.registry import load
 from turnwise.envs.text_env import Outcome, goes_on
 from turnwise.models.loading import LoadedModel, load_model
-from turnwise.recipes.wiring import load_policy
-from turnwise.recipes.worlds import worlds_of
+from turnwise.recipes.build import load_policy
+from turnwise.recipes.environment_mix import worlds_of
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.collect import Collector
 from turnwise.rollout.context import FullHistory

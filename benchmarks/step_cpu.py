@@ -38,23 +38,23 @@ from turnwise.core.protocols import Sampling
 from turnwise.core.trajectory import Trajectory
 from turnwise.engine.native.engine import NativeEngine
 from turnwise.models.loading import LoadedModel
-from turnwise.recipes.learning import (
+from turnwise.recipes.build import (
     build_dials,
     build_learner,
     build_scoring,
     estimate_settings,
     filter_settings,
+    load_policy,
     update_settings,
 )
+from turnwise.recipes.environment_mix import worlds_of
 from turnwise.recipes.memory import memory_plan
-from turnwise.recipes.wiring import load_policy
-from turnwise.recipes.worlds import worlds_of
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.collect import Collector
 from turnwise.rollout.context import FullHistory
 from turnwise.rollout.limits import Limits
 from turnwise.training.estimate import estimate
-from turnwise.training.gathering import Gatherer
+from turnwise.training.rollout_stage import Gatherer
 from turnwise.training.update import update
 
 WAYS = ("rollout_func", "environment_factory")

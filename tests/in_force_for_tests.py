@@ -9,7 +9,7 @@ from turnwise.core.samples import Batch, Sample, on_device
 from turnwise.data.packing import pack
 from turnwise.models.forward import laid_out
 from turnwise.models.loading import device_of
-from turnwise.training.sampled import sampled_logprobs
+from turnwise.training.learner import sampled_logprobs
 
 
 def batch() -> Batch:

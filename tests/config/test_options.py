@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 from pydantic import BaseModel
 
-from turnwise.config.options import read_options
+from turnwise.config.keys import read_options
 from turnwise.core.errors import UserError
 
 

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from turnwise.config.describe import describe, difference, show_value
-from turnwise.config.keys import FREE_TABLES, Key, all_keys
+from turnwise.config.keys import FREE_TABLES, Key, all_keys, describe, difference, show_value
 from turnwise.config.load import build, find_run, read_run, read_settings, save_toml, to_toml
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.recipes.configure import configure
-from turnwise.recipes.eval_saving import saved_contestants
+from turnwise.recipes.eval_results import saved_contestants
 
 TIED_TO_OTHERS = {"rollout.top_p", "rollout.top_k", "rollout.max_tokens", "rollout.max_new_tokens"}
 

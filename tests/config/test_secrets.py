@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.config.options import SECRETS
+from turnwise.config.keys import SECRETS
 from turnwise.config.secrets import name_of_variable, read_key, split_url
 from turnwise.core.errors import UserError
 

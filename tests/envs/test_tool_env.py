@@ -27,7 +27,7 @@ from turnwise.envs.text_env import Outcome, lost, won
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.envs.tool_runner import NONE_LEFT, ToolEnvRunner
 from turnwise.models.tiny import tiny_tokenizer
-from turnwise.recipes.worlds import worlds_of
+from turnwise.recipes.environment_mix import worlds_of
 from turnwise.render.renderer import Renderer
 from turnwise.tools.function import from_function, tool
 from turnwise.tools.tool import Tool, ToolResult
@@ -184,7 +184,7 @@ def test_lookup_is_solved_by_asking_and_differs_every_time(style: str) -> None:
 
 
 TOOL_FILE = '''
-from turnwise.recipes.worlds import worlds_of
+from turnwise.recipes.environment_mix import worlds_of
 from turnwise.tools.tool import ToolError
 WEATHER = {"Rome": "sunny", "Oslo": "snow"}
 

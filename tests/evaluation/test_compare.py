@@ -8,9 +8,18 @@ from episodes_for_tests import turn_of
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Status, Trajectory
 from turnwise.envs.seeds import seed_for
-from turnwise.evaluation.compare import AGRESTI_MIN, BOOTSTRAP, MCNEMAR, SIGN_FLIP, compare, compare_all
-from turnwise.evaluation.paired import matched_interval, mcnemar, sign_flip
-from turnwise.evaluation.run import Evaluation, tries_shown
+from turnwise.evaluation.compare import (
+    AGRESTI_MIN,
+    BOOTSTRAP,
+    MCNEMAR,
+    SIGN_FLIP,
+    compare,
+    compare_all,
+    matched_interval,
+    mcnemar,
+    sign_flip,
+)
+from turnwise.evaluation.episodes import Evaluation, tries_shown
 
 
 def played(task: int, success: bool, member: int = 0, reward: float | None = None) -> Trajectory:

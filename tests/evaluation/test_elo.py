@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.evaluation.elo import Score, expected, performance
+from turnwise.evaluation.statistics import Score, expected, performance
 
 RATINGS = st.floats(-1000, 1000)
 

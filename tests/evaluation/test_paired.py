@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.evaluation.paired import bootstrap_interval, holm, matched_interval, mcnemar, sign_flip
+from turnwise.evaluation.compare import bootstrap_interval, holm, matched_interval, mcnemar, sign_flip
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from turnwise.engine.native.engine import NativeEngine
 from turnwise.engine.paged.build import build_paged_runner
 from turnwise.models.attention import ATTENTION
 from turnwise.models.compiling import compile_layers
-from turnwise.recipes.learning import build_learner
+from turnwise.recipes.build import build_learner
 
 pytestmark = [
     pytest.mark.gpu,

@@ -16,7 +16,7 @@ from turnwise.models.head import Head, head_logprobs, head_of
 from turnwise.models.last_layer import layers_of
 from turnwise.models.varlen import VarlenPlan
 
-WAY = [import_module(name) for name in ("turnwise.models.forward", "turnwise.training.sampled")]
+WAY = [import_module(name) for name in ("turnwise.models.forward", "turnwise.training.learner")]
 """Where it is asked which way to go."""
 
 

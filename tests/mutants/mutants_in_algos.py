@@ -342,7 +342,7 @@ IN_ALGOS = (
     ),
     *mutants(
         "algos/corrections.py",
-        ("algos/test_rejection.py", "training/test_preparing.py"),
+        ("algos/test_rejection.py", "training/test_step_statistics.py"),
         (
             "normalised weights are scaled the wrong way",
             "share.sum() / (weights * share).sum()",

@@ -5,7 +5,7 @@ from mutant_for_tests import mutants
 STEP = ("training/test_step_gradients.py",)
 LOOP = ("training/test_step_loop.py",)
 OPTIMIZER = ("training/test_optimizer.py", "training/test_step_optimizer.py", "training/test_learner.py")
-GATHER = ("training/test_gathering.py", "training/test_step_groups.py")
+GATHER = ("training/test_rollout_stage.py", "training/test_step_groups.py")
 
 IN_TRAINING = (
     *mutants(
@@ -148,7 +148,7 @@ IN_TRAINING = (
         ),
     ),
     *mutants(
-        "training/gathering.py",
+        "training/rollout_stage.py",
         GATHER,
         ("more groups are trained than asked for", "        kept = kept[: self.groups]\n", ""),
         ("a refill draws the same tasks", "start=round * self.groups", "start=0"),
@@ -161,7 +161,7 @@ IN_TRAINING = (
         ),
     ),
     *mutants(
-        "training/filtering.py",
+        "training/rollout_stage.py",
         GATHER,
         ("entropy scores summed", "return totals / owners.bincount(minlength=len(trajectories))", "return totals"),
         (
@@ -172,8 +172,8 @@ IN_TRAINING = (
         ("the filter keeps what it should drop", "strict=True) if keep]", "strict=True) if not keep]"),
     ),
     *mutants(
-        "training/preparing.py",
-        ("training/test_preparing.py",),
+        "training/update.py",
+        ("training/test_step_statistics.py",),
         (
             "tokens outside of the loss are selected",
             "loss.select(_pick(inputs, trained), objective.loss_params, draws[trained])",
@@ -186,7 +186,7 @@ IN_TRAINING = (
         ),
     ),
     *mutants(
-        "training/dials.py",
+        "training/estimate.py",
         LOOP,
         (
             "the adaptive gamma lost on restore",
@@ -197,8 +197,8 @@ IN_TRAINING = (
         ("a moved discount loses the KL coefficient", "replace(moved, discount=", "replace(self, discount="),
     ),
     *mutants(
-        "training/diagnose.py",
-        ("training/test_diagnose.py", "training/test_step_diagnose.py"),
+        "training/diagnostics.py",
+        ("training/test_diagnostics.py", "training/test_step_diagnostics.py"),
         (
             "MI scores the text after the thinking",
             "turn.action_ids[: thoughts[0].end]",
@@ -261,7 +261,7 @@ IN_TRAINING = (
         ("a rollback does not lower the learning rate", "self.rate_scale)", "1.0)"),
     ),
     *mutants(
-        "training/scoring.py",
+        "training/estimate.py",
         ("training/test_step_critic.py",),
         ("end values in packing order", "[part[index] for index in batch.order]", "part"),
     ),
@@ -288,14 +288,14 @@ IN_TRAINING = (
         LOOP,
         (
             "the scale of the learning rate is not read",
-            "self.share(training_step) * scale",
-            "self.share(training_step)",
+            '["lr"] = rate * self.share(training_step) * scale',
+            '["lr"] = rate * self.share(training_step)',
         ),
-        within="step",
+        within="Optimizer",
     ),
     *mutants(
-        "training/masters.py",
-        ("training/test_masters.py",),
+        "training/master_weights.py",
+        ("training/test_master_weights.py",),
         (
             "only the last micro-batch's gradient counts",
             "self._sums[number] += parameter.grad",
@@ -304,14 +304,14 @@ IN_TRAINING = (
         ("masters are lost on restore", "tensors[str(number)] if tensors else own", "own"),
     ),
     *mutants(
-        "training/muon.py",
+        "training/optimizer.py",
         ("training/test_muon.py",),
         ("momentum swapped", 'lerp_(gradient, 1 - group["momentum"])', 'lerp_(gradient, group["momentum"])'),
         ("weight decay dropped", 'parameter.mul_(1 - group["lr"] * group["weight_decay"])', "pass"),
         ("wide matrices get the larger step", "rows / columns", "columns / rows"),
     ),
     *mutants(
-        "training/token_rewards.py",
+        "training/estimate.py",
         ("training/test_token_rewards.py", "training/test_step_rewards.py"),
         (
             "the format penalty lost with combine=each",
@@ -329,8 +329,8 @@ IN_TRAINING = (
         ("unknown states are one state", "-1 if state is None else numbers", "0 if state is None else numbers"),
     ),
     *mutants(
-        "training/seen.py",
-        ("training/test_seen.py",),
+        "training/step_record.py",
+        ("training/test_token_statistics.py",),
         ("the last epoch is recorded", "{}).setdefault(name, values)", "{}).update({name: values})"),
     ),
     *mutants(
@@ -362,15 +362,15 @@ IN_TRAINING = (
         ),
     ),
     *mutants(
-        "training/mismatch.py",
-        ("training/test_mismatch.py", "training/test_step_diagnose.py"),
+        "training/objective.py",
+        ("training/test_mismatch.py", "training/test_step_diagnostics.py"),
         ("differences cancel out", "distance = difference.abs()", "distance = difference"),
         ("the 99th percentile is the 90th", "round(0.99 * len(distance))", "round(0.9 * len(distance))"),
         ("ratios of tokens", "sums.index_add(0, owners, difference)", "difference"),
     ),
     *mutants(
-        "training/watching.py",
-        ("training/test_watching.py", "recipes/test_rollback.py"),
+        "training/rollback.py",
+        ("training/test_rollback.py", "recipes/test_rollback.py"),
         ("a second rollback does not lower the rate", "rate_scale=RATE_CUT * state.rate_scale", "rate_scale=RATE_CUT"),
         ("a rollback keeps later checkpoints", "    checkpoints.drop_after(kept[0])\n", ""),
         (
@@ -385,7 +385,7 @@ IN_TRAINING = (
         ("random play is unlearnt", "(-logprobs.mean()).backward()", "logprobs.mean().backward()"),
     ),
     *mutants(
-        "training/snapshots.py",
+        "training/selfplay.py",
         ("training/test_snapshots.py",),
         (
             "the newest snapshot does not count",

@@ -29,10 +29,10 @@ from turnwise.config.load import build
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.engine.native.kernels import kernels
-from turnwise.recipes.readiness import check_run
-from turnwise.recipes.wiring import load_policy
-from turnwise.recipes.worlds import worlds_of
-from turnwise.training import watching
+from turnwise.recipes.build import load_policy
+from turnwise.recipes.environment_mix import worlds_of
+from turnwise.recipes.validate import check_run
+from turnwise.training import rollback
 
 Settings = dict[str, Any]
 
@@ -205,7 +205,7 @@ def raise_alarms(number: int) -> None:
         raised = (Alarm(kind="test", step=step, message=f"at step {step}"),) if step in steps else ()
         return Watch(raised=raised, active=frozenset())
 
-    watching.watch = watch  # type: ignore[assignment]
+    rollback.watch = watch  # type: ignore[assignment]
 
 
 def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:

@@ -10,7 +10,7 @@ from turnwise.envs.registry import load
 from turnwise.envs.seeds import seed_for
 from turnwise.models.tiny import tiny_tokenizer
 from turnwise.recipes.configure import configure
-from turnwise.training.demonstrating import played, solution
+from turnwise.training.sft import played, solution
 
 
 @pytest.mark.parametrize("name", ["text_to_sql", "web_shop"])

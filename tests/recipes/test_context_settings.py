@@ -9,8 +9,8 @@ from turnwise.config.load import build
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.messages import system, user
-from turnwise.recipes.checks import check
 from turnwise.recipes.contexts import CONTEXTS, READ_IN, build_context, load_writer
+from turnwise.recipes.validate import check
 from turnwise.rollout.context import FullHistory
 from turnwise.rollout.context_summary import Summary, When
 from turnwise.rollout.context_turn import Memory, TurnMemory

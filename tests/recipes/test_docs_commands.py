@@ -13,7 +13,7 @@ from turnwise.cli.main import main
 from turnwise.data.demonstrations import read_conversations
 from turnwise.recipes import evaluation, export
 from turnwise.recipes import sft as imitation
-from turnwise.recipes.worlds import worlds_of
+from turnwise.recipes.environment_mix import worlds_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("environments.md", "sft-and-eval.md", "selfplay.md")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from turnwise.core.errors import UserError
 from turnwise.core.task import Split
 from turnwise.envs.seeds import seed_for
-from turnwise.recipes.eval_seeds import read_seeds, write_seeds
+from turnwise.recipes.eval_results import read_seeds, write_seeds
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 

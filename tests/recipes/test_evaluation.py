@@ -25,8 +25,7 @@ from turnwise.envs.registry import load
 from turnwise.envs.seeds import seed_for
 from turnwise.evaluation import episodes
 from turnwise.recipes import evaluation
-from turnwise.recipes.eval_contestants import Remote
-from turnwise.recipes.eval_players import Wire
+from turnwise.recipes.eval_contestants import Remote, Wire
 from turnwise.recipes.evaluation import ask, evaluate_into, go_on
 from turnwise.record.evaluation_folder import EvaluationFolder
 

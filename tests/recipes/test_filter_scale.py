@@ -10,10 +10,9 @@ from torch import Tensor
 from learners_for_tests import learn, make_learner, random_groups, settings_of
 from runs_for_tests import metrics, quiet, small
 from turnwise.config.schema import Config
-from turnwise.recipes.learning import build_learner
+from turnwise.recipes.build import build_learner, load_policy, model_loader
+from turnwise.recipes.environment_mix import worlds_of
 from turnwise.recipes.run import train
-from turnwise.recipes.wiring import load_policy, model_loader
-from turnwise.recipes.worlds import worlds_of
 from turnwise.training.checkpoints import last_checkpoint, read_state, restore
 
 HALF = {"algo__filter": "top_count", "algo__filter_value": 1}

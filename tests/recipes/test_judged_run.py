@@ -30,7 +30,7 @@ from turnwise.record.run_folder import RunFolder
 from turnwise.rewards.judge.benches import forget_benches
 from turnwise.rollout.losses import Losses, Lost
 from turnwise.tools.search.building import build_index
-from turnwise.training.demonstrating import played, solution, solved
+from turnwise.training.sft import played, solution, solved
 
 CANARY = "sk-canary-8d1f0c"
 

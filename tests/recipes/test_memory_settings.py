@@ -16,8 +16,8 @@ from turnwise.models.last_layer import layers_of
 from turnwise.models.memory_needs import GIB
 from turnwise.models.recomputing import Recomputed
 from turnwise.recipes import memory
+from turnwise.recipes.dry_run import report_plan
 from turnwise.recipes.memory import demand_of, memory_plan, unplanned
-from turnwise.recipes.plan_report import report_plan
 from turnwise.recipes.run import train
 from turnwise.recipes.sft import sft
 from turnwise.record.run_folder import RunFolder

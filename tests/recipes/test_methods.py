@@ -13,10 +13,9 @@ from turnwise.config.keys import all_keys
 from turnwise.config.load import build, save_toml
 from turnwise.core.errors import UserError
 from turnwise.envs.registry import load
-from turnwise.recipes.checks import check
-from turnwise.recipes.configure import configure
-from turnwise.recipes.presets import find_method, method_names
-from turnwise.recipes.unread import SWITCHES
+from turnwise.recipes.configure import configure, find_method, method_names
+from turnwise.recipes.unused_settings import SWITCHES
+from turnwise.recipes.validate import check
 
 
 def refused(given: tuple[str, ...] = (), env: str = "frozen_lake", **settings: Any) -> str:

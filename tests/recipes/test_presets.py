@@ -8,9 +8,8 @@ from turnwise.config.load import build, save_toml
 from turnwise.core.errors import UserError
 from turnwise.envs.registry import ENVIRONMENTS, load
 from turnwise.recipes import configure as module
-from turnwise.recipes.checks import check
-from turnwise.recipes.configure import configure, load_recipe, settings_for
-from turnwise.recipes.presets import find_recipe, list_recipes, recipe_names
+from turnwise.recipes.configure import configure, find_recipe, list_recipes, load_recipe, recipe_names, settings_for
+from turnwise.recipes.validate import check
 
 
 @pytest.mark.parametrize("name", recipe_names())

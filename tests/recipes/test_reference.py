@@ -22,7 +22,8 @@ from turnwise.core.trajectory import Group, Trajectory
 from turnwise.envs.registry import kind_of, load
 from turnwise.models.attention import ATTENTION
 from turnwise.models.loading import LoadedModel, load_model
-from turnwise.recipes.learning import build_learner
+from turnwise.recipes.build import build_learner, build_players
+from turnwise.recipes.environment_mix import task_source, worlds_of
 from turnwise.recipes.reference import (
     Episode,
     Settings,
@@ -34,8 +35,6 @@ from turnwise.recipes.reference import (
     train,
     update,
 )
-from turnwise.recipes.wiring import build_players
-from turnwise.recipes.worlds import task_source, worlds_of
 from turnwise.rewards.scoring import score_group
 
 BANDIT = Settings(

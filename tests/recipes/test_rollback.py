@@ -12,7 +12,7 @@ from runs_for_tests import learnt, metrics, printed, quiet, small
 from turnwise.algos.alarms import Alarm, AlarmSettings, Watch
 from turnwise.config.schema import Config
 from turnwise.recipes.run import train
-from turnwise.training import loop, watching
+from turnwise.training import loop, rollback
 from turnwise.training.checkpoints import read_state
 from turnwise.training.update import update
 
@@ -71,7 +71,7 @@ def run(folder: Path, patch: pytest.MonkeyPatch, stops: list[tuple[int, str]]) -
             raise Killed
         signal.raise_signal(signal.SIGINT)
 
-    patch.setattr(watching, "watch", alarmed)
+    patch.setattr(rollback, "watch", alarmed)
     for resume, (at, how) in enumerate(stops):
         patch.setattr(loop, "update", updating(at, lambda how=how: stop(how)))
         with pytest.raises((Killed, KeyboardInterrupt)):

@@ -22,7 +22,7 @@ from turnwise.models.loading import load_model
 from turnwise.recipes import run as recipes_run
 from turnwise.recipes.evaluation import evaluate_source
 from turnwise.recipes.export import export
-from turnwise.recipes.opening import settled
+from turnwise.recipes.open_run import settled
 from turnwise.recipes.run import train, train_seeds
 from turnwise.record.jsonl import read_lines
 from turnwise.record.run_folder import RunFolder

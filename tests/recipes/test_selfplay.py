@@ -12,15 +12,14 @@ from runs_for_tests import episodes, learnt, metrics, quiet, small
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.envs.registry import load
-from turnwise.evaluation.elo import Score, performance
+from turnwise.evaluation.statistics import Score, performance
 from turnwise.models.attention import ATTENTION
 from turnwise.models.loading import LoadedModel, load_model
 from turnwise.models.tiny import tiny_model, tiny_tokenizer
-from turnwise.recipes.checks import check
 from turnwise.recipes.run import train
+from turnwise.recipes.validate import check
 from turnwise.record.run_folder import RunFolder
-from turnwise.training.rivals import Frozen, Rivals, points_of
-from turnwise.training.snapshots import Snapshots
+from turnwise.training.selfplay import Frozen, Rivals, Snapshots, points_of
 
 KIND = load("tic_tac_toe")
 GAME = {

@@ -22,9 +22,9 @@ from turnwise.core.task import Task
 from turnwise.envs.seeds import seed_for
 from turnwise.models.lora import is_adapter
 from turnwise.recipes import demos
+from turnwise.recipes.environment_mix import worlds_of
 from turnwise.recipes.run import train
 from turnwise.recipes.sft import check_sft, sft
-from turnwise.recipes.worlds import worlds_of
 from turnwise.record.run_folder import RunFolder
 from turnwise.rollout.context import FullHistory
 from turnwise.tools.formats import write_call

@@ -15,8 +15,8 @@ from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.text_env import Outcome, TextEnv, lost
 from turnwise.models.attention import ATTENTION
 from turnwise.models.loading import load_model
-from turnwise.recipes.wiring import build_players
-from turnwise.recipes.worlds import task_source, worlds_of
+from turnwise.recipes.build import build_players
+from turnwise.recipes.environment_mix import task_source, worlds_of
 from turnwise.rollout.collect import Collected
 
 MEMBERS, TURNS = 6, 3

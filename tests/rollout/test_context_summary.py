@@ -10,7 +10,7 @@ from turnwise.core.blocking import allow_interrupts
 from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.core.messages import Message, system, user
 from turnwise.core.trajectory import Group, Status, Stop
-from turnwise.evaluation.run import Evaluation
+from turnwise.evaluation.episodes import Evaluation
 from turnwise.record.metrics import rollout_metrics
 from turnwise.rewards.scoring import score_trajectory
 from turnwise.rollout.context_summary import HOOK_CHARS

@@ -21,10 +21,10 @@ from turnwise.engine.native.engine import NativeEngine
 from turnwise.envs.registry import load
 from turnwise.models.attention import ATTENTION
 from turnwise.models.tiny import tiny_model
-from turnwise.recipes.learning import build_learner
+from turnwise.recipes.build import build_learner
 from turnwise.record.trajectories import trajectory_from_row
 from turnwise.rollout.collect import Collector
-from turnwise.training.rows import trajectory_rows
+from turnwise.training.step_record import trajectory_rows
 from turnwise.training.update import Estimate
 
 LONG = Talk(

@@ -26,7 +26,7 @@ from turnwise.rollout.context import FullHistory
 from turnwise.rollout.context_summary import _written
 from turnwise.tools.box import ToolBox
 from turnwise.tools.function import from_function
-from turnwise.training.demonstrating import ATTEMPTS, played
+from turnwise.training.sft import ATTEMPTS, played
 
 PLACES = ["__init__", "reset", "step", "draw", "state_key", "rules"]
 

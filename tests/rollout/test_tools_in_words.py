@@ -13,7 +13,7 @@ from turnwise.envs.seeds import seed_for
 from turnwise.models.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.context import FullHistory
-from turnwise.training.demonstrating import played, solution
+from turnwise.training.sft import played, solution
 
 
 def tiny() -> Renderer:

@@ -23,7 +23,7 @@ from turnwise.rollout.context import FullHistory
 from turnwise.rollout.limits import Limits
 from turnwise.tools.function import from_function, tool
 from turnwise.tools.tool import Tool
-from turnwise.training.demonstrating import played, solution
+from turnwise.training.sft import played, solution
 
 FAULTS = random.Random(0)
 RATE = [0.0]

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from turnwise.training.mismatch import NAMES, Mismatch
+from turnwise.training.objective import NAMES, Mismatch
 
 
 def test_mean_percentile_and_ratio_of_whole_sequences() -> None:

@@ -2,8 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from turnwise.training.muon import HostMuon
-from turnwise.training.optimizer import Optimizer, OptimizerSettings
+from turnwise.training.optimizer import HostMuon, Optimizer, OptimizerSettings
 
 
 def trained(kind: type[torch.optim.Muon], shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:

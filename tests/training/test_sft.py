@@ -20,9 +20,8 @@ from turnwise.models.attention import ATTENTION
 from turnwise.models.forward import packed_logits
 from turnwise.models.loading import load_model
 from turnwise.recipes.sft import build_imitator
-from turnwise.training import demonstrating
-from turnwise.training.demonstrating import solved
-from turnwise.training.sft import SftSettings, batch_of, imitate, steps_of
+from turnwise.training import sft
+from turnwise.training.sft import SftSettings, batch_of, imitate, solved, steps_of
 
 
 def settings(**changes: Any) -> SftSettings:
@@ -98,8 +97,8 @@ def test_the_solver_plays_training_tasks_that_end_well(kind: str, monkeypatch: p
             played(kind)
         return
     seeds = []
-    real = demonstrating.Task
-    monkeypatch.setattr(demonstrating, "Task", lambda **given: seeds.append(given["seed"]) or real(**given))
+    real = sft.Task
+    monkeypatch.setattr(sft, "Task", lambda **given: seeds.append(given["seed"]) or real(**given))
     talks = played(kind, count=6)
     assert len(talks) == 6 and {split_of(seed) for seed in seeds} == {"train"}
     assert len({talk[0].messages[-1].content for talk in talks}) > 3

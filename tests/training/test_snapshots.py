@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from turnwise.training.snapshots import Snapshots
+from turnwise.training.selfplay import Snapshots
 
 
 def test_opponents_follow_from_the_step_alone(tmp_path: Path) -> None:

@@ -11,11 +11,10 @@ from episodes_for_tests import group_of, turn_of
 from learners_for_tests import make_learner, settings_of
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Group
-from turnwise.recipes.learning import build_scoring, filter_settings
+from turnwise.recipes.build import build_scoring, filter_settings
 from turnwise.rollout.collect import Collected
 from turnwise.rollout.tasks import TaskSource, World
-from turnwise.training.filtering import filter_groups
-from turnwise.training.gathering import Gatherer
+from turnwise.training.rollout_stage import Gatherer, filter_groups
 
 
 def group(index: int, *members: tuple[list[int], tuple[float, ...]]) -> Group:

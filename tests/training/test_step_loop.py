@@ -18,7 +18,7 @@ from turnwise.algos.turn_discount import AdaptiveDiscount, Foresight
 from turnwise.config.schema import Config
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Group
-from turnwise.recipes.learning import (
+from turnwise.recipes.build import (
     build_dials,
     build_scoring,
     diagnose_settings,
@@ -30,10 +30,10 @@ from turnwise.rollout.collect import Collected
 from turnwise.rollout.curriculum import Curriculum, task_name
 from turnwise.rollout.tasks import TaskSource, World
 from turnwise.training.checkpoints import State
-from turnwise.training.dials import Dials
-from turnwise.training.gathering import Gatherer
+from turnwise.training.estimate import Dials
 from turnwise.training.learner import LocalLearner
 from turnwise.training.loop import Loop, LoopSettings
+from turnwise.training.rollout_stage import Gatherer
 
 START = State(step=0, best_success=None, skipped_steps=0)
 GROUPS = 4

@@ -12,7 +12,7 @@ from turnwise.algos.advantages import ADVANTAGES
 from turnwise.core.trajectory import Group, Turn
 from turnwise.data.samples import samples_of
 from turnwise.data.table import TokenTable
-from turnwise.training.token_rewards import RewardSettings, env_turn_ids, token_rewards
+from turnwise.training.estimate import RewardSettings, env_turn_ids, token_rewards
 
 
 def acts(tokens: int, reward: float, state: str, *, extends: bool = True) -> Turn:

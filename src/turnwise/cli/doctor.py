@@ -49,7 +49,7 @@ def doctor(
 
 
 def show_plan(model: str | None, shape: str | None, gpu_memory: float | None, overrides: list[tuple[str, str]]) -> None:
-    from turnwise.recipes.plan_report import HEADERS, report_plan
+    from turnwise.recipes.dry_run import HEADERS, report_plan
 
     report = report_plan(model, shape, gpu_memory, overrides)
     table(HEADERS, report.rows)

@@ -2,7 +2,7 @@
 
 from turnwise.cli.options import command_app
 from turnwise.cli.show import line, table
-from turnwise.recipes.presets import find_method, find_recipe, list_recipes, method_names
+from turnwise.recipes.configure import find_method, find_recipe, list_recipes, method_names
 
 app = command_app("recipes", "[NAME]")
 

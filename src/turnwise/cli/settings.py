@@ -4,8 +4,7 @@ import shutil
 import textwrap
 
 from turnwise.cli.show import line, table
-from turnwise.config.describe import show_value
-from turnwise.config.keys import Key, all_keys
+from turnwise.config.keys import Key, all_keys, show_value
 
 MOST_USED = (
     "env.params",

@@ -7,8 +7,8 @@ from cyclopts import Parameter
 from turnwise.cli.options import ASK, WHAT, Settings, command_app, settings
 from turnwise.cli.settings import most_used, print_all_settings
 from turnwise.cli.show import line
-from turnwise.config.describe import describe
-from turnwise.config.values import parse_seeds
+from turnwise.config.keys import describe
+from turnwise.config.load import parse_seeds
 from turnwise.core.errors import UserError
 from turnwise.recipes.configure import configure
 
@@ -63,7 +63,7 @@ def train(
     given = [key for key, _ in overrides]
     several = parse_seeds(seeds) if seeds is not None else ()
     if dry_run:
-        from turnwise.recipes.readiness import check_run
+        from turnwise.recipes.validate import check_run
 
         check_run(config, given=given, resume=resume is not None)
         line(describe(config))

@@ -4,8 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from turnwise.config.numbers import LearningRate, NonNegative, Positive, Share
-from turnwise.config.section import Section
+from turnwise.config.section import LearningRate, NonNegative, Positive, Section, Share
 
 
 class RewardConfig(Section):

@@ -1,13 +1,16 @@
 """The dotted names of all settings (`algo.clip_high`), with what each allows, in words."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
-from turnwise.core.names import closest
+from turnwise.core.names import closest, nearest
 
 FREE_TABLES = ("env.params", "env.mix")
 """The tables whose keys are not ours: an environment's own parameters, and further environments."""
@@ -138,3 +141,86 @@ def _number(value: float | None) -> str:
     if value is None:
         return ""
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+SECRETS = ("key", "api_key", "token", "secret", "password")
+"""Options that nobody has, since a recipe is saved and shown."""
+Options = TypeVar("Options")
+
+
+def read_options(kind: type[Options], given: Mapping[str, Any], what: str, besides: Iterable[str] = ()) -> Options:
+    """`given` as `kind`, a pydantic model or a dataclass; else a UserError in one line.
+
+    It never says what a value was: somebody may have written a key where the name of its variable belongs. `besides`:
+    what the same table may say, and others have read.
+    """
+    known = names_of(kind)
+    for name in given:
+        if name not in known:
+            raise UserError(_unknown(name, what, [*known, *besides]))
+    try:
+        return TypeAdapter(kind).validate_python(dict(given))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+    name = ".".join(map(str, first["loc"]))
+    if first["type"] == "missing":
+        raise UserError(f'{what} lacks its option "{name}": give {name} = ...') from None
+    said = str(first["ctx"]["error"]) if first["type"] == "value_error" else first["msg"]
+    raise UserError(f"{what}{f', {name}' if name else ''}: {said[:1].lower()}{said[1:]}") from None
+
+
+def names_of(kind: Any) -> list[str]:
+    """The options that it has."""
+    return [field.name for field in fields(kind)] if is_dataclass(kind) else list(kind.model_fields)
+
+
+def _unknown(name: str, what: str, known: Iterable[str]) -> str:
+    if name.lower() in SECRETS:
+        return f'{what} takes no "{name}": recipes are saved; name its variable with key_env'
+    return f'{what} has no option "{name}":{nearest(name, known)}'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One setting as it stands."""
+
+    key: str
+    value: Any
+    note: str
+    """What the default would be, where the value differs from it."""
+
+
+def settings_of(config: Config) -> Iterator[Setting]:
+    """Every setting in the order of the schema; the environment's own parameters one by one."""
+    tables = config.model_dump()
+    for key in all_keys().values():
+        value = (tables[key.section] if key.section else tables)[key.last]
+        if key.name in FREE_TABLES:
+            own = value.items()
+            yield from (Setting(key=f"{key.name}.{name}", value=given, note="given") for name, given in own)
+        else:
+            note = "" if value == key.default else f"default {show_value(key.default)}"
+            yield Setting(key=key.name, value=value, note=note)
+
+
+def difference(config: Config) -> list[Setting]:
+    """What differs from the defaults."""
+    return [setting for setting in settings_of(config) if setting.note]
+
+
+def describe(config: Config) -> str:
+    """One line a setting, a blank line between sections, with the default beside what differs from it."""
+    lines: list[str] = []
+    section = next(iter(all_keys())).partition(".")[0]
+    for setting in settings_of(config):
+        if setting.key.partition(".")[0] != section:
+            lines.append("")
+        section = setting.key.partition(".")[0]
+        line = f"{setting.key} = {show_value(setting.value)}"
+        lines.append(f"{line:<40} # {setting.note}" if setting.note else line)
+    return "\n".join(lines)
+
+
+def show_value(value: Any) -> str:
+    """As it may be typed after the key."""
+    return "none" if value is None else json.dumps(value, ensure_ascii=False)

@@ -1,9 +1,11 @@
 """Settings come from a TOML file and dotted overrides; what does not fit is one clear line, before anything starts."""
 
 import copy
+import json
 import logging
+import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,9 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
-from turnwise.config.keys import FREE_TABLES, all_keys, find_key
-from turnwise.config.problems import explain
+from turnwise.config.keys import FREE_TABLES, Key, all_keys, find_key, unknown_key
 from turnwise.config.schema import Config
-from turnwise.config.values import parse_free, parse_value, spell_none, unspell_none
+from turnwise.config.section import is_plain
 from turnwise.core.errors import UserError
 from turnwise.core.names import nearest
 
@@ -129,3 +130,112 @@ def find_run(run: str, folder: str = "runs") -> Path:
 def read_run(run: str, folder: str = "runs") -> dict[str, Any]:
     """The settings that a run was made with."""
     return read_saved_settings(find_run(run, folder) / CONFIG_FILE)
+
+
+MAX_SHOWN = 3
+MAX_VALUE_CHARS = 60
+
+
+def explain(error: ValidationError) -> str:
+    """The first few problems of a configuration in one line, each with its mend."""
+    problems = list(dict.fromkeys(_explain_one(detail) for detail in error.errors(include_url=False)))
+    more = len(problems) - MAX_SHOWN
+    return "; ".join(problems[:MAX_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _explain_one(detail: Mapping[str, Any]) -> str:
+    name = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] == "extra_forbidden":
+        return unknown_key(name)
+    if detail["type"] == "value_error":
+        return str(detail["ctx"]["error"])
+    key = all_keys().get(name) or all_keys().get(name.rpartition(".")[0])  # of a list, the item's place comes last
+    if key is not None and key.of_tables and isinstance(detail["input"], Mapping):
+        return f"{key.name} is a list of tables: write [[{key.name}]] with two brackets, or {key.last} = [{{ ... }}]"
+    given = _short(detail["input"])
+    if key is None:
+        return f"{name} = {given}: must be a section of settings"
+    return f"{key.name} = {given}: must be {key.allowed}"
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) and value.isprintable() and value else repr(value)
+    return text if len(text) <= MAX_VALUE_CHARS else text[:MAX_VALUE_CHARS] + "..."
+
+
+NONE_WORDS = ("none", "null")
+NONE = NONE_WORDS[0]
+
+
+def parse_value(key: Key, text: str) -> Any:
+    """What `--KEY TEXT` means. Text that does not fit is passed on as it is: validation then names what is allowed."""
+    if key.optional and text.lower() in NONE_WORDS:
+        return None
+    if "array" in key.types:
+        return _parse_list(text)
+    if "object" in key.types or ("string" in key.types and text[:1] in ('"', "'")):
+        return parse_free(text)
+    return text
+
+
+def parse_free(text: str) -> Any:
+    """none, or a TOML or JSON value (8, 0.5, true, [1, 2], {a = 1}, "8"); anything else is text as it stands."""
+    if text.lower() in NONE_WORDS:
+        return None
+    for parse in (_parse_toml, json.loads):
+        found, value = _attempt(parse, text)
+        if found and is_plain(value):
+            return value
+    return text
+
+
+def _parse_list(text: str) -> Any:
+    """`a,b` or a TOML or JSON list."""
+    stripped = text.strip()
+    if stripped.startswith("["):
+        return parse_free(stripped)
+    return [part.strip() for part in stripped.split(",")] if stripped else []
+
+
+def _parse_toml(text: str) -> Any:
+    document = tomllib.loads(f"value = {text}")
+    if len(document) > 1:
+        raise ValueError("more than one value")
+    return document["value"]
+
+
+def _attempt(parse: Callable[[str], Any], text: str) -> tuple[bool, Any]:
+    try:
+        return True, parse(text)
+    except (ValueError, RecursionError):
+        return False, None
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """`0,1,2`: seeds of several runs."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
+        raise UserError(f"--seeds {text}: must be different whole numbers with commas between them, such as 0,1,2")
+    return tuple(int(part) for part in parts)
+
+
+def spell_none(value: Any) -> Any:
+    """For a TOML file: none becomes the word none, and text that reads like that word goes into quotes."""
+    if isinstance(value, dict):
+        return {key: spell_none(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [spell_none(item) for item in value]
+    if isinstance(value, str) and re.fullmatch(f"'*{NONE}'*", value):
+        return f"'{value}'"
+    return NONE if value is None else value
+
+
+def unspell_none(value: Any) -> Any:
+    """Undoes `spell_none`."""
+    if isinstance(value, dict):
+        return {key: unspell_none(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [unspell_none(item) for item in value]
+    if isinstance(value, str) and re.fullmatch(f"'+{NONE}'+", value):
+        return value[1:-1]
+    return None if value == NONE else value

@@ -5,8 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from turnwise.config.algorithm import AlgoConfig, CriticConfig, RewardConfig
-from turnwise.config.numbers import LearningRate, NonNegative, Positive, Seed, Share
-from turnwise.config.section import Section, is_plain
+from turnwise.config.section import LearningRate, NonNegative, Positive, Section, Seed, Share, is_plain
 
 
 class MixedEnv(Section):

@@ -15,7 +15,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from turnwise.config.numbers import Positive
+from turnwise.config.section import Positive
 from turnwise.core.errors import UserError
 from turnwise.core.messages import Message, ToolSpec, tool_schema
 from turnwise.envs.answers import format_answer

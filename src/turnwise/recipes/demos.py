@@ -18,13 +18,13 @@ from turnwise.data.samples import samples_of
 from turnwise.envs.text_env import TextEnv
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.models.loading import LoadedModel
+from turnwise.recipes.environment_mix import Worlds
 from turnwise.recipes.sources import find_checkpoint
-from turnwise.recipes.worlds import Worlds
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.trajectories import trajectory_from_row
 from turnwise.render.renderer import Renderer
 from turnwise.tools.formats import STYLES, read_calls
-from turnwise.training.demonstrating import opening_tools, solved
+from turnwise.training.sft import opening_tools, solved
 
 SOLVER = "solver"
 

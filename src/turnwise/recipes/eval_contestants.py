@@ -1,22 +1,35 @@
 """Who is evaluated, on what: from what was typed to models with their settings, before anything is loaded."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import torch
+
 from turnwise.config.load import Overrides, build, read_run
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
+from turnwise.core.protocols import Sampling
+from turnwise.core.token_name import TokenName
+from turnwise.engine.openai.client import ChatClient
+from turnwise.engine.openai.endpoint import Endpoint, read_key
+from turnwise.envs.kind import EnvKind
 from turnwise.envs.registry import ENVIRONMENTS
+from turnwise.evaluation.episodes import Player
 from turnwise.models.catalogue import catalogue_names
 from turnwise.models.hub import is_hub_name
-from turnwise.recipes.configure import settings_for
-from turnwise.recipes.presets import recipe_names
+from turnwise.recipes.build import build_players, load_policy
+from turnwise.recipes.configure import recipe_names, settings_for
+from turnwise.recipes.environment_mix import Worlds
 from turnwise.recipes.sources import find_checkpoint, find_source
-from turnwise.recipes.unread import check_read
+from turnwise.recipes.unused_settings import check_read
+from turnwise.rollout.limits import Limits
+from turnwise.rollout.players import ChatPlayer, PolicyPlayer
+from turnwise.rollout.tasks import World
 
 SHARED = ("env", "rollout", "context", "eval")
 """What a model takes over from the run that it is compared with."""
@@ -70,7 +83,7 @@ def contestants(
     """All that are compared, in the order given, on one environment."""
     runs = {source: found for source in sources if (found := find_run_of(source)) is not None}
     shared = _shared(sources, environment, remote, runs)
-    everyone = [_local(source, runs.get(source), environment, shared, overrides) for source in sources]
+    everyone = [_local_contestant(source, runs.get(source), environment, shared, overrides) for source in sources]
     if remote is not None:
         config = build({**shared, "context": {}}, overrides)  # an endpoint has the whole history
         everyone += [Contestant(label=model, source=model, config=config, url=remote.url) for model in remote.models]
@@ -103,7 +116,7 @@ def _shared(
     raise UserError(f'no run "{sources[0]}"; if it is a model, say on what: turnwise eval {sources[0]} ENV')
 
 
-def _local(
+def _local_contestant(
     source: str,
     run: tuple[Path, str | None] | None,
     environment: str | None,
@@ -161,3 +174,98 @@ def _check_effect(everyone: Sequence[Contestant], key: str) -> None:
             complaints.append(error)
     if len(complaints) == len(everyone):
         raise complaints[0]
+
+
+MAX_TIMEOUT_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """How endpoints are spoken to: it changes nothing of what is measured."""
+
+    key_variable: str | None = None
+    """The environment variable that holds the key; None: OPENAI_API_KEY, where it is set."""
+    concurrency: int = 16
+    timeout_s: float = 120.0
+    retries: int = 6
+
+    def endpoint(self, url: str, model: str) -> Endpoint:
+        key = read_key(url, self.key_variable)
+        return Endpoint(
+            url=url,
+            model=model,
+            key=key,
+            key_from=self.key_variable or "",
+            timeout_s=self.timeout_s,
+            retries=self.retries,
+        )
+
+
+DEFAULT_WIRE = Wire()
+
+
+def make_wire(
+    *, key_variable: str | None, concurrency: int | None, timeout_s: float | None, retries: int | None
+) -> Wire:
+    """What was typed, checked; None: the default."""
+    for name, value, least in (("concurrency", concurrency, 1), ("retries", retries, 0)):
+        if value is not None and value < least:
+            raise UserError(f"--{name} {value}: must be {least} or more")
+    if timeout_s is not None and not 0 < timeout_s <= MAX_TIMEOUT_S:
+        raise UserError(f"--timeout {timeout_s:g}: must be a number of seconds above 0, and at most {MAX_TIMEOUT_S:g}")
+    given = {"key_variable": key_variable, "concurrency": concurrency, "timeout_s": timeout_s, "retries": retries}
+    return Wire(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """A player, ready, with what reads its tokens and how many episodes it plays at once."""
+
+    player: Player
+    decode: Callable[[Sequence[int]], str]
+    name_token: Callable[[int], TokenName]
+    in_flight: int
+
+
+def take_seat(
+    contestant: Contestant, kind: EnvKind, params: dict[str, Any], wire: Wire, show: Callable[[int, int], None]
+) -> AbstractAsyncContextManager[Seat]:
+    """Loads a model at once, which runs loops of its own. `show`: what its warm-up is told of."""
+    if contestant.url is None:
+        return nullcontext(_local_policy(contestant.config, kind, params, show))
+    return _remote(contestant.config, kind, wire.endpoint(contestant.url, contestant.source), wire.concurrency)
+
+
+@asynccontextmanager
+async def _remote(config: Config, kind: EnvKind, endpoint: Endpoint, concurrency: int) -> AsyncIterator[Seat]:
+    limits = Limits(
+        sampling=_sampling(config), max_tokens=config.rollout.max_tokens, timeout_s=config.rollout.timeout_s
+    )
+    async with ChatClient(endpoint) as chat:
+        player = ChatPlayer(chat=chat, make_env=kind.make, limits=limits)
+        yield Seat(player=player, decode=lambda ids: "", name_token=_nameless, in_flight=concurrency)
+
+
+def _local_policy(config: Config, kind: EnvKind, params: dict[str, Any], show: Callable[[int, int], None]) -> Seat:
+    torch.set_num_threads(config.system.threads)
+    world = Worlds(kinds={kind.name: kind}, worlds=(World(env=kind.name, params=params),))
+    loaded, _ = load_policy(config, world, show)
+    players = build_players(config, world, loaded)
+    player = PolicyPlayer(collector=players.evaluator)
+    reading = players.renderer
+    return Seat(player=player, decode=reading.decode, name_token=reading.name_token, in_flight=config.rollout.in_flight)
+
+
+def _nameless(token_id: int) -> TokenName:
+    """An endpoint's messages have no token ids."""
+    return TokenName(id=token_id, text="", special=False)
+
+
+def _sampling(config: Config) -> Sampling:
+    return Sampling(
+        max_tokens=config.rollout.max_new_tokens,
+        temperature=config.eval.temperature,
+        top_p=config.eval.top_p,
+        top_k=config.eval.top_k,
+        stop=config.rollout.stop,
+    )

@@ -1,15 +1,22 @@
 """What came of an evaluation: tables for the person, a summary and a figure for the folder."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from turnwise.config.load import build, read_saved_settings, to_toml
+from turnwise.config.schema import Config
+from turnwise.core.errors import UserError
 from turnwise.core.task import Split
+from turnwise.envs.seeds import FIRST, RANGE, seed_for, split_of
 from turnwise.evaluation.compare import Paired, compare_all
-from turnwise.evaluation.run import Evaluation
+from turnwise.evaluation.episodes import Evaluation
 from turnwise.recipes.eval_contestants import Contestant
+from turnwise.record.evaluation_folder import EvaluationFolder, read_plan
 from turnwise.report.evaluation_figure import Bar, success_svg
 from turnwise.report.evaluation_tables import evaluation_table, paired_table, side_by_side
 
@@ -116,3 +123,169 @@ def figure(results: Results) -> str:
             )
         )
     return success_svg(bars, results.on, results.tries)
+
+
+FOLDER = "runs"
+SECTIONS = ("env", "model", "rollout", "context", "eval")
+FREE = ("rollout.in_flight", "rollout.attempts", "eval.episodes", "eval.every")
+"""What may change while an evaluation goes on: it does not change what an episode is."""
+
+
+def free_path(environment: str, names: Sequence[str]) -> Path:
+    """Where an evaluation goes that was given no folder."""
+    more = f"-and-{len(names) - 1}-more" if len(names) > 1 else ""
+    base = Path(FOLDER) / f"eval-{environment}-{names[0]}{more}"
+    paths = [base, *(base.with_name(f"{base.name}-{number}") for number in range(2, 10_000))]
+    return next(path for path in paths if not path.exists())
+
+
+def save_plan(
+    folder: EvaluationFolder,
+    contestants: Sequence[Contestant],
+    *,
+    split: str,
+    seeds: Sequence[int],
+    tries: int,
+    key_variable: str | None,
+) -> None:
+    """Tasks, tries and models may be added to what the folder holds; what its episodes were played with may not change.
+
+    Models that are not asked for this time stay in the plan, as their episodes do in the folder.
+    """
+    rows = {each.name: _row(each) for each in contestants}
+    plan: dict[str, Any] = {
+        "environment": contestants[0].config.env.kind,
+        "split": split,
+        "seeds": write_seeds(seeds),
+        "tries": tries,
+        "models": list(rows.values()),
+    }
+    if key_variable is not None:
+        plan["api_key_env"] = key_variable
+    if not folder.fresh:
+        old = read_plan(folder.path)
+        _check_same(folder, {"environment": old["environment"], "split": old["split"]}, plan)
+        held = read_seeds(old["seeds"], old["split"])
+        if set(seeds) < set(held):
+            raise UserError(
+                f"{folder.path} holds an evaluation of {len(held)} tasks, and {len(seeds)} of them are asked for, "
+                "which would take its place: give another --out"
+            )
+        before = {row["name"]: row for row in old["models"]}
+        for each in contestants:
+            if each.name in before:
+                _check_same(folder, before[each.name], rows[each.name])
+                _check_settings(folder, each)
+    folder.write_plan(plan, {each.name: to_toml(each.config) for each in contestants})
+
+
+def saved_contestants(path: Path, plan: Mapping[str, Any]) -> list[Contestant]:
+    """Those of a plan, with the settings that they began with."""
+    try:
+        return [
+            Contestant(
+                label=row["label"],
+                source=row["source"],
+                url=row.get("endpoint"),
+                config=build(read_saved_settings(path / "models" / f"{row['name']}.toml")),
+            )
+            for row in plan["models"]
+        ]
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path} holds a plan that cannot be read ({error!r}): evaluate anew") from error
+
+
+def _row(contestant: Contestant) -> dict[str, Any]:
+    row = {"name": contestant.name, "label": contestant.label, "source": contestant.source}
+    return row if contestant.url is None else {**row, "endpoint": contestant.url}
+
+
+def _check_settings(folder: EvaluationFolder, contestant: Contestant) -> None:
+    old = build(read_saved_settings(folder.settings_path(contestant.name)))
+    _check_same(folder, _flat(old), _flat(contestant.config))
+
+
+def _flat(config: Config) -> dict[str, Any]:
+    found = config.model_dump()
+    flat = {f"{section}.{key}": value for section in SECTIONS for key, value in found[section].items()}
+    return {key: value for key, value in flat.items() if key not in FREE}
+
+
+def _check_same(folder: EvaluationFolder, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    for key, value in old.items():
+        if new.get(key) != value:
+            raise UserError(
+                f"{folder.path} holds an evaluation with another {key} ({value}, now {new.get(key)}): "
+                "choose another --out, or give what it began with"
+            )
+
+
+MAX_SEEDS = 1_000_000
+MAX_FILE = 20_000_000
+_PART = re.compile(r"(\d{1,15})(?:-(\d{1,15}))?", re.ASCII)
+
+
+def read_seeds(text: str, split: Split) -> tuple[int, ...]:
+    """The seeds of a list or of a file that holds one, in the order given.
+
+    Small numbers count the tasks of the split from 0, as `turnwise play --seed` does; those from 2^40 on are seeds as
+    trajectories record them, and must be of that split.
+    """
+    path = Path(text)
+    listed = _read(path) if _is_file(path) else text
+    words = [word for line in listed.splitlines() for word in re.split(r"[,\s]+", line.partition("#")[0]) if word]
+    seeds = tuple(_seed(number, split) for number in _numbers(words))
+    if not seeds:
+        raise UserError(f"--seeds {text}: holds no seeds: give such as 3,7,10-20, or a file of them")
+    if len(set(seeds)) < len(seeds):
+        twice = next(seed for seed in seeds if seeds.count(seed) > 1)
+        raise UserError(f"--seeds names {twice - FIRST[split]} twice: give each once, and --tries for more episodes")
+    return seeds
+
+
+def write_seeds(seeds: Sequence[int]) -> str:
+    """The shortest list that `read_seeds` reads back: 10-20 for a run of numbers."""
+    runs: list[list[int]] = []
+    for seed in seeds:
+        if runs and seed == runs[-1][1] + 1:
+            runs[-1][1] = seed
+        else:
+            runs.append([seed, seed])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a list that is too long for a file's name
+        return False
+
+
+def _read(path: Path) -> str:
+    try:
+        if path.stat().st_size > MAX_FILE:
+            raise UserError(f"--seeds {path}: is larger than {MAX_FILE} bytes: give a list of seeds")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--seeds {path}: cannot be read: give a text file of seeds") from error
+
+
+def _numbers(words: Iterable[str]) -> list[int]:
+    numbers: list[int] = []
+    for word in words:
+        found = _PART.fullmatch(word)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        if first > last:
+            raise UserError(f'--seeds: "{word[:40]}" is no seed: give whole numbers and ranges, such as 3,7,10-20')
+        if len(numbers) + last - first >= MAX_SEEDS:
+            raise UserError(f"--seeds: more than {MAX_SEEDS}: give fewer")
+        numbers += range(first, last + 1)
+    return numbers
+
+
+def _seed(number: int, split: Split) -> int:
+    if number < RANGE:
+        return seed_for(split, number)
+    if (found := split_of(number)) != split:
+        raise UserError(f"--seeds: {number} is of the {found} split, not {split}: give --split {found}")
+    return number

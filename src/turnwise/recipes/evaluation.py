@@ -17,18 +17,31 @@ from turnwise.core.trajectory import Trajectory
 from turnwise.envs.kind import EnvKind
 from turnwise.envs.registry import load
 from turnwise.envs.seeds import FIRST, seed_for
-from turnwise.evaluation.episodes import Wanted, all_tries, play_episodes
-from turnwise.evaluation.run import Evaluation, TaskId, task_id
-from turnwise.recipes.checks import check_model, check_threads
+from turnwise.evaluation.episodes import Evaluation, TaskId, Wanted, all_tries, play_episodes, task_id
 from turnwise.recipes.contexts import check_context
-from turnwise.recipes.eval_contestants import Contestant, Remote, contestants, split_environment
-from turnwise.recipes.eval_players import DEFAULT_WIRE, Seat, Wire, take_seat
-from turnwise.recipes.eval_results import Results, figure, show, summary
-from turnwise.recipes.eval_saving import free_path, save_plan, saved_contestants
-from turnwise.recipes.eval_seeds import read_seeds
-from turnwise.recipes.opening import settled
-from turnwise.recipes.readiness import check_servers
-from turnwise.recipes.worlds import name_of_rows
+from turnwise.recipes.environment_mix import name_of_rows
+from turnwise.recipes.eval_contestants import (
+    DEFAULT_WIRE,
+    Contestant,
+    Remote,
+    Seat,
+    Wire,
+    contestants,
+    split_environment,
+    take_seat,
+)
+from turnwise.recipes.eval_results import (
+    Results,
+    figure,
+    free_path,
+    read_seeds,
+    save_plan,
+    saved_contestants,
+    show,
+    summary,
+)
+from turnwise.recipes.open_run import settled
+from turnwise.recipes.validate import check_model, check_servers, check_threads
 from turnwise.record.evaluation_folder import EvaluationFolder, read_plan
 from turnwise.report.console import make_console, one_line
 from turnwise.report.evaluation_progress import EvaluationProgress

@@ -17,23 +17,25 @@ from turnwise.envs.registry import kind_of, load
 from turnwise.envs.text_env import TextEnv
 from turnwise.models.loading import LoadedModel
 from turnwise.models.memory_plan import MemoryPlan
-from turnwise.recipes.configure import place_files
-from turnwise.recipes.learning import (
+from turnwise.recipes.build import (
+    Players,
     build_dials,
     build_learner,
+    build_players,
     build_scoring,
     diagnose_settings,
     estimate_settings,
     filter_settings,
+    load_policy,
+    model_loader,
     update_settings,
 )
+from turnwise.recipes.configure import place_files
+from turnwise.recipes.environment_mix import Worlds, task_source
 from turnwise.recipes.memory import memory_plan
-from turnwise.recipes.opening import opened, settled, standing
-from turnwise.recipes.readiness import check_run
+from turnwise.recipes.open_run import opened, settled, standing, tracked
 from turnwise.recipes.selfplay import build_selfplay
-from turnwise.recipes.tracking import tracked
-from turnwise.recipes.wiring import Players, build_players, load_policy, model_loader
-from turnwise.recipes.worlds import Worlds, task_source
+from turnwise.recipes.validate import check_run
 from turnwise.record.run_folder import RunFolder
 from turnwise.report.console import make_console
 from turnwise.report.curve import learning_curve_svg
@@ -43,9 +45,9 @@ from turnwise.report.progress import Progress
 from turnwise.report.report import write_report
 from turnwise.report.table import closing_table, seeds_table
 from turnwise.training.checkpoints import Checkpoints, State, restore
-from turnwise.training.gathering import Gatherer
 from turnwise.training.learner import LocalLearner
 from turnwise.training.loop import Loop, LoopSettings
+from turnwise.training.rollout_stage import Gatherer
 
 Summary = dict[str, Any]
 MANY = 512

@@ -5,8 +5,8 @@ from turnwise.core.protocols import Policy
 from turnwise.envs.games.table import take_seats
 from turnwise.models.compiling import copy_of
 from turnwise.models.loading import LoadedModel
-from turnwise.recipes.wiring import Players, build_engine, model_loader
-from turnwise.recipes.worlds import Worlds
+from turnwise.recipes.build import Players, build_engine, model_loader
+from turnwise.recipes.environment_mix import Worlds
 from turnwise.record.run_folder import RunFolder
 from turnwise.report.progress import Progress
 from turnwise.rollout.collect import GroupCollector
@@ -14,8 +14,7 @@ from turnwise.rollout.matches import MatchCollector
 from turnwise.rollout.sides import sided
 from turnwise.rollout.tasks import TaskSource
 from turnwise.training.checkpoints import Checkpoints
-from turnwise.training.rivals import Frozen, Ladder, Rivals
-from turnwise.training.snapshots import Snapshots
+from turnwise.training.selfplay import Frozen, Ladder, Rivals, Snapshots
 
 
 def build_selfplay(

@@ -14,18 +14,15 @@ from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.models.memory_plan import MemoryPlan
 from turnwise.models.recomputing import recompute_layers
-from turnwise.recipes.checks import check_model, check_threads
+from turnwise.recipes.build import build_objective, build_players, load_policy
+from turnwise.recipes.configure import recipe_names
 from turnwise.recipes.demos import check_demos, demonstrations, digest_of
-from turnwise.recipes.learning import build_objective
+from turnwise.recipes.environment_mix import Worlds, task_source, worlds_of
 from turnwise.recipes.memory import memory_plan, unplanned
-from turnwise.recipes.opening import opened, settled, standing
-from turnwise.recipes.presets import recipe_names
-from turnwise.recipes.readiness import check_servers
+from turnwise.recipes.open_run import opened, settled, standing, tracked
 from turnwise.recipes.run import Summary
 from turnwise.recipes.sources import use_own_adapter
-from turnwise.recipes.tracking import tracked
-from turnwise.recipes.wiring import build_players, load_policy
-from turnwise.recipes.worlds import Worlds, task_source, worlds_of
+from turnwise.recipes.validate import check_model, check_servers, check_threads
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.trackers import check_trackers
 from turnwise.report.console import make_console
@@ -34,9 +31,9 @@ from turnwise.report.report import write_report
 from turnwise.report.table import closing_table
 from turnwise.training.checkpoints import State
 from turnwise.training.learner import LocalLearner
-from turnwise.training.measuring import measure
 from turnwise.training.optimizer import Optimizer, OptimizerSettings, Schedule, mark_tables
 from turnwise.training.sft import SftLoop, SftSettings, steps_of
+from turnwise.training.step_record import measure
 
 SECTIONS = ("env", "model", "lora", "sft", "eval", "checkpoint", "record", "system")
 """All of these are read."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from turnwise.config.options import read_options
+from turnwise.config.keys import read_options
 from turnwise.core.errors import UserError
 from turnwise.core.protocols import GroupReward
 from turnwise.rewards.judge.benches import bench_for

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from turnwise.config.options import read_options
+from turnwise.config.keys import read_options
 from turnwise.core.errors import UserError
 from turnwise.core.names import nearest, nearest_of_few
 from turnwise.rewards.calling import call, check_function, no_number, number, parameters_of, takes

@@ -23,7 +23,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
-from turnwise.config.options import read_options
+from turnwise.config.keys import read_options
 from turnwise.core.blocking import Blocked, interruptible
 from turnwise.core.errors import FOREIGN_ERRORS, InfrastructureFailure, UserError
 from turnwise.core.messages import ToolSpec

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from turnwise.config.numbers import Positive
-from turnwise.config.options import read_options
+from turnwise.config.keys import read_options
+from turnwise.config.section import Positive
 from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.tools.function import from_function, tool
 from turnwise.tools.sql_query import LATE_S, Schema, SqlLimits, run_query, schema_of

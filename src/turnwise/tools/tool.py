@@ -7,7 +7,7 @@ from typing import Annotated, Any, Protocol
 
 from pydantic import Field
 
-from turnwise.config.numbers import Positive
+from turnwise.config.section import Positive
 from turnwise.core.messages import ToolSpec
 
 

@@ -8,19 +8,56 @@ from torch import Tensor
 
 from turnwise.algos.advantages import Advantage, AdvantageInputs, AdvantageParams
 from turnwise.algos.diagnostics import explained_variance
-from turnwise.algos.kl import KlEstimator, rewards_less_kl
-from turnwise.algos.placement import restrict
+from turnwise.algos.kl import KlCoefficient, KlEstimator, rewards_less_kl
+from turnwise.algos.normalisation import SCOPES, combine_rewards, normalise
+from turnwise.algos.placement import PLACEMENTS, place_returns, restrict, scale_process_rewards
 from turnwise.algos.scan import discounted_returns
-from turnwise.algos.turn_discount import Foresight, foresight_by_distance, turn_distances
+from turnwise.algos.turn_discount import AdaptiveDiscount, Foresight, foresight_by_distance, turn_distances
 from turnwise.core.samples import Learner, Needs, Sample
 from turnwise.core.trajectory import Group, Trajectory
+from turnwise.data.packing import micro_batches, pack, unpack
 from turnwise.data.samples import samples_of
 from turnwise.data.table import TokenTable, at_sampled, place
 from turnwise.data.token_masks import TokenRule, rule_masks, sampled
-from turnwise.training.dials import Dials
-from turnwise.training.mismatch import Mismatch
-from turnwise.training.scoring import score_samples
-from turnwise.training.token_rewards import RewardSettings, env_turn_ids, state_ids, token_rewards
+from turnwise.rewards.scoring import ENV, FORMAT
+from turnwise.training.objective import Mismatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardSettings:
+    placement: str
+    normalise: str
+    normalise_over: str
+    process: bool
+    """Scale the rewards of turns before the last by their largest sum in the batch."""
+    each: dict[str, float] | None
+    """Rewards that are normalised one by one, and their weights; None: they were added up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dials:
+    kl: KlCoefficient
+    discount: AdaptiveDiscount | None
+    """None: the turn discount is fixed."""
+
+    def after(self, kl: float | None, trajectories: int, foresight: dict[int, Foresight] | None) -> "Dials":
+        """Of the next step, by what this one measured; None: it measured none."""
+        moved = self if kl is None else replace(self, kl=self.kl.after(kl, trajectories))
+        if moved.discount is None or foresight is None:
+            return moved
+        return replace(moved, discount=moved.discount.after(foresight))
+
+    def numbers(self) -> dict[str, float]:
+        """Their whole state, for checkpoints and metrics."""
+        discount = {} if self.discount is None else {"gamma_turn": self.discount.gamma}
+        return {"kl_coef": self.kl.value} | discount
+
+    def restored(self, numbers: dict[str, float]) -> "Dials":
+        discount = self.discount and replace(self.discount, gamma=numbers["gamma_turn"])
+        return replace(self, kl=replace(self.kl, value=numbers["kl_coef"]), discount=discount)
+
+
+COLUMNS = ("logprobs", "entropy", "values", "ref_logprobs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,3 +195,95 @@ def _bootstrap(trajectories: list[Trajectory], samples: list[Sample], scores: di
     last = {sample.trajectory: value for sample, value in zip(samples, scores["end_values"], strict=True)}
     ends = [float(last[index]) if each.status.cut_short else 0.0 for index, each in enumerate(trajectories)]
     return torch.tensor(ends)
+
+
+def score_samples(
+    samples: Sequence[Sample], learner: Learner, needs: Needs, micro_tokens: int
+) -> dict[str, list[Tensor]]:
+    """What was asked for, by name: one tensor a sample, a number for each of its sampled tokens.
+
+    Values come with "end_values", a number a sample: after its last token.
+    """
+    if not needs.anything:
+        return {}
+    parts = micro_batches(samples, micro_tokens)
+    batches = [pack([samples[index] for index in part]) for part in parts]
+    found: dict[str, dict[int, Tensor]] = {}
+    for part, batch, scores in zip(parts, batches, learner.score(batches, needs), strict=True):
+        for name in COLUMNS:
+            column = getattr(scores, name)
+            if column is not None and getattr(needs, name):
+                found.setdefault(name, {}).update(zip(part, unpack(batch, column), strict=True))
+        if scores.end_values is not None:
+            in_order = [part[index] for index in batch.order]
+            found.setdefault("end_values", {}).update(zip(in_order, scores.end_values.unbind(), strict=True))
+    return {name: [column[index] for index in range(len(samples))] for name, column in found.items()}
+
+
+def token_rewards(
+    trajectories: Sequence[Trajectory], table: TokenTable, group_ids: Tensor, settings: RewardSettings
+) -> Tensor:
+    """What each sampled token earned. [B, S]"""
+    if settings.each is not None:
+        columns = torch.tensor([[_total(each, name) for name in settings.each] for each in trajectories])
+        weights = torch.tensor(list(settings.each.values()))
+        return place_returns(combine_rewards(columns, weights, group_ids), table.mask)
+    turns, turn_ids = turn_matrix(trajectories), env_turn_ids(trajectories, table)
+    if settings.process:
+        last = torch.tensor([each.num_turns - 1 for each in trajectories]).clamp(min=0)
+        outcomes = place_returns(turns.gather(1, last[:, None])[:, 0], table.mask)
+        placed = PLACEMENTS["turn"](turns, table.mask, turn_ids)
+        return scale_process_rewards(placed - outcomes, table.mask) + outcomes
+    if settings.normalise == "identity":
+        return PLACEMENTS[settings.placement](turns, table.mask, turn_ids)
+    scope = SCOPES[settings.normalise_over](group_ids, environment_ids(trajectories))
+    return place_returns(normalise(turns.sum(dim=1), scope, settings.normalise), table.mask)
+
+
+def _total(trajectory: Trajectory, name: str) -> float:
+    """The format penalty is part of the environment's reward."""
+    penalty = trajectory.rewards[FORMAT] if name == ENV else 0.0
+    return trajectory.rewards[name] + penalty
+
+
+def turn_matrix(trajectories: Sequence[Trajectory]) -> Tensor:
+    """Rewards by environment turn, 0 beyond a trajectory's last. [B, N]"""
+    rows = [[0.0] * max(1, *(each.num_turns for each in trajectories)) for _ in trajectories]
+    for row, trajectory in zip(rows, trajectories, strict=True):
+        for number, reward in zip(trajectory.env_turn_ids, trajectory.turn_rewards, strict=True):
+            row[number] += reward
+    return torch.tensor(rows)
+
+
+def env_turn_ids(trajectories: Sequence[Trajectory], table: TokenTable) -> Tensor:
+    """The environment turn that each token belongs to: see `Trajectory.env_turn_ids`. [B, S]"""
+    return _by_turn([each.env_turn_ids for each in trajectories], table)
+
+
+def environment_ids(trajectories: Sequence[Trajectory]) -> Tensor:
+    """A number for each environment tag. [B]"""
+    names = {each.task.env: number for number, each in enumerate(trajectories)}
+    return torch.tensor([names[each.task.env] for each in trajectories])
+
+
+def state_ids(trajectories: Sequence[Trajectory], table: TokenTable) -> Tensor:
+    """A number for the state in which each token's turn acted, equal where the environment says so; -1: it does not."""
+    numbers: dict[str, int] = {}
+    return _by_turn([_states(each, numbers) for each in trajectories], table)
+
+
+def _by_turn(of_turns: Sequence[Sequence[int]], table: TokenTable) -> Tensor:
+    """A number of each turn of each trajectory, on its tokens; -1 elsewhere. [B, S]"""
+    columns = [torch.tensor(numbers) for numbers in of_turns]
+    return table.matrix([columns[each.trajectory][each.turn_ids[each.mask]] for each in table.samples], fill=-1)
+
+
+def _states(trajectory: Trajectory, numbers: dict[str, int]) -> list[int]:
+    """A summary acts in the state of the environment turn that it belongs to."""
+    acted = [turn for turn in trajectory.turns if not turn.aside]
+    known = [_number(turn.info.get("state"), numbers) for turn in acted] or [-1]
+    return [known[turn] for turn in trajectory.env_turn_ids]
+
+
+def _number(state: str | None, numbers: dict[str, int]) -> int:
+    return -1 if state is None else numbers.setdefault(state, len(numbers))

@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from turnwise.algos.entropy import logprobs_and_entropy
 from turnwise.core.samples import Batch, Needs, Scores, TrainBatch, on_device
 from turnwise.models.attention import check_attention
 from turnwise.models.compiling import copy_of
 from turnwise.models.critic import HeadCritic, TrunkCritic
-from turnwise.models.forward import laid_out, packed_hidden
+from turnwise.models.forward import by_plan_in_force, laid_out, packed_hidden, packed_logits
+from turnwise.models.head import head_logprobs, head_of
 from turnwise.models.lora import copy_adapter, has_adapter, swapped_adapter
-from turnwise.training.mismatch import Mismatch
-from turnwise.training.objective import Objective
+from turnwise.training.objective import Mismatch, Objective
 from turnwise.training.optimizer import Optimizer
-from turnwise.training.sampled import sampled_logprobs
 
 
 class LocalLearner:
@@ -208,3 +208,13 @@ def load_in_place(model: Any, tensors: dict[str, Tensor]) -> None:
         raise ValueError(f"weights differ in names: {sorted(own.keys() ^ tensors.keys())[:3]}")
     for name, parameter in own.items():
         parameter.copy_(tensors[name])
+
+
+def sampled_logprobs(model: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities and entropies [M], and the hidden states [M, H] that they come from. Inside `laid_out`."""
+    head = head_of(model) if by_plan_in_force(batch) else None
+    if head is not None:
+        hidden = packed_hidden(model.base_model, batch, batch.sources)
+        return *head_logprobs(head, hidden, batch.targets, batch.temperatures), hidden
+    logits, hidden = packed_logits(model, batch, batch.sources)
+    return *logprobs_and_entropy(logits, batch.targets, batch.temperatures), hidden

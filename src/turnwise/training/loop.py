@@ -11,7 +11,7 @@ from turnwise.core.errors import DivergedError, UserError
 from turnwise.core.task import Task
 from turnwise.core.token_name import TokenName
 from turnwise.engine.native.engine import NativeEngine
-from turnwise.evaluation.run import Evaluation
+from turnwise.evaluation.episodes import Evaluation
 from turnwise.record.metrics import rollout_metrics
 from turnwise.record.run_folder import RunFolder
 from turnwise.report.pictures.files import PictureFiles
@@ -20,17 +20,14 @@ from turnwise.rewards.judge.benches import counted, judge_metrics, take_up
 from turnwise.rollout.collect import Collector
 from turnwise.rollout.losses import Losses
 from turnwise.training.checkpoints import Checkpoints, State
-from turnwise.training.diagnose import DiagnoseSettings, gradients, information
-from turnwise.training.dials import Dials
-from turnwise.training.estimate import Estimate, EstimateSettings, estimate
-from turnwise.training.gathering import Gathered, Gatherer
+from turnwise.training.diagnostics import DiagnoseSettings, gradients, information
+from turnwise.training.estimate import Dials, Estimate, EstimateSettings, estimate
 from turnwise.training.learner import LocalLearner
-from turnwise.training.measuring import Clock, measure
-from turnwise.training.rivals import Rivals
-from turnwise.training.rows import trajectory_rows
-from turnwise.training.seen import Seen
+from turnwise.training.rollback import Watcher, roll_back
+from turnwise.training.rollout_stage import Gathered, Gatherer
+from turnwise.training.selfplay import Rivals
+from turnwise.training.step_record import Clock, Seen, measure, trajectory_rows
 from turnwise.training.update import UpdateSettings, update
-from turnwise.training.watching import Watcher, roll_back
 
 MANY_CUT = 0.2
 """The share of turns without an end from which a limit stands in the way."""

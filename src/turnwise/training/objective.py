@@ -1,5 +1,6 @@
 """What is minimised: the policy loss with its KL and entropy terms, and the critic's loss."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from turnwise.algos.corrections import CORRECTIONS, Correction, CorrectionParams, correct
 from turnwise.algos.kl import KlEstimator
 from turnwise.algos.losses import Loss, LossInputs, LossParams
+from turnwise.algos.offpolicy import OFFPOLICY, offpolicy_metrics
 from turnwise.algos.rejection import RejectionParams, find_rejected, reject
 from turnwise.algos.values import value_loss
 from turnwise.core.samples import TrainBatch
@@ -58,3 +60,44 @@ class Objective:
         token_loss, clipped = value_loss(values, batch.old_values, batch.returns, self.value_clip)
         metrics = {"value_loss": token_loss.detach(), "value_clip_fraction": clipped, "value": values.detach()}
         return self.value_coef * (batch.value_weights * token_loss).sum(), metrics
+
+
+NAMES = ("mismatch", "mismatch_p99", "mismatch_ratio", *OFFPOLICY)
+LARGEST = 20.0
+"""Of a sequence's summed difference, before it becomes a ratio."""
+
+
+class Mismatch:
+    """Collects log-probabilities where the model is; they are summed up once an optimiser step."""
+
+    def __init__(self) -> None:
+        self._logprobs: list[Tensor] = []
+        self._sampler_logprobs: list[Tensor] = []
+        self._counts: list[int] = []
+
+    def add(self, logprobs: Tensor, sampler_logprobs: Tensor, counts: Sequence[int]) -> None:
+        """`counts`: tokens of each sequence, in the order of the tokens."""
+        self._logprobs.append(logprobs)
+        self._sampler_logprobs.append(sampler_logprobs)
+        self._counts += counts
+
+    def take(self) -> dict[str, float]:
+        """Return the numbers of NAMES and begin anew.
+
+        They are the mean and the 99th percentile of the absolute difference, the mean ratio of whole sequences, and the
+        off-policy metrics.
+        """
+        if not self._counts:
+            return {}
+        logprobs, sampler_logprobs = torch.cat(self._logprobs), torch.cat(self._sampler_logprobs)
+        difference = logprobs - sampler_logprobs
+        owners = torch.repeat_interleave(torch.tensor(self._counts)).to(difference.device)
+        sums = torch.zeros(len(self._counts), device=difference.device, dtype=difference.dtype)
+        ratio = sums.index_add(0, owners, difference).clamp(max=LARGEST).exp().mean()
+        distance = difference.abs()
+        place = max(1, round(0.99 * len(distance)))
+        own = torch.stack([distance.mean(), distance.kthvalue(place).values, ratio])
+        offpolicy = offpolicy_metrics(logprobs, sampler_logprobs, owners, len(self._counts))
+        numbers = torch.cat([own.double(), offpolicy]).tolist()
+        self._logprobs, self._sampler_logprobs, self._counts = [], [], []
+        return dict(zip(NAMES, numbers, strict=True))

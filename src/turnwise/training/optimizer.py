@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from turnwise.core.errors import DivergedError
 from turnwise.models.memory_needs import PIECE
-from turnwise.training.masters import Masters
-from turnwise.training.muon import HostMuon
+from turnwise.training.master_weights import Masters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,3 +157,38 @@ def mark_tables(model: Any) -> None:
     """Tells Muon what to leave to AdamW: the input and output embeddings."""
     for module in (model.get_input_embeddings(), model.get_output_embeddings()):
         setattr(module.weight, TABLE, True)
+
+
+class HostMuon(torch.optim.Muon):
+    """Its state and its defaults are torch's; the rate of a tall matrix is raised as it is there by default."""
+
+    def __init__(self, parameters: Sequence[Tensor], lr: float, weight_decay: float) -> None:
+        super().__init__(parameters, lr=lr, weight_decay=weight_decay)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            parameters: list[Tensor] = []
+            gradients: list[Tensor] = []
+            moments: list[Tensor] = []
+            self._init_group(group, parameters, gradients, moments)
+            for parameter, gradient, moment in zip(parameters, gradients, moments, strict=True):
+                moment.lerp_(gradient, 1 - group["momentum"])
+                direction = orthogonal(
+                    gradient.lerp(moment, group["momentum"]), group["ns_coefficients"], group["ns_steps"], group["eps"]
+                )
+                rows, columns = parameter.shape
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                parameter.add_(direction, alpha=-group["lr"] * math.sqrt(max(1.0, rows / columns)))
+
+
+def orthogonal(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
+    """The matrix with its singular values driven towards 1, by Newton and Schulz's iteration of the fifth degree."""
+    first, third, fifth = coefficients
+    tall = matrix.shape[0] > matrix.shape[1]
+    x = matrix.float().T if tall else matrix.float()  # the smaller side is squared
+    x = x / x.norm().clamp(min=eps)
+    for _ in range(steps):
+        square = x @ x.T
+        x = torch.addmm(x, torch.addmm(square, square, square, beta=third, alpha=fifth), x, beta=first)
+    return x.T if tall else x

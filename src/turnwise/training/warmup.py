@@ -30,9 +30,9 @@ from turnwise.models.saving import write_model, written_aside
 from turnwise.models.tiny import TINY_VERSION
 from turnwise.render.renderer import Renderer
 from turnwise.rewards.judge.part import silent_judges
-from turnwise.training.demonstrating import Script, played
+from turnwise.training.learner import sampled_logprobs
 from turnwise.training.optimizer import Optimizer, OptimizerSettings, Schedule
-from turnwise.training.sampled import sampled_logprobs
+from turnwise.training.sft import Script, played
 
 WARMUP_VERSION = 1
 """Raise it when anything below changes what comes out."""

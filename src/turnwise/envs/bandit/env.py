@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from turnwise.config.numbers import Share
+from turnwise.config.section import Share
 from turnwise.core.messages import Picture
 from turnwise.envs.answers import match_name
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, lost, won

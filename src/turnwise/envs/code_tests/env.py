@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from turnwise.config.numbers import Positive
+from turnwise.config.section import Positive
 from turnwise.core.messages import Picture, ToolSpec
 from turnwise.envs.code_tests.pipelines import make_exercise
 from turnwise.envs.text_env import Outcome

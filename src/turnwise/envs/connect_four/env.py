@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from turnwise.config.numbers import Positive
+from turnwise.config.section import Positive
 from turnwise.envs.connect_four.board import Board
 from turnwise.envs.connect_four.game import ConnectFourGame
 from turnwise.envs.connect_four.search import best_moves

@@ -5,7 +5,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from turnwise.config.numbers import Positive
+from turnwise.config.section import Positive
 from turnwise.core.messages import Picture
 from turnwise.envs.countdown.expression import numbers_of, parse, value_of, within
 from turnwise.envs.countdown.generate import generate, joined

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from turnwise.config.numbers import Share
+from turnwise.config.section import Share
 from turnwise.core.messages import Picture
 from turnwise.envs.frozen_lake.lake import MOVES, Lake, generate, shortest_way
 from turnwise.envs.grid import Cell, cell_text, grid_text, legend

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from turnwise.config.numbers import Positive, Share
+from turnwise.config.section import Positive, Share
 from turnwise.core.messages import Picture
 from turnwise.envs.game_2048.board import BLANK, SLIDES, Board, after, can_move, largest, with_new_tile
 from turnwise.envs.game_2048.player import STYLES, play_out

@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from turnwise.config.numbers import Positive, Share
+from turnwise.config.section import Positive, Share
 from turnwise.core.messages import Picture
 from turnwise.envs.games.game import Game, blocks, opened, wins
 from turnwise.envs.games.view import LEGEND, board_text, ending, picture

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
-from turnwise.config.numbers import Positive
+from turnwise.config.section import Positive
 from turnwise.core.messages import Message, Picture
 from turnwise.envs.seeds import split_of_state
 from turnwise.envs.text_env import Outcome, goes_on, lost, won

@@ -1,6 +1,6 @@
 """Tic-tac-toe against an opponent that plays perfectly as often as it is told to."""
 
-from turnwise.config.numbers import Positive
+from turnwise.config.section import Positive
 from turnwise.envs.games.env import GameEnv, GameParams
 from turnwise.envs.tic_tac_toe.game import MOVES, TicTacToeGame
 from turnwise.envs.tic_tac_toe.perfect import hardest_move, perfect_moves

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from turnwise.config.options import read_options
+from turnwise.config.keys import read_options
 from turnwise.core.errors import UserError
 from turnwise.core.names import nearest
 from turnwise.envs.functions import load_function

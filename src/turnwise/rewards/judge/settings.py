@@ -4,9 +4,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from turnwise.config.numbers import Positive
 from turnwise.config.secrets import name_of_variable
-from turnwise.config.section import Section
+from turnwise.config.section import Positive, Section
 
 LOCAL = "local"
 NOT_LOCAL = ("key_env", "key_file", "timeout_s", "retries")

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from turnwise.config.numbers import Positive
+from turnwise.config.section import Positive
 from turnwise.rewards.parts.part import BuiltInPart
 from turnwise.rewards.parts.texts import Of, looked_at
 from turnwise.rewards.rubric import Answered

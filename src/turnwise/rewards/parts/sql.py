@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from turnwise.config.numbers import Positive
+from turnwise.config.section import Positive
 from turnwise.core.errors import EnvironmentFailure
 from turnwise.rewards.parts.part import BuiltInPart
 from turnwise.rewards.parts.texts import column, looked_at

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from turnwise.config.numbers import Positive
+from turnwise.config.section import Positive
 from turnwise.rewards.code_cases import run_cases
 from turnwise.rewards.parts.case_forms import Case, read_tests
 from turnwise.rewards.parts.part import BuiltInPart

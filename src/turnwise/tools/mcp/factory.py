@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from turnwise.config.options import read_options
+from turnwise.config.keys import read_options
 from turnwise.core.errors import UserError
 from turnwise.tools.mcp.options import McpOptions
 from turnwise.tools.tool import ToolSource

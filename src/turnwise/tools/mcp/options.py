@@ -10,8 +10,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from turnwise.config.numbers import Positive
 from turnwise.config.secrets import PLACEHOLDER, VARIABLE, refuse_keys, split_url
+from turnwise.config.section import Positive
 from turnwise.core.errors import UserError
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]

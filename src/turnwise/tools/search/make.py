@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from turnwise.config.options import read_options
+from turnwise.config.keys import read_options
 from turnwise.config.secrets import name_of_variable
 from turnwise.core.errors import UserError
 from turnwise.tools.search.hits import Searcher

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from turnwise.training.masters import Masters
+from turnwise.training.master_weights import Masters
 from turnwise.training.optimizer import Optimizer, OptimizerSettings
 
 SETTINGS = OptimizerSettings(learning_rate=1e-3, betas=(0.9, 0.95), weight_decay=0.0, max_grad_norm=1e9)

@@ -21,12 +21,12 @@ from mcp_ground_for_tests import RAW, all_gone, pids_in
 from runs_for_tests import printed, quiet, small
 from turnwise.cli.main import main
 from turnwise.core.errors import UserError
-from turnwise.recipes import readiness, run
+from turnwise.recipes import run, validate
+from turnwise.recipes.environment_mix import rows_told, worlds_of
 from turnwise.recipes.eval_contestants import Remote
 from turnwise.recipes.evaluation import ask, evaluate_into
-from turnwise.recipes.readiness import check_run
 from turnwise.recipes.run import train
-from turnwise.recipes.worlds import rows_told, worlds_of
+from turnwise.recipes.validate import check_run
 
 NOBODY = "http://127.0.0.1:9"
 SILENT = shlex.join([sys.executable, "-I", "-S", "-c", "print('usage: serve PORT')"])
@@ -157,7 +157,7 @@ def test_a_judge_that_wants_a_key_is_told_from_one_that_lists_no_models(
 def test_servers_that_are_there_are_asked_once_and_let_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(readiness, "SILENCE_S", 0.0)
+    monkeypatch.setattr(validate, "SILENCE_S", 0.0)
     pids, model = tmp_path / "pids", JudgeServer(lambda messages: "")
     with serving(model) as url, caplog.at_level(logging.INFO):
         given = tools(tmp_path, tools=[{"mcp": f"{RAW} {pids}"}], reward=["exact_match", judge(endpoint=url)])
@@ -171,7 +171,7 @@ def test_who_needs_no_server_waits_for_none(tmp_path: Path, monkeypatch: pytest.
     def run_loop(*given: Any) -> None:
         raise AssertionError("somebody was asked")
 
-    monkeypatch.setattr(readiness.asyncio, "run", run_loop)
+    monkeypatch.setattr(validate.asyncio, "run", run_loop)
     check_run(small(tmp_path))
     check_run(small(tmp_path, **tools(tmp_path)))
 

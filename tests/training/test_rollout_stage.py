@@ -13,13 +13,12 @@ from turnwise.core.errors import InfrastructureFailure, Outage
 from turnwise.core.protocols import RewardResult
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Group, Trajectory
-from turnwise.recipes.learning import build_scoring, filter_settings
+from turnwise.recipes.build import build_scoring, filter_settings
 from turnwise.rewards.scoring import Scoring
 from turnwise.rollout.collect import Collected
 from turnwise.rollout.losses import Lost
 from turnwise.rollout.tasks import TaskSource, World
-from turnwise.training.filtering import filter_groups
-from turnwise.training.gathering import Gathered, Gatherer
+from turnwise.training.rollout_stage import Gathered, Gatherer, filter_groups
 
 TASKS = TaskSource(worlds=(World(env="test"),), run_seed=0)
 

@@ -1,6 +1,6 @@
 """A run's own past as its opponents: to train against, and to climb past on a ladder."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,19 +9,65 @@ from turnwise.core.chance import address
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Trajectory
 from turnwise.engine.native.engine import NativeEngine
-from turnwise.evaluation.elo import Score, performance
+from turnwise.evaluation.statistics import Score, performance
 from turnwise.models.loading import LoadedModel
+from turnwise.models.saving import save_model
+from turnwise.record.disk import remove_folder, remove_rests
 from turnwise.record.run_folder import RunFolder
 from turnwise.report.progress import Progress
 from turnwise.rollout.matches import MatchCollector
-from turnwise.training.checkpoints import Checkpoints, step_of
+from turnwise.training.checkpoints import Checkpoints, step_folders, step_of
 from turnwise.training.learner import load_in_place
-from turnwise.training.measuring import Clock
-from turnwise.training.snapshots import Snapshots
+from turnwise.training.step_record import Clock
 
 POINTS = {"win": 1.0, "draw": 0.5, "loss": 0.0}
 START_ELO = 0.0
 """Of the policy that the run began with: a rating says how far it has come."""
+
+
+class Snapshots:
+    def __init__(self, folder: Path, *, every: int, keep: int, tokenizer: Any) -> None:
+        self.folder, self.every, self.keep = folder, every, keep
+        self._tokenizer = tokenizer
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"step_{step:06d}"
+
+    def due(self, step: int) -> bool:
+        return step % self.every == 0
+
+    def at(self, step: int) -> list[int]:
+        """The steps of those that count once `step` steps are done: the last ones, the newest last."""
+        newest = step // self.every * self.every
+        first = newest - (self.keep - 1) * self.every
+        return list(range(max(first, 0), newest + 1, self.every))
+
+    def before(self, step: int) -> list[int]:
+        """The last ones that are older than this step."""
+        return self.at(step - 1)
+
+    def save(self, model: Any, step: int) -> None:
+        """Once a step; it is whole or not there."""
+        if not self.path(step).exists():
+            save_model(model, self._tokenizer, self.path(step))
+
+    def drop_after(self, step: int) -> None:
+        """Delete snapshots of steps that a resumed run repeats, and leftovers of kills."""
+        remove_rests(self.folder)
+        self._drop(each for each in self._found() if step_of(each) > step)
+
+    def drop_unneeded(self, oldest: int) -> None:
+        """Those that count no more, even for a run that goes on from the step `oldest`."""
+        needed = min(self.before(oldest), default=0)
+        self._drop(each for each in self._found() if step_of(each) < needed)
+
+    def _found(self) -> list[Path]:
+        return step_folders(self.folder)
+
+    @staticmethod
+    def _drop(folders: Iterable[Path]) -> None:
+        for each in folders:
+            remove_folder(each)
 
 
 class Frozen:

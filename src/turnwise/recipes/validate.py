@@ -1,10 +1,13 @@
-"""What must hold before anything starts, where it takes knowing which algorithms and environments exist."""
+"""What is asked before a run starts: its settings, what they name, and the servers of its tools and judges."""
 
+import asyncio
+import logging
 import os
 import resource
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from turnwise.algos.advantages import ADVANTAGES
 from turnwise.algos.aggregation import AGGREGATIONS
@@ -18,19 +21,61 @@ from turnwise.core.names import nearest
 from turnwise.envs.functions import load_function
 from turnwise.envs.games.env import GameEnv
 from turnwise.envs.kind import EnvKind
-from turnwise.envs.text_env import TextEnv
+from turnwise.envs.text_env import TextEnv, settings_of
+from turnwise.envs.tool_env import ToolEnv
 from turnwise.models.catalogue import catalogue_names
 from turnwise.models.hub import is_hub_name
 from turnwise.models.loading import resolve_device
 from turnwise.models.lora import is_adapter
+from turnwise.recipes.build import kl_in_reward, token_rule
 from turnwise.recipes.contexts import check_context
-from turnwise.recipes.learning import kl_in_reward, token_rule
-from turnwise.recipes.unread import check_read
+from turnwise.recipes.environment_mix import Worlds, worlds_of
+from turnwise.recipes.sources import use_own_adapter
+from turnwise.recipes.unused_settings import check_read
 from turnwise.record.trackers import check_trackers
 from turnwise.rewards.functions import from_function
-from turnwise.rewards.judge.benches import forget_benches
+from turnwise.rewards.judge.benches import benches, forget_benches
 from turnwise.rewards.judging import make_judges
 from turnwise.rewards.scoring import ENV, FORMAT
+from turnwise.tools.readiness import NeedsServer
+
+SILENCE_S = 3.0
+"""Then it is said what is waited for: the first start of a server may be a download."""
+
+log = logging.getLogger(__name__)
+
+
+def check_run(
+    config: Config, kind: EnvKind | None = None, given: Iterable[str] = (), *, resume: bool = False
+) -> Worlds:
+    """The worlds of a run that can start. `kind`, `given`: as `worlds_of` and `check` take them."""
+    if resume and config.record.name is not None:
+        config = use_own_adapter(config, Path(config.record.folder) / config.record.name)
+    worlds = worlds_of(config, kind)
+    for each in worlds.kinds.values():
+        check(config, each, given)
+    check_servers(worlds.with_params, judges=benches())
+    return worlds
+
+
+def check_servers(worlds: Iterable[tuple[EnvKind, Mapping[str, Any]]], judges: Sequence[NeedsServer] = ()) -> None:
+    """Asks each server once, all at the same time; whoever uses none waits for nothing."""
+    needed = [*judges]
+    for kind, params in worlds:
+        if issubclass(kind.cls, ToolEnv):
+            needed += kind.cls.servers(settings_of(kind.cls).model_validate(dict(params)))
+    if needed:
+        asyncio.run(_ask(needed))
+
+
+async def _ask(needed: Sequence[NeedsServer]) -> None:
+    """waits for: every server's answer. unblocked by: they, their time-outs, the first that is not there."""
+    asked = [asyncio.ensure_future(each.check_server()) for each in needed]
+    _, late = await asyncio.wait(asked, timeout=SILENCE_S, return_when=asyncio.FIRST_EXCEPTION)
+    if late and not any(each.done() and each.exception() for each in asked):
+        log.info("waiting until the servers of the tools and judges are there")
+    await asyncio.gather(*asked)
+
 
 MIN_THREADS = 256
 """Number of threads that may be set on any machine whose process limit allows it."""

@@ -10,9 +10,9 @@ from step_by_hand_for_tests import plain_model, tokens_of
 from episodes_for_tests import group_of, turn_of
 from learners_for_tests import estimate_of, make_learner, random_groups, settings_of
 from turnwise.core.trajectory import Group, Span
-from turnwise.recipes.learning import update_settings
-from turnwise.training.diagnose import gradients, information
-from turnwise.training.mismatch import Mismatch
+from turnwise.recipes.build import update_settings
+from turnwise.training.diagnostics import gradients, information
+from turnwise.training.objective import Mismatch
 
 
 def thinking(index: int, prompt: list[int], thought: list[int], answer: list[int]) -> Group:

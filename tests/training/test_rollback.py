@@ -11,7 +11,7 @@ from turnwise.algos.alarms import AlarmSettings
 from turnwise.models.tiny import tiny_tokenizer
 from turnwise.record.jsonl import without_nonfinite
 from turnwise.training.checkpoints import Checkpoints, State
-from turnwise.training.watching import Watcher, roll_back
+from turnwise.training.rollback import Watcher, roll_back
 
 
 def row(step: int, grad_norm: float) -> dict[str, Any]:

@@ -5,11 +5,10 @@ import pytest
 
 from turnwise.config.load import build
 from turnwise.core.errors import UserError
-from turnwise.recipes import checks
-from turnwise.recipes.checks import check
-from turnwise.recipes.configure import configure
-from turnwise.recipes.opening import settled
-from turnwise.recipes.presets import recipe_names
+from turnwise.recipes import validate
+from turnwise.recipes.configure import configure, recipe_names
+from turnwise.recipes.open_run import settled
+from turnwise.recipes.validate import check
 from turnwise.rewards.judge.benches import bench_for, counted, take_up
 from turnwise.rewards.judge.settings import JudgeSettings
 
@@ -120,16 +119,16 @@ def test_a_reward_of_the_wrong_kind_is_refused_before_a_run(tmp_path: Path) -> N
 
 
 def test_check_refuses_more_threads_than_the_machine_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "most_threads", lambda: 300)
-    monkeypatch.setattr(checks, "cores", lambda: 8)
+    monkeypatch.setattr(validate, "most_threads", lambda: 300)
+    monkeypatch.setattr(validate, "cores", lambda: 8)
     told = "system.threads 9999: this machine allows at most 300: set it to 8, or raise the limit on processes"
     assert refused(system__threads=9999) == told
     check(build({}, [("system.threads", 300)]))
 
 
 def test_default_threads_pass_their_own_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "most_threads", lambda: 3)
-    monkeypatch.setattr(checks.os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(validate, "most_threads", lambda: 3)
+    monkeypatch.setattr(validate.os, "cpu_count", lambda: 64)
     config = settled(build({}))
     assert config.system.threads == 3
     check(config)
@@ -144,10 +143,10 @@ def test_most_threads_is_what_the_user_and_the_container_may_have(
     processes: int, pids: str, cores: int, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "pids.max").write_text(f"{pids}\n")
-    monkeypatch.setattr(checks, "PIDS_MAX", tmp_path / "pids.max")
-    monkeypatch.setattr(checks.os, "cpu_count", lambda: cores)
-    monkeypatch.setattr(checks.resource, "getrlimit", lambda _: (processes, processes))
-    assert checks.most_threads() == most
+    monkeypatch.setattr(validate, "PIDS_MAX", tmp_path / "pids.max")
+    monkeypatch.setattr(validate.os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(validate.resource, "getrlimit", lambda _: (processes, processes))
+    assert validate.most_threads() == most
 
 
 @pytest.mark.parametrize(

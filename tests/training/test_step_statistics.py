@@ -17,11 +17,10 @@ from turnwise.config.schema import Config
 from turnwise.core.samples import Batch, Needs, Scores, TrainSample
 from turnwise.core.trajectory import Group
 from turnwise.data.samples import samples_of
-from turnwise.recipes.learning import build_dials, estimate_settings, update_settings
+from turnwise.recipes.build import build_dials, estimate_settings, update_settings
 from turnwise.training import update
 from turnwise.training.estimate import estimate
-from turnwise.training.preparing import prepare_step
-from turnwise.training.update import train_samples
+from turnwise.training.update import prepare_step, train_samples
 
 BAND = {"algo__cov_share": 0.3, "algo__cov_low": -0.2, "algo__cov_high": 0.5}
 METHODS: dict[str, dict[str, Any]] = {

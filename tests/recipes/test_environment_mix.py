@@ -10,8 +10,8 @@ from turnwise.config.load import build, read_settings, to_toml
 from turnwise.core.errors import UserError
 from turnwise.envs.bandit.env import Bandit
 from turnwise.envs.registry import kind_of
+from turnwise.recipes.environment_mix import task_source, worlds_of
 from turnwise.recipes.run import train
-from turnwise.recipes.worlds import task_source, worlds_of
 from turnwise.training.checkpoints import read_state
 
 MIX = {"env__mix": {"frozen_lake": 1.0, "large": {"kind": "frozen_lake", "weight": 2.0, "params": {"size": 5}}}}

@@ -11,14 +11,15 @@ from turnwise.config.schema import Config
 from turnwise.core.errors import Outage, UserError
 from turnwise.models.catalogue import catalogue_names
 from turnwise.models.loading import LoadedModel
-from turnwise.recipes.checks import default_threads
+from turnwise.recipes.build import model_loader
 from turnwise.recipes.configure import source_files
+from turnwise.recipes.environment_mix import Worlds, rows_told
 from turnwise.recipes.sources import model_of
-from turnwise.recipes.wiring import model_loader
-from turnwise.recipes.worlds import Worlds, rows_told
+from turnwise.recipes.validate import default_threads
 from turnwise.record.judge_spending import JudgeSpending
 from turnwise.record.provenance import what_changed, write_provenance
 from turnwise.record.run_folder import RunFolder
+from turnwise.record.trackers import Trackers
 from turnwise.report.console import one_line
 from turnwise.report.report import NAME as REPORT
 from turnwise.report.report import write_report
@@ -125,3 +126,26 @@ def free_name(config: Config, environment: str, method: str) -> str:
     folder = Path(config.record.folder)
     names = [base, *(f"{base}-{number}" for number in range(2, 10_000))]
     return next(name for name in names if not (folder / name).exists())
+
+
+@contextmanager
+def tracked(config: Config, folder: RunFolder, tell: Callable[[str], None], *, after: int | None) -> Iterator[None]:
+    """All rows that are written from here on. `after`: the last step that a resumed run kept; None: it begins."""
+    if not config.record.trackers:
+        yield
+        return
+    settings = config.model_dump(mode="json")
+    trackers = Trackers(
+        config.record.trackers,
+        config=settings,
+        name=folder.path.name,
+        folder=folder.path,
+        tell=tell,
+        resumed_after=after,
+    )
+    folder.follower = trackers.log
+    try:
+        yield
+    finally:
+        folder.follower = None
+        trackers.close()

@@ -11,11 +11,9 @@ from turnwise.algos.mutual_information import information_metrics, mutual_inform
 from turnwise.core.samples import Needs, Sample, TrainSample
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.packing import micro_batches, pack_train
-from turnwise.training.estimate import Estimate
+from turnwise.training.estimate import Estimate, score_samples
 from turnwise.training.learner import LocalLearner
-from turnwise.training.preparing import prepare_step
-from turnwise.training.scoring import score_samples
-from turnwise.training.update import UpdateSettings, train_samples
+from turnwise.training.update import UpdateSettings, prepare_step, train_samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,9 @@ import torch
 from learners_for_tests import CRITICS, estimate_of, learn, make_learner, random_groups, settings_of
 from turnwise.core.samples import Needs
 from turnwise.core.trajectory import Trajectory
-from turnwise.recipes.learning import update_settings
-from turnwise.training.rows import trajectory_rows
-from turnwise.training.scoring import score_samples
-from turnwise.training.seen import Seen
+from turnwise.recipes.build import update_settings
+from turnwise.training.estimate import score_samples
+from turnwise.training.step_record import Seen, trajectory_rows
 from turnwise.training.update import update
 
 
