@@ -68,7 +68,7 @@ browser-and-fonts:
 	  || echo "cannot be installed here, by apt-get as root: the tests that need it will say so"; }
 
 test-browser: $(EXTRAS) browser-and-fonts
-	@$(PYTEST) tests/viewer tests/report/test_report_browser.py
+	@$(PYTEST) tests/viewer tests/report/test_html_report_browser.py
 
 test-adapters: $(EXTRAS)
 	@echo "installing what the adapters need into .venv"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-from turnwise.report.curve import nice_ticks, rolling_mean
+from turnwise.report.learning_curve import nice_ticks, rolling_mean
 
 LEFT, RIGHT, TOP, BOTTOM = 62, 16, 66, 44
 GAP_X, GAP_Y = 26, 50

@@ -6,8 +6,8 @@ import pytest
 from turnwise.core.messages import assistant
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Group, Status, Stop, Trajectory, Turn
-from turnwise.record.known_metrics import points_of
 from turnwise.record.metrics import rollout_metrics
+from turnwise.report.metric_charts import points_of
 
 TASK = Task(env="bandit", seed=1)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from episodes_for_tests import name_token
 from turnwise.core.errors import UserError
 from turnwise.record import run_folder
-from turnwise.record.lock import FolderLock
+from turnwise.record.disk import FolderLock
 from turnwise.record.run_folder import RunFolder
 
 FULL = Path("/dev/full")

@@ -13,8 +13,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.messages import Message, Picture, ToolCall, assistant
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Span, Status, Stop, Trajectory, Turn
-from turnwise.record.jsonl import encode
-from turnwise.record.plain import MAX_ARRAY, MAX_REPR, plain, plain_numbers
+from turnwise.record.jsonl import MAX_ARRAY, MAX_REPR, encode, plain, plain_numbers
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.trajectories import trajectory_from_row, trajectory_row
 

@@ -7,9 +7,10 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console, RenderableType
 
-from turnwise.report.evaluation_figure import Bar, success_svg
 from turnwise.report.evaluation_progress import EvaluationProgress
-from turnwise.report.evaluation_tables import evaluation_table, paired_table, probability, side_by_side
+from turnwise.report.formatting import probability
+from turnwise.report.success_chart import Bar, success_svg
+from turnwise.report.tables import evaluation_table, paired_table, side_by_side
 
 METRICS = {
     "eval/success": 0.5,

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from turnwise.report.idle import why_idle
+from turnwise.report.progress import why_idle
 
 ROLLED = {"rollout/sampled_tokens": 40.0, "rollout/kept_groups": 4.0}
 

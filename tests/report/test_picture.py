@@ -12,9 +12,9 @@ from turnwise.core.messages import Picture, assistant
 from turnwise.core.task import Task
 from turnwise.envs.registry import load
 from turnwise.report.pictures.boards import board_of, connect_four, cube, sudoku, tic_tac_toe, tiles
+from turnwise.report.pictures.gridworlds import CELL, CELLS
 from turnwise.report.pictures.picture import MAX_CELLS, MAX_SIDE, picture_drawing, picture_svg
 from turnwise.report.pictures.shapes import Disc, Label, Lines
-from turnwise.report.pictures.worlds import CELL, CELLS
 from work_for_tests import count_lines
 
 SVG = "{http://www.w3.org/2000/svg}"

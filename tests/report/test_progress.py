@@ -6,8 +6,8 @@ import threading
 import pytest
 from rich.console import Console
 
-from turnwise.report.console import make_console, one_line
 from turnwise.report.progress import Progress
+from turnwise.report.terminal import make_console, one_line
 
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from turnwise.core.errors import UserError
-from turnwise.record.follow import Follower
-from turnwise.report.watching.frame import Frame, left_s
-from turnwise.report.watching.line_plot import BRAILLE, braille_plot, plain_plot
-from turnwise.report.watching.watch import Watched, watch
+from turnwise.record.jsonl_follower import Follower
+from turnwise.report.terminal import BRAILLE, braille_plot, plain_plot
+from turnwise.report.watch import Frame, Watched, left_s, watch
 
 
 def training(step: int, **changes: Any) -> dict[str, Any]:

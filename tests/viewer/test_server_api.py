@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from server_for_tests import add_episode, ask, client, episode, get, line, make_evaluation, make_run, turn
 
-from turnwise.record.lock import FolderLock
+from turnwise.record.disk import FolderLock
 from turnwise.report.pictures.picture import picture_svg
 
 ROWS = [

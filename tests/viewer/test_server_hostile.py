@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server_for_tests import CONFIG, add_episode, ask, client, episode, get, line, make_evaluation, make_run, turn
 
-from turnwise.record.lines import LineFollower
+from turnwise.record.jsonl_follower import LineFollower
 from turnwise.viewer.app import make_app
 from turnwise.viewer.columns import GrowingTable
 
@@ -228,7 +228,7 @@ def test_html_and_scripts_in_names_stay_data(tmp_path: Path) -> None:
 
 
 def test_giant_lines_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("turnwise.record.lines.CHUNK", 1 << 16)
+    monkeypatch.setattr("turnwise.record.jsonl_follower.CHUNK", 1 << 16)
     folder, asked = make_run(tmp_path / "a", metrics=[{"step": 1}]), client(tmp_path)
     with (folder / "metrics.jsonl").open("ab") as file:
         file.write(b'{"step": 2, "x": "' + b"y" * (3 << 20))
@@ -344,7 +344,7 @@ def test_however_a_file_grows_each_short_line_is_given_once(
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
     follower, found = LineFollower(max_line=8), {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("turnwise.record.lines.CHUNK", data.draw(st.integers(1, 20)))
+        patch.setattr("turnwise.record.jsonl_follower.CHUNK", data.draw(st.integers(1, 20)))
         for end in [*cuts, len(text)]:
             path.write_bytes(text[:end])
             with path.open("rb") as file:

@@ -116,7 +116,7 @@ def test_run_list_reads_a_bounded_part_of_the_metrics_at_a_time(
     folder: Path, bytes_read: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runs_module, "READ_PER_LIST", 60_000)
-    monkeypatch.setattr("turnwise.record.lines.CHUNK", 20_000)
+    monkeypatch.setattr("turnwise.record.jsonl_follower.CHUNK", 20_000)
     runs = RunList(Root(folder))
     rows = listed(runs)
     assert [name for name, own in rows.items() if own.get("partial")] == ["run3", "run4", "run5"]

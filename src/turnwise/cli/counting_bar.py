@@ -5,7 +5,7 @@ from typing import Self
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from turnwise.report.console import make_console
+from turnwise.report.terminal import make_console
 
 
 class CountingBar:

@@ -22,7 +22,7 @@ def report(run: str, /, *, out: Annotated[Path | None, Parameter(metavar="FILE")
     out
         Where to write; left out, report.html in the folder.
     """
-    from turnwise.record.which_folder import recorded_folder
-    from turnwise.report.report import write_report
+    from turnwise.record.run_folder import recorded_folder
+    from turnwise.report.html_report import write_report
 
     line(f"wrote {write_report(recorded_folder(run), out)}")

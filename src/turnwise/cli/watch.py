@@ -15,7 +15,7 @@ def watch(run: str, /) -> None:
         A run: its folder, or its name in runs/.
     """
     from turnwise.config.load import find_run
-    from turnwise.report.console import make_console
-    from turnwise.report.watching.watch import watch as watch_run
+    from turnwise.report.terminal import make_console
+    from turnwise.report.watch import watch as watch_run
 
     watch_run(find_run(run), make_console())

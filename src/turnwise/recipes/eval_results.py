@@ -17,8 +17,8 @@ from turnwise.evaluation.compare import Paired, compare_all
 from turnwise.evaluation.episodes import Evaluation
 from turnwise.recipes.eval_contestants import Contestant
 from turnwise.record.evaluation_folder import EvaluationFolder, read_plan
-from turnwise.report.evaluation_figure import Bar, success_svg
-from turnwise.report.evaluation_tables import evaluation_table, paired_table, side_by_side
+from turnwise.report.success_chart import Bar, success_svg
+from turnwise.report.tables import evaluation_table, paired_table, side_by_side
 
 COMPARED = ("eval.temperature", "eval.top_p", "eval.top_k", "rollout.max_new_tokens", "rollout.max_tokens")
 MANY_CUT = 0.1

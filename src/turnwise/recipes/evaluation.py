@@ -43,9 +43,9 @@ from turnwise.recipes.eval_results import (
 from turnwise.recipes.open_run import settled
 from turnwise.recipes.validate import check_model, check_servers, check_threads
 from turnwise.record.evaluation_folder import EvaluationFolder, read_plan
-from turnwise.report.console import make_console, one_line
 from turnwise.report.evaluation_progress import EvaluationProgress
-from turnwise.report.report import write_report
+from turnwise.report.html_report import write_report
+from turnwise.report.terminal import make_console, one_line
 from turnwise.rollout.losses import Lost, check_losses
 
 Done = dict[tuple[TaskId, int], Trajectory]

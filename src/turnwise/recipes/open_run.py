@@ -16,13 +16,12 @@ from turnwise.recipes.configure import source_files
 from turnwise.recipes.environment_mix import Worlds, rows_told
 from turnwise.recipes.sources import model_of
 from turnwise.recipes.validate import default_threads
-from turnwise.record.judge_spending import JudgeSpending
 from turnwise.record.provenance import what_changed, write_provenance
-from turnwise.record.run_folder import RunFolder
+from turnwise.record.run_folder import JudgeSpending, RunFolder
 from turnwise.record.trackers import Trackers
-from turnwise.report.console import one_line
-from turnwise.report.report import NAME as REPORT
-from turnwise.report.report import write_report
+from turnwise.report.html_report import NAME as REPORT
+from turnwise.report.html_report import write_report
+from turnwise.report.terminal import one_line
 from turnwise.rewards.judge.benches import accounted
 from turnwise.training.checkpoints import Checkpoints, State, restore, step_folders
 from turnwise.training.learner import LocalLearner

@@ -37,13 +37,12 @@ from turnwise.recipes.open_run import opened, settled, standing, tracked
 from turnwise.recipes.selfplay import build_selfplay
 from turnwise.recipes.validate import check_run
 from turnwise.record.run_folder import RunFolder
-from turnwise.report.console import make_console
-from turnwise.report.curve import learning_curve_svg
-from turnwise.report.idle import why_idle
-from turnwise.report.pictures.files import PictureFiles
-from turnwise.report.progress import Progress
-from turnwise.report.report import write_report
-from turnwise.report.table import closing_table, seeds_table
+from turnwise.report.html_report import write_report
+from turnwise.report.learning_curve import learning_curve_svg
+from turnwise.report.pictures.trajectory_images import PictureFiles
+from turnwise.report.progress import Progress, why_idle
+from turnwise.report.tables import closing_table, seeds_table
+from turnwise.report.terminal import make_console
 from turnwise.training.checkpoints import Checkpoints, State, restore
 from turnwise.training.learner import LocalLearner
 from turnwise.training.loop import Loop, LoopSettings

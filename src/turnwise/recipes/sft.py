@@ -25,10 +25,10 @@ from turnwise.recipes.sources import use_own_adapter
 from turnwise.recipes.validate import check_model, check_servers, check_threads
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.trackers import check_trackers
-from turnwise.report.console import make_console
+from turnwise.report.html_report import write_report
 from turnwise.report.progress import Progress
-from turnwise.report.report import write_report
-from turnwise.report.table import closing_table
+from turnwise.report.tables import closing_table
+from turnwise.report.terminal import make_console
 from turnwise.training.checkpoints import State
 from turnwise.training.learner import LocalLearner
 from turnwise.training.optimizer import Optimizer, OptimizerSettings, Schedule, mark_tables

@@ -22,11 +22,9 @@ import tomli_w
 from turnwise.core.errors import UserError
 from turnwise.core.token_name import TokenName
 from turnwise.core.trajectory import Trajectory
-from turnwise.record.disk import append, disk_errors, is_leftover, write_aside
+from turnwise.record.disk import LOCK_NAME, FolderLock, append, disk_errors, is_leftover, write_aside
 from turnwise.record.jsonl import drop_half_line, encode, read_lines, without_nonfinite
-from turnwise.record.lock import LOCK_NAME, FolderLock
-from turnwise.record.token_names import TokenNames
-from turnwise.record.trajectories import trajectory_from_row, trajectory_row
+from turnwise.record.trajectories import TokenNames, trajectory_from_row, trajectory_row
 from turnwise.rollout.chat_episode import MESSAGES, spoke_messages
 
 PLAN = "evaluation.toml"

@@ -3,10 +3,13 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from turnwise.algos.diagnostics import repetition
 from turnwise.core.trajectory import Group, Status, Stop, Trajectory, Turn
 
+LARGEST = 1e100
+"""Beyond, differences of numbers may be infinite."""
 REPORTED = tuple(status for status in Status if not (status.ongoing or status.succeeded))
 
 
@@ -131,3 +134,14 @@ def _std(values: Sequence[float]) -> float:
     """Of the population: these are all the episodes that there are."""
     mean = _mean(values)
     return math.sqrt(_mean((value - mean) ** 2 for value in values))
+
+
+def number_of(value: Any) -> float | None:
+    """A number of a row that can be drawn; None for text, null, and the words that stand for NaN and infinity."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if abs(found) <= LARGEST else None

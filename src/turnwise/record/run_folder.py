@@ -25,14 +25,19 @@ from types import TracebackType
 from typing import Any, Self
 
 from turnwise.core.errors import UserError
+from turnwise.core.names import nearest
 from turnwise.core.token_name import TokenName
-from turnwise.record.disk import append, disk_errors, is_leftover, remove, write_aside
+from turnwise.record.disk import LOCK_NAME, FolderLock, append, disk_errors, is_leftover, remove, write_aside
+from turnwise.record.evaluation_folder import PLAN
 from turnwise.record.jsonl import drop_half_line, encode, read_lines, without_nonfinite
-from turnwise.record.judge_spending import FILE as SPENDING
-from turnwise.record.lock import LOCK_NAME, FolderLock
 from turnwise.record.provenance import FILE as PROVENANCE
 from turnwise.record.provenance import SOURCES
-from turnwise.record.token_names import TokenNames
+from turnwise.record.trajectories import TokenNames
+
+JUDGES_FILE = "judges.jsonl"
+RUNS_FOLDER = "runs"
+MARKER_FILES = ("config.toml", PLAN)
+"""The files by which a run and an evaluation are known."""
 
 
 class RunFolder:
@@ -104,7 +109,7 @@ class RunFolder:
         It stays where there is a checkpoint, a step or a file that is not the start's own, and where a write failed:
         what was said then is how to go on with it.
         """
-        files = {"config.toml", "metrics.jsonl", "alarms.jsonl", "report.html", SPENDING, PROVENANCE, LOCK_NAME}
+        files = {"config.toml", "metrics.jsonl", "alarms.jsonl", "report.html", JUDGES_FILE, PROVENANCE, LOCK_NAME}
         own = files | {"base", "checkpoints", "trajectories", "trackers", "past", SOURCES}
         strange = any(file.name not in own and not is_leftover(file) for file in self.path.glob("*"))
         if strange or self._write_failed or self._holds_steps():
@@ -290,3 +295,37 @@ def _index_entries(step: int, rows: Sequence[Mapping[str, Any]], lines: Sequence
             "length": len(line),
         }
         offset += len(line) + 1
+
+
+class JudgeSpending:
+    def __init__(self, folder: Path) -> None:
+        """`folder`: a run's, which is locked."""
+        self._path = folder / JUDGES_FILE
+        self._then = f"continue with --resume {folder} (all up to its last checkpoint is safe)"
+
+    def read(self) -> dict[str, dict[str, float]]:
+        """Calls and tokens of each judge. A request that was under way at a kill counts with the most it may cost."""
+        with disk_errors(self._path, self._then):
+            drop_half_line(self._path)
+        spent: dict[str, dict[str, float]] = {}
+        for number, (_, row) in enumerate(read_lines(self._path), start=1):
+            match row:
+                case {"judge": str(judge), "calls": int(calls), "tokens": int(tokens)}:
+                    before = spent.setdefault(judge, {"calls": 0, "tokens": 0})
+                    spent[judge] = {"calls": before["calls"] + calls, "tokens": before["tokens"] + tokens}
+                case _:
+                    raise UserError(f"{self._path} line {number} says nothing of a judge: restore it, or delete it")
+        return spent
+
+    def add(self, judge: str, calls: int, tokens: int) -> None:
+        with disk_errors(self._path, self._then):
+            append(self._path, encode({"judge": judge, "calls": calls, "tokens": tokens}) + b"\n")
+
+
+def recorded_folder(name: str, folder: str = RUNS_FOLDER) -> Path:
+    """The folder of a run or of an evaluation."""
+    for path in (Path(name).expanduser(), Path(folder) / name):
+        if any((path / sign).is_file() for sign in MARKER_FILES):
+            return path
+    known = [path.parent.name for sign in MARKER_FILES for path in Path(folder).glob(f"*/{sign}")]
+    raise UserError(f'no run or evaluation "{name}" here or in {folder}/:{nearest(name, known)}')

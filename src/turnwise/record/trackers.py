@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from turnwise.core.errors import UserError
 from turnwise.core.names import nearest
-from turnwise.record.known_metrics import number_of
+from turnwise.record.metrics import number_of
 
 PROJECT = "turnwise"
 FOLDER = "trackers"

@@ -5,20 +5,26 @@ JSON has no NaN and no infinity: such numbers stand as the strings "NaN", "Infin
 """
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from turnwise.core.errors import UserError
 from turnwise.core.messages import Message, Picture, ToolCall
 from turnwise.core.task import Task
+from turnwise.core.token_name import TokenName
 from turnwise.core.trajectory import Span, Status, Stop, Trajectory, Turn
-from turnwise.record.plain import plain, plain_number, plain_numbers
+from turnwise.record.disk import append
+from turnwise.record.jsonl import drop_half_line, encode, plain, plain_number, plain_numbers, read_lines
 
 TOKEN_COLUMNS = ("advantages", "learner_logprobs", "entropies", "loss_mask")
 """What a turn's row says of each sampled token beside its id and the sampler's log-probability; None: not trained.
 
 The learner's log-probability and the entropy are those of the pass in which it first learnt from the token.
 """
+
+IDS = ("context_ids", "action_ids")
 
 TurnByTurn = Sequence[Sequence[float] | None]
 NO_COLUMNS: Mapping[str, TurnByTurn] = {}
@@ -160,3 +166,22 @@ def _message(row: Mapping[str, Any]) -> Message:
 
 def _picture(row: Mapping[str, Any]) -> Picture:
     return Picture(rows=tuple(tuple(cells) for cells in row["rows"]), caption=row["caption"], info=row["info"])
+
+
+class TokenNames:
+    """A line for each id, written when it is first met."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: set[int] | None = None
+
+    def add(self, rows: Iterable[Mapping[str, Any]], name_token: Callable[[int], TokenName]) -> None:
+        """`rows`: of trajectories. A kill may leave a half line, which goes before the next is written."""
+        if self._known is None:
+            drop_half_line(self._path)
+            self._known = {row["id"] for _, row in read_lines(self._path)}
+        turns = [turn for row in rows for turn in row["turns"]]
+        new = sorted({each for turn in turns for name in IDS for each in turn[name]} - self._known)
+        if new:
+            append(self._path, b"".join(encode(asdict(name_token(each))) + b"\n" for each in new))
+            self._known.update(new)

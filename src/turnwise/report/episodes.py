@@ -7,9 +7,9 @@ from itertools import count as counted
 from pathlib import Path
 from typing import Any
 
-from turnwise.record.follow import parse_line
-from turnwise.record.known_metrics import number_of
-from turnwise.record.numbers import decimal
+from turnwise.record.jsonl_follower import parse_line
+from turnwise.record.metrics import number_of
+from turnwise.report.formatting import decimal
 from turnwise.report.page import escaped, folded
 from turnwise.report.pictures.picture import picture_svg
 

@@ -11,8 +11,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from turnwise.record.numbers import duration, percent
-from turnwise.report.console import one_line
+from turnwise.report.formatting import duration, percent
+from turnwise.report.terminal import one_line
 
 LIVE_INTERVAL_S, LINE_INTERVAL_S = 0.2, 10.0
 

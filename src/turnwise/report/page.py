@@ -7,7 +7,7 @@ model's output can do anything, whatever it is.
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from turnwise.report.pictures.letters import visible
+from turnwise.report.formatting import visible
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 STYLE = """

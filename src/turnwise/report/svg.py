@@ -1,5 +1,7 @@
 """The parts of a drawing: self-contained SVG as text, in colours that read on light and on dark pages."""
 
+import math
+from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
 INK, GRID = "#7f8790", "#7f879040"
@@ -42,3 +44,17 @@ def text(
 def printable(content: str) -> str:
     """XML has no place for control characters, escaped or not."""
     return "".join(letter if letter.isprintable() else " " for letter in content)
+
+
+def rolling_mean(values: Sequence[float], window: int) -> list[float]:
+    """The mean of the last `window` values at each place, of fewer at the start."""
+    spans = [values[max(0, end - window) : end] for end in range(1, len(values) + 1)]
+    return [sum(span) / len(span) for span in spans]
+
+
+def nice_ticks(right: float, at_most: int = 8) -> list[float]:
+    """0, then steps of 1, 2 or 5 times a power of ten, up to `right`."""
+    rough = right / at_most
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
+    return [index * step for index in range(int(right / step + 1e-9) + 1)]

@@ -14,7 +14,7 @@ from turnwise.engine.native.engine import NativeEngine
 from turnwise.evaluation.episodes import Evaluation
 from turnwise.record.metrics import rollout_metrics
 from turnwise.record.run_folder import RunFolder
-from turnwise.report.pictures.files import PictureFiles
+from turnwise.report.pictures.trajectory_images import PictureFiles
 from turnwise.report.progress import Progress
 from turnwise.rewards.judge.benches import counted, judge_metrics, take_up
 from turnwise.rollout.collect import Collector

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from turnwise.record.lines import Block, LineFollower
+from turnwise.record.jsonl_follower import Block, LineFollower
 from turnwise.viewer.columns import GrowingTable, Table
 from turnwise.viewer.lines import read_row
 from turnwise.viewer.root import NotThere, Root

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from turnwise.record.lines import LineFollower
+from turnwise.record.jsonl_follower import LineFollower
 from turnwise.viewer.lines import read_row
 from turnwise.viewer.root import NotThere, Root
 

@@ -12,7 +12,7 @@ from threading import Lock
 from typing import Any, Literal, NamedTuple
 
 from turnwise.core.errors import UserError
-from turnwise.record.lock import LOCK_NAME
+from turnwise.record.disk import LOCK_NAME
 from turnwise.viewer.facts import RunFacts, evaluation_facts, progress_facts, run_facts
 from turnwise.viewer.lines import read_row
 from turnwise.viewer.progress import Progress

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.record.lines import Block, LineFollower
+from turnwise.record.jsonl_follower import Block, LineFollower
 from turnwise.viewer.index import FOLDER
 from turnwise.viewer.lines import read_row
 from turnwise.viewer.root import NotThere, Root

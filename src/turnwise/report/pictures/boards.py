@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from math import isqrt
 
+from turnwise.report.pictures.gridworlds import CELL, DARK, Rows
 from turnwise.report.pictures.shapes import Box, Disc, Label, Lines, Shape
-from turnwise.report.pictures.worlds import CELL, DARK, Rows
 
 Drawn = tuple[float, float, list[Shape]]
 """Width, height, shapes."""

@@ -5,14 +5,13 @@ environment, or from a file that anybody wrote: whatever it holds, what comes ou
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeGuard
 
+from turnwise.report.formatting import clipped, shown, visible, width_of, wrapped
 from turnwise.report.pictures.boards import board_of
-from turnwise.report.pictures.letters import clipped, shown, wrapped
-from turnwise.report.pictures.shapes import Drawing, Label, Shape
-from turnwise.report.pictures.shapes_svg import to_svg
-from turnwise.report.pictures.tables import table
-from turnwise.report.pictures.worlds import knows, world
+from turnwise.report.pictures.gridworlds import DARK, Rows, knows, world
+from turnwise.report.pictures.shapes import Box, Drawing, Label, Shape, to_svg
 
 MAX_CELLS, MAX_SIDE = 1024, 128
 """Beyond, no person sees anything in it, and a page full of them would be slow."""
@@ -96,3 +95,68 @@ def _title(rows: Sequence[Sequence[str]], caption: str) -> str:
 def _note(text: str) -> Drawing:
     label = Label(x=8, y=14, text=text, size=NOTE_SIZE, fill=NOTE_INK, anchor="start")
     return Drawing(width=max(7.5 * len(text) + 16, NARROWEST), height=28, shapes=[label], title=text)
+
+
+SIZE, LINE = 14.0, 18.0
+MONO_LINE = 16.0
+"""Close enough for box-drawing lines to join."""
+LETTER = 0.6 * SIZE
+"""The width of one column of text, as in fonts of fixed width."""
+PADDING = 10.0
+GAP = 4.0
+COLUMNS, LINES = 28, 6
+"""Of an ordinary cell's text, at most; a block of several lines may have more."""
+BLOCK_COLUMNS, BLOCK_LINES = 120, 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Text:
+    lines: list[str]
+    mono: bool
+
+    @property
+    def width(self) -> float:
+        return LETTER * max((width_of(line) for line in self.lines), default=1) + 2 * PADDING
+
+    @property
+    def height(self) -> float:
+        return (MONO_LINE if self.mono else LINE) * len(self.lines) + PADDING
+
+
+def table(rows: Rows) -> tuple[float, float, list[Shape]]:
+    """Width, height and shapes."""
+    texts = [[_text(cell) for cell in row] for row in rows]
+    widths = [max(row[column].width for row in texts if column < len(row)) for column in range(max(map(len, texts)))]
+    shapes: list[Shape] = []
+    y = 0.0
+    for row in texts:
+        height = max((text.height for text in row), default=0.0)
+        x = 0.0
+        for text, width in zip(row, widths, strict=False):
+            shapes += _cell(text, x, y, width, height)
+            x += width + GAP
+        y += height + GAP
+    return sum(widths) + GAP * (len(widths) - 1), y - GAP, shapes
+
+
+def _text(cell: str) -> _Text:
+    """Several lines are a board made of letters: kept as they are, in letters of one width."""
+    if "\n" in cell.strip():
+        kept = visible(cell[: BLOCK_COLUMNS * BLOCK_LINES]).strip("\n").expandtabs(4).split("\n")[:BLOCK_LINES]
+        return _Text(lines=[clipped(line, BLOCK_COLUMNS) for line in kept], mono=True)
+    return _Text(lines=wrapped(shown(cell), COLUMNS, LINES), mono=False)
+
+
+def _cell(text: _Text, x: float, y: float, width: float, height: float) -> list[Shape]:
+    shapes: list[Shape] = [
+        Box(x=x + 0.5, y=y + 0.5, width=width - 1, height=height - 1, fill="#ffffff", stroke="#a3abb4", radius=4)
+    ]
+    pitch = MONO_LINE if text.mono else LINE
+    top = y + (height - pitch * len(text.lines)) / 2 + pitch / 2
+    for number, line in enumerate(text.lines):
+        middle = top + pitch * number
+        if text.mono:
+            shapes.append(Label(x=x + PADDING, y=middle, text=line, size=SIZE, fill=DARK, anchor="start", mono=True))
+        elif line:
+            shapes.append(Label(x=x + width / 2, y=middle, text=line, size=SIZE, fill=DARK))
+    return shapes

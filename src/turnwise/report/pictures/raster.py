@@ -1,98 +1,301 @@
-"""A trajectory's states as files for papers and slides: a strip (PNG) and an animation (GIF or animated PNG).
+"""A drawing as pixels, by Pillow: the same shapes as in the SVG, drawn larger and made small for smooth edges."""
 
-Needs Pillow: pip install 'turnwise[pictures]'.
-"""
+import os
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, assert_never
 
-import io
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
-
-from turnwise.report.pictures.letters import clipped, shown
-from turnwise.report.pictures.picture import NOTE_INK, NOTE_SIZE, picture_drawing
-from turnwise.report.pictures.shapes import Drawing, Label
-from turnwise.report.pictures.shapes_raster import PAPER, pillow, to_image
+from turnwise.core.errors import UserError
+from turnwise.report.formatting import JOINER, shown, width_of
+from turnwise.report.pictures.shapes import BASELINE, Box, Disc, Drawing, Label, Lines, Patch, Point, Shape
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from PIL.ImageFont import FreeTypeFont
 
-MAX_STATES = 64
-"""Of one file; of a longer trajectory the first and the last, evenly thinned between."""
-HEADING = 22.0
-FRAME_MS, LAST_MS = 700, 2200
-PER_ROW = 8
-Animation = Literal["gif", "png"]
-
-
-def trajectory_pictures(row: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """What there is to draw of a stored trajectory: ("start", picture), ("turn 1", picture), ..."""
-    turns = row.get("turns", [])
-    named = [("start", row.get("start"))]
-    named += [(f"turn {number}", turn.get("picture")) for number, turn in enumerate(turns, start=1)]
-    found = [(name, picture) for name, picture in named if isinstance(picture, Mapping)]
-    if len(found) <= MAX_STATES:
-        return found
-    places = [round(index * (len(found) - 1) / (MAX_STATES - 1)) for index in range(MAX_STATES)]
-    return [found[place] for place in places]
+FINER = 2
+"""Pixels drawn for one that is kept, each way."""
+MAX_PIXELS = 16_000_000
+PAPER = "#ffffff"
 
 
-def strip_png(pictures: Sequence[tuple[str, Mapping[str, Any]]], scale: float = 2.0) -> bytes:
-    """All states side by side in one image, a new row after eight."""
-    frames = _frames(pictures, scale)
-    width, height = frames[0].size
-    columns = min(len(frames), PER_ROW)
-    rows = -(-len(frames) // PER_ROW)
-    sheet = pillow().Image.new("RGB", (columns * width, rows * height), PAPER)
-    for number, frame in enumerate(frames):
-        row, column = divmod(number, PER_ROW)
-        sheet.paste(frame, (column * width, row * height))
-    return _encoded(sheet, format="PNG", optimize=True)
+def pillow() -> Any:
+    """The package, or how to get it."""
+    try:
+        import PIL.Image
+        import PIL.ImageDraw
+    except ImportError as error:
+        raise UserError("pictures as PNG and GIF need Pillow: pip install 'turnwise[pictures]'") from error
+    return PIL
 
 
-def animation(pictures: Sequence[tuple[str, Mapping[str, Any]]], kind: Animation = "gif", scale: float = 2.0) -> bytes:
-    """One state after the other, for ever, resting on the last."""
-    frames = _frames(pictures, scale)
-    durations = [FRAME_MS] * (len(frames) - 1) + [LAST_MS]
-    return _encoded(
-        frames[0],
-        format=kind.upper(),
-        save_all=True,
-        append_images=frames[1:],
-        duration=durations if len(frames) > 1 else LAST_MS,
-        loop=0,
+def to_image(drawing: Drawing, scale: float = 2.0, paper: str = PAPER) -> "Image":
+    """`scale`: pixels of the image for one of the drawing; smaller where it would become too large."""
+    margin = drawing.margin
+    width, height = drawing.width + 2 * margin, drawing.height + 2 * margin
+    scale = min(scale, (MAX_PIXELS / (width * height)) ** 0.5 / FINER)
+    fine = scale * FINER
+    pil = pillow()
+    large = pil.Image.new("RGB", (max(round(width * fine), 1), max(round(height * fine), 1)), paper)
+    pen = _Pen(large, fine, margin)
+    for shape in drawing.shapes:
+        pen.draw(shape)
+    return large.resize((max(round(width * scale), 1), max(round(height * scale), 1)), pil.Image.Resampling.LANCZOS)
+
+
+class _Pen:
+    def __init__(self, image: "Image", scale: float, margin: float) -> None:
+        self._image = image
+        self._draw = pillow().ImageDraw.Draw(image)
+        self._scale = scale
+        self._margin = margin
+
+    def draw(self, shape: Shape) -> None:
+        match shape:
+            case Box():
+                self._box(shape)
+            case Disc():
+                self._disc(shape)
+            case Lines():
+                for path in shape.paths:
+                    self._line(path, shape.stroke, shape.thickness)
+            case Patch():
+                self._draw.polygon([self._at(point) for point in shape.points], fill=shape.fill)
+                if shape.stroke is not None:
+                    self._line((*shape.points, shape.points[0]), shape.stroke, shape.thickness)
+            case Label():
+                self._label(shape)
+            case _:
+                assert_never(shape)
+
+    def _at(self, point: Point) -> Point:
+        return self._scale * (point[0] + self._margin), self._scale * (point[1] + self._margin)
+
+    def _pixels(self, length: float) -> int:
+        return max(round(self._scale * length), 1)
+
+    def _box(self, box: Box) -> None:
+        """SVG's pen runs along the middle of an edge, Pillow's inside of it: so the edge is moved out by half a pen."""
+        half = box.thickness / 2 if box.stroke is not None else 0.0
+        left, top = self._at((box.x - half, box.y - half))
+        right, bottom = self._at((box.x + box.width + half, box.y + box.height + half))
+        self._draw.rounded_rectangle(
+            (left, top, max(right - 1, left), max(bottom - 1, top)),
+            radius=self._scale * (box.radius + half) if box.radius else 0,
+            fill=box.fill,
+            outline=box.stroke,
+            width=self._pixels(box.thickness) if box.stroke is not None else 0,
+        )
+
+    def _disc(self, disc: Disc) -> None:
+        half = disc.thickness / 2 if disc.stroke is not None else 0.0
+        left, top = self._at((disc.x - disc.rx - half, disc.y - disc.ry - half))
+        right, bottom = self._at((disc.x + disc.rx + half, disc.y + disc.ry + half))
+        self._draw.ellipse(
+            (left, top, right, bottom),
+            fill=disc.fill,
+            outline=disc.stroke,
+            width=self._pixels(disc.thickness) if disc.stroke is not None else 0,
+        )
+
+    def _line(self, path: tuple[Point, ...], stroke: str, thickness: float) -> None:
+        """With round ends and corners."""
+        width = self._pixels(thickness)
+        points = [self._at(point) for point in path]
+        self._draw.line(points, fill=stroke, width=width)
+        if width > 2:
+            for x, y in points:
+                self._draw.ellipse((x - width / 2, y - width / 2, x + width / 2, y + width / 2), fill=stroke)
+
+    def _label(self, label: Label) -> None:
+        size = self._pixels(label.size)
+        text = shown(label.text)
+        if label.mono:
+            self._columns(label, text, size)
+            return
+        pieces = list(runs(text, bold=label.bold, mono=False, size=size))
+        widths = [font.getlength(piece) * size / own for piece, font, own in pieces]
+        x, y = self._at((label.x, label.y + BASELINE * label.size))
+        x -= {"start": 0.0, "middle": 0.5, "end": 1.0}[label.anchor] * sum(widths)
+        for (piece, font, own), width in zip(pieces, widths, strict=True):
+            self._piece(x, y, piece, font, own, size, label.fill)
+            x += width
+
+    def _columns(self, label: Label, text: str, size: int) -> None:
+        """Letter by letter, each in its column, so that lines stand under each other in any mix of fonts."""
+        left, y = self._at((label.x, label.y + BASELINE * label.size))
+        column = 0
+        for letter in text:
+            for piece, font, own in runs(letter, bold=False, mono=True, size=size):
+                self._piece(left + 0.6 * size * column, y, piece, font, own, size, label.fill)
+            column += width_of(letter)
+
+    def _piece(self, x: float, y: float, text: str, font: Any, own: int, size: int, fill: str) -> None:
+        if own == size:
+            self._draw.text((x, y), text, font=font, fill=fill, anchor="ls", embedded_color=True)
+            return
+        pil = pillow()  # a bitmap font: drawn at its own size, then scaled
+        box = font.getbbox(text, anchor="ls")
+        if box[2] <= box[0] or box[3] <= box[1]:
+            return
+        stamp = pil.Image.new("RGBA", (round(box[2] - box[0]), round(box[3] - box[1])))
+        pen = pil.ImageDraw.Draw(stamp)
+        pen.text((-box[0], -box[1]), text, font=font, fill=fill, anchor="ls", embedded_color=True)
+        share = size / own
+        small = stamp.resize((max(round(stamp.width * share), 1), max(round(stamp.height * share), 1)))
+        self._image.paste(small, (round(x + box[0] * share), round(y + box[1] * share)), small)
+
+
+FOLDERS = (
+    "~/.fonts",
+    "~/.local/share/fonts",
+    "~/Library/Fonts",
+    "/usr/local/share/fonts",
+    "/usr/share/fonts",
+    "/Library/Fonts",
+    "/System/Library/Fonts",
+    os.path.join(os.environ.get("WINDIR", "C:\\Windows"), "Fonts"),  # noqa: PTH118
+)
+SANS_FONTS = (
+    "NotoSans-Regular",
+    "DejaVuSans",
+    "LiberationSans-Regular",
+    "Arial",
+    "Helvetica",
+    "SFNS",
+    "segoeui",
+    "arial",
+)
+BOLD_FONTS = ("NotoSans-Bold", "DejaVuSans-Bold", "LiberationSans-Bold", "Arial Bold", "segoeuib", "arialbd")
+MONO_FONTS = (
+    "DejaVuSansMono",
+    "NotoSansMono-Regular",
+    "LiberationMono-Regular",
+    "Menlo",
+    "SFNSMono",
+    "consola",
+    "cour",
+)
+CJK_FONTS = (
+    "NotoSansCJK-Regular",
+    "NotoSansCJKsc-Regular",
+    "NotoSansSC-Regular",
+    "SourceHanSansSC-Regular",
+    "wqy-microhei",
+    "wqy-zenhei",
+    "DroidSansFallbackFull",
+    "PingFang",
+    "Hiragino Sans GB",
+    "Arial Unicode",
+    "msyh",
+    "malgun",
+    "YuGothM",
+    "simsun",
+)
+EMOJI_FONTS = ("NotoColorEmoji", "Apple Color Emoji", "seguiemj", "NotoEmoji-Regular", "Symbola")
+STRIKES = (109, 160, 136, 96)
+"""The sizes of bitmap fonts of emoji: they have no other."""
+UNKNOWN = "\U000fffff"
+"""A character that no font has: what is drawn for it stands for all that a font lacks."""
+
+
+@lru_cache(maxsize=1)
+def installed() -> dict[str, Path]:
+    """Every font file of this machine by its name without the ending."""
+    found: dict[str, Path] = {}
+    for folder in FOLDERS:
+        root = Path(folder).expanduser()
+        for ending in ("ttf", "ttc", "otf"):
+            for path in sorted(root.rglob(f"*.{ending}")) if root.is_dir() else ():
+                found.setdefault(path.stem, path)
+    return found
+
+
+def first_of(names: Sequence[str]) -> Path | None:
+    fonts = installed()
+    return next((fonts[name] for name in names if name in fonts), None)
+
+
+def missing() -> str | None:
+    """What pictures will lack on this machine, with the mend; None where they lack nothing."""
+    lacks = [
+        name
+        for name, fonts in (
+            ("Chinese, Japanese and Korean", CJK_FONTS),
+            ("emoji", EMOJI_FONTS),
+            ("box drawing", MONO_FONTS),
+        )
+        if first_of(fonts) is None
+    ]
+    if not lacks:
+        return None
+    return (
+        f"no font for {' and '.join(lacks)} was found, boxes will stand in pictures: "
+        "install fonts-noto-cjk, fonts-noto-color-emoji and fonts-dejavu, or put fonts into ~/.local/share/fonts"
     )
 
 
-def _frames(pictures: Sequence[tuple[str, Mapping[str, Any]]], scale: float) -> "list[Image]":
-    """Every state with its name above, all of one size."""
-    if not pictures:
-        raise ValueError("no picture to draw")
-    images = [to_image(_headed(name, picture_drawing(picture)), scale) for name, picture in pictures]
-    width, height = max(image.width for image in images), max(image.height for image in images)
-    return [_padded(image, width, height) for image in images]
+def runs(text: str, *, bold: bool, mono: bool, size: int) -> Iterator[tuple[str, "FreeTypeFont", int]]:
+    """Pieces of the text, each with a font that has it, and the size that the font was made for.
+
+    The first font of the chain takes what none of them has.
+    """
+    chain = _chain(bold, mono)
+    piece, chosen = "", chain[0]
+    for letter in text:
+        best = chosen if _clings(letter) else next((path for path in chain if _has(path, letter)), chain[0])
+        if best != chosen and piece:
+            yield piece, *_sized(chosen, size)
+            piece = ""
+        piece, chosen = piece + letter, best
+    if piece:
+        yield piece, *_sized(chosen, size)
 
 
-def _headed(name: str, drawing: Drawing) -> Drawing:
-    heading = Label(
-        x=0, y=-HEADING / 2 + 2, text=clipped(shown(name), 40), size=NOTE_SIZE, fill=NOTE_INK, anchor="start", bold=True
-    )
-    return Drawing(
-        width=drawing.width,
-        height=drawing.height,
-        shapes=[heading, *drawing.shapes],
-        title=drawing.title,
-        margin=max(drawing.margin, HEADING),
-    )
+def _chain(bold: bool, mono: bool) -> tuple[Path | None, ...]:
+    """Where to look for a letter; None is Pillow's own small font, which is always there."""
+    own = first_of(MONO_FONTS) if mono else first_of(BOLD_FONTS) if bold else None
+    paths = [own, first_of(SANS_FONTS), first_of(EMOJI_FONTS), first_of(CJK_FONTS), first_of(MONO_FONTS)]
+    return tuple(dict.fromkeys(path for path in paths if path is not None)) or (None,)
 
 
-def _padded(image: "Image", width: int, height: int) -> "Image":
-    if image.size == (width, height):
-        return image
-    sheet = pillow().Image.new("RGB", (width, height), PAPER)
-    sheet.paste(image, (0, 0))
-    return sheet
+def _clings(letter: str) -> bool:
+    """Joiners and variation signs go with the letter before them, and so does a space."""
+    return letter in (" ", JOINER) or "\ufe00" <= letter <= "\ufe0f" or "\U0001f3fb" <= letter <= "\U0001f3ff"
 
 
-def _encoded(image: "Image", **how: Any) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, **how)
-    return buffer.getvalue()
+@lru_cache(maxsize=8192)
+def _has(path: Path | None, letter: str) -> bool:
+    """Whether the font draws something else for it than for a character that no font has."""
+    if path is None:
+        return True
+    if letter.isascii() and path.stem in EMOJI_FONTS:
+        return False  # its digits are parts of keycaps
+    font, _ = _sized(path, 16)
+    drawn = font.getmask(letter)
+    return (drawn.size, bytes(drawn)) != _lacking(path)
+
+
+@lru_cache(maxsize=64)
+def _lacking(path: Path) -> tuple[tuple[int, int], bytes]:
+    drawn = _sized(path, 16)[0].getmask(UNKNOWN)
+    return drawn.size, bytes(drawn)
+
+
+@lru_cache(maxsize=256)
+def _sized(path: Path | None, size: int) -> tuple["FreeTypeFont", int]:
+    """The font, and the size that it has: a bitmap font comes in one size only, and is scaled by who draws."""
+    from PIL import ImageFont
+
+    if path is None:
+        font = ImageFont.load_default(size)
+        if not isinstance(font, ImageFont.FreeTypeFont):
+            raise UserError("this Pillow has no FreeType: pip install --force-reinstall pillow")
+        return font, size
+    for wanted in (size, *STRIKES):
+        try:
+            return ImageFont.truetype(str(path), wanted), wanted
+        except OSError:
+            continue
+    raise UserError(f"the font {path} cannot be read: remove or replace it")

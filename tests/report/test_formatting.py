@@ -1,6 +1,7 @@
 import pytest
 
-from turnwise.record.numbers import count, decimal, duration, percent, sparkline
+from turnwise.report.formatting import count, decimal, duration, percent
+from turnwise.report.terminal import sparkline
 
 
 @pytest.mark.parametrize(

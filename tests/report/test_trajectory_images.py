@@ -8,12 +8,17 @@ pil = pytest.importorskip("PIL", reason="pictures as PNG and GIF need Pillow: pi
 from PIL import Image, ImageChops  # noqa: E402
 
 from turnwise.core.errors import UserError  # noqa: E402
-from turnwise.report.pictures import fonts  # noqa: E402
-from turnwise.report.pictures.files import PictureFiles  # noqa: E402
+from turnwise.report.pictures import raster  # noqa: E402
+from turnwise.report.pictures.gridworlds import CELL  # noqa: E402
 from turnwise.report.pictures.picture import picture_drawing  # noqa: E402
-from turnwise.report.pictures.raster import MAX_STATES, animation, strip_png, trajectory_pictures  # noqa: E402
-from turnwise.report.pictures.shapes_raster import to_image  # noqa: E402
-from turnwise.report.pictures.worlds import CELL  # noqa: E402
+from turnwise.report.pictures.raster import to_image  # noqa: E402
+from turnwise.report.pictures.trajectory_images import (  # noqa: E402
+    MAX_STATES,
+    PictureFiles,
+    animation,
+    strip_png,
+    trajectory_pictures,
+)
 
 LAKE = {"rows": [["ice", "hole"], ["goal", "player"]], "caption": "", "info": {}}
 AFTER = {"rows": [["ice", "hole"], ["player_on_goal", "ice"]], "caption": "", "info": {}}
@@ -83,29 +88,29 @@ def test_a_long_trajectory_keeps_its_first_and_last_state() -> None:
 
 def test_letters_of_all_kinds_leave_ink(optional_part: Any) -> None:
     """Where the machine has the fonts: nothing is the empty box that stands for what a font lacks."""
-    if (lacks := fonts.missing()) is not None:
+    if (lacks := raster.missing()) is not None:
         optional_part(lacks)
     for letter in "aß漢あ한┌│🦊":
-        for piece, font, _ in fonts.runs(letter, bold=False, mono=False, size=32):
-            lacking = font.getmask(fonts.UNKNOWN)
+        for piece, font, _ in raster.runs(letter, bold=False, mono=False, size=32):
+            lacking = font.getmask(raster.UNKNOWN)
             assert (font.getmask(piece).size, bytes(font.getmask(piece))) != (lacking.size, bytes(lacking)), letter
 
 
 def test_a_colour_emoji_keeps_its_colours(optional_part: Any) -> None:
-    if fonts.first_of(fonts.EMOJI[:3]) is None:
+    if raster.first_of(raster.EMOJI_FONTS[:3]) is None:
         optional_part("no font with colour emoji was found: install fonts-noto-color-emoji")
     image = to_image(picture_drawing({"rows": [["🦊"]], "caption": "", "info": {}}))
     assert any(red > 200 and blue < 90 for _, (red, _, blue) in image.getcolors(1 << 20))  # type: ignore[misc]
 
 
 def test_text_is_split_by_the_fonts_that_have_it() -> None:
-    pieces = [piece for piece, _, _ in fonts.runs("abc 漢字 x", bold=False, mono=False, size=20)]
+    pieces = [piece for piece, _, _ in raster.runs("abc 漢字 x", bold=False, mono=False, size=20)]
     assert "".join(pieces) == "abc 漢字 x"
 
 
 def test_a_machine_without_fonts_still_draws_and_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fonts, "installed", dict)
-    assert "fonts-noto-cjk" in (fonts.missing() or "")
+    monkeypatch.setattr(raster, "installed", dict)
+    assert "fonts-noto-cjk" in (raster.missing() or "")
     image = to_image(picture_drawing({"rows": [["hello"]], "caption": "", "info": {}}))
     assert len(image.getcolors(1 << 20) or []) > 10
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from turnwise.core.errors import UserError
-from turnwise.record.known_metrics import number_of
+from turnwise.record.metrics import number_of
 from turnwise.report.episodes import chosen_of_file, chosen_of_index
+from turnwise.report.html_report import report_html, write_report
+from turnwise.report.metric_charts import levels_between, panel_svg, thinned, value_range
 from turnwise.report.page import escaped
-from turnwise.report.panel import levels_between, panel_svg, thinned, value_range
-from turnwise.report.report import report_html, write_report
 
 LAKE = {"rows": [["ice", "player"], ["goal", "hole"]], "caption": "", "info": {}}
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u202eevil"

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from turnwise.record.numbers import percent
+from turnwise.report.formatting import percent
 from turnwise.report.svg import BLUE, GRID, INK, ORANGE, line, opening, printable, text
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 720, 210, 96, 66, 48

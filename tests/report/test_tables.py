@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console, RenderableType
 
-from turnwise.report.table import closing_table, interval, seeds_table
+from turnwise.report.formatting import interval
+from turnwise.report.tables import closing_table, seeds_table
 
 SUMMARY = {
     "success_before": 0.2617,

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.record.evaluation_folder import read_plan
-from turnwise.record.known_metrics import number_of
-from turnwise.record.numbers import count, decimal, length, percent
+from turnwise.record.metrics import number_of
 from turnwise.report.episodes import chosen_of_file, episode_html, heading_of
-from turnwise.report.evaluation_figure import Bar, success_svg
-from turnwise.report.evaluation_tables import points, probability
+from turnwise.report.formatting import count, decimal, length, percent, points, probability
 from turnwise.report.page import cards, figure, folded, page, section, settings_table, table
-from turnwise.report.run import flat_settings, read_object
+from turnwise.report.run_report import flat_settings, read_object
+from turnwise.report.success_chart import Bar, success_svg
 
 MAX_MODELS = 20
 

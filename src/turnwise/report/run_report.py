@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.config.schema import Config
-from turnwise.record.follow import Follower
-from turnwise.record.known_metrics import number_of, points_of, present
-from turnwise.record.numbers import count, decimal, duration, percent
-from turnwise.report.curve import learning_curve_svg
+from turnwise.record.jsonl_follower import Follower
+from turnwise.record.metrics import number_of
 from turnwise.report.episodes import chosen_of_index, episode_html, heading_of, read_at
+from turnwise.report.formatting import count, decimal, duration, percent
+from turnwise.report.learning_curve import learning_curve_svg
+from turnwise.report.metric_charts import panel_svg, points_of, present
 from turnwise.report.page import cards, escaped, figure, folded, page, section, settings_table, table
-from turnwise.report.panel import panel_svg
 
 MAX_ALARMS = 50
 MAX_VALUE = 300

@@ -5,7 +5,7 @@ Every function draws one cell: the square of side `s` whose top left corner is (
 
 from collections.abc import Callable, Sequence
 
-from turnwise.report.pictures.letters import width_of, wrapped
+from turnwise.report.formatting import width_of, wrapped
 from turnwise.report.pictures.shapes import Box, Disc, Label, Lines, Patch, Point, Shape
 
 Rows = Sequence[Sequence[str]]

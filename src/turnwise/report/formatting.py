@@ -1,7 +1,65 @@
-"""Foreign text made harmless and measured: what may stand on a page, and how much room it takes."""
+"""Numbers as people read them."""
 
+import math
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+MISSING = "-"
+
+
+def percent(value: float | None) -> str:
+    return MISSING if value is None or not math.isfinite(value) else f"{100 * value:.1f} %"
+
+
+def decimal(value: float | None) -> str:
+    """Three places, or two digits that count where the number is small."""
+    if value is None:
+        return MISSING
+    if value == 0 or abs(value) >= 0.001 or not math.isfinite(value):
+        return f"{value:.3f}"
+    return f"{value:.1e}"
+
+
+def length(value: float | None) -> str:
+    return MISSING if value is None or not math.isfinite(value) else f"{value:.1f}"
+
+
+def count(value: float | None) -> str:
+    """950, 12.4k, 3.1M."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            return f"{value / (1e3 if letter == 'k' else size):.1f}{letter}"
+    return f"{value:.0f}"
+
+
+def duration(seconds: float | None) -> str:
+    """0:41, 12:05, 1:02:33."""
+    if seconds is None or not math.isfinite(seconds):
+        return MISSING
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def interval(ends: Sequence[float | None] | None) -> str:
+    """62.1 to 74.0 %"""
+    if ends is None or None in ends:
+        return MISSING
+    low, high = ends
+    return f"{percent(low).removesuffix(' %')} to {percent(high)}"
+
+
+def probability(p: float) -> str:
+    """Four places where that says something."""
+    return "< 0.0001" if p < 0.0001 else f"{p:.4f}"
+
+
+def points(difference: float) -> str:
+    """A difference of two rates: +4.2, in percentage points."""
+    return f"{100 * difference:+.1f}"
+
 
 JOINER = "\N{ZERO WIDTH JOINER}"
 """Makes one emoji of several: not printable by itself, but wanted."""

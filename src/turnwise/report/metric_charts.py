@@ -1,11 +1,57 @@
-"""A metric over the steps as a small self-contained SVG: one of many on a page."""
+"""The metrics that people look at first, in the order in which they do, with how their numbers are written."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from turnwise.record.known_metrics import Points
-from turnwise.report.curve import nice_ticks, rolling_mean
-from turnwise.report.svg import BLUE, GRID, INK, ORANGE, line, opening, text
+from turnwise.record.metrics import number_of
+from turnwise.report.formatting import count, decimal, length, percent
+from turnwise.report.svg import BLUE, GRID, INK, ORANGE, line, nice_ticks, opening, rolling_mean, text
+
+Points = list[tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    label: str
+    key: str
+    write: Callable[[float | None], str]
+    share: bool = False
+    """Always between 0 and 1, and drawn so, that two pictures can be compared."""
+
+
+FIRST = (
+    Metric(label="success", key="rollout/success", write=percent, share=True),
+    Metric(label="reward", key="rollout/reward", write=decimal),
+    Metric(label="loss", key="train/loss", write=decimal),
+    Metric(label="entropy", key="train/entropy", write=decimal),
+    Metric(label="KL to the reference", key="train/kl", write=decimal),
+    Metric(label="KL of a step", key="train/approx_kl", write=decimal),
+    Metric(label="response tokens", key="rollout/response_tokens", write=length),
+    Metric(label="turns", key="rollout/turns", write=length),
+    Metric(label="gradient norm", key="train/grad_norm", write=decimal),
+    Metric(label="tokens per second", key="time/tokens_per_s", write=count),
+    Metric(label="clip fraction", key="train/clip_fraction", write=percent),
+    Metric(label="sampler-learner mismatch", key="train/mismatch", write=decimal),
+    Metric(label="KL(sampler | learner), k3", key="train/offpolicy_kl_k3", write=decimal),
+    Metric(label="chi-squared of sequences", key="train/offpolicy_chi2_sequence", write=decimal),
+    Metric(label="invalid turns", key="rollout/invalid", write=percent),
+    Metric(label="groups that fare alike", key="rollout/zero_std_groups", write=percent),
+)
+
+
+def points_of(rows: Sequence[Mapping[str, Any]], key: str) -> Points:
+    """(step, value) of the rows that have both."""
+    pairs = ((number_of(row.get("step")), number_of(row.get(key))) for row in rows)
+    return [(step, value) for step, value in pairs if step is not None and value is not None]
+
+
+def present(rows: Sequence[Mapping[str, Any]], metrics: Sequence[Metric] = FIRST) -> list[tuple[Metric, Points]]:
+    """Those of the metrics that a run has, with their points."""
+    found = [(metric, points_of(rows, metric.key)) for metric in metrics]
+    return [(metric, points) for metric, points in found if points]
+
 
 WIDTH, HEIGHT = 360, 190
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 34, 28

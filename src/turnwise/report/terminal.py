@@ -1,12 +1,34 @@
-"""A line in letters: braille has two by four dots in every letter, so that a few lines of a terminal hold a curve."""
+"""The console that progress and tables are printed on."""
 
+import io
+import sys
 from collections.abc import Sequence
+from itertools import pairwise
 
-from turnwise.record.known_metrics import Points
+from rich.console import Console
+from rich.text import Text
 
+from turnwise.report.metric_charts import Points
+
+BLOCKS = "▁▂▃▄▅▆▇█"
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """What a dot adds to the letter's number, by row from the top and column."""
 BRAILLE = 0x2800
+
+
+def make_console() -> Console:
+    """Standard output. Redrawing only on a real terminal: in a file or a pipe, colours may be forced, motion never.
+
+    A character that the terminal's encoding lacks is replaced, so that no message can end a run.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    return Console(force_interactive=None if sys.stdout.isatty() else False, highlight=False)
+
+
+def one_line(text: str) -> Text:
+    """Foreign text as one harmless line: no markup, no control characters, no escape sequences."""
+    return Text("".join(letter if letter.isprintable() else " " for letter in text))
 
 
 def braille_plot(points: Points, width: int, height: int, low: float, high: float) -> list[str]:
@@ -73,3 +95,11 @@ def _filled(values: Sequence[float | None]) -> list[float]:
         else:
             filled.append(before + (after - before) * (place - left) / (right - left))
     return filled
+
+
+def sparkline(rates: Sequence[float], width: int) -> str:
+    """Rates as blocks from 0 to 1 (never stretched, so that two runs can be compared), at most `width` of them."""
+    columns = min(width, len(rates))
+    edges = [index * len(rates) // columns for index in range(columns + 1)] if columns else []
+    means = [sum(rates[low:high]) / (high - low) for low, high in pairwise(edges)]
+    return "".join(BLOCKS[min(int(mean * len(BLOCKS)), len(BLOCKS) - 1)] for mean in means)

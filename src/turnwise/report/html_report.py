@@ -7,8 +7,8 @@ from typing import Any
 from turnwise.core.errors import UserError
 from turnwise.record.disk import disk_errors, write_aside
 from turnwise.record.evaluation_folder import PLAN
-from turnwise.report.evaluation import evaluation_report
-from turnwise.report.run import run_report
+from turnwise.report.evaluation_report import evaluation_report
+from turnwise.report.run_report import run_report
 
 NAME = "report.html"
 

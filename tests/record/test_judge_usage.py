@@ -5,17 +5,17 @@ from pathlib import Path
 import pytest
 
 from turnwise.core.errors import UserError
-from turnwise.record.judge_spending import FILE, JudgeSpending
+from turnwise.record.run_folder import JUDGES_FILE, JudgeSpending
 
 
 def test_spending_is_added_up_for_each_judge_and_a_half_line_is_dropped(tmp_path: Path) -> None:
     spending = JudgeSpending(tmp_path)
-    assert spending.read() == {} and not (tmp_path / FILE).exists()
+    assert spending.read() == {} and not (tmp_path / JUDGES_FILE).exists()
     spending.add("a", 1, 500)
     spending.add("b", 1, 70)
     spending.add("a", 0, -400)
     spending.add("a", 1, 500)
-    with (tmp_path / FILE).open("ab") as file:
+    with (tmp_path / JUDGES_FILE).open("ab") as file:
         file.write(b'{"judge": "a", "cal')
     spent = {"a": {"calls": 2, "tokens": 600}, "b": {"calls": 1, "tokens": 70}}
     assert JudgeSpending(tmp_path).read() == spent
@@ -25,12 +25,12 @@ def test_spending_is_added_up_for_each_judge_and_a_half_line_is_dropped(tmp_path
 
 @pytest.mark.parametrize("line", ["nonsense", '{"judge": "a"}', '{"judge": 1, "calls": 1, "tokens": 1}'])
 def test_a_line_that_says_nothing_of_a_judge_is_told(line: str, tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text(f"{line}\n")
-    with pytest.raises(UserError, match=rf"{FILE} line 1 .*delete"):
+    (tmp_path / JUDGES_FILE).write_text(f"{line}\n")
+    with pytest.raises(UserError, match=rf"{JUDGES_FILE} line 1 .*delete"):
         JudgeSpending(tmp_path).read()
 
 
 def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / FILE).mkdir()
-    with pytest.raises(UserError, match=rf"cannot write .*{FILE}.* --resume {tmp_path}"):
+    (tmp_path / JUDGES_FILE).mkdir()
+    with pytest.raises(UserError, match=rf"cannot write .*{JUDGES_FILE}.* --resume {tmp_path}"):
         JudgeSpending(tmp_path).add("a", 1, 5)

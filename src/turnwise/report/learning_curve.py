@@ -1,12 +1,11 @@
 """The learning curve as a self-contained SVG: text only, no dependency, readable on light and on dark pages."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Literal
 
-from turnwise.report.svg import BLUE, GRID, INK, ORANGE, line, opening, text
+from turnwise.report.svg import BLUE, GRID, INK, ORANGE, line, nice_ticks, opening, rolling_mean, text
 
 WIDTH, HEIGHT = 720, 380
 LEFT, RIGHT, TOP, BOTTOM = 64, 24, 64, 52
@@ -137,20 +136,6 @@ def _legend(train: bool, evaluations: bool) -> list[str]:
         x = LEFT + 240 * number
         parts += [mark(x), text(x + 30, 48, label)]
     return parts
-
-
-def rolling_mean(values: Sequence[float], window: int) -> list[float]:
-    """The mean of the last `window` values at each place, of fewer at the start."""
-    spans = [values[max(0, end - window) : end] for end in range(1, len(values) + 1)]
-    return [sum(span) / len(span) for span in spans]
-
-
-def nice_ticks(right: float, at_most: int = 8) -> list[float]:
-    """0, then steps of 1, 2 or 5 times a power of ten, up to `right`."""
-    rough = right / at_most
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
-    return [index * step for index in range(int(right / step + 1e-9) + 1)]
 
 
 def _path(points: Sequence[tuple[float, float]], scale: Scale, *, width: float, opacity: float) -> str:

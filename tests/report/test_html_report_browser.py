@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from turnwise.report.report import write_report
+from turnwise.report.html_report import write_report
 
 HOSTILE = "<script>document.title = 'run'</script><img src=x onerror=\"document.title = 'run'\">" + "wide" * 400
 PICTURE = {"rows": [["wall", HOSTILE[:60]]], "caption": HOSTILE, "info": {}}

@@ -2,7 +2,8 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from turnwise.report.curve import learning_curve_svg, nice_ticks, rolling_mean
+from turnwise.report.learning_curve import learning_curve_svg
+from turnwise.report.svg import nice_ticks, rolling_mean
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -1,1 +1,0 @@
-"""A run's curves in the terminal."""
