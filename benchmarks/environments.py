@@ -32,9 +32,9 @@ from turnwise.core.messages import Message, assistant
 from turnwise.core.protocols import Completion, Env, Observation, Policy, Sampling, Session, StepResult
 from turnwise.core.task import EpisodeKey, Split, Task
 from turnwise.engine.scripted import ScriptedPolicy
-from turnwise.envs.kind import EnvKind
 from turnwise.envs.registry import ENVIRONMENTS, load
 from turnwise.envs.seeds import seed_for
+from turnwise.envs.spec import EnvKind
 from turnwise.envs.text_env import TextEnv
 from turnwise.models.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer

@@ -31,8 +31,8 @@ from turnwise.core.task import Task
 from turnwise.core.trajectory import Stop, Trajectory
 from turnwise.engine.native.engine import NativeEngine
 from turnwise.envs.frozen_lake.env import FrozenLake
-from turnwise.envs.kind import EnvKind
 from turnwise.envs.registry import load
+from turnwise.envs.spec import EnvKind
 from turnwise.envs.text_env import Outcome, goes_on
 from turnwise.models.loading import LoadedModel, load_model
 from turnwise.recipes.build import load_policy

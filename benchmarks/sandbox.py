@@ -21,11 +21,9 @@ from functools import partial
 from rich.console import Console
 from rich.table import Table
 
-from turnwise.sandbox.errors import SandboxUnavailable
-from turnwise.sandbox.host import Sandbox, Session
-from turnwise.sandbox.limits import SandboxLimits
-from turnwise.sandbox.process_tree import proportional_bytes
-from turnwise.sandbox.unsafe_subprocess import start_unsafe_subprocess
+from turnwise.sandbox.host import Sandbox, Session, start_unsafe_subprocess
+from turnwise.sandbox.processes import proportional_bytes
+from turnwise.sandbox.types import SandboxLimits, SandboxUnavailable
 
 MEBIBYTE = 1024 * 1024
 USE_LIBRARIES = "import numpy, sympy\nx = sympy.Symbol('x')\nprint(sympy.solve(x**2 - 2), numpy.arange(1000).sum())"

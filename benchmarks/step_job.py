@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from turnwise.core.messages import Message, assistant
 from turnwise.core.task import Task
 from turnwise.envs.frozen_lake.env import FrozenLake
-from turnwise.envs.kind import EnvKind
+from turnwise.envs.spec import EnvKind
 from turnwise.envs.text_env import Outcome, goes_on
 from turnwise.rollout.tasks import TaskSource, World
 

@@ -74,7 +74,7 @@ def test_a_list_of_environments_imports_none_of_them(tmp_path: Path) -> None:
     modules = imported(COMMAND, "envs", tmp_path)
     assert [name for name in modules if name.startswith("turnwise.envs.")] == [
         "turnwise.envs.catalogue",
-        "turnwise.envs.new",
+        "turnwise.envs.starter",
     ]
 
 

@@ -8,7 +8,7 @@ import pytest
 from turnwise.core.errors import UserError
 from turnwise.core.messages import assistant
 from turnwise.core.task import Task
-from turnwise.envs.adapters.gymnasium_env import GymnasiumEnv
+from turnwise.envs.adapters.package_envs import GymnasiumEnv
 from turnwise.envs.adapters.process import end_processes
 from turnwise.envs.answers import format_answer
 from turnwise.envs.registry import kind_of

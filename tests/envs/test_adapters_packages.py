@@ -14,10 +14,7 @@ from hypothesis import strategies as st
 from turnwise.core.errors import UserError
 from turnwise.core.messages import assistant
 from turnwise.core.task import Task
-from turnwise.envs.adapters.gymnasium_env import GymnasiumEnv
-from turnwise.envs.adapters.reasoning_gym_env import ReasoningGymEnv
-from turnwise.envs.adapters.text_arena_env import TextArenaEnv
-from turnwise.envs.adapters.text_world_env import TextWorldEnv
+from turnwise.envs.adapters.package_envs import GymnasiumEnv, ReasoningGymEnv, TextArenaEnv, TextWorldEnv
 from turnwise.envs.answers import format_answer
 from turnwise.envs.registry import kind_of
 from turnwise.envs.seeds import seed_for

@@ -17,14 +17,14 @@ from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, User
 from turnwise.core.messages import assistant
 from turnwise.core.task import Task
 from turnwise.envs.adapters import process
-from turnwise.envs.adapters.package_env import MAX_ACTION, MAX_TEXT, PackageEnv
+from turnwise.envs.adapters.package_envs import MAX_ACTION, MAX_TEXT, PackageEnv
 from turnwise.envs.adapters.process import RemoteWorld
 from turnwise.envs.registry import kind_of
 from work_for_tests import hang_guard, wait_until
 
 WORLD = """
 import os, random, sys, time, weakref
-from turnwise.envs.adapters.world import IllegalAction, World, WrongSetting, aside
+from turnwise.envs.adapters.worker import IllegalAction, World, WrongSetting, aside
 
 ALIVE = weakref.WeakSet()
 

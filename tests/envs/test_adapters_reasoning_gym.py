@@ -9,8 +9,8 @@ import pytest
 from turnwise.core.errors import UserError
 from turnwise.core.messages import assistant
 from turnwise.core.task import Task
+from turnwise.envs.adapters.package_envs import ReasoningGymEnv
 from turnwise.envs.adapters.reasoning_gym_answers import READABLE, is_arithmetic, is_formula, is_literal, is_readable
-from turnwise.envs.adapters.reasoning_gym_env import ReasoningGymEnv
 from turnwise.envs.answers import format_answer
 from turnwise.envs.registry import kind_of
 

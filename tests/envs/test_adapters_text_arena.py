@@ -13,7 +13,7 @@ import pytest
 from turnwise.core.errors import EnvironmentFailure, UserError
 from turnwise.core.messages import assistant
 from turnwise.core.task import Task
-from turnwise.envs.adapters.text_arena_env import TextArenaEnv
+from turnwise.envs.adapters.package_envs import TextArenaEnv
 from turnwise.envs.adapters.text_arena_moves import GUESSES, guesses, varied
 from turnwise.envs.answers import format_answer
 from turnwise.envs.registry import kind_of
@@ -174,8 +174,8 @@ def refuse(*address, **_):
     raise OSError("no network")
 socket.getaddrinfo = socket.socket.connect = refuse
 import nltk
-from turnwise.envs.adapters.text_arena_game import Game
-from turnwise.envs.adapters.world import WrongSetting
+from turnwise.envs.adapters.text_arena_worker import Game
+from turnwise.envs.adapters.worker import WrongSetting
 nltk.data.path.clear()
 try:
     Game("Hangman-v0", {})

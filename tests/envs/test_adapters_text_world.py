@@ -9,7 +9,7 @@ import pytest
 from turnwise.core.errors import UserError
 from turnwise.core.messages import assistant
 from turnwise.core.task import Task
-from turnwise.envs.adapters.text_world_env import TextWorldEnv
+from turnwise.envs.adapters.package_envs import TextWorldEnv
 from turnwise.envs.adapters.text_world_facts import told
 from turnwise.envs.answers import format_answer
 from turnwise.envs.registry import kind_of

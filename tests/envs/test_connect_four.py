@@ -13,7 +13,7 @@ from turnwise.envs.connect_four.env import ConnectFour
 from turnwise.envs.connect_four.game import ConnectFourGame
 from turnwise.envs.connect_four.search import best_moves, look_ahead
 from turnwise.envs.games.view import board_text
-from turnwise.envs.kind import EnvKind
+from turnwise.envs.spec import EnvKind
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
 KIND = EnvKind(name="connect_four", kind="connect_four", cls=ConnectFour)

@@ -17,8 +17,8 @@ from turnwise.envs.answers import format_answer
 from turnwise.envs.game_2048.board import BLANK, SLIDES, after, can_move, empty_cells, slid, with_new_tile
 from turnwise.envs.game_2048.env import SYMBOLS, Game2048, moves_for
 from turnwise.envs.game_2048.player import STYLES, choose, play_out
-from turnwise.envs.kind import EnvKind
 from turnwise.envs.seeds import seed_for
+from turnwise.envs.spec import EnvKind
 from turnwise.models.tiny import tiny_tokenizer
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))

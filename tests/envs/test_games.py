@@ -16,8 +16,8 @@ from turnwise.core.errors import UserError
 from turnwise.core.task import Task
 from turnwise.envs.connect_four.env import ConnectFour
 from turnwise.envs.games.view import SYMBOLS, board_text, ending
-from turnwise.envs.kind import EnvKind
 from turnwise.envs.seeds import seed_for
+from turnwise.envs.spec import EnvKind
 from turnwise.envs.tic_tac_toe.env import TicTacToe
 from turnwise.models.tiny import tiny_pieces
 

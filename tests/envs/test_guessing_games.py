@@ -22,9 +22,9 @@ from turnwise.envs.guessing.facts import FactTable, Guess, Secret, Topic
 from turnwise.envs.guessing.oracle import UNKNOWN
 from turnwise.envs.guessing.player import agreeing, longest_game, next_action, winning_actions
 from turnwise.envs.guessing.words import GLUE, find_phrases, without_lead, words_of
-from turnwise.envs.kind import EnvKind
-from turnwise.envs.prompt import system_prompt
+from turnwise.envs.runner import system_prompt
 from turnwise.envs.seeds import seed_for
+from turnwise.envs.spec import EnvKind
 from turnwise.envs.twenty_questions.env import TwentyQuestions
 from turnwise.models.tiny import tiny_tokenizer
 from work_for_tests import count_lines

@@ -30,13 +30,12 @@ from hostile_for_tests import (
 )
 from turnwise.core.messages import Message
 from turnwise.core.task import Task
-from turnwise.envs.kind import EnvKind
 from turnwise.envs.registry import ENVIRONMENTS, load
 from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.seeds import seed_for
+from turnwise.envs.spec import EnvKind
 from turnwise.envs.text_env import Outcome, TextEnv, goes_on
-from turnwise.envs.tool_env import ToolEnv
-from turnwise.envs.tool_runner import ToolEnvRunner
+from turnwise.envs.tool_env import ToolEnv, ToolEnvRunner
 from turnwise.tools.box import ToolHands
 from turnwise.tools.formats import write_call
 from turnwise.tools.tool import Tool, ToolError, ToolResult, ToolSession

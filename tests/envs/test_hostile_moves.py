@@ -12,7 +12,7 @@ from nasty_answers_for_tests import NASTY
 from turnwise.core.messages import assistant
 from turnwise.core.protocols import StepResult
 from turnwise.envs.answers import format_answer
-from turnwise.sandbox.errors import SandboxUnavailable
+from turnwise.sandbox.types import SandboxUnavailable
 
 FIRST = list({case.env: case for case in reversed(CASES)}.values())
 """One of each environment. What is invalid keeps an episode going, so that many answers meet one start state."""

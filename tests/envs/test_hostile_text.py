@@ -23,8 +23,8 @@ from mcp_ground_for_tests import RAW
 from turnwise.core.messages import Message, ToolSpec, system, user
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Stop
-from turnwise.envs.kind import EnvKind
 from turnwise.envs.seeds import seed_for
+from turnwise.envs.spec import EnvKind
 from turnwise.envs.text_env import Outcome, goes_on
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.tools.formats import write_call

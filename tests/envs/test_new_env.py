@@ -8,8 +8,8 @@ import pytest
 
 from turnwise.cli.main import main
 from turnwise.core.errors import UserError
-from turnwise.envs.new import write_starter
 from turnwise.envs.registry import load
+from turnwise.envs.starter.write import write_starter
 
 
 def test_what_is_written_loads_and_its_own_test_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

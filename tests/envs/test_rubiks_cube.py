@@ -13,12 +13,12 @@ from turnwise.core.chance import stream
 from turnwise.core.errors import UserError
 from turnwise.core.task import Task
 from turnwise.envs.answers import format_answer
-from turnwise.envs.kind import EnvKind
 from turnwise.envs.rubiks_cube.cube import COLOURS, FACES, HOLDS, MOVES, SOLVED, after, is_solved, renamed
 from turnwise.envs.rubiks_cube.env import RubiksCube
 from turnwise.envs.rubiks_cube.scramble import scrambled
 from turnwise.envs.rubiks_cube.solver import DEPTH, rings, shortest_solution
 from turnwise.envs.seeds import seed_for
+from turnwise.envs.spec import EnvKind
 from turnwise.models.tiny import tiny_tokenizer
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))

@@ -23,7 +23,7 @@ from turnwise.envs.search_qa.people import RELATIONS, shared_world
 from turnwise.envs.search_qa.questions import draw_question, next_step
 from turnwise.envs.search_qa.small import make_small_world
 from turnwise.envs.seeds import seed_for
-from turnwise.envs.tool_runner import ToolEnvRunner
+from turnwise.envs.tool_env import ToolEnvRunner
 from turnwise.models.tiny import tiny_tokenizer
 
 SMALL: dict[str, Any] = {"world": "small", "style": "answer", "top": 1}

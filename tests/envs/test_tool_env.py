@@ -20,12 +20,11 @@ from turnwise.core.messages import Message, assistant
 from turnwise.core.protocols import Observation, StepResult
 from turnwise.core.task import Split, Task
 from turnwise.data.demonstrations import Exchange, demonstration_sample
-from turnwise.envs.kind import EnvKind
 from turnwise.envs.registry import load
 from turnwise.envs.seeds import seed_for
+from turnwise.envs.spec import EnvKind
 from turnwise.envs.text_env import Outcome, lost, won
-from turnwise.envs.tool_env import ToolEnv
-from turnwise.envs.tool_runner import NONE_LEFT, ToolEnvRunner
+from turnwise.envs.tool_env import NONE_LEFT, ToolEnv, ToolEnvRunner
 from turnwise.models.tiny import tiny_tokenizer
 from turnwise.recipes.environment_mix import worlds_of
 from turnwise.render.renderer import Renderer

@@ -10,7 +10,7 @@ from turnwise.core.task import Task
 from turnwise.envs.registry import load
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.tools.given import tools_of
-from turnwise.sandbox.limits import SandboxLimits
+from turnwise.sandbox.types import SandboxLimits
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tools.md").read_text(encoding="utf-8")
 

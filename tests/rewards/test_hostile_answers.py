@@ -26,7 +26,7 @@ from turnwise.rewards.parts.part import BuiltInPart
 from turnwise.rewards.parts.shaping import Length
 from turnwise.rewards.parts.unit_tests import UnitTests, code_of
 from turnwise.rewards.rubric import Answered
-from turnwise.sandbox.errors import SandboxUnavailable
+from turnwise.sandbox.types import SandboxUnavailable
 from work_for_tests import hang_guard
 
 MATH = ["7", "-3/4", "1/3", "0.333333", "sqrt(2)", "2 pi", "x^2 + 1", "sqrt(x)/3", "(1, 2)", r"\frac{1}{2}", "no sum"]

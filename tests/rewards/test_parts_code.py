@@ -11,7 +11,7 @@ from turnwise.rewards.code_cases import NOTHING, Given, _given
 from turnwise.rewards.parts.case_forms import read_tests
 from turnwise.rewards.parts.unit_tests import UnitTests, _sandbox, code_of
 from turnwise.rewards.rubric import Answered
-from turnwise.sandbox.errors import SandboxFailure, SandboxUnavailable
+from turnwise.sandbox.types import SandboxFailure, SandboxUnavailable
 
 ASSERTS = """
 import math

@@ -26,11 +26,10 @@ from turnwise.core.trajectory import Trajectory
 from turnwise.data.samples import samples_of
 from turnwise.engine.native.engine import NativeEngine
 from turnwise.engine.scripted import ScriptedPolicy
-from turnwise.envs.kind import EnvKind
 from turnwise.envs.seeds import seed_for
+from turnwise.envs.spec import EnvKind
 from turnwise.envs.text_env import Outcome, lost
-from turnwise.envs.tool_env import ToolEnv
-from turnwise.envs.tool_runner import ToolEnvRunner
+from turnwise.envs.tool_env import ToolEnv, ToolEnvRunner
 from turnwise.models.attention import ATTENTION
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.context import FullHistory

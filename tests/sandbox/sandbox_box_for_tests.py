@@ -7,10 +7,8 @@ from typing import Any, Literal, TypeVar
 
 import pytest
 
-from turnwise.sandbox.errors import SandboxUnavailable
 from turnwise.sandbox.host import Sandbox
-from turnwise.sandbox.limits import SandboxLimits
-from turnwise.sandbox.results import RunResult
+from turnwise.sandbox.types import RunResult, SandboxLimits, SandboxUnavailable
 
 Result = TypeVar("Result")
 TIERS: tuple[Literal["namespaces", "landlock"], ...] = ("namespaces", "landlock")

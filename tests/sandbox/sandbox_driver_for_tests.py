@@ -14,11 +14,9 @@ from sandbox_attacks_for_tests import ALL as OUTWARD
 from sandbox_ground_for_tests import MARK, Attack, Ground
 from sandbox_limit_attacks_for_tests import ALL as INWARD
 
-from turnwise.sandbox.errors import SandboxUnavailable
 from turnwise.sandbox.host import Sandbox
-from turnwise.sandbox.limits import SandboxLimits
-from turnwise.sandbox.process_tree import descendants
-from turnwise.sandbox.results import RunResult
+from turnwise.sandbox.processes import descendants
+from turnwise.sandbox.types import RunResult, SandboxLimits, SandboxUnavailable
 
 LIMITS = SandboxLimits(timeout_s=60.0, memory_mb=256, output_chars=2000, scratch_mb=48, grace_s=1.0)
 AT_ONCE = 6

@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 from sandbox_box_for_tests import LIMITS, TIERS, Box, started
 
-from turnwise.sandbox.errors import SandboxFailure
 from turnwise.sandbox.host import Sandbox
-from turnwise.sandbox.process_tree import descendants
-from turnwise.sandbox.results import RunResult
+from turnwise.sandbox.processes import descendants
 from turnwise.sandbox.scratch_folders import NAME, make_base, remove_abandoned, remove_base
+from turnwise.sandbox.types import RunResult, SandboxFailure
 from turnwise.sandbox.zygote_process import ZygoteFailed, ZygoteProcess
 from work_for_tests import HANG_S, wait_until
 
@@ -117,8 +116,8 @@ def busy(box: Box, count: int) -> None:
 PARENT = """
 import asyncio, os, sys
 from turnwise.sandbox.host import Sandbox
-from turnwise.sandbox.limits import SandboxLimits
-from turnwise.sandbox.process_tree import descendants
+from turnwise.sandbox.types import SandboxLimits
+from turnwise.sandbox.processes import descendants
 async def main():
     box = await Sandbox.start(SandboxLimits(timeout_s=60), sys.argv[1], packages=())
     try:

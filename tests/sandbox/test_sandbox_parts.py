@@ -17,16 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.core.errors import UserError
-from turnwise.sandbox import scratch_folders, seccomp_rules
-from turnwise.sandbox.errors import FrameError
-from turnwise.sandbox.frames import FrameBuffer, encode
-from turnwise.sandbox.limits import SandboxLimits
-from turnwise.sandbox.prefix import prefix_of_this_interpreter, without
-from turnwise.sandbox.process_tree import descendants, proportional_bytes, stands_still, usage
+from turnwise.core.truncation import NOTE, MiddleCut, shortened
+from turnwise.sandbox import scratch_folders, seccomp
+from turnwise.sandbox.processes import descendants, proportional_bytes, stands_still, usage
+from turnwise.sandbox.protocol import FrameBuffer, FrameError, ZygoteConfig, encode
+from turnwise.sandbox.python_install import prefix_of_this_interpreter, without
 from turnwise.sandbox.seccomp import ALLOW, ERRNO, FIRST_NEW_CALL, KILL, Rule, program
-from turnwise.sandbox.shortening import NOTE, MiddleCut, shortened
-from turnwise.sandbox.syscall_numbers import AARCH64, MACHINES, X86_64, audit_arch, numbers
-from turnwise.sandbox.zygote_config import ZygoteConfig
+from turnwise.sandbox.syscalls import AARCH64, MACHINES, X86_64, audit_arch, numbers
+from turnwise.sandbox.types import SandboxLimits
 from work_for_tests import wait_until
 
 EPERM = ERRNO | errno.EPERM
@@ -60,7 +58,7 @@ cached_program = functools.cache(program)
 
 @pytest.fixture(scope="module", params=["namespaces", "landlock"])
 def rules(request: pytest.FixtureRequest) -> tuple[Rule, ...]:
-    return seccomp_rules.namespaces_rules() if request.param == "namespaces" else seccomp_rules.landlock_rules(77)
+    return seccomp.namespaces_rules() if request.param == "namespaces" else seccomp.landlock_rules(77)
 
 
 @given(number=st.integers(0, 2**32 - 1), arguments=st.lists(st.integers(0, 2**64 - 1), max_size=6))
@@ -82,9 +80,9 @@ def test_foreign_architectures_are_killed(rules: tuple[Rule, ...], arch: int, nu
 @given(flags=st.integers(0, 2**32 - 1))
 def test_clone_gives_no_namespace_and_in_the_second_tier_threads_only(flags: int) -> None:
     clone = numbers()["clone"]
-    first = decide(program(seccomp_rules.namespaces_rules()), clone, flags)
+    first = decide(program(seccomp.namespaces_rules()), clone, flags)
     assert first == (EPERM if flags & 0x7E020000 else ALLOW)
-    second = decide(program(seccomp_rules.landlock_rules(77)), clone, flags)
+    second = decide(program(seccomp.landlock_rules(77)), clone, flags)
     assert second == (ALLOW if flags & 0x10100 == 0x10100 else EPERM)
 
 
@@ -112,14 +110,14 @@ def test_what_arguments_decide(rules: tuple[Rule, ...]) -> None:
 
 @given(pid=st.integers(-(2**31), 2**31 - 1))
 def test_the_second_tier_lets_a_session_signal_itself_alone(pid: int) -> None:
-    code = program(seccomp_rules.landlock_rules(77))
+    code = program(seccomp.landlock_rules(77))
     for name in ("kill", "tgkill"):
         assert decide(code, numbers()[name], pid, 9) == (ALLOW if pid == 77 else EPERM)
     assert decide(code, numbers()["tkill"], pid, 9) == EPERM
 
 
 def test_the_second_tier_fakes_metadata_and_has_no_processes() -> None:
-    code = program(seccomp_rules.landlock_rules(77))
+    code = program(seccomp.landlock_rules(77))
     assert decide(code, numbers()["fchmodat"]) == ERRNO
     assert decide(code, numbers()["execve"]) == EPERM
     assert decide(code, numbers()["truncate"]) == EPERM
@@ -156,7 +154,7 @@ def test_the_numbers_are_those_that_libseccomp_knows(machine: str) -> None:
 
 
 def test_no_rule_is_left_out_for_want_of_a_number() -> None:
-    rules = (*seccomp_rules.namespaces_rules(), *seccomp_rules.landlock_rules(77))
+    rules = (*seccomp.namespaces_rules(), *seccomp.landlock_rules(77))
     assert {rule.name for rule in rules} <= X86_64.keys()
 
 
@@ -367,7 +365,7 @@ def test_a_process_that_cannot_be_read_is_an_error_and_one_that_has_ended_is_not
     def full(path: str, most: int = 0) -> str:
         raise OSError(errno.EMFILE, "too many open files")
 
-    monkeypatch.setattr("turnwise.sandbox.process_tree._read", full)
+    monkeypatch.setattr("turnwise.sandbox.processes._read", full)
     for look in (usage, descendants, stands_still):
         with pytest.raises(OSError, match="too many"):
             look(os.getpid())
@@ -383,7 +381,7 @@ def test_descendants_are_found_in_the_fallback_too(monkeypatch: pytest.MonkeyPat
     try:
         assert wait_until(lambda: descendants(child))
         found = descendants(child)
-        monkeypatch.setattr("turnwise.sandbox.process_tree.CHILDREN_KNOWN", False)
+        monkeypatch.setattr("turnwise.sandbox.processes.CHILDREN_KNOWN", False)
         assert len(found) == 1 and found == descendants(child)
         assert child in descendants(os.getpid()), "which may have others, that come and go"
     finally:

@@ -11,16 +11,14 @@ import pytest
 
 from turnwise.core.errors import UserError
 from turnwise.sandbox import probe
-from turnwise.sandbox.errors import SandboxUnavailable
-from turnwise.sandbox.host import Sandbox
-from turnwise.sandbox.report import sandbox_report
-from turnwise.sandbox.results import RunResult
+from turnwise.sandbox.host import Sandbox, sandbox_report
+from turnwise.sandbox.types import RunResult, SandboxUnavailable
 
 REFUSED = """
 import asyncio, errno, json, sys
-from turnwise.sandbox.errors import SandboxUnavailable
+from turnwise.sandbox.types import SandboxUnavailable
 from turnwise.sandbox.host import Sandbox
-from turnwise.sandbox.report import sandbox_report
+from turnwise.sandbox.host import sandbox_report
 from turnwise.sandbox.seccomp import ALLOW, Rule, install, program, refuse
 from turnwise.sandbox.syscalls import no_new_privileges
 

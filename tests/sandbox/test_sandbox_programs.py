@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from sandbox_box_for_tests import TIERS, Box, started
 
-from turnwise.sandbox.limits import SandboxLimits
-from turnwise.sandbox.process_tree import descendants
+from turnwise.sandbox.processes import descendants
+from turnwise.sandbox.types import SandboxLimits
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
 PROGRAMS = 40 if SOAK == 1 else 500 * SOAK

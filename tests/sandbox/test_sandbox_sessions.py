@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from sandbox_box_for_tests import TIERS, Box, started
 
-from turnwise.sandbox.prefix import DEFAULT_PACKAGES
-from turnwise.sandbox.results import RunResult
+from turnwise.sandbox.python_install import DEFAULT_PACKAGES
+from turnwise.sandbox.types import RunResult
 from work_for_tests import HANG_S
 
 HALTED = "" if platform.machine() == "aarch64" else "|signal SIGSEGV"

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.sandbox.kernel_memory import buffer_bytes, number_of_mappings
-from turnwise.sandbox.process_tree import unless_ending, unlinked_bytes
+from turnwise.sandbox.processes import buffer_bytes, number_of_mappings, unless_ending, unlinked_bytes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
 NOBODY = 65534

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mcp_ground_for_tests import all_gone, opened
-from turnwise.sandbox.process_tree import descendants
+from turnwise.sandbox.processes import descendants
 
 NPM = Path(sys.prefix) / "npm"
 """Where `make test` puts npm's servers."""

@@ -12,10 +12,10 @@ from turnwise.core.errors import UserError
 from turnwise.core.samples import Sample
 from turnwise.core.task import Task
 from turnwise.envs.answers import read_answer
-from turnwise.envs.kind import EnvKind
 from turnwise.envs.registry import kind_of, load
 from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.seeds import split_of
+from turnwise.envs.spec import EnvKind
 from turnwise.envs.text_env import Outcome, TextEnv, goes_on, won
 from turnwise.models.attention import ATTENTION
 from turnwise.models.loading import LoadedModel, load_model

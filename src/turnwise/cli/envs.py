@@ -9,7 +9,7 @@ from turnwise.cli.options import command_app
 from turnwise.cli.show import line, table
 from turnwise.core.errors import UserError
 from turnwise.envs.catalogue import CATALOGUE, to_install
-from turnwise.envs.new import write_starter
+from turnwise.envs.starter.write import write_starter
 
 app = command_app("envs", "[NAME | new NAME]")
 

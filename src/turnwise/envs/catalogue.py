@@ -105,22 +105,22 @@ CATALOGUE: dict[str, CatalogueEntry] = {
         needs={"bm25s": "'turnwise[search]'"},
     ),
     "gymnasium": CatalogueEntry(
-        place="turnwise.envs.adapters.gymnasium_env:GymnasiumEnv",
+        place="turnwise.envs.adapters.package_envs:GymnasiumEnv",
         summary="An environment of Gymnasium with discrete actions, in words.",
         needs={"gymnasium": "'turnwise[gymnasium]'"},
     ),
     "reasoning_gym": CatalogueEntry(
-        place="turnwise.envs.adapters.reasoning_gym_env:ReasoningGymEnv",
+        place="turnwise.envs.adapters.package_envs:ReasoningGymEnv",
         summary="A generated task with one answer, of reasoning-gym.",
         needs={"reasoning_gym": "'turnwise[reasoning-gym]'"},
     ),
     "text_arena": CatalogueEntry(
-        place="turnwise.envs.adapters.text_arena_env:TextArenaEnv",
+        place="turnwise.envs.adapters.package_envs:TextArenaEnv",
         summary="A game of TextArena, for one player or against a scripted opponent.",
         needs={"textarena": "'turnwise[textarena]'"},
     ),
     "text_world": CatalogueEntry(
-        place="turnwise.envs.adapters.text_world_env:TextWorldEnv",
+        place="turnwise.envs.adapters.package_envs:TextWorldEnv",
         summary="Fulfil the quest of a generated text adventure, of TextWorld.",
         needs={"textworld": "'turnwise[textworld]'"},
     ),

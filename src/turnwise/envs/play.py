@@ -8,8 +8,8 @@ from turnwise.core.messages import assistant
 from turnwise.core.protocols import StepResult
 from turnwise.core.task import Task
 from turnwise.envs.answers import SEPARATOR
-from turnwise.envs.kind import EnvKind
 from turnwise.envs.runner import TextEnvRunner
+from turnwise.envs.spec import EnvKind
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.tools.formats import read_calls
 

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from turnwise.core.messages import Message
-from turnwise.envs.functions import load_function
+from turnwise.envs.registry import load_function
 from turnwise.envs.text_env import Outcome
 from turnwise.rewards.rubric import Answered, Rubric
 from turnwise.tools.box import ToolHands

@@ -9,8 +9,7 @@ from typing import Any
 from turnwise.core.errors import FOREIGN_ERRORS, EnvironmentFailure, InfrastructureFailure, UserError
 from turnwise.core.messages import Message, Picture, system, user
 from turnwise.core.protocols import Observation, StepResult
-from turnwise.envs.answers import Answer, match_name, read_answer
-from turnwise.envs.prompt import system_prompt
+from turnwise.envs.answers import Answer, format_answer, match_name, read_answer
 from turnwise.envs.seeds import split_of_state
 from turnwise.envs.text_env import Outcome, TextEnv
 from turnwise.rewards.calling import number, shown
@@ -196,3 +195,41 @@ def turn_info(ran: Ran, state: str | None) -> dict[str, Any]:
     if state is not None:
         info["state"] = state
     return info
+
+
+def system_prompt(env: TextEnv) -> str:
+    """Equal for all episodes of equal parameters. Terse: a model of under a million parameters reads it on a CPU."""
+    lines = [env.rules()]
+    if env.action_names and not shows_examples(env):
+        lines.append(f"Actions: {', '.join(env.action_names)}.")
+    lines += [limits_text(env), format_text(env)]
+    return "\n".join(line for line in lines if line)
+
+
+def limits_text(env: TextEnv) -> str:
+    """Both kinds of limit, a turn's and the episode's, so that neither is taken for the other."""
+    a_turn = (
+        "1 action a turn" if env.max_actions_per_turn == 1 else f"At most {env.max_actions_per_turn} actions a turn"
+    )
+    total = counted(env.max_turns, "turn")
+    if env.max_actions is not None:
+        total += f" and {counted(env.max_actions, 'action')}"
+    return f"{a_turn}; at most {total} in all."
+
+
+def shows_examples(env: TextEnv) -> bool:
+    return bool(getattr(env.params, "examples", False))
+
+
+def format_text(env: TextEnv) -> str:
+    if shows_examples(env):
+        answers = [format_answer([name]) for name in env.action_names]
+        if env.max_actions_per_turn > 1:
+            answers.append(format_answer([*env.action_names, *env.action_names][:2]))
+        return f"Answer with {', '.join(answers[:-1])} or {answers[-1]}."
+    example = format_answer(["action"] * min(env.max_actions_per_turn, 2))
+    return f"Answer: {example}. You may think first: <think>thoughts</think>."
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -21,7 +21,7 @@ from turnwise.core.samples import Needs
 from turnwise.data.token_masks import TOKEN_RULES, TokenRule
 from turnwise.engine.native.engine import NativeEngine
 from turnwise.engine.paged.build import build_paged_runner
-from turnwise.envs.functions import load_function
+from turnwise.envs.registry import load_function
 from turnwise.models.attention import ATTENTION
 from turnwise.models.compiling import compile_layers
 from turnwise.models.critic import HeadCritic, TrunkCritic

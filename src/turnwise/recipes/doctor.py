@@ -15,7 +15,7 @@ from typing import Any
 from turnwise.engine.native.compiled import CannotCompile
 from turnwise.engine.native.kernels import load_kernels
 from turnwise.models.cache import cache_folder
-from turnwise.sandbox.report import sandbox_report
+from turnwise.sandbox.host import sandbox_report
 
 NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
 OPTIONAL = {

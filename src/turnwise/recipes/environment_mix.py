@@ -8,9 +8,9 @@ from typing import Any
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.task import Split, Task
-from turnwise.envs.kind import EnvKind
 from turnwise.envs.registry import load
 from turnwise.envs.runner import TextEnvRunner
+from turnwise.envs.spec import EnvKind
 from turnwise.envs.text_env import settings_of
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.evaluation.statistics import wilson_of_rate

@@ -17,8 +17,8 @@ from turnwise.core.protocols import Sampling
 from turnwise.core.token_name import TokenName
 from turnwise.engine.openai.client import ChatClient
 from turnwise.engine.openai.endpoint import Endpoint, read_key
-from turnwise.envs.kind import EnvKind
 from turnwise.envs.registry import ENVIRONMENTS
+from turnwise.envs.spec import EnvKind
 from turnwise.evaluation.episodes import Player
 from turnwise.models.catalogue import catalogue_names
 from turnwise.models.hub import is_hub_name

@@ -14,9 +14,9 @@ from turnwise.config.load import Overrides
 from turnwise.core.errors import UserError
 from turnwise.core.task import Split, Task
 from turnwise.core.trajectory import Trajectory
-from turnwise.envs.kind import EnvKind
 from turnwise.envs.registry import load
 from turnwise.envs.seeds import FIRST, seed_for
+from turnwise.envs.spec import EnvKind
 from turnwise.evaluation.episodes import Evaluation, TaskId, Wanted, all_tries, play_episodes, task_id
 from turnwise.recipes.contexts import check_context
 from turnwise.recipes.environment_mix import name_of_rows

@@ -27,10 +27,10 @@ from torch import Tensor
 from turnwise.core.chance import address, stream
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Stop
-from turnwise.envs.kind import EnvKind
 from turnwise.envs.registry import load
 from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.seeds import RANGE, seed_for
+from turnwise.envs.spec import EnvKind
 from turnwise.models.attention import ATTENTION
 from turnwise.models.loading import LoadedModel, load_model
 from turnwise.render.renderer import Renderer

@@ -12,8 +12,8 @@ from rich.console import Console
 from turnwise.algos.advantages import ADVANTAGES
 from turnwise.config.load import build
 from turnwise.config.schema import Config
-from turnwise.envs.kind import EnvKind
 from turnwise.envs.registry import kind_of, load
+from turnwise.envs.spec import EnvKind
 from turnwise.envs.text_env import TextEnv
 from turnwise.models.loading import LoadedModel
 from turnwise.models.memory_plan import MemoryPlan

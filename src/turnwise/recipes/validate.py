@@ -18,9 +18,9 @@ from turnwise.algos.normalisation import NORMALISERS
 from turnwise.config.schema import Config, ModelConfig, SystemConfig
 from turnwise.core.errors import UserError
 from turnwise.core.names import nearest
-from turnwise.envs.functions import load_function
 from turnwise.envs.games.env import GameEnv
-from turnwise.envs.kind import EnvKind
+from turnwise.envs.registry import load_function
+from turnwise.envs.spec import EnvKind
 from turnwise.envs.text_env import TextEnv, settings_of
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.models.catalogue import catalogue_names

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from turnwise.sandbox.results import RunResult
+from turnwise.sandbox.types import RunResult
 
 MARK = "tested:"
 LONGEST = 4000

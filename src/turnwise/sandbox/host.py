@@ -13,14 +13,11 @@ from types import TracebackType
 from typing import Literal, Self
 
 from turnwise.core.whole_text import broken_in
-from turnwise.sandbox.errors import SandboxFailure, SandboxUnavailable
-from turnwise.sandbox.limits import SandboxLimits
-from turnwise.sandbox.prefix import DEFAULT_PACKAGES, prefix_of_this_interpreter
 from turnwise.sandbox.probe import REMEDIES, TIERS, missing_ground, self_test
-from turnwise.sandbox.results import RunResult
+from turnwise.sandbox.python_install import DEFAULT_PACKAGES, prefix_of_this_interpreter
 from turnwise.sandbox.session_process import SessionProcess
+from turnwise.sandbox.types import RunResult, SandboxFailure, SandboxLimits, SandboxUnavailable, Tier
 from turnwise.sandbox.watchdog import Watchdog
-from turnwise.sandbox.zygote_config import Tier
 from turnwise.sandbox.zygote_process import ZygoteFailed, ZygoteProcess
 
 RESTARTED = "[the interpreter was restarted: variables from earlier calls are lost]\n"
@@ -223,3 +220,37 @@ class Session:
 
 def _refused(why: str) -> RunResult:
     return RunResult(output="", value=None, error=why, ended="error", seconds=0.0)
+
+
+async def start_unsafe_subprocess(
+    limits: SandboxLimits | None = None, *, packages: tuple[str, ...] = DEFAULT_PACKAGES
+) -> Sandbox:
+    """The interface of a sandbox without its walls."""
+    if (problem := missing_ground()) is not None:
+        raise SandboxUnavailable(problem)
+    try:
+        return await Sandbox.open("unsafe_subprocess", limits or SandboxLimits(), packages)
+    except ZygoteFailed as error:
+        raise SandboxUnavailable(f"a Python process could not be started: {error}") from None
+
+
+def sandbox_report() -> list[str]:
+    """One line a tier, and one that says which is used; each tier is started and attacked for real."""
+    if (problem := missing_ground()) is not None:
+        return [f"sandbox: none; {problem}"]
+    return asyncio.run(_report())
+
+
+async def _report() -> list[str]:
+    lines = []
+    works: list[Tier] = []
+    for tier in TIERS:
+        try:
+            async with await Sandbox.start(SandboxLimits(), tier) as box:  # type: ignore[arg-type]
+                found = ", ".join(f"{name} {version}" for name, version in box.packages.items()) or "no packages"
+                lines.append(f"  {tier}: works ({box.jail}; {found})")
+                works.append(tier)
+        except SandboxUnavailable as error:
+            lines.append(f"  {tier}: {error}")
+    chosen = f"{works[0]} is used" if works else "none: tools that run code cannot be used"
+    return [f"sandbox: {chosen}", *lines]

@@ -14,13 +14,12 @@ import signal
 import struct
 
 from turnwise.sandbox import syscalls as sys_calls
-from turnwise.sandbox.errors import JailError
-from turnwise.sandbox.limits import SandboxLimits, set_resource_limits
-from turnwise.sandbox.prefix import DEVICES, Prefix, mapped_libraries, without
-from turnwise.sandbox.process_files import first_to_be_killed, open_proc, virtual_bytes
+from turnwise.sandbox.jail import first_to_be_killed, open_proc, set_resource_limits, virtual_bytes
+from turnwise.sandbox.python_install import DEVICES, Prefix, mapped_libraries, without
 from turnwise.sandbox.scratch_folders import ScratchFolders, remove_tree
-from turnwise.sandbox.seccomp import install, program
-from turnwise.sandbox.seccomp_rules import landlock_rules
+from turnwise.sandbox.seccomp import install, landlock_rules, program
+from turnwise.sandbox.syscalls import JailError
+from turnwise.sandbox.types import SandboxLimits
 
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, REMOVE_DIR, REMOVE_FILE = 1, 2, 4, 8, 16, 32
 MAKE_CHAR, MAKE_DIR, MAKE_REG, MAKE_SOCK, MAKE_FIFO, MAKE_BLOCK, MAKE_SYM = 64, 128, 256, 512, 1024, 2048, 4096

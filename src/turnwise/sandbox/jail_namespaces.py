@@ -4,28 +4,31 @@ Zygote: user, mount, network, IPC and host-name namespaces, a small read-only ro
 Session: pid, mount and user namespaces inside these, a scratch folder in memory with a size, no /proc.
 """
 
+import os
+
 # Paths are the kernel's here: plain strings beside descriptors.
 # ruff: noqa: PTH102, PTH103, PTH112, PTH120, PTH211
-
-import os
 import signal
 import socket
 from pathlib import Path
 
 from turnwise.sandbox import syscalls as sys_calls
-from turnwise.sandbox.errors import JailError
-from turnwise.sandbox.limits import SandboxLimits, set_resource_limits
-from turnwise.sandbox.namespace_ids import INSIDE_ID, leave_root, map_own_ids, map_root_ids
-from turnwise.sandbox.prefix import DEVICES, Prefix, mapped_libraries
-from turnwise.sandbox.process_files import first_to_be_killed, open_proc, virtual_bytes
-from turnwise.sandbox.seccomp import install, program
-from turnwise.sandbox.seccomp_rules import namespaces_rules
+from turnwise.sandbox.jail import first_to_be_killed, open_proc, set_resource_limits, virtual_bytes, write_under
+from turnwise.sandbox.python_install import DEVICES, Prefix, mapped_libraries
+from turnwise.sandbox.seccomp import install, namespaces_rules, program
+from turnwise.sandbox.syscalls import JailError
+from turnwise.sandbox.types import SandboxLimits
 
 NEW_ROOT = "/tmp"
 """Where the new root is put together; the namespace is private, nobody else sees it there."""
 SCRATCH = "/scratch"
 SHARED_MEMORY = f"{SCRATCH}/.shm"
 QUIET = sys_calls.MS_NOSUID | sys_calls.MS_NODEV
+
+
+INSIDE_ID = 1000
+OUTSIDE_ID = 60705
+"""Who root's sessions are to the host: a number that distributions leave unused."""
 
 
 class NamespacesJail:
@@ -171,3 +174,47 @@ def _bind(descriptor: int, path: str, *, device: bool = False) -> None:
         Path(target).touch()
     sys_calls.mount(source, target, flags=sys_calls.MS_BIND | sys_calls.MS_REC)
     sys_calls.read_only(target, below=True, devices=device)
+
+
+def map_own_ids(proc: int, *, user: int, group: int) -> None:
+    """In a new user namespace: this user, as the namespace around it calls it, and no other."""
+    write_under(proc, "self/setgroups", "deny")
+    write_under(proc, "self/uid_map", f"{INSIDE_ID} {user} 1")
+    write_under(proc, "self/gid_map", f"{INSIDE_ID} {group} 1")
+
+
+def leave_root() -> None:
+    """Become the only user of the namespace; the capabilities inside it stay."""
+    sys_calls.prctl("keep capabilities", sys_calls.PR_SET_KEEPCAPS, 1)
+    os.setresgid(INSIDE_ID, INSIDE_ID, INSIDE_ID)
+    os.setresuid(INSIDE_ID, INSIDE_ID, INSIDE_ID)
+
+
+def map_root_ids(proc: int, flags: int) -> None:
+    """Unshare as root. Another user may be mapped only from outside the namespace: a child stays there and does it."""
+    ready, start = os.pipe()
+    parent = os.getpid()
+    helper = os.fork()
+    if helper == 0:
+        os.close(start)
+        os._exit(_write_maps(proc, parent, ready))
+    try:
+        sys_calls.unshare("unshare user namespace", sys_calls.CLONE_NEWUSER | flags)
+        os.write(start, b"1")
+    finally:
+        os.close(start)
+        os.close(ready)
+        status = os.waitpid(helper, 0)[1]
+    if status:
+        raise JailError(f"map user {OUTSIDE_ID} into a user namespace: refused")
+
+
+def _write_maps(proc: int, pid: int, ready: int) -> int:
+    if os.read(ready, 1) != b"1":  # the parent could not unshare; its end of the pipe is closed
+        return 1
+    try:
+        write_under(proc, f"{pid}/uid_map", f"{INSIDE_ID} {OUTSIDE_ID} 1")
+        write_under(proc, f"{pid}/gid_map", f"{INSIDE_ID} {OUTSIDE_ID} 1")
+    except JailError:
+        return 1
+    return 0

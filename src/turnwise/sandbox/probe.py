@@ -13,9 +13,8 @@ import sys
 import tempfile
 from collections.abc import Awaitable, Callable
 
-from turnwise.sandbox.results import RunResult
-from turnwise.sandbox.syscall_numbers import MACHINES, known_machine
-from turnwise.sandbox.zygote_config import Tier
+from turnwise.sandbox.syscalls import MACHINES, known_machine
+from turnwise.sandbox.types import RunResult, Tier
 
 TIERS: tuple[Tier, ...] = ("namespaces", "landlock")
 """Best first."""

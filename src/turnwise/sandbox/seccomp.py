@@ -10,8 +10,18 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from turnwise.sandbox.syscall_numbers import audit_arch, numbers
-from turnwise.sandbox.syscalls import syscall
+from turnwise.sandbox.syscalls import (
+    CLONE_NEWCGROUP,
+    CLONE_NEWIPC,
+    CLONE_NEWNET,
+    CLONE_NEWNS,
+    CLONE_NEWPID,
+    CLONE_NEWUSER,
+    CLONE_NEWUTS,
+    audit_arch,
+    numbers,
+    syscall,
+)
 
 SECCOMP_SET_MODE_FILTER = 1
 KILL = 0x80000000
@@ -119,3 +129,127 @@ def _test(test: Test, otherwise: int) -> list[bytes]:
 
 def _instruction(code: int, operand: int, *, yes: int = 0, no: int = 0) -> bytes:
     return struct.pack("HBBI", code, yes, no, operand)
+
+
+FILES = """
+    read write close lseek pread64 pwrite64 readv writev preadv pwritev preadv2 pwritev2 open openat creat access
+    faccessat faccessat2 stat lstat fstat newfstatat statx statfs fstatfs readlink readlinkat getcwd chdir fchdir
+    getdents getdents64 dup dup2 dup3 close_range pipe pipe2 rename renameat renameat2 mkdir mkdirat rmdir unlink
+    unlinkat link linkat symlink symlinkat umask ftruncate fsync fdatasync fadvise64 flock sendfile
+    copy_file_range mknod mknodat
+"""
+MEMORY = "munmap mprotect mremap brk madvise msync mincore membarrier rseq"
+TIME = """
+    nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time times getitimer setitimer alarm
+    timerfd_create timerfd_settime timerfd_gettime
+"""
+WAITING = """
+    poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 eventfd
+    eventfd2 futex futex_waitv pause restart_syscall
+"""
+SIGNALS = """
+    rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigsuspend rt_sigtimedwait sigaltstack signalfd
+    signalfd4
+"""
+ITSELF = """
+    getpid getppid gettid getuid geteuid getgid getegid getresuid getresgid getgroups getpgid getpgrp getsid
+    getrusage getrlimit getpriority capget uname sysinfo getcpu getrandom sched_yield sched_getaffinity
+    sched_getparam sched_getscheduler sched_get_priority_max sched_get_priority_min set_tid_address set_robust_list
+    arch_prctl exit exit_group
+"""
+PAIRS = "shutdown getsockname getpeername getsockopt"
+PROCESSES = "fork vfork execve wait4 waitid setpgid setsid"
+METADATA = "chmod fchmod fchmodat fchmodat2 utime utimes utimensat futimesat"
+ATTRIBUTES = """
+    setxattr lsetxattr fsetxattr getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr removexattr lremovexattr
+    fremovexattr
+"""
+
+NAMESPACES = CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET
+CLONE_THREAD_AND_MEMORY = 0x00010000 | 0x00000100
+AF_UNIX = 1
+SOCK_STREAM = 1
+SOCK_KIND = 0xF
+RLIMIT_CORE = 4
+SIGCONT = 18
+MSG_OOB = 1
+MAP_KIND = 0xF | 0x20 | 0x40000
+"""Shared or private, anonymous, huge pages."""
+MAPPINGS = (0x1, 0x2, 0x3, 0x22)
+"""Files, and private memory. Not shared memory without a file: what is unmapped of it stays, and nobody counts it. Not
+huge pages, which no size counts.
+"""
+FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)
+"""Duplicates, flags, locks, the size of a pipe; not F_SETOWN and F_SETSIG (signals to others), nor larger pipes."""
+IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+"""isatty, window size, bytes waiting, non-blocking, close on exec; not SIOCSPGRP, nor any device's own."""
+PRCTL = (3, 15, 16, 23, 0x53564D41)
+"""Dumpable?, thread names, capability?, names of memory; not the parent-death signal, nor dumpable off (it blinds the
+watchdog).
+"""
+
+
+def _without(name: str, *, argument: int, bit: int) -> Rule:
+    return Rule(name=name, tests=(Test(argument=argument, values=(0,), mask=bit),))
+
+
+COMMON = (
+    Rule(name="clone3", action=refuse(errno.ENOSYS)),  # its flags lie in memory, where no filter sees them
+    *(Rule(name=name, action=refuse(errno.ENOTSUP)) for name in ATTRIBUTES.split()),  # shutil takes that for an answer
+    Rule(name="prctl", tests=(Test(argument=0, values=PRCTL),)),
+    Rule(name="fcntl", tests=(Test(argument=1, values=FCNTL),), otherwise=refuse(errno.EPERM)),
+    Rule(name="mmap", tests=(Test(argument=3, values=MAPPINGS, mask=MAP_KIND),)),
+    Rule(name="ioctl", tests=(Test(argument=1, values=IOCTL),), otherwise=refuse(errno.ENOTTY)),
+    # a datagram pair could still send to any address
+    Rule(
+        name="socketpair",
+        tests=(Test(argument=0, values=(AF_UNIX,)), Test(argument=1, values=(SOCK_STREAM,), mask=SOCK_KIND)),
+    ),
+    *(
+        _without(name, argument=argument, bit=MSG_OOB)
+        for name, argument in (("sendto", 3), ("recvfrom", 3), ("recvmsg", 2))
+    ),
+    # its own limits, but not whether it leaves a core file
+    Rule(
+        name="prlimit64",
+        tests=(Test(argument=0, values=(0,)), Test(argument=1, values=(RLIMIT_CORE,), negated=True)),
+    ),
+)
+
+
+def _not_sigcont(argument: int) -> Test:
+    return Test(argument=argument, values=(SIGCONT,), negated=True)
+
+
+def allowed(*groups: str) -> tuple[Rule, ...]:
+    return tuple(Rule(name=name) for group in groups for name in group.split())
+
+
+def namespaces_rules() -> tuple[Rule, ...]:
+    """Processes, signals and metadata are free here: the namespaces hold nothing that is not the session's own."""
+    no_namespace = Rule(name="clone", tests=(Test(argument=0, values=(0,), mask=NAMESPACES),))
+    sending = _without("sendmsg", argument=2, bit=MSG_OOB)
+    signals = tuple(
+        Rule(name=name, tests=(_not_sigcont(argument),))
+        for name, argument in (("kill", 1), ("tkill", 1), ("tgkill", 2))
+    )
+    everyday = allowed(FILES, MEMORY, TIME, WAITING, SIGNALS, ITSELF, PAIRS, PROCESSES, METADATA, "truncate fallocate")
+    return (*COMMON, no_namespace, sending, *signals, *everyday)
+
+
+def landlock_rules(pid: int) -> tuple[Rule, ...]:
+    """No process but this one, threads only; no signal but to itself;
+    what Landlock does not mediate is refused or faked. No `fallocate`: it fills a disk faster than anyone looks.
+    """
+    threads = Rule(
+        name="clone", tests=(Test(argument=0, values=(CLONE_THREAD_AND_MEMORY,), mask=CLONE_THREAD_AND_MEMORY),)
+    )
+    itself = tuple(
+        Rule(name=name, tests=(Test(argument=0, values=(pid,)), _not_sigcont(argument)))
+        for name, argument in (("kill", 1), ("tgkill", 2))
+    )
+    no_blocks = Rule(name="fallocate", action=refuse(errno.EOPNOTSUPP))
+    faked = tuple(Rule(name=name, action=refuse(0)) for name in METADATA.split())
+    no_children = tuple(Rule(name=name, action=refuse(errno.ECHILD)) for name in ("wait4", "waitid"))
+    everyday = allowed(FILES, MEMORY, TIME, WAITING, SIGNALS, ITSELF, PAIRS)
+    return (*COMMON, threads, *itself, no_blocks, *faked, *no_children, *everyday)

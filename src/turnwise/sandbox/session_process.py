@@ -8,12 +8,10 @@ import time
 from contextlib import suppress
 from typing import Any, get_args
 
-from turnwise.sandbox.errors import FrameError, SandboxFailure
-from turnwise.sandbox.frames import SOCKET_GONE, FrameBuffer, encode
-from turnwise.sandbox.limits import MEBIBYTE, SandboxLimits
-from turnwise.sandbox.process_tree import descendants, stands_still, usage
-from turnwise.sandbox.results import Ended, RunResult
-from turnwise.sandbox.shortening import MiddleCut, shortened
+from turnwise.core.truncation import MiddleCut, shortened
+from turnwise.sandbox.processes import descendants, stands_still, usage
+from turnwise.sandbox.protocol import SOCKET_GONE, FrameBuffer, FrameError, encode
+from turnwise.sandbox.types import MEBIBYTE, Ended, RunResult, SandboxFailure, SandboxLimits
 from turnwise.sandbox.watchdog import Watch, Watchdog
 from turnwise.sandbox.zygote_process import ANSWER_S, Started, ZygoteProcess
 

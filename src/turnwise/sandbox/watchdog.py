@@ -10,11 +10,17 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from turnwise.sandbox.kernel_memory import buffer_bytes, number_of_mappings, socket_bytes
-from turnwise.sandbox.limits import MEBIBYTE, SandboxLimits
-from turnwise.sandbox.process_tree import descendants, proportional_bytes, unlinked_bytes, usage
-from turnwise.sandbox.results import Ended
+from turnwise.sandbox.processes import (
+    buffer_bytes,
+    descendants,
+    number_of_mappings,
+    proportional_bytes,
+    socket_bytes,
+    unlinked_bytes,
+    usage,
+)
 from turnwise.sandbox.scratch_folders import used
+from turnwise.sandbox.types import MEBIBYTE, Ended, SandboxLimits
 
 TICK_S = 0.02
 SLEEPY_AFTER_S = 1.0

@@ -18,24 +18,19 @@ import signal
 import site
 import socket
 import sys
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
-from turnwise.sandbox.errors import JailError
-from turnwise.sandbox.frames import SOCKET_GONE, encode
+from turnwise.sandbox.jail import Jail, NoJail
 from turnwise.sandbox.jail_landlock import LandlockJail
 from turnwise.sandbox.jail_namespaces import NamespacesJail
-from turnwise.sandbox.jail_none import NoJail
+from turnwise.sandbox.protocol import CONTROL, SOCKET_GONE, ZygoteConfig, encode, receive
 from turnwise.sandbox.session_loop import SessionLoop, forget_this_package, seed_everything
-from turnwise.sandbox.syscalls import close_from, die_with_parent
-from turnwise.sandbox.warm_up import warm_up
-from turnwise.sandbox.zygote_config import ZygoteConfig
+from turnwise.sandbox.syscalls import JailError, close_from, die_with_parent
 
-CONTROL = 3
-"""The descriptor of the control socket in a zygote, and of its own socket in a session."""
-MESSAGE_BYTES = 1 << 16
 BEHIND_THE_TRAINER = 5
 """How much nicer sessions are than the host: code that burns every processor must not starve it."""
 STANDARD_MODULES = (
@@ -51,22 +46,6 @@ STANDARD_MODULES = (
     "ssl",
 )
 """Imported before the jail is built: the libraries behind them are then loaded, and known to the prefix."""
-
-
-class Jail(Protocol):
-    """What a tier gives the zygote."""
-
-    one_process: bool
-
-    def build(self) -> None: ...
-    def loaded(self) -> None: ...
-    def before_fork(self) -> str: ...
-    def after_fork(self) -> None: ...
-    def enter(self, scratch: str) -> None: ...
-    def seal(self) -> None: ...
-    def remove(self, scratch: str) -> int | None: ...
-    def describe(self) -> str: ...
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,6 +108,33 @@ def make_jail(config: ZygoteConfig) -> Jail:
     if config.tier == "landlock":
         return LandlockJail(config.limits, config.prefix, config.scratch)
     return NoJail(config.limits, config.scratch)
+
+
+def warm_numpy(numpy: Any) -> None:
+    importlib.import_module("numpy.random")
+    numpy.linalg.inv(numpy.eye(2))
+    repr(numpy.arange(3) / 2)
+
+
+def warm_sympy(sympy: Any) -> None:
+    x = sympy.Symbol("x")
+    sympy.factor(x**2 - 1)
+    sympy.solve(x**2 - 2)
+    sympy.integrate(x**2, x)
+    sympy.simplify(sympy.sin(x) ** 2 + sympy.cos(x) ** 2)
+    str(sympy.sympify("x + 1/2"))
+
+
+WARM_UPS: Mapping[str, Callable[[Any], None]] = {"numpy": warm_numpy, "sympy": warm_sympy}
+
+
+def warm_up(packages: tuple[str, ...]) -> None:
+    """Imports the packages and uses each a little."""
+    for name in packages:
+        module = importlib.import_module(name)
+        if name in WARM_UPS:
+            WARM_UPS[name](module)
+    seed_everything(0)
 
 
 class Zygote:
@@ -246,16 +252,6 @@ class Zygote:
     def _send(self, message: dict[str, Any], *descriptors: int) -> None:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
         self.control.sendmsg([json.dumps(message).encode()], rights)
-
-
-def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
-    """One message and the descriptors that came with it; an empty one when the other side has gone."""
-    message, rights, _, _ = sock.recvmsg(MESSAGE_BYTES, socket.CMSG_SPACE(4 * 4), socket.MSG_CMSG_CLOEXEC)
-    descriptors = array.array("i")
-    for level, kind, data in rights:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
-    return message, list(descriptors)
 
 
 def _opened(pid: int) -> int:

@@ -15,13 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from turnwise.sandbox.errors import SandboxFailure
-from turnwise.sandbox.limits import SandboxLimits
-from turnwise.sandbox.prefix import Prefix, interpreter
-from turnwise.sandbox.process_tree import descendants, pid_of, usage
+from turnwise.sandbox.processes import descendants, pid_of, usage
+from turnwise.sandbox.protocol import CONTROL, ZygoteConfig, receive
+from turnwise.sandbox.python_install import Prefix, interpreter
 from turnwise.sandbox.scratch_folders import make_base, remove_abandoned, remove_base
-from turnwise.sandbox.zygote import CONTROL, receive
-from turnwise.sandbox.zygote_config import Tier, ZygoteConfig
+from turnwise.sandbox.types import SandboxFailure, SandboxLimits, Tier
 
 READY_S = 60.0
 ANSWER_S = 20.0

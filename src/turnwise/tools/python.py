@@ -9,8 +9,7 @@ from typing import Any
 
 from turnwise.core.messages import ToolSpec
 from turnwise.sandbox.host import Sandbox, Session
-from turnwise.sandbox.limits import SandboxLimits
-from turnwise.sandbox.results import RunResult
+from turnwise.sandbox.types import RunResult, SandboxLimits
 from turnwise.tools.tool import ToolError, ToolResult, ToolRules
 
 __all__ = ["PythonTool", "SandboxLimits"]

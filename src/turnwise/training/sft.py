@@ -21,9 +21,9 @@ from turnwise.core.samples import Sample, TrainSample
 from turnwise.core.task import Task
 from turnwise.data.demonstrations import Exchange
 from turnwise.data.packing import micro_batches, pack_train
-from turnwise.envs.kind import EnvKind
 from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.seeds import RANGE, seed_for
+from turnwise.envs.spec import EnvKind
 from turnwise.envs.text_env import TextEnv
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.record.run_folder import RunFolder

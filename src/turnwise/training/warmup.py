@@ -20,9 +20,9 @@ from turnwise.core.task import Task
 from turnwise.data.demonstrations import demonstration_sample
 from turnwise.data.packing import pack
 from turnwise.envs.answers import format_answer
-from turnwise.envs.kind import EnvKind
 from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.seeds import RANGE, seed_for
+from turnwise.envs.spec import EnvKind
 from turnwise.models.cache import cached_model_folder
 from turnwise.models.forward import laid_out
 from turnwise.models.loading import LoadedModel

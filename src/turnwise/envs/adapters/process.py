@@ -21,7 +21,7 @@ from weakref import finalize
 
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
 
-WORKER = "turnwise.envs.adapters.worker"
+WORKER = "from turnwise.envs.adapters.worker import main; main()"
 START_S = 180.0
 """For the first answer, which waits for the package's import."""
 MAX_REPLY = 2**20
@@ -39,7 +39,7 @@ class Process:
         self._fresh = True
         self._connection, theirs = multiprocessing.Pipe()
         self._child = subprocess.Popen(
-            [sys.executable, "-P", "-m", WORKER, str(theirs.fileno()), place],
+            [sys.executable, "-P", "-c", WORKER, str(theirs.fileno()), place],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -16,8 +16,8 @@ from turnwise.envs.answers import match_name, read_answer
 from turnwise.envs.games.env import GameEnv
 from turnwise.envs.games.game import Game
 from turnwise.envs.games.view import ending
-from turnwise.envs.kind import EnvKind
-from turnwise.envs.prompt import system_prompt
+from turnwise.envs.runner import system_prompt
+from turnwise.envs.spec import EnvKind
 
 BEGINS = ("agent", "opponent")
 """By side, what the parameter `begins` of its task says: player 0 makes the first move."""

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from turnwise.core.messages import Message
 from turnwise.core.protocols import StepResult
-from turnwise.envs.tool_runner import ToolEnvRunner
+from turnwise.envs.tool_env import ToolEnvRunner
 
 
 class SearchRunner(ToolEnvRunner):

@@ -6,7 +6,7 @@ from typing import Any
 from turnwise.config.keys import read_options
 from turnwise.core.errors import UserError
 from turnwise.core.names import nearest
-from turnwise.envs.functions import load_function
+from turnwise.envs.registry import load_function
 from turnwise.tools.function import from_function
 from turnwise.tools.mcp.factory import make_mcp
 from turnwise.tools.search.make import make_search

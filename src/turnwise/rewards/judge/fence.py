@@ -13,8 +13,8 @@ import json
 import re
 from collections.abc import Sequence
 
+from turnwise.core.truncation import shortened
 from turnwise.engine.openai.replies import whole_characters
-from turnwise.sandbox.shortening import shortened
 
 MARKS = re.compile(
     r"<<|>>|<\||\|>|</?\w[^<>\n]{0,99}>"  # <tool_call>, </think>, <function=f>, <0x0A>

@@ -13,7 +13,7 @@ from mcp_types import (
     TextResourceContents,
 )
 
-from turnwise.sandbox.shortening import shortened
+from turnwise.core.truncation import shortened
 from turnwise.tools.tool import ToolResult
 
 MOST_PARTS = 256

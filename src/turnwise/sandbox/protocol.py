@@ -4,16 +4,23 @@ session.
 Request: {"id": 3, "code": "..."}. Answer: {"id": 3, "ended": "ok", "value": "42", "error": null}.
 """
 
+import array
 import json
 import socket
 import struct
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from turnwise.sandbox.errors import FrameError
+from turnwise.sandbox.python_install import Prefix
+from turnwise.sandbox.types import SandboxLimits, Tier
 
 HEADER = struct.Struct("!I")
 SOCKET_GONE = 74
 """The status of a session that ends since its code has closed the socket (EX_IOERR)."""
+
+
+class FrameError(Exception):
+    """The other side of a socket broke the protocol."""
 
 
 def encode(message: dict[str, Any]) -> bytes:
@@ -72,3 +79,40 @@ def _read_exactly(sock: socket.socket, count: int) -> bytes | None:
             return None
         data += piece
     return data
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ZygoteConfig:
+    """Sent as the first message over the control socket."""
+
+    tier: Tier
+    limits: SandboxLimits
+    prefix: Prefix
+    host_pid: int
+    scratch: str
+    """Where sessions get folders of their own, in tiers that have no mounts; empty in the others."""
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> "ZygoteConfig":
+        fields = json.loads(text)
+        prefix = {name: tuple(value) for name, value in fields["prefix"].items()}
+        prefix["links"] = tuple((where, what) for where, what in prefix["links"])
+        return cls(**{**fields, "limits": SandboxLimits(**fields["limits"]), "prefix": Prefix(**prefix)})
+
+
+CONTROL = 3
+"""The descriptor of the control socket in a zygote, and of its own socket in a session."""
+MESSAGE_BYTES = 1 << 16
+
+
+def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
+    """One message and the descriptors that came with it; an empty one when the other side has gone."""
+    message, rights, _, _ = sock.recvmsg(MESSAGE_BYTES, socket.CMSG_SPACE(4 * 4), socket.MSG_CMSG_CLOEXEC)
+    descriptors = array.array("i")
+    for level, kind, data in rights:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    return message, list(descriptors)

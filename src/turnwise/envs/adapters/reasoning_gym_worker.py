@@ -7,7 +7,7 @@ from typing import Any
 from reasoning_gym.factory import DATASETS, create_dataset
 
 from turnwise.envs.adapters.reasoning_gym_answers import DESERVED, is_readable
-from turnwise.envs.adapters.world import IllegalAction, Scene, World, WrongSetting
+from turnwise.envs.adapters.worker import IllegalAction, Scene, World, WrongSetting
 
 SMALL_SEEDS = ("pool_matrix",)
 """Datasets that draw from numpy's old stream, whose seeds have 32 bits."""

@@ -1,13 +1,14 @@
 """What one session may use, and the resource limits that the kernel enforces for it."""
 
-import resource
 from dataclasses import dataclass, fields
+from typing import Literal
 
-from turnwise.core.errors import UserError
+from turnwise.core.errors import InfrastructureFailure, UserError
 
 MEBIBYTE = 1024 * 1024
-NO_CORE_FILE = 1
-"""RLIMIT_CORE: a crash handler behind a pipe (apport, systemd) is run for 0, but not for 1."""
+
+
+Tier = Literal["namespaces", "landlock", "unsafe_subprocess"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,26 +46,27 @@ class SandboxLimits:
                 raise UserError(f"sandbox: {field.name} is {value}; give a number above 0")
 
 
-def set_resource_limits(limits: SandboxLimits, *, base_bytes: int, count_processes: bool) -> None:
-    """For this process and its children, soft and hard alike so that nothing can be raised again.
-
-    `count_processes`: only where the kernel counts this session's alone; elsewhere RLIMIT_NPROC counts all of a user's.
-    """
-    _limit(resource.RLIMIT_AS, base_bytes + limits.memory_mb * MEBIBYTE)
-    _limit(resource.RLIMIT_FSIZE, limits.file_mb * MEBIBYTE)
-    _limit(resource.RLIMIT_NOFILE, limits.open_files)
-    _limit(resource.RLIMIT_CPU, limits.cpu_s)
-    _limit(resource.RLIMIT_CORE, NO_CORE_FILE)
-    _limit(resource.RLIMIT_MEMLOCK, 0)
-    _limit(resource.RLIMIT_MSGQUEUE, 0)
-    _limit(resource.RLIMIT_SIGPENDING, 256)
-    _limit(resource.RLIMIT_STACK, 8 * MEBIBYTE)
-    if count_processes:
-        _limit(resource.RLIMIT_NPROC, limits.processes)
+Ended = Literal["ok", "error", "timeout", "memory", "killed"]
 
 
-def _limit(which: int, wanted: int) -> None:
-    """Lower a limit; a hard limit that is already lower stays."""
-    hard = resource.getrlimit(which)[1]
-    value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(which, (value, value))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunResult:
+    """All texts come from hostile code: data for the model, never a verdict (session code can forge its own result)."""
+
+    output: str
+    """stdout and stderr in their order, shortened in the middle."""
+    value: str | None
+    """The repr of a last expression that is not None, shortened."""
+    error: str | None
+    """A shortened stack trace, or one line that says why the session was ended; None when all went well."""
+    ended: Ended
+    """timeout, memory: the code met a limit; killed: the session died of something else."""
+    seconds: float
+
+
+class SandboxUnavailable(UserError):
+    """This machine gives no isolation: one line that says which probe failed and the remedy."""
+
+
+class SandboxFailure(InfrastructureFailure):
+    """The sandbox itself broke and could not be restarted. Never the agent's fault."""

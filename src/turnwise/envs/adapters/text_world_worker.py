@@ -17,7 +17,7 @@ from textworld.generator.vtypes import NotEnoughNounsError
 from textworld.generator.world import NoFreeExitError
 
 from turnwise.envs.adapters.text_world_facts import plain, told
-from turnwise.envs.adapters.world import IllegalAction, Scene, World, WrongSetting
+from turnwise.envs.adapters.worker import IllegalAction, Scene, World, WrongSetting
 
 DRAWS = 30
 IDLE = ("examine ", "look", "inventory")

@@ -1,12 +1,13 @@
 """Reading a session's processes from outside, through /proc of the host."""
 
 # Paths are the kernel's here: plain strings beside descriptors.
-# ruff: noqa: PTH110, PTH116, PTH208
+# ruff: noqa: PTH110, PTH115, PTH116, PTH208
 
 import os
 import re
+import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,10 @@ CHILDREN_KNOWN = os.path.exists("/proc/self/task") and os.path.exists(f"/proc/se
 """Kernels built without CONFIG_PROC_CHILDREN do not say who a process's children are;
 then all processes are looked through.
 """
+FEW_DESCRIPTORS = 64
+"""Of all processes together: what they hold is not worth a look at each."""
+PIPE_BYTES = 1 << 16
+PIECE = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,37 +112,38 @@ def pid_of(pidfd: int) -> int:
     return 0
 
 
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    with suppress(*GONE):
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with suppress(*GONE):
-                found += [int(word) for word in _read(f"/proc/{pid}/task/{thread}/children").split()]
-    return found
-
-
-def _children_by_search(pid: int) -> list[int]:
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with suppress(OSError):
-                if int(_read(f"{folder}/stat").rpartition(")")[2].split()[1]) == pid:
-                    found.append(int(folder.name))
-    return found
-
-
-def _read(path: str, most: int = 1 << 30) -> str:
-    """All of a small file of /proc, or a little over `most` bytes; unbuffered, since this runs after every call."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def socket_bytes() -> int:
+    """The most that one end of a pair holds on this machine; the last message may go half beyond its buffer. No session
+    can set a larger one.
+    """
+    ends = socket.socketpair()
     try:
-        pieces: list[bytes] = []
-        size = 0
-        while size <= most and (piece := os.read(descriptor, 1 << 14)):
-            pieces.append(piece)
-            size += len(piece)
+        return ends[0].getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) * 3 // 2
     finally:
-        os.close(descriptor)
-    return b"".join(pieces).decode("utf-8", "replace")
+        for end in ends:
+            end.close()
+
+
+def buffer_bytes(pids: Sequence[int], each_socket: int) -> int:
+    """The most that sockets and pipes of these processes hold; one that several have counts once."""
+    if sum(map(_number_of_descriptors, pids)) <= FEW_DESCRIPTORS:
+        return 0
+    kinds = [name.partition(":")[0] for name in set().union(*map(_descriptors, pids))]
+    return kinds.count("socket") * each_socket + kinds.count("pipe") * PIPE_BYTES
+
+
+def number_of_mappings(pids: Sequence[int], most: int) -> int:
+    """Of all together, counted up to a little over `most`: a long list takes long to be read."""
+    count = 0
+    for pid in pids:
+        with unless_ending(pid):
+            descriptor = os.open(f"/proc/{pid}/maps", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                while count <= most and (piece := os.read(descriptor, PIECE)):
+                    count += piece.count(b"\n")
+            finally:
+                os.close(descriptor)
+    return count
 
 
 def unlinked_bytes(pid: int, below: str, *, most_each: int) -> int:
@@ -173,3 +179,59 @@ def _mapped_bytes(pid: int, addresses: str, most: int) -> int:
         return os.stat(f"/proc/{pid}/map_files/{addresses}").st_blocks * 512
     except OSError:
         return most
+
+
+def _number_of_descriptors(pid: int) -> int:
+    """Since Linux 6.2 it is the size of their folder; before, that is 0."""
+    with unless_ending(pid):
+        return os.stat(f"/proc/{pid}/fd").st_size or len(_names(pid))
+    return 0
+
+
+def _descriptors(pid: int) -> set[str]:
+    """What they are, such as socket:[8123]."""
+    found: set[str] = set()
+    for name in _names(pid):
+        with unless_ending(pid):
+            found.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+    return found
+
+
+def _names(pid: int) -> list[str]:
+    """None of a process that is ending."""
+    with unless_ending(pid):
+        return os.listdir(f"/proc/{pid}/fd")
+    return []
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    with suppress(*GONE):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with suppress(*GONE):
+                found += [int(word) for word in _read(f"/proc/{pid}/task/{thread}/children").split()]
+    return found
+
+
+def _children_by_search(pid: int) -> list[int]:
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with suppress(OSError):
+                if int(_read(f"{folder}/stat").rpartition(")")[2].split()[1]) == pid:
+                    found.append(int(folder.name))
+    return found
+
+
+def _read(path: str, most: int = 1 << 30) -> str:
+    """All of a small file of /proc, or a little over `most` bytes; unbuffered, since this runs after every call."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        pieces: list[bytes] = []
+        size = 0
+        while size <= most and (piece := os.read(descriptor, 1 << 14)):
+            pieces.append(piece)
+            size += len(piece)
+    finally:
+        os.close(descriptor)
+    return b"".join(pieces).decode("utf-8", "replace")
