@@ -24,15 +24,15 @@ from rich.console import Console
 from rich.table import Table
 
 from turnwise.core.messages import ToolCall
-from turnwise.tools.box import ToolBox
-from turnwise.tools.search.building import build_index
-from turnwise.tools.search.hits import Hit, Searcher
 from turnwise.tools.search.index import SearchIndex, open_index
-from turnwise.tools.search.lexical import words_of
-from turnwise.tools.search.manifest import DenseSettings, Mode
+from turnwise.tools.search.indexing import build_index
+from turnwise.tools.search.lexical import tokenize
 from turnwise.tools.search.remote import RemoteIndex
 from turnwise.tools.search.server import SearchServer
+from turnwise.tools.search.storage import DenseSettings
 from turnwise.tools.search.tool import SearchTool
+from turnwise.tools.search.types import Mode, Searcher, SearchResult
+from turnwise.tools.toolbox import ToolBox
 
 EPISODES = (1, 64, 512)
 GENERATED_PAGES, GENERATED_WORDS = 530, 3600
@@ -45,7 +45,7 @@ class Counting:
     def __init__(self, searcher: Searcher) -> None:
         self._searcher, self.sizes = searcher, list[int]()
 
-    def search(self, queries: Sequence[str], top: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[str], top: int) -> list[list[SearchResult]]:
         self.sizes.append(len(queries))
         return self._searcher.search(queries, top)
 
@@ -68,7 +68,7 @@ def make_queries(index: SearchIndex) -> Iterator[str]:
     """Three to six words of a passage and a number: always another query."""
     rng, number = random.Random(0), 0
     while True:
-        words = words_of(index.passages[rng.randrange(len(index.passages))].text) or ["word"]
+        words = tokenize(index.passages[rng.randrange(len(index.passages))].text) or ["word"]
         yield f"{' '.join(rng.choices(words, k=rng.randint(3, 6)))} q{number}"
         number += 1
 
@@ -78,10 +78,10 @@ async def drive(searcher: Counting, queries: Iterator[str], episodes: int, secon
     box, took, until = ToolBox([SearchTool(searcher)]), list[float](), time.perf_counter() + seconds
 
     async def episode(number: int) -> None:
-        async with box.open(number) as hands:
+        async with box.open(number) as tools:
             while (began := time.perf_counter()) < until:
                 call = ToolCall(name="search", arguments=json.dumps({"query": next(queries)}))
-                result = await hands.call(call)
+                result = await tools.call(call)
                 if result.failed:
                     raise RuntimeError(result.text)
                 took.append(time.perf_counter() - began)

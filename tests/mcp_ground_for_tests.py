@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.core.messages import ToolCall
-from turnwise.tools.box import ToolBox, ToolHands
-from turnwise.tools.mcp.factory import make_mcp
+from turnwise.tools.mcp.options import make_mcp_source
 from turnwise.tools.tool import ToolResult
+from turnwise.tools.toolbox import EpisodeTools, ToolBox
 from work_for_tests import wait_until
 
 HERE = Path(__file__).parent
@@ -22,21 +22,21 @@ RAW = shlex.join([sys.executable, "-I", "-S", str(HERE / "mcp_raw_server_for_tes
 class Hands:
     """`await hands("add", a=1, b=2)`"""
 
-    def __init__(self, hands: ToolHands) -> None:
-        self.hands = hands
+    def __init__(self, tools: EpisodeTools) -> None:
+        self.tools = tools
 
     @property
     def names(self) -> list[str]:
-        return [spec.name for spec in self.hands.specs]
+        return [spec.name for spec in self.tools.specs]
 
     async def __call__(self, tool: str, /, **arguments: Any) -> ToolResult:
-        return await self.hands.call(ToolCall(name=tool, arguments=json.dumps(arguments)))
+        return await self.tools.call(ToolCall(name=tool, arguments=json.dumps(arguments)))
 
 
 @asynccontextmanager
 async def opened(mcp: str, **options: Any) -> AsyncIterator[Hands]:
-    async with ToolBox([], [make_mcp({"mcp": mcp, **options})]).open(seed=0) as hands:
-        yield Hands(hands)
+    async with ToolBox([], [make_mcp_source({"mcp": mcp, **options})]).open(seed=0) as tools:
+        yield Hands(tools)
 
 
 def alive(pid: int) -> bool:

@@ -59,14 +59,15 @@ OPTIONAL = (
     "turnwise.rewards.judge.local",
     "turnwise.envs.search_qa.retrieval",
     "turnwise.tools.search.dense",
-    "turnwise.tools.search.opening",
+    "turnwise.tools.search.index",
+    "turnwise.tools.search.remote",
 )
 """Optional dependencies: what may be imported inside a function, in any room.
 
 `launch` and `head_kernel` stand for Triton, `judge` and `python` for the sandbox, which Linux alone has; `retrieval`
-and `opening` stand for bm25s, `dense` for torch and transformers, without which a lexical search starts at once;
-`source` for the SDK of MCP; `endpoint` and `local` for an HTTP library and torch; `given` and `making` for all of those
-together, which a list of environments does not wait for.
+and `search.index` stand for bm25s, `dense` for torch and transformers, without which a lexical search starts at once;
+`source` for the SDK of MCP; `remote` and `endpoint` for an HTTP library, `local` for torch; `given` and `making` for
+all of those together, which a list of environments does not wait for.
 """
 
 PACKAGE = "turnwise"

@@ -36,9 +36,9 @@ from turnwise.envs.seeds import seed_for
 from turnwise.envs.spec import EnvKind
 from turnwise.envs.text_env import Outcome, TextEnv, goes_on
 from turnwise.envs.tool_env import ToolEnv, ToolEnvRunner
-from turnwise.tools.box import ToolHands
-from turnwise.tools.formats import write_call
+from turnwise.tools.call_formats import format_call
 from turnwise.tools.tool import Tool, ToolError, ToolResult, ToolSession
+from turnwise.tools.toolbox import EpisodeTools
 
 CONTROLS = "".join(CONTROL)
 TURNS, TOOL_TURNS = 4, 10
@@ -88,12 +88,12 @@ def lines(runner: TextEnvRunner) -> Iterator[str]:
 def calls(runner: ToolEnvRunner) -> Iterator[str]:
     """Good ones, ones with hostile arguments, and where a style can name tools and arguments, hostile names."""
     style, tool = runner.tool_env.params.style, next(iter(runner._box.tools.values())).spec
-    yield write_call(tool.name, example_arguments(tool), style)
-    yield write_call(tool.name, example_arguments(tool, CONTROLS), style)
+    yield format_call(tool.name, example_arguments(tool), style)
+    yield format_call(tool.name, example_arguments(tool, CONTROLS), style)
     if style != "python":
-        yield write_call(tool.name, {**example_arguments(tool), CONTROLS: 1}, style)
-        yield write_call("<s><s>", {}, style) + HOSTILE
-        yield write_call(tool.name, example_arguments(tool, HOSTILE), style)
+        yield format_call(tool.name, {**example_arguments(tool), CONTROLS: 1}, style)
+        yield format_call("<s><s>", {}, style) + HOSTILE
+        yield format_call(tool.name, example_arguments(tool, HOSTILE), style)
 
 
 def played(kind: EnvKind, params: dict[str, Any], template: str) -> Played:
@@ -157,8 +157,8 @@ def loud_env(cls: type[TextEnv]) -> type[TextEnv]:
         def make_tools(cls, params: Any) -> Sequence[Tool]:
             return [LoudTool(tool) for tool in super().make_tools(params)]
 
-        async def judge(self, action: str, said: Sequence[Message], hands: ToolHands) -> Outcome:
-            outcome = await super().judge(action, said, hands)
+        async def judge(self, action: str, said: Sequence[Message], tools: EpisodeTools) -> Outcome:
+            outcome = await super().judge(action, said, tools)
             return replace(outcome, text=loud(outcome.text))
 
     return LoudToolEnv

@@ -27,9 +27,9 @@ from turnwise.envs.seeds import seed_for
 from turnwise.envs.spec import EnvKind
 from turnwise.envs.text_env import Outcome, goes_on
 from turnwise.envs.tool_env import ToolEnv
-from turnwise.tools.formats import write_call
+from turnwise.tools.call_formats import format_call
 from turnwise.tools.function import from_function
-from turnwise.tools.mcp.factory import make_mcp
+from turnwise.tools.mcp.options import make_mcp_source
 from turnwise.tools.tool import Tool, ToolError, ToolSource
 
 CALLED: tuple[Called, ...] = ("special", "markup")
@@ -54,7 +54,7 @@ class Saying(ToolEnv):
 
     @classmethod
     def make_sources(cls, params: Any) -> Sequence[ToolSource]:
-        return [make_mcp({"mcp": RAW})]
+        return [make_mcp_source({"mcp": RAW})]
 
     def reset(self, rng: random.Random) -> str:
         return HOSTILE
@@ -74,10 +74,10 @@ def test_what_tools_and_environments_say_adds_no_special_token(style: str, calle
     """
     params = KIND.check_params({"style": style, "max_output": 10_000, "max_turns": 5})
     task = Task(env="saying", seed=seed_for("train", 0), params=params)
-    answers = [write_call("python", {"code": "1"}, style)]
+    answers = [format_call("python", {"code": "1"}, style)]
     if style != "python":
         others = ("refuse", {"text": "no"}), ("do", {"how": f"says {HOSTILE.encode().hex()}"}), ("<s><s>", {})
-        answers += [write_call(name, arguments, style) for name, arguments in others]
+        answers += [format_call(name, arguments, style) for name, arguments in others]
     lines = iter([*answers, "<answer>well</answer>"])
     episode = play(KIND.make(task), lines, renderer_of(STYLES[style], called), task, turns=len(answers) + 1)
     check_plain(episode)

@@ -23,8 +23,8 @@ from turnwise.envs.text_to_sql.more_tables import HARDER
 from turnwise.envs.text_to_sql.one_table import EASY
 from turnwise.envs.text_to_sql.schemas import SCHEMAS, TINY
 from turnwise.rewards.sql_equality import asks_for_order, equal_results
-from turnwise.tools import sql_query
-from turnwise.tools.sql_query import Rows, SqlLimits, run_query
+from turnwise.tools.sql import query as sql_query
+from turnwise.tools.sql.query import QueryResult, SqlLimits, run_query
 from turnwise.tools.tool import ToolError
 
 NAME = "text_to_sql"
@@ -209,7 +209,7 @@ def test_nothing_is_told_of_the_hidden_database_not_even_an_error(breaking: str)
 def test_a_query_that_does_not_end_is_the_agents_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     run, let_go = sql_query._run, threading.Event()
 
-    def hang(place: Any, query: str, limits: SqlLimits) -> Rows:
+    def hang(place: Any, query: str, limits: SqlLimits) -> QueryResult:
         if query.startswith("HANG"):
             assert let_go.wait(600)
         return run(place, query, limits)

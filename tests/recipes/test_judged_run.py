@@ -29,7 +29,7 @@ from turnwise.recipes.run import train
 from turnwise.record.run_folder import RunFolder
 from turnwise.rewards.judge.benches import forget_benches
 from turnwise.rollout.losses import Losses, Lost
-from turnwise.tools.search.building import build_index
+from turnwise.tools.search.indexing import build_index
 from turnwise.training.sft import played, solution, solved
 
 CANARY = "sk-canary-8d1f0c"

@@ -27,7 +27,7 @@ from turnwise.recipes.run import train
 from turnwise.recipes.sft import check_sft, sft
 from turnwise.record.run_folder import RunFolder
 from turnwise.rollout.context import FullHistory
-from turnwise.tools.formats import write_call
+from turnwise.tools.call_formats import format_call
 from turnwise.training import sft as train_sft
 from turnwise.training.sft import imitate
 
@@ -135,11 +135,11 @@ BO, PLAIN = {"name": "Bo"}, "<answer>3</answer>"
 @pytest.mark.parametrize(
     ("ours", "answers", "refused"),
     [
-        ("answer", (PLAIN, write_call("room", BO, "hermes")), "hermes"),
-        ("hermes", (write_call("room", BO, "answer"),), "answer"),
-        ("hermes", (write_call("room", BO, "llama"),), "llama"),
-        ("llama", (write_call("room", BO, "mistral"),), "mistral"),
-        ("hermes", (write_call("room", BO, "answer"), write_call("room", BO, "hermes")), ""),
+        ("answer", (PLAIN, format_call("room", BO, "hermes")), "hermes"),
+        ("hermes", (format_call("room", BO, "answer"),), "answer"),
+        ("hermes", (format_call("room", BO, "llama"),), "llama"),
+        ("llama", (format_call("room", BO, "mistral"),), "mistral"),
+        ("hermes", (format_call("room", BO, "answer"), format_call("room", BO, "hermes")), ""),
         ("hermes", (PLAIN,), ""),
         ("hermes", ("```python\nprint(1)\n```",), ""),
     ],

@@ -9,16 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.rewards.sql_equality import asks_for_order, equal_results
-from turnwise.tools.sql_query import Rows
+from turnwise.tools.sql.query import QueryResult
 from work_for_tests import count_lines
 
 
-def rows(*cells: Sequence[Any], more: int = 0, columns: Sequence[str] | None = None) -> Rows:
+def rows(*cells: Sequence[Any], more: int = 0, columns: Sequence[str] | None = None) -> QueryResult:
     width = len(cells[0]) if cells else 1
-    return Rows(columns=tuple(columns or map(str, range(width))), rows=tuple(map(tuple, cells)), more=more)
+    return QueryResult(
+        columns=tuple(columns or map(str, range(width))), rows=tuple(map(tuple, cells)), omitted_rows=more
+    )
 
 
-def same(one: Rows, other: Rows, ordered: bool = False) -> bool:
+def same(one: QueryResult, other: QueryResult, ordered: bool = False) -> bool:
     found = equal_results(one, other, ordered)
     assert equal_results(other, one, ordered) == found, "it has no direction"
     return found

@@ -12,8 +12,8 @@ import pytest
 from turnwise.core.errors import EnvironmentFailure
 from turnwise.rewards.parts.sql import SqlResult
 from turnwise.rewards.rubric import Answered
-from turnwise.tools import sql_query
-from turnwise.tools.sql_query import Rows, SqlLimits
+from turnwise.tools.sql import query as sql_query
+from turnwise.tools.sql.query import QueryResult, SqlLimits
 
 RIGHT = "SELECT a FROM t"
 
@@ -35,7 +35,7 @@ def scored(answer: str, database: str, **options: Any) -> float:
 def test_an_answer_that_does_not_end_is_wrong_and_nobody_waits(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run, let_go, hung = sql_query._run, threading.Event(), threading.Event()
 
-    def hang(place: Any, query: str, limits: SqlLimits) -> Rows:
+    def hang(place: Any, query: str, limits: SqlLimits) -> QueryResult:
         if query == "HANG":
             hung.set()
             assert threading.current_thread().daemon and let_go.wait(600)

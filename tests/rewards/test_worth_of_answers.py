@@ -16,7 +16,7 @@ from turnwise.rewards.rubric import Answered, Rubric
 from turnwise.rewards.scoring import ENV, Scoring, score_groups
 from turnwise.rewards.sql_equality import equal_results
 from turnwise.rewards.words import f1
-from turnwise.tools.sql_query import Rows
+from turnwise.tools.sql.query import QueryResult
 
 
 def answered(answer: str, /, **row: Any) -> Answered:
@@ -86,6 +86,6 @@ def test_asserted_difference_is_not_an_equality() -> None:
 
 @pytest.mark.parametrize("ordered", [True, False])
 def test_results_with_fewer_rows_are_not_equal(ordered: bool) -> None:
-    one, two = (Rows(columns=("n",), rows=((1,), (2,))[:count]) for count in (1, 2))
+    one, two = (QueryResult(columns=("n",), rows=((1,), (2,))[:count]) for count in (1, 2))
     assert not equal_results(one, two, ordered) and not equal_results(two, one, ordered)
     assert equal_results(two, two, ordered)

@@ -24,8 +24,8 @@ from turnwise.rewards.rubric import Answered, Rubric
 from turnwise.rollout.collect import Collector
 from turnwise.rollout.context import FullHistory
 from turnwise.rollout.context_summary import _written
-from turnwise.tools.box import ToolBox
 from turnwise.tools.function import from_function
+from turnwise.tools.toolbox import ToolBox
 from turnwise.training.sft import ATTEMPTS, played
 
 PLACES = ["__init__", "reset", "step", "draw", "state_key", "rules"]
@@ -150,8 +150,8 @@ def test_exit_of_a_reward_is_not_the_runs() -> None:
 
 def test_exit_of_a_tool_or_a_summary_hook_is_infrastructure() -> None:
     async def called() -> None:
-        async with ToolBox([from_function(leaving_tool)]).open(0) as hands:
-            await hands.run("leaving_tool", {"text": "x"})
+        async with ToolBox([from_function(leaving_tool)]).open(0) as tools:
+            await tools.run("leaving_tool", {"text": "x"})
 
     with pytest.raises(InfrastructureFailure, match="SystemExit"):
         asyncio.run(called())

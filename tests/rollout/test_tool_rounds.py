@@ -34,7 +34,7 @@ from turnwise.models.attention import ATTENTION
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.context import FullHistory
 from turnwise.rollout.episode import run_episode
-from turnwise.tools.formats import write_call
+from turnwise.tools.call_formats import format_call
 from turnwise.tools.function import from_function
 from turnwise.tools.tool import Tool
 
@@ -185,7 +185,7 @@ def calls_text(form: str, numbers: Sequence[int]) -> str:
     """Several calls in one answer."""
     if form == "mistral newer":
         return "".join(f'[TOOL_CALLS]python[ARGS]{{"code": "{number}"}}' for number in numbers)
-    written = [write_call("python", {"code": str(number)}, form) for number in numbers]
+    written = [format_call("python", {"code": str(number)}, form) for number in numbers]
     if form == "mistral":
         return f"[TOOL_CALLS][{', '.join(each.removeprefix('[TOOL_CALLS][').removesuffix(']') for each in written)}]"
     return {"llama": "; ", "python": "\nthen\n"}.get(form, " ").join(written)

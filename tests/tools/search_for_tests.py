@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.core.messages import ToolCall
-from turnwise.tools.box import ToolBox
-from turnwise.tools.search.building import build_index
-from turnwise.tools.search.hits import Hit
-from turnwise.tools.search.passages import Passage
+from turnwise.tools.search.indexing import build_index
+from turnwise.tools.search.types import Passage, SearchResult
 from turnwise.tools.tool import Tool, ToolResult
+from turnwise.tools.toolbox import ToolBox
 
 ROWS = [
     {"title": "Otter", "text": "The otter swims in the river and eats fish.", "id": "a1"},
@@ -33,7 +32,7 @@ def make_index(folder: Path, rows: Sequence[dict[str, Any]] = ROWS, **options: A
     return folder / "index"
 
 
-def titles(hits: Sequence[Hit]) -> list[str]:
+def titles(hits: Sequence[SearchResult]) -> list[str]:
     return [hit.passage.title for hit in hits]
 
 
@@ -41,8 +40,8 @@ def call_all(tool: Tool, calls: Sequence[dict[str, Any]]) -> list[ToolResult]:
     """Each by an episode of its own, at the same time, through the real box."""
 
     async def one(box: ToolBox, number: int, arguments: dict[str, Any]) -> ToolResult:
-        async with box.open(number) as hands:
-            return await hands.call(ToolCall(name="search", arguments=json.dumps(arguments)))
+        async with box.open(number) as tools:
+            return await tools.call(ToolCall(name="search", arguments=json.dumps(arguments)))
 
     async def together() -> list[ToolResult]:
         box = ToolBox([tool])
@@ -57,8 +56,9 @@ class Scripted:
     def __init__(self) -> None:
         self.asked: list[list[str]] = []
 
-    def search(self, queries: Sequence[str], top: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[str], top: int) -> list[list[SearchResult]]:
         self.asked.append(list(queries))
         return [
-            [Hit(passage=Passage(title=query, text=f"{place}"), score=0.0) for place in range(top)] for query in queries
+            [SearchResult(passage=Passage(title=query, text=f"{place}"), score=0.0) for place in range(top)]
+            for query in queries
         ]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hostile_for_tests import CONTROL
-from turnwise.tools.formats import MOST_CALLS, STYLES, read_calls, write_call
+from turnwise.tools.call_formats import CALL_FORMATS, MAX_CALLS, format_call, parse_calls
 
 WRITTEN = {
     "hermes": '<tool_call>\n{"name": "add", "arguments": {"a":1,  "b": 2}}\n</tool_call>',
@@ -28,21 +28,21 @@ NAMED = [
 @pytest.mark.parametrize("text", NAMED)
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_calls_of_mistrals_newer_form_are_read_one_after_the_other(text: str, count: int) -> None:
-    found = read_calls(text + text.removeprefix("Now. ") * (count - 1), "mistral")
+    found = parse_calls(text + text.removeprefix("Now. ") * (count - 1), "mistral")
     assert [(call.name, call.arguments) for call in found.calls] == [("add", '{"a":1,  "b": 2}')] * count
     assert found.problems == ()
-    assert not read_calls(f"<think>{text}</think>So 3.", "mistral").attempted
+    assert not parse_calls(f"<think>{text}</think>So 3.", "mistral").attempted
 
 
 @pytest.mark.parametrize("behind", ["Now I wait.", "[TOOL_CALLS]", "[TOOL_CALLS]add", '[{"name": "add"}]', "[ARGS]{}"])
 def test_what_is_behind_a_call_of_the_newer_form_and_is_none_is_told(behind: str) -> None:
-    found = read_calls(NAMED[0] + behind, "mistral")
+    found = parse_calls(NAMED[0] + behind, "mistral")
     assert len(found.calls) == 1 and len(found.problems) == 1
 
 
 @pytest.mark.parametrize("style", WRITTEN)
 def test_a_call_is_read_and_its_arguments_stay_as_they_were_written(style: str) -> None:
-    found = read_calls(WRITTEN[style], style)
+    found = parse_calls(WRITTEN[style], style)
     assert [(call.name, call.arguments) for call in found.calls] == [("add", '{"a":1,  "b": 2}')]
     assert found.problems == ()
 
@@ -58,27 +58,27 @@ def test_a_call_is_read_and_its_arguments_stay_as_they_were_written(style: str) 
     ],
 )
 def test_several_calls_of_one_turn_are_numbered(style: str, text: str) -> None:
-    found = read_calls(text, style)
+    found = parse_calls(text, style)
     assert [call.call_id for call in found.calls] == ["call00000", "call00001"]
     assert found.problems == ()
 
 
 def test_a_fenced_block_is_code_for_the_interpreter() -> None:
-    (call,) = read_calls('Let me see.\n```python\nprint("<a>")\n```\nDone', "python").calls
+    (call,) = parse_calls('Let me see.\n```python\nprint("<a>")\n```\nDone', "python").calls
     assert call.name == "python" and json.loads(call.arguments) == {"code": 'print("<a>")\n'}
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", CALL_FORMATS)
 @pytest.mark.parametrize("text", ["", "The answer is 5.", "<think>maybe", "```\nno python\n```"])
 def test_plain_words_are_no_call(style: str, text: str) -> None:
-    assert not read_calls(text, style).attempted
+    assert not parse_calls(text, style).attempted
 
 
 @pytest.mark.parametrize("style", [*WRITTEN])
 def test_what_is_only_thought_is_not_called(style: str) -> None:
-    assert not read_calls(f"<think>{WRITTEN[style]}</think>So 3.", style).attempted
-    assert not read_calls(f"{WRITTEN[style]}</think>So 3.", style).attempted, "the prompt opened the thought"
-    assert read_calls(f"<think>well</think>{WRITTEN[style]}", style).calls
+    assert not parse_calls(f"<think>{WRITTEN[style]}</think>So 3.", style).attempted
+    assert not parse_calls(f"{WRITTEN[style]}</think>So 3.", style).attempted, "the prompt opened the thought"
+    assert parse_calls(f"<think>well</think>{WRITTEN[style]}", style).calls
 
 
 @pytest.mark.parametrize(
@@ -101,21 +101,21 @@ def test_what_is_only_thought_is_not_called(style: str) -> None:
     ],
 )
 def test_a_call_that_cannot_be_read_says_why_in_a_line(style: str, text: str, said: str) -> None:
-    found = read_calls(text, style)
+    found = parse_calls(text, style)
     assert not found.calls and len(found.problems) == 1
     assert said in found.problems[0] and len(found.problems[0]) < 120 and "\n" not in found.problems[0]
 
 
 def test_a_turn_of_a_thousand_calls_runs_a_few() -> None:
-    found = read_calls(WRITTEN["hermes"] * 1000, "hermes")
-    assert len(found.calls) == MOST_CALLS and len(found.problems) == 1
+    found = parse_calls(WRITTEN["hermes"] * 1000, "hermes")
+    assert len(found.calls) == MAX_CALLS and len(found.problems) == 1
 
 
-@given(text=st.text() | st.text(alphabet='{}[]":,<>/`call_tonph \n'), style=st.sampled_from(sorted(STYLES)))
+@given(text=st.text() | st.text(alphabet='{}[]":,<>/`call_tonph \n'), style=st.sampled_from(sorted(CALL_FORMATS)))
 def test_no_text_breaks_the_reading(text: str, style: str) -> None:
-    read_calls(text, style)
-    read_calls(f"<tool_call>{text}</tool_call>[TOOL_CALLS]{text}", style)
-    read_calls(f"[TOOL_CALLS]{text}[CALL_ID]{text}[ARGS]{text}[TOOL_CALLS]{text}", "mistral")
+    parse_calls(text, style)
+    parse_calls(f"<tool_call>{text}</tool_call>[TOOL_CALLS]{text}", style)
+    parse_calls(f"[TOOL_CALLS]{text}[CALL_ID]{text}[ARGS]{text}[TOOL_CALLS]{text}", "mistral")
 
 
 @given(
@@ -125,23 +125,23 @@ def test_no_text_breaks_the_reading(text: str, style: str) -> None:
 def test_words_that_end_turns_stay_in_arguments_as_they_were_written(words: list[str], style: str) -> None:
     """<s>struck out</s> is HTML to a tool, whatever it is to a model."""
     text = "a" + "".join(words)
-    (call,) = read_calls(write_call("add", {"a": text, "b": 1}, style), style).calls
+    (call,) = parse_calls(format_call("add", {"a": text, "b": 1}, style), style).calls
     assert json.loads(call.arguments) == {"a": text, "b": 1}
     given = json.dumps({"a": text, "b": 1}, ensure_ascii=False)
-    found = read_calls(f"[TOOL_CALLS]add[ARGS]{given}" * 2, "mistral")
+    found = parse_calls(f"[TOOL_CALLS]add[ARGS]{given}" * 2, "mistral")
     assert [call.arguments for call in found.calls] == [given] * 2 and not found.problems
 
 
 @pytest.mark.parametrize("ending", ["<|eom_id|>", "<|eot_id|>", "</s>", " <|eom_id|>\n<|eot_id|> ", ""])
 def test_a_turns_end_behind_calls_is_no_call(ending: str) -> None:
-    assert read_calls(f'<|python_tag|>{{"name": "a"}}{ending}{{"name": "b"}}{ending}', "llama").problems == ()
-    assert read_calls(f"<|python_tag|>{ending}", "llama").problems == ()
-    found = read_calls(f'[TOOL_CALLS][{{"name": "a", "arguments": {{"x": "</s>"}}}}]{ending}', "mistral")
+    assert parse_calls(f'<|python_tag|>{{"name": "a"}}{ending}{{"name": "b"}}{ending}', "llama").problems == ()
+    assert parse_calls(f"<|python_tag|>{ending}", "llama").problems == ()
+    found = parse_calls(f'[TOOL_CALLS][{{"name": "a", "arguments": {{"x": "</s>"}}}}]{ending}', "mistral")
     assert [(call.name, call.arguments) for call in found.calls] == [("a", '{"x": "</s>"}')] and not found.problems
 
 
 def test_thousands_of_endings_are_cut_from_a_call() -> None:
     ends = "</s> \n<|eom_id|>" * 5_000
-    assert not read_calls(f"[TOOL_CALLS]{ends}", "mistral").calls
-    (call,) = read_calls(f'[TOOL_CALLS] [{{"name": "add", "arguments": {{"a": "</s>"}}}}]{ends}', "mistral").calls
+    assert not parse_calls(f"[TOOL_CALLS]{ends}", "mistral").calls
+    (call,) = parse_calls(f'[TOOL_CALLS] [{{"name": "add", "arguments": {{"a": "</s>"}}}}]{ends}', "mistral").calls
     assert (call.name, call.arguments) == ("add", '{"a": "</s>"}')

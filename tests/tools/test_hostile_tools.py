@@ -32,7 +32,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.task import Task
 from turnwise.envs.registry import load
 from turnwise.envs.seeds import seed_for
-from turnwise.tools.formats import write_call
+from turnwise.tools.call_formats import format_call
 
 CONTROLS = "".join(CONTROL)
 KIND = load("tools")
@@ -48,7 +48,7 @@ def played(
     given = {"tasks": str(folder / "rows.jsonl"), "tools": list(tools), "reward": f"{folder / 'score.py'}:score"}
     room = {"style": style, "max_turns": 30, "max_tool_calls": 30, "max_output": 100_000}
     task = Task(env="tools", seed=seed_for("train", 0), params=KIND.check_params(given | room | params))
-    lines = iter([*(write_call(*call, style) for call in calls), "<answer><s></s></answer>"])
+    lines = iter([*(format_call(*call, style) for call in calls), "<answer><s></s></answer>"])
     episode = play(KIND.make(task), lines, renderer_of(STYLES[style], "markup"), task)
     check_plain(episode)
     return episode

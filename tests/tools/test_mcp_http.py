@@ -15,8 +15,8 @@ from mcp_ground_for_tests import opened
 from mcp_server_for_tests import HOSTILE, make_server
 from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.core.messages import ToolCall
-from turnwise.tools.box import ToolBox
-from turnwise.tools.mcp.factory import make_mcp
+from turnwise.tools.mcp.options import make_mcp_source
+from turnwise.tools.toolbox import ToolBox
 from work_for_tests import HANG_S
 
 KEY = "sk-canary-over-http"
@@ -76,13 +76,13 @@ def url_of(port: int) -> str:
 @pytest.mark.parametrize("json_response", [False, True])
 def test_calls_over_http(key: dict[str, str], json_response: bool) -> None:
     async def run(port: int) -> None:
-        async with opened(url_of(port), headers=key, max_output=500) as hands:
-            assert (await hands("add", a=2, b=3)).text == "5"
-            assert (await hands("say")).text == HOSTILE
-            assert (await hands("say", text=f"my key is {KEY}")).text == "my key is ***"
-            assert "characters cut" in (await hands("megabyte")).text
-            assert (await hands("refuse", why="no")).failed
-            texts = await asyncio.gather(*(hands("add", a=number, b=1) for number in range(30)))
+        async with opened(url_of(port), headers=key, max_output=500) as tools:
+            assert (await tools("add", a=2, b=3)).text == "5"
+            assert (await tools("say")).text == HOSTILE
+            assert (await tools("say", text=f"my key is {KEY}")).text == "my key is ***"
+            assert "characters cut" in (await tools("megabyte")).text
+            assert (await tools("refuse", why="no")).failed
+            texts = await asyncio.gather(*(tools("add", a=number, b=1) for number in range(30)))
             assert [result.text for result in texts] == [str(number + 1) for number in range(30)]
 
     with serving(port := free_port(), json_response):
@@ -99,7 +99,7 @@ def test_a_server_without_its_key_says_what_to_give_and_no_key_is_told(key: dict
             asyncio.run(run(port))
         with pytest.raises(UserError, match=r"401"):
             asyncio.run(run(port, headers={"X-Key": "THE_KEY"}))
-    source = make_mcp({"mcp": url_of(port), "headers": key})
+    source = make_mcp_source({"mcp": url_of(port), "headers": key})
     assert KEY not in str(told.value) + repr(vars(source))
 
 
@@ -107,14 +107,14 @@ def test_a_shared_server_that_fails_now_and_then_is_asked_again_and_one_of_ones_
     key: dict[str, str],
 ) -> None:
     async def run(port: int, door: Door) -> None:
-        async with opened(url_of(port), headers=key, shared=True) as hands:
+        async with opened(url_of(port), headers=key, shared=True) as tools:
             door.faults[:] = [503, 500]
-            assert (await hands("add", a=1, b=1)).text == "2"
+            assert (await tools("add", a=1, b=1)).text == "2"
             assert door.faults == []
-        async with opened(url_of(port), headers=key) as hands:
+        async with opened(url_of(port), headers=key) as tools:
             door.faults[:] = [503]
             with pytest.raises(InfrastructureFailure, match="HTTP status 503"):
-                await hands("add", a=1, b=1)
+                await tools("add", a=1, b=1)
 
     with serving(port := free_port()) as door:
         asyncio.run(run(port, door))
@@ -122,14 +122,14 @@ def test_a_shared_server_that_fails_now_and_then_is_asked_again_and_one_of_ones_
 
 def test_a_call_given_up_is_cancelled_at_the_server(key: dict[str, str]) -> None:
     async def run(port: int) -> None:
-        async with opened(url_of(port), headers=key) as hands:
-            given_up = asyncio.create_task(hands("hang"))
-            while (await hands("hung")).text != "1 0":
+        async with opened(url_of(port), headers=key) as tools:
+            given_up = asyncio.create_task(tools("hang"))
+            while (await tools("hung")).text != "1 0":
                 await asyncio.sleep(0.01)
             given_up.cancel()
             await asyncio.wait([given_up])
             async with asyncio.timeout(HANG_S):
-                while (await hands("hung")).text != "1 1":
+                while (await tools("hung")).text != "1 1":
                     await asyncio.sleep(0.02)
 
     with serving(port := free_port()):
@@ -138,10 +138,10 @@ def test_a_call_given_up_is_cancelled_at_the_server(key: dict[str, str]) -> None
 
 def test_a_changed_list_is_known_over_http_too(key: dict[str, str]) -> None:
     async def run(port: int) -> None:
-        async with opened(url_of(port), headers=key) as hands:
-            await hands("learn")
+        async with opened(url_of(port), headers=key) as tools:
+            await tools("learn")
             async with asyncio.timeout(HANG_S):  # it comes by a way of its own, perhaps longer than the answer's
-                while "plus" not in hands.names:
+                while "plus" not in tools.names:
                     await asyncio.sleep(0.02)
 
     with serving(port := free_port()):
@@ -153,15 +153,15 @@ def test_a_shared_server_that_went_and_came_back_is_connected_to_again(key: dict
     add = ToolCall(name="add", arguments='{"a": 1, "b": 1}')
 
     async def run() -> None:
-        box = ToolBox([], [make_mcp({"mcp": url_of(port), "headers": key, "shared": True, "retries": 1})])
+        box = ToolBox([], [make_mcp_source({"mcp": url_of(port), "headers": key, "shared": True, "retries": 1})])
         with serving(port):
-            async with box.open(0) as hands:
-                assert (await hands.call(add)).text == "2"
-        async with box.open(1) as hands:
+            async with box.open(0) as tools:
+                assert (await tools.call(add)).text == "2"
+        async with box.open(1) as tools:
             with pytest.raises(InfrastructureFailure, match="2 times"):
-                await hands.call(add)
+                await tools.call(add)
             with serving(port):
-                assert (await hands.call(add)).text == "2"
+                assert (await tools.call(add)).text == "2"
 
     asyncio.run(run())
 
@@ -182,13 +182,13 @@ def test_a_session_that_a_shared_server_has_forgotten_is_begun_again(key: dict[s
     add = ToolCall(name="add", arguments='{"a": 1, "b": 1}')
 
     async def run() -> None:
-        box = ToolBox([], [make_mcp({"mcp": url_of(port), "headers": key, "shared": True, "retries": 1})])
+        box = ToolBox([], [make_mcp_source({"mcp": url_of(port), "headers": key, "shared": True, "retries": 1})])
         with serving(port) as door:
             door.faults[:] = [404]  # it does not know the question by which the newer protocol begins
-            async with box.open(0) as hands:
-                assert (await hands.call(add)).text == "2"
+            async with box.open(0) as tools:
+                assert (await tools.call(add)).text == "2"
         with serving(port):
-            async with box.open(1) as hands:
-                assert (await hands.call(add)).text == "2"
+            async with box.open(1) as tools:
+                assert (await tools.call(add)).text == "2"
 
     asyncio.run(run())

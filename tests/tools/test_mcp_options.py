@@ -16,12 +16,10 @@ from hypothesis import strategies as st
 
 from turnwise.core.errors import UserError
 from turnwise.envs.registry import load
-from turnwise.tools.mcp.content import told
-from turnwise.tools.mcp.factory import make_mcp
 from turnwise.tools.mcp.messages import read_lines, read_message
-from turnwise.tools.mcp.offers import McpTool, make_tools
-from turnwise.tools.mcp.options import McpOptions, find_server
-from turnwise.tools.mcp.said import Said
+from turnwise.tools.mcp.options import McpOptions, make_mcp_source, resolve_server
+from turnwise.tools.mcp.tools import McpTool, build_tools, to_tool_result
+from turnwise.tools.mcp.transports import OutputTail
 from turnwise.tools.tool import ToolError, ToolResult, ToolRules
 
 URL = "http://127.0.0.1:1/mcp"
@@ -55,7 +53,7 @@ SECRET = "sk-canary-typed-into-a-recipe"
 )
 def test_a_mistake_is_one_line_that_tells_no_value(options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(UserError) as error:
-        make_mcp(options)
+        make_mcp_source(options)
     assert complaint in str(error.value) and "\n" not in str(error.value)
     assert SECRET not in str(error.value) and "sk_canary" not in str(error.value)
 
@@ -95,9 +93,11 @@ HELD = [
 @pytest.mark.parametrize("command", HELD)
 def test_command_that_holds_a_key_is_refused_without_repeating_it(command: str) -> None:
     with pytest.raises(UserError, match=r"^mcp holds a key.*, which would be saved: export it, and name its") as error:
-        make_mcp({"mcp": command})
-    told = str(error.value)
-    assert "\n" not in told and SECRET not in told and command.rpartition(" ")[2] not in told
+        make_mcp_source({"mcp": command})
+    to_tool_result = str(error.value)
+    assert (
+        "\n" not in to_tool_result and SECRET not in to_tool_result and command.rpartition(" ")[2] not in to_tool_result
+    )
 
 
 FREE = [
@@ -116,7 +116,7 @@ FREE = [
 
 @pytest.mark.parametrize("command", FREE)
 def test_command_without_a_key_is_accepted(command: str) -> None:
-    assert find_server(McpOptions(mcp=command)).command[1:] == tuple(shlex.split(command)[1:])
+    assert resolve_server(McpOptions(mcp=command)).command[1:] == tuple(shlex.split(command)[1:])
 
 
 def test_placeholder_in_a_command_is_a_variables_value(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,14 +124,14 @@ def test_placeholder_in_a_command_is_a_variables_value(monkeypatch: pytest.Monke
     options = McpOptions(
         mcp="cat --api-key ${MY_KEY} --url=https://me:${MY_KEY}@host 'Authorization: Bearer ${MY_KEY}'"
     )
-    server = find_server(options)
+    server = resolve_server(options)
     assert server.command[1:] == (
         *("--api-key", SECRET, f"--url=https://me:{SECRET}@host", f"Authorization: Bearer {SECRET}"),
     )
     assert SECRET not in repr(server) + repr(options) + server.label and server.hidden(f"a {SECRET}") == "a ***"
     monkeypatch.delenv("MY_KEY")
     with pytest.raises(UserError, match="MY_KEY names an environment variable that is not set: export it"):
-        find_server(options)
+        resolve_server(options)
 
 
 def test_key_in_a_command_is_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_key_in_a_command_is_refused_before_anything_is_written(tmp_path: Path) 
 
 
 def test_a_servers_query_is_sent_and_not_shown() -> None:
-    server = find_server(McpOptions(mcp=f"{URL}?profile=sk-canary"))
+    server = resolve_server(McpOptions(mcp=f"{URL}?profile=sk-canary"))
     assert server.url == f"{URL}?profile=sk-canary"
     assert "canary" not in repr(server) + server.label
 
@@ -153,7 +153,7 @@ def test_a_servers_query_is_sent_and_not_shown() -> None:
 def test_keys_come_from_the_environment_and_are_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("K", " sk-canary \n")
     options = McpOptions.model_validate({"mcp": URL, "headers": {"authorization": "K", "X-Other": "K"}})
-    server = find_server(options)
+    server = resolve_server(options)
     assert server.headers == {"authorization": "Bearer sk-canary", "X-Other": "sk-canary"}
     assert "canary" not in repr(server) + repr(options) + options.model_dump_json()
     assert server.hidden("a sk-canary b") == "a *** b"
@@ -162,18 +162,18 @@ def test_keys_come_from_the_environment_and_are_shown_nowhere(monkeypatch: pytes
 def test_a_relative_program_is_looked_for_where_the_command_runs(tmp_path: Path) -> None:
     (tmp_path / "serve").write_text("#!/bin/sh\n")
     (tmp_path / "serve").chmod(0o755)
-    assert find_server(McpOptions(mcp="./serve x", cwd=str(tmp_path))).command == (f"{tmp_path}/serve", "x")
+    assert resolve_server(McpOptions(mcp="./serve x", cwd=str(tmp_path))).command == (f"{tmp_path}/serve", "x")
     with pytest.raises(UserError, match="no command"):
-        find_server(McpOptions(mcp="./serve x"))
+        resolve_server(McpOptions(mcp="./serve x"))
 
 
 def test_the_sdk_is_imported_only_by_who_asks_for_a_server_and_its_lack_is_told(tmp_path: Path) -> None:
     (tmp_path / "mcp.py").write_text("raise ImportError('No module named mcp')\n")
     script = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-        "from turnwise.tools.mcp.factory import make_mcp\n"
+        "from turnwise.tools.mcp.options import make_mcp_source\n"
         "assert 'mcp' not in sys.modules and 'torch' not in sys.modules\n"
-        "make_mcp({'mcp': 'cat'})\n"
+        "make_mcp_source({'mcp': 'cat'})\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "pip install 'turnwise[mcp]'" in done.stderr.splitlines()[-1]
@@ -184,7 +184,7 @@ async def unasked(name: str, arguments: Any) -> ToolResult:
 
 
 def offered(*tools: types.Tool, **options: Any) -> dict[str, McpTool]:
-    return make_tools(tools, McpOptions(mcp="cat", **options), ToolRules(), unasked, label="cat")
+    return build_tools(tools, McpOptions(mcp="cat", **options), ToolRules(), unasked, label="cat")
 
 
 def tool(name: str = "look", **schema: Any) -> types.Tool:
@@ -273,7 +273,9 @@ def test_arguments_are_given_as_they_are_or_refused(arguments: dict[str, Any]) -
 
 
 def shown(*content: Any, limit: int = 100, **more: Any) -> ToolResult:
-    return told(types.CallToolResult(content=list(content), **more), limit, lambda text: text.replace("secret", "*"))
+    return to_tool_result(
+        types.CallToolResult(content=list(content), **more), limit, lambda text: text.replace("secret", "*")
+    )
 
 
 def test_what_is_no_text_is_noted() -> None:
@@ -347,7 +349,7 @@ def test_a_message_that_cannot_be_used_answers_its_own_request_only() -> None:
 
 
 def test_the_last_line_of_what_was_said_is_kept_without_its_colours() -> None:
-    said = Said()
+    said = OutputTail()
     assert said.last_line == ""
     for _ in range(1000):
         said.add(b"x" * 1000 + b"\n")

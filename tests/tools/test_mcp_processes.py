@@ -14,9 +14,9 @@ import pytest
 from mcp_ground_for_tests import HERE, RAW, SERVER, Hands, alive, all_gone, opened, pids_in
 from turnwise.core.errors import InfrastructureFailure
 from turnwise.core.messages import ToolCall
-from turnwise.tools.box import ToolBox
-from turnwise.tools.mcp.factory import make_mcp
-from turnwise.tools.mcp.stdio import MARK
+from turnwise.tools.mcp.options import make_mcp_source
+from turnwise.tools.mcp.transports import MARKER
+from turnwise.tools.toolbox import ToolBox
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
 
@@ -34,8 +34,8 @@ asyncio.run(run())
 
 def test_a_server_that_will_not_go_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
     async def run() -> None:
-        async with opened(f"{RAW} {tmp_path / 'pids'}") as hands:
-            await hands("do", how="well")
+        async with opened(f"{RAW} {tmp_path / 'pids'}") as tools:
+            await tools("do", how="well")
             pids = pids_in(tmp_path / "pids")
             assert len(pids) == 2 and all(map(alive, pids))
         assert all_gone(pids)
@@ -45,9 +45,9 @@ def test_a_server_that_will_not_go_is_killed_with_all_that_it_started(tmp_path: 
 
 def test_what_a_dead_server_left_behind_is_killed(tmp_path: Path) -> None:
     async def run() -> None:
-        async with opened(f"{RAW} {tmp_path / 'pids'}") as hands:
+        async with opened(f"{RAW} {tmp_path / 'pids'}") as tools:
             with pytest.raises(InfrastructureFailure):
-                await hands("do", how="die")
+                await tools("do", how="die")
             assert all_gone(pids_in(tmp_path / "pids"))
 
     asyncio.run(run())
@@ -59,9 +59,9 @@ def test_what_a_dead_server_left_behind_is_killed(tmp_path: Path) -> None:
 )
 def test_server_that_kills_its_guard_leaves_no_daemon(tmp_path: Path, whom: str, environment: str) -> None:
     async def run() -> None:
-        async with opened(RAW) as hands:
+        async with opened(RAW) as tools:
             with pytest.raises(InfrastructureFailure):
-                await hands("do", how=f"kill {whom} {environment} {tmp_path / 'pids'}")
+                await tools("do", how=f"kill {whom} {environment} {tmp_path / 'pids'}")
             pids = pids_in(tmp_path / "pids")
         assert all_gone(pids)
 
@@ -70,9 +70,9 @@ def test_server_that_kills_its_guard_leaves_no_daemon(tmp_path: Path, whom: str,
 
 def test_server_that_stops_its_guard_leaves_no_daemon(tmp_path: Path) -> None:
     async def run() -> None:
-        async with opened(RAW, timeout_s=1.0) as hands:
+        async with opened(RAW, timeout_s=1.0) as tools:
             with pytest.raises(InfrastructureFailure):
-                await hands("do", how=f"kill stop kept {tmp_path / 'pids'}")
+                await tools("do", how=f"kill stop kept {tmp_path / 'pids'}")
             pids = pids_in(tmp_path / "pids")
         assert all_gone(pids)
 
@@ -85,8 +85,8 @@ def test_an_event_loop_that_ends_takes_its_servers_along(tmp_path: Path, shared:
 
     async def run() -> None:
         async def episode() -> None:
-            async with opened(f"{RAW} {tmp_path / 'pids'}", shared=shared) as hands:
-                await hands("do", how="silent")
+            async with opened(f"{RAW} {tmp_path / 'pids'}", shared=shared) as tools:
+                await tools("do", how="silent")
 
         episodes = [asyncio.create_task(episode()) for _ in range(2)]
         await asyncio.to_thread(pids_in, tmp_path / "pids", lines=2)
@@ -151,19 +151,19 @@ def test_a_server_sees_no_key_but_its_own_and_says_none(monkeypatch: pytest.Monk
     monkeypatch.setenv("MY_KEY", "sk-canary-of-the-server")
 
     async def run() -> tuple[str, str, str]:
-        box = ToolBox([], [source := make_mcp({"mcp": SERVER, "env": {"KEY": "MY_KEY"}})])
+        box = ToolBox([], [source := make_mcp_source({"mcp": SERVER, "env": {"KEY": "MY_KEY"}})])
         async with opened(RAW, env={"KEY": "MY_KEY"}) as raw:
             with pytest.raises(InfrastructureFailure) as failure:
                 await raw("do", how="die")
-        async with box.open(0) as hands:
-            seen = await hands.call(ToolCall(name="environment", arguments="{}"))
+        async with box.open(0) as tools:
+            seen = await tools.call(ToolCall(name="environment", arguments="{}"))
         return seen.text, str(failure.value), repr(vars(source))
 
     seen, failure, shown = asyncio.run(run())
     environment = json.loads(seen)
     assert environment["KEY"] == "***" and environment["PATH"] == os.environ["PATH"]
     allowed = {
-        MARK,
+        MARKER,
         "KEY",
         "PATH",
         "HOME",
@@ -182,10 +182,10 @@ def test_a_server_sees_no_key_but_its_own_and_says_none(monkeypatch: pytest.Monk
 
 def test_a_servers_errors_stay_away_from_our_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     async def run() -> None:
-        async with opened(RAW) as hands:
-            await hands("do", how="flood")
+        async with opened(RAW) as tools:
+            await tools("do", how="flood")
             with pytest.raises(InfrastructureFailure):
-                await hands("do", how="die")
+                await tools("do", how="die")
 
     asyncio.run(run())
     assert capfd.readouterr() == ("", "")
@@ -198,8 +198,8 @@ def test_a_server_that_goes_by_itself_is_not_killed(tmp_path: Path) -> None:
     server = f"{serves}sys.argv = [{shlex.split(RAW)[-1]!r}]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
     async def run() -> None:
-        async with opened(shlex.join([sys.executable, "-I", "-S", "-c", server])) as hands:
-            await hands("do", how="well")
+        async with opened(shlex.join([sys.executable, "-I", "-S", "-c", server])) as tools:
+            await tools("do", how="well")
 
     asyncio.run(run())
     assert left.exists()
@@ -207,7 +207,7 @@ def test_a_server_that_goes_by_itself_is_not_killed(tmp_path: Path) -> None:
 
 def test_an_episode_may_be_opened_by_one_task_and_closed_by_another() -> None:
     async def run() -> None:
-        box = ToolBox([], [make_mcp({"mcp": RAW})])
+        box = ToolBox([], [make_mcp_source({"mcp": RAW})])
         hold = box.open(0)
         await asyncio.create_task(hold.__aenter__())
         await asyncio.create_task(hold.__aexit__(None, None, None))
@@ -216,11 +216,11 @@ def test_an_episode_may_be_opened_by_one_task_and_closed_by_another() -> None:
 
 
 def test_a_shared_source_serves_one_event_loop_after_the_other(tmp_path: Path) -> None:
-    box = ToolBox([], [make_mcp({"mcp": f"{RAW} {tmp_path / 'pids'}", "shared": True})])
+    box = ToolBox([], [make_mcp_source({"mcp": f"{RAW} {tmp_path / 'pids'}", "shared": True})])
 
     async def run() -> str:
-        async with box.open(0) as hands:
-            return (await Hands(hands)("do", how="count")).text
+        async with box.open(0) as tools:
+            return (await Hands(tools)("do", how="count")).text
 
     assert [asyncio.run(run()) for _ in range(2)] == ["1", "1"]
     assert all_gone(pids_in(tmp_path / "pids", lines=2))

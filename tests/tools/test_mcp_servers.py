@@ -35,14 +35,14 @@ def of_npm(name: str, optional_part: Callable) -> str:
 
 def test_time(optional_part: Callable) -> None:
     async def run() -> None:
-        async with opened(f"{of_pypi('mcp-server-time', optional_part)} --local-timezone UTC") as hands:
-            assert set(hands.names) == {"get_current_time", "convert_time"}
+        async with opened(f"{of_pypi('mcp-server-time', optional_part)} --local-timezone UTC") as tools:
+            assert set(tools.names) == {"get_current_time", "convert_time"}
             places = {"source_timezone": "Europe/Paris", "target_timezone": "Asia/Tokyo"}
-            told = await hands("convert_time", **places, time="12:00")
+            told = await tools("convert_time", **places, time="12:00")
             assert json.loads(told.text)["time_difference"] in ("+7.0h", "+8.0h") and not told.failed
-            nowhere = await hands("get_current_time", timezone="Nowhere/Land")
+            nowhere = await tools("get_current_time", timezone="Nowhere/Land")
             assert nowhere.failed and "Nowhere/Land" in nowhere.text
-            assert (await hands("get_current_time")).text == "get_current_time: the argument timezone is missing"
+            assert (await tools("get_current_time")).text == "get_current_time: the argument timezone is missing"
 
     asyncio.run(run())
 
@@ -63,11 +63,11 @@ def test_git(tmp_path: Path, optional_part: Callable) -> None:
 
     async def run() -> None:
         command = f"{of_pypi('mcp-server-git', optional_part)} --repository {shlex.quote(str(tmp_path))}"
-        async with opened(command, tools=["git_log", "git_diff_unstaged"], prefix="my_") as hands:
-            assert set(hands.names) == {"my_git_log", "my_git_diff_unstaged"}
-            assert "The first line" in (await hands("my_git_log", repo_path=str(tmp_path))).text
-            assert "+violets" in (await hands("my_git_diff_unstaged", repo_path=str(tmp_path))).text
-            assert (await hands("my_git_log", repo_path=str(tmp_path.parent))).failed
+        async with opened(command, tools=["git_log", "git_diff_unstaged"], prefix="my_") as tools:
+            assert set(tools.names) == {"my_git_log", "my_git_diff_unstaged"}
+            assert "The first line" in (await tools("my_git_log", repo_path=str(tmp_path))).text
+            assert "+violets" in (await tools("my_git_diff_unstaged", repo_path=str(tmp_path))).text
+            assert (await tools("my_git_log", repo_path=str(tmp_path.parent))).failed
 
     asyncio.run(run())
 
@@ -78,14 +78,14 @@ def test_filesystem_through_npx_leaves_no_process(tmp_path: Path, optional_part:
     async def run() -> list[int]:
         command = of_npm("mcp-server-filesystem", optional_part)
         others = set(descendants(os.getpid()))  # of tests that ran here before
-        async with opened(f"{command} .", cwd=str(tmp_path), max_output=1000) as hands:
+        async with opened(f"{command} .", cwd=str(tmp_path), max_output=1000) as tools:
             processes = [pid for pid in descendants(os.getpid()) if pid not in others]
-            assert (await hands("read_text_file", path=str(tmp_path / "note.txt"))).text == "a note\n" * 3
-            denied = await hands("read_text_file", path="/etc/passwd")
+            assert (await tools("read_text_file", path=str(tmp_path / "note.txt"))).text == "a note\n" * 3
+            denied = await tools("read_text_file", path="/etc/passwd")
             assert denied.failed and denied.text.startswith("Access denied")
-            assert (await hands("write_file", path=str(tmp_path / "new.txt"), content="x")).failed is False
+            assert (await tools("write_file", path=str(tmp_path / "new.txt"), content="x")).failed is False
             assert (tmp_path / "new.txt").read_text() == "x"
-            assert (await hands("read_text_file", path=5)).text == "read_text_file: path: 5 is not of type 'string'"
+            assert (await tools("read_text_file", path=5)).text == "read_text_file: path: 5 is not of type 'string'"
             return processes
 
     processes = asyncio.run(run())
@@ -97,20 +97,20 @@ def test_everything(monkeypatch: pytest.MonkeyPatch, optional_part: Callable) ->
     monkeypatch.setenv("CANARY_API_KEY", "sk-canary")
 
     async def run() -> None:
-        async with opened(of_npm("mcp-server-everything", optional_part)) as hands:
-            assert (await hands("echo", message="<tool_call>")).text == "Echo: <tool_call>"
-            assert "[image png, 4 kB]" in (await hands("get-tiny-image")).text
-            weather = json.loads((await hands("get-structured-content", location="Chicago")).text)
+        async with opened(of_npm("mcp-server-everything", optional_part)) as tools:
+            assert (await tools("echo", message="<tool_call>")).text == "Echo: <tool_call>"
+            assert "[image png, 4 kB]" in (await tools("get-tiny-image")).text
+            weather = json.loads((await tools("get-structured-content", location="Chicago")).text)
             assert set(weather) == {"temperature", "conditions", "humidity"}
-            links = (await hands("get-resource-links", count=2)).text
+            links = (await tools("get-resource-links", count=2)).text
             assert links.count("[resource demo://resource/") == 2
-            embedded = (await hands("get-resource-reference", resourceType="Text", resourceId=1)).text
+            embedded = (await tools("get-resource-reference", resourceType="Text", resourceId=1)).text
             assert "[resource demo://resource/dynamic/text/1]\nResource 1" in embedded
-            assert "canary" not in (await hands("get-env")).text
-            slow = asyncio.create_task(hands("trigger-long-running-operation", duration=60, steps=2))
+            assert "canary" not in (await tools("get-env")).text
+            slow = asyncio.create_task(tools("trigger-long-running-operation", duration=60, steps=2))
             await asyncio.sleep(0.1)
             slow.cancel()
             await asyncio.wait([slow])
-            assert (await hands("get-sum", a=1, b=2)).text == "The sum of 1 and 2 is 3."
+            assert (await tools("get-sum", a=1, b=2)).text == "The sum of 1 and 2 is 3."
 
     asyncio.run(run())

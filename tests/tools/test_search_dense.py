@@ -16,7 +16,7 @@ from turnwise.core.errors import UserError
 from turnwise.tools.search import dense
 from turnwise.tools.search.dense import MATRIX, DenseIndex, Encoder
 from turnwise.tools.search.index import open_index
-from turnwise.tools.search.manifest import DenseSettings, read_manifest
+from turnwise.tools.search.storage import DenseSettings, read_manifest
 
 WORDS = ("[PAD]", "[UNK]", "otter", "owl", "bridge", "bread", "river", "night", "the", "fish", "mice", "salt")
 

@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 from search_for_tests import ROWS, make_index, titles, write_rows
 
 from turnwise.core.errors import UserError
-from turnwise.tools.search.building import build_index
-from turnwise.tools.search.fusion import fuse
-from turnwise.tools.search.index import in_memory, open_index
-from turnwise.tools.search.lexical import LexicalIndex, best_of, query_words, words_of
-from turnwise.tools.search.manifest import MANIFEST, read_manifest
-from turnwise.tools.search.passages import Passage
+from turnwise.tools.search.index import fuse_rankings, index_in_memory, open_index
+from turnwise.tools.search.indexing import build_index
+from turnwise.tools.search.lexical import LexicalIndex, query_terms, tokenize, top_scores
+from turnwise.tools.search.storage import MANIFEST, read_manifest
+from turnwise.tools.search.types import Passage
 
 
 def test_an_index_finds_what_was_put_in(tmp_path: Path) -> None:
@@ -38,9 +37,9 @@ def test_top_bounds_the_hits_and_the_order_does_not_depend_on_it(tmp_path: Path)
 
 
 def test_common_words_are_looked_for_where_there_is_nothing_else() -> None:
-    assert query_words("What is the river?") == ["river"]
-    assert query_words("to be or to be") == ["to", "be", "or"]
-    assert words_of("read_text(self, x1)") == ["read", "text", "self", "x1"]
+    assert query_terms("What is the river?") == ["river"]
+    assert query_terms("to be or to be") == ["to", "be", "or"]
+    assert tokenize("read_text(self, x1)") == ["read", "text", "self", "x1"]
 
 
 TEXTS = st.lists(
@@ -74,12 +73,12 @@ def test_scores_are_bm25_as_lucene_computes_it(texts: list[str], query: list[str
 def test_the_best_are_the_best_and_ties_are_in_order(scores: list[int], top: int) -> None:
     expected = sorted(enumerate(scores), key=lambda each: (-each[1], each[0]))
     array = np.array(scores, dtype=np.float32)
-    assert best_of(array, top) == expected[:top]
-    assert best_of(array, top, above=0.0) == [each for each in expected if each[1] > 0][:top]
+    assert top_scores(array, top) == expected[:top]
+    assert top_scores(array, top, above=0.0) == [each for each in expected if each[1] > 0][:top]
 
 
 def test_fusion_adds_what_places_are_worth() -> None:
-    fused = fuse([[(7, 9.0), (3, 8.0)], [(3, 0.2), (5, 0.1)]], 3)
+    fused = fuse_rankings([[(7, 9.0), (3, 8.0)], [(3, 0.2), (5, 0.1)]], 3)
     assert [passage for passage, _ in fused] == [3, 7, 5]
     assert fused[0][1] == pytest.approx(1 / 62 + 1 / 61) and fused[2][1] == pytest.approx(1 / 62)
 
@@ -87,7 +86,7 @@ def test_fusion_adds_what_places_are_worth() -> None:
 def test_an_index_in_memory_ranks_as_one_on_disk(tmp_path: Path) -> None:
     index = open_index(make_index(tmp_path))
     passages = [index.passages[number] for number in range(len(index.passages))]
-    assert in_memory(passages).search(["river water"], 4) == index.search(["river water"], 4)
+    assert index_in_memory(passages).search(["river water"], 4) == index.search(["river water"], 4)
 
 
 def test_the_manifest_says_what_the_index_is(tmp_path: Path) -> None:
@@ -181,12 +180,12 @@ def test_files_without_a_word_are_no_corpus(tmp_path: Path) -> None:
 KILLED = """
 import sys, time
 from pathlib import Path
-from turnwise.tools.search import building
+from turnwise.tools.search import indexing
 def stuck(*given):
     print("half", flush=True)
     time.sleep(60)
-building.write_manifest = stuck
-building.build_index([Path(sys.argv[1])], Path(sys.argv[2]))
+indexing.write_manifest = stuck
+indexing.build_index([Path(sys.argv[1])], Path(sys.argv[2]))
 """
 
 
@@ -213,4 +212,4 @@ def test_the_error_without_bm25s_says_what_to_install(monkeypatch: pytest.Monkey
 def test_a_query_of_many_words_is_bounded(tmp_path: Path) -> None:
     index = open_index(make_index(tmp_path))
     assert titles(index.search(["owl " * 100_000], 1)[0]) == ["Owl"]
-    assert len(query_words(" ".join(f"w{number}" for number in range(1000)))) == 64
+    assert len(query_terms(" ".join(f"w{number}" for number in range(1000)))) == 64

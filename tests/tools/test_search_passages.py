@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from turnwise.core.errors import UserError
 from turnwise.models.tiny import tiny_tokenizer
-from turnwise.tools.search import reading
+from turnwise.tools.search import documents
+from turnwise.tools.search.documents import SkippedFiles, find_files, hash_files, read_passages, split_text
 from turnwise.tools.search.html_text import read_html
-from turnwise.tools.search.left_out import LeftOut
-from turnwise.tools.search.passages import clean, split_text
-from turnwise.tools.search.reading import digest_of, find_files, read_passages
+from turnwise.tools.search.types import clean_text
 
 PAGE = """<html><head><title>The page</title><style>p {}</style></head><body><nav>menu</nav>
 <div role="main"><h1>Fruit<a>¶</a></h1><p>An <b>ap</b>ple a day &amp; more.</p><script>steal()</script>
@@ -93,9 +92,9 @@ def test_a_huge_text_is_cut_in_time_that_its_length_explains(tmp_path: Path) -> 
 
 @given(st.text(), st.sampled_from(["<|end|>", "<|user|>", "<tool_call>", "\x1b[2J", "\ud800", "\x00"]))
 def test_clean_text_is_text_to_any_tokenizer(text: str, hostile: str) -> None:
-    cleaned = clean(text + hostile)
+    cleaned = clean_text(text + hostile)
     cleaned.encode("utf-8")
-    assert not set(cleaned) & {"\x00", "\x1b", "\u2028", "\r"} and clean(cleaned) == cleaned
+    assert not set(cleaned) & {"\x00", "\x1b", "\u2028", "\r"} and clean_text(cleaned) == cleaned
     ids = TOKENIZER.encode(cleaned, add_special_tokens=False, split_special_tokens=True)
     assert not set(ids) & set(TOKENIZER.all_special_ids)
 
@@ -115,10 +114,10 @@ def test_the_digest_is_of_the_contents(tmp_path: Path) -> None:
     one, two = tmp_path / "1.txt", tmp_path / "2.txt"
     one.write_text("a")
     two.write_text("b")
-    first = digest_of([one, two])
-    assert first == digest_of([one, two]) != digest_of([two, one])
+    first = hash_files([one, two])
+    assert first == hash_files([one, two]) != hash_files([two, one])
     two.write_text("c")
-    assert digest_of([one, two]) != first
+    assert hash_files([one, two]) != first
 
 
 @pytest.mark.parametrize(
@@ -141,8 +140,8 @@ def test_what_cannot_be_read_is_told_in_one_line(tmp_path: Path, name: str, text
 
 
 def test_files_without_bounds_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "MOST_BYTES", 10)
-    monkeypatch.setattr(reading, "LONGEST_LINE", 10)
+    monkeypatch.setattr(documents, "MAX_FILE_BYTES", 10)
+    monkeypatch.setattr(documents, "LONGEST_LINE", 10)
     for name in ("a.txt", "a.jsonl"):
         (tmp_path / name).write_text("x" * 11)
         with pytest.raises(UserError, match=r"larger|longer"):
@@ -163,15 +162,15 @@ def test_what_an_index_does_not_hold_is_counted_and_named(tmp_path: Path) -> Non
     }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
-    left_out = LeftOut()
-    passages = [each for file in find_files([tmp_path], left_out) for each in read_passages(file, 800, left_out)]
+    skipped = SkippedFiles()
+    passages = [each for file in find_files([tmp_path], skipped) for each in read_passages(file, 800, skipped)]
     assert [passage.text for passage in passages] == ["an owl", "caf\ufffd ol\ufffd"]
-    assert left_out.told([".txt", ".md"]) == (
+    assert skipped.told([".txt", ".md"]) == (
         "left out 4 files (1.pdf, 2.pdf, 3.docx, ...): not .txt, .md; left out 2 files (empty.md, none.jsonl): no text"
         "; read in part 1 file (latin.txt): not UTF-8, save as UTF-8"
     )
-    assert LeftOut().told([".txt"]) == ""
-    assert "4?.bin" in LeftOut(unknown=left_out.unknown[-1:]).told([])
+    assert SkippedFiles().told([".txt"]) == ""
+    assert "4?.bin" in SkippedFiles(unknown=skipped.unknown[-1:]).told([])
 
 
 def test_links_out_of_a_folder_are_not_followed_and_told_like_what_is_no_file(tmp_path: Path) -> None:
@@ -188,10 +187,10 @@ def test_links_out_of_a_folder_are_not_followed_and_told_like_what_is_no_file(tm
     os.mkfifo(docs / "pipe.txt")
     (tmp_path / "by another name").symlink_to(docs)
     for folder in (docs, tmp_path / "by another name"):
-        left_out = LeftOut()
-        assert [file.name for file in find_files([folder], left_out)] == ["a.txt", "same.txt"]
+        skipped = SkippedFiles()
+        assert [file.name for file in find_files([folder], skipped)] == ["a.txt", "same.txt"]
         outside = "links out of the folder, give what they point at by its own path"
-        assert left_out.told([".txt"]) == (
+        assert skipped.told([".txt"]) == (
             f"left out 2 files (folder, out.txt): {outside}; "
             "left out 3 files (nothing.txt, pipe.txt, round.txt): no plain files"
         )

@@ -16,13 +16,12 @@ import pytest
 from search_for_tests import Scripted, call_all, make_index
 
 from turnwise.core.errors import InfrastructureFailure, UserError
-from turnwise.tools.search.batching import Broken
-from turnwise.tools.search.hits import Hit, Searcher
+from turnwise.tools.search.batching import SearchFailed
 from turnwise.tools.search.index import open_index
-from turnwise.tools.search.make import make_search
 from turnwise.tools.search.remote import RemoteIndex, read_key, search_url
 from turnwise.tools.search.server import SearchServer
-from turnwise.tools.search.tool import SearchTool
+from turnwise.tools.search.tool import SearchTool, make_search_tool
+from turnwise.tools.search.types import Searcher, SearchResult
 
 KEY = "canary-key-of-this-test"
 
@@ -57,7 +56,7 @@ def test_a_search_over_an_address_gives_what_the_index_gives(tmp_path: Path) -> 
         remote = RemoteIndex(server.url)
         queries = ["river fish", "owl", "zebra", "\ud800 bread"]
         assert remote.search(queries, 2) == index.search(queries, 2)
-        tool = make_search({"url": server.url, "top": 2})
+        tool = make_search_tool({"url": server.url, "top": 2})
         assert call_all(tool, [{"query": "owl"}])[0].text == "1. Owl: The owl hunts mice at night."
 
 
@@ -80,7 +79,7 @@ def test_the_key_is_asked_for_first_and_stands_in_no_message(monkeypatch: pytest
             RemoteIndex(server.url, "another-key").search(["a"], 1)
         assert "another-key" not in str(caught.value)
         monkeypatch.setenv("TURNWISE_SEARCH_KEY", KEY)
-        tool = make_search({"url": server.url, "top": 1})
+        tool = make_search_tool({"url": server.url, "top": 1})
         assert call_all(tool, [{"query": "a"}])[0].text == "1. a: 0" and KEY not in repr(vars(tool))
 
 
@@ -142,7 +141,7 @@ def test_a_server_that_others_reach_needs_a_key() -> None:
 
 def test_a_failing_search_is_an_error_of_the_server_and_the_next_one_is_answered() -> None:
     class Once(Scripted):
-        def search(self, queries: Sequence[str], top: int) -> list[list[Hit]]:
+        def search(self, queries: Sequence[str], top: int) -> list[list[SearchResult]]:
             if queries == ["bad"]:
                 raise RuntimeError("inner secret")
             return super().search(queries, top)
@@ -152,7 +151,7 @@ def test_a_failing_search_is_an_error_of_the_server_and_the_next_one_is_answered
         status, answer = ask(server, json.dumps({"queries": ["bad"]}))
         assert (status, answer) == (500, {"error": "the search failed"}) and "inner secret" in said[0]
         assert ask(server, json.dumps({"queries": ["good"]}))[0] == 200
-        with pytest.raises(Broken, match="answered 500"):
+        with pytest.raises(SearchFailed, match="answered 500"):
             RemoteIndex(server.url).search(["bad"], 1)
 
 
@@ -222,7 +221,7 @@ def test_a_refusal_is_the_users_to_mend() -> None:
 def test_a_server_that_never_answers_is_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         remote = RemoteIndex(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.2)
-        with pytest.raises(Broken, match="no answer"):
+        with pytest.raises(SearchFailed, match="no answer"):
             remote.search(["q"], 1)
 
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from turnwise.core.messages import ToolSpec
 from turnwise.tools.function import from_function
-from turnwise.tools.signature import example_arguments, signature
+from turnwise.tools.signature import example_arguments, format_signature
 
 
 class Colour(enum.Enum):
@@ -61,7 +61,7 @@ def nothing() -> str:
 )
 def test_arguments_are_told_shortly(function: Any, said: str, example: dict[str, Any]) -> None:
     spec = from_function(function).spec
-    assert signature(spec) == said
+    assert format_signature(spec) == said
     assert example_arguments(spec) == example
 
 
@@ -73,7 +73,7 @@ def test_an_example_is_a_call_that_the_tool_takes() -> None:
 
 def test_long_lists_of_values_are_cut() -> None:
     parameters = {"type": "object", "properties": {"land": {"enum": [f"land {number}" for number in range(999)]}}}
-    said = signature(ToolSpec(name="go", description="", parameters=parameters))
+    said = format_signature(ToolSpec(name="go", description="", parameters=parameters))
     assert said.startswith('go(land?: "land 0"|"land 1"|') and said.endswith("...)") and len(said) < 80
 
 
@@ -113,6 +113,6 @@ def test_no_schema_of_a_server_breaks_it(
     """Schemas that name themselves are among them."""
     parameters = {"type": "object", "properties": properties, "$defs": defined, "required": required}
     spec = ToolSpec(name="go", description="", parameters=parameters)
-    said = signature(spec)
+    said = format_signature(spec)
     assert len(said) < 400 and all(name in said for name in properties)
     assert list(example_arguments(spec)) == (required or list(properties))

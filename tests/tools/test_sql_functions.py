@@ -7,9 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from turnwise.tools.sql_functions import NEITHER, ONE_TEXT, Functions
-from turnwise.tools.sql_guard import TOO_LONG
-from turnwise.tools.sql_query import SqlLimits, run_query
+from turnwise.tools.sql.guard import NO_CURRENT_TIME, TOO_LONG, UNHEX_ONE_ARGUMENT, FunctionOverrides
+from turnwise.tools.sql.query import SqlLimits, run_query
 from turnwise.tools.tool import ToolError
 from work_for_tests import hang_guard
 
@@ -50,11 +49,11 @@ def test_printf_of_a_huge_text_is_null(value: str) -> None:
 def test_values_beyond_the_limit_are_refused(value: str) -> None:
     with pytest.raises(ToolError, match="too big") as error:
         run_query(b"", f"SELECT {value}", LIMITS)
-    assert str(error.value) not in (TOO_LONG, NEITHER)
+    assert str(error.value) not in (TOO_LONG, NO_CURRENT_TIME)
 
 
 def test_unhex_with_letters_to_pass_over_is_refused() -> None:
-    with pytest.raises(ToolError, match=ONE_TEXT):
+    with pytest.raises(ToolError, match=UNHEX_ONE_ARGUMENT):
         run_query(b"", "SELECT unhex('6a 6b', ' ')", LIMITS)
 
 
@@ -83,6 +82,6 @@ def test_printf_is_as_in_sqlite(template: str, values: list[str]) -> None:
 
 def test_formats_are_read_in_linear_time() -> None:
     """A million signs that could be flags, digits or both: by the square this would take hours."""
-    with hang_guard(), closing(Functions(10_000)) as functions:
+    with hang_guard(), closing(FunctionOverrides(10_000)) as functions:
         for signs in ("0", "1", "l", ".", "*", ".0", "%"):
             assert functions._repeats_too_often("%." + signs * (1_000_000 // len(signs)), []) is False

@@ -12,10 +12,9 @@ import pytest
 
 from turnwise.envs.text_to_sql import pair
 from turnwise.envs.text_to_sql.env import LIMITS, TextToSql
-from turnwise.tools import sql_query
-from turnwise.tools.sql_gate import Gate
-from turnwise.tools.sql_query import HEAP_BYTES, SqlLimits, beside_queries, run_query
-from turnwise.tools.sql_thread import in_thread
+from turnwise.tools.sql import query as sql_query
+from turnwise.tools.sql.query import HEAP_BYTES, SqlLimits, run_beside_queries, run_query
+from turnwise.tools.sql.threads import SharedLock, run_in_daemon_thread
 from turnwise.tools.tool import ToolError
 
 GREEDY = "WITH n(x, y) AS (SELECT 1, hex(zeroblob(%d)) UNION SELECT x + 1, y FROM n) SELECT count(*) FROM n"
@@ -30,7 +29,7 @@ def reset(level: str = "full") -> TextToSql:
 
 def take_all(taken: threading.Event) -> None:
     """As a greedy query does, until somebody wants to be alone."""
-    with sql_query._gate.shared(), closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+    with sql_query._memory_lock.shared(), closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         connection.execute(f"PRAGMA hard_heap_limit = {HEAP_BYTES}")
         connection.execute("CREATE TABLE t (x)")
         for size in (1_000_000, 10_000, 100, 1):
@@ -38,13 +37,13 @@ def take_all(taken: threading.Event) -> None:
                 while True:
                     connection.execute("INSERT INTO t VALUES (zeroblob(?))", (size,))
         taken.set()
-        while not sql_query._gate._closed:
+        while not sql_query._memory_lock._closed:
             time.sleep(0.001)
 
 
 def test_databases_are_made_although_a_query_has_taken_all_memory() -> None:
     calm, taken = reset(), threading.Event()
-    holder = in_thread(lambda: take_all(taken))
+    holder = run_in_daemon_thread(lambda: take_all(taken))
     assert taken.wait(120)
     env = reset()
     holder.result(120)
@@ -55,7 +54,7 @@ def test_what_ran_out_of_memory_is_done_again_alone_and_gives_the_same(monkeypat
     calm, made, alone = reset(), pair._made, list[bool]()
 
     def greedy(*given: Any) -> Any:
-        alone.append(sql_query._gate._closed)
+        alone.append(sql_query._memory_lock._closed)
         if not alone[-1]:
             raise MemoryError
         return made(*given)
@@ -83,8 +82,8 @@ def test_other_errors_are_told_at_once() -> None:
         raise sqlite3.OperationalError("no such table")
 
     with pytest.raises(sqlite3.OperationalError):
-        beside_queries(broken)
-    assert tries == [1] and beside_queries(lambda: 3) == 3
+        run_beside_queries(broken)
+    assert tries == [1] and run_beside_queries(lambda: 3) == 3
 
 
 def test_what_is_asked_of_the_small_databases_ends_before_memory_does() -> None:
@@ -101,16 +100,16 @@ def test_a_database_without_tables_can_be_asked() -> None:
 
 
 def test_one_that_hangs_does_not_keep_others_from_being_alone() -> None:
-    gate, inside, go = Gate(), threading.Event(), threading.Event()
+    gate, inside, go = SharedLock(), threading.Event(), threading.Event()
 
     def hang() -> None:
         with gate.shared():
             inside.set()
             go.wait(120)
 
-    hanging = in_thread(hang)
+    hanging = run_in_daemon_thread(hang)
     assert inside.wait(120)
-    with gate.alone(0.05):
+    with gate.exclusive(0.05):
         assert not hanging.done()
     go.set()
     hanging.result(120)
@@ -124,7 +123,7 @@ def test_a_query_that_breaks_before_it_begins_is_not_waited_for(monkeypatch: pyt
         raise OSError("no gate")
         yield
 
-    monkeypatch.setattr(sql_query._gate, "shared", broken)
-    asked = in_thread(lambda: run_query(b"", "SELECT 1", LIMITS))
+    monkeypatch.setattr(sql_query._memory_lock, "shared", broken)
+    asked = run_in_daemon_thread(lambda: run_query(b"", "SELECT 1", LIMITS))
     with pytest.raises(OSError, match="no gate"):
         asked.result(5)

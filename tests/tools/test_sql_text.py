@@ -2,7 +2,7 @@
 
 import pytest
 
-from turnwise.tools.sql_text import query_of
+from turnwise.tools.sql.tool import extract_query
 from work_for_tests import hang_guard
 
 
@@ -26,11 +26,11 @@ from work_for_tests import hang_guard
     ],
 )
 def test_the_last_block_is_the_query_or_all_of_it_where_there_is_none(answer: str, query: str) -> None:
-    assert query_of(answer) == query
+    assert extract_query(answer) == query
 
 
 @pytest.mark.parametrize("hostile", ["`" * 10**6, "```sql\n" * 200_000, "``` " * 300_001, "```" + "sql" * 500_000])
 def test_work_grows_no_faster_than_the_text(hostile: str) -> None:
     """A millisecond a hundred kilobytes; hours, were it to grow with the square."""
     with hang_guard():
-        query_of(hostile)
+        extract_query(hostile)

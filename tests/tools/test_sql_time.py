@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from turnwise.core.errors import UserError
 from turnwise.core.messages import ToolCall
-from turnwise.tools import sql_query
-from turnwise.tools.box import ToolBox
-from turnwise.tools.sql import GRACE_S, make_sql
-from turnwise.tools.sql_guard import MAX_FUNCTIONS
-from turnwise.tools.sql_query import Rows, SqlLimits, run_query
-from turnwise.tools.sql_thread import in_thread
+from turnwise.tools.sql import query as sql_query
+from turnwise.tools.sql.guard import MAX_FUNCTIONS
+from turnwise.tools.sql.query import QueryResult, SqlLimits, run_query
+from turnwise.tools.sql.threads import run_in_daemon_thread
+from turnwise.tools.sql.tool import GRACE_S, make_sql_tool
 from turnwise.tools.tool import ToolError
+from turnwise.tools.toolbox import ToolBox
 from work_for_tests import wait_until
 
 LIMITS = SqlLimits(timeout_s=60.0)
@@ -47,10 +47,10 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """A query named HANG runs until the event is set, and no limit of SQLite's ends it."""
     run, let_go = sql_query._run, threading.Event()
 
-    def hang(database: Any, query: str, limits: SqlLimits) -> Rows:
+    def hang(database: Any, query: str, limits: SqlLimits) -> QueryResult:
         if query == "HANG":
             let_go.wait(60)
-            return Rows(columns=(), rows=())
+            return QueryResult(columns=(), rows=())
         return run(database, query, limits)
 
     monkeypatch.setattr(sql_query, "_run", hang)
@@ -109,8 +109,8 @@ def test_a_call_that_does_not_end_is_the_agents_fault(tmp_path: Path, hanging: t
     sqlite3.connect(tmp_path / "d.db").close()
 
     async def ask() -> Any:
-        async with ToolBox([make_sql({"database": tmp_path / "d.db", "timeout_s": 0.1})]).open(seed=0) as hands:
-            return await hands.call(ToolCall(name="sql", arguments="HANG"))
+        async with ToolBox([make_sql_tool({"database": tmp_path / "d.db", "timeout_s": 0.1})]).open(seed=0) as tools:
+            return await tools.call(ToolCall(name="sql", arguments="HANG"))
 
     result = asyncio.run(ask())
     assert result.failed and result.text == "The query takes too long: make it simpler."
@@ -121,15 +121,15 @@ def test_to_wait_for_others_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> N
     inside, go = threading.Event(), threading.Event()
 
     def alone() -> None:
-        with sql_query._gate.alone(20):
+        with sql_query._memory_lock.exclusive(20):
             inside.set()
             go.wait(60)
 
-    monkeypatch.setattr(sql_query, "_run", lambda *_: Rows(columns=("n",), rows=((2,),)))
+    monkeypatch.setattr(sql_query, "_run", lambda *_: QueryResult(columns=("n",), rows=((2,),)))
     monkeypatch.setattr(sql_query, "LATE_S", 0.01)
-    holder = in_thread(alone)
+    holder = run_in_daemon_thread(alone)
     assert inside.wait(60)
-    waiting = in_thread(lambda: run_query(b"", "SELECT 2", SqlLimits(timeout_s=0.01)))
+    waiting = run_in_daemon_thread(lambda: run_query(b"", "SELECT 2", SqlLimits(timeout_s=0.01)))
     time.sleep(0.3)
     assert not waiting.done()
     monkeypatch.setattr(sql_query, "LATE_S", 60.0)
@@ -144,13 +144,13 @@ def test_a_thread_of_its_own_ends_with_the_program_and_tells_errors() -> None:
         raise LookupError("so")
 
     with pytest.raises(LookupError, match="so"):
-        in_thread(fail).result(60)
-    assert in_thread(lambda: 3).cancel() is False
+        run_in_daemon_thread(fail).result(60)
+    assert run_in_daemon_thread(lambda: 3).cancel() is False
 
 
 def test_the_calls_limit_is_beyond_what_queries_may_take(tmp_path: Path) -> None:
     sqlite3.connect(tmp_path / "d.db").close()
-    rules = make_sql({"database": tmp_path / "d.db", "timeout_s": 600}).rules
+    rules = make_sql_tool({"database": tmp_path / "d.db", "timeout_s": 600}).rules
     assert rules.timeout_s >= 2 * (600 + sql_query.LATE_S) + GRACE_S
 
 
@@ -238,10 +238,10 @@ def test_two_databases_are_two_tools(tmp_path: Path) -> None:
             connection.execute(f"CREATE TABLE {name}s (n)")
 
     async def ask() -> list[Any]:
-        tools = [make_sql({"database": tmp_path / f"{name}.db", "name": name}) for name in ("one", "two")]
-        async with ToolBox(tools).open(seed=0) as hands:
-            assert [spec.name for spec in hands.specs] == ["one", "two"]
-            return [await hands.call(ToolCall(name=name, arguments="SELECT * FROM ones")) for name in ("one", "two")]
+        tools = [make_sql_tool({"database": tmp_path / f"{name}.db", "name": name}) for name in ("one", "two")]
+        async with ToolBox(tools).open(seed=0) as tools:
+            assert [spec.name for spec in tools.specs] == ["one", "two"]
+            return [await tools.call(ToolCall(name=name, arguments="SELECT * FROM ones")) for name in ("one", "two")]
 
     one, two = asyncio.run(ask())
     assert not one.failed and two.failed and "no such table: ones" in two.text
@@ -251,7 +251,7 @@ def test_two_databases_are_two_tools(tmp_path: Path) -> None:
 def test_a_name_is_a_word(tmp_path: Path, name: str) -> None:
     sqlite3.connect(tmp_path / "d.db").close()
     with pytest.raises(UserError, match="name"):
-        make_sql({"database": tmp_path / "d.db", "name": name})
+        make_sql_tool({"database": tmp_path / "d.db", "name": name})
 
 
 def test_longer_values_can_be_allowed(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_longer_values_can_be_allowed(tmp_path: Path) -> None:
         connection.commit()
 
     async def ask(**options: Any) -> str:
-        async with ToolBox([make_sql({"database": tmp_path / "d.db", **options})]).open(seed=0) as hands:
-            return (await hands.call(ToolCall(name="sql", arguments="SELECT length(a) n FROM t"))).text
+        async with ToolBox([make_sql_tool({"database": tmp_path / "d.db", **options})]).open(seed=0) as tools:
+            return (await tools.call(ToolCall(name="sql", arguments="SELECT length(a) n FROM t"))).text
 
     assert "too big" in asyncio.run(ask()) and asyncio.run(ask(max_value=100_000)) == "n\n40000"

@@ -17,13 +17,12 @@ from hypothesis import strategies as st
 
 from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.core.messages import ToolCall
-from turnwise.tools import sql_query
-from turnwise.tools.box import ToolBox
-from turnwise.tools.sql import make_sql
-from turnwise.tools.sql_gate import Gate
-from turnwise.tools.sql_query import COUNTED, Rows, SqlLimits, run_query, schema_of
-from turnwise.tools.sql_table import table_text
+from turnwise.tools.sql import query as sql_query
+from turnwise.tools.sql.query import MAX_COUNTED_ROWS, QueryResult, SqlLimits, read_schema, run_query
+from turnwise.tools.sql.threads import SharedLock
+from turnwise.tools.sql.tool import format_table, make_sql_tool
 from turnwise.tools.tool import ToolError, ToolResult
+from turnwise.tools.toolbox import ToolBox
 from work_for_tests import wait_until
 
 CONTENT = """
@@ -59,8 +58,8 @@ def image() -> bytes:
 
 def asked(options: dict[str, Any], *queries: str) -> list[ToolResult]:
     async def ask() -> list[ToolResult]:
-        async with ToolBox([make_sql(options)]).open(seed=0) as hands:
-            return [await hands.call(ToolCall(name="sql", arguments=query)) for query in queries]
+        async with ToolBox([make_sql_tool(options)]).open(seed=0) as tools:
+            return [await tools.call(ToolCall(name="sql", arguments=query)) for query in queries]
 
     return asyncio.run(ask())
 
@@ -73,7 +72,7 @@ def test_a_result_is_a_compact_table(file: Path) -> None:
 def test_rows_beyond_the_limit_are_counted(file: Path) -> None:
     few, many = asked({"database": file, "max_rows": 2}, "SELECT id FROM rooms", "SELECT 1 FROM rooms a, rooms b")
     assert few.text == "id\n1\n2\n... 398 more rows"
-    assert many.text == f"1\n1\n1\n... more than {COUNTED} more rows"
+    assert many.text == f"1\n1\n1\n... more than {MAX_COUNTED_ROWS} more rows"
     (last,) = asked({"database": file, "max_rows": 2}, "SELECT id FROM people")
     assert last.text.endswith("... 1 more row")
 
@@ -103,17 +102,17 @@ def test_rows_beyond_the_limit_are_counted(file: Path) -> None:
     ],
 )
 def test_every_kind_of_value_can_be_told_from_every_other(value: Any, shown: str) -> None:
-    assert table_text(Rows(columns=("c",), rows=((value,),))) == f"c\n{shown}"
+    assert format_table(QueryResult(columns=("c",), rows=((value,),))) == f"c\n{shown}"
 
 
 @given(st.lists(st.lists(st.none() | st.integers() | st.text() | st.binary(), min_size=2, max_size=2), max_size=5))
 def test_a_row_is_one_line_whatever_it_holds(rows: list[list[Any]]) -> None:
-    text = table_text(Rows(columns=("a", "b\n"), rows=tuple(map(tuple, rows))))
+    text = format_table(QueryResult(columns=("a", "b\n"), rows=tuple(map(tuple, rows))))
     assert len(text.splitlines()) == 1 + max(1, len(rows))
 
 
 def test_no_rows_are_said_to_be_none(image: bytes) -> None:
-    assert table_text(run_query(image, "SELECT name FROM people WHERE id = 9", QUICK)) == "name\n(no rows)"
+    assert format_table(run_query(image, "SELECT name FROM people WHERE id = 9", QUICK)) == "name\n(no rows)"
 
 
 @pytest.mark.parametrize(
@@ -320,9 +319,9 @@ def test_who_runs_out_of_memory_through_no_fault_of_his_own_is_asked_again(image
 
 
 def test_it_is_asked_again_alone(image: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, gate, asked = sql_query._run, sql_query._gate, list[bool]()
+    run, gate, asked = sql_query._run, sql_query._memory_lock, list[bool]()
 
-    def greedy_at_first(*given: Any) -> Rows:
+    def greedy_at_first(*given: Any) -> QueryResult:
         asked.append(gate._closed)
         if len(asked) == 1:
             raise MemoryError
@@ -334,7 +333,7 @@ def test_it_is_asked_again_alone(image: bytes, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_even_without_the_guard_a_file_cannot_be_written(file: Path) -> None:
-    with closing(sql_query._opened(file)) as connection:
+    with closing(sql_query._connect(file)) as connection:
         for query in ("INSERT INTO people VALUES (9, 'Zoe', 1)", "PRAGMA journal_mode = wal", "CREATE TABLE x (y)"):
             connection.execute("PRAGMA query_only = off")
             with pytest.raises(sqlite3.OperationalError, match="readonly"):
@@ -342,7 +341,7 @@ def test_even_without_the_guard_a_file_cannot_be_written(file: Path) -> None:
 
 
 def test_a_gate_lets_many_in_or_one() -> None:
-    gate, inside, most, alone = Gate(), [0], [0], list[int]()
+    gate, inside, most, alone = SharedLock(), [0], [0], list[int]()
     lock, met = threading.Lock(), threading.Barrier(3)
 
     def enter(entry: Callable[[], Any], note: Callable[[int], None]) -> None:
@@ -362,7 +361,7 @@ def test_a_gate_lets_many_in_or_one() -> None:
 
     def single() -> None:
         for _ in range(5):
-            enter(lambda: gate.alone(60), lambda count: alone.append(count))
+            enter(lambda: gate.exclusive(60), lambda count: alone.append(count))
 
     threads = [threading.Thread(target=work) for work in (shared, shared, shared, single, single)]
     for thread in threads:
@@ -375,7 +374,7 @@ def test_a_gate_lets_many_in_or_one() -> None:
 def test_the_event_loop_goes_on_while_a_query_runs(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, running, go = sql_query._run, threading.Event(), threading.Event()
 
-    def held(*given: Any) -> Rows:
+    def held(*given: Any) -> QueryResult:
         running.set()
         assert go.wait(60), "the event loop stands still"
         return run(*given)
@@ -383,8 +382,8 @@ def test_the_event_loop_goes_on_while_a_query_runs(file: Path, monkeypatch: pyte
     monkeypatch.setattr(sql_query, "_run", held)
 
     async def ask() -> ToolResult:
-        async with ToolBox([make_sql({"database": file, "timeout_s": 60})]).open(seed=0) as hands:
-            call = asyncio.ensure_future(hands.call(ToolCall(name="sql", arguments="SELECT 1 one")))
+        async with ToolBox([make_sql_tool({"database": file, "timeout_s": 60})]).open(seed=0) as tools:
+            call = asyncio.ensure_future(tools.call(ToolCall(name="sql", arguments="SELECT 1 one")))
             while not running.is_set():
                 await asyncio.sleep(0.01)
             go.set()
@@ -406,7 +405,7 @@ def test_a_database_that_cannot_be_read_is_a_failure_of_ours_not_the_agents(tmp_
 
 
 def test_a_locked_database_is_a_failure_of_ours(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("turnwise.tools.sql_query.BUSY_S", 0.05)
+    monkeypatch.setattr("turnwise.tools.sql.query.BUSY_S", 0.05)
     with closing(sqlite3.connect(file, isolation_level=None)) as writer:
         writer.execute("BEGIN EXCLUSIVE")
         with pytest.raises(sqlite3.OperationalError, match="locked"):
@@ -467,7 +466,7 @@ def test_wrong_options_get_one_clear_line(file: Path, options: dict[str, Any], s
     places = {"FILE": str(file), "FOLDER/none.db": str(file.parent / "none.db"), "FOLDER": str(file.parent)}
     given = {name: places.get(value, value) for name, value in options.items()}
     with pytest.raises(UserError, match=said) as caught:
-        make_sql(given)
+        make_sql_tool(given)
     assert "\n" not in str(caught.value)
 
 
@@ -476,7 +475,7 @@ def test_a_view_whose_table_is_gone_is_in_nobodys_way() -> None:
         connection.execute("CREATE TABLE people (name)")
         connection.execute("CREATE VIEW ghosts AS SELECT name FROM gone")
         image = connection.serialize()
-    assert schema_of(image) == {"people": ("name",), "ghosts": ()}
+    assert read_schema(image) == {"people": ("name",), "ghosts": ()}
     assert run_query(image, "SELECT count(*) FROM people", QUICK).rows == ((0,),)
     for query, said in (("SELECT nam FROM people", 'did you mean "name"'), ("SELECT * FROM ghosts", "no such table")):
         with pytest.raises(ToolError, match=said):
@@ -484,10 +483,10 @@ def test_a_view_whose_table_is_gone_is_in_nobodys_way() -> None:
 
 
 def test_the_model_is_told_of_the_tables(file: Path) -> None:
-    spec = make_sql({"database": file}).spec
+    spec = make_sql_tool({"database": file}).spec
     assert spec.name == "sql" and list(spec.parameters["properties"]) == ["query"]
     assert "people(id, name, age), rooms(id, person_id, floor), adults(name)" in spec.description
-    assert schema_of(file)["people"] == ("id", "name", "age")
+    assert read_schema(file)["people"] == ("id", "name", "age")
 
 
 @settings(max_examples=60)

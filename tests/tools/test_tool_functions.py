@@ -14,9 +14,9 @@ import pytest
 from turnwise.core.blocking import allow_interrupts
 from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.core.messages import ToolCall
-from turnwise.tools.box import ToolBox
 from turnwise.tools.function import from_function, tool
 from turnwise.tools.tool import ToolError, ToolResult
+from turnwise.tools.toolbox import ToolBox
 
 
 def add(a: int, b: int = 2) -> int:
@@ -42,8 +42,8 @@ def call(name: str, arguments: str = "{}") -> ToolCall:
 
 def answers(functions: list[Callable[..., Any]], *calls: ToolCall) -> list[ToolResult]:
     async def run() -> list[ToolResult]:
-        async with ToolBox([from_function(each) for each in functions]).open(0) as hands:
-            return await hands.call_all(calls)
+        async with ToolBox([from_function(each) for each in functions]).open(0) as tools:
+            return await tools.call_all(calls)
 
     return asyncio.run(run())
 
@@ -211,10 +211,10 @@ def test_a_pure_tool_that_failed_is_asked_again() -> None:
 
     async def run() -> str:
         box = ToolBox([from_function(first_fails)])
-        async with box.open(0) as hands:
+        async with box.open(0) as tools:
             with pytest.raises(InfrastructureFailure):
-                await hands.call(call("first_fails"))
-            return (await hands.call(call("first_fails"))).text
+                await tools.call(call("first_fails"))
+            return (await tools.call(call("first_fails"))).text
 
     assert asyncio.run(run()) == "fine"
 

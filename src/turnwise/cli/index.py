@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from turnwise.cli.options import command_app
 from turnwise.cli.show import line
 from turnwise.core.errors import UserError
-from turnwise.tools.search.passages import PASSAGE_CHARACTERS
+from turnwise.tools.search.types import PASSAGE_CHARS
 
 SHORTEST, LONGEST = 100, 20_000
 
@@ -24,7 +24,7 @@ def index(
     dtype: Literal["float16", "float32"] = "float16",
     query_prefix: Annotated[str, Parameter(metavar="TEXT")] = "",
     passage_prefix: Annotated[str, Parameter(metavar="TEXT")] = "",
-    characters: Annotated[int, Parameter(metavar="N")] = PASSAGE_CHARACTERS,
+    characters: Annotated[int, Parameter(metavar="N")] = PASSAGE_CHARS,
 ) -> None:
     """Build an index for the tool search.
 
@@ -46,10 +46,9 @@ def index(
         The longest passage; left out, 800.
     """
     from turnwise.cli.counting_bar import CountingBar
-    from turnwise.tools.search.building import build_index
-    from turnwise.tools.search.left_out import LeftOut
-    from turnwise.tools.search.manifest import DenseSettings
-    from turnwise.tools.search.reading import SUFFIXES
+    from turnwise.tools.search.documents import SUFFIXES, SkippedFiles
+    from turnwise.tools.search.indexing import build_index
+    from turnwise.tools.search.storage import DenseSettings
 
     if not files:
         raise UserError("say what to index: turnwise index FILES --to FOLDER")
@@ -60,18 +59,18 @@ def index(
     settings = dense and DenseSettings(
         model=encoder_name(dense), dtype=dtype, query_prefix=query_prefix, passage_prefix=passage_prefix
     )
-    left_out = LeftOut()
+    skipped = SkippedFiles()
     began = time.perf_counter()
     with CountingBar() as bar:
         made = build_index(
-            files, to, dense=settings or None, passage_characters=characters, show=bar.show, left_out=left_out
+            files, to, dense=settings or None, passage_characters=characters, show=bar.show, skipped=skipped
         )
     size = sum(made.sizes.values())
     line(
         f"wrote {to}: {made.passages:,} passages of {made.files:,} files, {size / 1e6:,.1f} MB, "
         f"in {time.perf_counter() - began:,.1f} s"
     )
-    if told := left_out.told(SUFFIXES):
+    if told := skipped.told(SUFFIXES):
         line(told)
     line(f"next: turnwise search {to} QUERY")
 

@@ -11,8 +11,7 @@ from cyclopts import Parameter
 from turnwise.cli.options import command_app
 from turnwise.cli.show import line
 from turnwise.core.errors import UserError
-from turnwise.tools.search.limits import KEY_VARIABLE, LONGEST_QUERY, MOST_HITS
-from turnwise.tools.search.manifest import Mode
+from turnwise.tools.search.types import KEY_VARIABLE, MAX_QUERY_CHARS, MAX_RESULTS, Mode
 
 app = command_app("search", "INDEX QUERY | INDEX --serve [--port N]")
 
@@ -50,8 +49,8 @@ def search(
     """
     if serve == (query is not None):
         raise UserError("give a query, or --serve: turnwise search INDEX QUERY")
-    if not 1 <= top <= MOST_HITS:
-        raise UserError(f"--top {top}: must be from 1 to {MOST_HITS}")
+    if not 1 <= top <= MAX_RESULTS:
+        raise UserError(f"--top {top}: must be from 1 to {MAX_RESULTS}")
     if query is None:
         serve_index(index, mode, host, port)
     else:
@@ -61,7 +60,7 @@ def search(
 def show_hits(index: Path, mode: Mode | None, query: str, top: int) -> None:
     from turnwise.tools.search.index import open_index
 
-    (hits,) = open_index(index, mode).search([query[:LONGEST_QUERY]], top)
+    (hits,) = open_index(index, mode).search([query[:MAX_QUERY_CHARS]], top)
     for number, hit in enumerate(hits, start=1):
         line(f"{number}. {plain(hit.passage.title)}  ({hit.score:.4g}, {plain(hit.passage.id)})")
         line(f"   {plain(hit.passage.text)}")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from turnwise.tools.formats import without_thoughts
+from turnwise.tools.call_formats import strip_thinking
 
 SEPARATOR = "||"
 
@@ -22,7 +22,7 @@ def read_answer(text: str, *, several: bool) -> Answer:
     `several`: whether the environment takes more than one action a turn. Where it takes one, the separator has no
     meaning and belongs to the action, as in a query with `a || b`.
     """
-    spoken = without_thoughts(text)
+    spoken = strip_thinking(text)
     start = spoken.rfind("<answer>", 0, max(spoken.rfind("</answer>"), 0))
     if start < 0:
         return Answer(problem="No answer found.")

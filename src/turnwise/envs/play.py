@@ -11,7 +11,7 @@ from turnwise.envs.answers import SEPARATOR
 from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.spec import EnvKind
 from turnwise.envs.tool_env import ToolEnv
-from turnwise.tools.formats import read_calls
+from turnwise.tools.call_formats import parse_calls
 
 ReadLine = Callable[[], str]
 Write = Callable[[str], None]
@@ -74,7 +74,7 @@ def _next_answer(runner: TextEnvRunner, read_line: ReadLine, write: Write) -> st
 
 
 def _is_call(runner: TextEnvRunner, line: str) -> bool:
-    return isinstance(runner.env, ToolEnv) and read_calls(line, runner.env.params.style).attempted
+    return isinstance(runner.env, ToolEnv) and parse_calls(line, runner.env.params.style).attempted
 
 
 def _block(first: str, read_line: ReadLine) -> str | None:

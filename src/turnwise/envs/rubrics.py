@@ -9,8 +9,8 @@ from turnwise.core.messages import Message
 from turnwise.envs.registry import load_function
 from turnwise.envs.text_env import Outcome
 from turnwise.rewards.rubric import Answered, Rubric
-from turnwise.tools.box import ToolHands
-from turnwise.tools.readiness import NeedsServer
+from turnwise.tools.tool import NeedsServer
+from turnwise.tools.toolbox import EpisodeTools
 
 Rewards = str | tuple[str | dict[str, Any], ...]
 """As a recipe gives them: FILE.py:function, a name, or a list of names and tables with `use`."""
@@ -42,13 +42,13 @@ async def judged(
     answer: str,
     row: dict[str, Any],
     said: Sequence[Message],
-    hands: ToolHands,
+    tools: EpisodeTools,
     success_at: float = 1.0,
 ) -> Outcome:
     """An answer ends the episode; the first part of the rubric decides whether well."""
     rubric = rubric_of(reward)
     values = await rubric.score(
-        Answered(question=question, answer=answer, row=row, messages=tuple(said), run_tool=hands.run)
+        Answered(question=question, answer=answer, row=row, messages=tuple(said), run_tool=tools.run)
     )
     success = next(iter(values.values())) >= success_at
     return Outcome(text="", reward=rubric.total(values), over=True, success=success, parts=values)

@@ -25,13 +25,11 @@ from turnwise.core.truncation import shortened
 from turnwise.envs.answers import format_answer
 from turnwise.envs.runner import Ran, TextEnvRunner, counted, turn_info
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv
-from turnwise.tools.box import ToolBox, ToolHands, only_text
-from turnwise.tools.formats import Calls, read_calls, write_call
+from turnwise.tools.call_formats import ParsedCalls, format_call, parse_calls
 from turnwise.tools.function import FunctionTool
-from turnwise.tools.readiness import NeedsServer
-from turnwise.tools.served import ServedTools, Serves
-from turnwise.tools.signature import example_arguments, signature
-from turnwise.tools.tool import Tool, ToolResult, ToolSource
+from turnwise.tools.signature import example_arguments, format_signature
+from turnwise.tools.tool import NeedsServer, Tool, ToolResult, ToolSource
+from turnwise.tools.toolbox import EpisodeTools, RemoteToolSource, ToolBox, ToolServers, sole_text_argument
 
 PROGRAM = {"code": "print(6 * 7)"}
 """What a prompt shows as a call of Python."""
@@ -60,7 +58,7 @@ class ToolEnvRunner(TextEnvRunner):
         super().__init__(env, start_rng, seed)
         self.tool_env, self._seed = env, seed
         self._box = box_of(env)
-        self._hands: ToolHands | None = None
+        self._tools: EpisodeTools | None = None
         self._open = AsyncExitStack()
         self._calls = 0
         self._said: list[Message] = []
@@ -68,8 +66,8 @@ class ToolEnvRunner(TextEnvRunner):
 
     async def start(self) -> Observation:
         opening = await super().start()
-        self._hands = await self._open.enter_async_context(self._box.open(self._seed, self.tool_env.tool_state()))
-        self._told_specs = self._hands.specs
+        self._tools = await self._open.enter_async_context(self._box.open(self._seed, self.tool_env.tool_state()))
+        self._told_specs = self._tools.specs
         specs = self._told_specs if self.tool_env.params.style in TOLD_BY_TEMPLATE else ()
         with self._attributed("its prompt"):
             told = system(self.tool_env.prompt(self._told_specs))
@@ -80,31 +78,31 @@ class ToolEnvRunner(TextEnvRunner):
 
     async def step(self, action: Message) -> StepResult:
         self._said.append(action)
-        calls = read_calls(action.content, self.tool_env.params.style)
+        calls = parse_calls(action.content, self.tool_env.params.style)
         result = await self._tool_turn(calls) if calls.attempted else await super().step(action)
         self._said += result.messages
         return result
 
     async def _judge(self, action: str) -> Outcome:
-        if self._hands is None:
+        if self._tools is None:
             raise RuntimeError("step before start")
-        outcome: Outcome = await self.tool_env.judge(action, tuple(self._said), self._hands)
+        outcome: Outcome = await self.tool_env.judge(action, tuple(self._said), self._tools)
         return outcome
 
-    async def _tool_turn(self, calls: Calls) -> StepResult:
-        if self._hands is None or self._over:
+    async def _tool_turn(self, calls: ParsedCalls) -> StepResult:
+        if self._tools is None or self._over:
             raise RuntimeError("step before start, or after the end of the episode")
         with self._attributed("state_key"):
             state = self.env.state_key()
         left = self.tool_env.params.max_tool_calls - self._calls
         run = calls.calls[: max(0, left)]
-        results = await self._hands.call_all(run)
+        results = await self._tools.call_all(run)
         self._calls += len(run)
         self._turns += 1
         over, success = any(result.over for result in results), any(result.success for result in results)
         self._over = over or self._turns >= self.env.max_turns
         messages = [*map(self._told, run, results), *(user(problem) for problem in calls.problems)]
-        messages += self._changed_tools(self._hands.specs)
+        messages += self._changed_tools(self._tools.specs)
         if not self._over and (len(run) < len(calls.calls) or left <= len(run)):
             messages.append(user(NONE_LEFT))
         called = [{"name": call.name, "failed": result.failed} for call, result in zip(run, results, strict=True)]
@@ -125,7 +123,7 @@ class ToolEnvRunner(TextEnvRunner):
         if specs == self._told_specs:
             return []
         self._told_specs = specs
-        now = ", ".join(map(signature, specs)) or "none"
+        now = ", ".join(map(format_signature, specs)) or "none"
         return [user(f"The tools have changed. There are now: {now}.")]
 
     def _told(self, call: ToolCall, result: ToolResult) -> Message:
@@ -146,7 +144,7 @@ class ToolEnv(TextEnv):
         style: Style = "hermes"
         """How calls are written: hermes (also Qwen), llama, mistral, python (fenced blocks), answer (small models)."""
         max_tool_calls: Positive = 4
-        """Calls of an episode, at most."""
+        """ParsedCalls of an episode, at most."""
         max_output: Positive = 2000
         """Characters of a tool's output that the agent sees; the middle is left out."""
 
@@ -188,10 +186,12 @@ class ToolEnv(TextEnv):
         """Who must answer before an episode can be played: asked when a run starts."""
         tools = cls.make_tools(params)
         asked: list[NeedsServer] = [tool for tool in tools if isinstance(tool, NeedsServer)]
-        serving = [source for source in cls.make_sources(params) if isinstance(source, Serves)]
-        return [*asked, ServedTools(known=[tool.spec.name for tool in tools], sources=serving)] if serving else asked
+        serving = [source for source in cls.make_sources(params) if isinstance(source, RemoteToolSource)]
+        return (
+            [*asked, ToolServers(local_names=[tool.spec.name for tool in tools], sources=serving)] if serving else asked
+        )
 
-    async def judge(self, action: str, said: Sequence[Message], hands: ToolHands) -> Outcome:
+    async def judge(self, action: str, said: Sequence[Message], tools: EpisodeTools) -> Outcome:
         """What an answer is worth: `step`, unless judging it waits for something. `said`: the episode up to here."""
         return self.step(action)
 
@@ -205,11 +205,11 @@ class ToolEnv(TextEnv):
     def calling_text(self, specs: Sequence[ToolSpec]) -> str:
         """How tools are called, where the chat template does not tell of them."""
         if self.params.style == "python":
-            return "Code in a block is run, and you see what it prints:\n" + write_call("python", PROGRAM, "python")
+            return "Code in a block is run, and you see what it prints:\n" + format_call("python", PROGRAM, "python")
         if self.params.style != "answer":
             return ""
-        lines = [_unmarked(f"- {signature(spec)}: {spec.description}") for spec in specs]
-        forms = [_example(specs[0]), *(_example(spec) for spec in specs[1:] if only_text(spec) is None)]
+        lines = [_unmarked(f"- {format_signature(spec)}: {spec.description}") for spec in specs]
+        forms = [_example(specs[0]), *(_example(spec) for spec in specs[1:] if sole_text_argument(spec) is None)]
         return "\n".join(["Tools:", *lines, f"Call: {' or '.join(forms[:2])}."])
 
     def tools_in_words(self, specs: Sequence[ToolSpec]) -> str:
@@ -224,11 +224,11 @@ class ToolEnv(TextEnv):
 
     def call(self, tool: str, /, **arguments: Any) -> str:
         """A call as this environment's agents write it."""
-        return write_call(tool, arguments, self.params.style)
+        return format_call(tool, arguments, self.params.style)
 
     def reply(self, actions: Sequence[str], think: str | None = None) -> str:
         """`actions`: one call as `call` writes it, or an answer."""
-        if read_calls(actions[0], self.params.style).calls:
+        if parse_calls(actions[0], self.params.style).calls:
             return actions[0] if think is None else f"<think>{think}</think>{actions[0]}"
         return format_answer(actions, think)
 
@@ -239,6 +239,6 @@ def _unmarked(text: str) -> str:
 
 
 def _example(spec: ToolSpec) -> str:
-    alone = only_text(spec)
+    alone = sole_text_argument(spec)
     given = json.dumps(example_arguments(spec), ensure_ascii=False) if alone is None else alone.upper()
     return f"<call>{_unmarked(f'{spec.name} {given}')}</call>"

@@ -23,7 +23,7 @@ from turnwise.recipes.sources import find_checkpoint
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.trajectories import trajectory_from_row
 from turnwise.render.renderer import Renderer
-from turnwise.tools.formats import STYLES, read_calls
+from turnwise.tools.call_formats import CALL_FORMATS, parse_calls
 from turnwise.training.sft import opening_tools, solved
 
 SOLVER = "solver"
@@ -49,10 +49,12 @@ def _check_styles(demos: str, count: int, worlds: Worlds) -> None:
     """Calls that no environment here could read would be imitated in vain."""
     ours = {params["style"] for kind, params in worlds.with_params if issubclass(kind.cls, ToolEnv)}
     answers = [exchange.answer for talk in _conversations(demos, count) for exchange in talk]
-    if not ours or any(read_calls(answer, style).calls for answer in answers for style in ours):
+    if not ours or any(parse_calls(answer, style).calls for answer in answers for style in ours):
         return
-    others = [style for style in STYLES if style not in ours and style != "python"]  # such a block may be an answer
-    theirs = next((style for style in others if any(read_calls(answer, style).calls for answer in answers)), None)
+    others = [
+        style for style in CALL_FORMATS if style not in ours and style != "python"
+    ]  # such a block may be an answer
+    theirs = next((style for style in others if any(parse_calls(answer, style).calls for answer in answers)), None)
     if theirs is not None:
         raise UserError(
             f'{demos} has calls in the style "{theirs}" and none in "{min(ours)}", which the environment reads: give '

@@ -37,7 +37,7 @@ from turnwise.rewards.functions import from_function
 from turnwise.rewards.judge.benches import benches, forget_benches
 from turnwise.rewards.judging import make_judges
 from turnwise.rewards.scoring import ENV, FORMAT
-from turnwise.tools.readiness import NeedsServer
+from turnwise.tools.tool import NeedsServer
 
 SILENCE_S = 3.0
 """Then it is said what is waited for: the first start of a server may be a download."""

@@ -10,15 +10,15 @@ import math
 import re
 from collections.abc import Sequence
 
-from turnwise.tools.sql_query import Cell, Rows
+from turnwise.tools.sql.query import QueryResult, SqlValue
 
 TOLERANCE = 1e-6
 """Of a number's size: averages that were summed up in another order differ in their last digits."""
 TEXTS = re.compile(r"'[^']*'|\"[^\"]*\"|--[^\n]*|/\*.*?\*/", re.DOTALL)
-Row = Sequence[Cell]
+Row = Sequence[SqlValue]
 
 
-def equal_results(got: Rows, wanted: Rows, ordered: bool) -> bool:
+def equal_results(got: QueryResult, wanted: QueryResult, ordered: bool) -> bool:
     """A result that was cut short equals nothing: what was not seen cannot be compared."""
     if not (got.complete and wanted.complete) or len(got.columns) != len(wanted.columns):
         return False
@@ -49,7 +49,7 @@ def _equal_rows(one: Row, other: Row) -> bool:
     return all(map(_equal_cells, one, other))
 
 
-def _equal_cells(one: Cell, other: Cell) -> bool:
+def _equal_cells(one: SqlValue, other: SqlValue) -> bool:
     """NULL equals NULL here, unlike in SQL: both queries say that nothing is known.
 
     2 and 2.0 are one number, '2' is a text; whole numbers, such as ids, are exact.
@@ -65,7 +65,7 @@ def _place(row: Row) -> tuple[tuple[tuple[int, float | str | bytes], ...], tuple
     return tuple(map(_cell_place, row)), tuple(cell for cell in row if isinstance(cell, int | float))
 
 
-def _cell_place(cell: Cell) -> tuple[int, float | str | bytes]:
+def _cell_place(cell: SqlValue) -> tuple[int, float | str | bytes]:
     if cell is None:
         return 0, 0.0
     if isinstance(cell, int | float):

@@ -9,7 +9,7 @@ from turnwise.core.trajectory import Turn
 from turnwise.envs.answers import read_answer
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.context import FullHistory, Pending, Shown, prefaced, rules
-from turnwise.tools.formats import without_thoughts
+from turnwise.tools.call_formats import strip_thinking
 
 CUT = " [...] "
 
@@ -81,7 +81,7 @@ class TurnMemory(FullHistory):
 def said(message: Message) -> str:
     """What an action comes to, on one line: its answer, or all that was said outside of the thinking."""
     answer = read_answer(message.content, several=False)
-    spoken = without_thoughts(message.content)
+    spoken = strip_thinking(message.content)
     return " ".join((answer.actions[0] if answer.actions else spoken).split()) or "nothing"
 
 

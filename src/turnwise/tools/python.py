@@ -81,14 +81,14 @@ class PythonSession:
         if self.session is None:
             self.session = await self.tool.session(self.seed)
         result = await self.session.run(arguments["code"])
-        return ToolResult(text=shown(result), failed=result.ended != "ok")
+        return ToolResult(text=format_output(result), failed=result.ended != "ok")
 
     def close(self) -> None:
         if self.session is not None:
             self.session.close()
 
 
-def shown(result: RunResult) -> str:
+def format_output(result: RunResult) -> str:
     """What the agent sees: output, then the value of a last expression or what went wrong."""
     parts = [result.output.rstrip("\n"), result.value or "", result.error or ""]
     return "\n".join(part for part in parts if part) or NOTHING_SHOWN

@@ -21,7 +21,7 @@ VALUES = {"string": "...", "integer": 1, "number": 1.5, "boolean": True, "array"
 Schema = Mapping[str, Any]
 
 
-def signature(spec: ToolSpec) -> str:
+def format_signature(spec: ToolSpec) -> str:
     required, defined = spec.parameters.get("required", []), spec.parameters.get("$defs", {})
     arguments = [
         _argument(name, about, defined, needed=name in required)

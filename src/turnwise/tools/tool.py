@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 from pydantic import Field
 
@@ -85,4 +85,13 @@ class ToolSource(Protocol):
 
     def open_tools(self, seed: int, state: Any) -> AbstractAsyncContextManager[OpenTools]:
         """Raises InfrastructureFailure where they cannot be had."""
+        ...
+
+
+@runtime_checkable
+class NeedsServer(Protocol):
+    """A tool, a group of tools or a judge that asks somebody outside of this process."""
+
+    async def check_server(self) -> None:
+        """Once and in bounded time; raises a UserError, with the mend, where nobody answers as it should."""
         ...

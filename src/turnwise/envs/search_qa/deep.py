@@ -11,8 +11,8 @@ from turnwise.core.messages import Message
 from turnwise.envs.rubrics import Rewards, judged, judges_of_reward, rubric_of
 from turnwise.envs.search_qa.env import LEAST_F1, PRECISION, SearchQA
 from turnwise.envs.text_env import Outcome
-from turnwise.tools.box import ToolHands
-from turnwise.tools.readiness import NeedsServer
+from turnwise.tools.tool import NeedsServer
+from turnwise.tools.toolbox import EpisodeTools
 
 
 class DeepSearch(SearchQA):
@@ -58,8 +58,8 @@ class DeepSearch(SearchQA):
         """What the parts of a rubric may know of the task."""
         return {"answer": self.question.answer, "hops": len(self.question.way)}
 
-    async def judge(self, action: str, said: Sequence[Message], hands: ToolHands) -> Outcome:
+    async def judge(self, action: str, said: Sequence[Message], tools: EpisodeTools) -> Outcome:
         outcome = await judged(
-            self.params.reward, question=self.question.text, answer=action, row=self.row, said=said, hands=hands
+            self.params.reward, question=self.question.text, answer=action, row=self.row, said=said, tools=tools
         )
         return replace(outcome, text="Right." if outcome.success else self.correction)

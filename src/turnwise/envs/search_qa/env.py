@@ -18,8 +18,8 @@ from turnwise.envs.search_qa.world import World
 from turnwise.envs.text_env import Outcome, lost, won
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.rewards.words import exact_match, graded_f1
-from turnwise.tools.formats import read_calls
-from turnwise.tools.search.passages import Passage
+from turnwise.tools.call_formats import parse_calls
+from turnwise.tools.search.types import Passage
 from turnwise.tools.tool import Tool
 
 LEAST_F1 = 0.3
@@ -126,7 +126,7 @@ class SearchQA(ToolEnv):
         return None
 
     def explain(self, actions: Sequence[str]) -> str:
-        calls = read_calls(actions[0], self.params.style).calls
+        calls = parse_calls(actions[0], self.params.style).calls
         return "I need to look that up." if calls else f"The passages say {actions[0]}."
 
     def random_answer(self, rng: random.Random) -> str:
@@ -136,7 +136,7 @@ class SearchQA(ToolEnv):
 
     def state_key(self) -> str:
         """In the small world the facts belong to it: there the same question has other answers."""
-        told = [passage.whole for passage in self.world.passages] if self.params.world == "small" else []
+        told = [passage.full_text for passage in self.world.passages] if self.params.world == "small" else []
         return "\n".join([self.question.text, *told])
 
     def draw(self) -> Picture:

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from turnwise.core.chance import stream
 from turnwise.envs.search_qa.world import Relation, World
-from turnwise.tools.search.passages import Passage
+from turnwise.tools.search.types import Passage
 
 RELATIONS = (
     Relation(

@@ -7,21 +7,21 @@ from functools import lru_cache
 from typing import Any
 
 from turnwise.envs.search_qa.people import shared_world
-from turnwise.tools.search.index import SearchIndex, in_memory
-from turnwise.tools.search.passages import Passage
-from turnwise.tools.search.tool import SearchTool, checked_search, search_spec, shown
+from turnwise.tools.search.index import SearchIndex, index_in_memory
+from turnwise.tools.search.tool import SearchTool, check_search_arguments, format_results, search_spec
+from turnwise.tools.search.types import Passage
 from turnwise.tools.tool import Tool, ToolResult, ToolRules
 
 
 def shared_search(size: int, corpus: int, top: int) -> Tool:
     """Over one corpus for all episodes."""
-    return SearchTool(_shared_index(size, corpus), top=top, chooses_top=False)
+    return SearchTool(_shared_index(size, corpus), top=top, model_sets_top=False)
 
 
 @lru_cache(maxsize=4)
 def _shared_index(size: int, corpus: int) -> SearchIndex:
     """Built once a process."""
-    return in_memory(shared_world(size, corpus).passages)
+    return index_in_memory(shared_world(size, corpus).passages)
 
 
 class EpisodeSearch:
@@ -31,14 +31,14 @@ class EpisodeSearch:
 
     def __init__(self, top: int) -> None:
         self._top = top
-        self.spec = search_spec(chooses_top=False, top=top)
+        self.spec = search_spec(model_sets_top=False, top=top)
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        return checked_search(arguments, top=self._top, chooses_top=False)
+        return check_search_arguments(arguments, top=self._top, model_sets_top=False)
 
     @asynccontextmanager
     async def open(self, seed: int, state: Sequence[Passage]) -> AsyncIterator["_Session"]:
-        yield _Session(in_memory(state))
+        yield _Session(index_in_memory(state))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,4 +48,4 @@ class _Session:
     async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
         """At once: so small an index takes less time than a thread."""
         (hits,) = self.index.search([arguments["query"]], arguments["top"])
-        return ToolResult(text=shown(hits))
+        return ToolResult(text=format_results(hits))

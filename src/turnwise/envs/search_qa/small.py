@@ -3,7 +3,7 @@
 import random
 
 from turnwise.envs.search_qa.world import Relation, World
-from turnwise.tools.search.passages import Passage
+from turnwise.tools.search.types import Passage
 
 NAMES = ("Baker", "Farmer", "Pirate", "Teacher", "Hunter", "Clerk", "Racer", "Trader", "Tiger", "Sheep", "Dragon")
 COLOURS = ("red", "blue", "green", "black", "white", "yellow", "pink", "brown")

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from turnwise.tools.search.passages import Passage
+from turnwise.tools.search.types import Passage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from functools import cache
 
 from turnwise.envs.text_to_sql.question import Planted
 from turnwise.envs.text_to_sql.schema import Column, Schema
-from turnwise.tools.sql_query import Cell
+from turnwise.tools.sql.query import SqlValue
 
 DAYS = tuple((date(2024, 1, 1) + timedelta(days=number)).isoformat() for number in range(366))
 
@@ -37,7 +37,7 @@ def plant(connection: sqlite3.Connection, planted: Planted, rng: random.Random) 
     connection.executemany(change, zip(planted.values, chosen, strict=True))
 
 
-def _filled(column: Column, count: int, sizes: dict[str, int], rng: random.Random) -> Sequence[Cell]:
+def _filled(column: Column, count: int, sizes: dict[str, int], rng: random.Random) -> Sequence[SqlValue]:
     """Values of one column for so many rows."""
     if column.kind == "key":
         return range(1, count + 1)
@@ -47,7 +47,7 @@ def _filled(column: Column, count: int, sizes: dict[str, int], rng: random.Rando
     return [None if rng.random() < column.gaps else value for value in drawn] if column.gaps else drawn
 
 
-def _possible(column: Column, sizes: dict[str, int]) -> Sequence[Cell]:
+def _possible(column: Column, sizes: dict[str, int]) -> Sequence[SqlValue]:
     match column.kind:
         case "group":
             return column.values

@@ -22,14 +22,12 @@ from turnwise.envs.text_to_sql.schemas import SCHEMAS, TINY
 from turnwise.envs.text_to_sql.short import SHORT
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.rewards.sql_equality import equal_results
-from turnwise.tools.box import ToolHands
 from turnwise.tools.function import from_function, tool
-from turnwise.tools.sql import CONCURRENCY, longest_s
-from turnwise.tools.sql_query import SqlLimits, run_query
-from turnwise.tools.sql_table import table_text
-from turnwise.tools.sql_text import query_of
-from turnwise.tools.sql_thread import in_thread
+from turnwise.tools.sql.query import SqlLimits, run_query
+from turnwise.tools.sql.threads import run_in_daemon_thread
+from turnwise.tools.sql.tool import CONCURRENCY, extract_query, format_table, max_call_seconds
 from turnwise.tools.tool import Tool, ToolError
+from turnwise.tools.toolbox import EpisodeTools
 
 Level = Literal["tiny", "easy", "full"]
 Name = Literal["shop", "school", "library", "flights", "hospital", "music"]
@@ -38,7 +36,7 @@ LIMITS = SqlLimits(timeout_s=10.0, max_steps=200_000, max_rows=500, max_value=1_
 """These databases are small: the steps end what is too much, alike on every machine and before all memory is taken."""
 
 
-@tool(timeout_s=longest_s(LIMITS), concurrency=CONCURRENCY)
+@tool(timeout_s=max_call_seconds(LIMITS), concurrency=CONCURRENCY)
 def sql(query: str, state: "TextToSql") -> str:
     """Runs a query and shows its result."""
     return state.look(query)
@@ -121,17 +119,17 @@ class TextToSql(ToolEnv):
         """What a query shows; a ToolError is what is wrong with it."""
         self.seen = query  # even if it fails: the error has been seen
         limits = replace(LIMITS, max_rows=self.params.max_rows)
-        return table_text(run_query(self.shown.image, query_of(query), limits))
+        return format_table(run_query(self.shown.image, extract_query(query), limits))
 
-    async def judge(self, action: str, said: Sequence[Message], hands: ToolHands) -> Outcome:
-        return await asyncio.wrap_future(in_thread(partial(self.step, action)))
+    async def judge(self, action: str, said: Sequence[Message], tools: EpisodeTools) -> Outcome:
+        return await asyncio.wrap_future(run_in_daemon_thread(partial(self.step, action)))
 
     def step(self, action: str) -> Outcome:
         """A query that fails may be mended; one that says something else has been handed in.
 
         Of the hidden database nothing is told, not even an error: its text may hold what stands there.
         """
-        query = query_of(action)
+        query = extract_query(action)
         try:
             right = self._right(query, self.shown)
         except ToolError as error:

@@ -12,7 +12,7 @@ from turnwise.envs.text_to_sql.near import near_misses
 from turnwise.envs.text_to_sql.question import Question
 from turnwise.envs.text_to_sql.schema import Schema
 from turnwise.rewards.sql_equality import equal_results
-from turnwise.tools.sql_query import Rows, beside_queries
+from turnwise.tools.sql.query import QueryResult, run_beside_queries
 
 TRIES = 20
 """Pairs that are drawn for a question."""
@@ -20,7 +20,7 @@ TRIES = 20
 
 class Database(NamedTuple):
     image: bytes
-    wanted: Rows
+    wanted: QueryResult
     """What the right query gives."""
 
 
@@ -40,12 +40,12 @@ def make_pair(question: Question, schema: Schema, rng: random.Random) -> tuple[D
 
 def _drawn(
     question: Question, schema: Schema, near: Sequence[str], rng: random.Random
-) -> tuple[Database, Sequence[Rows]]:
+) -> tuple[Database, Sequence[QueryResult]]:
     """From one number, so that a second attempt makes the same one."""
-    return beside_queries(partial(_made, question, schema, near, rng.getrandbits(64)))
+    return run_beside_queries(partial(_made, question, schema, near, rng.getrandbits(64)))
 
 
-def _made(question: Question, schema: Schema, near: Sequence[str], seed: int) -> tuple[Database, Sequence[Rows]]:
+def _made(question: Question, schema: Schema, near: Sequence[str], seed: int) -> tuple[Database, Sequence[QueryResult]]:
     """A database with rows of its own, and what near misses give on it."""
     rng = random.Random(seed)
     with closing(make_database(schema, rng)) as connection:
@@ -55,9 +55,9 @@ def _made(question: Question, schema: Schema, near: Sequence[str], seed: int) ->
         return Database(_image(connection), _given(connection, question.query)), slips
 
 
-def _given(connection: sqlite3.Connection, query: str) -> Rows:
+def _given(connection: sqlite3.Connection, query: str) -> QueryResult:
     cursor = connection.execute(query)
-    return Rows(columns=tuple(column[0] for column in cursor.description), rows=tuple(cursor.fetchall()))
+    return QueryResult(columns=tuple(column[0] for column in cursor.description), rows=tuple(cursor.fetchall()))
 
 
 def _image(connection: sqlite3.Connection) -> bytes:
@@ -67,7 +67,7 @@ def _image(connection: sqlite3.Connection) -> bytes:
         raise MemoryError from error
 
 
-def _tells(shown: Rows, hidden: Rows, ordered: bool) -> bool:
+def _tells(shown: QueryResult, hidden: QueryResult, ordered: bool) -> bool:
     """Whether there is something to find, and not the same on both."""
     found = all(any(cell is not None for row in rows.rows for cell in row) for rows in (shown, hidden))
     return found and not equal_results(shown, hidden, ordered)

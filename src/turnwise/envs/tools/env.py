@@ -23,9 +23,8 @@ from turnwise.envs.text_env import Outcome
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.envs.tools.rows import question_of, read_rows, rows_of
 from turnwise.rewards.rubric import Forgeable
-from turnwise.tools.box import ToolHands
-from turnwise.tools.readiness import NeedsServer
-from turnwise.tools.tool import Tool, ToolSource
+from turnwise.tools.tool import NeedsServer, Tool, ToolSource
+from turnwise.tools.toolbox import EpisodeTools
 
 MANY_ROWS = 100
 """Of which the tests are looked at before a run starts."""
@@ -107,14 +106,14 @@ class Tools(ToolEnv):
     def step(self, action: str) -> Outcome:
         raise RuntimeError("answers are judged by awaiting: a ToolEnvRunner plays this environment")
 
-    async def judge(self, action: str, said: Sequence[Message], hands: ToolHands) -> Outcome:
+    async def judge(self, action: str, said: Sequence[Message], tools: EpisodeTools) -> Outcome:
         return await judged(
             self.params.reward,
             question=question_of(self.row),
             answer=action,
             row=self.row,
             said=said,
-            hands=hands,
+            tools=tools,
             success_at=self.params.success_at,
         )
 

@@ -8,9 +8,9 @@ from turnwise.core.errors import UserError
 from turnwise.core.names import nearest
 from turnwise.envs.registry import load_function
 from turnwise.tools.function import from_function
-from turnwise.tools.mcp.factory import make_mcp
-from turnwise.tools.search.make import make_search
-from turnwise.tools.sql import make_sql
+from turnwise.tools.mcp.options import make_mcp_source
+from turnwise.tools.search.tool import make_search_tool
+from turnwise.tools.sql.tool import make_sql_tool
 from turnwise.tools.tool import Tool, ToolSource
 
 Given = str | Mapping[str, Any]
@@ -25,8 +25,8 @@ def make_python(options: Mapping[str, Any]) -> Tool:
 
 MAKERS: dict[str, Callable[[Mapping[str, Any]], Tool]] = {
     "python": make_python,
-    "search": make_search,
-    "sql": make_sql,
+    "search": make_search_tool,
+    "sql": make_sql_tool,
 }
 
 
@@ -35,7 +35,7 @@ def tools_of(given: Sequence[Given]) -> list[Tool]:
 
 
 def sources_of(given: Sequence[Given]) -> list[ToolSource]:
-    return [make_mcp(each) for each in given if isinstance(each, Mapping) and _is_server(each)]
+    return [make_mcp_source(each) for each in given if isinstance(each, Mapping) and _is_server(each)]
 
 
 def _is_server(given: Given) -> bool:

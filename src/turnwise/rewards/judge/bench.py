@@ -15,7 +15,7 @@ from turnwise.rewards.judge.prompts import AGAIN
 from turnwise.rewards.judge.settings import JudgeSettings
 from turnwise.rewards.judge.verdicts import Unreadable
 from turnwise.rewards.per_loop import PerLoop
-from turnwise.tools.readiness import NeedsServer
+from turnwise.tools.tool import NeedsServer
 
 REPEATED = 2000
 """Characters of an answer that could not be read which the judge is shown again."""

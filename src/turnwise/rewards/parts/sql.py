@@ -14,9 +14,9 @@ from turnwise.rewards.parts.part import BuiltInPart
 from turnwise.rewards.parts.texts import column, looked_at
 from turnwise.rewards.rubric import Answered
 from turnwise.rewards.sql_equality import asks_for_order, equal_results
-from turnwise.tools.sql_query import Rows, SqlLimits, run_query
-from turnwise.tools.sql_text import query_of
-from turnwise.tools.sql_thread import in_thread
+from turnwise.tools.sql.query import QueryResult, SqlLimits, run_query
+from turnwise.tools.sql.threads import run_in_daemon_thread
+from turnwise.tools.sql.tool import extract_query
 from turnwise.tools.tool import ToolError
 
 
@@ -38,8 +38,8 @@ class SqlResult(BuiltInPart):
     async def score(self, answered: Answered) -> float:
         right = str(column(answered.row, self.against))
         database = Path(self.database or str(column(answered.row, "database"))).expanduser()
-        said = query_of(looked_at(answered, "answer"))
-        return await asyncio.wrap_future(in_thread(partial(self._compared, database, said, right)))
+        said = extract_query(looked_at(answered, "answer"))
+        return await asyncio.wrap_future(run_in_daemon_thread(partial(self._compared, database, said, right)))
 
     def _compared(self, database: Path, said: str, right: str) -> float:
         """Blocks: many rows also take their time to compare."""
@@ -53,7 +53,7 @@ class SqlResult(BuiltInPart):
             return 0.0
         return float(equal_results(got, wanted, ordered=asks_for_order(right)))
 
-    def _run(self, database: Path, query: str) -> Rows:
+    def _run(self, database: Path, query: str) -> QueryResult:
         """ToolError: the query is at fault. What else SQLite raises is the database's failure, such as a lock."""
         limits = SqlLimits(timeout_s=self.timeout_s, max_rows=self.max_rows, max_value=self.max_value)
         try:

@@ -14,10 +14,9 @@ from mcp import Client, MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from turnwise.core.errors import UserError
-from turnwise.tools.mcp.failures import Lost, failure_of, reason_of
-from turnwise.tools.mcp.http import ServerAtUrl
-from turnwise.tools.mcp.options import Server
-from turnwise.tools.mcp.stdio import ServerProcess
+from turnwise.tools.mcp.messages import ConnectionLost, classify_error, describe_error
+from turnwise.tools.mcp.options import McpServer
+from turnwise.tools.mcp.transports import HttpTransport, StdioTransport
 
 MOST_PAGES = 64
 """Of a list of tools."""
@@ -37,17 +36,17 @@ for _name in ("mcp", "client"):  # the SDK's; without a handler they would write
     logging.getLogger(_name).addHandler(logging.NullHandler())
 
 
-class Connection:
+class McpConnection:
     """Made by `open`. Calls may come from any task of its event loop, many at a time."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: McpServer) -> None:
         self.listed: tuple[types.Tool, ...] = ()
         """The server's tools, as they are now."""
         self.answers = 0
         """How many calls it has answered: one that is silent may be stuck."""
         self._server = server
         self._leave = asyncio.Event()
-        self._end = ServerAtUrl(server) if server.url else ServerProcess(server, self._leave.set)
+        self._end = HttpTransport(server) if server.url else StdioTransport(server, self._leave.set)
         self._client: Client | None = None
         self._reason = ""
         self._stale = False
@@ -56,7 +55,7 @@ class Connection:
         self._task = asyncio.create_task(self._live(), name=f"mcp {server.label}")
 
     @classmethod
-    async def open(cls, server: Server, timeout_s: float) -> "Connection":
+    async def open(cls, server: McpServer, timeout_s: float) -> "McpConnection":
         """With its tools. Raises Lost."""
         connection = cls(server)
         try:
@@ -77,13 +76,13 @@ class Connection:
                 raise MCPError(types.CONNECTION_CLOSED, "Connection closed")
             result = await self._client.call_tool(name, dict(arguments))
         except MCPError as error:
-            failure = failure_of(error)
-            if isinstance(failure, Lost):
+            failure = classify_error(error)
+            if isinstance(failure, ConnectionLost):
                 raise await self._explained(failure) from None
             self.answers += 1
             raise failure from None
         except Exception as error:  # whatever the SDK makes of an answer that breaks the protocol
-            raise await self._explained(Lost(reason_of(error), for_good=not self.alive)) from error
+            raise await self._explained(ConnectionLost(describe_error(error), permanent=not self.alive)) from error
         self.answers += 1
         await self._refreshed()
         return result
@@ -100,7 +99,7 @@ class Connection:
 
     async def _greeted(self, timeout_s: float) -> None:
         """waits for: its list of tools. unblocked by: the server, its noise, time."""
-        noise = asyncio.create_task(self._end.noise_alone(NOISE_SHARE * timeout_s))
+        noise = asyncio.create_task(self._end.wait_for_noise(NOISE_SHARE * timeout_s))
         try:
             done, _ = await asyncio.wait([self._ready, noise], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -109,7 +108,7 @@ class Connection:
             self._ready.result()
         else:
             late = f"it was not ready within {timeout_s:g} s"
-            raise Lost(self._told("it writes to its output what is no MCP" if noise in done else late))
+            raise ConnectionLost(self._told("it writes to its output what is no MCP" if noise in done else late))
 
     async def _live(self) -> None:
         """waits for: whoever closes it, the server's end. unblocked by: `close`, the transport."""
@@ -124,7 +123,7 @@ class Connection:
                 await self._leave.wait()
                 self._client = None
         except Exception as error:
-            self._reason = reason_of(error)
+            self._reason = describe_error(error)
         finally:
             self._client = None
             self._leave.set()
@@ -152,20 +151,20 @@ class Connection:
         if self._refreshing is not None and not self._refreshing.done():
             await asyncio.wait([self._refreshing], timeout=REFRESH_S)
 
-    async def _explained(self, lost: Lost) -> Lost:
+    async def _explained(self, lost: ConnectionLost) -> ConnectionLost:
         """With what the server's end has to say of it, once it is known."""
-        if lost.for_good or not self.alive:
+        if lost.permanent or not self.alive:
             await asyncio.wait([self._task], timeout=LAST_WORDS_S)
-        return Lost(self._told(self._reason or str(lost)), for_good=lost.for_good)
+        return ConnectionLost(self._told(self._reason or str(lost)), permanent=lost.permanent)
 
     def _not_started(self) -> Exception:
-        if isinstance(self._end, ServerAtUrl) and self._end.status in REFUSED:
+        if isinstance(self._end, HttpTransport) and self._end.status in REFUSED:
             how = 'give its key by headers = { Authorization = "NAME_OF_VARIABLE" }'
             return UserError(f"mcp {self._server.label}: it answered with HTTP status {self._end.status}: {how}")
-        return Lost(self._told(self._reason or "it was closed while it started"))
+        return ConnectionLost(self._told(self._reason or "it was closed while it started"))
 
     def _told(self, reason: str) -> str:
-        words = "; ".join(part for part in (reason, self._end.last_words) if part)
+        words = "; ".join(part for part in (reason, self._end.diagnosis) if part)
         return self._server.hidden(f"mcp {self._server.label}: {words}")
 
 

@@ -6,13 +6,15 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from turnwise.config.keys import read_options
 from turnwise.config.secrets import PLACEHOLDER, VARIABLE, refuse_keys, split_url
 from turnwise.config.section import Positive
 from turnwise.core.errors import UserError
+from turnwise.tools.tool import ToolSource
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NamesOfVariables = dict[str, str]
@@ -55,7 +57,7 @@ class McpOptions(BaseModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
+class McpServer:
     """Where a server is, with its secrets: never shown."""
 
     label: str
@@ -76,7 +78,7 @@ class Server:
         return text
 
 
-def find_server(options: McpOptions) -> Server:
+def resolve_server(options: McpOptions) -> McpServer:
     """What can be checked without starting it, is: the command, the folder, and the variables that hold its keys."""
     if options.mcp.startswith(("http://", "https://")):
         return _at_url(options)
@@ -95,7 +97,7 @@ def find_server(options: McpOptions) -> Server:
     folder = _folder(options.cwd, label)
     placed = _values({name: name for word in command for name in PLACEHOLDER.findall(word)}, "mcp", label)
     words = [PLACEHOLDER.sub(lambda found: placed[found[1]], word) for word in command]
-    return Server(
+    return McpServer(
         label=label,
         command=(_program(words[0], environment, folder, label), *words[1:]),
         environment=environment,
@@ -104,7 +106,7 @@ def find_server(options: McpOptions) -> Server:
     )
 
 
-def _at_url(options: McpOptions) -> Server:
+def _at_url(options: McpOptions) -> McpServer:
     mend = "give it by headers, which name an environment variable"
     parts = split_url(options.mcp, option="mcp", example="http://HOST:PORT/mcp", mend=mend)
     label = _label(parts._replace(query="", fragment="").geturl())
@@ -115,7 +117,7 @@ def _at_url(options: McpOptions) -> Server:
     headers = {
         name: _credentials(value) if name.lower() == "authorization" else value for name, value in values.items()
     }
-    return Server(label=label, url=options.mcp, headers=headers, secrets=_longest_first(values.values()))
+    return McpServer(label=label, url=options.mcp, headers=headers, secrets=_longest_first(values.values()))
 
 
 def _credentials(value: str) -> str:
@@ -160,3 +162,15 @@ def _program(name: str, environment: Mapping[str, str], folder: str | None, labe
 
 def _label(text: str) -> str:
     return text if len(text) <= LABEL_CHARS else f"{text[: LABEL_CHARS - 3]}..."
+
+
+def make_mcp_source(options: Mapping[str, Any]) -> ToolSource:
+    """`options`: those of `McpOptions`. A UserError says what is wrong with them, or what to install."""
+    checked = read_options(McpOptions, options, "an MCP server")
+    try:
+        from turnwise.tools.mcp.source import McpSource
+    except ImportError as error:
+        raise UserError(
+            f"MCP servers need the package mcp, 2.3 or newer ({error}): pip install 'turnwise[mcp]'"
+        ) from error
+    return McpSource(checked)

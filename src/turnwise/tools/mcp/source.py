@@ -9,11 +9,10 @@ from typing import Any, TypeVar
 import mcp_types as types
 
 from turnwise.core.errors import InfrastructureFailure, UserError
-from turnwise.tools.mcp.connection import Connection
-from turnwise.tools.mcp.content import told
-from turnwise.tools.mcp.failures import Lost
-from turnwise.tools.mcp.offers import Ask, McpTool, check_wanted, make_tools
-from turnwise.tools.mcp.options import McpOptions, find_server
+from turnwise.tools.mcp.connection import McpConnection
+from turnwise.tools.mcp.messages import ConnectionLost
+from turnwise.tools.mcp.options import McpOptions, resolve_server
+from turnwise.tools.mcp.tools import CallServer, McpTool, build_tools, check_tool_names, to_tool_result
 from turnwise.tools.tool import OpenTools, ToolError, ToolResult, ToolRules
 
 STARTS_AT_ONCE = max(2, os.cpu_count() or 2)
@@ -31,7 +30,7 @@ class McpSource:
 
     def __init__(self, options: McpOptions) -> None:
         self.options = options
-        self.server = find_server(options)
+        self.server = resolve_server(options)
         retries = options.retries if options.shared else 0
         self.rules = ToolRules(timeout_s=options.timeout_s, concurrency=options.concurrency, retries=retries)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -42,7 +41,7 @@ class McpSource:
         self._settle()
         if self.options.shared:
             await _or_failure(self._current)
-            yield Offer(self, lambda: self._listed, self._ask_shared)
+            yield ServerTools(self, lambda: self._listed, self._ask_shared)
             return
         connection = await _or_failure(self._connect)
 
@@ -50,20 +49,20 @@ class McpSource:
             return await _or_failure(lambda: self._ask(connection, name, arguments))
 
         try:
-            yield Offer(self, lambda: connection.listed, ask)
+            yield ServerTools(self, lambda: connection.listed, ask)
         finally:
             await connection.close()
 
-    async def served_names(self) -> Sequence[str]:
+    async def list_tool_names(self) -> Sequence[str]:
         """Starts it, or greets it, and lets it go again."""
         self._settle()
         try:
             connection = await self._connect()
-        except Lost as lost:
+        except ConnectionLost as lost:
             raise UserError(f"{lost}: {MEND_URL if self.server.url else MEND_COMMAND}") from None
         try:
             label = self.server.label
-            return [*make_tools(connection.listed, self.options, self.rules, self._ask_shared, label=label)]
+            return [*build_tools(connection.listed, self.options, self.rules, self._ask_shared, label=label)]
         finally:
             await connection.close()
 
@@ -73,26 +72,26 @@ class McpSource:
         if loop is not self._loop:
             self._loop = loop
             self._starts = asyncio.Semaphore(STARTS_AT_ONCE)
-            self._shared: asyncio.Task[Connection] | None = None
+            self._shared: asyncio.Task[McpConnection] | None = None
             self._last_listed: tuple[types.Tool, ...] = ()
             self._closing: set[asyncio.Task[None]] = set()
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> McpConnection:
         async with self._starts:
-            connection = await Connection.open(self.server, self.options.start_timeout_s)
+            connection = await McpConnection.open(self.server, self.options.start_timeout_s)
         try:
-            check_wanted(connection.listed, self.options, self.server.label)
+            check_tool_names(connection.listed, self.options, self.server.label)
         except BaseException:
             await connection.close()
             raise
         return connection
 
-    async def _ask(self, connection: Connection, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+    async def _ask(self, connection: McpConnection, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         try:
             result = await connection.call(name, arguments)
         except ToolError as error:
             raise ToolError(self.server.hidden(str(error))) from None
-        return told(result, self.options.max_output, self.server.hidden)
+        return to_tool_result(result, self.options.max_output, self.server.hidden)
 
     @property
     def _listed(self) -> tuple[types.Tool, ...]:
@@ -101,7 +100,7 @@ class McpSource:
             self._last_listed = connection.listed
         return self._last_listed
 
-    async def _current(self) -> Connection:
+    async def _current(self) -> McpConnection:
         """The shared one, started again where it has died. Starting goes on although a call gives up on it."""
         connection = _connected(self._shared)
         if connection is not None and not connection.alive:
@@ -119,8 +118,8 @@ class McpSource:
         answers = connection.answers
         try:
             return await self._ask(connection, name, arguments)
-        except Lost as lost:
-            if lost.for_good:
+        except ConnectionLost as lost:
+            if lost.permanent:
                 self._drop(connection)
             raise
         except asyncio.CancelledError:
@@ -128,7 +127,7 @@ class McpSource:
                 self._drop(connection)  # it has answered nobody for so long: it is stuck
             raise
 
-    def _drop(self, connection: Connection) -> None:
+    def _drop(self, connection: McpConnection) -> None:
         if _connected(self._shared) is connection:
             self._last_listed, self._shared = connection.listed, None
             task = asyncio.create_task(connection.close())
@@ -136,10 +135,10 @@ class McpSource:
             task.add_done_callback(self._closing.discard)
 
 
-class Offer:
+class ServerTools:
     """One episode's tools of a source, made anew when the server's list has changed."""
 
-    def __init__(self, source: McpSource, listed: Callable[[], Sequence[types.Tool]], ask: Ask) -> None:
+    def __init__(self, source: McpSource, listed: Callable[[], Sequence[types.Tool]], ask: CallServer) -> None:
         self._source, self._listed, self._ask = source, listed, ask
         self._made_of: Sequence[types.Tool] | None = None
         self._tools: dict[str, tuple[McpTool, McpTool]] = {}
@@ -148,12 +147,12 @@ class Offer:
     def tools(self) -> Mapping[str, tuple[McpTool, McpTool]]:
         listed, source = self._listed(), self._source
         if listed is not self._made_of:
-            made = make_tools(listed, source.options, source.rules, self._ask, label=source.server.label)
+            made = build_tools(listed, source.options, source.rules, self._ask, label=source.server.label)
             self._tools, self._made_of = {name: (tool, tool) for name, tool in made.items()}, listed
         return self._tools
 
 
-def _connected(start: asyncio.Task[Connection] | None) -> Connection | None:
+def _connected(start: asyncio.Task[McpConnection] | None) -> McpConnection | None:
     """What a start came to; None while it is under way, and where it failed."""
     if start is None or not start.done() or start.cancelled() or start.exception() is not None:
         return None
@@ -164,5 +163,5 @@ async def _or_failure(what: Callable[[], Awaitable[Given]]) -> Given:
     """What is lost cannot be had again: the episode is run again."""
     try:
         return await what()
-    except Lost as lost:
+    except ConnectionLost as lost:
         raise InfrastructureFailure(str(lost)) from None

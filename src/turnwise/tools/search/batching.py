@@ -19,7 +19,7 @@ MOST = 1024
 """Queries of one call."""
 
 
-class Broken(Exception):
+class SearchFailed(Exception):
     """A failure of what answers, not of one query: all that waited in the call meet it."""
 
 
@@ -69,10 +69,10 @@ class Batcher(Generic[Query, Answer]):
         try:
             answers = list(self._run(queries))
             if len(answers) != len(queries):
-                raise Broken(f"{len(answers)} answers to {len(queries)} queries")
+                raise SearchFailed(f"{len(answers)} answers to {len(queries)} queries")
             return [*answers]
-        except Broken as error:
-            return [Broken(str(error)) for _ in queries]  # each raised in a place of its own
+        except SearchFailed as error:
+            return [SearchFailed(str(error)) for _ in queries]  # each raised in a place of its own
         except Exception as error:
             if len(queries) == 1:
                 return [error]

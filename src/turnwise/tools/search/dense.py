@@ -12,7 +12,7 @@ from transformers import AutoModel, AutoTokenizer
 from turnwise.core.errors import UserError
 from turnwise.models.hub import hub_answers, is_hub_name
 from turnwise.models.quiet import quiet_transformers
-from turnwise.tools.search.lexical import Ranked, best_of
+from turnwise.tools.search.lexical import RankedPassages, top_scores
 
 MATRIX = "vectors.npy"
 MOST_TOKENS = 512
@@ -75,16 +75,16 @@ class DenseIndex:
             raise ValueError(f"its vectors are of the shape {matrix.shape}, for {passages} passages")
         return cls(encoder, matrix, query_prefix)
 
-    def best(self, queries: Sequence[str], top: int) -> list[Ranked]:
+    def best(self, queries: Sequence[str], top: int) -> list[RankedPassages]:
         """By cosine, of each query."""
         wanted = self._encoder.encode([self._prefix + query for query in queries])
         if wanted.shape[1] != self._matrix.shape[1]:
             raise UserError("the encoder is not the one that the index was built with: build the index again")
-        found: list[Ranked] = [[] for _ in queries]
+        found: list[RankedPassages] = [[] for _ in queries]
         for at in range(0, len(self._matrix), ROWS):
             scores = wanted @ self._matrix[at : at + ROWS].astype(np.float32).T  # [queries, rows]
             for held, row in zip(found, scores, strict=True):
-                held += [(at + number, score) for number, score in best_of(row, top)]
+                held += [(at + number, score) for number, score in top_scores(row, top)]
         return [sorted(held, key=lambda each: (-each[1], each[0]))[:top] for held in found]
 
 

@@ -2,7 +2,7 @@
 
 from html.parser import HTMLParser
 
-from turnwise.tools.search.passages import one_line
+from turnwise.tools.search.types import one_line
 
 SKIPPED = frozenset({"script", "style", "template", "noscript", "svg", "nav", "footer", "select", "button"})
 HEADINGS = frozenset({"h1", "h2", "h3", "h4", "h5", "h6"})
@@ -30,7 +30,7 @@ ENDS_PARAGRAPH = frozenset(
 PERMALINK = "¶"
 
 
-class _Reader(HTMLParser):
+class _HtmlReader(HTMLParser):
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
         self.title = ""
@@ -101,7 +101,7 @@ def read_html(page: str) -> tuple[str, list[tuple[str, str]]]:
 
     Where a page marks its main part, only that is read: menus around it are the same on every page.
     """
-    reader = _Reader()
+    reader = _HtmlReader()
     reader.feed(page)
     reader.close()
     reader.end_heading()

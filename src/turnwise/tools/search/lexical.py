@@ -19,25 +19,25 @@ WORD = re.compile(r"[^\W_]+")
 LONGEST_WORD = 64
 MOST_WORDS = 64
 """Different words of a query; more are not looked at."""
-COMMON = frozenset(
+STOP_WORDS = frozenset(
     {"a", "an", "and", "are", "as", "at", "be", "by", "did", "do", "does", "for", "from", "had", "has", "have", "how"}
     | {"in", "is", "it", "its", "of", "on", "or", "that", "the", "their", "there", "this", "to", "was", "were", "what"}
     | {"when", "where", "which", "who", "whom", "whose", "why", "will", "with"}
 )
 """Not looked for in a query that has other words; they are in the index all the same."""
 
-Ranked = list[tuple[int, float]]
+RankedPassages = list[tuple[int, float]]
 """Passage and score, best first; of equal scores the earlier passage."""
 
 
-def words_of(text: str) -> list[str]:
+def tokenize(text: str) -> list[str]:
     return [word for word in WORD.findall(text.lower()) if len(word) <= LONGEST_WORD]
 
 
-def query_words(query: str) -> list[str]:
+def query_terms(query: str) -> list[str]:
     """Each once; those that are everywhere only where there is nothing else."""
-    words = list(dict.fromkeys(words_of(query)))
-    return ([word for word in words if word not in COMMON] or words)[:MOST_WORDS]
+    words = list(dict.fromkeys(tokenize(query)))
+    return ([word for word in words if word not in STOP_WORDS] or words)[:MOST_WORDS]
 
 
 class LexicalIndex:
@@ -50,7 +50,7 @@ class LexicalIndex:
         """Holds of all texts the numbers of their words, four bytes each, and then the scores."""
         vocabulary: dict[str, int] = {}
         numbers = [
-            array("i", [vocabulary.setdefault(word, len(vocabulary)) for word in words_of(text)]) for text in texts
+            array("i", [vocabulary.setdefault(word, len(vocabulary)) for word in tokenize(text)]) for text in texts
         ]
         if not vocabulary:
             raise UserError("there is no word to find in these texts: give others")
@@ -74,18 +74,18 @@ class LexicalIndex:
             raise ValueError("its words and scores do not fit together")
         return cls(retriever)
 
-    def best(self, queries: Sequence[str], top: int) -> list[Ranked]:
+    def best(self, queries: Sequence[str], top: int) -> list[RankedPassages]:
         """Of each query; passages that share no word with it are not among them."""
         return [self._best(query, top) for query in queries]
 
-    def _best(self, query: str, top: int) -> Ranked:
-        known = [self._vocabulary[word] for word in query_words(query) if word in self._vocabulary]
+    def _best(self, query: str, top: int) -> RankedPassages:
+        known = [self._vocabulary[word] for word in query_terms(query) if word in self._vocabulary]
         if not known:
             return []
-        return best_of(self._retriever.get_scores_from_ids(known), top, above=0.0)
+        return top_scores(self._retriever.get_scores_from_ids(known), top, above=0.0)
 
 
-def best_of(scores: np.ndarray, top: int, above: float = -np.inf) -> Ranked:
+def top_scores(scores: np.ndarray, top: int, above: float = -np.inf) -> RankedPassages:
     """The highest of these scores [passages]; ties in the order of the passages, on every machine."""
     found = np.flatnonzero(scores > above)
     held = scores[found]

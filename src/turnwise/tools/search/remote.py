@@ -13,10 +13,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from turnwise.config import secrets
 from turnwise.core.errors import UserError
-from turnwise.tools.search.batching import Broken
-from turnwise.tools.search.hits import Hit
-from turnwise.tools.search.limits import KEY_VARIABLE, MOST_REPLY_BYTES
-from turnwise.tools.search.passages import Passage, clean
+from turnwise.tools.search.batching import SearchFailed
+from turnwise.tools.search.types import KEY_VARIABLE, MAX_REPLY_BYTES, Passage, SearchResult, clean_text
 
 PATH = "/search"
 TIMEOUT_S, CONNECT_S = 30.0, 10.0
@@ -40,7 +38,7 @@ class _Reply(BaseModel):
 
 
 class RemoteIndex:
-    """A server that is gone or broken raises `Broken`: the caller tries again. One that refuses is a UserError."""
+    """Search through a server. Raises `SearchFailed` if it is unreachable or broken, UserError if it refuses."""
 
     def __init__(self, url: str, key: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
         self._url, self._timeout_s = search_url(url), timeout_s
@@ -50,25 +48,25 @@ class RemoteIndex:
         limits = httpx2.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s))
         self._http = httpx2.Client(headers=headers, timeout=limits, follow_redirects=False)
 
-    def search(self, queries: Sequence[str], top: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[str], top: int) -> list[list[SearchResult]]:
         """In one request."""
-        status, body = self._post({"queries": [clean(query) for query in queries], "top": top})
+        status, body = self._post({"queries": [clean_text(query) for query in queries], "top": top})
         if status >= 500 or status in PASSING:
-            raise Broken(f"the search server {self._url} answered {status}")
+            raise SearchFailed(f"the search server {self._url} answered {status}")
         if status != 200:
             raise UserError(self._refused(status, body))
         try:
             results = _Reply.model_validate_json(body).results
         except ValidationError as error:
-            raise Broken(f"the search server {self._url} gave an answer that cannot be read") from error
+            raise SearchFailed(f"the search server {self._url} gave an answer that cannot be read") from error
         if len(results) != len(queries):
-            raise Broken(f"the search server {self._url} gave {len(results)} results for {len(queries)} queries")
+            raise SearchFailed(f"the search server {self._url} gave {len(results)} results for {len(queries)} queries")
         return [[_hit(found) for found in of_query[:top]] for of_query in results]
 
     async def check_server(self) -> None:
         try:
             await asyncio.to_thread(self.search, ["ready"], 1)
-        except Broken as error:
+        except SearchFailed as error:
             raise UserError(f"{error}: start it with turnwise search INDEX --serve, or mend url") from error
 
     def _post(self, request: dict[str, Any]) -> tuple[int, bytes]:
@@ -78,25 +76,25 @@ class RemoteIndex:
                 body = bytearray()
                 for piece in response.iter_bytes():
                     body += piece
-                    if len(body) > MOST_REPLY_BYTES:
-                        raise Broken(f"the search server {self._url} gave more than {MOST_REPLY_BYTES} bytes")
+                    if len(body) > MAX_REPLY_BYTES:
+                        raise SearchFailed(f"the search server {self._url} gave more than {MAX_REPLY_BYTES} bytes")
                     if time.monotonic() > until:
-                        raise Broken(f"the search server {self._url} took longer than {self._timeout_s:g} s")
+                        raise SearchFailed(f"the search server {self._url} took longer than {self._timeout_s:g} s")
                 return response.status_code, bytes(body)
         except httpx2.RequestError as error:
-            raise Broken(f"no answer of the search server {self._url} ({type(error).__name__})") from error
+            raise SearchFailed(f"no answer of the search server {self._url} ({type(error).__name__})") from error
 
     def _refused(self, status: int, body: bytes) -> str:
         if status in (401, 403):
             return f"the search server {self._url} wants its key: set {KEY_VARIABLE}, or name its variable as key_env"
-        detail = " ".join(clean(body[:200].decode("utf-8", "replace")).split())
+        detail = " ".join(clean_text(body[:200].decode("utf-8", "replace")).split())
         return f"{self._url} answered {status} ({detail}): is it a server of turnwise search INDEX --serve?"
 
 
-def _hit(found: _Found) -> Hit:
+def _hit(found: _Found) -> SearchResult:
     """What a server says is text like any other."""
-    passage = Passage(title=clean(found.title), text=clean(found.text), id=clean(found.id))
-    return Hit(passage=passage, score=found.score)
+    passage = Passage(title=clean_text(found.title), text=clean_text(found.text), id=clean_text(found.id))
+    return SearchResult(passage=passage, score=found.score)
 
 
 def search_url(url: str) -> str:

@@ -18,15 +18,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from turnwise.config.secrets import is_local
 from turnwise.core.errors import UserError
-from turnwise.tools.search.hits import Hit, Searcher
-from turnwise.tools.search.limits import (
-    KEY_VARIABLE,
-    LONGEST_QUERY,
-    MOST_HITS,
-    MOST_QUERIES,
-    MOST_REQUEST_BYTES,
-)
 from turnwise.tools.search.remote import PATH
+from turnwise.tools.search.types import (
+    KEY_VARIABLE,
+    MAX_QUERIES,
+    MAX_QUERY_CHARS,
+    MAX_REQUEST_BYTES,
+    MAX_RESULTS,
+    Searcher,
+    SearchResult,
+)
 
 IDLE_S = 60.0
 """A connection that says nothing for so long is closed."""
@@ -34,14 +35,14 @@ MOST_CONNECTIONS = 256
 SHORTEST_KEY = 8
 
 
-class Asked(BaseModel):
+class SearchRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    queries: Annotated[list[Annotated[str, Field(max_length=LONGEST_QUERY)]], Field(max_length=MOST_QUERIES)]
-    top: Annotated[int, Field(ge=1, le=MOST_HITS)] = 3
+    queries: Annotated[list[Annotated[str, Field(max_length=MAX_QUERY_CHARS)]], Field(max_length=MAX_QUERIES)]
+    top: Annotated[int, Field(ge=1, le=MAX_RESULTS)] = 3
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     def __init__(self, status: HTTPStatus, why: str) -> None:
         super().__init__(why)
         self.status = status
@@ -64,7 +65,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         try:
             answer = self._answer()
-        except Refused as error:
+        except RequestRefused as error:
             self.close_connection = True  # what is left of the request is not read
             self._send(error.status, {"error": str(error)})
         except OSError:  # who asked went away, or sends too slowly
@@ -88,28 +89,32 @@ class _Handler(BaseHTTPRequestHandler):
         if self._key is not None and not (
             kind.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._key.encode())
         ):
-            raise Refused(HTTPStatus.UNAUTHORIZED, "this server wants its key")
+            raise RequestRefused(HTTPStatus.UNAUTHORIZED, "this server wants its key")
         if self._local and not is_local(_host_name(self.headers.get("Host", ""))):
-            raise Refused(HTTPStatus.FORBIDDEN, "this server does not go by that name")  # a page that was led here
+            raise RequestRefused(
+                HTTPStatus.FORBIDDEN, "this server does not go by that name"
+            )  # a page that was led here
         if self.path.rstrip("/") != PATH:
-            raise Refused(HTTPStatus.NOT_FOUND, f"there is nothing but POST {PATH}")
+            raise RequestRefused(HTTPStatus.NOT_FOUND, f"there is nothing but POST {PATH}")
         if self.headers.get_content_type() != "application/json":  # which a page of another site cannot send
-            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send application/json")
+            raise RequestRefused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send application/json")
 
-    def _asked(self) -> Asked:
+    def _asked(self) -> SearchRequest:
         length = self.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdigit()):
-            raise Refused(HTTPStatus.LENGTH_REQUIRED, "say Content-Length")
-        if len(length) > 12 or int(length) > MOST_REQUEST_BYTES:
-            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {MOST_REQUEST_BYTES} bytes")
+            raise RequestRefused(HTTPStatus.LENGTH_REQUIRED, "say Content-Length")
+        if len(length) > 12 or int(length) > MAX_REQUEST_BYTES:
+            raise RequestRefused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {MAX_REQUEST_BYTES} bytes")
         body = self.rfile.read(int(length))
         if len(body) < int(length):
             raise ConnectionError("the request was cut")
         try:
-            return Asked.model_validate_json(body)
+            return SearchRequest.model_validate_json(body)
         except ValidationError as error:
             first = error.errors()[0]
-            raise Refused(HTTPStatus.BAD_REQUEST, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+            raise RequestRefused(
+                HTTPStatus.BAD_REQUEST, f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+            ) from error
 
     def _send(self, status: HTTPStatus, answer: dict[str, Any]) -> None:
         body = json.dumps(answer).encode("ascii")
@@ -196,6 +201,6 @@ def _host_name(host: str) -> str:
     return host.partition(":")[0].lower()
 
 
-def _row(hit: Hit) -> dict[str, Any]:
+def _row(hit: SearchResult) -> dict[str, Any]:
     passage = hit.passage
     return {"title": passage.title, "text": passage.text, "id": passage.id, "score": hit.score}

@@ -10,6 +10,15 @@ import mcp_types as types
 from jsonschema import SchemaError, ValidationError  # type: ignore[import-untyped]
 from jsonschema.exceptions import best_match  # type: ignore[import-untyped]
 from jsonschema.validators import Draft202012Validator, validator_for  # type: ignore[import-untyped]
+from mcp_types import (
+    AudioContent,
+    CallToolResult,
+    EmbeddedResource,
+    ImageContent,
+    ResourceLink,
+    TextContent,
+    TextResourceContents,
+)
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
@@ -26,13 +35,13 @@ SCHEMA_CHARS = 50_000
 COMPLAINT_CHARS = 200
 MEND = 'leave it out by tools = ["...", ...]'
 
-Ask = Callable[[str, Mapping[str, Any]], Awaitable[ToolResult]]
+CallServer = Callable[[str, Mapping[str, Any]], Awaitable[ToolResult]]
 
 
 class McpTool:
     """One tool of a server, and an episode's hold on it: `ask` knows whose server it is."""
 
-    def __init__(self, spec: ToolSpec, rules: ToolRules, *, name: str, validator: Any, ask: Ask) -> None:
+    def __init__(self, spec: ToolSpec, rules: ToolRules, *, name: str, validator: Any, ask: CallServer) -> None:
         self.spec, self.rules = spec, rules
         self._name, self._validator, self._ask = name, validator, ask
 
@@ -56,8 +65,8 @@ class McpTool:
         return await self._ask(self._name, arguments)
 
 
-def make_tools(
-    listed: Sequence[types.Tool], options: McpOptions, rules: ToolRules, ask: Ask, *, label: str
+def build_tools(
+    listed: Sequence[types.Tool], options: McpOptions, rules: ToolRules, ask: CallServer, *, label: str
 ) -> dict[str, McpTool]:
     """Those that the options ask for, by the name that the agent calls them by."""
     made: dict[str, McpTool] = {}
@@ -70,7 +79,7 @@ def make_tools(
     return made
 
 
-def check_wanted(listed: Sequence[types.Tool], options: McpOptions, label: str) -> None:
+def check_tool_names(listed: Sequence[types.Tool], options: McpOptions, label: str) -> None:
     """A mistyped name would be a tool that is silently not there."""
     known = [tool.name for tool in listed]
     for name in options.tools or ():
@@ -78,7 +87,7 @@ def check_wanted(listed: Sequence[types.Tool], options: McpOptions, label: str) 
             raise UserError(f"mcp {label}: it has no tool {name}:{nearest(name, known)}")
 
 
-def _tool(tool: types.Tool, name: str, rules: ToolRules, ask: Ask, label: str) -> McpTool:
+def _tool(tool: types.Tool, name: str, rules: ToolRules, ask: CallServer, label: str) -> McpTool:
     if not NAME.fullmatch(name):
         raise UserError(f"mcp {label}: the name {name[:40]!r} is none that an agent could call: {MEND}")
     schema = _schema(tool, label)
@@ -121,3 +130,41 @@ def _complaint(error: ValidationError) -> str:
         extra = next((name for name in error.instance if name not in known), "")
         return shortened(f"no argument {extra}: there are {', '.join(known) or 'none'}", COMPLAINT_CHARS)
     return shortened(f"{where}: {error.message}" if where else error.message, COMPLAINT_CHARS)
+
+
+MOST_PARTS = 256
+NAME_CHARS = 120
+NOTHING = "(no output)"
+
+
+def to_tool_result(result: CallToolResult, limit: int, hidden: Callable[[str], str]) -> ToolResult:
+    """`limit`: characters. `hidden` strikes out the server's keys, before anything is cut through."""
+    text = shortened(hidden("\n".join(_parts(result))), limit)
+    return ToolResult(text=text or NOTHING, failed=result.is_error)
+
+
+def _parts(result: CallToolResult) -> list[str]:
+    parts = [text for content in result.content[:MOST_PARTS] if (text := _text(content))]
+    if len(result.content) > MOST_PARTS:
+        parts.append(f"[{len(result.content) - MOST_PARTS} more parts]")
+    if not parts and result.structured_content is not None:
+        parts = [json.dumps(result.structured_content, ensure_ascii=False)]
+    return parts
+
+
+def _text(content: TextContent | ImageContent | AudioContent | ResourceLink | EmbeddedResource) -> str:
+    if isinstance(content, TextContent):
+        return content.text
+    if isinstance(content, ImageContent | AudioContent):
+        kind = content.mime_type.rpartition("/")[2]
+        return f"[{content.type} {kind[:NAME_CHARS]}, {_size(len(content.data) * 3 // 4)}]"
+    if isinstance(content, ResourceLink):
+        return f"[resource {content.uri[:NAME_CHARS]}]"
+    resource = content.resource
+    if isinstance(resource, TextResourceContents):
+        return f"[resource {resource.uri[:NAME_CHARS]}]\n{resource.text}"
+    return f"[resource {resource.uri[:NAME_CHARS]}, {_size(len(resource.blob) * 3 // 4)}]"
+
+
+def _size(count: int) -> str:
+    return f"{count} bytes" if count < 1000 else f"{round(count / 1000)} kB"

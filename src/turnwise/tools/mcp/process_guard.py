@@ -1,6 +1,6 @@
 """Holds a server and all that it starts, and lets nothing of it outlive its host.
 
-    python -I -S leash.py HOST_PID COMMAND...
+    python -I -S process_guard.py HOST_PID COMMAND...
 
 Standard input, output and errors are the server's. What the server starts and leaves behind becomes a child of this
 process (a subreaper, on Linux), even where it made itself a session of its own, so that all of it can be found and

@@ -19,7 +19,7 @@ from typing import Any
 from turnwise.core.messages import ToolCall
 from turnwise.render.calls import read_call
 
-MOST_CALLS = 16
+MAX_CALLS = 16
 """Of one turn: more are not run."""
 OPEN, CLOSE = "<think>", "</think>"
 HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
@@ -35,7 +35,7 @@ BETWEEN = re.compile(rf"(?:[ \t\r\n;,]|{'|'.join(map(re.escape, ENDINGS))})*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calls:
+class ParsedCalls:
     calls: tuple[ToolCall, ...] = ()
     problems: tuple[str, ...] = ()
     """Of attempts at a call that could not be read: one short line each, for the model."""
@@ -45,21 +45,21 @@ class Calls:
         return bool(self.calls or self.problems)
 
 
-def read_calls(text: str, style: str) -> Calls:
+def parse_calls(text: str, style: str) -> ParsedCalls:
     """All calls outside of thoughts. It never raises."""
     calls, problems = list[ToolCall](), list[str]()
-    for number, found in enumerate(STYLES[style](without_thoughts(text))):
-        if number == MOST_CALLS:
-            problems.append(f"More than {MOST_CALLS} calls in one turn: the others did not run.")
+    for number, found in enumerate(CALL_FORMATS[style](strip_thinking(text))):
+        if number == MAX_CALLS:
+            problems.append(f"More than {MAX_CALLS} calls in one turn: the others did not run.")
             break
         if isinstance(found, str):
             problems.append(found)
         else:
             calls.append(ToolCall(name=found.name, arguments=found.arguments, call_id=f"call{number:05d}"))
-    return Calls(calls=tuple(calls), problems=tuple(problems))
+    return ParsedCalls(calls=tuple(calls), problems=tuple(problems))
 
 
-def without_thoughts(text: str) -> str:
+def strip_thinking(text: str) -> str:
     """What is said outside of `<think>...</think>`, wherever that stands; one that is never closed reaches to the end.
 
     A `</think>` before any `<think>` closes one that the chat template opened.
@@ -171,7 +171,7 @@ def _plain(text: str) -> Iterator[ToolCall | str]:
         yield ToolCall(name=name, arguments=arguments.strip() or "{}") if name else "A call needs the name of a tool."
 
 
-STYLES: dict[str, Callable[[str], Iterator[ToolCall | str]]] = {
+CALL_FORMATS: dict[str, Callable[[str], Iterator[ToolCall | str]]] = {
     "hermes": _hermes,
     "llama": _llama,
     "mistral": _mistral,
@@ -180,8 +180,8 @@ STYLES: dict[str, Callable[[str], Iterator[ToolCall | str]]] = {
 }
 
 
-def write_call(name: str, arguments: Mapping[str, Any], style: str) -> str:
-    """A call as `read_calls` reads it, for scripts and demonstrations."""
+def format_call(name: str, arguments: Mapping[str, Any], style: str) -> str:
+    """A call as `parse_calls` reads it, for scripts and demonstrations."""
     texts = [value for value in arguments.values() if isinstance(value, str)]
     written = json.dumps(dict(arguments), ensure_ascii=False)
     match style:

@@ -6,7 +6,8 @@ import json
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 from turnwise.core.errors import FOREIGN_ERRORS, InfrastructureFailure, UserError, times
 from turnwise.core.messages import ToolCall, ToolSpec
@@ -14,9 +15,9 @@ from turnwise.core.whole_text import broken_in
 from turnwise.tools.signature import example_arguments
 from turnwise.tools.tool import OpenTools, Tool, ToolBug, ToolError, ToolResult, ToolSession, ToolSource
 
-KEPT = 10_000
+CACHE_SIZE = 10_000
 """Answers of pure tools."""
-PAUSE_S = 0.1
+RETRY_DELAY_S = 0.1
 """Before the first retry; doubled before each further one."""
 
 
@@ -25,13 +26,13 @@ class ToolBox:
 
     def __init__(self, tools: Sequence[Tool], sources: Sequence[ToolSource] = ()) -> None:
         self.tools, self._sources = {tool.spec.name: tool for tool in tools}, sources
-        check_names([tool.spec.name for tool in tools])
+        check_unique_names([tool.spec.name for tool in tools])
         self._limits: dict[str, asyncio.Semaphore] = {}
         self._answers: OrderedDict[tuple[str, str], asyncio.Task[ToolResult]] = OrderedDict()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @asynccontextmanager
-    async def open(self, seed: int, state: Any = None) -> AsyncIterator["ToolHands"]:
+    async def open(self, seed: int, state: Any = None) -> AsyncIterator["EpisodeTools"]:
         self._settle()
         async with AsyncExitStack() as stack:
             own = {
@@ -39,7 +40,7 @@ class ToolBox:
                 for name, tool in self.tools.items()
             }
             others = [await stack.enter_async_context(source.open_tools(seed, state)) for source in self._sources]
-            yield ToolHands(self, own, others)
+            yield EpisodeTools(self, own, others)
 
     def _settle(self) -> None:
         """Limits and answers under way belong to one event loop."""
@@ -57,7 +58,7 @@ class ToolBox:
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = self._answers[place] = asyncio.ensure_future(self._tried(tool, session, arguments))
         self._answers.move_to_end(place)
-        while len(self._answers) > KEPT:
+        while len(self._answers) > CACHE_SIZE:
             self._answers.popitem(last=False)
         return await asyncio.shield(task)  # another episode may be waiting for it
 
@@ -67,7 +68,7 @@ class ToolBox:
         last = ""
         for attempt in range(rules.retries + 1):
             if attempt:
-                await asyncio.sleep(PAUSE_S * 2 ** (attempt - 1))
+                await asyncio.sleep(RETRY_DELAY_S * 2 ** (attempt - 1))
             try:
                 async with limit, asyncio.timeout(rules.timeout_s):
                     return await session.call(arguments)
@@ -84,7 +85,7 @@ class ToolBox:
         raise InfrastructureFailure(f"the tool {name}: {last}, {times(rules.retries + 1)}")
 
 
-class ToolHands:
+class EpisodeTools:
     """One episode's hold on the tools."""
 
     def __init__(
@@ -96,7 +97,7 @@ class ToolHands:
     def _tools(self) -> dict[str, tuple[Tool, ToolSession]]:
         """By name, as they are now."""
         served = [each for source in self._others for each in source.tools.items()]
-        check_names([*self._own, *(name for name, _ in served)])
+        check_unique_names([*self._own, *(name for name, _ in served)])
         return dict([*self._own.items(), *served])
 
     @property
@@ -131,7 +132,7 @@ class ToolHands:
         return await self._box.run(tool, session, arguments, key)
 
 
-def check_names(names: Iterable[str]) -> None:
+def check_unique_names(names: Iterable[str]) -> None:
     """Two tools of one name: whichever the agent means, one of them cannot be called."""
     for name, count in Counter(names).items():
         if count > 1:
@@ -144,7 +145,7 @@ def _unknown(name: str, tools: Iterable[str]) -> str:
     return f"There is no tool {name[:60]!r}. {mend}"
 
 
-def only_text(spec: ToolSpec) -> str | None:
+def sole_text_argument(spec: ToolSpec) -> str | None:
     """The name of a tool's only argument that must be given, if that is a text."""
     properties, required = spec.parameters.get("properties", {}), spec.parameters.get("required", [])
     names = required or list(properties)
@@ -154,7 +155,7 @@ def only_text(spec: ToolSpec) -> str | None:
 
 def _object(text: str, spec: ToolSpec) -> dict[str, Any]:
     """The arguments. Of a tool that must be given one text and nothing else, that text may stand alone."""
-    name = only_text(spec)
+    name = sole_text_argument(spec)
     if name is not None and not text.lstrip().startswith("{"):
         return {name: text}
     try:
@@ -172,3 +173,25 @@ def _whole(arguments: dict[str, Any]) -> dict[str, Any]:
     if (broken := broken_in(arguments)) is not None:
         raise ToolError(f"the arguments hold {broken}: leave it out")
     return arguments
+
+
+@runtime_checkable
+class RemoteToolSource(Protocol):
+    """A source of tools that asks somebody outside of this process for them."""
+
+    async def list_tool_names(self) -> Sequence[str]:
+        """Of the tools that it would give an episode; a UserError, with the mend, where it would give none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolServers:
+    """A `NeedsServer`: all servers of one environment are there, and no two tools have one name."""
+
+    local_names: Sequence[str]
+    """Names of the tools that no server gives."""
+    sources: Sequence[RemoteToolSource]
+
+    async def check_server(self) -> None:
+        served = await asyncio.gather(*(source.list_tool_names() for source in self.sources))
+        check_unique_names([*self.local_names, *(name for names in served for name in names)])

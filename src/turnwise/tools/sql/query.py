@@ -7,9 +7,10 @@ which is opened for reading only, or its bytes as `sqlite3.Connection.serialize`
 copy.
 """
 
+import re
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from functools import partial
@@ -17,15 +18,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from turnwise.core.errors import InfrastructureFailure
-from turnwise.tools.sql_errors import explained, is_agents_fault, is_memory
-from turnwise.tools.sql_functions import Functions
-from turnwise.tools.sql_gate import Gate
-from turnwise.tools.sql_guard import TOO_LONG, Guard, narrow
-from turnwise.tools.sql_thread import in_thread
+from turnwise.core.names import nearest
+from turnwise.tools.sql.guard import TOO_LONG, FunctionOverrides, QueryGuard, set_connection_limits
+from turnwise.tools.sql.threads import SharedLock, run_in_daemon_thread
 from turnwise.tools.tool import ToolError
 
 Database = Path | bytes
-Cell = None | int | float | str | bytes
+SqlValue = None | int | float | str | bytes
 Schema = dict[str, tuple[str, ...]]
 """Columns by table; views are tables here."""
 Given = TypeVar("Given")
@@ -38,13 +37,13 @@ LATE_S = 5.0
 """How much longer than its limit a query is waited for: on a busy machine the clock is looked at late."""
 PATIENCE_S = 30.0
 """How long other work that needs the memory waits for all queries to end."""
-COUNTED = 10_000
+MAX_COUNTED_ROWS = 10_000
 """Rows beyond those that are kept, which are only counted: there may be no end of them."""
 WAKE = "SELECT 1 FROM json_each('[]'), json_tree('[]'), pragma_table_info('')"
 """Built-in tables declare themselves when they are first used, which the guard would take for a CREATE."""
 TABLES = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
 
-_gate = Gate()
+_memory_lock = SharedLock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,18 +62,18 @@ class SqlLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class QueryResult:
     columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    more: int = 0
-    """Rows that were not kept; beyond `COUNTED` they are not counted either."""
+    rows: tuple[tuple[SqlValue, ...], ...]
+    omitted_rows: int = 0
+    """Rows that were not kept; beyond `MAX_COUNTED_ROWS` they are not counted either."""
 
     @property
     def complete(self) -> bool:
-        return self.more == 0
+        return self.omitted_rows == 0
 
 
-def run_query(database: Database, query: str, limits: SqlLimits) -> Rows:
+def run_query(database: Database, query: str, limits: SqlLimits) -> QueryResult:
     """Blocks, no longer than the limit and a little; call it in a thread.
 
     ToolError: the query is at fault, also where it takes too long. Anything else: the database cannot be read.
@@ -82,42 +81,42 @@ def run_query(database: Database, query: str, limits: SqlLimits) -> Rows:
     The memory is SQLite's as a whole, so a query that runs out of it may suffer for another: it runs again alone.
     """
     try:
-        return _in_time(_gate.shared, database, query, limits)
+        return _run_in_time(_memory_lock.shared, database, query, limits)
     except MemoryError:
         pass
     try:
-        return _in_time(partial(_gate.alone, limits.timeout_s + LATE_S), database, query, limits)
+        return _run_in_time(partial(_memory_lock.exclusive, limits.timeout_s + LATE_S), database, query, limits)
     except MemoryError:
         raise ToolError("The query needs too much memory: select less.") from None
 
 
-def beside_queries(work: Callable[[], Given]) -> Given:
+def run_beside_queries(work: Callable[[], Given]) -> Given:
     """For other work with SQLite in this process: where a query has taken all of its memory it is done again, alone.
 
     It blocks while another is alone. What is done twice must give the same twice.
     """
     try:
-        with _gate.shared():
+        with _memory_lock.shared():
             return work()
     except (MemoryError, sqlite3.Error) as error:
-        if not is_memory(error):
+        if not is_out_of_memory(error):
             raise
-    with _gate.alone(PATIENCE_S):
+    with _memory_lock.exclusive(PATIENCE_S):
         return work()
 
 
-def _in_time(
+def _run_in_time(
     gate: Callable[[], AbstractContextManager[None]], database: Database, query: str, limits: SqlLimits
-) -> Rows:
+) -> QueryResult:
     """Its time begins when it is let in: to wait for others is no fault of the query's."""
     began = threading.Event()
 
-    def work() -> Rows:
+    def work() -> QueryResult:
         with gate():
             began.set()
             return _run(database, query, limits)
 
-    done = in_thread(work)
+    done = run_in_daemon_thread(work)
     done.add_done_callback(lambda _: began.set())  # also where it breaks before it begins
     began.wait()
     try:
@@ -128,34 +127,34 @@ def _in_time(
         raise ToolError(TOO_LONG) from None
 
 
-def schema_of(database: Database) -> Schema:
+def read_schema(database: Database) -> Schema:
     """What a query can read. Raises sqlite3.Error or OSError where that cannot be told."""
-    with closing(_opened(database)) as connection:
+    with closing(_connect(database)) as connection:
         return {table: _columns(connection, table) for table in _tables(connection)}
 
 
-def _run(database: Database, query: str, limits: SqlLimits) -> Rows:
-    with closing(_opened(database)) as connection, closing(Functions(limits.max_value)) as functions:
+def _run(database: Database, query: str, limits: SqlLimits) -> QueryResult:
+    with closing(_connect(database)) as connection, closing(FunctionOverrides(limits.max_value)) as functions:
         tables = _tables(connection)
         functions.replace(connection, query)
-        narrow(connection, max_value=limits.max_value, max_columns=limits.max_columns)
-        guard = Guard(tables, timeout_s=limits.timeout_s, max_steps=limits.max_steps)
+        set_connection_limits(connection, max_value=limits.max_value, max_columns=limits.max_columns)
+        guard = QueryGuard(tables, timeout_s=limits.timeout_s, max_steps=limits.max_steps)
         guard.watch(connection)
         try:
-            return _fetched(connection.execute(query), limits)
+            return _fetch(connection.execute(query), limits)
         except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
-            if is_memory(error):
+            if is_out_of_memory(error):
                 raise MemoryError from error
             if refusal := guard.refusal or functions.refusal:
                 raise ToolError(refusal) from error
             if is_agents_fault(error):
-                raise ToolError(explained(error, schema_of(database))) from error
+                raise ToolError(explain_error(error, read_schema(database))) from error
             raise
         except RecursionError as error:
             raise ToolError("The query is too deeply nested.") from error
 
 
-def _opened(database: Database) -> sqlite3.Connection:
+def _connect(database: Database) -> sqlite3.Connection:
     place = ":memory:" if isinstance(database, bytes) else _address(database)
     connection = sqlite3.connect(place, uri=True, timeout=BUSY_S, isolation_level=None, cached_statements=0)
     try:
@@ -200,10 +199,10 @@ def _columns(connection: sqlite3.Connection, table: str) -> tuple[str, ...]:
         return ()
 
 
-def _fetched(cursor: sqlite3.Cursor, limits: SqlLimits) -> Rows:
+def _fetch(cursor: sqlite3.Cursor, limits: SqlLimits) -> QueryResult:
     if cursor.description is None:
         raise ToolError("That is no query: write a SELECT.")
-    kept: list[tuple[Cell, ...]] = []
+    kept: list[tuple[SqlValue, ...]] = []
     size, more = 0, 0
     for row in cursor:
         size += sum(len(cell) for cell in row if isinstance(cell, str | bytes))
@@ -211,11 +210,73 @@ def _fetched(cursor: sqlite3.Cursor, limits: SqlLimits) -> Rows:
             kept.append(row)
         else:
             more += 1
-        if more > COUNTED:
+        if more > MAX_COUNTED_ROWS:
             break
-    return Rows(columns=tuple(column[0] for column in cursor.description), rows=tuple(kept), more=more)
+    return QueryResult(columns=tuple(column[0] for column in cursor.description), rows=tuple(kept), omitted_rows=more)
 
 
 def _text(stored: bytes) -> str:
     """A database may hold any bytes as text."""
     return stored.decode("utf-8", errors="replace")
+
+
+AGENTS_FAULT = frozenset(
+    {
+        sqlite3.SQLITE_ERROR,
+        sqlite3.SQLITE_AUTH,
+        sqlite3.SQLITE_TOOBIG,
+        sqlite3.SQLITE_INTERRUPT,
+        sqlite3.SQLITE_MISMATCH,
+        sqlite3.SQLITE_RANGE,
+    }
+)
+"""Kinds of error that a query brings about. Of others (locked, corrupt, no such file) it is innocent."""
+MISSING = re.compile(r"^no such (table|column): (.*)$", re.DOTALL)
+LONGEST = 300
+
+
+def is_agents_fault(error: Exception) -> bool:
+    """What never reached SQLite (two statements, too many words, half a character) is the query's fault."""
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is not None:
+        return code & 0xFF in AGENTS_FAULT
+    return isinstance(error, sqlite3.ProgrammingError | sqlite3.DataError | sqlite3.Warning | ValueError)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """SQLite ran out of memory, whether Python sees that by itself or not."""
+    out_of_it = (sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_IOERR_NOMEM)
+    return isinstance(error, MemoryError) or getattr(error, "sqlite_errorcode", None) in out_of_it
+
+
+def explain_error(error: Exception, schema: Mapping[str, Sequence[str]]) -> str:
+    """One line; a name that does not exist comes with the nearest that does."""
+    if isinstance(error, UnicodeError):
+        return "The query holds half a character."
+    said = str(error)[:LONGEST]
+    missing = MISSING.match(said)
+    if missing is None:
+        return _about(error, said)
+    kind, name = missing.groups()
+    bare, names = name.rpartition(".")[2], _names(kind, name, schema)
+    return f"{said}:{_elsewhere(bare, schema) if bare in names else nearest(bare, names)}"
+
+
+def _about(error: Exception, said: str) -> str:
+    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_AUTH:
+        return f"{said}: only reading is allowed"
+    return f"error: {said}"
+
+
+def _names(kind: str, name: str, schema: Mapping[str, Sequence[str]]) -> list[str]:
+    """Tables; or columns, those of the table that was named, else of all."""
+    if kind == "table":
+        return list(schema)
+    table = name.rpartition(".")[0].lower()
+    own = [column for known, columns in schema.items() if known.lower() == table for column in columns]
+    return own or [column for columns in schema.values() for column in columns]
+
+
+def _elsewhere(column: str, schema: Mapping[str, Sequence[str]]) -> str:
+    """The column exists, but not where the query looked."""
+    return f" it is in {', '.join(table for table, columns in schema.items() if column in columns)}"
