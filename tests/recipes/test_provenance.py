@@ -13,7 +13,7 @@ from turnwise.core.errors import UserError
 from turnwise.recipes.configure import configure, source_files
 from turnwise.recipes.run import train
 from turnwise.record import provenance
-from turnwise.record.provenance import what_changed, write_provenance
+from turnwise.record.provenance import describe_changes, write_provenance
 
 ENVIRONMENT = """\
 import turnwise as tw
@@ -76,22 +76,22 @@ def test_resume_without_its_code_names_the_copy(file: str, tmp_path: Path, monke
         configure(resume="run")
     (copy,) = Path("run/sources").glob(f"*-{file}")
     assert str(error.value) == f"{tmp_path / file} is missing, and run needs it: restore it from the copy {copy}"
-    assert f"{file} is missing (as it was: run/sources/" in (what_changed(Path("run")) or "")
+    assert f"{file} is missing (as it was: run/sources/" in (describe_changes(Path("run")) or "")
 
 
 def test_another_version_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_provenance(tmp_path, [])
-    assert what_changed(tmp_path) is None
+    assert describe_changes(tmp_path) is None
     monkeypatch.setattr(provenance, "installed_version", lambda: "99.0")
-    changed = what_changed(tmp_path)
+    changed = describe_changes(tmp_path)
     assert changed is not None and "this is 99.0" in changed and "\n" not in changed
 
 
 def test_missing_and_damaged_records(tmp_path: Path) -> None:
-    assert what_changed(tmp_path) is None, "a run of an earlier version"
+    assert describe_changes(tmp_path) is None, "a run of an earlier version"
     (tmp_path / "provenance.json").write_text("{")
     with pytest.raises(UserError, match=r"provenance\.json cannot be read"):
-        what_changed(tmp_path)
+        describe_changes(tmp_path)
 
 
 def test_deleted_data_file_is_reported(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_deleted_data_file_is_reported(tmp_path: Path) -> None:
     write_provenance(tmp_path, [data])
     assert not (tmp_path / "sources").exists(), "data may be large: only its digest is kept"
     data.unlink()
-    assert "rows.jsonl is missing" in (what_changed(tmp_path) or "")
+    assert "rows.jsonl is missing" in (describe_changes(tmp_path) or "")
 
 
 def test_built_in_environments_name_no_files() -> None:

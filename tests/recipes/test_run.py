@@ -24,7 +24,7 @@ from turnwise.recipes.evaluation import evaluate_source
 from turnwise.recipes.export import export
 from turnwise.recipes.open_run import settled
 from turnwise.recipes.run import train, train_seeds
-from turnwise.record.jsonl import read_lines
+from turnwise.record.jsonl import read_jsonl
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.trajectories import trajectory_from_row
 from turnwise.rollout.collect import Collected, Collector
@@ -51,7 +51,7 @@ def assert_same_run(ours: Path, theirs: Path) -> None:
 
 def test_what_is_recorded_of_a_trajectory_is_enough_to_see_it_token_by_token(run: Path) -> None:
     folder = RunFolder.open(run)
-    named = {row["id"]: row["text"] for _, row in read_lines(run / "trajectories/tokens.jsonl")}
+    named = {row["id"]: row["text"] for _, row in read_jsonl(run / "trajectories/tokens.jsonl")}
     for entry in folder.read_index():
         row = folder.read_trajectory(entry)
         assert row["start"]["rows"] and entry["turns"] == len(row["turns"])

@@ -27,11 +27,11 @@ def started(path: Path) -> EvaluationFolder:
 
 def test_episodes_come_back_as_they_were(tmp_path: Path) -> None:
     with started(tmp_path / "a") as folder:
-        assert folder.fresh
+        assert folder.is_new
         for number in range(3):
-            folder.add("tiny", episode(number), number, decode, name_token)
+            folder.add_episode("tiny", episode(number), number, decode, name_token)
     with EvaluationFolder(tmp_path / "a") as folder:
-        assert not folder.fresh
+        assert not folder.is_new
         assert folder.read_trajectories("tiny") == [episode(number) for number in range(3)]
         assert folder.read_trajectories("other") == []
     row = json.loads((tmp_path / "a/trajectories/tiny.jsonl").read_text().splitlines()[2])
@@ -44,12 +44,12 @@ def test_episodes_come_back_as_they_were(tmp_path: Path) -> None:
 def test_a_half_written_line_is_dropped_and_the_next_stands_alone(tmp_path: Path, cut: int) -> None:
     with started(tmp_path / "a") as folder:
         for number in range(2):
-            folder.add("tiny", episode(number), number, decode, name_token)
+            folder.add_episode("tiny", episode(number), number, decode, name_token)
     path = tmp_path / "a/trajectories/tiny.jsonl"
     path.write_bytes(path.read_bytes()[:-cut])
     with EvaluationFolder(tmp_path / "a") as folder:
         assert folder.read_trajectories("tiny") == [episode(0)]
-        folder.add("tiny", episode(1), 1, decode, name_token)
+        folder.add_episode("tiny", episode(1), 1, decode, name_token)
         assert folder.read_trajectories("tiny") == [episode(0), episode(1)]
 
 
@@ -76,7 +76,7 @@ def test_a_start_that_came_to_nothing_leaves_nothing_but_episodes_stay(tmp_path:
         raise UserError("no such model")
     assert not (tmp_path / "a").exists()
     with pytest.raises(UserError), started(tmp_path / "a") as folder:
-        folder.add("tiny", episode(0), 0, decode, name_token)
+        folder.add_episode("tiny", episode(0), 0, decode, name_token)
         raise UserError("the endpoint went away")
     with pytest.raises(UserError), EvaluationFolder(tmp_path / "a"):
         raise UserError("again")

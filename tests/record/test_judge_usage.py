@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from turnwise.core.errors import UserError
-from turnwise.record.run_folder import JUDGES_FILE, JudgeSpending
+from turnwise.record.run_folder import JUDGES_FILE, JudgeUsage
 
 
 def test_spending_is_added_up_for_each_judge_and_a_half_line_is_dropped(tmp_path: Path) -> None:
-    spending = JudgeSpending(tmp_path)
+    spending = JudgeUsage(tmp_path)
     assert spending.read() == {} and not (tmp_path / JUDGES_FILE).exists()
     spending.add("a", 1, 500)
     spending.add("b", 1, 70)
@@ -18,7 +18,7 @@ def test_spending_is_added_up_for_each_judge_and_a_half_line_is_dropped(tmp_path
     with (tmp_path / JUDGES_FILE).open("ab") as file:
         file.write(b'{"judge": "a", "cal')
     spent = {"a": {"calls": 2, "tokens": 600}, "b": {"calls": 1, "tokens": 70}}
-    assert JudgeSpending(tmp_path).read() == spent
+    assert JudgeUsage(tmp_path).read() == spent
     spending.add("b", 0, 5)
     assert spending.read() == spent | {"b": {"calls": 1, "tokens": 75}}
 
@@ -27,10 +27,10 @@ def test_spending_is_added_up_for_each_judge_and_a_half_line_is_dropped(tmp_path
 def test_a_line_that_says_nothing_of_a_judge_is_told(line: str, tmp_path: Path) -> None:
     (tmp_path / JUDGES_FILE).write_text(f"{line}\n")
     with pytest.raises(UserError, match=rf"{JUDGES_FILE} line 1 .*delete"):
-        JudgeSpending(tmp_path).read()
+        JudgeUsage(tmp_path).read()
 
 
 def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / JUDGES_FILE).mkdir()
     with pytest.raises(UserError, match=rf"cannot write .*{JUDGES_FILE}.* --resume {tmp_path}"):
-        JudgeSpending(tmp_path).add("a", 1, 5)
+        JudgeUsage(tmp_path).add("a", 1, 5)

@@ -7,7 +7,7 @@ from turnwise.core.messages import assistant
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Group, Status, Stop, Trajectory, Turn
 from turnwise.record.metrics import rollout_metrics
-from turnwise.report.metric_charts import points_of
+from turnwise.report.metric_charts import metric_points
 
 TASK = Task(env="bandit", seed=1)
 
@@ -96,7 +96,7 @@ def test_a_part_that_some_came_to_is_0_for_the_others_and_a_gap_where_nobody_cam
     some, none = rollout_metrics([group(answered, silent)]), rollout_metrics([group(silent, silent)])
     assert some["reward/judge"] == 0.25 and "reward/judge" not in none
     rows = [{"step": 1, **some}, {"step": 2, **none}, {"step": 3, **some}]
-    assert points_of(rows, "reward/judge") == [(1, 0.25), (3, 0.25)], "not drawn as 0"
+    assert metric_points(rows, "reward/judge") == [(1, 0.25), (3, 0.25)], "not drawn as 0"
 
 
 def test_broken_members_are_counted_and_enter_no_mean() -> None:

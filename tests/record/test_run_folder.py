@@ -87,9 +87,9 @@ def test_a_path_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
 def test_a_start_that_is_given_up_frees_its_name(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "a", "seed = 3\n") as folder:
         folder.append_metrics({"step": 0, "time/warmup_s": 1.0})
-        folder.give_up()
+        folder.remove_if_unused()
         assert not folder.path.exists()
-        folder.give_up()
+        folder.remove_if_unused()
     RunFolder.create(tmp_path / "a", "seed = 4\n").close()
 
 
@@ -103,7 +103,7 @@ def test_what_holds_more_than_a_start_is_not_given_up(tmp_path: Path, what: str)
         else:
             (folder.checkpoints / "step_000001" if what == "checkpoint" else folder.path / "thesis").mkdir()
         before = contents(folder.path)
-        folder.give_up()
+        folder.remove_if_unused()
         assert folder.config_path.exists() and contents(folder.path) == before
 
 
@@ -114,11 +114,11 @@ def test_a_folder_that_could_not_be_written_is_not_given_up(tmp_path: Path) -> N
         folder.path.joinpath(".summary.json.part").symlink_to(FULL)
         with pytest.raises(UserError, match="continue with --resume"):
             folder.write_summary({})
-        folder.give_up()
+        folder.remove_if_unused()
         assert folder.config_path.exists()
         folder.write_summary({})
         folder.summary_path.unlink()
-        folder.give_up()
+        folder.remove_if_unused()
         assert not folder.path.exists()
 
 
@@ -221,7 +221,7 @@ def test_a_corrupt_line_in_the_middle_is_named_and_never_skipped(tmp_path: Path,
             folder.read_metrics()
         before = contents(tmp_path)
         with pytest.raises(UserError, match=r"metrics.jsonl line 3 "):
-            folder.cut_back(1)
+            folder.discard_from(1)
         assert contents(tmp_path) == before
 
 
@@ -264,10 +264,10 @@ def test_a_step_is_written_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 1, 3, 5, 9])
-def test_cut_back_leaves_what_a_run_of_so_many_steps_had(tmp_path: Path, kept: int) -> None:
+def test_discard_from_leaves_what_a_run_of_so_many_steps_had(tmp_path: Path, kept: int) -> None:
     with filled(tmp_path / "long", 5) as long, filled(tmp_path / "short", min(kept, 5)):
         (long.trajectories / ".step_000005.jsonl.part").write_text("torn")
-        long.cut_back(kept)
+        long.discard_from(kept)
         expected = contents(tmp_path / "short")
         found = {name: data for name, data in contents(tmp_path / "long").items() if data or name in expected}
         assert found == expected
@@ -281,10 +281,10 @@ def test_a_cut_that_was_killed_half_way_is_finished_by_the_next(
         with monkeypatch.context() as patch:
             patch.setattr(Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
-                long.cut_back(2)
+                long.discard_from(2)
         long.close()
         with RunFolder.open(tmp_path / "long", writing=True) as resumed:
-            resumed.cut_back(2)
+            resumed.discard_from(2)
         assert contents(tmp_path / "long") == contents(tmp_path / "short")
 
 
@@ -379,5 +379,5 @@ def test_alarms_are_kept_and_those_of_steps_that_are_run_again_are_not(tmp_path:
         folder.append_alarm(1, "entropy fell")
         folder.append_alarm(2, "the gradient grew")
         assert [each["text"] for each in folder.read_alarms()] == ["entropy fell", "the gradient grew"]
-        folder.cut_back(2)
+        folder.discard_from(2)
         assert folder.read_alarms() == [{"step": 1, "text": "entropy fell"}]

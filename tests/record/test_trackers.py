@@ -37,13 +37,15 @@ def needs(package: str, optional_part: Any) -> None:
 
 
 def track(name: str, folder: Path, rows: list[dict[str, Any]], resumed_after: int | None = None) -> list[str]:
-    """Sends the rows; what was told meanwhile."""
-    told: list[str] = []
-    sink = Trackers([name], config=CONFIG, name="lake", folder=folder, tell=told.append, resumed_after=resumed_after)
+    """Log the rows and return the warnings."""
+    warnings: list[str] = []
+    sink = Trackers(
+        [name], config=CONFIG, name="lake", folder=folder, warn=warnings.append, resumed_after=resumed_after
+    )
     for row in rows:
         sink.log(row)
     sink.close()
-    return told
+    return warnings
 
 
 PROGRAM = """
@@ -51,7 +53,7 @@ import json, sys
 from pathlib import Path
 from turnwise.record.trackers import Trackers
 name, folder, config, rows, resumed = sys.argv[1], Path(sys.argv[2]), *map(json.loads, sys.argv[3:])
-sink = Trackers([name], config=config, name="lake", folder=folder, tell=print, resumed_after=resumed)
+sink = Trackers([name], config=config, name="lake", folder=folder, warn=print, resumed_after=resumed)
 for row in rows:
     sink.log(row)
 sink.close()
@@ -186,19 +188,19 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("stand_ins")
 def test_a_tracker_that_breaks_is_told_once_and_the_others_go_on(tmp_path: Path) -> None:
-    told: list[str] = []
-    sink = Trackers(["json", "csv"], config={}, name="run", folder=tmp_path, tell=told.append)
+    warnings: list[str] = []
+    sink = Trackers(["json", "csv"], config={}, name="run", folder=tmp_path, warn=warnings.append)
     for step in range(4):
         sink.log({"step": step, "x": 1.0})
     sink.close()
-    assert told == ["json could not log (the server is gone): it is off from here, the run folder has all"]
+    assert warnings == ["json could not log (the server is gone): it is off from here, the run folder has all"]
     assert Fragile.made[0].logged == [0] and not Fragile.made[0].closed
     assert Sturdy.made[0].logged == [0, 1, 2, 3] and Sturdy.made[0].closed
 
 
 @pytest.mark.usefixtures("stand_ins")
 def test_a_row_without_numbers_is_not_sent(tmp_path: Path) -> None:
-    sink = Trackers(["csv"], config={}, name="run", folder=tmp_path, tell=print)
+    sink = Trackers(["csv"], config={}, name="run", folder=tmp_path, warn=print)
     sink.log({"step": 3, "eval/name": "x", "y": None})
     assert Sturdy.made[0].logged == []
 
@@ -210,7 +212,7 @@ def test_a_tracker_that_does_not_start_stops_the_start(tmp_path: Path, monkeypat
     Sturdy.made = []
     monkeypatch.setattr(trackers, "TRACKERS", {"csv": Sturdy, "json": refuses})
     with pytest.raises(UserError, match=r"json does not start \(no key\)"):
-        Trackers(["csv", "json"], config={}, name="run", folder=tmp_path, tell=print)
+        Trackers(["csv", "json"], config={}, name="run", folder=tmp_path, warn=print)
     assert Sturdy.made[0].closed
 
 
@@ -224,5 +226,5 @@ def test_unknown_and_missing_trackers_are_refused_before_anything_starts(monkeyp
 
 
 def test_a_run_without_trackers_leaves_no_folder(tmp_path: Path) -> None:
-    Trackers([], config={}, name="run", folder=tmp_path, tell=print).close()
+    Trackers([], config={}, name="run", folder=tmp_path, warn=print).close()
     assert list(tmp_path.iterdir()) == []

@@ -13,9 +13,9 @@ from turnwise.core.errors import UserError
 from turnwise.core.messages import Message, Picture, ToolCall, assistant
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Span, Status, Stop, Trajectory, Turn
-from turnwise.record.jsonl import MAX_ARRAY, MAX_REPR, encode, plain, plain_numbers
+from turnwise.record.jsonl import MAX_ARRAY, MAX_REPR, encode_row, to_json_numbers, to_json_value
 from turnwise.record.run_folder import RunFolder
-from turnwise.record.trajectories import trajectory_from_row, trajectory_row
+from turnwise.record.trajectories import trajectory_from_row, trajectory_to_row
 
 any_text = st.text(st.characters(), max_size=8)  # lone surrogates included: models sample broken bytes
 numbers = st.floats(allow_nan=False)
@@ -116,19 +116,19 @@ def simple(*turns_: Turn) -> Trajectory:
 
 @given(trajectory=trajectories())
 def test_a_trajectory_comes_back_from_its_line_exactly(trajectory: Trajectory) -> None:
-    row = trajectory_row(trajectory, step=3, group=1, decode=str)
-    assert trajectory_from_row(json.loads(encode(row))) == trajectory
+    row = trajectory_to_row(trajectory, step=3, group=1, decode=str)
+    assert trajectory_from_row(json.loads(encode_row(row))) == trajectory
 
 
 @given(values=st.lists(st.floats(), max_size=6))
 def test_any_float_survives_strict_json(values: list[float]) -> None:
-    text = json.dumps(plain_numbers(values), allow_nan=False)
+    text = json.dumps(to_json_numbers(values), allow_nan=False)
     assert list(map(repr, map(float, json.loads(text)))) == list(map(repr, values))
 
 
 def test_a_row_says_what_was_trained_on() -> None:
     trajectory = simple(simple_turn(3, info={"distance": 2}), simple_turn(2, invalid=True, extends=True))
-    row = trajectory_row(
+    row = trajectory_to_row(
         trajectory, step=12, group=4, decode=str, columns={"advantages": [[0.5, 0.5, 0.5], [-0.1, 0.2]]}
     )
     assert (row["step"], row["group"], row["member"], row["attempt"]) == (12, 4, 2, 1)
@@ -143,12 +143,12 @@ def test_a_row_says_what_was_trained_on() -> None:
 @pytest.mark.parametrize("advantages", [[[0.5, 0.5]], [[0.5]], [[0.5, 0.5, 0.5], []], []])
 def test_advantages_that_do_not_fit_the_tokens_are_refused(advantages: list[list[float]]) -> None:
     with pytest.raises(ValueError):
-        trajectory_row(simple(simple_turn(3)), step=0, group=0, decode=str, columns={"advantages": advantages})
+        trajectory_to_row(simple(simple_turn(3)), step=0, group=0, decode=str, columns={"advantages": advantages})
 
 
 @pytest.mark.parametrize("broken", [{}, {"turns": [{}]}, {"status": "sleeping"}, {"task": 3}, {"rewards": None}])
 def test_a_row_of_something_else_is_one_line(broken: dict[str, object]) -> None:
-    row = trajectory_row(simple(simple_turn()), step=0, group=0, decode=str)
+    row = trajectory_to_row(simple(simple_turn()), step=0, group=0, decode=str)
     with pytest.raises(UserError, match="not a trajectory's row"):
         trajectory_from_row({**row, **broken} if broken else {})
 
@@ -175,8 +175,8 @@ def test_whatever_an_environment_puts_into_info_is_written() -> None:
         "looped": looped,
         "long": object.__new__(type("Long", (), {"__repr__": lambda _: "y" * 10**6})),
     }
-    row = trajectory_row(simple(simple_turn(info=hostile)), step=0, group=0, decode=str)
-    info = json.loads(encode(row))["turns"][0]["info"]
+    row = trajectory_to_row(simple(simple_turn(info=hostile)), step=0, group=0, decode=str)
+    info = json.loads(encode_row(row))["turns"][0]["info"]
     assert (info["array"], info["scalar"], info["flag"]) == ([[1.0, 0.0], [0.0, 1.0]], 3, True)
     assert (info["half"], info["nan"], info["3"]) == (0.5, "NaN", [1, 2])
     assert len(info["huge"]) == len(info["long"]) == MAX_REPR
@@ -185,13 +185,13 @@ def test_whatever_an_environment_puts_into_info_is_written() -> None:
 
 @given(value=json_values)
 def test_plain_changes_nothing_that_is_plain(value: object) -> None:
-    assert plain(value) == value
+    assert to_json_value(value) == value
 
 
 def test_a_step_of_256_trajectories_is_written_through_a_folder(tmp_path: Path) -> None:
     members = [simple(*[simple_turn(33)] * 6) for _ in range(256)]
     rows = [
-        trajectory_row(member, step=0, group=0, decode=str, columns={"advantages": [[0.1] * 33] * 6})
+        trajectory_to_row(member, step=0, group=0, decode=str, columns={"advantages": [[0.1] * 33] * 6})
         for member in members
     ]
     with RunFolder.create(tmp_path, "") as folder:

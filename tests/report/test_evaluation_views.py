@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console, RenderableType
 
 from turnwise.report.evaluation_progress import EvaluationProgress
-from turnwise.report.formatting import probability
-from turnwise.report.success_chart import Bar, success_svg
-from turnwise.report.tables import evaluation_table, paired_table, side_by_side
+from turnwise.report.formatting import format_p_value
+from turnwise.report.success_chart import SuccessBar, draw_success_chart
+from turnwise.report.tables import comparison_table, evaluation_table, models_table
 
 METRICS = {
     "eval/success": 0.5,
@@ -64,7 +64,7 @@ def test_one_agent_is_told_from_top_to_bottom() -> None:
 
 def test_several_stand_side_by_side() -> None:
     other = {**METRICS, "eval/success": 1.0, "eval/sampled_tokens": math.nan, "eval/errors": 0}
-    assert shown(side_by_side([("tiny", METRICS), ("gpt", other)], "sokoban")) == [
+    assert shown(models_table([("tiny", METRICS), ("gpt", other)], "sokoban")) == [
         "sokoban",
         "model success 95 % interval return turns invalid tokens broken",
         "tiny 50.0 % 40.0 to 60.0 % 0.250 3.2 12.5 % 31.4 2",
@@ -74,7 +74,7 @@ def test_several_stand_side_by_side() -> None:
 
 def test_what_never_broke_is_not_told_and_names_stay_readable_in_a_narrow_terminal() -> None:
     whole = {**METRICS, "eval/errors": 0, "eval/pass_at_2": 0.6, "eval/pass_at_4": 0.75}
-    lines = shown(side_by_side([("a", whole), ("Qwen2.5-0.5B-Instruct", whole)], "sokoban"), width=80)
+    lines = shown(models_table([("a", whole), ("Qwen2.5-0.5B-Instruct", whole)], "sokoban"), width=80)
     assert lines[1:] == [
         "model success 95 % interval pass@4 return turns invalid tokens",
         "a 50.0 % 40.0 to 60.0 % 75.0 % 0.250 3.2 12.5 % 31.4",
@@ -84,19 +84,19 @@ def test_what_never_broke_is_not_told_and_names_stay_readable_in_a_narrow_termin
 
 
 def test_comparisons_say_by_which_test() -> None:
-    assert shown(paired_table("tiny", [("gpt", PAIR)])) == [
+    assert shown(comparison_table("tiny", [("gpt", PAIR)])) == [
         "against tiny success 95 % interval p return p tasks",
         "gpt +4.2 -1.0 to +9.4 0.1234 -0.050 < 0.0001 256",
         "points of success; p: exact McNemar, of the return sign-flip over tasks; interval: Agresti-Min",
     ]
-    lines = shown(paired_table("tiny", [("a", PAIR), ("b", None), ("c", PAIR)]))
+    lines = shown(comparison_table("tiny", [("a", PAIR), ("b", None), ("c", PAIR)]))
     assert lines[2] == "b - - - - - -"
     assert "raised by Holm's rule for 2 comparisons" in lines[-1]
 
 
 @pytest.mark.parametrize(("p", "text"), [(1.0, "1.0000"), (0.05, "0.0500"), (0.00009, "< 0.0001")])
 def test_probabilities(p: float, text: str) -> None:
-    assert probability(p) == text
+    assert format_p_value(p) == text
 
 
 def circles(svg: str) -> list[dict[str, str]]:
@@ -104,8 +104,11 @@ def circles(svg: str) -> list[dict[str, str]]:
 
 
 def test_the_figure_is_svg_with_a_point_and_an_interval_for_each() -> None:
-    bars = [Bar(label="a", success=0.0, low=0.0, high=0.2), Bar(label="b" * 60, success=1.0, low=0.8, high=1.0)]
-    svg = success_svg(bars, 'sokoban "&<\x00')
+    bars = [
+        SuccessBar(label="a", success=0.0, low=0.0, high=0.2),
+        SuccessBar(label="b" * 60, success=1.0, low=0.8, high=1.0),
+    ]
+    svg = draw_success_chart(bars, 'sokoban "&<\x00')
     legend, first, second = circles(svg)
     assert float(first["cx"]) < float(second["cx"])
     assert float(first["cy"]) < float(second["cy"])
@@ -115,7 +118,7 @@ def test_the_figure_is_svg_with_a_point_and_an_interval_for_each() -> None:
 
 
 def test_several_tries_draw_a_ring_for_the_best_of_them() -> None:
-    svg = success_svg([Bar(label="a", success=0.5, low=0.4, high=0.6, best_of=0.75)], "t", tries=4)
+    svg = draw_success_chart([SuccessBar(label="a", success=0.5, low=0.4, high=0.6, pass_at_k=0.75)], "t", tries=4)
     point, ring = circles(svg)[2:]
     assert float(point["cx"]) < float(ring["cx"])
     assert "pass@4" in svg
@@ -133,10 +136,10 @@ def test_progress_in_a_file_is_a_line_now_and_then() -> None:
     view = EvaluationProgress(Console(file=out, width=100), "tiny", total=100, done=10, solved=5, clock=clock)
     with view as progress:
         clock.now = 11.0
-        progress.preparing("warm-up", 3, 60)
+        progress.set_phase("warm-up", 3, 60)
         for _ in range(30):
             clock.now += 1
-            progress.finished(success=True)
+            progress.add_episode(success=True)
     assert out.getvalue().splitlines() == [
         "tiny: warm-up 3/60",
         "tiny: 20/100 episodes, success 75.0 %, 1:20 left",
@@ -150,6 +153,6 @@ def test_progress_on_a_terminal_is_redrawn() -> None:
     console = Console(file=out, width=80, force_terminal=True, force_interactive=True)
     with EvaluationProgress(console, "[b]tiny", total=2, clock=clock) as progress:
         clock.now = 1.0
-        progress.finished(success=False)
+        progress.add_episode(success=False)
     assert "[b]tiny" in out.getvalue()
     assert "1/2 episodes, success 0.0 %, 0:01 left" in out.getvalue()

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from turnwise.core.errors import UserError
-from turnwise.record.metrics import number_of
-from turnwise.report.episodes import chosen_of_file, chosen_of_index
-from turnwise.report.html_report import report_html, write_report
-from turnwise.report.metric_charts import levels_between, panel_svg, thinned, value_range
+from turnwise.record.metrics import finite_number
+from turnwise.report.episodes import choose_from_file, choose_from_index
+from turnwise.report.html_report import render_report, write_report
+from turnwise.report.metric_charts import choose_levels, draw_metric_chart, thin_points, value_range
 from turnwise.report.page import escaped
 
 LAKE = {"rows": [["ice", "player"], ["goal", "hole"]], "caption": "", "info": {}}
@@ -107,7 +107,7 @@ def test_the_page_holds_summary_curves_alarms_settings_and_episodes(tmp_path: Pa
     folder = make_run(tmp_path, {30: [episode(1), episode(2, "failed", 0.0)]})
     (folder / "alarms.jsonl").write_bytes(lines([{"step": 12, "text": "entropy fell to a tenth"}]))
     (folder / "summary.json").write_text("{}")
-    page = Reader(report_html(folder))
+    page = Reader(render_report(folder))
     for said in ("finished", "20.0 %", "80.0 %", "70.0 to 90.0 %", "1:00", "30.0k", "1920", "entropy fell to a tenth"):
         assert said in page.text, said
     assert "rollout.groups" in page.text and "env.kind" in page.text
@@ -120,7 +120,7 @@ def test_nothing_is_loaded_and_nothing_runs(tmp_path: Path) -> None:
     folder = make_run(tmp_path, {30: [episode(turns=[turn(HOSTILE, context=HOSTILE)], status=HOSTILE)]})
     (folder / "alarms.jsonl").write_bytes(lines([{"step": HOSTILE, "text": HOSTILE}]))
     (folder / "config.toml").write_text(f"[env]\nkind = {json.dumps(HOSTILE)}\n")
-    text = report_html(folder)
+    text = render_report(folder)
     page = Reader(text)
     assert not {"script", "img", "iframe", "link", "object", "a"} & set(page.tags)
     assert not any(name.startswith("on") for name, _ in page.attributes)
@@ -142,7 +142,7 @@ def test_half_characters_and_long_texts_are_cut_and_said(tmp_path: Path) -> None
 
 def test_thinking_stands_apart_from_the_answer(tmp_path: Path) -> None:
     folder = make_run(tmp_path, {1: [episode(turns=[turn("left is <b>ice</b></think><answer>Left</answer>")])]})
-    text = report_html(folder)
+    text = render_report(folder)
     assert '<span class="think">left is &lt;b&gt;ice&lt;/b&gt;&lt;/think&gt;</span>&lt;answer&gt;Left' in text
 
 
@@ -150,7 +150,7 @@ def test_a_run_that_goes_on_says_so(tmp_path: Path) -> None:
     folder = make_run(tmp_path, {})
     with (folder / "metrics.jsonl").open("ab") as file:
         file.write(b'{"step": 31, "rollout/succ')
-    page = Reader(report_html(folder))
+    page = Reader(render_report(folder))
     assert "not finished" in page.text and "30 of 40" in page.text
 
 
@@ -166,7 +166,7 @@ def test_broken_files_leave_a_page(tmp_path: Path) -> None:
     (folder / "config.toml").write_bytes(b"\xff")
     (folder / "summary.json").write_text("[")
     (folder / "alarms.jsonl").write_text("null\n")
-    Reader(report_html(folder))
+    Reader(render_report(folder))
 
 
 def test_the_best_and_the_worst_of_the_last_steps_are_chosen() -> None:
@@ -183,20 +183,20 @@ def test_the_best_and_the_worst_of_the_last_steps_are_chosen() -> None:
             (15, 6, "truncated_turns", 0.0),
         ]
     ]
-    good, bad = chosen_of_index(index)
+    good, bad = choose_from_index(index)
     assert [row["reward"] for row in good] == [3.0, 2.0, 0.75]
     assert [row["reward"] for row in bad] == [-1.0, 0.0]
 
 
 def test_of_few_tasks_more_than_one_episode_is_shown() -> None:
     index = [{"step": 1, "environment": "e", "seed": 0, "status": "failed", "reward": float(n)} for n in range(5)]
-    assert [row["reward"] for row in chosen_of_index(index)[1]] == [0.0, 1.0, 2.0]
+    assert [row["reward"] for row in choose_from_index(index)[1]] == [0.0, 1.0, 2.0]
 
 
 def test_an_evaluations_best_and_worst_come_from_one_pass(tmp_path: Path) -> None:
     rows = [episode(seed, "succeeded" if seed % 2 else "failed", float(seed)) for seed in range(20)]
     (tmp_path / "m.jsonl").write_bytes(lines(rows) + b"nonsense\n" + b'{"half')
-    good, bad, succeeded, played = chosen_of_file(tmp_path / "m.jsonl")
+    good, bad, succeeded, played = choose_from_file(tmp_path / "m.jsonl")
     assert [row["reward"] for row in good] == [19.0, 17.0, 15.0]
     assert [row["reward"] for row in bad] == [0.0, 2.0, 4.0]
     assert (succeeded, played) == (10, 20)
@@ -221,24 +221,24 @@ def test_an_evaluation_has_its_report(tmp_path: Path) -> None:
     pair = {"first": "a", "second": "b", "success": 0.125, "low": -0.1, "high": 0.3, "p": 0.04, "test": "McNemar"}
     summary = {"finished": True, "tasks": 10, "models": [result, {"label": "broken"}], "comparisons": [pair]}
     (folder / "summary.json").write_text(json.dumps(summary))
-    page = Reader(report_html(folder))
+    page = Reader(render_report(folder))
     for said in ("50.0 %", "25.0 %", "75.0 %", "+12.5", "0.0400", "1 of 2 episodes succeeded", "the <b>tiny</b> one"):
         assert said in page.text, said
     assert "finished" in page.text and "not finished" not in page.text
     assert "b" not in page.tags
     (folder / "summary.json").unlink()
-    assert "not finished" in Reader(report_html(folder)).text
+    assert "not finished" in Reader(render_report(folder)).text
 
 
 def test_a_plan_leads_to_no_file_outside_its_folder(tmp_path: Path) -> None:
     (tmp_path / "secret.jsonl").write_bytes(lines([episode(77)]))
     folder = make_evaluation(tmp_path / "eval", name="../../secret")
-    assert "seed 77" not in report_html(folder)
+    assert "seed 77" not in render_report(folder)
 
 
 def test_a_folder_of_something_else_is_refused_with_the_mend(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="neither a run nor an evaluation: give the folder of one"):
-        report_html(tmp_path)
+        render_report(tmp_path)
 
 
 def test_the_command_finds_a_run_by_name_and_writes_where_it_is_told(
@@ -258,7 +258,7 @@ def test_the_command_finds_a_run_by_name_and_writes_where_it_is_told(
 
 
 def test_a_panel_rises_where_its_numbers_do_and_marks_alarms() -> None:
-    svg = panel_svg(
+    svg = draw_metric_chart(
         [(step, step / 10) for step in range(1, 11)], "entropy", lambda value: f"{value:.1f}", marks=[5, 99]
     )
     raw, _ = re.findall(r'points="([^"]*)"', svg)
@@ -270,7 +270,7 @@ def test_a_panel_rises_where_its_numbers_do_and_marks_alarms() -> None:
 
 def test_many_points_are_thinned_without_losing_a_spike() -> None:
     points = [(float(step), 100.0 if step == 7777 else 0.0) for step in range(20_000)]
-    kept = thinned(points, 100)
+    kept = thin_points(points, 100)
     assert len(kept) <= 200
     assert max(kept, key=lambda point: point[1]) == (7777.0, 100.0)
     assert kept == sorted(kept)
@@ -281,14 +281,14 @@ def test_ranges_and_levels_hold_for_numbers_of_any_size(values: list[float]) -> 
     low, high = value_range(values)
     assert low < high and low <= min(values) <= max(values) <= high
     assert low >= 0 or min(values) < 0
-    levels = levels_between(low, high)
+    levels = choose_levels(low, high)
     assert len(levels) <= 10
     assert all(low - 1e-9 * abs(low) <= level <= high + 1e-9 * abs(high) for level in levels)
 
 
 @pytest.mark.parametrize("value", [None, "NaN", "1", True, float("nan"), float("inf"), 10**400, [1]])
 def test_what_is_no_number_is_none(value: Any) -> None:
-    assert number_of(value) is None
+    assert finite_number(value) is None
 
 
 def test_escaped_text_shows_what_would_hide() -> None:

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from turnwise.report.progress import why_idle
+from turnwise.report.progress import explain_idle_step
 
 ROLLED = {"rollout/sampled_tokens": 40.0, "rollout/kept_groups": 4.0}
 
@@ -18,11 +18,13 @@ ROLLED = {"rollout/sampled_tokens": 40.0, "rollout/kept_groups": 4.0}
     ],
 )
 def test_a_step_that_trained_nothing_says_what_to_change(row: dict[str, Any], mend: str) -> None:
-    told = why_idle(row)
+    told = explain_idle_step(row)
     assert told is not None and mend in told
 
 
 def test_a_step_that_trained_says_nothing() -> None:
-    assert why_idle({**ROLLED, "train/grad_norm": 1e-9}) is None
-    assert why_idle({**ROLLED, "train/critic_grad_norm": 0.5}) is None, "the critic's warm-up"
-    assert why_idle({**ROLLED, "train/grad_norm": None}) is None, "a gradient that was not finite is told elsewhere"
+    assert explain_idle_step({**ROLLED, "train/grad_norm": 1e-9}) is None
+    assert explain_idle_step({**ROLLED, "train/critic_grad_norm": 0.5}) is None, "the critic's warm-up"
+    assert explain_idle_step({**ROLLED, "train/grad_norm": None}) is None, (
+        "a gradient that was not finite is told elsewhere"
+    )

@@ -2,7 +2,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from turnwise.report.learning_curve import learning_curve_svg
+from turnwise.report.learning_curve import draw_learning_curve
 from turnwise.report.svg import nice_ticks, rolling_mean
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -27,7 +27,7 @@ def points(root: ElementTree.Element) -> list[list[tuple[float, float]]]:
 
 
 def test_the_line_rises_to_the_right_inside_the_frame() -> None:
-    raw, smooth = points(parsed(learning_curve_svg(rows(), "frozen_lake")))
+    raw, smooth = points(parsed(draw_learning_curve(rows(), "frozen_lake")))
     assert len(raw) == len(smooth) == 41  # the step without a number is left out
     assert raw[0] == (64.0, 328.0)  # step 0, 0 %
     assert raw[-1] == (696.0, 64.0)  # the last step, 100 %
@@ -35,7 +35,7 @@ def test_the_line_rises_to_the_right_inside_the_frame() -> None:
 
 
 def test_evaluations_have_their_interval_and_the_first_and_last_their_number() -> None:
-    root = parsed(learning_curve_svg(rows(), "t"))
+    root = parsed(draw_learning_curve(rows(), "t"))
     bars = [line.attrib for line in root.iter(f"{SVG}line") if line.attrib["stroke-width"] == "2"]
     spines = [bar for bar in bars if bar["x1"] == bar["x2"]]
     # 264 pixels are 100 %, counted from 328 upwards
@@ -56,32 +56,32 @@ def test_minutes_count_training_and_no_evaluation() -> None:
         {"step": 2, "time/total_s": 180.0, "rollout/success": 0.4},
         {"step": 2, "time/total_s": 500.0, "eval/success": 0.4, "eval/success_low": 0.3, "eval/success_high": 0.5},
     ]
-    root = parsed(learning_curve_svg(data, "t", axis="minutes"))
+    root = parsed(draw_learning_curve(data, "t", axis="minutes"))
     assert [x for x, _ in points(root)[0]] == [64 + 632 / 4, 696.0]
     assert [float(dot.attrib["cx"]) for dot in root.iter(f"{SVG}circle")][:2] == [64.0, 696.0]
 
 
 def test_axes_are_labelled_for_steps_and_for_time() -> None:
-    by_step = [text.text for text in parsed(learning_curve_svg(rows(), "t")).iter(f"{SVG}text")]
-    by_time = [text.text for text in parsed(learning_curve_svg(rows(), "t", axis="minutes")).iter(f"{SVG}text")]
+    by_step = [text.text for text in parsed(draw_learning_curve(rows(), "t")).iter(f"{SVG}text")]
+    by_time = [text.text for text in parsed(draw_learning_curve(rows(), "t", axis="minutes")).iter(f"{SVG}text")]
     assert {"training step", "success", "40", "100 %"} <= set(by_step)
     assert {"minutes of training", "success", "2"} <= set(by_time)
 
 
 @pytest.mark.parametrize("data", [[], [{"step": 0, "rollout/success": 0.5}], [{"step": 3, "loss": 1.0}]])
 def test_few_or_no_rows_are_still_a_picture(data: list[dict[str, float]]) -> None:
-    assert parsed(learning_curve_svg(data, "t")).tag == f"{SVG}svg"
+    assert parsed(draw_learning_curve(data, "t")).tag == f"{SVG}svg"
 
 
 def test_a_hostile_title_stays_text() -> None:
     title = '</text><script>alert("x")</script>&\x00'
-    root = parsed(learning_curve_svg(rows(), title))
+    root = parsed(draw_learning_curve(rows(), title))
     assert not list(root.iter(f"{SVG}script"))
     assert root.attrib["aria-label"] == title.replace("\x00", " ")
 
 
 def test_equal_rows_give_equal_bytes() -> None:
-    assert learning_curve_svg(rows(), "t") == learning_curve_svg(rows(), "t")
+    assert draw_learning_curve(rows(), "t") == draw_learning_curve(rows(), "t")
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,17 @@ from hypothesis import strategies as st
 from turnwise.core.messages import Picture, assistant
 from turnwise.core.task import Task
 from turnwise.envs.registry import load
-from turnwise.report.pictures.boards import board_of, connect_four, cube, sudoku, tic_tac_toe, tiles
+from turnwise.report.pictures.boards import (
+    choose_board,
+    draw_2048,
+    draw_connect_four,
+    draw_cube,
+    draw_sudoku,
+    draw_tic_tac_toe,
+)
 from turnwise.report.pictures.gridworlds import CELL, CELLS
-from turnwise.report.pictures.picture import MAX_CELLS, MAX_SIDE, picture_drawing, picture_svg
-from turnwise.report.pictures.shapes import Disc, Label, Lines
+from turnwise.report.pictures.picture import MAX_CELLS, MAX_SIDE, draw_picture, draw_picture_svg
+from turnwise.report.pictures.shapes import Ellipse, Label, Polylines
 from work_for_tests import count_lines
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -58,14 +65,14 @@ def pictures_of(name: str, turns: int = 6, **params: Any) -> list[Picture]:
 @pytest.mark.parametrize(
     ("name", "params", "board"),
     [
-        ("tic_tac_toe", {}, tic_tac_toe),
-        ("tic_tac_toe", {"begins": "agent"}, tic_tac_toe),
-        ("connect_four", {"begins": "agent"}, connect_four),
-        ("connect_four", {"rows": 5, "columns": 6, "max_turns": 20}, connect_four),
-        ("sudoku", {}, sudoku),
-        ("sudoku", {"size": 9}, sudoku),
-        ("game_2048", {}, tiles),
-        ("rubiks_cube", {}, cube),
+        ("tic_tac_toe", {}, draw_tic_tac_toe),
+        ("tic_tac_toe", {"begins": "agent"}, draw_tic_tac_toe),
+        ("connect_four", {"begins": "agent"}, draw_connect_four),
+        ("connect_four", {"rows": 5, "columns": 6, "max_turns": 20}, draw_connect_four),
+        ("sudoku", {}, draw_sudoku),
+        ("sudoku", {"size": 9}, draw_sudoku),
+        ("game_2048", {}, draw_2048),
+        ("rubiks_cube", {}, draw_cube),
         ("sokoban", {}, None),
         ("frozen_lake", {}, None),
         ("bandit", {}, None),
@@ -76,8 +83,8 @@ def test_every_state_of_an_environment_is_drawn_as_what_it_is(name: str, params:
     found = pictures_of(name, **params)
     assert found
     for picture in found:
-        assert board_of(picture.rows, picture.caption) is board
-        parsed(picture_svg({"rows": picture.rows, "caption": picture.caption, "info": picture.info}))
+        assert choose_board(picture.rows, picture.caption) is board
+        parsed(draw_picture_svg({"rows": picture.rows, "caption": picture.caption, "info": picture.info}))
 
 
 @pytest.mark.parametrize("name", ["sokoban", "frozen_lake"])
@@ -92,15 +99,17 @@ def without_colour(svg: str) -> str:
 
 def test_things_differ_without_their_colours() -> None:
     """The label, which says the names, is left out as well."""
-    shapes = {name: without_colour(picture_svg(row([[name, "wall"]]))).split("stroke-linecap", 1)[1] for name in CELLS}
+    shapes = {
+        name: without_colour(draw_picture_svg(row([[name, "wall"]]))).split("stroke-linecap", 1)[1] for name in CELLS
+    }
     for first in shapes:
         for second in shapes:
             assert first == second or shapes[first] != shapes[second], (first, second)
 
 
 def test_cells_lie_where_the_rows_say() -> None:
-    drawing = picture_drawing(row([["empty", "target", "wall"], ["empty", "empty", "wall"]]))
-    rings = [shape for shape in drawing.shapes if isinstance(shape, Disc) and shape.fill is None]
+    drawing = draw_picture(row([["empty", "target", "wall"], ["empty", "empty", "wall"]]))
+    rings = [shape for shape in drawing.shapes if isinstance(shape, Ellipse) and shape.fill is None]
     assert [(ring.x, ring.y) for ring in rings] == [(1.5 * CELL, 0.5 * CELL)]
     assert (drawing.width, drawing.height) == (3 * CELL, 2 * CELL)
 
@@ -108,64 +117,64 @@ def test_cells_lie_where_the_rows_say() -> None:
 def test_digits_of_a_sudoku_lie_in_their_cells_between_thick_lines() -> None:
     rows = [["empty"] * 4 for _ in range(4)]
     rows[1][2] = "3"
-    drawing = picture_drawing(row(rows))
+    drawing = draw_picture(row(rows))
     assert [(s.text, s.x, s.y) for s in drawing.shapes if isinstance(s, Label)] == [("3", 2.5 * CELL, 1.5 * CELL)]
-    thick = max((s for s in drawing.shapes if isinstance(s, Lines)), key=lambda lines: lines.thickness)
+    thick = max((s for s in drawing.shapes if isinstance(s, Polylines)), key=lambda lines: lines.thickness)
     assert sorted({path[0][0] for path in thick.paths if path[0][0] == path[1][0]}) == [0, 2 * CELL, 4 * CELL]
 
 
 def test_the_agents_stones_are_crosses_and_the_opponents_rings() -> None:
     rows = [["you", "2", "opponent"], ["4", "5", "6"], ["7", "8", "9"]]
-    shapes = picture_drawing(row(rows)).shapes
-    rings = [shape for shape in shapes if isinstance(shape, Disc)]
-    crosses = [shape for shape in shapes if isinstance(shape, Lines)][1:]
+    shapes = draw_picture(row(rows)).shapes
+    rings = [shape for shape in shapes if isinstance(shape, Ellipse)]
+    crosses = [shape for shape in shapes if isinstance(shape, Polylines)][1:]
     assert [(ring.x, ring.y) for ring in rings] == [(2.5 * CELL, 0.5 * CELL)]
     assert [all(x < CELL and y < CELL for path in lines.paths for x, y in path) for lines in crosses] == [True]
     assert [shape.text for shape in shapes if isinstance(shape, Label)] == ["2", "4", "5", "6", "7", "8", "9"]
 
 
 def test_the_numbers_of_a_tile_and_the_letters_of_a_sticker_are_written() -> None:
-    assert texts(picture_svg(row([["2", "empty"], ["1024", "empty"]], "Score 12"))) == ["2", "1024", "Score 12"]
-    assert texts(picture_svg(row([["white", "empty"], ["red", "blue"]]))) == ["W", "R", "B"]
+    assert texts(draw_picture_svg(row([["2", "empty"], ["1024", "empty"]], "Score 12"))) == ["2", "1024", "Score 12"]
+    assert texts(draw_picture_svg(row([["white", "empty"], ["red", "blue"]]))) == ["W", "R", "B"]
 
 
 def test_unknown_cells_are_text_in_a_box() -> None:
-    assert texts(picture_svg(row([["Teacher", "Trader"]], "paid 0.3"))) == ["Teacher", "Trader", "paid 0.3"]
-    assert texts(picture_svg(row([["wall", "golden_key"]]))) == ["golden", "key"]
+    assert texts(draw_picture_svg(row([["Teacher", "Trader"]], "paid 0.3"))) == ["Teacher", "Trader", "paid 0.3"]
+    assert texts(draw_picture_svg(row([["wall", "golden_key"]]))) == ["golden", "key"]
 
 
 def test_markup_is_shown_and_not_obeyed() -> None:
     hostile = "<script>alert(1)</script>"
-    svg = picture_svg(row([[hostile, '"><img src=x onerror=alert(1)>']], "</svg><b>", {'a"b': "]]>&amp;"}))
+    svg = draw_picture_svg(row([[hostile, '"><img src=x onerror=alert(1)>']], "</svg><b>", {'a"b': "]]>&amp;"}))
     assert "<script" not in svg and "<img" not in svg and "<b>" not in svg
     shown = "".join(text or "" for text in texts(svg))
     assert "<script>alert(1)</script>" in shown and "]]>&amp;" in shown
 
 
 def test_control_characters_and_overrides_of_direction_do_not_reach_the_page() -> None:
-    svg = picture_svg(row([["a\x1b[31mb\u202ec\x00\ud800d"]], "\u2066x"))
+    svg = draw_picture_svg(row([["a\x1b[31mb\u202ec\x00\ud800d"]], "\u2066x"))
     assert not set(svg) & set("\x1b\u202e\x00\ud800\u2066")
     parsed(svg)
 
 
 def test_chinese_japanese_korean_emoji_and_box_drawing_stay_as_they_are() -> None:
-    assert "它是动物吗？" in texts(picture_svg(row([["它是动物吗？", "はい 👩‍🚀", "예"]])))
-    assert "はい 👩‍🚀" in texts(picture_svg(row([["はい 👩‍🚀"]])))
+    assert "它是动物吗？" in texts(draw_picture_svg(row([["它是动物吗？", "はい 👩‍🚀", "예"]])))
+    assert "はい 👩‍🚀" in texts(draw_picture_svg(row([["はい 👩‍🚀"]])))
     board = "┌──┬──┐\n│ a│  │\n└──┴──┘"
-    assert texts(picture_svg(row([[board]]))) == board.split("\n")
+    assert texts(draw_picture_svg(row([[board]]))) == board.split("\n")
 
 
 def test_a_picture_too_large_to_see_is_a_note() -> None:
     line = ["wall"] * 10_000
-    assert count_lines(lambda: picture_svg(row([line] * 10_000))) < 100_000, "rows are looked at, cells are not"
-    svg = picture_svg(row([line] * 10_000))
+    assert count_lines(lambda: draw_picture_svg(row([line] * 10_000))) < 100_000, "rows are looked at, cells are not"
+    svg = draw_picture_svg(row([line] * 10_000))
     assert len(svg) < 1000
     assert texts(svg) == ["a picture of 10000 x 10000 cells: too large to draw"]
 
 
 @pytest.mark.parametrize(("height", "width"), [(MAX_SIDE + 1, 1), (1, MAX_SIDE + 1), (40, 40)])
 def test_long_and_wide_pictures_are_notes_too(height: int, width: int) -> None:
-    assert texts(picture_svg(row([["x"] * width] * height))) == [
+    assert texts(draw_picture_svg(row([["x"] * width] * height))) == [
         f"a picture of {height} x {width} cells: too large to draw"
     ]
 
@@ -174,7 +183,7 @@ def test_long_and_wide_pictures_are_notes_too(height: int, width: int) -> None:
     "picture", [{}, row(None), row([]), row([[]]), row("wall"), row([["x" * 10**6]]), row([[10**400, 1.5, None, {}]])]
 )
 def test_what_is_no_picture_does_no_harm(picture: dict[str, Any]) -> None:
-    svg = picture_svg(picture)
+    svg = draw_picture_svg(picture)
     parsed(svg)
     assert len(svg) < 20_000
 
@@ -192,7 +201,7 @@ cells = st.one_of(
     info=st.dictionaries(st.text(max_size=9), cells, max_size=12) | st.none(),
 )
 def test_any_picture_becomes_a_small_well_formed_drawing(rows: Any, caption: Any, info: Any) -> None:
-    svg = picture_svg({"rows": rows, "caption": caption, "info": info})
+    svg = draw_picture_svg({"rows": rows, "caption": caption, "info": info})
     parsed(svg)
     assert len(svg) < 60_000
 
@@ -200,4 +209,4 @@ def test_any_picture_becomes_a_small_well_formed_drawing(rows: Any, caption: Any
 def test_the_largest_picture_that_is_drawn_is_still_small() -> None:
     side = int(MAX_CELLS**0.5)
     assert side <= MAX_SIDE
-    assert len(picture_svg(row([["player_in_hole"] * side] * side))) < 1_500_000
+    assert len(draw_picture_svg(row([["player_in_hole"] * side] * side))) < 1_500_000

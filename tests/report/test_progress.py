@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from turnwise.report.progress import Progress
-from turnwise.report.terminal import make_console, one_line
+from turnwise.report.terminal import make_console, sanitize_line
 
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 
@@ -189,7 +189,7 @@ def test_a_terminal_without_unicode_gets_a_view_that_it_can_show() -> None:
 
 
 def test_one_line_keeps_letters_of_every_language() -> None:
-    assert one_line("naïve 雪\tü\x07").plain == "naïve 雪 ü "
+    assert sanitize_line("naïve 雪\tü\x07").plain == "naïve 雪 ü "
 
 
 def test_a_pipe_never_gets_motion_even_with_forced_colours(monkeypatch: pytest.MonkeyPatch) -> None:

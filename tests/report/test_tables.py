@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console, RenderableType
 
-from turnwise.report.formatting import interval
-from turnwise.report.tables import closing_table, seeds_table
+from turnwise.report.formatting import format_interval
+from turnwise.report.tables import run_table, seeds_table
 
 SUMMARY = {
     "success_before": 0.2617,
@@ -26,7 +26,7 @@ def shown(table: RenderableType) -> list[str]:
 
 
 def test_the_closing_table_says_how_it_ended_and_what_to_type_next() -> None:
-    assert shown(closing_table(SUMMARY, Path("runs/[red]a"), "turnwise eval runs/a")) == [
+    assert shown(run_table(SUMMARY, Path("runs/[red]a"), "turnwise eval runs/a")) == [
         "success before 26.2 %",
         "success after 91.0 %",
         "95 % interval 87.0 to 94.0 %",
@@ -55,10 +55,10 @@ def test_one_seed_has_no_mean() -> None:
 
 def test_what_was_not_measured_is_a_dash() -> None:
     cut = {**SUMMARY, "success_after": None, "interval": None}
-    assert "success after -" in shown(closing_table(cut, Path("runs/a"), "x"))
+    assert "success after -" in shown(run_table(cut, Path("runs/a"), "x"))
     assert shown(seeds_table([cut, cut]))[-1] == "mean 26.2 % - - 2:22 30.7k"
 
 
 @pytest.mark.parametrize(("ends", "text"), [(None, "-"), ([None, None], "-"), ((0.5, 1.0), "50.0 to 100.0 %")])
 def test_interval(ends: list[float | None] | None, text: str) -> None:
-    assert interval(ends) == text
+    assert format_interval(ends) == text

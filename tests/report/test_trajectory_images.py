@@ -10,14 +10,14 @@ from PIL import Image, ImageChops  # noqa: E402
 from turnwise.core.errors import UserError  # noqa: E402
 from turnwise.report.pictures import raster  # noqa: E402
 from turnwise.report.pictures.gridworlds import CELL  # noqa: E402
-from turnwise.report.pictures.picture import picture_drawing  # noqa: E402
-from turnwise.report.pictures.raster import to_image  # noqa: E402
+from turnwise.report.pictures.picture import draw_picture  # noqa: E402
+from turnwise.report.pictures.raster import drawing_to_image  # noqa: E402
 from turnwise.report.pictures.trajectory_images import (  # noqa: E402
     MAX_STATES,
-    PictureFiles,
-    animation,
-    strip_png,
-    trajectory_pictures,
+    TrajectoryImages,
+    collect_pictures,
+    encode_animation,
+    encode_strip,
 )
 
 LAKE = {"rows": [["ice", "hole"], ["goal", "player"]], "caption": "", "info": {}}
@@ -40,7 +40,7 @@ def at(image: Image.Image, across: float, down: float) -> Any:
 
 def test_pixels_are_where_the_shapes_are() -> None:
     """Ice, the dark water of the hole, the wood of a box: each in its own cell."""
-    image = to_image(picture_drawing({"rows": [["ice", "hole"], ["box", "ice"]], "caption": "", "info": {}}))
+    image = drawing_to_image(draw_picture({"rows": [["ice", "hole"], ["box", "ice"]], "caption": "", "info": {}}))
     assert image.size == (2 * 84, 2 * 84)
     assert at(image, 0.5, 0.5) == (0xDC, 0xED, 0xF8)
     assert sum(at(image, 1.5, 0.7)) < 300
@@ -49,7 +49,7 @@ def test_pixels_are_where_the_shapes_are() -> None:
 
 
 def test_a_strip_has_one_frame_a_state_and_ends_with_the_last() -> None:
-    one, two = opened(strip_png([("start", LAKE)])), opened(strip_png([("start", LAKE), ("turn 1", AFTER)]))
+    one, two = opened(encode_strip([("start", LAKE)])), opened(encode_strip([("start", LAKE), ("turn 1", AFTER)]))
     assert two.size == (2 * one.width, one.height)
     left, right = two.crop((0, 0, one.width, one.height)), two.crop((one.width, 0, two.width, one.height))
     assert ImageChops.difference(left.convert("RGB"), one.convert("RGB")).getbbox() is None
@@ -57,13 +57,13 @@ def test_a_strip_has_one_frame_a_state_and_ends_with_the_last() -> None:
 
 
 def test_nine_states_stand_in_two_rows() -> None:
-    one = opened(strip_png([("x", LAKE)]))
-    assert opened(strip_png([("x", LAKE)] * 9)).size == (8 * one.width, 2 * one.height)
+    one = opened(encode_strip([("x", LAKE)]))
+    assert opened(encode_strip([("x", LAKE)] * 9)).size == (8 * one.width, 2 * one.height)
 
 
 @pytest.mark.parametrize("kind", ["gif", "png"])
 def test_an_animation_plays_the_states_for_ever_and_rests_on_the_last(kind: Any) -> None:
-    film = opened(animation([("start", LAKE), ("turn 1", AFTER), ("turn 2", LAKE)], kind))
+    film = opened(encode_animation([("start", LAKE), ("turn 1", AFTER), ("turn 2", LAKE)], kind))
     assert film.n_frames == 3
     assert film.info["loop"] == 0
     film.seek(0)
@@ -73,51 +73,51 @@ def test_an_animation_plays_the_states_for_ever_and_rests_on_the_last(kind: Any)
 
 
 def test_a_trajectory_gives_its_start_and_every_turn_that_has_a_picture() -> None:
-    found = trajectory_pictures(trajectory(turns=2))
+    found = collect_pictures(trajectory(turns=2))
     assert [name for name, _ in found] == ["start", "turn 1", "turn 2"]
     assert found[0][1] is LAKE and found[2][1] is AFTER
     old = {"turns": [{"picture": None}, {"picture": AFTER}]}
-    assert [name for name, _ in trajectory_pictures(old)] == ["turn 2"]
+    assert [name for name, _ in collect_pictures(old)] == ["turn 2"]
 
 
 def test_a_long_trajectory_keeps_its_first_and_last_state() -> None:
-    names = [name for name, _ in trajectory_pictures(trajectory(turns=500))]
+    names = [name for name, _ in collect_pictures(trajectory(turns=500))]
     assert len(names) == MAX_STATES
     assert (names[0], names[-1]) == ("start", "turn 500")
 
 
 def test_letters_of_all_kinds_leave_ink(optional_part: Any) -> None:
     """Where the machine has the fonts: nothing is the empty box that stands for what a font lacks."""
-    if (lacks := raster.missing()) is not None:
+    if (lacks := raster.describe_missing_fonts()) is not None:
         optional_part(lacks)
     for letter in "aß漢あ한┌│🦊":
-        for piece, font, _ in raster.runs(letter, bold=False, mono=False, size=32):
+        for piece, font, _ in raster.split_by_font(letter, bold=False, mono=False, size=32):
             lacking = font.getmask(raster.UNKNOWN)
             assert (font.getmask(piece).size, bytes(font.getmask(piece))) != (lacking.size, bytes(lacking)), letter
 
 
 def test_a_colour_emoji_keeps_its_colours(optional_part: Any) -> None:
-    if raster.first_of(raster.EMOJI_FONTS[:3]) is None:
+    if raster.find_font(raster.EMOJI_FONTS[:3]) is None:
         optional_part("no font with colour emoji was found: install fonts-noto-color-emoji")
-    image = to_image(picture_drawing({"rows": [["🦊"]], "caption": "", "info": {}}))
+    image = drawing_to_image(draw_picture({"rows": [["🦊"]], "caption": "", "info": {}}))
     assert any(red > 200 and blue < 90 for _, (red, _, blue) in image.getcolors(1 << 20))  # type: ignore[misc]
 
 
 def test_text_is_split_by_the_fonts_that_have_it() -> None:
-    pieces = [piece for piece, _, _ in raster.runs("abc 漢字 x", bold=False, mono=False, size=20)]
+    pieces = [piece for piece, _, _ in raster.split_by_font("abc 漢字 x", bold=False, mono=False, size=20)]
     assert "".join(pieces) == "abc 漢字 x"
 
 
 def test_a_machine_without_fonts_still_draws_and_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raster, "installed", dict)
-    assert "fonts-noto-cjk" in (raster.missing() or "")
-    image = to_image(picture_drawing({"rows": [["hello"]], "caption": "", "info": {}}))
+    monkeypatch.setattr(raster, "installed_fonts", dict)
+    assert "fonts-noto-cjk" in (raster.describe_missing_fonts() or "")
+    image = drawing_to_image(draw_picture({"rows": [["hello"]], "caption": "", "info": {}}))
     assert len(image.getcolors(1 << 20) or []) > 10
 
 
 def test_pictures_are_written_beside_the_trajectories(tmp_path: Path) -> None:
-    told: list[str] = []
-    files = PictureFiles(tmp_path, every=2, per_step=2, tell=told.append)
+    warnings: list[str] = []
+    files = TrajectoryImages(tmp_path, every=2, per_step=2, warn=warnings.append)
     rows = [trajectory(group=group, member=member) for group in (0, 1, 2) for member in (0, 1)]
     assert files.write(1, rows) == []
     written = files.write(4, rows)
@@ -128,17 +128,17 @@ def test_pictures_are_written_beside_the_trajectories(tmp_path: Path) -> None:
 
 
 def test_pictures_that_cannot_be_written_are_told_once_and_then_off(tmp_path: Path) -> None:
-    told: list[str] = []
-    files = PictureFiles(tmp_path / "missing", every=1, per_step=1, tell=told.append)
-    told.clear()
+    warnings: list[str] = []
+    files = TrajectoryImages(tmp_path / "missing", every=1, per_step=1, warn=warnings.append)
+    warnings.clear()
     for step in (1, 2, 3):
         assert files.write(step, [trajectory()]) == []
-    assert len(told) == 1 and "off" in told[0]
+    assert len(warnings) == 1 and "off" in warnings[0]
 
 
 def test_without_pillow_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PIL", "PIL.Image"):
         monkeypatch.setitem(__import__("sys").modules, name, None)
     with pytest.raises(UserError, match=r"pip install 'turnwise\[pictures\]'"):
-        PictureFiles(tmp_path, every=1, per_step=1, tell=print)
-    PictureFiles(tmp_path, every=0, per_step=1, tell=print)  # asked for none: needs none
+        TrajectoryImages(tmp_path, every=1, per_step=1, warn=print)
+    TrajectoryImages(tmp_path, every=0, per_step=1, warn=print)  # asked for none: needs none

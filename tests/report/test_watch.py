@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from turnwise.core.errors import UserError
-from turnwise.record.jsonl_follower import Follower
-from turnwise.report.terminal import BRAILLE, braille_plot, plain_plot
-from turnwise.report.watch import Frame, Watched, left_s, watch
+from turnwise.record.jsonl_follower import JsonlFollower
+from turnwise.report.terminal import BRAILLE, draw_ascii_plot, draw_braille_plot
+from turnwise.report.watch import RunMonitor, WatchFrame, remaining_s, watch
 
 
 def training(step: int, **changes: Any) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def append(folder: Path, *rows: dict[str, Any], name: str = "metrics.jsonl") -> 
         file.write(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
 
 
-def shown(frame: Frame, width: int = 120, height: int = 40, encoding: str = "utf-8") -> str:
+def shown(frame: WatchFrame, width: int = 120, height: int = 40, encoding: str = "utf-8") -> str:
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="replace")
     console = Console(file=file, width=width, height=height)
     console.print(frame)
@@ -53,7 +53,7 @@ def shown(frame: Frame, width: int = 120, height: int = 40, encoding: str = "utf
 
 def test_a_follower_gives_each_row_once_and_waits_for_the_end_of_a_line(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    follower = Follower(path)
+    follower = JsonlFollower(path)
     assert follower.poll().rows == []  # not there yet
     path.write_bytes(b'{"step": 1}\n{"step": 2}\n{"st')
     assert [row["step"] for row in follower.poll().rows] == [1, 2]
@@ -66,7 +66,7 @@ def test_a_follower_gives_each_row_once_and_waits_for_the_end_of_a_line(tmp_path
 def test_a_follower_starts_again_where_a_file_was_cut_back_or_replaced(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"step": 1}\n{"step": 2}\n')
-    follower = Follower(path)
+    follower = JsonlFollower(path)
     follower.poll()
     os.truncate(path, len(b'{"step": 1}\n'))
     cut = follower.poll()
@@ -86,16 +86,21 @@ def test_a_follower_starts_again_where_a_file_was_cut_back_or_replaced(tmp_path:
 def test_a_follower_skips_and_counts_what_is_broken(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"step": 1}\nnonsense\n\xff\xfe\n[1]\n' + b"[" * 100_000 + b'\n{"step": 2}\n')
-    follower = Follower(path)
+    follower = JsonlFollower(path)
     assert [row["step"] for row in follower.read_all()] == [1, 2]
     assert follower.broken == 4
 
 
 def test_a_plot_rises_from_the_lower_left_to_the_upper_right() -> None:
-    lines = plain_plot([(0, 0.0), (1, 1.0)], width=5, height=5, low=0, high=1)
+    lines = draw_ascii_plot([(0, 0.0), (1, 1.0)], width=5, height=5, low=0, high=1)
     assert [line.index("*") for line in lines] == [4, 3, 2, 1, 0]
-    assert plain_plot([(0, 0.0), (1, 1.0)], width=2, height=4, low=0, high=1) == [" *", " *", " *", "* "]  # no hole
-    dots = braille_plot([(0, 0.0), (1, 1.0)], width=4, height=2, low=0, high=1)
+    assert draw_ascii_plot([(0, 0.0), (1, 1.0)], width=2, height=4, low=0, high=1) == [
+        " *",
+        " *",
+        " *",
+        "* ",
+    ]  # no hole
+    dots = draw_braille_plot([(0, 0.0), (1, 1.0)], width=4, height=2, low=0, high=1)
     assert dots == ["⠀⠀⡠⠊", "⡠⠊⠀⠀"]
 
 
@@ -106,7 +111,7 @@ def test_a_plot_rises_from_the_lower_left_to_the_upper_right() -> None:
 )
 def test_any_plot_fills_its_field_with_a_line_without_holes(points: Any, width: int, height: int) -> None:
     values = [value for _, value in points]
-    lines = braille_plot(sorted(points), width, height, min(values), max(values))
+    lines = draw_braille_plot(sorted(points), width, height, min(values), max(values))
     assert [len(line) for line in lines] == [width] * height
     for column in range(width):
         assert any(ord(line[column]) != BRAILLE for line in lines)
@@ -114,25 +119,25 @@ def test_any_plot_fills_its_field_with_a_line_without_holes(points: Any, width: 
 
 def test_what_was_watched_is_what_the_files_say(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", steps=5)
-    watched = Watched(folder)
-    assert watched.look()
+    watched = RunMonitor(folder)
+    assert watched.refresh()
     assert [row["step"] for row in watched.rows] == [1, 2, 3, 4, 5]
     assert "unheard/of" not in watched.rows[0]
-    assert not watched.look()
+    assert not watched.refresh()
     append(folder, training(6))
     append(folder, {"step": 6, "text": "gradient spike"}, name="alarms.jsonl")
-    assert watched.look()
+    assert watched.refresh()
     assert [row["step"] for row in watched.rows] == [1, 2, 3, 4, 5, 6]
     assert watched.alarms == [{"step": 6, "text": "gradient spike"}]
 
 
 def test_a_resumed_run_is_shown_without_what_was_cut_away(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", steps=8)
-    watched = Watched(folder)
-    watched.look()
+    watched = RunMonitor(folder)
+    watched.refresh()
     kept = (folder / "metrics.jsonl").read_bytes().split(b"\n")[:3]
     (folder / "metrics.jsonl").write_bytes(b"\n".join(kept) + b"\n")
-    watched.look()
+    watched.refresh()
     assert [row["step"] for row in watched.rows] == [1, 2, 3]
 
 
@@ -140,8 +145,8 @@ def test_the_frame_shows_progress_curves_evaluations_and_alarms(tmp_path: Path) 
     folder = make_run(tmp_path / "lake", steps=10)
     append(folder, {"step": 10, "eval/success": 0.5, "eval/success_low": 0.4, "eval/success_high": 0.6})
     append(folder, {"step": 7, "text": "entropy \x1b[31mfell [bold]"}, name="alarms.jsonl")
-    watched = Watched(folder)
-    watched.look()
+    watched = RunMonitor(folder)
+    watched.refresh()
     text = shown(watched.frame(live=False))
     for said in ("lake", "10/20", "0:30 left", "success", "reward", "entropy", "KL of a step", "response tokens",
                  "gradient norm", "tokens per second", "12.3k", "50.0 % (40.0 to 60.0 %) at step 10",
@@ -155,8 +160,8 @@ def test_the_frame_shows_progress_curves_evaluations_and_alarms(tmp_path: Path) 
 def test_a_frame_fits_its_terminal(tmp_path: Path, width: int, height: int) -> None:
     folder = make_run(tmp_path / ("n" * 60), steps=10)
     append(folder, *({"step": 1, "text": "long " * 50} for _ in range(9)), name="alarms.jsonl")
-    watched = Watched(folder)
-    watched.look()
+    watched = RunMonitor(folder)
+    watched.refresh()
     lines = shown(watched.frame(live=True), width, height).rstrip("\n").split("\n")
     assert max(map(len, lines)) <= width
     assert len(lines) <= max(height, 13)
@@ -164,40 +169,40 @@ def test_a_frame_fits_its_terminal(tmp_path: Path, width: int, height: int) -> N
 
 
 def test_a_terminal_without_braille_gets_letters(tmp_path: Path) -> None:
-    watched = Watched(make_run(tmp_path / "run", steps=10))
-    watched.look()
+    watched = RunMonitor(make_run(tmp_path / "run", steps=10))
+    watched.refresh()
     text = shown(watched.frame(live=False), encoding="ascii")
     assert "*" in text and "?" not in text.replace("/?", "")
 
 
 def test_nothing_yet_and_numbers_that_are_none_are_no_error(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", steps=0)
-    watched = Watched(folder)
-    watched.look()
+    watched = RunMonitor(folder)
+    watched.refresh()
     assert "no steps yet" in shown(watched.frame(live=True))
     append(folder, {"step": 0, "time/warmup_s": 1.0}, {"step": 1, "rollout/success": None, "train/entropy": "NaN"})
     append(folder, {"step": 10**30, "rollout/success": 5, "train/entropy": 1e308, "eval/success": "x"})
-    watched.look()
+    watched.refresh()
     shown(watched.frame(live=True))
 
 
 def test_imitation_has_as_many_steps_as_it_has(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", steps=0)
-    watched = Watched(folder)
-    watched.look()
+    watched = RunMonitor(folder)
+    watched.refresh()
     assert "0/20" in shown(watched.frame(live=False)) and "starting" in shown(watched.frame(live=False))
     append(folder, {"step": 3, "train/loss": 0.5, "train/grad_norm": 1.0, "time/total_s": 1.0})
-    watched.look()
+    watched.refresh()
     text = shown(watched.frame(live=False))
     assert "3/?" in text and "running" in text and "loss" in text
 
 
 def test_the_time_left_follows_the_pace_of_recent_steps() -> None:
     rows = [training(step, **{"time/total_s": 100.0 if step <= 10 else 2.0}) for step in range(1, 31)]
-    assert left_s(rows, 40) == 20.0
-    assert left_s(rows, None) is None
-    assert left_s([], 40) is None
-    assert left_s(rows, 30) == 0.0
+    assert remaining_s(rows, 40) == 20.0
+    assert remaining_s(rows, None) is None
+    assert remaining_s([], 40) is None
+    assert remaining_s(rows, 30) == 0.0
 
 
 def test_without_a_terminal_one_frame_is_printed(tmp_path: Path) -> None:

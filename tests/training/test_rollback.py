@@ -9,7 +9,7 @@ import torch
 from learners_for_tests import learn, make_learner, random_groups, settings_of, weights
 from turnwise.algos.alarms import AlarmSettings
 from turnwise.models.tiny import tiny_tokenizer
-from turnwise.record.jsonl import without_nonfinite
+from turnwise.record.jsonl import replace_nonfinite
 from turnwise.training.checkpoints import Checkpoints, State
 from turnwise.training.rollback import Watcher, roll_back
 
@@ -39,7 +39,7 @@ def test_a_gradient_that_was_not_finite_is_remembered_by_a_resumed_run() -> None
     state = State(step=0, best_success=None, skipped_steps=0)
     live.begin([], state)
     assert [live.see(each) for each in [*STEADY, row(20, math.nan), row(21, math.inf)]] == [False] * 19 + [True, False]
-    resumed.begin([*STEADY, without_nonfinite(row(20, math.nan))], state)
+    resumed.begin([*STEADY, replace_nonfinite(row(20, math.nan))], state)
     assert not resumed.see(row(21, math.inf)) and len(told) == 1
 
 

@@ -6,7 +6,7 @@ from urllib.parse import unquote
 import pytest
 from browser_for_tests import HOSTILE, ONE, OTHER, STEPS, TWO, Viewer, expect
 
-from turnwise.report.pictures.picture import picture_svg
+from turnwise.report.pictures.picture import draw_picture_svg
 
 ROWS = "table.list tbody tr"
 
@@ -104,11 +104,11 @@ def test_the_states_are_drawn_and_played_by_keys(viewer: Viewer) -> None:
     states, label = len(row["turns"]) + 1, viewer.page.locator(".player output")
     assert states > 2
     expect(label).to_have_text(f"start · 1/{states}")
-    assert drawn(viewer) == picture_svg(row["start"])
+    assert drawn(viewer) == draw_picture_svg(row["start"])
     assert viewer.page.locator("img.picture").evaluate("(image) => image.decode().then(() => image.naturalWidth)") > 0
     viewer.page.keyboard.press("ArrowRight")
     expect(label).to_have_text(f"after turn 1 · 2/{states}")
-    assert drawn(viewer) == picture_svg(row["turns"][0]["picture"])
+    assert drawn(viewer) == draw_picture_svg(row["turns"][0]["picture"])
     expect(viewer.page.locator(".turn.current")).to_have_attribute("data-turn", "0")
     viewer.page.keyboard.press("ArrowLeft")
     viewer.page.keyboard.press(" ")

@@ -12,7 +12,7 @@ import pytest
 from server_for_tests import add_episode, ask, client, episode, get, line, make_evaluation, make_run, turn
 
 from turnwise.record.disk import FolderLock
-from turnwise.report.pictures.picture import picture_svg
+from turnwise.report.pictures.picture import draw_picture_svg
 
 ROWS = [
     {"step": 0, "time/warmup_s": 1.5},
@@ -250,7 +250,7 @@ def test_a_trajectory_is_shown_as_it_is_stored(tmp_path: Path) -> None:
     answer = response.json()
     assert answer["row"] == shown
     assert answer["tokens"] == {"453": {"text": "<answer>", "special": True}, "7": {"text": "Ri", "special": False}}
-    assert answer["pictures"] == [picture_svg(PICTURE), picture_svg(PICTURE), None]
+    assert answer["pictures"] == [draw_picture_svg(PICTURE), draw_picture_svg(PICTURE), None]
     assert (answer["mended"], answer["pictures_cut"]) == (False, False)
 
 

@@ -348,8 +348,8 @@ def test_however_a_file_grows_each_short_line_is_given_once(
         for end in [*cuts, len(text)]:
             path.write_bytes(text[:end])
             with path.open("rb") as file:
-                assert not follower.replaced(file)
-                for block in follower.blocks(file):
+                assert not follower.is_replaced(file)
+                for block in follower.read_blocks(file):
                     for number, (each, offset) in enumerate(zip(block.lines, block.offsets(), strict=True)):
                         assert text[offset:].startswith(each + b"\n")
                         found[block.number + number] = each

@@ -22,7 +22,7 @@ def report(run: str, /, *, out: Annotated[Path | None, Parameter(metavar="FILE")
     out
         Where to write; left out, report.html in the folder.
     """
-    from turnwise.record.run_folder import recorded_folder
+    from turnwise.record.run_folder import find_folder
     from turnwise.report.html_report import write_report
 
-    line(f"wrote {write_report(recorded_folder(run), out)}")
+    line(f"wrote {write_report(find_folder(run), out)}")

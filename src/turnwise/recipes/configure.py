@@ -13,7 +13,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.names import closest, nearest
 from turnwise.envs.registry import ENVIRONMENTS
 from turnwise.recipes.environment_mix import worlds_of
-from turnwise.record.provenance import check_code
+from turnwise.record.provenance import check_code_files
 
 CODE = re.compile(r"[^\n]+\.py:\w+")
 FILE = re.compile(rf"[^\n]+\.(?:jsonl|csv)|{CODE.pattern}")
@@ -36,7 +36,7 @@ def configure(
     config = build(_with_method(settings, overrides, fresh=target is not None), overrides)
     config = place_files(config)
     if resume is not None:
-        check_code(find_run(resume))
+        check_code_files(find_run(resume))
     worlds_of(config)
     return config
 

@@ -17,8 +17,8 @@ from turnwise.evaluation.compare import Paired, compare_all
 from turnwise.evaluation.episodes import Evaluation
 from turnwise.recipes.eval_contestants import Contestant
 from turnwise.record.evaluation_folder import EvaluationFolder, read_plan
-from turnwise.report.success_chart import Bar, success_svg
-from turnwise.report.tables import evaluation_table, paired_table, side_by_side
+from turnwise.report.success_chart import SuccessBar, draw_success_chart
+from turnwise.report.tables import comparison_table, evaluation_table, models_table
 
 COMPARED = ("eval.temperature", "eval.top_p", "eval.top_k", "rollout.max_new_tokens", "rollout.max_tokens")
 MANY_CUT = 0.1
@@ -61,9 +61,9 @@ def show(results: Results, console: Console) -> None:
     if len(rows) == 1:
         console.print(evaluation_table(rows[0][0], results.on, rows[0][1]))
     else:
-        console.print(side_by_side(rows, results.on))
+        console.print(models_table(rows, results.on))
         pairs = [(label, None if pair is None else asdict(pair)) for label, pair in results.pairs()]
-        console.print(paired_table(rows[0][0], pairs))
+        console.print(comparison_table(rows[0][0], pairs))
     for note in notes(results):
         console.print(note, markup=False, soft_wrap=True)
 
@@ -114,15 +114,15 @@ def figure(results: Results) -> str:
     bars = []
     for label, metrics in results.rows():
         bars.append(
-            Bar(
+            SuccessBar(
                 label=label,
                 success=metrics["eval/success"],
                 low=metrics["eval/success_low"],
                 high=metrics["eval/success_high"],
-                best_of=metrics.get(f"eval/pass_at_{results.tries}"),
+                pass_at_k=metrics.get(f"eval/pass_at_{results.tries}"),
             )
         )
-    return success_svg(bars, results.on, results.tries)
+    return draw_success_chart(bars, results.on, results.tries)
 
 
 FOLDER = "runs"
@@ -162,7 +162,7 @@ def save_plan(
     }
     if key_variable is not None:
         plan["api_key_env"] = key_variable
-    if not folder.fresh:
+    if not folder.is_new:
         old = read_plan(folder.path)
         _check_same(folder, {"environment": old["environment"], "split": old["split"]}, plan)
         held = read_seeds(old["seeds"], old["split"])

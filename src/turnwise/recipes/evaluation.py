@@ -45,7 +45,7 @@ from turnwise.recipes.validate import check_model, check_servers, check_threads
 from turnwise.record.evaluation_folder import EvaluationFolder, read_plan
 from turnwise.report.evaluation_progress import EvaluationProgress
 from turnwise.report.html_report import write_report
-from turnwise.report.terminal import make_console, one_line
+from turnwise.report.terminal import make_console, sanitize_line
 from turnwise.rollout.losses import Lost, check_losses
 
 Done = dict[tuple[TaskId, int], Trajectory]
@@ -186,7 +186,7 @@ def _stopping_well(folder: EvaluationFolder) -> Iterator[None]:
     try:
         yield
     except (UserError, KeyboardInterrupt) as error:
-        if not folder.used:
+        if not folder.has_episodes:
             raise
         how = f"what is done is kept, go on with: turnwise eval --resume {folder.path}"
         raise type(error)(f"{str(error) or 'stopped'}; {how}") from None
@@ -198,7 +198,7 @@ def evaluate(
     """Plays what is missing, one contestant after the other, and shows the tables."""
     console = console or make_console()
     if asked.note:
-        console.print(one_line(asked.note), soft_wrap=True)
+        console.print(sanitize_line(asked.note), soft_wrap=True)
     results = Results(
         environment=asked.kind.name,
         params=asked.params,
@@ -257,7 +257,7 @@ class _Table:
 
         with view:
             asked = self.asked
-            warmup = partial(view.preparing, "warm-up")
+            warmup = partial(view.set_phase, "warm-up")
             return asyncio.run(play(take_seat(self.contestant, asked.kind, asked.params, self.wire, warmup)))
 
     def _finished(self, seat: Seat, done: Done, progress: EvaluationProgress) -> Callable[[Trajectory], None]:
@@ -266,9 +266,9 @@ class _Table:
         def finished(trajectory: Trajectory) -> None:
             if self.folder is not None:
                 number = numbers[trajectory.task.seed]
-                self.folder.add(self.contestant.name, trajectory, number, seat.decode, seat.name_token)
+                self.folder.add_episode(self.contestant.name, trajectory, number, seat.decode, seat.name_token)
             done[place(trajectory.task, trajectory.member)] = trajectory
-            progress.finished(trajectory.status.succeeded)
+            progress.add_episode(trajectory.status.succeeded)
 
         return finished
 

@@ -16,12 +16,12 @@ from turnwise.recipes.configure import source_files
 from turnwise.recipes.environment_mix import Worlds, rows_told
 from turnwise.recipes.sources import model_of
 from turnwise.recipes.validate import default_threads
-from turnwise.record.provenance import what_changed, write_provenance
-from turnwise.record.run_folder import JudgeSpending, RunFolder
+from turnwise.record.provenance import describe_changes, write_provenance
+from turnwise.record.run_folder import JudgeUsage, RunFolder
 from turnwise.record.trackers import Trackers
-from turnwise.report.html_report import NAME as REPORT
+from turnwise.report.html_report import REPORT_NAME as REPORT
 from turnwise.report.html_report import write_report
-from turnwise.report.terminal import one_line
+from turnwise.report.terminal import sanitize_line
 from turnwise.rewards.judge.benches import accounted
 from turnwise.training.checkpoints import Checkpoints, State, restore, step_folders
 from turnwise.training.learner import LocalLearner
@@ -33,7 +33,7 @@ def opened(
 ) -> Iterator[RunFolder]:
     """The folder of a run to be, or of one to go on with. `finished`: what to do instead of going on, of PATH."""
     for told in rows_told(worlds, config):
-        console.print(one_line(told), soft_wrap=True)
+        console.print(sanitize_line(told), soft_wrap=True)
     path = run_path(config, worlds.name, method)
     folder = RunFolder.open(path, writing=True) if resume else RunFolder.create(path, to_toml(config))
     with folder:
@@ -41,12 +41,12 @@ def opened(
             if config.record.report and not (folder.path / REPORT).exists():
                 write_report(folder.path)
             raise UserError(f"{path} is finished: {finished.replace('PATH', str(path))}")
-        spending = JudgeSpending(folder.path)
+        spending = JudgeUsage(folder.path)
         with failing_well(folder, resume, command), accounted(spending.read(), spending.add):
             if not resume:
                 write_provenance(folder.path, source_files(config))
-            elif (changed := what_changed(folder.path)) is not None:
-                console.print(one_line(changed), soft_wrap=True)
+            elif (changed := describe_changes(folder.path)) is not None:
+                console.print(sanitize_line(changed), soft_wrap=True)
             yield folder
 
 
@@ -75,7 +75,7 @@ def standing(
     elif resume:
         tell(f"{folder.path} has no checkpoint yet: it begins anew, with its own settings")
     if resume:
-        folder.cut_back(state.step + 1)
+        folder.discard_from(state.step + 1)
     return checkpoints, state
 
 
@@ -88,7 +88,7 @@ def failing_well(folder: RunFolder, resume: bool, command: str) -> Iterator[None
         raise KeyboardInterrupt(f"stopped; go on with: turnwise {command} --resume {folder.path}") from None
     except Exception as error:
         if not resume:
-            folder.give_up()
+            folder.remove_if_unused()
         kept = bool(step_folders(folder.checkpoints))
         if isinstance(error, Outage) and kept:
             how = f"what is done is kept, go on with: turnwise {command} --resume {folder.path}"
@@ -139,12 +139,12 @@ def tracked(config: Config, folder: RunFolder, tell: Callable[[str], None], *, a
         config=settings,
         name=folder.path.name,
         folder=folder.path,
-        tell=tell,
+        warn=tell,
         resumed_after=after,
     )
-    folder.follower = trackers.log
+    folder.on_metrics = trackers.log
     try:
         yield
     finally:
-        folder.follower = None
+        folder.on_metrics = None
         trackers.close()

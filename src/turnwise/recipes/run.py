@@ -38,10 +38,10 @@ from turnwise.recipes.selfplay import build_selfplay
 from turnwise.recipes.validate import check_run
 from turnwise.record.run_folder import RunFolder
 from turnwise.report.html_report import write_report
-from turnwise.report.learning_curve import learning_curve_svg
-from turnwise.report.pictures.trajectory_images import PictureFiles
-from turnwise.report.progress import Progress, why_idle
-from turnwise.report.tables import closing_table, seeds_table
+from turnwise.report.learning_curve import draw_learning_curve
+from turnwise.report.pictures.trajectory_images import TrajectoryImages
+from turnwise.report.progress import Progress, explain_idle_step
+from turnwise.report.tables import run_table, seeds_table
 from turnwise.report.terminal import make_console
 from turnwise.training.checkpoints import Checkpoints, State, restore
 from turnwise.training.learner import LocalLearner
@@ -71,7 +71,7 @@ def train(
         summary, path = _Run(config, worlds, folder, console).train(resume), folder.path
     if summary["finished"]:
         there = worlds.worlds[0].sizes.get(config.eval.split, MANY)
-        console.print(closing_table(summary, path, next_line=f"turnwise eval {path} --episodes {min(MANY, there)}"))
+        console.print(run_table(summary, path, next_line=f"turnwise eval {path} --episodes {min(MANY, there)}"))
         if summary["idle_steps"] == summary["steps"]:
             console.print("no step trained anything: the model is the one that it started from")
     else:
@@ -182,11 +182,11 @@ class _Run:
             progress=progress,
             decode=players.renderer.decode,
             name_token=players.renderer.name_token,
-            pictures=PictureFiles(
+            pictures=TrajectoryImages(
                 self.folder.trajectories,
                 every=config.record.pictures_every,
                 per_step=config.record.pictures_per_step,
-                tell=progress.note,
+                warn=progress.note,
             ),
             rivals=rivals,
         )
@@ -218,7 +218,7 @@ class _Run:
             await loop.evaluate("after", held_out, state.step)
         rows = self.folder.read_metrics()
         summary = summarise(rows, seed=self.config.seed)
-        self.folder.write_text("curve.svg", learning_curve_svg(rows, self.folder.path.name))
+        self.folder.write_text("curve.svg", draw_learning_curve(rows, self.folder.path.name))
         if self.config.record.report:
             write_report(self.folder.path, summary=summary)
         self.folder.write_summary(summary)  # last: a run with a summary is finished
@@ -241,7 +241,7 @@ def summarise(rows: Sequence[dict[str, Any]], seed: int) -> Summary:
         "wall_s": rows[0]["time/warmup_s"] + sum(row["time/total_s"] for row in [*steps, *between]),
         "steps": len(steps),
         "unscored": int(sum(row.get("rollout/members_unscored", 0) for row in steps)),
-        "idle_steps": sum(why_idle(row) is not None for row in steps),
+        "idle_steps": sum(explain_idle_step(row) is not None for row in steps),
         "episodes": int(sum(row["rollout/episodes"] for row in steps)),
         "tokens": int(sum(row["rollout/sampled_tokens"] for row in steps)),
         "seed": seed,

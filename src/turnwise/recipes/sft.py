@@ -27,7 +27,7 @@ from turnwise.record.run_folder import RunFolder
 from turnwise.record.trackers import check_trackers
 from turnwise.report.html_report import write_report
 from turnwise.report.progress import Progress
-from turnwise.report.tables import closing_table
+from turnwise.report.tables import run_table
 from turnwise.report.terminal import make_console
 from turnwise.training.checkpoints import State
 from turnwise.training.learner import LocalLearner
@@ -82,7 +82,7 @@ def sft(
         summary, path = _Imitation(config, worlds, folder, console).train(resume), folder.path
     if summary["finished"]:
         what = recipe or (config.env.kind if config.env.kind in recipe_names() else "FILE.toml")
-        console.print(closing_table(summary, path, next_line=f"turnwise train {shlex.quote(what)} --model.name {path}"))
+        console.print(run_table(summary, path, next_line=f"turnwise train {shlex.quote(what)} --model.name {path}"))
     else:
         console.print(f"stopped after {summary['steps']} steps; go on with: turnwise sft --resume {path}")
     return summary

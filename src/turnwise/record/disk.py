@@ -12,12 +12,12 @@ from turnwise.core.errors import UserError
 
 LOCK_NAME = ".lock"
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-ASIDE = (".old-", ".removed-", ".writing-")
+ASIDE_PREFIXES = (".old-", ".removed-", ".writing-")
 """Prefixes of folders that are being replaced, deleted or written."""
 
 
 @contextmanager
-def disk_errors(path: Path, then: str) -> Iterator[None]:
+def wrap_disk_errors(path: Path, then: str) -> Iterator[None]:
     """Turns an OSError of writing `path` into a UserError; `then` says how to go on and what is safe."""
     try:
         yield
@@ -28,7 +28,7 @@ def disk_errors(path: Path, then: str) -> Iterator[None]:
         raise UserError(f"cannot write {path} ({reason}): make that possible, then {then}") from error
 
 
-def part_of(path: Path) -> Path:
+def partial_path(path: Path) -> Path:
     """Where `path` is written aside. Hidden, so that what a kill leaves behind is never taken for the file."""
     return path.with_name(f".{path.name}.part")
 
@@ -38,21 +38,21 @@ def is_leftover(path: Path) -> bool:
 
 
 def remove_folder(folder: Path) -> None:
-    """Delete a folder. A kill meanwhile leaves a hidden rest, for `remove_rests`, and never half of the folder."""
+    """Delete a folder. A kill meanwhile leaves a hidden rest, for `remove_leftovers`, and never half of the folder."""
     aside = folder.with_name(f".removed-{folder.name}")
     shutil.rmtree(aside, ignore_errors=True)
     folder.rename(aside)
     shutil.rmtree(aside)
 
 
-def remove_rests(folder: Path) -> None:
+def remove_leftovers(folder: Path) -> None:
     """Delete what kills left in a folder while something was written or removed. A user's own files stay."""
     for path in folder.glob(".*"):
-        if path.name.startswith(ASIDE) or is_leftover(path):
-            remove(path)
+        if path.name.startswith(ASIDE_PREFIXES) or is_leftover(path):
+            remove_path(path)
 
 
-def remove(path: Path) -> None:
+def remove_path(path: Path) -> None:
     """Delete a folder with its contents, a file, or a symlink without its target."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
@@ -60,9 +60,9 @@ def remove(path: Path) -> None:
         path.unlink()
 
 
-def write_aside(path: Path, data: bytes, *, durable: bool = True) -> None:
+def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
     """Writes `path` whole or not at all. `durable` also survives a power cut, which costs a disk flush."""
-    part = part_of(path)
+    part = partial_path(path)
     try:
         with part.open("wb") as file:
             file.write(data)
@@ -75,7 +75,7 @@ def write_aside(path: Path, data: bytes, *, durable: bool = True) -> None:
         raise
 
 
-def append(path: Path, data: bytes) -> None:
+def append_bytes(path: Path, data: bytes) -> None:
     """Appends all of `data`, or cuts the file back to what it was, so that no half line stays in its middle."""
     size = path.stat().st_size if path.exists() else 0
     try:

@@ -22,9 +22,9 @@ import tomli_w
 from turnwise.core.errors import UserError
 from turnwise.core.token_name import TokenName
 from turnwise.core.trajectory import Trajectory
-from turnwise.record.disk import LOCK_NAME, FolderLock, append, disk_errors, is_leftover, write_aside
-from turnwise.record.jsonl import drop_half_line, encode, read_lines, without_nonfinite
-from turnwise.record.trajectories import TokenNames, trajectory_from_row, trajectory_row
+from turnwise.record.disk import LOCK_NAME, FolderLock, append_bytes, is_leftover, wrap_disk_errors, write_atomic
+from turnwise.record.jsonl import drop_partial_line, encode_row, read_jsonl, replace_nonfinite
+from turnwise.record.trajectories import TokenNamesFile, trajectory_from_row, trajectory_to_row
 from turnwise.rollout.chat_episode import MESSAGES, spoke_messages
 
 PLAN = "evaluation.toml"
@@ -35,10 +35,10 @@ class EvaluationFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.fresh = not (path / PLAN).exists()
+        self.is_new = not (path / PLAN).exists()
         """Nothing was asked for here before."""
-        self._token_names: dict[str, TokenNames] = {}
-        with disk_errors(path, "start again, or choose another --out (nothing was started)"):
+        self._token_names: dict[str, TokenNamesFile] = {}
+        with wrap_disk_errors(path, "start again, or choose another --out (nothing was started)"):
             _refuse_other(path)
             path.mkdir(parents=True, exist_ok=True)
             self._lock = _locked(path)
@@ -50,12 +50,12 @@ class EvaluationFolder:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         """What came to nothing leaves nothing, so that a mistake does not take the name."""
-        if error is not None and self.fresh and not self.used:
+        if error is not None and self.is_new and not self.has_episodes:
             shutil.rmtree(self.path, ignore_errors=True)
         self._lock.release()
 
     @property
-    def used(self) -> bool:
+    def has_episodes(self) -> bool:
         """Whether it holds episodes."""
         return any((self.path / "trajectories").iterdir())
 
@@ -63,8 +63,8 @@ class EvaluationFolder:
         """`settings`: each model's, as TOML, by its name. The plan comes last: where it is, all is."""
         with self._writing():
             for name, text in settings.items():
-                write_aside(self.settings_path(name), text.encode())
-            write_aside(self.path / PLAN, tomli_w.dumps(plan).encode())
+                write_atomic(self.settings_path(name), text.encode())
+            write_atomic(self.path / PLAN, tomli_w.dumps(plan).encode())
             (self.path / "summary.json").unlink(missing_ok=True)
 
     def settings_path(self, name: str) -> Path:
@@ -77,10 +77,10 @@ class EvaluationFolder:
         """What is there of a model. A half-written last line is dropped, so that the next append starts a new one."""
         path = self.trajectories_path(name)
         with self._writing():
-            drop_half_line(path)
-        return [trajectory_from_row(row) for _, row in read_lines(path)]
+            drop_partial_line(path)
+        return [trajectory_from_row(row) for _, row in read_jsonl(path)]
 
-    def add(
+    def add_episode(
         self,
         name: str,
         trajectory: Trajectory,
@@ -89,27 +89,27 @@ class EvaluationFolder:
         name_token: Callable[[int], TokenName],
     ) -> None:
         """One episode, of task number `task`."""
-        row = evaluation_row(trajectory, task, decode)
-        names = self._token_names.setdefault(name, TokenNames(self.path / "models" / f"{name}.tokens.jsonl"))
+        row = evaluation_to_row(trajectory, task, decode)
+        names = self._token_names.setdefault(name, TokenNamesFile(self.path / "models" / f"{name}.tokens.jsonl"))
         with self._writing():
             names.add([row], name_token)
-            append(self.trajectories_path(name), encode(row) + b"\n")
+            append_bytes(self.trajectories_path(name), encode_row(row) + b"\n")
 
     def write_results(self, summary: Mapping[str, Any], figure: str) -> None:
-        text = json.dumps(without_nonfinite(summary), indent=2, allow_nan=False) + "\n"
+        text = json.dumps(replace_nonfinite(summary), indent=2, allow_nan=False) + "\n"
         with self._writing():
-            write_aside(self.path / "success.svg", figure.encode())
-            write_aside(self.path / "summary.json", text.encode())
+            write_atomic(self.path / "success.svg", figure.encode())
+            write_atomic(self.path / "summary.json", text.encode())
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        with disk_errors(self.path, f"go on with --resume {self.path} (all episodes that ended are safe)"):
+        with wrap_disk_errors(self.path, f"go on with --resume {self.path} (all episodes that ended are safe)"):
             yield
 
 
-def evaluation_row(trajectory: Trajectory, task: int, decode: Callable[[Sequence[int]], str]) -> dict[str, Any]:
+def evaluation_to_row(trajectory: Trajectory, task: int, decode: Callable[[Sequence[int]], str]) -> dict[str, Any]:
     """A trajectory's row as in a run's folder. Of an agent that speaks messages, the contexts are what it was told."""
-    row = trajectory_row(trajectory, step=0, group=task, decode=decode)
+    row = trajectory_to_row(trajectory, step=0, group=task, decode=decode)
     for turn, turn_row in zip(trajectory.turns, row["turns"], strict=True):
         if spoke_messages(turn):
             turn_row["context"] = "\n\n".join(f"[{each['role']}]\n{each['content']}" for each in turn.info[MESSAGES])

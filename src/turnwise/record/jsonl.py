@@ -13,7 +13,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from turnwise.core.errors import UserError
 
 
-def encode(row: Mapping[str, Any]) -> bytes:
+def encode_row(row: Mapping[str, Any]) -> bytes:
     """One line without its newline, exact and strict: floats come back bit by bit, and there is never a bare `NaN`.
 
     pydantic's encoder writes floats several times faster than `json`, which is left with what UTF-8 cannot hold: lone
@@ -25,7 +25,7 @@ def encode(row: Mapping[str, Any]) -> bytes:
         return json.dumps(row, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
-def without_nonfinite(row: Mapping[str, Any]) -> dict[str, Any]:
+def replace_nonfinite(row: Mapping[str, Any]) -> dict[str, Any]:
     """JSON has no NaN and no infinity: they become null, and `nonfinite` lists whose they were."""
     names: list[str] = []
     clean = {key: _null_nonfinite(value, key, names) for key, value in row.items()}
@@ -43,7 +43,7 @@ def _null_nonfinite(value: Any, name: str, names: list[str]) -> Any:
     return value
 
 
-def read_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
+def read_jsonl(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
     """Every row, with its line as written. A line counts once its newline is: a half-written last one is dropped.
 
     Anything unreadable before it is an error that names the line, never skipped.
@@ -67,7 +67,7 @@ def _decode(line: bytes, path: Path, number: int) -> dict[str, Any]:
     return row
 
 
-def drop_half_line(path: Path) -> None:
+def drop_partial_line(path: Path) -> None:
     """Cuts off what a kill left after the last newline, so that the next append starts a line of its own."""
     if not path.exists():
         return
@@ -91,36 +91,36 @@ _LISTS = (list, tuple)
 _NUMPY = (np.generic, np.ndarray)
 
 
-def plain(value: Any, depth: int = 0) -> Any:
+def to_json_value(value: Any, depth: int = 0) -> Any:
     """JSON values come back unchanged (tuples as lists); anything else becomes a short text, never an error."""
     if isinstance(value, _AS_IT_IS):
         return value
     if isinstance(value, float):
-        return plain_number(value)
+        return to_json_number(value)
     if isinstance(value, int):
         return value if value.bit_length() <= MAX_INT_BITS else hex(value)[:MAX_REPR]
     if depth < MAX_DEPTH and isinstance(value, Mapping):
-        return {_key(key): plain(inner, depth + 1) for key, inner in value.items()}
+        return {_key(key): to_json_value(inner, depth + 1) for key, inner in value.items()}
     if depth < MAX_DEPTH and isinstance(value, _LISTS):
-        return [plain(inner, depth + 1) for inner in value]
+        return [to_json_value(inner, depth + 1) for inner in value]
     if isinstance(value, _NUMPY) and value.size <= MAX_ARRAY:
-        return plain(value.tolist(), MAX_DEPTH - value.ndim)
+        return to_json_value(value.tolist(), MAX_DEPTH - value.ndim)
     return _short_text(value)
 
 
-def plain_number(value: float) -> float | str:
+def to_json_number(value: float) -> float | str:
     """A finite number as it is, any other as the text that `float` reads back."""
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def plain_numbers(values: Sequence[float]) -> Sequence[float | str]:
-    return values if math.isfinite(sum(values)) else [plain_number(value) for value in values]
+def to_json_numbers(values: Sequence[float]) -> Sequence[float | str]:
+    return values if math.isfinite(sum(values)) else [to_json_number(value) for value in values]
 
 
 def _key(key: Any) -> str:
-    return key if isinstance(key, str) else str(plain(key, MAX_DEPTH))
+    return key if isinstance(key, str) else str(to_json_value(key, MAX_DEPTH))
 
 
 def _short_text(value: Any) -> str:

@@ -18,7 +18,7 @@ MAX_LINE = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class LineBlock:
     """Lines that stand one after another, without their newlines."""
 
     offset: int
@@ -52,18 +52,18 @@ class LineFollower:
         """Whether the last reading came to the end of the file."""
 
     @property
-    def began(self) -> bool:
+    def has_read(self) -> bool:
         """Whether anything was read."""
         return self.offset > 0
 
-    def replaced(self, file: BinaryIO) -> bool:
+    def is_replaced(self, file: BinaryIO) -> bool:
         """Whether the file is no longer the one that was read: cut back, or written anew. A copy of it is the same."""
         if os.fstat(file.fileno()).st_size < self.offset:
             return True
         file.seek(self.offset - len(self._tail))
         return file.read(len(self._tail)) != self._tail
 
-    def blocks(self, file: BinaryIO, limit: int | None = None) -> Iterator[Block]:
+    def read_blocks(self, file: BinaryIO, limit: int | None = None) -> Iterator[LineBlock]:
         """What is new, in pieces, so that a long file never stands in memory.
 
         `limit`: bytes after which no further piece is read; `caught_up` then says whether that was all.
@@ -85,9 +85,9 @@ class LineFollower:
             else:
                 kept = self._without_giant(data)
 
-    def _take(self, data: bytes) -> list[Block]:
+    def _take(self, data: bytes) -> list[LineBlock]:
         """All lines of `data`, which ends with a newline; too long ones part it into several blocks."""
-        blocks: list[Block] = []
+        blocks: list[LineBlock] = []
         lines: list[bytes] = []
         start, number = self.offset, self._number
         for line in data[:-1].split(b"\n"):
@@ -99,10 +99,10 @@ class LineFollower:
                 lines.append(line)
                 continue
             self.too_long += 1
-            blocks.append(Block(offset=start, number=number, lines=lines))
+            blocks.append(LineBlock(offset=start, number=number, lines=lines))
             lines, start, number = [], self.offset, self._number
         self._tail = (self._tail + data)[-TAIL:]
-        blocks.append(Block(offset=start, number=number, lines=lines))
+        blocks.append(LineBlock(offset=start, number=number, lines=lines))
         return [block for block in blocks if block.lines]
 
     def _without_giant(self, data: bytes) -> bytes:
@@ -116,13 +116,13 @@ class LineFollower:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fresh:
+class NewRows:
     rows: list[dict[str, Any]]
     reset: bool
     """The file was cut back or replaced, as by a resume: what was read before no longer holds, and all comes again."""
 
 
-class Follower:
+class JsonlFollower:
     """Each `poll` gives what is new. A half-written last line waits; a broken one is skipped and counted."""
 
     def __init__(self, path: Path) -> None:
@@ -134,18 +134,18 @@ class Follower:
     def broken(self) -> int:
         return self._unread + self._lines.too_long
 
-    def poll(self) -> Fresh:
+    def poll(self) -> NewRows:
         try:
             with self.path.open("rb") as file:
-                reset = self._lines.began and self._lines.replaced(file)
+                reset = self._lines.has_read and self._lines.is_replaced(file)
                 if reset:
                     self._lines.restart()
                     self._unread = 0
-                return Fresh(rows=list(self._rows(file)), reset=reset)
+                return NewRows(rows=list(self._rows(file)), reset=reset)
         except OSError:
-            return Fresh(rows=[], reset=False)
+            return NewRows(rows=[], reset=False)
 
-    def each(self) -> Iterator[dict[str, Any]]:
+    def iter_rows(self) -> Iterator[dict[str, Any]]:
         """Everything that is there now, without holding all of it."""
         try:
             with self.path.open("rb") as file:
@@ -154,10 +154,10 @@ class Follower:
             return
 
     def read_all(self) -> list[dict[str, Any]]:
-        return list(self.each())
+        return list(self.iter_rows())
 
     def _rows(self, file: BinaryIO) -> Iterator[dict[str, Any]]:
-        for block in self._lines.blocks(file):
+        for block in self._lines.read_blocks(file):
             for line in block.lines:
                 row = parse_line(line)
                 if row is None:

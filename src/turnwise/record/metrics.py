@@ -136,7 +136,7 @@ def _std(values: Sequence[float]) -> float:
     return math.sqrt(_mean((value - mean) ** 2 for value in values))
 
 
-def number_of(value: Any) -> float | None:
+def finite_number(value: Any) -> float | None:
     """A number of a row that can be drawn; None for text, null, and the words that stand for NaN and infinity."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None

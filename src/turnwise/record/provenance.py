@@ -12,7 +12,7 @@ from typing import Any
 
 from turnwise.core.errors import UserError
 from turnwise.core.version import installed_version
-from turnwise.record.disk import disk_errors, write_aside
+from turnwise.record.disk import wrap_disk_errors, write_atomic
 
 FILE = "provenance.json"
 SOURCES = "sources"
@@ -21,26 +21,26 @@ SOURCES = "sources"
 def write_provenance(run: Path, files: Iterable[Path]) -> None:
     """Record the version and the files' digests, and copy those that are code. Complete or not there."""
     found: dict[str, dict[str, str]] = {}
-    with disk_errors(run / FILE, "start again"):
+    with wrap_disk_errors(run / FILE, "start again"):
         for number, path in enumerate(files):
-            found[str(path)] = {"digest": digest(path)}
+            found[str(path)] = {"digest": file_digest(path)}
             if path.suffix == ".py":
                 copy = f"{SOURCES}/{number}-{path.name}"
                 (run / SOURCES).mkdir(exist_ok=True)
-                write_aside(run / copy, path.read_bytes())
+                write_atomic(run / copy, path.read_bytes())
                 found[str(path)]["copy"] = copy
         record = {"turnwise": installed_version(), "files": found}
-        write_aside(run / FILE, (json.dumps(record, indent=2) + "\n").encode())
+        write_atomic(run / FILE, (json.dumps(record, indent=2) + "\n").encode())
 
 
-def check_code(run: Path) -> None:
+def check_code_files(run: Path) -> None:
     """Raise a UserError that names the run's own copy where code that the run needs is missing."""
     for path, about in _read(run)["files"].items():
         if "copy" in about and not Path(path).is_file():
             raise UserError(f"{path} is missing, and {run} needs it: restore it from the copy {run / about['copy']}")
 
 
-def what_changed(run: Path) -> str | None:
+def describe_changes(run: Path) -> str | None:
     """One line about what is no longer as it was when the run began; None: nothing, or it was not recorded."""
     record = _read(run)
     changes = [
@@ -69,7 +69,7 @@ def _change(path: Path, recorded: str) -> str | None:
     if not path.is_file():
         return "is missing"
     try:
-        return "has changed" if digest(path) != recorded else None
+        return "has changed" if file_digest(path) != recorded else None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
 
@@ -78,6 +78,6 @@ def _kept(run: Path, about: dict[str, str]) -> str:
     return f" (as it was: {run / about['copy']})" if "copy" in about else ""
 
 
-def digest(path: Path) -> str:
+def file_digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

@@ -27,12 +27,20 @@ from typing import Any, Self
 from turnwise.core.errors import UserError
 from turnwise.core.names import nearest
 from turnwise.core.token_name import TokenName
-from turnwise.record.disk import LOCK_NAME, FolderLock, append, disk_errors, is_leftover, remove, write_aside
+from turnwise.record.disk import (
+    LOCK_NAME,
+    FolderLock,
+    append_bytes,
+    is_leftover,
+    remove_path,
+    wrap_disk_errors,
+    write_atomic,
+)
 from turnwise.record.evaluation_folder import PLAN
-from turnwise.record.jsonl import drop_half_line, encode, read_lines, without_nonfinite
+from turnwise.record.jsonl import drop_partial_line, encode_row, read_jsonl, replace_nonfinite
 from turnwise.record.provenance import FILE as PROVENANCE
 from turnwise.record.provenance import SOURCES
-from turnwise.record.trajectories import TokenNames
+from turnwise.record.trajectories import TokenNamesFile
 
 JUDGES_FILE = "judges.jsonl"
 RUNS_FOLDER = "runs"
@@ -47,22 +55,22 @@ class RunFolder:
         self.path = path
         self._lock = lock
         self._write_failed = False
-        self._token_names = TokenNames(self.trajectories / "tokens.jsonl")
-        self.follower: Callable[[Mapping[str, Any]], None] | None = None
+        self._token_names = TokenNamesFile(self.trajectories / "tokens.jsonl")
+        self.on_metrics: Callable[[Mapping[str, Any]], None] | None = None
         """Sees every row of the metrics once it is written."""
 
     @classmethod
     def create(cls, path: Path | str, config_toml: str) -> Self:
         """A new run's folder, locked. What exists is never written over."""
         path = Path(path)
-        with disk_errors(path, "start again, or choose another --record.folder (nothing was started)"):
+        with wrap_disk_errors(path, "start again, or choose another --record.folder (nothing was started)"):
             _refuse_used(path)
             path.mkdir(parents=True, exist_ok=True)
             lock = FolderLock(path)
             try:
                 _refuse_used(path)  # again: another process may have been here before the lock
-                write_aside(path / "config.toml", config_toml.encode())
-                return cls(path, lock)._prepared()
+                write_atomic(path / "config.toml", config_toml.encode())
+                return cls(path, lock)._prepare()
             except BaseException:
                 lock.release()
                 raise
@@ -75,21 +83,21 @@ class RunFolder:
             raise UserError(f"{path} is no run folder (it has no config.toml): give the path of a run, as runs/NAME")
         if not writing:
             return cls(path, None)
-        with disk_errors(path, "start again (all that was written is safe)"):
+        with wrap_disk_errors(path, "start again (all that was written is safe)"):
             lock = FolderLock(path)
             try:
-                return cls(path, lock)._prepared()
+                return cls(path, lock)._prepare()
             except BaseException:
                 lock.release()
                 raise
 
-    def _prepared(self) -> Self:
+    def _prepare(self) -> Self:
         for path in filter(is_leftover, self.path.iterdir()):
-            remove(path)
+            remove_path(path)
         self.checkpoints.mkdir(exist_ok=True)
         self.trajectories.mkdir(exist_ok=True)
         for file in (self.metrics_path, self.alarms_path, self.index_path):
-            drop_half_line(file)
+            drop_partial_line(file)
         return self
 
     def __enter__(self) -> Self:
@@ -103,7 +111,7 @@ class RunFolder:
         if self._lock is not None:
             self._lock.release()
 
-    def give_up(self) -> None:
+    def remove_if_unused(self) -> None:
         """Removes a folder in which no step was recorded, so that a failed start does not take its name.
 
         It stays where there is a checkpoint, a step or a file that is not the start's own, and where a write failed:
@@ -161,7 +169,7 @@ class RunFolder:
         if self._lock is None or not self._lock.held:
             raise RuntimeError(f"{self.path} is not locked: open it with writing=True")
         self._write_failed = True
-        with disk_errors(path, f"continue with --resume {self.path} (all up to its last checkpoint is safe)"):
+        with wrap_disk_errors(path, f"continue with --resume {self.path} (all up to its last checkpoint is safe)"):
             yield
         self._write_failed = False
 
@@ -170,16 +178,16 @@ class RunFolder:
         if not isinstance(row.get("step"), int):
             raise ValueError(f"a metrics row needs an integer step: {dict(row)}")
         with self._writing(self.metrics_path):
-            append(self.metrics_path, encode(without_nonfinite(row)) + b"\n")
-        if self.follower is not None:
-            self.follower(row)
+            append_bytes(self.metrics_path, encode_row(replace_nonfinite(row)) + b"\n")
+        if self.on_metrics is not None:
+            self.on_metrics(row)
 
     def read_metrics(self) -> list[dict[str, Any]]:
         return _rows_of_steps(self.metrics_path)
 
     def append_alarm(self, step: int, text: str) -> None:
         with self._writing(self.alarms_path):
-            append(self.alarms_path, encode({"step": step, "text": text}) + b"\n")
+            append_bytes(self.alarms_path, encode_row({"step": step, "text": text}) + b"\n")
 
     def read_alarms(self) -> list[dict[str, Any]]:
         return _rows_of_steps(self.alarms_path)
@@ -187,15 +195,17 @@ class RunFolder:
     def write_trajectories(
         self, step: int, rows: Sequence[Mapping[str, Any]], name_token: Callable[[int], TokenName]
     ) -> None:
-        """Writes a step's trajectories (rows of `trajectory_row`) once, then an index line for each."""
+        """Writes a step's trajectories (rows of `trajectory_to_row`) once, then an index line for each."""
         path = self.step_path(step)
         if path.exists():
-            raise RuntimeError(f"{path} is already written: cut_back to a checkpoint before running a step again")
-        lines = [encode(row) for row in rows]
+            raise RuntimeError(f"{path} is already written: discard_from a checkpoint before running a step again")
+        lines = [encode_row(row) for row in rows]
         with self._writing(path):
             self._token_names.add(rows, name_token)
-            write_aside(path, b"".join(line + b"\n" for line in lines), durable=False)
-            append(self.index_path, b"".join(encode(entry) + b"\n" for entry in _index_entries(step, rows, lines)))
+            write_atomic(path, b"".join(line + b"\n" for line in lines), durable=False)
+            append_bytes(
+                self.index_path, b"".join(encode_row(entry) + b"\n" for entry in _index_entries(step, rows, lines))
+            )
 
     def read_index(self) -> list[dict[str, Any]]:
         return _rows_of_steps(self.index_path)
@@ -213,7 +223,7 @@ class RunFolder:
             raise UserError(f"{path} does not hold what its index says: restore it from a copy of the run")
         return row
 
-    def cut_back(self, step: int) -> None:
+    def discard_from(self, step: int) -> None:
         """Forgets the rows and trajectories of `step` and later, evaluations included, so that it can run again.
 
         A kill in the middle does no harm: each file changes whole, and the next resume cuts again.
@@ -229,7 +239,7 @@ class RunFolder:
                 path.unlink()
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        self.write_text("summary.json", json.dumps(without_nonfinite(summary), indent=2, allow_nan=False) + "\n")
+        self.write_text("summary.json", json.dumps(replace_nonfinite(summary), indent=2, allow_nan=False) + "\n")
 
     def read_summary(self) -> dict[str, Any]:
         try:
@@ -245,7 +255,7 @@ class RunFolder:
     def write_text(self, name: str, text: str) -> None:
         """A small file of the run, such as `curve.svg`, whole or not at all."""
         with self._writing(self.path / name):
-            write_aside(self.path / name, text.encode())
+            write_atomic(self.path / name, text.encode())
 
 
 def _refuse_used(path: Path) -> None:
@@ -266,7 +276,7 @@ def _rows_of_steps(path: Path) -> list[dict[str, Any]]:
 
 
 def _lines_of_steps(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
-    lines = read_lines(path)
+    lines = read_jsonl(path)
     for number, (_, row) in enumerate(lines, start=1):
         if not isinstance(row.get("step"), int):
             raise UserError(f"{path} line {number} says no step: restore the file, or delete that line")
@@ -275,7 +285,7 @@ def _lines_of_steps(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
 
 def _keep_steps_before(path: Path, step: int) -> None:
     if path.exists():
-        write_aside(path, b"".join(line for line, row in _lines_of_steps(path) if row["step"] < step))
+        write_atomic(path, b"".join(line for line, row in _lines_of_steps(path) if row["step"] < step))
 
 
 def _index_entries(step: int, rows: Sequence[Mapping[str, Any]], lines: Sequence[bytes]) -> Iterator[Mapping[str, Any]]:
@@ -297,7 +307,7 @@ def _index_entries(step: int, rows: Sequence[Mapping[str, Any]], lines: Sequence
         offset += len(line) + 1
 
 
-class JudgeSpending:
+class JudgeUsage:
     def __init__(self, folder: Path) -> None:
         """`folder`: a run's, which is locked."""
         self._path = folder / JUDGES_FILE
@@ -305,10 +315,10 @@ class JudgeSpending:
 
     def read(self) -> dict[str, dict[str, float]]:
         """Calls and tokens of each judge. A request that was under way at a kill counts with the most it may cost."""
-        with disk_errors(self._path, self._then):
-            drop_half_line(self._path)
+        with wrap_disk_errors(self._path, self._then):
+            drop_partial_line(self._path)
         spent: dict[str, dict[str, float]] = {}
-        for number, (_, row) in enumerate(read_lines(self._path), start=1):
+        for number, (_, row) in enumerate(read_jsonl(self._path), start=1):
             match row:
                 case {"judge": str(judge), "calls": int(calls), "tokens": int(tokens)}:
                     before = spent.setdefault(judge, {"calls": 0, "tokens": 0})
@@ -318,11 +328,11 @@ class JudgeSpending:
         return spent
 
     def add(self, judge: str, calls: int, tokens: int) -> None:
-        with disk_errors(self._path, self._then):
-            append(self._path, encode({"judge": judge, "calls": calls, "tokens": tokens}) + b"\n")
+        with wrap_disk_errors(self._path, self._then):
+            append_bytes(self._path, encode_row({"judge": judge, "calls": calls, "tokens": tokens}) + b"\n")
 
 
-def recorded_folder(name: str, folder: str = RUNS_FOLDER) -> Path:
+def find_folder(name: str, folder: str = RUNS_FOLDER) -> Path:
     """The folder of a run or of an evaluation."""
     for path in (Path(name).expanduser(), Path(folder) / name):
         if any((path / sign).is_file() for sign in MARKER_FILES):

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from turnwise.core.errors import UserError
 from turnwise.core.names import nearest
-from turnwise.record.metrics import number_of
+from turnwise.record.metrics import finite_number
 
 PROJECT = "turnwise"
 FOLDER = "trackers"
@@ -132,12 +132,12 @@ class Trackers:
         config: Mapping[str, Any],
         name: str,
         folder: Path,
-        tell: Callable[[str], None],
+        warn: Callable[[str], None],
         resumed_after: int | None = None,
     ) -> None:
-        """`folder`: the run's. `tell` says a line to the person. `resumed_after`: the last step that is kept."""
+        """`folder`: the run's. `warn` says a line to the person. `resumed_after`: the last step that is kept."""
         check_trackers(names)
-        self._tell = tell
+        self._warn = warn
         self._active: dict[str, Tracker] = {}
         place = folder / FOLDER
         for each in dict.fromkeys(names):
@@ -150,7 +150,7 @@ class Trackers:
 
     def log(self, row: Mapping[str, Any]) -> None:
         """A row's numbers, at its step; text, nulls and what is not finite are left out."""
-        numbers = {key: number for key, value in row.items() if (number := number_of(value)) is not None}
+        numbers = {key: number for key, value in row.items() if (number := finite_number(value)) is not None}
         step = int(numbers.pop("step"))
         if numbers:
             self._each(lambda tracker: tracker.log(step, numbers), "log")
@@ -165,7 +165,7 @@ class Trackers:
                 act(tracker)
             except Exception as error:  # a package of others: nothing it does may end a training
                 del self._active[name]
-                self._tell(f"{name} could not {what} ({_line(error)}): it is off from here, the run folder has all")
+                self._warn(f"{name} could not {what} ({_line(error)}): it is off from here, the run folder has all")
 
 
 def _kept_id(path: Path, *, new: bool) -> str:

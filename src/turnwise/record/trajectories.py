@@ -15,8 +15,15 @@ from turnwise.core.messages import Message, Picture, ToolCall
 from turnwise.core.task import Task
 from turnwise.core.token_name import TokenName
 from turnwise.core.trajectory import Span, Status, Stop, Trajectory, Turn
-from turnwise.record.disk import append
-from turnwise.record.jsonl import drop_half_line, encode, plain, plain_number, plain_numbers, read_lines
+from turnwise.record.disk import append_bytes
+from turnwise.record.jsonl import (
+    drop_partial_line,
+    encode_row,
+    read_jsonl,
+    to_json_number,
+    to_json_numbers,
+    to_json_value,
+)
 
 TOKEN_COLUMNS = ("advantages", "learner_logprobs", "entropies", "loss_mask")
 """What a turn's row says of each sampled token beside its id and the sampler's log-probability; None: not trained.
@@ -26,17 +33,17 @@ The learner's log-probability and the entropy are those of the pass in which it 
 
 IDS = ("context_ids", "action_ids")
 
-TurnByTurn = Sequence[Sequence[float] | None]
-NO_COLUMNS: Mapping[str, TurnByTurn] = {}
+PerTurn = Sequence[Sequence[float] | None]
+NO_COLUMNS: Mapping[str, PerTurn] = {}
 
 
-def trajectory_row(
+def trajectory_to_row(
     trajectory: Trajectory,
     *,
     step: int,
     group: int,
     decode: Callable[[Sequence[int]], str],
-    columns: Mapping[str, TurnByTurn] = NO_COLUMNS,
+    columns: Mapping[str, PerTurn] = NO_COLUMNS,
 ) -> dict[str, Any]:
     """The row of one trajectory. `columns`: of each sampled token, turn by turn, by the names of TOKEN_COLUMNS.
 
@@ -51,10 +58,10 @@ def trajectory_row(
         "attempt": trajectory.attempt,
         "task": _task_row(trajectory.task),
         "status": trajectory.status.value,
-        "reward": plain_number(trajectory.total_reward),
+        "reward": to_json_number(trajectory.total_reward),
         "tokens": trajectory.num_sampled,
-        "rewards": {name: plain_number(value) for name, value in trajectory.rewards.items()},
-        "timings": {name: plain_number(value) for name, value in trajectory.timings.items()},
+        "rewards": {name: to_json_number(value) for name, value in trajectory.rewards.items()},
+        "timings": {name: to_json_number(value) for name, value in trajectory.timings.items()},
         "start": None if trajectory.start is None else _picture_row(trajectory.start),
         "turns": [
             _turn_row(turn, turn_reward, {name: values[number] for name, values in columns.items()}, decode)
@@ -64,7 +71,7 @@ def trajectory_row(
 
 
 def trajectory_from_row(row: Mapping[str, Any]) -> Trajectory:
-    """The trajectory that `trajectory_row` wrote. A row that is none is a UserError."""
+    """The trajectory that `trajectory_to_row` wrote. A row that is none is a UserError."""
     try:
         return _trajectory(row)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -72,7 +79,7 @@ def trajectory_from_row(row: Mapping[str, Any]) -> Trajectory:
 
 
 def _task_row(task: Task) -> dict[str, Any]:
-    return {"env": task.env, "seed": task.seed, "split": task.split, "params": plain(task.params)}
+    return {"env": task.env, "seed": task.seed, "split": task.split, "params": to_json_value(task.params)}
 
 
 def _turn_row(
@@ -89,17 +96,17 @@ def _turn_row(
         "context_ids": turn.context_ids,
         "extends": turn.extends,
         "action_ids": turn.action_ids,
-        "action_logprobs": plain_numbers(turn.action_logprobs),
-        **{name: None if (values := columns.get(name)) is None else plain_numbers(values) for name in TOKEN_COLUMNS},
-        "temperature": plain_number(turn.temperature),
+        "action_logprobs": to_json_numbers(turn.action_logprobs),
+        **{name: None if (values := columns.get(name)) is None else to_json_numbers(values) for name in TOKEN_COLUMNS},
+        "temperature": to_json_number(turn.temperature),
         "policy_version": turn.policy_version,
         "stop": turn.stop.value,
         "spans": [[span.name, span.start, span.end] for span in turn.spans],
         "message": _message_row(turn.message),
-        "reward": plain_number(turn.reward),
-        "turn_reward": plain_number(turn_reward),
+        "reward": to_json_number(turn.reward),
+        "turn_reward": to_json_number(turn_reward),
         "invalid": turn.invalid,
-        "info": plain(turn.info),
+        "info": to_json_value(turn.info),
         "picture": None if turn.picture is None else _picture_row(turn.picture),
     }
 
@@ -119,7 +126,7 @@ def _message_row(message: Message) -> dict[str, Any]:
 
 
 def _picture_row(picture: Picture) -> dict[str, Any]:
-    return {"rows": picture.rows, "caption": picture.caption, "info": plain(picture.info)}
+    return {"rows": picture.rows, "caption": picture.caption, "info": to_json_value(picture.info)}
 
 
 def _trajectory(row: Mapping[str, Any]) -> Trajectory:
@@ -168,7 +175,7 @@ def _picture(row: Mapping[str, Any]) -> Picture:
     return Picture(rows=tuple(tuple(cells) for cells in row["rows"]), caption=row["caption"], info=row["info"])
 
 
-class TokenNames:
+class TokenNamesFile:
     """A line for each id, written when it is first met."""
 
     def __init__(self, path: Path) -> None:
@@ -178,10 +185,10 @@ class TokenNames:
     def add(self, rows: Iterable[Mapping[str, Any]], name_token: Callable[[int], TokenName]) -> None:
         """`rows`: of trajectories. A kill may leave a half line, which goes before the next is written."""
         if self._known is None:
-            drop_half_line(self._path)
-            self._known = {row["id"] for _, row in read_lines(self._path)}
+            drop_partial_line(self._path)
+            self._known = {row["id"] for _, row in read_jsonl(self._path)}
         turns = [turn for row in rows for turn in row["turns"]]
         new = sorted({each for turn in turns for name in IDS for each in turn[name]} - self._known)
         if new:
-            append(self._path, b"".join(encode(asdict(name_token(each))) + b"\n" for each in new))
+            append_bytes(self._path, b"".join(encode_row(asdict(name_token(each))) + b"\n" for each in new))
             self._known.update(new)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.record.jsonl_follower import parse_line
-from turnwise.record.metrics import number_of
-from turnwise.report.formatting import decimal
+from turnwise.record.metrics import finite_number
+from turnwise.report.formatting import format_decimal
 from turnwise.report.page import escaped, folded
-from turnwise.report.pictures.picture import picture_svg
+from turnwise.report.pictures.picture import draw_picture_svg
 
 SUCCEEDED = "succeeded"
 GOOD, BAD = 3, 3
@@ -25,7 +25,7 @@ RECENT_STEPS = 5
 THOUGHT = re.compile(r"^(?:\s*<think>)?.*?</think>", re.DOTALL)
 
 
-def chosen_of_index(index: Iterable[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+def choose_from_index(index: Iterable[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
     """The best and the worst of a run's last steps, each of another task where there are enough."""
     by_step: dict[int, list[Mapping[str, Any]]] = {}
     for row in index:
@@ -43,7 +43,7 @@ def chosen_of_index(index: Iterable[Mapping[str, Any]]) -> tuple[list[Mapping[st
     return _distinct(won, GOOD), _distinct(lost, BAD)
 
 
-def chosen_of_file(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], int, int]:
+def choose_from_file(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], int, int]:
     """The best and the worst of a model's evaluation, how many succeeded and how many there are.
 
     The file may be large: it is read line by line and no more is kept than is shown.
@@ -61,7 +61,7 @@ def chosen_of_file(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any
     return _unheaped(good), _unheaped(bad), succeeded, played
 
 
-def read_at(path: Path, offset: Any, length: Any) -> dict[str, Any] | None:
+def read_trajectory_at(path: Path, offset: Any, length: Any) -> dict[str, Any] | None:
     """The trajectory that an index says is there; None where it is not."""
     if not (isinstance(offset, int) and isinstance(length, int) and offset >= 0 and 0 < length <= MAX_LINE):
         return None
@@ -80,7 +80,7 @@ def episode_html(row: Mapping[str, Any], heading: str) -> str:
     sign = "\N{CHECK MARK} " if won else "\N{MULTIPLICATION X} "
     turns = [turn for turn in _listed(row.get("turns")) if isinstance(turn, Mapping)]
     many = "1 turn" if len(turns) == 1 else f"{len(turns)} turns"
-    facts = f"reward {decimal(number_of(row.get('reward')))}, {many}, {row.get('tokens', 0)} sampled tokens"
+    facts = f"reward {format_decimal(finite_number(row.get('reward')))}, {many}, {row.get('tokens', 0)} sampled tokens"
     parts = [
         f'<article class="episode {"won" if won else "lost"}"><h3>{escaped(heading)}</h3>',
         f'<div class="soft"><span class="status">{sign}{escaped(status, 60)}</span> · {escaped(facts, 200)}</div>',
@@ -94,7 +94,7 @@ def episode_html(row: Mapping[str, Any], heading: str) -> str:
     return "".join([*parts, "</article>"])
 
 
-def heading_of(row: Mapping[str, Any]) -> str:
+def episode_heading(row: Mapping[str, Any]) -> str:
     task = row.get("task")
     task = task if isinstance(task, Mapping) else {}
     return f"{task.get('env', 'episode')}, seed {task.get('seed', '?')}"[:200]
@@ -103,7 +103,7 @@ def heading_of(row: Mapping[str, Any]) -> str:
 def _turn(turn: Mapping[str, Any], number: int) -> str:
     message = turn.get("message")
     said = str(message.get("content", "")) if isinstance(message, Mapping) else ""
-    notes = [f"turn {number}", f"reward {decimal(number_of(turn.get('turn_reward', turn.get('reward'))))}"]
+    notes = [f"turn {number}", f"reward {format_decimal(finite_number(turn.get('turn_reward', turn.get('reward'))))}"]
     notes += ["invalid"] if turn.get("invalid") else []
     notes += ["cut at the token limit"] if turn.get("stop") == "length" else []
     notes += _advantage(turn.get("advantages"))
@@ -138,16 +138,16 @@ def _said(content: str) -> str:
 
 
 def _advantage(values: Any) -> list[str]:
-    numbers = [number for value in _listed(values) if (number := number_of(value)) is not None]
-    return [f"advantage {decimal(sum(numbers) / len(numbers))}"] if numbers else []
+    numbers = [number for value in _listed(values) if (number := finite_number(value)) is not None]
+    return [f"advantage {format_decimal(sum(numbers) / len(numbers))}"] if numbers else []
 
 
 def _picture(picture: Any) -> str:
-    return f'<div class="picture">{picture_svg(picture)}</div>' if isinstance(picture, Mapping) else ""
+    return f'<div class="picture">{draw_picture_svg(picture)}</div>' if isinstance(picture, Mapping) else ""
 
 
 def _reward(row: Mapping[str, Any]) -> float:
-    return number_of(row.get("reward")) or 0.0
+    return finite_number(row.get("reward")) or 0.0
 
 
 def _listed(value: Any) -> Sequence[Any]:

@@ -11,14 +11,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from turnwise.report.formatting import duration, percent
-from turnwise.report.terminal import one_line
+from turnwise.report.formatting import format_duration, format_percent
+from turnwise.report.terminal import sanitize_line
 
 LIVE_INTERVAL_S, LINE_INTERVAL_S = 0.2, 10.0
 
 
 class EvaluationProgress:
-    """`with EvaluationProgress(console, "tiny", total=256) as progress:` then `finished` after each episode.
+    """`with EvaluationProgress(console, "tiny", total=256) as progress:` then `add_episode` after each episode.
 
     There is no thread: it is redrawn from these calls, and an exception in the block gives the terminal back.
     """
@@ -50,13 +50,13 @@ class EvaluationProgress:
         if self._live is not None:
             self._live.stop()
 
-    def preparing(self, name: str, done: int, total: int) -> None:
+    def set_phase(self, name: str, done: int, total: int) -> None:
         """What comes before the first episode, such as a warm-up; the pace counts from its end."""
         self._phase = f"{name} {done}/{total}"
         self._draw_if_due()
         self._began = self._clock()
 
-    def finished(self, success: bool) -> None:
+    def add_episode(self, success: bool) -> None:
         self._phase = ""
         self._done += 1
         self._solved += success
@@ -70,22 +70,22 @@ class EvaluationProgress:
     def _draw(self) -> None:
         self._drawn = self._clock()
         if self._live is None:
-            self._console.print(one_line(f"{self._label}: {self._words()}"), soft_wrap=True)
+            self._console.print(sanitize_line(f"{self._label}: {self._words()}"), soft_wrap=True)
         else:
             self._live.update(self._bar(), refresh=True)
 
     def _words(self) -> str:
         if self._phase:
             return self._phase
-        success = f", success {percent(self._solved / self._done)}" if self._done else ""
-        return f"{self._done}/{self._total} episodes{success}, {duration(self._left_s())} left"
+        success = f", success {format_percent(self._solved / self._done)}" if self._done else ""
+        return f"{self._done}/{self._total} episodes{success}, {format_duration(self._left_s())} left"
 
     def _bar(self) -> Table:
         grid = Table.grid(padding=(0, 1), expand=True)
         for ratio in (None, 1, None):
             grid.add_column(ratio=ratio, no_wrap=True)
         bar = ProgressBar(total=max(1, self._total), completed=self._done, complete_style="cyan")
-        label = one_line(self._label)
+        label = sanitize_line(self._label)
         label.stylize("bold")
         grid.add_row(label, bar, Text(self._words()))
         return grid

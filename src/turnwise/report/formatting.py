@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 MISSING = "-"
 
 
-def percent(value: float | None) -> str:
+def format_percent(value: float | None) -> str:
     return MISSING if value is None or not math.isfinite(value) else f"{100 * value:.1f} %"
 
 
-def decimal(value: float | None) -> str:
+def format_decimal(value: float | None) -> str:
     """Three places, or two digits that count where the number is small."""
     if value is None:
         return MISSING
@@ -20,11 +20,11 @@ def decimal(value: float | None) -> str:
     return f"{value:.1e}"
 
 
-def length(value: float | None) -> str:
+def format_length(value: float | None) -> str:
     return MISSING if value is None or not math.isfinite(value) else f"{value:.1f}"
 
 
-def count(value: float | None) -> str:
+def format_count(value: float | None) -> str:
     """950, 12.4k, 3.1M."""
     if value is None or not math.isfinite(value):
         return MISSING
@@ -34,7 +34,7 @@ def count(value: float | None) -> str:
     return f"{value:.0f}"
 
 
-def duration(seconds: float | None) -> str:
+def format_duration(seconds: float | None) -> str:
     """0:41, 12:05, 1:02:33."""
     if seconds is None or not math.isfinite(seconds):
         return MISSING
@@ -43,35 +43,35 @@ def duration(seconds: float | None) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def interval(ends: Sequence[float | None] | None) -> str:
+def format_interval(ends: Sequence[float | None] | None) -> str:
     """62.1 to 74.0 %"""
     if ends is None or None in ends:
         return MISSING
     low, high = ends
-    return f"{percent(low).removesuffix(' %')} to {percent(high)}"
+    return f"{format_percent(low).removesuffix(' %')} to {format_percent(high)}"
 
 
-def probability(p: float) -> str:
+def format_p_value(p: float) -> str:
     """Four places where that says something."""
     return "< 0.0001" if p < 0.0001 else f"{p:.4f}"
 
 
-def points(difference: float) -> str:
+def format_points(difference: float) -> str:
     """A difference of two rates: +4.2, in percentage points."""
     return f"{100 * difference:+.1f}"
 
 
-JOINER = "\N{ZERO WIDTH JOINER}"
+EMOJI_JOINER = "\N{ZERO WIDTH JOINER}"
 """Makes one emoji of several: not printable by itself, but wanted."""
-MORE = "\N{HORIZONTAL ELLIPSIS}"
+ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 
 
-def shown(text: str) -> str:
+def to_single_line(text: str) -> str:
     """One line without control characters, direction overrides and halves of characters."""
-    return "".join(letter if letter.isprintable() or letter == JOINER else " " for letter in text)
+    return "".join(letter if letter.isprintable() or letter == EMOJI_JOINER else " " for letter in text)
 
 
-def visible(text: str) -> str:
+def show_invisible(text: str) -> str:
     """Text of several lines in which nothing hides: escapes as ␛, overrides of direction as ⟦U+202E⟧."""
     if text.isprintable():
         return text
@@ -79,7 +79,7 @@ def visible(text: str) -> str:
 
 
 def _visible(letter: str) -> str:
-    if letter.isprintable() or letter in "\n\t" or letter == JOINER or unicodedata.category(letter) == "Zs":
+    if letter.isprintable() or letter in "\n\t" or letter == EMOJI_JOINER or unicodedata.category(letter) == "Zs":
         return letter
     code = ord(letter)
     if code < 0x20:
@@ -87,21 +87,21 @@ def _visible(letter: str) -> str:
     return "\N{SYMBOL FOR DELETE}" if code == 0x7F else f"⟦U+{code:04X}⟧"
 
 
-def width_of(text: str) -> int:
+def display_width(text: str) -> int:
     """How many columns of a terminal it takes: two for a Chinese character or an emoji, none for an accent."""
     return sum(_columns(letter) for letter in text)
 
 
 def _columns(letter: str) -> int:
-    if letter == JOINER or unicodedata.combining(letter) or unicodedata.category(letter) == "Mn":
+    if letter == EMOJI_JOINER or unicodedata.combining(letter) or unicodedata.category(letter) == "Mn":
         return 0
     return 2 if unicodedata.east_asian_width(letter) in "WF" else 1
 
 
-def clipped(text: str, columns: int) -> str:
+def clip(text: str, columns: int) -> str:
     """Its beginning, with a sign that there is more, where it is wider than that."""
     text = text[: 4 * columns + 4]
-    if width_of(text) <= columns:
+    if display_width(text) <= columns:
         return text
     kept, used = [], 1
     for letter in text:
@@ -109,22 +109,22 @@ def clipped(text: str, columns: int) -> str:
         if used > columns:
             break
         kept.append(letter)
-    return "".join(kept) + MORE
+    return "".join(kept) + ELLIPSIS
 
 
-def wrapped(text: str, columns: int, lines: int) -> list[str]:
+def wrap(text: str, columns: int, lines: int) -> list[str]:
     """At most so many lines of at most so many columns, broken between words, and within one that is too long."""
     found = list(_wrap(text[: 4 * columns * lines + 4], columns))
     if len(found) <= lines:
         return found or [""]
-    return [*found[: lines - 1], clipped(f"{found[lines - 1]}{MORE}{MORE}", max(columns, 2))]
+    return [*found[: lines - 1], clip(f"{found[lines - 1]}{ELLIPSIS}{ELLIPSIS}", max(columns, 2))]
 
 
 def _wrap(text: str, columns: int) -> Iterator[str]:
     line = ""
     for word in text.split():
         joined = f"{line} {word}" if line else word
-        if width_of(joined) <= columns:
+        if display_width(joined) <= columns:
             line = joined
             continue
         if line:

@@ -5,15 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.core.errors import UserError
-from turnwise.record.disk import disk_errors, write_aside
+from turnwise.record.disk import wrap_disk_errors, write_atomic
 from turnwise.record.evaluation_folder import PLAN
 from turnwise.report.evaluation_report import evaluation_report
 from turnwise.report.run_report import run_report
 
-NAME = "report.html"
+REPORT_NAME = "report.html"
 
 
-def report_html(folder: Path, summary: Mapping[str, Any] | None = None) -> str:
+def render_report(folder: Path, summary: Mapping[str, Any] | None = None) -> str:
     """The page of what is in the folder now; it may still be growing. `summary`: as `write_report` takes it."""
     if (folder / PLAN).is_file():
         return evaluation_report(folder)
@@ -27,11 +27,11 @@ def write_report(folder: Path, out: Path | None = None, *, summary: Mapping[str,
 
     `summary`: of a run that ends now, where it is not in the folder yet.
     """
-    target = folder / NAME if out is None else out
-    text = report_html(folder, summary)
-    with disk_errors(target, "report again, or choose another --out"):
+    target = folder / REPORT_NAME if out is None else out
+    text = render_report(folder, summary)
+    with wrap_disk_errors(target, "report again, or choose another --out"):
         if target.is_dir():
-            raise UserError(f"{target} is a folder: give --out a file, as {target / NAME}")
+            raise UserError(f"{target} is a folder: give --out a file, as {target / REPORT_NAME}")
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_aside(target, text.encode("utf-8", "backslashreplace"), durable=False)
+        write_atomic(target, text.encode("utf-8", "backslashreplace"), durable=False)
     return target

@@ -16,7 +16,7 @@ AXIS_LABELS: dict[Axis, str] = {"steps": "training step", "minutes": "minutes of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scale:
+class CurveScale:
     """Data to pixels; success always spans 0 to 1."""
 
     right: float
@@ -29,14 +29,14 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
+class EvaluationPoint:
     x: float
     rate: float
     low: float
     high: float
 
 
-def learning_curve_svg(rows: Sequence[Mapping[str, Any]], title: str, axis: Axis = "steps") -> str:
+def draw_learning_curve(rows: Sequence[Mapping[str, Any]], title: str, axis: Axis = "steps") -> str:
     """Success over training, from the rows of `metrics.jsonl`.
 
     Rows with "rollout/success" give the training line (faint, with a rolling mean); rows with "eval/success",
@@ -45,11 +45,11 @@ def learning_curve_svg(rows: Sequence[Mapping[str, Any]], title: str, axis: Axis
     xs = _positions(rows, axis)
     train = [(x, row["rollout/success"]) for x, row in zip(xs, rows, strict=True) if _has(row, "rollout/success")]
     evaluations = [
-        Evaluation(x=x, rate=row["eval/success"], low=row["eval/success_low"], high=row["eval/success_high"])
+        EvaluationPoint(x=x, rate=row["eval/success"], low=row["eval/success_low"], high=row["eval/success_high"])
         for x, row in zip(xs, rows, strict=True)
         if _has(row, "eval/success", "eval/success_low", "eval/success_high")
     ]
-    scale = Scale(right=max([x for x, _ in train] + [point.x for point in evaluations], default=0.0) or 1.0)
+    scale = CurveScale(right=max([x for x, _ in train] + [point.x for point in evaluations], default=0.0) or 1.0)
     parts = [
         *_frame(title, AXIS_LABELS[axis], scale),
         *_training(train, scale),
@@ -74,7 +74,7 @@ def _has(row: Mapping[str, Any], *keys: str) -> bool:
     return all(row.get(key) is not None for key in keys)
 
 
-def _frame(title: str, x_label: str, scale: Scale) -> list[str]:
+def _frame(title: str, x_label: str, scale: CurveScale) -> list[str]:
     parts = [text(LEFT, 24, title, size=16, weight="600")]
     for rate in (0.0, 0.25, 0.5, 0.75, 1.0):
         y = scale.y(rate)
@@ -90,7 +90,7 @@ def _frame(title: str, x_label: str, scale: Scale) -> list[str]:
     return parts
 
 
-def _training(points: Sequence[tuple[float, float]], scale: Scale) -> list[str]:
+def _training(points: Sequence[tuple[float, float]], scale: CurveScale) -> list[str]:
     smooth = rolling_mean([rate for _, rate in points], window=max(1, len(points) // 15))
     rolled = [(x, rate) for (x, _), rate in zip(points, smooth, strict=True)]
     return [
@@ -99,7 +99,7 @@ def _training(points: Sequence[tuple[float, float]], scale: Scale) -> list[str]:
     ]
 
 
-def _evaluations(evaluations: Sequence[Evaluation], scale: Scale) -> list[str]:
+def _evaluations(evaluations: Sequence[EvaluationPoint], scale: CurveScale) -> list[str]:
     parts = []
     for number, evaluation in enumerate(evaluations):
         x, y, low, high = (
@@ -116,7 +116,7 @@ def _evaluations(evaluations: Sequence[Evaluation], scale: Scale) -> list[str]:
     return parts
 
 
-def _evaluation_label(evaluation: Evaluation, x: float, y: float, *, first: bool) -> str:
+def _evaluation_label(evaluation: EvaluationPoint, x: float, y: float, *, first: bool) -> str:
     """The first one's to the right of its point, the last one's to the left: both inside the frame."""
     shift, anchor = (10, "start") if first and x < WIDTH / 2 else (-10, "end")
     label = f"{100 * evaluation.rate:.1f} %"
@@ -138,7 +138,7 @@ def _legend(train: bool, evaluations: bool) -> list[str]:
     return parts
 
 
-def _path(points: Sequence[tuple[float, float]], scale: Scale, *, width: float, opacity: float) -> str:
+def _path(points: Sequence[tuple[float, float]], scale: CurveScale, *, width: float, opacity: float) -> str:
     places = " ".join(f"{scale.x(x):.1f},{scale.y(rate):.1f}" for x, rate in points)
     return (
         f'<polyline points="{places}" fill="none" stroke="{TRAIN}" stroke-width="{width}" '

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from turnwise.record.metrics import number_of
-from turnwise.report.formatting import count, decimal, length, percent
+from turnwise.record.metrics import finite_number
+from turnwise.report.formatting import format_count, format_decimal, format_length, format_percent
 from turnwise.report.svg import BLUE, GRID, INK, ORANGE, line, nice_ticks, opening, rolling_mean, text
 
 Points = list[tuple[float, float]]
@@ -16,40 +16,42 @@ Points = list[tuple[float, float]]
 class Metric:
     label: str
     key: str
-    write: Callable[[float | None], str]
-    share: bool = False
+    format: Callable[[float | None], str]
+    is_fraction: bool = False
     """Always between 0 and 1, and drawn so, that two pictures can be compared."""
 
 
-FIRST = (
-    Metric(label="success", key="rollout/success", write=percent, share=True),
-    Metric(label="reward", key="rollout/reward", write=decimal),
-    Metric(label="loss", key="train/loss", write=decimal),
-    Metric(label="entropy", key="train/entropy", write=decimal),
-    Metric(label="KL to the reference", key="train/kl", write=decimal),
-    Metric(label="KL of a step", key="train/approx_kl", write=decimal),
-    Metric(label="response tokens", key="rollout/response_tokens", write=length),
-    Metric(label="turns", key="rollout/turns", write=length),
-    Metric(label="gradient norm", key="train/grad_norm", write=decimal),
-    Metric(label="tokens per second", key="time/tokens_per_s", write=count),
-    Metric(label="clip fraction", key="train/clip_fraction", write=percent),
-    Metric(label="sampler-learner mismatch", key="train/mismatch", write=decimal),
-    Metric(label="KL(sampler | learner), k3", key="train/offpolicy_kl_k3", write=decimal),
-    Metric(label="chi-squared of sequences", key="train/offpolicy_chi2_sequence", write=decimal),
-    Metric(label="invalid turns", key="rollout/invalid", write=percent),
-    Metric(label="groups that fare alike", key="rollout/zero_std_groups", write=percent),
+MAIN_METRICS = (
+    Metric(label="success", key="rollout/success", format=format_percent, is_fraction=True),
+    Metric(label="reward", key="rollout/reward", format=format_decimal),
+    Metric(label="loss", key="train/loss", format=format_decimal),
+    Metric(label="entropy", key="train/entropy", format=format_decimal),
+    Metric(label="KL to the reference", key="train/kl", format=format_decimal),
+    Metric(label="KL of a step", key="train/approx_kl", format=format_decimal),
+    Metric(label="response tokens", key="rollout/response_tokens", format=format_length),
+    Metric(label="turns", key="rollout/turns", format=format_length),
+    Metric(label="gradient norm", key="train/grad_norm", format=format_decimal),
+    Metric(label="tokens per second", key="time/tokens_per_s", format=format_count),
+    Metric(label="clip fraction", key="train/clip_fraction", format=format_percent),
+    Metric(label="sampler-learner mismatch", key="train/mismatch", format=format_decimal),
+    Metric(label="KL(sampler | learner), k3", key="train/offpolicy_kl_k3", format=format_decimal),
+    Metric(label="chi-squared of sequences", key="train/offpolicy_chi2_sequence", format=format_decimal),
+    Metric(label="invalid turns", key="rollout/invalid", format=format_percent),
+    Metric(label="groups that fare alike", key="rollout/zero_std_groups", format=format_percent),
 )
 
 
-def points_of(rows: Sequence[Mapping[str, Any]], key: str) -> Points:
+def metric_points(rows: Sequence[Mapping[str, Any]], key: str) -> Points:
     """(step, value) of the rows that have both."""
-    pairs = ((number_of(row.get("step")), number_of(row.get(key))) for row in rows)
+    pairs = ((finite_number(row.get("step")), finite_number(row.get(key))) for row in rows)
     return [(step, value) for step, value in pairs if step is not None and value is not None]
 
 
-def present(rows: Sequence[Mapping[str, Any]], metrics: Sequence[Metric] = FIRST) -> list[tuple[Metric, Points]]:
+def recorded_metrics(
+    rows: Sequence[Mapping[str, Any]], metrics: Sequence[Metric] = MAIN_METRICS
+) -> list[tuple[Metric, Points]]:
     """Those of the metrics that a run has, with their points."""
-    found = [(metric, points_of(rows, metric.key)) for metric in metrics]
+    found = [(metric, metric_points(rows, metric.key)) for metric in metrics]
     return [(metric, points) for metric, points in found if points]
 
 
@@ -60,16 +62,16 @@ SMOOTH = 15
 """The line is a mean over a fifteenth of the steps; the values themselves are faint behind it."""
 
 
-def panel_svg(
+def draw_metric_chart(
     points: Points,
     title: str,
-    write: Callable[[float | None], str],
+    format_value: Callable[[float | None], str],
     *,
-    share: bool = False,
+    is_fraction: bool = False,
     marks: Sequence[float] = (),
 ) -> str:
     """`marks`: steps at which something was said about the run, as triangles on the axis."""
-    low, high = (0.0, 1.0) if share else value_range([value for _, value in points])
+    low, high = (0.0, 1.0) if is_fraction else value_range([value for _, value in points])
     first, last = points[0][0], points[-1][0]
 
     def place(point: tuple[float, float]) -> tuple[float, float]:
@@ -80,20 +82,20 @@ def panel_svg(
     smooth = rolling_mean([value for _, value in points], window=max(1, len(points) // SMOOTH))
     rolled = [(step, value) for (step, _), value in zip(points, smooth, strict=True)]
     parts = [
-        opening(f"{title}: {write(points[-1][1])}", WIDTH, HEIGHT),
+        opening(f"{title}: {format_value(points[-1][1])}", WIDTH, HEIGHT),
         text(LEFT, 18, title, size=13, weight="600"),
-        text(WIDTH - RIGHT, 18, write(smooth[-1]), anchor="end", fill=BLUE, weight="600"),
-        *_levels(low, high, write, place),
+        text(WIDTH - RIGHT, 18, format_value(smooth[-1]), anchor="end", fill=BLUE, weight="600"),
+        *_levels(low, high, format_value, place),
         text(LEFT, HEIGHT - 8, f"{first:g}", size=11),
         text(WIDTH - RIGHT, HEIGHT - 8, f"step {last:g}", anchor="end", size=11),
-        _path([place(point) for point in thinned(points)], width=1, opacity=0.35),
-        _path([place(point) for point in thinned(rolled)], width=2, opacity=1),
+        _path([place(point) for point in thin_points(points)], width=1, opacity=0.35),
+        _path([place(point) for point in thin_points(rolled)], width=2, opacity=1),
         *[_mark(place((step, low))[0]) for step in marks if first <= step <= last],
     ]
     return "".join([*parts, "</svg>\n"])
 
 
-def thinned(points: Points, at_most: int = MAX_POINTS) -> Points:
+def thin_points(points: Points, at_most: int = MAX_POINTS) -> Points:
     """Of many points the lowest and the highest in each column: what a person would see of all of them."""
     if len(points) <= 2 * at_most:
         return points
@@ -113,7 +115,7 @@ def value_range(values: Sequence[float]) -> tuple[float, float]:
     return (low - spare if low < 0 else max(low - spare, 0.0)), high + spare
 
 
-def levels_between(low: float, high: float, at_most: int = 5) -> list[float]:
+def choose_levels(low: float, high: float, at_most: int = 5) -> list[float]:
     """Round numbers within the range: a few of them."""
     ticks = nice_ticks(high - low, at_most)
     step = ticks[1] if len(ticks) > 1 else high - low
@@ -124,14 +126,14 @@ def levels_between(low: float, high: float, at_most: int = 5) -> list[float]:
 def _levels(
     low: float,
     high: float,
-    write: Callable[[float | None], str],
+    format_value: Callable[[float | None], str],
     place: Callable[[tuple[float, float]], tuple[float, float]],
 ) -> list[str]:
     parts = []
-    for level in levels_between(low, high):
+    for level in choose_levels(low, high):
         _, y = place((0.0, level))
         parts.append(line(LEFT, y, WIDTH - RIGHT, y, stroke=GRID))
-        parts.append(text(LEFT - 6, y + 4, write(level), anchor="end", size=11))
+        parts.append(text(LEFT - 6, y + 4, format_value(level), anchor="end", size=11))
     bottom = HEIGHT - BOTTOM
     return [*parts, line(LEFT, bottom, WIDTH - RIGHT, bottom, stroke=INK)]
 

@@ -7,7 +7,7 @@ model's output can do anything, whatever it is.
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from turnwise.report.formatting import visible
+from turnwise.report.formatting import show_invisible
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 STYLE = """
@@ -56,7 +56,7 @@ def escaped(text: str, at_most: int | None = None) -> str:
     """Any text as text of the page: nothing in it is markup, and what would hide is seen."""
     kept = text if at_most is None else text[:at_most]
     more = f" … ({len(text) - len(kept):,} characters more)" if len(kept) < len(text) else ""
-    return escape(visible(kept), quote=True) + more
+    return escape(show_invisible(kept), quote=True) + more
 
 
 def page(title: str, subtitle: str, parts: Iterable[str]) -> str:

@@ -14,45 +14,45 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from turnwise.report.formatting import count, decimal, duration, length, percent
-from turnwise.report.terminal import one_line, sparkline
+from turnwise.report.formatting import format_count, format_decimal, format_duration, format_length, format_percent
+from turnwise.report.terminal import draw_sparkline, sanitize_line
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ProgressColumn:
     label: str
     metric: str
-    write: Callable[[float | None], str]
+    format: Callable[[float | None], str]
     width: int
 
     def cell(self, metrics: Mapping[str, float]) -> str:
-        return self.write(metrics.get(self.metric))
+        return self.format(metrics.get(self.metric))
 
 
 COLUMNS = (
-    Column("success", "rollout/success", percent, 7),
-    Column("reward", "rollout/reward", decimal, 7),
-    Column("response", "rollout/response_tokens", length, 6),
-    Column("entropy", "train/entropy", decimal, 7),
-    Column("KL", "train/kl", decimal, 8),
-    Column("step KL", "train/approx_kl", decimal, 8),
-    Column("tokens/s", "time/tokens_per_s", count, 6),
+    ProgressColumn("success", "rollout/success", format_percent, 7),
+    ProgressColumn("reward", "rollout/reward", format_decimal, 7),
+    ProgressColumn("response", "rollout/response_tokens", format_length, 6),
+    ProgressColumn("entropy", "train/entropy", format_decimal, 7),
+    ProgressColumn("KL", "train/kl", format_decimal, 8),
+    ProgressColumn("step KL", "train/approx_kl", format_decimal, 8),
+    ProgressColumn("tokens/s", "time/tokens_per_s", format_count, 6),
 )
 """What a person wants to see of a step. "KL" is the policy's to the reference; where none is kept, "step KL" stands
 in its place: how far the step's updates moved the policy from the one that sampled."""
 
 
-IMITATION = (
-    Column("loss", "train/loss", decimal, 7),
-    Column("gradient", "train/grad_norm", decimal, 7),
-    Column("tokens/s", "time/tokens_per_s", count, 6),
+SFT_COLUMNS = (
+    ProgressColumn("loss", "train/loss", format_decimal, 7),
+    ProgressColumn("gradient", "train/grad_norm", format_decimal, 7),
+    ProgressColumn("tokens/s", "time/tokens_per_s", format_count, 6),
 )
 """Of a step that imitates demonstrations: nothing is rolled out."""
 
 
-def columns_of(metrics: Mapping[str, float]) -> list[Column]:
+def choose_columns(metrics: Mapping[str, float]) -> list[ProgressColumn]:
     if "train/loss" in metrics:
-        return list(IMITATION)
+        return list(SFT_COLUMNS)
     left_out = "KL" if "train/approx_kl" in metrics and "train/kl" not in metrics else "step KL"
     return [column for column in COLUMNS if column.label != left_out]
 
@@ -63,7 +63,7 @@ RECENT_STEPS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class ProgressSnapshot:
     """All that a view shows. `successes`: one a step so far, not to be changed."""
 
     title: str
@@ -75,15 +75,15 @@ class Snapshot:
     left_s: float | None
 
 
-class View(Protocol):
+class ProgressView(Protocol):
     phase_interval_s: float
     """Seconds between two drawings, at least, while a step goes on."""
     step_interval_s: float
     """Seconds between two drawings, at least, at the ends of steps; the last step is always drawn."""
 
-    def start(self, snapshot: Snapshot) -> None: ...
-    def draw(self, snapshot: Snapshot) -> None: ...
-    def stop(self, snapshot: Snapshot) -> None: ...
+    def start(self, snapshot: ProgressSnapshot) -> None: ...
+    def draw(self, snapshot: ProgressSnapshot) -> None: ...
+    def stop(self, snapshot: ProgressSnapshot) -> None: ...
 
 
 class LiveView:
@@ -96,20 +96,20 @@ class LiveView:
         self._console = console
         self._live = Live(console=console, auto_refresh=False)
 
-    def start(self, snapshot: Snapshot) -> None:
+    def start(self, snapshot: ProgressSnapshot) -> None:
         self._live.start()
         self.draw(snapshot)
 
-    def draw(self, snapshot: Snapshot) -> None:
+    def draw(self, snapshot: ProgressSnapshot) -> None:
         self._live.update(self._render(snapshot), refresh=True)
 
-    def stop(self, snapshot: Snapshot) -> None:
+    def stop(self, snapshot: ProgressSnapshot) -> None:
         try:
             self.draw(snapshot)
         finally:
             self._live.stop()
 
-    def _render(self, snapshot: Snapshot) -> RenderableType:
+    def _render(self, snapshot: ProgressSnapshot) -> RenderableType:
         parts: list[RenderableType] = [_bar(snapshot), _numbers(snapshot)]
         if self._console.encoding.startswith("utf"):
             parts.append(_success_line(snapshot))
@@ -127,33 +127,33 @@ class LineView:
         self._printed = 0
         """Steps done at the last step's line."""
 
-    def start(self, snapshot: Snapshot) -> None:
+    def start(self, snapshot: ProgressSnapshot) -> None:
         self._printed = snapshot.done
 
-    def draw(self, snapshot: Snapshot) -> None:
+    def draw(self, snapshot: ProgressSnapshot) -> None:
         name, done, total = snapshot.phase
         line = f"{_steps(snapshot)}  {name} {done}/{total}" if name else _step_line(snapshot)
         self._printed = self._printed if name else snapshot.done
         self._console.print(Text(line), soft_wrap=True)
 
-    def stop(self, snapshot: Snapshot) -> None:
+    def stop(self, snapshot: ProgressSnapshot) -> None:
         """The last step was done a moment after the last line: it gets its own."""
         if snapshot.metrics and snapshot.done > self._printed:
             self.draw(snapshot)
 
 
-def _steps(snapshot: Snapshot) -> str:
+def _steps(snapshot: ProgressSnapshot) -> str:
     return f"step {snapshot.done:>{len(str(snapshot.total))}}/{snapshot.total}"
 
 
-def _step_line(snapshot: Snapshot) -> str:
+def _step_line(snapshot: ProgressSnapshot) -> str:
     cells = [
-        f"{column.label} {column.cell(snapshot.metrics):>{column.width}}" for column in columns_of(snapshot.metrics)
+        f"{column.label} {column.cell(snapshot.metrics):>{column.width}}" for column in choose_columns(snapshot.metrics)
     ]
-    return "  ".join([_steps(snapshot), *cells, f"left {duration(snapshot.left_s):>7}"])
+    return "  ".join([_steps(snapshot), *cells, f"left {format_duration(snapshot.left_s):>7}"])
 
 
-def _bar(snapshot: Snapshot) -> Table:
+def _bar(snapshot: ProgressSnapshot) -> Table:
     name, done, total = snapshot.phase
     grid = Table.grid(padding=(0, 1), expand=True)
     for ratio in (None, 1, None, None, None):
@@ -163,21 +163,21 @@ def _bar(snapshot: Snapshot) -> Table:
         ProgressBar(total=snapshot.total, completed=snapshot.done, complete_style="cyan", finished_style="green"),
         Text(f"{snapshot.done}/{snapshot.total}"),
         Text(f"{name} {done}/{total}".ljust(18) if name else " " * 18, style="dim"),
-        Text(f"{duration(snapshot.left_s)} left"),
+        Text(f"{format_duration(snapshot.left_s)} left"),
     )
     return grid
 
 
-def _numbers(snapshot: Snapshot) -> Table:
+def _numbers(snapshot: ProgressSnapshot) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for column in columns_of(snapshot.metrics):
+    for column in choose_columns(snapshot.metrics):
         table.add_column(column.label, justify="right", min_width=column.width, no_wrap=True)
-    table.add_row(*(column.cell(snapshot.metrics) for column in columns_of(snapshot.metrics)))
+    table.add_row(*(column.cell(snapshot.metrics) for column in choose_columns(snapshot.metrics)))
     return table
 
 
-def _success_line(snapshot: Snapshot) -> Text:
-    line = sparkline(snapshot.successes, SPARKLINE_WIDTH)
+def _success_line(snapshot: ProgressSnapshot) -> Text:
+    line = draw_sparkline(snapshot.successes, SPARKLINE_WIDTH)
     return Text.assemble(("success ", "dim"), (line.ljust(SPARKLINE_WIDTH), "green"), no_wrap=True)
 
 
@@ -209,7 +209,7 @@ class Progress:
         self._phase = ("", 0, 0)
         self._metrics: Mapping[str, float] = {}
         self._successes: list[float] = []
-        self._view: View = LiveView(console) if console.is_interactive else LineView(console)
+        self._view: ProgressView = LiveView(console) if console.is_interactive else LineView(console)
         self._drawn = self._started
         self._told_idle = False
 
@@ -246,7 +246,7 @@ class Progress:
         success = metrics.get("rollout/success", math.nan)
         if math.isfinite(success):
             self._successes.append(success)
-        if not self._told_idle and (reason := why_idle(metrics)) is not None:
+        if not self._told_idle and (reason := explain_idle_step(metrics)) is not None:
             self._told_idle = True
             self.note(f"step {self._done} trained nothing: {reason}")
         if self._done >= self._total or self._clock() - self._drawn >= self._view.step_interval_s:
@@ -254,14 +254,14 @@ class Progress:
 
     def note(self, text: str) -> None:
         """A line that stays, above the view."""
-        self._console.print(one_line(text), soft_wrap=True)
+        self._console.print(sanitize_line(text), soft_wrap=True)
 
     def _draw(self) -> None:
         self._drawn = self._clock()
         self._view.draw(self._snapshot())
 
-    def _snapshot(self) -> Snapshot:
-        return Snapshot(
+    def _snapshot(self) -> ProgressSnapshot:
+        return ProgressSnapshot(
             title=self._title,
             done=self._done,
             total=self._total,
@@ -285,7 +285,7 @@ class Progress:
 EMPTY, IDLE = "train/empty_steps", "train/idle_steps"
 
 
-def why_idle(row: Mapping[str, Any]) -> str | None:
+def explain_idle_step(row: Mapping[str, Any]) -> str | None:
     """Why the policy learnt nothing in this step and what to change; None where it learnt, or only its critic did."""
     if EMPTY in row:
         return _why_empty(row)

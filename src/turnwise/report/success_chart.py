@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from turnwise.report.formatting import percent
+from turnwise.report.formatting import format_percent
 from turnwise.report.svg import BLUE, GRID, INK, ORANGE, line, opening, printable, text
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 720, 210, 96, 66, 48
@@ -13,23 +13,23 @@ TICKS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
+class SuccessBar:
     """One agent: its success with both ends of the interval, and pass@k where it had several tries."""
 
     label: str
     success: float
     low: float
     high: float
-    best_of: float | None = None
+    pass_at_k: float | None = None
 
 
-def success_svg(bars: Sequence[Bar], title: str, tries: int = 1) -> str:
+def draw_success_chart(bars: Sequence[SuccessBar], title: str, tries: int = 1) -> str:
     """A row for each agent: a point, its 95 % interval, and a ring for pass@`tries`."""
     height = TOP + ROW * len(bars) + BOTTOM
     parts = [
         opening(title, WIDTH, height),
         text(16, 26, title, size=16, weight="600"),
-        *_legend(tries if any(bar.best_of is not None for bar in bars) else 1),
+        *_legend(tries if any(bar.pass_at_k is not None for bar in bars) else 1),
         *_grid(height),
     ]
     for number, bar in enumerate(bars):
@@ -55,16 +55,16 @@ def _legend(tries: int) -> list[str]:
     return parts if tries == 1 else [*parts, _ring(212, 46), text(224, 50, f"pass@{tries}")]
 
 
-def _row(bar: Bar, y: float) -> list[str]:
+def _row(bar: SuccessBar, y: float) -> list[str]:
     ends = (_x(bar.low), _x(bar.high))
     parts = [
         text(LEFT - 12, y + 4, _short(bar.label), anchor="end"),
         line(ends[0], y, ends[1], y, stroke=ORANGE, width=2),
         *(line(end, y - 5, end, y + 5, stroke=ORANGE, width=2) for end in ends),
         _point(_x(bar.success), y),
-        text(WIDTH - RIGHT + 14, y + 4, percent(bar.success), fill=ORANGE, weight="600"),
+        text(WIDTH - RIGHT + 14, y + 4, format_percent(bar.success), fill=ORANGE, weight="600"),
     ]
-    return parts if bar.best_of is None else [*parts, _ring(_x(bar.best_of), y)]
+    return parts if bar.pass_at_k is None else [*parts, _ring(_x(bar.pass_at_k), y)]
 
 
 def _point(x: float, y: float) -> str:

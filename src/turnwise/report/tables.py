@@ -9,8 +9,18 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from turnwise.report.formatting import MISSING, count, decimal, duration, interval, length, percent, points, probability
-from turnwise.report.terminal import one_line
+from turnwise.report.formatting import (
+    MISSING,
+    format_count,
+    format_decimal,
+    format_duration,
+    format_interval,
+    format_length,
+    format_p_value,
+    format_percent,
+    format_points,
+)
+from turnwise.report.terminal import sanitize_line
 
 COUNTS = (
     ("episodes", "episodes"),
@@ -22,20 +32,20 @@ COUNTS = (
 """What a run had, if it had any."""
 
 
-def closing_table(summary: Mapping[str, Any], run_folder: Path, next_line: str) -> RenderableType:
+def run_table(summary: Mapping[str, Any], run_folder: Path, next_line: str) -> RenderableType:
     """Of one run: its `summary.json` in words, where everything lies, and the one line to type next."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column(style="dim")
     table.add_column(overflow="fold")
-    table.add_row("success before", percent(summary["success_before"]))
-    table.add_row("success after", Text(percent(summary["success_after"]), style="bold green"))
-    table.add_row("95 % interval", interval(summary["interval"]))
-    table.add_row("wall time", duration(summary["wall_s"]))
-    table.add_row("steps", count(summary["steps"]))
+    table.add_row("success before", format_percent(summary["success_before"]))
+    table.add_row("success after", Text(format_percent(summary["success_after"]), style="bold green"))
+    table.add_row("95 % interval", format_interval(summary["interval"]))
+    table.add_row("wall time", format_duration(summary["wall_s"]))
+    table.add_row("steps", format_count(summary["steps"]))
     for label, key in COUNTS:
         if summary.get(key):
-            table.add_row(label, count(summary[key]))
-    table.add_row("run folder", one_line(str(run_folder)))
+            table.add_row(label, format_count(summary[key]))
+    table.add_row("run folder", sanitize_line(str(run_folder)))
     table.add_row("next", Text(next_line, style="bold"))
     return Group(Text(), table, Text())
 
@@ -48,11 +58,11 @@ def seeds_table(summaries: Sequence[Mapping[str, Any]]) -> RenderableType:
     for summary in summaries:
         table.add_row(
             str(summary["seed"]),
-            percent(summary["success_before"]),
-            percent(summary["success_after"]),
-            interval(summary["interval"]),
-            duration(summary["wall_s"]),
-            count(summary["episodes"]),
+            format_percent(summary["success_before"]),
+            format_percent(summary["success_after"]),
+            format_interval(summary["interval"]),
+            format_duration(summary["wall_s"]),
+            format_count(summary["episodes"]),
         )
     if len(summaries) > 1:
         table.add_section()
@@ -64,11 +74,11 @@ def _mean_row(summaries: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     afters = [summary["success_after"] for summary in summaries if summary["success_after"] is not None]
     return (
         "mean",
-        percent(_mean(summaries, "success_before")),
-        percent(_mean(summaries, "success_after")),
-        f"{interval((min(afters), max(afters)))} over seeds" if afters else MISSING,
-        duration(_mean(summaries, "wall_s")),
-        count(_mean(summaries, "episodes")),
+        format_percent(_mean(summaries, "success_before")),
+        format_percent(_mean(summaries, "success_after")),
+        f"{format_interval((min(afters), max(afters)))} over seeds" if afters else MISSING,
+        format_duration(_mean(summaries, "wall_s")),
+        format_count(_mean(summaries, "episodes")),
     )
 
 
@@ -88,22 +98,22 @@ def evaluation_table(label: str, tasks: str, metrics: Metrics) -> RenderableType
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column(style="dim")
     table.add_column(overflow="fold")
-    table.add_row("model", one_line(label))
-    table.add_row("tasks", one_line(tasks))
-    table.add_row("success", Text(percent(metrics["eval/success"]), style="bold green"))
+    table.add_row("model", sanitize_line(label))
+    table.add_row("tasks", sanitize_line(tasks))
+    table.add_row("success", Text(format_percent(metrics["eval/success"]), style="bold green"))
     table.add_row("95 % interval", _interval(metrics))
     for name, value in _passes(metrics):
-        table.add_row(name, percent(value))
-    table.add_row("episodes", count(metrics["eval/episodes"]))
-    table.add_row("broken episodes", count(metrics["eval/errors"]))
-    table.add_row("mean return", decimal(metrics["eval/reward"]))
-    table.add_row("turns", length(metrics["eval/turns"]))
-    table.add_row("invalid turns", percent(metrics["eval/invalid"]))
-    table.add_row("sampled tokens", length(metrics["eval/sampled_tokens"]))
+        table.add_row(name, format_percent(value))
+    table.add_row("episodes", format_count(metrics["eval/episodes"]))
+    table.add_row("broken episodes", format_count(metrics["eval/errors"]))
+    table.add_row("mean return", format_decimal(metrics["eval/reward"]))
+    table.add_row("turns", format_length(metrics["eval/turns"]))
+    table.add_row("invalid turns", format_percent(metrics["eval/invalid"]))
+    table.add_row("sampled tokens", format_length(metrics["eval/sampled_tokens"]))
     return Group(Text(), table, Text())
 
 
-def side_by_side(rows: Sequence[tuple[str, Metrics]], tasks: str) -> RenderableType:
+def models_table(rows: Sequence[tuple[str, Metrics]], tasks: str) -> RenderableType:
     """Several agents on equal tasks, a row each; turns and tokens are those of an episode, pass@k is of all tries."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     passes = [name for name, _ in _passes(rows[0][1])[-1:]]
@@ -113,39 +123,39 @@ def side_by_side(rows: Sequence[tuple[str, Metrics]], tasks: str) -> RenderableT
         table.add_column(label, justify="right", no_wrap=True)
     for label, metrics in rows:
         table.add_row(
-            one_line(label),
-            Text(percent(metrics["eval/success"]), style="bold green"),
+            sanitize_line(label),
+            Text(format_percent(metrics["eval/success"]), style="bold green"),
             _interval(metrics),
-            *(percent(value) for _, value in _passes(metrics)[-1:]),
-            decimal(metrics["eval/reward"]),
-            length(metrics["eval/turns"]),
-            percent(metrics["eval/invalid"]),
-            length(metrics["eval/sampled_tokens"]),
-            *[count(metrics["eval/errors"])] * broken,
+            *(format_percent(value) for _, value in _passes(metrics)[-1:]),
+            format_decimal(metrics["eval/reward"]),
+            format_length(metrics["eval/turns"]),
+            format_percent(metrics["eval/invalid"]),
+            format_length(metrics["eval/sampled_tokens"]),
+            *[format_count(metrics["eval/errors"])] * broken,
         )
-    return Group(Text(), one_line(tasks), table, Text())
+    return Group(Text(), sanitize_line(tasks), table, Text())
 
 
-def paired_table(first: str, rows: Sequence[tuple[str, Mapping[str, Any] | None]]) -> RenderableType:
+def comparison_table(first: str, rows: Sequence[tuple[str, Mapping[str, Any] | None]]) -> RenderableType:
     """Each of the others against the first, task by task. The line below says by which tests."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column(one_line(f"against {first}"), overflow="fold")
+    table.add_column(sanitize_line(f"against {first}"), overflow="fold")
     for label in ("success", "95 % interval", "p", "return", "p", "tasks"):
         table.add_column(label, justify="right", no_wrap=True)
     for label, pair in rows:
-        table.add_row(one_line(label), *([MISSING] * 6 if pair is None else _differences(pair)))
+        table.add_row(sanitize_line(label), *([MISSING] * 6 if pair is None else _differences(pair)))
     made = [pair for _, pair in rows if pair is not None]
     return Group(table, Text(_tests(made), style="dim"), Text()) if made else Group(table, Text())
 
 
 def _differences(pair: Mapping[str, Any]) -> list[str]:
     return [
-        points(pair["success"]),
-        f"{points(pair['low'])} to {points(pair['high'])}",
-        probability(pair["p"]),
+        format_points(pair["success"]),
+        f"{format_points(pair['low'])} to {format_points(pair['high'])}",
+        format_p_value(pair["p"]),
         f"{pair['reward']:+.3f}",
-        probability(pair["reward_p"]),
-        count(pair["tasks"]),
+        format_p_value(pair["reward_p"]),
+        format_count(pair["tasks"]),
     ]
 
 
@@ -157,7 +167,7 @@ def _tests(made: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _interval(metrics: Metrics) -> str:
-    return interval((metrics["eval/success_low"], metrics["eval/success_high"]))
+    return format_interval((metrics["eval/success_low"], metrics["eval/success_high"]))
 
 
 def _passes(metrics: Metrics) -> list[tuple[str, float | None]]:

@@ -26,12 +26,12 @@ def make_console() -> Console:
     return Console(force_interactive=None if sys.stdout.isatty() else False, highlight=False)
 
 
-def one_line(text: str) -> Text:
+def sanitize_line(text: str) -> Text:
     """Foreign text as one harmless line: no markup, no control characters, no escape sequences."""
     return Text("".join(letter if letter.isprintable() else " " for letter in text))
 
 
-def braille_plot(points: Points, width: int, height: int, low: float, high: float) -> list[str]:
+def draw_braille_plot(points: Points, width: int, height: int, low: float, high: float) -> list[str]:
     """`height` lines of `width` letters. Values beyond the range stand at its edge."""
     heights = _heights(points, 2 * width, 4 * height, low, high)
     letters = [[BRAILLE] * width for _ in range(height)]
@@ -42,7 +42,7 @@ def braille_plot(points: Points, width: int, height: int, low: float, high: floa
     return ["".join(map(chr, line)) for line in letters]
 
 
-def plain_plot(points: Points, width: int, height: int, low: float, high: float) -> list[str]:
+def draw_ascii_plot(points: Points, width: int, height: int, low: float, high: float) -> list[str]:
     """The same for terminals that have letters only."""
     lines = [[" "] * width for _ in range(height)]
     for column, (bottom, top) in enumerate(_heights(points, width, height, low, high)):
@@ -97,7 +97,7 @@ def _filled(values: Sequence[float | None]) -> list[float]:
     return filled
 
 
-def sparkline(rates: Sequence[float], width: int) -> str:
+def draw_sparkline(rates: Sequence[float], width: int) -> str:
     """Rates as blocks from 0 to 1 (never stretched, so that two runs can be compared), at most `width` of them."""
     columns = min(width, len(rates))
     edges = [index * len(rates) // columns for index in range(columns + 1)] if columns else []

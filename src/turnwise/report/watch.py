@@ -14,16 +14,16 @@ from rich.table import Table
 from rich.text import Text
 
 from turnwise.core.errors import UserError
-from turnwise.record.jsonl_follower import Follower
-from turnwise.record.metrics import number_of
-from turnwise.report.formatting import duration, interval, percent
-from turnwise.report.metric_charts import FIRST, Metric, Points, present, value_range
-from turnwise.report.run_report import flat_settings
-from turnwise.report.terminal import braille_plot, one_line, plain_plot
+from turnwise.record.jsonl_follower import JsonlFollower
+from turnwise.record.metrics import finite_number
+from turnwise.report.formatting import format_duration, format_interval, format_percent
+from turnwise.report.metric_charts import MAIN_METRICS, Metric, Points, recorded_metrics, value_range
+from turnwise.report.run_report import read_flat_settings
+from turnwise.report.terminal import draw_ascii_plot, draw_braille_plot, sanitize_line
 
 WATCHED = tuple(
     metric
-    for metric in FIRST
+    for metric in MAIN_METRICS
     if metric.key
     in {
         "rollout/success",
@@ -48,15 +48,15 @@ COLOURS = {"rollout/success": "green", "rollout/reward": "cyan"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
-    """All that is shown. `quiet_s`: since something was written."""
+class WatchFrame:
+    """All that is shown. `silent_s`: since something was written."""
 
     title: str
     rows: Sequence[Mapping[str, Any]]
     alarms: Sequence[Mapping[str, Any]]
     total: int | None
     finished: bool
-    quiet_s: float | None
+    silent_s: float | None
     live: bool = False
     """It is drawn again and again, and Ctrl-C ends that: so it has to fit the screen."""
 
@@ -76,25 +76,25 @@ def _fine(console: Console) -> bool:
 
 
 def done_steps(rows: Sequence[Mapping[str, Any]]) -> int:
-    return max((int(step) for row in rows if (step := number_of(row.get("step"))) is not None), default=0)
+    return max((int(step) for row in rows if (step := finite_number(row.get("step"))) is not None), default=0)
 
 
-def left_s(rows: Sequence[Mapping[str, Any]], total: int | None) -> float | None:
+def remaining_s(rows: Sequence[Mapping[str, Any]], total: int | None) -> float | None:
     """By the pace of the last steps, their evaluations included; None until there is a pace."""
     done = done_steps(rows)
-    recent = [row for row in rows if (number_of(row.get("step")) or 0) > max(done - RECENT_STEPS, 0)]
+    recent = [row for row in rows if (finite_number(row.get("step")) or 0) > max(done - RECENT_STEPS, 0)]
     steps = len({row["step"] for row in recent})
     if total is None or not steps:
         return None
-    seconds = sum(number_of(row.get("time/total_s")) or 0.0 for row in recent if row.get("eval/name") != "after")
+    seconds = sum(finite_number(row.get("time/total_s")) or 0.0 for row in recent if row.get("eval/name") != "after")
     return seconds / steps * max(total - done, 0)
 
 
-def _head(frame: Frame, width: int) -> list[RenderableType]:
+def _head(frame: WatchFrame, width: int) -> list[RenderableType]:
     """The run's name, a bar, the steps, and how long it will take."""
     done = done_steps(frame.rows)
     total = done if frame.finished else frame.total
-    name = one_line(frame.title)
+    name = sanitize_line(frame.title)
     name.stylize("bold")
     name.no_wrap, name.overflow = True, "ellipsis"
     bar = ProgressBar(
@@ -112,28 +112,28 @@ def _head(frame: Frame, width: int) -> list[RenderableType]:
     return [grid] if width >= NARROW else [name, grid]
 
 
-def _state(frame: Frame) -> str:
+def _state(frame: WatchFrame) -> str:
     if frame.finished:
         return "finished"
-    left = left_s(frame.rows, frame.total)
+    left = remaining_s(frame.rows, frame.total)
     going = "running" if done_steps(frame.rows) else "starting"
-    ahead = going if left is None else f"{duration(left)} left"
-    quiet = frame.quiet_s
-    return f"{ahead}, silent for {duration(quiet)}" if quiet is not None and quiet > 60 else ahead
+    ahead = going if left is None else f"{format_duration(left)} left"
+    quiet = frame.silent_s
+    return f"{ahead}, silent for {format_duration(quiet)}" if quiet is not None and quiet > 60 else ahead
 
 
 def _evaluation(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
-    found = [row for row in rows if number_of(row.get("eval/success")) is not None]
+    found = [row for row in rows if finite_number(row.get("eval/success")) is not None]
     if not found:
         return []
     last = found[-1]
-    ends = (number_of(last.get("eval/success_low")), number_of(last.get("eval/success_high")))
-    success = percent(number_of(last["eval/success"]))
+    ends = (finite_number(last.get("eval/success_low")), finite_number(last.get("eval/success_high")))
+    success = format_percent(finite_number(last["eval/success"]))
     return [
         Text.assemble(
             ("evaluated ", "dim"),
             (success, "bold green"),
-            (f" ({interval(ends)}) at step {done_steps([last])}", "dim"),
+            (f" ({format_interval(ends)}) at step {done_steps([last])}", "dim"),
             no_wrap=True,
             overflow="ellipsis",
         )
@@ -162,18 +162,18 @@ def _panels(rows: Sequence[Mapping[str, Any]], width: int, height: int | None, f
 
 def _chosen(rows: Sequence[Mapping[str, Any]]) -> list[tuple[Metric, Points]]:
     """One KL is enough: that to the reference, where there is one."""
-    found = present(rows, WATCHED)
+    found = recorded_metrics(rows, WATCHED)
     keys = {metric.key for metric, _ in found}
     return [each for each in found if each[0].key != "train/approx_kl" or "train/kl" not in keys]
 
 
 def _panel(metric: Metric, points: Points, width: int, height: int, fine: bool) -> Text:
     """Name and last value, then the plot with its range at the left."""
-    low, high = (0.0, 1.0) if metric.share else value_range([value for _, value in points])
-    ends = (metric.write(high), metric.write(low))
+    low, high = (0.0, 1.0) if metric.is_fraction else value_range([value for _, value in points])
+    ends = (metric.format(high), metric.format(low))
     margin = max(map(len, ends)) + 1
-    plot = (braille_plot if fine else plain_plot)(points, max(width - margin, 4), height, low, high)
-    value = metric.write(points[-1][1])
+    plot = (draw_braille_plot if fine else draw_ascii_plot)(points, max(width - margin, 4), height, low, high)
+    value = metric.format(points[-1][1])
     room = max(width - len(value) - 1, 1)
     text = Text(no_wrap=True, overflow="crop")
     text.append(metric.label[:room].ljust(room + 1), style="bold")
@@ -188,7 +188,7 @@ def _panel(metric: Metric, points: Points, width: int, height: int, fine: bool) 
 def _alarm_lines(alarms: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
     lines: list[RenderableType] = []
     for alarm in alarms[-ALARMS:]:
-        line = one_line(f"! step {str(alarm.get('step'))[:12]}: {str(alarm.get('text', ''))[:400]}")
+        line = sanitize_line(f"! step {str(alarm.get('step'))[:12]}: {str(alarm.get('text', ''))[:400]}")
         line.stylize("yellow")
         line.no_wrap, line.overflow = True, "ellipsis"
         lines.append(line)
@@ -204,13 +204,13 @@ KEPT = frozenset(
         "eval/success_low",
         "eval/success_high",
         "time/total_s",
-        *(metric.key for metric in FIRST),
+        *(metric.key for metric in MAIN_METRICS),
     }
 )
 """What is remembered of a row: a long run has many, and each has a hundred numbers."""
 
 
-class Watched:
+class RunMonitor:
     """A run's rows and alarms so far; `look` takes in what is new."""
 
     def __init__(self, folder: Path) -> None:
@@ -219,16 +219,16 @@ class Watched:
         self.folder = folder
         self.rows: list[dict[str, Any]] = []
         self.alarms: list[dict[str, Any]] = []
-        self._metrics = Follower(folder / "metrics.jsonl")
-        self._told = Follower(folder / "alarms.jsonl")
-        steps = flat_settings(folder / "config.toml").get("train.steps", "")
+        self._metrics = JsonlFollower(folder / "metrics.jsonl")
+        self._told = JsonlFollower(folder / "alarms.jsonl")
+        steps = read_flat_settings(folder / "config.toml").get("train.steps", "")
         self._steps = int(steps) if steps.isdecimal() else None
 
     @property
     def finished(self) -> bool:
         return (self.folder / "summary.json").exists()
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         """Whether anything is new."""
         fresh, told = self._metrics.poll(), self._told.poll()
         if fresh.reset:
@@ -239,14 +239,14 @@ class Watched:
         self.alarms += told.rows
         return bool(fresh.rows or told.rows or fresh.reset or told.reset)
 
-    def frame(self, *, live: bool) -> Frame:
-        return Frame(
+    def frame(self, *, live: bool) -> WatchFrame:
+        return WatchFrame(
             title=self.folder.resolve().name,
             rows=self.rows,
             alarms=self.alarms,
             total=None if self._imitates() else self._steps,
             finished=self.finished,
-            quiet_s=self._quiet_s(),
+            silent_s=self._silent_s(),
             live=live,
         )
 
@@ -254,7 +254,7 @@ class Watched:
         """Imitation has as many steps as its demonstrations make: not what `train.steps` says."""
         return any("train/loss" in row for row in self.rows[-3:])
 
-    def _quiet_s(self) -> float | None:
+    def _silent_s(self) -> float | None:
         with suppress(OSError):
             return max(time.time() - (self.folder / "metrics.jsonl").stat().st_mtime, 0.0)
         return None
@@ -262,22 +262,22 @@ class Watched:
 
 def watch(folder: Path, console: Console, *, sleep: Callable[[float], None] = time.sleep) -> None:
     """Until the run is finished or Ctrl-C. What has ended, or has no terminal to be redrawn on, is shown once."""
-    watched = Watched(folder)
-    watched.look()
+    watched = RunMonitor(folder)
+    watched.refresh()
     if console.is_interactive and not watched.finished:
         with suppress(KeyboardInterrupt):
             _follow(watched, console, sleep)
     console.print(watched.frame(live=False))
 
 
-def _follow(watched: Watched, console: Console, sleep: Callable[[float], None]) -> None:
+def _follow(watched: RunMonitor, console: Console, sleep: Callable[[float], None]) -> None:
     """On a screen of its own, which gives the terminal back as it was."""
     with Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
         while not watched.finished:
             live.update(watched.frame(live=True), refresh=True)
             sleep(INTERVAL_S)
-            watched.look()
-    watched.look()
+            watched.refresh()
+    watched.refresh()
 
 
 def _has_step(row: dict[str, Any]) -> bool:

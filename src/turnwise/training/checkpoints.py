@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from turnwise.core.errors import UserError
 from turnwise.models.loading import LoadedModel
 from turnwise.models.saving import write_model
-from turnwise.record.disk import disk_errors, remove_folder, remove_rests
+from turnwise.record.disk import remove_folder, remove_leftovers, wrap_disk_errors
 from turnwise.training.learner import LocalLearner, load_in_place
 from turnwise.training.optimizer import check_finite
 
@@ -74,7 +74,7 @@ class Checkpoints:
         if not best and _holds(target, state):
             return target
         aside = self.folder / f".writing-{target.name}"
-        with disk_errors(target, f"continue with --resume {self.folder.parent} (earlier checkpoints are safe)"):
+        with wrap_disk_errors(target, f"continue with --resume {self.folder.parent} (earlier checkpoints are safe)"):
             try:
                 self._write(learner, state, aside)
                 _replace(aside, target)
@@ -98,7 +98,7 @@ class Checkpoints:
             target = self.folder / old.name.removeprefix(".old-")
             if not target.exists():
                 old.rename(target)
-        remove_rests(self.folder)
+        remove_leftovers(self.folder)
 
     def _write(self, learner: LocalLearner, state: State, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)

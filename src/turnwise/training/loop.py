@@ -14,7 +14,7 @@ from turnwise.engine.native.engine import NativeEngine
 from turnwise.evaluation.episodes import Evaluation
 from turnwise.record.metrics import rollout_metrics
 from turnwise.record.run_folder import RunFolder
-from turnwise.report.pictures.trajectory_images import PictureFiles
+from turnwise.report.pictures.trajectory_images import TrajectoryImages
 from turnwise.report.progress import Progress
 from turnwise.rewards.judge.benches import counted, judge_metrics, take_up
 from turnwise.rollout.collect import Collector
@@ -71,7 +71,7 @@ class Loop:
         progress: Progress,
         decode: Callable[[Sequence[int]], str],
         name_token: Callable[[int], TokenName],
-        pictures: PictureFiles,
+        pictures: TrajectoryImages,
         rivals: Rivals | None = None,
     ) -> None:
         self.settings = settings

@@ -12,7 +12,7 @@ from turnwise.engine.native.engine import NativeEngine
 from turnwise.evaluation.statistics import Score, performance
 from turnwise.models.loading import LoadedModel
 from turnwise.models.saving import save_model
-from turnwise.record.disk import remove_folder, remove_rests
+from turnwise.record.disk import remove_folder, remove_leftovers
 from turnwise.record.run_folder import RunFolder
 from turnwise.report.progress import Progress
 from turnwise.rollout.matches import MatchCollector
@@ -53,7 +53,7 @@ class Snapshots:
 
     def drop_after(self, step: int) -> None:
         """Delete snapshots of steps that a resumed run repeats, and leftovers of kills."""
-        remove_rests(self.folder)
+        remove_leftovers(self.folder)
         self._drop(each for each in self._found() if step_of(each) > step)
 
     def drop_unneeded(self, oldest: int) -> None:

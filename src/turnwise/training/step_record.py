@@ -10,7 +10,7 @@ from turnwise.core.task import Task
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.evaluation.episodes import Evaluation, evaluate
 from turnwise.record.run_folder import RunFolder
-from turnwise.record.trajectories import TOKEN_COLUMNS, trajectory_row
+from turnwise.record.trajectories import TOKEN_COLUMNS, trajectory_to_row
 from turnwise.report.progress import Progress
 from turnwise.rollout.collect import Collector
 from turnwise.training.estimate import Estimate
@@ -88,7 +88,7 @@ def trajectory_rows(
     """All trajectories of a step; those that were trained on with the numbers of their tokens."""
     columns = {} if estimated is None else _columns(estimated, seen or Seen())
     return [
-        trajectory_row(
+        trajectory_to_row(
             trajectory, step=number, group=group_number, decode=decode, columns=columns.get(id(trajectory), {})
         )
         for group_number, group in enumerate(groups)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from fastapi import Request, Response
 from pydantic_core import PydanticSerializationError, to_json
 
-from turnwise.record.jsonl import without_nonfinite
+from turnwise.record.jsonl import replace_nonfinite
 
 PACK_FROM = 4096
 """Bytes from which an answer is packed: over a forwarded port the line is slower than that."""
@@ -19,7 +19,7 @@ def encode_answer(payload: Mapping[str, Any], nonfinite: Literal["strings", "nul
     try:
         return to_json(payload, inf_nan_mode=nonfinite)
     except PydanticSerializationError:
-        return json.dumps(without_nonfinite(payload), allow_nan=False).encode("ascii")
+        return json.dumps(replace_nonfinite(payload), allow_nan=False).encode("ascii")
 
 
 def json_answer(request: Request, body: bytes) -> Response:

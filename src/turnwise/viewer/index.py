@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from turnwise.record.jsonl_follower import Block, LineFollower
+from turnwise.record.jsonl_follower import LineBlock, LineFollower
 from turnwise.viewer.columns import GrowingTable, Table
 from turnwise.viewer.lines import read_row
 from turnwise.viewer.root import NotThere, Root
@@ -30,9 +30,9 @@ class RunIndex:
         """Not for two threads at once."""
         try:
             with self._root.open(self._folder, FOLDER, INDEX) as file:
-                if self._follower.replaced(file):
+                if self._follower.is_replaced(file):
                     self._forget()
-                for block in self._follower.blocks(file):
+                for block in self._follower.read_blocks(file):
                     self._add(block)
         except NotThere:
             self._forget()
@@ -44,7 +44,7 @@ class RunIndex:
         self._follower.restart()
         self._rows = GrowingTable()
 
-    def _add(self, block: Block) -> None:
+    def _add(self, block: LineBlock) -> None:
         found = [read_row(line) for line in block.lines]
         numbered = [
             {**row, "model": None, "number": number}
@@ -79,7 +79,7 @@ class EvaluationIndex:
         for model, follower in self._followers.items():
             try:
                 with self._root.open(self._folder, FOLDER, f"{model}.jsonl") as file:
-                    for block in follower.blocks(file):
+                    for block in follower.read_blocks(file):
                         self._add(block, model)
             except NotThere:
                 continue  # no episode yet
@@ -91,11 +91,11 @@ class EvaluationIndex:
         follower = self._followers[model]
         try:
             with self._root.open(self._folder, FOLDER, f"{model}.jsonl") as file:
-                return follower.replaced(file)
+                return follower.is_replaced(file)
         except NotThere:
-            return follower.began
+            return follower.has_read
 
-    def _add(self, block: Block, model: str) -> None:
+    def _add(self, block: LineBlock, model: str) -> None:
         first, step = block.number * len(self.models) + self.models.index(model), len(self.models)
         found = [episode_entry(line, offset) for line, offset in zip(block.lines, block.offsets(), strict=True)]
         numbered = [

@@ -30,15 +30,15 @@ class RowReader(ABC):
         """Read what is new, or about `limit` bytes of it, and return how much that was. Not for two threads at once."""
         try:
             with self._root.open(self._folder, METRICS) as file:
-                if self._follower.replaced(file):
+                if self._follower.is_replaced(file):
                     self._start_again()
                 before = self._follower.offset
-                for block in self._follower.blocks(file, limit):
+                for block in self._follower.read_blocks(file, limit):
                     for line in block.lines:
                         self._add(read_row(line))
                 return self._follower.offset - before
         except NotThere:
-            if self._follower.began:
+            if self._follower.has_read:
                 self._start_again()
             self._follower.caught_up = True  # there is nothing to read
             return 0

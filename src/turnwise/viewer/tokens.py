@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.record.jsonl_follower import Block, LineFollower
+from turnwise.record.jsonl_follower import LineBlock, LineFollower
 from turnwise.viewer.index import FOLDER
 from turnwise.viewer.lines import read_row
 from turnwise.viewer.root import NotThere, Root
@@ -31,9 +31,9 @@ class TokenTexts:
         """Not for two threads at once."""
         try:
             with self._root.open(self._folder, *self._file) as file:
-                if self._follower.replaced(file):
+                if self._follower.is_replaced(file):
                     self._forget()
-                for block in self._follower.blocks(file):
+                for block in self._follower.read_blocks(file):
                     self._add(block)
         except NotThere:
             self._forget()
@@ -42,7 +42,7 @@ class TokenTexts:
         self._follower.restart()
         self._ids, self._offsets = array("q"), array("q")
 
-    def _add(self, block: Block) -> None:
+    def _add(self, block: LineBlock) -> None:
         for line, offset in zip(block.lines, block.offsets(), strict=True):
             row = read_row(line)
             token = None if row is None else row.get("id")

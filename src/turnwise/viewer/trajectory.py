@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from turnwise.core.errors import UserError
-from turnwise.report.pictures.picture import picture_svg
+from turnwise.report.pictures.picture import draw_picture_svg
 from turnwise.viewer.answers import encode_answer
 from turnwise.viewer.index import FOLDER, MAX_TRAJECTORY
 from turnwise.viewer.lines import read_row
@@ -96,7 +96,7 @@ def draw(picture: object) -> str | None:
     if not isinstance(picture, dict):
         return None
     try:
-        return picture_svg(picture)
+        return draw_picture_svg(picture)
     except (KeyError, TypeError, ValueError, AttributeError, UserError):
         return None
 

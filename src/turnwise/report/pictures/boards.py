@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from math import isqrt
 
-from turnwise.report.pictures.gridworlds import CELL, DARK, Rows
-from turnwise.report.pictures.shapes import Box, Disc, Label, Lines, Shape
+from turnwise.report.pictures.gridworlds import CELL, DARK, CellRows
+from turnwise.report.pictures.shapes import Ellipse, Label, Polylines, Rect, Shape
 
 Drawn = tuple[float, float, list[Shape]]
 """Width, height, shapes."""
@@ -25,29 +25,29 @@ STICKERS = {
 LIGHT_TEXT = ("red", "green", "blue")
 
 
-def board_of(rows: Rows, caption: str) -> Callable[[Rows], Drawn] | None:
+def choose_board(rows: CellRows, caption: str) -> Callable[[CellRows], Drawn] | None:
     """Which board it is, by its cells; None where it is none of these."""
     names = {name for row in rows for name in row}
     if len({len(row) for row in rows}) != 1:
         return None
     if names & set(STICKERS) and names <= {EMPTY, *STICKERS}:
-        return cube
+        return draw_cube
     if names != {EMPTY} and all(name in (EMPTY, YOU, OPPONENT) or _number(name) for name in names):
         return _board_of_numbers(rows, names, caption)
     return None
 
 
-def _board_of_numbers(rows: Rows, names: set[str], caption: str) -> Callable[[Rows], Drawn] | None:
+def _board_of_numbers(rows: CellRows, names: set[str], caption: str) -> Callable[[CellRows], Drawn] | None:
     height, width = len(rows), len(rows[0])
     if (height, width) == (3, 3) and (names & {YOU, OPPONENT} or rows[0][0] == "1"):
-        return tic_tac_toe
+        return draw_tic_tac_toe
     if names & {YOU, OPPONENT} or _unplayed(rows):
-        return connect_four
+        return draw_connect_four
     numbers = {_number(name) for name in names - {EMPTY}}
     if height == width and caption.startswith("Score") and all(number.bit_count() == 1 for number in numbers):
-        return tiles
+        return draw_2048
     if height == width and height in (4, 9, 16) and all(number <= height for number in numbers) and numbers:
-        return sudoku
+        return draw_sudoku
     return None
 
 
@@ -56,42 +56,42 @@ def _number(name: str) -> int:
     return int(name) if name.isascii() and name.isdigit() and len(name) < 12 else 0
 
 
-def _unplayed(rows: Rows) -> bool:
+def _unplayed(rows: CellRows) -> bool:
     """Connect four before the first move: every column can be played, in the lowest row."""
     lowest = [str(number) for number in range(1, len(rows[0]) + 1)]
     return len(rows) > 3 and list(rows[-1]) == lowest and all(set(row) == {EMPTY} for row in rows[:-1])
 
 
-def _places(rows: Rows) -> list[tuple[str, float, float]]:
+def _places(rows: CellRows) -> list[tuple[str, float, float]]:
     """Each cell's name and its top left corner."""
     return [(name, column * CELL, row * CELL) for row, names in enumerate(rows) for column, name in enumerate(names)]
 
 
-def _size(rows: Rows) -> tuple[float, float]:
+def _size(rows: CellRows) -> tuple[float, float]:
     return CELL * len(rows[0]), CELL * len(rows)
 
 
-def tiles(rows: Rows) -> Drawn:
+def draw_2048(rows: CellRows) -> Drawn:
     width, height = _size(rows)
-    shapes: list[Shape] = [Box(x=0, y=0, width=width, height=height, fill="#b3a798", radius=5)]
+    shapes: list[Shape] = [Rect(x=0, y=0, width=width, height=height, fill="#b3a798", radius=5)]
     for name, x, y in _places(rows):
         power = 0 if name == EMPTY else _number(name).bit_length() - 1
         fill = "#c9bfb1" if not power else TILES[min(power, len(TILES)) - 1]
-        shapes.append(Box(x=x + 2.5, y=y + 2.5, width=CELL - 5, height=CELL - 5, fill=fill, radius=4))
+        shapes.append(Rect(x=x + 2.5, y=y + 2.5, width=CELL - 5, height=CELL - 5, fill=fill, radius=4))
         if power:
             ink = "#ffffff" if power > 5 else DARK
             shapes.append(_label(name, x, y, min(0.45, 1.15 / len(name)), ink, bold=True))
     return width, height, shapes
 
 
-def sudoku(rows: Rows) -> Drawn:
+def draw_sudoku(rows: CellRows) -> Drawn:
     width, height = _size(rows)
     box = isqrt(len(rows))
     edges = range(len(rows) + 1)
     thin = [each for each in edges if each % box]
     thick = [each for each in edges if each % box == 0]
     shapes: list[Shape] = [
-        Box(x=0, y=0, width=width, height=height, fill="#ffffff"),
+        Rect(x=0, y=0, width=width, height=height, fill="#ffffff"),
         _rules(thin, width, "#b6bcc3", 1.0),
         _rules(thick, width, DARK, 2.4),
     ]
@@ -99,13 +99,13 @@ def sudoku(rows: Rows) -> Drawn:
     return width, height, shapes
 
 
-def _rules(edges: Sequence[int], side: float, colour: str, thickness: float) -> Lines:
+def _rules(edges: Sequence[int], side: float, colour: str, thickness: float) -> Polylines:
     down = tuple(((CELL * edge, 0.0), (CELL * edge, side)) for edge in edges)
     across = tuple(((0.0, CELL * edge), (side, CELL * edge)) for edge in edges)
-    return Lines(paths=down + across, stroke=colour, thickness=thickness)
+    return Polylines(paths=down + across, stroke=colour, thickness=thickness)
 
 
-def cube(rows: Rows) -> Drawn:
+def draw_cube(rows: CellRows) -> Drawn:
     """Each sticker bears its colour's letter, for those who see none."""
     width, height = _size(rows)
     shapes: list[Shape] = []
@@ -114,32 +114,32 @@ def cube(rows: Rows) -> Drawn:
             fill, letter = STICKERS[name]
             side = CELL - 3
             shapes.append(
-                Box(x=x + 1.5, y=y + 1.5, width=side, height=side, fill=fill, stroke=DARK, thickness=1.8, radius=4)
+                Rect(x=x + 1.5, y=y + 1.5, width=side, height=side, fill=fill, stroke=DARK, thickness=1.8, radius=4)
             )
             shapes.append(_label(letter, x, y, 0.42, "#ffffff" if name in LIGHT_TEXT else DARK, bold=True))
     return width, height, shapes
 
 
-def tic_tac_toe(rows: Rows) -> Drawn:
+def draw_tic_tac_toe(rows: CellRows) -> Drawn:
     width, height = _size(rows)
     inner = tuple(((CELL * i, 3.0), (CELL * i, height - 3)) for i in (1, 2))
     across = tuple(((3.0, CELL * i), (width - 3, CELL * i)) for i in (1, 2))
     shapes: list[Shape] = [
-        Box(x=0, y=0, width=width, height=height, fill="#ffffff", radius=5),
-        Lines(paths=inner + across, stroke=DARK, thickness=2.2),
+        Rect(x=0, y=0, width=width, height=height, fill="#ffffff", radius=5),
+        Polylines(paths=inner + across, stroke=DARK, thickness=2.2),
     ]
     for name, x, y in _places(rows):
         shapes += _stone(name, x, y, "#2563a8", THEIRS, 0.28, 4.2)
     return width, height, shapes
 
 
-def connect_four(rows: Rows) -> Drawn:
+def draw_connect_four(rows: CellRows) -> Drawn:
     width, height = _size(rows)
-    shapes: list[Shape] = [Box(x=0, y=0, width=width, height=height, fill="#2c5aa0", radius=6)]
+    shapes: list[Shape] = [Rect(x=0, y=0, width=width, height=height, fill="#2c5aa0", radius=6)]
     for name, x, y in _places(rows):
         fill = {YOU: MINE, OPPONENT: THEIRS}.get(name, "#eef2f7")
         radius = 0.4 * CELL
-        shapes.append(Disc(x=x + CELL / 2, y=y + CELL / 2, rx=radius, ry=radius, fill=fill))
+        shapes.append(Ellipse(x=x + CELL / 2, y=y + CELL / 2, rx=radius, ry=radius, fill=fill))
         shapes += _stone(name, x, y, DARK, "#ffffff", 0.17, 3.0)
     return width, height, shapes
 
@@ -150,9 +150,9 @@ def _stone(name: str, x: float, y: float, mine: str, theirs: str, reach: float, 
     if name == YOU:
         falling = ((middle_x - r, middle_y - r), (middle_x + r, middle_y + r))
         rising = ((middle_x - r, middle_y + r), (middle_x + r, middle_y - r))
-        return [Lines(paths=(falling, rising), stroke=mine, thickness=pen)]
+        return [Polylines(paths=(falling, rising), stroke=mine, thickness=pen)]
     if name == OPPONENT:
-        return [Disc(x=middle_x, y=middle_y, rx=r, ry=r, stroke=theirs, thickness=pen)]
+        return [Ellipse(x=middle_x, y=middle_y, rx=r, ry=r, stroke=theirs, thickness=pen)]
     return [] if name == EMPTY else [_label(name, x, y, 0.32, FAINT)]
 
 

@@ -5,11 +5,11 @@ Every function draws one cell: the square of side `s` whose top left corner is (
 
 from collections.abc import Callable, Sequence
 
-from turnwise.report.formatting import width_of, wrapped
-from turnwise.report.pictures.shapes import Box, Disc, Label, Lines, Patch, Point, Shape
+from turnwise.report.formatting import display_width, wrap
+from turnwise.report.pictures.shapes import Ellipse, Label, Point, Polygon, Polylines, Rect, Shape
 
-Rows = Sequence[Sequence[str]]
-Cell = Callable[[float, float, float], list[Shape]]
+CellRows = Sequence[Sequence[str]]
+DrawCell = Callable[[float, float, float], list[Shape]]
 
 CELL = 40.0
 DARK = "#20262d"
@@ -23,12 +23,12 @@ PERSON, SKIN = "#2563a8", "#f3cfa8"
 WATER, RIM = "#16324a", "#5d93b8"
 
 
-def world(rows: Rows) -> tuple[float, float, list[Shape]]:
+def draw_gridworld(rows: CellRows) -> tuple[float, float, list[Shape]]:
     """Width, height and shapes. The ground is one field with a grid; only what lies on it is drawn cell by cell."""
     names = {name for row in rows for name in row}
     icy = bool(names & ICY)
     width, height = CELL * max(map(len, rows)), CELL * len(rows)
-    shapes: list[Shape] = [Box(x=0, y=0, width=width, height=height, fill=ICE if icy else FLOOR)]
+    shapes: list[Shape] = [Rect(x=0, y=0, width=width, height=height, fill=ICE if icy else FLOOR)]
     shapes.append(_grid(width, height, ICE_GRID if icy else FLOOR_GRID))
     for row_number, row in enumerate(rows):
         for column, name in enumerate(row):
@@ -36,20 +36,20 @@ def world(rows: Rows) -> tuple[float, float, list[Shape]]:
     return width, height, shapes
 
 
-def knows(name: str) -> bool:
+def is_known_cell(name: str) -> bool:
     return name in CELLS
 
 
 def _cell(name: str, x: float, y: float) -> list[Shape]:
     draw = CELLS.get(name)
-    return named(name, x, y, CELL) if draw is None else draw(x, y, CELL)
+    return draw_named_cell(name, x, y, CELL) if draw is None else draw(x, y, CELL)
 
 
-def named(name: str, x: float, y: float, s: float) -> list[Shape]:
+def draw_named_cell(name: str, x: float, y: float, s: float) -> list[Shape]:
     """A thing without a drawing of its own: its name in a box."""
-    lines = wrapped(name.replace("_", " "), 8, 2)
-    size = min(0.4 * s, 0.84 * s / max(0.62 * max(map(width_of, lines)), 1))
-    frame = Box(x=x + 2, y=y + 2, width=s - 4, height=s - 4, fill="#ffffff", stroke=DARK, thickness=1.2, radius=4)
+    lines = wrap(name.replace("_", " "), 8, 2)
+    size = min(0.4 * s, 0.84 * s / max(0.62 * max(map(display_width, lines)), 1))
+    frame = Rect(x=x + 2, y=y + 2, width=s - 4, height=s - 4, fill="#ffffff", stroke=DARK, thickness=1.2, radius=4)
     middles = [y + s / 2 + 1.1 * size * (number - (len(lines) - 1) / 2) for number in range(len(lines))]
     labels = [
         Label(x=x + s / 2, y=middle, text=line, size=size, fill=DARK)
@@ -58,10 +58,10 @@ def named(name: str, x: float, y: float, s: float) -> list[Shape]:
     return [frame, *labels]
 
 
-def _grid(width: float, height: float, colour: str) -> Lines:
+def _grid(width: float, height: float, colour: str) -> Polylines:
     down = tuple(((CELL * i, 0.0), (CELL * i, height)) for i in range(round(width / CELL) + 1))
     across = tuple(((0.0, CELL * i), (width, CELL * i)) for i in range(round(height / CELL) + 1))
-    return Lines(paths=down + across, stroke=colour)
+    return Polylines(paths=down + across, stroke=colour)
 
 
 def _at(x: float, y: float, s: float, *places: Point) -> tuple[Point, ...]:
@@ -84,40 +84,40 @@ def _wall(x: float, y: float, s: float) -> list[Shape]:
         _at(x, y, s, (0.8, third), (0.8, 2 * third)),
         _at(x, y, s, (0.5, 2 * third), (0.5, 1)),
     )
-    return [Box(x=x, y=y, width=s, height=s, fill=BRICK), Lines(paths=joints, stroke=MORTAR, thickness=1.4)]
+    return [Rect(x=x, y=y, width=s, height=s, fill=BRICK), Polylines(paths=joints, stroke=MORTAR, thickness=1.4)]
 
 
-def _ring(x: float, y: float, s: float, radius: float) -> Disc:
-    return Disc(x=x + s / 2, y=y + s / 2, rx=radius * s, ry=radius * s, stroke=MARK, thickness=0.07 * s)
+def _ring(x: float, y: float, s: float, radius: float) -> Ellipse:
+    return Ellipse(x=x + s / 2, y=y + s / 2, rx=radius * s, ry=radius * s, stroke=MARK, thickness=0.07 * s)
 
 
 def _target(x: float, y: float, s: float) -> list[Shape]:
-    dot = Disc(x=x + s / 2, y=y + s / 2, rx=0.09 * s, ry=0.09 * s, fill=MARK)
+    dot = Ellipse(x=x + s / 2, y=y + s / 2, rx=0.09 * s, ry=0.09 * s, fill=MARK)
     return [_ring(x, y, s, 0.27), dot]
 
 
-def _crate(x: float, y: float, s: float, fill: str, edge: str) -> Box:
+def _crate(x: float, y: float, s: float, fill: str, edge: str) -> Rect:
     inset = 0.12 * s
     side = s - 2 * inset
-    return Box(
+    return Rect(
         x=x + inset, y=y + inset, width=side, height=side, fill=fill, stroke=edge, thickness=0.07 * s, radius=0.06 * s
     )
 
 
 def _box(x: float, y: float, s: float) -> list[Shape]:
     cross = (_at(x, y, s, (0.2, 0.2), (0.8, 0.8)), _at(x, y, s, (0.8, 0.2), (0.2, 0.8)))
-    return [_crate(x, y, s, WOOD, WOOD_EDGE), Lines(paths=cross, stroke=WOOD_EDGE, thickness=0.06 * s)]
+    return [_crate(x, y, s, WOOD, WOOD_EDGE), Polylines(paths=cross, stroke=WOOD_EDGE, thickness=0.06 * s)]
 
 
 def _box_on_target(x: float, y: float, s: float) -> list[Shape]:
     tick = (_at(x, y, s, (0.28, 0.52), (0.44, 0.69), (0.73, 0.33)),)
-    return [_crate(x, y, s, DONE, DONE_EDGE), Lines(paths=tick, stroke="#ffffff", thickness=0.1 * s)]
+    return [_crate(x, y, s, DONE, DONE_EDGE), Polylines(paths=tick, stroke="#ffffff", thickness=0.1 * s)]
 
 
 def _player(x: float, y: float, s: float) -> list[Shape]:
     body = _at(x, y, s, (0.26, 0.88), (0.31, 0.55), (0.42, 0.46), (0.58, 0.46), (0.69, 0.55), (0.74, 0.88))
-    head = Disc(x=x + s / 2, y=y + 0.29 * s, rx=0.17 * s, ry=0.17 * s, fill=SKIN, stroke=DARK, thickness=0.045 * s)
-    return [Patch(points=body, fill=PERSON, stroke=DARK, thickness=0.045 * s), head]
+    head = Ellipse(x=x + s / 2, y=y + 0.29 * s, rx=0.17 * s, ry=0.17 * s, fill=SKIN, stroke=DARK, thickness=0.045 * s)
+    return [Polygon(points=body, fill=PERSON, stroke=DARK, thickness=0.045 * s), head]
 
 
 def _player_on_target(x: float, y: float, s: float) -> list[Shape]:
@@ -126,24 +126,24 @@ def _player_on_target(x: float, y: float, s: float) -> list[Shape]:
 
 def _ice(x: float, y: float, s: float) -> list[Shape]:
     glints = (_at(x, y, s, (0.2, 0.38), (0.38, 0.2)), _at(x, y, s, (0.62, 0.82), (0.82, 0.62)))
-    return [Lines(paths=glints, stroke="#ffffff", thickness=0.06 * s)]
+    return [Polylines(paths=glints, stroke="#ffffff", thickness=0.06 * s)]
 
 
 def _hole(x: float, y: float, s: float) -> list[Shape]:
-    water = Disc(x=x + s / 2, y=y + s / 2, rx=0.4 * s, ry=0.36 * s, fill=WATER, stroke=RIM, thickness=0.07 * s)
+    water = Ellipse(x=x + s / 2, y=y + s / 2, rx=0.4 * s, ry=0.36 * s, fill=WATER, stroke=RIM, thickness=0.07 * s)
     waves = tuple(
         _at(x, y, s, (0.3, down), (0.4, down - 0.06), (0.5, down), (0.6, down - 0.06), (0.7, down))
         for down in (0.44, 0.62)
     )
-    return [water, Lines(paths=waves, stroke=RIM, thickness=0.05 * s)]
+    return [water, Polylines(paths=waves, stroke=RIM, thickness=0.05 * s)]
 
 
 def _flag(x: float, y: float, s: float) -> list[Shape]:
     cloth = _at(x, y, s, (0.36, 0.14), (0.8, 0.29), (0.36, 0.46))
     pole = (_at(x, y, s, (0.34, 0.12), (0.34, 0.86)), _at(x, y, s, (0.2, 0.87), (0.54, 0.87)))
     return [
-        Patch(points=cloth, fill=MARK, stroke=DARK, thickness=0.03 * s),
-        Lines(paths=pole, stroke=DARK, thickness=0.07 * s),
+        Polygon(points=cloth, fill=MARK, stroke=DARK, thickness=0.03 * s),
+        Polylines(paths=pole, stroke=DARK, thickness=0.07 * s),
     ]
 
 
@@ -155,17 +155,17 @@ def _player_on_goal(x: float, y: float, s: float) -> list[Shape]:
 def _player_in_hole(x: float, y: float, s: float) -> list[Shape]:
     """A head and two arms above the water, crossed out."""
     arms = (_at(x, y, s, (0.3, 0.62), (0.2, 0.34)), _at(x, y, s, (0.7, 0.62), (0.8, 0.34)))
-    head = Disc(x=x + s / 2, y=y + s / 2, rx=0.15 * s, ry=0.15 * s, fill=SKIN, stroke=DARK, thickness=0.04 * s)
+    head = Ellipse(x=x + s / 2, y=y + s / 2, rx=0.15 * s, ry=0.15 * s, fill=SKIN, stroke=DARK, thickness=0.04 * s)
     cross = (_at(x, y, s, (0.08, 0.08), (0.92, 0.92)), _at(x, y, s, (0.92, 0.08), (0.08, 0.92)))
     return [
         *_hole(x, y, s)[:1],
-        Lines(paths=arms, stroke=SKIN, thickness=0.09 * s),
+        Polylines(paths=arms, stroke=SKIN, thickness=0.09 * s),
         head,
-        Lines(paths=cross, stroke=MARK, thickness=0.07 * s),
+        Polylines(paths=cross, stroke=MARK, thickness=0.07 * s),
     ]
 
 
-CELLS: dict[str, Cell] = {
+CELLS: dict[str, DrawCell] = {
     "empty": _nothing,
     "wall": _wall,
     "target": _target,

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from turnwise.report.formatting import clipped, shown, visible, width_of, wrapped
-from turnwise.report.pictures.boards import board_of
-from turnwise.report.pictures.gridworlds import DARK, Rows, knows, world
-from turnwise.report.pictures.shapes import Box, Drawing, Label, Shape, to_svg
+from turnwise.report.formatting import clip, display_width, show_invisible, to_single_line, wrap
+from turnwise.report.pictures.boards import choose_board
+from turnwise.report.pictures.gridworlds import DARK, CellRows, draw_gridworld, is_known_cell
+from turnwise.report.pictures.shapes import Drawing, Label, Rect, Shape, drawing_to_svg
 
 MAX_CELLS, MAX_SIDE = 1024, 128
 """Beyond, no person sees anything in it, and a page full of them would be slow."""
@@ -24,12 +24,12 @@ NOTE_INK = "#757d87"
 NARROWEST = 150.0
 
 
-def picture_svg(picture: Mapping[str, Any]) -> str:
+def draw_picture_svg(picture: Mapping[str, Any]) -> str:
     """Self-contained SVG that runs nothing and loads nothing."""
-    return to_svg(picture_drawing(picture))
+    return drawing_to_svg(draw_picture(picture))
 
 
-def picture_drawing(picture: Mapping[str, Any]) -> Drawing:
+def draw_picture(picture: Mapping[str, Any]) -> Drawing:
     """The same as shapes, for those who make pixels of it."""
     given = picture.get("rows") if isinstance(picture, Mapping) else None
     if not _is_list(given) or not any(_is_list(row) and row for row in given):
@@ -59,9 +59,9 @@ def _name(value: Any) -> str:
 
 def _drawn(rows: list[list[str]], caption: str) -> tuple[float, float, list[Shape]]:
     """A known board; a world where it holds known things, whatever else is in it; else a table of text."""
-    if (board := board_of(rows, caption)) is not None:
+    if (board := choose_board(rows, caption)) is not None:
         return board(rows)
-    return world(rows) if any(knows(name) for row in rows for name in row) else table(rows)
+    return draw_gridworld(rows) if any(is_known_cell(name) for row in rows for name in row) else draw_table(rows)
 
 
 def _notes(caption: str, info: Any) -> list[str]:
@@ -70,14 +70,14 @@ def _notes(caption: str, info: Any) -> list[str]:
     if isinstance(info, Mapping):
         pairs = list(info.items())[:MAX_NOTES]
         notes += [f"{_name(key)}: {_name(value)}" for key, value in pairs]
-    return [shown(note) for note in notes]
+    return [to_single_line(note) for note in notes]
 
 
 def _framed(width: float, height: float, shapes: Sequence[Shape], notes: Sequence[str], title: str) -> Drawing:
     """The board with its notes below, and a margin so that no pen is cut at the edge."""
     whole = max(width, NARROWEST) if notes else width
     columns = max(int(whole / (0.56 * NOTE_SIZE)), 12)
-    lines = [line for note in notes for line in wrapped(note, columns, 3)][:MAX_LINES]
+    lines = [line for note in notes for line in wrap(note, columns, 3)][:MAX_LINES]
     labels = [
         Label(x=0, y=height + 4 + NOTE_LINE * (number + 0.5), text=line, size=NOTE_SIZE, fill=NOTE_INK, anchor="start")
         for number, line in enumerate(lines)
@@ -89,7 +89,7 @@ def _framed(width: float, height: float, shapes: Sequence[Shape], notes: Sequenc
 def _title(rows: Sequence[Sequence[str]], caption: str) -> str:
     """For those who do not see it: small boards cell by cell."""
     cells = "; ".join(" ".join(row) for row in rows)
-    return clipped(shown(f"{caption}: {cells}" if caption else cells), 600)
+    return clip(to_single_line(f"{caption}: {cells}" if caption else cells), 600)
 
 
 def _note(text: str) -> Drawing:
@@ -116,14 +116,14 @@ class _Text:
 
     @property
     def width(self) -> float:
-        return LETTER * max((width_of(line) for line in self.lines), default=1) + 2 * PADDING
+        return LETTER * max((display_width(line) for line in self.lines), default=1) + 2 * PADDING
 
     @property
     def height(self) -> float:
         return (MONO_LINE if self.mono else LINE) * len(self.lines) + PADDING
 
 
-def table(rows: Rows) -> tuple[float, float, list[Shape]]:
+def draw_table(rows: CellRows) -> tuple[float, float, list[Shape]]:
     """Width, height and shapes."""
     texts = [[_text(cell) for cell in row] for row in rows]
     widths = [max(row[column].width for row in texts if column < len(row)) for column in range(max(map(len, texts)))]
@@ -142,14 +142,14 @@ def table(rows: Rows) -> tuple[float, float, list[Shape]]:
 def _text(cell: str) -> _Text:
     """Several lines are a board made of letters: kept as they are, in letters of one width."""
     if "\n" in cell.strip():
-        kept = visible(cell[: BLOCK_COLUMNS * BLOCK_LINES]).strip("\n").expandtabs(4).split("\n")[:BLOCK_LINES]
-        return _Text(lines=[clipped(line, BLOCK_COLUMNS) for line in kept], mono=True)
-    return _Text(lines=wrapped(shown(cell), COLUMNS, LINES), mono=False)
+        kept = show_invisible(cell[: BLOCK_COLUMNS * BLOCK_LINES]).strip("\n").expandtabs(4).split("\n")[:BLOCK_LINES]
+        return _Text(lines=[clip(line, BLOCK_COLUMNS) for line in kept], mono=True)
+    return _Text(lines=wrap(to_single_line(cell), COLUMNS, LINES), mono=False)
 
 
 def _cell(text: _Text, x: float, y: float, width: float, height: float) -> list[Shape]:
     shapes: list[Shape] = [
-        Box(x=x + 0.5, y=y + 0.5, width=width - 1, height=height - 1, fill="#ffffff", stroke="#a3abb4", radius=4)
+        Rect(x=x + 0.5, y=y + 0.5, width=width - 1, height=height - 1, fill="#ffffff", stroke="#a3abb4", radius=4)
     ]
     pitch = MONO_LINE if text.mono else LINE
     top = y + (height - pitch * len(text.lines)) / 2 + pitch / 2

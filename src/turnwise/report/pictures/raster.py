@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_never
 
 from turnwise.core.errors import UserError
-from turnwise.report.formatting import JOINER, shown, width_of
-from turnwise.report.pictures.shapes import BASELINE, Box, Disc, Drawing, Label, Lines, Patch, Point, Shape
+from turnwise.report.formatting import EMOJI_JOINER, display_width, to_single_line
+from turnwise.report.pictures.shapes import BASELINE, Drawing, Ellipse, Label, Point, Polygon, Polylines, Rect, Shape
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -20,7 +20,7 @@ MAX_PIXELS = 16_000_000
 PAPER = "#ffffff"
 
 
-def pillow() -> Any:
+def import_pillow() -> Any:
     """The package, or how to get it."""
     try:
         import PIL.Image
@@ -30,13 +30,13 @@ def pillow() -> Any:
     return PIL
 
 
-def to_image(drawing: Drawing, scale: float = 2.0, paper: str = PAPER) -> "Image":
+def drawing_to_image(drawing: Drawing, scale: float = 2.0, paper: str = PAPER) -> "Image":
     """`scale`: pixels of the image for one of the drawing; smaller where it would become too large."""
     margin = drawing.margin
     width, height = drawing.width + 2 * margin, drawing.height + 2 * margin
     scale = min(scale, (MAX_PIXELS / (width * height)) ** 0.5 / FINER)
     fine = scale * FINER
-    pil = pillow()
+    pil = import_pillow()
     large = pil.Image.new("RGB", (max(round(width * fine), 1), max(round(height * fine), 1)), paper)
     pen = _Pen(large, fine, margin)
     for shape in drawing.shapes:
@@ -47,20 +47,20 @@ def to_image(drawing: Drawing, scale: float = 2.0, paper: str = PAPER) -> "Image
 class _Pen:
     def __init__(self, image: "Image", scale: float, margin: float) -> None:
         self._image = image
-        self._draw = pillow().ImageDraw.Draw(image)
+        self._draw = import_pillow().ImageDraw.Draw(image)
         self._scale = scale
         self._margin = margin
 
     def draw(self, shape: Shape) -> None:
         match shape:
-            case Box():
+            case Rect():
                 self._box(shape)
-            case Disc():
+            case Ellipse():
                 self._disc(shape)
-            case Lines():
+            case Polylines():
                 for path in shape.paths:
                     self._line(path, shape.stroke, shape.thickness)
-            case Patch():
+            case Polygon():
                 self._draw.polygon([self._at(point) for point in shape.points], fill=shape.fill)
                 if shape.stroke is not None:
                     self._line((*shape.points, shape.points[0]), shape.stroke, shape.thickness)
@@ -75,7 +75,7 @@ class _Pen:
     def _pixels(self, length: float) -> int:
         return max(round(self._scale * length), 1)
 
-    def _box(self, box: Box) -> None:
+    def _box(self, box: Rect) -> None:
         """SVG's pen runs along the middle of an edge, Pillow's inside of it: so the edge is moved out by half a pen."""
         half = box.thickness / 2 if box.stroke is not None else 0.0
         left, top = self._at((box.x - half, box.y - half))
@@ -88,7 +88,7 @@ class _Pen:
             width=self._pixels(box.thickness) if box.stroke is not None else 0,
         )
 
-    def _disc(self, disc: Disc) -> None:
+    def _disc(self, disc: Ellipse) -> None:
         half = disc.thickness / 2 if disc.stroke is not None else 0.0
         left, top = self._at((disc.x - disc.rx - half, disc.y - disc.ry - half))
         right, bottom = self._at((disc.x + disc.rx + half, disc.y + disc.ry + half))
@@ -110,11 +110,11 @@ class _Pen:
 
     def _label(self, label: Label) -> None:
         size = self._pixels(label.size)
-        text = shown(label.text)
+        text = to_single_line(label.text)
         if label.mono:
             self._columns(label, text, size)
             return
-        pieces = list(runs(text, bold=label.bold, mono=False, size=size))
+        pieces = list(split_by_font(text, bold=label.bold, mono=False, size=size))
         widths = [font.getlength(piece) * size / own for piece, font, own in pieces]
         x, y = self._at((label.x, label.y + BASELINE * label.size))
         x -= {"start": 0.0, "middle": 0.5, "end": 1.0}[label.anchor] * sum(widths)
@@ -127,15 +127,15 @@ class _Pen:
         left, y = self._at((label.x, label.y + BASELINE * label.size))
         column = 0
         for letter in text:
-            for piece, font, own in runs(letter, bold=False, mono=True, size=size):
+            for piece, font, own in split_by_font(letter, bold=False, mono=True, size=size):
                 self._piece(left + 0.6 * size * column, y, piece, font, own, size, label.fill)
-            column += width_of(letter)
+            column += display_width(letter)
 
     def _piece(self, x: float, y: float, text: str, font: Any, own: int, size: int, fill: str) -> None:
         if own == size:
             self._draw.text((x, y), text, font=font, fill=fill, anchor="ls", embedded_color=True)
             return
-        pil = pillow()  # a bitmap font: drawn at its own size, then scaled
+        pil = import_pillow()  # a bitmap font: drawn at its own size, then scaled
         box = font.getbbox(text, anchor="ls")
         if box[2] <= box[0] or box[3] <= box[1]:
             return
@@ -201,7 +201,7 @@ UNKNOWN = "\U000fffff"
 
 
 @lru_cache(maxsize=1)
-def installed() -> dict[str, Path]:
+def installed_fonts() -> dict[str, Path]:
     """Every font file of this machine by its name without the ending."""
     found: dict[str, Path] = {}
     for folder in FOLDERS:
@@ -212,12 +212,12 @@ def installed() -> dict[str, Path]:
     return found
 
 
-def first_of(names: Sequence[str]) -> Path | None:
-    fonts = installed()
+def find_font(names: Sequence[str]) -> Path | None:
+    fonts = installed_fonts()
     return next((fonts[name] for name in names if name in fonts), None)
 
 
-def missing() -> str | None:
+def describe_missing_fonts() -> str | None:
     """What pictures will lack on this machine, with the mend; None where they lack nothing."""
     lacks = [
         name
@@ -226,7 +226,7 @@ def missing() -> str | None:
             ("emoji", EMOJI_FONTS),
             ("box drawing", MONO_FONTS),
         )
-        if first_of(fonts) is None
+        if find_font(fonts) is None
     ]
     if not lacks:
         return None
@@ -236,7 +236,7 @@ def missing() -> str | None:
     )
 
 
-def runs(text: str, *, bold: bool, mono: bool, size: int) -> Iterator[tuple[str, "FreeTypeFont", int]]:
+def split_by_font(text: str, *, bold: bool, mono: bool, size: int) -> Iterator[tuple[str, "FreeTypeFont", int]]:
     """Pieces of the text, each with a font that has it, and the size that the font was made for.
 
     The first font of the chain takes what none of them has.
@@ -255,14 +255,14 @@ def runs(text: str, *, bold: bool, mono: bool, size: int) -> Iterator[tuple[str,
 
 def _chain(bold: bool, mono: bool) -> tuple[Path | None, ...]:
     """Where to look for a letter; None is Pillow's own small font, which is always there."""
-    own = first_of(MONO_FONTS) if mono else first_of(BOLD_FONTS) if bold else None
-    paths = [own, first_of(SANS_FONTS), first_of(EMOJI_FONTS), first_of(CJK_FONTS), first_of(MONO_FONTS)]
+    own = find_font(MONO_FONTS) if mono else find_font(BOLD_FONTS) if bold else None
+    paths = [own, find_font(SANS_FONTS), find_font(EMOJI_FONTS), find_font(CJK_FONTS), find_font(MONO_FONTS)]
     return tuple(dict.fromkeys(path for path in paths if path is not None)) or (None,)
 
 
 def _clings(letter: str) -> bool:
     """Joiners and variation signs go with the letter before them, and so does a space."""
-    return letter in (" ", JOINER) or "\ufe00" <= letter <= "\ufe0f" or "\U0001f3fb" <= letter <= "\U0001f3ff"
+    return letter in (" ", EMOJI_JOINER) or "\ufe00" <= letter <= "\ufe0f" or "\U0001f3fb" <= letter <= "\U0001f3ff"
 
 
 @lru_cache(maxsize=8192)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, assert_never
 from xml.sax.saxutils import escape, quoteattr
 
-from turnwise.report.formatting import shown, width_of
+from turnwise.report.formatting import display_width, to_single_line
 
 Point = tuple[float, float]
 Anchor = Literal["start", "middle", "end"]
@@ -15,7 +15,7 @@ BASELINE = 0.35
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Box:
+class Rect:
     """A rectangle, its corners rounded by `radius`."""
 
     x: float
@@ -29,7 +29,7 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Disc:
+class Ellipse:
     """An ellipse around (x, y)."""
 
     x: float
@@ -42,7 +42,7 @@ class Disc:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lines:
+class Polylines:
     """Strokes of one pen, each through its points."""
 
     paths: tuple[tuple[Point, ...], ...]
@@ -51,7 +51,7 @@ class Lines:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patch:
+class Polygon:
     """A filled polygon."""
 
     points: tuple[Point, ...]
@@ -74,7 +74,7 @@ class Label:
     mono: bool = False
 
 
-Shape = Box | Disc | Lines | Patch | Label
+Shape = Rect | Ellipse | Polylines | Polygon | Label
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,13 +95,13 @@ MONO_ADVANCE = 0.6
 """Of a letter of fixed width, in font sizes."""
 
 
-def to_svg(drawing: Drawing) -> str:
+def drawing_to_svg(drawing: Drawing) -> str:
     margin = drawing.margin
     width, height = _n(drawing.width + 2 * margin), _n(drawing.height + 2 * margin)
     field = f"{_n(-margin)} {_n(-margin)} {width} {height}"
     opening = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{field}" width="{width}" height="{height}" role="img" '
-        f'aria-label={quoteattr(shown(drawing.title))} font-family="{SANS}" stroke-linejoin="round" '
+        f'aria-label={quoteattr(to_single_line(drawing.title))} font-family="{SANS}" stroke-linejoin="round" '
         'stroke-linecap="round">'
     )
     return "".join([opening, *map(_element, drawing.shapes), "</svg>\n"])
@@ -109,17 +109,17 @@ def to_svg(drawing: Drawing) -> str:
 
 def _element(shape: Shape) -> str:
     match shape:
-        case Box():
+        case Rect():
             place = f'x="{_n(shape.x)}" y="{_n(shape.y)}" width="{_n(shape.width)}" height="{_n(shape.height)}"'
             round_ = f' rx="{_n(shape.radius)}"' if shape.radius else ""
             return f"<rect {place}{round_}{_paint(shape.fill, shape.stroke, shape.thickness)}/>"
-        case Disc():
+        case Ellipse():
             place = f'cx="{_n(shape.x)}" cy="{_n(shape.y)}" rx="{_n(shape.rx)}" ry="{_n(shape.ry)}"'
             return f"<ellipse {place}{_paint(shape.fill, shape.stroke, shape.thickness)}/>"
-        case Lines():
+        case Polylines():
             way = "".join(_way(path) for path in shape.paths)
             return f'<path d="{way}"{_paint(None, shape.stroke, shape.thickness)}/>'
-        case Patch():
+        case Polygon():
             return f'<path d="{_way(shape.points)}Z"{_paint(shape.fill, shape.stroke, shape.thickness)}/>'
         case Label():
             return _text(shape)
@@ -131,11 +131,11 @@ def _text(label: Label) -> str:
     """A line of fixed width is held to its width, so that its columns stay under each other in any font."""
     look = ' font-weight="600"' if label.bold else ""
     if label.mono and label.text:
-        length = _n(MONO_ADVANCE * label.size * width_of(label.text))
+        length = _n(MONO_ADVANCE * label.size * display_width(label.text))
         look += f' font-family="{MONO}" xml:space="preserve" textLength="{length}" lengthAdjust="spacingAndGlyphs"'
     return (
         f'<text x="{_n(label.x)}" y="{_n(label.y + BASELINE * label.size)}" text-anchor="{label.anchor}" '
-        f'font-size="{_n(label.size)}" fill="{label.fill}"{look}>{escape(shown(label.text))}</text>'
+        f'font-size="{_n(label.size)}" fill="{label.fill}"{look}>{escape(to_single_line(label.text))}</text>'
     )
 
 
