@@ -18,9 +18,7 @@ from turnwise.engine.scripted import ScriptedPolicy
 from turnwise.models.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.context import Context, FullHistory
-from turnwise.rollout.context_summary import Summary, When, Writer
-from turnwise.rollout.context_turn import Memory, TurnMemory
-from turnwise.rollout.context_window import Window
+from turnwise.rollout.context_modes import Memory, Summary, TurnMemory, When, Window, Writer
 from turnwise.rollout.episode import run_episode
 
 TEMPLATES = Path(__file__).parent / "data" / "templates"

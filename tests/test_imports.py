@@ -201,7 +201,7 @@ def test_the_walk_sees_the_house() -> None:
 
 
 def plant(root: Path, **files: str) -> list[str]:
-    """Violations of a small house: `core__names="..."` is core/names.py; rooms get their docstrings."""
+    """Violations of a small house: `core__suggestions="..."` is core/suggestions.py; rooms get their docstrings."""
     for name, text in {"__init__": "", **files}.items():
         path = root / f"{name.replace('__', '/') if name != '__init__' else name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -215,11 +215,11 @@ def test_a_clean_house_has_no_violations(tmp_path: Path) -> None:
     assert (
         plant(
             tmp_path,
-            core__names="import json\n",
-            config__schema="from turnwise.core.names import nearest\nfrom turnwise.core import names\n",
+            core__suggestions="import json\n",
+            config__schema="from turnwise.core.suggestions import nearest\nfrom turnwise.core import suggestions\n",
             cli__main="def run():\n    from turnwise.config import schema\n",
             models__loading="def read():\n    import gguf\n",
-            algos__losses="import torch\nfrom turnwise.core.names import nearest\n",
+            algos__losses="import torch\nfrom turnwise.core.suggestions import nearest\n",
         )
         == []
     )
@@ -229,8 +229,8 @@ def test_a_clean_house_has_no_violations(tmp_path: Path) -> None:
     ("files", "line"),
     [
         (
-            {"core__names": "from turnwise.config.schema import Config\n", "config__schema": ""},
-            "turnwise.core.names:1 imports turnwise.config.schema: not down the list of rooms",
+            {"core__suggestions": "from turnwise.config.schema import Config\n", "config__schema": ""},
+            "turnwise.core.suggestions:1 imports turnwise.config.schema: not down the list of rooms",
         ),
         (
             {"config__keys": "import turnwise.cli.main\n", "cli__main": ""},
@@ -241,8 +241,8 @@ def test_a_clean_house_has_no_violations(tmp_path: Path) -> None:
             "turnwise.config.keys:1 imports turnwise.cli.main: not down the list of rooms",
         ),
         (
-            {"core__names": "if True:\n    from turnwise.config import schema\n", "config__schema": ""},
-            "turnwise.core.names:2 imports turnwise.config.schema: not down the list of rooms",
+            {"core__suggestions": "if True:\n    from turnwise.config import schema\n", "config__schema": ""},
+            "turnwise.core.suggestions:2 imports turnwise.config.schema: not down the list of rooms",
         ),
         (
             {"config__keys": "import turnwise\n"},
@@ -253,12 +253,12 @@ def test_a_clean_house_has_no_violations(tmp_path: Path) -> None:
             "turnwise.algos.losses:1 imports turnwise.config.schema: not down the list of rooms",
         ),
         (
-            {"core__names": "def f():\n    import json\n"},
-            "turnwise.core.names:2 imports json inside a function",
+            {"core__suggestions": "def f():\n    import json\n"},
+            "turnwise.core.suggestions:2 imports json inside a function",
         ),
         (
-            {"core__names": "class A:\n    async def f(self):\n        from json import loads\n"},
-            "turnwise.core.names:3 imports json inside a function",
+            {"core__suggestions": "class A:\n    async def f(self):\n        from json import loads\n"},
+            "turnwise.core.suggestions:3 imports json inside a function",
         ),
         (
             {"core__a": "from turnwise.core import b\n", "core__b": "import turnwise.core.a\n"},
@@ -281,6 +281,6 @@ def test_a_planted_violation_is_found(tmp_path: Path, files: dict[str, str], lin
 
 
 def test_code_in_a_rooms_init_is_found(tmp_path: Path) -> None:
-    assert plant(tmp_path, core__names="") == []
-    (tmp_path / "core" / "__init__.py").write_text('"""A room."""\n\nfrom turnwise.core.names import *\n')
+    assert plant(tmp_path, core__suggestions="") == []
+    (tmp_path / "core" / "__init__.py").write_text('"""A room."""\n\nfrom turnwise.core.suggestions import *\n')
     assert violations(tmp_path) == ["turnwise.core is a room's __init__: a docstring is all it holds"]

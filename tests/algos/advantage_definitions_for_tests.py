@@ -8,7 +8,7 @@ from itertools import groupby
 
 from torch import Tensor
 
-from turnwise.algos.advantages import AdvantageInputs, AdvantageParams
+from turnwise.algos.advantage_types import AdvantageInputs, AdvantageParams
 
 Numbers = list[list[float]]
 """One number for each sampled token, row by row."""

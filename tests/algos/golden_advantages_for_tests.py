@@ -7,9 +7,9 @@ import torch
 from golden_for_tests import Arrays, Record, arrays_of, close, close_all
 from torch import Tensor
 
-from turnwise.algos.advantages import ADVANTAGES, AdvantageInputs, AdvantageParams, AdvantageResult
-from turnwise.algos.normalisation import SCOPES, normalise
-from turnwise.algos.placement import scale_process_rewards
+from turnwise.algos.advantage_types import AdvantageInputs, AdvantageParams, AdvantageResult
+from turnwise.algos.advantages import ADVANTAGES
+from turnwise.algos.rewards import SCOPES, normalise, scale_process_rewards
 
 RECORD_SCOPES = {"state": "group", "inductive": "environment", "batch": "batch"}
 

@@ -6,8 +6,8 @@ import torch
 from golden_for_tests import Record, arrays_of, close, close_all
 from torch import Tensor
 
+from turnwise.algos.diagnostics import mutual_information, retrieval
 from turnwise.algos.filters import FILTERS, SCORES, ZERO_SCORE, FilterParams
-from turnwise.algos.mutual_information import mutual_information, retrieval
 
 STRATEGIES = {"top_k": "top_k", "top_k_abs": "top_count", "min_p": "min_p"}
 TOP_P = {"linear": "top_p", "softmax": "top_p_softmax"}

@@ -9,14 +9,20 @@ import torch
 from golden_for_tests import Arrays, Record, arrays_of, close, close_all
 from torch import Tensor
 
-from turnwise.algos.aggregation import AGGREGATIONS
-from turnwise.algos.corrections import CORRECTIONS, CorrectionParams, CorrectionResult, correct, step_scale
 from turnwise.algos.entropy import entropy_from_logits, logprobs_and_entropy
 from turnwise.algos.kl import KL_ESTIMATORS, KlCoefficient, rewards_less_kl
-from turnwise.algos.losses import LOSSES, LossInputs, LossParams, LossResult
-from turnwise.algos.offpolicy import OFFPOLICY, offpolicy_metrics
-from turnwise.algos.rejection import RejectionParams, find_rejected
-from turnwise.algos.values import value_loss
+from turnwise.algos.losses import AGGREGATIONS, LOSSES, LossInputs, LossParams, LossResult, value_loss
+from turnwise.algos.off_policy import (
+    CORRECTIONS,
+    OFFPOLICY,
+    CorrectionParams,
+    CorrectionResult,
+    RejectionParams,
+    correct,
+    find_rejected,
+    offpolicy_metrics,
+    step_scale,
+)
 
 TRL_MEMBERS = {
     "grpo": ("ppo", "seq-mean-token-mean"),

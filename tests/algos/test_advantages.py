@@ -20,7 +20,8 @@ from trajectories_for_tests import (
     rows_of,
 )
 
-from turnwise.algos.advantages import ADVANTAGES, AdvantageInputs, AdvantageParams
+from turnwise.algos.advantage_types import AdvantageInputs, AdvantageParams
+from turnwise.algos.advantages import ADVANTAGES
 
 ZERO_SUM = ["grpo", "dr_grpo", "rloo"]
 DIVIDING = [name for name in (*GROUP_ESTIMATORS, "brpo") if name != "reinforce_pp_baseline"]

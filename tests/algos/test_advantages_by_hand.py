@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from trajectories_for_tests import compute, row_inputs
 
-from turnwise.algos.advantages import AdvantageInputs, AdvantageParams
+from turnwise.algos.advantage_types import AdvantageInputs, AdvantageParams
 
 ROOT_HALF = math.sqrt(0.5)
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trajectories_for_tests import PARAMS, compute, inputs, properties, random_inputs
 
-from turnwise.algos.advantages import ADVANTAGES, AdvantageInputs, AdvantageParams
+from turnwise.algos.advantage_types import AdvantageInputs, AdvantageParams
+from turnwise.algos.advantages import ADVANTAGES
 
 CHANGED = {"whiten": True, "whiten_over": "token", "by_std": False}
 """How a parameter that is no number is perturbed; numbers are halved."""

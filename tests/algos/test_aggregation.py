@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.algos.aggregation import AGGREGATIONS
-from turnwise.algos.whitening import whiten
+from turnwise.algos.losses import AGGREGATIONS
+from turnwise.algos.stats import whiten
 
 LENGTH = 16
 properties = settings(max_examples=40, deadline=None)

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from losses_for_tests import PARAMS, Tokens, changed_fields, inputs, inputs_of, picked, run, token_batches
 from torch import Tensor
 
-from turnwise.algos.corrections import CORRECTIONS, CorrectionParams, CorrectionResult, correct, step_scale
-from turnwise.algos.losses import LOSSES, LossInputs
-from turnwise.algos.ratios import LEVELS, Level, unit_ids
+from turnwise.algos.losses import LEVELS, LOSSES, Level, LossInputs, unit_ids
+from turnwise.algos.off_policy import CORRECTIONS, CorrectionParams, CorrectionResult, correct, step_scale
 
 properties = settings(max_examples=30, deadline=None)
 every_correction = pytest.mark.parametrize("name", CORRECTIONS)

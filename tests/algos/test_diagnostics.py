@@ -12,10 +12,12 @@ from torch import Tensor
 from turnwise.algos.diagnostics import (
     explained_variance,
     gradient_shares,
+    information_metrics,
+    mutual_information,
     repetition,
+    retrieval,
     spread_buckets,
 )
-from turnwise.algos.mutual_information import information_metrics, mutual_information, retrieval
 from turnwise.algos.turn_discount import (
     AdaptiveDiscount,
     Foresight,

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from losses_for_tests import PARAMS, Tokens, changed_fields, inputs, inputs_of, picked, run, select, token_batches
 from torch import Tensor
 
-from turnwise.algos.losses import LOSSES, LossInputs, LossParams, LossResult
-from turnwise.algos.ratios import LEVELS, Level, unit_ids
+from turnwise.algos.losses import LEVELS, LOSSES, Level, LossInputs, LossParams, LossResult, unit_ids
 
 properties = settings(max_examples=30, deadline=None)
 every_loss = pytest.mark.parametrize("name", LOSSES)

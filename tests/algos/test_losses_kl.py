@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from turnwise.algos.kl import KL_ESTIMATORS, KlCoefficient, rewards_less_kl
-from turnwise.algos.values import value_loss
+from turnwise.algos.losses import value_loss
 
 properties = settings(max_examples=40, deadline=None)
 

@@ -15,7 +15,8 @@ from golden_for_tests import GOLDEN, Record
 from torch import Tensor
 from trajectories_for_tests import PARAMS, compute, random_inputs
 
-from turnwise.algos.advantages import ADVANTAGES, AdvantageInputs, AdvantageParams, AdvantageResult
+from turnwise.algos.advantage_types import AdvantageInputs, AdvantageParams, AdvantageResult
+from turnwise.algos.advantages import ADVANTAGES
 
 Compute = Callable[[AdvantageInputs, AdvantageParams], AdvantageResult]
 

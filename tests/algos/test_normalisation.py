@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from trajectories_for_tests import properties, row_inputs
 
-from turnwise.algos.advantages import ADVANTAGES, AdvantageParams
-from turnwise.algos.normalisation import NORMALISERS, SCOPES, combine_rewards, normalise
+from turnwise.algos.advantage_types import AdvantageParams
+from turnwise.algos.advantages import ADVANTAGES
+from turnwise.algos.rewards import NORMALISERS, SCOPES, combine_rewards, normalise
 
 returns_in_scopes = st.lists(st.tuples(st.floats(-5, 5), st.integers(-2, 2)), min_size=1, max_size=12)
 

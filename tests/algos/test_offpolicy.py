@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from turnwise.algos.offpolicy import OFFPOLICY, offpolicy_metrics
+from turnwise.algos.off_policy import OFFPOLICY, offpolicy_metrics
 
 
 def compute(policy: list[float], sampler: list[float], owners: list[int]) -> dict[str, float]:

@@ -8,10 +8,16 @@ import pytest
 import torch
 from losses_for_tests import PARAMS, inputs, picked, run
 
-from turnwise.algos.corrections import CORRECTIONS, CorrectionParams, correct, step_scale
-from turnwise.algos.losses import LOSSES, LossInputs
-from turnwise.algos.ratios import Level
-from turnwise.algos.rejection import RejectionParams, find_rejected, reject
+from turnwise.algos.losses import LOSSES, Level, LossInputs
+from turnwise.algos.off_policy import (
+    CORRECTIONS,
+    CorrectionParams,
+    RejectionParams,
+    correct,
+    find_rejected,
+    reject,
+    step_scale,
+)
 
 LEVELS: tuple[Level, ...] = ("token", "turn", "sequence")
 STATISTICS = {

@@ -7,7 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from turnwise.algos.advantages import ADVANTAGES, AdvantageInputs, AdvantageParams
+from turnwise.algos.advantage_types import AdvantageInputs, AdvantageParams
+from turnwise.algos.advantages import ADVANTAGES
 
 PARAMS = AdvantageParams(
     gamma=0.9,

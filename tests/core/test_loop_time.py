@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from turnwise.core.blocking import interruptible
-from turnwise.core.loop_time import OwnClock, count_held, own_clock, pause_own_clock
-from turnwise.rollout.collect import making
+from turnwise.core.loop_clock import OwnClock, count_held, own_clock, pause_own_clock
+from turnwise.rollout.failures import making
 from virtual_time_for_tests import block, follow_virtual_time, run_in_virtual_time
 
 

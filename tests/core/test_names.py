@@ -1,4 +1,4 @@
-from turnwise.core.names import nearest
+from turnwise.core.suggestions import nearest
 
 
 def test_a_near_name_is_suggested() -> None:

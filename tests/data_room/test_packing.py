@@ -8,7 +8,7 @@ from turnwise.core.samples import Batch, Sample, TrainSample
 from turnwise.core.trajectory import Trajectory
 from turnwise.data.packing import micro_batches, pack, pack_train, unpack
 from turnwise.data.samples import samples_of
-from turnwise.data.table import place
+from turnwise.data.token_table import place
 
 
 def rows_of(batch: Batch) -> list[tuple[list[int], list[int]]]:

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from episodes_for_tests import trajectories, trajectory_of, turn_of
 from turnwise.core.trajectory import Trajectory
 from turnwise.data.samples import samples_of
-from turnwise.data.table import TokenTable, place
+from turnwise.data.token_table import TokenTable, place
 
 
 def table_of(given: list[Trajectory]) -> TokenTable:

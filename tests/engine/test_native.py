@@ -6,7 +6,7 @@ import torch
 
 from models_for_tests import FAMILIES, VOCABULARY
 from talks_for_tests import STOP_ID, full_forward_logprobs, key, make_engine, prompt, run_talks, talk, text_of
-from turnwise.core.loop_time import OwnClock, own_clock
+from turnwise.core.loop_clock import OwnClock, own_clock
 from turnwise.core.protocols import Completion, Sampling
 from turnwise.core.trajectory import Stop
 from turnwise.engine.native.engine import NativeEngine
@@ -260,7 +260,7 @@ def test_session_counts_only_passes_that_it_takes_part_in(now: list[float]) -> N
 
 def test_passes_stop_the_clocks_of_those_that_wait_outside(now: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     """As where an episode's tool has answered while a pass runs."""
-    monkeypatch.setattr("turnwise.core.loop_time.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("turnwise.core.loop_clock.time", SimpleNamespace(monotonic=lambda: now[0]))
     engine = make_engine()
     take_a_second_per_pass(engine, now)
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.core.chance import stream
 from turnwise.core.errors import UserError
+from turnwise.core.random_streams import stream
 from turnwise.core.task import Task
 from turnwise.envs.connect_four.board import Board
 from turnwise.envs.connect_four.env import ConnectFour

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from turnwise.core.chance import stream
 from turnwise.core.errors import UserError
+from turnwise.core.random_streams import stream
 from turnwise.core.task import Task
 from turnwise.envs.answers import format_answer
 from turnwise.envs.countdown.env import Countdown

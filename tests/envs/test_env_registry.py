@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import pytest
 
-from turnwise.core.chance import stream
 from turnwise.core.errors import UserError
+from turnwise.core.random_streams import stream
 from turnwise.core.task import Task
 from turnwise.envs.catalogue import CATALOGUE, CatalogueEntry
 from turnwise.envs.registry import ENVIRONMENTS, kind_of, load

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.core.chance import stream
+from turnwise.core.random_streams import stream
 from turnwise.envs.answers import format_answer
 from turnwise.envs.frozen_lake.env import FrozenLake
 from turnwise.envs.frozen_lake.lake import MOVES, Lake, generate, shortest_way

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.core.chance import stream
 from turnwise.core.errors import UserError
+from turnwise.core.random_streams import stream
 from turnwise.core.task import Task
 from turnwise.envs.answers import format_answer
 from turnwise.envs.game_2048.board import BLANK, SLIDES, after, can_move, empty_cells, slid, with_new_tile
@@ -298,7 +298,7 @@ def test_every_tile_symbol_and_action_is_one_token():
 
 SCRIPT = """
 import random
-from turnwise.core.chance import stream
+from turnwise.core.random_streams import stream
 from turnwise.envs.game_2048.env import Game2048
 env = Game2048({"target": 32}, rng=stream("luck"))
 print(env.reset(stream("start")), env.solve())

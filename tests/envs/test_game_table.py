@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from turnwise.core.chance import stream
 from turnwise.core.errors import UserError
 from turnwise.core.messages import assistant
 from turnwise.core.protocols import Observation, StepResult
+from turnwise.core.random_streams import stream
 from turnwise.core.task import Task
 from turnwise.envs.games.game import opened, wins
 from turnwise.envs.games.table import Seat, as_side, side_of, take_seats

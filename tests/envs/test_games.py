@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.core.chance import stream
 from turnwise.core.errors import UserError
+from turnwise.core.random_streams import stream
 from turnwise.core.task import Task
 from turnwise.envs.connect_four.env import ConnectFour
 from turnwise.envs.games.view import SYMBOLS, board_text, ending
@@ -248,7 +248,7 @@ def test_the_state_in_which_the_model_acted_is_its_board(name, steps):
 
 SCRIPT = """
 import json
-from turnwise.core.chance import stream
+from turnwise.core.random_streams import stream
 from turnwise.envs.connect_four.env import ConnectFour
 from turnwise.envs.tic_tac_toe.env import TicTacToe
 games = []

@@ -10,7 +10,7 @@ import generators_for_tests
 import pytest
 from generators_for_tests import CASES, Case, digests, openings, solved
 
-from turnwise.core.chance import address
+from turnwise.core.random_streams import address
 from turnwise.core.task import Split
 from turnwise.envs.registry import ENVIRONMENTS, load
 

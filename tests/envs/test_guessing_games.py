@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.core.chance import stream
 from turnwise.core.errors import UserError
 from turnwise.core.messages import assistant
+from turnwise.core.random_streams import stream
 from turnwise.core.task import Task
 from turnwise.envs.answers import format_answer
 from turnwise.envs.guess_city.env import GuessCity
@@ -345,7 +345,7 @@ def test_random_actions_are_questions_and_guesses_that_are_understood(cls):
 
 
 PLAYS = """
-from turnwise.core.chance import stream
+from turnwise.core.random_streams import stream
 from turnwise.envs.guess_city.env import GuessCity
 from turnwise.envs.twenty_questions.env import TwentyQuestions
 plays = []

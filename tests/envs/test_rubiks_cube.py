@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.core.chance import stream
 from turnwise.core.errors import UserError
+from turnwise.core.random_streams import stream
 from turnwise.core.task import Task
 from turnwise.envs.answers import format_answer
 from turnwise.envs.rubiks_cube.cube import COLOURS, FACES, HOLDS, MOVES, SOLVED, after, is_solved, renamed
@@ -258,7 +258,7 @@ def test_every_face_colour_and_move_is_one_token():
 
 
 SCRIPT = """
-from turnwise.core.chance import stream
+from turnwise.core.random_streams import stream
 from turnwise.envs.rubiks_cube.env import RubiksCube
 for seed in range(20):
     env = RubiksCube()

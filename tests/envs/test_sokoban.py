@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.core.chance import stream
+from turnwise.core.random_streams import stream
 from turnwise.envs.answers import format_answer
 from turnwise.envs.grid import DIRECTIONS
 from turnwise.envs.sokoban.env import SYMBOLS, Sokoban

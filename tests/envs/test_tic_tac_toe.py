@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 
-from turnwise.core.chance import stream
+from turnwise.core.random_streams import stream
 from turnwise.envs.tic_tac_toe.env import TicTacToe
 from turnwise.envs.tic_tac_toe.game import MOVES, TicTacToeGame
 from turnwise.envs.tic_tac_toe.perfect import hardest_move, perfect_moves, value

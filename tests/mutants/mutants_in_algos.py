@@ -13,7 +13,6 @@ IN_ALGOS = (
         "algos/losses.py",
         LOSSES,
         ("ppo with the wrong sign", "plain = -inputs.advantages * ratio", "plain = inputs.advantages * ratio"),
-        ("ppo takes the optimistic term", "torch.maximum(plain, clipped)", "torch.minimum(plain, clipped)"),
         (
             "dual clip binds on good tokens",
             "(inputs.advantages < 0) & (token_loss",
@@ -46,6 +45,7 @@ IN_ALGOS = (
         "algos/losses.py",
         LOSSES,
         ("clip_low is not read", "clamp(1 - params.clip_low,", "clamp(1 - params.clip_high,"),
+        ("ppo takes the optimistic term", "torch.maximum(plain, clipped)", "torch.minimum(plain, clipped)"),
         within="_clipped_surrogate",
     ),
     *mutants(
@@ -105,7 +105,7 @@ IN_ALGOS = (
         within="k1",
     ),
     *mutants(
-        "algos/ratios.py",
+        "algos/losses.py",
         (*LOSSES, "algos/test_corrections.py"),
         (
             "turns of different segments share a ratio",
@@ -113,23 +113,54 @@ IN_ALGOS = (
             "turn_ids.unique(return_inverse=True)[1]",
         ),
         ("mean over the batch", "/ sum_over(torch.ones_like(values), units)", "/ len(values)"),
+    ),
+    *mutants(
+        "algos/losses.py",
+        KL,
+        ("value loss without its half", "return 0.5 * ", "return "),
+        ("values clipped around the returns", "old_values - clip, old_values + clip", "returns - clip, returns + clip"),
+        ("value loss takes the optimistic term", "torch.maximum(plain, clipped)", "torch.minimum(plain, clipped)"),
+        within="value_loss",
+    ),
+    *mutants(
+        "algos/kl.py",
+        LOSSES,
         ("log-ratios are not bounded", "log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)", "log_ratio"),
     ),
     *mutants(
-        "algos/values.py",
-        KL,
-        ("value loss takes the optimistic term", "torch.maximum(plain, clipped)", "torch.minimum(plain, clipped)"),
-        ("value loss without its half", "return 0.5 * ", "return "),
-        ("values clipped around the returns", "old_values - clip, old_values + clip", "returns - clip, returns + clip"),
+        "algos/advantage_types.py",
+        ("algos/test_placement.py",),
+        (
+            "rewards of hidden tokens are lost",
+            "torch.zeros_like(sampled).scatter_add(1, target, sampled)",
+            "torch.where(mask, sampled, 0.0)",
+        ),
+        ("the advantage mask adds observations", "mask = inputs.mask & advantage_mask", "mask = advantage_mask"),
     ),
     *mutants(
-        "algos/whitening.py",
+        "algos/off_policy.py",
+        CORRECTIONS,
+        (
+            "the ratio is mu / pi_old",
+            "bounded(inputs.old_logprobs - inputs.sampler_logprobs)",
+            "bounded(inputs.sampler_logprobs - inputs.old_logprobs)",
+        ),
+        within="_log_rho",
+    ),
+    *mutants(
+        "algos/off_policy.py",
+        CORRECTIONS,
+        ("masked drops only what breaks both bounds", "(statistic < params.low) | (", "(statistic < params.low) & ("),
+        within="masked",
+    ),
+    *mutants(
+        "algos/stats.py",
         ADVANTAGES,
         ("biased variance", "correction=min(1, selected.numel() - 1)", "correction=0"),
         ("mean is not subtracted", "(selected - mean) /", "selected /"),
     ),
     *mutants(
-        "algos/scan.py",
+        "algos/advantages.py",
         ADVANTAGES,
         ("next value is not discounted", "+ discount * next_value -", "+ next_value -"),
         ("next advantage is not discounted", "discount * lam * next_advantage", "lam * next_advantage"),
@@ -143,7 +174,7 @@ IN_ALGOS = (
         ),
     ),
     *mutants(
-        "algos/critic_advantages.py",
+        "algos/advantages.py",
         ADVANTAGES,
         (
             "turn_gae reads the first value",
@@ -171,7 +202,7 @@ IN_ALGOS = (
         ),
     ),
     *mutants(
-        "algos/critic_advantages.py",
+        "algos/advantages.py",
         ADVANTAGES,
         (
             "critic learns whitened advantages",
@@ -182,7 +213,7 @@ IN_ALGOS = (
         within="gae",
     ),
     *mutants(
-        "algos/turns.py",
+        "algos/advantage_types.py",
         ADVANTAGES,
         ("a turn ends at its first token", "ends=ends,", "ends=starts,"),
         (
@@ -197,7 +228,7 @@ IN_ALGOS = (
         ),
     ),
     *mutants(
-        "algos/group_advantages.py",
+        "algos/advantages.py",
         ADVANTAGES,
         ("grpo without the std", "_returns(inputs).standardised(params.epsilon)", "_returns(inputs).centred"),
         (
@@ -231,7 +262,7 @@ IN_ALGOS = (
         ("observation rewards count", "torch.where(mask, token_rewards, 0.0)[counted]", "token_rewards[counted]"),
     ),
     *mutants(
-        "algos/step_advantages.py",
+        "algos/advantages.py",
         ADVANTAGES,
         ("gigpo compares unknown states", "(states >= 0)", "(states >= -1)"),
         ("gigpo's step weight is not read", "params.step_weight * steps", "params.episode_weight * steps"),
@@ -248,7 +279,7 @@ IN_ALGOS = (
         ("by_std is inverted", "if params.by_std else found.centred", "if not params.by_std else found.centred"),
     ),
     *mutants(
-        "algos/return_advantages.py",
+        "algos/advantages.py",
         ADVANTAGES,
         ("reinforce does not discount turns", "discounts * params.gamma_turn", "discounts"),
         ("brpo compares within groups", "torch.zeros_like(inputs.group_ids)", "inputs.group_ids"),
@@ -259,7 +290,7 @@ IN_ALGOS = (
         ),
     ),
     *mutants(
-        "algos/placement.py",
+        "algos/rewards.py",
         ("algos/test_placement.py",),
         ("returns on the first token", "mask.flip(1).cumsum(dim=1).flip(1) == 1", "mask.cumsum(dim=1) == 1"),
         (
@@ -269,15 +300,9 @@ IN_ALGOS = (
         ),
         ("process rewards scaled by sums from the start", "rewards.flip(1).cumsum(dim=1)", "rewards.cumsum(dim=1)"),
         ("process rewards scaled by the largest gain", "onwards.abs().max()", "onwards.max()"),
-        (
-            "rewards of hidden tokens are lost",
-            "torch.zeros_like(sampled).scatter_add(1, target, sampled)",
-            "torch.where(mask, sampled, 0.0)",
-        ),
-        ("the advantage mask adds observations", "mask = inputs.mask & advantage_mask", "mask = advantage_mask"),
     ),
     *mutants(
-        "algos/normalisation.py",
+        "algos/rewards.py",
         ("algos/test_normalisation.py",),
         ("asymmetric clip mirrored", "(-1.0, 3.0)", "(-3.0, 1.0)"),
         ("reward weights dropped", "normalise(column, group_ids, name) * weight", "normalise(column, group_ids, name)"),
@@ -288,13 +313,13 @@ IN_ALGOS = (
         ),
     ),
     *mutants(
-        "algos/normalisation.py",
+        "algos/rewards.py",
         ("algos/test_normalisation.py", "training/test_token_rewards.py", "training/test_step_rewards.py"),
         ("environments are compared by group", "return env_ids", "return group_ids"),
         ("the batch is compared by group", "return torch.zeros_like(group_ids)", "return group_ids"),
     ),
     *mutants(
-        "algos/aggregation.py",
+        "algos/losses.py",
         ("algos/test_aggregation.py",),
         ("sequences weighed by all of them", "(lengths[sequence] * max(1, lengths.shape[0]))", "lengths[sequence]"),
         ("constant length is not read", "constant_length, dtype) / constant_length", "constant_length, dtype)"),
@@ -326,14 +351,8 @@ IN_ALGOS = (
         ("root scale is linear", '"root": math.sqrt', '"root": lambda share: share'),
     ),
     *mutants(
-        "algos/corrections.py",
+        "algos/off_policy.py",
         CORRECTIONS,
-        (
-            "the ratio is mu / pi_old",
-            "bounded(inputs.old_logprobs - inputs.sampler_logprobs)",
-            "bounded(inputs.sampler_logprobs - inputs.old_logprobs)",
-        ),
-        ("masked drops only what breaks both bounds", "(statistic < params.low) | (", "(statistic < params.low) & ("),
         ("two_sided drops bad tokens that rose", "moved < -params.difference", "moved < params.difference"),
         ("the weights are not applied", "result.token_loss * weights", "result.token_loss"),
         ("truncated has no lower bound", ".clamp(params.low, params.high)", ".clamp(max=params.high)"),
@@ -341,7 +360,7 @@ IN_ALGOS = (
         ("two_sided compares the old policy", "inputs.logprobs.detach().exp()", "inputs.old_logprobs.exp()"),
     ),
     *mutants(
-        "algos/corrections.py",
+        "algos/off_policy.py",
         ("algos/test_rejection.py", "training/test_step_statistics.py"),
         (
             "normalised weights are scaled the wrong way",
@@ -363,7 +382,7 @@ IN_ALGOS = (
         ("the discount may exceed 1", "min(1.0, max(low, math.exp(rise / run)))", "max(low, math.exp(rise / run))"),
     ),
     *mutants(
-        "algos/mutual_information.py",
+        "algos/diagnostics.py",
         DIAGNOSTICS,
         ("the marginal is not a mean", "matrix.logsumexp(dim=1) - bound", "matrix.logsumexp(dim=1)"),
         ("the least likely prompt is retrieved", "descending=True", "descending=False"),

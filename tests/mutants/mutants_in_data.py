@@ -46,7 +46,7 @@ IN_DATA = (
         ("the temperature is lost", "(1.0, turn.temperature)", "(1.0, 1.0)"),
     ),
     *mutants(
-        "data/table.py",
+        "data/token_table.py",
         ("data_room/test_token_table.py",),
         ("a later segment overwrites the first", "starts.append(counts[sample.trajectory])", "starts.append(0)"),
         (
@@ -56,7 +56,7 @@ IN_DATA = (
         ),
     ),
     *mutants(
-        "data/token_masks.py",
+        "data/samples.py",
         ("training/test_masks.py",),
         ("the thinking is the answer", '_in_spans(turn, "think")', '_in_spans(turn, "answer")'),
         (

@@ -58,7 +58,7 @@ IN_ROLLOUT = (
         ),
     ),
     *mutants(
-        "rollout/context_window.py",
+        "rollout/context_modes.py",
         (*WINDOW, *CONTEXTS),
         ("the window slides a turn early", "<= self._turns + self._slack", "< self._turns + self._slack"),
         (
@@ -73,7 +73,7 @@ IN_ROLLOUT = (
         ),
     ),
     *mutants(
-        "rollout/context_summary.py",
+        "rollout/context_modes.py",
         SUMMARY,
         ("a summary a token late", "grown.context_length >= self.tokens", "grown.context_length > self.tokens"),
         (
@@ -90,7 +90,7 @@ IN_ROLLOUT = (
         ),
     ),
     *mutants(
-        "rollout/context_turn.py",
+        "rollout/context_modes.py",
         MEMORY,
         ("all turns are remembered", "first = max(0, len(turns) - self.turns)", "first = 0"),
         ("rewards are shown unasked", 'if self.rewards else ""', 'if not self.rewards else ""'),
@@ -109,16 +109,16 @@ IN_ROLLOUT = (
             "not isinstance(failure, InfrastructureFailure) else",
         ),
         ("all episodes at once", "asyncio.Semaphore(max(1, self.in_flight // many))", "asyncio.Semaphore(total)"),
+        ("members share their randomness", "member=index, attempt=luck", "member=0, attempt=luck"),
+    ),
+    *mutants(
+        "rollout/failures.py",
+        COLLECT,
         (
             "an environment's error is the run's",
             'raise EnvironmentFailure(f"{where}: {type(error).__name__}: {error}") from error',
             "raise",
         ),
-        ("members share their randomness", "member=index, attempt=luck", "member=0, attempt=luck"),
-    ),
-    *mutants(
-        "rollout/attempts.py",
-        COLLECT,
         (
             "an infrastructure failure draws other randomness",
             "            last = failure\n        except EnvironmentFailure",
@@ -150,7 +150,7 @@ IN_ROLLOUT = (
         ),
     ),
     *mutants(
-        "rollout/curriculum.py",
+        "rollout/tasks.py",
         TASKS,
         ("solved tasks are drawn most", "4 * rate * (1 - rate)", "rate"),
         ("the floor is a ceiling", "max(self.floor, 4", "min(self.floor, 4"),
@@ -158,13 +158,13 @@ IN_ROLLOUT = (
         ("broken members count as failures", "if not each.status.errored]", "]"),
     ),
     *mutants(
-        "rollout/losses.py",
+        "rollout/failures.py",
         ("rollout/test_lost_episodes.py",),
         ("the share that may be lost stops the run", "members > MOST * wanted", "members >= MOST * wanted"),
         ("old steps are held against the run", "deque(maxlen=STEPS)", "deque()"),
     ),
     *mutants(
-        "rollout/matches.py",
+        "rollout/selfplay.py",
         ("rollout/test_matches.py",),
         (
             "the policy plays its opponent's side",
@@ -174,7 +174,7 @@ IN_ROLLOUT = (
         ("sides are swapped", "running[side_of(key.task)].result()", "running[1 - side_of(key.task)].result()"),
     ),
     *mutants(
-        "rollout/sides.py",
+        "rollout/selfplay.py",
         ("rollout/test_matches.py",),
         ("the second side is never played", "as_side(task, number % 2)", "as_side(task, 0)"),
         ("a refill draws the same matches", "start // many, measured", "0, measured"),

@@ -19,12 +19,11 @@ from typing import Any
 from killed_runs import Moment, ended, fork, killed_and_resumed, training, wait
 
 from turnwise.algos.advantages import ADVANTAGES
-from turnwise.algos.aggregation import AGGREGATIONS
 from turnwise.algos.alarms import Alarm, Watch
-from turnwise.algos.corrections import CORRECTIONS
 from turnwise.algos.filters import FILTERS, SCORES
-from turnwise.algos.losses import LOSSES
-from turnwise.algos.normalisation import NORMALISERS
+from turnwise.algos.losses import AGGREGATIONS, LOSSES
+from turnwise.algos.off_policy import CORRECTIONS
+from turnwise.algos.rewards import NORMALISERS
 from turnwise.config.load import build
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError

@@ -8,10 +8,10 @@ import pytest
 
 from runs_for_tests import metrics, printed, quiet, small
 from turnwise.algos.advantages import ADVANTAGES
-from turnwise.algos.corrections import CORRECTIONS
 from turnwise.algos.filters import FILTERS, SCORES
 from turnwise.algos.losses import LOSSES
-from turnwise.algos.normalisation import NORMALISERS
+from turnwise.algos.off_policy import CORRECTIONS
+from turnwise.algos.rewards import NORMALISERS
 from turnwise.recipes.run import train
 
 SHORT = {

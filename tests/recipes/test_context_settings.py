@@ -12,9 +12,7 @@ from turnwise.core.messages import system, user
 from turnwise.recipes.contexts import CONTEXTS, READ_IN, build_context, load_writer
 from turnwise.recipes.validate import check
 from turnwise.rollout.context import FullHistory
-from turnwise.rollout.context_summary import Summary, When
-from turnwise.rollout.context_turn import Memory, TurnMemory
-from turnwise.rollout.context_window import Window
+from turnwise.rollout.context_modes import Memory, Summary, TurnMemory, When, Window
 
 
 def config_of(mode: str, **settings: Any) -> Config:

@@ -10,10 +10,10 @@ from xml.etree import ElementTree
 import pytest
 
 from turnwise.algos.advantages import ADVANTAGES
-from turnwise.algos.corrections import CORRECTIONS
 from turnwise.algos.filters import FILTERS
 from turnwise.algos.losses import LOSSES
-from turnwise.algos.normalisation import NORMALISERS
+from turnwise.algos.off_policy import CORRECTIONS
+from turnwise.algos.rewards import NORMALISERS
 from turnwise.cli.main import main
 from turnwise.core.messages import assistant
 from turnwise.core.task import Task

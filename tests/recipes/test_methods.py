@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from turnwise.algos.advantages import ADVANTAGES
-from turnwise.algos.corrections import CORRECTIONS
 from turnwise.algos.filters import FILTERS
 from turnwise.algos.losses import LOSSES
+from turnwise.algos.off_policy import CORRECTIONS
 from turnwise.config.keys import all_keys
 from turnwise.config.load import build, save_toml
 from turnwise.core.errors import UserError

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from runs_for_tests import learnt, metrics, quiet, small
-from turnwise.algos.offpolicy import OFFPOLICY
+from turnwise.algos.off_policy import OFFPOLICY
 from turnwise.recipes.run import train
 
 BAND = {"algo__loss": "clip_cov", "algo__cov_share": 0.2, "algo__cov_low": -9.0, "algo__cov_high": 9.0}

@@ -13,7 +13,7 @@ from turnwise.core.messages import Message, ToolSpec, user
 from turnwise.core.trajectory import Stop
 from turnwise.core.truncation import shortened
 from turnwise.render.renderer import Renderer
-from turnwise.rollout.context_turn import clipped
+from turnwise.rollout.context_modes import clipped
 
 TOKENS = (*SPECIALS, *ORDINARY)
 BETWEEN = ("", "", " ", "\n", "\0", "\u200b", "\u0301", "<", ">", "|", '"', "\\", "a")

@@ -13,9 +13,8 @@ from turnwise.core.protocols import Observation, Sampling, StepResult
 from turnwise.core.trajectory import Status, Stop, Trajectory
 from turnwise.engine.openai.faults import ContextFull
 from turnwise.engine.openai.replies import Reply
-from turnwise.rollout.chat_episode import MESSAGES, USAGE, sampled_tokens
+from turnwise.rollout.chat_episode import MESSAGES, USAGE, ChatPlayer, sampled_tokens
 from turnwise.rollout.limits import Limits
-from turnwise.rollout.players import ChatPlayer
 from virtual_time_for_tests import run_in_virtual_time
 
 TASK = task_of("test")

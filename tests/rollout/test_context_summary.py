@@ -13,7 +13,7 @@ from turnwise.core.trajectory import Group, Status, Stop
 from turnwise.evaluation.episodes import Evaluation
 from turnwise.record.metrics import rollout_metrics
 from turnwise.rewards.scoring import score_trajectory
-from turnwise.rollout.context_summary import HOOK_CHARS
+from turnwise.rollout.context_modes import HOOK_CHARS
 
 STEPS = Talk(
     opening=(system("Rules."), user("Find it.")),

@@ -9,7 +9,7 @@ from contexts_for_tests import TEMPLATE_NAMES, TEXTS, Played, Talk, memory, play
 from episodes_for_tests import turn_of
 from turnwise.core.messages import assistant, system, user
 from turnwise.models.tiny import tiny_pieces
-from turnwise.rollout.context_turn import TurnMemory, clipped, said
+from turnwise.rollout.context_modes import TurnMemory, clipped, said
 
 STEPS = Talk(
     opening=(system("Rules."), user("A lake.")),

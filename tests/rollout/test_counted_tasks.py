@@ -5,8 +5,7 @@ from collections import Counter
 import pytest
 
 from turnwise.envs.seeds import seed_for
-from turnwise.rollout.curriculum import Curriculum, task_name
-from turnwise.rollout.tasks import TaskSource, World
+from turnwise.rollout.tasks import Curriculum, TaskSource, World, task_name
 
 SIZES = {"train": 10, "validation": 3, "test": 4}
 

@@ -24,10 +24,9 @@ from turnwise.envs.registry import load
 from turnwise.render.codec import Codec
 from turnwise.rewards.making import make_rubric
 from turnwise.rewards.rubric import Answered, Rubric
-from turnwise.rollout.clock import EpisodeClock
 from turnwise.rollout.context import FullHistory, Pending
 from turnwise.rollout.episode import run_episode
-from turnwise.rollout.limits import Limits
+from turnwise.rollout.limits import EpisodeClock, Limits
 from virtual_time_for_tests import block, follow_virtual_time, run_in_virtual_time
 
 LAKE = task_of("frozen_lake", size=4)
@@ -248,7 +247,7 @@ def test_clock_gives_agent_and_world_a_limit_each(
     sampling_s: float, outside_s: float, late: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    for module in ("blocking", "loop_time"):
+    for module in ("blocking", "loop_clock"):
         monkeypatch.setattr(f"turnwise.core.{module}.time", SimpleNamespace(monotonic=lambda: now[0]))
     session = ScriptedSession(key_of(LAKE), lambda key, turn, ids: [], frozenset())
     session.sampling_s = sampling_s

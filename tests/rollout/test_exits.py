@@ -23,7 +23,7 @@ from turnwise.rewards.making import make_rubric
 from turnwise.rewards.rubric import Answered, Rubric
 from turnwise.rollout.collect import Collector
 from turnwise.rollout.context import FullHistory
-from turnwise.rollout.context_summary import _written
+from turnwise.rollout.context_modes import _written
 from turnwise.tools.function import from_function
 from turnwise.tools.toolbox import ToolBox
 from turnwise.training.sft import ATTEMPTS, played

@@ -3,7 +3,7 @@
 import pytest
 
 from turnwise.core.errors import Outage
-from turnwise.rollout.losses import MOST, STEPS, Losses, Lost, check_losses
+from turnwise.rollout.failures import MOST, STEPS, Losses, Lost, check_losses
 
 
 def lost(members: int, wanted: int = 100, why: str = "") -> Lost:

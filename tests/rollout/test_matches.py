@@ -20,8 +20,7 @@ from turnwise.engine.scripted import ScriptedPolicy
 from turnwise.envs.games.table import Seat, side_of, take_seats
 from turnwise.envs.registry import load
 from turnwise.rollout.collect import Collected
-from turnwise.rollout.matches import MakeSeats, MatchCollector
-from turnwise.rollout.sides import SidedTasks
+from turnwise.rollout.selfplay import MakeSeats, MatchCollector, SidedTasks
 from turnwise.rollout.tasks import World
 from virtual_time_for_tests import follow_virtual_time, run_in_virtual_time
 

@@ -5,8 +5,7 @@ import pytest
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Group, Status, Trajectory
 from turnwise.envs.seeds import RANGE, seed_for, split_of
-from turnwise.rollout.curriculum import Curriculum, task_name
-from turnwise.rollout.tasks import TaskSource, World
+from turnwise.rollout.tasks import Curriculum, TaskSource, World, task_name
 
 
 def source(run_seed: int = 0, **others: object) -> TaskSource:

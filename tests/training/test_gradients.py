@@ -9,7 +9,7 @@ from torch import Tensor
 from episodes_for_tests import group_of, turn_of
 from learners_for_tests import CRITICS, estimate_of, gradients, learn, make_learner, random_groups, settings_of, weights
 from models_for_tests import random_model
-from turnwise.algos.aggregation import AGGREGATIONS
+from turnwise.algos.losses import AGGREGATIONS
 from turnwise.core.trajectory import Group
 from turnwise.training.learner import LocalLearner
 

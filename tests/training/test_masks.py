@@ -11,7 +11,7 @@ from learners_for_tests import estimate_of, gradients, learn, make_learner, sett
 from turnwise.algos.advantages import ADVANTAGES
 from turnwise.core.errors import UserError
 from turnwise.core.trajectory import Group, Span, Turn
-from turnwise.data.token_masks import TOKEN_RULES, rule_masks
+from turnwise.data.samples import TOKEN_RULES, rule_masks
 from turnwise.recipes.build import update_settings
 from turnwise.training.update import train_samples
 

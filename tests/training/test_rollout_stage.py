@@ -16,7 +16,7 @@ from turnwise.core.trajectory import Group, Trajectory
 from turnwise.recipes.build import build_scoring, filter_settings
 from turnwise.rewards.scoring import Scoring
 from turnwise.rollout.collect import Collected
-from turnwise.rollout.losses import Lost
+from turnwise.rollout.failures import Lost
 from turnwise.rollout.tasks import TaskSource, World
 from turnwise.training.rollout_stage import Gathered, Gatherer, filter_groups
 

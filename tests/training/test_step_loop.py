@@ -27,8 +27,7 @@ from turnwise.recipes.build import (
     update_settings,
 )
 from turnwise.rollout.collect import Collected
-from turnwise.rollout.curriculum import Curriculum, task_name
-from turnwise.rollout.tasks import TaskSource, World
+from turnwise.rollout.tasks import Curriculum, TaskSource, World, task_name
 from turnwise.training.checkpoints import State
 from turnwise.training.estimate import Dials
 from turnwise.training.learner import LocalLearner

@@ -11,7 +11,7 @@ from learners_for_tests import estimate_of, make_learner, settings_of
 from turnwise.algos.advantages import ADVANTAGES
 from turnwise.core.trajectory import Group, Turn
 from turnwise.data.samples import samples_of
-from turnwise.data.table import TokenTable
+from turnwise.data.token_table import TokenTable
 from turnwise.training.estimate import RewardSettings, env_turn_ids, token_rewards
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from episodes_for_tests import group_of, trajectory_of, turn_of
 from learners_for_tests import estimate_of, learn, make_learner, random_groups, settings_of, weights
-from turnwise.algos.aggregation import AGGREGATIONS
+from turnwise.algos.losses import AGGREGATIONS
 from turnwise.core.trajectory import Group, Status
 from turnwise.recipes.build import build_dials, estimate_settings, update_settings
 from turnwise.training.estimate import estimate, trainable

@@ -1,12 +1,296 @@
 """Advantages: how much better than expected each sampled token turned out, by the name of the estimator."""
 
-from turnwise.algos.advantage_types import Advantage, AdvantageInputs, AdvantageParams, AdvantageResult
-from turnwise.algos.critic_advantages import bi_level_gae, gae, step_gae, turn_gae
-from turnwise.algos.group_advantages import dr_grpo, gpg, grpo, opo, pass_at_k, reinforce_pp_baseline, rloo
-from turnwise.algos.return_advantages import arpo, brpo, reinforce, reinforce_pp, remax
-from turnwise.algos.step_advantages import gigpo, turn_grpo
+import torch
+from torch import Tensor
 
-__all__ = ["ADVANTAGES", "Advantage", "AdvantageInputs", "AdvantageParams", "AdvantageResult"]
+from turnwise.algos.advantage_types import (
+    Advantage,
+    AdvantageInputs,
+    AdvantageParams,
+    AdvantageResult,
+    Turns,
+    find_turns,
+    on_all_tokens,
+)
+from turnwise.algos.stats import (
+    GroupStatistics,
+    group_statistics,
+    over_group,
+    pair_ids,
+    rounding_error,
+    statistics,
+    whiten,
+)
+
+
+def gae_scan(
+    rewards: Tensor, values: Tensor, mask: Tensor, discounts: Tensor, lam: float, bootstrap: Tensor | None = None
+) -> Tensor:
+    """A = delta + d lambda A', delta = r + d V' - V, backwards over each row's steps where the mask is 1. [B, T]
+
+    V' and A' are those of the row's next such step; after the last, V' is `bootstrap` [B] (None: 0). `discounts` is
+    what each step's future is worth: 0 cuts the chain after it. 0 where the mask is 0, and nothing there is read.
+    """
+    raw = torch.zeros_like(values)
+    next_advantage = values.new_zeros(mask.shape[0])
+    next_value = next_advantage if bootstrap is None else bootstrap.to(values.dtype)
+    for t in reversed(range(mask.shape[1])):
+        here, discount = mask[:, t], discounts[:, t]
+        delta = rewards[:, t] + discount * next_value - values[:, t]
+        raw[:, t] = delta + discount * lam * next_advantage
+        next_advantage = torch.where(here, raw[:, t], next_advantage)
+        next_value = torch.where(here, values[:, t], next_value)
+    return torch.where(mask, raw, 0.0)
+
+
+def discounted_returns(rewards: Tensor, mask: Tensor, discounts: Tensor) -> Tensor:
+    """R = r + d R' over each row's steps where the mask is 1: the scan of a critic that says 0. [B, T]"""
+    return gae_scan(rewards, torch.zeros_like(rewards), mask, discounts, lam=1.0)
+
+
+def gae(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
+    """Generalised advantage estimation (Schulman et al. 2016) over the sampled tokens of each trajectory.
+
+    delta = r + gamma V' - V and A = delta + gamma lambda A', backwards; V' and A' are those of the next *sampled*
+    token, so observations neither discount nor break the chain.
+    """
+    values, mask = _values(inputs), inputs.mask
+    discounts = torch.full_like(values, params.gamma)
+    raw = gae_scan(inputs.token_rewards, values, mask, discounts, params.lam, inputs.bootstrap)
+    advantages = whiten(raw, mask) if params.whiten else raw
+    return AdvantageResult(advantages=advantages, returns=torch.where(mask, raw + values, 0.0))
+
+
+def turn_gae(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
+    """GAE with a turn as one step, V at its last token e_k (turn-wise GAE of VAGEN, Wang et al. 2025).
+
+    delta_k = r_k + gamma_turn V[e_k+1] - V[e_k] and A_k = delta_k + gamma_turn lambda_turn A_k+1, on all tokens of
+    turn k; r_k is all that the turn's tokens earned.
+    """
+    turns = find_turns(inputs.mask, inputs.turn_ids)
+    return _over_turns(inputs, params, turns, turns.at_ends(_values(inputs)))
+
+
+def step_gae(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
+    """`turn_gae` with V before the turn's first token: what the state was worth, not the answer (Agent-R1, 2025)."""
+    turns = find_turns(inputs.mask, inputs.turn_ids)
+    return _over_turns(inputs, params, turns, turns.at_starts(_values(inputs)))
+
+
+def bi_level_gae(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
+    """Bi-level GAE (VAGEN, Wang et al. 2025): turns first, then the tokens inside each turn.
+
+    Turns: `turn_gae`'s A_k, r_k being the reward at e_k alone. Tokens, backwards from A[e_k] = A_k:
+    delta = r' + gamma V' - V, A = delta + gamma lambda A', r' being rewards that are not at a turn's end (a KL term).
+    The scan gets there with the turn's return A_k + V[e_k] as reward at e_k and no chain from one turn to the next.
+    """
+    values, mask, turns = _values(inputs), inputs.mask, find_turns(inputs.mask, inputs.turn_ids)
+    turn_values = turns.at_ends(values)
+    turn_advantages = _turn_scan(turns.at_ends(inputs.token_rewards), turn_values, turns, inputs, params)
+    rewards = torch.where(turns.ends, turns.spread(turn_advantages + turn_values), inputs.token_rewards)
+    discounts = torch.full_like(values, params.gamma).masked_fill(turns.ends, 0.0)
+    raw = gae_scan(rewards, values, mask, discounts, params.lam)
+    advantages = whiten(raw, mask) if params.whiten else raw
+    return AdvantageResult(advantages=advantages, returns=torch.where(mask, raw + values, 0.0))
+
+
+def _over_turns(inputs: AdvantageInputs, params: AdvantageParams, turns: Turns, values: Tensor) -> AdvantageResult:
+    """One step a turn. The critic learns the turn's return at each of its tokens."""
+    raw = _turn_scan(turns.sums(inputs.token_rewards), values, turns, inputs, params)
+    advantages = turns.spread(raw)
+    if params.whiten:
+        by_token = params.whiten_over == "token"
+        advantages = whiten(advantages, turns.tokens) if by_token else turns.spread(whiten(raw, turns.mask))
+    return AdvantageResult(advantages=advantages, returns=turns.spread(raw + values))
+
+
+def _turn_scan(
+    rewards: Tensor, values: Tensor, turns: Turns, inputs: AdvantageInputs, params: AdvantageParams
+) -> Tensor:
+    """A_k from [B, K] rewards and values."""
+    discounts = torch.full_like(values, params.gamma_turn)
+    return gae_scan(rewards, values, turns.mask, discounts, params.lam_turn, inputs.bootstrap)
+
+
+def _values(inputs: AdvantageInputs) -> Tensor:
+    if inputs.values is None:
+        raise ValueError("this estimator needs the critic's values")
+    return inputs.values
+
+
+def grpo(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
+    """(R - mean) / (std + epsilon) within the group (Shao et al. 2024)."""
+    return on_all_tokens(_returns(inputs).standardised(params.epsilon), inputs)
+
+
+def dr_grpo(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
+    """R - mean within the group: without the std, easy and hard tasks keep their weight (Liu et al. 2025)."""
+    return on_all_tokens(_returns(inputs).centred, inputs)
+
+
+def rloo(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
+    """R - mean of the *other* members = n / (n - 1) (R - mean), an unbiased baseline (Ahmadian et al. 2024)."""
+    group = _returns(inputs)
+    return on_all_tokens(group.centred * group.size / (group.size - 1).clamp(min=1), inputs)
+
+
+def reinforce_pp_baseline(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
+    """R - mean within the group, then whitened over all sampled tokens (REINFORCE++-baseline, Hu 2025).
+
+    Tokens count, so long trajectories weigh more in the batch's mean. A group of one enters no statistic.
+    """
+    compared = inputs.mask & (_returns(inputs).size > 1)[:, None]
+    return AdvantageResult(advantages=whiten(dr_grpo(inputs, params).advantages, compared))
+
+
+def opo(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
+    """R - sum(length R) / sum(length) within the group (OPO, Hao et al. 2025).
+
+    The baseline of least variance, where a trajectory's squared gradient grows with the tokens that it sampled.
+    """
+    centred, lengths = _returns(inputs).centred, inputs.mask.sum(dim=1).double()
+    group = inputs.group_ids.unique(return_inverse=True)[1]
+    total = over_group(lengths, group, "sum").clamp(min=1)
+    return on_all_tokens(centred - over_group(lengths * centred, group, "sum") / total, inputs)
+
+
+def gpg(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
+    """(B / non-zero) (R - mean) within the group, for the loss -A log pi (GPG, Chu et al. 2025).
+
+    B counts the batch's trajectories and non-zero those that earned anything: a batch that earned little still takes
+    a whole step.
+    """
+    group = _returns(inputs)
+    trajectories, earned = inputs.mask.any(dim=1).sum().double(), (group.values != 0).sum().clamp(min=1)
+    return on_all_tokens(group.centred * (trajectories / earned), inputs)
+
+
+def pass_at_k(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
+    """Only the group's best gets R_best - R_second, over the std (+ epsilon) if `by_std` (Tang et al. 2025).
+
+    The gradient of the group's best reward, leave-one-out: it rewards trying differently. A tie gives 0.
+    """
+    group, numbers = _returns(inputs), inputs.group_ids.unique(return_inverse=True)[1]
+    scores = torch.where(inputs.mask.any(dim=1), group.centred, -torch.inf)
+    best = (scores == over_group(scores, numbers, "amax")) & (group.size > 1)
+    second = over_group(torch.where(best, -torch.inf, scores), numbers, "amax")
+    alone_on_top = best & (over_group(best.double(), numbers, "sum") == 1)
+    gap = torch.where(alone_on_top, scores - second, 0.0)
+    return on_all_tokens(gap / (group.std + params.epsilon) if params.by_std else gap, inputs)
+
+
+def _returns(inputs: AdvantageInputs) -> GroupStatistics:
+    return group_statistics(inputs.token_rewards, inputs.mask, inputs.group_ids)
+
+
+def gigpo(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
+    """episode_weight norm_G(R) + step_weight norm_S(R_k) on the tokens of turn k (GiGPO, Feng et al. 2025).
+
+    R_k is the return from turn k on, discounted by gamma_turn; S are the group's turns that acted in the same state,
+    revisits included. norm is (x - mean) / (std + epsilon), or x - mean without `by_std`. An episode counts once in
+    norm_G, however many turns it has; a state met once, or unknown (-1), says nothing.
+    """
+    if inputs.state_ids is None:
+        raise ValueError("gigpo needs the states in which turns acted")
+    turns = find_turns(inputs.mask, inputs.turn_ids)
+    episodes = group_statistics(inputs.token_rewards, inputs.mask, inputs.group_ids)
+    states = turns.at_starts(inputs.state_ids)
+    compared = turns.mask & (states >= 0) & (episodes.size > 1)[:, None]
+    rewards = inputs.token_rewards
+    onwards, sizes = (_onwards(turns.sums(each), turns, params) for each in (rewards, rewards.abs()))
+    steps = _compared_turns(onwards, sizes, compared, states, inputs, params)
+    mixed = params.episode_weight * _norm(episodes, params)[:, None] + params.step_weight * steps
+    return _on_turns(mixed, turns, inputs)
+
+
+def turn_grpo(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
+    """(1 - w) norm_G(r_k) + w norm_G(R) on the tokens of turn k, w the outcome_weight (MT-GRPO, Zeng et al. 2025).
+
+    r_k is compared with the group's r_k at the same turn, R with the group's R; norm as in `gigpo`. The paper's
+    A_turn + lambda A_outcome is this one at w = lambda / (1 + lambda), times 1 + lambda.
+    Members that had stopped before turn k are not in turn k's statistics. When to stop is the policy's choice, so that
+    comparison is biased: once the good ones have stopped, the best of the rest looks good.
+    """
+    turns = find_turns(inputs.mask, inputs.turn_ids)
+    episodes = group_statistics(inputs.token_rewards, inputs.mask, inputs.group_ids)
+    rewards, sizes = turns.sums(inputs.token_rewards).double(), turns.sums(inputs.token_rewards.abs())
+    own = _compared_turns(rewards, sizes, turns.mask, turns.at_starts(inputs.turn_ids), inputs, params)
+    mixed = (1 - params.outcome_weight) * own + params.outcome_weight * _norm(episodes, params)[:, None]
+    return _on_turns(mixed, turns, inputs)
+
+
+def _onwards(rewards: Tensor, turns: Turns, params: AdvantageParams) -> Tensor:
+    """[B, K]: the return from each turn on, discounted by turns, in float64."""
+    exact = rewards.double()
+    return discounted_returns(exact, turns.mask, torch.full_like(exact, params.gamma_turn))
+
+
+def _compared_turns(
+    values: Tensor, sizes: Tensor, compared: Tensor, keys: Tensor, inputs: AdvantageInputs, params: AdvantageParams
+) -> Tensor:
+    """norm of [B, K] values among the compared turns of a group that have the same key; 0 for other turns.
+
+    `sizes` are the sums of absolute rewards behind the values: they say what is mere rounding.
+    """
+    groups = inputs.group_ids[:, None].expand_as(keys)[compared]
+    rounding = rounding_error(sizes[compared], inputs.token_rewards.dtype)
+    found = statistics(values[compared], pair_ids(groups, keys[compared]), rounding)
+    return torch.zeros_like(values).masked_scatter(compared, _norm(found, params))
+
+
+def _norm(found: GroupStatistics, params: AdvantageParams) -> Tensor:
+    return found.standardised(params.epsilon) if params.by_std else found.centred
+
+
+def _on_turns(per_turn: Tensor, turns: Turns, inputs: AdvantageInputs) -> AdvantageResult:
+    return AdvantageResult(advantages=turns.spread(per_turn.to(inputs.token_rewards.dtype)))
+
+
+def reinforce(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
+    """The discounted return from each sampled token on, without a baseline (Williams 1992).
+
+    R = r + gamma R', and R = r + gamma gamma_turn R' at a turn's end. With gamma 1 a turn's tokens share one return,
+    discounted by turns only. Observations neither discount nor cut.
+    """
+    ends = find_turns(inputs.mask, inputs.turn_ids).ends
+    discounts = torch.full_like(inputs.token_rewards, params.gamma)
+    discounts = torch.where(ends, discounts * params.gamma_turn, discounts)
+    return AdvantageResult(advantages=discounted_returns(inputs.token_rewards, inputs.mask, discounts))
+
+
+def reinforce_pp(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
+    """`reinforce`'s returns, whitened over all sampled tokens of the batch (REINFORCE++, Hu 2025).
+
+    The paper's reward is the outcome at the last token minus beta kl at each, which is how rewards are placed for it
+    (`Advantage.outcome_less_kl`).
+    """
+    return AdvantageResult(advantages=whiten(reinforce(inputs, params).advantages, inputs.mask))
+
+
+def remax(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
+    """Undiscounted return from each sampled token on, minus the greedy rollout's return (ReMax, Li et al. 2023).
+
+    Where the reward comes at the end, as the paper assumes, that is R minus the greedy R on all tokens.
+    """
+    if inputs.baseline is None:
+        raise ValueError("remax needs the return of each group's greedy rollout as baseline")
+    returns = discounted_returns(inputs.token_rewards, inputs.mask, torch.ones_like(inputs.token_rewards))
+    return AdvantageResult(advantages=torch.where(inputs.mask, returns - inputs.baseline[:, None].to(returns), 0.0))
+
+
+def arpo(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
+    """The raw return R on all tokens (RAGEN's first family: identity normalisation)."""
+    return on_all_tokens(group_statistics(inputs.token_rewards, inputs.mask, inputs.group_ids).values, inputs)
+
+
+def brpo(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
+    """(R - mean) / (std + epsilon) over the whole batch, each trajectory once (RAGEN's first family).
+
+    It assumes that tasks are alike: an easy task's trajectories all look good beside a hard one's.
+    """
+    batch = group_statistics(inputs.token_rewards, inputs.mask, torch.zeros_like(inputs.group_ids))
+    return on_all_tokens(batch.standardised(params.epsilon), inputs)
+
 
 ADVANTAGES: dict[str, Advantage] = {
     # with a critic

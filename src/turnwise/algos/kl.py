@@ -10,12 +10,19 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from turnwise.algos.ratios import bounded
+MAX_LOG_RATIO = 20.0
+"""exp of more than this is no ratio that anything can be learnt from, and soon infinite."""
+
 
 MAX_K3 = 10.0
 """Beyond it k3 is flat: exp(-x) of a single token must not own the step."""
 
+
 KlEstimator = Callable[[Tensor, Tensor], Tensor]
+
+
+def bounded(log_ratio: Tensor) -> Tensor:
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
@@ -37,6 +44,9 @@ def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """exp(-x) - 1 + x: unbiased, of low variance, never negative."""
     x = bounded(logprobs - ref_logprobs)
     return ((-x).exp() - 1 + x).clamp(-MAX_K3, MAX_K3)
+
+
+KL_ESTIMATORS: dict[str, KlEstimator] = {"k1": k1, "k2": k2, "k3": k3, "abs": absolute}
 
 
 def rewards_less_kl(token_rewards: Tensor, kl: Tensor, mask: Tensor, coef: float) -> Tensor:
@@ -67,6 +77,3 @@ class KlCoefficient:
             return self
         error = min(max(kl / self.target - 1, -MAX_KL_ERROR), MAX_KL_ERROR)
         return replace(self, value=self.value * (1 + error * trajectories / self.horizon))
-
-
-KL_ESTIMATORS: dict[str, KlEstimator] = {"k1": k1, "k2": k2, "k3": k3, "abs": absolute}

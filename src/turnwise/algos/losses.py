@@ -7,11 +7,17 @@ before its first gradient: `Loss.select`.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from turnwise.algos.ratios import Level, bounded, mean_over, sum_over, unit_ids
+from turnwise.algos.kl import bounded
+
+Level = Literal["token", "turn", "sequence"]
+
+
+LEVELS: tuple[Level, ...] = ("token", "turn", "sequence")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +90,34 @@ class Loss:
     one uniform random number a token [M]. None: no token is treated apart."""
     adds_penalty: bool = False
     """Has a term that does not vanish where the advantage is 0."""
+
+
+def unit_ids(segment_ids: Tensor, turn_ids: Tensor, level: Level) -> Tensor:
+    """[M] numbers from 0 that are equal where two tokens share a ratio; tokens may come in any order."""
+    if level == "token":
+        return torch.arange(segment_ids.shape[0], device=segment_ids.device)
+    if level == "sequence":
+        return segment_ids.unique(return_inverse=True)[1]
+    if level == "turn":
+        return torch.stack((segment_ids, turn_ids)).unique(dim=1, return_inverse=True)[1]
+    raise ValueError(f'a ratio is taken per {", ".join(LEVELS)}, not per "{level}"')
+
+
+def sum_over(values: Tensor, units: Tensor) -> Tensor:
+    """[M] the sum over each token's unit; gradients reach every token of it."""
+    totals = values.new_zeros(units.shape[0]).index_add(0, units, values)
+    return totals[units]
+
+
+def max_over(values: Tensor, units: Tensor) -> Tensor:
+    """[M] the largest value of each token's unit."""
+    largest = values.new_full(units.shape, -torch.inf).scatter_reduce(0, units, values, "amax")
+    return largest[units]
+
+
+def mean_over(values: Tensor, units: Tensor) -> Tensor:
+    """[M] the mean over each token's unit; gradients reach every token of it."""
+    return sum_over(values, units) / sum_over(torch.ones_like(values), units)
 
 
 def ppo(inputs: LossInputs, params: LossParams) -> LossResult:
@@ -272,4 +306,58 @@ LOSSES: dict[str, Loss] = {
     ),
     "gpg": Loss(compute=reinforce),
     "reinforce": Loss(compute=reinforce),
+}
+
+
+def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+    """0.5 max((V - R)^2, (clip(V, V_old +- c) - R)^2) a token, and where the clipped term won (1 or 0).
+
+    V is clamped to [V_old - c, V_old + c] itself: V_old + clamp(V - V_old) differs in the last bit, and then the
+    clipped term wins by rounding where nothing was clipped.
+    """
+    plain = (values - returns).square()
+    clipped = (torch.clamp(values, old_values - clip, old_values + clip) - returns).square()
+    return 0.5 * torch.maximum(plain, clipped), (clipped > plain).to(values.dtype)
+
+
+class Aggregation(Protocol):
+    def __call__(self, sequences: Tensor, constant_length: float, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Weights [M] from the trajectory [M] int64 of each sampled token of the optimiser step."""
+        ...
+
+
+def token_mean(sequences: Tensor, constant_length: float, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Every token counts the same: long trajectories weigh more."""
+    return _ones(sequences, dtype) / max(1, sequences.shape[0])
+
+
+def seq_mean_token_sum(sequences: Tensor, constant_length: float, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Mean over trajectories of the sum over their tokens."""
+    return _ones(sequences, dtype) / max(1, sequences.unique().shape[0])
+
+
+def seq_mean_token_mean(sequences: Tensor, constant_length: float, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Mean over trajectories of the mean over their tokens: every trajectory counts the same."""
+    _, sequence, lengths = sequences.unique(return_inverse=True, return_counts=True)
+    return _ones(sequences, dtype) / (lengths[sequence] * max(1, lengths.shape[0]))
+
+
+def seq_mean_token_sum_norm(sequences: Tensor, constant_length: float, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Mean over trajectories of the sum over their tokens / a constant (Dr. GRPO): no bias by length.
+
+    Some systems leave out the mean over trajectories, so that the loss grows with the batch: theirs is this one times
+    the number of trajectories.
+    """
+    return seq_mean_token_sum(sequences, constant_length, dtype) / constant_length
+
+
+def _ones(sequences: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.ones_like(sequences, dtype=dtype)
+
+
+AGGREGATIONS: dict[str, Aggregation] = {
+    "token-mean": token_mean,
+    "seq-mean-token-sum": seq_mean_token_sum,
+    "seq-mean-token-mean": seq_mean_token_mean,
+    "seq-mean-token-sum-norm": seq_mean_token_sum_norm,
 }

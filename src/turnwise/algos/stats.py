@@ -7,8 +7,13 @@ from torch import Tensor
 
 STD_FLOOR = 1e-6
 """A spread that is no larger is rounding or a tie: nothing is divided by it."""
+
+
 ROUNDING = 8
 """Values that differ by no more than this many rounding errors of their own type count as equal."""
+
+
+VARIANCE_EPSILON = 1e-8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,3 +85,17 @@ def pair_ids(first: Tensor, second: Tensor) -> Tensor:
 def _at_rows(values: Tensor, counted: Tensor) -> Tensor:
     """Puts the values of the counted rows at their places among all rows."""
     return values.new_zeros(counted.shape[0]).masked_scatter(counted, values)
+
+
+def whiten(values: Tensor, mask: Tensor) -> Tensor:
+    """(x - mean) / sqrt(var + 1e-8) with the unbiased variance over `mask`; 0 where the mask is 0.
+
+    Equal values, and a single one, become exactly 0: `var_mean` updates a running mean, where a sum divided by the
+    count would leave rounding noise, which is then divided by 1e-4.
+    """
+    selected = values[mask].double()
+    if selected.numel() == 0:
+        return torch.zeros_like(values)
+    variance, mean = torch.var_mean(selected, correction=min(1, selected.numel() - 1))
+    whitened = (selected - mean) / (variance + VARIANCE_EPSILON).sqrt()
+    return torch.zeros_like(values).masked_scatter(mask, whitened.to(values.dtype))

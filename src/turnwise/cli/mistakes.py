@@ -11,7 +11,7 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 
-from turnwise.core.names import closest, nearest
+from turnwise.core.suggestions import closest, nearest
 
 MEANT: dict[tuple[str, ...], str] = {("sft", "--from"): "--demos"}
 """What is named otherwise in one command than in another."""

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
-from turnwise.core.names import closest, nearest
+from turnwise.core.suggestions import closest, nearest
 
 FREE_TABLES = ("env.params", "env.mix")
 """The tables whose keys are not ours: an environment's own parameters, and further environments."""

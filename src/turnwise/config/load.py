@@ -17,7 +17,7 @@ from turnwise.config.keys import FREE_TABLES, Key, all_keys, find_key, unknown_k
 from turnwise.config.schema import Config
 from turnwise.config.section import is_plain
 from turnwise.core.errors import UserError
-from turnwise.core.names import nearest
+from turnwise.core.suggestions import nearest
 
 Settings = Mapping[str, Any]
 """Nested tables as a TOML file gives them; what is left out has its default."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
-from turnwise.core.loop_time import count_held
+from turnwise.core.loop_clock import count_held
 
 Found = TypeVar("Found")
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from turnwise.core.chance import address
+from turnwise.core.random_streams import address
 
 Split = Literal["train", "validation", "test"]
 

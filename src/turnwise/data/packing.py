@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from turnwise.core.samples import Batch, Sample, TrainBatch, TrainSample
-from turnwise.data.table import at_sampled, sampled_counts
+from turnwise.data.token_table import at_sampled, sampled_counts
 
 SHORTEST_PREFIX = 8
 """Fewer common tokens than this are not worth a row of their own."""

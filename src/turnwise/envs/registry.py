@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from turnwise.core.errors import FOREIGN_ERRORS, UserError
-from turnwise.core.names import nearest
+from turnwise.core.suggestions import nearest
 from turnwise.envs.catalogue import CATALOGUE
 from turnwise.envs.spec import EnvKind, checked
 from turnwise.envs.text_env import TextEnv

@@ -1,7 +1,7 @@
 """Training, validation and test: ranges of seeds that never meet, and a split for every state of a small world."""
 
-from turnwise.core.chance import address
 from turnwise.core.errors import UserError
+from turnwise.core.random_streams import address
 from turnwise.core.task import Split
 
 RANGE = 2**40

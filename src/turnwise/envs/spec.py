@@ -12,8 +12,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from turnwise.core.chance import address, stream
 from turnwise.core.errors import UserError
+from turnwise.core.random_streams import address, stream
 from turnwise.core.task import Split, Task
 from turnwise.envs.catalogue import to_install
 from turnwise.envs.runner import TextEnvRunner

@@ -23,8 +23,8 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from turnwise.core.chance import stream
 from turnwise.core.messages import Picture
+from turnwise.core.random_streams import stream
 from turnwise.core.task import Split
 from turnwise.envs.answers import format_answer
 

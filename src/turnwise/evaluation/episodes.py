@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Protocol
 
-from turnwise.core.chance import address
 from turnwise.core.errors import Outage
+from turnwise.core.random_streams import address
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Stop, Trajectory
 from turnwise.evaluation.statistics import pass_at_k, wilson_by_task
-from turnwise.rollout.attempts import tried
 from turnwise.rollout.chat_episode import sampled_tokens
 from turnwise.rollout.collect import Collector
-from turnwise.rollout.losses import Lost, check_losses
+from turnwise.rollout.failures import Lost, check_losses, tried
 
 TaskId = int
 """What tells tasks apart, those of several environments too."""

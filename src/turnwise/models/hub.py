@@ -9,7 +9,7 @@ from huggingface_hub.errors import GatedRepoError, HFValidationError, Repository
 from huggingface_hub.utils import validate_repo_id
 
 from turnwise.core.errors import UserError
-from turnwise.core.names import nearest
+from turnwise.core.suggestions import nearest
 from turnwise.models.catalogue import catalogue_names
 
 logger = logging.getLogger(__name__)

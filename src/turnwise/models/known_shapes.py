@@ -6,7 +6,7 @@ from typing import Any
 from transformers import AutoConfig
 
 from turnwise.core.errors import UserError
-from turnwise.core.names import nearest
+from turnwise.core.suggestions import nearest
 from turnwise.models.catalogue import TINY
 from turnwise.models.hub import hub_answers, is_hub_name
 from turnwise.models.lora import base_of, is_adapter

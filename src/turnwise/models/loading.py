@@ -9,7 +9,7 @@ import torch
 from jinja2 import TemplateSyntaxError
 
 from turnwise.core.errors import UserError
-from turnwise.core.names import nearest
+from turnwise.core.suggestions import nearest
 from turnwise.models.catalogue import SMOLLM2, TINY, catalogue_names
 from turnwise.models.dropout import remove_dropout_from_modules
 from turnwise.models.hub import hub_answers, is_hub_name

@@ -6,19 +6,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from turnwise.algos.advantages import ADVANTAGES, AdvantageParams
-from turnwise.algos.aggregation import AGGREGATIONS
-from turnwise.algos.corrections import CORRECTIONS, CorrectionParams
+from turnwise.algos.advantage_types import AdvantageParams
+from turnwise.algos.advantages import ADVANTAGES
 from turnwise.algos.filters import FILTERS, SCORES, FilterParams
 from turnwise.algos.kl import KL_ESTIMATORS, KlCoefficient
-from turnwise.algos.losses import LOSSES, LossParams
-from turnwise.algos.rejection import RejectionParams
+from turnwise.algos.losses import AGGREGATIONS, LOSSES, LossParams
+from turnwise.algos.off_policy import CORRECTIONS, CorrectionParams, RejectionParams
 from turnwise.algos.turn_discount import AdaptiveDiscount
 from turnwise.config.algorithm import AlgoConfig
 from turnwise.config.schema import Config
 from turnwise.core.protocols import Sampling
 from turnwise.core.samples import Needs
-from turnwise.data.token_masks import TOKEN_RULES, TokenRule
+from turnwise.data.samples import TOKEN_RULES, TokenRule
 from turnwise.engine.native.engine import NativeEngine
 from turnwise.engine.paged.build import build_paged_runner
 from turnwise.envs.registry import load_function

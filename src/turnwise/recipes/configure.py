@@ -10,7 +10,7 @@ from typing import Any
 from turnwise.config.load import Overrides, build, find_run, read_run, read_settings
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
-from turnwise.core.names import closest, nearest
+from turnwise.core.suggestions import closest, nearest
 from turnwise.envs.registry import ENVIRONMENTS
 from turnwise.recipes.environment_mix import worlds_of
 from turnwise.record.provenance import check_code_files

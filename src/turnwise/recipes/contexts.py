@@ -7,9 +7,7 @@ from turnwise.core.errors import UserError
 from turnwise.envs.registry import load_function
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.context import Context, FullHistory
-from turnwise.rollout.context_summary import Summary, When, Writer
-from turnwise.rollout.context_turn import Memory, TurnMemory
-from turnwise.rollout.context_window import Window
+from turnwise.rollout.context_modes import Memory, Summary, TurnMemory, When, Window, Writer
 
 
 def build_context(config: Config, renderer: Renderer) -> Context:

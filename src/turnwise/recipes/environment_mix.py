@@ -14,9 +14,8 @@ from turnwise.envs.spec import EnvKind
 from turnwise.envs.text_env import settings_of
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.evaluation.statistics import wilson_of_rate
-from turnwise.rollout.curriculum import Curriculum
-from turnwise.rollout.sides import SidedTasks
-from turnwise.rollout.tasks import TaskSource, World
+from turnwise.rollout.selfplay import SidedTasks
+from turnwise.rollout.tasks import Curriculum, TaskSource, World
 
 FEW = 30
 """Held-out tasks below which an interval is wider than most that training gains."""

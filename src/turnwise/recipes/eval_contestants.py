@@ -27,8 +27,9 @@ from turnwise.recipes.configure import recipe_names, settings_for
 from turnwise.recipes.environment_mix import Worlds
 from turnwise.recipes.sources import find_checkpoint, find_source
 from turnwise.recipes.unused_settings import check_read
+from turnwise.rollout.chat_episode import ChatPlayer
+from turnwise.rollout.collect import PolicyPlayer
 from turnwise.rollout.limits import Limits
-from turnwise.rollout.players import ChatPlayer, PolicyPlayer
 from turnwise.rollout.tasks import World
 
 SHARED = ("env", "rollout", "context", "eval")

@@ -46,7 +46,7 @@ from turnwise.record.evaluation_folder import EvaluationFolder, read_plan
 from turnwise.report.evaluation_progress import EvaluationProgress
 from turnwise.report.html_report import write_report
 from turnwise.report.terminal import make_console, sanitize_line
-from turnwise.rollout.losses import Lost, check_losses
+from turnwise.rollout.failures import Lost, check_losses
 
 Done = dict[tuple[TaskId, int], Trajectory]
 

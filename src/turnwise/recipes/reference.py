@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from turnwise.core.chance import address, stream
+from turnwise.core.random_streams import address, stream
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Stop
 from turnwise.envs.registry import load

@@ -10,8 +10,7 @@ from turnwise.recipes.environment_mix import Worlds
 from turnwise.record.run_folder import RunFolder
 from turnwise.report.progress import Progress
 from turnwise.rollout.collect import GroupCollector
-from turnwise.rollout.matches import MatchCollector
-from turnwise.rollout.sides import sided
+from turnwise.rollout.selfplay import MatchCollector, sided
 from turnwise.rollout.tasks import TaskSource
 from turnwise.training.checkpoints import Checkpoints
 from turnwise.training.selfplay import Frozen, Ladder, Rivals, Snapshots

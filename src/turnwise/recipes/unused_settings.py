@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from turnwise.algos.advantages import ADVANTAGES
-from turnwise.algos.corrections import CORRECTIONS
 from turnwise.algos.filters import FILTERS
 from turnwise.algos.losses import LOSSES
-from turnwise.algos.normalisation import NORMALISERS
+from turnwise.algos.off_policy import CORRECTIONS
+from turnwise.algos.rewards import NORMALISERS
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 

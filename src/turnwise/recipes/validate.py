@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.algos.advantages import ADVANTAGES
-from turnwise.algos.aggregation import AGGREGATIONS
-from turnwise.algos.corrections import CORRECTIONS
 from turnwise.algos.filters import FILTERS, SCORES
-from turnwise.algos.losses import LOSSES
-from turnwise.algos.normalisation import NORMALISERS
+from turnwise.algos.losses import AGGREGATIONS, LOSSES
+from turnwise.algos.off_policy import CORRECTIONS
+from turnwise.algos.rewards import NORMALISERS
 from turnwise.config.schema import Config, ModelConfig, SystemConfig
 from turnwise.core.errors import UserError
-from turnwise.core.names import nearest
+from turnwise.core.suggestions import nearest
 from turnwise.envs.games.env import GameEnv
 from turnwise.envs.registry import load_function
 from turnwise.envs.spec import EnvKind

@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from turnwise.core.errors import UserError
-from turnwise.core.names import nearest
+from turnwise.core.suggestions import nearest
 from turnwise.core.token_name import TokenName
 from turnwise.record.disk import (
     LOCK_NAME,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from turnwise.core.errors import UserError
-from turnwise.core.names import nearest
+from turnwise.core.suggestions import nearest
 from turnwise.record.metrics import finite_number
 
 PROJECT = "turnwise"

@@ -5,7 +5,7 @@ import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from turnwise.core.loop_time import OwnClock, own_clock
+from turnwise.core.loop_clock import OwnClock, own_clock
 
 OFTEN = 100
 """Looks at the clock while one limit passes, at most."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from turnwise.core.blocking import Blocked, blocking_limit, interruptible
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, Outage, RewardFailure, UserError
-from turnwise.core.places import place_in, place_of
+from turnwise.core.source_location import place_in, place_of
 
 MAX_SHOWN = 60
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from turnwise.config.keys import read_options
 from turnwise.core.errors import UserError
-from turnwise.core.names import nearest, nearest_of_few
+from turnwise.core.suggestions import nearest, nearest_of_few
 from turnwise.rewards.calling import call, check_function, no_number, number, parameters_of, takes
 from turnwise.rewards.judge.bench import Bench
 from turnwise.rewards.judge.benches import bench_for

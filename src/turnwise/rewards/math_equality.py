@@ -13,7 +13,7 @@ from decimal import Context, Decimal, DivisionByZero, InvalidOperation, Overflow
 from fractions import Fraction
 from typing import TypeVar
 
-from turnwise.core.chance import stream
+from turnwise.core.random_streams import stream
 from turnwise.rewards.math_text import LONGEST, PREFIXES, TOKEN, Postfix, decimals, parse, plain, variables
 
 Value = Fraction | Decimal

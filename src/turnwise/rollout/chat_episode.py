@@ -9,26 +9,33 @@ besides what the environment put there:
 
 import asyncio
 from collections.abc import Awaitable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from turnwise.core.blocking import blocking_limit, interruptible
-from turnwise.core.chance import address
 from turnwise.core.errors import EnvironmentFailure, UserError
 from turnwise.core.messages import Message, ToolSpec
 from turnwise.core.protocols import Env, Sampling, StepResult
+from turnwise.core.random_streams import address
 from turnwise.core.task import EpisodeKey
 from turnwise.core.trajectory import Status, Trajectory, Turn
 from turnwise.engine.openai.faults import ContextFull
 from turnwise.engine.openai.replies import Reply
+from turnwise.rollout.collect import MakeEnv
 from turnwise.rollout.context import NOTHING
+from turnwise.rollout.episode import Played
+from turnwise.rollout.failures import closing, making
 from turnwise.rollout.limits import Limits, waited_for
-from turnwise.rollout.played import Played
 
 MESSAGES, USAGE = "chat_messages", "chat_usage"
+
+
 SEEDS = 2**31
+
+
 CHARS_PER_TOKEN = 4
 """Where an endpoint counts no tokens; the limit of the context has to hold all the same."""
+
 
 Found = TypeVar("Found")
 
@@ -37,6 +44,19 @@ class Chat(Protocol):
     async def reply(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling, seed: int
     ) -> Reply: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPlayer:
+    chat: Chat
+    make_env: MakeEnv
+    limits: Limits
+
+    async def episode(self, key: EpisodeKey) -> Trajectory:
+        with making():
+            env = self.make_env(key.task, key.member, key.attempt)
+        async with closing(env, self.limits.timeout_s) as guarded:
+            return await run_chat_episode(key, guarded, self.chat, self.limits)
 
 
 async def run_chat_episode(key: EpisodeKey, env: Env, chat: Chat, limits: Limits) -> Trajectory:

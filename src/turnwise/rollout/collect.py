@@ -1,30 +1,22 @@
 """Many episodes at once: a fixed number in flight, a finished one replaced at once, failures run again."""
 
 import asyncio
-import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from turnwise.core.blocking import allow_interrupts, interruptible
 from turnwise.core.errors import (
-    FOREIGN_ERRORS,
-    EnvironmentFailure,
     InfrastructureFailure,
     Outage,
     RewardFailure,
-    UserError,
 )
-from turnwise.core.loop_time import count_held
-from turnwise.core.messages import Message
-from turnwise.core.protocols import Env, Observation, Policy, StepResult
+from turnwise.core.protocols import Env, Policy
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Group, Trajectory
-from turnwise.rollout.attempts import tried
 from turnwise.rollout.context import Context
 from turnwise.rollout.episode import run_episode
+from turnwise.rollout.failures import closing, making, tried
 from turnwise.rollout.limits import Limits
 
 MakeEnv = Callable[[Task, int, int], Env]
@@ -40,52 +32,8 @@ class Collected:
     """What the last member that was given up broke by."""
 
 
-@contextmanager
-def attributed(where: str, passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """The boundary: whatever an environment raises is the environment's failure, never the run's or the agent's.
-
-    But for what a person must mend, such as a key that is refused or a budget that is spent: that stops the run.
-    """
-    typed: tuple[type[Exception], ...] = (UserError, EnvironmentFailure, InfrastructureFailure, *passing)
-    try:
-        yield
-    except typed:
-        raise
-    except FOREIGN_ERRORS as error:
-        raise EnvironmentFailure(f"{where}: {type(error).__name__}: {error}") from error
-
-
 Drawn = Counter[tuple[tuple[str, int], ...]]
 """How often what belongs together was drawn in a round."""
-
-
-def _numbers(tasks: Sequence[Task], group_size: int, drawn: Drawn) -> range:
-    """Members of a group. Where few tasks are drawn again and again, every group of one has members of its own: equal
-    numbers would be equal luck, and the same episodes once more."""
-    name = tuple((task.env, task.seed) for task in tasks)
-    first = drawn[name] * group_size
-    drawn[name] += 1
-    return range(first, first + group_size)
-
-
-class GuardedEnv:
-    """An environment behind that boundary. Closing it is bounded in time, as the episode is."""
-
-    def __init__(self, env: Env, close_timeout_s: float) -> None:
-        self._env, self._close_timeout_s = env, close_timeout_s
-
-    async def start(self) -> Observation:
-        with attributed("start"):
-            return await self._env.start()
-
-    async def step(self, action: Message) -> StepResult:
-        with attributed("step"):
-            return await self._env.step(action)
-
-    async def close(self) -> None:
-        with attributed("close"):
-            async with asyncio.timeout(self._close_timeout_s):
-                await interruptible(self._env.close(), self._close_timeout_s, "it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +127,15 @@ class GroupCollector(ABC):
         return tuple(groups)
 
 
+def _numbers(tasks: Sequence[Task], group_size: int, drawn: Drawn) -> range:
+    """Members of a group. Where few tasks are drawn again and again, every group of one has members of its own: equal
+    numbers would be equal luck, and the same episodes once more."""
+    name = tuple((task.env, task.seed) for task in tasks)
+    first = drawn[name] * group_size
+    drawn[name] += 1
+    return range(first, first + group_size)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collector(GroupCollector):
     """Episodes of one policy, each in a world of its own."""
@@ -196,29 +153,15 @@ class Collector(GroupCollector):
         return [await closed_after(key, env, self.policy, self.context, self.limits)]
 
 
-@contextmanager
-def making() -> Iterator[None]:
-    """The boundary around making an environment: what a user gave is not mended by trying again."""
-    began = time.monotonic()
-    try:
-        with attributed("making it", passing=(UserError,)):
-            yield
-    finally:
-        count_held(time.monotonic() - began)  # the running episodes wait meanwhile
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyPlayer:
+    """Plays as the collector does, but one episode when it is asked for."""
 
+    collector: Collector
 
-@asynccontextmanager
-async def closing(env: Env, timeout_s: float) -> AsyncIterator[GuardedEnv]:
-    """The environment behind the boundary, closed however its episode ends; what blocks in it can be interrupted."""
-    guarded = GuardedEnv(env, timeout_s)
-    with allow_interrupts():
-        try:
-            yield guarded
-        except BaseException:
-            with suppress(EnvironmentFailure, InfrastructureFailure):  # the first failure is the one to tell
-                await guarded.close()
-            raise
-        await guarded.close()
+    async def episode(self, key: EpisodeKey) -> Trajectory:
+        (trajectory,) = await self.collector.episodes([key])
+        return trajectory
 
 
 async def closed_after(key: EpisodeKey, env: Env, policy: Policy, context: Context, limits: Limits) -> Trajectory:

@@ -1,17 +1,38 @@
 """One episode, from the first observation to its end."""
 
+import time
+from dataclasses import dataclass, field
+
 from turnwise.core.errors import InfrastructureFailure
+from turnwise.core.messages import Picture
 from turnwise.core.protocols import Completion, Env, Session, StepResult
 from turnwise.core.task import EpisodeKey
 from turnwise.core.trajectory import Status, Trajectory, Turn
 from turnwise.render.parse import Parsed
-from turnwise.rollout.clock import EpisodeClock
 from turnwise.rollout.context import Context, Pending
-from turnwise.rollout.limits import Limits, waited_for
-from turnwise.rollout.played import Played
+from turnwise.rollout.limits import EpisodeClock, Limits, waited_for
 
 SUMMARY = StepResult(info={"summary": True})
 """What an aside comes to: nothing happens, and nothing is earned."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Played:
+    start: Picture | None = None
+    turns: list[Turn] = field(default_factory=list)
+    began: float = field(default_factory=time.perf_counter)
+
+    def trajectory(self, key: EpisodeKey, status: Status) -> Trajectory:
+        return Trajectory(
+            task=key.task,
+            member=key.member,
+            attempt=key.attempt,
+            turns=tuple(self.turns),
+            status=status,
+            turn_rewards=tuple(turn.reward for turn in self.turns),
+            timings={"wall_s": time.perf_counter() - self.began},
+            start=self.start,
+        )
 
 
 async def run_episode(key: EpisodeKey, env: Env, session: Session, context: Context, limits: Limits) -> Trajectory:

@@ -3,29 +3,22 @@ same ones.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, count, islice
 from typing import Any
 
-from turnwise.core.chance import address, stream
+from turnwise.core.random_streams import address, stream
 from turnwise.core.task import Split, Task
+from turnwise.core.trajectory import Group
 from turnwise.envs.seeds import RANGE, seed_for
-from turnwise.rollout.curriculum import Curriculum, Measured, task_name
-
-
-def _shuffled(size: int, *parts: Any) -> Iterator[int]:
-    """0 to size - 1 in an order of its own, then again in another, without end; nothing is made before it is asked."""
-    for epoch in count():
-        chance, moved = stream(*parts, epoch), dict[int, int]()
-        for place in range(size):
-            chosen = chance.randrange(place, size)
-            yield moved.get(chosen, chosen)
-            moved[chosen] = moved.get(place, place)
-
 
 ADDRESSES = 1 << 63
 """How many there are."""
+
+
+Measured = Mapping[str, tuple[float, float]]
+"""By task: successes and tries, older ones counting less. Plain numbers, so that a checkpoint can hold them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +30,49 @@ class World:
     weight: float = 1.0
     sizes: Mapping[Split, int] = field(default_factory=dict)
     """How many tasks a split has, where they are counted: rows of a file. Else there is no end of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curriculum:
+    pool: int
+    """Training tasks of each environment."""
+    floor: float
+    """The weight, at least, of any task: what is never drawn is never found to have become easier."""
+    memory: float
+    """What is left of a task's earlier measurements when it is measured again."""
+
+    def weight(self, measured: Measured, task: str) -> float:
+        """From the floor to 1: 4 p (1 - p) of its rate of success p, which is guessed to be a half before any try."""
+        successes, tries = measured.get(task, (0.0, 0.0))
+        rate = (successes + 1) / (tries + 2)
+        return max(self.floor, 4 * rate * (1 - rate))
+
+    def after(self, measured: Measured, groups: Iterable[Group]) -> dict[str, tuple[float, float]]:
+        """What is known once these groups were played; members that broke say nothing."""
+        found = dict(measured)
+        for group in groups:
+            sound = [each for each in group.trajectories if not each.status.errored]
+            if sound:
+                name = task_name(group.task.env, group.task.seed)
+                successes, tries = found.get(name, (0.0, 0.0))
+                won = sum(each.status.succeeded for each in sound)
+                found[name] = (self.memory * successes + won, self.memory * tries + len(sound))
+        return found
+
+    def metrics(self, measured: Measured) -> dict[str, float]:
+        """How many tasks were measured, and which share of these is nearly always or nearly never solved."""
+        rates = [successes / tries for successes, tries in measured.values()]
+        if not rates:
+            return {}
+        return {
+            "curriculum/measured": float(len(rates)),
+            "curriculum/solved": sum(rate > 0.9 for rate in rates) / len(rates),
+            "curriculum/unsolved": sum(rate < 0.1 for rate in rates) / len(rates),
+        }
+
+
+def task_name(env: str, seed: int) -> str:
+    return f"{env}:{seed}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +136,16 @@ class TaskSource:
             return self.worlds[0]
         weights = [world.weight for world in self.worlds]
         return self.worlds[_drawn(weights, address("world", self.run_seed, step, index))]
+
+
+def _shuffled(size: int, *parts: Any) -> Iterator[int]:
+    """0 to size - 1 in an order of its own, then again in another, without end; nothing is made before it is asked."""
+    for epoch in count():
+        chance, moved = stream(*parts, epoch), dict[int, int]()
+        for place in range(size):
+            chosen = chance.randrange(place, size)
+            yield moved.get(chosen, chosen)
+            moved[chosen] = moved.get(place, place)
 
 
 def _drawn(weights: Sequence[float], number: int) -> int:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Literal, Self
 
-from turnwise.core.whole_text import broken_in
+from turnwise.core.text_validation import broken_in
 from turnwise.sandbox.probe import REMEDIES, TIERS, missing_ground, self_test
 from turnwise.sandbox.python_install import DEFAULT_PACKAGES, prefix_of_this_interpreter
 from turnwise.sandbox.session_process import SessionProcess

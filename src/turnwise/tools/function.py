@@ -27,7 +27,7 @@ from turnwise.config.keys import read_options
 from turnwise.core.blocking import Blocked, interruptible
 from turnwise.core.errors import FOREIGN_ERRORS, InfrastructureFailure, UserError
 from turnwise.core.messages import ToolSpec
-from turnwise.core.places import place_in
+from turnwise.core.source_location import place_in
 from turnwise.tools.tool import ToolBug, ToolError, ToolResult, ToolRules
 
 AGENTS_FAULT = (ValueError, LookupError, ArithmeticError)

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from turnwise.core.errors import FOREIGN_ERRORS, InfrastructureFailure, UserError, times
 from turnwise.core.messages import ToolCall, ToolSpec
-from turnwise.core.whole_text import broken_in
+from turnwise.core.text_validation import broken_in
 from turnwise.tools.signature import example_arguments
 from turnwise.tools.tool import OpenTools, Tool, ToolBug, ToolError, ToolResult, ToolSession, ToolSource
 

@@ -5,9 +5,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from turnwise.algos.diagnostics import gradient_shares, spread_buckets
+from turnwise.algos.diagnostics import (
+    gradient_shares,
+    information_metrics,
+    mutual_information,
+    retrieval,
+    spread_buckets,
+)
 from turnwise.algos.filters import group_std
-from turnwise.algos.mutual_information import information_metrics, mutual_information, retrieval
 from turnwise.core.samples import Needs, Sample, TrainSample
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.packing import micro_batches, pack_train

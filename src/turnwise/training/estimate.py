@@ -6,19 +6,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from turnwise.algos.advantages import Advantage, AdvantageInputs, AdvantageParams
+from turnwise.algos.advantage_types import Advantage, AdvantageInputs, AdvantageParams, restrict
+from turnwise.algos.advantages import discounted_returns
 from turnwise.algos.diagnostics import explained_variance
 from turnwise.algos.kl import KlCoefficient, KlEstimator, rewards_less_kl
-from turnwise.algos.normalisation import SCOPES, combine_rewards, normalise
-from turnwise.algos.placement import PLACEMENTS, place_returns, restrict, scale_process_rewards
-from turnwise.algos.scan import discounted_returns
+from turnwise.algos.rewards import PLACEMENTS, SCOPES, combine_rewards, normalise, place_returns, scale_process_rewards
 from turnwise.algos.turn_discount import AdaptiveDiscount, Foresight, foresight_by_distance, turn_distances
 from turnwise.core.samples import Learner, Needs, Sample
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.packing import micro_batches, pack, unpack
-from turnwise.data.samples import samples_of
-from turnwise.data.table import TokenTable, at_sampled, place
-from turnwise.data.token_masks import TokenRule, rule_masks, sampled
+from turnwise.data.samples import TokenRule, rule_masks, sampled, samples_of
+from turnwise.data.token_table import TokenTable, at_sampled, place
 from turnwise.rewards.scoring import ENV, FORMAT
 from turnwise.training.objective import Mismatch
 

@@ -18,7 +18,7 @@ from turnwise.report.pictures.trajectory_images import TrajectoryImages
 from turnwise.report.progress import Progress
 from turnwise.rewards.judge.benches import counted, judge_metrics, take_up
 from turnwise.rollout.collect import Collector
-from turnwise.rollout.losses import Losses
+from turnwise.rollout.failures import Losses
 from turnwise.training.checkpoints import Checkpoints, State
 from turnwise.training.diagnostics import DiagnoseSettings, gradients, information
 from turnwise.training.estimate import Dials, Estimate, EstimateSettings, estimate

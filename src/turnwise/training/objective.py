@@ -6,12 +6,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from turnwise.algos.corrections import CORRECTIONS, Correction, CorrectionParams, correct
 from turnwise.algos.kl import KlEstimator
-from turnwise.algos.losses import Loss, LossInputs, LossParams
-from turnwise.algos.offpolicy import OFFPOLICY, offpolicy_metrics
-from turnwise.algos.rejection import RejectionParams, find_rejected, reject
-from turnwise.algos.values import value_loss
+from turnwise.algos.losses import Loss, LossInputs, LossParams, value_loss
+from turnwise.algos.off_policy import (
+    CORRECTIONS,
+    OFFPOLICY,
+    Correction,
+    CorrectionParams,
+    RejectionParams,
+    correct,
+    find_rejected,
+    offpolicy_metrics,
+    reject,
+)
 from turnwise.core.samples import TrainBatch
 
 

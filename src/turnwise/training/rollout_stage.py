@@ -14,9 +14,8 @@ from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.samples import samples_of
 from turnwise.rewards.scoring import Scored, Scoring, members_of, score_groups
 from turnwise.rollout.collect import Collected, Collector, Drawn, GroupCollector
-from turnwise.rollout.curriculum import Measured
-from turnwise.rollout.losses import Lost
-from turnwise.rollout.tasks import TaskSource
+from turnwise.rollout.failures import Lost
+from turnwise.rollout.tasks import Measured, TaskSource
 from turnwise.training.estimate import Baselines, score_samples
 
 Show = Callable[[str, int, int], None]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turnwise.core.chance import address
+from turnwise.core.random_streams import address
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Trajectory
 from turnwise.engine.native.engine import NativeEngine
@@ -15,7 +15,7 @@ from turnwise.models.saving import save_model
 from turnwise.record.disk import remove_folder, remove_leftovers
 from turnwise.record.run_folder import RunFolder
 from turnwise.report.progress import Progress
-from turnwise.rollout.matches import MatchCollector
+from turnwise.rollout.selfplay import MatchCollector
 from turnwise.training.checkpoints import Checkpoints, step_folders, step_of
 from turnwise.training.learner import load_in_place
 from turnwise.training.step_record import Clock

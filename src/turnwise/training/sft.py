@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 import torch
 
-from turnwise.core.chance import address, stream
 from turnwise.core.errors import UserError
 from turnwise.core.messages import ToolSpec, assistant
 from turnwise.core.protocols import StepResult
+from turnwise.core.random_streams import address, stream
 from turnwise.core.samples import Sample, TrainSample
 from turnwise.core.task import Task
 from turnwise.data.demonstrations import Exchange
@@ -29,8 +29,8 @@ from turnwise.envs.tool_env import ToolEnv
 from turnwise.record.run_folder import RunFolder
 from turnwise.report.progress import Progress
 from turnwise.rewards.rubric import deciding_part_alone
-from turnwise.rollout.attempts import tried
-from turnwise.rollout.collect import Collector, attributed, making
+from turnwise.rollout.collect import Collector
+from turnwise.rollout.failures import attributed, making, tried
 from turnwise.training.checkpoints import Checkpoints, State
 from turnwise.training.learner import LocalLearner
 from turnwise.training.step_record import Clock, measure

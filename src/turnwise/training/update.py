@@ -6,13 +6,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from turnwise.algos.aggregation import Aggregation
-from turnwise.algos.corrections import step_scale
-from turnwise.algos.losses import LossInputs
-from turnwise.core.chance import address, stream
+from turnwise.algos.losses import Aggregation, LossInputs
+from turnwise.algos.off_policy import step_scale
+from turnwise.core.random_streams import address, stream
 from turnwise.core.samples import Learner, Needs, TrainSample
 from turnwise.data.packing import micro_batches, pack_train
-from turnwise.data.table import at_sampled, place, sampled_counts
+from turnwise.data.token_table import at_sampled, place, sampled_counts
 from turnwise.training.estimate import Estimate, score_samples
 from turnwise.training.objective import NAMES, Objective
 from turnwise.training.step_record import TOKEN_SCORES, Seen

@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from turnwise.core.chance import address, stream
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
+from turnwise.core.random_streams import address, stream
 from turnwise.core.samples import Sample, on_device
 from turnwise.core.task import Task
 from turnwise.data.demonstrations import demonstration_sample

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.core.errors import UserError
-from turnwise.core.names import nearest
+from turnwise.core.suggestions import nearest
 from turnwise.viewer.columns import NAMED, Column, Table
 
 Positions = NDArray[np.intp]

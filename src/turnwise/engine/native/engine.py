@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from torch import nn
 
-from turnwise.core.loop_time import count_held
+from turnwise.core.loop_clock import count_held
 from turnwise.core.protocols import Completion, Sampling
 from turnwise.core.task import EpisodeKey
 from turnwise.engine.native.requests import PassRunner, Request, SessionSlot

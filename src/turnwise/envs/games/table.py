@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from turnwise.core.chance import stream
 from turnwise.core.errors import UserError
-from turnwise.core.loop_time import pause_own_clock
+from turnwise.core.loop_clock import pause_own_clock
 from turnwise.core.messages import Message, system, user
 from turnwise.core.protocols import Observation, StepResult
+from turnwise.core.random_streams import stream
 from turnwise.core.task import Task
 from turnwise.envs.answers import match_name, read_answer
 from turnwise.envs.games.env import GameEnv

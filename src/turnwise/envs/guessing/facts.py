@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from turnwise.core.chance import address
+from turnwise.core.random_streams import address
 from turnwise.envs.guessing.oracle import NOT_UNDERSTOOD, Exchange
 from turnwise.envs.guessing.words import GLUE, Words, find_phrases, without_lead, words_of
 

@@ -3,7 +3,7 @@
 import random
 from functools import lru_cache
 
-from turnwise.core.chance import stream
+from turnwise.core.random_streams import stream
 from turnwise.envs.search_qa.world import Relation, World
 from turnwise.tools.search.types import Passage
 

@@ -16,7 +16,7 @@ from pydantic import Field, field_validator
 
 from turnwise.core.errors import UserError
 from turnwise.core.messages import Message
-from turnwise.core.names import nearest_of_few
+from turnwise.core.suggestions import nearest_of_few
 from turnwise.core.task import Split
 from turnwise.envs.rubrics import Rewards, judged, judges_of_reward, rubric_of
 from turnwise.envs.text_env import Outcome

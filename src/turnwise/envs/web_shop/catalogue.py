@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass
 from functools import lru_cache
 
-from turnwise.core.chance import stream
+from turnwise.core.random_streams import stream
 from turnwise.envs.web_shop.goods import BRANDS, KINDS, STYLES, Kind
 
 

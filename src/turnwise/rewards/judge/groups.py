@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TypeVar
 
-from turnwise.core.chance import stream
 from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.core.protocols import RewardResult
+from turnwise.core.random_streams import stream
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.rewards.judge import prompts
 from turnwise.rewards.judge.bench import Bench

@@ -6,11 +6,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from turnwise.core.chance import address
 from turnwise.core.errors import UserError
 from turnwise.core.messages import Message
-from turnwise.core.names import nearest
 from turnwise.core.protocols import Policy, Sampling
+from turnwise.core.random_streams import address
+from turnwise.core.suggestions import nearest
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.engine.native.engine import NativeEngine
 from turnwise.engine.paged.build import build_paged_runner

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from turnwise.core.errors import UserError
-from turnwise.core.names import nearest_of_few
+from turnwise.core.suggestions import nearest_of_few
 from turnwise.rewards.rubric import Answered
 
 Of = Literal["answer", "said"]

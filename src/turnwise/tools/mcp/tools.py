@@ -24,7 +24,7 @@ from referencing.exceptions import Unresolvable
 
 from turnwise.core.errors import UserError
 from turnwise.core.messages import ToolSpec
-from turnwise.core.names import nearest
+from turnwise.core.suggestions import nearest
 from turnwise.core.truncation import shortened
 from turnwise.tools.mcp.options import McpOptions
 from turnwise.tools.tool import ToolError, ToolResult, ToolRules

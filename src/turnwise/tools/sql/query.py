@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from turnwise.core.errors import InfrastructureFailure
-from turnwise.core.names import nearest
+from turnwise.core.suggestions import nearest
 from turnwise.tools.sql.guard import TOO_LONG, FunctionOverrides, QueryGuard, set_connection_limits
 from turnwise.tools.sql.threads import SharedLock, run_in_daemon_thread
 from turnwise.tools.tool import ToolError

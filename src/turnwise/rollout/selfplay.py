@@ -8,12 +8,35 @@ from turnwise.core.protocols import Env, Policy
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Trajectory
 from turnwise.envs.games.table import as_side, side_of
-from turnwise.rollout.collect import GroupCollector, closed_after, making
+from turnwise.rollout.collect import GroupCollector, closed_after
 from turnwise.rollout.context import Context
+from turnwise.rollout.failures import making
 from turnwise.rollout.limits import Limits
+from turnwise.rollout.tasks import Measured, TaskSource
 
 MakeSeats = Callable[[Task, int, int], tuple[Env, Env]]
 """(task, member, attempt) -> the environments of a fresh game's two sides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SidedTasks(TaskSource):
+    """Every other task is one of the second side."""
+
+    both: bool
+    """The tasks are drawn in twos, the two sides of a match; else the sides of different ones take turns."""
+    random_moves: int = 0
+    """Of the training tasks: held-out ones begin as the game does."""
+
+    def training(self, step: int, count: int, start: int = 0, measured: Measured | None = None) -> list[Task]:
+        many = 2 if self.both else 1
+        drawn = TaskSource.training(self, step, count // many, start // many, measured)
+        opened = [replace(task, params={**task.params, "random_moves": self.random_moves}) for task in drawn]
+        return sided([task for task in opened for _ in range(many)], start)
+
+
+def sided(tasks: Sequence[Task], start: int = 0) -> list[Task]:
+    """The tasks with the sides in turn, counted from `start`."""
+    return [as_side(task, number % 2) for number, task in enumerate(tasks, start)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

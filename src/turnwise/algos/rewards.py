@@ -9,10 +9,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from turnwise.algos.stats import GroupStatistics, statistics
-from turnwise.algos.whitening import whiten
+from turnwise.algos.advantage_types import find_turns
+from turnwise.algos.stats import GroupStatistics, statistics, whiten
 
 ASYM_CLIP = (-1.0, 3.0)
+
+
+PROCESS_EPSILON = 1e-6
 
 
 def identity(scope: GroupStatistics) -> Tensor:
@@ -81,3 +84,42 @@ def combine_rewards(rewards: Tensor, weights: Tensor, group_ids: Tensor, name: s
     columns = [normalise(column, group_ids, name) * weight for column, weight in zip(rewards.T, weights, strict=True)]
     total = torch.stack(columns, dim=1).sum(dim=1)
     return whiten(total, torch.ones_like(total, dtype=torch.bool))
+
+
+def scale_process_rewards(process_rewards: Tensor, mask: Tensor) -> Tensor:
+    """r / (max over the batch of |sum of r from a token on| + 1e-6), to be added to the outcome. [B, T]
+
+    PRIME's scaling (Cui et al. 2025): however many calls a trajectory makes, they never add up to more than 1.
+    """
+    rewards = torch.where(mask, process_rewards, 0.0)
+    onwards = rewards.flip(1).cumsum(dim=1)
+    largest = onwards.abs().max() if onwards.numel() else 0.0
+    return rewards / (largest + PROCESS_EPSILON)
+
+
+def place_by_turn(turn_rewards: Tensor, mask: Tensor, turn_ids: Tensor) -> Tensor:
+    """Rewards [B, N] of turns 0 to N - 1 (0 beyond a row's last), each on its turn's last sampled token. [B, T]
+
+    Nothing is lost: the reward of a turn that has no token in the mask goes to the last turn before it that has, or
+    else to the first.
+    """
+    turns = find_turns(mask, turn_ids)
+    ids = torch.where(turns.mask, turns.at_starts(turn_ids), turn_rewards.shape[1])  # [B, K], ascending
+    numbers = torch.arange(turn_rewards.shape[1], device=mask.device).repeat(len(ids), 1)
+    owner = (torch.searchsorted(ids, numbers, right=True) - 1).clamp(min=0)
+    owned = turn_rewards.new_zeros(ids.shape).scatter_add(1, owner, turn_rewards)
+    return torch.where(turns.ends, turns.spread(owned), 0.0)
+
+
+def place_whole(turn_rewards: Tensor, mask: Tensor, turn_ids: Tensor) -> Tensor:
+    """The sum of a row's turn rewards on its last sampled token: turns share one outcome. [B, T]"""
+    return place_returns(turn_rewards.sum(dim=1), mask)
+
+
+PLACEMENTS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"turn": place_by_turn, "trajectory": place_whole}
+
+
+def place_returns(returns: Tensor, mask: Tensor) -> Tensor:
+    """Each row's number [B] on its last sampled token. [B, T]"""
+    last = mask & (mask.flip(1).cumsum(dim=1).flip(1) == 1)
+    return torch.where(last, returns[:, None], 0.0)

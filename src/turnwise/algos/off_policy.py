@@ -11,9 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from turnwise.algos.kl import k2, k3
-from turnwise.algos.losses import LossInputs, LossResult
-from turnwise.algos.ratios import Level, bounded, mean_over, sum_over, unit_ids
+from turnwise.algos.kl import bounded, k2, k3
+from turnwise.algos.losses import Level, LossInputs, LossResult, max_over, mean_over, sum_over, unit_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,3 +148,96 @@ CORRECTIONS: dict[str, Correction] = {
     "masked": Correction(compute=masked, reads=("level", "low", "high", "pool", "statistic", "token_weights")),
     "two_sided": Correction(compute=two_sided, reads=("difference",)),
 }
+
+
+POOLS = {"sum": sum_over, "mean": mean_over, "max": max_over}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RejectionParams:
+    level: Level | Literal["none"] = "none"
+    """Unit that is rejected whole: a token, a turn or a sequence, which here is the segment."""
+    statistic: Literal["ratio", "k2", "k3"] = "ratio"
+    """Statistic that the bounds apply to: rho, k2 = log(rho)^2 / 2 or k3 = rho - 1 - log rho."""
+    pool: Literal["sum", "mean", "max"] = "mean"
+    """How the tokens of a turn or sequence make one statistic. Of rho the logarithm is pooled: the sum gives the ratio
+    of the whole, the mean its geometric mean."""
+    low: float = 0.0
+    high: float = 2.0
+    """Statistics outside [low, high] are rejected."""
+    veto: float = 0.0
+    """Reject a sequence in which any token's rho is below this: one token that the old policy would never have drawn
+    makes the rest of its sequence unlikely too. 0: never."""
+
+    @property
+    def active(self) -> bool:
+        return self.level != "none" or self.veto > 0
+
+
+def find_rejected(inputs: LossInputs, params: RejectionParams) -> Tensor:
+    """Return where a token is rejected, by its statistic or by a veto in its sequence. [M] bool"""
+    log_rho = bounded(inputs.old_logprobs - inputs.sampler_logprobs)
+    sequences = unit_ids(inputs.segment_ids, inputs.turn_ids, "sequence")
+    rejected = max_over((log_rho.exp() < params.veto).to(log_rho.dtype), sequences) > 0
+    if params.level == "none":
+        return rejected
+    statistic = _pool_statistic(log_rho, inputs, params)
+    return rejected | (statistic < params.low) | (statistic > params.high)
+
+
+def reject(result: LossResult, rejected: Tensor) -> LossResult:
+    """Remove rejected tokens from the loss, exactly: they get no gradient. Their share is a metric."""
+    metrics = result.metrics | {"rejected": rejected.to(result.token_loss.dtype)}
+    return LossResult(token_loss=result.token_loss.masked_fill(rejected, 0.0), metrics=metrics)
+
+
+def _pool_statistic(log_rho: Tensor, inputs: LossInputs, params: RejectionParams) -> Tensor:
+    assert params.level != "none"
+    units = unit_ids(inputs.segment_ids, inputs.turn_ids, params.level)
+    pool = POOLS[params.pool]
+    if params.statistic == "ratio":
+        return bounded(pool(log_rho, units)).exp()
+    estimates = {"k2": 0.5 * log_rho.square(), "k3": log_rho.exp() - 1 - log_rho}  # no upper bound, unlike in a loss
+    return pool(estimates[params.statistic], units)
+
+
+OFFPOLICY = (
+    "offpolicy_kl_k1",
+    "offpolicy_kl_k3",
+    "offpolicy_ppl",
+    "offpolicy_ppl_sampler",
+    "offpolicy_ppl_ratio",
+    "offpolicy_chi2_token",
+    "offpolicy_chi2_sequence",
+)
+
+
+def offpolicy_metrics(logprobs: Tensor, sampler_logprobs: Tensor, sequences: Tensor, count: int) -> Tensor:
+    """Return the numbers of OFFPOLICY, from [M] log-probabilities and each token's sequence (0 to count - 1) each.
+
+    kl_k1 is the mean of -d and kl_k3 that of exp(d) - 1 - d, both of KL(mu | pi). A perplexity is the mean over
+    sequences of exp(-mean log-probability), their ratio the mean over sequences of pi's over mu's. chi2 is the mean of
+    rho^2 minus 1, with rho = exp(d) of a token or exp(sum of d) of a sequence: an unbiased estimate of chi^2(pi | mu),
+    which a small batch can put below 0. Log-ratios are bounded, so that all of it stays finite. Sequences without a
+    token are left out of the means over sequences.
+    """
+    policy, sampler = logprobs.double(), sampler_logprobs.double()
+    d = bounded(policy - sampler)
+    empty = d.new_zeros(count)
+    lengths = empty.index_add(0, sequences, torch.ones_like(d))
+    sampled = lengths > 0
+    log_ppl, log_ppl_sampler = (
+        -empty.index_add(0, sequences, each)[sampled] / lengths[sampled] for each in (policy, sampler)
+    )
+    rho_sequence = bounded(empty.index_add(0, sequences, d)[sampled]).exp()
+    return torch.stack(
+        [
+            -d.mean(),
+            (d.exp() - 1 - d).mean(),
+            bounded(log_ppl).exp().mean(),
+            bounded(log_ppl_sampler).exp().mean(),
+            bounded(log_ppl - log_ppl_sampler).exp().mean(),
+            d.exp().square().mean() - 1,
+            rho_sequence.square().mean() - 1,
+        ]
+    )
