@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
+from jinja2 import UndefinedError
 
 from turnwise.core.errors import UserError
 from turnwise.record.metrics import finite_number
 from turnwise.report.episodes import choose_from_file, choose_from_index
-from turnwise.report.html_report import render_report, write_report
+from turnwise.report.html_report import TEMPLATES, render_report, write_report
 from turnwise.report.metric_charts import choose_levels, draw_metric_chart, thin_points, value_range
-from turnwise.report.page import escaped
 
 LAKE = {"rows": [["ice", "player"], ["goal", "hole"]], "caption": "", "info": {}}
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u202eevil"
@@ -291,7 +292,54 @@ def test_what_is_no_number_is_none(value: Any) -> None:
     assert finite_number(value) is None
 
 
-def test_escaped_text_shows_what_would_hide() -> None:
-    assert escaped("a\n\tb<>&\"'\x00\x7f\u200b") == "a\n\tb&lt;&gt;&amp;&quot;&#x27;␀␡⟦U+200B⟧"
-    assert escaped("abcdef", 2) == "ab … (4 characters more)"
-    assert escaped("👩‍🚀 漢字") == "👩‍🚀 漢字"
+def render(text: str) -> str:
+    return TEMPLATES.from_string("{{ text }}").render(text=text)
+
+
+def test_templates_escape_and_reveal_every_value() -> None:
+    assert render("a\n\tb<>&\"'\x00\x7f\u200b") == "a\n\tb&lt;&gt;&amp;&#34;&#39;␀␡⟦U+200B⟧"
+    assert render("👩‍🚀 漢字") == "👩‍🚀 漢字"
+
+
+def test_templates_raise_on_a_missing_value() -> None:
+    with pytest.raises(UndefinedError):
+        TEMPLATES.from_string("{{ text }}").render()
+
+
+def make_hostile(value: Any) -> Any:
+    """Replace every text in a row by hostile text; statuses and stop reasons included."""
+    if isinstance(value, dict):
+        return {key: make_hostile(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [make_hostile(inner) for inner in value]
+    return HOSTILE if isinstance(value, str) else value
+
+
+def assert_harmless(text: str) -> None:
+    page = Reader(text)
+    assert "<script>alert(1)</script>" in page.text
+    assert not {"script", "img", "iframe", "link", "object", "a", "b"} & set(page.tags)
+    assert not any(name.startswith("on") or name in ("href", "src", "style") for name, _ in page.attributes)
+    assert "\x1b" not in text and "\u202e" not in text
+
+
+def test_run_report_escapes_hostile_text_in_every_field(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / HOSTILE.replace("/", ""), {30: [make_hostile(episode())]})
+    metrics = [{**row, "eval/name": HOSTILE} for row in map(json.loads, (folder / "metrics.jsonl").open())]
+    (folder / "metrics.jsonl").write_bytes(lines(metrics))
+    (folder / "alarms.jsonl").write_bytes(lines([{"step": HOSTILE, "text": HOSTILE}]))
+    (folder / "config.toml").write_text(f"[{json.dumps(HOSTILE)}]\n{json.dumps(HOSTILE)} = {json.dumps(HOSTILE)}\n")
+    assert_harmless(render_report(folder))
+
+
+def test_evaluation_report_escapes_hostile_text_in_every_field(tmp_path: Path) -> None:
+    folder = make_evaluation(tmp_path / "eval")
+    plan = {"environment": HOSTILE, "split": HOSTILE, "seeds": HOSTILE, "tries": HOSTILE}
+    model = {"name": "tiny", "label": HOSTILE}
+    (folder / "evaluation.toml").write_text(tomli_w.dumps({**plan, "models": [model]}))
+    (folder / "models" / "tiny.toml").write_text(tomli_w.dumps({HOSTILE: HOSTILE}))
+    (folder / "trajectories" / "tiny.jsonl").write_bytes(lines([make_hostile(episode())]))
+    pair = {"first": HOSTILE, "second": HOSTILE, "success": 0.1, "low": 0.0, "high": 0.2, "p": 0.5, "test": HOSTILE}
+    result = {"label": HOSTILE, "success": 0.5, "success_low": 0.25, "success_high": 0.75}
+    (folder / "summary.json").write_text(json.dumps({"tasks": HOSTILE, "models": [result], "comparisons": [pair]}))
+    assert_harmless(render_report(folder))

@@ -87,6 +87,13 @@ def _visible(letter: str) -> str:
     return "\N{SYMBOL FOR DELETE}" if code == 0x7F else f"⟦U+{code:04X}⟧"
 
 
+def shorten(text: str, max_chars: int) -> str:
+    """Return the beginning of the text, and how many characters follow it if it is longer."""
+    if len(text) <= max_chars:
+        return text
+    return f"{text[:max_chars]} … ({len(text) - max_chars:,} characters more)"
+
+
 def display_width(text: str) -> int:
     """How many columns of a terminal it takes: two for a Chinese character or an emoji, none for an accent."""
     return sum(_columns(letter) for letter in text)

@@ -1,32 +1,55 @@
-"""`report.html`: a run or an evaluation as one file that opens by double click, without network and without scripts."""
+"""`report.html`: a run or an evaluation as one self-contained file, without scripts and without network access.
+
+The pages are Jinja2 templates (`templates/`). Run data is untrusted text: every value that a template prints goes
+through `show_invisible` and is escaped, except the SVG drawings of this package, which escape their own text.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
 from turnwise.core.errors import UserError
 from turnwise.record.disk import wrap_disk_errors, write_atomic
 from turnwise.record.evaluation_folder import PLAN
-from turnwise.report.evaluation_report import evaluation_report
-from turnwise.report.run_report import run_report
+from turnwise.report.evaluation_report import evaluation_context
+from turnwise.report.formatting import show_invisible
+from turnwise.report.run_report import run_context
 
 REPORT_NAME = "report.html"
 
 
+def _reveal(value: Any) -> Any:
+    """Make control characters and direction overrides visible in everything that is not markup already."""
+    return show_invisible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+TEMPLATES = Environment(
+    loader=PackageLoader("turnwise.report"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    finalize=_reveal,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+
 def render_report(folder: Path, summary: Mapping[str, Any] | None = None) -> str:
-    """The page of what is in the folder now; it may still be growing. `summary`: as `write_report` takes it."""
+    """Return the report of a run or evaluation folder, which may still be growing.
+
+    `summary` stands in for `summary.json` while a run that ends now has not written it yet.
+    """
     if (folder / PLAN).is_file():
-        return evaluation_report(folder)
+        return TEMPLATES.get_template("evaluation.html").render(evaluation_context(folder))
     if (folder / "config.toml").is_file():
-        return run_report(folder, summary)
+        return TEMPLATES.get_template("run.html").render(run_context(folder, summary))
     raise UserError(f"{folder} is neither a run nor an evaluation: give the folder of one, as runs/NAME")
 
 
 def write_report(folder: Path, out: Path | None = None, *, summary: Mapping[str, Any] | None = None) -> Path:
-    """Writes the report, into the folder itself unless told otherwise, and says where.
-
-    `summary`: of a run that ends now, where it is not in the folder yet.
-    """
+    """Write the report to `out` (default: `report.html` in the folder) and return its path."""
     target = folder / REPORT_NAME if out is None else out
     text = render_report(folder, summary)
     with wrap_disk_errors(target, "report again, or choose another --out"):
