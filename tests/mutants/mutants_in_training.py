@@ -348,7 +348,7 @@ IN_TRAINING = (
     *mutants(
         "training/checkpoints.py",
         ("training/test_checkpoints.py",),
-        ("the oldest checkpoints are kept", "self.regular()[-self.keep_last :]", "self.regular()[: self.keep_last]"),
+        ("the oldest checkpoints are kept", "<= step][-self.keep_last :]", "<= step][: self.keep_last]"),
         ("damaged files are loaded", "if _digest(folder / name) != digest:", "if not (folder / name).exists():"),
         (
             "the oldest checkpoint is the newest",

@@ -12,7 +12,8 @@ from runs_for_tests import learnt, metrics, printed, quiet, small
 from turnwise.algos.alarms import Alarm, AlarmSettings, Watch
 from turnwise.config.schema import Config
 from turnwise.recipes.run import train
-from turnwise.training import loop, rollback
+from turnwise.record.disk import remove_folder
+from turnwise.training import checkpoints, loop, rollback
 from turnwise.training.checkpoints import read_state
 from turnwise.training.update import update
 
@@ -41,11 +42,24 @@ def settings(folder: Path) -> Config:
     )
 
 
+def alarm_at(*steps: int) -> Callable[..., Watch]:
+    def watch(rows: Any, active: frozenset[str], bounds: AlarmSettings) -> Watch:
+        step = int(rows[-1]["step"])
+        raised = (Alarm(kind="test", step=step, message=f"at step {step}"),) if step in steps else ()
+        return Watch(raised=raised, active=frozenset())
+
+    return watch
+
+
 def alarmed(rows: Any, active: frozenset[str], bounds: AlarmSettings) -> Watch:
     assert bounds.max_grad_norm == MAX_GRAD_NORM
-    step = int(rows[-1]["step"])
-    raised = (Alarm(kind="test", step=step, message=f"at step {step}"),) if step in ALARMS else ()
-    return Watch(raised=raised, active=frozenset())
+    return alarm_at(*ALARMS)(rows, active, bounds)
+
+
+def kill_at(path: Path, name: str) -> None:
+    if path.name == name:
+        raise Killed
+    remove_folder(path)
 
 
 def updating(stop_at: int | None, stop: Callable[[], None]) -> Callable[..., dict[str, float]]:
@@ -98,6 +112,26 @@ def test_a_run_that_goes_back_starts_from_the_old_weights_with_a_smaller_step(pl
     assert [rows[step]["train/skipped_steps"] > 0 for step in rows] == [step >= SKIPPED for step in rows]
     state = read_state(plain / f"checkpoints/step_{STEPS:06d}")
     assert (state.rate_scale, state.rollbacks, state.watched_from) == (0.25, 2, 7)
+
+
+def test_kill_before_old_checkpoints_are_deleted_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before step 1's is deleted, which step 3 would go back to, and before the last deletion of the run."""
+    few = {"train__steps": 3, "checkpoint__keep_last": 1, "diagnose__rollback": True, "eval__every": 0}
+    configs = {name: small(tmp_path / name, **few, eval__episodes=1) for name in ("plain", "killed")}
+    monkeypatch.setattr(rollback, "watch", alarm_at(3))
+    train(configs["plain"], console=quiet())
+    for resume, name in enumerate(("step_000001", "step_000002")):
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(checkpoints, "remove_folder", lambda path, name=name: kill_at(path, name))
+            train(configs["killed"], resume=bool(resume), console=quiet())
+    train(configs["killed"], resume=True, console=quiet())
+    ours, plain = tmp_path / "killed/run", tmp_path / "plain/run"
+    assert metrics(ours) == metrics(plain)
+    mine, other = learnt(ours), learnt(plain)
+    assert all(torch.equal(mine[name], other[name]) for name in other)
+    assert [[each.name for each in (run / "checkpoints").iterdir()] for run in (ours, plain)] == [["step_000003"]] * 2
 
 
 STOPS: dict[str, list[tuple[int, str]]] = {

@@ -17,7 +17,15 @@ from turnwise.models.loading import LoadedModel, load_model
 from turnwise.models.tiny import tiny_tokenizer
 from turnwise.record import disk
 from turnwise.training import checkpoints as checkpoints_module
-from turnwise.training.checkpoints import Checkpoints, State, last_checkpoint, read_state, restore, step_folders
+from turnwise.training.checkpoints import (
+    Checkpoints,
+    State,
+    last_checkpoint,
+    read_state,
+    restore,
+    step_folders,
+    step_of,
+)
 from turnwise.training.learner import LocalLearner
 
 CONFIG = settings_of("trunk")
@@ -121,6 +129,14 @@ def test_one_that_a_stop_left_counts_neither_for_what_is_kept_nor_as_regular(tmp
     assert kept_after(7) == [4, 6, 7] and [path.name for path in store.regular()] == ["step_000004", "step_000006"]
     store.drop_after(store.regular()[0])
     assert [path.name for path in store.steps()] == ["step_000004"]
+
+
+def test_drop_before_keeps_last_regular_checkpoints_and_later_ones(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path, keep_last=2, tokenizer=None, every=2)
+    for step in (2, 4, 5, 6, 7, 8):
+        (tmp_path / f"step_{step:06d}").mkdir()
+    store.drop_before(tmp_path / "step_000007")
+    assert [step_of(path) for path in store.steps()] == [4, 6, 7, 8]
 
 
 def test_a_new_best_takes_the_old_ones_place(tmp_path: Path, saved: Path) -> None:

@@ -72,6 +72,7 @@ def standing(
     if found is not None:
         restore(found[0], learner, found[1], model_loader(config))
         state = found[1]
+        checkpoints.drop_before(found[0])
     elif resume:
         tell(f"{folder.path} has no checkpoint yet: it begins anew, with its own settings")
     if resume:

@@ -81,8 +81,18 @@ class Checkpoints:
             finally:
                 shutil.rmtree(aside, ignore_errors=True)
         if not best:
-            self._drop(set(self.steps()) - {target, *self.regular()[-self.keep_last :]})
+            self.drop_before(target)
         return target
+
+    def drop_before(self, current: Path) -> None:
+        """Delete checkpoints of earlier steps than this one's, except the last `keep_last` regular ones.
+
+        A resume calls it too: a kill between a save and its deletions would leave checkpoints that a rollback, which
+        goes to the oldest, must not find.
+        """
+        step = step_of(current)
+        kept = [each for each in self.regular() if step_of(each) <= step][-self.keep_last :]
+        self._drop(each for each in self.steps() if step_of(each) < step and each not in kept)
 
     def drop_after(self, kept: Path) -> None:
         """Gives up the checkpoints of later steps than this one's."""
