@@ -16,6 +16,7 @@ from turnwise.evaluation.statistics import Score, performance
 from turnwise.models.attention import ATTENTION
 from turnwise.models.loading import LoadedModel, load_model
 from turnwise.models.tiny import tiny_model, tiny_tokenizer
+from turnwise.recipes import run as recipes_run
 from turnwise.recipes.run import train
 from turnwise.recipes.validate import check
 from turnwise.record.run_folder import RunFolder
@@ -86,6 +87,27 @@ def test_against_the_past_one_side_is_trained_and_a_resumed_run_meets_the_same_o
     then = {name: load_file(whole / "past" / name / "model.safetensors") for name in past}
     assert all(torch.equal(now[name], then["step_000002"][name]) for name in now)
     assert not all(torch.equal(now[name], then["step_000001"][name]) for name in now)
+
+
+class Killed(BaseException):
+    """What nothing catches, as SIGKILL."""
+
+
+def test_snapshots_follow_from_checkpoints_when_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed after the last checkpoint, a run prunes its snapshots again when it is resumed."""
+
+    def kill(*_: object) -> None:
+        raise Killed
+
+    few = {"selfplay__snapshot_every": 1, "selfplay__snapshots": 1, "checkpoint__keep_last": 1}
+    few |= {"rollout__groups": 1, "train__mini_batch": 2, "rollout__max_new_tokens": 4, "eval__episodes": 1}
+    past = tmp_path / "run/past"
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(recipes_run, "learning_curve_svg", kill)
+        play(tmp_path, "past", **few)
+    assert sorted(path.name for path in past.iterdir()) == ["step_000001", "step_000002"]
+    play(tmp_path, "past", resume=True, **few)
+    assert sorted(path.name for path in past.iterdir()) == ["step_000001", "step_000002"]
 
 
 def test_random_moves_come_before_the_games_of_training(tmp_path: Path) -> None:

@@ -111,6 +111,8 @@ class Loop:
 
     def _save(self, state: State, *, best: bool = False) -> None:
         self.checkpoints.save(self.learner, replace(state, judges=counted()), best=best)
+        if self.rivals is not None and not best:
+            self.rivals.drop_unneeded(state.step)
 
     def _out_of_time(self, began: float) -> bool:
         limit = self.settings.max_seconds

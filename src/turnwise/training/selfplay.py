@@ -131,6 +131,13 @@ class Rivals:
         rungs = self.snapshots.before(step)
         if self.ladder is not None and rungs and step not in self._ratings():
             await self._climb(self.ladder, step, rungs)
+        self.drop_unneeded(step)
+
+    def drop_unneeded(self, step: int) -> None:
+        """Delete snapshots that a run resumed from the oldest checkpoint, or else from `step`, does not use.
+
+        The loop calls it after each save, so that which snapshots remain follows from which checkpoints do.
+        """
         kept = [step_of(path) for path in self.checkpoints.steps()]
         self.snapshots.drop_unneeded(min(kept, default=step))
 
