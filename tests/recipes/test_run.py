@@ -177,6 +177,20 @@ def test_kill_while_the_report_is_written_leaves_a_run_to_resume(
     assert "not finished" not in (tmp_path / "run/report.html").read_text()
 
 
+def test_stop_after_the_summary_reports_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """asyncio cancels a task that is about to return, so that its summary is lost."""
+    write = RunFolder.write_summary
+
+    def write_and_stop(self: RunFolder, summary: dict[str, Any]) -> None:
+        write(self, summary)
+        signal.raise_signal(signal.SIGINT)
+
+    short = {"train__steps": 1, "eval__every": 0, "eval__episodes": 1}
+    monkeypatch.setattr(RunFolder, "write_summary", write_and_stop)
+    with pytest.raises(KeyboardInterrupt, match=r"^stopped; .*run is finished$"):
+        train(small(tmp_path, **short), console=quiet())
+
+
 def test_resuming_a_finished_run_writes_a_missing_report(run: Path) -> None:
     (run / "report.html").unlink()
     with pytest.raises(UserError, match="is finished"):

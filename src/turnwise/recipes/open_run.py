@@ -86,6 +86,8 @@ def failing_well(folder: RunFolder, resume: bool, command: str) -> Iterator[None
     try:
         yield
     except KeyboardInterrupt:
+        if folder.summary_path.exists():  # the signal came when there was nothing left to stop
+            raise KeyboardInterrupt(f"stopped; {folder.path} is finished") from None
         raise KeyboardInterrupt(f"stopped; go on with: turnwise {command} --resume {folder.path}") from None
     except Exception as error:
         if not resume:
