@@ -17,8 +17,10 @@ import signal
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,6 +36,8 @@ from turnwise.training.checkpoints import read_state
 CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "shutil.rmtree")
 SENT = {"time": signal.SIGKILL, "stop": signal.SIGTERM}
 """What the parent sends a child at its moment."""
+STOPPED = 128 + signal.SIGTERM
+"""Exit status of a child that stopped on request, with or without a checkpoint."""
 Moment = Sequence[Any]
 
 
@@ -50,6 +54,8 @@ def fork(work: Callable[[], None]) -> int:
     try:
         work()
         status = 0
+    except KeyboardInterrupt:
+        status = STOPPED
     except BaseException:
         traceback.print_exc()
     finally:
@@ -109,7 +115,8 @@ def training(config: Config, moment: Moment | None, *, resume: bool) -> int:
         elif kind == "line":
             die_half_way_through(run_folder, "append", number)
         seen = watch_changes(run, number if kind == "event" else None)
-        with StopSignals().handled():
+        with StopSignals().handled(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "mkldnn_matmul failed")  # bfloat16 on a CPU without it
             train(config, resume=resume, console=quiet())
         (run.parent / "events.json").write_text(json.dumps(seen))
 
@@ -155,6 +162,21 @@ def killed_and_resumed(config: Config, moments: Sequence[Moment], events: int, w
     if not (run / "summary.json").exists():
         statuses.append(wait(training(config, None, resume=(run / "config.toml").exists())))
     return statuses
+
+
+def allowed_statuses(moment: Moment | None) -> set[int]:
+    """Exit statuses of a child to be killed at this moment: it may end before. SIGTERM may come outside of training."""
+    if moment is None:
+        return {0}
+    return {0, STOPPED, -signal.SIGTERM} if moment[0] == "stop" else {0, -signal.SIGKILL}
+
+
+def find_failure(moments: Sequence[Moment], statuses: Sequence[int]) -> str | None:
+    """Describe the first child that ended with an error. The last one may be killed as well: after the summary."""
+    for number, (moment, status) in enumerate(zip_longest(moments[: len(statuses)], statuses)):
+        if status not in allowed_statuses(moment):
+            return f"start {number} ended with status {status}"
+    return None
 
 
 def main(folder: Path, plan: list[list[Moment]]) -> None:

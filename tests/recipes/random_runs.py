@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from killed_runs import Moment, ended, fork, killed_and_resumed, training, wait
+from killed_runs import Moment, ended, find_failure, fork, killed_and_resumed, training, wait
 
 from turnwise.algos.advantages import ADVANTAGES
 from turnwise.algos.alarms import Alarm, Watch
@@ -225,8 +225,8 @@ def run_case(number: int, folder: Path) -> str | None:
     events = json.loads((folder / "plain/events.json").read_text())
     statuses = killed_and_resumed(configured(settings, folder / "killed"), moments, len(events), wall_s)
     about = f"killed at {json.dumps(moments)} of {len(events)} events and {wall_s:.1f} s, statuses {statuses}"
-    if statuses[-1] != 0:
-        return f"{about}: the last resume failed"
+    if (failure := find_failure(moments, statuses)) is not None:
+        return f"{about}: {failure}"
     plain, other = (ended(folder / f"{name}/run") for name in ("plain", "killed"))
     found = differences(plain, other)
     return f"{about}: {', '.join(found)} differ" if found else None
