@@ -103,7 +103,7 @@ def test_a_call_is_run_and_told_and_the_answer_is_judged(style: str) -> None:
 
 def test_a_mistake_costs_the_format_penalty_and_the_episode_goes_on() -> None:
     _, (result,) = play(["<tool_call>{bad}</tool_call>"])
-    assert result.invalid and not result.over and "no valid JSON" in result.messages[0].content
+    assert result.invalid and not result.over and "not valid JSON" in result.messages[0].content
 
 
 def test_calls_beyond_the_limit_do_not_run_and_the_agent_is_told() -> None:
@@ -285,8 +285,8 @@ def test_what_cannot_be_used_is_told_before_anything_starts(
 
 
 UNFIT: dict[str, tuple[list[Any], str]] = {
-    "a class": (["Shop"], "Shop is a class and no function: write a function; what an episode keeps is given to a"),
-    "an object": (["shop"], "Shop is an object and no function: write a function"),
+    "a class": (["Shop"], "Shop is a class, not a function: write a function. For state within an episode, take a"),
+    "an object": (["shop"], "Shop is an object, not a function: write a function"),
     "a method": (["Shop.buy"], 'own.py:Shop.buy": a function must stand by itself in its file, not in a class: move'),
     "a mistyped function": (["Shap"], 'no function "Shap" in .*own.py: did you mean "shop"'),
     "a state that nobody keeps": (["owned"], "the tool owned takes a state, and Tools keeps none for its tools: leave"),

@@ -86,7 +86,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "two servers whose tools have one name": (
         {"tools": [{"mcp": RAW}, {"mcp": RAW}]},
-        'two tools are called "do": rename one, with name in a table, or prefix of a server',
+        'two tools are called "do": rename one with name = "...", or set prefix for a server',
     ),
     "an MCP server that is not there": ({"tools": [{"mcp": f"{NOBODY}/mcp"}]}, "start that server, or mend its URL"),
     "a search server that is not there": (

@@ -26,7 +26,7 @@ def test_a_server_made_with_the_sdk_over_stdio() -> None:
             assert (await tools("add", a="two", b=3)).text == "add: a: 'two' is not of type 'integer'"
             assert (await tools("say")).text == HOSTILE
             assert (await tools("refuse", why="\ud800 x")).text == (
-                "refuse: the arguments hold half a character: leave it out"
+                "refuse: the arguments contain half a character: leave it out"
             )
             await a_megabyte_is_cut(tools)
             await a_call_given_up_is_cancelled_at_the_server(tools)

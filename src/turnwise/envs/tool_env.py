@@ -27,9 +27,9 @@ from turnwise.envs.runner import Ran, TextEnvRunner, counted, turn_info
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv
 from turnwise.tools.call_formats import ParsedCalls, format_call, parse_calls
 from turnwise.tools.function import FunctionTool
-from turnwise.tools.signature import example_arguments, format_signature
-from turnwise.tools.tool import NeedsServer, Tool, ToolResult, ToolSource
-from turnwise.tools.toolbox import EpisodeTools, RemoteToolSource, ToolBox, ToolServers, sole_text_argument
+from turnwise.tools.signature import example_arguments, format_signature, sole_text_argument
+from turnwise.tools.tool import NeedsServer, RemoteToolSource, Tool, ToolResult, ToolSource
+from turnwise.tools.toolbox import EpisodeTools, ToolBox, ToolServers
 
 PROGRAM = {"code": "print(6 * 7)"}
 """What a prompt shows as a call of Python."""
@@ -144,7 +144,7 @@ class ToolEnv(TextEnv):
         style: Style = "hermes"
         """How calls are written: hermes (also Qwen), llama, mistral, python (fenced blocks), answer (small models)."""
         max_tool_calls: Positive = 4
-        """ParsedCalls of an episode, at most."""
+        """Maximum number of tool calls per episode."""
         max_output: Positive = 2000
         """Characters of a tool's output that the agent sees; the middle is left out."""
 

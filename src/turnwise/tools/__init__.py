@@ -1,1 +1,1 @@
-"""Tools that an agent calls: the python sandbox."""
+"""Tools that an agent calls: Python functions, Python code, SQL, search and MCP servers."""

@@ -1,4 +1,4 @@
-"""The tool `python`: code in the sandbox, stateful within an episode."""
+"""The tool `python`: run code in the sandbox. Variables persist within an episode."""
 
 import asyncio
 import atexit
@@ -20,25 +20,25 @@ SPEC = ToolSpec(
     parameters={"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]},
 )
 GRACE_S = 30.0
-"""What a call may take besides its own limit before it counts as our failure: starting the interpreter is in it."""
-NOTHING_SHOWN = "(no output: print what you want to see)"
+"""Added to the code's time limit for the call's timeout, since starting the interpreter takes time."""
+NO_OUTPUT = "(no output: print what you want to see)"
 
 
 class PythonTool:
-    """One sandbox for all episodes, started at the first call."""
+    """One sandbox shared by all episodes, started by the first call."""
 
     spec = SPEC
 
     def __init__(self, limits: SandboxLimits, *, concurrency: int = 64) -> None:
         self.rules = ToolRules(timeout_s=limits.timeout_s + GRACE_S, concurrency=concurrency, retries=1)
         self._limits = limits
-        self._box: Sandbox | None = None
+        self._current: Sandbox | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = asyncio.Lock()
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         if arguments.keys() != {"code"} or not isinstance(arguments["code"], str):
-            raise ToolError('python takes one argument, "code", a text')
+            raise ToolError('python takes one argument, "code", a string')
         return {"code": arguments["code"]}
 
     @asynccontextmanager
@@ -53,22 +53,22 @@ class PythonTool:
         return (await self._sandbox()).session(seed)
 
     async def _sandbox(self) -> Sandbox:
-        """That of this event loop: one of a loop that has ended serves nobody any more."""
+        """The sandbox of the running event loop; one of an earlier loop is killed."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self.kill()
             self._loop, self._starting = loop, asyncio.Lock()
         async with self._starting:
-            if self._box is None:
-                self._box = await Sandbox.start(self._limits)
-                atexit.register(self._box.kill)
-            return self._box
+            if self._current is None:
+                self._current = await Sandbox.start(self._limits)
+                atexit.register(self._current.kill)
+            return self._current
 
     def kill(self) -> None:
-        if self._box is not None:
-            atexit.unregister(self._box.kill)
-            self._box.kill()
-            self._box = None
+        if self._current is not None:
+            atexit.unregister(self._current.kill)
+            self._current.kill()
+            self._current = None
 
 
 @dataclass(slots=True)
@@ -89,6 +89,6 @@ class PythonSession:
 
 
 def format_output(result: RunResult) -> str:
-    """What the agent sees: output, then the value of a last expression or what went wrong."""
+    """Output, then the value of the last expression or the error, as shown to the agent."""
     parts = [result.output.rstrip("\n"), result.value or "", result.error or ""]
-    return "\n".join(part for part in parts if part) or NOTHING_SHOWN
+    return "\n".join(part for part in parts if part) or NO_OUTPUT

@@ -1,9 +1,9 @@
-"""A tool's arguments in a few words, for prompts that have no room for a schema.
+"""A tool's JSON schema as a short signature, for prompts where the schema would be too long.
 
     quote(city, nights: integer = 1, unit: "C"|"F", by?: number)
 
-An argument without a type is a text; one with a default or a question mark may be left out. Schemas of servers may be
-of any kind and depth: what is nested deeper than a list or a choice is told by its outermost type.
+Arguments without a type are strings; those with a default or a question mark are optional. Servers' schemas can be
+arbitrarily nested: below a list or a union, only the outermost type is shown.
 """
 
 import json
@@ -12,78 +12,86 @@ from typing import Any
 
 from turnwise.core.messages import ToolSpec
 
-LONGEST = 60
-"""Characters of one type or default."""
-MOST_CHOICES = 8
-VALUES = {"string": "...", "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}
-"""What an example of a call gives, by type."""
+MAX_CHARS = 60
+"""Characters shown of a type or a default."""
+MAX_CHOICES = 8
+EXAMPLES = {"string": "...", "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}
+"""Values in an example call, by type."""
 
 Schema = Mapping[str, Any]
 
 
 def format_signature(spec: ToolSpec) -> str:
-    required, defined = spec.parameters.get("required", []), spec.parameters.get("$defs", {})
+    required, definitions = spec.parameters.get("required", []), spec.parameters.get("$defs", {})
     arguments = [
-        _argument(name, about, defined, needed=name in required)
-        for name, about in spec.parameters.get("properties", {}).items()
+        _format_argument(name, schema, definitions, required=name in required)
+        for name, schema in spec.parameters.get("properties", {}).items()
     ]
     return f"{spec.name}({', '.join(arguments)})"
 
 
 def example_arguments(spec: ToolSpec) -> dict[str, Any]:
-    """Those that must be given, each with a value of its type; all, where none must."""
-    properties, defined = spec.parameters.get("properties", {}), spec.parameters.get("$defs", {})
+    """Example values for the required arguments, or for all if none is required."""
+    properties, definitions = spec.parameters.get("properties", {}), spec.parameters.get("$defs", {})
     names = spec.parameters.get("required", []) or list(properties)
-    return {name: _value(_choices(properties.get(name, {}), defined)[0]) for name in names}
+    return {name: _example(_choices(properties.get(name, {}), definitions)[0]) for name in names}
 
 
-def _argument(name: str, about: Schema, defined: Schema, *, needed: bool) -> str:
-    kind = "|".join(dict.fromkeys(_type(each, defined) for each in _choices(about, defined)))
-    default = about.get("default")
-    mark = "?" if not needed and default is None else ""
-    typed = "" if kind == "string" else f": {_short(kind)}"
-    return f"{name}{mark}{typed}" + (f" = {_short(_json(default))}" if default is not None else "")
+def sole_text_argument(spec: ToolSpec) -> str | None:
+    """Name of the only required argument, if it is a string."""
+    properties, required = spec.parameters.get("properties", {}), spec.parameters.get("required", [])
+    names = required or list(properties)
+    is_text = len(names) == 1 and properties.get(names[0], {}).get("type") == "string"
+    return names[0] if is_text else None
 
 
-def _choices(about: Schema, defined: Schema) -> list[Schema]:
-    """Of a union the parts, as far as they are not null; else the schema itself."""
-    about = _found(about, defined)
-    parts = [each for key in ("anyOf", "oneOf") for each in about.get(key, ()) if isinstance(each, Mapping)]
-    found = [_found(each, defined) for each in parts[:MOST_CHOICES]]
-    return [each for each in found if each.get("type") != "null"] or [about]
+def _format_argument(name: str, schema: Schema, definitions: Schema, *, required: bool) -> str:
+    types = "|".join(dict.fromkeys(_format_type(choice, definitions) for choice in _choices(schema, definitions)))
+    default = schema.get("default")
+    mark = "?" if not required and default is None else ""
+    annotation = "" if types == "string" else f": {_shorten(types)}"
+    return f"{name}{mark}{annotation}" + (f" = {_shorten(_json(default))}" if default is not None else "")
 
 
-def _found(about: Schema, defined: Schema) -> Schema:
-    """The schema that is meant where one names another of the same tool, as that of an enumeration."""
-    meant = defined.get(str(about.get("$ref", "")).removeprefix("#/$defs/"))
-    return meant if isinstance(meant, Mapping) else about
+def _choices(schema: Schema, definitions: Schema) -> list[Schema]:
+    """Members of a union without null; otherwise the schema itself."""
+    schema = _resolve(schema, definitions)
+    members = [member for key in ("anyOf", "oneOf") for member in schema.get(key, ()) if isinstance(member, Mapping)]
+    resolved = [_resolve(member, definitions) for member in members[:MAX_CHOICES]]
+    return [member for member in resolved if member.get("type") != "null"] or [schema]
 
 
-def _type(about: Schema, defined: Schema) -> str:
-    items = about.get("items")
-    if about.get("type") == "array" and isinstance(items, Mapping):
-        return f"list of {_name(_found(items, defined))}"
-    return _name(about)
+def _resolve(schema: Schema, definitions: Schema) -> Schema:
+    """Follow a `$ref` into the tool's own `$defs`, as used for enumerations."""
+    target = definitions.get(str(schema.get("$ref", "")).removeprefix("#/$defs/"))
+    return target if isinstance(target, Mapping) else schema
 
 
-def _name(about: Schema) -> str:
-    """As JSON names it; the values themselves, where only some are allowed."""
-    if "enum" in about or "const" in about:
-        return "|".join(map(_json, about.get("enum", [about.get("const")])))
-    kinds = about.get("type", "any")
-    return kinds if isinstance(kinds, str) else "|".join(kind for kind in kinds if kind != "null")
+def _format_type(schema: Schema, definitions: Schema) -> str:
+    items = schema.get("items")
+    if schema.get("type") == "array" and isinstance(items, Mapping):
+        return f"list of {_type_name(_resolve(items, definitions))}"
+    return _type_name(schema)
 
 
-def _value(about: Schema) -> Any:
-    if "const" in about or about.get("enum"):
-        return about["const"] if "const" in about else about["enum"][0]
-    kinds = about.get("type", "string")
-    return VALUES.get(kinds if isinstance(kinds, str) else next(iter(kinds), ""), "...")
+def _type_name(schema: Schema) -> str:
+    """The JSON type, or the allowed values of an enumeration."""
+    if "enum" in schema or "const" in schema:
+        return "|".join(map(_json, schema.get("enum", [schema.get("const")])))
+    types = schema.get("type", "any")
+    return types if isinstance(types, str) else "|".join(name for name in types if name != "null")
+
+
+def _example(schema: Schema) -> Any:
+    if "const" in schema or schema.get("enum"):
+        return schema["const"] if "const" in schema else schema["enum"][0]
+    types = schema.get("type", "string")
+    return EXAMPLES.get(types if isinstance(types, str) else next(iter(types), ""), "...")
 
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+def _shorten(text: str) -> str:
+    return text if len(text) <= MAX_CHARS else f"{text[: MAX_CHARS - 3]}..."

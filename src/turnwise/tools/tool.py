@@ -1,6 +1,6 @@
-"""A tool: what the model is told of it, the rules by which it runs, and one episode's hold on it."""
+"""Protocols and types of tools: rules for running them, results, per-episode sessions."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol, runtime_checkable
@@ -12,49 +12,49 @@ from turnwise.core.messages import ToolSpec
 
 
 class ToolError(Exception):
-    """The agent's own mistake: its text is what the agent sees, and the episode goes on."""
+    """A mistake of the agent. The agent sees the message and the episode continues."""
 
 
 class ToolBug(Exception):
-    """A tool's own code broke, which is nothing that the agent did: where, and what, in one line."""
+    """The tool's own code failed, through no fault of the agent. The message is one line: location and error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolRules:
     timeout_s: Annotated[float, Field(gt=0)] = 30.0
-    """Of one call. It is our time-out, not the agent's fault: the call is tried again, then the episode is."""
+    """Per call. A timeout is not the agent's fault: the call is retried, then the episode."""
     concurrency: Positive = 64
-    """Calls at the same time, over all episodes."""
+    """Simultaneous calls over all episodes."""
     retries: Annotated[int, Field(ge=0)] = 2
-    """After a failure that is not the agent's. 0 for what must not happen twice."""
+    """Retries after a failure that is not the agent's fault. Use 0 for calls that must not run twice."""
     pure: bool = False
-    """Equal arguments give equal answers, whoever asks: answers are kept, and calls under way are shared."""
+    """Equal arguments give equal results in every episode: results are cached and concurrent calls are shared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
     text: str
-    """What the agent sees."""
+    """Shown to the agent."""
     failed: bool = False
-    """Through the agent's own fault."""
+    """The agent made a mistake."""
     reward: float = 0.0
-    """Of this call alone, where the tool judges it; part of the process rewards."""
+    """Reward of this call, if the tool assigns one; part of the process rewards."""
     over: bool = False
-    """The call ends the episode, as handing work in does."""
+    """The call ends the episode, for example by submitting an answer."""
     success: bool = False
-    """With `over`: it ends well."""
+    """With `over`: the episode ends in success."""
 
 
 class ToolSession(Protocol):
-    """One episode's hold on a tool, with its state."""
+    """One episode's session with a tool, including its state."""
 
     async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
-        """`arguments` were checked. Raises ToolError, or whatever broke."""
+        """Run the tool with validated arguments. Raises ToolError for the agent's mistakes, anything for failures."""
         ...
 
 
 class Tool(Protocol):
-    """One tool, known before any episode starts."""
+    """A tool known before any episode starts."""
 
     @property
     def spec(self) -> ToolSpec: ...
@@ -63,35 +63,44 @@ class Tool(Protocol):
     def rules(self) -> ToolRules: ...
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments as the tool takes them; a ToolError says in a few words what is wrong."""
+        """Validate the arguments and return them as the tool expects them. Raises ToolError."""
         ...
 
     def open(self, seed: int, state: Any) -> AbstractAsyncContextManager[ToolSession]:
-        """`seed`: the episode's own; `state`: what its environment shares with its tools, or None."""
+        """Open a session. `seed` belongs to the episode; `state` is shared by the environment and its tools."""
         ...
 
 
 class OpenTools(Protocol):
-    """One episode's tools of a source."""
+    """Tools of one source, opened for one episode."""
 
     @property
     def tools(self) -> Mapping[str, tuple[Tool, ToolSession]]:
-        """By name, as they are now: a server may change its list between two turns."""
+        """Tools by name. A server may change its list between two turns."""
         ...
 
 
 class ToolSource(Protocol):
-    """Gives an episode tools that are known only when it starts, as those of a server are."""
+    """Source of tools that are known only when an episode starts, such as those of a server."""
 
     def open_tools(self, seed: int, state: Any) -> AbstractAsyncContextManager[OpenTools]:
-        """Raises InfrastructureFailure where they cannot be had."""
+        """Open the source for one episode. Raises InfrastructureFailure if it is unavailable."""
+        ...
+
+
+@runtime_checkable
+class RemoteToolSource(Protocol):
+    """Tool source outside of this process."""
+
+    async def list_tool_names(self) -> Sequence[str]:
+        """Names of the tools that an episode would get. Raises UserError if the source is unavailable."""
         ...
 
 
 @runtime_checkable
 class NeedsServer(Protocol):
-    """A tool, a group of tools or a judge that asks somebody outside of this process."""
+    """Tool, group of tools or judge that depends on a server."""
 
     async def check_server(self) -> None:
-        """Once and in bounded time; raises a UserError, with the mend, where nobody answers as it should."""
+        """Check once, in bounded time, that the server works. Raises UserError with a fix if it does not."""
         ...

@@ -1,4 +1,4 @@
-"""Runs calls: side by side, in time, within their limits, tried again where that is right, kept where they are pure."""
+"""Run tool calls: concurrently, with timeouts, concurrency limits and retries, and cached for pure tools."""
 
 import asyncio
 import difflib
@@ -7,65 +7,76 @@ from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from turnwise.core.errors import FOREIGN_ERRORS, InfrastructureFailure, UserError, times
 from turnwise.core.messages import ToolCall, ToolSpec
 from turnwise.core.text_validation import broken_in
-from turnwise.tools.signature import example_arguments
-from turnwise.tools.tool import OpenTools, Tool, ToolBug, ToolError, ToolResult, ToolSession, ToolSource
+from turnwise.tools.signature import example_arguments, sole_text_argument
+from turnwise.tools.tool import (
+    OpenTools,
+    RemoteToolSource,
+    Tool,
+    ToolBug,
+    ToolError,
+    ToolResult,
+    ToolSession,
+    ToolSource,
+)
 
 CACHE_SIZE = 10_000
-"""Answers of pure tools."""
+"""Cached results of pure tools."""
 RETRY_DELAY_S = 0.1
-"""Before the first retry; doubled before each further one."""
+"""Delay before the first retry; doubled before each further one."""
 
 
 class ToolBox:
-    """The tools of a run, shared by all of its episodes. `open` gives an episode its hold on them."""
+    """The tools of a run, shared by all of its episodes. `open` opens them for one episode."""
 
     def __init__(self, tools: Sequence[Tool], sources: Sequence[ToolSource] = ()) -> None:
         self.tools, self._sources = {tool.spec.name: tool for tool in tools}, sources
         check_unique_names([tool.spec.name for tool in tools])
         self._limits: dict[str, asyncio.Semaphore] = {}
-        self._answers: OrderedDict[tuple[str, str], asyncio.Task[ToolResult]] = OrderedDict()
+        self._cache: OrderedDict[tuple[str, str], asyncio.Task[ToolResult]] = OrderedDict()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @asynccontextmanager
     async def open(self, seed: int, state: Any = None) -> AsyncIterator["EpisodeTools"]:
-        self._settle()
+        self._bind_to_loop()
         async with AsyncExitStack() as stack:
-            own = {
+            local = {
                 name: (tool, await stack.enter_async_context(tool.open(seed, state)))
                 for name, tool in self.tools.items()
             }
-            others = [await stack.enter_async_context(source.open_tools(seed, state)) for source in self._sources]
-            yield EpisodeTools(self, own, others)
+            sources = [await stack.enter_async_context(source.open_tools(seed, state)) for source in self._sources]
+            yield EpisodeTools(self, local, sources)
 
-    def _settle(self) -> None:
-        """Limits and answers under way belong to one event loop."""
+    def _bind_to_loop(self) -> None:
+        """Discard limits and cached tasks of an earlier event loop: they cannot be awaited in this one."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._loop = loop
             self._limits = {}
-            self._answers.clear()
+            self._cache.clear()
 
     async def run(self, tool: Tool, session: ToolSession, arguments: Mapping[str, Any], key: str) -> ToolResult:
+        """Call the tool, or return the cached result for `key` if the tool is pure."""
         if not tool.rules.pure:
-            return await self._tried(tool, session, arguments)
-        place = (tool.spec.name, key)
-        task = self._answers.get(place)
+            return await self._run_with_retries(tool, session, arguments)
+        cache_key = (tool.spec.name, key)
+        task = self._cache.get(cache_key)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            task = self._answers[place] = asyncio.ensure_future(self._tried(tool, session, arguments))
-        self._answers.move_to_end(place)
-        while len(self._answers) > CACHE_SIZE:
-            self._answers.popitem(last=False)
+            task = asyncio.ensure_future(self._run_with_retries(tool, session, arguments))
+            self._cache[cache_key] = task
+        self._cache.move_to_end(cache_key)
+        while len(self._cache) > CACHE_SIZE:
+            self._cache.popitem(last=False)
         return await asyncio.shield(task)  # another episode may be waiting for it
 
-    async def _tried(self, tool: Tool, session: ToolSession, arguments: Mapping[str, Any]) -> ToolResult:
+    async def _run_with_retries(self, tool: Tool, session: ToolSession, arguments: Mapping[str, Any]) -> ToolResult:
         rules, name = tool.rules, tool.spec.name
         limit = self._limits.setdefault(name, asyncio.Semaphore(rules.concurrency))
-        last = ""
+        failure = ""
         for attempt in range(rules.retries + 1):
             if attempt:
                 await asyncio.sleep(RETRY_DELAY_S * 2 ** (attempt - 1))
@@ -77,39 +88,39 @@ class ToolBox:
             except (UserError, InfrastructureFailure):
                 raise
             except TimeoutError:
-                last = f"took longer than {rules.timeout_s:g} s"
+                failure = f"took longer than {rules.timeout_s:g} s"
             except ToolBug as error:
-                last = str(error)
+                failure = str(error)
             except FOREIGN_ERRORS as error:
-                last = f"{type(error).__name__}: {error}"
-        raise InfrastructureFailure(f"the tool {name}: {last}, {times(rules.retries + 1)}")
+                failure = f"{type(error).__name__}: {error}"
+        raise InfrastructureFailure(f"the tool {name}: {failure}, {times(rules.retries + 1)}")
 
 
 class EpisodeTools:
-    """One episode's hold on the tools."""
+    """The tools of one episode, with the sessions that hold their state."""
 
     def __init__(
-        self, box: ToolBox, own: Mapping[str, tuple[Tool, ToolSession]], others: Sequence[OpenTools] = ()
+        self, box: ToolBox, local: Mapping[str, tuple[Tool, ToolSession]], sources: Sequence[OpenTools] = ()
     ) -> None:
-        self._box, self._own, self._others = box, own, others
-        self._tools()  # names that clash are told at the start
+        self._box, self._local, self._sources = box, local, sources
+        self._tools()  # raises on duplicate names
 
     def _tools(self) -> dict[str, tuple[Tool, ToolSession]]:
-        """By name, as they are now."""
-        served = [each for source in self._others for each in source.tools.items()]
-        check_unique_names([*self._own, *(name for name, _ in served)])
-        return dict([*self._own.items(), *served])
+        """Tools by name, including the current ones of each source."""
+        remote = [item for source in self._sources for item in source.tools.items()]
+        check_unique_names([*self._local, *(name for name, _ in remote)])
+        return dict([*self._local.items(), *remote])
 
     @property
     def specs(self) -> tuple[ToolSpec, ...]:
         return tuple(tool.spec for tool, _ in self._tools().values())
 
     async def run(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """A call that is not the agent's, as of a reward that checks an answer by doing."""
+        """Call a tool on behalf of the environment or a reward, not of the agent."""
         return await self.call(ToolCall(name=name, arguments=json.dumps(dict(arguments))))
 
     async def call_all(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        """Side by side, answered in their order. One that breaks ends the others: the episode is run again."""
+        """Run calls concurrently and return results in order. A failure cancels the others: the episode restarts."""
         if len(calls) == 1:
             return [await self.call(calls[0])]
         try:
@@ -122,39 +133,45 @@ class EpisodeTools:
     async def call(self, call: ToolCall) -> ToolResult:
         tools = self._tools()
         if call.name not in tools:
-            return ToolResult(text=_unknown(call.name, tools), failed=True)
+            return ToolResult(text=_unknown_tool(call.name, tools), failed=True)
         tool, session = tools[call.name]
         try:
-            arguments = tool.check(_whole(_object(call.arguments, tool.spec)))
+            arguments = tool.check(_check_text(_parse_arguments(call.arguments, tool.spec)))
         except ToolError as error:
             return ToolResult(text=f"{call.name}: {error}", failed=True)
         key = json.dumps(arguments, sort_keys=True, default=repr)
         return await self._box.run(tool, session, arguments, key)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolServers:
+    """The tool servers of one environment. Implements `NeedsServer`."""
+
+    local_names: Sequence[str]
+    """Names of tools that do not come from a server."""
+    sources: Sequence[RemoteToolSource]
+
+    async def check_server(self) -> None:
+        """Check that all servers work and that no two tools have the same name."""
+        remote = await asyncio.gather(*(source.list_tool_names() for source in self.sources))
+        check_unique_names([*self.local_names, *(name for names in remote for name in names)])
+
+
 def check_unique_names(names: Iterable[str]) -> None:
-    """Two tools of one name: whichever the agent means, one of them cannot be called."""
+    """Raise UserError if two tools have the same name: the agent could call only one of them."""
     for name, count in Counter(names).items():
         if count > 1:
-            raise UserError(f'two tools are called "{name}": rename one, with name in a table, or prefix of a server')
+            raise UserError(f'two tools are called "{name}": rename one with name = "...", or set prefix for a server')
 
 
-def _unknown(name: str, tools: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, tools, n=1)
-    mend = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(tools)}."
-    return f"There is no tool {name[:60]!r}. {mend}"
+def _unknown_tool(name: str, tools: Iterable[str]) -> str:
+    similar = difflib.get_close_matches(name, tools, n=1)
+    hint = f"Did you mean {similar[0]}?" if similar else f"There are: {', '.join(tools)}."
+    return f"There is no tool {name[:60]!r}. {hint}"
 
 
-def sole_text_argument(spec: ToolSpec) -> str | None:
-    """The name of a tool's only argument that must be given, if that is a text."""
-    properties, required = spec.parameters.get("properties", {}), spec.parameters.get("required", [])
-    names = required or list(properties)
-    is_text = len(names) == 1 and properties.get(names[0], {}).get("type") == "string"
-    return names[0] if is_text else None
-
-
-def _object(text: str, spec: ToolSpec) -> dict[str, Any]:
-    """The arguments. Of a tool that must be given one text and nothing else, that text may stand alone."""
+def _parse_arguments(text: str, spec: ToolSpec) -> dict[str, Any]:
+    """Parse the JSON object. If the tool's only required argument is a string, plain text stands for that argument."""
     name = sole_text_argument(spec)
     if name is not None and not text.lstrip().startswith("{"):
         return {name: text}
@@ -162,36 +179,14 @@ def _object(text: str, spec: ToolSpec) -> dict[str, Any]:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         example = json.dumps(example_arguments(spec), ensure_ascii=False)
-        raise ToolError(f"the arguments are no valid JSON ({str(error)[:80]}): give {example[:200]}") from error
+        raise ToolError(f"the arguments are not valid JSON ({str(error)[:80]}): give {example[:200]}") from error
     if not isinstance(value, dict):
         raise ToolError("the arguments must be an object")
     return value
 
 
-def _whole(arguments: dict[str, Any]) -> dict[str, Any]:
-    """What no server could be sent is the agent's mistake, and told before anything is sent."""
-    if (broken := broken_in(arguments)) is not None:
-        raise ToolError(f"the arguments hold {broken}: leave it out")
+def _check_text(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Reject characters that no server accepts. They are the agent's mistake, not a failure of the server."""
+    if (problem := broken_in(arguments)) is not None:
+        raise ToolError(f"the arguments contain {problem}: leave it out")
     return arguments
-
-
-@runtime_checkable
-class RemoteToolSource(Protocol):
-    """A source of tools that asks somebody outside of this process for them."""
-
-    async def list_tool_names(self) -> Sequence[str]:
-        """Of the tools that it would give an episode; a UserError, with the mend, where it would give none."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolServers:
-    """A `NeedsServer`: all servers of one environment are there, and no two tools have one name."""
-
-    local_names: Sequence[str]
-    """Names of the tools that no server gives."""
-    sources: Sequence[RemoteToolSource]
-
-    async def check_server(self) -> None:
-        served = await asyncio.gather(*(source.list_tool_names() for source in self.sources))
-        check_unique_names([*self.local_names, *(name for names in served for name in names)])

@@ -1,1 +1,1 @@
-"""SQLite queries as a tool: read-only, within limits of time, rows and memory."""
+"""SQLite queries as a tool: read-only, with limits on time, rows and memory."""

@@ -1,10 +1,9 @@
-"""Runs one query, read-only, within limits of time, steps, rows and memory.
+"""Run one query read-only, with limits on time, steps, rows and memory.
 
-Every query has a connection of its own, opened and closed by the thread that runs it (about a third of a
-millisecond for all of this): nothing that it does outlives it, and no two episodes share anything. A query that SQLite
-does not end in time is left to its thread, which ends some seconds later; nobody waits for it. A database is a file,
-which is opened for reading only, or its bytes as `sqlite3.Connection.serialize` gives them, of which the query sees a
-copy.
+Each query has its own connection, opened and closed in the thread that runs it (about 0.3 ms in all), so it leaves
+nothing behind and shares nothing with other episodes. If SQLite does not stop a query in time, its thread is abandoned
+and ends some seconds later. A database is a file, opened read-only, or the bytes from `sqlite3.Connection.serialize`,
+of which each query gets a copy.
 """
 
 import re
@@ -26,22 +25,36 @@ from turnwise.tools.tool import ToolError
 Database = Path | bytes
 SqlValue = None | int | float | str | bytes
 Schema = dict[str, tuple[str, ...]]
-"""Columns by table; views are tables here."""
-Given = TypeVar("Given")
+"""Columns by table or view."""
+Value = TypeVar("Value")
 
 HEAP_BYTES = 64 << 20
-"""Of all of SQLite in this process together: it has no other limit. Once set, it stays."""
+"""Heap limit for all of SQLite in this process (there is no smaller scope). It stays set once it has been set."""
 BUSY_S = 1.0
-"""How long a writer may hold the file before that counts as a failure."""
+"""How long to wait for a writer's lock on the file."""
 LATE_S = 5.0
-"""How much longer than its limit a query is waited for: on a busy machine the clock is looked at late."""
-PATIENCE_S = 30.0
-"""How long other work that needs the memory waits for all queries to end."""
+"""Wait for a query beyond its own limit: on a busy machine SQLite checks the clock late."""
+EXCLUSIVE_WAIT_S = 30.0
+"""How long `run_beside_queries` waits for running queries when it needs all of the memory."""
 MAX_COUNTED_ROWS = 10_000
-"""Rows beyond those that are kept, which are only counted: there may be no end of them."""
-WAKE = "SELECT 1 FROM json_each('[]'), json_tree('[]'), pragma_table_info('')"
-"""Built-in tables declare themselves when they are first used, which the guard would take for a CREATE."""
+"""Rows beyond the kept ones that are counted; a query can return endlessly many."""
+LOAD_BUILTIN_TABLES = "SELECT 1 FROM json_each('[]'), json_tree('[]'), pragma_table_info('')"
+"""Built-in tables declare themselves on first use, which the guard would take for CREATE."""
 TABLES = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
+
+AGENTS_FAULT = frozenset(
+    {
+        sqlite3.SQLITE_ERROR,
+        sqlite3.SQLITE_AUTH,
+        sqlite3.SQLITE_TOOBIG,
+        sqlite3.SQLITE_INTERRUPT,
+        sqlite3.SQLITE_MISMATCH,
+        sqlite3.SQLITE_RANGE,
+    }
+)
+"""Error codes caused by the query. Others (locked, corrupt, missing file) are not the agent's fault."""
+MISSING = re.compile(r"^no such (table|column): (.*)$", re.DOTALL)
+MAX_ERROR_CHARS = 300
 
 _memory_lock = SharedLock()
 
@@ -50,15 +63,15 @@ _memory_lock = SharedLock()
 class SqlLimits:
     timeout_s: float = 5.0
     max_steps: int = 20_000_000
-    """Of SQLite's machine, about a second: what is stopped by these is stopped alike on a busy and on an idle one."""
+    """Steps of SQLite's virtual machine, about one second. Unlike the timeout, this limit does not depend on load."""
     max_rows: int = 50
-    """Kept; some of those beyond are counted."""
+    """Rows kept; further ones are only counted."""
     max_columns: int = 50
     max_value: int = 10_000
-    """Bytes of one text or blob, whether it is read or made, and of one row. What it is for: on these no function takes
-    more than about a millisecond, and nothing interrupts a function."""
+    """Bytes per text, blob and row, read or computed. Nothing can interrupt an SQL function; on values of this size
+    each takes at most about a millisecond."""
     max_bytes: int = 1_000_000
-    """Of all texts and blobs that are kept."""
+    """Total bytes of texts and blobs kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +79,7 @@ class QueryResult:
     columns: tuple[str, ...]
     rows: tuple[tuple[SqlValue, ...], ...]
     omitted_rows: int = 0
-    """Rows that were not kept; beyond `MAX_COUNTED_ROWS` they are not counted either."""
+    """Rows not kept; counted up to `MAX_COUNTED_ROWS`."""
 
     @property
     def complete(self) -> bool:
@@ -74,11 +87,11 @@ class QueryResult:
 
 
 def run_query(database: Database, query: str, limits: SqlLimits) -> QueryResult:
-    """Blocks, no longer than the limit and a little; call it in a thread.
+    """Run a query; blocks until its time limit at most, so call it in a thread.
 
-    ToolError: the query is at fault, also where it takes too long. Anything else: the database cannot be read.
-
-    The memory is SQLite's as a whole, so a query that runs out of it may suffer for another: it runs again alone.
+    Raises ToolError if the query is at fault, including when it takes too long; any other exception means that the
+    database cannot be read. SQLite's heap limit is shared by all queries, so a query that runs out of memory is run
+    again on its own before it is blamed.
     """
     try:
         return _run_in_time(_memory_lock.shared, database, query, limits)
@@ -90,10 +103,10 @@ def run_query(database: Database, query: str, limits: SqlLimits) -> QueryResult:
         raise ToolError("The query needs too much memory: select less.") from None
 
 
-def run_beside_queries(work: Callable[[], Given]) -> Given:
-    """For other work with SQLite in this process: where a query has taken all of its memory it is done again, alone.
+def run_beside_queries(work: Callable[[], Value]) -> Value:
+    """Run other SQLite work in this process; if queries have used up the memory, run it again on its own.
 
-    It blocks while another is alone. What is done twice must give the same twice.
+    Blocks while a query runs exclusively. `work` must be repeatable.
     """
     try:
         with _memory_lock.shared():
@@ -101,45 +114,45 @@ def run_beside_queries(work: Callable[[], Given]) -> Given:
     except (MemoryError, sqlite3.Error) as error:
         if not is_out_of_memory(error):
             raise
-    with _memory_lock.exclusive(PATIENCE_S):
+    with _memory_lock.exclusive(EXCLUSIVE_WAIT_S):
         return work()
 
 
-def _run_in_time(
-    gate: Callable[[], AbstractContextManager[None]], database: Database, query: str, limits: SqlLimits
-) -> QueryResult:
-    """Its time begins when it is let in: to wait for others is no fault of the query's."""
-    began = threading.Event()
-
-    def work() -> QueryResult:
-        with gate():
-            began.set()
-            return _run(database, query, limits)
-
-    done = run_in_daemon_thread(work)
-    done.add_done_callback(lambda _: began.set())  # also where it breaks before it begins
-    began.wait()
-    try:
-        return done.result(limits.timeout_s + LATE_S)
-    except TimeoutError:
-        if done.done():  # it was the database's own
-            raise
-        raise ToolError(TOO_LONG) from None
-
-
 def read_schema(database: Database) -> Schema:
-    """What a query can read. Raises sqlite3.Error or OSError where that cannot be told."""
+    """Read tables and columns. Raises sqlite3.Error or OSError if the database cannot be read."""
     with closing(_connect(database)) as connection:
         return {table: _columns(connection, table) for table in _tables(connection)}
+
+
+def _run_in_time(
+    lock: Callable[[], AbstractContextManager[None]], database: Database, query: str, limits: SqlLimits
+) -> QueryResult:
+    """Run in a thread. The time limit starts once the lock is held, so waiting for others does not count."""
+    started = threading.Event()
+
+    def work() -> QueryResult:
+        with lock():
+            started.set()
+            return _run(database, query, limits)
+
+    future = run_in_daemon_thread(work)
+    future.add_done_callback(lambda _: started.set())  # also if it fails before it starts
+    started.wait()
+    try:
+        return future.result(limits.timeout_s + LATE_S)
+    except TimeoutError:
+        if future.done():  # raised by the database itself
+            raise
+        raise ToolError(TOO_LONG) from None
 
 
 def _run(database: Database, query: str, limits: SqlLimits) -> QueryResult:
     with closing(_connect(database)) as connection, closing(FunctionOverrides(limits.max_value)) as functions:
         tables = _tables(connection)
-        functions.replace(connection, query)
+        functions.install(connection, query)
         set_connection_limits(connection, max_value=limits.max_value, max_columns=limits.max_columns)
         guard = QueryGuard(tables, timeout_s=limits.timeout_s, max_steps=limits.max_steps)
-        guard.watch(connection)
+        guard.install(connection)
         try:
             return _fetch(connection.execute(query), limits)
         except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
@@ -155,34 +168,34 @@ def _run(database: Database, query: str, limits: SqlLimits) -> QueryResult:
 
 
 def _connect(database: Database) -> sqlite3.Connection:
-    place = ":memory:" if isinstance(database, bytes) else _address(database)
-    connection = sqlite3.connect(place, uri=True, timeout=BUSY_S, isolation_level=None, cached_statements=0)
+    address = ":memory:" if isinstance(database, bytes) else _read_only_uri(database)
+    connection = sqlite3.connect(address, uri=True, timeout=BUSY_S, isolation_level=None, cached_statements=0)
     try:
-        if isinstance(database, bytes) and database:  # one without tables has no bytes, which Python cannot read
+        if isinstance(database, bytes) and database:  # a database without tables is empty, which Python cannot load
             connection.deserialize(database)
-        connection.text_factory = _text
+        connection.text_factory = _decode
         for setting in (f"hard_heap_limit = {HEAP_BYTES}", "temp_store = memory", "trusted_schema = off"):
             connection.execute(f"PRAGMA {setting}")
         connection.execute("PRAGMA query_only = on")
-        connection.execute(WAKE)
+        connection.execute(LOAD_BUILTIN_TABLES)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def _address(file: Path) -> str:
-    """`immutable` where the file is in WAL mode and nothing waits in its log: reading it would else write files.
+def _read_only_uri(file: Path) -> str:
+    """URI for reading. `immutable` for a file in WAL mode with an empty log, since reading it would write files.
 
-    Elsewhere SQLite's locks are kept, so that a writer beside us is noticed.
+    Otherwise SQLite's locks stay on, so that a concurrent writer is noticed.
     """
     if not file.is_file():
         raise InfrastructureFailure(f"there is no database {file}")
-    with file.open("rb") as opened:
-        in_wal_mode = opened.read(20)[18:20] == b"\2\2"
+    with file.open("rb") as stream:
+        in_wal_mode = stream.read(20)[18:20] == b"\2\2"
     log = file.with_name(f"{file.name}-wal")
-    still = in_wal_mode and not (log.is_file() and log.stat().st_size)
-    return f"{file.resolve().as_uri()}?mode=ro{'&immutable=1' * still}"
+    immutable = in_wal_mode and not (log.is_file() and log.stat().st_size)
+    return f"{file.resolve().as_uri()}?mode=ro{'&immutable=1' * immutable}"
 
 
 def _tables(connection: sqlite3.Connection) -> list[str]:
@@ -190,7 +203,7 @@ def _tables(connection: sqlite3.Connection) -> list[str]:
 
 
 def _columns(connection: sqlite3.Connection, table: str) -> tuple[str, ...]:
-    """None of a view whose own tables are gone: that is no reason not to tell of the others."""
+    """Columns of a table; none for a view whose tables are gone, so that the other tables can still be listed."""
     try:
         return tuple(str(name) for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (table,)))
     except sqlite3.OperationalError as error:
@@ -201,42 +214,28 @@ def _columns(connection: sqlite3.Connection, table: str) -> tuple[str, ...]:
 
 def _fetch(cursor: sqlite3.Cursor, limits: SqlLimits) -> QueryResult:
     if cursor.description is None:
-        raise ToolError("That is no query: write a SELECT.")
+        raise ToolError("That is not a query: write a SELECT.")
     kept: list[tuple[SqlValue, ...]] = []
-    size, more = 0, 0
+    size, omitted = 0, 0
     for row in cursor:
-        size += sum(len(cell) for cell in row if isinstance(cell, str | bytes))
-        if not more and len(kept) < limits.max_rows and size <= limits.max_bytes:
+        size += sum(len(value) for value in row if isinstance(value, str | bytes))
+        if not omitted and len(kept) < limits.max_rows and size <= limits.max_bytes:
             kept.append(row)
         else:
-            more += 1
-        if more > MAX_COUNTED_ROWS:
+            omitted += 1
+        if omitted > MAX_COUNTED_ROWS:
             break
-    return QueryResult(columns=tuple(column[0] for column in cursor.description), rows=tuple(kept), omitted_rows=more)
+    columns = tuple(column[0] for column in cursor.description)
+    return QueryResult(columns=columns, rows=tuple(kept), omitted_rows=omitted)
 
 
-def _text(stored: bytes) -> str:
-    """A database may hold any bytes as text."""
+def _decode(stored: bytes) -> str:
+    """Decode text, which SQLite does not check to be UTF-8."""
     return stored.decode("utf-8", errors="replace")
 
 
-AGENTS_FAULT = frozenset(
-    {
-        sqlite3.SQLITE_ERROR,
-        sqlite3.SQLITE_AUTH,
-        sqlite3.SQLITE_TOOBIG,
-        sqlite3.SQLITE_INTERRUPT,
-        sqlite3.SQLITE_MISMATCH,
-        sqlite3.SQLITE_RANGE,
-    }
-)
-"""Kinds of error that a query brings about. Of others (locked, corrupt, no such file) it is innocent."""
-MISSING = re.compile(r"^no such (table|column): (.*)$", re.DOTALL)
-LONGEST = 300
-
-
 def is_agents_fault(error: Exception) -> bool:
-    """What never reached SQLite (two statements, too many words, half a character) is the query's fault."""
+    """Whether the query caused the error. Errors raised before SQLite sees the query, such as two statements, count."""
     code = getattr(error, "sqlite_errorcode", None)
     if code is not None:
         return code & 0xFF in AGENTS_FAULT
@@ -244,39 +243,33 @@ def is_agents_fault(error: Exception) -> bool:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """SQLite ran out of memory, whether Python sees that by itself or not."""
-    out_of_it = (sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_IOERR_NOMEM)
-    return isinstance(error, MemoryError) or getattr(error, "sqlite_errorcode", None) in out_of_it
+    codes = (sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_IOERR_NOMEM)
+    return isinstance(error, MemoryError) or getattr(error, "sqlite_errorcode", None) in codes
 
 
 def explain_error(error: Exception, schema: Mapping[str, Sequence[str]]) -> str:
-    """One line; a name that does not exist comes with the nearest that does."""
+    """One line for the agent; an unknown name comes with the closest known one."""
     if isinstance(error, UnicodeError):
-        return "The query holds half a character."
-    said = str(error)[:LONGEST]
-    missing = MISSING.match(said)
+        return "The query contains an unpaired surrogate."
+    message = str(error)[:MAX_ERROR_CHARS]
+    missing = MISSING.match(message)
     if missing is None:
-        return _about(error, said)
+        is_denied = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_AUTH
+        return f"{message}: only reading is allowed" if is_denied else f"error: {message}"
     kind, name = missing.groups()
-    bare, names = name.rpartition(".")[2], _names(kind, name, schema)
-    return f"{said}:{_elsewhere(bare, schema) if bare in names else nearest(bare, names)}"
+    column, names = name.rpartition(".")[2], _known_names(kind, name, schema)
+    return f"{message}:{_tables_with(column, schema) if column in names else nearest(column, names)}"
 
 
-def _about(error: Exception, said: str) -> str:
-    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_AUTH:
-        return f"{said}: only reading is allowed"
-    return f"error: {said}"
-
-
-def _names(kind: str, name: str, schema: Mapping[str, Sequence[str]]) -> list[str]:
-    """Tables; or columns, those of the table that was named, else of all."""
+def _known_names(kind: str, name: str, schema: Mapping[str, Sequence[str]]) -> list[str]:
+    """All tables; or the columns of the named table, or of all tables if it is unknown."""
     if kind == "table":
         return list(schema)
     table = name.rpartition(".")[0].lower()
-    own = [column for known, columns in schema.items() if known.lower() == table for column in columns]
-    return own or [column for columns in schema.values() for column in columns]
+    columns = [column for known, columns in schema.items() if known.lower() == table for column in columns]
+    return columns or [column for columns in schema.values() for column in columns]
 
 
-def _elsewhere(column: str, schema: Mapping[str, Sequence[str]]) -> str:
-    """The column exists, but not where the query looked."""
+def _tables_with(column: str, schema: Mapping[str, Sequence[str]]) -> str:
+    """Hint for a column that exists, but not in the tables of the query."""
     return f" it is in {', '.join(table for table, columns in schema.items() if column in columns)}"

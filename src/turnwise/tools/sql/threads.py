@@ -1,4 +1,4 @@
-"""Many at a time, or one alone: for work that shares something which one of them may use up."""
+"""Threads for SQL queries: a shared/exclusive lock, and daemon threads that nothing has to wait for."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -6,17 +6,21 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TypeVar
 
+Value = TypeVar("Value")
+
 
 class SharedLock:
+    """Lock with many shared holders or one exclusive holder."""
+
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._running = 0
         self._closed = False
-        """Somebody is alone, or waits until he is: nobody else begins."""
+        """The lock is held exclusively, or someone waits for that: no shared holder is admitted."""
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Waits while somebody is alone."""
+        """Wait until no one holds or awaits the lock exclusively."""
         with self._changed:
             self._changed.wait_for(lambda: not self._closed)
             self._running += 1
@@ -28,12 +32,12 @@ class SharedLock:
                 self._changed.notify_all()
 
     @contextmanager
-    def exclusive(self, patience_s: float) -> Iterator[None]:
-        """Waits until all others are through, each of whom has so long; one that hangs is no longer waited for."""
+    def exclusive(self, timeout_s: float) -> Iterator[None]:
+        """Wait until the shared holders are done; after `timeout_s`, ignore those that hang."""
         with self._changed:
             self._changed.wait_for(lambda: not self._closed)
             self._closed = True
-            self._changed.wait_for(lambda: not self._running, timeout=patience_s)
+            self._changed.wait_for(lambda: not self._running, timeout=timeout_s)
         try:
             yield
         finally:
@@ -42,16 +46,13 @@ class SharedLock:
                 self._changed.notify_all()
 
 
-Given = TypeVar("Given")
-
-
-def run_in_daemon_thread(work: Callable[[], Given]) -> Future[Given]:
-    """Starts at once, however many others there are; one that hangs keeps its thread and nothing else.
+def run_in_daemon_thread(work: Callable[[], Value]) -> Future[Value]:
+    """Run `work` in a thread of its own, however many there are. One that hangs blocks nothing, not even the exit.
 
     A coroutine awaits it with `asyncio.wrap_future`.
     """
-    future: Future[Given] = Future()
-    future.set_running_or_notify_cancel()  # from now on nobody can cancel it, so that its end can always be told
+    future: Future[Value] = Future()
+    future.set_running_or_notify_cancel()  # cannot be cancelled any more, so its result can always be set
 
     def run() -> None:
         try:

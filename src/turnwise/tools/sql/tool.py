@@ -1,4 +1,4 @@
-"""The tool `sql`: queries on a SQLite database, read-only in truth."""
+"""The tool `sql`: read-only queries on a SQLite database, with results as a text table."""
 
 import re
 import sqlite3
@@ -25,31 +25,37 @@ from turnwise.tools.sql.query import (
 from turnwise.tools.tool import Tool
 
 GRACE_S = 30.0
-"""What a call may take besides the limits of queries before it counts as our failure."""
+"""Added to the time that queries may take for the timeout of a call."""
 CONCURRENCY = 8
-"""Threads at the same time: more of them share the same few cores."""
-LONGEST_SCHEMA = 1500
+"""Queries at the same time; more threads would share the same few cores."""
+MAX_SCHEMA_CHARS = 1500
+CELL_SEPARATOR = " | "
+MAX_CELL_CHARS = 100
+FENCED_BLOCK = re.compile(
+    r"```(?:(?!select\b|with\b|values\b)[\w+-]*[ \t]*\n|(?:sqlite|sql)\b)?(.*?)```", re.DOTALL | re.IGNORECASE
+)
+"""Fenced block with or without the name of a language."""
 
 
 class SqlOptions(BaseModel):
-    """What a recipe says of the tool."""
+    """Settings of the tool in a recipe."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     database: Path
-    """A SQLite file. It is opened for reading only."""
+    """SQLite file, opened read-only."""
     name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")] = "sql"
-    """What the model calls the tool: two databases are two tools, by two names."""
+    """Name by which the model calls the tool. Two databases are two tools with different names."""
     max_rows: Positive = 20
     """Rows of a result that are shown."""
     max_value: Annotated[int, Field(ge=1_000, le=1_000_000)] = SqlLimits().max_value
-    """Bytes of one row. Longer ones cannot be read; with a higher limit one query may keep a core for longer."""
+    """Maximum bytes of a row; longer ones cannot be read. With a higher limit a query can occupy a core for longer."""
     timeout_s: Annotated[float, Field(gt=0, le=600)] = 5.0
-    """Of one query."""
+    """Per query."""
 
 
 def make_sql_tool(options: Mapping[str, Any]) -> Tool:
-    """A database that cannot be read is the user's to mend, before anything starts."""
+    """Create the tool. Raises UserError if the database cannot be read."""
     checked = read_options(SqlOptions, options, "the tool sql")
     database = checked.database.expanduser()
     limits = SqlLimits(timeout_s=checked.timeout_s, max_rows=checked.max_rows, max_value=checked.max_value)
@@ -59,71 +65,73 @@ def make_sql_tool(options: Mapping[str, Any]) -> Tool:
         return format_table(run_query(database, query, limits))
 
     sql.__name__ = checked.name
-    sql.__doc__ = f"Runs a query on a SQLite database, read-only. Tables: {_tables(_schema(database))}"
+    sql.__doc__ = f"Runs a query on a SQLite database, read-only. Tables: {_format_schema(_check_database(database))}"
     return from_function(sql)
 
 
 def max_call_seconds(limits: SqlLimits) -> float:
-    """What a call may take: one query may have to wait until all others at its side have each been run alone."""
+    """Longest duration of a call: it may wait until each of the concurrent queries has run exclusively."""
     return (CONCURRENCY + 1) * (limits.timeout_s + LATE_S) + GRACE_S
 
 
-def _schema(database: Path) -> Schema:
+def _check_database(database: Path) -> Schema:
     try:
         return read_schema(database)
     except (sqlite3.Error, OSError, InfrastructureFailure) as error:
         raise UserError(f"the tool sql cannot read {database} ({error}): give a SQLite file") from error
 
 
-def _tables(schema: Schema) -> str:
+def _format_schema(schema: Schema) -> str:
     text = ", ".join(f"{table}({', '.join(columns)})" for table, columns in schema.items()) or "none"
-    return text if len(text) <= LONGEST_SCHEMA else f"{text[:LONGEST_SCHEMA]}..."
+    return text if len(text) <= MAX_SCHEMA_CHARS else f"{text[:MAX_SCHEMA_CHARS]}..."
 
 
-SEPARATOR = " | "
-MAX_CELL = 100
-"""Characters."""
+def extract_query(answer: str) -> str:
+    """The query in a model's answer: the last fenced block, or the whole text if there is none."""
+    blocks = FENCED_BLOCK.findall(answer)
+    return str(blocks[-1] if blocks else answer).strip().removesuffix(";")
 
 
-def format_table(rows: QueryResult, max_cell: int = MAX_CELL) -> str:
-    """
+def format_table(result: QueryResult, max_cell: int = MAX_CELL_CHARS) -> str:
+    """Format a result with one line per row, so that different values never look the same.
+
     name | age
     Ann | 31
     Bob | NULL
     ... 7 more rows
     """
-    lines = [SEPARATOR.join(_cut(_line(name), max_cell) for name in rows.columns)]
-    lines += [SEPARATOR.join(_cell(cell, max_cell) for cell in row) for row in rows.rows]
-    if rows.omitted_rows:
-        lines.append(f"... {_count(rows.omitted_rows)}")
-    elif not rows.rows:
+    lines = [CELL_SEPARATOR.join(_truncate(_escape_newlines(name), max_cell) for name in result.columns)]
+    lines += [CELL_SEPARATOR.join(_format_cell(value, max_cell) for value in row) for row in result.rows]
+    if result.omitted_rows:
+        lines.append(f"... {_format_count(result.omitted_rows)}")
+    elif not result.rows:
         lines.append("(no rows)")
     return "\n".join(lines)
 
 
-def _count(more: int) -> str:
-    if more > MAX_COUNTED_ROWS:
+def _format_count(omitted: int) -> str:
+    if omitted > MAX_COUNTED_ROWS:
         return f"more than {MAX_COUNTED_ROWS} more rows"
-    return f"{more} more row{'s' * (more != 1)}"
+    return f"{omitted} more row{'s' * (omitted != 1)}"
 
 
-def _cell(value: SqlValue, max_cell: int) -> str:
+def _format_cell(value: SqlValue, max_cell: int) -> str:
     if value is None:
         return "NULL"
     if isinstance(value, bytes):
-        return _cut(f"x'{value[:max_cell].hex()}'", max_cell)
+        return _truncate(f"x'{value[:max_cell].hex()}'", max_cell)
     if isinstance(value, str):
-        return _cut(_quoted(value[: max_cell + 1]), max_cell)
+        return _truncate(_quote(value[: max_cell + 1]), max_cell)
     return repr(value)
 
 
-def _quoted(text: str) -> str:
-    """Bare, unless it could be taken for NULL, a number, nothing, two cells or two rows."""
+def _quote(text: str) -> str:
+    """Quote a text that could be mistaken for NULL, a number, an empty cell, two cells or two rows."""
     plain = text and text == text.strip() and text[0] not in "'.(" and "|" not in text and len(text.splitlines()) == 1
     if plain and text.upper() != "NULL" and not _is_number(text):
         return text
     quoted = text.replace("'", "''")
-    return _line(f"'{quoted}'")
+    return _escape_newlines(f"'{quoted}'")
 
 
 def _is_number(text: str) -> bool:
@@ -134,22 +142,9 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _line(text: str) -> str:
-    """Without breaks, which would make two rows of one."""
+def _escape_newlines(text: str) -> str:
     return "\\n".join(text.splitlines())
 
 
-def _cut(text: str, limit: int) -> str:
+def _truncate(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:limit]}..."
-
-
-BLOCK = re.compile(
-    r"```(?:(?!select\b|with\b|values\b)[\w+-]*[ \t]*\n|(?:sqlite|sql)\b)?(.*?)```", re.DOTALL | re.IGNORECASE
-)
-"""With the name of a language, or with none."""
-
-
-def extract_query(answer: str) -> str:
-    """The last fenced block, or all of it where there is none."""
-    blocks = BLOCK.findall(answer)
-    return str(blocks[-1] if blocks else answer).strip().removesuffix(";")
