@@ -14,10 +14,8 @@ from typing import Any
 from turnwise.core.messages import assistant
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Group, Status, Stop, Trajectory, Turn
-from turnwise.rewards.judge.bench import Bench
-from turnwise.rewards.judge.budget import Meter
-from turnwise.rewards.judge.cache import AnswerCache
-from turnwise.rewards.judge.counts import JudgeCounts
+from turnwise.rewards.judge.budget import JudgeCounts, Meter
+from turnwise.rewards.judge.client import AnswerCache, Bench
 from turnwise.rewards.judge.endpoint import EndpointComplete
 from turnwise.rewards.judge.settings import JudgeSettings
 

@@ -53,7 +53,7 @@ OPTIONAL = (
     "turnwise.envs.code_tests.judge",
     "turnwise.tools.python",
     "turnwise.envs.tools.given",
-    "turnwise.rewards.making",
+    "turnwise.rewards.factory",
     "turnwise.tools.mcp.source",
     "turnwise.rewards.judge.endpoint",
     "turnwise.rewards.judge.local",

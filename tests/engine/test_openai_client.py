@@ -15,9 +15,8 @@ from turnwise.core.protocols import Sampling
 from turnwise.core.trajectory import Stop
 from turnwise.engine.openai import client as client_module
 from turnwise.engine.openai.client import ChatClient
-from turnwise.engine.openai.endpoint import Endpoint
-from turnwise.engine.openai.faults import ContextFull
-from turnwise.engine.openai.replies import Reply
+from turnwise.engine.openai.endpoint import ContextFull, Endpoint
+from turnwise.engine.openai.messages import Reply
 
 HELLO = (system("rules"), user("number 7"))
 SAMPLING = Sampling(max_tokens=9, temperature=0.5)

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from turnwise.core.errors import UserError
 from turnwise.core.trajectory import Stop
-from turnwise.engine.openai.endpoint import Endpoint, read_key, split_url
-from turnwise.engine.openai.faults import detail_of, retry_after
-from turnwise.engine.openai.replies import MAX_CHARS, Garbled, Reply, read_reply
+from turnwise.engine.openai.endpoint import Endpoint, detail_of, read_key, retry_after, split_url
+from turnwise.engine.openai.messages import MAX_CHARS, Garbled, Reply, read_reply
 
 HTTPS = "https://api.example.com/v1"
 

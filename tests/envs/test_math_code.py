@@ -16,7 +16,7 @@ from turnwise.envs.code_tests.env import CodeTests
 from turnwise.envs.math_code.problems import MAKERS
 from turnwise.envs.registry import load
 from turnwise.envs.seeds import seed_for
-from turnwise.rewards.math_equality import equal, exact
+from turnwise.rewards.math_answers import equal, exact
 
 
 @pytest.mark.parametrize(

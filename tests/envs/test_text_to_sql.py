@@ -22,7 +22,7 @@ from turnwise.envs.text_to_sql.env import LIMITS, MAKERS, TextToSql
 from turnwise.envs.text_to_sql.more_tables import HARDER
 from turnwise.envs.text_to_sql.one_table import EASY
 from turnwise.envs.text_to_sql.schemas import SCHEMAS, TINY
-from turnwise.rewards.sql_equality import asks_for_order, equal_results
+from turnwise.rewards.sql_results import asks_for_order, equal_results
 from turnwise.tools.sql import query as sql_query
 from turnwise.tools.sql.query import QueryResult, SqlLimits, run_query
 from turnwise.tools.tool import ToolError

@@ -51,7 +51,7 @@ IN_REWARDS = (
         ),
     ),
     *mutants(
-        "rewards/words.py",
+        "rewards/text_answers.py",
         PARTS,
         ("f1 is halved", "2 * shared / (len(got)", "shared / (len(got)"),
         ("half of the answer is enough", "shared > precision * len(got)", "shared >= precision * len(got)"),
@@ -65,12 +65,12 @@ IN_REWARDS = (
         ),
     ),
     *mutants(
-        "rewards/parts/matching.py",
+        "rewards/text_answers.py",
         PARTS,
         ("every accepted answer must match", "return max(exact_match(", "return min(exact_match("),
     ),
     *mutants(
-        "rewards/parts/shaping.py",
+        "rewards/text_answers.py",
         PARTS,
         ("length is a bonus", "0.0 - min(1.0, max(", "min(1.0, max("),
         ("length is measured by the hard limit", "over / (self.hard - self.soft)", "over / self.hard"),
@@ -78,29 +78,29 @@ IN_REWARDS = (
         ("repetition is a bonus", "0.0 - (1 - len(set(runs)) / len(runs))", "(1 - len(set(runs)) / len(runs))"),
     ),
     *mutants(
-        "rewards/parts/pattern.py",
+        "rewards/text_answers.py",
         PARTS,
         ("search and full match swapped", 'self.match == "full"', 'self.match != "full"'),
     ),
     *mutants(
-        "rewards/parts/texts.py",
+        "rewards/rubric.py",
         PARTS,
         ("the environment's words are the agent's", ' if message.role == "assistant"]', "]"),
     ),
     *mutants(
-        "rewards/parts/unit_tests.py",
+        "rewards/unit_tests.py",
         CODE,
         ("the first block is tested", "blocks[-1] if blocks", "blocks[0] if blocks"),
     ),
     *mutants(
-        "rewards/parts/case_forms.py",
+        "rewards/unit_tests.py",
         CODE,
         ("a difference is taken for equality", "ast.Eq | ast.Is)", "ast.Eq | ast.Is | ast.NotEq)"),
         ("the first function is called", "found[-1] if found", "found[0] if found"),
         ("a list is one argument", "if isinstance(given, list) else", "if isinstance(given, tuple) else"),
     ),
     *mutants(
-        "rewards/code_cases.py",
+        "rewards/unit_tests.py",
         CODE,
         ("what was printed first counts", "line.startswith(MARK)][-count:]", "line.startswith(MARK)][:count]"),
         (
@@ -111,7 +111,7 @@ IN_REWARDS = (
         ("an error is a value", "return Given(fine is True, text)", "return Given(True, text)"),
     ),
     *mutants(
-        "rewards/sql_equality.py",
+        "rewards/sql_results.py",
         SQL,
         ("fewer rows are enough", "if len(got.rows) != len(wanted.rows):", "if len(got.rows) > len(wanted.rows):"),
         ("rows are compared in order where nobody asked", "    if ordered:\n", "    if not ordered:\n"),
@@ -125,7 +125,7 @@ IN_REWARDS = (
         ("a result that was cut short is compared", "if not (got.complete and wanted.complete) or", "if"),
     ),
     *mutants(
-        "rewards/judge/groups.py",
+        "rewards/judge/judges.py",
         JUDGES,
         ("the second order counts for the wrong one", "(first + 1 - second) / 2", "(first + second) / 2"),
         ("a verdict at the first turn", "(*zeros[1:], value)", "(value, *zeros[1:])"),
@@ -137,7 +137,7 @@ IN_REWARDS = (
         ("an opponent's share is the member's own", "(other, one, 1 - share)", "(other, one, share)"),
     ),
     *mutants(
-        "rewards/judge/verdicts.py",
+        "rewards/judge/prompts.py",
         (*JUDGES, "rewards/test_judge_hostile.py", "rewards/test_judge_endpoint.py"),
         ("the scale does not begin at its low end", "(score - low) / (high - low)", "score / high"),
         ("the winner loses", '{"1": 1.0, "2": 0.0,', '{"1": 0.0, "2": 1.0,'),

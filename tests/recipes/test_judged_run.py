@@ -27,7 +27,7 @@ from turnwise.recipes.configure import configure
 from turnwise.recipes.evaluation import ask, evaluate_into
 from turnwise.recipes.run import train
 from turnwise.record.run_folder import RunFolder
-from turnwise.rewards.judge.benches import forget_benches
+from turnwise.rewards.judge.registry import forget_benches
 from turnwise.rollout.failures import Losses, Lost
 from turnwise.tools.search.indexing import build_index
 from turnwise.training.sft import played, solution, solved

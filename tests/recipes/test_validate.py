@@ -9,7 +9,7 @@ from turnwise.recipes import validate
 from turnwise.recipes.configure import configure, recipe_names
 from turnwise.recipes.open_run import settled
 from turnwise.recipes.validate import check
-from turnwise.rewards.judge.benches import bench_for, counted, take_up
+from turnwise.rewards.judge.registry import bench_for, counted, take_up
 from turnwise.rewards.judge.settings import JudgeSettings
 
 

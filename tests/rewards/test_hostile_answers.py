@@ -16,16 +16,12 @@ from nasty_answers_for_tests import ANSWERS, NASTY
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, Outage, RewardFailure, UserError
 from turnwise.core.messages import assistant, user
 from turnwise.envs.adapters.reasoning_gym_answers import is_formula
-from turnwise.rewards.code_cases import Given
-from turnwise.rewards.judge.prompts import absolute
-from turnwise.rewards.judge.transcript import AGENT
-from turnwise.rewards.judge.verdicts import Unreadable, read_score
-from turnwise.rewards.making import PARTS, make_rubric
-from turnwise.rewards.parts.mathematics import SymbolicMath
-from turnwise.rewards.parts.part import BuiltInPart
-from turnwise.rewards.parts.shaping import Length
-from turnwise.rewards.parts.unit_tests import UnitTests, code_of
-from turnwise.rewards.rubric import Answered
+from turnwise.rewards.factory import PARTS, make_rubric
+from turnwise.rewards.judge.prompts import AGENT, Unreadable, absolute_prompt, read_score
+from turnwise.rewards.math_answers import SymbolicMath
+from turnwise.rewards.rubric import Answered, BuiltInPart
+from turnwise.rewards.text_answers import Length
+from turnwise.rewards.unit_tests import Given, UnitTests, code_of
 from turnwise.sandbox.types import SandboxUnavailable
 from work_for_tests import hang_guard
 
@@ -127,7 +123,7 @@ def test_any_printed_value_is_compared(text: str) -> None:
 @given(ANSWERS)
 def test_any_answer_can_be_shown_to_a_judge(answer: str) -> None:
     judge = PARTS["judge"](model="m", rubric="r")
-    messages = absolute(((AGENT, answer),), answer, answer, judge)
+    messages = absolute_prompt(((AGENT, answer),), answer, answer, judge)
     assert "".join(message.content for message in messages).encode()
 
 

@@ -13,13 +13,11 @@ from hypothesis import strategies as st
 from judges_for_tests import JudgeServer, bench_of, fenced, serving, settings_for
 from turnwise.core.errors import InfrastructureFailure, Outage, UserError
 from turnwise.core.messages import Message, assistant, system, user
-from turnwise.rewards.judge.bench import Bench
-from turnwise.rewards.judge.benches import bench_for, counted, forget_benches, judge_metrics, take_up
-from turnwise.rewards.judge.cache import request_key
-from turnwise.rewards.judge.part import Judge
-from turnwise.rewards.judge.prompts import absolute
+from turnwise.rewards.judge.client import Bench, request_key
+from turnwise.rewards.judge.judges import Judge
+from turnwise.rewards.judge.prompts import Unreadable, absolute_prompt, read_score
+from turnwise.rewards.judge.registry import bench_for, counted, forget_benches, judge_metrics, take_up
 from turnwise.rewards.judge.settings import JudgeSettings
-from turnwise.rewards.judge.verdicts import Unreadable, read_score
 from turnwise.rewards.rubric import Answered
 
 SCORES = {"Paris": 10, "Lyon": 2.5, "Rome": 0}
@@ -32,7 +30,7 @@ def by_city(messages: list[dict[str, str]]) -> str:
 
 
 async def score(bench: Bench, settings: JudgeSettings, said: str) -> float:
-    messages = absolute((("agent", said),), "The capital?", "", settings)
+    messages = absolute_prompt((("agent", said),), "The capital?", "", settings)
     return await bench.ask(messages, lambda text: read_score(text, settings.scale))
 
 
@@ -355,7 +353,7 @@ def test_nothing_at_the_address_is_told(tmp_path: Path) -> None:
 
 
 def test_messages_are_what_is_asked(tmp_path: Path) -> None:
-    messages: list[Message] = absolute((("agent", "x"),), "", "", settings_for("http://a/v1", tmp_path))
+    messages: list[Message] = absolute_prompt((("agent", "x"),), "", "", settings_for("http://a/v1", tmp_path))
     assert [message.role for message in messages] == ["system", "user"]
     assert "one JSON object and nothing else" in messages[0].content
 
@@ -365,7 +363,7 @@ def test_a_run_that_goes_on_has_spent_what_it_spent_and_a_new_one_nothing(tmp_pa
     with serving(server) as url:
         settings = settings_for(url, tmp_path, max_calls=2)
         forget_benches()
-        messages = absolute((("agent", "Lyon"),), "", "", settings)
+        messages = absolute_prompt((("agent", "Lyon"),), "", "", settings)
         asyncio.run(bench_for(settings).ask(messages, lambda text: read_score(text, settings.scale)))
         kept = json.loads(json.dumps(counted()))
         forget_benches()
@@ -376,7 +374,7 @@ def test_a_run_that_goes_on_has_spent_what_it_spent_and_a_new_one_nothing(tmp_pa
         forget_benches()
         take_up(kept | {"of nobody yet": {"calls": 7}})
         assert bench_for(settings).counts.tokens == 100 and counted()["of nobody yet"] == {"calls": 7}
-        paris, rome = (absolute((("agent", city),), "", "", settings) for city in ("Paris", "Rome"))
+        paris, rome = (absolute_prompt((("agent", city),), "", "", settings) for city in ("Paris", "Rome"))
         asyncio.run(bench_for(settings).ask(paris, lambda text: read_score(text, settings.scale)))
         with pytest.raises(UserError, match="2 calls is spent"):
             asyncio.run(bench_for(settings).ask(rome, lambda text: read_score(text, settings.scale)))

@@ -13,10 +13,10 @@ from judges_for_tests import JudgeServer, attempts, bench_of, decode, fenced, gr
 from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.core.protocols import GroupReward, RewardResult
 from turnwise.core.trajectory import Trajectory
-from turnwise.rewards.judge.benches import forget_benches
-from turnwise.rewards.judge.counts import JudgeCounts
-from turnwise.rewards.judge.groups import GroupJudge, _pairs
-from turnwise.rewards.judging import make_judges
+from turnwise.rewards.factory import make_judges
+from turnwise.rewards.judge.budget import JudgeCounts
+from turnwise.rewards.judge.judges import GroupJudge, _pairs
+from turnwise.rewards.judge.registry import forget_benches
 
 
 def by_number(messages: list[dict[str, str]]) -> str:

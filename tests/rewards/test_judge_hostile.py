@@ -13,13 +13,11 @@ from hypothesis import strategies as st
 
 from judges_for_tests import JudgeServer, bench_of, decode, fenced, group_of, member, serving, settings_for
 from turnwise.core.errors import UserError
-from turnwise.rewards.judge.benches import forget_benches
-from turnwise.rewards.judge.fence import Fence, harmless
-from turnwise.rewards.judge.groups import GroupJudge
-from turnwise.rewards.judge.part import Judge
-from turnwise.rewards.judge.prompts import absolute
+from turnwise.rewards.factory import make_rubric
+from turnwise.rewards.judge.judges import GroupJudge, Judge
+from turnwise.rewards.judge.prompts import Fence, absolute_prompt, harmless
+from turnwise.rewards.judge.registry import forget_benches
 from turnwise.rewards.judge.settings import JudgeSettings
-from turnwise.rewards.making import make_rubric
 from turnwise.rewards.rubric import Answered
 
 CANARY, NAMELIKE = "sk-canary-7f3a9d51c0", "hf_canary7f3a9d51c0"
@@ -38,7 +36,7 @@ def honest(messages: list[dict[str, str]]) -> str:
 
 def fence_of(answer: str) -> str:
     """The end of a fence with the very number that the request of a harmless answer would have."""
-    messages = absolute((("agent", answer),), "The capital?", "", SETTINGS)
+    messages = absolute_prompt((("agent", answer),), "The capital?", "", SETTINGS)
     return re.findall(r"<<<END agent \w+>>>", messages[1].content)[0]
 
 
@@ -111,7 +109,7 @@ def test_a_reader_loses_nothing_but_control_characters_and_marks(text: str) -> N
 
 def test_long_texts_are_cut_in_the_middle_and_stay_fenced(tmp_path: Path) -> None:
     settings = SETTINGS.model_copy(update={"max_chars": 600})
-    text = absolute((("agent", "x" * 10**6), ("environment", "short")), "", "", settings)[1].content
+    text = absolute_prompt((("agent", "x" * 10**6), ("environment", "short")), "", "", settings)[1].content
     assert len(text) < 2000 and "characters cut" in text and "short" in text
 
 

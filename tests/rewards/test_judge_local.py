@@ -10,15 +10,12 @@ from turnwise.core.task import EpisodeKey
 from turnwise.engine.scripted import ScriptedPolicy
 from turnwise.models.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
-from turnwise.rewards.judge.bench import Bench
-from turnwise.rewards.judge.benches import bench_for, forget_benches, judge_metrics
-from turnwise.rewards.judge.budget import Meter
-from turnwise.rewards.judge.cache import AnswerCache
-from turnwise.rewards.judge.counts import JudgeCounts
+from turnwise.rewards.judge.budget import JudgeCounts, Meter
+from turnwise.rewards.judge.client import AnswerCache, Bench
+from turnwise.rewards.judge.judges import Judge
 from turnwise.rewards.judge.local import LocalComplete, Speaker
-from turnwise.rewards.judge.part import Judge
-from turnwise.rewards.judge.prompts import absolute
-from turnwise.rewards.judge.verdicts import read_score
+from turnwise.rewards.judge.prompts import absolute_prompt, read_score
+from turnwise.rewards.judge.registry import bench_for, forget_benches, judge_metrics
 from turnwise.rewards.rubric import Answered
 
 ANSWERED = Answered(question="The capital?", answer="Paris", row={})
@@ -37,7 +34,7 @@ def test_a_local_model_that_says_a_score_is_read_as_an_endpoint_is(tmp_path: Pat
     policy = ScriptedPolicy(script, sorted(renderer.stop_ids))
     complete = LocalComplete(judge, Meter(10, 100_000, counts), lambda: Speaker(policy, renderer))
     bench = Bench(judge, complete, AnswerCache(judge.cache), counts)
-    messages = absolute((("agent", "Paris"),), "The capital?", "", judge)
+    messages = absolute_prompt((("agent", "Paris"),), "The capital?", "", judge)
     for _ in range(2):
         assert asyncio.run(bench.ask(messages, lambda text: read_score(text, judge.scale))) == 0.3
     assert len(heard) == 1 and "The rubric: is right" in heard[0]

@@ -7,10 +7,8 @@ from typing import Any, NoReturn
 import pytest
 
 from turnwise.core.errors import InfrastructureFailure, UserError
-from turnwise.rewards.code_cases import NOTHING, Given, _given
-from turnwise.rewards.parts.case_forms import read_tests
-from turnwise.rewards.parts.unit_tests import UnitTests, _sandbox, code_of
 from turnwise.rewards.rubric import Answered
+from turnwise.rewards.unit_tests import NOTHING, Given, UnitTests, _given, _sandbox, code_of, read_tests
 from turnwise.sandbox.types import SandboxFailure, SandboxUnavailable
 
 ASSERTS = """

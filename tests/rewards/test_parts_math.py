@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from math_answers_for_tests import RIGHT, WRONG
-from turnwise.rewards.math_equality import equal, equivalent, evaluated
+from turnwise.rewards.math_answers import equal, equivalent, evaluated
 from turnwise.rewards.math_text import parse
 from work_for_tests import count_lines, hang_guard
 

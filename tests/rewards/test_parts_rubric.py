@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from turnwise.core.errors import EnvironmentFailure, Outage, UserError
 from turnwise.core.messages import assistant, user
-from turnwise.rewards.making import PARTS, make_rubric
+from turnwise.rewards.factory import PARTS, make_rubric
 from turnwise.rewards.rubric import Answered, Rubric
-from turnwise.rewards.words import f1, normalised
+from turnwise.rewards.text_answers import f1, normalised
 from turnwise.tools.tool import ToolResult
 from work_for_tests import hang_guard
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.rewards.sql_equality import asks_for_order, equal_results
+from turnwise.rewards.sql_results import asks_for_order, equal_results
 from turnwise.tools.sql.query import QueryResult
 from work_for_tests import count_lines
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from turnwise.core.errors import EnvironmentFailure
-from turnwise.rewards.parts.sql import SqlResult
 from turnwise.rewards.rubric import Answered
+from turnwise.rewards.sql_results import SqlResult
 from turnwise.tools.sql import query as sql_query
 from turnwise.tools.sql.query import QueryResult, SqlLimits
 

@@ -9,13 +9,11 @@ import pytest
 
 from episodes_for_tests import group_of, turn_of
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, RewardFailure
-from turnwise.rewards.code_cases import run_cases
-from turnwise.rewards.parts.case_forms import read_tests
-from turnwise.rewards.parts.matching import F1, ExactMatch
 from turnwise.rewards.rubric import Answered, Rubric
 from turnwise.rewards.scoring import ENV, Scoring, score_groups
-from turnwise.rewards.sql_equality import equal_results
-from turnwise.rewards.words import f1
+from turnwise.rewards.sql_results import equal_results
+from turnwise.rewards.text_answers import F1, ExactMatch, f1
+from turnwise.rewards.unit_tests import read_tests, run_cases
 from turnwise.tools.sql.query import QueryResult
 
 

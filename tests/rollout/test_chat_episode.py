@@ -11,8 +11,8 @@ from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, User
 from turnwise.core.messages import Message, assistant, system, user
 from turnwise.core.protocols import Observation, Sampling, StepResult
 from turnwise.core.trajectory import Status, Stop, Trajectory
-from turnwise.engine.openai.faults import ContextFull
-from turnwise.engine.openai.replies import Reply
+from turnwise.engine.openai.endpoint import ContextFull
+from turnwise.engine.openai.messages import Reply
 from turnwise.rollout.chat_episode import MESSAGES, USAGE, ChatPlayer, sampled_tokens
 from turnwise.rollout.limits import Limits
 from virtual_time_for_tests import run_in_virtual_time

@@ -22,7 +22,7 @@ from turnwise.data.samples import samples_of
 from turnwise.engine.scripted import ScriptedPolicy, ScriptedSession
 from turnwise.envs.registry import load
 from turnwise.render.codec import Codec
-from turnwise.rewards.making import make_rubric
+from turnwise.rewards.factory import make_rubric
 from turnwise.rewards.rubric import Answered, Rubric
 from turnwise.rollout.context import FullHistory, Pending
 from turnwise.rollout.episode import run_episode

@@ -19,7 +19,7 @@ from turnwise.envs.seeds import seed_for
 from turnwise.envs.text_env import Outcome, TextEnv, won
 from turnwise.models.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
-from turnwise.rewards.making import make_rubric
+from turnwise.rewards.factory import make_rubric
 from turnwise.rewards.rubric import Answered, Rubric
 from turnwise.rollout.collect import Collector
 from turnwise.rollout.context import FullHistory

@@ -23,14 +23,14 @@ def rubric_of(reward: Rewards) -> Rubric:
 
 @lru_cache(maxsize=32)
 def _made(reward: str) -> Rubric:
-    from turnwise.rewards.making import make_rubric
+    from turnwise.rewards.factory import make_rubric
 
     return make_rubric(json.loads(reward), lambda given: load_function(given, "env.params.reward"))
 
 
 def judges_of_reward(reward: Rewards) -> list[NeedsServer]:
     """Who must answer before anything can be scored."""
-    from turnwise.rewards.making import judges_of
+    from turnwise.rewards.factory import judges_of
 
     return [*judges_of(rubric_of(reward))]
 

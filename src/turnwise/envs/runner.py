@@ -12,7 +12,7 @@ from turnwise.core.protocols import Observation, StepResult
 from turnwise.envs.answers import Answer, format_answer, match_name, read_answer
 from turnwise.envs.seeds import split_of_state
 from turnwise.envs.text_env import Outcome, TextEnv
-from turnwise.rewards.calling import number, shown
+from turnwise.rewards.functions import number, shown
 
 TRIES = 1000
 """Start states that are drawn before a world counts as too small."""

@@ -34,8 +34,8 @@ from turnwise.recipes.environment_mix import Worlds
 from turnwise.recipes.memory import MICRO_TOKENS, unplanned
 from turnwise.recipes.sources import use_own_adapter
 from turnwise.render.renderer import Renderer
+from turnwise.rewards.factory import judge_weights, make_judges
 from turnwise.rewards.functions import from_function
-from turnwise.rewards.judging import judge_weights, make_judges
 from turnwise.rewards.scoring import ENV, Scoring
 from turnwise.rollout.collect import Collector
 from turnwise.rollout.limits import Limits

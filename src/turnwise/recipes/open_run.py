@@ -22,7 +22,7 @@ from turnwise.record.trackers import Trackers
 from turnwise.report.html_report import REPORT_NAME as REPORT
 from turnwise.report.html_report import write_report
 from turnwise.report.terminal import sanitize_line
-from turnwise.rewards.judge.benches import accounted
+from turnwise.rewards.judge.registry import accounted
 from turnwise.training.checkpoints import Checkpoints, State, restore, step_folders
 from turnwise.training.learner import LocalLearner
 

@@ -32,9 +32,9 @@ from turnwise.recipes.environment_mix import Worlds, worlds_of
 from turnwise.recipes.sources import use_own_adapter
 from turnwise.recipes.unused_settings import check_read
 from turnwise.record.trackers import check_trackers
+from turnwise.rewards.factory import make_judges
 from turnwise.rewards.functions import from_function
-from turnwise.rewards.judge.benches import benches, forget_benches
-from turnwise.rewards.judging import make_judges
+from turnwise.rewards.judge.registry import benches, forget_benches
 from turnwise.rewards.scoring import ENV, FORMAT
 from turnwise.tools.tool import NeedsServer
 

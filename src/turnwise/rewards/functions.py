@@ -1,13 +1,93 @@
-"""Rewards that a person writes as a plain function of a trajectory."""
+"""Functions of the user's that give rewards: what they may be, and what is said where they break."""
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from turnwise.core.errors import UserError
+from turnwise.core.blocking import Blocked, blocking_limit, interruptible
+from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, Outage, RewardFailure, UserError
 from turnwise.core.protocols import Reward, RewardResult
+from turnwise.core.source_location import place_in, place_of
 from turnwise.core.trajectory import Trajectory
-from turnwise.rewards.calling import call, check_function, no_number, number, parameters_of, takes
+
+MAX_SHOWN = 60
+
+
+def takes(function: Callable[..., Any], count: int) -> bool:
+    """Whether it can be called with that many arguments."""
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except TypeError:
+        return False
+    except ValueError:  # of another language than Python: nothing is known of it
+        return True
+    return True
+
+
+def parameters_of(function: Callable[..., Any]) -> list[str]:
+    """The names of those that it cannot be called without."""
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [each.name for each in found if each.default is each.empty and each.kind is not each.VAR_POSITIONAL]
+
+
+def check_function(function: Callable[..., Any], told: str) -> None:
+    """Refuses what is called without a mistake and yet gives no reward."""
+    if isinstance(function, type):
+        raise UserError(f"{told} is a class: give a function")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise UserError(f"{told} yields, so that calling it gives no number: let it return one")
+
+
+async def call(function: Callable[..., Any], *arguments: Any, told: str, mend: Callable[[Exception], str]) -> Any:
+    """What it gives; `told`: how an error names it, `mend`: what to do about one that it raises.
+
+    Run again, only episodes that it can read would be trained on: its bugs stop the run.
+    """
+
+    async def called() -> Any:
+        given = function(*arguments)
+        return await given if inspect.isawaitable(given) else given
+
+    try:
+        return await interruptible(called(), blocking_limit.get(), told)
+    except Blocked as error:
+        raise RewardFailure(f"{error}: let it return sooner, or raise rollout.timeout_s") from error
+    except (UserError, EnvironmentFailure, InfrastructureFailure):
+        raise
+    except SystemExit as error:
+        raise Outage(f"{told} ended the program at {place_in(error, function)}: let it return a number") from error
+    except Exception as error:
+        what = ": ".join(filter(None, (type(error).__name__, " ".join(str(error).split()))))
+        raise Outage(f"{told} raised {what} at {place_in(error, function)}: {mend(error)}") from error
+
+
+def number(value: Any) -> float:
+    """Whatever is a real number, of any library; NaN for what is none."""
+    try:
+        return float(value) if hasattr(value, "__float__") else math.nan
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+
+
+def no_number(given: Any, function: Callable[..., Any], told: str, mend: str) -> Outage:
+    """What is said of one that gave this."""
+    why = ", as where a path of it returns nothing" if given is None else ""
+    return Outage(f"{told} gave {shown(given)} ({place_of(function)}){why}: {mend}")
+
+
+def shown(given: Any) -> str:
+    """Return what a user's function gave, short enough for an error."""
+    try:
+        text = repr(given)
+    except Exception:  # whatever its __repr__ does; an int of 5000 digits has none
+        return f"a value of type {type(given).__name__}"
+    text = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+    return f"the text {text}" if isinstance(given, str) else text
+
 
 OF_ANSWERS = {"answer", "row", "answered"}
 """What functions of another kind call their arguments."""

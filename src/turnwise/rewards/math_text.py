@@ -7,7 +7,7 @@ import re
 from decimal import Decimal
 from fractions import Fraction
 
-LONGEST = 400
+MAX_EXPRESSION_CHARS = 400
 """Characters of one expression."""
 BOXED = re.compile(r"^\\boxed\s*\{(.*)\}$", re.DOTALL)
 GROUPED = re.compile(r"(?<=[0-9])(?:,|\{,\}|\\,|_|\s)(?=[0-9]{3}(?:[^0-9]|$))")
@@ -60,14 +60,16 @@ def plain(text: str) -> str:
 def parse(text: str) -> Postfix:
     """The expression in postfix order; a ValueError if it is none. No recursion: nesting cannot exhaust the stack."""
     text = plain(text)
-    if len(text) > LONGEST:
+    if len(text) > MAX_EXPRESSION_CHARS:
         raise ValueError("too long for an expression")
     return _Reader().read(TOKEN.findall(_without_latex(text)))
 
 
 def decimals(text: str) -> list[str]:
     """The numbers of an expression that have a decimal point."""
-    return [token for token in TOKEN.findall(_without_latex(plain(text)[:LONGEST])) if DECIMAL.fullmatch(token)]
+    return [
+        token for token in TOKEN.findall(_without_latex(plain(text)[:MAX_EXPRESSION_CHARS])) if DECIMAL.fullmatch(token)
+    ]
 
 
 def variables(postfix: Postfix) -> set[str]:
@@ -76,7 +78,7 @@ def variables(postfix: Postfix) -> set[str]:
 
 def _without_latex(text: str) -> str:
     text = SHORT_FRACTION.sub(r"(\1/\2)", GROUPED.sub("", text))
-    for _ in range(LONGEST):  # each round takes braces away
+    for _ in range(MAX_EXPRESSION_CHARS):  # each round takes braces away
         before = text
         for pattern, plainly in INNERMOST:
             text = pattern.sub(plainly, text)

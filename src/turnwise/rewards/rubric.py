@@ -4,14 +4,17 @@ Every part is an async function of what was answered; all of them wait together,
 """
 
 import asyncio
+import logging
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
+from turnwise.config.section import Section
 from turnwise.core.errors import (
     FOREIGN_ERRORS,
     EnvironmentFailure,
@@ -20,6 +23,7 @@ from turnwise.core.errors import (
     UserError,
 )
 from turnwise.core.messages import Message
+from turnwise.core.suggestions import nearest_of_few
 from turnwise.tools.tool import ToolResult
 
 _first_alone: ContextVar[bool] = ContextVar("first_alone", default=False)
@@ -105,3 +109,63 @@ async def _value(name: str, part: Part, answered: Answered) -> float:
     if not math.isfinite(value):
         raise EnvironmentFailure(f"the reward {name} gave {value}")
     return value
+
+
+log = logging.getLogger(__name__)
+NOT_THE_ANSWERS = (UserError, EnvironmentFailure, InfrastructureFailure, OSError)
+"""A setting or a row, a sandbox, database or judge, and the machine: no answer brings these about."""
+
+
+class BuiltInPart(Section, ABC):
+    """A part of a rubric in our own code. The user's functions are called by `rewards.calling`, which stops the run."""
+
+    worst: ClassVar[float] = 0.0
+    """Score of an answer that `score` cannot read."""
+
+    @abstractmethod
+    async def score(self, answered: Answered) -> float:
+        """Return the score of the answer."""
+
+    async def __call__(self, answered: Answered) -> float:
+        """The score. An answer that breaks it gets the worst: run again, a bad answer would be drawn anew."""
+        try:
+            return await self.score(answered)
+        except NOT_THE_ANSWERS:
+            raise
+        except Exception as error:
+            log.warning(
+                "%s raised %s on the answer %.200r, which scores %g; please report it",
+                type(self).__name__, type(error).__name__, answered.answer, self.worst, exc_info=error,
+            )  # fmt: skip
+            return self.worst
+
+
+Of = Literal["answer", "said"]
+"""The answer alone, or all that the agent said in the episode."""
+MAX_CHARS = 200_000
+"""Characters that are looked at."""
+
+
+def column(row: Mapping[str, Any], name: str) -> Any:
+    """Of a row that was read from a file: a column that it lacks is a mistake in the settings or in the file."""
+    if name not in row:
+        raise UserError(
+            f'a reward asks for the column "{name}", which a row lacks:{nearest_of_few(name, map(str, row))}'
+        )
+    return row[name]
+
+
+def references(row: Mapping[str, Any], name: str) -> list[str]:
+    """The accepted answers: one, or a list of them."""
+    value = column(row, name)
+    accepted = list(value) if isinstance(value, list | tuple) else [value]
+    if not accepted or not all(isinstance(each, str | int | float) for each in accepted):
+        raise UserError(f'the column "{name}" of a row is no answer: give a text, a number or a list of them')
+    return [str(each) for each in accepted]
+
+
+def looked_at(answered: Answered, of: Of) -> str:
+    if of == "answer":
+        return answered.answer[:MAX_CHARS]
+    said = [message.content for message in answered.messages if message.role == "assistant"]
+    return "\n".join(said or [answered.answer])[:MAX_CHARS]

@@ -19,8 +19,8 @@ from turnwise.core.protocols import Env, Sampling, StepResult
 from turnwise.core.random_streams import address
 from turnwise.core.task import EpisodeKey
 from turnwise.core.trajectory import Status, Trajectory, Turn
-from turnwise.engine.openai.faults import ContextFull
-from turnwise.engine.openai.replies import Reply
+from turnwise.engine.openai.endpoint import ContextFull
+from turnwise.engine.openai.messages import Reply
 from turnwise.rollout.collect import MakeEnv
 from turnwise.rollout.context import NOTHING
 from turnwise.rollout.episode import Played

@@ -16,7 +16,7 @@ from turnwise.record.metrics import rollout_metrics
 from turnwise.record.run_folder import RunFolder
 from turnwise.report.pictures.trajectory_images import TrajectoryImages
 from turnwise.report.progress import Progress
-from turnwise.rewards.judge.benches import counted, judge_metrics, take_up
+from turnwise.rewards.judge.registry import counted, judge_metrics, take_up
 from turnwise.rollout.collect import Collector
 from turnwise.rollout.failures import Losses
 from turnwise.training.checkpoints import Checkpoints, State

@@ -29,7 +29,7 @@ from turnwise.models.loading import LoadedModel
 from turnwise.models.saving import write_model, written_aside
 from turnwise.models.tiny import TINY_VERSION
 from turnwise.render.renderer import Renderer
-from turnwise.rewards.judge.part import silent_judges
+from turnwise.rewards.judge.judges import silent_judges
 from turnwise.training.learner import sampled_logprobs
 from turnwise.training.optimizer import Optimizer, OptimizerSettings, Schedule
 from turnwise.training.sft import Script, played

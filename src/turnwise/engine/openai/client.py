@@ -14,10 +14,8 @@ import httpx2
 from turnwise.core.errors import InfrastructureFailure, Outage, times
 from turnwise.core.messages import Message, ToolSpec
 from turnwise.core.protocols import Sampling
-from turnwise.engine.openai.endpoint import Endpoint
-from turnwise.engine.openai.faults import Passing, detail_of, fault_of
-from turnwise.engine.openai.messages import message_json, tools_json
-from turnwise.engine.openai.replies import Garbled, Reply, read_reply
+from turnwise.engine.openai.endpoint import Endpoint, Passing, detail_of, fault_of
+from turnwise.engine.openai.messages import Garbled, Reply, message_json, read_reply, tools_json
 
 MAX_BYTES = 8_000_000
 """Of one answer."""

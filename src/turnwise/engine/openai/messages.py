@@ -1,10 +1,13 @@
 """Messages and tools as a chat endpoint takes them."""
 
 import base64
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from turnwise.core.messages import Message, ToolSpec, tool_schema
+from turnwise.core.messages import Message, ToolCall, ToolSpec, tool_schema
+from turnwise.core.trajectory import Stop
 
 IMAGE_TYPES = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif", b"RIFF": "image/webp"}
 
@@ -36,3 +39,89 @@ def _content(message: Message) -> str | list[dict[str, Any]]:
 def _data_url(image: bytes) -> str:
     kind = next((kind for start, kind in IMAGE_TYPES.items() if image.startswith(start)), "image/png")
     return f"data:{kind};base64,{base64.b64encode(image).decode('ascii')}"
+
+
+MAX_CHARS = 200_000
+"""Of what was said, and of a call's arguments: the rest is cut off."""
+MAX_CALLS = 64
+MAX_COUNT = 10**9
+
+
+class Garbled(Exception):
+    """The endpoint's answer is no chat completion."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """One turn of the model. Token counts are the endpoint's own; None where it gives none."""
+
+    message: Message
+    stop: Stop
+    prompt_tokens: int | None
+    sampled_tokens: int | None
+    retries: int = 0
+    """How often the request was sent again before this answer came."""
+
+
+def read_reply(data: bytes) -> Reply:
+    try:
+        answer = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise Garbled("its answer is no JSON") from error
+    choice = _first(_field(answer, "choices"))
+    message = _field(choice, "message")
+    if not isinstance(message, dict):
+        raise Garbled("its answer holds no message")
+    usage = _field(answer, "usage")
+    return Reply(
+        message=Message(role="assistant", content=_text(message.get("content")), tool_calls=_calls(message)),
+        stop=Stop.LENGTH if _field(choice, "finish_reason") == "length" else Stop.EOS,
+        prompt_tokens=_count(_field(usage, "prompt_tokens")),
+        sampled_tokens=_count(_field(usage, "completion_tokens")),
+    )
+
+
+def _field(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, dict) else None
+
+
+def _first(values: Any) -> Any:
+    return values[0] if isinstance(values, list) and values else None
+
+
+def _text(content: Any) -> str:
+    """Text, or the text among a list of parts; a message that only calls tools has none."""
+    if content is None:
+        return ""
+    if isinstance(content, list):
+        content = "".join(part for part in (_field(each, "text") for each in content) if isinstance(part, str))
+    if not isinstance(content, str):
+        raise Garbled("its message is no text")
+    return whole_characters(content)[:MAX_CHARS]
+
+
+def whole_characters(text: str) -> str:
+    """Without halves of surrogate pairs, which JSON can spell and UTF-8 cannot."""
+    return text.encode(errors="replace").decode()
+
+
+def _calls(message: dict[str, Any]) -> tuple[ToolCall, ...]:
+    calls = message.get("tool_calls")
+    return tuple(_read_calls(calls[:MAX_CALLS])) if isinstance(calls, list) else ()
+
+
+def _read_calls(calls: Sequence[Any]) -> Iterator[ToolCall]:
+    """The calls that have a name and arguments; an endpoint that writes others does not get them run."""
+    for number, call in enumerate(calls):
+        function, call_id = _field(call, "function"), _field(call, "id")
+        name, arguments = _field(function, "name"), _field(function, "arguments")
+        if isinstance(name, str) and isinstance(arguments, str):
+            yield ToolCall(
+                name=whole_characters(name)[:MAX_CHARS],
+                arguments=whole_characters(arguments)[:MAX_CHARS],
+                call_id=call_id[:MAX_CHARS] if isinstance(call_id, str) else f"call{number:05d}",
+            )
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT else None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from turnwise.envs.code_tests.pipelines import Exercise
-from turnwise.rewards.code_cases import Given, run_cases
+from turnwise.rewards.unit_tests import Given, run_cases
 from turnwise.tools.python import PythonTool
 from turnwise.tools.tool import ToolResult
 

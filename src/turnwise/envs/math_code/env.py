@@ -10,7 +10,7 @@ from turnwise.core.messages import Picture
 from turnwise.envs.math_code.problems import make_problem
 from turnwise.envs.text_env import Outcome, lost, won
 from turnwise.envs.tool_env import Style, ToolEnv
-from turnwise.rewards.math_equality import equal
+from turnwise.rewards.math_answers import equal
 from turnwise.tools.tool import Tool
 
 

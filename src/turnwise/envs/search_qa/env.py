@@ -17,7 +17,7 @@ from turnwise.envs.search_qa.small import NAMES, make_small_world
 from turnwise.envs.search_qa.world import World
 from turnwise.envs.text_env import Outcome, lost, won
 from turnwise.envs.tool_env import ToolEnv
-from turnwise.rewards.words import exact_match, graded_f1
+from turnwise.rewards.text_answers import exact_match, graded_f1
 from turnwise.tools.call_formats import parse_calls
 from turnwise.tools.search.types import Passage
 from turnwise.tools.tool import Tool

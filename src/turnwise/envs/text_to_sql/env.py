@@ -21,7 +21,7 @@ from turnwise.envs.text_to_sql.schema import Schema
 from turnwise.envs.text_to_sql.schemas import SCHEMAS, TINY
 from turnwise.envs.text_to_sql.short import SHORT
 from turnwise.envs.tool_env import ToolEnv
-from turnwise.rewards.sql_equality import equal_results
+from turnwise.rewards.sql_results import equal_results
 from turnwise.tools.function import from_function, tool
 from turnwise.tools.sql.query import SqlLimits, run_query
 from turnwise.tools.sql.threads import run_in_daemon_thread

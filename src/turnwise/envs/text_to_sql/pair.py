@@ -11,7 +11,7 @@ from turnwise.envs.text_to_sql.content import make_database, plant
 from turnwise.envs.text_to_sql.near import near_misses
 from turnwise.envs.text_to_sql.question import Question
 from turnwise.envs.text_to_sql.schema import Schema
-from turnwise.rewards.sql_equality import equal_results
+from turnwise.rewards.sql_results import equal_results
 from turnwise.tools.sql.query import QueryResult, run_beside_queries
 
 TRIES = 20

@@ -14,11 +14,19 @@ from turnwise.core.errors import InfrastructureFailure, Outage, UserError
 from turnwise.core.messages import Message, ToolSpec
 from turnwise.core.protocols import Sampling
 from turnwise.engine.openai.client import ChatClient
-from turnwise.engine.openai.endpoint import KEY_VARIABLE, PATH, Endpoint, read_key, split_url
-from turnwise.engine.openai.faults import ContextFull, Passing, fault_of
-from turnwise.engine.openai.replies import Reply
+from turnwise.engine.openai.endpoint import (
+    KEY_VARIABLE,
+    PATH,
+    ContextFull,
+    Endpoint,
+    Passing,
+    fault_of,
+    read_key,
+    split_url,
+)
+from turnwise.engine.openai.messages import Reply
 from turnwise.rewards.judge.budget import Meter
-from turnwise.rewards.judge.complete import estimated_tokens
+from turnwise.rewards.judge.client import estimated_tokens
 from turnwise.rewards.judge.settings import JudgeSettings
 from turnwise.rewards.per_loop import PerLoop
 

@@ -6,20 +6,36 @@ Members come in an order that their own texts decide, so that no place in the gr
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TypeVar
+from typing import Self, TypeVar
+
+from pydantic import model_validator
 
 from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.core.protocols import RewardResult
 from turnwise.core.random_streams import stream
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.rewards.judge import prompts
-from turnwise.rewards.judge.bench import Bench
+from turnwise.rewards.judge.client import Bench
+from turnwise.rewards.judge.prompts import (
+    AGENT,
+    Decode,
+    Transcript,
+    absolute_prompt,
+    of_messages,
+    of_trajectory,
+    read_score,
+    read_scores,
+    read_winner,
+    shared_length,
+)
+from turnwise.rewards.judge.registry import bench_for
 from turnwise.rewards.judge.settings import JudgeSettings
-from turnwise.rewards.judge.transcript import Decode, Transcript, of_trajectory, shared_length
-from turnwise.rewards.judge.verdicts import read_score, read_scores, read_winner
+from turnwise.rewards.rubric import Answered, looked_at, references
 
 EVEN = 0.5
 """What members are worth that nothing tells apart."""
@@ -61,7 +77,7 @@ async def absolute(counted: Counter[Transcript], settings: JudgeSettings, bench:
     """One that derails the judge takes no other with it."""
 
     async def score(member: Transcript) -> float | InfrastructureFailure:
-        messages = prompts.absolute(member, "", "", settings)
+        messages = prompts.absolute_prompt(member, "", "", settings)
         try:
             return await bench.ask(messages, lambda text: read_score(text, settings.scale))
         except InfrastructureFailure as failure:
@@ -77,7 +93,7 @@ async def absolute(counted: Counter[Transcript], settings: JudgeSettings, bench:
 async def relative(counted: Counter[Transcript], settings: JudgeSettings, bench: Bench) -> Values:
     prefix, members = _shuffled(counted)
     labels = [str(number) for number in range(1, len(members) + 1)]
-    messages = prompts.relative(prefix, [member[len(prefix) :] for member in members], settings)
+    messages = prompts.relative_prompt(prefix, [member[len(prefix) :] for member in members], settings)
     scores = await bench.ask(messages, lambda text: read_scores(text, labels, settings.scale))
     return {member: scores[label] for member, label in zip(members, labels, strict=True)}
 
@@ -88,7 +104,7 @@ async def pairwise(counted: Counter[Transcript], settings: JudgeSettings, bench:
     pairs = _pairs(len(members), settings.opponents)
     own = [member[len(prefix) :] for member in members]
     asked = [
-        bench.ask(prompts.pairwise(prefix, own[first], own[second], settings), read_winner)
+        bench.ask(prompts.pairwise_prompt(prefix, own[first], own[second], settings), read_winner)
         for one, other in pairs
         for first, second in ((one, other), (other, one))
     ]
@@ -137,3 +153,35 @@ async def _together(asked: Sequence[Awaitable[Found]]) -> list[Found]:
     except* (UserError, InfrastructureFailure) as failures:
         raise failures.exceptions[0] from None
     return [task.result() for task in tasks]
+
+
+_silent: ContextVar[bool] = ContextVar("silent", default=False)
+
+
+@contextmanager
+def silent_judges() -> Iterator[None]:
+    """For play whose reward nobody reads, as the warm-up's: a judge would be paid for noise."""
+    token = _silent.set(True)
+    try:
+        yield
+    finally:
+        _silent.reset(token)
+
+
+class Judge(JudgeSettings):
+    """A model's score for the answer, 0 to 1."""
+
+    @model_validator(mode="after")
+    def _alone(self) -> Self:
+        if self.mode != "absolute":
+            raise ValueError(f'mode = "{self.mode}" compares members of a group: put it into [reward] judges')
+        return self
+
+    async def __call__(self, answered: Answered) -> float:
+        if _silent.get():
+            return 0.0
+        answer = ((AGENT, looked_at(answered, "answer")),)
+        shown = of_messages(answered.messages) if self.shows == "episode" and answered.messages else answer
+        reference = "\nor: ".join(references(answered.row, self.against)) if self.against else ""
+        messages = absolute_prompt(shown, answered.question, reference, self)
+        return await bench_for(self).ask(messages, lambda text: read_score(text, self.scale))

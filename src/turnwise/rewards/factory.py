@@ -6,23 +6,25 @@ reward = [ { use = "exact_match" }, { use = "judge", model = "...", rubric = "ci
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from turnwise.config.keys import read_options
 from turnwise.core.errors import UserError
+from turnwise.core.protocols import GroupReward
 from turnwise.core.suggestions import nearest, nearest_of_few
-from turnwise.rewards.calling import call, check_function, no_number, number, parameters_of, takes
-from turnwise.rewards.judge.bench import Bench
-from turnwise.rewards.judge.benches import bench_for
-from turnwise.rewards.judge.part import Judge
-from turnwise.rewards.parts.matching import F1, ExactMatch
-from turnwise.rewards.parts.mathematics import SymbolicMath
-from turnwise.rewards.parts.pattern import Regex
-from turnwise.rewards.parts.shaping import Length, Repetition
-from turnwise.rewards.parts.sql import SqlResult
-from turnwise.rewards.parts.unit_tests import UnitTests
+from turnwise.rewards.functions import call, check_function, no_number, number, parameters_of, takes
+from turnwise.rewards.judge.client import Bench
+from turnwise.rewards.judge.judges import GroupJudge, Judge
+from turnwise.rewards.judge.prompts import Decode
+from turnwise.rewards.judge.registry import bench_for
+from turnwise.rewards.judge.settings import JudgeSettings
+from turnwise.rewards.math_answers import SymbolicMath
 from turnwise.rewards.rubric import Answered, Part, Rubric
 from turnwise.rewards.scoring import ENV, FORMAT
+from turnwise.rewards.sql_results import SqlResult
+from turnwise.rewards.text_answers import F1, ExactMatch, Length, Regex, Repetition
+from turnwise.rewards.unit_tests import UnitTests
 
 PARTS: dict[str, type[Any]] = {
     "exact_match": ExactMatch,
@@ -35,7 +37,7 @@ PARTS: dict[str, type[Any]] = {
     "repetition": Repetition,
     "judge": Judge,
 }
-ABOUT = ("use", "name", "weight")
+REWARD_TABLE_KEYS = ("use", "name", "weight")
 """What a table says besides the options of a part."""
 
 Load = Callable[[str], Callable[..., Any]]
@@ -62,7 +64,7 @@ def _each(given: Sequence[str | Mapping[str, Any]], load: Load) -> Iterator[tupl
         table = {"use": each} if isinstance(each, str) else each
         if not isinstance(table, Mapping) or not isinstance(table.get("use"), str):
             raise UserError('a reward says nothing of what it uses: give { use = "exact_match" } or a name')
-        use, options = table["use"], {key: value for key, value in table.items() if key not in ABOUT}
+        use, options = table["use"], {key: value for key, value in table.items() if key not in REWARD_TABLE_KEYS}
         default = use.rpartition(":")[2]
         yield read_name(table, default), read_weight(table, use), _part(use, options, load)
 
@@ -85,11 +87,11 @@ def _part(use: str, options: Mapping[str, Any], load: Load) -> Part:
     if use.rpartition(":")[0].endswith(".py"):
         if options:
             told = f'the reward "{use}" has no option "{next(iter(options))}"'
-            raise UserError(f"{told}: beside a function there are {' and '.join(ABOUT[1:])}")
+            raise UserError(f"{told}: beside a function there are {' and '.join(REWARD_TABLE_KEYS[1:])}")
         return from_answers(load(use), use)
     if use not in PARTS:
         raise UserError(f'no reward "{use}":{nearest(use, PARTS)} (or give FILE.py:function)')
-    part: Part = read_options(PARTS[use], options, f'the reward "{use}"', besides=ABOUT)
+    part: Part = read_options(PARTS[use], options, f'the reward "{use}"', besides=REWARD_TABLE_KEYS)
     if isinstance(part, Judge):
         bench_for(part)  # a key or a folder that is missing is told before anything starts
     return part
@@ -136,3 +138,36 @@ def _takes_answered(function: Callable[..., Any], use: str) -> bool:
     if names == ["trajectory"]:
         raise UserError(f'the reward "{use}" is one of trajectories: name it in reward.functions, or {mend}')
     return True
+
+
+JUDGE = "judge"
+JUDGE_TABLE_KEYS = ("name", "weight")
+"""What a table says besides the options of a judge."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupJudges:
+    rewards: Mapping[str, GroupReward]
+    weights: Mapping[str, float]
+
+
+def judge_weights(given: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """By the judges' names."""
+    return {read_name(table, JUDGE): read_weight(table, JUDGE) for table in given}
+
+
+def make_judges(given: Sequence[Mapping[str, Any]], decode: Decode, taken: Sequence[str] = ()) -> GroupJudges:
+    """`decode`: token ids as text; `taken`: names that other rewards of the run have."""
+    rewards: dict[str, GroupReward] = {}
+    weights: dict[str, float] = {}
+    for table in given:
+        options = {key: value for key, value in table.items() if key not in JUDGE_TABLE_KEYS}
+        settings: JudgeSettings = read_options(JudgeSettings, options, "a judge", besides=JUDGE_TABLE_KEYS)
+        if settings.against or settings.shows != "answer":
+            raise UserError("a judge of groups sees whole episodes and no rows: leave out against and shows")
+        name = read_name(table, JUDGE)
+        if name in rewards or name in (ENV, FORMAT, *taken):
+            raise UserError(f'two rewards are called "{name}": give one of them another with name = "..."')
+        rewards[name] = GroupJudge(settings=settings, bench=bench_for(settings), decode=decode)
+        weights[name] = read_weight(table, JUDGE)
+    return GroupJudges(rewards=rewards, weights=weights)

@@ -6,11 +6,8 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 
-from turnwise.rewards.judge.bench import Bench
-from turnwise.rewards.judge.budget import Meter
-from turnwise.rewards.judge.cache import AnswerCache
-from turnwise.rewards.judge.complete import Complete
-from turnwise.rewards.judge.counts import JudgeCounts
+from turnwise.rewards.judge.budget import JudgeCounts, Meter
+from turnwise.rewards.judge.client import AnswerCache, Bench, Complete
 from turnwise.rewards.judge.settings import LOCAL, JudgeSettings
 
 Counted = dict[str, dict[str, float]]

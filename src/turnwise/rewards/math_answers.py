@@ -11,10 +11,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from decimal import Context, Decimal, DivisionByZero, InvalidOperation, Overflow, localcontext
 from fractions import Fraction
-from typing import TypeVar
+from typing import Annotated, TypeVar
+
+from pydantic import Field
 
 from turnwise.core.random_streams import stream
-from turnwise.rewards.math_text import LONGEST, PREFIXES, TOKEN, Postfix, decimals, parse, plain, variables
+from turnwise.rewards.math_text import MAX_EXPRESSION_CHARS, PREFIXES, TOKEN, Postfix, decimals, parse, plain, variables
+from turnwise.rewards.rubric import Answered, BuiltInPart, looked_at, references
 
 Value = Fraction | Decimal
 Number = TypeVar("Number", Fraction, Decimal)
@@ -52,7 +55,10 @@ def equivalent(text: str, wanted: str, close: float | None = None) -> bool:
     `close`: relative error that an answer with a decimal may have, whatever the reference is.
     """
     text, wanted = _right_side(text, wanted)
-    if TOKEN.findall(text[:LONGEST]) == TOKEN.findall(wanted[:LONGEST]) and len(text) <= LONGEST:
+    if (
+        TOKEN.findall(text[:MAX_EXPRESSION_CHARS]) == TOKEN.findall(wanted[:MAX_EXPRESSION_CHARS])
+        and len(text) <= MAX_EXPRESSION_CHARS
+    ):
         return bool(text)
     try:
         one, other = parse(text), parse(wanted)
@@ -205,3 +211,17 @@ def _same(found: Value, wanted: Value, error: Fraction) -> bool:
             return apart <= SAME * size or apart < part * abs(other)
     except ArithmeticError:  # one is too large for a number with roots, the other is not
         return False
+
+
+class SymbolicMath(BuiltInPart):
+    """1 where the answer means the same as one of the accepted ones, else 0. Nothing of it is run as code."""
+
+    against: str = "answer"
+    """The column with the accepted answer, or a list of them."""
+    close: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Relative error that an answer written as a decimal may have; 0: none. Left out, it must be exact where the
+    reference is (3, 3/4); of 1/3 or sqrt(2) it must have six digits or more and be off by less than 1 in the last."""
+
+    async def score(self, answered: Answered) -> float:
+        answer = looked_at(answered, "answer")
+        return float(any(equivalent(answer, each, self.close) for each in references(answered.row, self.against)))

@@ -1,1 +1,0 @@
-"""Parts of a rubric: what each looks at, and its options."""
