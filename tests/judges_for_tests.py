@@ -14,9 +14,9 @@ from typing import Any
 from turnwise.core.messages import assistant
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Group, Status, Stop, Trajectory, Turn
-from turnwise.rewards.judge.budget import JudgeCounts, Meter
-from turnwise.rewards.judge.client import AnswerCache, Bench
-from turnwise.rewards.judge.endpoint import EndpointComplete
+from turnwise.rewards.judge.budget import JudgeBudget, JudgeCounts
+from turnwise.rewards.judge.client import AnswerCache, JudgeClient
+from turnwise.rewards.judge.endpoint import EndpointJudgeModel
 from turnwise.rewards.judge.settings import JudgeSettings
 
 Script = Callable[[list[dict[str, str]]], str]
@@ -107,7 +107,7 @@ def settings_for(url: str, folder: Path, **options: Any) -> JudgeSettings:
     return JudgeSettings(model="m", rubric="names the capital", endpoint=url, cache=str(folder), **options)
 
 
-def bench_of(settings: JudgeSettings, slept: list[float] | None = None) -> Bench:
+def bench_of(settings: JudgeSettings, slept: list[float] | None = None) -> JudgeClient:
     """A bench of its own, as a new process would have it, whose client does not really wait."""
     counts = JudgeCounts()
 
@@ -116,8 +116,8 @@ def bench_of(settings: JudgeSettings, slept: list[float] | None = None) -> Bench
             slept.append(seconds)
         await asyncio.sleep(0)
 
-    meter = Meter(settings.max_calls, settings.max_tokens_total, counts)
-    return Bench(settings, EndpointComplete(settings, meter, sleep), AnswerCache(settings.cache), counts)
+    meter = JudgeBudget(settings.max_calls, settings.max_tokens_total, counts)
+    return JudgeClient(settings, EndpointJudgeModel(settings, meter, sleep), AnswerCache(settings.cache), counts)
 
 
 def fenced(messages: list[dict[str, str]]) -> tuple[list[tuple[str, str]], str]:

@@ -15,7 +15,7 @@ from turnwise.core.protocols import Sampling
 from turnwise.core.trajectory import Stop
 from turnwise.engine.openai import client as client_module
 from turnwise.engine.openai.client import ChatClient
-from turnwise.engine.openai.endpoint import ContextFull, Endpoint
+from turnwise.engine.openai.endpoint import ContextLengthError, Endpoint
 from turnwise.engine.openai.messages import Reply
 
 HELLO = (system("rules"), user("number 7"))
@@ -188,7 +188,7 @@ def test_the_key_is_sent_and_told_to_nobody() -> None:
 
 @pytest.mark.parametrize("body", ["context_length_exceeded", "This model's maximum context length is 10 tokens"])
 def test_a_conversation_that_is_too_long_is_its_own_failure(body: str) -> None:
-    with serving(Server(faults=lambda said: [f"400 body={body}"])) as url, pytest.raises(ContextFull):
+    with serving(Server(faults=lambda said: [f"400 body={body}"])) as url, pytest.raises(ContextLengthError):
         talk(url)
 
 

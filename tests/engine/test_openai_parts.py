@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from turnwise.core.errors import UserError
 from turnwise.core.trajectory import Stop
-from turnwise.engine.openai.endpoint import Endpoint, detail_of, read_key, retry_after, split_url
-from turnwise.engine.openai.messages import MAX_CHARS, Garbled, Reply, read_reply
+from turnwise.engine.openai.endpoint import Endpoint, error_detail, read_key, retry_after, split_url
+from turnwise.engine.openai.messages import MAX_CHARS, MalformedReply, Reply, parse_reply
 
 HTTPS = "https://api.example.com/v1"
 
@@ -100,8 +100,8 @@ JSON = st.recursive(
 @given(value=JSON | st.fixed_dictionaries({"choices": st.lists(st.fixed_dictionaries({"message": JSON}), max_size=2)}))
 def test_any_answer_is_a_reply_or_garbled(value: Any) -> None:
     try:
-        reply = read_reply(json.dumps(value).encode())
-    except Garbled:
+        reply = parse_reply(json.dumps(value).encode())
+    except MalformedReply:
         return
     assert isinstance(reply, Reply)
     reply.message.content.encode()
@@ -109,9 +109,9 @@ def test_any_answer_is_a_reply_or_garbled(value: Any) -> None:
 
 @given(data=st.binary(max_size=60))
 def test_any_bytes_are_garbled_and_tell_a_short_line(data: bytes) -> None:
-    with pytest.raises(Garbled):
-        read_reply(data)
-    detail = detail_of(Endpoint(url=HTTPS, model="m", key="\u0001"), data)
+    with pytest.raises(MalformedReply):
+        parse_reply(data)
+    detail = error_detail(Endpoint(url=HTTPS, model="m", key="\u0001"), data)
     assert detail == "" or (detail.isprintable() and len(detail) < 210)
 
 
@@ -121,12 +121,12 @@ def answer(content: Any, **usage: Any) -> bytes:
 
 def test_parts_of_text_are_joined_and_length_is_bounded() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "image"}, {"type": "text", "text": "b"}]
-    assert read_reply(answer(parts)).message.content == "ab"
-    assert len(read_reply(answer("x" * (MAX_CHARS + 5))).message.content) == MAX_CHARS
-    assert read_reply(answer("a")).stop is Stop.EOS
+    assert parse_reply(answer(parts)).message.content == "ab"
+    assert len(parse_reply(answer("x" * (MAX_CHARS + 5))).message.content) == MAX_CHARS
+    assert parse_reply(answer("a")).stop is Stop.EOS
 
 
 @pytest.mark.parametrize("count", [-1, True, 1.5, "3", 10**12])
 def test_counts_that_cannot_be_are_no_counts(count: Any) -> None:
-    reply = read_reply(answer("a", prompt_tokens=count, completion_tokens=4))
+    reply = parse_reply(answer("a", prompt_tokens=count, completion_tokens=4))
     assert (reply.prompt_tokens, reply.sampled_tokens) == (None, 4)

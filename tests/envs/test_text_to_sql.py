@@ -22,7 +22,7 @@ from turnwise.envs.text_to_sql.env import LIMITS, MAKERS, TextToSql
 from turnwise.envs.text_to_sql.more_tables import HARDER
 from turnwise.envs.text_to_sql.one_table import EASY
 from turnwise.envs.text_to_sql.schemas import SCHEMAS, TINY
-from turnwise.rewards.sql_results import asks_for_order, equal_results
+from turnwise.rewards.sql_results import equal_results, has_order_by
 from turnwise.tools.sql import query as sql_query
 from turnwise.tools.sql.query import QueryResult, SqlLimits, run_query
 from turnwise.tools.tool import ToolError
@@ -83,7 +83,7 @@ def test_every_kind_of_question_has_answers_and_says_truly_whether_it_asks_for_a
             question = maker(rng, schema)
             with closing(make_database(schema, rng)) as connection:
                 found += bool(connection.execute(question.query).fetchall())
-            assert question.ordered == asks_for_order(question.query)
+            assert question.ordered == has_order_by(question.query)
             assert (" first" in question.text) == question.ordered
     assert found >= 15
 

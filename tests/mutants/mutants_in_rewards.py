@@ -18,7 +18,7 @@ IN_REWARDS = (
         ("invalid turns are not penalised", "format_penalty if turn.invalid else 0.0", "0.0"),
         ("reward weights are not read", "[weights[name] * reward for", "[reward for"),
         ("the recorded penalty has the wrong sign", "0.0 - sum(penalties)", "sum(penalties)"),
-        ("a group of one goes on", "len(members) < min(FEWEST, size)", "len(members) < 1"),
+        ("a group of one goes on", "len(members) < min(MIN_MEMBERS, size)", "len(members) < 1"),
         ("the environment's weight is not read", "and scoring.weights[ENV] == 1.0", ""),
         (
             "the environment's reward is recorded with its penalty",
@@ -105,10 +105,10 @@ IN_REWARDS = (
         ("what was printed first counts", "line.startswith(MARK)][-count:]", "line.startswith(MARK)][:count]"),
         (
             "missing results pass",
-            "found + [NOTHING] * (count - len(found))",
+            "found + [NO_RESULT] * (count - len(found))",
             "found + found[:1] * (count - len(found))",
         ),
-        ("an error is a value", "return Given(fine is True, text)", "return Given(True, text)"),
+        ("an error is a value", "return ExpressionResult(fine is True, text)", "return ExpressionResult(True, text)"),
     ),
     *mutants(
         "rewards/sql_results.py",

@@ -156,7 +156,7 @@ IN_TRAINING = (
         ("no refill", "range(1 + self.refill)", "range(1)"),
         (
             "lost members are not counted",
-            "lost.members += len(tasks) * self.group_size - members_of(scored.groups)",
+            "lost.members += len(tasks) * self.group_size - count_members(scored.groups)",
             "lost.members += 0",
         ),
     ),

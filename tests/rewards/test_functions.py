@@ -14,7 +14,7 @@ from turnwise.core.errors import Outage, UserError
 from turnwise.core.messages import assistant
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Status, Stop, Trajectory, Turn
-from turnwise.rewards.functions import from_function
+from turnwise.rewards.functions import trajectory_reward
 
 TURN = Turn(
     context_ids=(1,),
@@ -40,7 +40,7 @@ def rewarded(given: Any, turns: int = 2) -> tuple[float, ...]:
         status=Status.FAILED,
         turn_rewards=(0.0,) * turns,
     )
-    return asyncio.run(from_function(lambda _: given)(trajectory)).turn_rewards
+    return asyncio.run(trajectory_reward(lambda _: given)(trajectory)).turn_rewards
 
 
 ONE = [1.5, np.float32(1.5), np.float64(1.5), np.array(1.5), torch.tensor(1.5), Fraction(3, 2), Decimal("1.5")]
@@ -104,7 +104,7 @@ def test_what_it_raises_is_told_with_the_line_that_raised(error: BaseException) 
     what = "raised KeyError: 'price'" if isinstance(error, KeyError) else "ended the program"
     line = raises(error).__code__.co_firstlineno + 1
     with pytest.raises(Outage, match=f"^the reward score {what} at test_functions.py:{line}: "):
-        asyncio.run(from_function(raises(error))(Trajectory))  # type: ignore[arg-type]
+        asyncio.run(trajectory_reward(raises(error))(Trajectory))  # type: ignore[arg-type]
 
 
 def two(answer: str, row: Any) -> float:
@@ -140,7 +140,7 @@ WRONG_KIND = {
 @pytest.mark.parametrize("function", WRONG_KIND, ids=lambda function: function.__name__)
 def test_a_function_of_the_wrong_kind_is_refused_before_it_is_called(function: Any) -> None:
     with pytest.raises(UserError, match=f"^the reward {function.__name__} {WRONG_KIND[function]}"):
-        from_function(function)
+        trajectory_reward(function)
 
 
 def test_rows_of_rows_are_no_numbers() -> None:

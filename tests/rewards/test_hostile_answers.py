@@ -16,12 +16,12 @@ from nasty_answers_for_tests import ANSWERS, NASTY
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, Outage, RewardFailure, UserError
 from turnwise.core.messages import assistant, user
 from turnwise.envs.adapters.reasoning_gym_answers import is_formula
-from turnwise.rewards.factory import PARTS, make_rubric
-from turnwise.rewards.judge.prompts import AGENT, Unreadable, absolute_prompt, read_score
+from turnwise.rewards.factory import REWARD_TYPES, build_rubric
+from turnwise.rewards.judge.prompts import AGENT, UnreadableVerdict, absolute_prompt, read_score
 from turnwise.rewards.math_answers import SymbolicMath
-from turnwise.rewards.rubric import Answered, BuiltInPart
-from turnwise.rewards.text_answers import Length
-from turnwise.rewards.unit_tests import Given, UnitTests, code_of
+from turnwise.rewards.rubric import BuiltInReward, Submission
+from turnwise.rewards.text_answers import LengthPenalty
+from turnwise.rewards.unit_tests import ExpressionResult, UnitTests, extract_code
 from turnwise.sandbox.types import SandboxUnavailable
 from work_for_tests import hang_guard
 
@@ -45,11 +45,11 @@ def score(table: dict[str, Any], row: dict[str, Any], answer: str) -> float:
 
 
 async def _scored(table: dict[str, Any], row: dict[str, Any], answers: list[str]) -> list[float]:
-    rubric = make_rubric([table], lambda given: pytest.fail(given))
+    rubric = build_rubric([table], lambda given: pytest.fail(given))
 
     async def scored(answer: str) -> float:
         messages = (user("?"), assistant(answer))
-        (value,) = (await rubric.score(Answered(question="?", answer=answer, row=row, messages=messages))).values()
+        (value,) = (await rubric.score(Submission(question="?", answer=answer, row=row, messages=messages))).values()
         return value
 
     return list(await asyncio.gather(*map(scored, answers)))
@@ -116,13 +116,13 @@ def test_nasty_code_gets_a_score(tests: Any, optional_part: Callable[..., NoRetu
 def test_any_printed_value_is_compared(text: str) -> None:
     for wanted in (1, {"1": [2]}, [[1]], "x", None, float("nan")):
         for as_json in (False, True):
-            assert Given(True, text).is_value(wanted, same_type=False, as_json=as_json) in (True, False)
+            assert ExpressionResult(True, text).is_value(wanted, same_type=False, as_json=as_json) in (True, False)
 
 
 @settings(deadline=None)
 @given(ANSWERS)
 def test_any_answer_can_be_shown_to_a_judge(answer: str) -> None:
-    judge = PARTS["judge"](model="m", rubric="r")
+    judge = REWARD_TYPES["judge"](model="m", rubric="r")
     messages = absolute_prompt(((AGENT, answer),), answer, answer, judge)
     assert "".join(message.content for message in messages).encode()
 
@@ -132,18 +132,18 @@ def test_fences_are_found_in_linear_time() -> None:
     length = 2_000_000
     texts = ["```" + " " * length, "```python" + "\t" * length, "```" * (length // 3), "``` \n" * (length // 5)]
     with hang_guard():
-        assert [code_of(text)[-1:] for text in texts] == [" ", "\t", "`", ""]
-        assert code_of("```" + " " * length + "py" + " " * length + "\nx\n```") == "x\n"
-        with pytest.raises(Unreadable):
+        assert [extract_code(text)[-1:] for text in texts] == [" ", "\t", "`", ""]
+        assert extract_code("```" + " " * length + "py" + " " * length + "\nx\n```") == "x\n"
+        with pytest.raises(UnreadableVerdict):
             read_score("```" + "\n" * length + "x", (0, 1))
         assert read_score('```json\n{"score": 1}\n```', (0, 1)) == 1
         assert not is_formula("a" * length + "!") and is_formula("sin(x) + x**2*y")
 
 
-class Breaks(BuiltInPart):
+class Breaks(BuiltInReward):
     """A part with a defect."""
 
-    async def score(self, answered: Answered) -> float:
+    async def score(self, answered: Submission) -> float:
         raise answered.row["error"]
 
 
@@ -167,7 +167,7 @@ DEFECTS = [
 
 @pytest.mark.parametrize("error", DEFECTS, ids=lambda error: type(error).__name__)
 def test_boundary_gives_the_worst_score_and_logs_it(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
-    answered = Answered(question="?", answer="7" * 999, row={"error": error})
+    answered = Submission(question="?", answer="7" * 999, row={"error": error})
     with caplog.at_level(logging.WARNING):
         assert asyncio.run(Breaks()(answered)) == 0.0 and asyncio.run(Costs()(answered)) == -1.0
     (record, _) = caplog.records
@@ -180,20 +180,20 @@ def test_boundary_gives_the_worst_score_and_logs_it(error: Exception, caplog: py
 )
 def test_boundary_passes_what_no_answer_brings_about(error: Exception) -> None:
     with pytest.raises(type(error)):
-        asyncio.run(Breaks()(Answered(question="?", answer="", row={"error": error})))
+        asyncio.run(Breaks()(Submission(question="?", answer="", row={"error": error})))
 
 
 def test_boundary_is_around_every_part_but_the_judge() -> None:
-    assert {name for name, part in PARTS.items() if not issubclass(part, BuiltInPart)} == {"judge"}
-    for part in (SymbolicMath, UnitTests, Length):
+    assert {name for name, part in REWARD_TYPES.items() if not issubclass(part, BuiltInReward)} == {"judge"}
+    for part in (SymbolicMath, UnitTests, LengthPenalty):
         assert "__call__" not in vars(part), "score is what a part defines"
-    assert PARTS["length"](soft=1, hard=2).worst == PARTS["repetition"]().worst == -1.0
+    assert REWARD_TYPES["length"](soft=1, hard=2).worst == REWARD_TYPES["repetition"]().worst == -1.0
 
 
 def test_boundary_takes_a_full_disk_for_infrastructure() -> None:
-    class Disk(BuiltInPart):
-        async def score(self, answered: Answered) -> float:
+    class Disk(BuiltInReward):
+        async def score(self, answered: Submission) -> float:
             raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space"):
-        asyncio.run(Disk()(Answered(question="?", answer="", row={})))
+        asyncio.run(Disk()(Submission(question="?", answer="", row={})))

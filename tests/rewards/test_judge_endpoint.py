@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from judges_for_tests import JudgeServer, bench_of, fenced, serving, settings_for
 from turnwise.core.errors import InfrastructureFailure, Outage, UserError
 from turnwise.core.messages import Message, assistant, system, user
-from turnwise.rewards.judge.client import Bench, request_key
-from turnwise.rewards.judge.judges import Judge
-from turnwise.rewards.judge.prompts import Unreadable, absolute_prompt, read_score
+from turnwise.rewards.judge.client import JudgeClient, request_key
+from turnwise.rewards.judge.judges import AnswerJudge
+from turnwise.rewards.judge.prompts import UnreadableVerdict, absolute_prompt, read_score
 from turnwise.rewards.judge.registry import bench_for, counted, forget_benches, judge_metrics, take_up
 from turnwise.rewards.judge.settings import JudgeSettings
-from turnwise.rewards.rubric import Answered
+from turnwise.rewards.rubric import Submission
 
 SCORES = {"Paris": 10, "Lyon": 2.5, "Rome": 0}
 
@@ -29,7 +29,7 @@ def by_city(messages: list[dict[str, str]]) -> str:
     return json.dumps({"reason": "so it is", "score": SCORES[said.split()[0]]})
 
 
-async def score(bench: Bench, settings: JudgeSettings, said: str) -> float:
+async def score(bench: JudgeClient, settings: JudgeSettings, said: str) -> float:
     messages = absolute_prompt((("agent", said),), "The capital?", "", settings)
     return await bench.ask(messages, lambda text: read_score(text, settings.scale))
 
@@ -60,7 +60,7 @@ def test_another_scale_is_told_and_read(tmp_path: Path) -> None:
 
 def test_the_part_of_a_rubric_shows_question_reference_and_episode(tmp_path: Path) -> None:
     server = JudgeServer(lambda messages: '{"score": 4}')
-    answered = Answered(
+    answered = Submission(
         question="The capital?",
         answer="Paris",
         row={"gold": ["Paris", "paris"]},
@@ -69,7 +69,7 @@ def test_the_part_of_a_rubric_shows_question_reference_and_episode(tmp_path: Pat
     with serving(server) as url:
         common = {"model": "m", "rubric": "is right", "endpoint": url, "cache": str(tmp_path)}
         forget_benches()
-        short, long = Judge(**common, against="gold"), Judge(**common, shows="episode")
+        short, long = AnswerJudge(**common, against="gold"), AnswerJudge(**common, shows="episode")
         assert [asyncio.run(judge(answered)) for judge in (short, long)] == [0.4, 0.4]
         assert judge_metrics()["judge/calls"] == 2 and bench_for(short).counts.calls == 1
     first, second = (fenced(request["messages"]) for request in server.requests)
@@ -81,7 +81,7 @@ def test_the_part_of_a_rubric_shows_question_reference_and_episode(tmp_path: Pat
 
 def test_a_judge_of_groups_is_no_part_of_a_rubric() -> None:
     with pytest.raises(ValueError, match=r"put it into \[reward\] judges"):
-        Judge(model="m", rubric="r", mode="relative")
+        AnswerJudge(model="m", rubric="r", mode="relative")
 
 
 @pytest.mark.parametrize(
@@ -169,13 +169,13 @@ BAD = {
 
 @pytest.mark.parametrize("bad", BAD)
 def test_anything_but_the_json_that_was_asked_for_is_no_verdict(bad: str) -> None:
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableVerdict):
         read_score(BAD[bad], (0, 10))
 
 
 @given(st.text())
 def test_no_answer_of_a_judge_breaks_the_reading(text: str) -> None:
-    with suppress(Unreadable):
+    with suppress(UnreadableVerdict):
         assert 0 <= read_score(text, (0, 10)) <= 1
 
 
@@ -285,7 +285,7 @@ def test_at_most_so_many_requests_at_the_same_time(tmp_path: Path) -> None:
 def test_the_budget_of_calls_holds_among_many_at_once(faults: tuple[str, ...], tmp_path: Path) -> None:
     server = JudgeServer(lambda messages: '{"score": 1}', faults=faults, wait_s=0.01)
 
-    async def run(bench: Bench) -> list[Any]:
+    async def run(bench: JudgeClient) -> list[Any]:
         asked = [score(bench, settings, f"City{number}") for number in range(64)]
         return await asyncio.gather(*asked, return_exceptions=True)
 
@@ -308,7 +308,7 @@ def test_the_budget_of_tokens_holds_and_waits_for_what_is_under_way(usage: bool,
     """A request could take some 600 tokens, and takes 100 where it is counted: many fit, though few at once."""
     server = JudgeServer(lambda messages: '{"score": 1}', usage=usage, wait_s=0.005)
 
-    async def run(bench: Bench) -> list[Any]:
+    async def run(bench: JudgeClient) -> list[Any]:
         asked = [score(bench, settings, f"City{number}") for number in range(64)]
         return await asyncio.gather(*asked, return_exceptions=True)
 

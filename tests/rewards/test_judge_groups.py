@@ -13,7 +13,7 @@ from judges_for_tests import JudgeServer, attempts, bench_of, decode, fenced, gr
 from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.core.protocols import GroupReward, RewardResult
 from turnwise.core.trajectory import Trajectory
-from turnwise.rewards.factory import make_judges
+from turnwise.rewards.factory import build_group_judges
 from turnwise.rewards.judge.budget import JudgeCounts
 from turnwise.rewards.judge.judges import GroupJudge, _pairs
 from turnwise.rewards.judge.registry import forget_benches
@@ -213,7 +213,7 @@ def test_a_winner_that_nobody_is_is_no_verdict(winner: str, tmp_path: Path) -> N
 def test_judges_of_a_recipe_have_names_and_weights(tmp_path: Path) -> None:
     forget_benches()
     common = {"model": "m", "rubric": "r", "endpoint": "http://127.0.0.1:1/v1", "cache": str(tmp_path)}
-    made = make_judges([{**common, "mode": "relative", "weight": -0.5}, {**common, "name": "other"}], decode)
+    made = build_group_judges([{**common, "mode": "relative", "weight": -0.5}, {**common, "name": "other"}], decode)
     assert made.weights == {"judge": -0.5, "other": 1.0}
     assert [reward.settings.mode for reward in made.rewards.values()] == ["relative", "absolute"]  # type: ignore[attr-defined]
 
@@ -236,5 +236,5 @@ def test_judges_of_a_recipe_have_names_and_weights(tmp_path: Path) -> None:
 )
 def test_mistakes_are_one_line(tables: Any, line: str) -> None:
     with pytest.raises(UserError) as error:
-        make_judges(tables, decode)
+        build_group_judges(tables, decode)
     assert line in str(error.value) and "\n" not in str(error.value)

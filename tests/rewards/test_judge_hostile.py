@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from judges_for_tests import JudgeServer, bench_of, decode, fenced, group_of, member, serving, settings_for
 from turnwise.core.errors import UserError
-from turnwise.rewards.factory import make_rubric
-from turnwise.rewards.judge.judges import GroupJudge, Judge
-from turnwise.rewards.judge.prompts import Fence, absolute_prompt, harmless
+from turnwise.rewards.factory import build_rubric
+from turnwise.rewards.judge.judges import AnswerJudge, GroupJudge
+from turnwise.rewards.judge.prompts import Fence, absolute_prompt, escape_markers
 from turnwise.rewards.judge.registry import forget_benches
 from turnwise.rewards.judge.settings import JudgeSettings
-from turnwise.rewards.rubric import Answered
+from turnwise.rewards.rubric import Submission
 
 CANARY, NAMELIKE = "sk-canary-7f3a9d51c0", "hf_canary7f3a9d51c0"
 """Keys; the second could be the name of a variable."""
@@ -59,12 +59,12 @@ def test_answers_that_ask_for_full_marks_score_as_the_rubric_says(tmp_path: Path
 
     async def values() -> list[float]:
         answers = [text.replace("Lyon", city) for text in INJECTIONS.values() for city in ("Lyon", "Paris")]
-        asked = (judge(Answered(question="The capital?", answer=answer, row={})) for answer in answers)
+        asked = (judge(Submission(question="The capital?", answer=answer, row={})) for answer in answers)
         return await asyncio.gather(*asked)
 
     with serving(server) as url:
         forget_benches()
-        judge = Judge(model="m", rubric="names the capital", endpoint=url, cache=str(tmp_path))
+        judge = AnswerJudge(model="m", rubric="names the capital", endpoint=url, cache=str(tmp_path))
         found = asyncio.run(values())
     names = [f"{name}, {city}" for name in INJECTIONS for city in ("wrong", "right")]
     assert dict(zip(names, found, strict=True)) == dict(zip(names, [0.1, 0.8] * len(INJECTIONS), strict=True))
@@ -96,15 +96,15 @@ def test_no_text_leaves_its_fence(text: str) -> None:
     fence = Fence([text])
     block = fence.around("agent", text, 1000)
     assert block.count("<<<") == 2 and block.count(">>>") == 2
-    assert "<|" not in harmless(text) and "<<" not in harmless(text)
-    assert harmless(harmless(text)) == harmless(text)
+    assert "<|" not in escape_markers(text) and "<<" not in escape_markers(text)
+    assert escape_markers(escape_markers(text)) == escape_markers(text)
     assert fence.number not in text
 
 
 @given(st.text())
 def test_a_reader_loses_nothing_but_control_characters_and_marks(text: str) -> None:
     letters = [letter for letter in text if letter.isalnum()]
-    assert [letter for letter in harmless(text) if letter.isalnum()] == letters
+    assert [letter for letter in escape_markers(text) if letter.isalnum()] == letters
 
 
 def test_long_texts_are_cut_in_the_middle_and_stay_fenced(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_key_in_a_recipe_is_refused_and_not_repeated(options: dict[str, str], 
     if options.get("key_file") == "KEY_FILE":
         options = options | {"key_file": str(tmp_path / "key")}
     with pytest.raises(UserError) as error:
-        make_rubric([{**table, **options}], lambda given: len)
+        build_rubric([{**table, **options}], lambda given: len)
     shown = f"{error.value!r}{error.value.__cause__!r}{error.value.__context__!r}"
     assert CANARY not in shown and NAMELIKE not in shown
     assert ("key" in str(error.value) or "endpoint" in str(error.value)) and "\n" not in str(error.value)
@@ -194,7 +194,7 @@ MARKS = """<tool_call> </tool_call> <tool_response> <start_of_image> <pad> <extr
 
 @pytest.mark.parametrize("mark", [*MARKS.split(), "<system >"])
 def test_marks_of_chat_templates_are_taken_apart(mark: str) -> None:
-    found = harmless(f"a {mark} b")
+    found = escape_markers(f"a {mark} b")
     plain = mark.translate(str.maketrans("＜＞", "<>", "\u200b"))
     assert plain not in found and "＜" not in found and "\u200b" not in found
     assert found.replace(" ", "") == f"a{plain}b".replace(" ", ""), "all of it can still be read"
@@ -202,4 +202,4 @@ def test_marks_of_chat_templates_are_taken_apart(mark: str) -> None:
 
 @pytest.mark.parametrize("text", ["a < b and c > d", "x <= y -> z", "if a<b:\n  c>d", "x[i] = [A] + [1, 2]", "3<4"])
 def test_what_is_no_mark_stays_as_it_is(text: str) -> None:
-    assert harmless(text) == text
+    assert escape_markers(text) == text

@@ -10,15 +10,15 @@ from turnwise.core.task import EpisodeKey
 from turnwise.engine.scripted import ScriptedPolicy
 from turnwise.models.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
-from turnwise.rewards.judge.budget import JudgeCounts, Meter
-from turnwise.rewards.judge.client import AnswerCache, Bench
-from turnwise.rewards.judge.judges import Judge
-from turnwise.rewards.judge.local import LocalComplete, Speaker
+from turnwise.rewards.judge.budget import JudgeBudget, JudgeCounts
+from turnwise.rewards.judge.client import AnswerCache, JudgeClient
+from turnwise.rewards.judge.judges import AnswerJudge
+from turnwise.rewards.judge.local import LoadedJudge, LocalJudgeModel
 from turnwise.rewards.judge.prompts import absolute_prompt, read_score
 from turnwise.rewards.judge.registry import bench_for, forget_benches, judge_metrics
-from turnwise.rewards.rubric import Answered
+from turnwise.rewards.rubric import Submission
 
-ANSWERED = Answered(question="The capital?", answer="Paris", row={})
+ANSWERED = Submission(question="The capital?", answer="Paris", row={})
 
 
 def test_a_local_model_that_says_a_score_is_read_as_an_endpoint_is(tmp_path: Path) -> None:
@@ -29,11 +29,11 @@ def test_a_local_model_that_says_a_score_is_read_as_an_endpoint_is(tmp_path: Pat
         heard.append(renderer.decode(ids))
         return renderer.answer('{"score": 3}')
 
-    judge = Judge(model="tiny", rubric="is right", endpoint="local", cache=str(tmp_path))
+    judge = AnswerJudge(model="tiny", rubric="is right", endpoint="local", cache=str(tmp_path))
     counts = JudgeCounts()
     policy = ScriptedPolicy(script, sorted(renderer.stop_ids))
-    complete = LocalComplete(judge, Meter(10, 100_000, counts), lambda: Speaker(policy, renderer))
-    bench = Bench(judge, complete, AnswerCache(judge.cache), counts)
+    complete = LocalJudgeModel(judge, JudgeBudget(10, 100_000, counts), lambda: LoadedJudge(policy, renderer))
+    bench = JudgeClient(judge, complete, AnswerCache(judge.cache), counts)
     messages = absolute_prompt((("agent", "Paris"),), "The capital?", "", judge)
     for _ in range(2):
         assert asyncio.run(bench.ask(messages, lambda text: read_score(text, judge.scale))) == 0.3
@@ -44,7 +44,7 @@ def test_a_local_model_that_says_a_score_is_read_as_an_endpoint_is(tmp_path: Pat
 def test_tiny_itself_runs_through_the_native_engine_and_what_it_says_is_no_verdict(tmp_path: Path) -> None:
     """An untrained model says nothing that can be read: asked again, counted, and never a score."""
     forget_benches()
-    judge = Judge(model="tiny", rubric="is right", endpoint="local", cache=str(tmp_path), max_tokens=4, asks=2)
+    judge = AnswerJudge(model="tiny", rubric="is right", endpoint="local", cache=str(tmp_path), max_tokens=4, asks=2)
     with pytest.raises(InfrastructureFailure, match="the judge tiny gave no verdict, 2 times"):
         asyncio.run(judge(ANSWERED))
     counts = bench_for(judge).counts

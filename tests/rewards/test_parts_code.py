@@ -7,8 +7,16 @@ from typing import Any, NoReturn
 import pytest
 
 from turnwise.core.errors import InfrastructureFailure, UserError
-from turnwise.rewards.rubric import Answered
-from turnwise.rewards.unit_tests import NOTHING, Given, UnitTests, _given, _sandbox, code_of, read_tests
+from turnwise.rewards.rubric import Submission
+from turnwise.rewards.unit_tests import (
+    NO_RESULT,
+    ExpressionResult,
+    UnitTests,
+    _given,
+    _sandbox,
+    extract_code,
+    parse_tests,
+)
 from turnwise.sandbox.types import SandboxFailure, SandboxUnavailable
 
 ASSERTS = """
@@ -51,7 +59,7 @@ PATIENT_S = 60.0
 
 async def _one(answer: str, tests: Any, **options: Any) -> float:
     part = UnitTests(timeout_s=1.0 if "while True" in answer else PATIENT_S, **options)
-    return await part(Answered(question="", answer=answer, row={"tests": tests}))
+    return await part(Submission(question="", answer=answer, row={"tests": tests}))
 
 
 def test_the_share_of_tests_that_pass_whatever_the_code_does(optional_part: Callable[..., NoReturn]) -> None:
@@ -73,7 +81,7 @@ def test_a_forged_value_that_would_take_long_to_read_is_none() -> None:
     alike = "{" + ",".join(str(number * (2**61 - 1)) for number in range(1, 15_500)) + "}"
     nested = "[" * 500 + "]" * 500
     output = f'tested:[true, "{alike}"]\ntested:[true, {nested}]\ntested:[true, "4"]\n'
-    assert _given(output, 3) == [NOTHING, NOTHING, Given(True, "4")]
+    assert _given(output, 3) == [NO_RESULT, NO_RESULT, ExpressionResult(True, "4")]
 
 
 @pytest.mark.parametrize(
@@ -104,11 +112,11 @@ def test_a_sandbox_that_breaks_is_an_infrastructure_failure(monkeypatch: pytest.
 @pytest.mark.parametrize("tests", [None, [], "", "x = 1", 7, [1, 2], [{"input": 1}], "assert ((", ["assert 1"] * 501])
 def test_a_column_that_holds_no_tests_is_told(tests: Any) -> None:
     with pytest.raises(UserError, match='the column "tests"'):
-        read_tests(tests, GOOD, "", "tests")
+        parse_tests(tests, GOOD, "", "tests")
 
 
 def test_what_should_come_out_is_never_told_inside() -> None:
-    setup, cases = read_tests(ASSERTS, GOOD, "", "tests")
+    setup, cases = parse_tests(ASSERTS, GOOD, "", "tests")
     assert setup == "import math"
     assert [(case.expression, case.wanted) for case in cases[:3]] == [
         ("add(1, 2)", 3),
@@ -118,11 +126,15 @@ def test_what_should_come_out_is_never_told_inside() -> None:
 
 
 def test_only_a_value_that_came_out_is_compared() -> None:
-    assert Given(True, "3").is_value(3, same_type=True) and not Given(False, "3").is_value(3, same_type=True)
-    assert Given(True, "3.0").is_value(3, same_type=False) and not Given(True, "3.0").is_value(3, same_type=True)
-    assert not Given(True, "__import__('os')").is_value(3, same_type=False)
+    assert ExpressionResult(True, "3").is_value(3, same_type=True) and not ExpressionResult(False, "3").is_value(
+        3, same_type=True
+    )
+    assert ExpressionResult(True, "3.0").is_value(3, same_type=False) and not ExpressionResult(True, "3.0").is_value(
+        3, same_type=True
+    )
+    assert not ExpressionResult(True, "__import__('os')").is_value(3, same_type=False)
 
 
 def test_the_last_block_is_the_code() -> None:
-    assert code_of("```py\na\n```\n```\nb\n```") == "b\n"
-    assert code_of("a = 1") == "a = 1"
+    assert extract_code("```py\na\n```\n```\nb\n```") == "b\n"
+    assert extract_code("a = 1") == "a = 1"

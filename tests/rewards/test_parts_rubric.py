@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from turnwise.core.errors import EnvironmentFailure, Outage, UserError
 from turnwise.core.messages import assistant, user
-from turnwise.rewards.factory import PARTS, make_rubric
-from turnwise.rewards.rubric import Answered, Rubric
-from turnwise.rewards.text_answers import f1, normalised
+from turnwise.rewards.factory import REWARD_TYPES, build_rubric
+from turnwise.rewards.rubric import Rubric, Submission
+from turnwise.rewards.text_answers import f1, normalise_answer
 from turnwise.tools.tool import ToolResult
 from work_for_tests import hang_guard
 
@@ -26,9 +26,9 @@ def no_files(given: str) -> Any:
 
 
 def score(given: Any, answer: str, row: Mapping[str, Any] | None = None, said: tuple[str, ...] = ()) -> float:
-    rubric = make_rubric([given], no_files)
+    rubric = build_rubric([given], no_files)
     messages = (user("?"), *(assistant(text) for text in said))
-    answered = Answered(question="?", answer=answer, row=row or {}, messages=messages if said else ())
+    answered = Submission(question="?", answer=answer, row=row or {}, messages=messages if said else ())
     (value,) = asyncio.run(rubric.score(answered)).values()
     return value
 
@@ -75,7 +75,9 @@ def test_a_list_of_guesses_can_be_worth_nothing() -> None:
 @given(st.text(), st.text())
 def test_f1_is_even_handed_and_1_for_the_same(one: str, other: str) -> None:
     assert f1(one, other) == f1(other, one) and 0 <= f1(one, other) <= 1
-    assert f1(one, one) == 1 and (f1(one, other) < 1 or sorted(normalised(one)) == sorted(normalised(other)))
+    assert f1(one, one) == 1 and (
+        f1(one, other) < 1 or sorted(normalise_answer(one)) == sorted(normalise_answer(other))
+    )
 
 
 def test_a_column_that_a_row_lacks_is_told_with_the_nearest() -> None:
@@ -95,7 +97,7 @@ def test_a_pattern_matches_anywhere_or_the_whole() -> None:
 def test_a_hostile_text_on_a_pattern_of_many_ways_is_no_match_in_time_and_holds_nobody_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    part = PARTS["regex"](pattern=r"(?:a|a|aa)+$", match="full", timeout_s=0.1)
+    part = REWARD_TYPES["regex"](pattern=r"(?:a|a|aa)+$", match="full", timeout_s=0.1)
     matches, threads = type(part)._matches, list[threading.Thread]()
 
     def watched(self: Any, text: str) -> bool:
@@ -104,7 +106,7 @@ def test_a_hostile_text_on_a_pattern_of_many_ways_is_no_match_in_time_and_holds_
 
     monkeypatch.setattr(type(part), "_matches", watched)
     with hang_guard():
-        assert asyncio.run(part(Answered(question="", answer="a" * 60 + "b", row={}))) == 0.0
+        assert asyncio.run(part(Submission(question="", answer="a" * 60 + "b", row={}))) == 0.0
     assert len(threads) == 1 and threads[0] is not threading.main_thread(), "the event loop goes on meanwhile"
 
 
@@ -188,11 +190,11 @@ TABLES: list[tuple[Any, str]] = [
 @pytest.mark.parametrize(("given", "line"), TABLES, ids=lambda each: str(each)[:40])
 def test_mistakes_are_one_line_with_the_mend(given: Any, line: str) -> None:
     with pytest.raises(UserError) as error:
-        make_rubric(given, no_files)
+        build_rubric(given, no_files)
     assert line in str(error.value) and "\n" not in str(error.value)
 
 
-def total(rubric: Rubric, answered: Answered) -> tuple[dict[str, float], float]:
+def total(rubric: Rubric, answered: Submission) -> tuple[dict[str, float], float]:
     values = asyncio.run(rubric.score(answered))
     return values, rubric.total(values)
 
@@ -203,8 +205,8 @@ def test_parts_are_recorded_by_name_and_weighted_with_their_sign() -> None:
         {"use": "f1", "weight": -0.5},
         {"use": "f1", "name": "other", "against": "b", "weight": 0.25},
     ]
-    answered = Answered(question="", answer="a tower", row={"answer": "tower", "b": "big tower"})
-    values, reward = total(make_rubric(given, no_files), answered)
+    answered = Submission(question="", answer="a tower", row={"answer": "tower", "b": "big tower"})
+    values, reward = total(build_rubric(given, no_files), answered)
     assert values == pytest.approx({"exact_match": 1.0, "f1": 1.0, "other": 2 / 3})
     assert reward == pytest.approx(2 - 0.5 + 0.25 * 2 / 3)
 
@@ -213,7 +215,7 @@ def test_functions_of_the_users_are_parts_async_or_not_and_may_run_tools() -> No
     async def run_tool(name: str, arguments: Mapping[str, Any]) -> ToolResult:
         return ToolResult(text=f"{name} {arguments['code']}")
 
-    async def checked(answered: Answered) -> bool:
+    async def checked(answered: Submission) -> bool:
         assert answered.run_tool is not None
         return (await answered.run_tool("python", {"code": answered.answer})).text == "python 42"
 
@@ -222,16 +224,16 @@ def test_functions_of_the_users_are_parts_async_or_not_and_may_run_tools() -> No
 
     functions = {"a.py:checked": checked, "b.py:later": later, "c.py:now": lambda answer, row, more=0: 3}
     given = ["a.py:checked", {"use": "b.py:later", "weight": 0.1}, {"use": "c.py:now", "name": "three"}]
-    answered = Answered(question="", answer="42", row={"factor": 5}, run_tool=run_tool)
-    values, reward = total(make_rubric(given, functions.__getitem__), answered)
+    answered = Submission(question="", answer="42", row={"factor": 5}, run_tool=run_tool)
+    values, reward = total(build_rubric(given, functions.__getitem__), answered)
     assert values == {"checked": 1.0, "later": 10.0, "three": 3.0} and reward == 5.0
-    alone = make_rubric("b.py:later", functions.__getitem__)
+    alone = build_rubric("b.py:later", functions.__getitem__)
     assert total(alone, answered) == ({"later": 10.0}, 10.0)
 
 
 def test_functions_that_cannot_be_called_so_are_told() -> None:
     with pytest.raises(UserError, match=r"write function\(answer, row\) or function\(answered\)"):
-        make_rubric("a.py:f", lambda given: lambda a, b, c: 0)
+        build_rubric("a.py:f", lambda given: lambda a, b, c: 0)
 
 
 def yields(answer: str, row: Any) -> Any:
@@ -244,14 +246,14 @@ WRONG_KIND: list[tuple[Any, str]] = [
     (lambda trajectory: 0, "is one of trajectories: name it in reward.functions"),
     (lambda answer, row, *, factor: 0, "takes other arguments"),
     (yields, "yields, .*: let it return one"),
-    (Answered, "is a class: give a function"),
+    (Submission, "is a class: give a function"),
 ]
 
 
 @pytest.mark.parametrize(("function", "told"), WRONG_KIND, ids=[told[:30] for _, told in WRONG_KIND])
 def test_functions_of_the_wrong_kind_are_told_before_they_are_called(function: Any, told: str) -> None:
     with pytest.raises(UserError, match=f'^the reward "a.py:f" {told}'):
-        make_rubric("a.py:f", lambda given: function)
+        build_rubric("a.py:f", lambda given: function)
 
 
 BROKEN: list[tuple[Any, str]] = [
@@ -271,15 +273,15 @@ BROKEN: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("does", "told"), BROKEN, ids=[told[:30] for _, told in BROKEN])
 def test_functions_that_break_are_told_with_what_they_did_and_where(does: Any, told: str) -> None:
-    part = make_rubric("a.py:f", lambda given: lambda answer, row: does(row))
+    part = build_rubric("a.py:f", lambda given: lambda answer, row: does(row))
     told = told.replace(r"\S+", r"test_parts_rubric\.py")
     with pytest.raises(Outage, match=f"^the reward \"a.py:f\", on the answer 'three', {told}"):
-        total(part, Answered(question="", answer="three", row={"answer": "3", "n": 1}))
+        total(part, Submission(question="", answer="three", row={"answer": "3", "n": 1}))
 
 
 def test_every_option_of_every_part_is_explained_or_plain() -> None:
-    assert set(PARTS) == {
+    assert set(REWARD_TYPES) == {
         "exact_match", "f1", "math", "unit_tests", "sql", "regex", "length", "repetition", "judge"
     }  # fmt: skip
-    for part in PARTS.values():
+    for part in REWARD_TYPES.values():
         assert part.__doc__ and part.model_config["frozen"] and part.model_config["extra"] == "forbid"

@@ -13,8 +13,8 @@ from test_scoring import TASK, played
 from turnwise.core.errors import InfrastructureFailure
 from turnwise.core.protocols import RewardResult
 from turnwise.core.trajectory import Group, Trajectory
-from turnwise.rewards.functions import from_function
-from turnwise.rewards.scoring import Scored, Scoring, score_groups
+from turnwise.rewards.functions import trajectory_reward
+from turnwise.rewards.scoring import ScoredGroups, Scoring, score_groups
 from virtual_time_for_tests import block as hold_loop
 from virtual_time_for_tests import follow_virtual_time, run_in_virtual_time
 
@@ -42,7 +42,7 @@ def groups(count: int = 1) -> list[Group]:
     return [Group(task=replace(TASK, seed=seed), trajectories=tuple(members)) for seed in range(count)]
 
 
-def scored(scoring: Scoring, count: int = 1) -> Scored:
+def scored(scoring: Scoring, count: int = 1) -> ScoredGroups:
     return asyncio.run(score_groups(groups(count), scoring))
 
 
@@ -84,7 +84,7 @@ def test_what_an_environment_names_of_its_reward_is_recorded_and_counts_once() -
     assert group.trajectories[0].total_reward == 1.5
 
 
-def left_out(*places: int) -> Scored:
+def left_out(*places: int) -> ScoredGroups:
     """Of three members those at `places` get no verdict."""
 
     async def judge(group: Group) -> tuple[RewardResult | InfrastructureFailure, ...]:
@@ -124,19 +124,21 @@ def test_a_group_of_one_that_is_judged_is_whole() -> None:
 
 
 def test_a_member_that_a_function_cannot_reach_the_world_for_is_left_out_alone() -> None:
-    def reach(longest: int) -> Scored:
+    def reach(longest: int) -> ScoredGroups:
         def score(trajectory: Trajectory) -> float:
             if len(trajectory.turns) > longest:
                 raise InfrastructureFailure("the server is gone")
             return 0.5
 
-        scoring = Scoring(format_penalty=0.0, functions={"score": from_function(score)}, weights={"env": 1, "score": 1})
+        scoring = Scoring(
+            format_penalty=0.0, functions={"score": trajectory_reward(score)}, weights={"env": 1, "score": 1}
+        )
         return scored(scoring)
 
     (group,) = reach(2).groups
     assert [member.turn_rewards for member in group.trajectories] == [(0.0, 1.5), (2.5,)]
     told = "there is no verdict on 2 of a group's 3 members: the reward score: the server is gone"
-    assert reach(1) == Scored(groups=[], failures=(told,), left_out=3, last_failure=told)
+    assert reach(1) == ScoredGroups(groups=[], failures=(told,), left_out=3, last_failure=told)
 
 
 async def hang(trajectory: Trajectory) -> float:
@@ -168,7 +170,7 @@ def test_score_groups_leaves_out_a_member_whose_function_never_returns(
     def score(trajectory: Trajectory) -> float | Awaitable[float]:
         return late(trajectory) if len(trajectory.turns) == 1 else 0.5
 
-    functions = {"score": from_function(score)}
+    functions = {"score": trajectory_reward(score)}
     found = scored(Scoring(format_penalty=0.0, functions=functions, weights={"env": 1, "score": 1}, timeout_s=0.5))
     assert [len(group.trajectories) for group in found.groups] == [2] and found.left_out == 1
     assert re.search(told, found.last_failure)
@@ -193,7 +195,7 @@ def test_score_groups_never_charges_a_function_for_other_calls(
     """All fifteen calls together take longer than the limit, each alone a fraction of it."""
     follow_virtual_time(monkeypatch)
     lock = asyncio.Lock()
-    functions = {"score": from_function(lambda trajectory: one(trajectory, lock))}
+    functions = {"score": trajectory_reward(lambda trajectory: one(trajectory, lock))}
     scoring = Scoring(format_penalty=0.0, functions=functions, weights={"env": 1, "score": 1}, timeout_s=1.0)
     found = run_in_virtual_time(score_groups(groups(5), scoring))
     assert (found.left_out, found.last_failure) == (0, "")
@@ -213,6 +215,6 @@ def test_score_groups_ends_where_every_call_hangs(monkeypatch: pytest.MonkeyPatc
         await score_groups(groups(5), scoring)
         return asyncio.get_running_loop().time()
 
-    functions = {"score": from_function(hang_from_now_on)}
+    functions = {"score": trajectory_reward(hang_from_now_on)}
     scoring = Scoring(format_penalty=0.0, functions=functions, weights={"env": 1, "score": 1}, timeout_s=1.0)
     assert run_in_virtual_time(scenario()) < 0.05 * sum(range(15)) + 2 * scoring.timeout_s

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.rewards.sql_results import asks_for_order, equal_results
+from turnwise.rewards.sql_results import equal_results, has_order_by
 from turnwise.tools.sql.query import QueryResult
 from work_for_tests import count_lines
 
@@ -136,4 +136,4 @@ def test_a_shuffled_result_is_equal_and_a_changed_one_is_not(table: list[tuple[A
     ],
 )
 def test_an_order_is_asked_for_outside_of_brackets(query: str, ordered: bool) -> None:
-    assert asks_for_order(query) == ordered
+    assert has_order_by(query) == ordered

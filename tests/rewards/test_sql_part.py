@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from turnwise.core.errors import EnvironmentFailure
-from turnwise.rewards.rubric import Answered
+from turnwise.rewards.rubric import Submission
 from turnwise.rewards.sql_results import SqlResult
 from turnwise.tools.sql import query as sql_query
 from turnwise.tools.sql.query import QueryResult, SqlLimits
@@ -29,7 +29,7 @@ def database(tmp_path: Path) -> str:
 
 def scored(answer: str, database: str, **options: Any) -> float:
     row = {"sql": RIGHT, "database": database}
-    return asyncio.run(SqlResult(max_value=50_000, **options)(Answered(question="?", answer=answer, row=row)))
+    return asyncio.run(SqlResult(max_value=50_000, **options)(Submission(question="?", answer=answer, row=row)))
 
 
 def test_an_answer_that_does_not_end_is_wrong_and_nobody_waits(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,6 +50,6 @@ def test_an_answer_that_does_not_end_is_wrong_and_nobody_waits(database: str, mo
 
 def test_rows_of_long_texts_can_be_allowed(database: str) -> None:
     assert scored(RIGHT, database) == 1.0
-    short = Answered(question="?", answer=RIGHT, row={"sql": RIGHT, "database": database})
+    short = Submission(question="?", answer=RIGHT, row={"sql": RIGHT, "database": database})
     with pytest.raises(EnvironmentFailure, match="too big"):
         asyncio.run(SqlResult()(short))

@@ -9,16 +9,16 @@ import pytest
 
 from episodes_for_tests import group_of, turn_of
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, RewardFailure
-from turnwise.rewards.rubric import Answered, Rubric
+from turnwise.rewards.rubric import Rubric, Submission
 from turnwise.rewards.scoring import ENV, Scoring, score_groups
 from turnwise.rewards.sql_results import equal_results
 from turnwise.rewards.text_answers import F1, ExactMatch, f1
-from turnwise.rewards.unit_tests import read_tests, run_cases
+from turnwise.rewards.unit_tests import evaluate_expressions, parse_tests
 from turnwise.tools.sql.query import QueryResult
 
 
-def answered(answer: str, /, **row: Any) -> Answered:
-    return Answered(question="?", answer=answer, row=row)
+def answered(answer: str, /, **row: Any) -> Submission:
+    return Submission(question="?", answer=answer, row=row)
 
 
 def test_environment_reward_is_weighted_where_it_is_the_only_one() -> None:
@@ -30,7 +30,7 @@ def test_environment_reward_is_weighted_where_it_is_the_only_one() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_part_that_gives_no_finite_number_fails_the_environment(value: float) -> None:
-    async def broken(answered: Answered) -> float:
+    async def broken(answered: Submission) -> float:
         return value
 
     with pytest.raises(EnvironmentFailure, match="the reward broken gave"):
@@ -38,7 +38,7 @@ def test_part_that_gives_no_finite_number_fails_the_environment(value: float) ->
 
 
 def test_part_whose_service_is_gone_is_a_missing_reward() -> None:
-    async def gone(answered: Answered) -> float:
+    async def gone(answered: Submission) -> float:
         raise InfrastructureFailure("no answer")
 
     with pytest.raises(RewardFailure, match="the reward gone: no answer"):
@@ -73,12 +73,12 @@ class Said:
 
 def test_expressions_without_a_result_and_those_that_raised_have_no_value() -> None:
     lines = ['tested:[true, "1"]', 'tested:[false, "1"]']
-    given, _ = asyncio.run(run_cases(Said("\n".join(lines)), "", ["f(1)", "f(2)", "f(3)"]))
+    given, _ = asyncio.run(evaluate_expressions(Said("\n".join(lines)), "", ["f(1)", "f(2)", "f(3)"]))
     assert [each.is_value(1, same_type=False) for each in given] == [True, False, False]
 
 
 def test_asserted_difference_is_not_an_equality() -> None:
-    _, (case,) = read_tests("assert f(1) != 2", "", "", "tests")
+    _, (case,) = parse_tests("assert f(1) != 2", "", "", "tests")
     assert case.inside and case.wanted is True and case.expression == "bool(f(1) != 2)"
 
 

@@ -11,7 +11,7 @@ from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, User
 from turnwise.core.messages import Message, assistant, system, user
 from turnwise.core.protocols import Observation, Sampling, StepResult
 from turnwise.core.trajectory import Status, Stop, Trajectory
-from turnwise.engine.openai.endpoint import ContextFull
+from turnwise.engine.openai.endpoint import ContextLengthError
 from turnwise.engine.openai.messages import Reply
 from turnwise.rollout.chat_episode import MESSAGES, USAGE, ChatPlayer, sampled_tokens
 from turnwise.rollout.limits import Limits
@@ -122,10 +122,10 @@ def test_an_endpoint_that_counts_nothing_still_meets_the_limit() -> None:
 
 
 def test_a_context_that_the_model_cannot_hold_is_truncated_but_not_at_the_start() -> None:
-    found = play(Counting(), Talker("one", ContextFull("too long")))
+    found = play(Counting(), Talker("one", ContextLengthError("too long")))
     assert (found.status, found.num_turns) == (Status.TRUNCATED_TOKENS, 1)
     with pytest.raises(UserError, match="the first observation is too long"):
-        play(Counting(), Talker(ContextFull("too long")))
+        play(Counting(), Talker(ContextLengthError("too long")))
 
 
 def test_a_slow_environment_is_its_own_failure_and_a_slow_endpoint_is_none() -> None:

@@ -22,8 +22,8 @@ from turnwise.data.samples import samples_of
 from turnwise.engine.scripted import ScriptedPolicy, ScriptedSession
 from turnwise.envs.registry import load
 from turnwise.render.codec import Codec
-from turnwise.rewards.factory import make_rubric
-from turnwise.rewards.rubric import Answered, Rubric
+from turnwise.rewards.factory import build_rubric
+from turnwise.rewards.rubric import Rubric, Submission
 from turnwise.rollout.context import FullHistory, Pending
 from turnwise.rollout.episode import run_episode
 from turnwise.rollout.limits import EpisodeClock, Limits
@@ -159,17 +159,17 @@ def test_an_environment_that_hangs_has_failed_in_time_and_is_not_the_agents_doin
 
 
 def test_a_reward_that_hangs_is_told_by_its_name() -> None:
-    async def slow(answered: Answered) -> float:
+    async def slow(answered: Submission) -> float:
         await asyncio.Event().wait()
         return 1.0
 
-    async def quick(answered: Answered) -> float:
+    async def quick(answered: Submission) -> float:
         return 1.0
 
     class Judged(TalkingEnv):
         async def step(self, message: Message) -> StepResult:
             rubric = Rubric(parts={"form": quick, "judge": slow}, weights={"form": 1.0, "judge": 1.0})
-            await rubric.score(Answered(question="", answer="", row={}))
+            await rubric.score(Submission(question="", answer="", row={}))
             return await super().step(message)
 
     with pytest.raises(InfrastructureFailure, match=r"^the reward judge was waited for when rollout\.timeout_s 0\.1"):
@@ -204,8 +204,8 @@ def test_a_rubric_function_that_blocks_is_interrupted() -> None:
 
     class Judged(TalkingEnv):
         async def step(self, message: Message) -> StepResult:
-            rubric = make_rubric("mine.py:blocks", lambda given: blocks)
-            await rubric.score(Answered(question="", answer="", row={}))
+            rubric = build_rubric("mine.py:blocks", lambda given: blocks)
+            await rubric.score(Submission(question="", answer="", row={}))
             return await super().step(message)
 
     told = (

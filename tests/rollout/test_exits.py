@@ -19,8 +19,8 @@ from turnwise.envs.seeds import seed_for
 from turnwise.envs.text_env import Outcome, TextEnv, won
 from turnwise.models.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
-from turnwise.rewards.factory import make_rubric
-from turnwise.rewards.rubric import Answered, Rubric
+from turnwise.rewards.factory import build_rubric
+from turnwise.rewards.rubric import Rubric, Submission
 from turnwise.rollout.collect import Collector
 from turnwise.rollout.context import FullHistory
 from turnwise.rollout.context_modes import _written
@@ -141,9 +141,9 @@ def leaving_tool(text: str) -> str:
 
 
 def test_exit_of_a_reward_is_not_the_runs() -> None:
-    answered = Answered(question="", answer="", row={})
+    answered = Submission(question="", answer="", row={})
     with pytest.raises(Outage, match="ended the program"):
-        asyncio.run(make_rubric("a.py:f", lambda given: leave).score(answered))
+        asyncio.run(build_rubric("a.py:f", lambda given: leave).score(answered))
     with pytest.raises(EnvironmentFailure, match="SystemExit"):
         asyncio.run(Rubric(parts={"a": leave_later}, weights={"a": 1.0}).score(answered))
 

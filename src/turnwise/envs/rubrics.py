@@ -8,7 +8,7 @@ from typing import Any
 from turnwise.core.messages import Message
 from turnwise.envs.registry import load_function
 from turnwise.envs.text_env import Outcome
-from turnwise.rewards.rubric import Answered, Rubric
+from turnwise.rewards.rubric import Rubric, Submission
 from turnwise.tools.tool import NeedsServer
 from turnwise.tools.toolbox import EpisodeTools
 
@@ -23,9 +23,9 @@ def rubric_of(reward: Rewards) -> Rubric:
 
 @lru_cache(maxsize=32)
 def _made(reward: str) -> Rubric:
-    from turnwise.rewards.factory import make_rubric
+    from turnwise.rewards.factory import build_rubric
 
-    return make_rubric(json.loads(reward), lambda given: load_function(given, "env.params.reward"))
+    return build_rubric(json.loads(reward), lambda given: load_function(given, "env.params.reward"))
 
 
 def judges_of_reward(reward: Rewards) -> list[NeedsServer]:
@@ -48,7 +48,7 @@ async def judged(
     """An answer ends the episode; the first part of the rubric decides whether well."""
     rubric = rubric_of(reward)
     values = await rubric.score(
-        Answered(question=question, answer=answer, row=row, messages=tuple(said), run_tool=tools.run)
+        Submission(question=question, answer=answer, row=row, messages=tuple(said), run_tool=tools.run)
     )
     success = next(iter(values.values())) >= success_at
     return Outcome(text="", reward=rubric.total(values), over=True, success=success, parts=values)

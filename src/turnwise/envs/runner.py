@@ -12,7 +12,7 @@ from turnwise.core.protocols import Observation, StepResult
 from turnwise.envs.answers import Answer, format_answer, match_name, read_answer
 from turnwise.envs.seeds import split_of_state
 from turnwise.envs.text_env import Outcome, TextEnv
-from turnwise.rewards.functions import number, shown
+from turnwise.rewards.functions import describe_value, to_float
 
 TRIES = 1000
 """Start states that are drawn before a world counts as too small."""
@@ -131,10 +131,10 @@ class TextEnvRunner:
                 f"{type(self.env).__name__}.step returned {type(outcome).__name__}: return won, lost or goes_on"
             )
         _text(outcome.text, "step")
-        reward = number(outcome.reward)
+        reward = to_float(outcome.reward)
         if not abs(reward) <= MAX_REWARD:  # NaN is not
             raise EnvironmentFailure(
-                f"{type(self.env).__name__}.step gave the reward {shown(outcome.reward)}: "
+                f"{type(self.env).__name__}.step gave the reward {describe_value(outcome.reward)}: "
                 f"return a number between -{MAX_REWARD:g} and {MAX_REWARD:g}"
             )
         return outcome if type(outcome.reward) is float else replace(outcome, reward=reward)
@@ -144,7 +144,7 @@ class TextEnvRunner:
             picture = self.env.draw()
         if picture is not None and not isinstance(picture, Picture):
             raise EnvironmentFailure(
-                f"{type(self.env).__name__}.draw returned {shown(picture)}: return a turnwise Picture, or None"
+                f"{type(self.env).__name__}.draw returned {describe_value(picture)}: return a turnwise Picture, or None"
             )
         return picture
 

@@ -34,8 +34,8 @@ from turnwise.recipes.environment_mix import Worlds
 from turnwise.recipes.memory import MICRO_TOKENS, unplanned
 from turnwise.recipes.sources import use_own_adapter
 from turnwise.render.renderer import Renderer
-from turnwise.rewards.factory import judge_weights, make_judges
-from turnwise.rewards.functions import from_function
+from turnwise.rewards.factory import build_group_judges, judge_weights
+from turnwise.rewards.functions import trajectory_reward
 from turnwise.rewards.scoring import ENV, Scoring
 from turnwise.rollout.collect import Collector
 from turnwise.rollout.limits import Limits
@@ -376,13 +376,13 @@ def reward_weights(config: Config) -> dict[str, float]:
 def build_scoring(config: Config, decode: Callable[[Sequence[int]], str]) -> Scoring:
     """`decode`: token ids as text, for judges."""
     functions = {
-        each.rpartition(":")[2]: from_function(load_function(each, "reward.functions"))
+        each.rpartition(":")[2]: trajectory_reward(load_function(each, "reward.functions"))
         for each in config.reward.functions
     }
     return Scoring(
         format_penalty=config.reward.format_penalty,
         functions=functions,
-        judges=make_judges(config.reward.judges, decode, taken=tuple(functions)).rewards,
+        judges=build_group_judges(config.reward.judges, decode, taken=tuple(functions)).rewards,
         weights=reward_weights(config),
         timeout_s=config.rollout.timeout_s,
     )

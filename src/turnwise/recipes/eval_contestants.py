@@ -196,7 +196,7 @@ class Wire:
             url=url,
             model=model,
             key=key,
-            key_from=self.key_variable or "",
+            key_source=self.key_variable or "",
             timeout_s=self.timeout_s,
             retries=self.retries,
         )

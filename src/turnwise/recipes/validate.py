@@ -32,8 +32,8 @@ from turnwise.recipes.environment_mix import Worlds, worlds_of
 from turnwise.recipes.sources import use_own_adapter
 from turnwise.recipes.unused_settings import check_read
 from turnwise.record.trackers import check_trackers
-from turnwise.rewards.factory import make_judges
-from turnwise.rewards.functions import from_function
+from turnwise.rewards.factory import build_group_judges
+from turnwise.rewards.functions import trajectory_reward
 from turnwise.rewards.judge.registry import benches, forget_benches
 from turnwise.rewards.scoring import ENV, FORMAT
 from turnwise.tools.tool import NeedsServer
@@ -112,9 +112,9 @@ def check(config: Config, kind: EnvKind | None = None, given: Iterable[str] = ()
     for rule in (config.algo.loss_tokens, config.algo.advantage_tokens):
         token_rule(rule)
     for function in config.reward.functions:
-        from_function(load_function(function, "reward.functions"))
+        trajectory_reward(load_function(function, "reward.functions"))
     forget_benches()
-    make_judges(config.reward.judges, decode=str, taken=_reward_names(config))
+    build_group_judges(config.reward.judges, decode=str, taken=_reward_names(config))
     if kind is not None and _plays_itself(config):
         _check_game(config, kind)
     if kind is not None and ADVANTAGES[config.algo.advantage].needs_states and _without_states(kind):

@@ -13,40 +13,47 @@ from turnwise.config.keys import read_options
 from turnwise.core.errors import UserError
 from turnwise.core.protocols import GroupReward
 from turnwise.core.suggestions import nearest, nearest_of_few
-from turnwise.rewards.functions import call, check_function, no_number, number, parameters_of, takes
-from turnwise.rewards.judge.client import Bench
-from turnwise.rewards.judge.judges import GroupJudge, Judge
+from turnwise.rewards.functions import (
+    accepts_arguments,
+    call_reward_function,
+    check_reward_function,
+    not_a_number,
+    required_parameters,
+    to_float,
+)
+from turnwise.rewards.judge.client import JudgeClient
+from turnwise.rewards.judge.judges import AnswerJudge, GroupJudge
 from turnwise.rewards.judge.prompts import Decode
 from turnwise.rewards.judge.registry import bench_for
 from turnwise.rewards.judge.settings import JudgeSettings
 from turnwise.rewards.math_answers import SymbolicMath
-from turnwise.rewards.rubric import Answered, Part, Rubric
+from turnwise.rewards.rubric import Rubric, RubricPart, Submission
 from turnwise.rewards.scoring import ENV, FORMAT
 from turnwise.rewards.sql_results import SqlResult
-from turnwise.rewards.text_answers import F1, ExactMatch, Length, Regex, Repetition
+from turnwise.rewards.text_answers import F1, ExactMatch, LengthPenalty, RegexMatch, RepetitionPenalty
 from turnwise.rewards.unit_tests import UnitTests
 
-PARTS: dict[str, type[Any]] = {
+REWARD_TYPES: dict[str, type[Any]] = {
     "exact_match": ExactMatch,
     "f1": F1,
     "math": SymbolicMath,
     "unit_tests": UnitTests,
     "sql": SqlResult,
-    "regex": Regex,
-    "length": Length,
-    "repetition": Repetition,
-    "judge": Judge,
+    "regex": RegexMatch,
+    "length": LengthPenalty,
+    "repetition": RepetitionPenalty,
+    "judge": AnswerJudge,
 }
 REWARD_TABLE_KEYS = ("use", "name", "weight")
 """What a table says besides the options of a part."""
 
-Load = Callable[[str], Callable[..., Any]]
+LoadFunction = Callable[[str], Callable[..., Any]]
 """FILE.py:function -> the function."""
 
 
-def make_rubric(given: str | Sequence[str | Mapping[str, Any]], load: Load) -> Rubric:
-    """`given`: one reward or several, each a name of `PARTS`, FILE.py:function, or a table with `use` and options."""
-    parts: dict[str, Part] = {}
+def build_rubric(given: str | Sequence[str | Mapping[str, Any]], load: LoadFunction) -> Rubric:
+    """`given`: one reward or several, each a name, FILE.py:function, or a table with `use` and options."""
+    parts: dict[str, RubricPart] = {}
     weights: dict[str, float] = {}
     for name, weight, part in _each([given] if isinstance(given, str | Mapping) else given, load):
         if name in (ENV, FORMAT):
@@ -59,7 +66,7 @@ def make_rubric(given: str | Sequence[str | Mapping[str, Any]], load: Load) -> R
     return Rubric(parts=parts, weights=weights)
 
 
-def _each(given: Sequence[str | Mapping[str, Any]], load: Load) -> Iterator[tuple[str, float, Part]]:
+def _each(given: Sequence[str | Mapping[str, Any]], load: LoadFunction) -> Iterator[tuple[str, float, RubricPart]]:
     for each in given:
         table = {"use": each} if isinstance(each, str) else each
         if not isinstance(table, Mapping) or not isinstance(table.get("use"), str):
@@ -83,42 +90,42 @@ def read_weight(table: Mapping[str, Any], use: str) -> float:
     return float(weight)
 
 
-def _part(use: str, options: Mapping[str, Any], load: Load) -> Part:
+def _part(use: str, options: Mapping[str, Any], load: LoadFunction) -> RubricPart:
     if use.rpartition(":")[0].endswith(".py"):
         if options:
             told = f'the reward "{use}" has no option "{next(iter(options))}"'
             raise UserError(f"{told}: beside a function there are {' and '.join(REWARD_TABLE_KEYS[1:])}")
-        return from_answers(load(use), use)
-    if use not in PARTS:
-        raise UserError(f'no reward "{use}":{nearest(use, PARTS)} (or give FILE.py:function)')
-    part: Part = read_options(PARTS[use], options, f'the reward "{use}"', besides=REWARD_TABLE_KEYS)
-    if isinstance(part, Judge):
+        return answer_reward(load(use), use)
+    if use not in REWARD_TYPES:
+        raise UserError(f'no reward "{use}":{nearest(use, REWARD_TYPES)} (or give FILE.py:function)')
+    part: RubricPart = read_options(REWARD_TYPES[use], options, f'the reward "{use}"', besides=REWARD_TABLE_KEYS)
+    if isinstance(part, AnswerJudge):
         bench_for(part)  # a key or a folder that is missing is told before anything starts
     return part
 
 
-def judges_of(rubric: Rubric) -> list[Bench]:
+def judges_of(rubric: Rubric) -> list[JudgeClient]:
     """Where its judges sit."""
-    return [bench_for(part) for part in rubric.parts.values() if isinstance(part, Judge)]
+    return [bench_for(part) for part in rubric.parts.values() if isinstance(part, AnswerJudge)]
 
 
-def from_answers(function: Callable[..., Any], use: str) -> Part:
+def answer_reward(function: Callable[..., Any], use: str) -> RubricPart:
     """function(answer, row), or function(answered) with the whole episode and its tools; it may be async."""
-    check_function(function, f'the reward "{use}"')
+    check_reward_function(function, f'the reward "{use}"')
     whole = _takes_answered(function, use)
 
-    async def part(answered: Answered) -> float:
+    async def part(answered: Submission) -> float:
         given = (answered,) if whole else (answered.answer, answered.row)
         told = f'the reward "{use}", on the answer {answered.answer[:60]!r},'
-        value = await call(function, *given, told=told, mend=lambda error: _mend(error, answered))
-        if not math.isfinite(found := number(value)):
-            raise no_number(value, function, told, "let it give a finite number")
+        value = await call_reward_function(function, *given, told=told, mend=lambda error: _mend(error, answered))
+        if not math.isfinite(found := to_float(value)):
+            raise not_a_number(value, function, told, "let it give a finite number")
         return found
 
     return part
 
 
-def _mend(error: Exception, answered: Answered) -> str:
+def _mend(error: Exception, answered: Submission) -> str:
     if isinstance(error, KeyError) and error.args and (name := str(error.args[0])) not in answered.row:
         return f"if that is a column, the row has none of this name:{nearest_of_few(name, map(str, answered.row))}"
     return "let it give 0 where it cannot read an answer"
@@ -126,12 +133,12 @@ def _mend(error: Exception, answered: Answered) -> str:
 
 def _takes_answered(function: Callable[..., Any], use: str) -> bool:
     """Whether it wants all of the episode; else the answer and its row."""
-    names, mend = parameters_of(function), "write function(answer, row) or function(answered)"
-    if not takes(function, 2) and not takes(function, 1):
+    names, mend = required_parameters(function), "write function(answer, row) or function(answered)"
+    if not accepts_arguments(function, 2) and not accepts_arguments(function, 1):
         raise UserError(f'the reward "{use}" takes other arguments: {mend}')
     if names == ["row", "answer"]:
         raise UserError(f'the reward "{use}" is given the answer first, and then its row: {mend}')
-    if takes(function, 2):
+    if accepts_arguments(function, 2):
         return False
     if names in (["answer"], ["row"]):
         raise UserError(f'the reward "{use}" takes {names[0]} alone, and would be given the whole episode: {mend}')
@@ -156,7 +163,7 @@ def judge_weights(given: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {read_name(table, JUDGE): read_weight(table, JUDGE) for table in given}
 
 
-def make_judges(given: Sequence[Mapping[str, Any]], decode: Decode, taken: Sequence[str] = ()) -> GroupJudges:
+def build_group_judges(given: Sequence[Mapping[str, Any]], decode: Decode, taken: Sequence[str] = ()) -> GroupJudges:
     """`decode`: token ids as text; `taken`: names that other rewards of the run have."""
     rewards: dict[str, GroupReward] = {}
     weights: dict[str, float] = {}

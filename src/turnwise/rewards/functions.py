@@ -14,7 +14,7 @@ from turnwise.core.trajectory import Trajectory
 MAX_SHOWN = 60
 
 
-def takes(function: Callable[..., Any], count: int) -> bool:
+def accepts_arguments(function: Callable[..., Any], count: int) -> bool:
     """Whether it can be called with that many arguments."""
     try:
         inspect.signature(function).bind(*[None] * count)
@@ -25,7 +25,7 @@ def takes(function: Callable[..., Any], count: int) -> bool:
     return True
 
 
-def parameters_of(function: Callable[..., Any]) -> list[str]:
+def required_parameters(function: Callable[..., Any]) -> list[str]:
     """The names of those that it cannot be called without."""
     try:
         found = inspect.signature(function).parameters.values()
@@ -34,7 +34,7 @@ def parameters_of(function: Callable[..., Any]) -> list[str]:
     return [each.name for each in found if each.default is each.empty and each.kind is not each.VAR_POSITIONAL]
 
 
-def check_function(function: Callable[..., Any], told: str) -> None:
+def check_reward_function(function: Callable[..., Any], told: str) -> None:
     """Refuses what is called without a mistake and yet gives no reward."""
     if isinstance(function, type):
         raise UserError(f"{told} is a class: give a function")
@@ -42,7 +42,9 @@ def check_function(function: Callable[..., Any], told: str) -> None:
         raise UserError(f"{told} yields, so that calling it gives no number: let it return one")
 
 
-async def call(function: Callable[..., Any], *arguments: Any, told: str, mend: Callable[[Exception], str]) -> Any:
+async def call_reward_function(
+    function: Callable[..., Any], *arguments: Any, told: str, mend: Callable[[Exception], str]
+) -> Any:
     """What it gives; `told`: how an error names it, `mend`: what to do about one that it raises.
 
     Run again, only episodes that it can read would be trained on: its bugs stop the run.
@@ -65,7 +67,7 @@ async def call(function: Callable[..., Any], *arguments: Any, told: str, mend: C
         raise Outage(f"{told} raised {what} at {place_in(error, function)}: {mend(error)}") from error
 
 
-def number(value: Any) -> float:
+def to_float(value: Any) -> float:
     """Whatever is a real number, of any library; NaN for what is none."""
     try:
         return float(value) if hasattr(value, "__float__") else math.nan
@@ -73,13 +75,13 @@ def number(value: Any) -> float:
         return math.nan
 
 
-def no_number(given: Any, function: Callable[..., Any], told: str, mend: str) -> Outage:
+def not_a_number(given: Any, function: Callable[..., Any], told: str, mend: str) -> Outage:
     """What is said of one that gave this."""
     why = ", as where a path of it returns nothing" if given is None else ""
-    return Outage(f"{told} gave {shown(given)} ({place_of(function)}){why}: {mend}")
+    return Outage(f"{told} gave {describe_value(given)} ({place_of(function)}){why}: {mend}")
 
 
-def shown(given: Any) -> str:
+def describe_value(given: Any) -> str:
     """Return what a user's function gave, short enough for an error."""
     try:
         text = repr(given)
@@ -89,26 +91,26 @@ def shown(given: Any) -> str:
     return f"the text {text}" if isinstance(given, str) else text
 
 
-OF_ANSWERS = {"answer", "row", "answered"}
+ANSWER_PARAMETERS = {"answer", "row", "answered"}
 """What functions of another kind call their arguments."""
 
 
-def from_function(function: Callable[[Trajectory], Any]) -> Reward:
+def trajectory_reward(function: Callable[[Trajectory], Any]) -> Reward:
     """`function(trajectory)` gives a number, for the last turn, or one number a turn; it may be async.
 
     An InfrastructureFailure of its own leaves the episode out; whatever else it raises is its author's to mend.
     """
     told = f"the reward {getattr(function, '__name__', 'reward')}"
-    check_function(function, told)
-    if not takes(function, 1):
+    check_reward_function(function, told)
+    if not accepts_arguments(function, 1):
         raise UserError(f"{told} takes other arguments: write function(trajectory)")
-    if OF_ANSWERS & set(parameters_of(function)):
+    if ANSWER_PARAMETERS & set(required_parameters(function)):
         raise UserError(
             f"{told} is one of answers, and reward.functions get trajectories: name it in env.params.reward"
         )
 
     async def reward(trajectory: Trajectory) -> RewardResult:
-        given = await call(function, trajectory, told=told, mend=lambda error: "mend it")
+        given = await call_reward_function(function, trajectory, told=told, mend=lambda error: "mend it")
         return RewardResult(turn_rewards=_by_turn(given, len(trajectory.turns), function, told))
 
     return reward
@@ -120,8 +122,8 @@ def _by_turn(given: Any, turns: int, function: Callable[..., Any], told: str) ->
         plain = ([0.0] * turns + [plain])[1:] if turns else []  # an episode that had no turn has none to reward
     if len(plain) != turns:
         mend = f"give one number, or one for each of {turns} turns"
-        raise no_number(given, function, told, mend)
-    numbers = tuple(map(number, plain))
+        raise not_a_number(given, function, told, mend)
+    numbers = tuple(map(to_float, plain))
     if not all(map(math.isfinite, numbers)):
-        raise no_number(given, function, told, "give finite numbers")
+        raise not_a_number(given, function, told, "give finite numbers")
     return numbers

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from turnwise.core.random_streams import stream
 from turnwise.rewards.math_text import MAX_EXPRESSION_CHARS, PREFIXES, TOKEN, Postfix, decimals, parse, plain, variables
-from turnwise.rewards.rubric import Answered, BuiltInPart, looked_at, references
+from turnwise.rewards.rubric import BuiltInReward, Submission, reference_answers, select_text
 
 Value = Fraction | Decimal
 Number = TypeVar("Number", Fraction, Decimal)
@@ -213,7 +213,7 @@ def _same(found: Value, wanted: Value, error: Fraction) -> bool:
         return False
 
 
-class SymbolicMath(BuiltInPart):
+class SymbolicMath(BuiltInReward):
     """1 where the answer means the same as one of the accepted ones, else 0. Nothing of it is run as code."""
 
     against: str = "answer"
@@ -222,6 +222,8 @@ class SymbolicMath(BuiltInPart):
     """Relative error that an answer written as a decimal may have; 0: none. Left out, it must be exact where the
     reference is (3, 3/4); of 1/3 or sqrt(2) it must have six digits or more and be off by less than 1 in the last."""
 
-    async def score(self, answered: Answered) -> float:
-        answer = looked_at(answered, "answer")
-        return float(any(equivalent(answer, each, self.close) for each in references(answered.row, self.against)))
+    async def score(self, answered: Submission) -> float:
+        answer = select_text(answered, "answer")
+        return float(
+            any(equivalent(answer, each, self.close) for each in reference_answers(answered.row, self.against))
+        )

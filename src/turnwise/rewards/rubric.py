@@ -30,7 +30,7 @@ _first_alone: ContextVar[bool] = ContextVar("first_alone", default=False)
 
 
 @contextmanager
-def deciding_part_alone() -> Iterator[None]:
+def first_part_only() -> Iterator[None]:
     """For play of which only success is read, as a demonstration's: the first part decides it, others may cost."""
     token = _first_alone.set(True)
     try:
@@ -40,7 +40,7 @@ def deciding_part_alone() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
+class Submission:
     """What the parts of a rubric look at."""
 
     question: str
@@ -53,8 +53,8 @@ class Answered:
     """Runs a tool of the episode by its name, for a part that checks an answer by doing; None where there are none."""
 
 
-class Part(Protocol):
-    async def __call__(self, answered: Answered) -> float: ...
+class RubricPart(Protocol):
+    async def __call__(self, answered: Submission) -> float: ...
 
 
 @runtime_checkable
@@ -66,10 +66,10 @@ class Forgeable(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rubric:
-    parts: Mapping[str, Part]
+    parts: Mapping[str, RubricPart]
     weights: Mapping[str, float]
 
-    async def score(self, answered: Answered) -> dict[str, float]:
+    async def score(self, answered: Submission) -> dict[str, float]:
         """By name, before they are weighted. A part that breaks ends the others: the episode is run again."""
         asked = dict(islice(self.parts.items(), 1)) if _first_alone.get() else self.parts
         tasks: dict[str, asyncio.Task[float]] = {}
@@ -97,7 +97,7 @@ def _noting(tasks: Mapping[str, asyncio.Task[float]]) -> Iterator[None]:
         raise
 
 
-async def _value(name: str, part: Part, answered: Answered) -> float:
+async def _value(name: str, part: RubricPart, answered: Submission) -> float:
     try:
         value = float(await part(answered))
     except (UserError, EnvironmentFailure):
@@ -112,25 +112,25 @@ async def _value(name: str, part: Part, answered: Answered) -> float:
 
 
 log = logging.getLogger(__name__)
-NOT_THE_ANSWERS = (UserError, EnvironmentFailure, InfrastructureFailure, OSError)
+NOT_CAUSED_BY_ANSWER = (UserError, EnvironmentFailure, InfrastructureFailure, OSError)
 """A setting or a row, a sandbox, database or judge, and the machine: no answer brings these about."""
 
 
-class BuiltInPart(Section, ABC):
+class BuiltInReward(Section, ABC):
     """A part of a rubric in our own code. The user's functions are called by `rewards.calling`, which stops the run."""
 
     worst: ClassVar[float] = 0.0
     """Score of an answer that `score` cannot read."""
 
     @abstractmethod
-    async def score(self, answered: Answered) -> float:
+    async def score(self, answered: Submission) -> float:
         """Return the score of the answer."""
 
-    async def __call__(self, answered: Answered) -> float:
+    async def __call__(self, answered: Submission) -> float:
         """The score. An answer that breaks it gets the worst: run again, a bad answer would be drawn anew."""
         try:
             return await self.score(answered)
-        except NOT_THE_ANSWERS:
+        except NOT_CAUSED_BY_ANSWER:
             raise
         except Exception as error:
             log.warning(
@@ -140,13 +140,13 @@ class BuiltInPart(Section, ABC):
             return self.worst
 
 
-Of = Literal["answer", "said"]
+TextSource = Literal["answer", "said"]
 """The answer alone, or all that the agent said in the episode."""
 MAX_CHARS = 200_000
 """Characters that are looked at."""
 
 
-def column(row: Mapping[str, Any], name: str) -> Any:
+def get_column(row: Mapping[str, Any], name: str) -> Any:
     """Of a row that was read from a file: a column that it lacks is a mistake in the settings or in the file."""
     if name not in row:
         raise UserError(
@@ -155,16 +155,16 @@ def column(row: Mapping[str, Any], name: str) -> Any:
     return row[name]
 
 
-def references(row: Mapping[str, Any], name: str) -> list[str]:
+def reference_answers(row: Mapping[str, Any], name: str) -> list[str]:
     """The accepted answers: one, or a list of them."""
-    value = column(row, name)
+    value = get_column(row, name)
     accepted = list(value) if isinstance(value, list | tuple) else [value]
     if not accepted or not all(isinstance(each, str | int | float) for each in accepted):
         raise UserError(f'the column "{name}" of a row is no answer: give a text, a number or a list of them')
     return [str(each) for each in accepted]
 
 
-def looked_at(answered: Answered, of: Of) -> str:
+def select_text(answered: Submission, of: TextSource) -> str:
     if of == "answer":
         return answered.answer[:MAX_CHARS]
     said = [message.content for message in answered.messages if message.role == "assistant"]

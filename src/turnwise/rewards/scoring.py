@@ -17,11 +17,11 @@ from turnwise.core.protocols import GroupReward, Reward, RewardResult
 from turnwise.core.trajectory import Group, Trajectory
 
 ENV, FORMAT = "env", "format"
-FEWEST = 2
+MIN_MEMBERS = 2
 """Members of which a group still compares something."""
 
 
-OFTEN = 100
+MAX_CHECKS = 100
 """Looks at the clock while one limit passes, at most."""
 
 
@@ -48,7 +48,7 @@ class CallTimeouts:
             if self._returned > returned:
                 began, returned = clock.now(), self._returned
             if (left := began + self._seconds - clock.now()) > 0:
-                timer = loop.call_later(max(left, self._seconds / OFTEN), check)
+                timer = loop.call_later(max(left, self._seconds / MAX_CHECKS), check)
             else:
                 cut.reschedule(loop.time())
 
@@ -81,7 +81,7 @@ class Scoring:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scored:
+class ScoredGroups:
     groups: list[Group]
     failures: tuple[str, ...] = ()
     """Of groups that a reward failed to judge, why: they are not trained on."""
@@ -115,11 +115,11 @@ def score_group(group: Group, format_penalty: float) -> Group:
     return replace(group, trajectories=tuple(scored))
 
 
-async def score_groups(groups: Sequence[Group], scoring: Scoring) -> Scored:
+async def score_groups(groups: Sequence[Group], scoring: Scoring) -> ScoredGroups:
     """All members of all groups; functions and judges that wait for something wait together."""
     scored = [score_group(group, scoring.format_penalty) for group in groups]
     if not scoring.functions and not scoring.judges and scoring.weights[ENV] == 1.0:
-        return Scored(groups=scored)
+        return ScoredGroups(groups=scored)
 
     timeouts = CallTimeouts(scoring.timeout_s)
 
@@ -136,15 +136,15 @@ async def score_groups(groups: Sequence[Group], scoring: Scoring) -> Scored:
     finally:
         blocking_limit.reset(token)
     judged = [each.group for each in found if each.group is not None]
-    return Scored(
+    return ScoredGroups(
         groups=judged,
         failures=tuple(each.why for each in found if each.group is None),
-        left_out=members_of(scored) - members_of(judged),
+        left_out=count_members(scored) - count_members(judged),
         last_failure=next((each.why for each in reversed(found) if each.why), ""),
     )
 
 
-def members_of(groups: Sequence[Group]) -> int:
+def count_members(groups: Sequence[Group]) -> int:
     return sum(len(group.trajectories) for group in groups)
 
 
@@ -175,7 +175,7 @@ async def _with_others(group: Group, scoring: Scoring, timeouts: CallTimeouts) -
             why = str(failures[0])
         else:
             members.append(_summed(member, {ENV: member.turn_rewards, **parts}, scoring.weights))
-    if len(members) < min(FEWEST, size):
+    if len(members) < min(MIN_MEMBERS, size):
         raise RewardFailure(f"there is no verdict on {size - len(members)} of a group's {size} members: {why}")
     return _Judged(replace(group, trajectories=tuple(members)), why)
 

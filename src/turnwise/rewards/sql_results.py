@@ -19,7 +19,7 @@ from pydantic import Field
 
 from turnwise.config.section import Positive
 from turnwise.core.errors import EnvironmentFailure
-from turnwise.rewards.rubric import Answered, BuiltInPart, column, looked_at
+from turnwise.rewards.rubric import BuiltInReward, Submission, get_column, select_text
 from turnwise.tools.sql.query import QueryResult, SqlLimits, SqlValue, run_query
 from turnwise.tools.sql.threads import run_in_daemon_thread
 from turnwise.tools.sql.tool import extract_query
@@ -39,8 +39,8 @@ def equal_results(got: QueryResult, wanted: QueryResult, ordered: bool) -> bool:
         return False
     if ordered:
         return all(map(_equal_rows, got.rows, wanted.rows))
-    left = sorted(got.rows, key=_place)
-    for row in sorted(wanted.rows, key=_place):  # both are sorted: what is looked for mostly stands first
+    left = sorted(got.rows, key=_sort_key)
+    for row in sorted(wanted.rows, key=_sort_key):  # both are sorted: what is looked for mostly stands first
         match = next((number for number, other in enumerate(left) if _equal_rows(other, row)), None)
         if match is None:
             return False
@@ -48,7 +48,7 @@ def equal_results(got: QueryResult, wanted: QueryResult, ordered: bool) -> bool:
     return True
 
 
-def asks_for_order(query: str) -> bool:
+def has_order_by(query: str) -> bool:
     """Whether the query as a whole is ordered: an ORDER BY outside of all brackets."""
     depth, outside = 0, []
     for letter in TEXTS.sub("", query):
@@ -73,12 +73,12 @@ def _equal_cells(one: SqlValue, other: SqlValue) -> bool:
     return type(one) is type(other) and one == other
 
 
-def _place(row: Row) -> tuple[tuple[tuple[int, float | str | bytes], ...], tuple[int | float, ...]]:
+def _sort_key(row: Row) -> tuple[tuple[tuple[int, float | str | bytes], ...], tuple[int | float, ...]]:
     """Sorts any rows; numbers by so few digits that those which are equal stand together, then by all of them."""
-    return tuple(map(_cell_place, row)), tuple(cell for cell in row if isinstance(cell, int | float))
+    return tuple(map(_cell_sort_key, row)), tuple(cell for cell in row if isinstance(cell, int | float))
 
 
-def _cell_place(cell: SqlValue) -> tuple[int, float | str | bytes]:
+def _cell_sort_key(cell: SqlValue) -> tuple[int, float | str | bytes]:
     if cell is None:
         return 0, 0.0
     if isinstance(cell, int | float):
@@ -86,7 +86,7 @@ def _cell_place(cell: SqlValue) -> tuple[int, float | str | bytes]:
     return (2, cell) if isinstance(cell, str) else (3, cell)
 
 
-class SqlResult(BuiltInPart):
+class SqlResult(BuiltInReward):
     """1 where the answer, a query, gives what the row's query gives, else 0. Both are run read-only."""
 
     against: str = "sql"
@@ -101,10 +101,10 @@ class SqlResult(BuiltInPart):
     max_value: Annotated[int, Field(ge=1_000, le=1_000_000)] = SqlLimits().max_value
     """Bytes of one row. Longer ones cannot be read; with a higher limit one query may keep a core for longer."""
 
-    async def score(self, answered: Answered) -> float:
-        right = str(column(answered.row, self.against))
-        database = Path(self.database or str(column(answered.row, "database"))).expanduser()
-        said = extract_query(looked_at(answered, "answer"))
+    async def score(self, answered: Submission) -> float:
+        right = str(get_column(answered.row, self.against))
+        database = Path(self.database or str(get_column(answered.row, "database"))).expanduser()
+        said = extract_query(select_text(answered, "answer"))
         return await asyncio.wrap_future(run_in_daemon_thread(partial(self._compared, database, said, right)))
 
     def _compared(self, database: Path, said: str, right: str) -> float:
@@ -117,7 +117,7 @@ class SqlResult(BuiltInPart):
             got = self._run(database, said)
         except ToolError:  # too long is wrong too
             return 0.0
-        return float(equal_results(got, wanted, ordered=asks_for_order(right)))
+        return float(equal_results(got, wanted, ordered=has_order_by(right)))
 
     def _run(self, database: Path, query: str) -> QueryResult:
         """ToolError: the query is at fault. What else SQLite raises is the database's failure, such as a lock."""

@@ -12,7 +12,7 @@ import regex  # type: ignore[import-untyped]
 from pydantic import Field, model_validator
 
 from turnwise.config.section import Positive
-from turnwise.rewards.rubric import Answered, BuiltInPart, Of, looked_at, references
+from turnwise.rewards.rubric import BuiltInReward, Submission, TextSource, reference_answers, select_text
 
 ARTICLES = ("a", "an", "the")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -21,7 +21,7 @@ AROUND = string.whitespace + ".,;:!?\"'`()[]{}$€£*_"
 THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}\b)")
 
 
-def normalised(text: str) -> str:
+def normalise_answer(text: str) -> str:
     """Lower case, without punctuation, articles and spaces to spare.
 
     Unlike SQuAD's it leaves numbers and single letters whole, since -5 is not 5, 3.5 not 35 and C++ not C, and an
@@ -39,38 +39,38 @@ def _word(text: str) -> str:
 
 
 def exact_match(answer: str, reference: str) -> float:
-    return float(normalised(answer) == normalised(reference))
+    return float(normalise_answer(answer) == normalise_answer(reference))
 
 
 def f1(answer: str, reference: str) -> float:
     """The harmonic mean of precision and recall of the words."""
-    got, wanted = normalised(answer).split(), normalised(reference).split()
+    got, wanted = normalise_answer(answer).split(), normalise_answer(reference).split()
     if not got or not wanted:
         return float(got == wanted)
     shared = (Counter(got) & Counter(wanted)).total()
     return 2 * shared / (len(got) + len(wanted))
 
 
-def graded_f1(answer: str, reference: str, at_least: float, precision: float) -> float:
+def thresholded_f1(answer: str, reference: str, at_least: float, precision: float) -> float:
     """F1 where it is large enough and enough of the answer is right, else 0."""
-    share, got = f1(answer, reference), normalised(answer).split()
-    shared = (Counter(got) & Counter(normalised(reference).split())).total()
+    share, got = f1(answer, reference), normalise_answer(answer).split()
+    shared = (Counter(got) & Counter(normalise_answer(reference).split())).total()
     enough = not precision or shared > precision * len(got)
     return share if share >= at_least and enough else 0.0
 
 
-class ExactMatch(BuiltInPart):
+class ExactMatch(BuiltInReward):
     """1 where the answer is one of the accepted ones, else 0."""
 
     against: str = "answer"
     """The column with the accepted answer, or a list of them."""
 
-    async def score(self, answered: Answered) -> float:
-        answer = looked_at(answered, "answer")
-        return max(exact_match(answer, each) for each in references(answered.row, self.against))
+    async def score(self, answered: Submission) -> float:
+        answer = select_text(answered, "answer")
+        return max(exact_match(answer, each) for each in reference_answers(answered.row, self.against))
 
 
-class F1(BuiltInPart):
+class F1(BuiltInReward):
     """The share of words that the answer has in common with the nearest accepted one, 0 to 1."""
 
     against: str = "answer"
@@ -80,17 +80,18 @@ class F1(BuiltInPart):
     precision: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """More than this share of the answer's own words must be right: a list of guesses is worth nothing."""
 
-    async def score(self, answered: Answered) -> float:
-        answer = looked_at(answered, "answer")
+    async def score(self, answered: Submission) -> float:
+        answer = select_text(answered, "answer")
         return max(
-            graded_f1(answer, each, self.at_least, self.precision) for each in references(answered.row, self.against)
+            thresholded_f1(answer, each, self.at_least, self.precision)
+            for each in reference_answers(answered.row, self.against)
         )
 
 
 log = logging.getLogger(__name__)
 
 
-class Regex(BuiltInPart):
+class RegexMatch(BuiltInReward):
     """1 where the pattern matches, else 0.
 
     The text is the agent's, which may be one on which a pattern of many ways takes hours: it gets `timeout_s` in a
@@ -101,7 +102,7 @@ class Regex(BuiltInPart):
     """As Python's `re` takes it."""
     match: Literal["full", "search"] = "search"
     """The whole text, or anywhere in it."""
-    of: Of = "answer"
+    of: TextSource = "answer"
     """What is looked at: the answer, or all that the agent said."""
     ignore_case: bool = False
     timeout_s: Annotated[float, Field(gt=0, le=60)] = 1.0
@@ -118,8 +119,8 @@ class Regex(BuiltInPart):
     def _compiled(self) -> Any:
         return regex.compile(self.pattern, regex.IGNORECASE if self.ignore_case else 0)
 
-    async def score(self, answered: Answered) -> float:
-        return float(await asyncio.to_thread(self._matches, looked_at(answered, self.of)))
+    async def score(self, answered: Submission) -> float:
+        return float(await asyncio.to_thread(self._matches, select_text(answered, self.of)))
 
     def _matches(self, text: str) -> bool:
         compiled = self._compiled()  # the library keeps what it compiled
@@ -132,14 +133,14 @@ class Regex(BuiltInPart):
             return False
 
 
-Unit = Literal["words", "characters"]
+TextUnit = Literal["words", "characters"]
 
 
-def pieces(text: str, unit: Unit) -> Sequence[str]:
+def split_units(text: str, unit: TextUnit) -> Sequence[str]:
     return text.split() if unit == "words" else text
 
 
-class Length(BuiltInPart):
+class LengthPenalty(BuiltInReward):
     """0 up to `soft`, then evenly down to -1 at `hard` (the overlong cost of DAPO, arXiv 2503.14476)."""
 
     worst = -1.0
@@ -147,8 +148,8 @@ class Length(BuiltInPart):
     """Up to here length costs nothing."""
     hard: Positive
     """From here on it costs 1."""
-    unit: Unit = "words"
-    of: Of = "said"
+    unit: TextUnit = "words"
+    of: TextSource = "said"
     """What is measured: the answer, or all that the agent said."""
 
     @model_validator(mode="after")
@@ -157,24 +158,24 @@ class Length(BuiltInPart):
             raise ValueError("soft must be less than hard")
         return self
 
-    async def score(self, answered: Answered) -> float:
-        over = len(pieces(looked_at(answered, self.of), self.unit)) - self.soft
+    async def score(self, answered: Submission) -> float:
+        over = len(split_units(select_text(answered, self.of), self.unit)) - self.soft
         return 0.0 - min(1.0, max(0.0, over / (self.hard - self.soft)))
 
 
-class Repetition(BuiltInPart):
+class RepetitionPenalty(BuiltInReward):
     """Minus the share of runs of `n` words that were said before, 0 to -1."""
 
     worst = -1.0
     n: Annotated[int, Field(ge=1, le=32)] = 4
     """How many in a row make a run."""
-    unit: Unit = "words"
+    unit: TextUnit = "words"
     """Characters for languages without spaces; `n` then wants to be 10 or more."""
-    of: Of = "said"
+    of: TextSource = "said"
     """What is looked at: the answer, or all that the agent said."""
 
-    async def score(self, answered: Answered) -> float:
-        said = pieces(looked_at(answered, self.of), self.unit)
+    async def score(self, answered: Submission) -> float:
+        said = split_units(select_text(answered, self.of), self.unit)
         hashable = str if self.unit == "characters" else tuple
         runs = [hashable(said[start : start + self.n]) for start in range(len(said) - self.n + 1)]
         return 0.0 - (1 - len(set(runs)) / len(runs)) if runs else 0.0

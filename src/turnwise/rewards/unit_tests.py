@@ -17,7 +17,7 @@ from pydantic import Field
 from turnwise.config.section import Positive
 from turnwise.core.errors import UserError
 from turnwise.rewards.per_loop import PerLoop
-from turnwise.rewards.rubric import Answered, BuiltInPart, column, looked_at
+from turnwise.rewards.rubric import BuiltInReward, Submission, get_column, select_text
 from turnwise.sandbox.types import RunResult
 
 MARK = "tested:"
@@ -48,14 +48,14 @@ for _case in _json.loads({cases!r}):
 """
 
 
-class Runs(Protocol):
+class CodeSession(Protocol):
     """A session of the sandbox."""
 
     async def run(self, code: str) -> RunResult: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class ExpressionResult:
     """What one expression gave: a value as Python writes it, or what went wrong."""
 
     fine: bool
@@ -76,33 +76,35 @@ class Given:
             return False
 
 
-NOTHING = Given(False, "nothing")
+NO_RESULT = ExpressionResult(False, "nothing")
 
 
-async def run_cases(session: Runs, code: str, expressions: Sequence[str]) -> tuple[list[Given], RunResult]:
+async def evaluate_expressions(
+    session: CodeSession, code: str, expressions: Sequence[str]
+) -> tuple[list[ExpressionResult], RunResult]:
     """The code, then every expression after it; those that it never came to gave nothing."""
     harness = HARNESS.format(cases=json.dumps(list(expressions)), mark=MARK, longest=MAX_VALUE_CHARS)
     result = await session.run(code + "\n" + harness)
     return _given(result.output, len(expressions)), result
 
 
-def _given(output: str, count: int) -> list[Given]:
+def _given(output: str, count: int) -> list[ExpressionResult]:
     """The last lines count: code may print what it likes before."""
     lines = [line.removeprefix(MARK) for line in output.splitlines() if line.startswith(MARK)][-count:]
     found = [_read(line) for line in lines]
-    return found + [NOTHING] * (count - len(found))
+    return found + [NO_RESULT] * (count - len(found))
 
 
-def _read(line: str) -> Given:
+def _read(line: str) -> ExpressionResult:
     try:
         fine, text = json.loads(line)
     except (ValueError, TypeError, RecursionError):
-        return NOTHING
+        return NO_RESULT
     if (
         not isinstance(text, str) or len(text) > MAX_VALUE_CHARS
     ):  # not what the harness writes; reading it could take long
-        return NOTHING
-    return Given(fine is True, text)
+        return NO_RESULT
+    return ExpressionResult(fine is True, text)
 
 
 def plain_json(value: Any) -> Any:
@@ -114,11 +116,11 @@ def plain_json(value: Any) -> Any:
     return value
 
 
-MOST_TESTS = 500
+MAX_TESTS = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class ExpressionCase:
     expression: str
     wanted: Any
     as_json: bool = False
@@ -126,11 +128,11 @@ class Case:
     inside: bool = False
     """Decided where the code runs, which could claim the outcome: only whether it held comes out."""
 
-    def passed(self, given: Given) -> bool:
+    def passed(self, given: ExpressionResult) -> bool:
         return given.is_value(self.wanted, same_type=False, as_json=self.as_json)
 
 
-def read_tests(tests: Any, code: str, function: str, column: str) -> tuple[str, list[Case]]:
+def parse_tests(tests: Any, code: str, function: str, column: str) -> tuple[str, list[ExpressionCase]]:
     """What runs before the tests, and the tests. A UserError where the column holds none."""
     texts = [tests] if isinstance(tests, str) else tests
     if not isinstance(texts, list) or not texts:
@@ -139,15 +141,15 @@ def read_tests(tests: Any, code: str, function: str, column: str) -> tuple[str, 
         setup, cases = _from_python("\n".join(texts), column)
     elif all(isinstance(each, dict) and {"input", "output"} <= each.keys() for each in texts):
         name = function or _last_function(code)
-        setup, cases = "", [Case(_call(name, each["input"]), each["output"], as_json=True) for each in texts]
+        setup, cases = "", [ExpressionCase(_call(name, each["input"]), each["output"], as_json=True) for each in texts]
     else:
         raise UserError(f'the column "{column}" holds other things than tests: give texts, or {{"input", "output"}}')
-    if not 0 < len(cases) <= MOST_TESTS:
-        raise UserError(f'the column "{column}" holds {len(cases)} tests: give 1 to {MOST_TESTS}')
+    if not 0 < len(cases) <= MAX_TESTS:
+        raise UserError(f'the column "{column}" holds {len(cases)} tests: give 1 to {MAX_TESTS}')
     return setup, cases
 
 
-def _from_python(text: str, column: str) -> tuple[str, list[Case]]:
+def _from_python(text: str, column: str) -> tuple[str, list[ExpressionCase]]:
     """Asserts and test functions are tests; what else stands there runs before them."""
     try:
         body = ast.parse(text).body
@@ -157,23 +159,23 @@ def _from_python(text: str, column: str) -> tuple[str, list[Case]]:
     return "\n".join(map(ast.unparse, others)), list(_cases(body))
 
 
-def _cases(body: list[ast.stmt]) -> Iterator[Case]:
+def _cases(body: list[ast.stmt]) -> Iterator[ExpressionCase]:
     for node in body:
         if isinstance(node, ast.Assert):
             yield _assertion(node.test)
         elif isinstance(node, ast.FunctionDef) and node.name.startswith("test"):
-            yield Case(f"({node.name}(), True)[1]", True, inside=True)
+            yield ExpressionCase(f"({node.name}(), True)[1]", True, inside=True)
 
 
-def _assertion(test: ast.expr) -> Case:
+def _assertion(test: ast.expr) -> ExpressionCase:
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq | ast.Is):
         try:
-            return Case(ast.unparse(test.left), ast.literal_eval(test.comparators[0]))
+            return ExpressionCase(ast.unparse(test.left), ast.literal_eval(test.comparators[0]))
         except ValueError:
             pass
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):  # code that claims True of everything fails
-        return Case(f"bool({ast.unparse(test.operand)})", False, inside=True)
-    return Case(f"bool({ast.unparse(test)})", True, inside=True)
+        return ExpressionCase(f"bool({ast.unparse(test.operand)})", False, inside=True)
+    return ExpressionCase(f"bool({ast.unparse(test)})", True, inside=True)
 
 
 def _last_function(code: str) -> str:
@@ -195,17 +197,17 @@ if TYPE_CHECKING:
     from turnwise.tools.python import PythonTool
 
 BLOCK = re.compile(r"```[ \t]*(?:(?:python|py)[ \t]*)?\n(.*?)```", re.DOTALL | re.IGNORECASE)
-OUTPUT = 400_000
+MAX_OUTPUT_CHARS = 400_000
 """Characters of a run: what a hundred values take."""
 
 
-def code_of(answer: str) -> str:
+def extract_code(answer: str) -> str:
     """The last fenced block, or all of it where there is none."""
     blocks = BLOCK.findall(answer)
     return str(blocks[-1] if blocks else answer)
 
 
-class UnitTests(BuiltInPart):
+class UnitTests(BuiltInReward):
     """The share of the row's tests that the answer's code passes, 0 to 1; each run in a fresh sandbox.
 
     `assert CALL == VALUE` and tests of input and output are compared outside of it, where the code cannot reach; of
@@ -225,20 +227,20 @@ class UnitTests(BuiltInPart):
 
     def can_be_forged(self, row: Mapping[str, Any]) -> bool:
         """Whether code could claim to pass a test of this row that it fails."""
-        _, cases = read_tests(column(row, self.against), "", self.function, self.against)
+        _, cases = parse_tests(get_column(row, self.against), "", self.function, self.against)
         return any(case.inside for case in cases)
 
-    async def score(self, answered: Answered) -> float:
-        code = code_of(looked_at(answered, "answer"))
-        setup, cases = read_tests(column(answered.row, self.against), code, self.function, self.against)
+    async def score(self, answered: Submission) -> float:
+        code = extract_code(select_text(answered, "answer"))
+        setup, cases = parse_tests(get_column(answered.row, self.against), code, self.function, self.against)
         tool, gate = _sandbox(self.timeout_s, self.memory_mb, self.concurrency)
         async with gate.get():
             session = await tool.session(0)
             try:
-                given, _ = await run_cases(session, f"{code}\n{setup}", [case.expression for case in cases])
+                given, _ = await evaluate_expressions(session, f"{code}\n{setup}", [case.expression for case in cases])
             finally:
                 session.close()
-        return sum(map(Case.passed, cases, given)) / len(cases)
+        return sum(map(ExpressionCase.passed, cases, given)) / len(cases)
 
 
 @lru_cache(maxsize=8)
@@ -246,5 +248,5 @@ def _sandbox(timeout_s: float, memory_mb: int, concurrency: int) -> tuple["Pytho
     """One for all answers under equal limits, started when the first is tested."""
     from turnwise.tools.python import PythonTool, SandboxLimits
 
-    limits: Any = SandboxLimits(timeout_s=timeout_s, memory_mb=memory_mb, output_chars=OUTPUT)
+    limits: Any = SandboxLimits(timeout_s=timeout_s, memory_mb=memory_mb, output_chars=MAX_OUTPUT_CHARS)
     return PythonTool(limits), PerLoop(lambda: asyncio.Semaphore(concurrency))

@@ -19,7 +19,7 @@ from turnwise.core.protocols import Env, Sampling, StepResult
 from turnwise.core.random_streams import address
 from turnwise.core.task import EpisodeKey
 from turnwise.core.trajectory import Status, Trajectory, Turn
-from turnwise.engine.openai.endpoint import ContextFull
+from turnwise.engine.openai.endpoint import ContextLengthError
 from turnwise.engine.openai.messages import Reply
 from turnwise.rollout.collect import MakeEnv
 from turnwise.rollout.context import NOTHING
@@ -79,7 +79,7 @@ async def _play(key: EpisodeKey, env: Env, chat: Chat, limits: Limits, played: P
         sampling = replace(limits.sampling, max_tokens=min(limits.sampling.max_tokens, limits.max_tokens - used))
         try:
             reply = await chat.reply(said, opening.tools, sampling, address("chat", key.address, len(turns)) % SEEDS)
-        except ContextFull as full:
+        except ContextLengthError as full:
             if not turns:
                 raise UserError(f"{full}: the first observation is too long for this model") from full
             return Status.TRUNCATED_TOKENS

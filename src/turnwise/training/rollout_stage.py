@@ -12,7 +12,7 @@ from turnwise.core.errors import Outage
 from turnwise.core.samples import Learner, Needs
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.samples import samples_of
-from turnwise.rewards.scoring import Scored, Scoring, members_of, score_groups
+from turnwise.rewards.scoring import ScoredGroups, Scoring, count_members, score_groups
 from turnwise.rollout.collect import Collected, Collector, Drawn, GroupCollector
 from turnwise.rollout.failures import Lost
 from turnwise.rollout.tasks import Measured, TaskSource
@@ -88,7 +88,7 @@ class Gatherer:
             )
             scored = await self._scored(collected, counts, lost)
             lost.wanted += len(tasks) * self.group_size
-            lost.members += len(tasks) * self.group_size - members_of(scored.groups)
+            lost.members += len(tasks) * self.group_size - count_members(scored.groups)
             groups += scored.groups
             kept += filter_groups(scored.groups, self.learner, self.filter, self.micro_tokens)
             if len(kept) >= self.groups:
@@ -98,7 +98,7 @@ class Gatherer:
         if self.greedy is not None and kept:
             baselines = await self._baselines(self.greedy, kept, step, show, counts, lost)
             left = [group for group in kept if (group.task.env, group.task.seed) in baselines]
-            lost.members += members_of(kept) - members_of(left)
+            lost.members += count_members(kept) - count_members(left)
             kept = left
         return Gathered(
             groups=groups,
@@ -110,7 +110,7 @@ class Gatherer:
             lost=lost,
         )
 
-    async def _scored(self, collected: Collected, counts: Counter[str], lost: Lost) -> Scored:
+    async def _scored(self, collected: Collected, counts: Counter[str], lost: Lost) -> ScoredGroups:
         """What happened on the way is counted, and what the last member was lost to is kept."""
         scored = await score_groups(collected.groups, self.scoring)
         if not scored.groups:

@@ -28,7 +28,7 @@ from turnwise.envs.text_env import TextEnv
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.record.run_folder import RunFolder
 from turnwise.report.progress import Progress
-from turnwise.rewards.rubric import deciding_part_alone
+from turnwise.rewards.rubric import first_part_only
 from turnwise.rollout.collect import Collector
 from turnwise.rollout.failures import attributed, making, tried
 from turnwise.training.checkpoints import Checkpoints, State
@@ -260,7 +260,7 @@ async def solved(
         kind, params = worlds[number % len(worlds)]
         index = address("demonstration", seed, number) % RANGE
         task = Task(env=kind.name, params=params, seed=seed_for("train", index))
-        with deciding_part_alone():
+        with first_part_only():
             exchanges, result = await played(partial(kind.make, task), partial(solution, think))
         if result.success:
             found.append(exchanges)

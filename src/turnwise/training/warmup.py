@@ -29,7 +29,7 @@ from turnwise.models.loading import LoadedModel
 from turnwise.models.saving import write_model, written_aside
 from turnwise.models.tiny import TINY_VERSION
 from turnwise.render.renderer import Renderer
-from turnwise.rewards.judge.judges import silent_judges
+from turnwise.rewards.judge.judges import skip_judges
 from turnwise.training.learner import sampled_logprobs
 from turnwise.training.optimizer import Optimizer, OptimizerSettings, Schedule
 from turnwise.training.sft import Script, played
@@ -97,7 +97,7 @@ def warm_up(loaded: LoadedModel, worlds: Worlds, *, steps: int, seed: int, show:
 
 
 async def _episodes(worlds: Worlds, renderer: Renderer, seed: int, numbers: Iterable[int]) -> list[Sample]:
-    with silent_judges():
+    with skip_judges():
         return await asyncio.gather(*(random_episode(*_turn_of(worlds, n), renderer, seed, n) for n in numbers))
 
 

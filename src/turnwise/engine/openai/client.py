@@ -14,8 +14,8 @@ import httpx2
 from turnwise.core.errors import InfrastructureFailure, Outage, times
 from turnwise.core.messages import Message, ToolSpec
 from turnwise.core.protocols import Sampling
-from turnwise.engine.openai.endpoint import Endpoint, Passing, detail_of, fault_of
-from turnwise.engine.openai.messages import Garbled, Reply, message_json, read_reply, tools_json
+from turnwise.engine.openai.endpoint import Endpoint, TransientError, error_detail, error_for_status
+from turnwise.engine.openai.messages import MalformedReply, Reply, message_json, parse_reply, tools_json
 
 MAX_BYTES = 8_000_000
 """Of one answer."""
@@ -63,12 +63,12 @@ class ChatClient:
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling, seed: int
     ) -> Reply:
         """The model's next turn. An endpoint that stays broken is an InfrastructureFailure."""
-        last = Passing("")
+        last = TransientError("")
         for sent in range(self._endpoint.retries + 1):
             await self._calm()
             try:
                 return replace(await self._once(messages, tools, sampling, seed), retries=sent)
-            except Passing as failure:
+            except TransientError as failure:
                 last = failure
             if sent < self._endpoint.retries:
                 await self._wait(sent, last)
@@ -81,7 +81,7 @@ class ChatClient:
         if (left := self._quiet_until - asyncio.get_running_loop().time()) > 0:
             await self._sleep(left)
 
-    async def _wait(self, sent: int, failure: Passing) -> None:
+    async def _wait(self, sent: int, failure: TransientError) -> None:
         """Twice as long each time, or as long as the endpoint asks; spread out, so that not all come back at once."""
         longest = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**sent)
         wait_s = longest * (0.5 + 0.5 * self._chance())
@@ -100,17 +100,17 @@ class ChatClient:
             async with asyncio.timeout(self._endpoint.timeout_s):
                 status, headers, body = await self._post(request)
         except (TimeoutError, httpx2.TimeoutException) as error:
-            raise Passing(f"no answer within {self._endpoint.timeout_s:g} s") from error
+            raise TransientError(f"no answer within {self._endpoint.timeout_s:g} s") from error
         except httpx2.RequestError as error:
-            raise Passing(f"the connection failed ({type(error).__name__}: {error})") from error
+            raise TransientError(f"the connection failed ({type(error).__name__}: {error})") from error
         if status != 200:
             if status in (400, 422) and self._adapted(request, body):
-                raise Passing("it takes no such parameter", after_s=0.0)
-            raise fault_of(self._endpoint, status, headers, body)
+                raise TransientError("it takes no such parameter", after_s=0.0)
+            raise error_for_status(self._endpoint, status, headers, body)
         try:
-            return read_reply(body)
-        except Garbled as error:
-            raise Passing(f"{error}{detail_of(self._endpoint, body)}") from error
+            return parse_reply(body)
+        except MalformedReply as error:
+            raise TransientError(f"{error}{error_detail(self._endpoint, body)}") from error
 
     async def _post(self, request: dict[str, Any]) -> tuple[int, httpx2.Headers, bytes]:
         data = json.dumps(request).encode("ascii")
@@ -120,7 +120,7 @@ class ChatClient:
             async for piece in response.aiter_bytes():
                 body += piece
                 if len(body) > MAX_BYTES:
-                    raise Passing(f"its answer is longer than {MAX_BYTES} bytes")
+                    raise TransientError(f"its answer is longer than {MAX_BYTES} bytes")
             return response.status_code, response.headers, bytes(body)
 
     def _request(

@@ -21,7 +21,7 @@ class Endpoint:
     """As OpenAI's base URL, https://host/v1, or with /chat/completions behind it."""
     model: str
     key: str | None = field(default=None, repr=False)
-    key_from: str = ""
+    key_source: str = ""
     """What the user named it by, for an endpoint that refuses it; empty: it was looked for in OPENAI_API_KEY."""
     timeout_s: float = 120.0
     """Of one request, from its first byte to the answer's last."""
@@ -47,14 +47,14 @@ def read_key(url: str, variable: str | None, environment: Mapping[str, str] = os
     return secrets.read_key(split_url(url), variable, **given, environment=environment)
 
 
-PASSING = frozenset({408, 409, 425, 429})
-LASTING = frozenset({501, 505})
+RETRYABLE = frozenset({408, 409, 425, 429})
+PERMANENT = frozenset({501, 505})
 """Server errors that another try does not mend."""
 MAX_DETAIL = 200
 MAX_WAIT_S = 300.0
 
 
-class Passing(Exception):
+class TransientError(Exception):
     """A failure that another try may not meet. `after_s`: how long the endpoint asks to be left alone."""
 
     def __init__(self, what: str, after_s: float | None = None) -> None:
@@ -62,26 +62,26 @@ class Passing(Exception):
         self.after_s = after_s
 
 
-class ContextFull(Exception):
+class ContextLengthError(Exception):
     """The conversation is longer than the model's context."""
 
 
-def fault_of(endpoint: Endpoint, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
+def error_for_status(endpoint: Endpoint, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
     """The exception that a status other than 200 stands for."""
-    detail = detail_of(endpoint, body)
+    detail = error_detail(endpoint, body)
     where = split_url(endpoint.url).hostname
-    if status in PASSING or (status >= 500 and status not in LASTING):
+    if status in RETRYABLE or (status >= 500 and status not in PERMANENT):
         if b"insufficient_quota" in body:
             return Outage(f"{where} says that its quota is used up: pay for more")
         return _passing(f"{where} answers {status}{detail}", headers)
     if status in (400, 413) and _too_long(body):
-        return ContextFull(f"{where} answers {status}{detail}")
+        return ContextLengthError(f"{where} answers {status}{detail}")
     if status in (401, 403):
         return Outage(f"{where} {_refusal(endpoint, status, detail)}")
     return UserError(f"{where} {_complaint(endpoint, status, headers, detail)}")
 
 
-def detail_of(endpoint: Endpoint, body: bytes) -> str:
+def error_detail(endpoint: Endpoint, body: bytes) -> str:
     """What the endpoint says of the error, as " (...)": one short harmless line, without the key."""
     text = body[:20_000].decode(errors="replace")
     try:
@@ -101,7 +101,7 @@ def _passing(what: str, headers: Mapping[str, str]) -> Exception:
     after_s = retry_after(headers.get("retry-after"))
     if after_s is not None and after_s > MAX_WAIT_S:
         return Outage(f"{what} and asks to wait {after_s:.0f} s: try again after that")
-    return Passing(what, after_s)
+    return TransientError(what, after_s)
 
 
 def retry_after(value: str | None, now: Callable[[], float] = time.time) -> float | None:
@@ -123,8 +123,8 @@ def _too_long(body: bytes) -> bool:
 
 
 def _refusal(endpoint: Endpoint, status: int, detail: str) -> str:
-    if endpoint.key and endpoint.key_from:
-        return f"refuses the key in {endpoint.key_from} ({status}){detail}: put the right one there"
+    if endpoint.key and endpoint.key_source:
+        return f"refuses the key in {endpoint.key_source} ({status}){detail}: put the right one there"
     given = "refuses the key" if endpoint.key else "wants a key"
     return f"{given} ({status}){detail}: set {KEY_VARIABLE}, or name the variable that holds it with --api-key-env"
 

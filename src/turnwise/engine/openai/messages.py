@@ -47,7 +47,7 @@ MAX_CALLS = 64
 MAX_COUNT = 10**9
 
 
-class Garbled(Exception):
+class MalformedReply(Exception):
     """The endpoint's answer is no chat completion."""
 
 
@@ -63,15 +63,15 @@ class Reply:
     """How often the request was sent again before this answer came."""
 
 
-def read_reply(data: bytes) -> Reply:
+def parse_reply(data: bytes) -> Reply:
     try:
         answer = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise Garbled("its answer is no JSON") from error
+        raise MalformedReply("its answer is no JSON") from error
     choice = _first(_field(answer, "choices"))
     message = _field(choice, "message")
     if not isinstance(message, dict):
-        raise Garbled("its answer holds no message")
+        raise MalformedReply("its answer holds no message")
     usage = _field(answer, "usage")
     return Reply(
         message=Message(role="assistant", content=_text(message.get("content")), tool_calls=_calls(message)),
@@ -96,11 +96,11 @@ def _text(content: Any) -> str:
     if isinstance(content, list):
         content = "".join(part for part in (_field(each, "text") for each in content) if isinstance(part, str))
     if not isinstance(content, str):
-        raise Garbled("its message is no text")
-    return whole_characters(content)[:MAX_CHARS]
+        raise MalformedReply("its message is no text")
+    return replace_surrogates(content)[:MAX_CHARS]
 
 
-def whole_characters(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """Without halves of surrogate pairs, which JSON can spell and UTF-8 cannot."""
     return text.encode(errors="replace").decode()
 
@@ -117,8 +117,8 @@ def _read_calls(calls: Sequence[Any]) -> Iterator[ToolCall]:
         name, arguments = _field(function, "name"), _field(function, "arguments")
         if isinstance(name, str) and isinstance(arguments, str):
             yield ToolCall(
-                name=whole_characters(name)[:MAX_CHARS],
-                arguments=whole_characters(arguments)[:MAX_CHARS],
+                name=replace_surrogates(name)[:MAX_CHARS],
+                arguments=replace_surrogates(arguments)[:MAX_CHARS],
                 call_id=call_id[:MAX_CHARS] if isinstance(call_id, str) else f"call{number:05d}",
             )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from turnwise.envs.code_tests.pipelines import Exercise
-from turnwise.rewards.unit_tests import Given, run_cases
+from turnwise.rewards.unit_tests import ExpressionResult, evaluate_expressions
 from turnwise.tools.python import PythonTool
 from turnwise.tools.tool import ToolResult
 
@@ -37,7 +37,9 @@ class JudgeSession:
         exercise = self.env.exercise
         session = await self.tool.session(self.seed)  # a new one each time: nothing of an earlier try is left
         try:
-            given, result = await run_cases(session, arguments["code"], [f"f({case!r})" for case in exercise.tests])
+            given, result = await evaluate_expressions(
+                session, arguments["code"], [f"f({case!r})" for case in exercise.tests]
+            )
         finally:
             session.close()
         passed = [
@@ -50,7 +52,7 @@ class JudgeSession:
         return ToolResult(text=text, failed=share < 1, reward=reward, over=over, success=share == 1)
 
 
-def _told(exercise: Exercise, given: list[Given], passed: list[bool], error: str | None) -> str:
+def _told(exercise: Exercise, given: list[ExpressionResult], passed: list[bool], error: str | None) -> str:
     """Of hidden tests only how many pass: their answers are not the agent's to see."""
     lines = [f"{sum(passed)} of {len(passed)} tests pass."]
     for case, value, fine in zip(exercise.shown, given, passed, strict=False):

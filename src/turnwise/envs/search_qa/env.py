@@ -17,7 +17,7 @@ from turnwise.envs.search_qa.small import NAMES, make_small_world
 from turnwise.envs.search_qa.world import World
 from turnwise.envs.text_env import Outcome, lost, won
 from turnwise.envs.tool_env import ToolEnv
-from turnwise.rewards.text_answers import exact_match, graded_f1
+from turnwise.rewards.text_answers import exact_match, thresholded_f1
 from turnwise.tools.call_formats import parse_calls
 from turnwise.tools.search.types import Passage
 from turnwise.tools.tool import Tool
@@ -147,4 +147,4 @@ def graded(answer: str, wanted: str) -> float:
     """1 for the answer; from F1 0.3 on, that; below it nothing, and nothing for a list of guesses."""
     if exact_match(answer, wanted):
         return 1.0
-    return graded_f1(answer, wanted, LEAST_F1, PRECISION)
+    return thresholded_f1(answer, wanted, LEAST_F1, PRECISION)

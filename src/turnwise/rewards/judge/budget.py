@@ -41,10 +41,10 @@ class JudgeCounts:
 
 
 @dataclass(slots=True)
-class Ticket:
+class Reservation:
     """One request's share of the budget, until it is known what it cost."""
 
-    meter: "Meter"
+    meter: "JudgeBudget"
     reserved: int
     open: bool = True
 
@@ -55,14 +55,14 @@ class Ticket:
             self.meter.settle(self.reserved, tokens)
 
 
-class Meter:
+class JudgeBudget:
     def __init__(self, max_calls: int, max_tokens: int, counts: JudgeCounts, note: Note = lambda *_: None) -> None:
         self.counts, self._note = counts, note
         self._max_calls, self._max_tokens = max_calls, max_tokens
         self._reserved = 0
         self._settled = PerLoop(asyncio.Event)
 
-    async def sending(self, tokens: int) -> Ticket:
+    async def sending(self, tokens: int) -> Reservation:
         """Before each request, which costs `tokens` at most. A UserError where the budget is spent.
 
         Waits where requests under way may turn out to leave enough; unblocked by `settle`.
@@ -81,7 +81,7 @@ class Meter:
         self._note(1, tokens)
         self.counts.calls += 1
         self._reserved += tokens
-        return Ticket(self, tokens)
+        return Reservation(self, tokens)
 
     def settle(self, reserved: int, tokens: int) -> None:
         self._reserved -= reserved

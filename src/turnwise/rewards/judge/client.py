@@ -15,12 +15,12 @@ from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.core.messages import Message, assistant, user
 from turnwise.models.cache import cache_folder
 from turnwise.rewards.judge.budget import JudgeCounts
-from turnwise.rewards.judge.prompts import AGAIN, Unreadable, harmless
+from turnwise.rewards.judge.prompts import RETRY_REQUEST, UnreadableVerdict, escape_markers
 from turnwise.rewards.judge.settings import JudgeSettings
 from turnwise.rewards.per_loop import PerLoop
 from turnwise.tools.tool import NeedsServer
 
-REPEATED = 2000
+MAX_QUOTED_CHARS = 2000
 """Characters of an answer that could not be read which the judge is shown again."""
 Verdict = TypeVar("Verdict")
 
@@ -86,11 +86,11 @@ class AnswerCache:
 CHARS_PER_TOKEN = 2
 """Where nobody counts them: few, so that a budget holds in languages of short tokens too."""
 
-SCAFFOLD = 16
+TEMPLATE_TOKENS = 16
 """Tokens that a chat template adds to a message, about."""
 
 
-class Complete(Protocol):
+class JudgeModel(Protocol):
     @property
     def identity(self) -> tuple[str, str]:
         """Where the model is, and which it is: what an answer that is kept belongs to."""
@@ -101,12 +101,12 @@ class Complete(Protocol):
         ...
 
 
-def estimated_tokens(messages: Sequence[Message]) -> int:
-    return sum(SCAFFOLD + math.ceil(len(message.content.encode()) / CHARS_PER_TOKEN) for message in messages)
+def estimate_tokens(messages: Sequence[Message]) -> int:
+    return sum(TEMPLATE_TOKENS + math.ceil(len(message.content.encode()) / CHARS_PER_TOKEN) for message in messages)
 
 
-class Bench:
-    def __init__(self, settings: JudgeSettings, complete: Complete, cache: AnswerCache, counts: JudgeCounts) -> None:
+class JudgeClient:
+    def __init__(self, settings: JudgeSettings, complete: JudgeModel, cache: AnswerCache, counts: JudgeCounts) -> None:
         self.counts = counts
         self._settings, self._complete, self._cache = settings, complete, cache
         self._gate = PerLoop(lambda: asyncio.Semaphore(settings.concurrency))
@@ -122,7 +122,7 @@ class Bench:
                 verdict = read(kept)
                 self.counts.cached += 1
                 return verdict
-            except Unreadable:  # somebody changed the file: it is asked for again
+            except UnreadableVerdict:  # somebody changed the file: it is asked for again
                 pass
         return read(await self._shared(key, messages, read))
 
@@ -148,11 +148,11 @@ class Bench:
             said = await self._said(talk)
             try:
                 read(said)
-            except Unreadable as unreadable:
+            except UnreadableVerdict as unreadable:
                 self.counts.unreadable += 1
                 problem = str(unreadable)
-                before = harmless(said[:REPEATED]).strip() or "(nothing)"
-                talk = [*messages, assistant(before), user(f"That cannot be read: {problem}. {AGAIN}")]
+                before = escape_markers(said[:MAX_QUOTED_CHARS]).strip() or "(nothing)"
+                talk = [*messages, assistant(before), user(f"That cannot be read: {problem}. {RETRY_REQUEST}")]
             else:
                 self._cache.put(key, said)
                 return said

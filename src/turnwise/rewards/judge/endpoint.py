@@ -17,16 +17,16 @@ from turnwise.engine.openai.client import ChatClient
 from turnwise.engine.openai.endpoint import (
     KEY_VARIABLE,
     PATH,
-    ContextFull,
+    ContextLengthError,
     Endpoint,
-    Passing,
-    fault_of,
+    TransientError,
+    error_for_status,
     read_key,
     split_url,
 )
 from turnwise.engine.openai.messages import Reply
-from turnwise.rewards.judge.budget import Meter
-from turnwise.rewards.judge.client import estimated_tokens
+from turnwise.rewards.judge.budget import JudgeBudget
+from turnwise.rewards.judge.client import estimate_tokens
 from turnwise.rewards.judge.settings import JudgeSettings
 from turnwise.rewards.per_loop import PerLoop
 
@@ -39,8 +39,8 @@ READY_S = 10.0
 Sleep = Callable[[float], Awaitable[None]]
 
 
-class EndpointComplete:
-    def __init__(self, settings: JudgeSettings, meter: Meter, sleep: Sleep = asyncio.sleep) -> None:
+class EndpointJudgeModel:
+    def __init__(self, settings: JudgeSettings, meter: JudgeBudget, sleep: Sleep = asyncio.sleep) -> None:
         with _in_our_words(settings.model):
             endpoint = _endpoint(settings)
             self.identity = (endpoint.chat_url, endpoint.model)
@@ -52,7 +52,7 @@ class EndpointComplete:
         with _in_our_words(self._endpoint.model):
             try:
                 reply = await self._client.get().reply(messages, (), self._sampling, seed=0)
-            except ContextFull as full:
+            except ContextLengthError as full:
                 raise UserError(f"{full}: that is too long for this judge: lower its max_chars") from full
             except InfrastructureFailure as failure:
                 url, model = self.identity
@@ -79,31 +79,31 @@ class EndpointComplete:
             return
         if status in (401, 403):
             with _in_our_words(self._endpoint.model):
-                raise fault_of(self._endpoint, status, {}, b"")
+                raise error_for_status(self._endpoint, status, {}, b"")
 
 
 class MeteredClient(ChatClient):
     """A client that asks the budget before each request, those that are sent again included."""
 
-    def __init__(self, endpoint: Endpoint, meter: Meter, sleep: Sleep) -> None:
+    def __init__(self, endpoint: Endpoint, meter: JudgeBudget, sleep: Sleep) -> None:
         super().__init__(endpoint, sleep=sleep)
         self._meter = meter
 
     async def _once(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling, seed: int
     ) -> Reply:
-        prompt = estimated_tokens(messages)
+        prompt = estimate_tokens(messages)
         ticket = await self._meter.sending(prompt + sampling.max_tokens)
         cost = ticket.reserved  # of one that is cut off nobody knows what it cost
         try:
             reply = await super()._once(messages, tools, sampling, seed)
             cost = _cost(reply, prompt)
             return reply
-        except Passing as failure:
+        except TransientError as failure:
             self._meter.counts.retried += 1
             cost = cost if failure.__cause__ is not None else 0  # without a cause the endpoint itself refused it
             raise
-        except (UserError, ContextFull):
+        except (UserError, ContextLengthError):
             cost = 0
             raise
         finally:
@@ -112,7 +112,7 @@ class MeteredClient(ChatClient):
 
 def _cost(reply: Reply, prompt: int) -> int:
     if reply.prompt_tokens is None or reply.sampled_tokens is None:
-        return prompt + estimated_tokens([reply.message])
+        return prompt + estimate_tokens([reply.message])
     return reply.prompt_tokens + reply.sampled_tokens
 
 
@@ -122,8 +122,8 @@ def _endpoint(settings: JudgeSettings) -> Endpoint:
     if key is None and split_url(url).hostname == split_url(OPENAI).hostname:
         raise UserError(f"{OPENAI} wants a key: set {KEY_VARIABLE}, or give endpoint = the URL of another")
     given: dict[str, Any] = {"timeout_s": settings.timeout_s, "retries": settings.retries}
-    key_from = f"key_file {settings.key_file}" if settings.key_file else settings.key_env
-    return Endpoint(url=url, model=settings.model, key=key, key_from=key_from, **given)
+    key_source = f"key_file {settings.key_file}" if settings.key_file else settings.key_env
+    return Endpoint(url=url, model=settings.model, key=key, key_source=key_source, **given)
 
 
 def _file_key(file: str) -> str:

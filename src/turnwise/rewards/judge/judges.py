@@ -20,22 +20,22 @@ from turnwise.core.protocols import RewardResult
 from turnwise.core.random_streams import stream
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.rewards.judge import prompts
-from turnwise.rewards.judge.client import Bench
+from turnwise.rewards.judge.client import JudgeClient
 from turnwise.rewards.judge.prompts import (
     AGENT,
     Decode,
     Transcript,
     absolute_prompt,
-    of_messages,
-    of_trajectory,
+    common_prefix_length,
     read_score,
     read_scores,
     read_winner,
-    shared_length,
+    transcript_of_messages,
+    transcript_of_trajectory,
 )
 from turnwise.rewards.judge.registry import bench_for
 from turnwise.rewards.judge.settings import JudgeSettings
-from turnwise.rewards.rubric import Answered, looked_at, references
+from turnwise.rewards.rubric import Submission, reference_answers, select_text
 
 EVEN = 0.5
 """What members are worth that nothing tells apart."""
@@ -49,12 +49,12 @@ class GroupJudge:
     """core.protocols.GroupReward; what a member is worth stands at its last turn."""
 
     settings: JudgeSettings
-    bench: Bench
+    bench: JudgeClient
     decode: Decode
     """Token ids as text: what the agent was shown is kept as ids alone."""
 
     async def __call__(self, group: Group) -> tuple[RewardResult | InfrastructureFailure, ...]:
-        told = [of_trajectory(trajectory, self.decode) for trajectory in group.trajectories]
+        told = [transcript_of_trajectory(trajectory, self.decode) for trajectory in group.trajectories]
         values: Values = {(): 0.0, **await self._values(Counter(each for each in told if each))}
         self.bench.counts.left_out += sum(isinstance(values[each], InfrastructureFailure) for each in told)
         pairs = zip(group.trajectories, told, strict=True)
@@ -73,7 +73,7 @@ def _at_the_end(trajectory: Trajectory, value: float | InfrastructureFailure) ->
     return RewardResult(turn_rewards=(*zeros[1:], value) if zeros else ())
 
 
-async def absolute(counted: Counter[Transcript], settings: JudgeSettings, bench: Bench) -> Values:
+async def absolute(counted: Counter[Transcript], settings: JudgeSettings, bench: JudgeClient) -> Values:
     """One that derails the judge takes no other with it."""
 
     async def score(member: Transcript) -> float | InfrastructureFailure:
@@ -90,7 +90,7 @@ async def absolute(counted: Counter[Transcript], settings: JudgeSettings, bench:
     return found
 
 
-async def relative(counted: Counter[Transcript], settings: JudgeSettings, bench: Bench) -> Values:
+async def relative(counted: Counter[Transcript], settings: JudgeSettings, bench: JudgeClient) -> Values:
     prefix, members = _shuffled(counted)
     labels = [str(number) for number in range(1, len(members) + 1)]
     messages = prompts.relative_prompt(prefix, [member[len(prefix) :] for member in members], settings)
@@ -98,7 +98,7 @@ async def relative(counted: Counter[Transcript], settings: JudgeSettings, bench:
     return {member: scores[label] for member, label in zip(members, labels, strict=True)}
 
 
-async def pairwise(counted: Counter[Transcript], settings: JudgeSettings, bench: Bench) -> Values:
+async def pairwise(counted: Counter[Transcript], settings: JudgeSettings, bench: JudgeClient) -> Values:
     """The share of comparisons that a member wins, a tie counting half. Every pair is asked for in both orders."""
     prefix, members = _shuffled(counted)
     pairs = _pairs(len(members), settings.opponents)
@@ -119,7 +119,7 @@ async def pairwise(counted: Counter[Transcript], settings: JudgeSettings, bench:
     return {member: won[place] / met[place] for place, member in enumerate(members)}
 
 
-MODES: Mapping[str, Callable[[Counter[Transcript], JudgeSettings, Bench], Awaitable[Values]]] = {
+MODES: Mapping[str, Callable[[Counter[Transcript], JudgeSettings, JudgeClient], Awaitable[Values]]] = {
     "absolute": absolute,
     "relative": relative,
     "pairwise": pairwise,
@@ -130,7 +130,7 @@ def _shuffled(counted: Counter[Transcript]) -> tuple[Transcript, list[Transcript
     """What all begin with, and the members in an order that depends on nothing but what they are."""
     members = sorted(counted)
     stream("judge", members).shuffle(members)
-    return members[0][: shared_length(members)], members
+    return members[0][: common_prefix_length(members)], members
 
 
 def _pairs(count: int, opponents: int) -> list[tuple[int, int]]:
@@ -159,7 +159,7 @@ _silent: ContextVar[bool] = ContextVar("silent", default=False)
 
 
 @contextmanager
-def silent_judges() -> Iterator[None]:
+def skip_judges() -> Iterator[None]:
     """For play whose reward nobody reads, as the warm-up's: a judge would be paid for noise."""
     token = _silent.set(True)
     try:
@@ -168,7 +168,7 @@ def silent_judges() -> Iterator[None]:
         _silent.reset(token)
 
 
-class Judge(JudgeSettings):
+class AnswerJudge(JudgeSettings):
     """A model's score for the answer, 0 to 1."""
 
     @model_validator(mode="after")
@@ -177,11 +177,11 @@ class Judge(JudgeSettings):
             raise ValueError(f'mode = "{self.mode}" compares members of a group: put it into [reward] judges')
         return self
 
-    async def __call__(self, answered: Answered) -> float:
+    async def __call__(self, answered: Submission) -> float:
         if _silent.get():
             return 0.0
-        answer = ((AGENT, looked_at(answered, "answer")),)
-        shown = of_messages(answered.messages) if self.shows == "episode" and answered.messages else answer
-        reference = "\nor: ".join(references(answered.row, self.against)) if self.against else ""
+        answer = ((AGENT, select_text(answered, "answer")),)
+        shown = transcript_of_messages(answered.messages) if self.shows == "episode" and answered.messages else answer
+        reference = "\nor: ".join(reference_answers(answered.row, self.against)) if self.against else ""
         messages = absolute_prompt(shown, answered.question, reference, self)
         return await bench_for(self).ask(messages, lambda text: read_score(text, self.scale))

@@ -19,26 +19,28 @@ from turnwise.models.catalogue import catalogue_names
 from turnwise.models.hub import is_hub_name
 from turnwise.models.loading import device_of, load_model
 from turnwise.render.renderer import Renderer
-from turnwise.rewards.judge.budget import Meter
+from turnwise.rewards.judge.budget import JudgeBudget
 from turnwise.rewards.judge.settings import LOCAL, JudgeSettings
 from turnwise.rewards.per_loop import PerLoop
 
 CACHE_SHARE = 0.3
 """Of a GPU's free memory, for the judge's cache; the learner needs the rest."""
-LONGEST = 32_768
+MAX_TOKENS = 32_768
 """Tokens of a request and its answer, on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
-class Speaker:
+class LoadedJudge:
     """A policy, and what turns messages into its tokens."""
 
     policy: Policy
     renderer: Renderer
 
 
-class LocalComplete:
-    def __init__(self, settings: JudgeSettings, meter: Meter, make: Callable[[], Speaker] | None = None) -> None:
+class LocalJudgeModel:
+    def __init__(
+        self, settings: JudgeSettings, meter: JudgeBudget, make: Callable[[], LoadedJudge] | None = None
+    ) -> None:
         """`make`: gives the model, which is loaded when it is first asked; none: as the settings name it."""
         self._settings, self._meter = settings, meter
         if make is None:
@@ -68,14 +70,14 @@ class LocalComplete:
             ticket.close(cost)
         return speaker.renderer.parse(completion.ids, completion.stop).message.content
 
-    def _load(self) -> Speaker:
+    def _load(self) -> LoadedJudge:
         renderer, model = self._model
         common: dict[str, Any] = {"slots": self._settings.concurrency, "stop_ids": renderer.stop_ids}
         common["decode"] = renderer.decode
         runner = None
         if device_of(model).type != "cpu":
-            runner = build_paged_runner(model, **common, longest=LONGEST, steps=1, share=CACHE_SHARE, pages=None)
-        return Speaker(NativeEngine(model, **common, runner=runner), renderer)
+            runner = build_paged_runner(model, **common, longest=MAX_TOKENS, steps=1, share=CACHE_SHARE, pages=None)
+        return LoadedJudge(NativeEngine(model, **common, runner=runner), renderer)
 
     @cached_property
     def _model(self) -> tuple[Renderer, Any]:

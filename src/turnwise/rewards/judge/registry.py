@@ -6,42 +6,42 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 
-from turnwise.rewards.judge.budget import JudgeCounts, Meter
-from turnwise.rewards.judge.client import AnswerCache, Bench, Complete
+from turnwise.rewards.judge.budget import JudgeBudget, JudgeCounts
+from turnwise.rewards.judge.client import AnswerCache, JudgeClient, JudgeModel
 from turnwise.rewards.judge.settings import LOCAL, JudgeSettings
 
 Counted = dict[str, dict[str, float]]
 """What each judge did, by a hash of its settings: what a checkpoint keeps of it."""
 Note = Callable[[str, int, int], None]
 """What the judge of this hash spends, calls and tokens, as it does."""
-_benches: dict[str, Bench] = {}
+_benches: dict[str, JudgeClient] = {}
 _before: Counted = {}
 _notes: list[Note] = []
 
 
-def bench_for(settings: JudgeSettings) -> Bench:
+def bench_for(settings: JudgeSettings) -> JudgeClient:
     """Raises a UserError where its key or its cache cannot be had; a local model is loaded when it is first asked."""
     key = hashlib.blake2b(settings.model_dump_json().encode(), digest_size=8).hexdigest()
     if key not in _benches:
         counts = JudgeCounts()
         counts.take_up(_before.get(key, {}))
-        meter = Meter(settings.max_calls, settings.max_tokens_total, counts, partial(_spend, key))
-        _benches[key] = Bench(settings, _complete(settings, meter), AnswerCache(settings.cache), counts)
+        meter = JudgeBudget(settings.max_calls, settings.max_tokens_total, counts, partial(_spend, key))
+        _benches[key] = JudgeClient(settings, _complete(settings, meter), AnswerCache(settings.cache), counts)
     return _benches[key]
 
 
-def _complete(settings: JudgeSettings, meter: Meter) -> Complete:
+def _complete(settings: JudgeSettings, meter: JudgeBudget) -> JudgeModel:
     """Whoever only names rewards waits for neither torch nor an HTTP library."""
     if settings.endpoint == LOCAL:
-        from turnwise.rewards.judge.local import LocalComplete
+        from turnwise.rewards.judge.local import LocalJudgeModel
 
-        return LocalComplete(settings, meter)
-    from turnwise.rewards.judge.endpoint import EndpointComplete
+        return LocalJudgeModel(settings, meter)
+    from turnwise.rewards.judge.endpoint import EndpointJudgeModel
 
-    return EndpointComplete(settings, meter)
+    return EndpointJudgeModel(settings, meter)
 
 
-def benches() -> list[Bench]:
+def benches() -> list[JudgeClient]:
     """Those that have been asked for since `forget_benches`."""
     return list(_benches.values())
 
