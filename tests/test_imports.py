@@ -50,24 +50,24 @@ OPTIONAL = (
     "wandb",
     "turnwise.engine.paged.launch",
     "turnwise.models.head_kernel",
-    "turnwise.envs.code_tests.judge",
+    "turnwise.envs.code_tests.submission_tool",
     "turnwise.tools.python",
-    "turnwise.envs.tools.given",
+    "turnwise.envs.tools.tool_factory",
     "turnwise.rewards.factory",
     "turnwise.tools.mcp.source",
     "turnwise.rewards.judge.endpoint",
     "turnwise.rewards.judge.local",
-    "turnwise.envs.search_qa.retrieval",
+    "turnwise.envs.search_qa.search_tool",
     "turnwise.tools.search.dense",
     "turnwise.tools.search.index",
     "turnwise.tools.search.remote",
 )
 """Optional dependencies: what may be imported inside a function, in any room.
 
-`launch` and `head_kernel` stand for Triton, `judge` and `python` for the sandbox, which Linux alone has; `retrieval`
-and `search.index` stand for bm25s, `dense` for torch and transformers, without which a lexical search starts at once;
-`source` for the SDK of MCP; `remote` and `endpoint` for an HTTP library, `local` for torch; `given` and `making` for
-all of those together, which a list of environments does not wait for.
+`launch` and `head_kernel` stand for Triton, `submission_tool` and `python` for the sandbox, which Linux alone has;
+`search_tool` and `search.index` stand for bm25s, `dense` for torch and transformers, without which a lexical search
+starts at once; `source` for the SDK of MCP; `remote` and `endpoint` for an HTTP library, `local` for torch;
+`tool_factory` and `factory` for all of those together, which a list of environments does not wait for.
 """
 
 PACKAGE = "turnwise"

@@ -8,21 +8,19 @@ from hypothesis import strategies as st
 from turnwise.core.errors import UserError
 from turnwise.core.random_streams import stream
 from turnwise.core.task import Task
-from turnwise.envs.connect_four.board import Board
 from turnwise.envs.connect_four.env import ConnectFour
-from turnwise.envs.connect_four.game import ConnectFourGame
-from turnwise.envs.connect_four.search import best_moves, look_ahead
-from turnwise.envs.games.view import board_text
+from turnwise.envs.connect_four.game import BoardGeometry, ConnectFourGame, best_moves, look_ahead
+from turnwise.envs.games.game import board_text
 from turnwise.envs.spec import EnvKind
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
 KIND = EnvKind(name="connect_four", kind="connect_four", cls=ConnectFour)
-SIZES = st.builds(Board, rows=st.integers(4, 8), columns=st.integers(4, 8))
+SIZES = st.builds(BoardGeometry, rows=st.integers(4, 8), columns=st.integers(4, 8))
 WAYS = ((0, 1), (1, 0), (1, 1), (1, -1))
 
 
 def played(moves, board=None):
-    game = ConnectFourGame(board or Board(6, 7))
+    game = ConnectFourGame(board or BoardGeometry(6, 7))
     for move in moves:
         game = game.after(move)
     return game
@@ -94,7 +92,7 @@ def test_pieces_fall_to_the_lowest_free_cell(board, seed):
 
 
 def test_the_board_reads_so():
-    game = played("4455", Board(4, 5))
+    game = played("4455", BoardGeometry(4, 5))
     assert board_text(game, 0) == "_ _ _ _ _\n_ _ _ 4 5\n_ _ _ O O\n1 2 3 X X"
     assert board_text(game, 1) == "_ _ _ _ _\n_ _ _ 4 5\n_ _ _ X X\n1 2 3 O O"
     assert board_text(game.after("3").after("1").after("2"), 0).endswith("\n_ _ _ O O\nO X X X X")
@@ -108,7 +106,8 @@ def test_full_and_missing_columns_and_ended_games_take_no_piece():
 
 
 @pytest.mark.parametrize(
-    ("board", "depths", "seeds"), [(Board(6, 7), (1, 2, 3), 40), (Board(4, 5), (4,), 120), (Board(4, 4), (5, 6), 40)]
+    ("board", "depths", "seeds"),
+    [(BoardGeometry(6, 7), (1, 2, 3), 40), (BoardGeometry(4, 5), (4,), 120), (BoardGeometry(4, 4), (5, 6), 40)],
 )
 def test_the_search_sees_what_playing_every_move_shows(board, depths, seeds):
     for seed in range(seeds * SOAK):
@@ -138,7 +137,7 @@ def test_depth_is_what_it_looks_ahead():
 
 def test_a_lost_player_still_blocks_and_equal_moves_are_named_from_the_middle():
     assert best_moves(played("33445"), 4) == ("2", "6")
-    assert best_moves(ConnectFourGame(Board(6, 7)), 4) == ("4", "3", "5", "2", "6", "1", "7")
+    assert best_moves(ConnectFourGame(BoardGeometry(6, 7)), 4) == ("4", "3", "5", "2", "6", "1", "7")
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.5, 1.0])
@@ -156,7 +155,9 @@ def test_the_solver_beats_the_opponent_within_the_limits(strength):
 
 
 def test_a_draw_pays_half_and_is_success_only_if_told_so():
-    draws = [game for seed in range(300) if not (game := random_game(Board(4, 4), seed, 15)).moves[1:] and game.moves]
+    draws = [
+        game for seed in range(300) if not (game := random_game(BoardGeometry(4, 4), seed, 15)).moves[1:] and game.moves
+    ]
     draws = [game for game in draws if game.player == 1 and game.after(game.moves[0]).winner is None]
     for told in (False, True):
         env = ConnectFour({"rows": 4, "columns": 4, "draw_is_success": told})

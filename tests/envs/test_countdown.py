@@ -12,8 +12,15 @@ from turnwise.core.random_streams import stream
 from turnwise.core.task import Task
 from turnwise.envs.answers import format_answer
 from turnwise.envs.countdown.env import Countdown
-from turnwise.envs.countdown.expression import numbers_of, parse, value_of, within
-from turnwise.envs.countdown.generate import Puzzle, generate, joined
+from turnwise.envs.countdown.puzzle import (
+    CountdownPuzzle,
+    evaluate,
+    generate_puzzle,
+    numbers_in,
+    parse_expression,
+    random_expression,
+    uses_each_at_most_once,
+)
 from turnwise.envs.registry import kind_of
 from turnwise.envs.seeds import seed_for
 from turnwise.models.tiny import tiny_tokenizer
@@ -33,7 +40,7 @@ def opened(index=0, split="train", **params):
 def placed(numbers=(3, 5, 5, 8), target=24, **params):
     env = Countdown({"max_turns": 5, **params}, rng=stream("test"))
     env.reset(stream("start"))
-    env.puzzle = Puzzle(numbers=numbers, target=target, solution="8 * 3")
+    env.puzzle = CountdownPuzzle(numbers=numbers, target=target, solution="8 * 3")
     return env
 
 
@@ -67,13 +74,13 @@ def test_numbers_and_targets_are_those_of_the_parameters():
 
 
 def test_a_seed_gives_this_task_in_every_process():
-    puzzles = [generate(stream(seed), fewest=3, most=4, largest=99, targets=(10, 99)) for seed in (0, 1)]
+    puzzles = [generate_puzzle(stream(seed), fewest=3, most=4, largest=99, targets=(10, 99)) for seed in (0, 1)]
     assert puzzles == PINNED
 
 
 PINNED = [
-    Puzzle(numbers=(54, 22, 89), target=13, solution="89 - (22 + 54)"),
-    Puzzle(numbers=(9, 13, 81, 61), target=16, solution="81 - 61 - (13 - 9)"),
+    CountdownPuzzle(numbers=(54, 22, 89), target=13, solution="89 - (22 + 54)"),
+    CountdownPuzzle(numbers=(9, 13, 81, 61), target=16, solution="81 - 61 - (13 - 9)"),
 ]
 
 
@@ -83,9 +90,9 @@ def test_splits_give_different_tasks():
 
 
 def test_impossible_targets_get_one_line_with_the_mend(monkeypatch):
-    monkeypatch.setattr("turnwise.envs.countdown.generate.TRIES", 100)
+    monkeypatch.setattr("turnwise.envs.countdown.puzzle.TRIES", 100)
     with pytest.raises(UserError, match="found no target from 10 to 99: widen the targets or raise largest"):
-        generate(stream(0), fewest=2, most=2, largest=1, targets=(10, 99))
+        generate_puzzle(stream(0), fewest=2, most=2, largest=1, targets=(10, 99))
 
 
 @pytest.mark.parametrize(
@@ -147,7 +154,7 @@ def test_several_turns_go_on_and_one_turn_is_over(steps):
     ],
 )
 def test_operations_bind_as_in_arithmetic(text, value):
-    assert value_of(parse(text)) == value
+    assert evaluate(parse_expression(text)) == value
 
 
 HOSTILE = [
@@ -174,7 +181,7 @@ def test_huge_texts_are_refused_unread(text):
 
 
 def test_the_longest_texts_that_are_read_are_harmless():
-    assert value_of(parse("(" * 99 + "7" + ")" * 99)) == 7
+    assert evaluate(parse_expression("(" * 99 + "7" + ")" * 99)) == 7
     assert placed().step("9" * 200).reward == 0.0
     assert placed().step("9*" * 99 + "9").reward == 0.0
 
@@ -193,34 +200,36 @@ def test_any_text_gives_a_move_or_a_value_error(text):
 
 @given(st.lists(st.integers(1, 99), min_size=1, max_size=6), st.integers(0, 10**6))
 def test_made_expressions_are_read_back_with_their_value_and_numbers(numbers, seed):
-    whole = joined(stream(seed), numbers)
-    assert value_of(parse(whole.text)) == by_python(whole.text) == whole.value >= 1
-    assert sorted(numbers_of(parse(whole.text))) == sorted(numbers)
+    whole = random_expression(stream(seed), numbers)
+    assert evaluate(parse_expression(whole.text)) == by_python(whole.text) == whole.value >= 1
+    assert sorted(numbers_in(parse_expression(whole.text))) == sorted(numbers)
 
 
 def test_parentheses_stand_only_where_they_are_needed():
     for seed in range(300):
-        text = joined(stream(seed), (2, 3, 4, 6)).text
+        text = random_expression(stream(seed), (2, 3, 4, 6)).text
         opens = [match.start() for match in re.finditer(r"\(", text)]
         for start in opens:
             depth = itertools.accumulate((char == "(") - (char == ")") for char in text[start:])
             end = start + next(place for place, level in enumerate(depth) if level == 0)
             bare = text[:start] + text[start + 1 : end] + text[end + 1 :]
-            assert by_python(bare) != by_python(text) or parse(bare) != parse(text)
+            assert by_python(bare) != by_python(text) or parse_expression(bare) != parse_expression(text)
         assert not text.startswith("(") or not text.endswith(")") or len(opens) > 1
 
 
 @given(st.lists(st.integers(1, 4), max_size=5), st.lists(st.integers(1, 4), max_size=5))
 def test_each_given_number_can_be_taken_once(numbers, given_numbers):
-    assert within(numbers, given_numbers) == all(numbers.count(each) <= given_numbers.count(each) for each in numbers)
+    assert uses_each_at_most_once(numbers, given_numbers) == all(
+        numbers.count(each) <= given_numbers.count(each) for each in numbers
+    )
 
 
 def test_random_actions_are_legal_and_differ():
     env = placed()
     actions = {env.random_action(stream(seed)) for seed in range(100)}
     assert len(actions) > 40
-    assert {len(numbers_of(parse(action))) for action in actions} == {2, 3, 4}
-    assert all(within(numbers_of(parse(action)), (3, 5, 5, 8)) for action in actions)
+    assert {len(numbers_in(parse_expression(action))) for action in actions} == {2, 3, 4}
+    assert all(uses_each_at_most_once(numbers_in(parse_expression(action)), (3, 5, 5, 8)) for action in actions)
 
 
 def test_the_prompt_states_rules_example_and_the_limits_in_use():
@@ -237,7 +246,7 @@ def test_the_prompt_states_rules_example_and_the_limits_in_use():
 
 def test_the_example_of_the_prompt_is_an_expression():
     example_text = re.search(r"Example: (.*)", Countdown().rules())[1]
-    assert value_of(parse(example_text)) == 9
+    assert evaluate(parse_expression(example_text)) == 9
 
 
 def test_the_observation_states_numbers_and_target_in_single_tokens():

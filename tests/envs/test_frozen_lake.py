@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from turnwise.core.random_streams import stream
 from turnwise.envs.answers import format_answer
 from turnwise.envs.frozen_lake.env import FrozenLake
-from turnwise.envs.frozen_lake.lake import MOVES, Lake, generate, shortest_way
+from turnwise.envs.frozen_lake.lake import MOVES, Lake, generate_lake, shortest_path
 
 
 def in_turns(actions, per_turn=5):
@@ -38,9 +38,9 @@ def test_the_solver_wins_every_map_through_the_protocol(started, steps):
 @settings(deadline=None, max_examples=60)
 @given(st.integers(4, 8), st.floats(0, 1), st.integers(1, 20), st.integers(0, 10**6))
 def test_every_map_can_be_solved_within_the_limit(size, frozen, longest, seed):
-    lake = generate(stream(seed), size=size, frozen=frozen, longest=longest)
+    lake = generate_lake(stream(seed), size=size, frozen=frozen, longest=longest)
     assert lake.start != lake.goal and not {lake.start, lake.goal} & lake.holes
-    way = shortest_way(lake, lake.start)
+    way = shortest_path(lake, lake.start)
     assert 1 <= len(way) <= longest
     cell = lake.start
     for move in way:
@@ -58,11 +58,11 @@ def test_maps_respect_all_limits_together(started, limits):
 
 
 def test_the_way_is_the_shortest():
-    assert len(shortest_way(LAKE, (0, 0))) == 6
+    assert len(shortest_path(LAKE, (0, 0))) == 6
     walled = Lake(size=4, start=(0, 0), goal=(0, 2), holes=frozenset({(0, 1), (1, 1), (2, 1)}))
-    assert shortest_way(walled, (0, 0)) == ["Down"] * 3 + ["Right"] * 2 + ["Up"] * 3
+    assert shortest_path(walled, (0, 0)) == ["Down"] * 3 + ["Right"] * 2 + ["Up"] * 3
     shut = Lake(size=4, start=(0, 0), goal=(3, 3), holes=frozenset({(0, 1), (1, 0)}))
-    assert shortest_way(shut, (0, 0)) is None and shortest_way(shut, (0, 1)) is None
+    assert shortest_path(shut, (0, 0)) is None and shortest_path(shut, (0, 1)) is None
 
 
 def test_moves_go_where_they_say_and_the_edge_stops_them():
@@ -122,7 +122,7 @@ def test_share_of_ice_is_the_published_one_for_each_kind():
 
 
 def test_holes_are_as_frequent_as_the_parameter_says():
-    holes = sum(len(generate(stream(seed), size=8, frozen=0.9, longest=99).holes) for seed in range(200))
+    holes = sum(len(generate_lake(stream(seed), size=8, frozen=0.9, longest=99).holes) for seed in range(200))
     assert 0.08 < holes / (200 * 62) < 0.12
 
 

@@ -14,9 +14,19 @@ from turnwise.core.errors import UserError
 from turnwise.core.random_streams import stream
 from turnwise.core.task import Task
 from turnwise.envs.answers import format_answer
-from turnwise.envs.game_2048.board import BLANK, SLIDES, after, can_move, empty_cells, slid, with_new_tile
 from turnwise.envs.game_2048.env import SYMBOLS, Game2048, moves_for
-from turnwise.envs.game_2048.player import STYLES, choose, play_out
+from turnwise.envs.game_2048.game import (
+    BLANK,
+    PLAYER_STYLES,
+    SLIDES,
+    can_move,
+    choose_move,
+    empty_cells,
+    play_to_target,
+    slide,
+    slide_line,
+    with_new_tile,
+)
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.spec import EnvKind
 from turnwise.models.tiny import tiny_tokenizer
@@ -69,35 +79,35 @@ def total(board):
     ],
 )
 def test_a_line_slides_to_its_start_and_each_tile_merges_once(line, result, merged):
-    assert slid(line, False) == (result, merged)
-    assert slid(line[::-1], True) == (result[::-1], merged)
+    assert slide_line(line, False) == (result, merged)
+    assert slide_line(line[::-1], True) == (result[::-1], merged)
 
 
 def test_moves_go_where_they_say():
-    assert after(BOARD, "Left") == (((4, 8, 0, 0), (16, 0, 0, 0), (4, 2, 0, 0), (4, 4, 4, 0)), 36)
-    assert after(BOARD, "Right") == (((0, 0, 4, 8), (0, 0, 0, 16), (0, 0, 2, 4), (0, 4, 4, 4)), 36)
-    assert after(BOARD, "Up") == (((4, 2, 4, 4), (4, 8, 4, 8), (0, 4, 0, 4), (0, 0, 0, 0)), 12)
-    assert after(BOARD, "Down") == (((0, 0, 0, 0), (0, 2, 0, 4), (4, 8, 4, 8), (4, 4, 4, 4)), 12)
+    assert slide(BOARD, "Left") == (((4, 8, 0, 0), (16, 0, 0, 0), (4, 2, 0, 0), (4, 4, 4, 0)), 36)
+    assert slide(BOARD, "Right") == (((0, 0, 4, 8), (0, 0, 0, 16), (0, 0, 2, 4), (0, 4, 4, 4)), 36)
+    assert slide(BOARD, "Up") == (((4, 2, 4, 4), (4, 8, 4, 8), (0, 4, 0, 4), (0, 0, 0, 0)), 12)
+    assert slide(BOARD, "Down") == (((0, 0, 0, 0), (0, 2, 0, 4), (4, 8, 4, 8), (4, 4, 4, 4)), 12)
     assert tuple(SLIDES) == Game2048.action_names == ("Up", "Right", "Down", "Left")
 
 
 @given(boards, st.integers(0, 3))
 def test_a_turned_board_moves_like_the_board(board, number):
     names = ("Left", "Up", "Right", "Down")
-    moved, merged = after(board, names[number])
-    assert after(turned(board), names[(number + 1) % 4]) == (turned(moved), merged)
+    moved, merged = slide(board, names[number])
+    assert slide(turned(board), names[(number + 1) % 4]) == (turned(moved), merged)
 
 
 @given(boards, st.sampled_from(tuple(SLIDES)))
 def test_a_move_keeps_the_sum_and_leaves_no_gap_before_a_tile(board, move):
-    moved, merged = after(board, move)
+    moved, merged = slide(board, move)
     assert total(moved) == total(board) and merged % 4 == 0
     assert (merged > 0) == (len(empty_cells(moved)) > len(empty_cells(board)))
-    assert after(moved, move)[1] == 0 or merged > 0, "what could merge has merged"
+    assert slide(moved, move)[1] == 0 or merged > 0, "what could merge has merged"
 
 
 def test_nothing_moves_on_a_full_board_of_unequal_neighbours():
-    assert not can_move(FULL) and choose(FULL, STYLES[0]) is choose(FULL, STYLES[1]) is None
+    assert not can_move(FULL) and choose_move(FULL, PLAYER_STYLES[0]) is choose_move(FULL, PLAYER_STYLES[1]) is None
     assert can_move(((2, 2, 2, 4), *FULL[1:])) and can_move(((0, 4, 2, 4), *FULL[1:]))
     assert can_move(((4, 4, 2, 4), *FULL[1:])), "columns may merge too"
 
@@ -127,7 +137,7 @@ def test_a_move_pays_the_logarithm_of_what_merged_and_brings_one_tile():
     outcome = env.step("Left")
     assert outcome.reward == pytest.approx(0.1 * math.log2(37)) and not outcome.over
     assert env.score == 136 and outcome.text.endswith("\nScore 136")
-    moved = after(BOARD, "Left")[0]
+    moved = slide(BOARD, "Left")[0]
     assert len(empty_cells(env.board)) == len(empty_cells(moved)) - 1
     assert total(env.board) - total(BOARD) in (2, 4)
     assert all(old in (0, new) for a, b in zip(moved, env.board, strict=True) for old, new in zip(a, b, strict=True))
@@ -211,10 +221,10 @@ def test_a_plan_touches_neither_the_game_nor_its_luck_and_knows_how_many_actions
 def test_looking_ahead_is_worth_its_time():
     def wins(style, count):
         games = [(opened(index).env.board, stream("luck", index)) for index in range(count)]
-        plans = [play_out(*game, style, target=512, four_chance=0.1, longest=9999) for game in games]
+        plans = [play_to_target(*game, style, target=512, four_chance=0.1, longest=9999) for game in games]
         return sum(plan is not None for plan in plans)
 
-    assert wins(STYLES[0], 8) < 7 and wins(STYLES[1], 2) == 2
+    assert wins(PLAYER_STYLES[0], 8) < 7 and wins(PLAYER_STYLES[1], 2) == 2
 
 
 def test_members_start_alike_and_meet_tiles_of_their_own(steps):
@@ -311,7 +321,7 @@ def test_a_game_is_equal_in_every_process():
     outputs = {
         subprocess.run(
             [sys.executable, "-c", SCRIPT],
-            env={"PYTHONHASHSEED": seed, "PYTHONUTF8": "1"},
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONUTF8": "1"},
             capture_output=True,
             check=True,
         ).stdout

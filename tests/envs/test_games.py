@@ -15,7 +15,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.random_streams import stream
 from turnwise.core.task import Task
 from turnwise.envs.connect_four.env import ConnectFour
-from turnwise.envs.games.view import SYMBOLS, board_text, ending
+from turnwise.envs.games.game import SYMBOLS, board_text, result_for
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.spec import EnvKind
 from turnwise.envs.tic_tac_toe.env import TicTacToe
@@ -66,15 +66,15 @@ def test_random_games_alternate_and_both_views_agree_on_all_of_it(name):
     for seed in range(30):
         rng, game = stream(seed), CLASSES[name]().new_game()
         player = 0
-        while not ending(game, 0):
-            assert game.player == player and game.moves and ending(game, 1) == ""
+        while not result_for(game, 0):
+            assert game.player == player and game.moves and result_for(game, 1) == ""
             mirrored = tuple(tuple(SWAPPED.get(cell, cell) for cell in row) for row in game.cells(0))
             assert game.cells(1) == mirrored
             shown = {cell for row in game.cells(0) for cell in row} - {"you", "opponent", "empty"}
             assert shown == set(game.moves), "the board shows the legal moves, and no others"
             game, player = game.after(rng.choice(game.moves)), 1 - player
         assert game.moves == () and not set("".join(board_text(game, 0).split())) & set("123456789")
-        views = ending(game, 0), ending(game, 1)
+        views = result_for(game, 0), result_for(game, 1)
         assert views in {("win", "loss"), ("loss", "win"), ("draw", "draw")}
         assert game.winner == {"win": 0, "loss": 1, "draw": None}[views[0]]
         assert pickle.loads(pickle.dumps(game)) == game and hash(pickle.loads(pickle.dumps(game))) == hash(game)

@@ -2,10 +2,9 @@ from collections import defaultdict
 
 import pytest
 
-from turnwise.envs.guess_city.env import GuessCity, cities
+from turnwise.envs.guess_city.env import GuessCity, load_cities
 from turnwise.envs.guess_city.topics import TOPICS
-from turnwise.envs.guessing.facts import Question
-from turnwise.envs.guessing.oracle import UNKNOWN
+from turnwise.envs.guessing.facts import UNKNOWN, TopicQuestion
 
 PARIS = {
     "Which continent is it on?": "It is in Europe.",
@@ -38,7 +37,7 @@ PARIS = {
 
 
 def test_questions_are_answered_from_the_facts_in_a_few_words():
-    assert {question: cities().answer("Paris", question).answer for question in PARIS} == PARIS
+    assert {question: load_cities().answer("Paris", question).answer for question in PARIS} == PARIS
 
 
 @pytest.mark.parametrize(
@@ -57,11 +56,11 @@ def test_questions_are_answered_from_the_facts_in_a_few_words():
     ],
 )
 def test_what_the_rules_do_not_cover_is_not_known(question):
-    assert cities().answer("Paris", question).answer == UNKNOWN
+    assert load_cities().answer("Paris", question).answer == UNKNOWN
 
 
 def test_facts_that_a_reader_can_check():
-    facts = {name: city.facts for name, city in cities().secrets.items()}
+    facts = {name: city.facts for name, city in load_cities().secrets.items()}
     assert facts["Sydney"]["hemisphere"] == facts["Lima"]["hemisphere"] == facts["Jakarta"]["hemisphere"] == "south"
     assert facts["Sydney"]["capital"] == facts["Istanbul"]["capital"] == "No" != facts["Canberra"]["capital"]
     assert facts["London"]["side"] == facts["Tokyo"]["side"] == facts["Hong Kong"]["side"] == "left"
@@ -70,12 +69,12 @@ def test_facts_that_a_reader_can_check():
 
 
 def test_every_value_may_be_asked_for_and_is_true_of_those_cities_alone():
-    table = cities()
+    table = load_cities()
     for topic in (topic for topic in TOPICS if topic.value_question):
         values = {city.facts[topic.key] for city in table.secrets.values()}
         assert set(topic.synonyms.values()) <= values
         for value in values:
-            question = Question(topic, value)
+            question = TopicQuestion(topic, value)
             assert table.read(question.text) == question
             true = {name for name in table.secrets if table.answer(name, question.text).answer == "Yes."}
             assert true == {name for name, city in table.secrets.items() if city.facts[topic.key] == value}
@@ -84,12 +83,12 @@ def test_every_value_may_be_asked_for_and_is_true_of_those_cities_alone():
 def test_every_synonym_asks_for_its_value():
     for topic in TOPICS:
         for phrase, value in topic.synonyms.items():
-            assert cities().read(f"Is it {phrase}?") == Question(topic, value)
+            assert load_cities().read(f"Is it {phrase}?") == TopicQuestion(topic, value)
 
 
 def test_facts_are_of_one_kind_and_countries_agree_with_themselves():
     by_country = defaultdict(list)
-    for city in cities().secrets.values():
+    for city in load_cities().secrets.values():
         by_country[city.facts["country"]].append(city)
         for key in ("capital", "coast", "river", "high", "olympics", "island"):
             assert city.facts[key] in ("Yes", "No")
@@ -102,5 +101,5 @@ def test_facts_are_of_one_kind_and_countries_agree_with_themselves():
 
 
 def test_there_are_enough_cities_and_topics():
-    assert len(cities().secrets) >= 120 and len(TOPICS) >= 10
+    assert len(load_cities().secrets) >= 120 and len(TOPICS) >= 10
     assert len(GuessCity().rules().split()) <= 140

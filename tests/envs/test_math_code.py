@@ -13,7 +13,7 @@ from turnwise.core.messages import assistant
 from turnwise.core.protocols import StepResult
 from turnwise.core.task import Task
 from turnwise.envs.code_tests.env import CodeTests
-from turnwise.envs.math_code.problems import MAKERS
+from turnwise.envs.math_code.problems import PROBLEM_GENERATORS
 from turnwise.envs.registry import load
 from turnwise.envs.seeds import seed_for
 from turnwise.rewards.math_answers import equal, exact
@@ -60,7 +60,7 @@ def test_only_the_number_itself_is_equal(value: Fraction) -> None:
     assert equal(str(value + Fraction(1, 10**7)), value) is False, "only a decimal may be rounded"
 
 
-@pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.__name__)
+@pytest.mark.parametrize("maker", PROBLEM_GENERATORS, ids=lambda maker: maker.__name__)
 @pytest.mark.parametrize("level", [1, 2, 3])
 def test_a_problem_is_the_same_for_the_same_seed_and_grows_with_its_level(maker: Any, level: int) -> None:
     assert [maker(random.Random(seed), level) for seed in range(5)] == [

@@ -13,10 +13,21 @@ from turnwise.core.errors import UserError
 from turnwise.core.random_streams import stream
 from turnwise.core.task import Task
 from turnwise.envs.answers import format_answer
-from turnwise.envs.rubiks_cube.cube import COLOURS, FACES, HOLDS, MOVES, SOLVED, after, is_solved, renamed
+from turnwise.envs.rubiks_cube.cube import (
+    COLOURS,
+    FACES,
+    MAX_DEPTH,
+    MOVES,
+    ORIENTATIONS,
+    SOLVED,
+    cubes_by_distance,
+    is_solved,
+    recolor,
+    scramble,
+    shortest_solution,
+    turn_faces,
+)
 from turnwise.envs.rubiks_cube.env import RubiksCube
-from turnwise.envs.rubiks_cube.scramble import scrambled
-from turnwise.envs.rubiks_cube.solver import DEPTH, rings, shortest_solution
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.spec import EnvKind
 from turnwise.models.tiny import tiny_tokenizer
@@ -36,7 +47,7 @@ def opened(index=0, **params):
 
 def placed(*moves, **params):
     env = RubiksCube(params, rng=stream("test"))
-    env.cube = after(SOLVED, *moves)
+    env.cube = turn_faces(SOLVED, *moves)
     return env
 
 
@@ -72,7 +83,7 @@ def test_twelve_moves_turn_six_faces_two_ways():
 def test_a_turn_carries_the_rows_beside_its_face_on_to_the_next_face(move, circle, rows):
     """Of a cube with 24 different stickers: rows are listed in the order in which a turn lays one on the next."""
     start = tuple(f"{name}{place}" for name in FACES for place in range(4))
-    turned = after(start, move)
+    turned = turn_faces(start, move)
     for source, goal in zip(circle, circle[1:] + circle[0], strict=True):
         for old, new in zip(rows[source], rows[goal], strict=True):
             assert face(turned, goal)[new] == f"{source}{old}"
@@ -84,28 +95,28 @@ def test_a_turn_carries_the_rows_beside_its_face_on_to_the_next_face(move, circl
 
 @given(some_moves)
 def test_moves_can_be_taken_back(moves):
-    state = after(SOLVED, *moves)
+    state = turn_faces(SOLVED, *moves)
     assert Counter(state) == Counter(SOLVED)
-    assert after(state, *(inverse(move) for move in reversed(moves))) == SOLVED
+    assert turn_faces(state, *(inverse(move) for move in reversed(moves))) == SOLVED
 
 
 @pytest.mark.parametrize("name", FACES)
 def test_four_turns_of_a_face_are_none(name):
-    assert after(SOLVED, name) != after(SOLVED, name, name) != SOLVED
-    assert after(SOLVED, name, name, name) == after(SOLVED, f"{name}'")
-    assert after(SOLVED, *[name] * 4) == SOLVED
+    assert turn_faces(SOLVED, name) != turn_faces(SOLVED, name, name) != SOLVED
+    assert turn_faces(SOLVED, name, name, name) == turn_faces(SOLVED, f"{name}'")
+    assert turn_faces(SOLVED, *[name] * 4) == SOLVED
 
 
 def test_the_famous_four_moves_come_back_after_six_rounds_and_not_before():
-    states = [after(SOLVED, *("R", "U", "R'", "U'") * rounds) for rounds in range(1, 7)]
+    states = [turn_faces(SOLVED, *("R", "U", "R'", "U'") * rounds) for rounds in range(1, 7)]
     assert [is_solved(state) for state in states] == [False] * 5 + [True]
 
 
 def test_a_cube_is_solved_however_it_is_held():
-    assert len(set(HOLDS)) == 24 and all(map(is_solved, HOLDS))
-    assert is_solved(after(SOLVED, "U", "D'")) and not is_solved(after(SOLVED, "U", "D"))
-    assert is_solved(after(SOLVED, "R", "L'")) and is_solved(after(SOLVED, "F", "B'"))
-    for hold in HOLDS:
+    assert len(set(ORIENTATIONS)) == 24 and all(map(is_solved, ORIENTATIONS))
+    assert is_solved(turn_faces(SOLVED, "U", "D'")) and not is_solved(turn_faces(SOLVED, "U", "D"))
+    assert is_solved(turn_faces(SOLVED, "R", "L'")) and is_solved(turn_faces(SOLVED, "F", "B'"))
+    for hold in ORIENTATIONS:
         opposites = {frozenset((face(hold, a)[0], face(hold, b)[0])) for a, b in ("UD", "LR", "FB")}
         assert opposites == {frozenset(pair) for pair in (COLOURS[:2], COLOURS[2:4], COLOURS[4:])}
 
@@ -118,41 +129,41 @@ def test_one_wrong_sticker_on_any_face_is_not_solved():
 
 
 def test_the_numbers_of_cubes_at_each_distance_are_the_known_ones():
-    assert [len(ring) for ring in rings()] == [1, 6, 27, 120, 534, 2256, 8969]
+    assert [len(ring) for ring in cubes_by_distance()] == [1, 6, 27, 120, 534, 2256, 8969]
 
 
 def distance(state):
     return len(shortest_solution(state, longest=99))
 
 
-@given(some_moves, st.sampled_from(HOLDS))
+@given(some_moves, st.sampled_from(ORIENTATIONS))
 def test_a_solution_solves_and_is_no_longer_than_the_scramble(moves, hold):
-    state = renamed(after(SOLVED, *moves), dict(zip(SOLVED, hold, strict=True)))
+    state = recolor(turn_faces(SOLVED, *moves), dict(zip(SOLVED, hold, strict=True)))
     solution = shortest_solution(state, longest=len(moves))
-    assert is_solved(after(state, *solution))
+    assert is_solved(turn_faces(state, *solution))
     assert len(solution) <= len(moves) and (len(moves) - len(solution)) % 2 == 0
     assert solution == [] or shortest_solution(state, longest=len(solution) - 1) is None
 
 
 @given(st.lists(st.sampled_from(tuple(MOVES)), max_size=8), st.sampled_from(tuple(MOVES)))
 def test_a_turn_changes_the_distance_by_one(moves, move):
-    state = after(SOLVED, *moves)
-    assert abs(distance(after(state, move)) - distance(state)) == 1
+    state = turn_faces(SOLVED, *moves)
+    assert abs(distance(turn_faces(state, move)) - distance(state)) == 1
 
 
 def test_the_solver_finds_the_way_back_from_far_away():
     rng = random.Random(1)
     for _ in range(3):
-        state = after(SOLVED, *rng.choices(tuple(MOVES), k=40))
+        state = turn_faces(SOLVED, *rng.choices(tuple(MOVES), k=40))
         solution = shortest_solution(state, longest=14)
-        assert len(solution) > DEPTH and is_solved(after(state, *solution)), "14 turns solve every 2x2 cube"
+        assert len(solution) > MAX_DEPTH and is_solved(turn_faces(state, *solution)), "14 turns solve every 2x2 cube"
         assert shortest_solution(state, longest=len(solution)) == solution
         assert shortest_solution(state, longest=len(solution) - 1) is None
 
 
-@pytest.mark.parametrize("depth", range(1, DEPTH + 1))
+@pytest.mark.parametrize("depth", range(1, MAX_DEPTH + 1))
 def test_a_scrambled_cube_is_exactly_so_many_turns_from_solved(depth):
-    states = [scrambled(stream(depth, seed), depth=depth) for seed in range(40 * SOAK)]
+    states = [scramble(stream(depth, seed), depth=depth) for seed in range(40 * SOAK)]
     assert {distance(state) for state in states} == {depth}
     assert len(set(states)) > 25
     assert len({face(state, "D")[2] for state in states}) == 6, "held in all ways"
@@ -246,7 +257,7 @@ def test_case_does_not_matter(steps):
     runner = opened(min_depth=6)
     before = runner.env.cube
     (result,) = steps(runner, ["<answer>r' || F</answer>"])
-    assert not result.invalid and runner.env.cube == after(before, "R'", "F")
+    assert not result.invalid and runner.env.cube == turn_faces(before, "R'", "F")
 
 
 def test_every_face_colour_and_move_is_one_token():
@@ -270,7 +281,7 @@ def test_cubes_are_equal_in_every_process():
     outputs = {
         subprocess.run(
             [sys.executable, "-c", SCRIPT],
-            env={"PYTHONHASHSEED": seed, "PYTHONUTF8": "1"},
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONUTF8": "1"},
             capture_output=True,
             check=True,
         ).stdout

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import random
 import subprocess
 import sys
@@ -18,10 +19,14 @@ from turnwise.core.messages import assistant
 from turnwise.core.protocols import StepResult
 from turnwise.core.task import Split, Task
 from turnwise.envs.registry import load
-from turnwise.envs.search_qa.env import graded
-from turnwise.envs.search_qa.people import RELATIONS, shared_world
-from turnwise.envs.search_qa.questions import draw_question, next_step
-from turnwise.envs.search_qa.small import make_small_world
+from turnwise.envs.search_qa.env import grade_answer
+from turnwise.envs.search_qa.knowledge_base import (
+    RELATIONS,
+    draw_question,
+    make_small_knowledge_base,
+    next_step,
+    shared_knowledge_base,
+)
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.tool_env import ToolEnvRunner
 from turnwise.models.tiny import tiny_tokenizer
@@ -107,7 +112,7 @@ def test_no_question_is_in_two_splits_and_facts_are_not_learnt_by_heart() -> Non
 
 
 def test_a_world_has_one_answer_to_every_question() -> None:
-    world = shared_world(300, 0)
+    world = shared_knowledge_base(300, 0)
     assert len(world.passages) == len(world.kinds) == 300
     for passage in world.passages:
         own = [relation for relation in RELATIONS if relation.of == world.kinds[passage.title]]
@@ -116,13 +121,13 @@ def test_a_world_has_one_answer_to_every_question() -> None:
     last = ("person", "book")
     stems = {name.split()[-1 if kind in last else 0] for name, kind in world.kinds.items()}
     assert len(stems) == 300, "every name is found by a word of its own"
-    assert shared_world(300, 1).passages != world.passages
+    assert shared_knowledge_base(300, 1).passages != world.passages
 
 
 @pytest.mark.parametrize("hops", [1, 2, 3])
 def test_a_question_takes_as_many_passages_as_it_says(hops: int) -> None:
     rng = random.Random(hops)
-    worlds = [shared_world(100, 0), *(make_small_world(4, rng, chained=True) for _ in range(5))]
+    worlds = [shared_knowledge_base(100, 0), *(make_small_knowledge_base(4, rng, chained=True) for _ in range(5))]
     for world in worlds:
         texts = {passage.title: passage.text for passage in world.passages}
         for _ in range(40):
@@ -136,9 +141,9 @@ def test_a_question_takes_as_many_passages_as_it_says(hops: int) -> None:
 
 
 SCRIPT = """
-from turnwise.envs.search_qa.people import shared_world
+from turnwise.envs.search_qa.knowledge_base import shared_knowledge_base
 import hashlib, sys
-world = shared_world(200, 3)
+world = shared_knowledge_base(200, 3)
 print(hashlib.blake2b(repr((world.passages, sorted(world.facts.items()))).encode()).hexdigest())
 """
 
@@ -146,7 +151,7 @@ print(hashlib.blake2b(repr((world.passages, sorted(world.facts.items()))).encode
 def test_a_corpus_is_the_same_in_every_process() -> None:
     found = {
         subprocess.run(
-            [sys.executable, "-c", SCRIPT], env={"PYTHONHASHSEED": seed}, capture_output=True, check=True
+            [sys.executable, "-c", SCRIPT], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
         ).stdout
         for seed in ("1", "2")
     }
@@ -168,12 +173,12 @@ def test_a_corpus_is_the_same_in_every_process() -> None:
     ],
 )
 def test_answers_are_graded_by_exact_match_and_by_f1_from_a_third_on(answer: str, reward: float) -> None:
-    assert graded(answer, "Ada Brandolt") == pytest.approx(reward)
+    assert grade_answer(answer, "Ada Brandolt") == pytest.approx(reward)
 
 
 @given(st.text(max_size=60))
 def test_any_answer_has_a_grade_from_0_to_1(answer: str) -> None:
-    grade = graded(answer, "Ada Brandolt")
+    grade = grade_answer(answer, "Ada Brandolt")
     assert grade == 0.0 or 0.3 <= grade <= 1.0
 
 

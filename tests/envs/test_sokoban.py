@@ -6,8 +6,7 @@ from turnwise.core.random_streams import stream
 from turnwise.envs.answers import format_answer
 from turnwise.envs.grid import DIRECTIONS
 from turnwise.envs.sokoban.env import SYMBOLS, Sokoban
-from turnwise.envs.sokoban.generate import earlier_levels, generate
-from turnwise.envs.sokoban.level import Level, shortest_solution
+from turnwise.envs.sokoban.level import Level, generate_level, predecessors, shortest_solution
 from work_for_tests import count_lines
 
 ROWS = """
@@ -59,7 +58,7 @@ def test_the_solver_wins_every_level_through_the_protocol_with_the_exact_reward(
 @settings(deadline=None, max_examples=40)
 @given(st.integers(5, 8), st.integers(1, 2), st.integers(2, 12), st.integers(0, 10**6))
 def test_every_level_can_be_solved_within_the_limit(size, boxes, longest, seed):
-    level = generate(stream(seed), size=size, boxes=boxes, longest=longest)
+    level = generate_level(stream(seed), size=size, boxes=boxes, longest=longest)
     assert not level.solved and len(level.boxes) == len(level.targets) == boxes
     assert level.player in level.floor - level.boxes and level.boxes | level.targets <= level.floor
     assert all(1 <= row <= size - 2 and 1 <= column <= size - 2 for row, column in level.floor)
@@ -78,15 +77,15 @@ def test_levels_respect_all_limits_together(started, limits):
 
 def test_the_tightest_limit_and_the_smallest_room_still_give_a_level():
     for boxes in (1, 2, 3):
-        level = generate(stream("tight"), size=5, boxes=boxes, longest=1)
+        level = generate_level(stream("tight"), size=5, boxes=boxes, longest=1)
         assert len(shortest_solution(level, longest=1)) == 1
 
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 10**6))
 def test_every_move_taken_back_leads_forward_again(seed):
-    level = generate(stream(seed), size=7, boxes=2, longest=8)
-    steps, pulls = earlier_levels(level)
+    level = generate_level(stream(seed), size=7, boxes=2, longest=8)
+    steps, pulls = predecessors(level)
     for earlier in steps + pulls:
         assert any(earlier.after(direction) == level for direction in DIRECTIONS)
     assert all(earlier.boxes != level.boxes for earlier in pulls)
@@ -95,12 +94,12 @@ def test_every_move_taken_back_leads_forward_again(seed):
 def test_levels_are_found_after_few_tries():
     """How long it takes: benchmarks/environments.py."""
     levels = 30
-    work = count_lines(lambda: [generate(stream(seed), size=6, boxes=1, longest=10) for seed in range(levels)])
+    work = count_lines(lambda: [generate_level(stream(seed), size=6, boxes=1, longest=10) for seed in range(levels)])
     assert work < 5_000 * levels
 
 
 def test_levels_differ_and_are_not_all_easy():
-    levels = [generate(stream(seed), size=6, boxes=1, longest=10) for seed in range(100)]
+    levels = [generate_level(stream(seed), size=6, boxes=1, longest=10) for seed in range(100)]
     assert len({(level.floor, level.boxes, level.targets, level.player) for level in levels}) == 100
     lengths = [len(shortest_solution(level, longest=10)) for level in levels]
     assert 3 <= sum(lengths) / 100 <= 6 and max(lengths) >= 6

@@ -14,10 +14,16 @@ from turnwise.core.task import Task
 from turnwise.envs.answers import format_answer
 from turnwise.envs.registry import kind_of
 from turnwise.envs.seeds import seed_for
-from turnwise.envs.sudoku.board import candidates, completed, peers_of
 from turnwise.envs.sudoku.env import Sudoku
-from turnwise.envs.sudoku.generate import Puzzle, generate
-from turnwise.envs.sudoku.placement import read, written
+from turnwise.envs.sudoku.puzzle import (
+    SudokuPuzzle,
+    candidates,
+    format_placement,
+    generate_puzzle,
+    parse_placement,
+    peers_of,
+    solve_board,
+)
 from turnwise.models.tiny import tiny_tokenizer
 from work_for_tests import count_lines
 
@@ -39,7 +45,7 @@ def opened(index=0, split="train", **params):
 
 def placed(start=START, **params):
     env = Sudoku(params, rng=stream("test"))
-    env.puzzle = Puzzle(start=start, solution=SOLUTION)
+    env.puzzle = SudokuPuzzle(start=start, solution=SOLUTION)
     env.board = start
     return env
 
@@ -97,24 +103,24 @@ def test_no_puzzle_has_more_blanks_than_the_limits_let_one_fill(steps, size, lim
 @settings(max_examples=50 * SOAK)
 @given(st.integers(1, 16), st.integers(0, 10**6))
 def test_a_puzzle_has_the_blanks_asked_for_where_it_can_and_always_one_solution(blanks, seed):
-    puzzle = generate(stream(seed), size=4, blanks=blanks)
+    puzzle = generate_puzzle(stream(seed), size=4, blanks=blanks)
     assert puzzle.start.count(0) == blanks if blanks <= 8 else 8 <= puzzle.start.count(0) <= min(blanks, 12)
     assert solutions(puzzle.start, 4) == [puzzle.solution]
 
 
 def test_large_puzzles_have_one_solution():
     for seed in range(5):
-        puzzle = generate(stream(seed), size=9, blanks=30)
+        puzzle = generate_puzzle(stream(seed), size=9, blanks=30)
         assert puzzle.start.count(0) == 30 and solutions(puzzle.start, 9) == [puzzle.solution]
         assert all(given_digit in (0, digit) for given_digit, digit in zip(puzzle.start, puzzle.solution, strict=True))
 
 
 def test_hard_puzzles_are_made_too():
-    assert generate(stream(0), size=9, blanks=50).start.count(0) == 50
+    assert generate_puzzle(stream(0), size=9, blanks=50).start.count(0) == 50
 
 
 def test_puzzles_differ_and_so_do_their_solutions():
-    puzzles = [generate(stream(seed), size=4, blanks=6) for seed in range(600)]
+    puzzles = [generate_puzzle(stream(seed), size=4, blanks=6) for seed in range(600)]
     assert len({puzzle.start for puzzle in puzzles}) == 600
     assert len({puzzle.solution for puzzle in puzzles}) > 200, "there are 288"
     blank = [sum(puzzle.start[cell] == 0 for puzzle in puzzles) for cell in range(16)]
@@ -122,8 +128,8 @@ def test_puzzles_differ_and_so_do_their_solutions():
 
 
 def test_a_seed_gives_this_task_in_every_process():
-    assert generate(stream(0), size=4, blanks=6).start == PINNED_4
-    assert "".join(map(str, generate(stream(0), size=9, blanks=30).start)) == PINNED_9
+    assert generate_puzzle(stream(0), size=4, blanks=6).start == PINNED_4
+    assert "".join(map(str, generate_puzzle(stream(0), size=9, blanks=30).start)) == PINNED_9
 
 
 PINNED_4 = (0, 3, 2, 4, 4, 0, 1, 0, 0, 1, 4, 2, 0, 0, 3, 1)
@@ -137,10 +143,10 @@ def test_splits_give_different_tasks():
 
 def test_the_search_solves_a_known_puzzle_and_knows_when_there_is_no_solution():
     board = tuple(map(int, WIKIPEDIA))
-    solution = completed(board)
+    solution = solve_board(board)
     assert is_solved(solution, 9) and all(old in (0, new) for old, new in zip(board, solution, strict=True))
-    assert completed((1, 2, 3, 0, 0, 0, 0, 4, *[0] * 8)) is None, "4 can stand in neither its row nor its box"
-    assert completed(SOLUTION) == SOLUTION
+    assert solve_board((1, 2, 3, 0, 0, 0, 0, 4, *[0] * 8)) is None, "4 can stand in neither its row nor its box"
+    assert solve_board(SOLUTION) == SOLUTION
 
 
 def test_cells_see_their_row_their_column_and_their_box():
@@ -164,13 +170,13 @@ def test_the_board_is_shown_with_marks_and_the_players_cells():
 
 def test_both_forms_mean_the_same():
     for text in ("place 4 at row 3 col 2", "PLACE 4  at ROW 3 column 2", "3,2,4", " 3 , 2,4"[1:], "03,2,4"):
-        assert read(text, 4) == (9, 4)
-    assert read("place 9 at row 1 col 9", 9) == (8, 9)
+        assert parse_placement(text, 4) == (9, 4)
+    assert parse_placement("place 9 at row 1 col 9", 9) == (8, 9)
 
 
 @given(st.integers(0, 80), st.integers(0, 9))
 def test_what_is_written_is_read_back(cell, digit):
-    assert read(written(cell, digit, 9), 9) == (cell, digit)
+    assert parse_placement(format_placement(cell, digit, 9), 9) == (cell, digit)
 
 
 def test_right_digits_pay_one_and_the_last_ten_more():
@@ -217,7 +223,7 @@ def test_rewards_are_parameters():
 def test_placements_against_the_rules_are_no_format_errors_and_unreadable_ones_are(steps):
     runner = opened()
     given_cell = next(cell for cell, digit in enumerate(runner.env.board) if digit)
-    against, unread = steps(runner, [format_answer([written(given_cell, 1, 4)]), "<answer>5</answer>"])
+    against, unread = steps(runner, [format_answer([format_placement(given_cell, 1, 4)]), "<answer>5</answer>"])
     assert not against.invalid and against.reward == -0.1
     assert unread.invalid and unread.reward == 0.0
 
@@ -286,7 +292,7 @@ def test_without_a_legal_digit_a_random_action_empties_one_of_the_players_cells(
     env = placed(EMPTY_ROOM)
     env.board = tuple(digit or 1 for digit in EMPTY_ROOM)
     actions = {env.random_action(stream(seed)) for seed in range(100)}
-    assert actions == {written(cell, 0, 4) for cell in range(16) if not EMPTY_ROOM[cell]}
+    assert actions == {format_placement(cell, 0, 4) for cell in range(16) if not EMPTY_ROOM[cell]}
 
 
 def test_the_solver_goes_where_the_fewest_digits_are_left():
@@ -294,7 +300,7 @@ def test_the_solver_goes_where_the_fewest_digits_are_left():
     chosen, most = [], []
     for action in env.solve():
         left = {cell: len(candidates(env.board, cell)) for cell in range(81) if not env.board[cell]}
-        cell, _ = read(action, 9)
+        cell, _ = parse_placement(action, 9)
         assert left[cell] == min(left.values())
         chosen.append(left[cell])
         most.append(max(left.values()))
@@ -323,7 +329,7 @@ def test_the_prompt_states_rules_actions_and_the_limits_in_use(size, box):
 
 def test_the_examples_of_the_prompt_mean_the_same():
     long, short = re.search(r"Action: (.*), or the same as (\S+)", Sudoku().rules()).groups()
-    assert read(long, 4) == read(short, 4) == (4, 3)
+    assert parse_placement(long, 4) == parse_placement(short, 4) == (4, 3)
 
 
 @pytest.mark.parametrize("size", [4, 9])
@@ -333,7 +339,8 @@ def test_every_cell_and_word_is_a_token_of_its_own(size):
     cells = size * size + size
     assert len(pieces_of(user.content)) == cells + 2 * size + size + 2, "marks, colons, newlines, two spaces"
     refused = [
-        runner.env.step(action).text for action in (written(0, 0, size), written(runner.env.board.index(0), 1, size))
+        runner.env.step(action).text
+        for action in (format_placement(0, 0, size), format_placement(runner.env.board.index(0), 1, size))
     ]
     for text in (system.content, user.content, *refused, "Not legal: that is not your cell.", "Your cells: 1,2"):
         pieces = pieces_of(text)
@@ -355,7 +362,9 @@ def test_sizes_other_than_four_and_nine_are_refused():
 
 def test_puzzles_and_steps_take_little_work():
     """How long they take: benchmarks/environments.py."""
-    assert max(count_lines(lambda s=seed: generate(stream(s), size=9, blanks=30)) for seed in range(10)) < 100_000
+    assert (
+        max(count_lines(lambda s=seed: generate_puzzle(stream(s), size=9, blanks=30)) for seed in range(10)) < 100_000
+    )
     env = placed(EMPTY_ROOM)
     costs = [count_lines(lambda digit=digit: env.step(f"1,1,{digit}")) for digit in (2, 0) * 20]
     assert max(costs) < 500

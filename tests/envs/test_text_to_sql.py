@@ -17,10 +17,9 @@ from turnwise.core.protocols import StepResult
 from turnwise.core.task import Split, Task
 from turnwise.envs.registry import load
 from turnwise.envs.seeds import seed_for
-from turnwise.envs.text_to_sql.content import make_database
-from turnwise.envs.text_to_sql.env import LIMITS, MAKERS, TextToSql
-from turnwise.envs.text_to_sql.more_tables import HARDER
-from turnwise.envs.text_to_sql.one_table import EASY
+from turnwise.envs.text_to_sql.databases import make_database
+from turnwise.envs.text_to_sql.env import LIMITS, QUESTION_GENERATORS, TextToSql
+from turnwise.envs.text_to_sql.questions import ADVANCED_QUESTIONS, ONE_TABLE_QUESTIONS
 from turnwise.envs.text_to_sql.schemas import SCHEMAS, TINY
 from turnwise.rewards.sql_results import equal_results, has_order_by
 from turnwise.tools.sql import query as sql_query
@@ -75,7 +74,7 @@ def test_the_solver_solves_every_task(params: dict[str, Any]) -> None:
     assert all(asyncio.run(all_of_them()))
 
 
-@pytest.mark.parametrize("maker", [*EASY, *HARDER], ids=lambda maker: maker.__name__)
+@pytest.mark.parametrize("maker", [*ONE_TABLE_QUESTIONS, *ADVANCED_QUESTIONS], ids=lambda maker: maker.__name__)
 def test_every_kind_of_question_has_answers_and_says_truly_whether_it_asks_for_an_order(maker: Any) -> None:
     rng, found = random.Random(0), 0
     for schema in SCHEMAS.values():
@@ -90,7 +89,7 @@ def test_every_kind_of_question_has_answers_and_says_truly_whether_it_asks_for_a
 
 def test_all_of_sql_that_was_promised_is_asked_for() -> None:
     rng = random.Random(0)
-    queries = " ".join(maker(rng, SCHEMAS["shop"]).query for maker in MAKERS["full"] for _ in range(20))
+    queries = " ".join(maker(rng, SCHEMAS["shop"]).query for maker in QUESTION_GENERATORS["full"] for _ in range(20))
     for word in ("WHERE", "COUNT", "JOIN", "GROUP BY", "ORDER BY", "LIMIT", "HAVING", "DISTINCT", "IS NULL", "(SELECT"):
         assert word in queries
 

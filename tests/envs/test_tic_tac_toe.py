@@ -5,9 +5,7 @@ from functools import cache
 import pytest
 
 from turnwise.core.random_streams import stream
-from turnwise.envs.tic_tac_toe.env import TicTacToe
-from turnwise.envs.tic_tac_toe.game import MOVES, TicTacToeGame
-from turnwise.envs.tic_tac_toe.perfect import hardest_move, perfect_moves, value
+from turnwise.envs.tic_tac_toe.env import MOVES, TicTacToe, TicTacToeGame, hardest_move, minimax_value, perfect_moves
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
 
@@ -86,7 +84,7 @@ def test_taken_cells_and_ended_games_take_no_move():
 def test_values_and_moves_agree_with_a_plain_minimax_in_every_position():
     for game in all_positions():
         best = soon(outcome(game))
-        assert (value(game) > 0) - (value(game) < 0) == (best > 0) - (best < 0)
+        assert (minimax_value(game) > 0) - (minimax_value(game) < 0) == (best > 0) - (best < 0)
         assert perfect_moves(game) == tuple(move for move in game.moves if soon(after(game, move)) == best)
         assert not game.moves or hardest_move(game) in perfect_moves(game)
 

@@ -2,9 +2,8 @@ import re
 
 import pytest
 
-from turnwise.envs.guessing.oracle import UNKNOWN
-from turnwise.envs.twenty_questions.attributes import ATTRIBUTES
-from turnwise.envs.twenty_questions.env import TwentyQuestions, read_things, things
+from turnwise.envs.guessing.facts import UNKNOWN
+from turnwise.envs.twenty_questions.env import ATTRIBUTES, TwentyQuestions, read_things, things
 
 YES = {
     "cat": [

@@ -16,12 +16,19 @@ from turnwise.core.task import Split, Task
 from turnwise.envs.registry import load
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.text_env import Outcome
-from turnwise.envs.web_shop.catalogue import Product, make_catalogue, make_wish
+from turnwise.envs.web_shop.catalogue import (
+    MOST_RESULTS,
+    PRODUCT_TYPES,
+    Product,
+    ProductIndex,
+    make_catalogue,
+    make_goal,
+    score,
+    shared_index,
+    type_match,
+)
 from turnwise.envs.web_shop.env import WebShop
-from turnwise.envs.web_shop.goods import KINDS
-from turnwise.envs.web_shop.player import next_action
-from turnwise.envs.web_shop.ranking import MOST_RESULTS, Ranking, ranking_of
-from turnwise.envs.web_shop.scoring import score, type_match
+from turnwise.envs.web_shop.pages import next_action
 
 NAME, SIZE = "web_shop", 500
 
@@ -121,9 +128,9 @@ def test_the_player_passes_over_what_it_has_seen_not_to_fit() -> None:
 
 def test_every_wish_that_can_be_made_is_fulfilled_by_the_product_it_was_made_from() -> None:
     products, rng = make_catalogue(0, SIZE), random.Random(0)
-    ranking = ranking_of(0, SIZE)
+    ranking = shared_index(0, SIZE)
     for product in products:
-        wish = make_wish(rng, (product,))
+        wish = make_goal(rng, (product,))
         assert score(wish, product, dict(wish.options)) == 1.0
         assert product in ranking.search(f"{product.title} {' '.join(product.attributes)}")[:50]
 
@@ -144,7 +151,7 @@ def test_a_catalogue_is_the_same_everywhere_and_another_number_is_another_one() 
     products = make_catalogue(0, SIZE)
     assert len({product.code for product in products}) == SIZE and products == make_catalogue.__wrapped__(0, SIZE)
     assert products != make_catalogue(1, SIZE)
-    assert {product.kind for product in products} == set(KINDS)
+    assert {product.kind for product in products} == set(PRODUCT_TYPES)
     for product in products:
         assert product.kind.prices[0] * 100 <= product.cents <= product.kind.prices[1] * 100
         assert set(product.attributes) <= set(product.kind.attributes) and len(product.options) == len(
@@ -153,7 +160,7 @@ def test_a_catalogue_is_the_same_everywhere_and_another_number_is_another_one() 
 
 
 def test_no_two_options_of_a_kind_share_a_value_and_no_value_is_a_button() -> None:
-    for kind in KINDS:
+    for kind in PRODUCT_TYPES:
         values = [value for _, offered in kind.options for value in offered]
         assert len(values) == len(set(values)) and not {"buy now", "features"} & set(values)
 
@@ -172,7 +179,7 @@ def other(products: tuple[Product, ...], wish: Any, **differs: bool) -> Product:
 def test_a_purchase_is_worth_the_share_of_the_wish_that_it_fulfils() -> None:
     products, rng = make_catalogue(0, SIZE), random.Random(1)
     wish = next(
-        wish for _ in range(1000) if len((wish := make_wish(rng, products)).attributes) == 2 and len(wish.options) == 2
+        wish for _ in range(1000) if len((wish := make_goal(rng, products)).attributes) == 2 and len(wish.options) == 2
     )
     target, chosen = wish.target, dict(wish.options)
     assert score(wish, target, chosen) == 1.0
@@ -187,7 +194,7 @@ def test_a_purchase_is_worth_the_share_of_the_wish_that_it_fulfils() -> None:
 
 
 def test_another_kind_is_worth_less_the_further_it_is() -> None:
-    products, wish = make_catalogue(0, SIZE), make_wish(random.Random(2), make_catalogue(0, SIZE))
+    products, wish = make_catalogue(0, SIZE), make_goal(random.Random(2), make_catalogue(0, SIZE))
     near = other(products, wish, same_department=True, shares_word=False)
     word = other(products, wish, same_department=False, shares_word=True)
     far = other(products, wish, same_department=False, shares_word=False)
@@ -235,7 +242,7 @@ def test_results_come_in_pages() -> None:
         if "[Next >]" not in env.observe():
             break
         env.step("click[Next >]")
-    assert len(seen) == len(set(seen)) and seen == [product.code for product in ranking_of(0, SIZE).search("shirt")]
+    assert len(seen) == len(set(seen)) and seen == [product.code for product in shared_index(0, SIZE).search("shirt")]
     with pytest.raises(ValueError):
         env.step("click[Next >]")
     for _ in range(count - 1):
@@ -279,7 +286,7 @@ def test_searching_is_for_the_search_page_alone() -> None:
 
 
 def test_a_search_finds_what_has_the_words_and_the_best_first() -> None:
-    ranking = Ranking(make_catalogue(0, SIZE))
+    ranking = ProductIndex(make_catalogue(0, SIZE))
     found = ranking.search("wireless noise cancelling headphones")
     assert found[0].kind.name == "headphones" and {"wireless", "noise cancelling"} <= set(found[0].attributes)
     assert ranking.search("zzz qqq") == () and len(ranking.search("red blue small large")) == MOST_RESULTS
@@ -289,7 +296,7 @@ def test_a_search_finds_what_has_the_words_and_the_best_first() -> None:
 
 def test_rare_words_weigh_more_than_common_ones() -> None:
     products = make_catalogue(0, SIZE)
-    ranking = Ranking(products)
+    ranking = ProductIndex(products)
     rare = ranking.search("lavender red")
     assert any(value == "lavender" for _, offered in rare[0].options for value in offered)
 

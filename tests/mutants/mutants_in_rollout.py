@@ -171,12 +171,12 @@ IN_ROLLOUT = (
             "self.policy if own or self.opponent is None else self.opponent",
             "self.policy",
         ),
-        ("sides are swapped", "running[side_of(key.task)].result()", "running[1 - side_of(key.task)].result()"),
+        ("sides are swapped", "running[player_of(key.task)].result()", "running[1 - player_of(key.task)].result()"),
     ),
     *mutants(
         "rollout/selfplay.py",
         ("rollout/test_matches.py",),
-        ("the second side is never played", "as_side(task, number % 2)", "as_side(task, 0)"),
+        ("the second side is never played", "as_player(task, number % 2)", "as_player(task, 0)"),
         ("a refill draws the same matches", "start // many, measured", "0, measured"),
     ),
     *mutants(

@@ -9,7 +9,7 @@ from turnwise.core.messages import assistant
 from turnwise.core.task import Task
 from turnwise.envs.registry import load
 from turnwise.envs.seeds import seed_for
-from turnwise.envs.tools.given import tools_of
+from turnwise.envs.tools.tool_factory import make_tools
 from turnwise.sandbox.types import SandboxLimits
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tools.md").read_text(encoding="utf-8")
@@ -39,4 +39,4 @@ def test_the_table_of_limits_is_that_of_the_sandbox() -> None:
     told = {name: float(number.replace(",", "")) for name, number in rows}
     assert told == {field.name: field.default for field in fields(SandboxLimits)}
     (shown,) = re.findall(r'\{ use = "python", timeout_s = (\d+), memory_mb = (\d+) \}', PAGE)
-    tools_of([{"use": "python", "timeout_s": int(shown[0]), "memory_mb": int(shown[1])}])
+    make_tools([{"use": "python", "timeout_s": int(shown[0]), "memory_mb": int(shown[1])}])

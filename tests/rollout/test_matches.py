@@ -17,7 +17,7 @@ from turnwise.core.protocols import Completion, Env, Policy, Sampling, Session, 
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Status
 from turnwise.engine.scripted import ScriptedPolicy
-from turnwise.envs.games.table import Seat, side_of, take_seats
+from turnwise.envs.games.selfplay import SelfPlayEnv, make_selfplay_envs, player_of
 from turnwise.envs.registry import load
 from turnwise.rollout.collect import Collected
 from turnwise.rollout.selfplay import MakeSeats, MatchCollector, SidedTasks
@@ -33,7 +33,7 @@ def source(both: bool) -> SidedTasks:
 
 
 def make_seats(task: Task, member: int, attempt: int) -> tuple[Env, Env]:
-    return take_seats(KIND, task, member, attempt)
+    return make_selfplay_envs(KIND, task, member, attempt)
 
 
 def board_in(ids: Sequence[int]) -> list[str]:
@@ -76,7 +76,7 @@ def test_both_sides_are_groups_of_their_own_view() -> None:
         assert [each.member for each in group.trajectories] == [0, 1, 2, 3]
         for each in group.trajectories:
             first = board_in(each.turns[0].context_ids)
-            assert first.count("O") == side_of(group.task) and first.count("X") == 0
+            assert first.count("O") == player_of(group.task) and first.count("X") == 0
             for before, turn in zip(each.turns, each.turns[1:], strict=False):
                 move = before.info["actions"][0]
                 assert board_in(turn.context_ids)[int(move) - 1] == "X", "its own move is its own piece"
@@ -97,10 +97,12 @@ def test_an_opponent_plays_the_other_side_and_is_in_no_group() -> None:
     tasks = source(both=False).training(0, 3)
     ours, theirs = Recorder(), Recorder()
     collected = collect(collector(ours.policy, theirs.policy), tasks)
-    assert [side_of(task) for task in tasks] == [0, 1, 0] and len({task.seed for task in tasks}) == 3
+    assert [player_of(task) for task in tasks] == [0, 1, 0] and len({task.seed for task in tasks}) == 3
     assert [group.task for group in collected.groups] == tasks
-    assert {key.task.seed: side_of(key.task) for key in ours.keys} == {task.seed: side_of(task) for task in tasks}
-    assert {key.task.seed: side_of(key.task) for key in theirs.keys} == {task.seed: 1 - side_of(task) for task in tasks}
+    assert {key.task.seed: player_of(key.task) for key in ours.keys} == {task.seed: player_of(task) for task in tasks}
+    assert {key.task.seed: player_of(key.task) for key in theirs.keys} == {
+        task.seed: 1 - player_of(task) for task in tasks
+    }
     turns = sum(each.num_turns for group in collected.groups for each in group.trajectories)
     assert turns == len(ours.keys)
 
@@ -204,7 +206,7 @@ def test_match_truncates_only_the_side_that_samples_slowly(slow: int, monkeypatc
         @asynccontextmanager
         async def open(self, key: EpisodeKey) -> AsyncIterator[Session]:
             async with Recorder().policy.open(key) as session:
-                yield SlowSession(session) if side_of(key.task) == slow else session
+                yield SlowSession(session) if player_of(key.task) == slow else session
 
     timed = collector(SlowSide(), limits=replace(limits(), timeout_s=60.0))
     collected = collect(timed, source(both=True).training(0, 2), group_size=1)
@@ -218,7 +220,7 @@ def test_a_side_that_is_out_of_tokens_leaves_its_partner_a_whole_game() -> None:
 
     def wordy(key: EpisodeKey, turn: int, ids: list[int]) -> Sequence[int]:
         free = [cell for cell in board_in(ids) if cell.isdigit()]
-        return spoken(("so " * 100 if side_of(key.task) == 0 else "") + f"<answer>{free[0]}</answer>")
+        return spoken(("so " * 100 if player_of(key.task) == 0 else "") + f"<answer>{free[0]}</answer>")
 
     short = limits(max_new_tokens=500, max_tokens=800)
     full = collector(ScriptedPolicy(wordy, [end_id()]), limits=short)
@@ -227,7 +229,7 @@ def test_a_side_that_is_out_of_tokens_leaves_its_partner_a_whole_game() -> None:
 
 
 def test_what_a_user_gave_wrong_stops_it() -> None:
-    def make(task: Task, member: int, attempt: int) -> tuple[Seat, Seat]:
+    def make(task: Task, member: int, attempt: int) -> tuple[SelfPlayEnv, SelfPlayEnv]:
         raise UserError("no such game")
 
     with pytest.raises(UserError, match="no such game"):
@@ -236,7 +238,7 @@ def test_what_a_user_gave_wrong_stops_it() -> None:
 
 def test_tasks_of_a_match_come_in_twos_and_go_on_where_a_step_left_off() -> None:
     tasks = source(both=True).training(3, 6)
-    assert [side_of(task) for task in tasks] == [0, 1] * 3
+    assert [player_of(task) for task in tasks] == [0, 1] * 3
     assert [task.seed for task in tasks[::2]] == [task.seed for task in tasks[1::2]] and len(
         {t.seed for t in tasks}
     ) == 3

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from turnwise.envs.text_to_sql import pair
+from turnwise.envs.text_to_sql import databases
 from turnwise.envs.text_to_sql.env import LIMITS, TextToSql
 from turnwise.tools.sql import query as sql_query
 from turnwise.tools.sql.query import HEAP_BYTES, SqlLimits, run_beside_queries, run_query
@@ -51,7 +51,7 @@ def test_databases_are_made_although_a_query_has_taken_all_memory() -> None:
 
 
 def test_what_ran_out_of_memory_is_done_again_alone_and_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    calm, made, alone = reset(), pair._made, list[bool]()
+    calm, made, alone = reset(), databases._made, list[bool]()
 
     def greedy(*given: Any) -> Any:
         alone.append(sql_query._memory_lock._closed)
@@ -59,7 +59,7 @@ def test_what_ran_out_of_memory_is_done_again_alone_and_gives_the_same(monkeypat
             raise MemoryError
         return made(*given)
 
-    monkeypatch.setattr(pair, "_made", greedy)
+    monkeypatch.setattr(databases, "_made", greedy)
     env = reset()
     assert (env.question, env.shown, env.hidden) == (calm.question, calm.shown, calm.hidden)
     assert alone[:2] == [False, True]
@@ -71,7 +71,7 @@ def test_a_copy_that_cannot_be_made_is_for_want_of_memory() -> None:
             raise sqlite3.OperationalError("unable to serialize 'main'")
 
     with pytest.raises(MemoryError):
-        pair._image(Full())  # type: ignore[arg-type]
+        databases._image(Full())  # type: ignore[arg-type]
 
 
 def test_other_errors_are_told_at_once() -> None:

@@ -100,7 +100,7 @@ CATALOGUE: dict[str, CatalogueEntry] = {
         needs={"bm25s": "'turnwise[search]'"},
     ),
     "deep_search": CatalogueEntry(
-        place="turnwise.envs.search_qa.deep:DeepSearch",
+        place="turnwise.envs.search_qa.env:DeepSearch",
         summary="Answer the question in a few words; it takes several searches, each for what the last one told.",
         needs={"bm25s": "'turnwise[search]'"},
     ),

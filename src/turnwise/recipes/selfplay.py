@@ -2,7 +2,7 @@
 
 from turnwise.config.schema import Config
 from turnwise.core.protocols import Policy
-from turnwise.envs.games.table import take_seats
+from turnwise.envs.games.selfplay import make_selfplay_envs
 from turnwise.models.compiling import copy_of
 from turnwise.models.loading import LoadedModel
 from turnwise.recipes.build import Players, build_engine, model_loader
@@ -65,7 +65,7 @@ def match_collector(players: Players, worlds: Worlds, opponent: Policy | None) -
     return MatchCollector(
         policy=plain.policy,
         opponent=opponent,
-        make_seats=lambda task, member, attempt: take_seats(worlds.kinds[task.env], task, member, attempt),
+        make_seats=lambda task, member, attempt: make_selfplay_envs(worlds.kinds[task.env], task, member, attempt),
         context=plain.context,
         limits=plain.limits,
         in_flight=plain.in_flight,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from turnwise.core.protocols import Env, Policy
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Trajectory
-from turnwise.envs.games.table import as_side, side_of
+from turnwise.envs.games.selfplay import as_player, player_of
 from turnwise.rollout.collect import GroupCollector, closed_after
 from turnwise.rollout.context import Context
 from turnwise.rollout.failures import making
@@ -36,7 +36,7 @@ class SidedTasks(TaskSource):
 
 def sided(tasks: Sequence[Task], start: int = 0) -> list[Task]:
     """The tasks with the sides in turn, counted from `start`."""
-    return [as_side(task, number % 2) for number, task in enumerate(tasks, start)]
+    return [as_player(task, number % 2) for number, task in enumerate(tasks, start)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,16 +62,18 @@ class MatchCollector(GroupCollector):
         first = keys[0]
         with making():
             seats = self.make_seats(first.task, first.member, first.attempt)
-        played = {side_of(key.task) for key in keys}
+        played = {player_of(key.task) for key in keys}
         try:
             async with asyncio.TaskGroup() as match:
                 running = [
-                    match.create_task(self._side(replace(first, task=as_side(first.task, side)), seat, side in played))
+                    match.create_task(
+                        self._side(replace(first, task=as_player(first.task, side)), seat, side in played)
+                    )
                     for side, seat in enumerate(seats)
                 ]
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
-        return [running[side_of(key.task)].result() for key in keys]
+        return [running[player_of(key.task)].result() for key in keys]
 
     async def _side(self, key: EpisodeKey, seat: Env, own: bool) -> Trajectory:
         policy = self.policy if own or self.opponent is None else self.opponent

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from turnwise.config.section import Positive
 from turnwise.core.messages import Picture, ToolSpec
-from turnwise.envs.code_tests.pipelines import make_exercise
+from turnwise.envs.code_tests.exercises import make_exercise
 from turnwise.envs.text_env import Outcome
 from turnwise.envs.tool_env import Style, ToolEnv
 from turnwise.tools.tool import Tool
@@ -37,10 +37,10 @@ class CodeTests(ToolEnv):
 
     @classmethod
     def make_tools(cls, params: Any) -> Sequence[Tool]:
-        from turnwise.envs.code_tests.judge import JudgeTool
+        from turnwise.envs.code_tests.submission_tool import SubmissionTool
         from turnwise.tools.python import SandboxLimits
 
-        return [JudgeTool(SandboxLimits(timeout_s=params.timeout_s))]
+        return [SubmissionTool(SandboxLimits(timeout_s=params.timeout_s))]
 
     def calling_text(self, specs: Sequence[ToolSpec]) -> str:
         if self.params.style == "python":

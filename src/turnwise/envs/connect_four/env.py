@@ -7,9 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from turnwise.config.section import Positive
-from turnwise.envs.connect_four.board import Board
-from turnwise.envs.connect_four.game import ConnectFourGame
-from turnwise.envs.connect_four.search import best_moves
+from turnwise.envs.connect_four.game import BoardGeometry, ConnectFourGame, best_moves
 from turnwise.envs.games.env import GameEnv, GameParams
 
 Side = Annotated[int, Field(ge=4, le=8)]
@@ -40,7 +38,7 @@ class ConnectFour(GameEnv):
 
     def __init__(self, params: Mapping[str, Any] | None = None, rng: random.Random | None = None) -> None:
         super().__init__(params, rng)
-        self.board = Board(rows=self.params.rows, columns=self.params.columns)
+        self.board = BoardGeometry(rows=self.params.rows, columns=self.params.columns)
         self.action_names = tuple(self.board.columns_by_name)
 
     def new_game(self) -> ConnectFourGame:

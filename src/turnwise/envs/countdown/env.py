@@ -7,8 +7,14 @@ from pydantic import Field, model_validator
 
 from turnwise.config.section import Positive
 from turnwise.core.messages import Picture
-from turnwise.envs.countdown.expression import numbers_of, parse, value_of, within
-from turnwise.envs.countdown.generate import generate, joined
+from turnwise.envs.countdown.puzzle import (
+    evaluate,
+    generate_puzzle,
+    numbers_in,
+    parse_expression,
+    random_expression,
+    uses_each_at_most_once,
+)
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, goes_on, won
 
 Count = Annotated[int, Field(ge=2, le=6)]
@@ -53,7 +59,7 @@ class Countdown(TextEnv):
         )
 
     def reset(self, rng: random.Random) -> str:
-        self.puzzle = generate(
+        self.puzzle = generate_puzzle(
             rng,
             fewest=self.params.fewest,
             most=self.params.most,
@@ -65,10 +71,10 @@ class Countdown(TextEnv):
 
     def step(self, action: str) -> Outcome:
         """An episode earns what its best expression is worth: a second wrong value pays nothing more."""
-        expression = parse(action)
-        if not within(numbers_of(expression), self.puzzle.numbers):
+        expression = parse_expression(action)
+        if not uses_each_at_most_once(numbers_in(expression), self.puzzle.numbers):
             return goes_on(f"Use only the numbers, each at most once.\n{self.observe()}")
-        value = value_of(expression)
+        value = evaluate(expression)
         worth = self.params.correct_reward if value == self.puzzle.target else self.params.close_reward
         reward, self.earned = worth - self.earned, worth
         if value == self.puzzle.target:
@@ -81,7 +87,7 @@ class Countdown(TextEnv):
     def random_action(self, rng: random.Random) -> str:
         """An expression of some of the numbers, whatever its value."""
         count = rng.randint(2, len(self.puzzle.numbers))
-        return joined(rng, rng.sample(self.puzzle.numbers, count)).text
+        return random_expression(rng, rng.sample(self.puzzle.numbers, count)).text
 
     def solve(self) -> list[str]:
         return [self.puzzle.solution]

@@ -9,14 +9,14 @@ from pydantic import Field
 
 from turnwise.config.section import Share
 from turnwise.core.messages import Picture
-from turnwise.envs.frozen_lake.lake import MOVES, Lake, generate, shortest_way
+from turnwise.envs.frozen_lake.lake import MOVES, Lake, generate_lake, shortest_path
 from turnwise.envs.grid import Cell, cell_text, grid_text, legend
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, goes_on, lost, won
 
 SYMBOLS = {"player": "P", "ice": "_", "hole": "O", "goal": "G", "player_in_hole": "X", "player_on_goal": "√"}
 
 
-def published_share(others: dict[str, Any]) -> float:
+def default_frozen_share(others: dict[str, Any]) -> float:
     """The share of ice that published results use with and without slipping."""
     return 0.8 if others["slippery"] else 0.9
 
@@ -35,7 +35,7 @@ class FrozenLake(TextEnv):
         """Rows and columns, 4 to 8."""
         slippery: bool = False
         """A third of the moves go as asked, a third to each side of it."""
-        frozen: Annotated[Share, Field(default_factory=published_share)]
+        frozen: Annotated[Share, Field(default_factory=default_frozen_share)]
         """The chance that a cell is ice; 0.9, or 0.8 when slippery, unless set."""
         goal_reward: float = 1.0
         """The only reward."""
@@ -47,7 +47,7 @@ class FrozenLake(TextEnv):
         return "\n".join(line for line in (super().rules(), slip, legend(SYMBOLS)) if line)
 
     def reset(self, rng: random.Random) -> str:
-        self.lake = generate(rng, size=self.params.size, frozen=self.params.frozen, longest=self.action_budget)
+        self.lake = generate_lake(rng, size=self.params.size, frozen=self.params.frozen, longest=self.action_budget)
         self.player = self.lake.start
         return self.state_key()
 
@@ -64,20 +64,20 @@ class FrozenLake(TextEnv):
 
     def solve(self) -> list[str] | None:
         """The shortest way if no move slips; on slippery ice, ask again after every move."""
-        return shortest_way(self.lake, self.player)
+        return shortest_path(self.lake, self.player)
 
     def explain(self, actions: Sequence[str]) -> str:
         return f"Me {cell_text(self.player)}, goal {cell_text(self.lake.goal)}. Next: {', '.join(actions)}."
 
     def draw(self) -> Picture:
-        return drawn(self.lake, self.player)
+        return draw_lake(self.lake, self.player)
 
     def state_key(self) -> str:
-        return text_of(self.lake, self.player)
+        return lake_text(self.lake, self.player)
 
 
 @lru_cache(maxsize=4096)
-def drawn(lake: Lake, player: Cell) -> Picture:
+def draw_lake(lake: Lake, player: Cell) -> Picture:
     """Asked for several times a turn, so it is kept for a while."""
     row, column = player
     rows = list(lake.ground)
@@ -87,5 +87,5 @@ def drawn(lake: Lake, player: Cell) -> Picture:
 
 
 @lru_cache(maxsize=4096)
-def text_of(lake: Lake, player: Cell) -> str:
-    return grid_text(drawn(lake, player).rows, SYMBOLS)
+def lake_text(lake: Lake, player: Cell) -> str:
+    return grid_text(draw_lake(lake, player).rows, SYMBOLS)

@@ -34,19 +34,19 @@ class Lake:
         return "goal" if cell == self.goal else "hole" if cell in self.holes else "ice"
 
 
-def generate(rng: random.Random, *, size: int, frozen: float, longest: int) -> Lake:
+def generate_lake(rng: random.Random, *, size: int, frozen: float, longest: int) -> Lake:
     """Draws lakes until the goal can be reached in `longest` moves: start and goal side by side come up often."""
     cells = [(row, column) for row in range(size) for column in range(size)]
     while True:
         start, goal = rng.sample(cells, 2)
         holes = frozenset(cell for cell in cells if rng.random() >= frozen and cell not in (start, goal))
         lake = Lake(size=size, start=start, goal=goal, holes=holes)
-        way = shortest_way(lake, start)
+        way = shortest_path(lake, start)
         if way is not None and len(way) <= longest:
             return lake
 
 
-def shortest_way(lake: Lake, start: Cell, moves: Sequence[str] = MOVES) -> list[str] | None:
+def shortest_path(lake: Lake, start: Cell, moves: Sequence[str] = MOVES) -> list[str] | None:
     """The shortest way from `start` to the goal if no move slips; None if there is none."""
     if start in lake.holes:
         return None

@@ -10,8 +10,17 @@ from pydantic import AfterValidator, Field, model_validator
 
 from turnwise.config.section import Positive, Share
 from turnwise.core.messages import Picture
-from turnwise.envs.game_2048.board import BLANK, SLIDES, Board, after, can_move, largest, with_new_tile
-from turnwise.envs.game_2048.player import STYLES, play_out
+from turnwise.envs.game_2048.game import (
+    BLANK,
+    PLAYER_STYLES,
+    SLIDES,
+    Board,
+    can_move,
+    largest_tile,
+    play_to_target,
+    slide,
+    with_new_tile,
+)
 from turnwise.envs.grid import grid_text
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, goes_on, lost, won
 
@@ -31,7 +40,7 @@ def moves_for(target: int) -> int:
     return 3 * target // 4 + 4
 
 
-def enough_turns(others: dict[str, Any]) -> int:
+def default_max_turns(others: dict[str, Any]) -> int:
     return moves_for(others["target"])
 
 
@@ -47,7 +56,7 @@ class Game2048(TextEnv):
         """The chance that a new tile is a 4 and not a 2."""
         merge_reward: float = 0.1
         """Times log2(merged + 1) for each move; merged is the sum of the tiles that its merging made."""
-        max_turns: Annotated[int, Field(ge=1, default_factory=enough_turns)]
+        max_turns: Annotated[int, Field(ge=1, default_factory=default_max_turns)]
         """Turns an episode, at most; unless set, enough for the target: 3/4 of it and 4."""
         max_actions_per_turn: Positive = 1
         """Actions a turn, at most."""
@@ -79,13 +88,13 @@ class Game2048(TextEnv):
 
     def step(self, action: str) -> Outcome:
         """A move that changes nothing is legal, brings no tile and costs only the turn."""
-        moved, merged = after(self.board, action)
+        moved, merged = slide(self.board, action)
         self.actions += 1
         self.score += merged
         reward = self.params.merge_reward * math.log2(merged + 1)
         if moved == self.board:
             return goes_on(self.observe())
-        if largest(moved) >= self.params.target:
+        if largest_tile(moved) >= self.params.target:
             self.board = moved
             return won(self.observe(), reward)
         self.board = self._with_new_tile(moved, self.rng)
@@ -100,8 +109,10 @@ class Game2048(TextEnv):
         longest = self.action_budget - self.actions
         target, four_chance = self.params.target, self.params.four_chance
         plans = (
-            play_out(self.board, copy.copy(self.rng), style, target=target, four_chance=four_chance, longest=longest)
-            for style in STYLES
+            play_to_target(
+                self.board, copy.copy(self.rng), style, target=target, four_chance=four_chance, longest=longest
+            )
+            for style in PLAYER_STYLES
         )
         return next((plan for plan in plans if plan is not None), None)
 
@@ -112,18 +123,18 @@ class Game2048(TextEnv):
         return f"{self.state_key()}\nScore {self.score}"
 
     def draw(self) -> Picture:
-        return Picture(rows=named(self.board), caption=f"Score {self.score}")
+        return Picture(rows=cell_names(self.board), caption=f"Score {self.score}")
 
     def state_key(self) -> str:
         """The board without the score: what can come does not depend on it."""
-        return text_of(self.board)
+        return board_text(self.board)
 
 
-def named(board: Board) -> tuple[tuple[str, ...], ...]:
+def cell_names(board: Board) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(str(tile) if tile else "empty" for tile in line) for line in board)
 
 
 @lru_cache(maxsize=4096)
-def text_of(board: Board) -> str:
+def board_text(board: Board) -> str:
     """Asked for several times a turn, so it is kept for a while."""
-    return grid_text(named(board), SYMBOLS)
+    return grid_text(cell_names(board), SYMBOLS)

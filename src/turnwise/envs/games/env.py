@@ -9,8 +9,16 @@ from pydantic import Field, model_validator
 
 from turnwise.config.section import Positive, Share
 from turnwise.core.messages import Picture
-from turnwise.envs.games.game import Game, blocks, opened, wins
-from turnwise.envs.games.view import LEGEND, board_text, ending, picture
+from turnwise.envs.games.game import (
+    LEGEND,
+    Game,
+    board_text,
+    draw_board,
+    is_blocking_move,
+    is_winning_move,
+    play_random_opening,
+    result_for,
+)
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, goes_on, lost, won
 
 ENDINGS = {"win": "You win.", "draw": "A draw.", "loss": "You lose."}
@@ -88,11 +96,15 @@ class GameEnv(TextEnv):
 
     def opening(self, rng: random.Random) -> Game:
         """The game as it begins: empty, or after moves that chance made."""
-        return opened(self.new_game(), self.params.random_moves, rng) if self.params.random_moves else self.new_game()
+        return (
+            play_random_opening(self.new_game(), self.params.random_moves, rng)
+            if self.params.random_moves
+            else self.new_game()
+        )
 
     def step(self, action: str) -> Outcome:
         self.game = self.game.after(action)
-        if not ending(self.game, self.side):
+        if not result_for(self.game, self.side):
             self._answer(self.rng)
         return self.outcome()
 
@@ -102,7 +114,7 @@ class GameEnv(TextEnv):
         self.game = self.game.after(rng.choice(moves))
 
     def outcome(self) -> Outcome:
-        how = ending(self.game, self.side)
+        how = result_for(self.game, self.side)
         if not how:
             return goes_on(self.state_key())
         pay = {"win": self.params.win_reward, "draw": self.params.draw_reward, "loss": self.params.loss_reward}[how]
@@ -119,12 +131,16 @@ class GameEnv(TextEnv):
     def explain(self, actions: Sequence[str]) -> str:
         """Says so if the move wins at once, or takes the place where the opponent would."""
         reason = (
-            "I can win. " if wins(self.game, actions[0]) else "I must block. " if blocks(self.game, actions[0]) else ""
+            "I can win. "
+            if is_winning_move(self.game, actions[0])
+            else "I must block. "
+            if is_blocking_move(self.game, actions[0])
+            else ""
         )
         return f"{reason}{super().explain(actions)}"
 
     def draw(self) -> Picture:
-        return picture(self.game, self.side)
+        return draw_board(self.game, self.side)
 
     def state_key(self) -> str:
         return board_text(self.game, self.side)

@@ -2,7 +2,10 @@
 
 import random
 from collections.abc import Hashable
+from functools import lru_cache
 from typing import Protocol, Self
+
+from turnwise.core.messages import Picture
 
 
 class Game(Hashable, Protocol):
@@ -32,27 +35,52 @@ class Game(Hashable, Protocol):
         ...
 
 
-def opened(game: Game, most: int, rng: random.Random) -> Game:
+def play_random_opening(game: Game, most: int, rng: random.Random) -> Game:
     """The game after a random number of random moves, each of which leaves both sides a move to make."""
     for _ in range(rng.randint(0, most)):
-        calm = [after for move in game.moves if leaves_both_a_move(after := game.after(move))]
+        calm = [after for move in game.moves if is_undecided(after := game.after(move))]
         if not calm:
             break
         game = rng.choice(calm)
     return game
 
 
-def leaves_both_a_move(game: Game) -> bool:
+def is_undecided(game: Game) -> bool:
     """Whose turn it is can neither win at once nor fill the board."""
-    return len(game.moves) > 1 and not any(wins(game, move) for move in game.moves)
+    return len(game.moves) > 1 and not any(is_winning_move(game, move) for move in game.moves)
 
 
-def wins(game: Game, move: str) -> bool:
+def is_winning_move(game: Game, move: str) -> bool:
     """Whether this move wins at once."""
     return game.after(move).winner is not None
 
 
-def blocks(game: Game, move: str) -> bool:
+def is_blocking_move(game: Game, move: str) -> bool:
     """Whether the other player would win with this very move if one made another."""
     others = [game.after(other) for other in game.moves if other != move]
-    return any(move in after.moves and wins(after, move) for after in others)
+    return any(move in after.moves and is_winning_move(after, move) for after in others)
+
+
+SYMBOLS = {"you": "X", "opponent": "O", "empty": "_"}
+"""A cell that a legal move would fill shows the name of that move instead."""
+
+LEGEND = ", ".join(f"{symbol} {name}" for name, symbol in SYMBOLS.items()) + ". A number is a move: your X goes there."
+
+
+def result_for(game: Game, side: int) -> str:
+    """How the game went for this player: win, draw or loss; empty while it goes on."""
+    if game.winner is not None:
+        return "win" if game.winner == side else "loss"
+    return "" if game.moves else "draw"
+
+
+@lru_cache(maxsize=4096)
+def draw_board(game: Game, side: int) -> Picture:
+    """Asked for several times a turn, so it is kept for a while."""
+    return Picture(rows=game.cells(side), caption=result_for(game, side))
+
+
+@lru_cache(maxsize=4096)
+def board_text(game: Game, side: int) -> str:
+    """A space between cells makes each a token of its own."""
+    return "\n".join(" ".join(SYMBOLS.get(name, name) for name in row) for row in draw_board(game, side).rows)

@@ -8,8 +8,8 @@ from typing import Annotated
 from pydantic import Field
 
 from turnwise.envs.guess_city.topics import TOPICS
+from turnwise.envs.guessing.env import GuessingGame
 from turnwise.envs.guessing.facts import FactTable, Secret
-from turnwise.envs.guessing.game import GuessingGame
 
 NUM_WORDS = 150
 
@@ -28,16 +28,16 @@ class GuessCity(GuessingGame):
 
     @classmethod
     def table(cls) -> FactTable:
-        return cities()
+        return load_cities()
 
 
 @cache
-def cities() -> FactTable:
+def load_cities() -> FactTable:
     """One line a city: its name, other names behind a /, and a fact for each topic."""
     text = (resources.files("turnwise.envs.guess_city") / "cities.csv").read_text(encoding="utf-8")
-    return FactTable([city(row) for row in csv.DictReader(text.splitlines())], TOPICS)
+    return FactTable([parse_city(row) for row in csv.DictReader(text.splitlines())], TOPICS)
 
 
-def city(row: dict[str, str]) -> Secret:
+def parse_city(row: dict[str, str]) -> Secret:
     name, *aliases = row["name"].split("/")
     return Secret(name=name, aliases=tuple(aliases), facts={topic.key: row[topic.key] for topic in TOPICS})

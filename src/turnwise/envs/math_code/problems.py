@@ -118,7 +118,7 @@ def progression(rng: random.Random, level: int) -> Problem:
     )
 
 
-MAKERS: tuple[Callable[[random.Random, int], Problem], ...] = (
+PROBLEM_GENERATORS: tuple[Callable[[random.Random, int], Problem], ...] = (
     expression,
     shopping,
     journey,
@@ -131,4 +131,4 @@ MAKERS: tuple[Callable[[random.Random, int], Problem], ...] = (
 
 
 def make_problem(rng: random.Random, level: int) -> Problem:
-    return rng.choice(MAKERS)(rng, level)
+    return rng.choice(PROBLEM_GENERATORS)(rng, level)

@@ -8,10 +8,13 @@ as they lie in the unfolded cube:
       D
 """
 
+import random
+from collections import deque
 from collections.abc import Mapping
+from functools import cache
 from operator import itemgetter
 
-State = tuple[str, ...]
+CubeState = tuple[str, ...]
 Vector = tuple[int, ...]
 
 FACES: dict[str, tuple[Vector, Vector, Vector]] = {
@@ -33,7 +36,7 @@ STICKERS: list[tuple[Vector, Vector]] = [
 """(the corner that it is on, where it looks), in the order of a state"""
 
 COLOURS = ("white", "yellow", "orange", "red", "green", "blue")
-SOLVED: State = tuple(colour for colour in COLOURS for _ in range(4))
+SOLVED: CubeState = tuple(colour for colour in COLOURS for _ in range(4))
 """As one usually holds it: white on U, green on F."""
 
 
@@ -66,30 +69,92 @@ MOVES = {
 """name -> the state before to the state after; a quarter turn of a face, clockwise or, with ', the other way"""
 
 
-def after(state: State, *moves: str) -> State:
+def turn_faces(state: CubeState, *moves: str) -> CubeState:
     for move in moves:
         state = MOVES[move](state)
     return state
 
 
-def is_solved(state: State) -> bool:
+def is_solved(state: CubeState) -> bool:
     """Whether each face has one colour, however the cube is held."""
     return all(state[place : place + 4].count(state[place]) == 4 for place in range(0, len(state), 4))
 
 
-def renamed(state: State, names: Mapping[str, str]) -> State:
+def recolor(state: CubeState, names: Mapping[str, str]) -> CubeState:
     """With other colours. A move does not ask for colours: what solves the one cube solves the other."""
     return tuple(map(names.__getitem__, state))
 
 
-def _holds() -> list[State]:
+def _holds() -> list[CubeState]:
     holds = [SOLVED]
     for hold in holds:  # grows while we walk it, until turning the whole cube gives nothing new
         for both_layers in (("U", "D'"), ("R", "L'")):
-            if (other := after(hold, *both_layers)) not in holds:
+            if (other := turn_faces(hold, *both_layers)) not in holds:
                 holds.append(other)
     return holds
 
 
-HOLDS: list[State] = _holds()
+ORIENTATIONS: list[CubeState] = _holds()
 """The solved cube in the 24 ways to hold it."""
+
+
+MAX_DEPTH = 6
+"""Cubes within so many turns of solved are kept: 11,913 of the 3.7 million."""
+
+STEPS = {name: move for name, move in MOVES.items() if name[0] in "URF"}
+CORNER = [place for place, (corner, _) in enumerate(STICKERS) if corner == (-1, -1, -1)]
+"""The places of the stickers of D, L and B's corner."""
+HOME = {tuple(hold[place] for place in CORNER): dict(zip(hold, SOLVED, strict=True)) for hold in ORIENTATIONS}
+"""colours of that corner -> names that make it the solved cube's"""
+
+
+@cache
+def cubes_by_distance() -> list[list[CubeState]]:
+    """At index n the cubes whose shortest solution has n turns, the corner of D, L and B as in the solved cube."""
+    found, seen = [[SOLVED]], {SOLVED}
+    for _ in range(MAX_DEPTH):
+        ring = dict.fromkeys(move(state) for state in found[-1] for move in STEPS.values())  # a set that keeps order
+        found.append([state for state in ring if state not in seen])
+        seen.update(found[-1])
+    return found
+
+
+@cache
+def distances() -> dict[CubeState, int]:
+    return {state: distance for distance, ring in enumerate(cubes_by_distance()) for state in ring}
+
+
+def shortest_solution(state: CubeState, *, longest: int) -> list[str] | None:
+    """The fewest turns that solve the cube; None if these are more than `longest`."""
+    start = recolor(state, HOME[tuple(state[place] for place in CORNER)])
+    ways: dict[CubeState, list[str]] = {start: []}
+    queue = deque(ways)
+    while queue:
+        state = queue.popleft()
+        if state in distances():  # the first that is found is nearest: all of the way before it lies outside
+            solution = ways[state] + _way_home(state)
+            return solution if len(solution) <= longest else None
+        if len(ways[state]) + MAX_DEPTH < longest:
+            for name, move in STEPS.items():
+                if (turn_faces := move(state)) not in ways:
+                    ways[turn_faces] = [*ways[state], name]
+                    queue.append(turn_faces)
+    return None
+
+
+def _way_home(state: CubeState) -> list[str]:
+    """From ring to ring."""
+    way: list[str] = []
+    while distance := distances()[state]:
+        name = next(name for name, move in STEPS.items() if distances().get(move(state)) == distance - 1)
+        way.append(name)
+        state = STEPS[name](state)
+    return way
+
+
+def scramble(rng: random.Random, *, depth: int) -> CubeState:
+    """Any of the cubes `depth` turns from solved, in any of the 24 ways to hold it, all equally likely.
+
+    So many random turns would often end nearer to solved: the depth would say little.
+    """
+    return recolor(rng.choice(cubes_by_distance()[depth]), dict(zip(SOLVED, rng.choice(ORIENTATIONS), strict=True)))

@@ -8,9 +8,7 @@ from pydantic import Field, model_validator
 
 from turnwise.core.errors import UserError
 from turnwise.core.messages import Picture
-from turnwise.envs.rubiks_cube.cube import FACES, MOVES, State, is_solved
-from turnwise.envs.rubiks_cube.scramble import scrambled
-from turnwise.envs.rubiks_cube.solver import DEPTH, shortest_solution
+from turnwise.envs.rubiks_cube.cube import FACES, MAX_DEPTH, MOVES, CubeState, is_solved, scramble, shortest_solution
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, goes_on, won
 
 NET = (" U  ", "LFRB", " D  ")
@@ -27,9 +25,9 @@ class RubiksCube(TextEnv):
     action_names = tuple(MOVES)
 
     class Params(StrictParams):
-        min_depth: Annotated[int, Field(ge=1, le=DEPTH)] = 1
+        min_depth: Annotated[int, Field(ge=1, le=MAX_DEPTH)] = 1
         """The fewest turns that a scrambled cube is from solved; a task's number lies evenly between the two."""
-        max_depth: Annotated[int, Field(ge=1, le=DEPTH)] = DEPTH
+        max_depth: Annotated[int, Field(ge=1, le=MAX_DEPTH)] = MAX_DEPTH
         """The most, 1 to 6; never more than the actions of an episode."""
         solved_reward: float = 1.0
         """The only reward."""
@@ -62,7 +60,7 @@ class RubiksCube(TextEnv):
         return deepest
 
     def reset(self, rng: random.Random) -> str:
-        self.cube = scrambled(rng, depth=rng.randint(self.params.min_depth, self.deepest))
+        self.cube = scramble(rng, depth=rng.randint(self.params.min_depth, self.deepest))
         return self.state_key()
 
     def step(self, action: str) -> Outcome:
@@ -76,20 +74,20 @@ class RubiksCube(TextEnv):
         return shortest_solution(self.cube, longest=self.action_budget)
 
     def draw(self) -> Picture:
-        return drawn(self.cube)
+        return draw_cube(self.cube)
 
     def state_key(self) -> str:
-        return text_of(self.cube)
+        return cube_text(self.cube)
 
 
 @lru_cache(maxsize=4096)
-def text_of(cube: State) -> str:
+def cube_text(cube: CubeState) -> str:
     """A face a line, as `U white white green green`: words, since R and B would be right and red, back and blue."""
     return "\n".join(f"{face} {' '.join(cube[4 * i : 4 * i + 4])}" for i, face in enumerate(FACES))
 
 
 @lru_cache(maxsize=4096)
-def drawn(cube: State) -> Picture:
+def draw_cube(cube: CubeState) -> Picture:
     at = {face: (cube[4 * i : 4 * i + 2], cube[4 * i + 2 : 4 * i + 4]) for i, face in enumerate(FACES)}
     at[" "] = (("empty", "empty"), ("empty", "empty"))
     return Picture(rows=tuple(sum((at[face][row] for face in faces), ()) for faces in NET for row in (0, 1)))

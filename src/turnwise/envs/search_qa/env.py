@@ -1,26 +1,46 @@
-"""search_qa: a question, a corpus that answers it, and a few searches."""
+"""Runs the episodes of search environments: they hear what their agents are shown."""
 
 import random
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from turnwise.core.messages import Picture
+from turnwise.core.messages import Message, Picture
+from turnwise.core.protocols import StepResult
 from turnwise.envs.answers import format_answer
-from turnwise.envs.search_qa.people import FEWEST, shared_world
-from turnwise.envs.search_qa.questions import draw_question, next_step
-from turnwise.envs.search_qa.runner import SearchRunner
-from turnwise.envs.search_qa.small import NAMES, make_small_world
-from turnwise.envs.search_qa.world import World
+from turnwise.envs.rubrics import Rewards, judged, judges_of_reward, rubric_of
+from turnwise.envs.search_qa.knowledge_base import (
+    MIN_PEOPLE_PASSAGES,
+    NAMES,
+    KnowledgeBase,
+    draw_question,
+    make_small_knowledge_base,
+    next_step,
+    shared_knowledge_base,
+)
 from turnwise.envs.text_env import Outcome, lost, won
-from turnwise.envs.tool_env import ToolEnv
+from turnwise.envs.tool_env import ToolEnv, ToolEnvRunner
 from turnwise.rewards.text_answers import exact_match, thresholded_f1
 from turnwise.tools.call_formats import parse_calls
 from turnwise.tools.search.types import Passage
-from turnwise.tools.tool import Tool
+from turnwise.tools.tool import NeedsServer, Tool
+from turnwise.tools.toolbox import EpisodeTools
+
+
+class SearchEnvRunner(ToolEnvRunner):
+    """The tool is shared and its answers are kept, so it cannot tell the environment what it was asked."""
+
+    async def step(self, action: Message) -> StepResult:
+        result = await super().step(action)
+        told = [message.content for message in result.messages if message.role == "tool"]
+        calls = result.info.get("calls", [])
+        found = self.tool_env.hear([text for text, call in zip(told, calls, strict=True) if not call["failed"]])
+        return replace(result, reward=result.reward + self.tool_env.params.find_reward * found) if found else result
+
 
 LEAST_F1 = 0.3
 """From which on words that are partly right are worth something."""
@@ -35,7 +55,7 @@ class SearchQA(ToolEnv):
     """Answer the question in a few words; search for what you need."""
 
     max_turns = 6
-    runner = SearchRunner
+    runner = SearchEnvRunner
     splits_starts = True
     needs = MappingProxyType({"bm25s": "'turnwise[search]'"})
 
@@ -59,8 +79,10 @@ class SearchQA(ToolEnv):
         def _sized(self) -> Self:
             if self.world == "small" and self.size > len(NAMES):
                 raise ValueError(f"passages: the small world has at most {len(NAMES)}")
-            if self.world == "people" and self.size < FEWEST:
-                raise ValueError(f"passages: the world of people has at least {FEWEST}; smaller is world = small")
+            if self.world == "people" and self.size < MIN_PEOPLE_PASSAGES:
+                raise ValueError(
+                    f"passages: the world of people has at least {MIN_PEOPLE_PASSAGES}; smaller is world = small"
+                )
             return self
 
         @property
@@ -71,10 +93,10 @@ class SearchQA(ToolEnv):
 
     @classmethod
     def make_tools(cls, params: Any) -> Sequence[Tool]:
-        from turnwise.envs.search_qa.retrieval import EpisodeSearch, shared_search
+        from turnwise.envs.search_qa.search_tool import EpisodeSearchTool, shared_search
 
         if params.world == "small":
-            return [EpisodeSearch(params.top)]
+            return [EpisodeSearchTool(params.top)]
         return [shared_search(params.size, params.corpus, params.top)]
 
     def tool_state(self) -> Sequence[Passage]:
@@ -84,9 +106,9 @@ class SearchQA(ToolEnv):
     def reset(self, rng: random.Random) -> str:
         hops = self.hop_count(rng)
         if self.params.world == "small":
-            self.world: World = make_small_world(self.params.size, rng, chained=self.params.hops > 1)
+            self.world: KnowledgeBase = make_small_knowledge_base(self.params.size, rng, chained=self.params.hops > 1)
         else:
-            self.world = shared_world(self.params.size, self.params.corpus)
+            self.world = shared_knowledge_base(self.params.size, self.params.corpus)
         self.question = draw_question(self.world, hops, rng)
         self.heard: dict[str, str] = {}
         self.asked: set[str] = set()
@@ -103,7 +125,7 @@ class SearchQA(ToolEnv):
         return len((set(self.heard) - known) & set(self.question.things))
 
     def step(self, action: str) -> Outcome:
-        reward = graded(action, self.question.answer)
+        reward = grade_answer(action, self.question.answer)
         return won("Right.", reward) if self.is_right(action) else lost(self.correction, reward)
 
     def is_right(self, answer: str) -> bool:
@@ -143,8 +165,58 @@ class SearchQA(ToolEnv):
         return Picture(rows=((self.question.text,),))
 
 
-def graded(answer: str, wanted: str) -> float:
+def grade_answer(answer: str, wanted: str) -> float:
     """1 for the answer; from F1 0.3 on, that; below it nothing, and nothing for a list of guesses."""
     if exact_match(answer, wanted):
         return 1.0
     return thresholded_f1(answer, wanted, LEAST_F1, PRECISION)
+
+
+class DeepSearch(SearchQA):
+    """Answer the question in a few words; it takes several searches, each for what the last one told."""
+
+    max_turns = 10
+
+    class Params(SearchQA.Params):
+        hops: Annotated[int, Field(ge=1, le=3)] = 3
+        """Passages that an answer takes, at most."""
+        fewest_hops: Annotated[int, Field(ge=1, le=3)] = 2
+        """Passages that an answer takes, at least."""
+        max_tool_calls: Annotated[int, Field(ge=1)] = 8
+        """Calls of an episode, at most."""
+        reward: Rewards = (
+            {"use": "exact_match", "weight": 0.5},
+            {"use": "f1", "at_least": LEAST_F1, "precision": PRECISION, "weight": 0.5},
+        )
+        """What an answer is worth: names, FILE.py:function, and tables such as {use = "judge", rubric = ...}."""
+
+        @model_validator(mode="after")
+        def _ordered(self) -> Self:
+            if self.fewest_hops > self.hops:
+                raise ValueError("fewest_hops must be at most hops")
+            return self
+
+    params: Params
+
+    @classmethod
+    def check(cls, params: Any) -> None:
+        super().check(params)
+        rubric_of(params.reward)
+
+    @classmethod
+    def servers(cls, params: Any) -> list[NeedsServer]:
+        return judges_of_reward(params.reward)
+
+    def hop_count(self, rng: random.Random) -> int:
+        return rng.randint(self.params.fewest_hops, self.params.hops)
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """What the parts of a rubric may know of the task."""
+        return {"answer": self.question.answer, "hops": len(self.question.way)}
+
+    async def judge(self, action: str, said: Sequence[Message], tools: EpisodeTools) -> Outcome:
+        outcome = await judged(
+            self.params.reward, question=self.question.text, answer=action, row=self.row, said=said, tools=tools
+        )
+        return replace(outcome, text="Right." if outcome.success else self.correction)

@@ -8,8 +8,7 @@ from pydantic import Field
 
 from turnwise.core.messages import Picture
 from turnwise.envs.grid import DIRECTIONS, Cell, cell_text, grid_text, legend
-from turnwise.envs.sokoban.generate import generate
-from turnwise.envs.sokoban.level import shortest_solution
+from turnwise.envs.sokoban.level import generate_level, shortest_solution
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, goes_on, won
 
 NAMES = ("wall", "empty", "target", "box_on_target", "box", "player", "player_on_target")
@@ -56,7 +55,7 @@ class Sokoban(TextEnv):
         return f"{super().rules()}\nCells are row,column from 0,0 at the top left to {last},{last}. The border is wall."
 
     def reset(self, rng: random.Random) -> str:
-        self.level = generate(rng, size=self.params.size, boxes=self.params.boxes, longest=self.action_budget)
+        self.level = generate_level(rng, size=self.params.size, boxes=self.params.boxes, longest=self.action_budget)
         return self.observe()
 
     def step(self, action: str) -> Outcome:

@@ -8,15 +8,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from turnwise.core.messages import Picture
-from turnwise.envs.sudoku.board import Board, candidates
-from turnwise.envs.sudoku.generate import generate
-from turnwise.envs.sudoku.placement import read, written
+from turnwise.envs.sudoku.puzzle import Board, candidates, format_placement, generate_puzzle, parse_placement
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, goes_on, won
 
 EMPTY = "_"
 
 
-def usual_blanks(others: dict[str, Any]) -> int:
+def default_blanks(others: dict[str, Any]) -> int:
     """Six of 16 cells, 30 of 81."""
     return 6 if others["size"] == 4 else 30
 
@@ -31,7 +29,7 @@ class Sudoku(TextEnv):
     class Params(StrictParams):
         size: Literal[4, 9] = 4
         """Rows and columns, 4 or 9."""
-        blanks: Annotated[int, Field(ge=1, le=64, default_factory=usual_blanks)]
+        blanks: Annotated[int, Field(ge=1, le=64, default_factory=default_blanks)]
         """Empty cells at the start; fewer where the limits, or a single solution, allow fewer. 6, or 30 of size 9."""
         correct_reward: float = 1.0
         """Of a cell with its right digit."""
@@ -54,13 +52,13 @@ class Sudoku(TextEnv):
         )
 
     def reset(self, rng: random.Random) -> str:
-        self.puzzle = generate(rng, size=self.params.size, blanks=min(self.params.blanks, self.action_budget))
+        self.puzzle = generate_puzzle(rng, size=self.params.size, blanks=min(self.params.blanks, self.action_budget))
         self.board = self.puzzle.start
         return self.state_key()
 
     def step(self, action: str) -> Outcome:
         """A cell earns by what stands in it, so replacing a digit pays the difference."""
-        cell, digit = read(action, self.params.size)
+        cell, digit = parse_placement(action, self.params.size)
         if problem := self.problem(cell, digit):
             return goes_on(f"Not legal: {problem}\n{self.state_key()}", self.params.illegal_reward)
         before = self.worth(cell)
@@ -89,33 +87,33 @@ class Sudoku(TextEnv):
         cells = [cell for cell, digit in enumerate(self.board) if not digit]
         for cell in rng.sample(cells, len(cells)):
             if digits := candidates(self.board, cell):
-                return written(cell, rng.choice(digits), self.params.size)
+                return format_placement(cell, rng.choice(digits), self.params.size)
         own = [cell for cell, digit in enumerate(self.puzzle.start) if not digit and self.board[cell]]
-        return written(rng.choice(own), 0, self.params.size)
+        return format_placement(rng.choice(own), 0, self.params.size)
 
     def solve(self) -> list[str]:
         """Empties wrong cells, then fills as a person would: next comes the cell that has the fewest digits left."""
         board, solution = list(self.board), self.puzzle.solution
         wrong = [cell for cell, digit in enumerate(board) if digit not in (0, solution[cell])]
-        actions = [written(cell, 0, self.params.size) for cell in wrong]
+        actions = [format_placement(cell, 0, self.params.size) for cell in wrong]
         for cell in wrong:
             board[cell] = 0
         while 0 in board:
             empty = (cell for cell, digit in enumerate(board) if not digit)
             cell = min(empty, key=lambda each: len(candidates(board, each)))
             board[cell] = solution[cell]
-            actions.append(written(cell, solution[cell], self.params.size))
+            actions.append(format_placement(cell, solution[cell], self.params.size))
         return actions
 
     def draw(self) -> Picture:
-        return drawn(self.board)
+        return draw_board(self.board)
 
     def state_key(self) -> str:
-        return text_of(self.puzzle.start, self.board)
+        return board_text(self.puzzle.start, self.board)
 
 
 @lru_cache(maxsize=4096)
-def drawn(board: Board) -> Picture:
+def draw_board(board: Board) -> Picture:
     """Asked for several times a turn, so it is kept for a while."""
     size = isqrt(len(board))
     names = [str(digit) if digit else "empty" for digit in board]
@@ -123,7 +121,7 @@ def drawn(board: Board) -> Picture:
 
 
 @lru_cache(maxsize=4096)
-def text_of(start: Board, board: Board) -> str:
+def board_text(start: Board, board: Board) -> str:
     """The board, and which cells may be changed: what the model needs to act without looking back."""
     size = isqrt(len(board))
     signs = [str(digit) if digit else EMPTY for digit in board]

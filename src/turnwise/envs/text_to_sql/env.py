@@ -13,13 +13,15 @@ from turnwise.config.section import Positive
 from turnwise.core.messages import Message, Picture
 from turnwise.envs.seeds import split_of_state
 from turnwise.envs.text_env import Outcome, goes_on, lost, won
-from turnwise.envs.text_to_sql.more_tables import HARDER
-from turnwise.envs.text_to_sql.one_table import EASY, Maker
-from turnwise.envs.text_to_sql.pair import Database, make_pair
-from turnwise.envs.text_to_sql.question import Question
-from turnwise.envs.text_to_sql.schema import Schema
-from turnwise.envs.text_to_sql.schemas import SCHEMAS, TINY
-from turnwise.envs.text_to_sql.short import SHORT
+from turnwise.envs.text_to_sql.databases import CheckDatabase, make_check_databases
+from turnwise.envs.text_to_sql.questions import (
+    ADVANCED_QUESTIONS,
+    ONE_TABLE_QUESTIONS,
+    SMALL_QUESTIONS,
+    QuestionGenerator,
+    SqlQuestion,
+)
+from turnwise.envs.text_to_sql.schemas import SCHEMAS, TINY, Schema
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.rewards.sql_results import equal_results
 from turnwise.tools.function import from_function, tool
@@ -30,8 +32,12 @@ from turnwise.tools.tool import Tool, ToolError
 from turnwise.tools.toolbox import EpisodeTools
 
 Level = Literal["tiny", "easy", "full"]
-Name = Literal["shop", "school", "library", "flights", "hospital", "music"]
-MAKERS: dict[Level, tuple[Maker, ...]] = {"tiny": SHORT, "easy": EASY, "full": EASY + HARDER}
+SchemaName = Literal["shop", "school", "library", "flights", "hospital", "music"]
+QUESTION_GENERATORS: dict[Level, tuple[QuestionGenerator, ...]] = {
+    "tiny": SMALL_QUESTIONS,
+    "easy": ONE_TABLE_QUESTIONS,
+    "full": ONE_TABLE_QUESTIONS + ADVANCED_QUESTIONS,
+}
 LIMITS = SqlLimits(timeout_s=10.0, max_steps=200_000, max_rows=500, max_value=1_000)
 """These databases are small: the steps end what is too much, alike on every machine and before all memory is taken."""
 
@@ -57,7 +63,7 @@ class TextToSql(ToolEnv):
         """Queries that may be tried before one is handed in, at most."""
         level: Level = "full"
         """easy: one table; full: also groups, joins, nested queries; tiny: a small table, questions of a few words."""
-        held_out: tuple[Name, ...] = ()
+        held_out: tuple[SchemaName, ...] = ()
         """Schemas that only the test split has, and it has no other; none: all splits share all of them."""
         max_rows: Positive = 10
         """Rows of a result that are shown."""
@@ -94,7 +100,7 @@ class TextToSql(ToolEnv):
             self.question = self._question(rng)
             if self.split not in (None, split_of_state(self.state_key())):
                 continue
-            if (pair := make_pair(self.question, self.schema, rng)) is not None:
+            if (pair := make_check_databases(self.question, self.schema, rng)) is not None:
                 self.shown, self.hidden = pair
                 return f"{self._tables()}\n{self.question.text}"
 
@@ -105,8 +111,8 @@ class TextToSql(ToolEnv):
         names = [name for name in SCHEMAS if self.split is None or not held or (name in held) == (self.split == "test")]
         return SCHEMAS[rng.choice(names)]
 
-    def _question(self, rng: random.Random) -> Question:
-        makers = MAKERS[self.params.level]
+    def _question(self, rng: random.Random) -> SqlQuestion:
+        makers = QUESTION_GENERATORS[self.params.level]
         return rng.choice(makers)(rng, self.schema)
 
     def _tables(self) -> str:
@@ -143,7 +149,7 @@ class TextToSql(ToolEnv):
         except ToolError:
             return False
 
-    def _right(self, query: str, database: Database) -> bool:
+    def _right(self, query: str, database: CheckDatabase) -> bool:
         return equal_results(run_query(database.image, query, LIMITS), database.wanted, self.question.ordered)
 
     def solve(self) -> list[str]:

@@ -1,6 +1,90 @@
-"""The databases that questions are about: a handful of tables each."""
+"""What a database is made of: tables and columns, with what is needed to fill them and to speak of them."""
 
-from turnwise.envs.text_to_sql.schema import Column, Schema, Table
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+Kind = Literal["key", "label", "group", "number", "money", "day", "ref"]
+TYPES: dict[Kind, str] = {"label": "TEXT", "group": "TEXT", "money": "REAL", "day": "TEXT"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnSpec:
+    name: str
+    kind: Kind
+    values: tuple[str, ...] = ()
+    """Of a label, which no two rows share, or of a group, which many do."""
+    low: int = 0
+    high: int = 0
+    """Of a number."""
+    gaps: float = 0.0
+    """The share of rows that have no value."""
+
+    @property
+    def words(self) -> str:
+        return self.name.replace("_", " ")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSpec:
+    name: str
+    noun: str
+    """One row of it; the table's name is the plural."""
+    columns: tuple[ColumnSpec, ...]
+    rows: tuple[int, int]
+    """At least and at most."""
+
+    @cached_property
+    def label(self) -> ColumnSpec:
+        """What a row is called by; of those without a name, their key."""
+        return next((column for column in self.columns if column.kind == "label"), self.columns[0])
+
+    @cached_property
+    def groups(self) -> tuple[ColumnSpec, ...]:
+        return tuple(column for column in self.columns if column.kind == "group")
+
+    @cached_property
+    def numbers(self) -> tuple[ColumnSpec, ...]:
+        """Those that every row has."""
+        return tuple(column for column in self.columns if column.kind in ("number", "money") and not column.gaps)
+
+    @cached_property
+    def gapped(self) -> tuple[ColumnSpec, ...]:
+        return tuple(column for column in self.columns if column.gaps)
+
+    @cached_property
+    def refs(self) -> tuple[ColumnSpec, ...]:
+        return tuple(column for column in self.columns if column.kind == "ref")
+
+    @cached_property
+    def create(self) -> str:
+        """
+        CREATE TABLE books (id INTEGER PRIMARY KEY, title TEXT, author_id INTEGER)
+        """
+        return f"CREATE TABLE {self.name} ({', '.join(map(_declared, self.columns))})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schema:
+    name: str
+    tables: tuple[TableSpec, ...]
+    """Each after those that it refers to."""
+
+    def target(self, ref: ColumnSpec) -> TableSpec:
+        """The table that `author_id` refers to."""
+        return next(table for table in self.tables if table.noun == ref.name.removesuffix("_id"))
+
+    def create(self) -> str:
+        return "\n".join(f"{table.create};" for table in self.tables)
+
+
+def _declared(column: ColumnSpec) -> str:
+    if column.kind == "key":
+        return f"{column.name} INTEGER PRIMARY KEY"
+    if column.kind == "ref":
+        return f"{column.name} INTEGER"
+    return f"{column.name} {TYPES.get(column.kind, 'INTEGER')}"
+
 
 FIRST_NAMES = (
     "Ada Ben Cleo Dan Ella Finn Gina Hugo Ida Jan Kira Lars Mia Nils Olga Paul Rosa Sven Tina Udo Vera Will Yara"
@@ -21,36 +105,36 @@ TITLES = tuple(
 )
 
 
-def _key() -> Column:
-    return Column(name="id", kind="key")
+def _key() -> ColumnSpec:
+    return ColumnSpec(name="id", kind="key")
 
 
-def _label(values: tuple[str, ...], name: str = "name") -> Column:
-    return Column(name=name, kind="label", values=values)
+def _label(values: tuple[str, ...], name: str = "name") -> ColumnSpec:
+    return ColumnSpec(name=name, kind="label", values=values)
 
 
-def _group(name: str, *values: str) -> Column:
-    return Column(name=name, kind="group", values=values)
+def _group(name: str, *values: str) -> ColumnSpec:
+    return ColumnSpec(name=name, kind="group", values=values)
 
 
-def _number(name: str, low: int, high: int, gaps: float = 0.0) -> Column:
-    return Column(name=name, kind="number", low=low, high=high, gaps=gaps)
+def _number(name: str, low: int, high: int, gaps: float = 0.0) -> ColumnSpec:
+    return ColumnSpec(name=name, kind="number", low=low, high=high, gaps=gaps)
 
 
-def _money(name: str, low: int, high: int) -> Column:
-    return Column(name=name, kind="money", low=low, high=high)
+def _money(name: str, low: int, high: int) -> ColumnSpec:
+    return ColumnSpec(name=name, kind="money", low=low, high=high)
 
 
-def _ref(noun: str) -> Column:
-    return Column(name=f"{noun}_id", kind="ref")
+def _ref(noun: str) -> ColumnSpec:
+    return ColumnSpec(name=f"{noun}_id", kind="ref")
 
 
-def _day(name: str, gaps: float = 0.0) -> Column:
-    return Column(name=name, kind="day", gaps=gaps)
+def _day(name: str, gaps: float = 0.0) -> ColumnSpec:
+    return ColumnSpec(name=name, kind="day", gaps=gaps)
 
 
-def _table(name: str, noun: str, *columns: Column, rows: tuple[int, int] = (8, 14)) -> Table:
-    return Table(name=name, noun=noun, columns=(_key(), *columns), rows=rows)
+def _table(name: str, noun: str, *columns: ColumnSpec, rows: tuple[int, int] = (8, 14)) -> TableSpec:
+    return TableSpec(name=name, noun=noun, columns=(_key(), *columns), rows=rows)
 
 
 SHOP = Schema(
@@ -200,7 +284,7 @@ SCHEMAS: dict[str, Schema] = {schema.name: schema for schema in (SHOP, SCHOOL, L
 TINY = Schema(
     name="tiny",
     tables=(
-        Table(
+        TableSpec(
             name="t",
             noun="row",
             columns=(

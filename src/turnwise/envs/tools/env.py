@@ -21,7 +21,7 @@ from turnwise.core.task import Split
 from turnwise.envs.rubrics import Rewards, judged, judges_of_reward, rubric_of
 from turnwise.envs.text_env import Outcome
 from turnwise.envs.tool_env import ToolEnv
-from turnwise.envs.tools.rows import question_of, read_rows, rows_of
+from turnwise.envs.tools.task_rows import get_question, read_rows, rows_of_split
 from turnwise.rewards.rubric import Forgeable
 from turnwise.tools.tool import NeedsServer, Tool, ToolSource
 from turnwise.tools.toolbox import EpisodeTools
@@ -80,15 +80,15 @@ class Tools(ToolEnv):
 
     @classmethod
     def make_tools(cls, params: Any) -> Sequence[Tool]:
-        from turnwise.envs.tools.given import tools_of
+        from turnwise.envs.tools.tool_factory import make_tools
 
-        return tools_of(params.tools)
+        return make_tools(params.tools)
 
     @classmethod
     def make_sources(cls, params: Any) -> Sequence[ToolSource]:
-        from turnwise.envs.tools.given import sources_of
+        from turnwise.envs.tools.tool_factory import make_sources
 
-        return sources_of(params.tools)
+        return make_sources(params.tools)
 
     @classmethod
     def servers(cls, params: Any) -> list[NeedsServer]:
@@ -96,12 +96,12 @@ class Tools(ToolEnv):
 
     @classmethod
     def size(cls, params: Any, split: Split) -> int:
-        return len(rows_of(params.tasks, split))
+        return len(rows_of_split(params.tasks, split))
 
     def reset(self, rng: random.Random) -> str:
-        rows = rows_of(self.params.tasks, self.split)
+        rows = rows_of_split(self.params.tasks, self.split)
         self.row = rows[self.index % len(rows)]
-        return question_of(self.row)
+        return get_question(self.row)
 
     def step(self, action: str) -> Outcome:
         raise RuntimeError("answers are judged by awaiting: a ToolEnvRunner plays this environment")
@@ -109,7 +109,7 @@ class Tools(ToolEnv):
     async def judge(self, action: str, said: Sequence[Message], tools: EpisodeTools) -> Outcome:
         return await judged(
             self.params.reward,
-            question=question_of(self.row),
+            question=get_question(self.row),
             answer=action,
             row=self.row,
             said=said,
@@ -118,7 +118,7 @@ class Tools(ToolEnv):
         )
 
     def state_key(self) -> str:
-        return question_of(self.row)
+        return get_question(self.row)
 
 
 def _listed(given: Any, name: str, each: str) -> Any:

@@ -1,4 +1,4 @@
-"""Twenty questions: a thing is hidden, and questions are answered with yes or no."""
+"""What may be asked of a thing: attributes, each with its question and the phrases that other questions know it by."""
 
 from functools import cache
 from importlib import resources
@@ -6,9 +6,61 @@ from typing import Annotated
 
 from pydantic import Field
 
-from turnwise.envs.guessing.facts import FactTable, Secret
-from turnwise.envs.guessing.game import GuessingGame
-from turnwise.envs.twenty_questions.attributes import ATTRIBUTES, TOPICS
+from turnwise.envs.guessing.env import GuessingGame
+from turnwise.envs.guessing.facts import FactTable, Secret, Topic
+
+ATTRIBUTES: dict[str, tuple[str, str]] = {
+    "alive": ("Is it alive?", "alive, living, living being"),
+    "animal": ("Is it an animal?", "animal, creature"),
+    "mammal": ("Is it a mammal?", "mammal"),
+    "bird": ("Is it a bird?", "bird, feathers"),
+    "plant": ("Is it a plant?", "plant"),
+    "food": ("Can you eat it?", "you eat, eat it, people eat, we eat, eaten, edible, food"),
+    "fruit": ("Is it a fruit?", "fruit"),
+    "sweet": ("Is it sweet?", "sweet, taste sweet"),
+    "drink": ("Can you drink it?", "you drink, drink it, people drink, we drink, drinkable, drink, beverage"),
+    "wear": ("Can you wear it?", "wear, worn"),
+    "tool": ("Is it a tool?", "tool"),
+    "furniture": ("Is it furniture?", "furniture, piece of furniture"),
+    "vehicle": ("Is it a vehicle?", "vehicle, travel in it"),
+    "building": ("Is it a building?", "building"),
+    "play": ("Can you play with it?", "play, playing"),
+    "music": ("Can you make music with it?", "music, make music, musical instrument"),
+    "sit": ("Can you sit on it?", "sit, sit down, seat"),
+    "electric": ("Is it electric?", "electric, electrical, electricity, need electricity, electronic, need power"),
+    "wheels": ("Does it have wheels?", "wheels, wheel"),
+    "four_legs": ("Does it have four legs?", "four legs, 4 legs"),
+    "meat": ("Does it eat meat?", "eat meat, carnivore, eat animals, eat other animals, hunt"),
+    "flies": ("Does it fly?", "fly, flying, fly in the air"),
+    "water": ("Is it found in water?", "water, live in water, aquatic"),
+    "farm": ("Is it found on a farm?", "farm, live on a farm"),
+    "house": ("Is it found in a house?", "house, home, inside a house, inside a home, indoors, household"),
+    "kitchen": ("Is it found in a kitchen?", "kitchen"),
+    "cold": ("Is it found in the cold?", "cold, winter, snow, cold weather, cold places"),
+    "wood": ("Is it made of wood?", "wood, wooden"),
+    "metal": ("Is it made of metal?", "metal, metallic"),
+    "cloth": ("Is it made of cloth?", "cloth, fabric, textile"),
+    "glass": ("Is it made of glass?", "glass"),
+    "holds": ("Does it hold things?", "hold things, hold other things, contain things, container"),
+    "hand": (
+        "Does it fit in one hand?",
+        "fit in one hand, fit in a hand, fit in your hand, fit in my hand, small, tiny",
+    ),
+    "big": ("Is it bigger than a car?", "bigger than a car, larger than a car, big, large, huge"),
+    "round": ("Is it round?", "round, circular"),
+    "sharp": ("Is it sharp?", "sharp, pointed"),
+    "dangerous": ("Is it dangerous?", "dangerous, danger, harmful"),
+    "red": ("Is it red?", "red"),
+    "green": ("Is it green?", "green"),
+    "white": ("Is it white?", "white"),
+}
+"""key -> (question, phrases)"""
+
+TOPICS = tuple(
+    Topic(key=key, question=question, phrases=tuple(phrases.split(", ")))
+    for key, (question, phrases) in ATTRIBUTES.items()
+)
+
 
 NUM_WORDS = 250
 ARTICLES = ("a", "an", "the")

@@ -10,11 +10,19 @@ from pydantic import Field
 from turnwise.core.messages import Picture
 from turnwise.envs.seeds import split_of_state
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, goes_on, lost, won
-from turnwise.envs.web_shop.catalogue import Product, Wish, make_catalogue, make_wish
-from turnwise.envs.web_shop.pages import BACK, BUY, FEATURES, NEXT, PREVIOUS, Page, ProductPage, ResultsPage, SearchPage
-from turnwise.envs.web_shop.player import next_action
-from turnwise.envs.web_shop.ranking import ranking_of
-from turnwise.envs.web_shop.scoring import score
+from turnwise.envs.web_shop.catalogue import Goal, Product, make_catalogue, make_goal, score, shared_index
+from turnwise.envs.web_shop.pages import (
+    BACK,
+    BUY,
+    FEATURES,
+    NEXT,
+    PREVIOUS,
+    Page,
+    ProductPage,
+    ResultsPage,
+    SearchPage,
+    next_action,
+)
 
 ACTION = re.compile(r"\A(search|click)\s*\[([^\[\]]*)\]\Z", re.IGNORECASE)
 """One of them: no brackets within brackets."""
@@ -48,11 +56,11 @@ class WebShop(TextEnv):
         """The fullest page that was shown of each product, by its code."""
         return self.observe()
 
-    def _drawn(self, rng: random.Random) -> Wish:
+    def _drawn(self, rng: random.Random) -> Goal:
         """Of the same split as its product: else another's wish might differ from it in the price alone."""
         catalogue = make_catalogue(self.params.shop, self.params.products)
         while True:
-            wish = make_wish(rng, catalogue)
+            wish = make_goal(rng, catalogue)
             if split_of_state(wish.thing) == split_of_state(self._key(wish.target)):
                 return wish
 
@@ -82,7 +90,7 @@ class WebShop(TextEnv):
     def _searched(self, query: str) -> ResultsPage:
         if not isinstance(self.page, SearchPage) or not query:
             raise ValueError("search needs words, on the search page")
-        found = ranking_of(self.params.shop, self.params.products).search(query)
+        found = shared_index(self.params.shop, self.params.products).search(query)
         return ResultsPage(found=found, number=1, per_page=self.params.per_page)
 
     def _clicked(self, name: str) -> Outcome:

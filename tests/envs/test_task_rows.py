@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from turnwise.core.errors import UserError
-from turnwise.envs.tools.rows import read_rows, rows_of
+from turnwise.envs.tools.task_rows import read_rows, rows_of_split
 from turnwise.recipes.configure import settings_for
 
 
@@ -31,7 +31,7 @@ def test_a_table_of_csv_is_read_by_its_first_row(tmp_path: Path) -> None:
     path = written(tmp_path, "rows.csv", text)
     first, second, third = read_rows(path)
     assert first == {"question": 'Which, "a" or\nb?', "answer": "a", "split": "train"}
-    assert rows_of(path, "test")[0] == second and third["split"] == ""
+    assert rows_of_split(path, "test")[0] == second and third["split"] == ""
 
 
 WRONG = {

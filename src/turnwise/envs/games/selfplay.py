@@ -14,8 +14,7 @@ from turnwise.core.random_streams import stream
 from turnwise.core.task import Task
 from turnwise.envs.answers import match_name, read_answer
 from turnwise.envs.games.env import GameEnv
-from turnwise.envs.games.game import Game
-from turnwise.envs.games.view import ending
+from turnwise.envs.games.game import Game, result_for
 from turnwise.envs.runner import system_prompt
 from turnwise.envs.spec import EnvKind
 
@@ -23,17 +22,17 @@ BEGINS = ("agent", "opponent")
 """By side, what the parameter `begins` of its task says: player 0 makes the first move."""
 
 
-def side_of(task: Task) -> int:
+def player_of(task: Task) -> int:
     """Which side of a match this task is."""
     return BEGINS.index(task.params["begins"])
 
 
-def as_side(task: Task, side: int) -> Task:
+def as_player(task: Task, side: int) -> Task:
     """The task of one side: those of the two differ in nothing else."""
     return replace(task, params={**task.params, "begins": BEGINS[side]})
 
 
-class Table:
+class SharedGame:
     """The game that two seats share.
 
     A side that leaves before the end, since its turns, tokens or time ran out, is played on at random: nobody waits for
@@ -67,13 +66,13 @@ class Table:
         self._moved = asyncio.Event()
 
 
-class Seat:
+class SelfPlayEnv:
     """One side's episode, in the words of the game's own environment; the opponent is whoever sits on the other side.
 
     A turn ends when the opponent has moved, so that what follows it is what there is to answer.
     """
 
-    def __init__(self, env: GameEnv, table: Table, side: int) -> None:
+    def __init__(self, env: GameEnv, table: SharedGame, side: int) -> None:
         self._env, self._table = env, table
         self._turns = 0
         env.side, env.game = side, table.game
@@ -125,17 +124,17 @@ class Seat:
 
     def _info(self, state: str, move: str, problem: str, success: bool, given_up: bool) -> Mapping[str, Any]:
         """As that of every environment, and how the game went once it is over."""
-        result = "loss" if given_up else ending(self._env.game, self._env.side)
+        result = "loss" if given_up else result_for(self._env.game, self._env.side)
         info: dict[str, Any] = {"actions": [move] if move else [], "success": success, "state": state}
         if problem:
             info["problem"] = problem
         return info | ({"result": result} if result else {})
 
 
-def take_seats(kind: EnvKind, task: Task, member: int = 0, attempt: int = 0) -> tuple[Seat, Seat]:
+def make_selfplay_envs(kind: EnvKind, task: Task, member: int = 0, attempt: int = 0) -> tuple[SelfPlayEnv, SelfPlayEnv]:
     """A fresh game and its two seats, by side; it begins as the task says, for all members the same."""
     first, second = (kind.make(task, member, attempt).env for _ in range(2))
     if not (isinstance(first, GameEnv) and isinstance(second, GameEnv)):
         raise UserError(f"{kind.name} is no game of two sides: self-play needs one, such as tic_tac_toe")
-    table = Table(first.opening(stream("opening", task.env, task.seed)), luck=first.rng)
-    return Seat(first, table, 0), Seat(second, table, 1)
+    table = SharedGame(first.opening(stream("opening", task.env, task.seed)), luck=first.rng)
+    return SelfPlayEnv(first, table, 0), SelfPlayEnv(second, table, 1)

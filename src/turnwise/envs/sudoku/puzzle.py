@@ -1,7 +1,9 @@
 """Sudoku boards: which cells see each other, what may stand where, and how a board is completed."""
 
 import random
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from math import isqrt
 
@@ -32,13 +34,13 @@ def candidates(board: Sequence[int], cell: int) -> list[int]:
     return [digit for digit in range(1, isqrt(len(board)) + 1) if digit not in taken]
 
 
-def completed(board: Sequence[int], rng: random.Random | None = None) -> Board | None:
+def solve_board(board: Sequence[int], rng: random.Random | None = None) -> Board | None:
     """A solution of this board, None if it has none; with a random stream, any one of several."""
-    search = Search(board, rng)
+    search = BoardSearch(board, rng)
     return tuple(search.cells) if search.succeeds() else None
 
 
-class Search:
+class BoardSearch:
     """Depth first, always at the cell that has the fewest digits left. Sets of digits are bits of an integer: fast."""
 
     def __init__(self, board: Sequence[int], rng: random.Random | None) -> None:
@@ -85,3 +87,56 @@ class Search:
     def _toggle(self, cell: int, digit: int) -> None:
         for unit in self.units[cell]:
             self.used[unit] ^= 1 << digit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SudokuPuzzle:
+    start: Board
+    solution: Board
+    """The only one."""
+
+
+def generate_puzzle(rng: random.Random, *, size: int, blanks: int) -> SudokuPuzzle:
+    """A puzzle with `blanks` empty cells, or with fewer where no other digit can go without a second solution."""
+    solution = solve_board([0] * size**2, rng)
+    assert solution is not None, "an empty board has solutions"
+    return SudokuPuzzle(start=remove_digits(rng, solution, blanks), solution=solution)
+
+
+def remove_digits(rng: random.Random, solution: Board, blanks: int) -> Board:
+    cells = list(solution)
+    for cell in rng.sample(range(len(cells)), len(cells)):
+        if cells.count(0) == blanks:
+            break
+        digit, cells[cell] = cells[cell], 0
+        if has_other_solution(cells, cell, digit):
+            cells[cell] = digit
+    return tuple(cells)
+
+
+def has_other_solution(cells: list[int], cell: int, digit: int) -> bool:
+    """Whether some solution has another digit at this cell: the one question that its removal raises."""
+    others = (other for other in candidates(cells, cell) if other != digit)
+    return any(solve_board([*cells[:cell], other, *cells[cell + 1 :]]) is not None for other in others)
+
+
+LONGEST = 100
+"""Characters; more than any placement needs."""
+IN_WORDS = re.compile(r"place\s+(?P<digit>\d+)\s+at\s+row\s+(?P<row>\d+)\s+col(?:umn)?\s+(?P<col>\d+)", re.I | re.A)
+IN_SHORT = re.compile(r"(?P<row>\d+)\s*,\s*(?P<col>\d+)\s*,\s*(?P<digit>\d+)", re.A)
+
+
+def parse_placement(text: str, size: int) -> tuple[int, int]:
+    """Cell and digit, 0 for none; a ValueError if the text names no cell or digit of a board of this size."""
+    found = len(text) <= LONGEST and (IN_WORDS.fullmatch(text) or IN_SHORT.fullmatch(text))
+    if not found:
+        raise ValueError("no placement")
+    row, col, digit = int(found["row"]), int(found["col"]), int(found["digit"])
+    if not (1 <= row <= size and 1 <= col <= size and digit <= size):
+        raise ValueError("no such cell or digit")
+    return (row - 1) * size + col - 1, digit
+
+
+def format_placement(cell: int, digit: int, size: int) -> str:
+    """The short form: a third fewer tokens, and the cell is chosen before its digit."""
+    return f"{cell // size + 1},{cell % size + 1},{digit}"

@@ -18,10 +18,18 @@ from turnwise.core.random_streams import stream
 from turnwise.core.task import Task
 from turnwise.envs.answers import format_answer
 from turnwise.envs.guess_city.env import GuessCity
-from turnwise.envs.guessing.facts import FactTable, Guess, Secret, Topic
-from turnwise.envs.guessing.oracle import UNKNOWN
-from turnwise.envs.guessing.player import agreeing, longest_game, next_action, winning_actions
-from turnwise.envs.guessing.words import GLUE, find_phrases, without_lead, words_of
+from turnwise.envs.guessing.env import consistent_names, longest_game, next_action, winning_actions
+from turnwise.envs.guessing.facts import (
+    FILLER_WORDS,
+    UNKNOWN,
+    FactTable,
+    Guess,
+    Secret,
+    Topic,
+    find_phrases,
+    split_words,
+    strip_lead_words,
+)
 from turnwise.envs.runner import system_prompt
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.spec import EnvKind
@@ -96,7 +104,7 @@ def test_the_scripted_player_learns_of_the_secret_by_answers_alone(cls):
         for action in winning_actions(table, secret, left):
             assert action == next_action(table, left), "what it does depends on what it heard and on nothing else"
             heard.append(table.answer(secret, action))
-            left = agreeing(table, table.secrets, heard)
+            left = consistent_names(table, table.secrets, heard)
             assert secret in left
 
 
@@ -185,12 +193,13 @@ def test_what_is_asked_of_a_name_or_the_other_way_round_is_not_understood(cls):
 
 @both
 @given(
-    text=st.text() | st.lists(st.sampled_from([*sorted(GLUE), "alive", "europe", "cat", "paris", "not"])).map(" ".join)
+    text=st.text()
+    | st.lists(st.sampled_from([*sorted(FILLER_WORDS), "alive", "europe", "cat", "paris", "not"])).map(" ".join)
 )
 def test_any_text_is_a_move_that_costs_its_turn_unless_it_is_the_right_guess(cls, text):
     game = hiding(cls, "cat" if cls is TwentyQuestions else "Paris")
     outcome = game.step(text)
-    right = len(text) <= 200 and without_lead(words_of(text)) == words_of(game.secret)
+    right = len(text) <= 200 and strip_lead_words(split_words(text)) == split_words(game.secret)
     assert outcome.success == outcome.over == right
     assert outcome.reward == (0.0 if right else -1.0)
     assert len(outcome.text) < 200
@@ -230,8 +239,8 @@ def test_the_observation_holds_all_answers_so_far_or_the_last(cls):
 def test_the_prompt_names_no_hidden_word_and_does_not_differ_between_episodes(cls):
     prompts = {start(cls, index).opening.messages for index in range(20)}
     assert len(prompts) == 1, "rules and opening are all the model is told"
-    said = words_of(" ".join(message.content for message in prompts.pop()))
-    names = [words_of(name) for secret in cls.table().secrets.values() for name in secret.names]
+    said = split_words(" ".join(message.content for message in prompts.pop()))
+    names = [split_words(name) for secret in cls.table().secrets.values() for name in secret.names]
     inside = [name for name in names if any(said[at : at + len(name)] == name for at in range(len(said)))]
     assert inside == []
 
@@ -411,8 +420,8 @@ def test_a_table_that_no_player_could_use_is_refused():
 
 
 def test_words_are_small_letters_and_digits_without_accents():
-    assert words_of("  Is it SÃO Paulo -- or Málaga’s 2nd?") == ("is", "it", "sao", "paulo", "or", "malagas", "2nd")
-    assert without_lead(("is", "it", "a", "cat", "a")) == ("cat", "a") and without_lead(("it",)) == ()
+    assert split_words("  Is it SÃO Paulo -- or Málaga’s 2nd?") == ("is", "it", "sao", "paulo", "or", "malagas", "2nd")
+    assert strip_lead_words(("is", "it", "a", "cat", "a")) == ("cat", "a") and strip_lead_words(("it",)) == ()
 
 
 def test_the_longest_phrase_at_each_place_counts_and_no_word_counts_twice():

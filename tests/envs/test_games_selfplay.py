@@ -11,8 +11,8 @@ from turnwise.core.messages import assistant
 from turnwise.core.protocols import Observation, StepResult
 from turnwise.core.random_streams import stream
 from turnwise.core.task import Task
-from turnwise.envs.games.game import opened, wins
-from turnwise.envs.games.table import Seat, as_side, side_of, take_seats
+from turnwise.envs.games.game import is_winning_move, play_random_opening
+from turnwise.envs.games.selfplay import SelfPlayEnv, as_player, make_selfplay_envs, player_of
 from turnwise.envs.registry import load
 from turnwise.envs.seeds import seed_for
 
@@ -21,9 +21,11 @@ Choose = Callable[[str], str]
 """From a board to a move, or to any other answer."""
 
 
-def seats(name: str = "tic_tac_toe", member: int = 0, attempt: int = 0, **params: Any) -> tuple[Seat, Seat]:
+def seats(
+    name: str = "tic_tac_toe", member: int = 0, attempt: int = 0, **params: Any
+) -> tuple[SelfPlayEnv, SelfPlayEnv]:
     task = Task(env=name, seed=seed_for("train", 0), params={"begins": "agent", **params})
-    return take_seats(load(name), task, member, attempt)
+    return make_selfplay_envs(load(name), task, member, attempt)
 
 
 def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -35,7 +37,7 @@ def answer(action: str) -> Any:
     return assistant(f"<answer>{action}</answer>")
 
 
-async def play(seat: Seat, choose: Choose) -> tuple[Observation, list[StepResult]]:
+async def play(seat: SelfPlayEnv, choose: Choose) -> tuple[Observation, list[StepResult]]:
     """One side's whole episode."""
     opening = await seat.start()
     results: list[StepResult] = []
@@ -47,7 +49,9 @@ async def play(seat: Seat, choose: Choose) -> tuple[Observation, list[StepResult
     return opening, results
 
 
-async def match(pair: tuple[Seat, Seat], first: Choose, second: Choose) -> list[tuple[Observation, list[StepResult]]]:
+async def match(
+    pair: tuple[SelfPlayEnv, SelfPlayEnv], first: Choose, second: Choose
+) -> list[tuple[Observation, list[StepResult]]]:
     return await asyncio.gather(play(pair[0], first), play(pair[1], second))
 
 
@@ -175,8 +179,10 @@ def stones(board: str) -> int:
 def test_after_random_moves_both_sides_have_a_turn_at_least(name: str, most: int) -> None:
     met, lengths = set(), set()
     for number in range(150):
-        game = opened(load(name).cls().new_game(), most, stream("opening", number))
-        assert game.winner is None and len(game.moves) > 1 and not any(wins(game, move) for move in game.moves)
+        game = play_random_opening(load(name).cls().new_game(), most, stream("opening", number))
+        assert (
+            game.winner is None and len(game.moves) > 1 and not any(is_winning_move(game, move) for move in game.moves)
+        )
         met.add(game)
         lengths.add(sum(cell in ("you", "opponent") for row in game.cells(0) for cell in row))
     assert len(met) > 60 and {0, 1, 2, 3} <= lengths and max(lengths) <= most
@@ -189,7 +195,7 @@ def test_after_random_moves_both_sides_have_a_turn_at_least(name: str, most: int
 def test_random_moves_are_those_of_the_task_whoever_plays_it() -> None:
     def openings(index: int, side: int, member: int, most: int = 6) -> tuple[str, str]:
         task = Task(env="tic_tac_toe", seed=seed_for("train", index), params={"random_moves": most})
-        pair = take_seats(load("tic_tac_toe"), as_side(task, side), member)
+        pair = make_selfplay_envs(load("tic_tac_toe"), as_player(task, side), member)
         first, second = run(match(pair, at_random(1), at_random(2)))
         return first[0].messages[-1].content, second[0].messages[-1].content
 
@@ -203,11 +209,11 @@ def test_random_moves_are_those_of_the_task_whoever_plays_it() -> None:
 
 def test_the_tasks_of_the_two_sides_differ_in_the_side_alone() -> None:
     task = Task(env="tic_tac_toe", seed=3, params={"strength": 0.5, "begins": "random"})
-    first, second = as_side(task, 0), as_side(task, 1)
-    assert (side_of(first), side_of(second)) == (0, 1) and as_side(second, 0) == first
+    first, second = as_player(task, 0), as_player(task, 1)
+    assert (player_of(first), player_of(second)) == (0, 1) and as_player(second, 0) == first
     assert first.seed == second.seed and {**first.params, "begins": "opponent"} == second.params
 
 
 def test_what_is_no_game_is_refused() -> None:
     with pytest.raises(UserError, match="frozen_lake is no game of two sides"):
-        take_seats(load("frozen_lake"), Task(env="frozen_lake", seed=seed_for("train", 0)))
+        make_selfplay_envs(load("frozen_lake"), Task(env="frozen_lake", seed=seed_for("train", 0)))

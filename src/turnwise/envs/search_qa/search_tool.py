@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from turnwise.envs.search_qa.people import shared_world
+from turnwise.envs.search_qa.knowledge_base import shared_knowledge_base
 from turnwise.tools.search.index import SearchIndex, index_in_memory
 from turnwise.tools.search.tool import SearchTool, check_search_arguments, format_results, search_spec
 from turnwise.tools.search.types import Passage
@@ -21,10 +21,10 @@ def shared_search(size: int, corpus: int, top: int) -> Tool:
 @lru_cache(maxsize=4)
 def _shared_index(size: int, corpus: int) -> SearchIndex:
     """Built once a process."""
-    return index_in_memory(shared_world(size, corpus).passages)
+    return index_in_memory(shared_knowledge_base(size, corpus).passages)
 
 
-class EpisodeSearch:
+class EpisodeSearchTool:
     """Over a corpus that is an episode's own: its state is the passages. Equal queries have other answers elsewhere."""
 
     rules = ToolRules()
@@ -37,12 +37,12 @@ class EpisodeSearch:
         return check_search_arguments(arguments, top=self._top, model_sets_top=False)
 
     @asynccontextmanager
-    async def open(self, seed: int, state: Sequence[Passage]) -> AsyncIterator["_Session"]:
-        yield _Session(index_in_memory(state))
+    async def open(self, seed: int, state: Sequence[Passage]) -> AsyncIterator["_EpisodeSearchSession"]:
+        yield _EpisodeSearchSession(index_in_memory(state))
 
 
 @dataclass(frozen=True, slots=True)
-class _Session:
+class _EpisodeSearchSession:
     index: SearchIndex
 
     async def call(self, arguments: Mapping[str, Any]) -> ToolResult:

@@ -8,34 +8,34 @@ Numbers = list[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ListStep:
     words: str
     code: str
     """From `xs` to the new `xs`, or to a number at the end."""
     run: Callable[[Numbers], object]
 
 
-def _changes(rng: random.Random) -> list[Step]:
+def _changes(rng: random.Random) -> list[ListStep]:
     n = rng.randint(2, 9)
     return [
-        Step(f"add {n} to every number", f"[x + {n} for x in xs]", lambda xs: [x + n for x in xs]),
-        Step(f"multiply every number by {n}", f"[x * {n} for x in xs]", lambda xs: [x * n for x in xs]),
-        Step("square every number", "[x * x for x in xs]", lambda xs: [x * x for x in xs]),
-        Step("keep the even numbers", "[x for x in xs if x % 2 == 0]", lambda xs: [x for x in xs if x % 2 == 0]),
-        Step(f"keep the numbers above {n}", f"[x for x in xs if x > {n}]", lambda xs: [x for x in xs if x > n]),
-        Step("reverse the list", "xs[::-1]", lambda xs: xs[::-1]),
-        Step("sort it, smallest first", "sorted(xs)", sorted),
-        Step("drop the first number", "xs[1:]", lambda xs: xs[1:]),
-        Step("drop what came before", "list(dict.fromkeys(xs))", lambda xs: list(dict.fromkeys(xs))),
+        ListStep(f"add {n} to every number", f"[x + {n} for x in xs]", lambda xs: [x + n for x in xs]),
+        ListStep(f"multiply every number by {n}", f"[x * {n} for x in xs]", lambda xs: [x * n for x in xs]),
+        ListStep("square every number", "[x * x for x in xs]", lambda xs: [x * x for x in xs]),
+        ListStep("keep the even numbers", "[x for x in xs if x % 2 == 0]", lambda xs: [x for x in xs if x % 2 == 0]),
+        ListStep(f"keep the numbers above {n}", f"[x for x in xs if x > {n}]", lambda xs: [x for x in xs if x > n]),
+        ListStep("reverse the list", "xs[::-1]", lambda xs: xs[::-1]),
+        ListStep("sort it, smallest first", "sorted(xs)", sorted),
+        ListStep("drop the first number", "xs[1:]", lambda xs: xs[1:]),
+        ListStep("drop what came before", "list(dict.fromkeys(xs))", lambda xs: list(dict.fromkeys(xs))),
     ]
 
 
-def _ends() -> list[Step]:
+def _ends() -> list[ListStep]:
     return [
-        Step("return the list", "xs", lambda xs: xs),
-        Step("return the sum", "sum(xs)", sum),
-        Step("return how many there are", "len(xs)", len),
-        Step("return the largest, or 0 if there is none", "max(xs, default=0)", lambda xs: max(xs, default=0)),
+        ListStep("return the list", "xs", lambda xs: xs),
+        ListStep("return the sum", "sum(xs)", sum),
+        ListStep("return how many there are", "len(xs)", len),
+        ListStep("return the largest, or 0 if there is none", "max(xs, default=0)", lambda xs: max(xs, default=0)),
     ]
 
 

@@ -5,13 +5,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from turnwise.envs.code_tests.pipelines import Exercise
+from turnwise.envs.code_tests.exercises import Exercise
 from turnwise.rewards.unit_tests import ExpressionResult, evaluate_expressions
 from turnwise.tools.python import PythonTool
 from turnwise.tools.tool import ToolResult
 
 
-class Handed(Protocol):
+class ExerciseState(Protocol):
     """What the environment shares: its exercise, and how many tries are left."""
 
     exercise: Exercise
@@ -19,19 +19,19 @@ class Handed(Protocol):
     def tried(self, share: float) -> tuple[bool, float]: ...
 
 
-class JudgeTool(PythonTool):
+class SubmissionTool(PythonTool):
     """The tool `python` of this environment: code is handed in, not just run."""
 
     @asynccontextmanager
-    async def open(self, seed: int, state: Any) -> AsyncIterator["JudgeSession"]:  # type: ignore[override]
-        yield JudgeSession(self, seed, state)
+    async def open(self, seed: int, state: Any) -> AsyncIterator["SubmissionSession"]:  # type: ignore[override]
+        yield SubmissionSession(self, seed, state)
 
 
 @dataclass(slots=True)
-class JudgeSession:
-    tool: JudgeTool
+class SubmissionSession:
+    tool: SubmissionTool
     seed: int
-    env: Handed
+    env: ExerciseState
 
     async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
         exercise = self.env.exercise

@@ -13,7 +13,7 @@ from turnwise.tools.search.tool import make_search_tool
 from turnwise.tools.sql.tool import make_sql_tool
 from turnwise.tools.tool import Tool, ToolSource
 
-Given = str | Mapping[str, Any]
+ToolEntry = str | Mapping[str, Any]
 
 
 def make_python(options: Mapping[str, Any]) -> Tool:
@@ -23,35 +23,35 @@ def make_python(options: Mapping[str, Any]) -> Tool:
     return PythonTool(read_options(SandboxLimits, options, "the tool python"))
 
 
-MAKERS: dict[str, Callable[[Mapping[str, Any]], Tool]] = {
+TOOL_FACTORIES: dict[str, Callable[[Mapping[str, Any]], Tool]] = {
     "python": make_python,
     "search": make_search_tool,
     "sql": make_sql_tool,
 }
 
 
-def tools_of(given: Sequence[Given]) -> list[Tool]:
+def make_tools(given: Sequence[ToolEntry]) -> list[Tool]:
     return [_tool(each) for each in given if not _is_server(each)]
 
 
-def sources_of(given: Sequence[Given]) -> list[ToolSource]:
+def make_sources(given: Sequence[ToolEntry]) -> list[ToolSource]:
     return [make_mcp_source(each) for each in given if isinstance(each, Mapping) and _is_server(each)]
 
 
-def _is_server(given: Given) -> bool:
+def _is_server(given: ToolEntry) -> bool:
     return isinstance(given, Mapping) and "mcp" in given
 
 
-def _tool(given: Given) -> Tool:
+def _tool(given: ToolEntry) -> Tool:
     if isinstance(given, Mapping):
         use, options = given.get("use"), {name: value for name, value in given.items() if name != "use"}
-        if use not in MAKERS:
+        if use not in TOOL_FACTORIES:
             raise UserError(f"env.params.tools: a table needs use or mcp, and use = {use!r} is unknown:{_near(use)}")
-        return MAKERS[use](options)
-    if given in MAKERS:
-        return MAKERS[given]({})
-    return from_function(load_function(given, "env.params.tools", instead=MAKERS))
+        return TOOL_FACTORIES[use](options)
+    if given in TOOL_FACTORIES:
+        return TOOL_FACTORIES[given]({})
+    return from_function(load_function(given, "env.params.tools", instead=TOOL_FACTORIES))
 
 
 def _near(use: object) -> str:
-    return nearest(str(use), MAKERS)
+    return nearest(str(use), TOOL_FACTORIES)

@@ -18,15 +18,15 @@ MOST_BYTES = 1 << 30
 Row = dict[str, Any]
 
 
-def question_of(row: Row) -> str:
+def get_question(row: Row) -> str:
     return next(str(row[name]) for name in QUESTION if name in row)
 
 
 @lru_cache(maxsize=32)
-def rows_of(path: str, split: Split | None) -> tuple[Row, ...]:
+def rows_of_split(path: str, split: Split | None) -> tuple[Row, ...]:
     """Those of a split: by their column `split` where they have it, else by their question."""
     rows = read_rows(path)
-    found = tuple(row for row in rows if split in (None, row.get("split") or split_of_state(question_of(row))))
+    found = tuple(row for row in rows if split in (None, row.get("split") or split_of_state(get_question(row))))
     if not found:
         raise UserError(f"{path} has no row for {split}: give it more rows, or a column split that says {split}")
     return found

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from turnwise.envs.seeds import split_of_state
-from turnwise.envs.text_to_sql.content import make_database, plant
-from turnwise.envs.text_to_sql.env import MAKERS, TextToSql
-from turnwise.envs.text_to_sql.near import near_misses
-from turnwise.envs.text_to_sql.pair import make_pair
-from turnwise.envs.text_to_sql.question import Planted, Question
+from turnwise.envs.text_to_sql.databases import make_check_databases, make_database, make_distractors, plant_rows
+from turnwise.envs.text_to_sql.env import QUESTION_GENERATORS, TextToSql
+from turnwise.envs.text_to_sql.questions import PlantedRows, SqlQuestion
 from turnwise.envs.text_to_sql.schemas import SCHEMAS, TINY
 
 
@@ -53,14 +51,16 @@ def test_a_query_that_overlooks_a_word_is_wrong(slip: str, pattern: str, instead
     assert tried >= 3
 
 
-@pytest.mark.parametrize("maker", [*MAKERS["full"], *MAKERS["tiny"]], ids=lambda maker: maker.__name__)
+@pytest.mark.parametrize(
+    "maker", [*QUESTION_GENERATORS["full"], *QUESTION_GENERATORS["tiny"]], ids=lambda maker: maker.__name__
+)
 def test_databases_that_tell_are_found_for_every_kind_of_question(maker: Any) -> None:
     """Else a kind would vanish without a word."""
     rng, found = random.Random(0), 0
-    schemas = [TINY] if maker in MAKERS["tiny"] else list(SCHEMAS.values())
+    schemas = [TINY] if maker in QUESTION_GENERATORS["tiny"] else list(SCHEMAS.values())
     for turn in range(12):
         schema = schemas[turn % len(schemas)]
-        found += make_pair(maker(rng, schema), schema, rng) is not None
+        found += make_check_databases(maker(rng, schema), schema, rng) is not None
     assert found >= 10
 
 
@@ -73,19 +73,19 @@ def test_near_misses_are_those_of_the_query() -> None:
         "SELECT DISTINCT a FROM t WHERE b > 4",
         "SELECT a FROM t WHERE b > 5",
     }
-    assert set(near_misses(Question(text="?", query=query))) == wanted
-    assert set(near_misses(Question(text="?", query=query, alike=("b", "d")))) == wanted | {
+    assert set(make_distractors(SqlQuestion(text="?", query=query))) == wanted
+    assert set(make_distractors(SqlQuestion(text="?", query=query, alike=("b", "d")))) == wanted | {
         "SELECT DISTINCT a FROM t WHERE d > 5"
     }
-    assert near_misses(Question(text="?", query="SELECT a, COUNT(*) FROM t GROUP BY a")) == ()
+    assert make_distractors(SqlQuestion(text="?", query="SELECT a, COUNT(*) FROM t GROUP BY a")) == ()
 
 
 def test_a_planted_number_stands_in_as_many_rows_as_it_should() -> None:
     for seed in range(5):
         rng = random.Random(seed)
         with closing(make_database(SCHEMAS["shop"], rng)) as connection:
-            plant(connection, Planted(table="products", column="stock", values=(777, 777, 778)), rng)
-            plant(connection, Planted(table="orders", column="quantity", values=(888,), ref="product_id"), rng)
+            plant_rows(connection, PlantedRows(table="products", column="stock", values=(777, 777, 778)), rng)
+            plant_rows(connection, PlantedRows(table="orders", column="quantity", values=(888,), ref="product_id"), rng)
             assert connection.execute("SELECT COUNT(*) FROM products WHERE stock = 777").fetchone() == (2,)
             assert connection.execute("SELECT COUNT(*) FROM products WHERE stock = 778").fetchone() == (1,)
             (of,) = connection.execute("SELECT DISTINCT product_id FROM orders WHERE quantity = 888").fetchall()
