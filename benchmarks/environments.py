@@ -32,9 +32,9 @@ from turnwise.core.messages import Message, assistant
 from turnwise.core.protocols import Completion, Env, Observation, Policy, Sampling, Session, StepResult
 from turnwise.core.task import EpisodeKey, Split, Task
 from turnwise.engine.scripted import ScriptedPolicy
-from turnwise.envs.registry import ENVIRONMENTS, load
+from turnwise.envs.registry import ENVIRONMENTS, load_spec
 from turnwise.envs.seeds import seed_for
-from turnwise.envs.spec import EnvKind
+from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import TextEnv
 from turnwise.models.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
@@ -61,7 +61,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    kind: EnvKind
+    kind: EnvSpec
     params: dict[str, Any]
 
     @property
@@ -251,9 +251,9 @@ async def measure(case: Case, effort: Effort) -> Measured:
 
 def cases(names: Sequence[str]) -> list[Case]:
     found = []
-    for kind in map(load, names):
+    for kind in map(load_spec, names):
         variants = [{}, VARIANTS[kind.name]] if kind.name in VARIANTS else [{}]
-        found += [Case(kind=kind, params=params) for params in variants if not kind.requires]
+        found += [Case(kind=kind, params=params) for params in variants if not kind.install_command]
     return found
 
 
@@ -290,7 +290,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 def run(given: argparse.Namespace, console: Console) -> list[Measured]:
     full = Effort(tasks=given.tasks, groups=given.groups, group_size=given.group_size, repeats=given.repeats)
     effort = QUICK if given.quick else full
-    names = given.environments or [name for name in ENVIRONMENTS if not load(name).cls.needs]
+    names = given.environments or [name for name in ENVIRONMENTS if not load_spec(name).cls.needs]
     measured = []
     with Progress(console=Console(stderr=True), transient=True) as progress:
         doing = progress.add_task("", total=None)

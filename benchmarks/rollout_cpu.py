@@ -31,8 +31,8 @@ from turnwise.core.task import Task
 from turnwise.core.trajectory import Stop, Trajectory
 from turnwise.engine.native.engine import NativeEngine
 from turnwise.envs.frozen_lake.env import FrozenLake
-from turnwise.envs.registry import load
-from turnwise.envs.spec import EnvKind
+from turnwise.envs.registry import load_spec
+from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import Outcome, goes_on
 from turnwise.models.loading import LoadedModel, load_model
 from turnwise.recipes.build import load_policy
@@ -62,7 +62,7 @@ class EndlessLake(FrozenLake):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     name: str
-    kind: EnvKind
+    kind: EnvSpec
     groups: int
     group_size: int
     max_new_tokens: int
@@ -286,7 +286,7 @@ def measure(
 
 
 def workloads(new_tokens: int, stop_ids: tuple[int, ...]) -> list[Workload]:
-    real, endless = load("frozen_lake"), EnvKind(name="endless_lake", kind="", cls=EndlessLake)
+    real, endless = load_spec("frozen_lake"), EnvSpec(name="endless_lake", id="", cls=EndlessLake)
     return [
         Workload(
             name=f"{name}, {f'{groups} groups of {EPISODES // groups}' if groups < EPISODES else f'{EPISODES} tasks'}",

@@ -21,7 +21,7 @@ from functools import partial
 from rich.console import Console
 from rich.table import Table
 
-from turnwise.sandbox.host import Sandbox, Session, start_unsafe_subprocess
+from turnwise.sandbox.host import Sandbox, SandboxSession, start_unsafe_subprocess
 from turnwise.sandbox.processes import proportional_bytes
 from turnwise.sandbox.types import SandboxLimits, SandboxUnavailable
 
@@ -76,7 +76,7 @@ async def session_rate(box: Sandbox, sessions: int, at_once: int) -> float:
 
 
 async def call_rate(box: Sandbox, calls: int, at_once: int) -> float:
-    async def caller(session: Session) -> None:
+    async def caller(session: SandboxSession) -> None:
         for _ in range(calls // at_once):
             await session.run("x = 2")
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from turnwise.core.messages import Message, assistant
 from turnwise.core.task import Task
 from turnwise.envs.frozen_lake.env import FrozenLake
-from turnwise.envs.spec import EnvKind
+from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import Outcome, goes_on
 from turnwise.rollout.tasks import TaskSource, World
 
@@ -28,7 +28,7 @@ class PayingLake(FrozenLake):
         return goes_on(outcome.text, outcome.reward)
 
 
-KIND = EnvKind(name="paying_lake", kind="", cls=PayingLake)
+KIND = EnvSpec(name="paying_lake", id="", cls=PayingLake)
 PARAMS = {"size": 4, "slippery": False, "max_turns": 5, "max_actions_per_turn": 1}
 """Those of the recipe."""
 

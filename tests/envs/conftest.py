@@ -8,7 +8,7 @@ import pytest
 from turnwise.core.messages import assistant
 from turnwise.core.protocols import Observation, StepResult
 from turnwise.core.task import Task
-from turnwise.envs.registry import load
+from turnwise.envs.registry import load_spec
 from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.seeds import seed_for
 
@@ -47,7 +47,7 @@ def started() -> Callable:
 
     def start(name, index=0, member=0, attempt=0, **params):
         task = Task(env=name, seed=seed_for("train", index), params=params)
-        runner = load(name).make(task, member=member, attempt=attempt)
+        runner = load_spec(name).make(task, member=member, attempt=attempt)
         runner.opening = asyncio.run(runner.start())
         return runner
 

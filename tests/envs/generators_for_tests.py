@@ -13,7 +13,7 @@ from typing import Any
 from turnwise.core.messages import assistant
 from turnwise.core.protocols import StepResult
 from turnwise.core.task import Split, Task
-from turnwise.envs.registry import load
+from turnwise.envs.registry import load_spec
 from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.seeds import seed_for
 
@@ -32,14 +32,14 @@ class Case:
         return " ".join([self.env, *(f"{name}={value}" for name, value in self.params.items())])
 
     @property
-    def splits_starts(self) -> bool:
-        return load(self.env).cls.splits_starts
+    def split_start_states(self) -> bool:
+        return load_spec(self.env).cls.split_start_states
 
     def task(self, split: Split, index: int) -> Task:
         return Task(env=self.env, params=self.params, split=split, seed=seed_for(split, index))
 
     def make(self, split: Split, index: int) -> TextEnvRunner:
-        return load(self.env).make(self.task(split, index))
+        return load_spec(self.env).make(self.task(split, index))
 
 
 CASES = (

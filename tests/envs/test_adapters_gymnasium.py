@@ -11,7 +11,7 @@ from turnwise.core.task import Task
 from turnwise.envs.adapters.package_envs import GymnasiumEnv
 from turnwise.envs.adapters.process import end_processes
 from turnwise.envs.answers import format_answer
-from turnwise.envs.registry import kind_of
+from turnwise.envs.registry import spec_of
 
 LAKE = {"id": "FrozenLake-v1", "options": {"is_slippery": False}}
 RANDOM_LAKE = {"id": "FrozenLake-v1", "options": {"is_slippery": False, "map_name": "random", "size": 5}}
@@ -19,12 +19,12 @@ RANDOM_LAKE = {"id": "FrozenLake-v1", "options": {"is_slippery": False, "map_nam
 
 @pytest.fixture(autouse=True, scope="module")
 def installed(optional_part) -> None:
-    if kind_of(GymnasiumEnv).requires:
-        optional_part(f"a package is missing: {kind_of(GymnasiumEnv).requires}")
+    if spec_of(GymnasiumEnv).install_command:
+        optional_part(f"a package is missing: {spec_of(GymnasiumEnv).install_command}")
 
 
 def begun(seed=0, member=0, **params):
-    kind = kind_of(GymnasiumEnv)
+    kind = spec_of(GymnasiumEnv)
     runner = kind.make(Task(env=kind.name, seed=seed, params=params), member=member)
     runner.opening = asyncio.run(runner.start())
     return runner

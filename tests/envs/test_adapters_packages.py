@@ -16,7 +16,7 @@ from turnwise.core.messages import assistant
 from turnwise.core.task import Task
 from turnwise.envs.adapters.package_envs import GymnasiumEnv, ReasoningGymEnv, TextArenaEnv, TextWorldEnv
 from turnwise.envs.answers import format_answer
-from turnwise.envs.registry import kind_of
+from turnwise.envs.registry import spec_of
 from turnwise.envs.seeds import seed_for
 
 ADAPTERS = (GymnasiumEnv, ReasoningGymEnv, TextArenaEnv, TextWorldEnv)
@@ -26,9 +26,9 @@ IN_ORDER = {ReasoningGymEnv: {"max_turns": 3}}
 
 @pytest.fixture(params=ADAPTERS, ids=lambda cls: cls.__name__)
 def kind(request: pytest.FixtureRequest, optional_part):
-    found = kind_of(request.param)
-    if found.requires:
-        optional_part(f"a package is missing: {found.requires}", *request.param.needs)
+    found = spec_of(request.param)
+    if found.install_command:
+        optional_part(f"a package is missing: {found.install_command}", *request.param.needs)
     return found
 
 
@@ -52,19 +52,19 @@ def played(kind, index=0, member=0, **params) -> list[str]:
 
 @pytest.mark.parametrize("cls", ADAPTERS, ids=lambda cls: cls.__name__)
 def test_it_is_listed_and_checked_without_its_package(cls) -> None:
-    kind = kind_of(cls)
-    assert kind.summary.endswith(".") and all(parameter.meaning for parameter in kind.parameters())
+    kind = spec_of(cls)
+    assert kind.summary.endswith(".") and all(parameter.description for parameter in kind.parameters())
     params = kind.check_params({})
     assert json.loads(json.dumps(params)) == params == kind.check_params(params)
     with pytest.raises(UserError, match="no such parameter"):
         kind.check_params({"no_such": 1})
     ((module, extra),) = cls.needs.items()
-    assert extra.startswith("'turnwise[") and (find_spec(module) is None) == (kind.requires is not None)
+    assert extra.startswith("'turnwise[") and (find_spec(module) is None) == (kind.install_command is not None)
 
 
 def test_a_missing_package_is_one_line_that_installs_it(monkeypatch) -> None:
     monkeypatch.setattr(TextWorldEnv, "needs", {"no_such_module_of_ours": "'turnwise[textworld]'"})
-    kind = kind_of(TextWorldEnv)
+    kind = spec_of(TextWorldEnv)
     with pytest.raises(UserError, match=r"pip install 'turnwise\[textworld\]'") as caught:
         kind.make(Task(env=kind.name, seed=0))
     assert "\n" not in str(caught.value)
@@ -87,9 +87,9 @@ def test_equal_seeds_give_equal_episodes_and_others_differ(kind) -> None:
 
 @pytest.mark.parametrize("cls", [ReasoningGymEnv, TextWorldEnv], ids=lambda cls: cls.__name__)
 def test_the_splits_do_not_meet(cls, optional_part) -> None:
-    kind = kind_of(cls)
-    if kind.requires:
-        optional_part(f"a package is missing: {kind.requires}", *cls.needs)
+    kind = spec_of(cls)
+    if kind.install_command:
+        optional_part(f"a package is missing: {kind.install_command}", *cls.needs)
     starts = [
         {begun(kind, index, split)[1].messages[1].content for index in range(5)}
         for split in ("train", "validation", "test")
@@ -141,7 +141,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 from test_adapters_packages import *
 cls = next(cls for cls in ADAPTERS if cls.__name__ == sys.argv[2])
-print(json.dumps(played(kind_of(cls), 2, member=1, **IN_ORDER.get(cls, {}))))
+print(json.dumps(played(spec_of(cls), 2, member=1, **IN_ORDER.get(cls, {}))))
 """
 
 

@@ -18,20 +18,20 @@ from turnwise.core.messages import assistant
 from turnwise.core.task import Task
 from turnwise.envs.adapters import process
 from turnwise.envs.adapters.package_envs import MAX_ACTION, MAX_TEXT, PackageEnv
-from turnwise.envs.adapters.process import RemoteWorld
-from turnwise.envs.registry import kind_of
+from turnwise.envs.adapters.process import RemoteEnv
+from turnwise.envs.registry import spec_of
 from work_for_tests import hang_guard, wait_until
 
 WORLD = """
 import os, random, sys, time, weakref
-from turnwise.envs.adapters.worker import IllegalAction, World, WrongSetting, aside
+from turnwise.envs.adapters.worker import IllegalAction, InvalidSetting, WorkerEnv, isolated_streams
 
 ALIVE = weakref.WeakSet()
 
-class Odd(World):
+class Odd(WorkerEnv):
     def __init__(self, kind="odd"):
         if kind != "odd":
-            raise WrongSetting(f"no kind {kind!r}: choose odd")
+            raise InvalidSetting(f"no kind {kind!r}: choose odd")
         ALIVE.add(self)
     def about(self):
         return {"actions": []}
@@ -49,7 +49,7 @@ class Odd(World):
     def run(self, code):
         return eval(code)
     def peek(self):
-        with aside(1):
+        with isolated_streams(1):
             return random.random()
 """
 
@@ -64,21 +64,21 @@ def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 @pytest.fixture
-def world(odd: str) -> Callable[..., RemoteWorld]:
-    return lambda timeout_s=20.0, **settings: RemoteWorld(odd, settings, timeout_s)
+def world(odd: str) -> Callable[..., RemoteEnv]:
+    return lambda timeout_s=20.0, **settings: RemoteEnv(odd, settings, timeout_s)
 
 
-def pid(world: RemoteWorld) -> int:
+def pid(world: RemoteEnv) -> int:
     return int(world.call("run", code="os.getpid()"))
 
 
-def test_calls_run_in_another_process_that_worlds_share(world: Callable[..., RemoteWorld]) -> None:
+def test_calls_run_in_another_process_that_worlds_share(world: Callable[..., RemoteEnv]) -> None:
     first, second = world(), world()
     assert pid(first) == pid(second) != os.getpid()
     assert first.about == {"actions": []}
 
 
-def test_who_is_at_fault_is_told_apart(world: Callable[..., RemoteWorld]) -> None:
+def test_who_is_at_fault_is_told_apart(world: Callable[..., RemoteEnv]) -> None:
     one = world()
     with pytest.raises(ValueError, match="no such thing"):
         one.call("step", action="illegal")
@@ -93,12 +93,12 @@ def test_who_is_at_fault_is_told_apart(world: Callable[..., RemoteWorld]) -> Non
 def test_a_package_that_does_not_load_is_the_users_to_mend(odd: str, tmp_path: Path) -> None:
     (tmp_path / "broken_world.py").write_text("import no_such_module_of_ours")
     with pytest.raises(UserError, match=r"does not load, install it again: .*no_such_module_of_ours") as caught:
-        RemoteWorld("broken_world:Broken", {}, 20.0)
+        RemoteEnv("broken_world:Broken", {}, 20.0)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("code", ["time.sleep(3600)", "os._exit(3)", "os.kill(os.getpid(), 9)", "'x' * 2**21"])
-def test_what_ends_the_process_fails_its_episodes_and_no_others(world: Callable[..., RemoteWorld], code: str) -> None:
+def test_what_ends_the_process_fails_its_episodes_and_no_others(world: Callable[..., RemoteEnv], code: str) -> None:
     guilty, beside = world(timeout_s=2.0), world()
     first = pid(beside)
     with hang_guard(), pytest.raises(EnvironmentFailure):
@@ -111,7 +111,7 @@ def test_what_ends_the_process_fails_its_episodes_and_no_others(world: Callable[
 
 
 @pytest.mark.parametrize("code", ["os._exit(3)", "os.kill(os.getpid(), 11)", "time.sleep(60)"])
-def test_crash_is_one_episodes_failure_and_64_others_go_on(world: Callable[..., RemoteWorld], code: str) -> None:
+def test_crash_is_one_episodes_failure_and_64_others_go_on(world: Callable[..., RemoteEnv], code: str) -> None:
     alone = world()
     opening, drawn = alone.call("begin", start=1, luck=2)["text"], draws(alone, 6)
     others = [world(timeout_s=20.0) for _ in range(64)]
@@ -130,7 +130,7 @@ def test_crash_is_one_episodes_failure_and_64_others_go_on(world: Callable[..., 
     assert all(draws(other, 3) == drawn[3:] for other in others), "where they were, with the same luck"
 
 
-def test_world_that_goes_otherwise_when_restored_is_infrastructure(world: Callable[..., RemoteWorld], tmp_path) -> None:
+def test_world_that_goes_otherwise_when_restored_is_infrastructure(world: Callable[..., RemoteEnv], tmp_path) -> None:
     once = tmp_path / "once"
     one, guilty = world(), world()
     one.call("run", code=f"open({str(once)!r}, 'x').close()")
@@ -140,7 +140,7 @@ def test_world_that_goes_otherwise_when_restored_is_infrastructure(world: Callab
         one.call("run", code="1")
 
 
-def test_an_interrupted_call_leaves_no_reply_for_the_next(world: Callable[..., RemoteWorld]) -> None:
+def test_an_interrupted_call_leaves_no_reply_for_the_next(world: Callable[..., RemoteEnv]) -> None:
     one = world()
 
     def interrupt(*_: object) -> None:
@@ -156,16 +156,16 @@ def test_an_interrupted_call_leaves_no_reply_for_the_next(world: Callable[..., R
     assert world().call("run", code="'fresh'") == "fresh"
 
 
-def test_what_packages_print_disturbs_nothing(world: Callable[..., RemoteWorld]) -> None:
+def test_what_packages_print_disturbs_nothing(world: Callable[..., RemoteEnv]) -> None:
     noise = "[print('x'), os.write(1, b'y' * 100), os.write(2, b'z'), len(sys.stdin.read())]"
     assert world().call("run", code=noise) == [None, 100, 1, 0]
 
 
-def draws(one: RemoteWorld, count: int = 3) -> list[str]:
+def draws(one: RemoteEnv, count: int = 3) -> list[str]:
     return [one.call("step", action="draw")["text"] for _ in range(count)]
 
 
-def test_chance_depends_on_the_seeds_alone(world: Callable[..., RemoteWorld]) -> None:
+def test_chance_depends_on_the_seeds_alone(world: Callable[..., RemoteEnv]) -> None:
     alone = world()
     opening, drawn = alone.call("begin", start=1, luck=2)["text"], draws(alone)
     mixed, other = world(), world()
@@ -178,7 +178,7 @@ def test_chance_depends_on_the_seeds_alone(world: Callable[..., RemoteWorld]) ->
     assert world().call("begin", start=9, luck=2)["text"] != opening
 
 
-def test_what_is_tried_aside_moves_no_stream_and_foresees_nothing(world: Callable[..., RemoteWorld]) -> None:
+def test_what_is_tried_aside_moves_no_stream_and_foresees_nothing(world: Callable[..., RemoteEnv]) -> None:
     one, other = world(), world()
     for each in (one, other):
         each.call("begin", start=1, luck=2)
@@ -187,7 +187,7 @@ def test_what_is_tried_aside_moves_no_stream_and_foresees_nothing(world: Callabl
     assert str(peeked) not in " ".join(drawn)
 
 
-def test_sets_have_one_order_and_secrets_stay_here(world: Callable[..., RemoteWorld], monkeypatch) -> None:
+def test_sets_have_one_order_and_secrets_stay_here(world: Callable[..., RemoteEnv], monkeypatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     process.end_processes()
     one = world()
@@ -198,7 +198,7 @@ def test_sets_have_one_order_and_secrets_stay_here(world: Callable[..., RemoteWo
     assert "secret" not in one.call("run", code="str(dict(os.environ))")
 
 
-def test_worlds_that_nobody_holds_are_forgotten(world: Callable[..., RemoteWorld]) -> None:
+def test_worlds_that_nobody_holds_are_forgotten(world: Callable[..., RemoteEnv]) -> None:
     kept = world()
     for _ in range(20):
         world()
@@ -210,8 +210,8 @@ def test_worlds_that_nobody_holds_are_forgotten(world: Callable[..., RemoteWorld
 PARENT = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
-from turnwise.envs.adapters.process import RemoteWorld
-world = RemoteWorld("odd_world:Odd", {}, 20.0)
+from turnwise.envs.adapters.process import RemoteEnv
+world = RemoteEnv("odd_world:Odd", {}, 20.0)
 print(world.call("run", code="os.getpid()"), flush=True)
 os.kill(os.getpid(), 9)
 """
@@ -226,12 +226,12 @@ def test_a_killed_run_leaves_no_process_behind(odd: str, tmp_path: Path) -> None
 class OddEnv(PackageEnv):
     """Whatever the world says."""
 
-    world: ClassVar[str] = "odd_world:Odd"
+    worker_env: ClassVar[str] = "odd_world:Odd"
     max_turns = 50
 
 
 def begun(member: int = 0, seed: int = 0) -> tuple:
-    kind = kind_of(OddEnv)
+    kind = spec_of(OddEnv)
     runner = kind.make(Task(env=kind.name, seed=seed), member=member)
     return runner, asyncio.run(runner.start()).messages[1].content
 

@@ -12,7 +12,7 @@ from turnwise.core.task import Task
 from turnwise.envs.adapters.package_envs import ReasoningGymEnv
 from turnwise.envs.adapters.reasoning_gym_answers import READABLE, is_arithmetic, is_formula, is_literal, is_readable
 from turnwise.envs.answers import format_answer
-from turnwise.envs.registry import kind_of
+from turnwise.envs.registry import spec_of
 
 TASKS = (
     "basic_arithmetic",
@@ -39,11 +39,11 @@ JUNK = ("0", "1", "x", "nan", "inf", "True", "None", "[]", "{}", "-1", "1/0", "(
 @pytest.fixture
 def installed(optional_part) -> None:
     if find_spec("reasoning_gym") is None:
-        optional_part(f"a package is missing: {kind_of(ReasoningGymEnv).requires}")
+        optional_part(f"a package is missing: {spec_of(ReasoningGymEnv).install_command}")
 
 
 def begun(seed=0, **params):
-    kind = kind_of(ReasoningGymEnv)
+    kind = spec_of(ReasoningGymEnv)
     runner = kind.make(Task(env=kind.name, seed=seed, params=params))
     runner.opening = asyncio.run(runner.start())
     return runner

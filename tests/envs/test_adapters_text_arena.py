@@ -16,7 +16,7 @@ from turnwise.core.task import Task
 from turnwise.envs.adapters.package_envs import TextArenaEnv
 from turnwise.envs.adapters.text_arena_moves import GUESSES, guesses, varied
 from turnwise.envs.answers import format_answer
-from turnwise.envs.registry import kind_of
+from turnwise.envs.registry import spec_of
 
 HANOI = ("A C", "A B", "C B", "A C", "B A", "B C", "A C")
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
@@ -25,11 +25,11 @@ LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4
 @pytest.fixture
 def installed(optional_part) -> None:
     if find_spec("textarena") is None:
-        optional_part(f"a package is missing: {kind_of(TextArenaEnv).requires}")
+        optional_part(f"a package is missing: {spec_of(TextArenaEnv).install_command}")
 
 
 def begun(seed=0, member=0, **params):
-    kind = kind_of(TextArenaEnv)
+    kind = spec_of(TextArenaEnv)
     runner = kind.make(Task(env=kind.name, seed=seed, params=params), member=member)
     runner.opening = asyncio.run(runner.start())
     return runner
@@ -174,12 +174,12 @@ def refuse(*address, **_):
     raise OSError("no network")
 socket.getaddrinfo = socket.socket.connect = refuse
 import nltk
-from turnwise.envs.adapters.text_arena_worker import Game
-from turnwise.envs.adapters.worker import WrongSetting
+from turnwise.envs.adapters.text_arena_worker import TextArenaGame
+from turnwise.envs.adapters.worker import InvalidSetting
 nltk.data.path.clear()
 try:
-    Game("Hangman-v0", {})
-except WrongSetting as error:
+    TextArenaGame("Hangman-v0", {})
+except InvalidSetting as error:
     print(json.dumps([str(error), asked]))
 """
 

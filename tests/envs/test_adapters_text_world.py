@@ -10,19 +10,19 @@ from turnwise.core.errors import UserError
 from turnwise.core.messages import assistant
 from turnwise.core.task import Task
 from turnwise.envs.adapters.package_envs import TextWorldEnv
-from turnwise.envs.adapters.text_world_facts import told
+from turnwise.envs.adapters.text_world_facts import describe_facts
 from turnwise.envs.answers import format_answer
-from turnwise.envs.registry import kind_of
+from turnwise.envs.registry import spec_of
 
 
 @pytest.fixture
 def installed(optional_part) -> None:
     if find_spec("textworld") is None:
-        optional_part(f"a package is missing: {kind_of(TextWorldEnv).requires}", part="textworld")
+        optional_part(f"a package is missing: {spec_of(TextWorldEnv).install_command}", part="textworld")
 
 
 def begun(seed=0, member=0, **params):
-    kind = kind_of(TextWorldEnv)
+    kind = spec_of(TextWorldEnv)
     runner = kind.make(Task(env=kind.name, seed=seed, params=params), member=member)
     runner.opening = asyncio.run(runner.start())
     return runner
@@ -123,8 +123,11 @@ def test_facts_are_told_as_they_can_be_seen() -> None:
         ("west_of", "yard", "hall"),
         ("link", "hall", "gate", "yard"),
     ]
-    assert told(facts) == (
+    assert describe_facts(facts) == (
         "You are in the hall.\nExits: north, west (gate, closed).\n"
         "Here: box (open, holds coin), chest (locked), rack (holds hat).\nYou carry: key."
     )
-    assert told([("at", "P", "cell")]) == "You are in the cell.\nExits: none.\nHere: nothing.\nYou carry: nothing."
+    assert (
+        describe_facts([("at", "P", "cell")])
+        == "You are in the cell.\nExits: none.\nHere: nothing.\nYou carry: nothing."
+    )

@@ -11,10 +11,10 @@ from turnwise.core.task import Task
 from turnwise.envs.connect_four.env import ConnectFour
 from turnwise.envs.connect_four.game import BoardGeometry, ConnectFourGame, best_moves, look_ahead
 from turnwise.envs.games.game import board_text
-from turnwise.envs.spec import EnvKind
+from turnwise.envs.spec import EnvSpec
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
-KIND = EnvKind(name="connect_four", kind="connect_four", cls=ConnectFour)
+KIND = EnvSpec(name="connect_four", id="connect_four", cls=ConnectFour)
 SIZES = st.builds(BoardGeometry, rows=st.integers(4, 8), columns=st.integers(4, 8))
 WAYS = ((0, 1), (1, 0), (1, 1), (1, -1))
 

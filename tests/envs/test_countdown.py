@@ -21,7 +21,7 @@ from turnwise.envs.countdown.puzzle import (
     random_expression,
     uses_each_at_most_once,
 )
-from turnwise.envs.registry import kind_of
+from turnwise.envs.registry import spec_of
 from turnwise.envs.seeds import seed_for
 from turnwise.models.tiny import tiny_tokenizer
 from work_for_tests import count_lines
@@ -31,7 +31,7 @@ TOKENIZER = tiny_tokenizer()
 
 def opened(index=0, split="train", **params):
     """A runner that has started, with its `opening`."""
-    kind = kind_of(Countdown)
+    kind = spec_of(Countdown)
     runner = kind.make(Task(env=kind.name, seed=seed_for(split, index), split=split, params=params))
     runner.opening = asyncio.run(runner.start())
     return runner

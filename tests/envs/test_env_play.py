@@ -3,12 +3,12 @@ import pytest
 from turnwise.core.errors import UserError
 from turnwise.core.task import Task
 from turnwise.envs.play import play
-from turnwise.envs.registry import load
+from turnwise.envs.registry import load_spec
 
 
 def played(lines, name="frozen_lake", seed=2, **params):
     """Plays these lines; returns whether it was won, and all that was written."""
-    kind, written, left = load(name), [], iter(lines)
+    kind, written, left = load_spec(name), [], iter(lines)
 
     def read_line():
         try:
@@ -27,7 +27,7 @@ def solution(name, seed):
 
 
 def test_a_human_who_follows_the_hints_wins():
-    kind, written, state = load("sokoban"), [], {"ask": True}
+    kind, written, state = load_spec("sokoban"), [], {"ask": True}
 
     def read_line():
         state["ask"] = not state["ask"]
@@ -97,5 +97,5 @@ def test_a_human_calls_in_every_style_as_the_hint_says_and_wins(style):
         return next(lines) or written[-1].removeprefix("hint: ")
 
     task = Task(env="lookup", seed=2, params={"style": style})
-    assert play(load("lookup"), task, read_line, written.append)
+    assert play(load_spec("lookup"), task, read_line, written.append)
     assert written[-1] == "Won. Total reward 1." and not any("valid JSON" in line for line in written)

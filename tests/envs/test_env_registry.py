@@ -9,8 +9,8 @@ import pytest
 from turnwise.core.errors import UserError
 from turnwise.core.random_streams import stream
 from turnwise.core.task import Task
-from turnwise.envs.catalogue import CATALOGUE, CatalogueEntry
-from turnwise.envs.registry import ENVIRONMENTS, kind_of, load
+from turnwise.envs.catalogue import CATALOGUE, EnvEntry
+from turnwise.envs.registry import ENVIRONMENTS, load_spec, spec_of
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.text_env import TextEnv, goes_on
 
@@ -57,45 +57,45 @@ def opening(runner):
     return asyncio.run(runner.start()).messages[1].content
 
 
-BUILT_IN = [name for name in ENVIRONMENTS if not load(name).cls.needs and not load(name).asks_for]
+BUILT_IN = [name for name in ENVIRONMENTS if not load_spec(name).cls.needs and not load_spec(name).required_params]
 """Those of other packages have tests of their own."""
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_built_in_environment_loads_and_starts(name):
-    kind = load(name)
-    assert kind.name == kind.kind == name
+    kind = load_spec(name)
+    assert kind.name == kind.id == name
     assert kind.summary and "\n" not in kind.summary
-    assert kind.requires is None
+    assert kind.install_command is None
     assert opening(kind.make(Task(env=name, seed=0)))
-    assert kind_of(kind.cls) == kind
-    assert all(parameter.meaning for parameter in kind.parameters())
+    assert spec_of(kind.cls) == kind
+    assert all(parameter.description for parameter in kind.parameters())
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_the_catalogue_says_what_the_class_says(name):
-    cls = load(name).cls
-    assert CATALOGUE[name] == CatalogueEntry(
-        place=f"{cls.__module__}:{cls.__qualname__}", summary=load(name).summary, needs=dict(cls.needs)
+    cls = load_spec(name).cls
+    assert CATALOGUE[name] == EnvEntry(
+        entry_point=f"{cls.__module__}:{cls.__qualname__}", summary=load_spec(name).summary, needs=dict(cls.needs)
     )
 
 
 def test_a_class_of_a_file_loads_once(coin):
-    kind = load(f"{coin}:Coin")
+    kind = load_spec(f"{coin}:Coin")
     assert kind.name == "Coin" and kind.summary == "Say heads."
-    assert kind.cls is load(f"{coin}:Coin").cls
+    assert kind.cls is load_spec(f"{coin}:Coin").cls
     assert opening(kind.make(Task(env="Coin", seed=0))) == "Heads or tails?"
 
 
 def test_a_class_at_hand_says_from_where_it_can_be_loaded(coin):
-    cls = load(f"{coin}:Coin").cls
-    assert kind_of(cls).kind == f"{coin}:Coin"
-    assert kind_of(Dice).kind == f"{__file__}:Dice"
+    cls = load_spec(f"{coin}:Coin").cls
+    assert spec_of(cls).id == f"{coin}:Coin"
+    assert spec_of(Dice).id == f"{__file__}:Dice"
 
     class Local(Dice):
         pass
 
-    assert kind_of(Local).kind == "", "a class inside a function cannot be loaded by name"
+    assert spec_of(Local).id == "", "a class inside a function cannot be loaded by name"
 
 
 @pytest.mark.parametrize(
@@ -116,15 +116,15 @@ def test_a_class_at_hand_says_from_where_it_can_be_loaded(coin):
 def test_a_kind_that_cannot_be_loaded_gets_one_clear_line(coin, kind, line):
     (coin.parent / "broken.py").write_text("1 / 0")
     with pytest.raises(UserError, match=line) as caught:
-        load(kind.replace("FOLDER", str(coin.parent)))
+        load_spec(kind.replace("FOLDER", str(coin.parent)))
     assert "\n" not in str(caught.value)
 
 
 def test_parameters_are_filled_in_as_plain_json_values():
-    params = load("frozen_lake").check_params({"slippery": "true"})
+    params = load_spec("frozen_lake").check_params({"slippery": "true"})
     assert params["slippery"] is True and params["size"] == 4 and params["frozen"] == 0.8
     assert json.loads(json.dumps(params)) == params
-    assert load("frozen_lake").check_params(params) == params
+    assert load_spec("frozen_lake").check_params(params) == params
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_parameters_are_filled_in_as_plain_json_values():
 )
 def test_a_wrong_parameter_gets_one_clear_line(params, line):
     with pytest.raises(UserError, match=line) as caught:
-        load("frozen_lake").check_params(params)
+        load_spec("frozen_lake").check_params(params)
     assert "\n" not in str(caught.value)
 
 
@@ -141,8 +141,8 @@ def test_a_missing_optional_dependency_is_said_not_hidden():
     class Needy(Dice):
         needs: ClassVar = {"no_such_module_of_ours": "no-such-package"}
 
-    kind = kind_of(Needy)
-    assert kind.requires == "pip install no-such-package"
+    kind = spec_of(Needy)
+    assert kind.install_command == "pip install no-such-package"
     with pytest.raises(UserError, match="pip install no-such-package"):
         kind.make(Task(env="Needy", seed=0))
 
@@ -151,14 +151,14 @@ def test_members_share_the_start_and_meet_luck_of_their_own(episode):
     task = Task(env="Dice", seed=7)
     runs = {}
     for member, attempt in [(0, 0), (1, 0), (0, 1), (1, 1)]:
-        first, results = episode(kind_of(Dice).make(task, member=member, attempt=attempt), ["<answer>x</answer>"] * 3)
+        first, results = episode(spec_of(Dice).make(task, member=member, attempt=attempt), ["<answer>x</answer>"] * 3)
         runs[member, attempt] = first.messages[1].content, tuple(r.messages[0].content for r in results)
     assert len({start for start, _ in runs.values()}) == 1
     assert len({luck for _, luck in runs.values()}) == 4
 
 
 def test_streams_have_the_addresses_of_the_design():
-    kind, params = kind_of(Dice), kind_of(Dice).check_params({})
+    kind, params = spec_of(Dice), spec_of(Dice).check_params({})
     task = Task(env="Dice", seed=3, params=params)
     assert opening(kind.make(task)) == str(stream("start", *task.parts).random())
     assert kind.make(task, member=2, attempt=1).env.rng.random() == stream("luck", *task.parts, 2, 1).random()
@@ -168,17 +168,17 @@ def test_streams_have_the_addresses_of_the_design():
 def test_a_seed_of_another_split_is_refused():
     for split, of in [("train", "test"), ("train", "validation"), ("test", "train")]:
         with pytest.raises(UserError, match=f"of the {of} split, not {split}"):
-            kind_of(Dice).make(Task(env="Dice", seed=seed_for(of, 0), split=split))
+            spec_of(Dice).make(Task(env="Dice", seed=seed_for(of, 0), split=split))
 
 
 def test_a_task_of_another_environment_is_refused():
     with pytest.raises(UserError, match="'sokoban'"):
-        kind_of(Dice).make(Task(env="sokoban", seed=0))
+        spec_of(Dice).make(Task(env="sokoban", seed=0))
 
 
 @pytest.mark.parametrize("name", ["frozen_lake", "sokoban"])
 def test_splits_and_seeds_give_different_tasks(name):
-    kind = load(name)
+    kind = load_spec(name)
     starts = {}
     for split in ("train", "validation", "test"):
         tasks = (Task(env=name, seed=seed_for(split, index), split=split, params={"size": 8}) for index in range(30))
@@ -191,9 +191,9 @@ SCRIPT = """
 import asyncio, random
 from turnwise.core.messages import assistant
 from turnwise.core.task import Task
-from turnwise.envs.registry import ENVIRONMENTS, load
+from turnwise.envs.registry import ENVIRONMENTS, load_spec
 async def episode(name, params):
-    runner = load(name).make(Task(env=name, seed=5, params=params), member=1)
+    runner = load_spec(name).make(Task(env=name, seed=5, params=params), member=1)
     print((await runner.start()).messages)
     rng, over = random.Random(0), False
     while not over:
@@ -201,7 +201,7 @@ async def episode(name, params):
         print(result)
         over = result.over
 variants = [("frozen_lake", {"slippery": True}), ("sokoban", {"size": 8, "boxes": 2})]
-built_in = [name for name in ENVIRONMENTS if not load(name).cls.needs and not load(name).asks_for]
+built_in = [name for name in ENVIRONMENTS if not load_spec(name).cls.needs and not load_spec(name).required_params]
 for name, params in [*((name, {}) for name in built_in), *variants]:
     asyncio.run(episode(name, params))
 """

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.core.errors import UserError
-from turnwise.envs.seeds import RANGE, seed_for, split_of
+from turnwise.envs.seeds import SEEDS_PER_SPLIT, seed_for, split_of_seed
 
 splits = st.sampled_from(["train", "validation", "test"])
 indices = st.integers(0, 2**40 - 1)
@@ -11,7 +11,7 @@ indices = st.integers(0, 2**40 - 1)
 
 @given(splits, indices)
 def test_a_seed_knows_its_split(split, index):
-    assert split_of(seed_for(split, index)) == split
+    assert split_of_seed(seed_for(split, index)) == split
 
 
 @given(splits, indices, splits, indices)
@@ -21,8 +21,8 @@ def test_no_two_tasks_share_a_seed(split, index, other_split, other_index):
 
 
 def test_the_ends_of_the_ranges_touch_but_do_not_meet():
-    assert seed_for("validation", 0) == seed_for("train", RANGE - 1) + 1
-    assert seed_for("test", 0) == seed_for("validation", RANGE - 1) + 1
+    assert seed_for("validation", 0) == seed_for("train", SEEDS_PER_SPLIT - 1) + 1
+    assert seed_for("test", 0) == seed_for("validation", SEEDS_PER_SPLIT - 1) + 1
 
 
 @pytest.mark.parametrize("index", [-1, 2**40])
@@ -36,4 +36,4 @@ def test_an_unknown_split_or_a_seed_of_none_is_an_error():
         seed_for("tset", 0)
     for seed in (-1, 3 * 2**40):
         with pytest.raises(UserError, match="no split"):
-            split_of(seed)
+            split_of_seed(seed)

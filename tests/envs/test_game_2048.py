@@ -28,11 +28,11 @@ from turnwise.envs.game_2048.game import (
     with_new_tile,
 )
 from turnwise.envs.seeds import seed_for
-from turnwise.envs.spec import EnvKind
+from turnwise.envs.spec import EnvSpec
 from turnwise.models.tiny import tiny_tokenizer
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
-KIND = EnvKind(name="game_2048", kind="game_2048", cls=Game2048)
+KIND = EnvSpec(name="game_2048", id="game_2048", cls=Game2048)
 
 BOARD = ((2, 2, 4, 4), (0, 8, 0, 8), (2, 2, 2, 0), (4, 2, 2, 4))
 FULL = ((2, 4, 2, 4), (4, 2, 4, 2), (2, 4, 2, 4), (4, 2, 4, 2))

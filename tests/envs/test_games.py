@@ -17,7 +17,7 @@ from turnwise.core.task import Task
 from turnwise.envs.connect_four.env import ConnectFour
 from turnwise.envs.games.game import SYMBOLS, board_text, result_for
 from turnwise.envs.seeds import seed_for
-from turnwise.envs.spec import EnvKind
+from turnwise.envs.spec import EnvSpec
 from turnwise.envs.tic_tac_toe.env import TicTacToe
 from turnwise.models.tiny import tiny_pieces
 
@@ -27,7 +27,7 @@ NAMES = pytest.mark.parametrize("name", CLASSES)
 
 
 def kind(name):
-    return EnvKind(name=name, kind=name, cls=CLASSES[name])
+    return EnvSpec(name=name, id=name, cls=CLASSES[name])
 
 
 def start(name, index=0, member=0, **params):
@@ -283,7 +283,7 @@ def test_the_reason_of_a_move_is_true(name):
 
 @NAMES
 def test_every_parameter_says_what_it_means(name):
-    assert all(parameter.meaning for parameter in kind(name).parameters())
+    assert all(parameter.description for parameter in kind(name).parameters())
 
 
 def test_against_the_script_random_moves_come_before_the_opponents_first_one() -> None:

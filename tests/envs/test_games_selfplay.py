@@ -13,7 +13,7 @@ from turnwise.core.random_streams import stream
 from turnwise.core.task import Task
 from turnwise.envs.games.game import is_winning_move, play_random_opening
 from turnwise.envs.games.selfplay import SelfPlayEnv, as_player, make_selfplay_envs, player_of
-from turnwise.envs.registry import load
+from turnwise.envs.registry import load_spec
 from turnwise.envs.seeds import seed_for
 
 MIRROR = {"win": "loss", "loss": "win", "draw": "draw"}
@@ -25,7 +25,7 @@ def seats(
     name: str = "tic_tac_toe", member: int = 0, attempt: int = 0, **params: Any
 ) -> tuple[SelfPlayEnv, SelfPlayEnv]:
     task = Task(env=name, seed=seed_for("train", 0), params={"begins": "agent", **params})
-    return make_selfplay_envs(load(name), task, member, attempt)
+    return make_selfplay_envs(load_spec(name), task, member, attempt)
 
 
 def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -98,7 +98,7 @@ def test_each_side_sees_its_own_pieces_as_x_and_the_other_move_before_it_is_aske
 def test_a_side_is_told_what_it_is_told_by_the_game_against_its_script() -> None:
     async def compared() -> None:
         seat, _ = seats()
-        runner = load("tic_tac_toe").make(
+        runner = load_spec("tic_tac_toe").make(
             Task(env="tic_tac_toe", seed=seed_for("train", 0), params={"begins": "agent"})
         )
         assert await seat.start() == await runner.start()
@@ -179,7 +179,7 @@ def stones(board: str) -> int:
 def test_after_random_moves_both_sides_have_a_turn_at_least(name: str, most: int) -> None:
     met, lengths = set(), set()
     for number in range(150):
-        game = play_random_opening(load(name).cls().new_game(), most, stream("opening", number))
+        game = play_random_opening(load_spec(name).cls().new_game(), most, stream("opening", number))
         assert (
             game.winner is None and len(game.moves) > 1 and not any(is_winning_move(game, move) for move in game.moves)
         )
@@ -195,7 +195,7 @@ def test_after_random_moves_both_sides_have_a_turn_at_least(name: str, most: int
 def test_random_moves_are_those_of_the_task_whoever_plays_it() -> None:
     def openings(index: int, side: int, member: int, most: int = 6) -> tuple[str, str]:
         task = Task(env="tic_tac_toe", seed=seed_for("train", index), params={"random_moves": most})
-        pair = make_selfplay_envs(load("tic_tac_toe"), as_player(task, side), member)
+        pair = make_selfplay_envs(load_spec("tic_tac_toe"), as_player(task, side), member)
         first, second = run(match(pair, at_random(1), at_random(2)))
         return first[0].messages[-1].content, second[0].messages[-1].content
 
@@ -216,4 +216,4 @@ def test_the_tasks_of_the_two_sides_differ_in_the_side_alone() -> None:
 
 def test_what_is_no_game_is_refused() -> None:
     with pytest.raises(UserError, match="frozen_lake is no game of two sides"):
-        make_selfplay_envs(load("frozen_lake"), Task(env="frozen_lake", seed=seed_for("train", 0)))
+        make_selfplay_envs(load_spec("frozen_lake"), Task(env="frozen_lake", seed=seed_for("train", 0)))

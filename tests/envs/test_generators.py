@@ -12,7 +12,7 @@ from generators_for_tests import CASES, Case, digests, openings, solved
 
 from turnwise.core.random_streams import address
 from turnwise.core.task import Split
-from turnwise.envs.registry import ENVIRONMENTS, load
+from turnwise.envs.registry import ENVIRONMENTS, load_spec
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
 COUNT = 40 if SOAK == 1 else 500 * SOAK
@@ -24,7 +24,7 @@ every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 def test_no_generator_is_left_out() -> None:
     assert {case.env for case in CASES} == {
-        name for name in ENVIRONMENTS if not load(name).cls.needs and not load(name).asks_for
+        name for name in ENVIRONMENTS if not load_spec(name).cls.needs and not load_spec(name).required_params
     }
 
 
@@ -43,7 +43,7 @@ def test_no_task_is_one_of_two_splits(case: Case) -> None:
     assert len({task.seed for task in tasks}) == len({address("start", *task.parts) for task in tasks}) == 3 * COUNT
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.splits_starts], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [case for case in CASES if case.split_start_states], ids=lambda case: case.name)
 def test_no_start_state_is_one_of_two_splits(case: Case) -> None:
     train, validation, test = (set(openings(case, split, COUNT)) for split in SPLITS)
     assert train and validation and test
@@ -52,7 +52,7 @@ def test_no_start_state_is_one_of_two_splits(case: Case) -> None:
 
 def test_environments_of_generated_worlds_split_their_start_states() -> None:
     """The others have too few (a bandit, an empty board), or hide what differs."""
-    own = {name for name in ENVIRONMENTS if not load(name).cls.needs and load(name).cls.splits_starts}
+    own = {name for name in ENVIRONMENTS if not load_spec(name).cls.needs and load_spec(name).cls.split_start_states}
     made = {
         "frozen_lake",
         "sokoban",

@@ -32,7 +32,7 @@ from turnwise.envs.guessing.facts import (
 )
 from turnwise.envs.runner import system_prompt
 from turnwise.envs.seeds import seed_for
-from turnwise.envs.spec import EnvKind
+from turnwise.envs.spec import EnvSpec
 from turnwise.envs.twenty_questions.env import TwentyQuestions
 from turnwise.models.tiny import tiny_tokenizer
 from work_for_tests import count_lines
@@ -43,7 +43,7 @@ both = pytest.mark.parametrize("cls", GAMES.values(), ids=GAMES)
 
 def start(cls, index=0, **params):
     """A runner that has started, with its `opening`."""
-    kind = EnvKind(name=cls.__name__, kind="", cls=cls)
+    kind = EnvSpec(name=cls.__name__, id="", cls=cls)
     runner = kind.make(Task(env=cls.__name__, seed=seed_for("train", index), params=params))
     runner.opening = asyncio.run(runner.start())
     return runner
@@ -336,7 +336,7 @@ def test_limits_that_are_too_tight_are_refused_and_the_tightest_that_do_are_not(
 
 @both
 def test_parameters_out_of_range_are_refused(cls):
-    kind = EnvKind(name="game", kind="", cls=cls)
+    kind = EnvSpec(name="game", id="", cls=cls)
     assert kind.check_params({})["num_words"] == len(cls.table().secrets)
     for wrong in ({"num_words": 4}, {"num_words": len(cls.table().secrets) + 1}, {"words": "none"}, {"secret": "cat"}):
         with pytest.raises(UserError, match=r"env\.params"):
@@ -396,7 +396,7 @@ def test_an_unreadable_answer_costs_its_turn_and_leaves_the_game_as_it_was(steps
 
 @both
 def test_the_tasks_split_chooses_the_words(cls):
-    kind = EnvKind(name="game", kind="", cls=cls)
+    kind = EnvSpec(name="game", id="", cls=cls)
     secrets = {split: set() for split in ("train", "validation", "test")}
     for split, seen in secrets.items():
         for index in range(60):

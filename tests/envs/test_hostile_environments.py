@@ -30,10 +30,10 @@ from hostile_for_tests import (
 )
 from turnwise.core.messages import Message
 from turnwise.core.task import Task
-from turnwise.envs.registry import ENVIRONMENTS, load
+from turnwise.envs.registry import ENVIRONMENTS, load_spec
 from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.seeds import seed_for
-from turnwise.envs.spec import EnvKind
+from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import Outcome, TextEnv, goes_on
 from turnwise.envs.tool_env import ToolEnv, ToolEnvRunner
 from turnwise.tools.call_formats import format_call
@@ -65,10 +65,10 @@ NEEDED: Mapping[str, Callable[[Path], dict[str, Any]]] = {"tools": rows_and_a_to
 """What environments must be given that cannot be made without."""
 
 
-def params_of(kind: EnvKind, folder: Path) -> dict[str, Any]:
+def params_of(kind: EnvSpec, folder: Path) -> dict[str, Any]:
     """Its own, with room for all that is to be said."""
-    assert not kind.asks_for or kind.name in NEEDED, f"say in NEEDED how to make {kind.name}"
-    given = NEEDED[kind.name](folder) if kind.asks_for else {}
+    assert not kind.required_params or kind.name in NEEDED, f"say in NEEDED how to make {kind.name}"
+    given = NEEDED[kind.name](folder) if kind.required_params else {}
     room = {"max_turns": max(kind.check_params(given)["max_turns"], TOOL_TURNS)}
     if issubclass(kind.cls, ToolEnv):
         room |= {"max_tool_calls": TOOL_TURNS, "max_output": 100_000}
@@ -96,7 +96,7 @@ def calls(runner: ToolEnvRunner) -> Iterator[str]:
         yield format_call(tool.name, example_arguments(tool, HOSTILE), style)
 
 
-def played(kind: EnvKind, params: dict[str, Any], template: str) -> Played:
+def played(kind: EnvSpec, params: dict[str, Any], template: str) -> Played:
     task = Task(env=kind.name, seed=seed_for("train", 0), params=params)
     runner = kind.make(task)
     turns = TOOL_TURNS if issubclass(kind.cls, ToolEnv) else TURNS
@@ -166,9 +166,9 @@ def loud_env(cls: type[TextEnv]) -> type[TextEnv]:
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_hostile_words_in_an_episode_are_text_to_the_model(name: str, tmp_path: Path, optional_part: Callable) -> None:
-    kind = load(name)
-    if kind.requires:
-        optional_part(f"{name} needs {kind.requires}", *kind.cls.needs)
+    kind = load_spec(name)
+    if kind.install_command:
+        optional_part(f"{name} needs {kind.install_command}", *kind.cls.needs)
     params, calls_tools = params_of(kind, tmp_path), issubclass(kind.cls, ToolEnv)
     templates = [STYLES[params["style"]]] if calls_tools else sorted(set(STYLES.values()))
     quiet = played(kind, params, templates[0])

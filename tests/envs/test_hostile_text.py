@@ -24,7 +24,7 @@ from turnwise.core.messages import Message, ToolSpec, system, user
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Stop
 from turnwise.envs.seeds import seed_for
-from turnwise.envs.spec import EnvKind
+from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import Outcome, goes_on
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.tools.call_formats import format_call
@@ -63,7 +63,7 @@ class Saying(ToolEnv):
         return goes_on(HOSTILE)
 
 
-KIND = EnvKind(name="saying", kind="", cls=Saying)
+KIND = EnvSpec(name="saying", id="", cls=Saying)
 
 
 @pytest.mark.parametrize("called", CALLED)

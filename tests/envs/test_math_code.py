@@ -14,7 +14,7 @@ from turnwise.core.protocols import StepResult
 from turnwise.core.task import Task
 from turnwise.envs.code_tests.env import CodeTests
 from turnwise.envs.math_code.problems import PROBLEM_GENERATORS
-from turnwise.envs.registry import load
+from turnwise.envs.registry import load_spec
 from turnwise.envs.seeds import seed_for
 from turnwise.rewards.math_answers import equal, exact
 
@@ -70,7 +70,7 @@ def test_a_problem_is_the_same_for_the_same_seed_and_grows_with_its_level(maker:
 
 
 def hand_in(*codes: str, **params: Any) -> tuple[list[StepResult], CodeTests]:
-    kind = load("code_tests")
+    kind = load_spec("code_tests")
 
     async def run() -> tuple[list[StepResult], CodeTests]:
         env = kind.make(Task(env="code_tests", seed=seed_for("train", 4), params=kind.check_params(params)))

@@ -8,14 +8,14 @@ import pytest
 
 from turnwise.cli.main import main
 from turnwise.core.errors import UserError
-from turnwise.envs.registry import load
+from turnwise.envs.registry import load_spec
 from turnwise.envs.starter.write import write_starter
 
 
 def test_what_is_written_loads_and_its_own_test_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["envs", "new", "FindTreasure"]) == 0
-    kind = load(f"{tmp_path}/find_treasure.py:FindTreasure")
+    kind = load_spec(f"{tmp_path}/find_treasure.py:FindTreasure")
     assert kind.summary.startswith("Walk to the treasure.")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_find_treasure.py"]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

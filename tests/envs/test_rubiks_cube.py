@@ -29,11 +29,11 @@ from turnwise.envs.rubiks_cube.cube import (
 )
 from turnwise.envs.rubiks_cube.env import RubiksCube
 from turnwise.envs.seeds import seed_for
-from turnwise.envs.spec import EnvKind
+from turnwise.envs.spec import EnvSpec
 from turnwise.models.tiny import tiny_tokenizer
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
-KIND = EnvKind(name="rubiks_cube", kind="rubiks_cube", cls=RubiksCube)
+KIND = EnvSpec(name="rubiks_cube", id="rubiks_cube", cls=RubiksCube)
 
 some_moves = st.lists(st.sampled_from(tuple(MOVES)), max_size=12)
 

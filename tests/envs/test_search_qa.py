@@ -18,7 +18,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.messages import assistant
 from turnwise.core.protocols import StepResult
 from turnwise.core.task import Split, Task
-from turnwise.envs.registry import load
+from turnwise.envs.registry import load_spec
 from turnwise.envs.search_qa.env import grade_answer
 from turnwise.envs.search_qa.knowledge_base import (
     RELATIONS,
@@ -36,7 +36,7 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 
 def make(env: str, index: int = 0, split: Split = "train", **params: Any) -> ToolEnvRunner:
-    kind = load(env)
+    kind = load_spec(env)
     runner = kind.make(Task(env=env, seed=seed_for(split, index), split=split, params=kind.check_params(params)))
     assert isinstance(runner, ToolEnvRunner)
     return runner
@@ -262,9 +262,9 @@ def test_finding_a_passage_of_the_way_is_paid_once() -> None:
 )
 def test_worlds_that_cannot_be_are_refused(params: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        load("search_qa").check_params(params)
+        load_spec("search_qa").check_params(params)
     with pytest.raises(UserError, match="fewest_hops must be at most hops"):
-        load("deep_search").check_params({"hops": 1})
+        load_spec("deep_search").check_params({"hops": 1})
 
 
 def test_the_small_world_is_short_and_its_words_are_single_tokens_to_tiny() -> None:
@@ -300,6 +300,6 @@ def test_random_answers_are_legal() -> None:
 
 def test_parameters_are_plain_json() -> None:
     for env in ("search_qa", "deep_search"):
-        params = load(env).check_params({})
-        assert load(env).check_params(json.loads(json.dumps(params))) == params
-        assert all(parameter.meaning for parameter in load(env).parameters())
+        params = load_spec(env).check_params({})
+        assert load_spec(env).check_params(json.loads(json.dumps(params))) == params
+        assert all(parameter.meaning for parameter in load_spec(env).parameters())

@@ -12,7 +12,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.random_streams import stream
 from turnwise.core.task import Task
 from turnwise.envs.answers import format_answer
-from turnwise.envs.registry import kind_of
+from turnwise.envs.registry import spec_of
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.sudoku.env import Sudoku
 from turnwise.envs.sudoku.puzzle import (
@@ -37,7 +37,7 @@ WIKIPEDIA = "5300700006001950000980000608000600034008030017000200060600002800004
 
 def opened(index=0, split="train", **params):
     """A runner that has started, with its `opening`."""
-    kind = kind_of(Sudoku)
+    kind = spec_of(Sudoku)
     runner = kind.make(Task(env=kind.name, seed=seed_for(split, index), split=split, params=params))
     runner.opening = asyncio.run(runner.start())
     return runner

@@ -9,8 +9,8 @@ from pydantic import BaseModel
 from turnwise.core.errors import EnvironmentFailure, UserError
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Status
-from turnwise.envs.registry import kind_of, load
-from turnwise.envs.text_env import TextEnv, goes_on, lost, settings_of, won
+from turnwise.envs.registry import load_spec, spec_of
+from turnwise.envs.text_env import TextEnv, goes_on, lost, params_model, won
 
 
 # fmt: off
@@ -52,7 +52,7 @@ class Counter(TextEnv):
 
 
 def make(cls, **params):
-    return kind_of(cls).make(Task(env=cls.__name__, seed=0, params=params))
+    return spec_of(cls).make(Task(env=cls.__name__, seed=0, params=params))
 
 
 def say(result):
@@ -314,7 +314,7 @@ def test_a_subclass_without_a_docstring_keeps_the_rules_of_its_parent(episode):
 
 @pytest.mark.parametrize(("a_turn", "last"), [(1, "<answer>Up</answer>."), (2, "<answer>Left || Down</answer>.")])
 def test_the_prompt_can_show_each_action_as_a_whole_answer(a_turn: int, last: str) -> None:
-    kind = load("frozen_lake")
+    kind = load_spec("frozen_lake")
     task = Task(env="frozen_lake", params={"examples": True, "max_actions_per_turn": a_turn}, seed=1)
     said = asyncio.run(kind.make(task, member=0).start()).messages[0].content
     for name in ("Left", "Down", "Right"):
@@ -327,5 +327,5 @@ def test_the_prompt_can_show_each_action_as_a_whole_answer(a_turn: int, last: st
 
 
 def test_only_environments_with_named_actions_show_examples() -> None:
-    assert "examples" in settings_of(load("sokoban").cls).model_fields
-    assert "examples" not in settings_of(load("countdown").cls).model_fields
+    assert "examples" in params_model(load_spec("sokoban").cls).model_fields
+    assert "examples" not in params_model(load_spec("countdown").cls).model_fields

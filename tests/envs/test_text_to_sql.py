@@ -15,7 +15,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.messages import assistant
 from turnwise.core.protocols import StepResult
 from turnwise.core.task import Split, Task
-from turnwise.envs.registry import load
+from turnwise.envs.registry import load_spec
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.text_to_sql.databases import make_database
 from turnwise.envs.text_to_sql.env import LIMITS, QUESTION_GENERATORS, TextToSql
@@ -35,7 +35,7 @@ def answered(query: str) -> str:
 
 
 def make(index: int = 0, split: Split = "train", member: int = 0, **params: Any) -> Any:
-    return load(NAME).make(Task(env=NAME, seed=seed_for(split, index), split=split, params=params), member=member)
+    return load_spec(NAME).make(Task(env=NAME, seed=seed_for(split, index), split=split, params=params), member=member)
 
 
 def play(said: Sequence[str], index: int = 0, **params: Any) -> tuple[list[StepResult], TextToSql]:
@@ -261,7 +261,7 @@ def test_whole_schemas_can_be_held_out() -> None:
 )
 def test_wrong_parameters_get_one_clear_line(params: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said) as caught:
-        load(NAME).check_params(params)
+        load_spec(NAME).check_params(params)
     assert "\n" not in str(caught.value)
 
 

@@ -20,11 +20,11 @@ from turnwise.core.messages import Message, assistant
 from turnwise.core.protocols import Observation, StepResult
 from turnwise.core.task import Split, Task
 from turnwise.data.demonstrations import Exchange, demonstration_sample
-from turnwise.envs.registry import load
+from turnwise.envs.registry import load_spec
 from turnwise.envs.seeds import seed_for
-from turnwise.envs.spec import EnvKind
+from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import Outcome, lost, won
-from turnwise.envs.tool_env import NONE_LEFT, ToolEnv, ToolEnvRunner
+from turnwise.envs.tool_env import NO_CALLS_LEFT, ToolEnv, ToolEnvRunner
 from turnwise.models.tiny import tiny_tokenizer
 from turnwise.recipes.environment_mix import worlds_of
 from turnwise.render.renderer import Renderer
@@ -66,7 +66,7 @@ class Asking(ToolEnv):
         return won("Right.") if action == "42" else lost("Wrong.")
 
 
-KIND = EnvKind(name="asking", kind="", cls=Asking)
+KIND = EnvSpec(name="asking", id="", cls=Asking)
 
 
 def make(**params: Any) -> ToolEnvRunner:
@@ -110,7 +110,7 @@ def test_calls_beyond_the_limit_do_not_run_and_the_agent_is_told() -> None:
     call = written("hermes", "1")
     _, results = play([call * 2, call * 2, call], max_tool_calls=3)
     told = [[message.content for message in each.messages] for each in results]
-    assert told == [["ran 1", "ran 1"], ["ran 1", NONE_LEFT], [NONE_LEFT]]
+    assert told == [["ran 1", "ran 1"], ["ran 1", NO_CALLS_LEFT], [NO_CALLS_LEFT]]
     assert [len(each.info["calls"]) for each in results] == [2, 1, 0]
 
 
@@ -165,7 +165,7 @@ def test_with_three_and_more_rounds_every_observation_is_0_and_every_answer_1(
 
 @pytest.mark.parametrize("style", ["answer", "hermes"])
 def test_lookup_is_solved_by_asking_and_differs_every_time(style: str) -> None:
-    kind, rooms = load("lookup"), set[str]()
+    kind, rooms = load_spec("lookup"), set[str]()
 
     async def solve(index: int) -> bool:
         task = Task(env="lookup", seed=seed_for("train", index), params=kind.check_params({"style": style}))
@@ -221,7 +221,7 @@ def own(tmp_path: Path) -> dict[str, Any]:
 
 
 def questions(own: dict[str, Any], split: Split) -> set[str]:
-    kind = load("tools")
+    kind = load_spec("tools")
 
     async def ask(index: int) -> str:
         env = kind.make(Task(env="tools", seed=seed_for(split, index), split=split, params=kind.check_params(own)))
@@ -329,11 +329,11 @@ def test_fenced_blocks_call_python_alone(own: dict[str, Any], others: list[Any])
 
 def test_parameters_that_have_no_default_are_asked_for() -> None:
     with pytest.raises(UserError, match=r"env\.params\.tasks is missing: tools needs tasks, tools, reward"):
-        load("tools").check_params({})
+        load_spec("tools").check_params({})
 
 
 def test_lookup_pays_the_right_call_once() -> None:
-    kind = load("lookup")
+    kind = load_spec("lookup")
 
     async def rewards() -> list[float]:
         params = kind.check_params({"call_reward": 0.5, "max_turns": 4})
@@ -359,7 +359,7 @@ def test_the_prompt_states_the_limits_in_force(style: str) -> None:
 
 
 def test_where_work_is_handed_in_nothing_is_said_of_answers() -> None:
-    kind = load("code_tests")
+    kind = load_spec("code_tests")
 
     async def prompt() -> str:
         task = Task(env="code_tests", seed=seed_for("train", 0), params=kind.check_params({"max_tool_calls": 2}))
@@ -373,7 +373,7 @@ def test_where_work_is_handed_in_nothing_is_said_of_answers() -> None:
 
 
 def test_a_turn_with_calls_knows_its_state_as_others_do() -> None:
-    kind = load("math_code")
+    kind = load_spec("math_code")
 
     async def states() -> list[object]:
         env = kind.make(Task(env="math_code", seed=seed_for("train", 0), params=kind.check_params({})))
@@ -386,11 +386,11 @@ def test_a_turn_with_calls_knows_its_state_as_others_do() -> None:
 
 
 def test_the_sandbox_is_a_tool_by_name(own: dict[str, Any]) -> None:
-    kind = load("tools")
+    kind = load_spec("tools")
 
     async def ask() -> list[str]:
         params = kind.check_params({**own, "tools": ["python"], "style": "python"})
-        kind.check_world(params)
+        kind.check_resources(params)
         env = kind.make(Task(env="tools", seed=seed_for("train", 0), params=params))
         await env.start()
         said = [await env.step(assistant(f"```python\n{code}\n```")) for code in ("x = 6 * 7", "print(x)")]
@@ -412,7 +412,7 @@ def test_an_answer_is_right_from_the_value_that_the_recipe_says(
 ) -> None:
     (tmp_path / "half.py").write_text(HALF)
     given = own | {"reward": f"{tmp_path}/half.py:score", "success_at": success_at}
-    kind = load("tools")
+    kind = load_spec("tools")
 
     async def end() -> StepResult:
         env = kind.make(Task(env="tools", seed=seed_for("train", 0), params=kind.check_params(given)))

@@ -8,7 +8,7 @@ import pytest
 
 from turnwise.core.task import Task
 from turnwise.envs.play import play
-from turnwise.envs.registry import load
+from turnwise.envs.registry import load_spec
 from turnwise.envs.seeds import seed_for
 
 FILE = '''
@@ -29,7 +29,7 @@ def shown(folder: Path, style: str) -> str:
     (folder / "rows.jsonl").write_text('{"question": "?", "split": "train"}\n')
     given: dict[str, Any] = {"tasks": str(folder / "rows.jsonl"), "style": style}
     given |= {"tools": [f"{folder}/inn.py:quote"], "reward": f"{folder}/inn.py:score"}
-    kind, lines, written = load("tools"), iter(["q"]), list[str]()
+    kind, lines, written = load_spec("tools"), iter(["q"]), list[str]()
     task = Task(env="tools", seed=seed_for("train", 0), params=kind.check_params(given))
     play(kind, task, lambda: next(lines), written.append)
     return "\n".join(written)

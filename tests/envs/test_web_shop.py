@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from turnwise.core.messages import assistant
 from turnwise.core.protocols import StepResult
 from turnwise.core.task import Split, Task
-from turnwise.envs.registry import load
+from turnwise.envs.registry import load_spec
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.text_env import Outcome
 from turnwise.envs.web_shop.catalogue import (
@@ -34,7 +34,7 @@ NAME, SIZE = "web_shop", 500
 
 
 def make(index: int = 0, split: Split = "train", **params: Any) -> Any:
-    runner = load(NAME).make(Task(env=NAME, seed=seed_for(split, index), split=split, params=params))
+    runner = load_spec(NAME).make(Task(env=NAME, seed=seed_for(split, index), split=split, params=params))
     runner.opening = asyncio.run(runner.start()).messages[1].content
     return runner
 
@@ -305,7 +305,7 @@ def test_after_fifteen_turns_it_is_over() -> None:
     runner = make(0)
     results = [act(runner, "click[nothing]") for _ in range(15)]
     assert [result.over for result in results] == [False] * 14 + [True] and not results[-1].success
-    assert "at most 15 turns" in asyncio.run(load(NAME).make(Task(env=NAME, seed=0)).start()).messages[0].content
+    assert "at most 15 turns" in asyncio.run(load_spec(NAME).make(Task(env=NAME, seed=0)).start()).messages[0].content
 
 
 @pytest.mark.parametrize("params", [{}, {"products": 60, "per_page": 5}], ids=str)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from runs_for_tests import episodes, metrics, quiet
-from turnwise.envs.registry import load
+from turnwise.envs.registry import load_spec
 from turnwise.recipes.configure import configure, find_recipe
 from turnwise.recipes.run import train
 
@@ -24,9 +24,9 @@ SMALL = {
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_trains(name: str, tmp_path: Path, optional_part) -> None:
-    kind = load(find_recipe(name).environment)
-    if kind.requires:
-        optional_part(f"a package is missing: {kind.requires}", *kind.cls.needs)
+    kind = load_spec(find_recipe(name).environment)
+    if kind.install_command:
+        optional_part(f"a package is missing: {kind.install_command}", *kind.cls.needs)
     overrides = [*SMALL.items(), ("record.folder", str(tmp_path)), ("record.name", "run")]
     train(configure(name, overrides=overrides), console=quiet())
     run = tmp_path / "run"

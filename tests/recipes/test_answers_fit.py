@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from turnwise.core.task import Task
-from turnwise.envs.registry import load
+from turnwise.envs.registry import load_spec
 from turnwise.envs.seeds import seed_for
 from turnwise.models.tiny import tiny_tokenizer
 from turnwise.recipes.configure import configure
@@ -16,7 +16,7 @@ from turnwise.training.sft import played, solution
 @pytest.mark.parametrize("name", ["text_to_sql", "web_shop"])
 def test_the_solvers_answers_fit_into_the_recipe(name: str) -> None:
     config, tokenizer, longest = configure(name), tiny_tokenizer(), 0
-    kind = load(config.env.kind)
+    kind = load_spec(config.env.kind)
     for index in range(120):
         task = Task(env=kind.name, params=kind.check_params(config.env.params), seed=seed_for("train", index))
         exchanges, result = asyncio.run(played(partial(kind.make, task), partial(solution, config.sft.think)))

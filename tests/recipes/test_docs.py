@@ -17,7 +17,7 @@ from turnwise.algos.rewards import NORMALISERS
 from turnwise.cli.main import main
 from turnwise.core.messages import assistant
 from turnwise.core.task import Task
-from turnwise.envs.registry import load
+from turnwise.envs.registry import load_spec
 from turnwise.envs.seeds import seed_for
 
 ROOT = Path(__file__).parents[2]
@@ -89,7 +89,7 @@ def test_the_quiz_pays_for_lists_only_with_the_loophole(
     grader: str, several: bool, paid: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    kind = load(QUIZ)
+    kind = load_spec(QUIZ)
     env = kind.make(Task(env=kind.name, params={"grader": grader}, seed=seed_for("train", 0)))
     thing = asyncio.run(env.start()).messages[-1].content
     right = {"grass": "green", "snow": "white", "coal": "black", "blood": "red"}[thing]

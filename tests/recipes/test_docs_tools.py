@@ -7,7 +7,7 @@ from pathlib import Path
 
 from turnwise.core.messages import assistant
 from turnwise.core.task import Task
-from turnwise.envs.registry import load
+from turnwise.envs.registry import load_spec
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.tools.tool_factory import make_tools
 from turnwise.sandbox.types import SandboxLimits
@@ -19,7 +19,7 @@ def test_the_tool_with_a_state_keeps_it_for_its_episode(tmp_path: Path) -> None:
     block = re.search(r"^```python\n# basket\.py\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
     assert block is not None
     (tmp_path / "basket.py").write_text(block[1])
-    kind = load(f"{tmp_path / 'basket.py'}:Basket")
+    kind = load_spec(f"{tmp_path / 'basket.py'}:Basket")
 
     async def play(*texts: str) -> tuple[float, bool, bool]:
         episode = kind.make(Task(env=kind.name, params=kind.check_params({}), seed=seed_for("train", 0)))

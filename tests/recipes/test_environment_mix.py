@@ -9,7 +9,7 @@ from runs_for_tests import episodes, learnt, metrics, printed, quiet, small
 from turnwise.config.load import build, read_settings, to_toml
 from turnwise.core.errors import UserError
 from turnwise.envs.bandit.env import Bandit
-from turnwise.envs.registry import kind_of
+from turnwise.envs.registry import spec_of
 from turnwise.recipes.environment_mix import task_source, worlds_of
 from turnwise.recipes.run import train
 from turnwise.training.checkpoints import read_state
@@ -92,10 +92,10 @@ class Rows(Bandit):
 
 def test_curriculum_draws_and_measures_rows_of_a_file(tmp_path: Path) -> None:
     config, console = small(tmp_path, **CURRICULUM, env__kind="rows"), quiet()
-    train(config, kind=kind_of(Rows), console=console)
+    train(config, kind=spec_of(Rows), console=console)
     assert "note: curriculum.pool 8 trains on 8 of 30 rows" in printed(console)
     rows = {row["seed"] for row in episodes(tmp_path / "run")}
-    worlds = worlds_of(config, kind_of(Rows))
+    worlds = worlds_of(config, spec_of(Rows))
     pool = {task.seed for task in task_source(config, worlds).training(0, 8)}
     assert rows <= pool and len(pool) == 8
     state = read_state(tmp_path / "run" / "checkpoints" / "step_000003")

@@ -21,7 +21,7 @@ from turnwise.cli.main import main
 from turnwise.core.errors import UserError
 from turnwise.core.task import Task
 from turnwise.engine.openai import client
-from turnwise.envs.registry import load
+from turnwise.envs.registry import load_spec
 from turnwise.envs.seeds import seed_for
 from turnwise.evaluation import episodes
 from turnwise.recipes import evaluation
@@ -60,7 +60,7 @@ def expected(count: int, tries: int = 1) -> Counter[tuple[int, int]]:
 
 def start_of(env: str, index: int) -> int:
     """The number that task `index` starts with, asked of the environment itself."""
-    kind = load(env)
+    kind = load_spec(env)
     runner = kind.make(Task(env=kind.name, seed=seed_for("test", index), split="test"))
     return int(asyncio.run(runner.start()).messages[-1].content.split()[-1])
 

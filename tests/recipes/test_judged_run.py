@@ -21,7 +21,7 @@ from runs_for_tests import printed, quiet, small
 from turnwise.config.schema import Config
 from turnwise.core.errors import Outage, UserError
 from turnwise.core.task import Task
-from turnwise.envs.registry import load
+from turnwise.envs.registry import load_spec
 from turnwise.envs.seeds import seed_for
 from turnwise.recipes.configure import configure
 from turnwise.recipes.evaluation import ask, evaluate_into
@@ -246,7 +246,7 @@ def test_the_judged_search_recipe_pays_what_its_judge_says_of_an_episode(monkeyp
     with serving(server) as url:
         monkeypatch.setenv("OPENAI_BASE_URL", url)
         config = configure("deep_search_judged")
-        kind = load(config.env.kind)
+        kind = load_spec(config.env.kind)
         task = Task(env=kind.name, params=kind.check_params(config.env.params), seed=seed_for("train", 0))
         exchanges, result = asyncio.run(played(partial(kind.make, task), partial(solution, False)))
     assert result.success and result.info["rewards"] == {"exact_match": 1.0, "f1": 1.0, "judge": 0.7}
@@ -263,7 +263,7 @@ def test_demonstrations_pay_a_judge_only_where_it_decides_which_are_shown(monkey
     with serving(server) as url:
         monkeypatch.setenv("OPENAI_BASE_URL", url)
         config = configure("deep_search_judged")
-        kind, params = load(config.env.kind), config.env.params
+        kind, params = load_spec(config.env.kind), config.env.params
 
         def shown(params: dict[str, Any]) -> int:
             worlds = [(kind, kind.check_params(params))]

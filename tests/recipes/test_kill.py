@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from runs_for_tests import WARMUP_STEPS
-from turnwise.envs.registry import load
+from turnwise.envs.registry import load_spec
 from turnwise.models.attention import ATTENTION
 from turnwise.models.loading import load_model
 from turnwise.training.warmup import warmed_tiny
@@ -38,7 +38,7 @@ def plan() -> list[list[tuple[str, float]]]:
 @pytest.fixture(scope="module")
 def warmed() -> None:
     """So that no kill costs the warm-up twice; what a kill in the middle of it leaves is another test's matter."""
-    kind = load("bandit")
+    kind = load_spec("bandit")
     warmed_tiny(
         [(kind, kind.check_params({}))],
         steps=WARMUP_STEPS,

@@ -12,7 +12,7 @@ from turnwise.algos.off_policy import CORRECTIONS
 from turnwise.config.keys import all_keys
 from turnwise.config.load import build, save_toml
 from turnwise.core.errors import UserError
-from turnwise.envs.registry import load
+from turnwise.envs.registry import load_spec
 from turnwise.recipes.configure import configure, find_method, method_names
 from turnwise.recipes.unused_settings import SWITCHES
 from turnwise.recipes.validate import check
@@ -21,7 +21,7 @@ from turnwise.recipes.validate import check
 def refused(given: tuple[str, ...] = (), env: str = "frozen_lake", **settings: Any) -> str:
     named = {name.replace("__", "."): value for name, value in settings.items()}
     with pytest.raises(UserError) as told:
-        check(build({}, list(named.items())), load(env), given)
+        check(build({}, list(named.items())), load_spec(env), given)
     return str(told.value)
 
 
@@ -32,7 +32,7 @@ def test_the_methods_of_the_field_are_there_and_fit_every_recipe() -> None:
         assert find_method(name).summary
         for recipe in ("bandit", "frozen_lake", "sokoban"):
             config = configure(recipe, overrides=[("algo.preset", name)])
-            check(config, load(recipe))
+            check(config, load_spec(recipe))
             assert config.algo.preset == name
 
 
@@ -119,7 +119,7 @@ def test_what_does_make_sense_is_not_refused(tmp_path: Path) -> None:
         {"model.name": str(tmp_path)},
         {"model.name": f"{tmp_path}/model.gguf", "model.chat_template": f"{tmp_path}/model.gguf"},
     ):
-        check(build({}, list(settings.items())), load("frozen_lake"))
+        check(build({}, list(settings.items())), load_spec("frozen_lake"))
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_same_state_groups_need_an_environment_that_names_its_states(tmp_path: P
         "    def step(self, action): return tw.won('')\n"
     )
     assert "no state_key()" in refused(env=f"{tmp_path}/plain.py:Plain", algo__advantage="gigpo")
-    check(build({}, [("algo.advantage", "gigpo")]), load("frozen_lake"))
+    check(build({}, [("algo.advantage", "gigpo")]), load_spec("frozen_lake"))
 
 
 UNREAD: list[tuple[str, Any, dict[str, Any], dict[str, Any]]] = [
@@ -225,8 +225,10 @@ def test_a_typed_setting_that_nothing_reads_is_refused(
     settings = {name.replace(".", "__"): each for name, each in [*unread.items(), (key, value)]}
     assert refused(given=(key,), **settings).startswith(f"{key} has no effect with ")
     assert "has no effect" in refused(given=(key.replace("_", "-"),), **settings)
-    check(build({}, [*unread.items(), (key, value)]), load("frozen_lake"))  # from a recipe it may stand there unread
-    check(build({}, [*read.items(), (key, value)]), load("frozen_lake"), [key])
+    check(
+        build({}, [*unread.items(), (key, value)]), load_spec("frozen_lake")
+    )  # from a recipe it may stand there unread
+    check(build({}, [*read.items(), (key, value)]), load_spec("frozen_lake"), [key])
 
 
 def test_what_is_said_of_a_setting_without_effect_names_the_choices() -> None:
@@ -249,4 +251,4 @@ def test_every_algorithm_passes_the_checks_with_what_it_needs() -> None:
     for key, names in (("advantage", ADVANTAGES), ("loss", LOSSES), ("correction", CORRECTIONS), ("filter", FILTERS)):
         for name in names:
             count = [("algo.filter_value", 2)] if name == "top_count" else []
-            check(build({}, [(f"algo.{key}", name), *needs.items(), *count]), load("frozen_lake"))
+            check(build({}, [(f"algo.{key}", name), *needs.items(), *count]), load_spec("frozen_lake"))

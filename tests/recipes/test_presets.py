@@ -6,7 +6,7 @@ import pytest
 
 from turnwise.config.load import build, save_toml
 from turnwise.core.errors import UserError
-from turnwise.envs.registry import ENVIRONMENTS, load
+from turnwise.envs.registry import ENVIRONMENTS, load_spec
 from turnwise.recipes import configure as module
 from turnwise.recipes.configure import configure, find_recipe, list_recipes, load_recipe, recipe_names, settings_for
 from turnwise.recipes.validate import check
@@ -21,7 +21,7 @@ def test_a_preset_is_valid_and_says_what_it_does(name: str, monkeypatch: pytest.
     config = configure(name)
     check(config)
     assert config.env.kind == recipe.environment
-    assert load(config.env.kind).check_params(config.env.params)
+    assert load_spec(config.env.kind).check_params(config.env.params)
 
 
 def test_the_presets_are_listed_by_name() -> None:

@@ -19,7 +19,7 @@ from learners_for_tests import learn, weights
 from turnwise.config.load import build
 from turnwise.config.schema import Config
 from turnwise.core.trajectory import Group, Trajectory
-from turnwise.envs.registry import kind_of, load
+from turnwise.envs.registry import load_spec, spec_of
 from turnwise.models.attention import ATTENTION
 from turnwise.models.loading import LoadedModel, load_model
 from turnwise.recipes.build import build_learner, build_players
@@ -53,7 +53,7 @@ LAKE = replace(FEW, env="frozen_lake", max_new_tokens=8, divide_by_std=True)
 
 @pytest.fixture(scope="module")
 def warmed() -> LoadedModel:
-    return start_policy(load("bandit"), BANDIT)
+    return start_policy(load_spec("bandit"), BANDIT)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def for_framework(loaded: LoadedModel) -> LoadedModel:
 
 
 def played_by_both(loaded: LoadedModel, settings: Settings, step: int) -> tuple[list[list[Episode]], list[Group]]:
-    kind, config = load(settings.env), config_of(settings)
+    kind, config = load_spec(settings.env), config_of(settings)
     here = asyncio.run(roll_out(loaded, kind, settings, step))
     worlds = worlds_of(config, kind)
     tasks = task_source(config, worlds)
@@ -145,7 +145,7 @@ def test_it_learns() -> None:
         env="TwoUps", steps=14, groups=4, group_size=8, mini_batch=16, max_new_tokens=10, warmup_steps=40
     )
     lines: list[str] = []
-    kind = kind_of(TwoUps)
+    kind = spec_of(TwoUps)
     history = train(start_policy(kind, settings), kind, settings, lines.append)
     assert history[0] <= 0.65
     assert sum(history[-2:]) / 2 >= 0.8

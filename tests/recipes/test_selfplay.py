@@ -11,7 +11,7 @@ from episodes_for_tests import trajectory_of, turn_of
 from runs_for_tests import episodes, learnt, metrics, quiet, small
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
-from turnwise.envs.registry import load
+from turnwise.envs.registry import load_spec
 from turnwise.evaluation.statistics import Score, performance
 from turnwise.models.attention import ATTENTION
 from turnwise.models.loading import LoadedModel, load_model
@@ -22,7 +22,7 @@ from turnwise.recipes.validate import check
 from turnwise.record.run_folder import RunFolder
 from turnwise.training.selfplay import Frozen, Rivals, Snapshots, points_of
 
-KIND = load("tic_tac_toe")
+KIND = load_spec("tic_tac_toe")
 GAME = {
     "env__kind": "tic_tac_toe",
     "rollout__max_tokens": 512,

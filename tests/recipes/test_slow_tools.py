@@ -10,7 +10,7 @@ from turnwise.core.messages import Message
 from turnwise.core.protocols import Env, StepResult
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Status
-from turnwise.envs.registry import kind_of
+from turnwise.envs.registry import spec_of
 from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.text_env import Outcome, TextEnv, lost
 from turnwise.models.attention import ATTENTION
@@ -50,7 +50,7 @@ def collect(tool: Callable[[], Awaitable[Any]], done: Callable[[int], None], **s
     """Six members, the first of which has a tool; `done` gets how many have ended."""
     given = {"rollout.max_new_tokens": 8, **{name.replace("__", "."): value for name, value in settings.items()}}
     config = build({"env": {"kind": "errands"}}, list(given.items()))
-    worlds = worlds_of(config, kind_of(Errands))
+    worlds = worlds_of(config, spec_of(Errands))
     collector = build_players(config, worlds, load_model("tiny", attn_implementation=ATTENTION)).collector
 
     def make(task: Task, member: int, attempt: int) -> Env:

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from turnwise.core.messages import Message, ToolSpec, user
 from turnwise.core.trajectory import Stop
-from turnwise.core.truncation import shortened
+from turnwise.core.truncation import truncate_middle
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.context_modes import clipped
 
@@ -62,7 +62,7 @@ def test_no_piece_of_a_word_and_no_two_of_them_become_a_token(
     kind=st.sampled_from(KINDS),
     text=st.lists(PIECES, min_size=4, max_size=30).map("".join),
     data=st.data(),
-    cut=st.sampled_from([shortened, clipped]),
+    cut=st.sampled_from([truncate_middle, clipped]),
 )
 def test_what_a_cut_leaves_of_words_is_no_token(kind: str, text: str, data: st.DataObject, cut) -> None:
     tokenizer, renderer = case("chatml", kind)
@@ -77,7 +77,7 @@ def test_a_cut_between_two_halves_of_a_word_does_not_join_them(kind: str, word: 
     for at in range(1, len(word)):
         head, tail = "h" * at + word[:at], word[at:] + "t" * (2 * at - len(word[at:]))
         whole = f"{head}{'x' * 100}{tail}"
-        text = shortened(whole, 2 * len(head))
+        text = truncate_middle(whole, 2 * len(head))
         assert text.startswith(f"{head}\n") and "xx" not in text
         check_same(tokenizer, renderer, ["tool"], [text])
 

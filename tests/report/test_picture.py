@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from turnwise.core.messages import Picture, assistant
 from turnwise.core.task import Task
-from turnwise.envs.registry import load
+from turnwise.envs.registry import load_spec
 from turnwise.report.pictures.boards import (
     choose_board,
     draw_2048,
@@ -47,7 +47,7 @@ def pictures_of(name: str, turns: int = 6, **params: Any) -> list[Picture]:
     """The states of an episode of random play."""
 
     async def play() -> list[Picture]:
-        runner = load(name).make(Task(env=name, seed=5, params=params))
+        runner = load_spec(name).make(Task(env=name, seed=5, params=params))
         opening = await runner.start()
         found = [opening.picture]
         rng = random.Random(1)

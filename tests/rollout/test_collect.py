@@ -12,7 +12,7 @@ from turnwise.core.protocols import Env, Observation, Policy, StepResult
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Status
 from turnwise.engine.scripted import ScriptedPolicy
-from turnwise.envs.registry import load
+from turnwise.envs.registry import load_spec
 from turnwise.rollout.collect import Collected, Collector, MakeEnv
 from virtual_time_for_tests import run_in_virtual_time
 
@@ -193,7 +193,7 @@ def test_an_attempt_again_is_an_episode_of_its_own() -> None:
 
 
 def test_members_start_alike_and_then_meet_luck_of_their_own() -> None:
-    lake = load("frozen_lake")
+    lake = load_spec("frozen_lake")
     tasks = [task_of("frozen_lake", index, slippery=True) for index in range(3)]
     runner = collector(lake.make, policy=says("<answer>Right || Down || Right || Down</answer>"))
     collected = collect(runner, tasks, group_size=6)

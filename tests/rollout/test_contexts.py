@@ -18,7 +18,7 @@ from turnwise.core.samples import Sample
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.samples import samples_of
 from turnwise.engine.native.engine import NativeEngine
-from turnwise.envs.registry import load
+from turnwise.envs.registry import load_spec
 from turnwise.models.attention import ATTENTION
 from turnwise.models.tiny import tiny_model
 from turnwise.recipes.build import build_learner
@@ -128,7 +128,7 @@ def collected(mode: str) -> tuple[list[Trajectory], torch.nn.Module]:
     engine = NativeEngine(model, slots=4, stop_ids=renderer.stop_ids, decode=renderer.decode)
     collector = Collector(
         policy=engine,
-        make_env=load("frozen_lake").make,
+        make_env=load_spec("frozen_lake").make,
         context=MODES[mode](renderer),
         limits=limits(max_new_tokens=6),
         in_flight=4,

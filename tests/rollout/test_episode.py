@@ -20,7 +20,7 @@ from turnwise.core.protocols import Completion, Env, Observation, Sampling, Sess
 from turnwise.core.trajectory import Status, Stop, Trajectory
 from turnwise.data.samples import samples_of
 from turnwise.engine.scripted import ScriptedPolicy, ScriptedSession
-from turnwise.envs.registry import load
+from turnwise.envs.registry import load_spec
 from turnwise.render.codec import Codec
 from turnwise.rewards.factory import build_rubric
 from turnwise.rewards.rubric import Rubric, Submission
@@ -88,7 +88,7 @@ class TalkingEnv:
 
 def test_turns_hold_exactly_the_ids_that_the_session_saw() -> None:
     answers = ("<answer>Left</answer>", "no answer at all", "<think>hm</think><answer>Up || Left</answer>")
-    trajectory, witness = play(load("frozen_lake").make(LAKE), says(*answers), limits())
+    trajectory, witness = play(load_spec("frozen_lake").make(LAKE), says(*answers), limits())
     assert [each for turn in trajectory.turns for each in (*turn.context_ids, *turn.action_ids)] == witness.ids
     assert [list(turn.action_ids) for turn in trajectory.turns[:3]] == [spoken(answer) for answer in answers]
     assert [turn.message.content for turn in trajectory.turns[:3]] == list(answers)
@@ -103,7 +103,7 @@ def test_turns_hold_exactly_the_ids_that_the_session_saw() -> None:
 
 
 def test_the_mask_is_one_on_what_was_sampled_and_nowhere_else() -> None:
-    trajectory, witness = play(load("frozen_lake").make(LAKE), says("<answer>Left</answer>", "what?"), limits())
+    trajectory, witness = play(load_spec("frozen_lake").make(LAKE), says("<answer>Left</answer>", "what?"), limits())
     (sample,) = samples_of([trajectory])
     assert sample.ids.tolist() == witness.ids
     sampled = [token for turn in trajectory.turns for token in turn.action_ids]
@@ -113,12 +113,12 @@ def test_the_mask_is_one_on_what_was_sampled_and_nowhere_else() -> None:
 
 
 def test_success_and_rewards_come_from_the_environment() -> None:
-    env = load("frozen_lake").make(FAR)
+    env = load_spec("frozen_lake").make(FAR)
     asyncio.run(env.start())
     way = env.env.solve()
     assert way is not None and len(way) > 1
     policy = says(*(f"<answer>{move}</answer>" for move in way))
-    trajectory, _ = play(load("frozen_lake").make(FAR), policy, limits())
+    trajectory, _ = play(load_spec("frozen_lake").make(FAR), policy, limits())
     assert trajectory.status is Status.SUCCEEDED
     assert trajectory.turn_rewards == (0.0,) * (len(way) - 1) + (1.0,)
     assert trajectory.turns[-1].picture is not None

@@ -14,7 +14,7 @@ from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, Outa
 from turnwise.core.messages import Picture, assistant
 from turnwise.core.task import Task
 from turnwise.engine.scripted import ScriptedPolicy
-from turnwise.envs.registry import import_file, kind_of
+from turnwise.envs.registry import import_file, spec_of
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.text_env import Outcome, TextEnv, won
 from turnwise.models.tiny import tiny_tokenizer
@@ -76,7 +76,7 @@ class Leaves(TextEnv):
 
 def collected(where: str, exits: int) -> Any:
     Leaves.left[:] = [0] * exits
-    renderer, kind = Renderer(tiny_tokenizer()), kind_of(Leaves)
+    renderer, kind = Renderer(tiny_tokenizer()), spec_of(Leaves)
     said = renderer.answer("<answer>Up</answer>")
     collector = Collector(
         policy=ScriptedPolicy(lambda key, turn, ids: said, list(renderer.stop_ids)),
@@ -110,7 +110,7 @@ def _script() -> Any:
 
 @pytest.mark.parametrize("where", [*PLACES, "random_answer"])
 def test_warm_up_retries_an_environment_that_dies(where: str) -> None:
-    kind = kind_of(Leaves)
+    kind = spec_of(Leaves)
     task = Task(env=kind.name, seed=seed_for("train", 0), params=kind.check_params({"where": where}))
     attempts: list[int] = []
 

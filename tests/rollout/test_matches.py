@@ -18,13 +18,13 @@ from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Status
 from turnwise.engine.scripted import ScriptedPolicy
 from turnwise.envs.games.selfplay import SelfPlayEnv, make_selfplay_envs, player_of
-from turnwise.envs.registry import load
+from turnwise.envs.registry import load_spec
 from turnwise.rollout.collect import Collected
 from turnwise.rollout.selfplay import MakeSeats, MatchCollector, SidedTasks
 from turnwise.rollout.tasks import World
 from virtual_time_for_tests import follow_virtual_time, run_in_virtual_time
 
-KIND = load("tic_tac_toe")
+KIND = load_spec("tic_tac_toe")
 PARAMS = KIND.check_params({})
 
 

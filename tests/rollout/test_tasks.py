@@ -4,7 +4,7 @@ import pytest
 
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Group, Status, Trajectory
-from turnwise.envs.seeds import RANGE, seed_for, split_of
+from turnwise.envs.seeds import SEEDS_PER_SPLIT, seed_for, split_of_seed
 from turnwise.rollout.tasks import Curriculum, TaskSource, World, task_name
 
 
@@ -36,7 +36,7 @@ def test_other_steps_and_other_runs_draw_other_tasks() -> None:
 
 def test_training_never_draws_a_held_out_task() -> None:
     drawn = [task for step in range(200) for task in source().training(step, 8)]
-    assert {(task.split, split_of(task.seed)) for task in drawn} == {("train", "train")}
+    assert {(task.split, split_of_seed(task.seed)) for task in drawn} == {("train", "train")}
     held_out = [*source().held_out("validation", 256), *source().held_out("test", 256)]
     assert not {task.seed for task in drawn} & {task.seed for task in held_out}
     assert len({task.seed for task in held_out}) == 512
@@ -44,8 +44,8 @@ def test_training_never_draws_a_held_out_task() -> None:
 
 def test_every_run_is_evaluated_on_the_same_tasks() -> None:
     assert source(0).held_out("test", 10) == source(5).held_out("test", 10)
-    assert [task.seed for task in source().held_out("test", 2)] == [2 * RANGE, 2 * RANGE + 1]
-    assert all(task.split == "validation" == split_of(task.seed) for task in source().held_out("validation", 9))
+    assert [task.seed for task in source().held_out("test", 2)] == [2 * SEEDS_PER_SPLIT, 2 * SEEDS_PER_SPLIT + 1]
+    assert all(task.split == "validation" == split_of_seed(task.seed) for task in source().held_out("validation", 9))
 
 
 def test_worlds_are_drawn_by_their_weights_and_evaluated_in_equal_parts() -> None:
@@ -53,7 +53,7 @@ def test_worlds_are_drawn_by_their_weights_and_evaluated_in_equal_parts() -> Non
     assert drawn["b"] / drawn["a"] == pytest.approx(3.0, rel=0.2)
     assert {tuple(task.params.items()) for task in source(worlds=MIXED).training(0, 20)} == {(), (("x", 1),)}
     held_out = source(worlds=MIXED).held_out("test", 6)
-    assert [(task.env, task.seed - 2 * RANGE) for task in held_out] == [
+    assert [(task.env, task.seed - 2 * SEEDS_PER_SPLIT) for task in held_out] == [
         (env, index) for index in range(3) for env in "ab"
     ]
 

@@ -27,7 +27,7 @@ from turnwise.data.samples import samples_of
 from turnwise.engine.native.engine import NativeEngine
 from turnwise.engine.scripted import ScriptedPolicy
 from turnwise.envs.seeds import seed_for
-from turnwise.envs.spec import EnvKind
+from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import Outcome, lost
 from turnwise.envs.tool_env import ToolEnv, ToolEnvRunner
 from turnwise.models.attention import ATTENTION
@@ -63,7 +63,7 @@ class Rounds(ToolEnv):
         return lost("Done.")
 
 
-KIND = EnvKind(name="rounds", kind="", cls=Rounds)
+KIND = EnvSpec(name="rounds", id="", cls=Rounds)
 
 
 @dataclass

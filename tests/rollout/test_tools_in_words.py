@@ -8,7 +8,7 @@ import pytest
 from hostile_for_tests import renderer_of
 from turnwise.core.task import Task
 from turnwise.data.demonstrations import demonstration_sample
-from turnwise.envs.registry import load
+from turnwise.envs.registry import load_spec
 from turnwise.envs.seeds import seed_for
 from turnwise.models.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
@@ -22,7 +22,7 @@ def tiny() -> Renderer:
 
 def opening(renderer: Renderer, style: str) -> tuple[str, list[int], list[int]]:
     """The first context of an episode as text and ids, and that of its demonstration."""
-    kind = load("lookup")
+    kind = load_spec("lookup")
     task = Task(env="lookup", params=kind.check_params({"style": style}), seed=seed_for("train", 0))
 
     async def started() -> list[int]:

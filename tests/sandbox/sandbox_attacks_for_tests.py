@@ -313,12 +313,12 @@ if status not in (1, -31):                              # no such program here, 
     print('BROKEN', status)
 raise SystemExit(status)
 """,
-        ended=("killed", "error"),
+        status=("killed", "error"),
     ),
     attack(
         "calls with the x32 bit",
         "import ctypes; print('BROKEN', ctypes.CDLL(None).syscall(ctypes.c_long(0x40000000 | 39)))",
-        ended=("killed",),
+        status=("killed",),
     ),
     attack(
         "limits raised again",
@@ -440,7 +440,7 @@ if os.fork() == 0:
         "import os\nmine = os.fork()\nprint('child' if mine == 0 else 'parent')",
         "print('one answer')",
         tiers=("namespaces",),
-        ended=("ok",),
+        status=("ok",),
         prints="one answer",
     ),
     attack(

@@ -52,8 +52,8 @@ def _judge(one: Attack, results: list[RunResult]) -> str | None:
         return broken[0]
     if MARK in text:
         return "a secret of the host came out"
-    if last.ended not in one.ended:
-        return f"ended as {last.ended}: {last}"
+    if last.status not in one.status:
+        return f"ended as {last.status}: {last}"
     if one.prints is not None and one.prints not in last.output:
         return f"did not print {one.prints!r}: {last}"
     limit = LIMITS.output_chars + 200

@@ -22,7 +22,7 @@ class Attack:
 
     name: str
     codes: tuple[str, ...]
-    ended: tuple[str, ...] = ("ok", "error", "memory", "timeout", "killed")
+    status: tuple[str, ...] = ("ok", "error", "memory", "timeout", "killed")
     """How the last call may end."""
     tiers: tuple[str, ...] = ("namespaces", "landlock")
     timeout_s: float | tuple[float, ...] = 60.0

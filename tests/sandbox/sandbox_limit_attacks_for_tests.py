@@ -16,7 +16,7 @@ def frame(**message):
     body = json.dumps(message).encode()
     return struct.pack('!I', len(body)) + body
 def answer(number, text='FORGED'):
-    return frame(id=number, ended='ok', value=text, error=None)
+    return frame(id=number, status='ok', value=text, error=None)
 """
 
 MAPS = """
@@ -38,40 +38,42 @@ TIME = (
         "x = 1",
         "while True: pass",
         "print(x)",
-        ended=("ok",),
+        status=("ok",),
         timeout_s=(60.0, 0.5, 60.0),
         prints="1",
     ),
-    attack("sleep", "import time; time.sleep(100)", ended=("timeout",)),
+    attack("sleep", "import time; time.sleep(100)", status=("timeout",)),
     attack(
         "a loop that ignores interrupts",
         "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass",
-        ended=("timeout",),
+        status=("timeout",),
     ),
     attack(
         "a loop that catches interrupts",
         "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
-        ended=("timeout",),
+        status=("timeout",),
     ),
     attack(
         "a loop with signals blocked",
         "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, range(1, 64))\nwhile True: pass",
-        ended=("timeout",),
+        status=("timeout",),
     ),
-    attack("a number that never ends", "9 ** 9 ** 9", ended=("timeout", "memory")),
-    attack("a pattern that never ends", "import re; re.match('(a+)+$', 'a' * 60 + 'b')", ended=("timeout",)),
+    attack("a number that never ends", "9 ** 9 ** 9", status=("timeout", "memory")),
+    attack("a pattern that never ends", "import re; re.match('(a+)+$', 'a' * 60 + 'b')", status=("timeout",)),
     attack(
-        "a repr that never ends", "class A:\n    def __repr__(self):\n        while True: pass\nA()", ended=("timeout",)
+        "a repr that never ends",
+        "class A:\n    def __repr__(self):\n        while True: pass\nA()",
+        status=("timeout",),
     ),
     attack(
         "an error text that never ends",
         "class A(Exception):\n    def __str__(self):\n        while True: pass\nraise A",
-        ended=("timeout", "error"),
+        status=("timeout", "error"),
     ),
     attack(
         "many processes that burn",
         "import os\nfor _ in range(5): os.fork()\nwhile True: pass",
-        ended=("timeout", "killed", "error"),
+        status=("timeout", "killed", "error"),
     ),
     attack(
         "threads that burn and a main that waits for them",
@@ -83,16 +85,16 @@ for _ in range(4): threading.Thread(target=burn).start()
 while True: pass
 """,
         "print('next')",
-        ended=("ok", "timeout"),
+        status=("ok", "timeout"),
     ),
-    attack("a fake interrupt is an error", "raise KeyboardInterrupt", ended=("error",)),
-    attack("code that never compiles", "(" * 5000 + ")" * 5000, ended=("error", "memory", "killed")),
-    attack("code that overflows the stack", "eval('-' * 90000 + '1')", ended=("error", "memory", "killed")),
+    attack("a fake interrupt is an error", "raise KeyboardInterrupt", status=("error",)),
+    attack("code that never compiles", "(" * 5000 + ")" * 5000, status=("error", "memory", "killed")),
+    attack("code that overflows the stack", "eval('-' * 90000 + '1')", status=("error", "memory", "killed")),
 )
 
 MEMORY = (
     attack("one large block", "x = bytearray(4 << 30)", "print('kept')", prints="kept"),
-    attack("many small blocks", "x = []\nwhile True: x.append(bytearray(1 << 20))", ended=("memory",)),
+    attack("many small blocks", "x = []\nwhile True: x.append(bytearray(1 << 20))", status=("memory",)),
     attack(
         "children together",
         """
@@ -104,7 +106,7 @@ for _ in range(8):
         os._exit(0)
 time.sleep(30)
 """,
-        ended=("memory",),
+        status=("memory",),
         tiers=("namespaces",),
     ),
     attack(
@@ -120,12 +122,12 @@ for number in range(3):
     time.sleep(0.1)
 time.sleep(30)
 """,
-        ended=("memory", "error", "killed"),
+        status=("memory", "error", "killed"),
     ),
     attack(
         "mappings without end",
         "import mmap\nx = []\nwhile True: x.append(mmap.mmap(-1, 1 << 28, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))",
-        ended=("memory", "error"),
+        status=("memory", "error"),
     ),
     attack(
         "shared memory that stays when it is unmapped",
@@ -151,7 +153,7 @@ for number in range(60000):  # each page needs two tables of its own, and none i
     except OSError: pass
 import time; time.sleep(30)
 """,
-        ended=("memory", "killed"),
+        status=("memory", "killed"),
     ),
     attack(
         "pipes full of bytes",
@@ -194,7 +196,7 @@ for _ in range(24):
 fill()
 print('BROKEN')
 """,
-        ended=("memory",),
+        status=("memory",),
         tiers=("namespaces",),
     ),
     attack(
@@ -210,7 +212,7 @@ for _ in range(20):
 time.sleep(30)
 print('BROKEN')
 """,
-        ended=("memory",),
+        status=("memory",),
         tiers=("namespaces",),
     ),
     attack(
@@ -222,7 +224,7 @@ for _ in range(8):
 time.sleep(0.3)
 print('all well')
 """,
-        ended=("ok",),
+        status=("ok",),
         tiers=("namespaces",),
         prints="all well",
     ),
@@ -240,7 +242,7 @@ for _ in range(10):
 for pid in children: os.waitpid(pid, 0)
 print('all well')
 """,
-        ended=("ok",),
+        status=("ok",),
         tiers=("namespaces",),
         prints="all well",
     ),
@@ -251,42 +253,42 @@ COUNTS = (
         "a fork bomb",
         "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
         timeout_s=0.4,
-        ended=("timeout", "killed", "error"),
+        status=("timeout", "killed", "error"),
         tiers=("namespaces",),
     ),
-    attack("forks are refused", "import os\nos.fork()\nprint('BROKEN')", ended=("error",), tiers=("landlock",)),
+    attack("forks are refused", "import os\nos.fork()\nprint('BROKEN')", status=("error",), tiers=("landlock",)),
     attack(
         "exec is refused",
         "import os\nos.execv('/bin/sh', ['sh', '-c', 'echo BROKEN'])",
-        ended=("error",),
+        status=("error",),
         tiers=("landlock",),
     ),
     attack(
-        "a shell is not there", "import subprocess\nsubprocess.run(['/bin/sh', '-c', 'echo BROKEN'])", ended=("error",)
+        "a shell is not there", "import subprocess\nsubprocess.run(['/bin/sh', '-c', 'echo BROKEN'])", status=("error",)
     ),
     attack(
         "a thread bomb",
         "import threading, time\nwhile True:\n    try: threading.Thread(target=time.sleep, args=(9,)).start()\n    except RuntimeError: pass",
         timeout_s=0.4,
-        ended=("timeout", "killed", "error", "memory"),
+        status=("timeout", "killed", "error", "memory"),
     ),
     attack(
         "a bomb of small threads",
         "import threading, _thread, time\nthreading.stack_size(32768)\nwhile True:\n    try: _thread.start_new_thread(time.sleep, (9,))\n    except RuntimeError: pass",
         timeout_s=0.4,
-        ended=("timeout", "killed", "error", "memory"),
+        status=("timeout", "killed", "error", "memory"),
     ),
-    attack("descriptors without end", "import os\nx = []\nwhile True: x.append(os.dup(1))", ended=("error",)),
-    attack("a huge file", "f = open('big', 'wb')\nwhile True: f.write(b'x' * (1 << 20))", ended=("error", "killed")),
+    attack("descriptors without end", "import os\nx = []\nwhile True: x.append(os.dup(1))", status=("error",)),
+    attack("a huge file", "f = open('big', 'wb')\nwhile True: f.write(b'x' * (1 << 20))", status=("error", "killed")),
     attack(
         "a huge file at once",
         "import os\nf = open('big', 'wb')\nos.posix_fallocate(f.fileno(), 0, 1 << 40)",
-        ended=("error", "killed"),
+        status=("error", "killed"),
     ),
     attack(
         "large files without end",
         "number = 0\nwhile True:\n    open(f'big{number}', 'wb').write(b'x' * (1 << 22))\n    number += 1",
-        ended=("error", "killed"),
+        status=("error", "killed"),
     ),
     attack(
         "files without names",
@@ -296,18 +298,18 @@ kept = []
 while True:
     f = open('big', 'wb'); os.unlink('big'); kept.append(f); f.write(b'x' * (4 << 20)); f.flush()
 """,
-        ended=("error", "killed"),
+        status=("error", "killed"),
     ),
     attack(
         "many files",
         "number = 0\nwhile True:\n    open(f'{number}', 'w').close()\n    number += 1",
-        ended=("error", "killed"),
+        status=("error", "killed"),
     ),
     attack(
         "files where nobody can count them",
         "import os\nos.mkdir('dark', 0o300)\nnumber = 0\nwhile True:\n"
         "    open(f'dark/{number}', 'wb').write(b'x' * (1 << 22))\n    number += 1",
-        ended=("error", "killed"),
+        status=("error", "killed"),
     ),
     attack(
         "files without names that are only mapped",
@@ -318,7 +320,7 @@ while True:
     f = open('big', 'w+b'); os.unlink('big'); f.truncate(4 << 20)
     m = mmap.mmap(f.fileno(), 4 << 20); f.close(); m[:] = b'x' * (4 << 20); kept.append(m)
 """,
-        ended=("error", "killed", "memory"),
+        status=("error", "killed", "memory"),
     ),
     attack(
         "files without names that are mapped and closed",
@@ -331,7 +333,7 @@ for _ in range(6):
 time.sleep(30)
 print('BROKEN')
 """,
-        ended=("error", "killed"),
+        status=("error", "killed"),
     ),
     attack(
         "files without names in folders too deep to be named",
@@ -349,7 +351,7 @@ for f in kept:
 time.sleep(30)
 print('BROKEN')
 """,
-        ended=("error", "killed"),
+        status=("error", "killed"),
     ),
     attack(
         "blocks that a disk gives at once",
@@ -376,17 +378,17 @@ while True:
         f = open('big', 'wb'); os.unlink('big'); f.write(b'x' * (4 << 20)); f.flush()
         socket.send_fds(a, [b'x'], [f.fileno()]); f.close()
 """,
-        ended=("error", "killed"),
+        status=("error", "killed"),
     ),
     attack(
         "folders without end",
         "import os\nwhile True:\n    os.mkdir('d'); os.chdir('d')",
-        ended=("error", "killed"),
+        status=("error", "killed"),
     ),
     attack(
         "folders that cannot be opened, and links out of them",
         "import os\nos.symlink('$FOLDER', 'out')\nos.mkdir('a'); os.mkdir('a/b'); os.symlink('$FILE', 'a/b/c'); os.mkdir('shut', 0)\nos.mkdir('.moved-0')",
-        ended=("ok",),
+        status=("ok",),
     ),
 )
 
@@ -395,24 +397,24 @@ OUTPUT = (
     attack(
         "endless output below Python",
         "import os\nwhile True: os.write(2, b'x' * 65536)",
-        ended=("error", "timeout", "killed"),
+        status=("error", "timeout", "killed"),
     ),
     attack(
         "endless output that cannot be interrupted",
         "import os\nwhile True:\n    try: os.write(1, b'x' * 65536)\n    except BaseException: pass",
-        ended=("error", "timeout", "killed"),
+        status=("error", "timeout", "killed"),
     ),
     attack("one huge line", "print('x' * (100 << 20))"),
-    attack("a huge value", "'x' * (50 << 20)", ended=("ok",)),
-    attack("a huge error", "raise ValueError('x' * (50 << 20))", ended=("error",)),
-    attack("a value full of escapes", "'\\U0001F600\\x00\\ud800' * 100000", ended=("ok",)),
-    attack("an error that is no text", "raise ValueError('\\udfff\\ud800 \\x00 \\x1b[2J')", ended=("error",)),
+    attack("a huge value", "'x' * (50 << 20)", status=("ok",)),
+    attack("a huge error", "raise ValueError('x' * (50 << 20))", status=("error",)),
+    attack("a value full of escapes", "'\\U0001F600\\x00\\ud800' * 100000", status=("ok",)),
+    attack("an error that is no text", "raise ValueError('\\udfff\\ud800 \\x00 \\x1b[2J')", status=("error",)),
     attack(
         "a forged answer that is no text",
         FORGE + "os.write(3, answer(1, '\\ud800'))\ntime.sleep(0.5)",
-        ended=("ok",),
+        status=("ok",),
     ),
-    attack("bytes that are no text", "import os\nos.write(1, bytes(range(256)) * 100)", ended=("ok",)),
+    attack("bytes that are no text", "import os\nos.write(1, bytes(range(256)) * 100)", status=("ok",)),
     attack("closed output", "import sys, os\nsys.stdout.close(); os.close(1); os.close(2)", "1 + 1"),
 )
 
@@ -421,12 +423,12 @@ CRASHES = (
         "a segmentation fault",
         "import ctypes\nctypes.string_at(0)",
         "print('fresh')",
-        ended=("ok",),
+        status=("ok",),
         prints="restarted",
     ),
-    attack("an abort", "import os\nos.abort()", "print('fresh')", ended=("ok",), prints="restarted"),
-    attack("an exit below Python", "import os\nos._exit(3)", "print('fresh')", ended=("ok",), prints="restarted"),
-    attack("exit", "x = 3\nexit()", "print(x)", ended=("ok",), prints="3"),
+    attack("an abort", "import os\nos.abort()", "print('fresh')", status=("ok",), prints="restarted"),
+    attack("an exit below Python", "import os\nos._exit(3)", "print('fresh')", status=("ok",), prints="restarted"),
+    attack("exit", "x = 3\nexit()", "print(x)", status=("ok",), prints="3"),
     attack("builtins gone", "import builtins\nbuiltins.__dict__.clear()", "print('fresh')"),
     attack("modules gone", "import sys\nsys.modules.clear()", "1"),
     attack("tracing", "import sys\nsys.settrace(lambda *a: (_ for _ in ()).throw(SystemError))\nprint(1)", "1"),
@@ -438,59 +440,63 @@ CRASHES = (
 )
 
 PROTOCOL = (
-    attack("a forged answer and its real one", FORGE + "os.write(3, answer(1))", ended=("ok", "killed")),
-    attack("two forged answers", FORGE + "os.write(3, answer(1) * 2)\ntime.sleep(9)", ended=("ok", "killed")),
-    attack("an answer to another call", FORGE + "os.write(3, answer(99))\ntime.sleep(9)", ended=("killed",)),
+    attack("a forged answer and its real one", FORGE + "os.write(3, answer(1))", status=("ok", "killed")),
+    attack("two forged answers", FORGE + "os.write(3, answer(1) * 2)\ntime.sleep(9)", status=("ok", "killed")),
+    attack("an answer to another call", FORGE + "os.write(3, answer(99))\ntime.sleep(9)", status=("killed",)),
     attack(
-        "an answer that is huge", FORGE + "os.write(3, struct.pack('!I', 1 << 31))\ntime.sleep(9)", ended=("killed",)
+        "an answer that is huge", FORGE + "os.write(3, struct.pack('!I', 1 << 31))\ntime.sleep(9)", status=("killed",)
     ),
     attack(
         "an answer that is garbage",
         FORGE + "os.write(3, struct.pack('!I', 5) + b'xxxxx')\ntime.sleep(9)",
-        ended=("killed",),
+        status=("killed",),
     ),
     attack(
         "an answer that is deep",
         FORGE + "os.write(3, struct.pack('!I', 60000) + b'[' * 60000)\ntime.sleep(9)",
-        ended=("killed",),
+        status=("killed",),
     ),
     attack(
         "an answer of wrong types",
-        FORGE + "os.write(3, frame(id=1, ended=['ok'], value={}, error=7))\ntime.sleep(9)",
-        ended=("killed",),
+        FORGE + "os.write(3, frame(id=1, status=['ok'], value={}, error=7))\ntime.sleep(9)",
+        status=("killed",),
     ),
     attack(
         "an answer with an unhashable end",
-        FORGE + "os.write(3, frame(id=1, ended={}, value=None, error=None))\ntime.sleep(9)",
-        ended=("killed",),
+        FORGE + "os.write(3, frame(id=1, status={}, value=None, error=None))\ntime.sleep(9)",
+        status=("killed",),
     ),
     attack(
         "an answer that is true",
-        FORGE + "os.write(3, frame(id=True, ended='ok', value=None, error=None))\ntime.sleep(9)",
+        FORGE + "os.write(3, frame(id=True, status='ok', value=None, error=None))\ntime.sleep(9)",
     ),
-    attack("half an answer", FORGE + "os.write(3, answer(1)[:9])\ntime.sleep(9)", ended=("timeout", "killed")),
+    attack("half an answer", FORGE + "os.write(3, answer(1)[:9])\ntime.sleep(9)", status=("timeout", "killed")),
     attack(
         "an answer between calls",
         FORGE
         + "threading.Thread(target=lambda: [(time.sleep(0.05), os.write(3, answer(2))) for _ in range(99)], daemon=True).start()",
         "import time; time.sleep(0.3)",
         "print('still here')",
-        ended=("ok", "killed"),
+        status=("ok", "killed"),
     ),
-    attack("a closed socket", "import os\nos.close(3)\nimport time; time.sleep(9)", ended=("killed",)),
+    attack("a closed socket", "import os\nos.close(3)\nimport time; time.sleep(9)", status=("killed",)),
     attack(
-        "a closed socket and a quiet end", "import os\nos.close(3)", "print('fresh')", ended=("ok",), prints="restarted"
+        "a closed socket and a quiet end",
+        "import os\nos.close(3)",
+        "print('fresh')",
+        status=("ok",),
+        prints="restarted",
     ),
     attack(
         "descriptors sent to the host",
         "import os, socket\ns = socket.socket(fileno=os.dup(3))\ntry:\n    socket.send_fds(s, [b'x'], [0, 1, 2])\nexcept OSError: pass",
-        ended=("ok", "killed"),
+        status=("ok", "killed"),
     ),
     attack(
         "a thread that steals the next request",
         "import os, threading\nthreading.Thread(target=lambda: os.read(3, 1 << 20), daemon=True).start()",
         "print('next')",
-        ended=("ok", "timeout", "killed"),
+        status=("ok", "timeout", "killed"),
     ),
 )
 
@@ -499,7 +505,7 @@ SHORT_S = 0.5
 
 def shortened(one: Attack) -> Attack:
     """With a short time limit where it may run into that, and a long one where it may not: a busy machine is slow."""
-    return replace(one, timeout_s=SHORT_S) if "timeout" in one.ended and one.ended != Attack.ended else one
+    return replace(one, timeout_s=SHORT_S) if "timeout" in one.status and one.status != Attack.status else one
 
 
 ALL: tuple[Attack, ...] = tuple(map(shortened, TIME + PROTOCOL)) + MEMORY + COUNTS + OUTPUT + CRASHES

@@ -16,9 +16,9 @@ from sandbox_box_for_tests import LIMITS, TIERS, Box, started
 
 from turnwise.sandbox.host import Sandbox
 from turnwise.sandbox.processes import descendants
-from turnwise.sandbox.scratch_folders import NAME, make_base, remove_abandoned, remove_base
+from turnwise.sandbox.scratch_folders import BASE_NAME, create_base, remove_abandoned_bases, remove_base
 from turnwise.sandbox.types import RunResult, SandboxFailure
-from turnwise.sandbox.zygote_process import ZygoteFailed, ZygoteProcess
+from turnwise.sandbox.zygote_process import ZygoteProcess, ZygoteStartError
 from work_for_tests import HANG_S, wait_until
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
@@ -38,7 +38,7 @@ def held() -> dict[str, object]:
     return {
         "descriptors": len(list(Path("/proc/self/fd").iterdir())),
         "mounts": len(Path("/proc/self/mountinfo").read_text().splitlines()),
-        "folders": sorted(path.name for path in Path(tempfile.gettempdir()).glob(f"*{NAME}*")),
+        "folders": sorted(path.name for path in Path(tempfile.gettempdir()).glob(f"*{BASE_NAME}*")),
     }
 
 
@@ -156,7 +156,7 @@ def test_a_parent_that_is_ended_leaves_nothing(tier: str, number: signal.Signals
         parent.wait()
     assert wait_until(lambda: not any(is_alive(pid) for pid in family)), family
     if number != signal.SIGINT:  # what a host that was killed could not remove goes when the next one starts
-        remove_abandoned()
+        remove_abandoned_bases()
     assert wait_until(lambda: held()["folders"] == folders)
 
 
@@ -197,7 +197,7 @@ def test_a_dead_zygote_is_our_failure_and_is_replaced(tier: str) -> None:
 
 def test_a_zygote_that_cannot_be_replaced_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     async def refused(self: ZygoteProcess) -> None:
-        raise ZygoteFailed("no more processes")
+        raise ZygoteStartError("no more processes")
 
     with started("namespaces") as box:
 
@@ -332,13 +332,13 @@ def test_closing_ends_what_runs_and_refuses_what_comes() -> None:
 
 
 def test_folders_of_killed_hosts_are_removed_and_those_in_use_are_not() -> None:
-    base, lock = make_base()
+    base, lock = create_base()
     Path(base, "0").mkdir()
-    remove_abandoned()
+    remove_abandoned_bases()
     assert Path(base, "0").exists()
     os.close(lock)
-    remove_abandoned()
+    remove_abandoned_bases()
     assert not Path(base).exists()
-    other, lock = make_base()
+    other, lock = create_base()
     remove_base(other, lock)
     assert not Path(other).exists()

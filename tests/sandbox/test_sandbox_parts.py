@@ -17,13 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.core.errors import UserError
-from turnwise.core.truncation import NOTE, MiddleCut, shortened
+from turnwise.core.truncation import CUT_NOTE, OutputBuffer, truncate_middle
 from turnwise.sandbox import scratch_folders, seccomp
-from turnwise.sandbox.processes import descendants, proportional_bytes, stands_still, usage
+from turnwise.sandbox.processes import descendants, is_stopped, process_usage, proportional_bytes
 from turnwise.sandbox.protocol import FrameBuffer, FrameError, ZygoteConfig, encode
-from turnwise.sandbox.python_install import prefix_of_this_interpreter, without
-from turnwise.sandbox.seccomp import ALLOW, ERRNO, FIRST_NEW_CALL, KILL, Rule, program
-from turnwise.sandbox.syscalls import AARCH64, MACHINES, X86_64, audit_arch, numbers
+from turnwise.sandbox.python_install import find_python_install, paths_without
+from turnwise.sandbox.seccomp import ALLOW, ERRNO, FIRST_NEW_CALL, KILL, SyscallRule, compile_filter
+from turnwise.sandbox.syscalls import AARCH64, MACHINES, X86_64, audit_arch, syscall_numbers
 from turnwise.sandbox.types import SandboxLimits
 from work_for_tests import wait_until
 
@@ -53,17 +53,19 @@ def decide(code: bytes, number: int, *arguments: int, arch: int | None = None) -
             return int(operand)
 
 
-cached_program = functools.cache(program)
+cached_program = functools.cache(compile_filter)
 
 
 @pytest.fixture(scope="module", params=["namespaces", "landlock"])
-def rules(request: pytest.FixtureRequest) -> tuple[Rule, ...]:
+def rules(request: pytest.FixtureRequest) -> tuple[SyscallRule, ...]:
     return seccomp.namespaces_rules() if request.param == "namespaces" else seccomp.landlock_rules(77)
 
 
 @given(number=st.integers(0, 2**32 - 1), arguments=st.lists(st.integers(0, 2**64 - 1), max_size=6))
-def test_a_call_that_no_rule_names_is_refused(rules: tuple[Rule, ...], number: int, arguments: list[int]) -> None:
-    named = {numbers()[rule.name] for rule in rules if rule.name in numbers()}
+def test_a_call_that_no_rule_names_is_refused(
+    rules: tuple[SyscallRule, ...], number: int, arguments: list[int]
+) -> None:
+    named = {syscall_numbers()[rule.name] for rule in rules if rule.name in syscall_numbers()}
     answer = decide(cached_program(rules), number, *arguments)
     if number >= 0x40000000:
         assert answer == KILL
@@ -72,22 +74,22 @@ def test_a_call_that_no_rule_names_is_refused(rules: tuple[Rule, ...], number: i
 
 
 @given(arch=st.integers(0, 2**32 - 1), number=st.integers(0, 500))
-def test_foreign_architectures_are_killed(rules: tuple[Rule, ...], arch: int, number: int) -> None:
+def test_foreign_architectures_are_killed(rules: tuple[SyscallRule, ...], arch: int, number: int) -> None:
     if arch != audit_arch():
         assert decide(cached_program(rules), number, arch=arch) == KILL
 
 
 @given(flags=st.integers(0, 2**32 - 1))
 def test_clone_gives_no_namespace_and_in_the_second_tier_threads_only(flags: int) -> None:
-    clone = numbers()["clone"]
-    first = decide(program(seccomp.namespaces_rules()), clone, flags)
+    clone = syscall_numbers()["clone"]
+    first = decide(compile_filter(seccomp.namespaces_rules()), clone, flags)
     assert first == (EPERM if flags & 0x7E020000 else ALLOW)
-    second = decide(program(seccomp.landlock_rules(77)), clone, flags)
+    second = decide(compile_filter(seccomp.landlock_rules(77)), clone, flags)
     assert second == (ALLOW if flags & 0x10100 == 0x10100 else EPERM)
 
 
-def test_what_arguments_decide(rules: tuple[Rule, ...]) -> None:
-    code, call = program(rules), numbers()
+def test_what_arguments_decide(rules: tuple[SyscallRule, ...]) -> None:
+    code, call = compile_filter(rules), syscall_numbers()
     allowed = [
         ("prctl", 15),
         ("fcntl", 0, 1030),
@@ -110,17 +112,17 @@ def test_what_arguments_decide(rules: tuple[Rule, ...]) -> None:
 
 @given(pid=st.integers(-(2**31), 2**31 - 1))
 def test_the_second_tier_lets_a_session_signal_itself_alone(pid: int) -> None:
-    code = program(seccomp.landlock_rules(77))
+    code = compile_filter(seccomp.landlock_rules(77))
     for name in ("kill", "tgkill"):
-        assert decide(code, numbers()[name], pid, 9) == (ALLOW if pid == 77 else EPERM)
-    assert decide(code, numbers()["tkill"], pid, 9) == EPERM
+        assert decide(code, syscall_numbers()[name], pid, 9) == (ALLOW if pid == 77 else EPERM)
+    assert decide(code, syscall_numbers()["tkill"], pid, 9) == EPERM
 
 
 def test_the_second_tier_fakes_metadata_and_has_no_processes() -> None:
-    code = program(seccomp.landlock_rules(77))
-    assert decide(code, numbers()["fchmodat"]) == ERRNO
-    assert decide(code, numbers()["execve"]) == EPERM
-    assert decide(code, numbers()["truncate"]) == EPERM
+    code = compile_filter(seccomp.landlock_rules(77))
+    assert decide(code, syscall_numbers()["fchmodat"]) == ERRNO
+    assert decide(code, syscall_numbers()["execve"]) == EPERM
+    assert decide(code, syscall_numbers()["truncate"]) == EPERM
 
 
 X86_64_ALONE = """
@@ -187,7 +189,7 @@ def test_no_bytes_break_the_buffer_but_by_a_frame_error(data: bytes) -> None:
 
 @given(text=st.text(max_size=300), limit=st.integers(1, 200))
 def test_a_short_text_stays_and_a_long_one_keeps_its_ends(text: str, limit: int) -> None:
-    cut = shortened(text, limit)
+    cut = truncate_middle(text, limit)
     if len(text) <= limit:
         assert cut == text
     else:
@@ -200,25 +202,25 @@ def test_a_text_that_is_cut_again_tells_of_all_that_is_missing(data: st.DataObje
     text = "ab\n" * data.draw(st.integers(400, 3000))
     cut = text
     for limit in limits:
-        cut = shortened(cut, limit)
-    (note,) = NOTE.finditer(cut)
+        cut = truncate_middle(cut, limit)
+    (note,) = CUT_NOTE.finditer(cut)
     shown = len(cut) - len(note[0])
     assert int(note[1]) == len(text) - shown and shown <= min(limits)
     assert text.startswith(cut[: note.start()]) and text.endswith(cut[note.end() :])
 
 
 def test_several_notes_of_earlier_cuts_are_told_as_one_and_those_that_stay_as_themselves() -> None:
-    parts = [shortened(letter * 10_000, 100) for letter in "abc"]
-    (note,) = NOTE.finditer(shortened("".join(parts), 20))
+    parts = [truncate_middle(letter * 10_000, 100) for letter in "abc"]
+    (note,) = CUT_NOTE.finditer(truncate_middle("".join(parts), 20))
     assert int(note[1]) == 30_000 - 20
-    cut = shortened("".join(parts), 300)
-    counts = [int(note[1]) for note in NOTE.finditer(cut)]
-    assert counts == [9900, 30_000 - 2 * 9900 - len(NOTE.sub("", cut)), 9900]
+    cut = truncate_middle("".join(parts), 300)
+    counts = [int(note[1]) for note in CUT_NOTE.finditer(cut)]
+    assert counts == [9900, 30_000 - 2 * 9900 - len(CUT_NOTE.sub("", cut)), 9900]
 
 
 @given(pieces=st.lists(st.binary(max_size=50), max_size=40), limit=st.integers(2, 20))
 def test_streamed_output_is_cut_like_a_text(pieces: list[bytes], limit: int) -> None:
-    cut = MiddleCut(keep=4 * limit)
+    cut = OutputBuffer(keep=4 * limit)
     for piece in pieces:
         cut.add(piece)
     whole = b"".join(pieces)
@@ -226,9 +228,9 @@ def test_streamed_output_is_cut_like_a_text(pieces: list[bytes], limit: int) -> 
     assert len(cut.head) + len(cut.tail) <= 12 * limit + 50
     text, characters = cut.text(limit), whole.decode("utf-8", "replace")
     if len(whole) <= 4 * limit:
-        assert text == shortened(characters, limit)
+        assert text == truncate_middle(characters, limit)
     assert len(text) <= limit + 60
-    note = NOTE.search(text)
+    note = CUT_NOTE.search(text)
     assert note is None or int(note[1]) == len(characters) - limit
 
 
@@ -254,7 +256,7 @@ def test_removing_follows_no_link_and_knows_no_depth(tmp_path: Path) -> None:
         deep = lower
     os.close(deep)
     (top / "shut").mkdir(mode=0)
-    assert scratch_folders.used(str(top), most=10_000)[0] > 10_000  # deeper than a path can say: as if too many
+    assert scratch_folders.disk_usage(str(top), most=10_000)[0] > 10_000  # deeper than a path can say: as if too many
     scratch_folders.remove_tree(str(top))
     assert not top.exists()
     assert (outside / "kept").read_text() == "x"
@@ -289,7 +291,7 @@ def test_removing_follows_no_link_that_takes_a_folders_place_meanwhile(
 
 
 def test_a_base_that_others_still_write_to_is_removed_in_the_end() -> None:
-    base, lock = scratch_folders.make_base()
+    base, lock = scratch_folders.create_base()
     end = time.monotonic() + 0.2
 
     def write() -> None:
@@ -313,24 +315,24 @@ def test_use_of_a_folder_is_counted_up_to_a_bound(tmp_path: Path) -> None:
     for number in range(10):
         (tmp_path / f"{number}").mkdir()
         (tmp_path / f"{number}" / "file").write_bytes(b"x" * 5000)
-    count, size = scratch_folders.used(str(tmp_path), most=100)
+    count, size = scratch_folders.disk_usage(str(tmp_path), most=100)
     assert count == 20
     assert size >= 10 * 5000
-    assert scratch_folders.used(str(tmp_path), most=5)[0] > 5
+    assert scratch_folders.disk_usage(str(tmp_path), most=5)[0] > 5
     (tmp_path / "dark").mkdir(mode=0o300)
-    assert scratch_folders.used(str(tmp_path), most=100)[0] > 100
+    assert scratch_folders.disk_usage(str(tmp_path), most=100)[0] > 100
 
 
 def test_a_hidden_folder_is_left_out_and_its_neighbours_are_not(tmp_path: Path) -> None:
     for name in ("a/b/hidden", "a/b/shown", "a/c", "d"):
         (tmp_path / name).mkdir(parents=True)
-    parts = list(without(str(tmp_path), [f"{tmp_path}/a/b/hidden"]))
+    parts = list(paths_without(str(tmp_path), [f"{tmp_path}/a/b/hidden"]))
     assert parts == [f"{tmp_path}/a/b/shown", f"{tmp_path}/a/c", f"{tmp_path}/d"]
-    assert list(without(str(tmp_path), [])) == [str(tmp_path)]
+    assert list(paths_without(str(tmp_path), [])) == [str(tmp_path)]
 
 
 def test_the_prefix_lets_in_what_is_asked_for_with_what_that_requires_and_no_turnwise() -> None:
-    prefix = prefix_of_this_interpreter(("numpy", "sympy", "no-such-package"))
+    prefix = find_python_install(("numpy", "sympy", "no-such-package"))
     names = {Path(entry).name for entry in prefix.packages}
     assert "turnwise" not in names and "torch" not in names
     if "sympy" in names:
@@ -338,14 +340,14 @@ def test_the_prefix_lets_in_what_is_asked_for_with_what_that_requires_and_no_tur
     assert any(folder.endswith("site-packages") for folder in prefix.hidden)
     assert not any("turnwise" in entry for entry in (*prefix.packages, *prefix.roots))
     with pytest.raises(UserError, match="graders"):
-        prefix_of_this_interpreter(("turnwise",))
+        find_python_install(("turnwise",))
 
 
 def test_a_configuration_survives_its_way_to_the_zygote() -> None:
     config = ZygoteConfig(
         tier="landlock",
         limits=SandboxLimits(timeout_s=3),
-        prefix=prefix_of_this_interpreter(()),
+        prefix=find_python_install(()),
         host_pid=5,
         scratch="/x",
     )
@@ -359,14 +361,14 @@ def test_a_process_that_cannot_be_read_is_an_error_and_one_that_has_ended_is_not
     if gone == 0:
         os._exit(0)
     os.waitpid(gone, 0)
-    assert (usage(gone), descendants(gone), proportional_bytes(gone), stands_still(gone)) == (None, [], 0, True)
-    assert not stands_still(os.getpid())
+    assert (process_usage(gone), descendants(gone), proportional_bytes(gone), is_stopped(gone)) == (None, [], 0, True)
+    assert not is_stopped(os.getpid())
 
     def full(path: str, most: int = 0) -> str:
         raise OSError(errno.EMFILE, "too many open files")
 
     monkeypatch.setattr("turnwise.sandbox.processes._read", full)
-    for look in (usage, descendants, stands_still):
+    for look in (process_usage, descendants, is_stopped):
         with pytest.raises(OSError, match="too many"):
             look(os.getpid())
     assert proportional_bytes(os.getpid()) is None
@@ -381,7 +383,7 @@ def test_descendants_are_found_in_the_fallback_too(monkeypatch: pytest.MonkeyPat
     try:
         assert wait_until(lambda: descendants(child))
         found = descendants(child)
-        monkeypatch.setattr("turnwise.sandbox.processes.CHILDREN_KNOWN", False)
+        monkeypatch.setattr("turnwise.sandbox.processes.HAS_CHILDREN_FILES", False)
         assert len(found) == 1 and found == descendants(child)
         assert child in descendants(os.getpid()), "which may have others, that come and go"
     finally:

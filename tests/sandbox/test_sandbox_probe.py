@@ -19,12 +19,12 @@ import asyncio, errno, json, sys
 from turnwise.sandbox.types import SandboxUnavailable
 from turnwise.sandbox.host import Sandbox
 from turnwise.sandbox.host import sandbox_report
-from turnwise.sandbox.seccomp import ALLOW, Rule, install, program, refuse
-from turnwise.sandbox.syscalls import no_new_privileges
+from turnwise.sandbox.seccomp import ALLOW, SyscallRule, compile_filter, fail_with, install_filter
+from turnwise.sandbox.syscalls import set_no_new_privileges
 
-rules = [Rule(name=name, action=refuse(errno.EPERM)) for name in sys.argv[2:]]
-no_new_privileges()
-install(program(rules, default=ALLOW))
+rules = [SyscallRule(name=name, action=fail_with(errno.EPERM)) for name in sys.argv[2:]]
+set_no_new_privileges()
+install_filter(compile_filter(rules, default=ALLOW))
 
 async def main():
     box = await Sandbox.start(tier=sys.argv[1], packages=())
@@ -128,8 +128,8 @@ def test_a_jail_that_leaks_fails_its_self_test(leak: str) -> None:
         if leak == "a removal":
             canary.unlink()
         if leak == "a crash":
-            return RunResult(output="", value=None, error="it died", ended="killed", seconds=0)
-        return RunResult(output=output, value=None, error=None, ended="ok", seconds=0)
+            return RunResult(output="", value=None, error="it died", status="killed", seconds=0)
+        return RunResult(output=output, value=None, error=None, status="ok", seconds=0)
 
     assert asyncio.run(probe.self_test(leaky)) == LEAKS[leak]
 

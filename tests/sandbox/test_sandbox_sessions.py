@@ -25,8 +25,8 @@ def box(request: pytest.FixtureRequest) -> Iterator[Box]:
 
 def test_variables_stay_from_call_to_call(box: Box) -> None:
     first, second = box.run("x = 6", "def f(y):\n    return x * y\nf(7)")
-    assert (first.value, first.ended, first.error) == (None, "ok", None)
-    assert (second.value, second.output, second.ended) == ("42", "", "ok")
+    assert (first.value, first.status, first.error) == (None, "ok", None)
+    assert (second.value, second.output, second.status) == ("42", "", "ok")
     assert second.seconds > 0
 
 
@@ -44,7 +44,7 @@ def test_output_keeps_its_order_across_both_streams_and_below_python(box: Box) -
 def test_a_trace_shows_own_lines_and_where_the_library_gave_up(box: Box) -> None:
     first, second = box.run("def f(a):\n    return 1 / a", "import json\nf(2)\njson.loads('{')")
     assert first.error is None
-    assert second.ended == "error"
+    assert second.status == "error"
     assert second.error is not None
     lines = second.error.splitlines()
     assert lines[0] == "Traceback (most recent call last):"
@@ -71,7 +71,7 @@ def test_a_deep_recursion_is_a_short_trace(box: Box) -> None:
 
 def test_a_syntax_error_points_at_its_place(box: Box) -> None:
     result = box.last("x = 1\ny = = 2")
-    assert result.ended == "error"
+    assert result.status == "error"
     assert result.error == "  <python 1>, line 2\n    y = = 2\n        ^\nSyntaxError: invalid syntax"
 
 
@@ -107,7 +107,7 @@ def test_a_timeout_keeps_the_variables_and_says_so(box: Box) -> None:
             return [await session.run("x = 5"), await session.run(loop, timeout_s=0.3), await session.run("x")]
 
     first, second, third = box.wait(calls())
-    assert (first.ended, second.ended, third.value, third.output) == ("ok", "timeout", "5", "")
+    assert (first.status, second.status, third.value, third.output) == ("ok", "timeout", "5", "")
     assert second.error is not None
     assert "<python 2>" in second.error and "the time limit is 0.3 s" in second.error
     assert second.seconds >= 0.3
@@ -115,14 +115,14 @@ def test_a_timeout_keeps_the_variables_and_says_so(box: Box) -> None:
 
 def test_a_lack_of_memory_keeps_the_variables_and_says_so(box: Box) -> None:
     first, second = box.run("x = 5\ny = bytearray(3 << 30)", "x")
-    assert (first.ended, second.value, second.output) == ("memory", "5", "")
+    assert (first.status, second.value, second.output) == ("memory", "5", "")
     assert first.error is not None
     assert "256 MiB" in first.error
 
 
 def test_a_dead_session_says_so_and_the_next_call_starts_afresh(box: Box) -> None:
     _, died, fresh, after = box.run("x = 5", "import os\nos._exit(7)", "'x' in dir()", "1")
-    assert (died.ended, fresh.value, after.output) == ("killed", "False", "")
+    assert (died.status, fresh.value, after.output) == ("killed", "False", "")
     assert died.error == "the session died: the interpreter was ended with status 7; its variables are lost"
     assert fresh.output == "[the interpreter was restarted: variables from earlier calls are lost]\n"
 
@@ -150,7 +150,7 @@ def test_a_segfault_ends_only_its_own_session(box: Box) -> None:
             return crash, await other.run("x")
 
     crash, other = box.wait(both())
-    assert (crash.ended, other.value, other.output) == ("killed", "2", "")
+    assert (crash.status, other.value, other.output) == ("killed", "2", "")
     assert crash.error is not None
     assert "SIGSEGV" in crash.error
 
@@ -226,20 +226,20 @@ def test_equal_seeds_repeat_and_others_differ(box: Box) -> None:
 
 def test_code_that_is_too_long_is_not_run(box: Box) -> None:
     result = box.last("1" * 100_001)
-    assert result.ended == "error"
+    assert result.status == "error"
     assert result.error == "the code has 100001 characters; 100000 are allowed"
 
 
 @pytest.mark.parametrize(("code", "what"), [("x = 1\0", "a null character"), ("'\ud800'", "half a character")])
 def test_code_with_a_character_that_is_none_is_refused_in_one_line(box: Box, code: str, what: str) -> None:
     first, second, third = box.run("x = 5", code, "x")
-    assert (second.error, second.ended) == (f"the code holds {what}: leave it out", "error")
+    assert (second.error, second.status) == (f"the code holds {what}: leave it out", "error")
     assert (third.value, third.output) == ("5", first.output)
 
 
 def test_exit_ends_the_call_and_not_the_session(box: Box) -> None:
     first, second, third = box.run("x = 1\nexit()\nx = 2", "x", "import sys\nsys.exit('bad')")
-    assert (first.ended, second.value, third.ended, third.error) == ("ok", "1", "error", "SystemExit: bad")
+    assert (first.status, second.value, third.status, third.error) == ("ok", "1", "error", "SystemExit: bad")
 
 
 WORKS = {
@@ -265,14 +265,14 @@ def test_honest_code_works(box: Box, name: str) -> None:
     if name in ("numpy", "sympy") and name not in box.box.packages:
         pytest.skip(f"{name} is not installed")
     result = box.last(WORKS[name])
-    assert (result.ended, result.value) == ("ok", "25"), result
+    assert (result.status, result.value) == ("ok", "25"), result
 
 
 def test_packages_that_were_not_asked_for_stay_out(box: Box) -> None:
     """They stand beside numpy: its neighbours may hold graders and answers."""
     path = repr(pytest.__file__)
     results = box.run("import pytest", f"open({path}).read()", "import turnwise.core.task")
-    assert [result.ended for result in results] == ["error"] * 3
+    assert [result.status for result in results] == ["error"] * 3
 
 
 def test_multiprocessing_and_subprocesses_work_where_processes_do(box: Box) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.sandbox.processes import buffer_bytes, number_of_mappings, unless_ending, unlinked_bytes
+from turnwise.sandbox.processes import buffer_bytes, count_mappings, ignore_exited, unlinked_file_bytes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
 NOBODY = 65534
@@ -46,14 +46,14 @@ def test_ended_process_holds_nothing_and_is_no_failure() -> None:
         child = ended_child()
         with pytest.raises(PermissionError):
             list(Path(f"/proc/{child}/fd").iterdir())
-        assert unlinked_bytes(child, "/tmp", most_each=1) == 0
+        assert unlinked_file_bytes(child, "/tmp", most_each=1) == 0
         assert buffer_bytes([child] * 100, 1) == 0
-        assert number_of_mappings([child], 10) == 0
+        assert count_mappings([child], 10) == 0
 
     run_as_user(look)
 
 
 def test_living_process_that_cannot_be_read_is_a_failure() -> None:
     """What cannot be watched must not run."""
-    with pytest.raises(PermissionError), unless_ending(os.getpid()):
+    with pytest.raises(PermissionError), ignore_exited(os.getpid()):
         raise PermissionError("a process that is there")

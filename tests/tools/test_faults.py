@@ -10,10 +10,10 @@ from turnwise.core.protocols import Observation, Sampling
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Status
 from turnwise.engine.scripted import ScriptedPolicy
-from turnwise.envs.registry import load
+from turnwise.envs.registry import load_spec
 from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.seeds import seed_for
-from turnwise.envs.spec import EnvKind
+from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import Outcome, lost, won
 from turnwise.envs.tool_env import Style, ToolEnv
 from turnwise.models.tiny import tiny_tokenizer
@@ -65,7 +65,7 @@ class Doubling(ToolEnv):
 
 def collect(rate: float) -> Collected:
     RATE[0], BROKEN[0] = rate, 0
-    renderer, kind = Renderer(tiny_tokenizer()), EnvKind(name="doubling", kind="", cls=Doubling)
+    renderer, kind = Renderer(tiny_tokenizer()), EnvSpec(name="doubling", id="", cls=Doubling)
     envs: dict[tuple[int, int, int], Any] = {}
 
     def make(task: Task, member: int, attempt: int) -> Any:
@@ -119,7 +119,7 @@ def test_demonstrations_are_played_again_where_a_tool_breaks_and_every_world_is_
                 raise InfrastructureFailure("the server is gone")
             return await super().start()
 
-    kind = load("bandit")
+    kind = load_spec("bandit")
     task = Task(env="bandit", seed=seed_for("train", 0), params=kind.check_params({}))
 
     def make(*, attempt: int) -> TextEnvRunner:

@@ -30,12 +30,12 @@ from hostile_for_tests import (
 )
 from turnwise.core.errors import UserError
 from turnwise.core.task import Task
-from turnwise.envs.registry import load
+from turnwise.envs.registry import load_spec
 from turnwise.envs.seeds import seed_for
 from turnwise.tools.call_formats import format_call
 
 CONTROLS = "".join(CONTROL)
-KIND = load("tools")
+KIND = load_spec("tools")
 Call = tuple[str, dict[str, Any]]
 
 

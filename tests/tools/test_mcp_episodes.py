@@ -16,7 +16,7 @@ from turnwise.core.protocols import Sampling
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Status
 from turnwise.engine.scripted import ScriptedPolicy
-from turnwise.envs.registry import load
+from turnwise.envs.registry import load_spec
 from turnwise.envs.seeds import seed_for
 from turnwise.models.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
@@ -40,7 +40,7 @@ def files(folder: Path, **server: Any) -> dict[str, Any]:
 
 
 def collect(params: dict[str, Any], says: Callable[[int], str], members: int = 4) -> Collected:
-    renderer, kind = Renderer(tiny_tokenizer()), load("tools")
+    renderer, kind = Renderer(tiny_tokenizer()), load_spec("tools")
 
     def script(key: EpisodeKey, turn: int, ids: list[int]) -> list[int]:
         return renderer.answer(says(turn))

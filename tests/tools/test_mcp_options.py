@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.core.errors import UserError
-from turnwise.envs.registry import load
+from turnwise.envs.registry import load_spec
 from turnwise.tools.mcp.messages import read_lines, read_message
 from turnwise.tools.mcp.options import McpOptions, make_mcp_source, resolve_server
 from turnwise.tools.mcp.tools import McpTool, build_tools, to_tool_result
@@ -138,9 +138,9 @@ def test_key_in_a_command_is_refused_before_anything_is_written(tmp_path: Path) 
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"question": "?", "answer": "!"}\n' * 4)
     params = {"tasks": str(rows), "tools": [{"mcp": f"cat --token {SECRET}"}], "reward": "exact_match"}
-    kind = load("tools")
+    kind = load_spec("tools")
     with pytest.raises(UserError, match="mcp holds a key after --token") as error:
-        kind.check_world(kind.check_params(params))
+        kind.check_resources(kind.check_params(params))
     assert SECRET not in str(error.value)
 
 

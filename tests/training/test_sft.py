@@ -13,8 +13,8 @@ from turnwise.core.samples import Sample
 from turnwise.data.demonstrations import demonstration_sample
 from turnwise.data.packing import pack
 from turnwise.envs.answers import read_answer
-from turnwise.envs.registry import kind_of, load
-from turnwise.envs.seeds import split_of
+from turnwise.envs.registry import load_spec, spec_of
+from turnwise.envs.seeds import split_of_seed
 from turnwise.envs.text_env import Outcome, TextEnv, goes_on
 from turnwise.models.attention import ATTENTION
 from turnwise.models.forward import packed_logits
@@ -31,7 +31,7 @@ def settings(**changes: Any) -> SftSettings:
 
 
 def played(kind_name: str = "frozen_lake", count: int = 4, think: bool = False) -> list[Any]:
-    kind = load(kind_name)
+    kind = load_spec(kind_name)
     show = lambda done, total: None  # noqa: E731
     return asyncio.run(solved([(kind, kind.check_params({}))], count=count, seed=0, think=think, show=show))
 
@@ -92,7 +92,7 @@ def test_imitation_makes_the_answers_likely() -> None:
 
 @pytest.mark.parametrize("kind", ["frozen_lake", "sokoban", "bandit"])
 def test_the_solver_plays_training_tasks_that_end_well(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if load(kind).cls.solve is TextEnv.solve:
+    if load_spec(kind).cls.solve is TextEnv.solve:
         with pytest.raises(UserError, match="no solver"):
             played(kind)
         return
@@ -100,7 +100,7 @@ def test_the_solver_plays_training_tasks_that_end_well(kind: str, monkeypatch: p
     real = sft.Task
     monkeypatch.setattr(sft, "Task", lambda **given: seeds.append(given["seed"]) or real(**given))
     talks = played(kind, count=6)
-    assert len(talks) == 6 and {split_of(seed) for seed in seeds} == {"train"}
+    assert len(talks) == 6 and {split_of_seed(seed) for seed in seeds} == {"train"}
     assert len({talk[0].messages[-1].content for talk in talks}) > 3
 
 
@@ -134,7 +134,7 @@ class Unsolved(TextEnv):
 
 
 def test_without_a_solver_the_mend_is_said() -> None:
-    kind = kind_of(Unsolved)
+    kind = spec_of(Unsolved)
     with pytest.raises(UserError, match=r"sft\.demos"):
         asyncio.run(solved([(kind, {})], count=1, seed=0, think=False, show=lambda done, total: None))
 
@@ -150,11 +150,11 @@ class Hopeless(Unsolved):
 
 def test_a_solver_that_never_succeeds_is_given_up() -> None:
     with pytest.raises(UserError, match="never succeeded"):
-        asyncio.run(solved([(kind_of(Hopeless), {})], count=2, seed=0, think=False, show=lambda done, total: None))
+        asyncio.run(solved([(spec_of(Hopeless), {})], count=2, seed=0, think=False, show=lambda done, total: None))
 
 
 def test_several_environments_take_turns() -> None:
-    worlds = [(load(name), load(name).check_params({})) for name in ("frozen_lake", "sokoban")]
+    worlds = [(load_spec(name), load_spec(name).check_params({})) for name in ("frozen_lake", "sokoban")]
     talks = asyncio.run(solved(worlds, count=4, seed=0, think=False, show=lambda done, total: None))
     prompts = [talk[0].messages[0].content for talk in talks]
     assert prompts[0] == prompts[2] != prompts[1] == prompts[3]

@@ -12,10 +12,10 @@ from turnwise.core.errors import UserError
 from turnwise.core.samples import Sample
 from turnwise.core.task import Task
 from turnwise.envs.answers import read_answer
-from turnwise.envs.registry import kind_of, load
+from turnwise.envs.registry import load_spec, spec_of
 from turnwise.envs.runner import TextEnvRunner
-from turnwise.envs.seeds import split_of
-from turnwise.envs.spec import EnvKind
+from turnwise.envs.seeds import split_of_seed
+from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import Outcome, TextEnv, goes_on, won
 from turnwise.models.attention import ATTENTION
 from turnwise.models.loading import LoadedModel, load_model
@@ -53,7 +53,7 @@ def load_tiny(name: str) -> LoadedModel:
     return load_model(name, attn_implementation=ATTENTION)
 
 
-def episode(kind: EnvKind, number: int = 0, seed: int = 0) -> Sample:
+def episode(kind: EnvSpec, number: int = 0, seed: int = 0) -> Sample:
     return asyncio.run(random_episode(kind, kind.check_params({}), renderer(), seed, number))
 
 
@@ -65,8 +65,8 @@ def turns_of(sample: Sample) -> list[str]:
 
 @pytest.mark.parametrize("kind", ["bandit", "frozen_lake", "sokoban"])
 def test_an_episode_is_legal_play_from_start_to_end(kind: str) -> None:
-    sample = episode(load(kind))
-    env = load(kind).cls()
+    sample = episode(load_spec(kind))
+    env = load_spec(kind).cls()
     turns = turns_of(sample)
     assert 1 <= len(turns) <= env.max_turns
     for turn in turns:
@@ -75,8 +75,8 @@ def test_an_episode_is_legal_play_from_start_to_end(kind: str) -> None:
     assert "Invalid" not in renderer().decode(sample.ids.tolist())
 
 
-@pytest.mark.parametrize("kind", [kind_of(Steps), kind_of(Wordless), load("frozen_lake")])
-def test_answers_and_their_ends_are_learnt_and_the_rules_are_not(kind: EnvKind) -> None:
+@pytest.mark.parametrize("kind", [spec_of(Steps), spec_of(Wordless), load_spec("frozen_lake")])
+def test_answers_and_their_ends_are_learnt_and_the_rules_are_not(kind: EnvSpec) -> None:
     sample = episode(kind)
     learnt = renderer().decode(sample.ids[sample.mask].tolist())
     assert [turn in learnt for turn in turns_of(sample)] == [True] * len(turns_of(sample))
@@ -86,7 +86,7 @@ def test_answers_and_their_ends_are_learnt_and_the_rules_are_not(kind: EnvKind) 
 
 
 def test_episodes_differ_by_number_and_seed_and_not_by_anything_else() -> None:
-    kind = load("frozen_lake")
+    kind = load_spec("frozen_lake")
     assert torch.equal(episode(kind, 3).ids, episode(kind, 3).ids)
     seen = {tuple(episode(kind, number, seed).ids.tolist()) for number in range(3) for seed in range(2)}
     assert len(seen) == 6
@@ -94,22 +94,22 @@ def test_episodes_differ_by_number_and_seed_and_not_by_anything_else() -> None:
 
 def test_only_training_tasks_are_played(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Task] = []
-    plain = EnvKind.make
+    plain = EnvSpec.make
 
-    def make(self: EnvKind, task: Task, member: int = 0, attempt: int = 0) -> TextEnvRunner:
+    def make(self: EnvSpec, task: Task, member: int = 0, attempt: int = 0) -> TextEnvRunner:
         made.append(task)
         return plain(self, task, member, attempt)
 
-    monkeypatch.setattr(EnvKind, "make", make)
+    monkeypatch.setattr(EnvSpec, "make", make)
     for number in range(15):
-        episode(kind_of(Steps), number)
-    assert {(task.split, split_of(task.seed)) for task in made} == {("train", "train")}
+        episode(spec_of(Steps), number)
+    assert {(task.split, split_of_seed(task.seed)) for task in made} == {("train", "train")}
 
 
 def test_an_environment_without_random_actions_is_warmed_on_the_format_alone() -> None:
     words = set()
     for number in range(30):
-        for turn in turns_of(episode(kind_of(Wordless), number)):
+        for turn in turns_of(episode(spec_of(Wordless), number)):
             answer = read_answer(turn, several=False)
             assert turn == f"<answer>{answer.actions[0]}</answer><|end|>"
             words.add(answer.actions[0])
@@ -120,7 +120,7 @@ def test_an_environment_without_random_actions_is_warmed_on_the_format_alone() -
 
 
 def test_the_warm_up_teaches_the_format_and_is_the_same_every_time() -> None:
-    kind = kind_of(Steps)
+    kind = spec_of(Steps)
     models = [load_tiny("tiny") for _ in range(2)]
     shown: list[tuple[int, int]] = []
     for loaded in models:
@@ -151,13 +151,13 @@ def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
     return seeds
 
 
-def warmed(kind: EnvKind, *, steps: int = 5, seed: int = 0, **params: Any) -> LoadedModel:
+def warmed(kind: EnvSpec, *, steps: int = 5, seed: int = 0, **params: Any) -> LoadedModel:
     checked = kind.check_params(params)
     return warmed_tiny([(kind, checked)], steps=steps, seed=seed, load=load_tiny, show=lambda *_: None)[0]
 
 
 def test_it_is_made_once_and_then_taken_from_the_cache(made: list[int], tmp_path: Path) -> None:
-    first, second = warmed(kind_of(Steps)), warmed(kind_of(Steps))
+    first, second = warmed(spec_of(Steps)), warmed(spec_of(Steps))
     assert made == [0]
     assert Path(first.name).parent == tmp_path / "cache/models"
     assert first.name == second.name
@@ -167,13 +167,13 @@ def test_it_is_made_once_and_then_taken_from_the_cache(made: list[int], tmp_path
 
 
 def test_another_environment_parameter_seed_or_length_is_another_warm_up(made: list[int]) -> None:
-    lake = load("frozen_lake")
+    lake = load_spec("frozen_lake")
     asked: list[Callable[[], LoadedModel]] = [
         lambda: warmed(lake),
         lambda: warmed(lake, size=5),
         lambda: warmed(lake, seed=1),
         lambda: warmed(lake, steps=6),
-        lambda: warmed(kind_of(Steps)),
+        lambda: warmed(spec_of(Steps)),
     ]
     names = [ask().name for ask in asked]
     assert len(set(names)) == len(made) == 5
@@ -190,7 +190,7 @@ def test_an_edited_environment_is_warmed_up_anew(made: list[int], tmp_path: Path
         file = tmp_path / folder / "mine.py"
         file.parent.mkdir()
         file.write_text(text.format(line))
-        names.append(warmed(load(f"{file}:Mine")).name)
+        names.append(warmed(load_spec(f"{file}:Mine")).name)
     assert names[0] == names[1] != names[2]
 
 
@@ -204,7 +204,7 @@ def test_an_environment_that_fails_at_random_play_is_told_in_one_line() -> None:
         def step(self, action: str) -> Outcome:
             raise AssertionError("never reached")
 
-    kind = kind_of(Broken)
+    kind = spec_of(Broken)
     with pytest.raises(UserError, match=r"while tiny was warmed up on it: Broken, reset: KeyError"):
         warm_up(load_model("tiny"), [(kind, kind.check_params({}))], steps=1, seed=0, show=lambda *_: None)
 
@@ -225,6 +225,6 @@ def test_warm_up_reports_a_bad_reward_or_drawing_in_one_line(reward: Any, pictur
         def draw(self) -> Any:
             return picture
 
-    kind = kind_of(Broken)
+    kind = spec_of(Broken)
     with pytest.raises(UserError, match=r"was warmed up on it: Broken\.(step gave|draw returned) .*: return"):
         warm_up(load_tiny("tiny"), [(kind, kind.check_params({}))], steps=1, seed=0, show=lambda *_: None)

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from turnwise.cli.options import command_app
 from turnwise.cli.show import line, table
 from turnwise.core.errors import UserError
-from turnwise.envs.catalogue import CATALOGUE, to_install
+from turnwise.envs.catalogue import CATALOGUE, install_command
 from turnwise.envs.starter.write import write_starter
 
 app = command_app("envs", "[NAME | new NAME]")
@@ -34,17 +34,17 @@ def envs(name: str | None = None, new_name: Annotated[str | None, Parameter(show
     if name is not None:
         show_parameters(name)
         return
-    rows = [(listed, summary(entry.summary, to_install(entry.needs))) for listed, entry in CATALOGUE.items()]
+    rows = [(listed, summary(entry.summary, install_command(entry.needs))) for listed, entry in CATALOGUE.items()]
     table(("environment", "what it is"), rows)
     line("\nturnwise envs NAME shows its parameters; turnwise play NAME lets you play it")
 
 
 def show_parameters(name: str) -> None:
-    from turnwise.envs.registry import load
+    from turnwise.envs.registry import load_spec
 
-    kind = load(name)
-    line(f"{kind.name}: {summary(kind.summary, kind.requires)}\n")
-    rows = [(f"--env.params.{it.name}", it.type, it.default, it.meaning) for it in kind.parameters()]
+    kind = load_spec(name)
+    line(f"{kind.name}: {summary(kind.summary, kind.install_command)}\n")
+    rows = [(f"--env.params.{it.name}", it.type, it.default, it.description) for it in kind.parameters()]
     table(("parameter", "type", "default", "meaning"), rows)
 
 

@@ -8,7 +8,7 @@ from turnwise.cli.options import Settings, command_app, settings
 from turnwise.cli.show import line
 from turnwise.core.task import Task
 from turnwise.envs.play import play as play_episode
-from turnwise.envs.registry import load
+from turnwise.envs.registry import load_spec
 from turnwise.envs.seeds import seed_for
 from turnwise.recipes.configure import configure
 
@@ -27,8 +27,8 @@ def play(environment: Annotated[str, Parameter(name="ENV")], /, *, seed: int = 0
         Which of its training tasks, from 0.
     """
     config = configure(environment, overrides=settings(overrides, ("env",)))
-    kind = load(config.env.kind)
+    kind = load_spec(config.env.kind)
     params = kind.check_params(config.env.params)
-    kind.check_world(params)
+    kind.check_resources(params)
     task = Task(env=kind.name, seed=seed_for("train", seed), params=params)
     play_episode(kind, task, read_line=lambda: input("> "), write=line)

@@ -3,11 +3,11 @@
 import codecs
 import re
 
-NOTE = re.compile(r"\n\.\.\. \[(\d{1,15}) characters cut\] \.\.\.\n")
+CUT_NOTE = re.compile(r"\n\.\.\. \[(\d{1,15}) characters cut\] \.\.\.\n")
 """Of an earlier cut: a tool shortens by its own limit, an environment by its own again."""
 
 
-def shortened(text: str, limit: int) -> str:
+def truncate_middle(text: str, limit: int) -> str:
     """At most about `limit` characters, the cut included in words. It tells of all that is missing, also where it cuts
     the note of an earlier cut away.
     """
@@ -15,14 +15,14 @@ def shortened(text: str, limit: int) -> str:
         return text
     begin = limit // 2
     end = len(text) - (limit - begin)
-    notes = [note for note in NOTE.finditer(text) if note.end() > begin and note.start() < end]
+    notes = [note for note in CUT_NOTE.finditer(text) if note.end() > begin and note.start() < end]
     if notes:
         begin, end = min(begin, notes[0].start()), max(end, notes[-1].end())
     earlier = sum(int(note[1]) - len(note[0]) for note in notes)
     return _cut(text[:begin], end - begin + earlier, text[end:])
 
 
-class MiddleCut:
+class OutputBuffer:
     """Bytes of unknown number: keeps a head and a tail, and counts the rest."""
 
     def __init__(self, keep: int) -> None:
@@ -49,7 +49,7 @@ class MiddleCut:
         """`keep` must be at least four times `limit`: a character has at most four bytes."""
         dropped = self.total - len(self.head) - len(self.tail)
         if not dropped:
-            return shortened(bytes(self.head + self.tail).decode("utf-8", "replace"), limit)
+            return truncate_middle(bytes(self.head + self.tail).decode("utf-8", "replace"), limit)
         head = self.head.decode("utf-8", "replace")[: limit // 2]
         tail = self.tail.decode("utf-8", "replace")[-(limit - limit // 2) :]
         unfinished = bool(self.decoder.getstate()[0])

@@ -6,10 +6,10 @@ from importlib.util import find_spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogueEntry:
+class EnvEntry:
     """What the class itself says, said again; a test holds both equal."""
 
-    place: str
+    entry_point: str
     """module:Class"""
     summary: str
     """The first line of its docstring."""
@@ -17,110 +17,110 @@ class CatalogueEntry:
     """Optional dependencies: module -> what to install."""
 
 
-def to_install(needs: Mapping[str, str]) -> str | None:
+def install_command(needs: Mapping[str, str]) -> str | None:
     """The line that installs what is missing; None if nothing is. Looks modules up without importing them."""
     missing = [package for module, package in needs.items() if find_spec(module) is None]
     return f"pip install {' '.join(missing)}" if missing else None
 
 
-CATALOGUE: dict[str, CatalogueEntry] = {
-    "bandit": CatalogueEntry(
-        place="turnwise.envs.bandit.env:Bandit",
+CATALOGUE: dict[str, EnvEntry] = {
+    "bandit": EnvEntry(
+        entry_point="turnwise.envs.bandit.env:Bandit",
         summary="Two machines: find the one that pays more on average.",
     ),
-    "frozen_lake": CatalogueEntry(
-        place="turnwise.envs.frozen_lake.env:FrozenLake",
+    "frozen_lake": EnvEntry(
+        entry_point="turnwise.envs.frozen_lake.env:FrozenLake",
         summary="Walk over the ice to the goal. A hole ends the game.",
     ),
-    "sokoban": CatalogueEntry(
-        place="turnwise.envs.sokoban.env:Sokoban",
+    "sokoban": EnvEntry(
+        entry_point="turnwise.envs.sokoban.env:Sokoban",
         summary="Push every box onto a target. You cannot pull.",
     ),
-    "countdown": CatalogueEntry(
-        place="turnwise.envs.countdown.env:Countdown",
+    "countdown": EnvEntry(
+        entry_point="turnwise.envs.countdown.env:Countdown",
         summary="Reach the target with an expression of the numbers.",
     ),
-    "sudoku": CatalogueEntry(
-        place="turnwise.envs.sudoku.env:Sudoku",
+    "sudoku": EnvEntry(
+        entry_point="turnwise.envs.sudoku.env:Sudoku",
         summary="Write digits into the empty cells.",
     ),
-    "game_2048": CatalogueEntry(
-        place="turnwise.envs.game_2048.env:Game2048",
+    "game_2048": EnvEntry(
+        entry_point="turnwise.envs.game_2048.env:Game2048",
         summary="The game 2048: all tiles slide, two equal tiles merge into their sum.",
     ),
-    "rubiks_cube": CatalogueEntry(
-        place="turnwise.envs.rubiks_cube.env:RubiksCube",
+    "rubiks_cube": EnvEntry(
+        entry_point="turnwise.envs.rubiks_cube.env:RubiksCube",
         summary="Turn the faces of a 2 by 2 cube until each has one color.",
     ),
-    "tic_tac_toe": CatalogueEntry(
-        place="turnwise.envs.tic_tac_toe.env:TicTacToe",
+    "tic_tac_toe": EnvEntry(
+        entry_point="turnwise.envs.tic_tac_toe.env:TicTacToe",
         summary="Get three in a row, column or diagonal before the opponent does.",
     ),
-    "connect_four": CatalogueEntry(
-        place="turnwise.envs.connect_four.env:ConnectFour",
+    "connect_four": EnvEntry(
+        entry_point="turnwise.envs.connect_four.env:ConnectFour",
         summary="Pieces fall to the bottom of a column. "
         "Get four in a row, column or diagonal before the opponent does.",
     ),
-    "twenty_questions": CatalogueEntry(
-        place="turnwise.envs.twenty_questions.env:TwentyQuestions",
+    "twenty_questions": EnvEntry(
+        entry_point="turnwise.envs.twenty_questions.env:TwentyQuestions",
         summary="I think of a thing: ask questions, then guess it.",
     ),
-    "guess_city": CatalogueEntry(
-        place="turnwise.envs.guess_city.env:GuessCity",
+    "guess_city": EnvEntry(
+        entry_point="turnwise.envs.guess_city.env:GuessCity",
         summary="I think of a city: ask questions, then guess it.",
     ),
-    "math_code": CatalogueEntry(
-        place="turnwise.envs.math_code.env:MathCode",
+    "math_code": EnvEntry(
+        entry_point="turnwise.envs.math_code.env:MathCode",
         summary="Solve the problem. You may run Python.",
     ),
-    "code_tests": CatalogueEntry(
-        place="turnwise.envs.code_tests.env:CodeTests",
+    "code_tests": EnvEntry(
+        entry_point="turnwise.envs.code_tests.env:CodeTests",
         summary="Write the function f(xs) of a list of whole numbers. "
         "Code is handed in and tested; you have a few tries.",
     ),
-    "text_to_sql": CatalogueEntry(
-        place="turnwise.envs.text_to_sql.env:TextToSql",
+    "text_to_sql": EnvEntry(
+        entry_point="turnwise.envs.text_to_sql.env:TextToSql",
         summary="Write a SQLite query that answers the question.",
     ),
-    "web_shop": CatalogueEntry(
-        place="turnwise.envs.web_shop.env:WebShop",
+    "web_shop": EnvEntry(
+        entry_point="turnwise.envs.web_shop.env:WebShop",
         summary="Buy what is asked for in a web shop.",
     ),
-    "tools": CatalogueEntry(
-        place="turnwise.envs.tools.env:Tools",
+    "tools": EnvEntry(
+        entry_point="turnwise.envs.tools.env:Tools",
         summary="Answer the question; use the tools where they help.",
     ),
-    "lookup": CatalogueEntry(
-        place="turnwise.envs.lookup.env:Lookup",
+    "lookup": EnvEntry(
+        entry_point="turnwise.envs.lookup.env:Lookup",
         summary="In which room is the person? Only the tool knows: rooms differ every time.",
     ),
-    "search_qa": CatalogueEntry(
-        place="turnwise.envs.search_qa.env:SearchQA",
+    "search_qa": EnvEntry(
+        entry_point="turnwise.envs.search_qa.env:SearchQA",
         summary="Answer the question in a few words; search for what you need.",
         needs={"bm25s": "'turnwise[search]'"},
     ),
-    "deep_search": CatalogueEntry(
-        place="turnwise.envs.search_qa.env:DeepSearch",
+    "deep_search": EnvEntry(
+        entry_point="turnwise.envs.search_qa.env:DeepSearch",
         summary="Answer the question in a few words; it takes several searches, each for what the last one told.",
         needs={"bm25s": "'turnwise[search]'"},
     ),
-    "gymnasium": CatalogueEntry(
-        place="turnwise.envs.adapters.package_envs:GymnasiumEnv",
+    "gymnasium": EnvEntry(
+        entry_point="turnwise.envs.adapters.package_envs:GymnasiumEnv",
         summary="An environment of Gymnasium with discrete actions, in words.",
         needs={"gymnasium": "'turnwise[gymnasium]'"},
     ),
-    "reasoning_gym": CatalogueEntry(
-        place="turnwise.envs.adapters.package_envs:ReasoningGymEnv",
+    "reasoning_gym": EnvEntry(
+        entry_point="turnwise.envs.adapters.package_envs:ReasoningGymEnv",
         summary="A generated task with one answer, of reasoning-gym.",
         needs={"reasoning_gym": "'turnwise[reasoning-gym]'"},
     ),
-    "text_arena": CatalogueEntry(
-        place="turnwise.envs.adapters.package_envs:TextArenaEnv",
+    "text_arena": EnvEntry(
+        entry_point="turnwise.envs.adapters.package_envs:TextArenaEnv",
         summary="A game of TextArena, for one player or against a scripted opponent.",
         needs={"textarena": "'turnwise[textarena]'"},
     ),
-    "text_world": CatalogueEntry(
-        place="turnwise.envs.adapters.package_envs:TextWorldEnv",
+    "text_world": EnvEntry(
+        entry_point="turnwise.envs.adapters.package_envs:TextWorldEnv",
         summary="Fulfil the quest of a generated text adventure, of TextWorld.",
         needs={"textworld": "'turnwise[textworld]'"},
     ),

@@ -8,7 +8,7 @@ Cell = tuple[int, int]
 DIRECTIONS: dict[str, Cell] = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 
 
-def moved(cell: Cell, direction: str) -> Cell:
+def neighbor(cell: Cell, direction: str) -> Cell:
     row, column = DIRECTIONS[direction]
     return cell[0] + row, cell[1] + column
 

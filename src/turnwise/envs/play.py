@@ -9,7 +9,7 @@ from turnwise.core.protocols import StepResult
 from turnwise.core.task import Task
 from turnwise.envs.answers import SEPARATOR
 from turnwise.envs.runner import TextEnvRunner
-from turnwise.envs.spec import EnvKind
+from turnwise.envs.spec import EnvSpec
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.tools.call_formats import parse_calls
 
@@ -17,7 +17,7 @@ ReadLine = Callable[[], str]
 Write = Callable[[str], None]
 
 
-def play(kind: EnvKind, task: Task, read_line: ReadLine, write: Write) -> bool:
+def play(kind: EnvSpec, task: Task, read_line: ReadLine, write: Write) -> bool:
     """Plays one episode and says whether it was won. `q` or the end of input leaves, `hint` asks the solver."""
     return asyncio.run(_closed(kind.make(task), read_line, write))
 

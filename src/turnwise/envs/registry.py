@@ -14,50 +14,52 @@ from typing import Any
 from turnwise.core.errors import FOREIGN_ERRORS, UserError
 from turnwise.core.suggestions import nearest
 from turnwise.envs.catalogue import CATALOGUE
-from turnwise.envs.spec import EnvKind, checked
+from turnwise.envs.spec import EnvSpec, validate_env_class
 from turnwise.envs.text_env import TextEnv
 
-ENVIRONMENTS: dict[str, str] = {name: entry.place for name, entry in CATALOGUE.items()}
+ENVIRONMENTS: dict[str, str] = {name: entry.entry_point for name, entry in CATALOGUE.items()}
 """name -> module:Class"""
 
 
-def load(kind: str) -> EnvKind:
+def load_spec(env_id: str) -> EnvSpec:
     """The environment of this name, or the class of this file."""
-    if kind in ENVIRONMENTS:
-        module, _, class_name = ENVIRONMENTS[kind].partition(":")
-        return EnvKind(name=kind, kind=kind, cls=checked(getattr(import_module(module), class_name)))
-    file, _, class_name = kind.rpartition(":")
+    if env_id in ENVIRONMENTS:
+        module, _, class_name = ENVIRONMENTS[env_id].partition(":")
+        return EnvSpec(name=env_id, id=env_id, cls=validate_env_class(getattr(import_module(module), class_name)))
+    file, _, class_name = env_id.rpartition(":")
     if file.endswith(".py"):
-        return _load_from_file(kind, Path(file), class_name)
-    if kind.endswith(".py"):
-        raise UserError(f"{kind} names no class: write {kind}:Class")
-    near = difflib.get_close_matches(kind, ENVIRONMENTS, n=1, cutoff=0.5)
+        return _load_from_file(env_id, Path(file), class_name)
+    if env_id.endswith(".py"):
+        raise UserError(f"{env_id} names no class: write {env_id}:Class")
+    near = difflib.get_close_matches(env_id, ENVIRONMENTS, n=1, cutoff=0.5)
     mend = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(ENVIRONMENTS)}, or FILE.py:Class"
-    raise UserError(f"no environment {kind!r}; {mend}")
+    raise UserError(f"no environment {env_id!r}; {mend}")
 
 
-def kind_of(cls: type[TextEnv]) -> EnvKind:
+def spec_of(cls: type[TextEnv]) -> EnvSpec:
     """The kind of a class that a program has at hand, as in `tw.train(env=GuessNumber)`."""
     for name, place in ENVIRONMENTS.items():
         if place == f"{cls.__module__}:{cls.__qualname__}":
-            return EnvKind(name=name, kind=name, cls=cls)
+            return EnvSpec(name=name, id=name, cls=cls)
     try:
         file = inspect.getsourcefile(cls)
     except (TypeError, OSError):  # typed at a prompt: it stands in no file
         file = None
     reachable = file is not None and Path(file).is_file() and cls.__qualname__ == cls.__name__
-    return EnvKind(
-        name=cls.__name__, kind=f"{Path(str(file)).resolve()}:{cls.__name__}" if reachable else "", cls=checked(cls)
+    return EnvSpec(
+        name=cls.__name__,
+        id=f"{Path(str(file)).resolve()}:{cls.__name__}" if reachable else "",
+        cls=validate_env_class(cls),
     )
 
 
-def _load_from_file(kind: str, file: Path, class_name: str) -> EnvKind:
+def _load_from_file(env_id: str, file: Path, class_name: str) -> EnvSpec:
     module = import_file(file)
     if not hasattr(module, class_name):
         near = difflib.get_close_matches(class_name, vars(module), n=1, cutoff=0.5)
         mend = f"did you mean {near[0]}?" if near else "check the name after the colon"
         raise UserError(f"no class {class_name!r} in {file}; {mend}")
-    return EnvKind(name=class_name, kind=kind, cls=checked(getattr(module, class_name)))
+    return EnvSpec(name=class_name, id=env_id, cls=validate_env_class(getattr(module, class_name)))
 
 
 def import_file(file: Path) -> ModuleType:

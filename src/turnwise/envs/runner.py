@@ -14,14 +14,14 @@ from turnwise.envs.seeds import split_of_state
 from turnwise.envs.text_env import Outcome, TextEnv
 from turnwise.rewards.functions import describe_value, to_float
 
-TRIES = 1000
+MAX_RESETS = 1000
 """Start states that are drawn before a world counts as too small."""
 MAX_REWARD = 1e9
 """Larger ones would overflow where returns are summed and squared in float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
+class TurnOutcome:
     """What the actions of one turn came to."""
 
     actions: tuple[str, ...] = ()
@@ -61,9 +61,9 @@ class TextEnvRunner:
 
     def _reset(self) -> str:
         """A start state of the task's split, where states have one."""
-        for _ in range(TRIES):
+        for _ in range(MAX_RESETS):
             observation = _text(self.env.reset(self._start_rng), "reset")
-            if not self.env.splits_starts or self.env.split in (None, split_of_state(self.env.start_key())):
+            if not self.env.split_start_states or self.env.split in (None, split_of_state(self.env.start_key())):
                 return observation
         raise UserError(f"so small a world has no start state for the {self.env.split} split: make it larger")
 
@@ -93,10 +93,10 @@ class TextEnvRunner:
     async def close(self) -> None:
         """A TextEnv holds nothing that would have to be given back."""
 
-    async def _run(self, answer: Answer) -> Ran:
+    async def _run(self, answer: Answer) -> TurnOutcome:
         """Runs the actions until one ends the episode, is invalid, or a limit is reached; earlier ones stand."""
         if answer.problem:
-            return Ran(problem=answer.problem, reward=self.env.invalid_reward)
+            return TurnOutcome(problem=answer.problem, reward=self.env.invalid_reward)
         allowed = answer.actions[: self.env.max_actions_per_turn]
         ignored = len(answer.actions) - len(allowed)
         if self.env.max_actions is not None:
@@ -108,13 +108,15 @@ class TextEnvRunner:
                 outcome = await self._act(action)
             except ValueError:
                 reward += self.env.invalid_reward
-                return Ran(actions=tuple(done), reward=reward, problem="Invalid action.")
+                return TurnOutcome(actions=tuple(done), reward=reward, problem="Invalid action.")
             done.append(action)
             reward += outcome.reward
             self._observation = outcome.text
             if outcome.over:
-                return Ran(actions=tuple(done), reward=reward, over=True, success=outcome.success, parts=outcome.parts)
-        return Ran(actions=tuple(done), reward=reward, ignored=ignored)
+                return TurnOutcome(
+                    actions=tuple(done), reward=reward, over=True, success=outcome.success, parts=outcome.parts
+                )
+        return TurnOutcome(actions=tuple(done), reward=reward, ignored=ignored)
 
     async def _judge(self, action: str) -> Outcome:
         """What an action leads to; for runners whose environments wait for something before they can say."""
@@ -154,7 +156,7 @@ class TextEnvRunner:
             return "No actions left."
         return "No turns left." if self._turns >= self.env.max_turns else ""
 
-    def _reply(self, ran: Ran) -> str:
+    def _reply(self, ran: TurnOutcome) -> str:
         """Short, since every token of it is paid for: what was wrong, if anything was, then the observation."""
         lines = [ran.problem]
         if ran.ignored:
@@ -183,7 +185,7 @@ def _text(value: str, where: str) -> str:
     return value
 
 
-def turn_info(ran: Ran, state: str | None) -> dict[str, Any]:
+def turn_info(ran: TurnOutcome, state: str | None) -> dict[str, Any]:
     """Facts of the turn as plain JSON values. `state` is the state in which the model acted."""
     info: dict[str, Any] = {"actions": list(ran.actions), "success": ran.success}
     if ran.problem:
@@ -211,9 +213,9 @@ def limits_text(env: TextEnv) -> str:
     a_turn = (
         "1 action a turn" if env.max_actions_per_turn == 1 else f"At most {env.max_actions_per_turn} actions a turn"
     )
-    total = counted(env.max_turns, "turn")
+    total = pluralize(env.max_turns, "turn")
     if env.max_actions is not None:
-        total += f" and {counted(env.max_actions, 'action')}"
+        total += f" and {pluralize(env.max_actions, 'action')}"
     return f"{a_turn}; at most {total} in all."
 
 
@@ -231,5 +233,5 @@ def format_text(env: TextEnv) -> str:
     return f"Answer: {example}. You may think first: <think>thoughts</think>."
 
 
-def counted(number: int, noun: str) -> str:
+def pluralize(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -15,90 +15,90 @@ from pydantic.fields import FieldInfo
 from turnwise.core.errors import UserError
 from turnwise.core.random_streams import address, stream
 from turnwise.core.task import Split, Task
-from turnwise.envs.catalogue import to_install
+from turnwise.envs.catalogue import install_command
 from turnwise.envs.runner import TextEnvRunner
-from turnwise.envs.seeds import FIRST, split_of
-from turnwise.envs.text_env import WORDING, TextEnv, docstring_of, settings_of
+from turnwise.envs.seeds import FIRST_SEED, split_of_seed
+from turnwise.envs.text_env import PROMPT_PARAMS, TextEnv, env_docstring, params_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
+class EnvParameter:
     """One thing that `env.params` may set."""
 
     name: str
     type: str
     default: str
-    meaning: str
+    description: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EnvKind:
+class EnvSpec:
     name: str
     """The tag of its tasks and records. It addresses chance, so it holds no path of this machine."""
-    kind: str
+    id: str
     """What `registry.load` takes: a built-in name or FILE.py:Class; empty if the class stands in no file."""
     cls: type[TextEnv]
 
     @property
     def summary(self) -> str:
         """The first line of its docstring."""
-        return docstring_of(self.cls).partition("\n")[0]
+        return env_docstring(self.cls).partition("\n")[0]
 
     @property
-    def requires(self) -> str | None:
+    def install_command(self) -> str | None:
         """The line that installs what is missing; None if nothing is."""
-        return to_install(self.cls.needs)
+        return install_command(self.cls.needs)
 
     @property
-    def asks_for(self) -> tuple[str, ...]:
+    def required_params(self) -> tuple[str, ...]:
         """Parameters that have no default: it cannot be made without them."""
-        fields = settings_of(self.cls).model_fields
+        fields = params_model(self.cls).model_fields
         return tuple(name for name, field in fields.items() if field.is_required())
 
-    def parameters(self) -> tuple[Parameter, ...]:
+    def parameters(self) -> tuple[EnvParameter, ...]:
         """All parameters, for a list that a person reads."""
-        meanings = _meanings(settings_of(self.cls))
+        meanings = _meanings(params_model(self.cls))
         return tuple(
-            Parameter(
+            EnvParameter(
                 name=name,
                 type=inspect.formatannotation(field.annotation).removeprefix("typing."),
                 default=_default(field),
-                meaning=field.description or meanings.get(name, ""),
+                description=field.description or meanings.get(name, ""),
             )
-            for name, field in settings_of(self.cls).model_fields.items()
+            for name, field in params_model(self.cls).model_fields.items()
         )
 
     def check_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters with defaults filled in, as plain JSON values."""
-        settings = settings_of(self.cls)
+        settings = params_model(self.cls)
         try:
             return settings.model_validate(dict(params)).model_dump(mode="json")
         except ValidationError as error:
             raise UserError(self._complaint(error, settings)) from error
 
-    def check_world(self, params: Mapping[str, Any]) -> None:
+    def check_resources(self, params: Mapping[str, Any]) -> None:
         """What the parameters name must be there."""
-        self.cls.check(settings_of(self.cls).model_validate(dict(params)))
+        self.cls.check(params_model(self.cls).model_validate(dict(params)))
 
-    def sizes(self, params: Mapping[str, Any]) -> dict[Split, int]:
+    def split_sizes(self, params: Mapping[str, Any]) -> dict[Split, int]:
         """Of the splits whose tasks are counted."""
-        checked = settings_of(self.cls).model_validate(dict(params))
-        found: dict[Split, int | None] = {split: self.cls.size(checked, split) for split in FIRST}
+        checked = params_model(self.cls).model_validate(dict(params))
+        found: dict[Split, int | None] = {split: self.cls.size(checked, split) for split in FIRST_SEED}
         return {split: size for split, size in found.items() if size is not None}
 
     def make(self, task: Task, member: int = 0, attempt: int = 0) -> TextEnvRunner:
         """One episode's world. Members of a group share the start state and meet luck of their own."""
-        if self.requires:
-            raise UserError(f"{self.name} needs a package that is not installed: {self.requires}")
+        if self.install_command:
+            raise UserError(f"{self.name} needs a package that is not installed: {self.install_command}")
         if task.env != self.name:
             raise UserError(f"the task is one of {task.env!r}, not of {self.name!r}: give it env={self.name!r}")
-        if (split := split_of(task.seed)) != task.split:
+        if (split := split_of_seed(task.seed)) != task.split:
             raise UserError(f"seed {task.seed} is of the {split} split, not {task.split}: take it from seed_for")
         full = replace(task, params=self.check_params(task.params))
         # How a prompt is worded changes nothing about the world.
-        world = replace(full, params={name: value for name, value in full.params.items() if name not in WORDING})
+        world = replace(full, params={name: value for name, value in full.params.items() if name not in PROMPT_PARAMS})
         env = self.cls(full.params, rng=stream("luck", *world.parts, member, attempt))
-        env.split, env.index = full.split, full.seed - FIRST[full.split]
+        env.split, env.index = full.split, full.seed - FIRST_SEED[full.split]
         start_rng = stream("start", *world.parts)
         runner = env.runner or TextEnvRunner
         return runner(env, start_rng, address("tools", *world.parts, member, attempt))
@@ -111,7 +111,7 @@ class EnvKind:
             mend = f"did you mean {near[0]}?" if near else f"choose from {', '.join(settings.model_fields)}"
             return f"env.params.{name}: {self.name} has no such parameter; {mend}"
         if first["type"] == "missing":
-            return f"env.params.{name} is missing: {self.name} needs {', '.join(self.asks_for)}"
+            return f"env.params.{name} is missing: {self.name} needs {', '.join(self.required_params)}"
         where = f"env.params.{name}" if name else "env.params"
         return f"{where}: {first['msg'].removeprefix('Value error, ')} (got {first['input']!r})"
 
@@ -142,7 +142,7 @@ def _default(field: FieldInfo) -> str:
     return "depends on others" if field.default_factory else repr(field.get_default())
 
 
-def checked(cls: Any) -> type[TextEnv]:
+def validate_env_class(cls: Any) -> type[TextEnv]:
     """`cls` if it is an environment that can be made."""
     name = getattr(cls, "__name__", repr(cls))
     if not (isinstance(cls, type) and issubclass(cls, TextEnv) and cls is not TextEnv):

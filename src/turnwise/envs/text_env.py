@@ -84,7 +84,7 @@ class TextEnv(ABC):
     params: Any
     rng: random.Random
     """What the environment draws after `reset`: a stream of the member's own."""
-    splits_starts: bool = False
+    split_start_states: bool = False
     """True: every start state belongs to one split, by its `start_key()`, and `reset` is called until one does.
 
     For worlds of so few start states that seeds of different splits would meet; it makes them anew at every call."""
@@ -94,7 +94,7 @@ class TextEnv(ABC):
     """The task's, for environments whose splits differ in more than seeds; None: made by hand, without a task."""
 
     def __init__(self, params: Mapping[str, Any] | None = None, rng: random.Random | None = None) -> None:
-        self.params = settings_of(type(self)).model_validate(dict(params or {}))
+        self.params = params_model(type(self)).model_validate(dict(params or {}))
         self.rng = stream("luck") if rng is None else rng
         self.max_turns = self.params.max_turns
         self.max_actions_per_turn = self.params.max_actions_per_turn
@@ -122,7 +122,7 @@ class TextEnv(ABC):
 
     def rules(self) -> str:
         """What opens the prompt. It must not differ between episodes of equal parameters."""
-        return docstring_of(type(self))
+        return env_docstring(type(self))
 
     def random_action(self, rng: random.Random) -> str | None:
         """One legal action, for warm-up and fuzzing; None where the environment offers none."""
@@ -149,7 +149,7 @@ class TextEnv(ABC):
         return None
 
     def start_key(self) -> str | None:
-        """Of the start state, for `splits_starts`: equal for start states so alike that one gives the other away."""
+        """Key of the start state for `split_start_states`; equal for start states that give each other away."""
         return self.state_key()
 
     @property
@@ -170,18 +170,18 @@ class TextEnv(ABC):
         return format_answer(actions) if actions else None
 
 
-def docstring_of(cls: type[TextEnv]) -> str:
+def env_docstring(cls: type[TextEnv]) -> str:
     """The nearest docstring of an environment, not `TextEnv`'s own; empty if it has none."""
     own = (base.__doc__ for base in cls.__mro__ if issubclass(base, TextEnv) and base is not TextEnv)
     return inspect.cleandoc(next((text for text in own if text), ""))
 
 
-WORDING = ("examples",)
+PROMPT_PARAMS = ("examples",)
 """Of `env.params` those that change the prompt and nothing else: equal seeds are equal tasks, whatever they are."""
 
 
 @cache
-def settings_of(cls: type[TextEnv]) -> type[BaseModel]:
+def params_model(cls: type[TextEnv]) -> type[BaseModel]:
     """All that `env.params` may set: the environment's `Params`, and the limits with the class's values as defaults."""
     limits: dict[str, Any] = {
         "max_turns": (int, Field(cls.max_turns, ge=1, description="Turns an episode, at most.")),

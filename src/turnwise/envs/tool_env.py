@@ -21,9 +21,9 @@ from turnwise.config.section import Positive
 from turnwise.core.errors import UserError
 from turnwise.core.messages import Message, ToolCall, ToolSpec, system, tool_schema, user
 from turnwise.core.protocols import Observation, StepResult
-from turnwise.core.truncation import shortened
+from turnwise.core.truncation import truncate_middle
 from turnwise.envs.answers import format_answer
-from turnwise.envs.runner import Ran, TextEnvRunner, counted, turn_info
+from turnwise.envs.runner import TextEnvRunner, TurnOutcome, pluralize, turn_info
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv
 from turnwise.tools.call_formats import ParsedCalls, format_call, parse_calls
 from turnwise.tools.function import FunctionTool
@@ -36,14 +36,14 @@ PROGRAM = {"code": "print(6 * 7)"}
 Style = Literal["hermes", "llama", "mistral", "python", "answer"]
 
 
-TOLD_BY_TEMPLATE = ("hermes", "llama", "mistral")
+TEMPLATE_STYLES = ("hermes", "llama", "mistral")
 """Styles of models whose own chat template tells them of their tools, in the words that they were trained on."""
-NONE_LEFT = "No tool calls left: answer now."
+NO_CALLS_LEFT = "No tool calls left: answer now."
 
 _boxes: dict[tuple[type, str], ToolBox] = {}
 
 
-def box_of(env: Any) -> ToolBox:
+def shared_toolbox(env: Any) -> ToolBox:
     """Shared by all episodes of equal parameters: limits and kept answers are theirs together."""
     key = (type(env), env.params.model_dump_json())
     if key not in _boxes:
@@ -57,7 +57,7 @@ class ToolEnvRunner(TextEnvRunner):
     def __init__(self, env: Any, start_rng: random.Random, seed: int = 0) -> None:
         super().__init__(env, start_rng, seed)
         self.tool_env, self._seed = env, seed
-        self._box = box_of(env)
+        self._box = shared_toolbox(env)
         self._tools: EpisodeTools | None = None
         self._open = AsyncExitStack()
         self._calls = 0
@@ -68,7 +68,7 @@ class ToolEnvRunner(TextEnvRunner):
         opening = await super().start()
         self._tools = await self._open.enter_async_context(self._box.open(self._seed, self.tool_env.tool_state()))
         self._told_specs = self._tools.specs
-        specs = self._told_specs if self.tool_env.params.style in TOLD_BY_TEMPLATE else ()
+        specs = self._told_specs if self.tool_env.params.style in TEMPLATE_STYLES else ()
         with self._attributed("its prompt"):
             told = system(self.tool_env.prompt(self._told_specs))
             in_words = self.tool_env.tools_in_words(specs) if specs else ""
@@ -104,7 +104,7 @@ class ToolEnvRunner(TextEnvRunner):
         messages = [*map(self._told, run, results), *(user(problem) for problem in calls.problems)]
         messages += self._changed_tools(self._tools.specs)
         if not self._over and (len(run) < len(calls.calls) or left <= len(run)):
-            messages.append(user(NONE_LEFT))
+            messages.append(user(NO_CALLS_LEFT))
         called = [{"name": call.name, "failed": result.failed} for call, result in zip(run, results, strict=True)]
         picture = self._draw()
         return StepResult(
@@ -114,7 +114,7 @@ class ToolEnvRunner(TextEnvRunner):
             truncated=self._over and not over,
             success=success,
             invalid=not calls.calls,
-            info=turn_info(Ran(success=success), state) | {"calls": called},
+            info=turn_info(TurnOutcome(success=success), state) | {"calls": called},
             picture=picture,
         )
 
@@ -127,7 +127,7 @@ class ToolEnvRunner(TextEnvRunner):
         return [user(f"The tools have changed. There are now: {now}.")]
 
     def _told(self, call: ToolCall, result: ToolResult) -> Message:
-        text = shortened(result.text, self.tool_env.params.max_output)
+        text = truncate_middle(result.text, self.tool_env.params.max_output)
         return Message(role="tool", content=text, call_id=call.call_id)
 
     async def close(self) -> None:
@@ -197,7 +197,9 @@ class ToolEnv(TextEnv):
 
     def prompt(self, specs: Sequence[ToolSpec]) -> str:
         """The system message: rules, limits, how to call and how to answer."""
-        limits = f"At most {counted(self.max_turns, 'turn')} and {counted(self.params.max_tool_calls, 'call')} in all."
+        limits = (
+            f"At most {pluralize(self.max_turns, 'turn')} and {pluralize(self.params.max_tool_calls, 'call')} in all."
+        )
         answering = f"Answer: {format_answer(['answer'])}. You may think first: <think>thoughts</think>."
         lines = (self.rules(), limits, self.calling_text(specs), answering if self.answers else "")
         return "\n".join(line for line in lines if line)

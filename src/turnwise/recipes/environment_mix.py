@@ -8,10 +8,10 @@ from typing import Any
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.task import Split, Task
-from turnwise.envs.registry import load
+from turnwise.envs.registry import load_spec
 from turnwise.envs.runner import TextEnvRunner
-from turnwise.envs.spec import EnvKind
-from turnwise.envs.text_env import settings_of
+from turnwise.envs.spec import EnvSpec
+from turnwise.envs.text_env import params_model
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.evaluation.statistics import wilson_of_rate
 from turnwise.rollout.selfplay import SidedTasks
@@ -24,7 +24,7 @@ PURPOSES: dict[Split, str] = {"train": "to train on", "validation": "to validate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worlds:
-    kinds: Mapping[str, EnvKind]
+    kinds: Mapping[str, EnvSpec]
     """By the name that their tasks bear; the run's own environment first."""
     worlds: tuple[World, ...]
 
@@ -33,16 +33,16 @@ class Worlds:
         return "+".join(self.kinds)
 
     @property
-    def with_params(self) -> list[tuple[EnvKind, dict[str, Any]]]:
+    def with_params(self) -> list[tuple[EnvSpec, dict[str, Any]]]:
         return [(self.kinds[world.env], dict(world.params)) for world in self.worlds]
 
     def make(self, task: Task, member: int = 0, attempt: int = 0) -> TextEnvRunner:
         return self.kinds[task.env].make(task, member, attempt)
 
 
-def worlds_of(config: Config, kind: EnvKind | None = None) -> Worlds:
+def worlds_of(config: Config, kind: EnvSpec | None = None) -> Worlds:
     """`kind`: of env.kind, where a program has it at hand."""
-    first = kind or load(config.env.kind)
+    first = kind or load_spec(config.env.kind)
     kinds = {first.name: first}
     worlds = [_world(first, config.env.params, weight=1.0)]
     for name, mixed in config.env.mixed().items():
@@ -50,15 +50,15 @@ def worlds_of(config: Config, kind: EnvKind | None = None) -> Worlds:
             raise UserError(
                 f"env.mix.{name}: that is env.kind's name already: give it another, with kind = {mixed.kind}"
             )
-        kinds[name] = replace(load(mixed.kind), name=name)
+        kinds[name] = replace(load_spec(mixed.kind), name=name)
         worlds.append(_world(kinds[name], mixed.params, mixed.weight))
     return Worlds(kinds=kinds, worlds=tuple(worlds))
 
 
-def _world(kind: EnvKind, given: Mapping[str, Any], weight: float) -> World:
+def _world(kind: EnvSpec, given: Mapping[str, Any], weight: float) -> World:
     params = kind.check_params(given)
-    kind.check_world(params)
-    return World(env=kind.name, params=params, weight=weight, sizes=kind.sizes(params))
+    kind.check_resources(params)
+    return World(env=kind.name, params=params, weight=weight, sizes=kind.split_sizes(params))
 
 
 def rows_told(worlds: Worlds, config: Config) -> list[str]:
@@ -67,7 +67,7 @@ def rows_told(worlds: Worlds, config: Config) -> list[str]:
     lines = [line for world in counted for line in (_rows(world), *_few(world, config, alone=alone))]
     for kind, params in worlds.with_params:
         if issubclass(kind.cls, ToolEnv):
-            lines += kind.cls.notes(settings_of(kind.cls).model_validate(params))
+            lines += kind.cls.notes(params_model(kind.cls).model_validate(params))
     return lines
 
 

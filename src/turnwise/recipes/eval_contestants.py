@@ -18,7 +18,7 @@ from turnwise.core.token_name import TokenName
 from turnwise.engine.openai.client import ChatClient
 from turnwise.engine.openai.endpoint import Endpoint, read_key
 from turnwise.envs.registry import ENVIRONMENTS
-from turnwise.envs.spec import EnvKind
+from turnwise.envs.spec import EnvSpec
 from turnwise.evaluation.episodes import Player
 from turnwise.models.catalogue import catalogue_names
 from turnwise.models.hub import is_hub_name
@@ -229,7 +229,7 @@ class Seat:
 
 
 def take_seat(
-    contestant: Contestant, kind: EnvKind, params: dict[str, Any], wire: Wire, show: Callable[[int, int], None]
+    contestant: Contestant, kind: EnvSpec, params: dict[str, Any], wire: Wire, show: Callable[[int, int], None]
 ) -> AbstractAsyncContextManager[Seat]:
     """Loads a model at once, which runs loops of its own. `show`: what its warm-up is told of."""
     if contestant.url is None:
@@ -238,7 +238,7 @@ def take_seat(
 
 
 @asynccontextmanager
-async def _remote(config: Config, kind: EnvKind, endpoint: Endpoint, concurrency: int) -> AsyncIterator[Seat]:
+async def _remote(config: Config, kind: EnvSpec, endpoint: Endpoint, concurrency: int) -> AsyncIterator[Seat]:
     limits = Limits(
         sampling=_sampling(config), max_tokens=config.rollout.max_tokens, timeout_s=config.rollout.timeout_s
     )
@@ -247,7 +247,7 @@ async def _remote(config: Config, kind: EnvKind, endpoint: Endpoint, concurrency
         yield Seat(player=player, decode=lambda ids: "", name_token=_nameless, in_flight=concurrency)
 
 
-def _local_policy(config: Config, kind: EnvKind, params: dict[str, Any], show: Callable[[int, int], None]) -> Seat:
+def _local_policy(config: Config, kind: EnvSpec, params: dict[str, Any], show: Callable[[int, int], None]) -> Seat:
     torch.set_num_threads(config.system.threads)
     world = Worlds(kinds={kind.name: kind}, worlds=(World(env=kind.name, params=params),))
     loaded, _ = load_policy(config, world, show)

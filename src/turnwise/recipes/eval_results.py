@@ -12,7 +12,7 @@ from turnwise.config.load import build, read_saved_settings, to_toml
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.task import Split
-from turnwise.envs.seeds import FIRST, RANGE, seed_for, split_of
+from turnwise.envs.seeds import FIRST_SEED, SEEDS_PER_SPLIT, seed_for, split_of_seed
 from turnwise.evaluation.compare import Paired, compare_all
 from turnwise.evaluation.episodes import Evaluation
 from turnwise.recipes.eval_contestants import Contestant
@@ -239,7 +239,9 @@ def read_seeds(text: str, split: Split) -> tuple[int, ...]:
         raise UserError(f"--seeds {text}: holds no seeds: give such as 3,7,10-20, or a file of them")
     if len(set(seeds)) < len(seeds):
         twice = next(seed for seed in seeds if seeds.count(seed) > 1)
-        raise UserError(f"--seeds names {twice - FIRST[split]} twice: give each once, and --tries for more episodes")
+        raise UserError(
+            f"--seeds names {twice - FIRST_SEED[split]} twice: give each once, and --tries for more episodes"
+        )
     return seeds
 
 
@@ -284,8 +286,8 @@ def _numbers(words: Iterable[str]) -> list[int]:
 
 
 def _seed(number: int, split: Split) -> int:
-    if number < RANGE:
+    if number < SEEDS_PER_SPLIT:
         return seed_for(split, number)
-    if (found := split_of(number)) != split:
+    if (found := split_of_seed(number)) != split:
         raise UserError(f"--seeds: {number} is of the {found} split, not {split}: give --split {found}")
     return number

@@ -14,9 +14,9 @@ from turnwise.config.load import Overrides
 from turnwise.core.errors import UserError
 from turnwise.core.task import Split, Task
 from turnwise.core.trajectory import Trajectory
-from turnwise.envs.registry import load
-from turnwise.envs.seeds import FIRST, seed_for
-from turnwise.envs.spec import EnvKind
+from turnwise.envs.registry import load_spec
+from turnwise.envs.seeds import FIRST_SEED, seed_for
+from turnwise.envs.spec import EnvSpec
 from turnwise.evaluation.episodes import Evaluation, TaskId, Wanted, all_tries, play_episodes, task_id
 from turnwise.recipes.contexts import check_context
 from turnwise.recipes.environment_mix import name_of_rows
@@ -56,7 +56,7 @@ class Asked:
     """Who plays, on which tasks, how often each."""
 
     contestants: Sequence[Contestant]
-    kind: EnvKind
+    kind: EnvSpec
     params: dict[str, Any]
     split: Split
     seeds: Sequence[int]
@@ -102,29 +102,30 @@ def ask(
 def _asked(everyone: Sequence[Contestant], seeds: str | None, split: Split, tries: int) -> Asked:
     everyone = [replace(each, config=settled(each.config)) for each in everyone]
     config = everyone[0].config
-    kind = load(config.env.kind)
+    kind = load_spec(config.env.kind)
     for each in everyone:
         if each.url is None:
             check_context(each.config)
             check_model(each.config.model)
             check_threads(each.config.system)
     params = kind.check_params(config.env.params)
-    kind.check_world(params)
+    kind.check_resources(params)
     chosen, note = _tasks(kind, params, split, seeds, config.eval.episodes)
     check_servers([(kind, params)])
     return Asked(contestants=everyone, kind=kind, params=params, split=split, seeds=chosen, tries=tries, note=note)
 
 
 def _tasks(
-    kind: EnvKind, params: dict[str, Any], split: Split, seeds: str | None, wanted: int
+    kind: EnvSpec, params: dict[str, Any], split: Split, seeds: str | None, wanted: int
 ) -> tuple[Sequence[int], str]:
     """Their seeds, and what to say where a split has fewer than were asked for."""
-    there = kind.sizes(params).get(split)
+    there = kind.split_sizes(params).get(split)
     rows = f"the {split} split of {name_of_rows(kind.name, params)} has {there} tasks"
     if seeds:
         chosen = read_seeds(seeds, split)
         beyond = next(
-            (seed - FIRST[split] for seed in chosen if there is not None and seed - FIRST[split] >= there), None
+            (seed - FIRST_SEED[split] for seed in chosen if there is not None and seed - FIRST_SEED[split] >= there),
+            None,
         )
         if beyond is not None:
             raise UserError(f"--seeds {beyond}: {rows}, counted from 0: leave it out")

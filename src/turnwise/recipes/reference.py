@@ -27,10 +27,10 @@ from torch import Tensor
 from turnwise.core.random_streams import address, stream
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Stop
-from turnwise.envs.registry import load
+from turnwise.envs.registry import load_spec
 from turnwise.envs.runner import TextEnvRunner
-from turnwise.envs.seeds import RANGE, seed_for
-from turnwise.envs.spec import EnvKind
+from turnwise.envs.seeds import SEEDS_PER_SPLIT, seed_for
+from turnwise.envs.spec import EnvSpec
 from turnwise.models.attention import ATTENTION
 from turnwise.models.loading import LoadedModel, load_model
 from turnwise.render.renderer import Renderer
@@ -115,7 +115,7 @@ class Episode:
 # ---------------------------------------------------------------------------------------------------- rollout stage
 
 
-async def roll_out(loaded: LoadedModel, kind: EnvKind, settings: Settings, step: int) -> list[list[Episode]]:
+async def roll_out(loaded: LoadedModel, kind: EnvSpec, settings: Settings, step: int) -> list[list[Episode]]:
     """Groups of finished episodes. Turns run in lock-step: all episodes that still live speak at the same time."""
     renderer = Renderer(loaded.tokenizer, loaded.stop_ids)
     groups = [start_group(kind, settings, step, number) for number in range(settings.groups)]
@@ -132,9 +132,9 @@ async def roll_out(loaded: LoadedModel, kind: EnvKind, settings: Settings, step:
     return groups
 
 
-def start_group(kind: EnvKind, settings: Settings, step: int, number: int) -> list[Episode]:
+def start_group(kind: EnvSpec, settings: Settings, step: int, number: int) -> list[Episode]:
     """Members share the task, and with it the start state; what they sample and the luck they meet is their own."""
-    seed = seed_for("train", address("task", settings.seed, step, number) % RANGE)
+    seed = seed_for("train", address("task", settings.seed, step, number) % SEEDS_PER_SPLIT)
     task = Task(env=kind.name, params=kind.check_params({}), seed=seed)
     return [
         Episode(
@@ -260,7 +260,7 @@ def update(
 # ------------------------------------------------------------------------------------------------------- both stages
 
 
-def start_policy(kind: EnvKind, settings: Settings) -> LoadedModel:
+def start_policy(kind: EnvSpec, settings: Settings) -> LoadedModel:
     """A small model that has seen how answers look, and nothing of which ones are good."""
 
     def load_tiny(name: str) -> LoadedModel:
@@ -277,7 +277,7 @@ def start_policy(kind: EnvKind, settings: Settings) -> LoadedModel:
     return loaded
 
 
-def train(loaded: LoadedModel, kind: EnvKind, settings: Settings, write: Callable[[str], object]) -> list[float]:
+def train(loaded: LoadedModel, kind: EnvSpec, settings: Settings, write: Callable[[str], object]) -> list[float]:
     """Trains the policy in place; the success rate of each step's episodes, on start states never met before."""
     optimizer = make_optimizer(loaded.model, settings)
     history = []
@@ -296,7 +296,7 @@ def train(loaded: LoadedModel, kind: EnvKind, settings: Settings, write: Callabl
 
 def main() -> None:
     settings = PRESETS[sys.argv[1] if len(sys.argv) > 1 else "bandit"]
-    kind = load(settings.env)
+    kind = load_spec(settings.env)
     train(start_policy(kind, settings), kind, settings, sys.stdout.write)
 
 

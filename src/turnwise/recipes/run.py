@@ -12,8 +12,8 @@ from rich.console import Console
 from turnwise.algos.advantages import ADVANTAGES
 from turnwise.config.load import build
 from turnwise.config.schema import Config
-from turnwise.envs.registry import kind_of, load
-from turnwise.envs.spec import EnvKind
+from turnwise.envs.registry import load_spec, spec_of
+from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import TextEnv
 from turnwise.models.loading import LoadedModel
 from turnwise.models.memory_plan import MemoryPlan
@@ -57,7 +57,7 @@ def train(
     config: Config,
     *,
     resume: bool = False,
-    kind: EnvKind | None = None,
+    kind: EnvSpec | None = None,
     console: Console | None = None,
     given: Iterable[str] = (),
 ) -> Summary:
@@ -100,10 +100,10 @@ def train_env(env: type[TextEnv] | str, model: str = "tiny", steps: int | None =
 
     `tw.train(env="sokoban", algo__advantage="gae", seed=1)`
     """
-    kind = load(env) if isinstance(env, str) else kind_of(env)
+    kind = load_spec(env) if isinstance(env, str) else spec_of(env)
     given: dict[str, Any] = {"model.name": model, **({} if steps is None else {"train.steps": steps})}
     given |= {name.replace("__", "."): value for name, value in settings.items()}
-    config = place_files(build({"env": {"kind": kind.kind or kind.name}}, list(given.items())))
+    config = place_files(build({"env": {"kind": kind.id or kind.name}}, list(given.items())))
     return train(config, kind=kind, given=given)
 
 

@@ -19,8 +19,8 @@ from turnwise.core.errors import UserError
 from turnwise.core.suggestions import nearest
 from turnwise.envs.games.env import GameEnv
 from turnwise.envs.registry import load_function
-from turnwise.envs.spec import EnvKind
-from turnwise.envs.text_env import TextEnv, settings_of
+from turnwise.envs.spec import EnvSpec
+from turnwise.envs.text_env import TextEnv, params_model
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.models.catalogue import catalogue_names
 from turnwise.models.hub import is_hub_name
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 def check_run(
-    config: Config, kind: EnvKind | None = None, given: Iterable[str] = (), *, resume: bool = False
+    config: Config, kind: EnvSpec | None = None, given: Iterable[str] = (), *, resume: bool = False
 ) -> Worlds:
     """The worlds of a run that can start. `kind`, `given`: as `worlds_of` and `check` take them."""
     if resume and config.record.name is not None:
@@ -57,12 +57,12 @@ def check_run(
     return worlds
 
 
-def check_servers(worlds: Iterable[tuple[EnvKind, Mapping[str, Any]]], judges: Sequence[NeedsServer] = ()) -> None:
+def check_servers(worlds: Iterable[tuple[EnvSpec, Mapping[str, Any]]], judges: Sequence[NeedsServer] = ()) -> None:
     """Asks each server once, all at the same time; whoever uses none waits for nothing."""
     needed = [*judges]
     for kind, params in worlds:
         if issubclass(kind.cls, ToolEnv):
-            needed += kind.cls.servers(settings_of(kind.cls).model_validate(dict(params)))
+            needed += kind.cls.servers(params_model(kind.cls).model_validate(dict(params)))
     if needed:
         asyncio.run(_ask(needed))
 
@@ -91,7 +91,7 @@ NAMES: dict[str, Iterable[str]] = {
 }
 
 
-def check(config: Config, kind: EnvKind | None = None, given: Iterable[str] = ()) -> None:
+def check(config: Config, kind: EnvSpec | None = None, given: Iterable[str] = ()) -> None:
     """Refuses names that do not exist and combinations that make no sense, with the reason.
 
     `kind`: the environment, where it is known; `given`: the keys that a person typed, which must have an effect.
@@ -124,7 +124,7 @@ def check(config: Config, kind: EnvKind | None = None, given: Iterable[str] = ()
         )
 
 
-def _check_game(config: Config, kind: EnvKind) -> None:
+def _check_game(config: Config, kind: EnvSpec) -> None:
     """Whether the two sides of this environment can be played against each other."""
     given = f"selfplay.opponent {config.selfplay.opponent}"
     if not issubclass(kind.cls, GameEnv):
@@ -186,7 +186,7 @@ def most_threads() -> int:
     return max(1, min([max(MIN_THREADS, 4 * cores()), *(limit // 2 for limit in limits)]))
 
 
-def _without_states(kind: EnvKind) -> bool:
+def _without_states(kind: EnvSpec) -> bool:
     return kind.cls.state_key is TextEnv.state_key
 
 

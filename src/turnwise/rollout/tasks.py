@@ -11,7 +11,7 @@ from typing import Any
 from turnwise.core.random_streams import address, stream
 from turnwise.core.task import Split, Task
 from turnwise.core.trajectory import Group
-from turnwise.envs.seeds import RANGE, seed_for
+from turnwise.envs.seeds import SEEDS_PER_SPLIT, seed_for
 
 ADDRESSES = 1 << 63
 """How many there are."""
@@ -108,7 +108,7 @@ class TaskSource:
         if rows is not None:
             shuffled = _shuffled(rows, "rows", self.run_seed, step, world.env)
             return lambda index: next(shuffled)
-        return lambda index: number(index) % RANGE
+        return lambda index: number(index) % SEEDS_PER_SPLIT
 
     def _pool(self, world: World, size: int) -> Sequence[int]:
         """Return the places that the curriculum draws from: the first tasks of the split, or a sample of its rows.
@@ -125,7 +125,9 @@ class TaskSource:
         """The first tasks of a split, as many of each world: the same in every run, so that evaluations compare."""
         many = len(self.worlds)
         places = [(number // many, self.worlds[number % many]) for number in range(count)]
-        return [self.task(split, index, world) for index, world in places if index < world.sizes.get(split, RANGE)]
+        return [
+            self.task(split, index, world) for index, world in places if index < world.sizes.get(split, SEEDS_PER_SPLIT)
+        ]
 
     def task(self, split: Split, index: int, world: World | None = None) -> Task:
         world = self.worlds[0] if world is None else world

@@ -2,7 +2,7 @@
 
 box = await Sandbox.start(SandboxLimits(timeout_s=5))
 async with box.session(seed=3) as session:
-    result = await session.run("x = 6 * 7; x")      # RunResult(value="42", ended="ok", ...)
+    result = await session.run("x = 6 * 7; x")      # RunResult(value="42", status="ok", ...)
 await box.close()
 """
 
@@ -13,12 +13,12 @@ from types import TracebackType
 from typing import Literal, Self
 
 from turnwise.core.text_validation import broken_in
-from turnwise.sandbox.probe import REMEDIES, TIERS, missing_ground, self_test
-from turnwise.sandbox.python_install import DEFAULT_PACKAGES, prefix_of_this_interpreter
+from turnwise.sandbox.probe import FIXES, TIERS, self_test, unsupported_reason
+from turnwise.sandbox.python_install import DEFAULT_PACKAGES, find_python_install
 from turnwise.sandbox.session_process import SessionProcess
 from turnwise.sandbox.types import RunResult, SandboxFailure, SandboxLimits, SandboxUnavailable, Tier
 from turnwise.sandbox.watchdog import Watchdog
-from turnwise.sandbox.zygote_process import ZygoteFailed, ZygoteProcess
+from turnwise.sandbox.zygote_process import ZygoteProcess, ZygoteStartError
 
 RESTARTED = "[the interpreter was restarted: variables from earlier calls are lost]\n"
 
@@ -45,20 +45,20 @@ class Sandbox:
         """The best tier that passes its self-test. `packages`: distributions that sessions can import, imported once
         here.
         """
-        if (problem := missing_ground()) is not None:
+        if (problem := unsupported_reason()) is not None:
             raise SandboxUnavailable(problem)
         problems = []
         for candidate in TIERS if tier == "auto" else (tier,):
             try:
                 return await cls._start_tested(candidate, limits or SandboxLimits(), packages)
-            except ZygoteFailed as error:
-                problems.append(f"{candidate}: {error}; remedy: {REMEDIES[candidate]}")
+            except ZygoteStartError as error:
+                problems.append(f"{candidate}: {error}; remedy: {FIXES[candidate]}")
         raise SandboxUnavailable("this machine gives no sandbox. " + ". ".join(problems))
 
     @classmethod
     async def open(cls, tier: Tier, limits: SandboxLimits, packages: tuple[str, ...]) -> "Sandbox":
         """One tier, not yet tested. ZygoteFailed says what was refused."""
-        zygote = ZygoteProcess(tier, limits, prefix_of_this_interpreter(packages))
+        zygote = ZygoteProcess(tier, limits, find_python_install(packages))
         await zygote.start()
         return cls(zygote, limits)
 
@@ -75,7 +75,7 @@ class Sandbox:
             raise
         if problem is not None:
             await box.close()
-            raise ZygoteFailed(problem)
+            raise ZygoteStartError(problem)
         return box
 
     @property
@@ -92,9 +92,9 @@ class Sandbox:
         """What is imported already in every session: name -> version."""
         return self._zygote.packages
 
-    def session(self, seed: int = 0) -> "Session":
+    def session(self, seed: int = 0) -> "SandboxSession":
         """Equal seeds and equal code give equal random numbers. Nothing is started before the first `run`."""
-        return Session(self, seed)
+        return SandboxSession(self, seed)
 
     async def close(self) -> None:
         """Kills every session and the zygote, and waits until they have gone."""
@@ -142,7 +142,7 @@ class Sandbox:
                 new = ZygoteProcess(old.tier, old.limits, old.prefix)
                 try:
                     await new.start()
-                except ZygoteFailed as error:
+                except ZygoteStartError as error:
                     raise SandboxFailure(f"the sandbox's zygote died and cannot be restarted: {error}") from None
                 self._zygote = new
             return self._zygote
@@ -155,7 +155,7 @@ class Sandbox:
             self.end_process(process)
 
 
-class Session:
+class SandboxSession:
     """Variables stay from call to call. Calls of one session wait for each other."""
 
     def __init__(self, box: Sandbox, seed: int) -> None:
@@ -219,24 +219,24 @@ class Session:
 
 
 def _refused(why: str) -> RunResult:
-    return RunResult(output="", value=None, error=why, ended="error", seconds=0.0)
+    return RunResult(output="", value=None, error=why, status="error", seconds=0.0)
 
 
 async def start_unsafe_subprocess(
     limits: SandboxLimits | None = None, *, packages: tuple[str, ...] = DEFAULT_PACKAGES
 ) -> Sandbox:
     """The interface of a sandbox without its walls."""
-    if (problem := missing_ground()) is not None:
+    if (problem := unsupported_reason()) is not None:
         raise SandboxUnavailable(problem)
     try:
         return await Sandbox.open("unsafe_subprocess", limits or SandboxLimits(), packages)
-    except ZygoteFailed as error:
+    except ZygoteStartError as error:
         raise SandboxUnavailable(f"a Python process could not be started: {error}") from None
 
 
 def sandbox_report() -> list[str]:
     """One line a tier, and one that says which is used; each tier is started and attacked for real."""
-    if (problem := missing_ground()) is not None:
+    if (problem := unsupported_reason()) is not None:
         return [f"sandbox: none; {problem}"]
     return asyncio.run(_report())
 

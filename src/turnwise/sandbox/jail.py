@@ -13,7 +13,7 @@ from turnwise.sandbox.types import MEBIBYTE, SandboxLimits
 class Jail(Protocol):
     """What a tier gives the zygote."""
 
-    one_process: bool
+    single_process: bool
 
     def build(self) -> None: ...
     def loaded(self) -> None: ...
@@ -33,7 +33,7 @@ NO_CORE_FILE = 1
 class NoJail:
     """Code runs as the user who started it, with all that this user may do."""
 
-    one_process = True
+    single_process = True
     """Its children are not hunted: without a pid namespace nobody knows them all."""
 
     def __init__(self, limits: SandboxLimits, scratch: str) -> None:
@@ -45,7 +45,7 @@ class NoJail:
         """Nothing is built."""
 
     def loaded(self) -> None:
-        self.base_bytes = virtual_bytes(open_proc())
+        self.base_bytes = address_space_bytes(open_proc())
 
     def before_fork(self) -> str:
         return self.folders.create(None)
@@ -55,7 +55,7 @@ class NoJail:
 
     def enter(self, scratch: str) -> None:
         os.setsid()
-        first_to_be_killed(open_proc())
+        prefer_for_oom_kill(open_proc())
         os.chdir(scratch)
 
     def seal(self) -> None:
@@ -101,7 +101,7 @@ def open_proc() -> int:
     return os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
-def write_under(folder: int, name: str, text: str) -> None:
+def write_proc_file(folder: int, name: str, text: str) -> None:
     """One write: the kernel takes a map in a single piece."""
     try:
         descriptor = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=folder)
@@ -115,12 +115,12 @@ def write_under(folder: int, name: str, text: str) -> None:
         os.close(descriptor)
 
 
-def first_to_be_killed(proc: int) -> None:
+def prefer_for_oom_kill(proc: int) -> None:
     """Where the machine runs out of memory, a session goes before the trainer."""
-    write_under(proc, "self/oom_score_adj", "1000")
+    write_proc_file(proc, "self/oom_score_adj", "1000")
 
 
-def virtual_bytes(proc: int) -> int:
+def address_space_bytes(proc: int) -> int:
     """The address space of this process, which RLIMIT_AS counts."""
     descriptor = os.open("self/statm", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
     try:

@@ -14,10 +14,10 @@ import signal
 import struct
 
 from turnwise.sandbox import syscalls as sys_calls
-from turnwise.sandbox.jail import first_to_be_killed, open_proc, set_resource_limits, virtual_bytes
-from turnwise.sandbox.python_install import DEVICES, Prefix, mapped_libraries, without
+from turnwise.sandbox.jail import address_space_bytes, open_proc, prefer_for_oom_kill, set_resource_limits
+from turnwise.sandbox.python_install import DEVICES, PythonInstall, loaded_libraries, paths_without
 from turnwise.sandbox.scratch_folders import ScratchFolders, remove_tree
-from turnwise.sandbox.seccomp import install, landlock_rules, program
+from turnwise.sandbox.seccomp import compile_filter, install_filter, landlock_rules
 from turnwise.sandbox.syscalls import JailError
 from turnwise.sandbox.types import SandboxLimits
 
@@ -55,9 +55,9 @@ def landlock_abi() -> int:
 class LandlockJail:
     """Built in the zygote, which stays outside; `enter` and `seal` are for the child that becomes a session."""
 
-    one_process = True
+    single_process = True
 
-    def __init__(self, limits: SandboxLimits, prefix: Prefix, scratch: str) -> None:
+    def __init__(self, limits: SandboxLimits, prefix: PythonInstall, scratch: str) -> None:
         self.limits = limits
         self.prefix = prefix
         self.folders = ScratchFolders(scratch)
@@ -76,9 +76,9 @@ class LandlockJail:
         A session adds a second, short ruleset: the same folders whole, and its own scratch folder. Both must agree.
         """
         closed = self.prefix.hidden
-        opened = (*self.prefix.roots, *mapped_libraries(self.prefix.roots), *self.prefix.packages)
+        opened = (*self.prefix.roots, *loaded_libraries(self.prefix.roots), *self.prefix.packages)
         self.exact = self._ruleset()
-        for path in (part for root in opened for part in without(root, closed)):
+        for path in (part for root in opened for part in paths_without(root, closed)):
             self._allow(self.exact, path, READ_FILE | READ_DIR)
         for path in (*self.prefix.search_path, *closed):
             self._allow(self.exact, path, READ_DIR)  # names only: the import system lists them
@@ -91,7 +91,7 @@ class LandlockJail:
         self.own_ids = os.geteuid() == 0 and self._others_can_read()
 
     def loaded(self) -> None:
-        self.base_bytes = virtual_bytes(self.proc)
+        self.base_bytes = address_space_bytes(self.proc)
 
     def before_fork(self) -> str:
         self.next_id = (self.next_id + 1) % OWN_IDS
@@ -102,7 +102,7 @@ class LandlockJail:
 
     def enter(self, scratch: str) -> None:
         os.setsid()
-        first_to_be_killed(self.proc)
+        prefer_for_oom_kill(self.proc)
         os.chdir(scratch)
         if self.own_ids:
             os.setgroups([])
@@ -110,7 +110,7 @@ class LandlockJail:
             os.setresgid(identity, identity, identity)
             os.setresuid(identity, identity, identity)
         sys_calls.drop_capabilities()
-        sys_calls.no_new_privileges()
+        sys_calls.set_no_new_privileges()
         own = self._ruleset()
         for descriptor, rights in self.coarse:
             self._allow_open(own, descriptor, rights)
@@ -123,7 +123,7 @@ class LandlockJail:
         set_resource_limits(self.limits, base_bytes=self.base_bytes, count_processes=self.own_ids)
         sys_calls.prctl("make it readable for the watchdog", sys_calls.PR_SET_DUMPABLE, 1)
         sys_calls.die_with_parent(signal.SIGKILL)
-        install(program(landlock_rules(os.getpid())))
+        install_filter(compile_filter(landlock_rules(os.getpid())))
 
     def remove(self, scratch: str) -> int | None:
         return self.folders.remove(scratch)

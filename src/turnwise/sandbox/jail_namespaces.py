@@ -13,9 +13,15 @@ import socket
 from pathlib import Path
 
 from turnwise.sandbox import syscalls as sys_calls
-from turnwise.sandbox.jail import first_to_be_killed, open_proc, set_resource_limits, virtual_bytes, write_under
-from turnwise.sandbox.python_install import DEVICES, Prefix, mapped_libraries
-from turnwise.sandbox.seccomp import install, namespaces_rules, program
+from turnwise.sandbox.jail import (
+    address_space_bytes,
+    open_proc,
+    prefer_for_oom_kill,
+    set_resource_limits,
+    write_proc_file,
+)
+from turnwise.sandbox.python_install import DEVICES, PythonInstall, loaded_libraries
+from turnwise.sandbox.seccomp import compile_filter, install_filter, namespaces_rules
 from turnwise.sandbox.syscalls import JailError
 from turnwise.sandbox.types import SandboxLimits
 
@@ -34,12 +40,12 @@ OUTSIDE_ID = 60705
 class NamespacesJail:
     """Built in the zygote; `enter` is for the child that becomes a session."""
 
-    one_process = False
+    single_process = False
 
-    def __init__(self, limits: SandboxLimits, prefix: Prefix) -> None:
+    def __init__(self, limits: SandboxLimits, prefix: PythonInstall) -> None:
         self.limits = limits
         self.prefix = prefix
-        self.program = program(namespaces_rules())
+        self.program = compile_filter(namespaces_rules())
         self.base_bytes = 0
         self.proc = open_proc()
         self.own_pids = -1
@@ -51,7 +57,7 @@ class NamespacesJail:
         user, group = os.geteuid(), os.getegid()
         if user == 0:
             os.setgroups([])
-            map_root_ids(self.proc, everything)
+            unshare_as_root(self.proc, everything)
         else:
             sys_calls.unshare("unshare user namespace", sys_calls.CLONE_NEWUSER | everything)
             map_own_ids(self.proc, user=user, group=group)
@@ -63,7 +69,7 @@ class NamespacesJail:
 
     def loaded(self) -> None:
         """All is imported: what the libraries took is not counted against a session."""
-        self.base_bytes = virtual_bytes(self.proc)
+        self.base_bytes = address_space_bytes(self.proc)
 
     def before_fork(self) -> str:
         """The next child is the first process of a new pid namespace. Gives the session's scratch folder."""
@@ -79,7 +85,7 @@ class NamespacesJail:
         sys_calls.unshare("unshare namespaces of a session", sys_calls.CLONE_NEWUSER | sys_calls.CLONE_NEWNS)
         sys_calls.prctl("make it readable for the watchdog", sys_calls.PR_SET_DUMPABLE, 1)
         map_own_ids(self.proc, user=INSIDE_ID, group=INSIDE_ID)
-        first_to_be_killed(self.proc)
+        prefer_for_oom_kill(self.proc)
         data = f"size={self.limits.scratch_mb}m,nr_inodes={self.limits.files},mode=0700"
         sys_calls.mount("tmpfs", scratch, kind="tmpfs", flags=QUIET, data=data)
         os.mkdir(SHARED_MEMORY, 0o700)
@@ -89,10 +95,10 @@ class NamespacesJail:
         """The last steps, after which nothing can be undone."""
         set_resource_limits(self.limits, base_bytes=self.base_bytes, count_processes=True)
         sys_calls.drop_capabilities()
-        sys_calls.no_new_privileges()
+        sys_calls.set_no_new_privileges()
         sys_calls.prctl("make it readable for the watchdog", sys_calls.PR_SET_DUMPABLE, 1)
         sys_calls.die_with_parent(signal.SIGKILL)
-        install(self.program)
+        install_filter(self.program)
 
     def remove(self, scratch: str) -> int | None:
         """Nothing to do: a scratch folder goes with its namespace."""
@@ -107,10 +113,10 @@ class NamespacesJail:
     def _build_root(self) -> None:
         """A root in memory with the prefix bound into it, read-only; then it is the only root."""
         prefix = self.prefix
-        files = mapped_libraries(prefix.roots)
+        files = loaded_libraries(prefix.roots)
         folders = {path: _open_path(path) for path in (*prefix.roots, *files, *prefix.packages, *DEVICES)}
         sys_calls.mount("none", "/", flags=sys_calls.MS_REC | sys_calls.MS_PRIVATE)
-        leave_root()
+        drop_root()
         sys_calls.mount("tmpfs", NEW_ROOT, kind="tmpfs", flags=QUIET, data="size=4m,nr_inodes=4096,mode=0755")
         for path in (*prefix.roots, *files):
             _bind(folders[path], path)
@@ -121,7 +127,7 @@ class NamespacesJail:
         for path in prefix.packages:
             _bind(folders[path], path)
         for path in prefix.hidden:
-            sys_calls.read_only(NEW_ROOT + path)
+            sys_calls.make_read_only(NEW_ROOT + path)
         for path in DEVICES:
             _bind(folders[path], path, device=True)
         for where, what in prefix.links:
@@ -132,8 +138,8 @@ class NamespacesJail:
         if not os.path.lexists(f"{NEW_ROOT}/tmp"):  # an interpreter that lies there stays to be seen
             os.symlink(SCRATCH, f"{NEW_ROOT}/tmp")
         os.symlink(SHARED_MEMORY, f"{NEW_ROOT}/dev/shm")
-        sys_calls.swap_root(NEW_ROOT)
-        sys_calls.read_only("/")
+        sys_calls.pivot_root(NEW_ROOT)
+        sys_calls.make_read_only("/")
         for descriptor in folders.values():
             os.close(descriptor)
 
@@ -173,24 +179,24 @@ def _bind(descriptor: int, path: str, *, device: bool = False) -> None:
     else:
         Path(target).touch()
     sys_calls.mount(source, target, flags=sys_calls.MS_BIND | sys_calls.MS_REC)
-    sys_calls.read_only(target, below=True, devices=device)
+    sys_calls.make_read_only(target, below=True, devices=device)
 
 
 def map_own_ids(proc: int, *, user: int, group: int) -> None:
     """In a new user namespace: this user, as the namespace around it calls it, and no other."""
-    write_under(proc, "self/setgroups", "deny")
-    write_under(proc, "self/uid_map", f"{INSIDE_ID} {user} 1")
-    write_under(proc, "self/gid_map", f"{INSIDE_ID} {group} 1")
+    write_proc_file(proc, "self/setgroups", "deny")
+    write_proc_file(proc, "self/uid_map", f"{INSIDE_ID} {user} 1")
+    write_proc_file(proc, "self/gid_map", f"{INSIDE_ID} {group} 1")
 
 
-def leave_root() -> None:
+def drop_root() -> None:
     """Become the only user of the namespace; the capabilities inside it stay."""
     sys_calls.prctl("keep capabilities", sys_calls.PR_SET_KEEPCAPS, 1)
     os.setresgid(INSIDE_ID, INSIDE_ID, INSIDE_ID)
     os.setresuid(INSIDE_ID, INSIDE_ID, INSIDE_ID)
 
 
-def map_root_ids(proc: int, flags: int) -> None:
+def unshare_as_root(proc: int, flags: int) -> None:
     """Unshare as root. Another user may be mapped only from outside the namespace: a child stays there and does it."""
     ready, start = os.pipe()
     parent = os.getpid()
@@ -213,8 +219,8 @@ def _write_maps(proc: int, pid: int, ready: int) -> int:
     if os.read(ready, 1) != b"1":  # the parent could not unshare; its end of the pipe is closed
         return 1
     try:
-        write_under(proc, f"{pid}/uid_map", f"{INSIDE_ID} {OUTSIDE_ID} 1")
-        write_under(proc, f"{pid}/gid_map", f"{INSIDE_ID} {OUTSIDE_ID} 1")
+        write_proc_file(proc, f"{pid}/uid_map", f"{INSIDE_ID} {OUTSIDE_ID} 1")
+        write_proc_file(proc, f"{pid}/gid_map", f"{INSIDE_ID} {OUTSIDE_ID} 1")
     except JailError:
         return 1
     return 0

@@ -13,13 +13,13 @@ import sys
 import tempfile
 from collections.abc import Awaitable, Callable
 
-from turnwise.sandbox.syscalls import MACHINES, known_machine
+from turnwise.sandbox.syscalls import MACHINES, is_supported_machine
 from turnwise.sandbox.types import RunResult, Tier
 
 TIERS: tuple[Tier, ...] = ("namespaces", "landlock")
 """Best first."""
 
-REMEDIES: dict[Tier, str] = {
+FIXES: dict[Tier, str] = {
     "namespaces": "allow user namespaces (sysctl kernel.apparmor_restrict_unprivileged_userns=0, or "
     "kernel.unprivileged_userns_clone=1 and user.max_user_namespaces above 0; in a container, a seccomp profile that "
     "allows unshare and mount)",
@@ -48,11 +48,11 @@ print(open("scratch").read() == "works", broken)
 """
 
 
-def missing_ground() -> str | None:
+def unsupported_reason() -> str | None:
     """What makes any tier impossible here, in words; None where one may work."""
     if sys.platform != "linux":
         return f"the sandbox needs Linux, and this is {platform.system() or sys.platform}"
-    if not known_machine():
+    if not is_supported_machine():
         return f"the sandbox knows {' and '.join(MACHINES)} processors, and this is {platform.machine()}"
     return None
 
@@ -72,8 +72,8 @@ async def self_test(run: Callable[[str], Awaitable[RunResult]]) -> str | None:
         server.setblocking(False)
         code = ATTACK.format(canary=canary, port=server.getsockname()[1], host=os.getpid())
         result = await run(code)
-        if result.ended != "ok":
-            return f"a first call ended as {result.ended}: {result.error}"
+        if result.status != "ok":
+            return f"a first call ended as {result.status}: {result.error}"
         if result.output.strip() != "True []":
             return f"session code could {result.output.strip()}"
         return _harm(canary, secret, server)

@@ -12,13 +12,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-GONE = (FileNotFoundError, ProcessLookupError)
+EXITED = (FileNotFoundError, ProcessLookupError)
 """A process has ended. Every other error is one that must be heard: what cannot be watched must not run."""
 USAGE_LINES = re.compile(r"^(Threads|VmRSS|VmSwap|VmPTE):\s+(\d+)", re.MULTILINE)
 """In /proc/PID/status, where a process's own name cannot hold an end of line."""
-MOST_MAPPINGS = 1 << 20
+MAX_MAPS_BYTES = 1 << 20
 """Bytes of a list of mappings, some ten thousand of them; honest code has hundreds."""
-CHILDREN_KNOWN = os.path.exists("/proc/self/task") and os.path.exists(f"/proc/self/task/{os.getpid()}/children")
+HAS_CHILDREN_FILES = os.path.exists("/proc/self/task") and os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 """Kernels built without CONFIG_PROC_CHILDREN do not say who a process's children are;
 then all processes are looked through.
 """
@@ -29,7 +29,7 @@ PIECE = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Usage:
+class ProcessUsage:
     """Of one process, now."""
 
     threads: int
@@ -39,37 +39,37 @@ class Usage:
     """Page tables: a page here and a page there needs more of them than of pages."""
 
 
-def usage(pid: int) -> Usage | None:
+def process_usage(pid: int) -> ProcessUsage | None:
     """None: it has ended."""
     try:
         found = dict(USAGE_LINES.findall(_read(f"/proc/{pid}/status")))
-    except GONE:
+    except EXITED:
         return None
     pages, swapped, tables = (int(found.get(name, 0)) for name in ("VmRSS", "VmSwap", "VmPTE"))  # none: it is ending
-    return Usage(
+    return ProcessUsage(
         threads=int(found.get("Threads", 0)), resident_bytes=1024 * (pages + swapped), table_bytes=1024 * tables
     )
 
 
 @contextmanager
-def unless_ending(pid: int) -> Iterator[None]:
+def ignore_exited(pid: int) -> Iterator[None]:
     """Around a look at a process: passes over what fails because it has ended, or is about to.
 
     The files of a process that has given back its memory are root's: to others they are forbidden, not missing.
     """
     try:
         yield
-    except GONE:
+    except EXITED:
         return
     except PermissionError:
-        left = usage(pid)
+        left = process_usage(pid)
         if left is not None and left.resident_bytes:
             raise
 
 
 def descendants(pid: int) -> list[int]:
     """Children, their children and so on, however deep."""
-    children = _children if CHILDREN_KNOWN else _children_by_search
+    children = _children if HAS_CHILDREN_FILES else _children_by_search
     found: list[int] = []
     waiting = [pid]
     while waiting:
@@ -79,11 +79,11 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def stands_still(pid: int) -> bool:
+def is_stopped(pid: int) -> bool:
     """Whether no thread of it runs any more: only then can it start no further process."""
-    with suppress(*GONE):
+    with suppress(*EXITED):
         for thread in os.listdir(f"/proc/{pid}/task"):
-            with suppress(*GONE):
+            with suppress(*EXITED):
                 if _read(f"/proc/{pid}/task/{thread}/stat").rpartition(")")[2].split()[0] not in "TtZX":
                     return False
     return True
@@ -96,7 +96,7 @@ def proportional_bytes(pid: int) -> int | None:
     """
     try:
         lines = _read(f"/proc/{pid}/smaps_rollup").splitlines()
-    except GONE:
+    except EXITED:
         return 0
     except OSError:
         return None
@@ -112,7 +112,7 @@ def pid_of(pidfd: int) -> int:
     return 0
 
 
-def socket_bytes() -> int:
+def socket_buffer_bytes() -> int:
     """The most that one end of a pair holds on this machine; the last message may go half beyond its buffer. No session
     can set a larger one.
     """
@@ -132,11 +132,11 @@ def buffer_bytes(pids: Sequence[int], each_socket: int) -> int:
     return kinds.count("socket") * each_socket + kinds.count("pipe") * PIPE_BYTES
 
 
-def number_of_mappings(pids: Sequence[int], most: int) -> int:
+def count_mappings(pids: Sequence[int], most: int) -> int:
     """Of all together, counted up to a little over `most`: a long list takes long to be read."""
     count = 0
     for pid in pids:
-        with unless_ending(pid):
+        with ignore_exited(pid):
             descriptor = os.open(f"/proc/{pid}/maps", os.O_RDONLY | os.O_CLOEXEC)
             try:
                 while count <= most and (piece := os.read(descriptor, PIECE)):
@@ -146,18 +146,18 @@ def number_of_mappings(pids: Sequence[int], most: int) -> int:
     return count
 
 
-def unlinked_bytes(pid: int, below: str, *, most_each: int) -> int:
+def unlinked_file_bytes(pid: int, below: str, *, most_each: int) -> int:
     """Files that a process keeps although they have no name any more: open ones, and files under `below` that are only
     mapped. Each counts once; the size of a mapped one is told to root alone, to others it is `most_each`.
     """
     sizes: dict[int, int] = {}
-    with unless_ending(pid):
+    with ignore_exited(pid):
         for name in os.listdir(f"/proc/{pid}/fd"):
-            with unless_ending(pid):
+            with ignore_exited(pid):
                 found = os.stat(f"/proc/{pid}/fd/{name}")
                 if stat.S_ISREG(found.st_mode) and found.st_nlink == 0:
                     sizes[found.st_ino] = found.st_blocks * 512
-    with unless_ending(pid):
+    with ignore_exited(pid):
         for addresses, inode in _unlinked_mappings(pid, below):
             sizes[inode] = sizes.get(inode) or _mapped_bytes(pid, addresses, most_each)
     return sum(sizes.values())
@@ -165,8 +165,8 @@ def unlinked_bytes(pid: int, below: str, *, most_each: int) -> int:
 
 def _unlinked_mappings(pid: int, below: str) -> list[tuple[str, int]]:
     """Addresses and inodes. A list that is too long to be read again and again is an error."""
-    text = _read(f"/proc/{pid}/maps", most=MOST_MAPPINGS)
-    if len(text) > MOST_MAPPINGS:
+    text = _read(f"/proc/{pid}/maps", most=MAX_MAPS_BYTES)
+    if len(text) > MAX_MAPS_BYTES:
         raise OSError("too many mappings")
     if " (deleted)" not in text:
         return []
@@ -183,7 +183,7 @@ def _mapped_bytes(pid: int, addresses: str, most: int) -> int:
 
 def _number_of_descriptors(pid: int) -> int:
     """Since Linux 6.2 it is the size of their folder; before, that is 0."""
-    with unless_ending(pid):
+    with ignore_exited(pid):
         return os.stat(f"/proc/{pid}/fd").st_size or len(_names(pid))
     return 0
 
@@ -192,23 +192,23 @@ def _descriptors(pid: int) -> set[str]:
     """What they are, such as socket:[8123]."""
     found: set[str] = set()
     for name in _names(pid):
-        with unless_ending(pid):
+        with ignore_exited(pid):
             found.add(os.readlink(f"/proc/{pid}/fd/{name}"))
     return found
 
 
 def _names(pid: int) -> list[str]:
     """None of a process that is ending."""
-    with unless_ending(pid):
+    with ignore_exited(pid):
         return os.listdir(f"/proc/{pid}/fd")
     return []
 
 
 def _children(pid: int) -> list[int]:
     found: list[int] = []
-    with suppress(*GONE):
+    with suppress(*EXITED):
         for thread in os.listdir(f"/proc/{pid}/task"):
-            with suppress(*GONE):
+            with suppress(*EXITED):
                 found += [int(word) for word in _read(f"/proc/{pid}/task/{thread}/children").split()]
     return found
 

@@ -1,7 +1,7 @@
 """Messages between host and session: four bytes of length, then JSON. Both sides know a cap; what breaks it ends the
 session.
 
-Request: {"id": 3, "code": "..."}. Answer: {"id": 3, "ended": "ok", "value": "42", "error": null}.
+Request: {"id": 3, "code": "..."}. Answer: {"id": 3, "status": "ok", "value": "42", "error": null}.
 """
 
 import array
@@ -11,7 +11,7 @@ import struct
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from turnwise.sandbox.python_install import Prefix
+from turnwise.sandbox.python_install import PythonInstall
 from turnwise.sandbox.types import SandboxLimits, Tier
 
 HEADER = struct.Struct("!I")
@@ -87,7 +87,7 @@ class ZygoteConfig:
 
     tier: Tier
     limits: SandboxLimits
-    prefix: Prefix
+    prefix: PythonInstall
     host_pid: int
     scratch: str
     """Where sessions get folders of their own, in tiers that have no mounts; empty in the others."""
@@ -100,7 +100,7 @@ class ZygoteConfig:
         fields = json.loads(text)
         prefix = {name: tuple(value) for name, value in fields["prefix"].items()}
         prefix["links"] = tuple((where, what) for where, what in prefix["links"])
-        return cls(**{**fields, "limits": SandboxLimits(**fields["limits"]), "prefix": Prefix(**prefix)})
+        return cls(**{**fields, "limits": SandboxLimits(**fields["limits"]), "prefix": PythonInstall(**prefix)})
 
 
 CONTROL = 3

@@ -27,7 +27,7 @@ DEFAULT_PACKAGES = ("numpy", "sympy")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prefix:
+class PythonInstall:
     """Paths as they are on the host; inside they are the same."""
 
     roots: tuple[str, ...]
@@ -45,20 +45,20 @@ class Prefix:
 
 
 @functools.cache
-def prefix_of_this_interpreter(packages: tuple[str, ...] = DEFAULT_PACKAGES) -> Prefix:
+def find_python_install(packages: tuple[str, ...] = DEFAULT_PACKAGES) -> PythonInstall:
     """`packages`: names of distributions; those that are not installed are left out."""
     if "turnwise" in packages:
         raise UserError(
             "sandbox: turnwise itself cannot be let in, it holds graders and answers; take it from packages"
         )
     standard = os.path.dirname(os.__file__)
-    links, executable = _links_to(interpreter())
+    links, executable = _links_to(python_executable())
     entries, sites = _installed(packages)
     links += [(path, os.readlink(path)) for path in LIBRARY_FOLDERS if os.path.islink(path)]
     folders = [path for path in LIBRARY_FOLDERS if not os.path.islink(path)]
     own = [standard, executable, os.path.join(sys.prefix, "pyvenv.cfg")]
     roots = _outermost([path for path in (*folders, *LOADER_FILES, *own) if os.path.exists(path)])
-    return Prefix(
+    return PythonInstall(
         roots=roots,
         hidden=tuple(_site_folders(roots)),
         packages=entries,
@@ -68,12 +68,12 @@ def prefix_of_this_interpreter(packages: tuple[str, ...] = DEFAULT_PACKAGES) -> 
     )
 
 
-def interpreter() -> str:
+def python_executable() -> str:
     """The Python that runs this, without the `..` of a relative call."""
     return os.path.abspath(sys.executable)
 
 
-def without(root: str, closed: Sequence[str]) -> Iterator[str]:
+def paths_without(root: str, closed: Sequence[str]) -> Iterator[str]:
     """`root`, or the largest parts of it that hold no closed folder. For jails that can only allow."""
     if root in closed:
         return
@@ -81,10 +81,10 @@ def without(root: str, closed: Sequence[str]) -> Iterator[str]:
         yield root
         return
     for name in sorted(os.listdir(root)):
-        yield from without(f"{root}/{name}", closed)
+        yield from paths_without(f"{root}/{name}", closed)
 
 
-def mapped_libraries(roots: Sequence[str]) -> list[str]:
+def loaded_libraries(roots: Sequence[str]) -> list[str]:
     """Shared libraries that this process has loaded from outside the roots: some stand outside all usual folders."""
     lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     paths = {line.split(maxsplit=5)[5] for line in lines if "/" in line and ".so" in line}

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-NAME = "turnwise-sandbox-"
+BASE_NAME = "turnwise-sandbox-"
 REMOVING_S = 2.0
 
 
@@ -55,9 +55,9 @@ class ScratchFolders:
         return None
 
 
-def make_base() -> tuple[str, int]:
+def create_base() -> tuple[str, int]:
     """A new base and the descriptor that holds its lock. It gets its name once it is locked."""
-    early = tempfile.mkdtemp(prefix=f".{NAME}")
+    early = tempfile.mkdtemp(prefix=f".{BASE_NAME}")
     descriptor = os.open(early, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     os.chmod(early, 0o711)
@@ -79,9 +79,9 @@ def remove_base(base: str, lock: int) -> None:
     os.close(lock)
 
 
-def remove_abandoned() -> None:
+def remove_abandoned_bases() -> None:
     """Bases of hosts that are no more."""
-    for path in Path(tempfile.gettempdir()).glob(f"{NAME}*"):
+    for path in Path(tempfile.gettempdir()).glob(f"{BASE_NAME}*"):
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
@@ -147,7 +147,7 @@ def _opened(name: str, folder: int | None = None) -> int:
         os.close(handle)
 
 
-def used(top: str, *, most: int) -> tuple[int, int]:
+def disk_usage(top: str, *, most: int) -> tuple[int, int]:
     """Number and bytes of what is below a folder; counting stops when there are more than `most`.
 
     What nobody could count counts as too many: folders deeper than a path can name, and folders that their owner can

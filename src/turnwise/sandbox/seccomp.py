@@ -19,8 +19,8 @@ from turnwise.sandbox.syscalls import (
     CLONE_NEWUSER,
     CLONE_NEWUTS,
     audit_arch,
-    numbers,
     syscall,
+    syscall_numbers,
 )
 
 SECCOMP_SET_MODE_FILTER = 1
@@ -41,13 +41,13 @@ _ARCH_AT = 4
 _ARGUMENTS_AT = 16
 
 
-def refuse(code: int) -> int:
+def fail_with(code: int) -> int:
     """The action that makes a call fail with `code`; 0 pretends that it worked."""
     return ERRNO | code
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Test:
+class ArgumentTest:
     """`argument & mask` is one of `values`. The low 32 bits alone: all arguments tested here are ints to the kernel."""
 
     __test__ = False
@@ -58,18 +58,18 @@ class Test:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rule:
+class SyscallRule:
     """A call that passes all tests gets `action`, else `otherwise`."""
 
     name: str
-    tests: tuple[Test, ...] = ()
+    tests: tuple[ArgumentTest, ...] = ()
     action: int = ALLOW
     otherwise: int = ERRNO | errno.EPERM
 
 
-def program(rules: Sequence[Rule], *, default: int = ERRNO | errno.EPERM) -> bytes:
+def compile_filter(rules: Sequence[SyscallRule], *, default: int = ERRNO | errno.EPERM) -> bytes:
     """The filter's instructions. A rule for a call that this machine never had is left out."""
-    known: Mapping[str, int] = numbers()
+    known: Mapping[str, int] = syscall_numbers()
     code = [
         _instruction(_LOAD, _ARCH_AT),
         _instruction(_IF_EQUAL, audit_arch(), yes=1),
@@ -90,7 +90,7 @@ def program(rules: Sequence[Rule], *, default: int = ERRNO | errno.EPERM) -> byt
     return b"".join(code)
 
 
-def install(filter_program: bytes) -> None:
+def install_filter(filter_program: bytes) -> None:
     """For this thread and all that it starts, for good; no-new-privs must be set."""
     count = len(filter_program) // 8
     buffer = ctypes.create_string_buffer(filter_program, len(filter_program))
@@ -98,7 +98,7 @@ def install(filter_program: bytes) -> None:
     syscall("install the seccomp filter", "seccomp", SECCOMP_SET_MODE_FILTER, 0, ctypes.c_char_p(described))
 
 
-def _rule(number: int, rule: Rule) -> list[bytes]:
+def _rule(number: int, rule: SyscallRule) -> list[bytes]:
     if not rule.tests:
         return [_instruction(_IF_EQUAL, number, no=1), _instruction(_RETURN, rule.action)]
     body: list[bytes] = []
@@ -108,7 +108,7 @@ def _rule(number: int, rule: Rule) -> list[bytes]:
     return [_instruction(_IF_EQUAL, number, no=len(body)), *body]
 
 
-def _test(test: Test, otherwise: int) -> list[bytes]:
+def _test(test: ArgumentTest, otherwise: int) -> list[bytes]:
     """Falls through when the test is passed, returns `otherwise` when not.
 
     [load] [and] v1? v2? ... [return otherwise]: a value that matches jumps behind the return; negated, it jumps onto
@@ -189,67 +189,74 @@ watchdog).
 """
 
 
-def _without(name: str, *, argument: int, bit: int) -> Rule:
-    return Rule(name=name, tests=(Test(argument=argument, values=(0,), mask=bit),))
+def _without(name: str, *, argument: int, bit: int) -> SyscallRule:
+    return SyscallRule(name=name, tests=(ArgumentTest(argument=argument, values=(0,), mask=bit),))
 
 
 COMMON = (
-    Rule(name="clone3", action=refuse(errno.ENOSYS)),  # its flags lie in memory, where no filter sees them
-    *(Rule(name=name, action=refuse(errno.ENOTSUP)) for name in ATTRIBUTES.split()),  # shutil takes that for an answer
-    Rule(name="prctl", tests=(Test(argument=0, values=PRCTL),)),
-    Rule(name="fcntl", tests=(Test(argument=1, values=FCNTL),), otherwise=refuse(errno.EPERM)),
-    Rule(name="mmap", tests=(Test(argument=3, values=MAPPINGS, mask=MAP_KIND),)),
-    Rule(name="ioctl", tests=(Test(argument=1, values=IOCTL),), otherwise=refuse(errno.ENOTTY)),
+    SyscallRule(name="clone3", action=fail_with(errno.ENOSYS)),  # its flags lie in memory, where no filter sees them
+    *(
+        SyscallRule(name=name, action=fail_with(errno.ENOTSUP)) for name in ATTRIBUTES.split()
+    ),  # shutil takes that for an answer
+    SyscallRule(name="prctl", tests=(ArgumentTest(argument=0, values=PRCTL),)),
+    SyscallRule(name="fcntl", tests=(ArgumentTest(argument=1, values=FCNTL),), otherwise=fail_with(errno.EPERM)),
+    SyscallRule(name="mmap", tests=(ArgumentTest(argument=3, values=MAPPINGS, mask=MAP_KIND),)),
+    SyscallRule(name="ioctl", tests=(ArgumentTest(argument=1, values=IOCTL),), otherwise=fail_with(errno.ENOTTY)),
     # a datagram pair could still send to any address
-    Rule(
+    SyscallRule(
         name="socketpair",
-        tests=(Test(argument=0, values=(AF_UNIX,)), Test(argument=1, values=(SOCK_STREAM,), mask=SOCK_KIND)),
+        tests=(
+            ArgumentTest(argument=0, values=(AF_UNIX,)),
+            ArgumentTest(argument=1, values=(SOCK_STREAM,), mask=SOCK_KIND),
+        ),
     ),
     *(
         _without(name, argument=argument, bit=MSG_OOB)
         for name, argument in (("sendto", 3), ("recvfrom", 3), ("recvmsg", 2))
     ),
     # its own limits, but not whether it leaves a core file
-    Rule(
+    SyscallRule(
         name="prlimit64",
-        tests=(Test(argument=0, values=(0,)), Test(argument=1, values=(RLIMIT_CORE,), negated=True)),
+        tests=(ArgumentTest(argument=0, values=(0,)), ArgumentTest(argument=1, values=(RLIMIT_CORE,), negated=True)),
     ),
 )
 
 
-def _not_sigcont(argument: int) -> Test:
-    return Test(argument=argument, values=(SIGCONT,), negated=True)
+def _not_sigcont(argument: int) -> ArgumentTest:
+    return ArgumentTest(argument=argument, values=(SIGCONT,), negated=True)
 
 
-def allowed(*groups: str) -> tuple[Rule, ...]:
-    return tuple(Rule(name=name) for group in groups for name in group.split())
+def allow_calls(*groups: str) -> tuple[SyscallRule, ...]:
+    return tuple(SyscallRule(name=name) for group in groups for name in group.split())
 
 
-def namespaces_rules() -> tuple[Rule, ...]:
+def namespaces_rules() -> tuple[SyscallRule, ...]:
     """Processes, signals and metadata are free here: the namespaces hold nothing that is not the session's own."""
-    no_namespace = Rule(name="clone", tests=(Test(argument=0, values=(0,), mask=NAMESPACES),))
+    no_namespace = SyscallRule(name="clone", tests=(ArgumentTest(argument=0, values=(0,), mask=NAMESPACES),))
     sending = _without("sendmsg", argument=2, bit=MSG_OOB)
     signals = tuple(
-        Rule(name=name, tests=(_not_sigcont(argument),))
+        SyscallRule(name=name, tests=(_not_sigcont(argument),))
         for name, argument in (("kill", 1), ("tkill", 1), ("tgkill", 2))
     )
-    everyday = allowed(FILES, MEMORY, TIME, WAITING, SIGNALS, ITSELF, PAIRS, PROCESSES, METADATA, "truncate fallocate")
+    everyday = allow_calls(
+        FILES, MEMORY, TIME, WAITING, SIGNALS, ITSELF, PAIRS, PROCESSES, METADATA, "truncate fallocate"
+    )
     return (*COMMON, no_namespace, sending, *signals, *everyday)
 
 
-def landlock_rules(pid: int) -> tuple[Rule, ...]:
+def landlock_rules(pid: int) -> tuple[SyscallRule, ...]:
     """No process but this one, threads only; no signal but to itself;
     what Landlock does not mediate is refused or faked. No `fallocate`: it fills a disk faster than anyone looks.
     """
-    threads = Rule(
-        name="clone", tests=(Test(argument=0, values=(CLONE_THREAD_AND_MEMORY,), mask=CLONE_THREAD_AND_MEMORY),)
+    threads = SyscallRule(
+        name="clone", tests=(ArgumentTest(argument=0, values=(CLONE_THREAD_AND_MEMORY,), mask=CLONE_THREAD_AND_MEMORY),)
     )
     itself = tuple(
-        Rule(name=name, tests=(Test(argument=0, values=(pid,)), _not_sigcont(argument)))
+        SyscallRule(name=name, tests=(ArgumentTest(argument=0, values=(pid,)), _not_sigcont(argument)))
         for name, argument in (("kill", 1), ("tgkill", 2))
     )
-    no_blocks = Rule(name="fallocate", action=refuse(errno.EOPNOTSUPP))
-    faked = tuple(Rule(name=name, action=refuse(0)) for name in METADATA.split())
-    no_children = tuple(Rule(name=name, action=refuse(errno.ECHILD)) for name in ("wait4", "waitid"))
-    everyday = allowed(FILES, MEMORY, TIME, WAITING, SIGNALS, ITSELF, PAIRS)
+    no_blocks = SyscallRule(name="fallocate", action=fail_with(errno.EOPNOTSUPP))
+    faked = tuple(SyscallRule(name=name, action=fail_with(0)) for name in METADATA.split())
+    no_children = tuple(SyscallRule(name=name, action=fail_with(errno.ECHILD)) for name in ("wait4", "waitid"))
+    everyday = allow_calls(FILES, MEMORY, TIME, WAITING, SIGNALS, ITSELF, PAIRS)
     return (*COMMON, threads, *itself, no_blocks, *faked, *no_children, *everyday)

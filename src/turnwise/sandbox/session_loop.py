@@ -18,13 +18,13 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from turnwise.core.truncation import shortened
+from turnwise.core.truncation import truncate_middle
 from turnwise.sandbox.protocol import encode, read_frame
 
-Answer = dict[str, Any]
+Reply = dict[str, Any]
 
 
-NAME = "<python"
+SOURCE_NAME = "<python"
 """File names of the agent's code begin so."""
 MOST_OWN = 6
 """Own lines shown; in a deep recursion the first and the last say all."""
@@ -51,27 +51,27 @@ class SessionLoop:
         self.sock.sendall(encode({"id": 0, **_answer("ok")}))
         while (request := read_frame(self.sock)) is not None:
             signal.signal(signal.SIGINT, self._interrupt)
-            answer = self._answer(request["code"], f"{NAME} {request['id']}>")
+            answer = self._answer(request["code"], f"{SOURCE_NAME} {request['id']}>")
             if os.getpid() != self.pid:
                 os._exit(0)  # a fork that ran to the end of the code: one answer is enough
             self._end_children()
             self.sock.sendall(encode({"id": request["id"], **answer}))
 
-    def _answer(self, code: str, name: str) -> Answer:
+    def _answer(self, code: str, name: str) -> Reply:
         """An interrupt may come at any moment up to the end of this function, and never later."""
         try:
             try:
                 self.running = True
                 value = self._run(code, name)
-                answer = _answer("ok", value=None if value is None else shortened(repr(value), self.output_chars))
+                answer = _answer("ok", value=None if value is None else truncate_middle(repr(value), self.output_chars))
             except BaseException as error:
                 answer = self._failed(error)
             self._flush()
             self.running = False
         except BaseException as error:  # an interrupt, or an error that cannot even be written down
             self.running = False
-            ended = "timeout" if isinstance(error, KeyboardInterrupt) else "error"
-            answer = _answer(ended, error=type(error).__name__[: self.output_chars])
+            status = "timeout" if isinstance(error, KeyboardInterrupt) else "error"
+            answer = _answer(status, error=type(error).__name__[: self.output_chars])
         return answer
 
     def _flush(self) -> None:
@@ -83,7 +83,7 @@ class SessionLoop:
 
     def _run(self, code: str, name: str) -> object:
         """The value of a last expression, as at the prompt."""
-        remember_source(name, code)
+        register_source(name, code)
         tree = ast.parse(code, name)
         body = tree.body
         last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
@@ -93,10 +93,10 @@ class SessionLoop:
             return None
         return eval(compile(ast.Expression(last.value), name, "eval"), variables)
 
-    def _failed(self, error: BaseException) -> Answer:
+    def _failed(self, error: BaseException) -> Reply:
         if isinstance(error, SystemExit):
             return _answer("ok") if error.code in (None, 0) else _answer("error", error=f"SystemExit: {error.code}")
-        text = short_trace(error, self.output_chars)
+        text = format_trace(error, self.output_chars)
         if isinstance(error, KeyboardInterrupt):
             return _answer("timeout", error=text)
         if isinstance(error, MemoryError):
@@ -129,14 +129,14 @@ def seed_everything(seed: int) -> None:
             seeding(seed % 2**32)
 
 
-def forget_this_package() -> None:
+def unload_turnwise() -> None:
     """Session code has no business with these modules; they go on working without their names."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "turnwise"]:
         del sys.modules[name]
 
 
-def _answer(ended: str, *, value: str | None = None, error: str | None = None) -> Answer:
-    return {"ended": ended, "value": value, "error": error}
+def _answer(status: str, *, value: str | None = None, error: str | None = None) -> Reply:
+    return {"status": status, "value": value, "error": error}
 
 
 def _catch_output() -> io.TextIOWrapper:
@@ -148,28 +148,28 @@ def _catch_output() -> io.TextIOWrapper:
     return output
 
 
-def remember_source(name: str, code: str) -> None:
+def register_source(name: str, code: str) -> None:
     """So that a trace can show the lines of code that is in no file."""
     linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
 
 
-def short_trace(error: BaseException, limit: int) -> str:
+def format_trace(error: BaseException, limit: int) -> str:
     """Causes first, as Python writes them; one level is enough."""
     lines = []
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if cause is not None and cause is not error:
         lines += [*_last_own_line(cause.__traceback__), _last_line(cause), "which led to:"]
-    if isinstance(error, SyntaxError) and str(error.filename).startswith(NAME):
+    if isinstance(error, SyntaxError) and str(error.filename).startswith(SOURCE_NAME):
         lines += _syntax_lines(error)
     else:
         lines += ["Traceback (most recent call last):", *_frame_lines(error.__traceback__)]
     lines.append(_last_line(error))
-    return shortened("\n".join(lines), limit)
+    return truncate_middle("\n".join(lines), limit)
 
 
 def _frame_lines(trace: TracebackType | None) -> list[str]:
     frames = [frame for frame in traceback.extract_tb(trace) if not _is_ours(frame.filename)]
-    own = [index for index, frame in enumerate(frames) if frame.filename.startswith(NAME)]
+    own = [index for index, frame in enumerate(frames) if frame.filename.startswith(SOURCE_NAME)]
     if len(own) > MOST_OWN:
         own = [*own[: MOST_OWN // 2], *own[-(MOST_OWN // 2) :]]
     shown = sorted({*own, *([len(frames) - 1] if frames else [])})
@@ -184,12 +184,12 @@ def _frame_lines(trace: TracebackType | None) -> list[str]:
 
 def _last_own_line(trace: TracebackType | None) -> list[str]:
     """Empty for an error that was never raised."""
-    own = [frame for frame in traceback.extract_tb(trace) if frame.filename.startswith(NAME)]
+    own = [frame for frame in traceback.extract_tb(trace) if frame.filename.startswith(SOURCE_NAME)]
     return [_frame_line(frame) for frame in own[-1:]]
 
 
 def _frame_line(frame: traceback.FrameSummary) -> str:
-    where = frame.filename if frame.filename.startswith(NAME) else _module_path(frame.filename)
+    where = frame.filename if frame.filename.startswith(SOURCE_NAME) else _module_path(frame.filename)
     line = f"  {where}, line {frame.lineno}, in {frame.name}"
     return f"{line}: {frame.line}" if frame.line else line
 

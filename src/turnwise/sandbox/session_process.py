@@ -8,12 +8,12 @@ import time
 from contextlib import suppress
 from typing import Any, get_args
 
-from turnwise.core.truncation import MiddleCut, shortened
-from turnwise.sandbox.processes import descendants, stands_still, usage
+from turnwise.core.truncation import OutputBuffer, truncate_middle
+from turnwise.sandbox.processes import descendants, is_stopped, process_usage
 from turnwise.sandbox.protocol import SOCKET_GONE, FrameBuffer, FrameError, encode
-from turnwise.sandbox.types import MEBIBYTE, Ended, RunResult, SandboxFailure, SandboxLimits
-from turnwise.sandbox.watchdog import Watch, Watchdog
-from turnwise.sandbox.zygote_process import ANSWER_S, Started, ZygoteProcess
+from turnwise.sandbox.types import MEBIBYTE, RunResult, RunStatus, SandboxFailure, SandboxLimits
+from turnwise.sandbox.watchdog import Watchdog, WatchedCall
+from turnwise.sandbox.zygote_process import ANSWER_S, SessionHandle, ZygoteProcess
 
 PIECE = 1 << 16
 OUTLIVED = "processes that outlive their call"
@@ -39,13 +39,13 @@ class SessionProcess:
         self.loop = asyncio.get_running_loop()
         self.dead = False
         self.closed = False
-        self.started: Started | None = None
+        self.started: SessionHandle | None = None
         self.calls = 0
         self.answer: asyncio.Future[dict[str, Any]] | None = None
-        self.watch: Watch | None = None
+        self.watch: WatchedCall | None = None
         self.look: asyncio.TimerHandle | None = None
         self.frames = FrameBuffer(cap=16 * limits.output_chars + 4096)
-        self.output = MiddleCut(keep=4 * limits.output_chars)
+        self.output = OutputBuffer(keep=4 * limits.output_chars)
 
     async def start(self, seed: int) -> None:
         """SandboxFailure if the zygote cannot do it; nothing is left then."""
@@ -61,7 +61,7 @@ class SessionProcess:
                 os.close(write_end)
             self._listen()
             ready = await asyncio.wait_for(self._expect(), ANSWER_S)
-            if ready["ended"] != "ok":
+            if ready["status"] != "ok":
                 raise SandboxFailure(f"the sandbox could not jail a session: {ready['error']}")
         except (TimeoutError, FrameError, EOFError, OSError):
             self.close()
@@ -86,8 +86,8 @@ class SessionProcess:
         assert self.started is not None
         begin = time.monotonic()
         self.calls += 1
-        self.output = MiddleCut(keep=4 * self.limits.output_chars)
-        self.watch = watch = Watch(
+        self.output = OutputBuffer(keep=4 * self.limits.output_chars)
+        self.watch = watch = WatchedCall(
             pid=self.started.pid,
             pidfd=self.started.pidfd,
             scratch=self.started.scratch,
@@ -120,7 +120,7 @@ class SessionProcess:
             self._signal(signal.SIGKILL)
             os.close(self.started.pidfd)
 
-    async def _answer(self, code: str, watch: Watch) -> dict[str, Any]:
+    async def _answer(self, code: str, watch: WatchedCall) -> dict[str, Any]:
         """The answer; or, where there is none, what the process died of, in the same form.
 
         The watchdog may kill while an answer is on its way: what it wrote counts, once it can write no more.
@@ -134,7 +134,7 @@ class SessionProcess:
         finally:
             self.watchdog.remove(watch)
             self.watch = None
-        if problem is not None or watch.ended is not None:
+        if problem is not None or watch.status is not None:
             return await self._died(problem, watch)
         return answer
 
@@ -171,7 +171,7 @@ class SessionProcess:
         if self.watch is not None:
             return
         try:
-            still = stands_still(self.started.pid)
+            still = is_stopped(self.started.pid)
             alone = not descendants(self.started.pid)
         except OSError:  # what cannot be watched must not run
             still = alone = False
@@ -187,7 +187,7 @@ class SessionProcess:
         self.loop.remove_reader(self.pipe)
         self._signal(signal.SIGKILL)
 
-    async def _died(self, error: Exception | None, watch: Watch) -> dict[str, Any]:
+    async def _died(self, error: Exception | None, watch: WatchedCall) -> dict[str, Any]:
         """Kill what is left, learn why it ended."""
         assert self.started is not None
         self.loop.remove_reader(self.sock)
@@ -199,38 +199,38 @@ class SessionProcess:
             status = -signal.SIGKILL
         self._drain()
         self.close()
-        if watch.ended is not None:
-            return {"ended": watch.ended, "value": None, "error": f"the session was killed: {watch.reason}{LOST}"}
+        if watch.status is not None:
+            return {"status": watch.status, "value": None, "error": f"the session was killed: {watch.reason}{LOST}"}
         if not self.zygote.alive:
             raise SandboxFailure("the sandbox's zygote died during a call")
         if isinstance(error, FrameError):
-            return {"ended": "killed", "value": None, "error": f"the session was killed: {error}{LOST}"}
+            return {"status": "killed", "value": None, "error": f"the session was killed: {error}{LOST}"}
         cause = CLOSED if lived or status == SOCKET_GONE else _cause(status)
-        return {"ended": "killed", "value": None, "error": f"the session died: {cause}{LOST}"}
+        return {"status": "killed", "value": None, "error": f"the session died: {cause}{LOST}"}
 
     def _lives(self) -> bool:
         """Whether it has its memory, which a process gives up before it closes its descriptors."""
         assert self.started is not None
-        found = usage(self.started.pid)
+        found = process_usage(self.started.pid)
         return found is not None and found.resident_bytes > 0
 
-    def _result(self, answer: dict[str, Any], watch: Watch, seconds: float) -> RunResult:
-        ended: Ended = answer["ended"]
+    def _result(self, answer: dict[str, Any], watch: WatchedCall, seconds: float) -> RunResult:
+        status: RunStatus = answer["status"]
         error: str | None = answer["error"]
-        if watch.interrupted and ended == "timeout":
+        if watch.interrupted and status == "timeout":
             error = f"{error}\n({self._why(watch)})" if error else self._why(watch)
-        if ended == "timeout" and watch.interrupted != "timeout":
-            ended = "error"  # the code raised KeyboardInterrupt itself, or printed too much
+        if status == "timeout" and watch.interrupted != "timeout":
+            status = "error"  # the code raised KeyboardInterrupt itself, or printed too much
         limit = self.limits.output_chars
         return RunResult(
             output=self.output.text(limit),
-            value=None if answer["value"] is None else shortened(_text(answer["value"]), limit),
-            error=None if error is None else shortened(_text(error), limit),
-            ended=ended,
+            value=None if answer["value"] is None else truncate_middle(_text(answer["value"]), limit),
+            error=None if error is None else truncate_middle(_text(error), limit),
+            status=status,
             seconds=seconds,
         )
 
-    def _why(self, watch: Watch) -> str:
+    def _why(self, watch: WatchedCall) -> str:
         if watch.interrupted == "output":
             return f"stopped: more than {self.limits.output_mb} MiB of output"
         return f"stopped: the time limit is {watch.timeout_s:g} s"
@@ -271,8 +271,8 @@ class SessionProcess:
         if frame is None:
             return None
         texts = all(frame.get(name) is None or isinstance(frame.get(name), str) for name in ("value", "error"))
-        known = isinstance(frame.get("ended"), str) and frame["ended"] in get_args(Ended)
-        if frame.keys() != {"id", "ended", "value", "error"} or not texts or not known:
+        known = isinstance(frame.get("status"), str) and frame["status"] in get_args(RunStatus)
+        if frame.keys() != {"id", "status", "value", "error"} or not texts or not known:
             raise FrameError("an answer of the wrong form")
         if type(frame["id"]) is not int or frame["id"] != self.calls:
             raise FrameError("an answer to another call")

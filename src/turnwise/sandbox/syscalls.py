@@ -81,7 +81,7 @@ MACHINES: Mapping[str, tuple[int, Mapping[str, int]]] = {
 """Machine -> its AUDIT_ARCH word, by which a filter knows foreign calls, and its numbers."""
 
 
-def known_machine() -> bool:
+def is_supported_machine() -> bool:
     return platform.machine() in MACHINES
 
 
@@ -89,7 +89,7 @@ def audit_arch() -> int:
     return MACHINES[platform.machine()][0]
 
 
-def numbers() -> Mapping[str, int]:
+def syscall_numbers() -> Mapping[str, int]:
     """Name -> number on this machine; calls that the machine never had are absent."""
     return MACHINES[platform.machine()][1]
 
@@ -150,7 +150,7 @@ class _CapHeader(ctypes.Structure):
 def syscall(step: str, name: str, *arguments: Any) -> int:
     """A raw call by its name on this machine."""
     words = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
-    return _checked(step, _library().syscall(ctypes.c_long(numbers()[name]), *words))
+    return _checked(step, _library().syscall(ctypes.c_long(syscall_numbers()[name]), *words))
 
 
 def unshare(step: str, flags: int) -> None:
@@ -168,7 +168,7 @@ def mount(source: str, target: str, *, kind: str = "", flags: int = 0, data: str
     )
 
 
-def read_only(target: str, *, below: bool = False, devices: bool = False) -> None:
+def make_read_only(target: str, *, below: bool = False, devices: bool = False) -> None:
     """Read-only and no setuid for a mount, and with `below` for every mount below it;
     device files only with `devices`.
     """
@@ -180,7 +180,7 @@ def read_only(target: str, *, below: bool = False, devices: bool = False) -> Non
     syscall(step, "mount_setattr", AT_FDCWD, path, depth, ctypes.byref(attr), ctypes.sizeof(attr))
 
 
-def swap_root(folder: str) -> None:
+def pivot_root(folder: str) -> None:
     """`folder`, a mount, becomes the root; the old root is gone from this namespace."""
     os.chdir(folder)
     here = ctypes.c_char_p(b".")
@@ -213,12 +213,12 @@ def drop_capabilities() -> None:
     syscall("drop capabilities", "capset", ctypes.byref(header), ctypes.byref(empty))
 
 
-def close_from(first: int) -> None:
+def close_descriptors_from(first: int) -> None:
     """Every descriptor from here on, however many there are."""
     syscall("close descriptors", "close_range", first, 0xFFFFFFFF, 0)
 
 
-def no_new_privileges() -> None:
+def set_no_new_privileges() -> None:
     prctl("set no-new-privs", PR_SET_NO_NEW_PRIVS, 1)
 
 

@@ -46,7 +46,7 @@ class SandboxLimits:
                 raise UserError(f"sandbox: {field.name} is {value}; give a number above 0")
 
 
-Ended = Literal["ok", "error", "timeout", "memory", "killed"]
+RunStatus = Literal["ok", "error", "timeout", "memory", "killed"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +59,7 @@ class RunResult:
     """The repr of a last expression that is not None, shortened."""
     error: str | None
     """A shortened stack trace, or one line that says why the session was ended; None when all went well."""
-    ended: Ended
+    status: RunStatus
     """timeout, memory: the code met a limit; killed: the session died of something else."""
     seconds: float
 

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 
 from turnwise.sandbox.processes import (
     buffer_bytes,
+    count_mappings,
     descendants,
-    number_of_mappings,
+    process_usage,
     proportional_bytes,
-    socket_bytes,
-    unlinked_bytes,
-    usage,
+    socket_buffer_bytes,
+    unlinked_file_bytes,
 )
-from turnwise.sandbox.scratch_folders import used
-from turnwise.sandbox.types import MEBIBYTE, Ended, SandboxLimits
+from turnwise.sandbox.scratch_folders import disk_usage
+from turnwise.sandbox.types import MEBIBYTE, RunStatus, SandboxLimits
 
 TICK_S = 0.02
 SLEEPY_AFTER_S = 1.0
@@ -34,7 +34,7 @@ LOOKS_FOR_MAPPINGS = 5
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class Watch:
+class WatchedCall:
     """One running call. Why it was interrupted or killed is written here and read by the call when it ends."""
 
     pid: int
@@ -47,7 +47,7 @@ class Watch:
     deadline: float
     interrupted: str = ""
     kill_at: float = field(default=float("inf"))
-    ended: Ended | None = None
+    status: RunStatus | None = None
     reason: str = ""
     looks: int = 0
 
@@ -58,9 +58,9 @@ class Watch:
             self.kill_at = time.monotonic() + grace_s
             self._send(signal.SIGINT)
 
-    def kill(self, ended: Ended, reason: str) -> None:
-        if self.ended is None:
-            self.ended, self.reason = ended, reason
+    def kill(self, status: RunStatus, reason: str) -> None:
+        if self.status is None:
+            self.status, self.reason = status, reason
             self._send(signal.SIGKILL)
 
     def _send(self, number: int) -> None:
@@ -73,22 +73,22 @@ class Watchdog:
 
     def __init__(self, limits: SandboxLimits) -> None:
         self.limits = limits
-        self.socket_bytes = socket_bytes()
+        self.socket_bytes = socket_buffer_bytes()
         self.lock = threading.Lock()
-        self.watches: set[Watch] = set()
+        self.watches: set[WatchedCall] = set()
         self.wake = threading.Event()
         self.awake = False
         self.closed = False
         self.thread = threading.Thread(target=self._run, name="sandbox-watchdog", daemon=True)
         self.thread.start()
 
-    def add(self, watch: Watch) -> None:
+    def add(self, watch: WatchedCall) -> None:
         with self.lock:
             self.watches.add(watch)
             if not self.awake:
                 self.wake.set()
 
-    def remove(self, watch: Watch) -> None:
+    def remove(self, watch: WatchedCall) -> None:
         """Afterwards no signal is sent for it: its process may already run another call."""
         with self.lock:
             self.watches.discard(watch)
@@ -123,7 +123,7 @@ class Watchdog:
                 except Exception as error:  # whatever it is: what cannot be watched must not run
                     watch.kill("killed", f"it could not be watched: {error}")
 
-    def _check(self, watch: Watch, now: float) -> None:
+    def _check(self, watch: WatchedCall, now: float) -> None:
         """Measuring may take long; acting is done only if the call is still the one that was measured."""
         late = now >= watch.deadline
         verdict = ("timeout", "it did not stop") if now >= watch.kill_at else self._over_limit(watch)
@@ -131,14 +131,14 @@ class Watchdog:
             if watch not in self.watches:
                 return
             if verdict is not None:
-                ended, reason = verdict
-                watch.kill(ended, reason)  # type: ignore[arg-type]
+                status, reason = verdict
+                watch.kill(status, reason)  # type: ignore[arg-type]
             elif late:
                 watch.interrupt("timeout", grace_s=self.limits.grace_s)
 
-    def _over_limit(self, watch: Watch) -> tuple[str, str] | None:
+    def _over_limit(self, watch: WatchedCall) -> tuple[str, str] | None:
         pids = [watch.pid, *descendants(watch.pid)]
-        usages = [found for found in map(usage, pids) if found is not None]
+        usages = [found for found in map(process_usage, pids) if found is not None]
         if sum(found.threads for found in usages) > self.limits.processes:
             return "killed", f"it had more than {self.limits.processes} processes and threads"
         most = self.limits.memory_mb * MEBIBYTE
@@ -157,20 +157,20 @@ class Watchdog:
         pages = sum(size for size in sizes if size is not None)
         return pages + kernel > self.limits.memory_mb * MEBIBYTE or None in sizes
 
-    def _too_many_mappings(self, watch: Watch, pids: list[int]) -> bool:
+    def _too_many_mappings(self, watch: WatchedCall, pids: list[int]) -> bool:
         watch.looks += 1
         due = len(pids) > 1 and watch.looks % LOOKS_FOR_MAPPINGS == 0
-        return due and number_of_mappings(pids, MOST_MAPPINGS) > MOST_MAPPINGS
+        return due and count_mappings(pids, MOST_MAPPINGS) > MOST_MAPPINGS
 
-    def _over_disk(self, watch: Watch) -> tuple[str, str] | None:
+    def _over_disk(self, watch: WatchedCall) -> tuple[str, str] | None:
         if not watch.scratch:
             return None
-        count, size = used(watch.scratch, most=self.limits.files)
+        count, size = disk_usage(watch.scratch, most=self.limits.files)
         if count > self.limits.files:
             return "killed", f"it made more than {self.limits.files} files"
         if size + self._unlinked(watch) > self.limits.scratch_mb * MEBIBYTE:
             return "killed", f"its files took more than {self.limits.scratch_mb} MiB"
         return None
 
-    def _unlinked(self, watch: Watch) -> int:
-        return unlinked_bytes(watch.pid, watch.scratch, most_each=self.limits.file_mb * MEBIBYTE)
+    def _unlinked(self, watch: WatchedCall) -> int:
+        return unlinked_file_bytes(watch.pid, watch.scratch, most_each=self.limits.file_mb * MEBIBYTE)

@@ -28,10 +28,10 @@ from turnwise.sandbox.jail import Jail, NoJail
 from turnwise.sandbox.jail_landlock import LandlockJail
 from turnwise.sandbox.jail_namespaces import NamespacesJail
 from turnwise.sandbox.protocol import CONTROL, SOCKET_GONE, ZygoteConfig, encode, receive
-from turnwise.sandbox.session_loop import SessionLoop, forget_this_package, seed_everything
-from turnwise.sandbox.syscalls import JailError, close_from, die_with_parent
+from turnwise.sandbox.session_loop import SessionLoop, seed_everything, unload_turnwise
+from turnwise.sandbox.syscalls import JailError, close_descriptors_from, die_with_parent
 
-BEHIND_THE_TRAINER = 5
+NICENESS = 5
 """How much nicer sessions are than the host: code that burns every processor must not starve it."""
 STANDARD_MODULES = (
     "asyncio",
@@ -49,7 +49,7 @@ STANDARD_MODULES = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Child:
+class SessionChild:
     """A session as the zygote knows it."""
 
     number: int
@@ -144,7 +144,7 @@ class Zygote:
         self.control = control
         self.config = config
         self.jail = jail
-        self.children: dict[int, Child] = {}
+        self.children: dict[int, SessionChild] = {}
         self.selector = selectors.DefaultSelector()
         self.selector.register(control, selectors.EVENT_READ)
 
@@ -161,7 +161,7 @@ class Zygote:
     def _step(self) -> bool:
         """One wait; False when the host has gone."""
         for key, _ in self.selector.select():
-            if isinstance(key.data, Child):
+            if isinstance(key.data, SessionChild):
                 self._bury(key.data)
             elif key.data is not None:
                 self._forget_remover(key.fd, key.data)
@@ -194,7 +194,7 @@ class Zygote:
         finally:
             self.jail.after_fork()  # after a fork that failed, too: the next one needs it
         pidfd = _opened(pid)
-        child = Child(number=request["start"], pid=pid, pidfd=pidfd, scratch=scratch)
+        child = SessionChild(number=request["start"], pid=pid, pidfd=pidfd, scratch=scratch)
         self.children[child.number] = child
         self.selector.register(pidfd, selectors.EVENT_READ, child)
         self._send({"started": child.number, "scratch": scratch if self.config.scratch else ""}, pidfd)
@@ -206,17 +206,17 @@ class Zygote:
             sock = _take_descriptors(*descriptors)
             try:
                 self.jail.enter(scratch)
-                close_from(CONTROL + 1)
+                close_descriptors_from(CONTROL + 1)
                 _set_up_python(scratch, seed)
                 self.jail.seal()
             except (JailError, OSError, ValueError) as error:
-                sock.sendall(encode({"id": 0, "ended": "killed", "value": None, "error": str(error)}))
+                sock.sendall(encode({"id": 0, "status": "killed", "value": None, "error": str(error)}))
                 os._exit(1)
             limits = self.config.limits
             loop = SessionLoop(
-                sock, output_chars=limits.output_chars, memory_mb=limits.memory_mb, alone=self.jail.one_process
+                sock, output_chars=limits.output_chars, memory_mb=limits.memory_mb, alone=self.jail.single_process
             )
-            forget_this_package()
+            unload_turnwise()
             loop.serve()
             status = 0
         except OSError:
@@ -224,7 +224,7 @@ class Zygote:
         finally:
             os._exit(status)
 
-    def _bury(self, child: Child) -> None:
+    def _bury(self, child: SessionChild) -> None:
         """A session has ended: reap it, remove its folder, tell the host why it ended."""
         status = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
         self.selector.unregister(child.pidfd)
@@ -275,7 +275,7 @@ def _take_descriptors(sock: int, output: int) -> socket.socket:
 def _set_up_python(scratch: str, seed: int) -> None:
     """A session's own randomness, folder and signals."""
     os.umask(0o077)
-    os.nice(BEHIND_THE_TRAINER)
+    os.nice(NICENESS)
     os.environ.update(HOME=scratch, TMPDIR=scratch)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -15,10 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from turnwise.sandbox.processes import descendants, pid_of, usage
+from turnwise.sandbox.processes import descendants, pid_of, process_usage
 from turnwise.sandbox.protocol import CONTROL, ZygoteConfig, receive
-from turnwise.sandbox.python_install import Prefix, interpreter
-from turnwise.sandbox.scratch_folders import make_base, remove_abandoned, remove_base
+from turnwise.sandbox.python_install import PythonInstall, python_executable
+from turnwise.sandbox.scratch_folders import create_base, remove_abandoned_bases, remove_base
 from turnwise.sandbox.types import SandboxFailure, SandboxLimits, Tier
 
 READY_S = 60.0
@@ -45,7 +45,7 @@ A fork cannot change its hash seed.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Started:
+class SessionHandle:
     """A session's process as the zygote handed it over."""
 
     pidfd: int
@@ -55,14 +55,14 @@ class Started:
     """Its exit status, negative for a signal."""
 
 
-class ZygoteFailed(Exception):
+class ZygoteStartError(Exception):
     """The zygote could not be started: what it said."""
 
 
 class ZygoteProcess:
     """`await start()` first. All methods run in one event loop."""
 
-    def __init__(self, tier: Tier, limits: SandboxLimits, prefix: Prefix) -> None:
+    def __init__(self, tier: Tier, limits: SandboxLimits, prefix: PythonInstall) -> None:
         self.tier = tier
         self.limits = limits
         self.prefix = prefix
@@ -73,7 +73,7 @@ class ZygoteProcess:
         self.process: subprocess.Popen[bytes]
         self._errors = -1
         self._numbers = 0
-        self._starting: dict[int, asyncio.Future[Started]] = {}
+        self._starting: dict[int, asyncio.Future[SessionHandle]] = {}
         self._running: dict[int, asyncio.Future[int]] = {}
         self._scratch: tuple[str, int] | None = None
 
@@ -82,30 +82,30 @@ class ZygoteProcess:
         self.loop = asyncio.get_running_loop()
         _allow_many_descriptors()
         if self.tier != "namespaces":
-            remove_abandoned()
-            self._scratch = make_base()
+            remove_abandoned_bases()
+            self._scratch = create_base()
         self._spawn()
         try:
             ready = await asyncio.wait_for(self._first_message(), READY_S)
             if "ready" not in ready:
-                raise ZygoteFailed(ready.get("failed") or self._last_words())
+                raise ZygoteStartError(ready.get("failed") or self._last_words())
         except TimeoutError:
             self.kill()
-            raise ZygoteFailed(f"it was not ready within {READY_S:.0f} s") from None
+            raise ZygoteStartError(f"it was not ready within {READY_S:.0f} s") from None
         except BaseException:
             self.kill()
             raise
         self.packages = ready["ready"]["packages"]
         self.jail = ready["ready"]["jail"]
-        self.base_bytes = max(found.resident_bytes for pid in self._pids() if (found := usage(pid)))
+        self.base_bytes = max(found.resident_bytes for pid in self._pids() if (found := process_usage(pid)))
         self.alive = True
         self.loop.add_reader(self.control, self._hear)
 
-    async def start_session(self, *, sock: socket.socket, output: int, seed: int) -> Started:
+    async def start_session(self, *, sock: socket.socket, output: int, seed: int) -> SessionHandle:
         """The zygote gets copies of both descriptors; the caller closes its own."""
         self._numbers += 1
         number = self._numbers
-        future: asyncio.Future[Started] = self.loop.create_future()
+        future: asyncio.Future[SessionHandle] = self.loop.create_future()
         self._starting[number] = future
         try:
             message = json.dumps({"start": number, "seed": seed}).encode()
@@ -160,7 +160,14 @@ class ZygoteProcess:
         environment = {**ENVIRONMENT, **_library_path()}
         with theirs:
             self.process = subprocess.Popen(
-                [interpreter(), "-s", "-S", "-P", "-c", f"import os; os.dup2({theirs.fileno()}, {CONTROL}); {script}"],
+                [
+                    python_executable(),
+                    "-s",
+                    "-S",
+                    "-P",
+                    "-c",
+                    f"import os; os.dup2({theirs.fileno()}, {CONTROL}); {script}",
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,
@@ -227,7 +234,7 @@ class ZygoteProcess:
         else:
             starting.set_result(started)
 
-    def _started(self, message: dict[str, Any], descriptors: list[int]) -> Started:
+    def _started(self, message: dict[str, Any], descriptors: list[int]) -> SessionHandle:
         """OSError: there is none, or no descriptor is left for it; it ends when its socket is closed."""
         if not descriptors:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -239,7 +246,7 @@ class ZygoteProcess:
             raise
         exited: asyncio.Future[int] = self.loop.create_future()
         self._running[message["started"]] = exited
-        return Started(pidfd=pidfd, pid=pid, scratch=message["scratch"], exited=exited)
+        return SessionHandle(pidfd=pidfd, pid=pid, scratch=message["scratch"], exited=exited)
 
     def _lost(self) -> None:
         """It died by itself; its sessions died with it."""
@@ -282,13 +289,13 @@ def _wake(future: "asyncio.Future[None]") -> None:
         future.set_result(None)
 
 
-def _discard(future: "asyncio.Future[Started]") -> None:
+def _discard(future: "asyncio.Future[SessionHandle]") -> None:
     """Nobody waits for this session any more."""
     if not future.cancelled() and future.exception() is None:
         _end(future.result())
 
 
-def _end(started: Started) -> None:
+def _end(started: SessionHandle) -> None:
     with suppress(ProcessLookupError):
         signal.pidfd_send_signal(started.pidfd, signal.SIGKILL)
     os.close(started.pidfd)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from turnwise.core.messages import ToolSpec
-from turnwise.sandbox.host import Sandbox, Session
+from turnwise.sandbox.host import Sandbox, SandboxSession
 from turnwise.sandbox.types import RunResult, SandboxLimits
 from turnwise.tools.tool import ToolError, ToolResult, ToolRules
 
@@ -49,7 +49,7 @@ class PythonTool:
         finally:
             session.close()
 
-    async def session(self, seed: int) -> Session:
+    async def session(self, seed: int) -> SandboxSession:
         return (await self._sandbox()).session(seed)
 
     async def _sandbox(self) -> Sandbox:
@@ -75,13 +75,13 @@ class PythonTool:
 class PythonSession:
     tool: PythonTool
     seed: int
-    session: Session | None = None
+    session: SandboxSession | None = None
 
     async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
         if self.session is None:
             self.session = await self.tool.session(self.seed)
         result = await self.session.run(arguments["code"])
-        return ToolResult(text=format_output(result), failed=result.ended != "ok")
+        return ToolResult(text=format_output(result), failed=result.status != "ok")
 
     def close(self) -> None:
         if self.session is not None:

@@ -22,8 +22,8 @@ from turnwise.core.task import Task
 from turnwise.data.demonstrations import Exchange
 from turnwise.data.packing import micro_batches, pack_train
 from turnwise.envs.runner import TextEnvRunner
-from turnwise.envs.seeds import RANGE, seed_for
-from turnwise.envs.spec import EnvKind
+from turnwise.envs.seeds import SEEDS_PER_SPLIT, seed_for
+from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import TextEnv
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.record.run_folder import RunFolder
@@ -217,7 +217,7 @@ async def _episode(env: TextEnvRunner, script: Script) -> tuple[list[Exchange], 
         exchanges.append(Exchange(messages=result.messages, answer=answer(result.messages[-1].content)))
 
 
-async def opening_tools(worlds: Sequence[tuple[EnvKind, dict[str, Any]]]) -> tuple[ToolSpec, ...]:
+async def opening_tools(worlds: Sequence[tuple[EnvSpec, dict[str, Any]]]) -> tuple[ToolSpec, ...]:
     """Those that an episode tells a model of at its opening; none where several environments have their own."""
     kind, params = worlds[0]
     if len(worlds) > 1 or not issubclass(kind.cls, ToolEnv):
@@ -245,7 +245,7 @@ def solution(think: bool) -> Script:
 
 
 async def solved(
-    worlds: Sequence[tuple[EnvKind, dict[str, Any]]],
+    worlds: Sequence[tuple[EnvSpec, dict[str, Any]]],
     *,
     count: int,
     seed: int,
@@ -258,7 +258,7 @@ async def solved(
         if len(found) == count:
             return found
         kind, params = worlds[number % len(worlds)]
-        index = address("demonstration", seed, number) % RANGE
+        index = address("demonstration", seed, number) % SEEDS_PER_SPLIT
         task = Task(env=kind.name, params=params, seed=seed_for("train", index))
         with first_part_only():
             exchanges, result = await played(partial(kind.make, task), partial(solution, think))

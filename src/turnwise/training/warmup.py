@@ -21,8 +21,8 @@ from turnwise.data.demonstrations import demonstration_sample
 from turnwise.data.packing import pack
 from turnwise.envs.answers import format_answer
 from turnwise.envs.runner import TextEnvRunner
-from turnwise.envs.seeds import RANGE, seed_for
-from turnwise.envs.spec import EnvKind
+from turnwise.envs.seeds import SEEDS_PER_SPLIT, seed_for
+from turnwise.envs.spec import EnvSpec
 from turnwise.models.cache import cached_model_folder
 from turnwise.models.forward import laid_out
 from turnwise.models.loading import LoadedModel
@@ -43,7 +43,7 @@ PLAYS_A_START = 4
 SETTINGS = OptimizerSettings(learning_rate=2e-3, betas=(0.9, 0.95), weight_decay=0.0, max_grad_norm=1.0)
 
 Progress = Callable[[int, int], None]
-Worlds = Sequence[tuple[EnvKind, dict[str, Any]]]
+Worlds = Sequence[tuple[EnvSpec, dict[str, Any]]]
 """Environments with their parameters."""
 
 
@@ -66,7 +66,7 @@ def warmed_tiny(
     return load(str(folder)), time.perf_counter() - began
 
 
-def _source(kind: EnvKind) -> str:
+def _source(kind: EnvSpec) -> str:
     """A digest of the file that the environment stands in: edited, it is warmed up anew."""
     try:
         text = Path(inspect.getfile(kind.cls)).read_bytes()
@@ -101,13 +101,13 @@ async def _episodes(worlds: Worlds, renderer: Renderer, seed: int, numbers: Iter
         return await asyncio.gather(*(random_episode(*_turn_of(worlds, n), renderer, seed, n) for n in numbers))
 
 
-def _turn_of(worlds: Worlds, number: int) -> tuple[EnvKind, dict[str, Any]]:
+def _turn_of(worlds: Worlds, number: int) -> tuple[EnvSpec, dict[str, Any]]:
     return worlds[number // PLAYS_A_START % len(worlds)]
 
 
-async def random_episode(kind: EnvKind, params: dict[str, Any], renderer: Renderer, seed: int, number: int) -> Sample:
+async def random_episode(kind: EnvSpec, params: dict[str, Any], renderer: Renderer, seed: int, number: int) -> Sample:
     """One episode of random legal answers as a sample; its mask is 1 on the answers and their ends."""
-    index = address("warmup", seed, number // PLAYS_A_START) % RANGE
+    index = address("warmup", seed, number // PLAYS_A_START) % SEEDS_PER_SPLIT
     task = Task(env=kind.name, params=params, seed=seed_for("train", index))
 
     luck: tuple[int, ...] = ()

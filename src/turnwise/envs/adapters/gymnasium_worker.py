@@ -13,7 +13,7 @@ import gymnasium
 import numpy
 from gymnasium.envs.toy_text.frozen_lake import generate_random_map
 
-from turnwise.envs.adapters.worker import IllegalAction, Scene, World, WrongSetting
+from turnwise.envs.adapters.worker import IllegalAction, InvalidSetting, WorkerEnv, WorkerStep
 
 DRAWS = 200
 """Start states that are drawn in search of one that the limits allow to solve."""
@@ -29,7 +29,7 @@ Options = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class KnownEnv:
     rules: str
     actions: tuple[str, ...]
     success_at: float
@@ -115,7 +115,7 @@ def blackjack(env: Any, observation: Any) -> str:
     return f"your sum {int(total)}{', with an ace that counts 11' * bool(ace)}; the dealer shows {int(dealer)}"
 
 
-CLIFF = Known(
+CLIFF = KnownEnv(
     rules="Walk from the bottom left to T. A step costs 1; the cliff C costs 100 and sends you back to the start.\n"
     "x you, o ground, C cliff, T goal.",
     actions=("Up", "Right", "Down", "Left"),
@@ -124,7 +124,7 @@ CLIFF = Known(
     told=cliff,
     chance=cliff_chance,
 )
-LAKE = Known(
+LAKE = KnownEnv(
     rules="Walk over the ice to the goal. A hole ends the game.\nP you, S start, F ice, H hole, G goal.",
     actions=("Left", "Down", "Right", "Up"),
     success_at=1.0,
@@ -132,8 +132,8 @@ LAKE = Known(
     chance=lake_chance,
     prepared=random_lake,
 )
-KNOWN: dict[str, Known] = {
-    "Taxi": Known(
+KNOWN: dict[str, KnownEnv] = {
+    "Taxi": KnownEnv(
         rules=TAXI,
         actions=("South", "North", "East", "West", "Pickup", "Dropoff"),
         success_at=20.0,
@@ -145,7 +145,7 @@ KNOWN: dict[str, Known] = {
     "CliffWalkingSlippery": CLIFF,
     "FrozenLake": LAKE,
     "FrozenLake8x8": LAKE,
-    "Blackjack": Known(
+    "Blackjack": KnownEnv(
         rules="Blackjack: come nearer to 21 than the dealer, and not above it. An ace counts 1 or 11, a face card 10. "
         "Hit takes a card; Stick ends your turn, and the dealer draws to 17.",
         actions=("Stick", "Hit"),
@@ -156,7 +156,7 @@ KNOWN: dict[str, Known] = {
 """By the name without its version."""
 
 
-class GymnasiumWorld(World):
+class GymnasiumWorkerEnv(WorkerEnv):
     reusable = False
     env: Any = None
 
@@ -175,7 +175,7 @@ class GymnasiumWorld(World):
                 import_module(module)
             self.spec = gymnasium.spec(name)
         except (gymnasium.error.Error, ImportError) as error:
-            raise WrongSetting(f"env.params.id: {error}") from error
+            raise InvalidSetting(f"env.params.id: {error}") from error
         self.options, self.longest = options, longest
         self.known = KNOWN.get(self.spec.name) if self.spec.namespace is None else None
         self.success_at = self.known.success_at if success_at is None and self.known is not None else success_at
@@ -187,7 +187,7 @@ class GymnasiumWorld(World):
         self.first, count = self._actions()
         self.names = actions or (self.known.actions if self.known else [str(self.first + n) for n in range(count)])
         if len(set(self.names)) != count:
-            raise WrongSetting(f"env.params.actions: {id} has {count} actions: give as many different names")
+            raise InvalidSetting(f"env.params.actions: {id} has {count} actions: give as many different names")
 
     def __del__(self) -> None:
         if self.reusable and self.env is not None:
@@ -200,7 +200,7 @@ class GymnasiumWorld(World):
             rules = f"{self.known.rules}\n{chance}".strip()
         return {"rules": rules, "actions": list(self.names), "invalid_reward": self.invalid_reward}
 
-    def reset(self, seed: int) -> Scene:
+    def reset(self, seed: int) -> WorkerStep:
         """Draws until the start is one that can be solved within the limits, where that can be told."""
         draws = random.Random(seed)
         for _ in range(DRAWS):
@@ -211,14 +211,14 @@ class GymnasiumWorld(World):
             way = self.solve()
             if way is None or len(way) <= self.longest:
                 return {"text": self._text()}
-        raise WrongSetting(
+        raise InvalidSetting(
             f"no start of {self.spec.id} is solved in {self.longest} actions: raise env.params.max_turns"
         )
 
     def later(self, seed: int) -> None:
         self.env.unwrapped.np_random = numpy.random.default_rng(seed)
 
-    def step(self, action: str) -> Scene:
+    def step(self, action: str) -> WorkerStep:
         if action not in self.names:
             raise IllegalAction(action)
         number = self.first + self.names.index(action)
@@ -247,12 +247,12 @@ class GymnasiumWorld(World):
                 self.spec, render_mode=mode, max_episode_steps=-1, disable_env_checker=True, **options
             )
         except (gymnasium.error.Error, TypeError, ValueError, KeyError, AssertionError) as error:
-            raise WrongSetting(f"env.params: {self.spec.id} cannot be made so: {error}") from error
+            raise InvalidSetting(f"env.params: {self.spec.id} cannot be made so: {error}") from error
 
     def _actions(self) -> tuple[int, int]:
         space = self.env.action_space
         if not isinstance(space, gymnasium.spaces.Discrete):
-            raise WrongSetting(f"env.params.id: the actions of {self.spec.id} are not discrete: choose another")
+            raise InvalidSetting(f"env.params.id: the actions of {self.spec.id} are not discrete: choose another")
         return int(space.start), int(space.n)
 
     def _text(self) -> str:
@@ -278,7 +278,7 @@ def plain(observation: Any, name: str) -> str:
         return ", ".join(plain(value, name) for value in observation)
     if isinstance(observation, numpy.ndarray):
         if observation.size > MAX_NUMBERS:
-            raise WrongSetting(f"env.params.id: {name} shows pictures, or too many numbers to tell: choose another")
+            raise InvalidSetting(f"env.params.id: {name} shows pictures, or too many numbers to tell: choose another")
         return ", ".join(plain(value, name) for value in observation.ravel())
     return str(observation) if isinstance(observation, str | int | numpy.integer) else f"{observation:.4g}"
 

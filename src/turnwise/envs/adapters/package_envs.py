@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from turnwise.core.errors import EnvironmentFailure
-from turnwise.envs.adapters.process import RemoteWorld
+from turnwise.envs.adapters.process import RemoteEnv
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv
 
 MAX_ACTION = 2_000
@@ -22,14 +22,14 @@ CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 class PackageEnv(TextEnv):
     """An environment of another package."""
 
-    world: ClassVar[str]
-    """module:Class of its `World`."""
+    worker_env: ClassVar[str]
+    """module:Class of its `WorkerEnv`."""
     timeout_s: ClassVar[float] = 30.0
     """For one call into the package; one that takes longer is a failure of the environment."""
 
     def __init__(self, params: Mapping[str, Any] | None = None, rng: random.Random | None = None) -> None:
         super().__init__(params, rng)
-        self.remote = RemoteWorld(self.world, self.settings(), self.timeout_s)
+        self.remote = RemoteEnv(self.worker_env, self.settings(), self.timeout_s)
         self.about: dict[str, Any] = self.remote.about
         self.action_names = tuple(self.about.get("actions", ()))
         self.text = ""
@@ -75,7 +75,7 @@ class GymnasiumEnv(PackageEnv):
 
     max_turns = 20
     needs = MappingProxyType({"gymnasium": "'turnwise[gymnasium]'"})
-    world = "turnwise.envs.adapters.gymnasium_worker:GymnasiumWorld"
+    worker_env = "turnwise.envs.adapters.gymnasium_worker:GymnasiumWorkerEnv"
 
     class Params(StrictParams):
         id: str = "Taxi-v4"
@@ -114,7 +114,7 @@ class ReasoningGymEnv(PackageEnv):
 
     max_turns = 1
     needs = MappingProxyType({"reasoning_gym": "'turnwise[reasoning-gym]'"})
-    world = "turnwise.envs.adapters.reasoning_gym_worker:ReasoningGymWorld"
+    worker_env = "turnwise.envs.adapters.reasoning_gym_worker:ReasoningGymWorkerEnv"
 
     class Params(StrictParams):
         task: str = "leg_counting"
@@ -138,7 +138,7 @@ class TextArenaEnv(PackageEnv):
 
     max_turns = 20
     needs = MappingProxyType({"textarena": "'turnwise[textarena]'"})
-    world = "turnwise.envs.adapters.text_arena_worker:TextArenaWorld"
+    worker_env = "turnwise.envs.adapters.text_arena_worker:TextArenaWorkerEnv"
 
     class Params(StrictParams):
         id: str = "TicTacToe-v0"
@@ -170,7 +170,7 @@ class TextWorldEnv(PackageEnv):
 
     max_turns = 20
     needs = MappingProxyType({"textworld": "'turnwise[textworld]'"})
-    world = "turnwise.envs.adapters.text_world_worker:TextWorldWorld"
+    worker_env = "turnwise.envs.adapters.text_world_worker:TextWorldWorkerEnv"
     timeout_s = 120.0  # its compiler takes seconds, on a busy machine many
 
     class Params(StrictParams):

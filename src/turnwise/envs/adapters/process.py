@@ -29,7 +29,7 @@ KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "NL
 """Of this process's environment: keys and tokens are not for packages that read text of a model."""
 
 
-class Process:
+class WorkerProcess:
     """The worker of one package. Not shared with a fork of this process."""
 
     def __init__(self, place: str) -> None:
@@ -96,14 +96,14 @@ def _parsed(connection: Connection) -> dict[str, Any]:
     return reply
 
 
-_processes: dict[str, Process] = {}
+_processes: dict[str, WorkerProcess] = {}
 _lock = RLock()
 
 
-def _process_for(place: str) -> Process:
+def _process_for(place: str) -> WorkerProcess:
     found = _processes.get(place)
     if found is None or not found.alive:
-        found = _processes[place] = Process(place)
+        found = _processes[place] = WorkerProcess(place)
     return found
 
 
@@ -116,7 +116,7 @@ def end_processes() -> None:
         _processes.clear()
 
 
-class _Seat:
+class _WorkerSlot:
     """Where a world is: a process, and its number there."""
 
     def __init__(self, place: str) -> None:
@@ -127,8 +127,8 @@ class _Seat:
         self.process.forgotten.append(self.number)
 
 
-class RemoteWorld:
-    """A `World` in the process of its package. `about` is what it said of itself when it was made.
+class RemoteEnv:
+    """A `WorkerEnv` in the process of its package. `about` is what it said of itself when it was made.
 
     The call during which the process ends has failed. Other worlds of that process are not to blame: each is made anew
     in a fresh process when it is next called, by the same calls, which give the same episode.
@@ -144,7 +144,7 @@ class RemoteWorld:
             self.about = self.call("open", **settings)
 
     def _sit_down(self) -> None:
-        self._seat = _Seat(self._place)
+        self._seat = _WorkerSlot(self._place)
         self._leave = finalize(self, self._seat.leave)
 
     def call(self, method: str, **arguments: Any) -> Any:

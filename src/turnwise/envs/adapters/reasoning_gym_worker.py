@@ -7,7 +7,7 @@ from typing import Any
 from reasoning_gym.factory import DATASETS, create_dataset
 
 from turnwise.envs.adapters.reasoning_gym_answers import DESERVED, is_readable
-from turnwise.envs.adapters.worker import IllegalAction, Scene, World, WrongSetting
+from turnwise.envs.adapters.worker import IllegalAction, InvalidSetting, WorkerEnv, WorkerStep
 
 SMALL_SEEDS = ("pool_matrix",)
 """Datasets that draw from numpy's old stream, whose seeds have 32 bits."""
@@ -17,24 +17,24 @@ REFUSED = {
 }
 
 
-class ReasoningGymWorld(World):
+class ReasoningGymWorkerEnv(WorkerEnv):
     def __init__(self, task: str, options: dict[str, Any], success_at: float, tries: int) -> None:
         if task in REFUSED:
-            raise WrongSetting(f"env.params.task: {task} cannot be had, {REFUSED[task]}: choose another")
+            raise InvalidSetting(f"env.params.task: {task} cannot be had, {REFUSED[task]}: choose another")
         if task not in DATASETS:
             near = difflib.get_close_matches(task, DATASETS, n=1, cutoff=0.5)
             mend = f"did you mean {near[0]}?" if near else "see reasoning_gym.factory.DATASETS"
-            raise WrongSetting(f"env.params.task: reasoning-gym has no {task!r}; {mend}")
+            raise InvalidSetting(f"env.params.task: reasoning-gym has no {task!r}; {mend}")
         self.task, self.options, self.success_at, self.tries = task, options, success_at, tries
         self._dataset(0)
 
-    def reset(self, seed: int) -> Scene:
+    def reset(self, seed: int) -> WorkerStep:
         self.dataset = self._dataset(seed % 2**32 if self.task in SMALL_SEEDS else seed)
         self.entry = self.dataset[0]
         self.best = 0.0
         return {"text": self.entry["question"]}
 
-    def step(self, action: str) -> Scene:
+    def step(self, action: str) -> WorkerStep:
         score = self._score(action)
         gained = max(0.0, score - self.best)
         self.best += gained
@@ -66,4 +66,4 @@ class ReasoningGymWorld(World):
         try:
             return create_dataset(self.task, size=1, seed=seed, **self.options)
         except (TypeError, AssertionError, ValueError) as error:
-            raise WrongSetting(f"env.params.options: {self.task} cannot be made so: {error}") from error
+            raise InvalidSetting(f"env.params.options: {self.task} cannot be made so: {error}") from error

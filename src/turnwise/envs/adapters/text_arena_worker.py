@@ -14,7 +14,7 @@ from textarena.envs.registration import ENV_REGISTRY
 from textarena.wrappers import ActionFormattingWrapper
 
 from turnwise.envs.adapters.text_arena_moves import guesses
-from turnwise.envs.adapters.worker import IllegalAction, Scene, World, WrongSetting, aside
+from turnwise.envs.adapters.worker import IllegalAction, InvalidSetting, WorkerEnv, WorkerStep, isolated_streams
 
 PLAYERS: dict[str, int] = {}
 """How many players a game with these options is for."""
@@ -32,12 +32,12 @@ def _download_nothing(*_: Any, **__: Any) -> bool:
 nltk.download = _download_nothing
 
 
-class Game:
+class TextArenaGame:
     """A game without TextArena's wrappers: each player sees every message once, when it is new."""
 
     def __init__(self, id: str, options: dict[str, Any]) -> None:
         if id not in ENV_REGISTRY or f"{id}-raw" not in ENV_REGISTRY:
-            raise WrongSetting(f"env.params.id: TextArena has no game {id!r}: give one such as TicTacToe-v0")
+            raise InvalidSetting(f"env.params.id: TextArena has no game {id!r}: give one such as TicTacToe-v0")
         self.id, self.options = id, options
         self.brackets = ActionFormattingWrapper in (ENV_REGISTRY[id].default_wrappers or ())
         key = json.dumps([id, options], sort_keys=True)
@@ -86,7 +86,7 @@ class Game:
         rewards, info = self.env.close()
         return float(rewards[player]), str(info[player].get("reason") or "")
 
-    def after(self, move: str) -> "Game | None":
+    def after(self, move: str) -> "TextArenaGame | None":
         """A copy of the game in which the move was made; None if it is invalid."""
         tried = copy.copy(self)
         tried.env, tried.shown = copy.deepcopy(self.env), {}
@@ -104,7 +104,7 @@ class Game:
             except AssertionError:
                 continue
             return players
-        raise WrongSetting(f"env.params.id: {self.id} is for more than two players: choose another")
+        raise InvalidSetting(f"env.params.id: {self.id} is for more than two players: choose another")
 
     def _made(self, players: int, seed: int) -> Any:
         try:
@@ -113,7 +113,7 @@ class Game:
         except AssertionError:  # how a game says that it is not for so many
             raise
         except Exception as error:
-            raise WrongSetting(f"env.params.id: {self.id} {why_not(error)}") from error
+            raise InvalidSetting(f"env.params.id: {self.id} {why_not(error)}") from error
         return env
 
 
@@ -132,7 +132,7 @@ MOVES_IN_A_ROW = 500
 TRIED_BY_GREEDY = 40
 
 
-class TextArenaWorld(World):
+class TextArenaWorkerEnv(WorkerEnv):
     def __init__(
         self,
         id: str,
@@ -142,10 +142,10 @@ class TextArenaWorld(World):
         moves: list[str],
         success_at: float,
     ) -> None:
-        self.game = Game(id, options)
+        self.game = TextArenaGame(id, options)
         self.side, self.opponent, self.moves, self.success_at = player, opponent, moves, success_at
 
-    def reset(self, seed: int) -> Scene:
+    def reset(self, seed: int) -> WorkerStep:
         self.later(seed)
         sides = {"first": 0, "second": 1, "either": self.script.randrange(2)}
         self.game.start(seed)
@@ -156,7 +156,7 @@ class TextArenaWorld(World):
     def later(self, seed: int) -> None:
         self.script = random.Random(f"script {seed}")  # of the number alone it would draw what the game draws
 
-    def step(self, action: str) -> Scene:
+    def step(self, action: str) -> WorkerStep:
         self.game.play(action)
         self._play_script()
         text = self.game.news(self.player)
@@ -167,7 +167,7 @@ class TextArenaWorld(World):
 
     def guess(self, seed: int) -> str | None:
         """A legal move of the agent's, tried on a copy."""
-        with aside(seed):
+        with isolated_streams(seed):
             moves = self._guesses(self.player, random.Random(seed))
             return next((move for move in moves if self.game.after(move) is not None), None)
 
@@ -194,7 +194,7 @@ class TextArenaWorld(World):
     def _winning(self, mover: int) -> str | None:
         """A move that wins at once, among the first that come to mind."""
         seed = self.script.getrandbits(63)
-        with aside(seed):
+        with isolated_streams(seed):
             for move in islice(self._guesses(mover, random.Random(seed)), TRIED_BY_GREEDY):
                 after = self.game.after(move)
                 if after is not None and after.done and after.outcome(mover)[0] >= 1:

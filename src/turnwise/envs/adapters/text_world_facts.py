@@ -11,11 +11,11 @@ Fact = tuple[str, ...]
 """A predicate and the names of what it is said of: ("in", "key", "box")."""
 
 
-def plain(facts: Iterable[Any]) -> list[Fact]:
+def plain_facts(facts: Iterable[Any]) -> list[Fact]:
     return [(str(fact.name), *(str(argument.name) for argument in fact.arguments)) for fact in facts]
 
 
-def told(facts: Sequence[Fact]) -> str:
+def describe_facts(facts: Sequence[Fact]) -> str:
     """Where you are, the ways out, what stands there, what you carry. A closed container hides what is in it."""
     room = next(place for name, *rest in facts if name == "at" and rest[0] == "P" for place in rest[1:])
     inside, conditions = _contents(facts), _conditions(facts)

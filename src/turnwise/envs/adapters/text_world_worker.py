@@ -16,8 +16,8 @@ from textworld.generator.inform7 import Inform7Game
 from textworld.generator.vtypes import NotEnoughNounsError
 from textworld.generator.world import NoFreeExitError
 
-from turnwise.envs.adapters.text_world_facts import plain, told
-from turnwise.envs.adapters.worker import IllegalAction, Scene, World, WrongSetting
+from turnwise.envs.adapters.text_world_facts import describe_facts, plain_facts
+from turnwise.envs.adapters.worker import IllegalAction, InvalidSetting, WorkerEnv, WorkerStep
 
 DRAWS = 30
 IDLE = ("examine ", "look", "inventory")
@@ -27,7 +27,7 @@ QUEST = "Quest: "
 INFOS = {"admissible_commands", "policy_commands", "won", "lost", "facts", "description", "intermediate_reward"}
 
 
-class LoadedGame(TextWorldEnv):
+class InMemoryGame(TextWorldEnv):
     """A game played from memory: its file, read back, would take longer than its generation."""
 
     def load(self, game: Any) -> None:
@@ -35,7 +35,7 @@ class LoadedGame(TextWorldEnv):
         self._inform7 = Inform7Game(game)
 
 
-class TextWorldWorld(World):
+class TextWorldWorkerEnv(WorkerEnv):
     def __init__(
         self,
         rooms: int,
@@ -48,12 +48,12 @@ class TextWorldWorld(World):
         longest: int,
     ) -> None:
         if quest_length > longest:
-            raise WrongSetting(f"a quest of {quest_length} commands in {longest} actions: raise env.params.max_turns")
+            raise InvalidSetting(f"a quest of {quest_length} commands in {longest} actions: raise env.params.max_turns")
         self.rooms, self.objects, self.quest_length, self.longest = rooms, objects, quest_length, longest
         self.objective, self.narrator, self.commands = objective, narrator, commands
         self.progress_reward = progress_reward
 
-    def reset(self, seed: int) -> Scene:
+    def reset(self, seed: int) -> WorkerStep:
         """Draws until the quest can be fulfilled within the limits."""
         draws = random.Random(seed)
         for _ in range(DRAWS):
@@ -68,9 +68,9 @@ class TextWorldWorld(World):
                 quest = " ".join(game.objective.split())
                 text = self._text(str(self.state.description or ""))
                 return {"text": f"{QUEST}{quest}\n{text}", "moves": self._moves()}
-        raise WrongSetting("env.params: no game like this is found: choose more rooms or objects, or a shorter quest")
+        raise InvalidSetting("env.params: no game like this is found: choose more rooms or objects, or a shorter quest")
 
-    def step(self, action: str) -> Scene:
+    def step(self, action: str) -> WorkerStep:
         by_name = {command.casefold(): command for command in self.state.admissible_commands}
         command = by_name.get(" ".join(action.split()).casefold())
         if command is None:
@@ -90,7 +90,7 @@ class TextWorldWorld(World):
         return commands if self.narrator == "inform7" else [each for each in commands if not each.startswith(IDLE)]
 
     def _text(self, prose: str) -> str:
-        seen = trimmed(prose) if self.narrator == "inform7" else told(plain(self.state.facts))
+        seen = trimmed(prose) if self.narrator == "inform7" else describe_facts(plain_facts(self.state.facts))
         return f"{seen}\nCommands: {', '.join(self._moves())}." if self.commands else seen
 
     def _options(self, draws: random.Random) -> Any:
@@ -104,7 +104,7 @@ class TextWorldWorld(World):
     def _started(self, game: Any, options: Any) -> Any:
         infos = textworld.EnvInfos(**dict.fromkeys(INFOS, True))
         if self.narrator == "facts":
-            env = LoadedGame(infos)
+            env = InMemoryGame(infos)
             env.load(game)
             return env
         self.folder = TemporaryDirectory()  # kept as long as the world is
@@ -114,8 +114,8 @@ class TextWorldWorld(World):
 
 def trimmed(prose: str) -> str:
     """Without the prompt, its status line, and the question what to do when all is over."""
-    told = ENDING.split(prose)[0]
-    return re.sub(r"\s*\n\s*", "\n", told).strip()
+    text = ENDING.split(prose)[0]
+    return re.sub(r"\s*\n\s*", "\n", text).strip()
 
 
 @cache

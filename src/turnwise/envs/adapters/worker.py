@@ -31,11 +31,11 @@ class IllegalAction(Exception):
     """The agent's action is none, and the state is as it was."""
 
 
-class WrongSetting(Exception):
+class InvalidSetting(Exception):
     """What the user gave cannot be played: one line with the mend."""
 
 
-class Scene(TypedDict, total=False):
+class WorkerStep(TypedDict, total=False):
     """What the agent sees after an action, and what that was worth."""
 
     text: str
@@ -46,7 +46,7 @@ class Scene(TypedDict, total=False):
     """The legal actions of this state, where the package names them."""
 
 
-class World(ABC):
+class WorkerEnv(ABC):
     """One episode inside a package. A subclass takes its settings in `__init__`, where wrong ones raise WrongSetting.
 
     Packages draw from the global streams of `random` and numpy: each world has its own, put in place for each call,
@@ -60,21 +60,21 @@ class World(ABC):
         return {}
 
     @abstractmethod
-    def reset(self, seed: int) -> Scene:
+    def reset(self, seed: int) -> WorkerStep:
         """The start state, a function of the seed and the settings."""
 
     def later(self, seed: int) -> None:  # noqa: B027  most packages keep none
         """Streams that the package keeps itself go on from this seed: members meet luck of their own."""
 
     @abstractmethod
-    def step(self, action: str) -> Scene:
+    def step(self, action: str) -> WorkerStep:
         """Runs one action, or raises IllegalAction."""
 
     def solve(self) -> list[str] | None:
         """Actions from here to success, where the package knows them."""
         return None
 
-    def begin(self, start: int, luck: int) -> Scene:
+    def begin(self, start: int, luck: int) -> WorkerStep:
         _seed_streams(start)
         scene = self.reset(start)
         _seed_streams(luck)
@@ -93,7 +93,7 @@ class World(ABC):
 
 
 @contextmanager
-def aside(seed: int) -> Iterator[None]:
+def isolated_streams(seed: int) -> Iterator[None]:
     """For what is only tried: it neither moves the global streams nor foresees what they will give."""
     streams = _get_streams()
     _seed_streams(seed)
@@ -125,7 +125,7 @@ def _set_streams(streams: tuple[Any, Any]) -> None:
         _numpy_random().set_state(streams[1])
 
 
-Worlds = dict[int, World]
+WorkerEnvs = dict[int, WorkerEnv]
 
 
 def main() -> None:
@@ -133,7 +133,7 @@ def main() -> None:
     with suppress(ValueError, OSError):  # not every system has it
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     _silence()
-    worlds: Worlds = {}
+    worlds: WorkerEnvs = {}
     with suppress(EOFError, OSError):
         while True:
             request = json.loads(connection.recv_bytes())
@@ -150,7 +150,7 @@ def _silence() -> None:
         os.dup2(nowhere, descriptor)
 
 
-def _reply(place: str, request: dict[str, Any], worlds: Worlds) -> bytes:
+def _reply(place: str, request: dict[str, Any], worlds: WorkerEnvs) -> bytes:
     """The value, or which of three things went wrong."""
     for number in request["forget"]:
         worlds.pop(number, None)
@@ -158,14 +158,14 @@ def _reply(place: str, request: dict[str, Any], worlds: Worlds) -> bytes:
         return json.dumps({"value": _run(place, request, worlds)}).encode()
     except IllegalAction as error:
         reply = {"illegal": _reason(error)}
-    except WrongSetting as error:
+    except InvalidSetting as error:
         reply = {"wrong": _reason(error)}
     except (Exception, SystemExit) as error:
         reply = {"failed": f"{type(error).__name__}: {_reason(error)}"}
     return json.dumps(reply).encode()
 
 
-def _run(place: str, request: dict[str, Any], worlds: Worlds) -> Any:
+def _run(place: str, request: dict[str, Any], worlds: WorkerEnvs) -> Any:
     number, arguments = request["world"], request["arguments"]
     if request["method"] == "open":
         worlds[number] = _world_class(place)(**arguments)
@@ -175,13 +175,13 @@ def _run(place: str, request: dict[str, Any], worlds: Worlds) -> Any:
         return getattr(world, request["method"])(**arguments)
 
 
-def _world_class(place: str) -> type[World]:
+def _world_class(place: str) -> type[WorkerEnv]:
     """Imports the package: one that is installed and broken is the user's to mend, and no episode's failure."""
     module, _, name = place.partition(":")
     try:
-        found: type[World] = getattr(import_module(module), name)
+        found: type[WorkerEnv] = getattr(import_module(module), name)
     except (ImportError, SyntaxError, OSError) as error:
-        raise WrongSetting(f"a package does not load, install it again: {type(error).__name__}: {error}") from error
+        raise InvalidSetting(f"a package does not load, install it again: {type(error).__name__}: {error}") from error
     return found
 
 

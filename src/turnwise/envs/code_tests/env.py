@@ -17,7 +17,7 @@ from turnwise.tools.tool import Tool
 class CodeTests(ToolEnv):
     """Write the function f(xs) of a list of whole numbers. Code is handed in and tested; you have a few tries."""
 
-    splits_starts = True
+    split_start_states = True
     max_turns = 3
     answers = False
 

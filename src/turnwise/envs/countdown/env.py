@@ -23,7 +23,7 @@ Count = Annotated[int, Field(ge=2, le=6)]
 class Countdown(TextEnv):
     """Reach the target with an expression of the numbers."""
 
-    splits_starts = True
+    split_start_states = True
     max_turns = 1
 
     class Params(StrictParams):

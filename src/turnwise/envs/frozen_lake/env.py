@@ -24,7 +24,7 @@ def default_frozen_share(others: dict[str, Any]) -> float:
 class FrozenLake(TextEnv):
     """Walk over the ice to the goal. A hole ends the game."""
 
-    splits_starts = True
+    split_start_states = True
     max_turns = 5
     max_actions_per_turn = 5
     max_actions: int | None = 10

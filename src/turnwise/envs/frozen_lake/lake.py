@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from turnwise.envs.grid import Cell, moved
+from turnwise.envs.grid import Cell, neighbor
 
 MOVES = ("Left", "Down", "Right", "Up")
 """In a circle: the neighbours of a move are the two that a slip may turn it into."""
@@ -21,7 +21,7 @@ class Lake:
 
     def after(self, cell: Cell, move: str) -> Cell:
         """Where a move leads; over the edge it leads nowhere."""
-        row, column = moved(cell, move)
+        row, column = neighbor(cell, move)
         return (row, column) if 0 <= row < self.size and 0 <= column < self.size else cell
 
     @cached_property

@@ -16,7 +16,7 @@ from turnwise.envs.answers import match_name, read_answer
 from turnwise.envs.games.env import GameEnv
 from turnwise.envs.games.game import Game, result_for
 from turnwise.envs.runner import system_prompt
-from turnwise.envs.spec import EnvKind
+from turnwise.envs.spec import EnvSpec
 
 BEGINS = ("agent", "opponent")
 """By side, what the parameter `begins` of its task says: player 0 makes the first move."""
@@ -131,7 +131,7 @@ class SelfPlayEnv:
         return info | ({"result": result} if result else {})
 
 
-def make_selfplay_envs(kind: EnvKind, task: Task, member: int = 0, attempt: int = 0) -> tuple[SelfPlayEnv, SelfPlayEnv]:
+def make_selfplay_envs(kind: EnvSpec, task: Task, member: int = 0, attempt: int = 0) -> tuple[SelfPlayEnv, SelfPlayEnv]:
     """A fresh game and its two seats, by side; it begins as the task says, for all members the same."""
     first, second = (kind.make(task, member, attempt).env for _ in range(2))
     if not (isinstance(first, GameEnv) and isinstance(second, GameEnv)):

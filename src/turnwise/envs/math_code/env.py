@@ -17,7 +17,7 @@ from turnwise.tools.tool import Tool
 class MathCode(ToolEnv):
     """Solve the problem. You may run Python."""
 
-    splits_starts = True
+    split_start_states = True
 
     class Params(ToolEnv.Params):
         style: Style = "python"

@@ -18,7 +18,7 @@ NET = (" U  ", "LFRB", " D  ")
 class RubiksCube(TextEnv):
     """Turn the faces of a 2 by 2 cube until each has one color."""
 
-    splits_starts = True
+    split_start_states = True
     max_turns = 5
     max_actions_per_turn = 5
     max_actions = 10

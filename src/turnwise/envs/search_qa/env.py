@@ -56,7 +56,7 @@ class SearchQA(ToolEnv):
 
     max_turns = 6
     runner = SearchEnvRunner
-    splits_starts = True
+    split_start_states = True
     needs = MappingProxyType({"bm25s": "'turnwise[search]'"})
 
     class Params(ToolEnv.Params):

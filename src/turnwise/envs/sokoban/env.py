@@ -22,7 +22,7 @@ SYMBOLS = {
 class Sokoban(TextEnv):
     """Push every box onto a target. You cannot pull."""
 
-    splits_starts = True
+    split_start_states = True
     max_turns = 5
     max_actions_per_turn = 5
     max_actions = 10

@@ -5,7 +5,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from turnwise.core.errors import UserError
-from turnwise.envs.grid import DIRECTIONS, Cell, moved
+from turnwise.envs.grid import DIRECTIONS, Cell, neighbor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +29,8 @@ class Level:
 
     def after(self, direction: str) -> "Level":
         """A move into a wall, or of a box into a wall or another box, changes nothing."""
-        ahead = moved(self.player, direction)
-        beyond = moved(ahead, direction)
+        ahead = neighbor(self.player, direction)
+        beyond = neighbor(ahead, direction)
         if ahead not in self.floor:
             return self
         if ahead not in self.boxes:
@@ -93,7 +93,7 @@ def carve_floor(rng: random.Random, *, size: int, least: int) -> frozenset[Cell]
     cell = (rng.randint(1, size - 2), rng.randint(1, size - 2))
     floor = {cell}
     while len(floor) < wanted:
-        row, column = moved(cell, rng.choice(tuple(DIRECTIONS)))
+        row, column = neighbor(cell, rng.choice(tuple(DIRECTIONS)))
         if 1 <= row <= size - 2 and 1 <= column <= size - 2:
             cell = (row, column)
             floor.add(cell)
@@ -119,7 +119,7 @@ def predecessors(level: Level) -> tuple[list[Level], list[Level]]:
     steps, pulls = [], []
     for direction, (row, column) in DIRECTIONS.items():
         behind = (level.player[0] - row, level.player[1] - column)
-        ahead = moved(level.player, direction)
+        ahead = neighbor(level.player, direction)
         if behind not in level.floor or behind in level.boxes:
             continue
         steps.append(level.with_pieces(behind, level.boxes))

@@ -22,7 +22,7 @@ def default_blanks(others: dict[str, Any]) -> int:
 class Sudoku(TextEnv):
     """Write digits into the empty cells."""
 
-    splits_starts = True
+    split_start_states = True
     max_turns = 10
     max_actions_per_turn = 5
 

@@ -53,7 +53,7 @@ class TextToSql(ToolEnv):
 
     The query is the answer. It must be right on this database and on another with the same tables and other rows."""
 
-    splits_starts = True
+    split_start_states = True
     max_turns = 5
 
     class Params(ToolEnv.Params):

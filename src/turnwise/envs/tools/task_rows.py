@@ -9,7 +9,7 @@ from typing import Any
 
 from turnwise.core.errors import UserError
 from turnwise.core.task import Split
-from turnwise.envs.seeds import FIRST, split_of_state
+from turnwise.envs.seeds import FIRST_SEED, split_of_state
 
 QUESTION = ("question", "prompt", "problem", "input")
 """Columns that hold the question, the first that a row has."""
@@ -78,6 +78,6 @@ def _csv(file: Path) -> Iterator[tuple[int, Any]]:
 def _checked(row: Any, where: str) -> Row:
     if not isinstance(row, dict) or not any(name in row for name in QUESTION):
         raise UserError(f"{where} has no question: give it one of {', '.join(QUESTION)}")
-    if row.get("split") not in (None, "", *FIRST):
-        raise UserError(f"{where}: split is {row['split']!r}: say {', '.join(FIRST)}, or leave it out")
+    if row.get("split") not in (None, "", *FIRST_SEED):
+        raise UserError(f"{where}: split is {row['split']!r}: say {', '.join(FIRST_SEED)}, or leave it out")
     return row

@@ -37,7 +37,7 @@ class WebShop(TextEnv):
     buy. Features tell what the title does not. Each part of the wish that the purchase fulfils counts."""
 
     max_turns = 15
-    splits_starts = True
+    split_start_states = True
 
     class Params(StrictParams):
         products: Annotated[int, Field(ge=50, le=5000)] = 500

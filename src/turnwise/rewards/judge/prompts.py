@@ -9,7 +9,7 @@ from typing import Any
 
 from turnwise.core.messages import Message, system, user
 from turnwise.core.trajectory import Trajectory, Turn
-from turnwise.core.truncation import shortened
+from turnwise.core.truncation import truncate_middle
 from turnwise.engine.openai.messages import replace_surrogates
 from turnwise.rewards.judge.settings import JudgeSettings
 
@@ -89,7 +89,7 @@ class Fence:
         self.number = hashlib.blake2b(packed, digest_size=8).hexdigest()
 
     def around(self, kind: str, text: str, max_chars: int) -> str:
-        inside = escape_markers(shortened(text, max_chars))
+        inside = escape_markers(truncate_middle(text, max_chars))
         return f"<<<BEGIN {kind} {self.number}>>>\n{inside}\n<<<END {kind} {self.number}>>>"
 
 

@@ -25,7 +25,7 @@ from referencing.exceptions import Unresolvable
 from turnwise.core.errors import UserError
 from turnwise.core.messages import ToolSpec
 from turnwise.core.suggestions import nearest
-from turnwise.core.truncation import shortened
+from turnwise.core.truncation import truncate_middle
 from turnwise.tools.mcp.options import McpOptions
 from turnwise.tools.tool import ToolError, ToolResult, ToolRules
 
@@ -93,7 +93,7 @@ def _tool(tool: types.Tool, name: str, rules: ToolRules, ask: CallServer, label:
     schema = _schema(tool, label)
     spec = ToolSpec(
         name=name,
-        description=shortened((tool.description or "").strip(), DESCRIPTION_CHARS),
+        description=truncate_middle((tool.description or "").strip(), DESCRIPTION_CHARS),
         parameters={key: value for key, value in schema.items() if key not in ("$schema", "title")},
     )
     kind = validator_for(schema, default=Draft202012Validator)
@@ -128,8 +128,8 @@ def _complaint(error: ValidationError) -> str:
     if error.validator == "additionalProperties" and not where:
         known = error.schema.get("properties", {})
         extra = next((name for name in error.instance if name not in known), "")
-        return shortened(f"no argument {extra}: there are {', '.join(known) or 'none'}", COMPLAINT_CHARS)
-    return shortened(f"{where}: {error.message}" if where else error.message, COMPLAINT_CHARS)
+        return truncate_middle(f"no argument {extra}: there are {', '.join(known) or 'none'}", COMPLAINT_CHARS)
+    return truncate_middle(f"{where}: {error.message}" if where else error.message, COMPLAINT_CHARS)
 
 
 MOST_PARTS = 256
@@ -139,7 +139,7 @@ NOTHING = "(no output)"
 
 def to_tool_result(result: CallToolResult, limit: int, hidden: Callable[[str], str]) -> ToolResult:
     """`limit`: characters. `hidden` strikes out the server's keys, before anything is cut through."""
-    text = shortened(hidden("\n".join(_parts(result))), limit)
+    text = truncate_middle(hidden("\n".join(_parts(result))), limit)
     return ToolResult(text=text or NOTHING, failed=result.is_error)
 
 
