@@ -36,7 +36,7 @@ from turnwise.envs.registry import ENVIRONMENTS, load_spec
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import TextEnv
-from turnwise.models.tiny import tiny_tokenizer
+from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
 from turnwise.rewards.scoring import ENV, Scoring, score_groups
 from turnwise.rollout.collect import Collector

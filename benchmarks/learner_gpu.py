@@ -21,9 +21,9 @@ from rich.table import Table
 from turnwise.config.schema import Config
 from turnwise.core.samples import Sample, TrainSample
 from turnwise.data.packing import micro_batches, pack_train
-from turnwise.models.attention import ATTENTION
-from turnwise.models.compiling import compile_layers
-from turnwise.models.loading import load_model
+from turnwise.models.attention.interface import ATTENTION
+from turnwise.models.layers import compile_layers
+from turnwise.models.loading.load import load_model
 from turnwise.recipes.build import build_learner
 
 TRAJECTORIES, SHORTEST, LONGEST, PADDED_BATCH = 512, 300, 700, 64

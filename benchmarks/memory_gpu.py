@@ -32,13 +32,13 @@ from turnwise.core.samples import Sample, TrainSample
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.data.packing import micro_batches, pack_train
 from turnwise.engine.native.engine import NativeEngine
-from turnwise.engine.paged.build import build_paged_runner
-from turnwise.models.attention import ATTENTION
-from turnwise.models.compiling import compile_layers
-from turnwise.models.known_shapes import known_config
-from turnwise.models.lora import LoraSettings, add_lora
-from turnwise.models.memory_needs import CONTEXT, GIB
-from turnwise.models.memory_plan import MemoryPlan
+from turnwise.engine.paged.runner import build_paged_runner
+from turnwise.models.attention.interface import ATTENTION
+from turnwise.models.layers import compile_layers
+from turnwise.models.loading.lora import LoraSettings, add_lora
+from turnwise.models.memory.estimate import CUDA_CONTEXT, GIB
+from turnwise.models.memory.plan import MemoryPlan
+from turnwise.models.memory.shapes import known_config
 from turnwise.recipes.build import build_learner
 from turnwise.recipes.memory import memory_plan
 from turnwise.training.learner import LocalLearner
@@ -142,8 +142,8 @@ class Lap:
     def __exit__(self, *_: object) -> None:
         torch.cuda.synchronize()
         self.seconds += time.perf_counter()
-        self.held = (torch.cuda.max_memory_allocated() + CONTEXT) / GIB
-        self.reserved = (torch.cuda.max_memory_reserved() + CONTEXT) / GIB
+        self.held = (torch.cuda.max_memory_allocated() + CUDA_CONTEXT) / GIB
+        self.reserved = (torch.cuda.max_memory_reserved() + CUDA_CONTEXT) / GIB
 
 
 def update(learner: LocalLearner, samples: list[TrainSample], plan: MemoryPlan) -> tuple[dict[str, float], float, int]:
@@ -169,7 +169,7 @@ def run_case(name: str, rounds: int) -> dict[str, Any]:
     case, began = CASES[name], time.perf_counter()
     torch.set_num_threads(os.cpu_count() or 1)  # optimiser states on the host are worked on by all of them
     _, total = torch.cuda.mem_get_info()
-    torch.cuda.set_per_process_memory_fraction((case.gib * GIB - CONTEXT) / total)
+    torch.cuda.set_per_process_memory_fraction((case.gib * GIB - CUDA_CONTEXT) / total)
     config = build({}, [("lora.rank", case.rank), ("train.learning_rate", 1e-6)])
     model = make_model(case)
     compile_layers(model)
@@ -184,7 +184,7 @@ def run_case(name: str, rounds: int) -> dict[str, Any]:
             said = asyncio.run(play(engine, told, number))
         tell(f"{name}: round {number} rolled out, {rollout}")
         samples = [to_train(index, *pair) for index, pair in enumerate(zip(told, said, strict=True))]
-        if plan.gives_back:
+        if plan.releases_cache:
             engine.sleep()
         learner.training_step = number
         with Lap() as learning:

@@ -34,7 +34,7 @@ from turnwise.envs.frozen_lake.env import FrozenLake
 from turnwise.envs.registry import load_spec
 from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import Outcome, goes_on
-from turnwise.models.loading import LoadedModel, load_model
+from turnwise.models.loading.load import LoadedModel, load_model
 from turnwise.recipes.build import load_policy
 from turnwise.recipes.environment_mix import worlds_of
 from turnwise.render.renderer import Renderer

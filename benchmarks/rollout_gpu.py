@@ -33,11 +33,11 @@ from rich.table import Table
 from turnwise.core.protocols import Completion, Sampling
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.engine.native.engine import NativeEngine
-from turnwise.engine.paged.build import build_paged_runner
-from turnwise.models.attention import ATTENTION
-from turnwise.models.compiling import compile_layers
-from turnwise.models.loading import load_model
-from turnwise.models.smollm2 import smollm2_folder
+from turnwise.engine.paged.runner import build_paged_runner
+from turnwise.models.attention.interface import ATTENTION
+from turnwise.models.layers import compile_layers
+from turnwise.models.loading.load import load_model
+from turnwise.models.loading.smollm2 import smollm2_folder
 
 FIRST_ID, VOCABULARY = 20, 49000
 """Random tokens are drawn from these: no special ones."""

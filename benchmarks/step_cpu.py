@@ -37,7 +37,7 @@ from turnwise.config.schema import AlgoConfig, Config, EnvConfig, RewardConfig, 
 from turnwise.core.protocols import Sampling
 from turnwise.core.trajectory import Trajectory
 from turnwise.engine.native.engine import NativeEngine
-from turnwise.models.loading import LoadedModel
+from turnwise.models.loading.load import LoadedModel
 from turnwise.recipes.build import (
     build_dials,
     build_learner,

@@ -15,11 +15,11 @@ from step_cpu import Measured, arguments, measure, show, turnwise_side
 from step_job import Job
 
 from turnwise.engine.native.engine import NativeEngine
-from turnwise.engine.paged.build import build_paged_runner
-from turnwise.models.attention import ATTENTION
-from turnwise.models.compiling import compile_layers
-from turnwise.models.loading import LoadedModel, load_model
-from turnwise.models.smollm2 import smollm2_folder
+from turnwise.engine.paged.runner import build_paged_runner
+from turnwise.models.attention.interface import ATTENTION
+from turnwise.models.layers import compile_layers
+from turnwise.models.loading.load import LoadedModel, load_model
+from turnwise.models.loading.smollm2 import smollm2_folder
 from turnwise.render.renderer import Renderer
 
 LONGEST = 2048

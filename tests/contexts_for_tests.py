@@ -15,7 +15,7 @@ from turnwise.core.messages import Message, system, user
 from turnwise.core.protocols import Completion, Observation, Sampling, Session, StepResult
 from turnwise.core.trajectory import Trajectory
 from turnwise.engine.scripted import ScriptedPolicy
-from turnwise.models.tiny import tiny_tokenizer
+from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.context import Context, FullHistory
 from turnwise.rollout.context_modes import Memory, Summary, TurnMemory, When, Window, Writer

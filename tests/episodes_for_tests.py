@@ -13,7 +13,7 @@ from turnwise.core.token_name import TokenName
 from turnwise.core.trajectory import Group, Span, Status, Stop, Trajectory, Turn
 from turnwise.engine.scripted import ScriptedPolicy
 from turnwise.envs.seeds import seed_for
-from turnwise.models.tiny import tiny_tokenizer
+from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.context import FullHistory
 from turnwise.rollout.limits import Limits

@@ -16,7 +16,7 @@ from turnwise.core.task import Task
 from turnwise.core.trajectory import Stop, Trajectory
 from turnwise.data.samples import samples_of
 from turnwise.engine.scripted import ScriptedPolicy
-from turnwise.models.tiny import tiny_tokenizer
+from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.context import FullHistory
 from turnwise.rollout.episode import run_episode

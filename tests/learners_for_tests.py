@@ -16,7 +16,7 @@ from turnwise.core.samples import Needs
 from turnwise.core.trajectory import Group, Trajectory, Turn
 from turnwise.data.packing import pack, unpack
 from turnwise.data.samples import samples_of
-from turnwise.models.attention import ATTENTION
+from turnwise.models.attention.interface import ATTENTION
 from turnwise.recipes.build import build_dials, build_learner, estimate_settings, update_settings
 from turnwise.training.estimate import Estimate, estimate
 from turnwise.training.learner import LocalLearner

@@ -237,5 +237,5 @@ def test_an_unexpected_exception_is_not_swallowed(monkeypatch: pytest.MonkeyPatc
 def test_what_the_library_logs_reaches_the_person_who_waits(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["recipes"]) == 0
     capsys.readouterr()
-    logging.getLogger("turnwise.models.smollm2").info("downloading %s", "a model")
+    logging.getLogger("turnwise.models.loading.smollm2").info("downloading %s", "a model")
     assert capsys.readouterr().err == "downloading a model\n"

@@ -10,12 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.core.protocols import Sampling
-from turnwise.engine.native import compiled, kernels
-from turnwise.engine.native.cache import KVCache, Stretch
-from turnwise.engine.native.plan import PassPlan
-from turnwise.engine.native.rows import attend_in_rows
-from turnwise.engine.native.sampling import Draws, Rows, draw, sample, uniforms
-from turnwise.models.attention import AttentionCall
+from turnwise.engine.native import kernels
+from turnwise.engine.native.attention import KVCache, QueryRow, SlotPlan, torch_attention
+from turnwise.engine.native.sampling import SamplingBatch, SamplingTensors, sample, sample_batch, uniforms
+from turnwise.models.attention.interface import AttentionCall
 from turnwise.recipes.doctor import examine
 
 SLOTS = 6
@@ -25,7 +23,7 @@ SLOTS = 6
 def must_compile(optional_part: Callable[[str], NoReturn]) -> None:
     try:
         kernels.load_kernels()
-    except compiled.CannotCompile as reason:
+    except kernels.CompilationError as reason:
         optional_part(f"the engine's kernels cannot be compiled: {reason}")
 
 
@@ -38,7 +36,7 @@ def passes(draw_from: st.DrawFn) -> dict[str, Any]:
     stretches = []
     for slot in sorted(slots):
         new = draw_from(st.integers(1, 12))
-        stretches.append(Stretch(slot, draw_from(past), new, draw_from(st.integers(1, new))))
+        stretches.append(QueryRow(slot, draw_from(past), new, draw_from(st.integers(1, new))))
     return {
         "shared": shared,
         "stretches": stretches,
@@ -76,8 +74,8 @@ def caches_and_call(about: dict[str, Any]) -> tuple[list[KVCache], AttentionCall
 @given(passes())
 def test_attention_equals_the_same_in_torch(about: dict[str, Any]) -> None:
     (ours, twin), call = caches_and_call(about)
-    plan = PassPlan(ours, about["stretches"], shared=about["shared"])
-    torch.testing.assert_close(plan.attend(call), attend_in_rows(twin, about["stretches"], call), atol=2e-5, rtol=1e-4)
+    plan = SlotPlan(ours, about["stretches"], shared=about["shared"])
+    torch.testing.assert_close(plan.attend(call), torch_attention(twin, about["stretches"], call), atol=2e-5, rtol=1e-4)
     for mine, other in zip(ours.layers[0], twin.layers[0], strict=True):
         assert mine.equal(other)
 
@@ -85,8 +83,8 @@ def test_attention_equals_the_same_in_torch(about: dict[str, Any]) -> None:
 @given(passes())
 def test_in_the_last_layer_only_what_is_read_looks_at_others(about: dict[str, Any]) -> None:
     (ours, twin), call = caches_and_call(about)
-    seen = PassPlan(ours, about["stretches"], shared=about["shared"], last=0).attend(call)
-    whole = PassPlan(twin, about["stretches"], shared=about["shared"]).attend(call)
+    seen = SlotPlan(ours, about["stretches"], shared=about["shared"], last=0).attend(call)
+    whole = SlotPlan(twin, about["stretches"], shared=about["shared"]).attend(call)
     start = 0
     for each in about["stretches"]:
         end = start + each.new
@@ -101,13 +99,13 @@ def test_in_the_last_layer_only_what_is_read_looks_at_others(about: dict[str, An
 def test_what_a_session_gets_does_not_depend_on_its_company(about: dict[str, Any], which: int) -> None:
     about["shared"] = 0
     (ours, twin), call = caches_and_call(about)
-    together = PassPlan(ours, about["stretches"]).attend(call)
+    together = SlotPlan(ours, about["stretches"]).attend(call)
     which %= len(about["stretches"])
     start = sum(each.new for each in about["stretches"][:which])
     own = slice(start, start + about["stretches"][which].new)
     parts = {"query": call.query[own], "key": call.key[own], "value": call.value[own]}
     alone = AttentionCall(layer=0, scale=call.scale, softcap=None, window=call.window, **parts)
-    assert PassPlan(twin, about["stretches"][which : which + 1]).attend(alone).equal(together[own])
+    assert SlotPlan(twin, about["stretches"][which : which + 1]).attend(alone).equal(together[own])
 
 
 def test_scores_far_apart_neither_overflow_nor_vanish() -> None:
@@ -117,7 +115,7 @@ def test_scores_far_apart_neither_overflow_nor_vanish() -> None:
     call = AttentionCall(
         layer=0, query=torch.ones(3, 1, 16), key=key, value=value, scale=1.0, softcap=None, window=None
     )
-    out = PassPlan(cache, [Stretch(0, 0, 3, 3)]).attend(call)
+    out = SlotPlan(cache, [QueryRow(0, 0, 3, 3)]).attend(call)
     assert out[:, 0, 0].tolist() == [0.0, 1.0, 1.0]
 
 
@@ -126,13 +124,13 @@ def test_what_is_not_a_number_stays_visible() -> None:
     key = torch.ones(2, 1, 16)
     key[1] = float("nan")
     call = AttentionCall(layer=0, query=torch.ones(2, 1, 16), key=key, value=key, scale=1.0, softcap=None, window=None)
-    out = PassPlan(cache, [Stretch(0, 0, 2, 2)]).attend(call)
+    out = SlotPlan(cache, [QueryRow(0, 0, 2, 2)]).attend(call)
     assert out[1].isnan().all()
     logits = torch.zeros(1, 100)
     logits[0, 70] = float("nan")
-    draws = Draws()
+    draws = SamplingBatch()
     draws.add(row=0, address=1, counter=0, setting=Sampling(max_tokens=1), count=1)
-    ((token, logprob),) = draw(logits, draws)
+    ((token, logprob),) = sample_batch(logits, draws)
     assert 0 <= token < 100 and logprob != logprob
 
 
@@ -145,43 +143,43 @@ def test_what_is_not_a_number_stays_visible() -> None:
 def test_draws_equal_the_same_in_torch(vocabulary: int, temperatures: list[float], spread: float, seed: int) -> None:
     random = torch.Generator().manual_seed(seed)
     logits = torch.randn(len(temperatures), vocabulary, generator=random) * spread
-    settings, draws = [Sampling(max_tokens=1, temperature=each) for each in temperatures], Draws()
+    settings, draws = [Sampling(max_tokens=1, temperature=each) for each in temperatures], SamplingBatch()
     for row, setting in enumerate(settings):
         draws.add(row=row, address=seed * 977, counter=row, setting=setting, count=1)
     numbers = uniforms(torch.full((len(settings),), seed * 977), torch.arange(len(settings)))
-    tokens, logprobs = sample(logits, Rows.of(settings), numbers)
-    ours = draw(logits, draws)
+    tokens, logprobs = sample(logits, SamplingTensors.of(settings), numbers)
+    ours = sample_batch(logits, draws)
     assert [token for token, _ in ours] == tokens.tolist()
     torch.testing.assert_close(torch.tensor([value for _, value in ours]), logprobs, atol=2e-5, rtol=1e-5)
 
 
 def test_draws_follow_the_probabilities() -> None:
-    logits, draws = torch.randn(1, 40, generator=torch.Generator().manual_seed(0)) * 2, Draws()
+    logits, draws = torch.randn(1, 40, generator=torch.Generator().manual_seed(0)) * 2, SamplingBatch()
     count = 20_000
     for number in range(count):
         draws.add(row=0, address=5, counter=number, setting=Sampling(max_tokens=1, temperature=0.7), count=1)
-    counts = torch.bincount(torch.tensor([token for token, _ in draw(logits, draws)]), minlength=40)
+    counts = torch.bincount(torch.tensor([token for token, _ in sample_batch(logits, draws)]), minlength=40)
     expected = (logits[0] / 0.7).softmax(dim=-1) * count
     often = expected > 5
     assert (((counts - expected) ** 2 / expected)[often]).sum() < 2 * int(often.sum())
 
 
 def test_several_draws_go_on_from_a_row_and_a_counter() -> None:
-    logits, draws, each = torch.randn(5, 30), Draws(), Draws()
+    logits, draws, each = torch.randn(5, 30), SamplingBatch(), SamplingBatch()
     draws.add(row=1, address=9, counter=4, setting=Sampling(max_tokens=1), count=3)
     for number in range(3):
         each.add(row=1 + number, address=9, counter=4 + number, setting=Sampling(max_tokens=1), count=1)
-    assert draw(logits, draws) == draw(logits, each)
+    assert sample_batch(logits, draws) == sample_batch(logits, each)
 
 
 def test_without_a_compiler_torch_does_it_and_doctor_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
-    kernels.kernels.cache_clear()
-    assert kernels.kernels() is None
+    kernels.optional_kernels.cache_clear()
+    assert kernels.optional_kernels() is None
     (finding,) = [each for each in examine(tmp_path) if each.name == "kernels"]
     assert "no C compiler" in finding.found and finding.mend and not finding.needed
-    kernels.kernels.cache_clear()
+    kernels.optional_kernels.cache_clear()
 
 
 def test_a_broken_compiler_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -189,7 +187,7 @@ def test_a_broken_compiler_is_reported_in_one_line(monkeypatch: pytest.MonkeyPat
     fake.write_text("#!/bin/sh\necho 'out of order' >&2\necho more >&2\nexit 1\n")
     fake.chmod(0o755)
     monkeypatch.setenv("CC", str(fake))
-    with pytest.raises(compiled.CannotCompile, match=r"out of order$"):
+    with pytest.raises(kernels.CompilationError, match=r"out of order$"):
         kernels.load_kernels()
 
 
@@ -203,10 +201,10 @@ def short_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, short_code: Path) -> None:
     monkeypatch.setenv("TURNWISE_CACHE", str(tmp_path))
-    assert compiled.compiled("short", short_code).one() == 1
+    assert kernels.compile_library("short", short_code).one() == 1
     (library,) = (tmp_path / "compiled").iterdir()
     before = library.stat().st_mtime_ns
-    assert compiled.compiled("short", short_code).one() == 1
+    assert kernels.compile_library("short", short_code).one() == 1
     assert [file.stat().st_mtime_ns for file in (tmp_path / "compiled").iterdir()] == [before]
 
 
@@ -224,8 +222,8 @@ def test_each_kind_of_processor_has_its_own_of_a_shared_home(
 ) -> None:
     """Code for the richer of two processors would end the program on the other."""
     monkeypatch.setenv("TURNWISE_CACHE", str(tmp_path))
-    monkeypatch.setattr(compiled, "PROCESSOR", tmp_path / "cpuinfo")
+    monkeypatch.setattr(kernels, "CPU_INFO", tmp_path / "cpuinfo")
     for text in (*processors, processors[0]):
-        compiled.PROCESSOR.write_text(text)
-        compiled.compiled("short", short_code)
+        kernels.CPU_INFO.write_text(text)
+        kernels.compile_library("short", short_code)
     assert len(list((tmp_path / "compiled").iterdir())) == 2

@@ -17,8 +17,8 @@ from turnwise.engine.native.requests import Request
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the engine's kernels, where there is a compiler, and without."""
     if request.param == "torch":
-        for module in ("plan", "sampling"):
-            monkeypatch.setattr(f"turnwise.engine.native.{module}.kernels", lambda: None)
+        for module in ("attention", "sampling"):
+            monkeypatch.setattr(f"turnwise.engine.native.{module}.optional_kernels", lambda: None)
 
 
 @pytest.mark.usefixtures("way")

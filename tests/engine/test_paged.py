@@ -11,8 +11,8 @@ from talks_for_tests import Talks, full_forward_logprobs, key, make_engine, prom
 from turnwise.core.errors import UserError
 from turnwise.core.protocols import Completion, Sampling
 from turnwise.core.trajectory import Stop
-from turnwise.engine.paged.book import PageBook, PagedSlot
-from turnwise.engine.paged.sessions import PAGE
+from turnwise.engine.paged.page_table import PagedSlot, PageTable
+from turnwise.engine.paged.state import PAGE
 
 
 def uneven_talks() -> Talks:
@@ -127,7 +127,7 @@ def test_a_cancelled_session_leaves_its_pages_and_the_others_unharmed() -> None:
 def test_pages_are_never_owned_by_two_who_write_them() -> None:
     """Any order of beginning, growing and leaving: what is not free is owned, full pages alone are shared."""
     chance = random.Random(0)
-    book, slots = PageBook(40), list[PagedSlot]()
+    book, slots = PageTable(40), list[PagedSlot]()
     for _ in range(3000):
         if slots and chance.random() < 0.4:
             slot = chance.choice(slots)

@@ -2,12 +2,12 @@ import pytest
 import torch
 
 from turnwise.core.protocols import Sampling
-from turnwise.engine.native.sampling import Rows, sample, truncated, uniforms
+from turnwise.engine.native.sampling import SamplingTensors, sample, truncate, uniforms
 
 
 def draws(logits: torch.Tensor, setting: Sampling, count: int = 40_000) -> torch.Tensor:
     numbers = uniforms(torch.full((count,), 123456789), torch.arange(count))
-    tokens, _ = sample(logits.expand(count, -1), Rows.of([setting] * count), numbers)
+    tokens, _ = sample(logits.expand(count, -1), SamplingTensors.of([setting] * count), numbers)
     return torch.bincount(tokens, minlength=logits.shape[-1]) / count
 
 
@@ -43,7 +43,7 @@ def test_tokens_are_drawn_with_their_probabilities(temperature: float) -> None:
 
 def test_log_probabilities_are_those_before_truncation() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0]])
-    rows = Rows.of([Sampling(max_tokens=1, top_k=1)])
+    rows = SamplingTensors.of([Sampling(max_tokens=1, top_k=1)])
     token, logprob = sample(logits, rows, torch.tensor([0.001]))
     assert token.item() == 2
     torch.testing.assert_close(logprob, logits.log_softmax(-1)[:, 2])
@@ -52,7 +52,7 @@ def test_log_probabilities_are_those_before_truncation() -> None:
 def test_top_p_keeps_the_smallest_set_that_holds_the_mass_and_top_k_the_k_best() -> None:
     probabilities = torch.tensor([[0.1, 0.5, 0.15, 0.25]] * 4)
     top_p, top_k = torch.tensor([0.7, 1.0, 0.01, 1.0]), torch.tensor([0, 2, 0, 0])
-    kept = truncated(probabilities, top_p, top_k) > 0
+    kept = truncate(probabilities, top_p, top_k) > 0
     assert kept.tolist() == [
         [False, True, False, True],
         [False, True, False, True],
@@ -63,7 +63,7 @@ def test_top_p_keeps_the_smallest_set_that_holds_the_mass_and_top_k_the_k_best()
 
 def test_even_the_largest_random_number_finds_a_token_that_can_be() -> None:
     logits = torch.tensor([[1.0, 0.5, -float("inf"), -float("inf")]]).expand(1000, -1) + torch.rand(1000, 1)
-    rows = Rows.of([Sampling(max_tokens=1)] * 1000)
+    rows = SamplingTensors.of([Sampling(max_tokens=1)] * 1000)
     tokens, logprobs = sample(logits, rows, torch.full((1000,), 1.0))
     assert int(tokens.max()) <= 1
     assert logprobs.isfinite().all()

@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from turnwise.engine.paged import twins
-from turnwise.engine.paged.sessions import PAGE, Drawn, Sessions
-from turnwise.models.attention import AttentionCall
+from turnwise.engine.paged import reference
+from turnwise.engine.paged.state import PAGE, SampledTokens, SessionState
+from turnwise.models.attention.interface import AttentionCall
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 STRETCHES = [(0, 100, 37), (1, 0, 5), (2, 64, 1), (2, 65, 20)]
@@ -18,21 +18,21 @@ STRETCHES = [(0, 100, 37), (1, 0, 5), (2, 64, 1), (2, 65, 20)]
 
 
 @pytest.fixture
-def launch(optional_part: Callable[[str], NoReturn]) -> Any:
+def kernels(optional_part: Callable[[str], NoReturn]) -> Any:
     if find_spec("triton") is None:
         optional_part("triton is not installed, which comes for Linux only")
-    from turnwise.engine.paged import launch
+    from turnwise.engine.paged import kernels
 
-    return launch
+    return kernels
 
 
-def scene(heads: int, kv_heads: int, size: int, dtype: torch.dtype) -> tuple[Sessions, list[torch.Tensor], Any]:
+def scene(heads: int, kv_heads: int, size: int, dtype: torch.dtype) -> tuple[SessionState, list[torch.Tensor], Any]:
     chance = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=chance).to(DEVICE, dtype)
 
-    sessions = Sessions.empty(3, 4, DEVICE)
+    sessions = SessionState.empty(3, 4, DEVICE)
     sessions.tables[:3] = (torch.randperm(15, generator=chance)[:12].view(3, 4) + 1).int()
     tokens = sum(new for *_, new in STRETCHES)
     pages = [normal(16, kv_heads, PAGE, size) for _ in range(2)]
@@ -53,37 +53,37 @@ def blocks_of(tokens: int) -> torch.Tensor:
     [(9, 3, 64, None, None), (4, 4, 80, 70, None), (8, 1, 32, None, 20.0), (4, 2, 16, 3, 5.0)],
 )
 def test_new_keys_are_written_and_every_token_sees_what_it_may(
-    launch: Any, heads: int, kv_heads: int, size: int, window: int | None, softcap: float | None
+    kernels: Any, heads: int, kv_heads: int, size: int, window: int | None, softcap: float | None
 ) -> None:
     sessions, pages, (query, key, value) = scene(heads, kv_heads, size, torch.float32)
     expected = [each.clone() for each in pages]
     slots = torch.cat([torch.full((new,), slot) for slot, _, new in STRETCHES]).to(DEVICE)
     positions = torch.cat([torch.arange(past, past + new) for _, past, new in STRETCHES]).to(DEVICE)
-    launch.write(key, value, *pages, sessions.tables, slots, positions)
-    twins.write(key, value, *expected, sessions.tables, slots, positions)
+    kernels.write(key, value, *pages, sessions.tables, slots, positions)
+    reference.write(key, value, *expected, sessions.tables, slots, positions)
     assert all(map(torch.equal, pages, expected))
     call = AttentionCall(layer=0, query=query, key=key, value=value, scale=size**-0.5, softcap=softcap, window=window)
-    tokens = launch.tokens_per_block(heads, kv_heads)
-    ours = launch.attend(call, *pages, sessions.tables, blocks_of(tokens), torch.zeros_like(query), tokens)
-    theirs = twins.attend(call, *expected, sessions.tables, blocks_of(tokens), torch.zeros_like(query))
+    tokens = max(1, 64 // kernels.padded(heads // kv_heads))
+    ours = kernels.attend(call, *pages, sessions.tables, blocks_of(tokens), torch.zeros_like(query), tokens)
+    theirs = reference.attend(call, *expected, sessions.tables, blocks_of(tokens), torch.zeros_like(query))
     torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
     some = blocks_of(1)[:, ::5].contiguous()  # the interpreter takes its time
-    one_by_one = launch.attend(call, *pages, sessions.tables, some, torch.zeros_like(query), 1)
+    one_by_one = kernels.attend(call, *pages, sessions.tables, some, torch.zeros_like(query), 1)
     asked = some[0][some[3] > 0].long()
     assert len(asked) > 10
     torch.testing.assert_close(one_by_one[asked], theirs[asked], atol=2e-5, rtol=2e-5)
 
 
-def drawn_by(step: Callable[..., None], seed: int) -> tuple[Sessions, Drawn]:
+def drawn_by(step: Callable[..., None], seed: int) -> tuple[SessionState, SampledTokens]:
     chance = torch.Generator().manual_seed(seed)
-    sessions = Sessions.empty(6, 1, DEVICE)
+    sessions = SessionState.empty(6, 1, DEVICE)
     sessions.left.copy_(torch.tensor([3, 0, 5, 1, 2, 9, 0]))
     sessions.temperatures.copy_(torch.tensor([1, 1, 0.5, 0, 2, 1, 1.0]))
     sessions.addresses.copy_(torch.randint(-(2**62), 2**62, (7,), generator=chance))
     sessions.counters.copy_(torch.randint(0, 99, (7,), generator=chance))
     logits = (torch.randn(6, 300, generator=chance) * 4).to(DEVICE)
     logits[:, 7] += 5.0 * (seed % 2)  # a stop token that is drawn often
-    drawn = Drawn.empty(4, 6, DEVICE)
+    drawn = SampledTokens.empty(4, 6, DEVICE)
     drawn.cursor.fill_(1)
     rows = torch.tensor([5, 0, 1, 2, 3, 6], dtype=torch.int32, device=DEVICE)
     step(logits, rows, sessions, torch.tensor([3, 7], device=DEVICE), drawn)
@@ -91,25 +91,25 @@ def drawn_by(step: Callable[..., None], seed: int) -> tuple[Sessions, Drawn]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_tokens_are_drawn_with_the_twins_numbers_and_sessions_move_on(launch: Any, seed: int) -> None:
-    sessions, drawn = drawn_by(launch.sample_step, seed)
-    expected_sessions, expected = drawn_by(twins.sample_step, seed)
+def test_tokens_are_drawn_with_the_twins_numbers_and_sessions_move_on(kernels: Any, seed: int) -> None:
+    sessions, drawn = drawn_by(kernels.sample_step, seed)
+    expected_sessions, expected = drawn_by(reference.sample_step, seed)
     assert torch.equal(drawn.tokens, expected.tokens)
     torch.testing.assert_close(drawn.logprobs, expected.logprobs, atol=1e-5, rtol=1e-5)
     for name in ("last", "lengths", "counters", "left"):
         assert torch.equal(getattr(sessions, name), getattr(expected_sessions, name)), name
 
 
-def test_a_vocabulary_of_several_blocks_is_drawn_from_as_a_whole(launch: Any) -> None:
+def test_a_vocabulary_of_several_blocks_is_drawn_from_as_a_whole(kernels: Any) -> None:
     """All mass on two tokens far apart, of which the random number chooses."""
-    sessions = Sessions.empty(64, 1, DEVICE)
+    sessions = SessionState.empty(64, 1, DEVICE)
     sessions.left.fill_(1)
     sessions.addresses.copy_(torch.arange(65) * 7919)
     logits = torch.full((64, 9000), -30.0, device=DEVICE)
     logits[:, [100, 8500]] = torch.tensor([1.0, 0.0], device=DEVICE)
     rows, stops = torch.arange(64, dtype=torch.int32, device=DEVICE), torch.tensor([-1], device=DEVICE)
-    ours, theirs = (Drawn.empty(1, 64, DEVICE) for _ in range(2))
-    launch.sample_step(logits, rows, copy.deepcopy(sessions), stops, ours)
-    twins.sample_step(logits, rows, copy.deepcopy(sessions), stops, theirs)
+    ours, theirs = (SampledTokens.empty(1, 64, DEVICE) for _ in range(2))
+    kernels.sample_step(logits, rows, copy.deepcopy(sessions), stops, ours)
+    reference.sample_step(logits, rows, copy.deepcopy(sessions), stops, theirs)
     assert torch.equal(ours.tokens, theirs.tokens)
     assert 35 < int((ours.tokens == 100).sum()) < 58

@@ -23,7 +23,7 @@ from turnwise.envs.countdown.puzzle import (
 )
 from turnwise.envs.registry import spec_of
 from turnwise.envs.seeds import seed_for
-from turnwise.models.tiny import tiny_tokenizer
+from turnwise.models.loading.tiny import tiny_tokenizer
 from work_for_tests import count_lines
 
 TOKENIZER = tiny_tokenizer()

@@ -29,7 +29,7 @@ from turnwise.envs.game_2048.game import (
 )
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.spec import EnvSpec
-from turnwise.models.tiny import tiny_tokenizer
+from turnwise.models.loading.tiny import tiny_tokenizer
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
 KIND = EnvSpec(name="game_2048", id="game_2048", cls=Game2048)

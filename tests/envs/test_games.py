@@ -19,7 +19,7 @@ from turnwise.envs.games.game import SYMBOLS, board_text, result_for
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.spec import EnvSpec
 from turnwise.envs.tic_tac_toe.env import TicTacToe
-from turnwise.models.tiny import tiny_pieces
+from turnwise.models.loading.tiny import tiny_pieces
 
 CLASSES = {"tic_tac_toe": TicTacToe, "connect_four": ConnectFour}
 SWAPPED = {"you": "opponent", "opponent": "you"}

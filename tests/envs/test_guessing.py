@@ -34,7 +34,7 @@ from turnwise.envs.runner import system_prompt
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.spec import EnvSpec
 from turnwise.envs.twenty_questions.env import TwentyQuestions
-from turnwise.models.tiny import tiny_tokenizer
+from turnwise.models.loading.tiny import tiny_tokenizer
 from work_for_tests import count_lines
 
 GAMES = {"twenty_questions": TwentyQuestions, "guess_city": GuessCity}

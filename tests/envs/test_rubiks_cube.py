@@ -30,7 +30,7 @@ from turnwise.envs.rubiks_cube.cube import (
 from turnwise.envs.rubiks_cube.env import RubiksCube
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.spec import EnvSpec
-from turnwise.models.tiny import tiny_tokenizer
+from turnwise.models.loading.tiny import tiny_tokenizer
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
 KIND = EnvSpec(name="rubiks_cube", id="rubiks_cube", cls=RubiksCube)

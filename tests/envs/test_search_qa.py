@@ -29,7 +29,7 @@ from turnwise.envs.search_qa.knowledge_base import (
 )
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.tool_env import ToolEnvRunner
-from turnwise.models.tiny import tiny_tokenizer
+from turnwise.models.loading.tiny import tiny_tokenizer
 
 SMALL: dict[str, Any] = {"world": "small", "style": "answer", "top": 1}
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")

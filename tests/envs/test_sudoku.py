@@ -24,7 +24,7 @@ from turnwise.envs.sudoku.puzzle import (
     peers_of,
     solve_board,
 )
-from turnwise.models.tiny import tiny_tokenizer
+from turnwise.models.loading.tiny import tiny_tokenizer
 from work_for_tests import count_lines
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))

@@ -25,7 +25,7 @@ from turnwise.envs.seeds import seed_for
 from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import Outcome, lost, won
 from turnwise.envs.tool_env import NO_CALLS_LEFT, ToolEnv, ToolEnvRunner
-from turnwise.models.tiny import tiny_tokenizer
+from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.recipes.environment_mix import worlds_of
 from turnwise.render.renderer import Renderer
 from turnwise.tools.function import from_function, tool

@@ -14,9 +14,9 @@ from turnwise.core.protocols import Completion, Sampling
 from turnwise.core.samples import Needs, Sample
 from turnwise.data.packing import pack
 from turnwise.engine.native.engine import NativeEngine
-from turnwise.engine.paged.build import build_paged_runner
-from turnwise.models.attention import ATTENTION
-from turnwise.models.compiling import compile_layers
+from turnwise.engine.paged.runner import build_paged_runner
+from turnwise.models.attention.interface import ATTENTION
+from turnwise.models.layers import compile_layers
 from turnwise.recipes.build import build_learner
 
 pytestmark = [

@@ -6,16 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-from in_force_for_tests import learnt
+from active_plan_for_tests import learnt
 from models_for_tests import random_model
 from runs_for_tests import quiet, small
 from talks_for_tests import key, prompt, run_talks, text_of
 from turnwise.core.protocols import Sampling
 from turnwise.engine.native.engine import NativeEngine
-from turnwise.engine.paged.build import build_paged_runner
-from turnwise.models.attention import ATTENTION
-from turnwise.models.compiling import compile_layers
-from turnwise.models.recomputing import recompute_layers
+from turnwise.engine.paged.runner import build_paged_runner
+from turnwise.models.attention.interface import ATTENTION
+from turnwise.models.layers import compile_layers, recompute_layers
 from turnwise.recipes.run import train
 from turnwise.record.run_folder import RunFolder
 from turnwise.training.optimizer import Optimizer, OptimizerSettings

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import turnwise as tw
-from in_force_for_tests import check_equal, learnt
+from active_plan_for_tests import check_equal, learnt
 from models_for_tests import FAMILIES, random_model
 from runs_for_tests import quiet, small
 from turnwise.envs.text_env import Outcome
-from turnwise.models.attention import ATTENTION
-from turnwise.models.compiling import compile_layers
+from turnwise.models.attention.interface import ATTENTION
+from turnwise.models.layers import compile_layers
 from turnwise.recipes.run import train
 from turnwise.record.run_folder import RunFolder
 

@@ -4,21 +4,30 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.models.cache import cache_folder, cached_model_folder
-from turnwise.models.catalogue import CATALOGUE, HUB, SMOLLM2, SMOLLM2_KEY, TINY, CatalogueEntry, catalogue_names
+from turnwise.models.loading.catalogue import (
+    CATALOGUE,
+    HUB,
+    SMOLLM2,
+    SMOLLM2_KEY,
+    TINY,
+    ModelEntry,
+    cache_folder,
+    cached_model_folder,
+    model_names,
+)
 
 
 def test_listing_models_loads_neither_torch_nor_transformers() -> None:
     code = (
-        "import sys; from turnwise.models.catalogue import CATALOGUE; [entry.cached for entry in CATALOGUE]; "
+        "import sys; from turnwise.models.loading.catalogue import CATALOGUE; [entry.cached for entry in CATALOGUE]; "
         "print([name for name in ('torch', 'transformers', 'tokenizers', 'numpy') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 
 
 def test_names_are_distinct_and_tiny_comes_first() -> None:
-    assert catalogue_names()[:2] == (TINY, SMOLLM2)
-    assert len(set(catalogue_names())) == len(CATALOGUE)
+    assert model_names()[:2] == (TINY, SMOLLM2)
+    assert len(set(model_names())) == len(CATALOGUE)
 
 
 def test_the_cache_is_where_the_variable_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -42,7 +51,7 @@ def test_cached_is_what_can_be_loaded_without_a_network(monkeypatch: pytest.Monk
 def test_a_hub_model_is_cached_once_its_configuration_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    entry = CatalogueEntry(name="owner/name", parameters="1B", source=HUB, note="")
+    entry = ModelEntry(name="owner/name", parameters="1B", source=HUB, note="")
     snapshot = tmp_path / "hub" / "models--owner--name" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
     assert not entry.cached

@@ -7,7 +7,7 @@ from turnwise.core.samples import Batch
 from turnwise.core.trajectory import Trajectory
 from turnwise.data.packing import pack, unpack
 from turnwise.data.samples import samples_of
-from turnwise.models.attention import ATTENTION
+from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.critic import HeadCritic, TrunkCritic, value_head
 from turnwise.models.forward import packed_logits
 

@@ -2,7 +2,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig
 
-from turnwise.models.dropout import remove_dropout_from_config, remove_dropout_from_modules
+from turnwise.models.loading.pretrained import remove_dropout_from_config, remove_dropout_from_modules
 
 
 class Layer(nn.Module):

@@ -8,9 +8,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from turnwise.core.errors import UserError
-from turnwise.models import pretrained
-from turnwise.models.loading import load_model
-from turnwise.models.saving import save_model
+from turnwise.models.loading import pretrained
+from turnwise.models.loading.load import load_model
+from turnwise.models.loading.save import save_model
 
 TOKENS = [*map(chr, range(33, 127)), "Ġ", "Ċ", "ab", "<|start|>", "<|stop|>"]
 STOP = TOKENS.index("<|stop|>")

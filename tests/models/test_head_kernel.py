@@ -7,7 +7,7 @@ from typing import NoReturn
 import pytest
 import torch
 
-from turnwise.models.head import measure
+from turnwise.models.head import logprob_statistics
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -30,7 +30,11 @@ def test_one_pass_over_the_logits_measures_what_three_do(
     logprobs = (logits.double() / temperatures[:, None]).log_softmax(dim=-1)
     picked = logprobs[torch.arange(5), targets]
     truth = picked, -(logprobs.exp() * logprobs).sum(dim=-1), (logits.double() / temperatures[:, None]).logsumexp(-1)
-    for function in (head_kernel.measure, measure):
+    for function in (head_kernel.logprob_statistics, logprob_statistics):
         for ours, true in zip(function(logits, targets, temperatures), truth, strict=True):
             torch.testing.assert_close(ours.double(), true, atol=2e-4, rtol=1e-6)
-    assert [len(column) for column in head_kernel.measure(logits[:0], targets[:0], temperatures[:0])] == [0, 0, 0]
+    assert [len(column) for column in head_kernel.logprob_statistics(logits[:0], targets[:0], temperatures[:0])] == [
+        0,
+        0,
+        0,
+    ]

@@ -5,8 +5,8 @@ import pytest
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
 from turnwise.core.errors import UserError
-from turnwise.models import hub
-from turnwise.models.hub import hub_answers, is_hub_name
+from turnwise.models.loading import hub
+from turnwise.models.loading.hub import is_hub_available, is_hub_name
 
 
 def answer_with(monkeypatch: pytest.MonkeyPatch, error: Exception | None) -> None:
@@ -32,28 +32,28 @@ def test_hub_names_have_an_owner() -> None:
 
 def test_the_hub_is_asked_when_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     answer_with(monkeypatch, None)
-    assert hub_answers("owner/name")
+    assert is_hub_available("owner/name")
 
 
 def test_an_unreachable_hub_means_the_cache_if_the_model_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     answer_with(monkeypatch, ConnectionError("no route"))
     monkeypatch.setattr(hub, "try_to_load_from_cache", lambda name, file: "/somewhere/config.json")
-    assert not hub_answers("owner/name")
+    assert not is_hub_available("owner/name")
     monkeypatch.setattr(hub, "try_to_load_from_cache", lambda name, file: None)
     with pytest.raises(UserError, match="cannot be reached"):
-        hub_answers("owner/name")
+        is_hub_available("owner/name")
 
 
 def test_a_model_that_the_hub_does_not_have_is_answered_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
     answer_with(monkeypatch, http_error(RepositoryNotFoundError))
     with pytest.raises(UserError, match=r'did you mean "Qwen/Qwen2.5-0.5B-Instruct"\?'):
-        hub_answers("Qwen/Qwen2.5-0.5B-Instuct")
+        is_hub_available("Qwen/Qwen2.5-0.5B-Instuct")
 
 
 def test_a_gated_model_says_where_to_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     answer_with(monkeypatch, http_error(GatedRepoError))
     with pytest.raises(UserError, match=r"accept its terms at https://huggingface\.co/owner/name"):
-        hub_answers("owner/name")
+        is_hub_available("owner/name")
 
 
 def test_a_hub_that_swallows_what_is_sent_is_given_up_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,6 +65,6 @@ def test_a_hub_that_swallows_what_is_sent_is_given_up_in_bounded_time(monkeypatc
     with pytest.raises(
         UserError, match="is not on this machine and the Hugging Face hub cannot be reached: connect, or"
     ):
-        hub_answers("owner/name")
+        is_hub_available("owner/name")
     assert not answered.is_set(), "nobody waited for it"
     answered.set()

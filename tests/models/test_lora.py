@@ -10,10 +10,10 @@ from transformers import AutoModelForCausalLM
 
 from models_for_tests import random_model
 from turnwise.core.errors import UserError
-from turnwise.models import lora
-from turnwise.models.loading import load_model
-from turnwise.models.lora import LoraSettings, add_lora, copy_adapter, merge, swapped_adapter
-from turnwise.models.saving import save_model
+from turnwise.models.loading import lora
+from turnwise.models.loading.load import load_model
+from turnwise.models.loading.lora import LoraSettings, add_lora, copy_adapter, merge_adapter, swap_adapter
+from turnwise.models.loading.save import save_model
 
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10]])
 FRESH_PROCESS = """
@@ -77,7 +77,7 @@ def test_swapped_adapter_is_in_place_and_undone(base: Path) -> None:
                 parameter += 0.1
     moved = model(IDS).logits
     assert not moved.equal(logits)
-    with pytest.raises(ZeroDivisionError), swapped_adapter(model, first):
+    with pytest.raises(ZeroDivisionError), swap_adapter(model, first):
         assert model(IDS).logits.equal(logits)
         raise ZeroDivisionError
     assert model(IDS).logits.equal(moved) and storage == [parameter.data_ptr() for parameter in model.parameters()]
@@ -98,7 +98,7 @@ def test_merged_it_is_a_plain_model_that_says_the_same(base: Path, tmp_path: Pat
     model = adapted(base)
     save_model(model, load_model(str(base)).tokenizer, tmp_path / "adapter")
     fresh = load_model(str(base))
-    save_model(merge(fresh.model, tmp_path / "adapter"), fresh.tokenizer, tmp_path / "merged")
+    save_model(merge_adapter(fresh.model, tmp_path / "adapter"), fresh.tokenizer, tmp_path / "merged")
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     torch.testing.assert_close(plain(IDS).logits, model(IDS).logits, atol=1e-4, rtol=1e-4)
     assert not any("lora" in name for name, _ in plain.named_parameters())

@@ -11,17 +11,22 @@ from hypothesis import strategies as st
 
 from models_for_tests import FAMILIES, random_model
 from turnwise.core.errors import UserError
-from turnwise.engine.paged.build import cache_shape, most_pages
-from turnwise.engine.paged.plan import page_bytes
-from turnwise.engine.paged.sessions import PAGE
-from turnwise.models.attention import ATTENTION
-from turnwise.models.known_shapes import KNOWN, config_of, known_config
-from turnwise.models.lora import LoraSettings, add_lora
-from turnwise.models.memory_needs import CONTEXT, GIB, Needs
-from turnwise.models.memory_plan import ENOUGH_TOKENS, MOST_TOKENS, SLACK, Demand, MemoryPlan, plan_memory
-from turnwise.models.shapes import shape_of, shape_of_config
+from turnwise.engine.paged.cache import cache_shape, max_pages, page_bytes
+from turnwise.engine.paged.state import PAGE
+from turnwise.models.attention.interface import ATTENTION
+from turnwise.models.loading.lora import LoraSettings, add_lora
+from turnwise.models.memory.estimate import CUDA_CONTEXT, GIB, MemoryEstimate
+from turnwise.models.memory.plan import (
+    EFFICIENT_TOKENS,
+    MAX_TOKENS,
+    RESERVED_SHARE,
+    MemoryPlan,
+    MemoryRequest,
+    plan_memory,
+)
+from turnwise.models.memory.shapes import KNOWN_MODELS, config_shape, known_config, load_config, model_shape
 
-DEMAND = Demand(slots=256, longest=2048, page=PAGE, prefill_tokens=16384, cache_share=0.4)
+DEMAND = MemoryRequest(slots=256, longest=2048, page=PAGE, prefill_tokens=16384, cache_share=0.4)
 PARAMETERS = {
     "smollm2-135m": 134_515_008,
     "smollm2-360m": 361_821_120,
@@ -33,16 +38,16 @@ PARAMETERS = {
     "llama-3.2-1b": 1_235_814_400,
     "llama-3.2-3b": 3_212_749_824,
 }
-SHAPES = {name: shape_of_config(known_config(name)) for name in KNOWN}
+SHAPES = {name: config_shape(known_config(name)) for name in KNOWN_MODELS}
 
 
 def planned(name: str, gib: float, rank: int = 0, **changes: object) -> MemoryPlan:
-    shape = shape_of_config(known_config(name), rank=rank) if rank else SHAPES[name]
-    return plan_memory(Needs(shape=shape), replace(DEMAND, **changes), int(gib * GIB))  # type: ignore[arg-type]
+    shape = config_shape(known_config(name), rank=rank) if rank else SHAPES[name]
+    return plan_memory(MemoryEstimate(shape=shape), replace(DEMAND, **changes), int(gib * GIB))  # type: ignore[arg-type]
 
 
 def measures(plan: MemoryPlan) -> tuple[bool, bool, bool]:
-    return plan.recompute, plan.gives_back, plan.on_host
+    return plan.recompute, plan.releases_cache, plan.on_host
 
 
 def size(plan: MemoryPlan, name: str) -> tuple[int, int, int]:
@@ -52,25 +57,25 @@ def size(plan: MemoryPlan, name: str) -> tuple[int, int, int]:
 def test_known_shapes_have_the_parameters_that_their_models_have() -> None:
     assert {name: shape.parameters for name, shape in SHAPES.items()} == PARAMETERS
     assert all(shape.trained == shape.parameters for shape in SHAPES.values())
-    assert shape_of_config(known_config("qwen2.5-7b"), rank=16).trained == 40_370_176
+    assert config_shape(known_config("qwen2.5-7b"), rank=16).trained == 40_370_176
 
 
 @pytest.mark.parametrize(("tokens", "gib"), [(32768, 22.1), (65536, 37.8)])
 def test_an_update_of_smollm2_takes_what_was_measured(tokens: int, gib: float) -> None:
-    needs = Needs(shape=SHAPES["smollm2-135m"])
+    needs = MemoryEstimate(shape=SHAPES["smollm2-135m"])
     trained = needs.shape.trained
     states = needs.parameters + needs.masters(trained, False) + needs.moments(trained, False) + 4 * trained
     found = states + needs.activations(tokens, False) + needs.working(tokens, False)
     assert states / GIB == pytest.approx(2.3, abs=0.1)
     assert found / GIB == pytest.approx(gib, rel=0.01)
-    assert (needs.graphs(16384, 256) + CONTEXT) / GIB == pytest.approx(1.5, abs=0.2)
+    assert (needs.graphs(16384, 256) + CUDA_CONTEXT) / GIB == pytest.approx(1.5, abs=0.2)
 
 
 def test_a_model_of_one_and_a_half_billion_trains_on_24_gigabytes() -> None:
     for gib in (24, 24e9 / GIB):
         plan = planned("qwen2.5-1.5b", gib)
         assert plan.fits and plan.on_host
-        assert plan.micro_tokens >= ENOUGH_TOKENS
+        assert plan.micro_tokens >= EFFICIENT_TOKENS
     full = SHAPES["qwen2.5-1.5b"].parameters
     assert size(plan, "float32 masters") == (0, 0, 4 * full)
     assert size(plan, "optimiser's moments") == (0, 0, 8 * full)
@@ -81,7 +86,7 @@ def test_a_model_of_one_and_a_half_billion_trains_on_24_gigabytes() -> None:
 def test_an_adapter_of_a_model_of_seven_billion_trains_on_80_gigabytes() -> None:
     for gib in (80, 80e9 / GIB):
         plan = planned("qwen2.5-7b", gib, rank=16)
-        assert plan.fits and not plan.on_host and not plan.gives_back
+        assert plan.fits and not plan.on_host and not plan.releases_cache
     with pytest.raises(UserError, match=r"even with .* and there are 24.0: train an adapter \(--lora.rank 16\)"):
         planned("qwen2.5-7b", 24)
 
@@ -90,8 +95,8 @@ def test_what_costs_least_is_done_first() -> None:
     """From a large GPU to ever smaller ones, with 4,096 tokens at the longest."""
     plans = [planned("qwen2.5-0.5b", gib, longest=4096) for gib in (139, 80, 48, 32, 24, 20, 16)]
     assert measures(plans[0]) == (False, False, False)
-    assert plans[0].micro_tokens == MOST_TOKENS
-    cost = [4 * plan.on_host + 2 * plan.gives_back + plan.recompute for plan in plans]
+    assert plans[0].micro_tokens == MAX_TOKENS
+    cost = [4 * plan.on_host + 2 * plan.releases_cache + plan.recompute for plan in plans]
     assert cost == sorted(cost)
     assert len(set(cost)) >= 3
     sames = [(a, b) for a, b in pairwise(plans) if measures(a) == measures(b)]
@@ -108,7 +113,7 @@ GIVEN = [None, False, True]
     name=st.sampled_from(["smollm2-135m", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-7b"]),
     on_host=st.sampled_from(GIVEN),
     recompute=st.sampled_from(GIVEN),
-    gives_back=st.sampled_from(GIVEN),
+    releases_cache=st.sampled_from(GIVEN),
     micro_tokens=st.sampled_from([None, 3000, 40_000]),
     critic=st.booleans(),
     reference=st.booleans(),
@@ -116,31 +121,31 @@ GIVEN = [None, False, True]
     longest=st.sampled_from([100, 2048, 20_000]),
 )
 def test_a_plan_fits_and_what_is_given_is_kept_to(gib: float, name: str, **asked: object) -> None:
-    given_all = None not in (asked["on_host"], asked["recompute"], asked["gives_back"], asked["micro_tokens"])
+    given_all = None not in (asked["on_host"], asked["recompute"], asked["releases_cache"], asked["micro_tokens"])
     try:
         plan = planned(name, gib, **asked)
     except UserError as error:
         assert not given_all
         assert "\n" not in str(error)
         return
-    assert given_all or max(plan.rollout, plan.update) <= (1 - SLACK) * plan.room
-    for field in ("on_host", "recompute", "gives_back", "micro_tokens"):
+    assert given_all or max(plan.rollout, plan.update) <= (1 - RESERVED_SHARE) * plan.room
+    for field in ("on_host", "recompute", "releases_cache", "micro_tokens"):
         assert asked[field] in (None, getattr(plan, field))
     longest = asked["longest"]
     assert isinstance(longest, int)
-    assert asked["micro_tokens"] is not None or longest <= plan.micro_tokens <= MOST_TOKENS
+    assert asked["micro_tokens"] is not None or longest <= plan.micro_tokens <= MAX_TOKENS
     assert plan.pages is not None
-    assert -(-longest // PAGE) < plan.pages <= most_pages(DEMAND.slots, longest)
+    assert -(-longest // PAGE) < plan.pages <= max_pages(DEMAND.slots, longest)
 
 
 def test_everything_given_is_done_as_given_even_where_it_will_not_fit() -> None:
-    plan = planned("qwen2.5-7b", 8, on_host=False, recompute=False, gives_back=False, micro_tokens=9000)
+    plan = planned("qwen2.5-7b", 8, on_host=False, recompute=False, releases_cache=False, micro_tokens=9000)
     assert not plan.fits
     assert (measures(plan), plan.micro_tokens) == ((False, False, False), 9000)
 
 
 def test_what_is_given_back_and_what_stays() -> None:
-    kept, given_back = (planned("qwen2.5-0.5b", 139, gives_back=each) for each in (False, True))
+    kept, given_back = (planned("qwen2.5-0.5b", 139, releases_cache=each) for each in (False, True))
     for name in ("keys and values", "the engine's graphs"):
         rollout, update, _ = size(kept, name)
         assert rollout == update > 0
@@ -165,7 +170,7 @@ def test_further_models_are_counted() -> None:
 
 
 def test_a_host_that_is_too_small_is_said() -> None:
-    needs = Needs(shape=SHAPES["qwen2.5-1.5b"])
+    needs = MemoryEstimate(shape=SHAPES["qwen2.5-1.5b"])
     assert plan_memory(needs, DEMAND, 24 * GIB, host_room=32 * GIB).on_host
     with pytest.raises(UserError, match="of the host's memory"):
         plan_memory(needs, DEMAND, 24 * GIB, host_room=8 * GIB)
@@ -174,10 +179,10 @@ def test_a_host_that_is_too_small_is_said() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_shapes_of_all_families_are_those_of_the_models(family: str) -> None:
     model = random_model(family, ATTENTION)
-    shape = shape_of(model)
-    assert shape == shape_of_config(FAMILIES[family], number_bytes=4)
+    shape = model_shape(model)
+    assert shape == config_shape(FAMILIES[family], number_bytes=4)
     assert shape.parameters == sum(each.numel() for each in model.parameters())
-    assert Needs(shape=shape).cached(PAGE) == page_bytes(cache_shape(model), torch.float32)
+    assert MemoryEstimate(shape=shape).cached(PAGE) == page_bytes(cache_shape(model), torch.float32)
     assert shape.inner > 0 and 0 < shape.matrices < shape.trained
 
 
@@ -185,19 +190,19 @@ def test_shapes_of_all_families_are_those_of_the_models(family: str) -> None:
 def test_an_adapter_to_come_is_counted_as_it_will_be(targets: tuple[str, ...]) -> None:
     pytest.importorskip("peft")
     model = random_model("qwen2", ATTENTION, torch.bfloat16)
-    expected = shape_of_config(model.config, rank=4, targets=targets)
+    expected = config_shape(model.config, rank=4, targets=targets)
     add_lora(model, "test", LoraSettings(rank=4, alpha=8, targets=targets, seed=0))
-    assert shape_of(model) == expected
+    assert model_shape(model) == expected
     assert expected.adapter
 
 
 def test_a_configuration_is_found_by_name_or_in_a_folder(tmp_path: Path) -> None:
-    assert config_of("Qwen/Qwen2.5-1.5B-Instruct").hidden_size == 1536
-    assert config_of("tiny").num_hidden_layers == 2
+    assert load_config("Qwen/Qwen2.5-1.5B-Instruct").hidden_size == 1536
+    assert load_config("tiny").num_hidden_layers == 2
     FAMILIES["granite, scaled logits"].save_pretrained(tmp_path)
-    assert config_of(str(tmp_path)).model_type == "granite"
+    assert load_config(str(tmp_path)).model_type == "granite"
     with pytest.raises(UserError, match=r'did you mean "qwen2\.5-7b"'):
-        config_of("qwen2.5-7")
+        load_config("qwen2.5-7")
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match="cannot be read"):
-        config_of(str(tmp_path))
+        load_config(str(tmp_path))

@@ -4,7 +4,7 @@ import torch
 from models_for_tests import FAMILIES, VOCABULARY, random_model
 from turnwise.core.samples import Sample
 from turnwise.data.packing import pack, unpack
-from turnwise.models.attention import ATTENTION
+from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.forward import packed_logits
 
 

@@ -1,7 +1,7 @@
 import pytest
 from transformers.utils import logging
 
-from turnwise.models.quiet import quiet_transformers
+from turnwise.models.loading.pretrained import quiet_transformers
 
 
 def state() -> tuple[int, bool]:

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from learners_for_tests import gradients, make_learner, random_groups, settings_of
 from models_for_tests import FAMILIES, random_model
-from turnwise.models.attention import ATTENTION
-from turnwise.models.attention_op import attending
-from turnwise.models.last_layer import layers_of
-from turnwise.models.recomputing import Recomputed, recompute_layers
-from turnwise.models.varlen import VarlenPlan
+from turnwise.models.attention.interface import ATTENTION
+from turnwise.models.attention.operator import use_plan
+from turnwise.models.attention.varlen import VarlenPlan
+from turnwise.models.layers import Recomputed, decoder_layers, recompute_layers
 
 LENGTHS = (9, 5)
 
@@ -22,7 +21,7 @@ def backward(model: Any, plan: VarlenPlan | None = None) -> dict[str, Tensor]:
     """Gradients by name; the plan is in force for both passes, as in the learner on a GPU."""
     ids = torch.arange(sum(LENGTHS))[None] + 3
     positions = torch.cat([torch.arange(length) for length in LENGTHS])[None]
-    with attending(plan or VarlenPlan(LENGTHS, [-1, -1], torch.device("cpu"))):
+    with use_plan(plan or VarlenPlan(LENGTHS, [-1, -1], torch.device("cpu"))):
         hidden = model.base_model(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state
         hidden.square().sum().backward()
     return {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
@@ -45,7 +44,7 @@ class Counting(VarlenPlan):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gradients_by_the_plan_in_force_are_the_same(family: str) -> None:
     plain, recomputed = random_model(family, ATTENTION), random_model(family, ATTENTION)
-    assert recompute_layers(recomputed) == len(layers_of(plain) or []) - 1
+    assert recompute_layers(recomputed) == len(decoder_layers(plain) or []) - 1
     assert same(backward(recomputed), backward(plain))
 
 
@@ -63,10 +62,10 @@ def test_all_layers_but_the_last_run_twice() -> None:
 def test_compiled_layers_are_made_again_too() -> None:
     """One class for all layers, so that they share what was compiled."""
     plain, recomputed = random_model("llama", ATTENTION), random_model("llama", ATTENTION)
-    for layer in layers_of(recomputed) or []:
+    for layer in decoder_layers(recomputed) or []:
         layer.compile(backend="aot_eager", dynamic=None)
     recompute_layers(recomputed)
-    assert len({type(layer) for layer in (layers_of(recomputed) or [])[:-1]}) == 1
+    assert len({type(layer) for layer in (decoder_layers(recomputed) or [])[:-1]}) == 1
     plan = Counting()
     assert same(backward(recomputed, plan), backward(plain))
     assert plan.forwards == 5
@@ -86,7 +85,7 @@ def test_what_a_forward_keeps_is_its_input() -> None:
 
         ids = torch.arange(14)[None]
         with (
-            attending(VarlenPlan([14], [-1], torch.device("cpu"))),
+            use_plan(VarlenPlan([14], [-1], torch.device("cpu"))),
             torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
         ):
             model.base_model(input_ids=ids, position_ids=ids, use_cache=False)
@@ -97,7 +96,7 @@ def test_what_a_forward_keeps_is_its_input() -> None:
 def test_without_gradients_nothing_is_different() -> None:
     model, ids = random_model("llama", ATTENTION), torch.arange(8)[None]
     recompute_layers(model)
-    with torch.no_grad(), attending(VarlenPlan([8], [-1], torch.device("cpu"))):
+    with torch.no_grad(), use_plan(VarlenPlan([8], [-1], torch.device("cpu"))):
         assert not model.base_model(input_ids=ids, position_ids=ids, use_cache=False).last_hidden_state.requires_grad
 
 
@@ -105,12 +104,12 @@ def test_it_is_done_once_and_copies_have_it_too() -> None:
     model = random_model("llama", ATTENTION)
     names = list(model.state_dict())
     recompute_layers(model)
-    kinds = [type(layer) for layer in layers_of(model) or []]
+    kinds = [type(layer) for layer in decoder_layers(model) or []]
     recompute_layers(model)
-    assert [type(layer) for layer in layers_of(model) or []] == kinds
+    assert [type(layer) for layer in decoder_layers(model) or []] == kinds
     assert [issubclass(kind, Recomputed) for kind in kinds] == [True, True, False]
     copied = copy.deepcopy(model)
-    assert [type(layer) for layer in layers_of(copied) or []] == kinds
+    assert [type(layer) for layer in decoder_layers(copied) or []] == kinds
     assert list(model.state_dict()) == names
     assert same(backward(copied), backward(model))
 

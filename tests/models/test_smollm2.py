@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from turnwise.core.errors import UserError
-from turnwise.models import smollm2
-from turnwise.models.cache import cached_model_folder
-from turnwise.models.catalogue import SMOLLM2, SMOLLM2_KEY
-from turnwise.models.loading import LoadedModel, load_model
+from turnwise.models.loading import smollm2
+from turnwise.models.loading.catalogue import SMOLLM2, SMOLLM2_KEY, cached_model_folder
+from turnwise.models.loading.load import LoadedModel, load_model
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from turnwise.envs.frozen_lake.env import FrozenLake
 from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.sokoban.env import SYMBOLS as SOKOBAN_SYMBOLS
 from turnwise.envs.sokoban.env import Sokoban
-from turnwise.models.tiny import (
+from turnwise.models.loading.tiny import (
     SPECIAL_TOKENS,
     TINY_VERSION,
     tiny_config,

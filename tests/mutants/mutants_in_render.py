@@ -3,9 +3,9 @@
 from mutant_for_tests import mutants
 
 PARSE = ("render/test_parse.py",)
-MARKS = ("render/test_marks_across_borders.py",)
+MARKS = ("render/test_special_token_boundaries.py",)
 RENDERER = (*MARKS, "render/test_renderer.py", "render/test_conversations.py")
-HOSTILE = (*MARKS, "render/test_hostile_words.py", "render/test_renderer.py")
+HOSTILE = (*MARKS, "render/test_untrusted_text.py", "render/test_renderer.py")
 
 IN_RENDER = (
     *mutants(
@@ -19,7 +19,7 @@ IN_RENDER = (
         ("an unclosed block swallows the next", "last_close.get(opened, -1) < begin", "last_close.get(opened, -1) < 0"),
     ),
     *mutants(
-        "render/calls.py",
+        "render/parse.py",
         PARSE,
         (
             "arguments are written anew",
@@ -47,10 +47,10 @@ IN_RENDER = (
             "self._end.id if self._end else None, *stop_ids}",
             "self._end.id if self._end else None}",
         ),
-        ("tools are told where the template tells of them", "if tools and not self.tells_of_tools:", "if tools:"),
+        ("tools are told where the template tells of them", "if tools and not self.renders_tools:", "if tools:"),
     ),
     *mutants(
-        "render/program.py",
+        "render/compiled_template.py",
         (*HOSTILE, "render/test_conversations.py"),
         ("an environment may write markup", "not part.trusted(messages)", "part.trusted(messages)"),
         ("whitespace before a token is kept", "if self.lstrip:\n            text", "if self.rstrip:\n            text"),
@@ -82,28 +82,23 @@ IN_RENDER = (
         ("a closed think block counts as open", 'footer.rfind(THINK) > footer.rfind("</think>")', "THINK in footer"),
     ),
     *mutants(
-        "render/slots.py",
+        "render/template.py",
         HOSTILE,
-        ("users are trusted", 'TRUSTED = ("system", "assistant")', 'TRUSTED = ("system", "assistant", "user")'),
+        (
+            "users are trusted",
+            'TRUSTED_ROLES = ("system", "assistant")',
+            'TRUSTED_ROLES = ("system", "assistant", "user")',
+        ),
         (
             "one trusted author is enough",
-            "all(messages[member].role in TRUSTED",
-            "any(messages[member].role in TRUSTED",
+            "all(messages[member].role in TRUSTED_ROLES",
+            "any(messages[member].role in TRUSTED_ROLES",
         ),
         ("joined messages touch", 'BLANK_LINE = "\\n\\n"', 'BLANK_LINE = "\\n"'),
     ),
     *mutants(
-        "render/vocabulary.py",
+        "render/codec.py",
         MARKS,
         ("short tokens match first", "key=len, reverse=True", "key=len"),
-    ),
-    *mutants(
-        "render/seams.py",
-        ("render/test_seams.py",),
-        (
-            "seams beside special tokens count",
-            "left[-1] in control or right[0] in control",
-            "left[-1] in control and right[0] in control",
-        ),
     ),
 )

@@ -242,7 +242,11 @@ IN_TRAINING = (
             "self.training_step >= self.critic_warmup_steps",
             "self.training_step > self.critic_warmup_steps",
         ),
-        ("the reference follows the policy", "return copy_of(self.model).requires_grad_(False)", "return self.model"),
+        (
+            "the reference follows the policy",
+            "return copy_model(self.model).requires_grad_(False)",
+            "return self.model",
+        ),
         (
             "the critic's state is not saved",
             'tensors |= {f"critic.{name}": value for name, value in self.critic.state_dict().items()}',

@@ -27,7 +27,7 @@ from turnwise.algos.rewards import NORMALISERS
 from turnwise.config.load import build
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
-from turnwise.engine.native.kernels import kernels
+from turnwise.engine.native.kernels import optional_kernels
 from turnwise.recipes.build import load_policy
 from turnwise.recipes.environment_mix import worlds_of
 from turnwise.recipes.validate import check_run
@@ -240,7 +240,7 @@ def warm_up(kind: str, settings: tuple[tuple[str, Any], ...]) -> None:
 
 
 def main(folder: Path, first: int, count: int) -> int:
-    kernels()
+    optional_kernels()
     failed = 0
     for number in range(first, first + count):
         own = folder / f"case-{number}"

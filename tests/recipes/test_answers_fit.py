@@ -8,7 +8,7 @@ import pytest
 from turnwise.core.task import Task
 from turnwise.envs.registry import load_spec
 from turnwise.envs.seeds import seed_for
-from turnwise.models.tiny import tiny_tokenizer
+from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.recipes.configure import configure
 from turnwise.training.sft import played, solution
 

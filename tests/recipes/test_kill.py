@@ -11,8 +11,8 @@ import pytest
 
 from runs_for_tests import WARMUP_STEPS
 from turnwise.envs.registry import load_spec
-from turnwise.models.attention import ATTENTION
-from turnwise.models.loading import load_model
+from turnwise.models.attention.interface import ATTENTION
+from turnwise.models.loading.load import load_model
 from turnwise.training.warmup import warmed_tiny
 
 ROUNDS = int(os.environ.get("TURNWISE_SOAK", "0"))

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 from runs_for_tests import metrics, quiet, small
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
-from turnwise.models.loading import load_model
-from turnwise.models.lora import base_of, is_adapter
+from turnwise.models.loading.load import load_model
+from turnwise.models.loading.lora import base_model_of, is_adapter
 from turnwise.recipes.evaluation import evaluate_source
 from turnwise.recipes.export import export, merge
 from turnwise.recipes.run import train
@@ -36,7 +36,7 @@ def test_a_run_trains_the_adapter_alone_and_is_measured_against_its_base(
     assert is_adapter(checkpoint) and not (checkpoint / "model.safetensors").exists()
     rows = [row for row in metrics(run) if "train/kl" in row]
     assert rows[0]["train/kl"] < 1e-3 and rows[-1]["train/kl"] > 2 * rows[0]["train/kl"]
-    base = load_model(base_of(checkpoint)).model
+    base = load_model(base_model_of(checkpoint)).model
     trained = load_model(str(checkpoint)).model
     for name, parameter in base.named_parameters():
         own = dict(trained.named_parameters())
@@ -125,7 +125,7 @@ def test_run_folder_needs_no_cache_once_it_has_begun(tmp_path: Path, monkeypatch
     (tmp_path / "cut" / "run").rename(moved)
     train(settings(tmp_path / "cut", **short, seed=1), console=quiet())  # another run where this one was
     shutil.rmtree(cache / "models")
-    assert base_of(moved / LAST) == str(moved / "base")
+    assert base_model_of(moved / LAST) == str(moved / "base")
     assert evaluate_source(str(moved), console=quiet()).result.episodes > 0
     export(str(moved), tmp_path / "exported")
     merge(str(moved), tmp_path / "merged")
@@ -133,7 +133,7 @@ def test_run_folder_needs_no_cache_once_it_has_begun(tmp_path: Path, monkeypatch
     train(small(tmp_path / "further", model__name=str(moved / LAST), **short), console=quiet())
     shutil.rmtree(moved)
     further = tmp_path / "further" / "run"
-    assert base_of(further / LAST) == str(further / "base")
+    assert base_model_of(further / LAST) == str(further / "base")
     merge(str(further), tmp_path / "merged further")
     assert not (cache / "models").exists()
 
@@ -153,4 +153,4 @@ def test_run_from_another_runs_adapter_resumes_without_it(tmp_path: Path) -> Non
     for file in ("adapter_model.safetensors", "learner.safetensors"):
         ours, theirs = (load_file(run / LAST / file) for run in (whole, cut))
         assert ours.keys() == theirs.keys() and all(ours[name].equal(theirs[name]) for name in ours)
-    assert base_of(cut / LAST) == str(cut / "base")
+    assert base_model_of(cut / LAST) == str(cut / "base")

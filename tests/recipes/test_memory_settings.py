@@ -12,9 +12,8 @@ from turnwise.cli.main import main
 from turnwise.config.load import build
 from turnwise.core.errors import UserError
 from turnwise.engine.native.engine import NativeEngine
-from turnwise.models.last_layer import layers_of
-from turnwise.models.memory_needs import GIB
-from turnwise.models.recomputing import Recomputed
+from turnwise.models.layers import Recomputed, decoder_layers
+from turnwise.models.memory.estimate import GIB
 from turnwise.recipes import memory
 from turnwise.recipes.dry_run import report_plan
 from turnwise.recipes.memory import demand_of, memory_plan, unplanned
@@ -29,18 +28,18 @@ def settled(**given: str) -> Any:
 
 def test_on_a_cpu_nothing_is_done_that_was_not_asked_for() -> None:
     plan = memory_plan(settled(), make_learner(settings_of()).model)
-    assert (plan.on_host, plan.recompute, plan.gives_back, plan.pages) == (False, False, False, None)
+    assert (plan.on_host, plan.recompute, plan.releases_cache, plan.pages) == (False, False, False, None)
     asked = {"train__optimizer_state": "host", "train__recompute": "on", "system__keep_cache": "off"}
     plan = unplanned(settled(**asked, train__micro_tokens="5000"))
-    assert (plan.on_host, plan.recompute, plan.gives_back, plan.micro_tokens) == (True, True, True, 5000)
+    assert (plan.on_host, plan.recompute, plan.releases_cache, plan.micro_tokens) == (True, True, True, 5000)
 
 
 def test_the_settings_say_what_is_asked_of_a_plan() -> None:
     plain = demand_of(settled())
-    assert (plain.on_host, plain.recompute, plain.gives_back, plain.micro_tokens) == (None, None, None, None)
+    assert (plain.on_host, plain.recompute, plain.releases_cache, plain.micro_tokens) == (None, None, None, None)
     assert (plain.critic, plain.reference, plain.muon, plain.engines) == (False, False, False, 1)
     given = demand_of(settled(train__optimizer_state="device", train__recompute="off", system__keep_cache="on"))
-    assert (given.on_host, given.recompute, given.gives_back) == (False, False, False)
+    assert (given.on_host, given.recompute, given.releases_cache) == (False, False, False)
     other = {"algo__advantage": "gae", "algo__kl_coef": "0.1", "train__optimizer": "muon", "selfplay__opponent": "past"}
     more = demand_of(settled(**other))
     assert (more.critic, more.reference, more.muon, more.engines) == (True, True, True, 2)
@@ -61,7 +60,7 @@ def test_the_learner_learns_the_same_wherever_things_are(critic: str) -> None:
     (_, plain), (other, ours) = found
     assert other.optimizer.masters.on_host
     assert critic == "no critic" or other.critic_optimizer.masters.on_host
-    assert [isinstance(layer, Recomputed) for layer in layers_of(other.model)] == [True, True, False]
+    assert [isinstance(layer, Recomputed) for layer in decoder_layers(other.model)] == [True, True, False]
     assert all(torch.equal(ours[name], plain[name]) for name in plain)
 
 
@@ -133,6 +132,6 @@ def test_room_of_a_device_is_what_is_free_and_what_is_ours_within_what_is_allowe
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 30 * GIB)
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: share)
     device = torch.device("cuda")
-    assert memory.device_room(device) == 130 * GIB + memory.CONTEXT
+    assert memory.device_room(device) == 130 * GIB + memory.CUDA_CONTEXT
     share = 0.1
-    assert memory.device_room(device) == 14 * GIB + memory.CONTEXT
+    assert memory.device_room(device) == 14 * GIB + memory.CUDA_CONTEXT

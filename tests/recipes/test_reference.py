@@ -20,8 +20,8 @@ from turnwise.config.load import build
 from turnwise.config.schema import Config
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.envs.registry import load_spec, spec_of
-from turnwise.models.attention import ATTENTION
-from turnwise.models.loading import LoadedModel, load_model
+from turnwise.models.attention.interface import ATTENTION
+from turnwise.models.loading.load import LoadedModel, load_model
 from turnwise.recipes.build import build_learner, build_players
 from turnwise.recipes.environment_mix import task_source, worlds_of
 from turnwise.recipes.reference import (

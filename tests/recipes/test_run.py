@@ -18,7 +18,7 @@ from turnwise.cli.main import main
 from turnwise.config.load import build, read_settings, to_toml
 from turnwise.core.errors import UserError
 from turnwise.envs.text_env import Outcome
-from turnwise.models.loading import load_model
+from turnwise.models.loading.load import load_model
 from turnwise.recipes import run as recipes_run
 from turnwise.recipes.evaluation import evaluate_source
 from turnwise.recipes.export import export

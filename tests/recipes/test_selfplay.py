@@ -13,9 +13,9 @@ from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.envs.registry import load_spec
 from turnwise.evaluation.statistics import Score, performance
-from turnwise.models.attention import ATTENTION
-from turnwise.models.loading import LoadedModel, load_model
-from turnwise.models.tiny import tiny_model, tiny_tokenizer
+from turnwise.models.attention.interface import ATTENTION
+from turnwise.models.loading.load import LoadedModel, load_model
+from turnwise.models.loading.tiny import tiny_model, tiny_tokenizer
 from turnwise.recipes import run as recipes_run
 from turnwise.recipes.run import train
 from turnwise.recipes.validate import check

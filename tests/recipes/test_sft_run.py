@@ -20,7 +20,7 @@ from turnwise.core.messages import Message, user
 from turnwise.core.protocols import Observation
 from turnwise.core.task import Task
 from turnwise.envs.seeds import seed_for
-from turnwise.models.lora import is_adapter
+from turnwise.models.loading.lora import is_adapter
 from turnwise.recipes import demos
 from turnwise.recipes.environment_mix import worlds_of
 from turnwise.recipes.run import train

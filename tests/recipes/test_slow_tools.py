@@ -13,8 +13,8 @@ from turnwise.core.trajectory import Status
 from turnwise.envs.registry import spec_of
 from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.text_env import Outcome, TextEnv, lost
-from turnwise.models.attention import ATTENTION
-from turnwise.models.loading import load_model
+from turnwise.models.attention.interface import ATTENTION
+from turnwise.models.loading.load import load_model
 from turnwise.recipes.build import build_players
 from turnwise.recipes.environment_mix import task_source, worlds_of
 from turnwise.rollout.collect import Collected

@@ -13,8 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from turnwise.core.messages import ToolCall
 from turnwise.core.trajectory import Span, Stop
-from turnwise.render.calls import read_call
-from turnwise.render.parse import parse_pieces
+from turnwise.render.parse import parse_pieces, read_call
 from turnwise.render.renderer import Renderer
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>", "<tool_call>", "</tool_call>", "<call>", "</call>")

@@ -4,7 +4,7 @@ import pytest
 
 from episodes_for_tests import spoken
 from turnwise.core.trajectory import Span, Stop
-from turnwise.models.tiny import tiny_tokenizer
+from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
 
 

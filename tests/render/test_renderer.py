@@ -332,7 +332,7 @@ def test_renderer_describes_tools_where_the_template_raises_at_them(raising: str
     tokenizer, _ = case("plain_words")
     tokenizer.chat_template = "{% if tools %}" + raising + "{% endif %}" + tokenizer.chat_template
     renderer = Renderer(tokenizer)
-    assert not renderer.tells_of_tools
+    assert not renderer.renders_tools
     assert "Call look." in renderer.decode(renderer.start([user("go")], [LOOK], tools_in_words="Call look."))
 
 

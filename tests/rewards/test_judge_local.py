@@ -8,7 +8,7 @@ import pytest
 from turnwise.core.errors import InfrastructureFailure
 from turnwise.core.task import EpisodeKey
 from turnwise.engine.scripted import ScriptedPolicy
-from turnwise.models.tiny import tiny_tokenizer
+from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
 from turnwise.rewards.judge.budget import JudgeBudget, JudgeCounts
 from turnwise.rewards.judge.client import AnswerCache, JudgeClient

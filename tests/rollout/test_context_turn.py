@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from contexts_for_tests import TEMPLATE_NAMES, TEXTS, Played, Talk, memory, play, renderer_of, talks
 from episodes_for_tests import turn_of
 from turnwise.core.messages import assistant, system, user
-from turnwise.models.tiny import tiny_pieces
+from turnwise.models.loading.tiny import tiny_pieces
 from turnwise.rollout.context_modes import TurnMemory, clipped, said
 
 STEPS = Talk(

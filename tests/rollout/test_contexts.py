@@ -19,8 +19,8 @@ from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.samples import samples_of
 from turnwise.engine.native.engine import NativeEngine
 from turnwise.envs.registry import load_spec
-from turnwise.models.attention import ATTENTION
-from turnwise.models.tiny import tiny_model
+from turnwise.models.attention.interface import ATTENTION
+from turnwise.models.loading.tiny import tiny_model
 from turnwise.recipes.build import build_learner
 from turnwise.record.trajectories import trajectory_from_row
 from turnwise.rollout.collect import Collector

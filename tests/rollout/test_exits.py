@@ -17,7 +17,7 @@ from turnwise.engine.scripted import ScriptedPolicy
 from turnwise.envs.registry import import_file, spec_of
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.text_env import Outcome, TextEnv, won
-from turnwise.models.tiny import tiny_tokenizer
+from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
 from turnwise.rewards.factory import build_rubric
 from turnwise.rewards.rubric import Rubric, Submission

@@ -30,7 +30,7 @@ from turnwise.envs.seeds import seed_for
 from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import Outcome, lost
 from turnwise.envs.tool_env import ToolEnv, ToolEnvRunner
-from turnwise.models.attention import ATTENTION
+from turnwise.models.attention.interface import ATTENTION
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.context import FullHistory
 from turnwise.rollout.episode import run_episode

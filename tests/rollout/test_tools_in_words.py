@@ -10,7 +10,7 @@ from turnwise.core.task import Task
 from turnwise.data.demonstrations import demonstration_sample
 from turnwise.envs.registry import load_spec
 from turnwise.envs.seeds import seed_for
-from turnwise.models.tiny import tiny_tokenizer
+from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.context import FullHistory
 from turnwise.training.sft import played, solution
@@ -55,7 +55,7 @@ def test_tools_are_told_in_words_where_the_template_does_not(style: str, form: s
 
 def test_a_template_that_tells_of_tools_is_left_to_it() -> None:
     renderer = renderer_of("chatml")
-    assert renderer.tells_of_tools and not tiny().tells_of_tools
+    assert renderer.renders_tools and not tiny().renders_tools
     text, shown, demonstrated = opening(renderer, "hermes")
     assert "The room of a person." in text and "A call:" not in text
     assert shown == demonstrated

@@ -16,7 +16,7 @@ from turnwise.envs.seeds import seed_for
 from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import Outcome, lost, won
 from turnwise.envs.tool_env import Style, ToolEnv
-from turnwise.models.tiny import tiny_tokenizer
+from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.collect import Collected, Collector
 from turnwise.rollout.context import FullHistory

@@ -18,7 +18,7 @@ from turnwise.core.trajectory import Status
 from turnwise.engine.scripted import ScriptedPolicy
 from turnwise.envs.registry import load_spec
 from turnwise.envs.seeds import seed_for
-from turnwise.models.tiny import tiny_tokenizer
+from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.collect import Collected, Collector
 from turnwise.rollout.context import FullHistory

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.core.errors import UserError
-from turnwise.models.tiny import tiny_tokenizer
+from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.tools.search import documents
 from turnwise.tools.search.documents import SkippedFiles, find_files, hash_files, read_passages, split_text
 from turnwise.tools.search.html_text import read_html

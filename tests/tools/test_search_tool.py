@@ -13,7 +13,7 @@ from search_for_tests import Scripted, call_all, make_index
 from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.core.messages import Message
 from turnwise.core.trajectory import Stop
-from turnwise.models.tiny import tiny_tokenizer
+from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
 from turnwise.tools.search.batching import Batcher, SearchFailed
 from turnwise.tools.search.index import index_in_memory, open_index

@@ -12,9 +12,9 @@ from safetensors import SafetensorError
 
 from learners_for_tests import learn, make_learner, random_groups, settings_of, weights
 from turnwise.core.errors import DivergedError, UserError
-from turnwise.models.attention import ATTENTION
-from turnwise.models.loading import LoadedModel, load_model
-from turnwise.models.tiny import tiny_tokenizer
+from turnwise.models.attention.interface import ATTENTION
+from turnwise.models.loading.load import LoadedModel, load_model
+from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.record import disk
 from turnwise.training import checkpoints as checkpoints_module
 from turnwise.training.checkpoints import (

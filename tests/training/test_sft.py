@@ -16,9 +16,9 @@ from turnwise.envs.answers import read_answer
 from turnwise.envs.registry import load_spec, spec_of
 from turnwise.envs.seeds import split_of_seed
 from turnwise.envs.text_env import Outcome, TextEnv, goes_on
-from turnwise.models.attention import ATTENTION
+from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.forward import packed_logits
-from turnwise.models.loading import load_model
+from turnwise.models.loading.load import load_model
 from turnwise.recipes.sft import build_imitator
 from turnwise.training import sft
 from turnwise.training.sft import SftSettings, batch_of, imitate, solved, steps_of

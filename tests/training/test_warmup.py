@@ -17,9 +17,9 @@ from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.seeds import split_of_seed
 from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import Outcome, TextEnv, goes_on, won
-from turnwise.models.attention import ATTENTION
-from turnwise.models.loading import LoadedModel, load_model
-from turnwise.models.tiny import tiny_tokenizer
+from turnwise.models.attention.interface import ATTENTION
+from turnwise.models.loading.load import LoadedModel, load_model
+from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.training import warmup
 from turnwise.training.warmup import random_episode, warm_up, warmed_tiny
 

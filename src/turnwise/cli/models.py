@@ -2,7 +2,7 @@
 
 from turnwise.cli.options import command_app
 from turnwise.cli.show import line, table
-from turnwise.models.catalogue import CATALOGUE, OTHERS
+from turnwise.models.loading.catalogue import CATALOGUE, OTHER_SOURCES
 
 app = command_app("models", "")
 
@@ -14,4 +14,4 @@ def models() -> None:
         (entry.name, entry.parameters, entry.source, "yes" if entry.cached else "no", entry.note) for entry in CATALOGUE
     ]
     table(("model", "parameters", "from", "here", "what it is"), rows)
-    line(f"\n{OTHERS}; turnwise train RECIPE --model.name NAME")
+    line(f"\n{OTHER_SOURCES}; turnwise train RECIPE --model.name NAME")

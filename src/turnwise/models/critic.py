@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from turnwise.core.samples import Batch
-from turnwise.models.compiling import copy_of
 from turnwise.models.forward import packed_hidden
+from turnwise.models.layers import copy_model
 
 
 def value_head(model: Any) -> nn.Linear:
@@ -24,7 +24,7 @@ class TrunkCritic(nn.Module):
 
     def __init__(self, policy: Any) -> None:
         super().__init__()
-        self.trunk = copy_of(policy.base_model)
+        self.trunk = copy_model(policy.base_model)
         self.head = value_head(policy)
 
     def forward(self, batch: Batch, keep: Tensor) -> Tensor:

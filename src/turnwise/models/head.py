@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from turnwise.models.attention_op import attending
-from turnwise.models.varlen import VarlenPlan
+from turnwise.models.attention.operator import use_plan
+from turnwise.models.attention.varlen import VarlenPlan
 
-CHUNK_NUMBERS, LEAST_ROWS = 1 << 28, 64
+MAX_CHUNK_LOGITS, MIN_ROWS = 1 << 28, 64
 """Logits that live at once, at most (a gibibyte of them), but those of so many rows at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class OutputHead:
     """softcap * tanh(scale * (W h + b) / softcap), as far as a model has each."""
 
     weight: Tensor  # [V, H]
@@ -28,7 +28,7 @@ class Head:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[M, V] float32. bfloat16 would round a logit of 20 to steps of an eighth."""
-        return self.shaped(product(hidden, self.weight.t()))
+        return self.shaped(matmul_float32(hidden, self.weight.t()))
 
     def shaped(self, logits: Tensor) -> Tensor:
         """From the plain product, whose memory is used again."""
@@ -39,7 +39,7 @@ class Head:
         return logits if self.softcap is None else logits.div_(self.softcap).tanh_().mul_(self.softcap)
 
 
-def product(left: Tensor, right: Tensor) -> Tensor:
+def matmul_float32(left: Tensor, right: Tensor) -> Tensor:
     """A matrix product in float32, of whatever the factors are."""
     if left.dtype == torch.float32:
         return left @ right
@@ -48,34 +48,34 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     return left.float() @ right.float()
 
 
-_heads: "WeakKeyDictionary[Any, Head | None]" = WeakKeyDictionary()
+_heads: "WeakKeyDictionary[Any, OutputHead | None]" = WeakKeyDictionary()
 
 
-def head_of(model: Any) -> Head | None:
+def output_head(model: Any) -> OutputHead | None:
     """None: the model makes its logits in a way of its own. Found out once, by comparing."""
     if model not in _heads:
-        head = _described(model)
-        _heads[model] = head if head is not None and _agrees(model, head) else None
+        head = _describe_head(model)
+        _heads[model] = head if head is not None and _matches_model(model, head) else None
     return _heads[model]
 
 
-def _described(model: Any) -> Head | None:
+def _describe_head(model: Any) -> OutputHead | None:
     layer, config = model.get_output_embeddings(), model.config
     if not isinstance(layer, torch.nn.Linear):
         return None
     scale = 1 / getattr(config, "logits_scaling", 1.0) * getattr(config, "logit_scale", 1.0)
-    return Head(
+    return OutputHead(
         weight=layer.weight, bias=layer.bias, scale=scale, softcap=getattr(config, "final_logit_softcapping", None)
     )
 
 
 @torch.no_grad()
-def _agrees(model: Any, head: Head) -> bool:
+def _matches_model(model: Any, head: OutputHead) -> bool:
     """On a few tokens, as closely as the model's number type tells."""
     device = head.weight.device
     ids = torch.arange(8, device=device)[None] % head.weight.shape[0]
     inputs = {"input_ids": ids, "position_ids": torch.arange(8, device=device)[None], "use_cache": False}
-    with attending(VarlenPlan([8], [-1], device)):
+    with use_plan(VarlenPlan([8], [-1], device)):
         own = model(**inputs).logits[0].float()
         ours = head.logits(model.base_model(**inputs).last_hidden_state[0])
     room = 1e-4 if head.weight.dtype == torch.float32 else 0.05
@@ -83,10 +83,10 @@ def _agrees(model: Any, head: Head) -> bool:
 
 
 def chunk_rows(vocabulary: int) -> int:
-    return max(LEAST_ROWS, CHUNK_NUMBERS // vocabulary)
+    return max(MIN_ROWS, MAX_CHUNK_LOGITS // vocabulary)
 
 
-def head_logprobs(head: Head, hidden: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+def head_logprobs(head: OutputHead, hidden: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
     """Log-probability and entropy [M] from hidden states [M, H]; logits of a part of them live at a time.
 
     They are made again in the backward pass, which costs less than keeping them.
@@ -98,13 +98,13 @@ def head_logprobs(head: Head, hidden: Tensor, targets: Tensor, temperatures: Ten
 class _HeadLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, head: Head, targets: Tensor, temperatures: Tensor
+        ctx: Any, hidden: Tensor, weight: Tensor, head: OutputHead, targets: Tensor, temperatures: Tensor
     ) -> tuple[Tensor, Tensor]:
         rows = chunk_rows(weight.shape[0])
         parts = []
         for start in range(0, max(1, len(hidden)), rows):
             here = slice(start, start + rows)
-            parts.append(measure_of(hidden)(head.logits(hidden[here]), targets[here], temperatures[here]))
+            parts.append(_statistics_function(hidden)(head.logits(hidden[here]), targets[here], temperatures[here]))
         logprobs, entropy, logsums = (torch.cat(columns) for columns in zip(*parts, strict=True))
         ctx.save_for_backward(hidden, targets, temperatures, entropy, logsums)
         ctx.head, ctx.rows = head, rows
@@ -124,15 +124,15 @@ class _HeadLogprobs(torch.autograd.Function):
             here = slice(start, start + ctx.rows)
             logits = head.logits(hidden[here])
             columns = (targets, temperatures, entropy, logsums, logprobs_grad, entropy_grad)
-            grad = slope_of(hidden)(logits, *(each[here] for each in columns), *settings)
+            grad = _gradient_function(hidden)(logits, *(each[here] for each in columns), *settings)
             if hidden_grad is not None:
                 hidden_grad[here] = grad @ weight
             if weight_grad is not None:
-                weight_grad += product(grad.t(), hidden[here])
+                weight_grad += matmul_float32(grad.t(), hidden[here])
         return hidden_grad, None if weight_grad is None else weight_grad.to(weight.dtype), None, None, None
 
 
-def measure(logits: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def logprob_statistics(logits: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probabilities of the targets, entropies, and the logarithms of the sums, [M] each, at temperature."""
     scaled = logits / temperatures[:, None]
     logsums = scaled.logsumexp(dim=-1)
@@ -140,7 +140,7 @@ def measure(logits: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tens
     return logprobs.gather(1, targets[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(dim=-1), logsums
 
 
-def slope(
+def logits_gradient(
     logits: Tensor,
     targets: Tensor,
     temperatures: Tensor,
@@ -167,18 +167,18 @@ def slope(
 
 
 @cache
-def _compiled_slope() -> Callable[..., Tensor]:
-    return torch.compile(slope, dynamic=None)
+def _compiled_gradient() -> Callable[..., Tensor]:
+    return torch.compile(logits_gradient, dynamic=None)
 
 
-def slope_of(like: Tensor) -> Callable[..., Tensor]:
+def _gradient_function(like: Tensor) -> Callable[..., Tensor]:
     """Compiled on a GPU, where each of its steps would pass over all logits; as it is elsewhere."""
-    return _compiled_slope() if like.is_cuda else slope
+    return _compiled_gradient() if like.is_cuda else logits_gradient
 
 
-def measure_of(like: Tensor) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+def _statistics_function(like: Tensor) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     if not like.is_cuda:
-        return measure
+        return logprob_statistics
     from turnwise.models import head_kernel
 
-    return head_kernel.measure
+    return head_kernel.logprob_statistics

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 @triton.jit
-def measure_kernel(
+def logprob_kernel(
     logits, targets, temperatures, logprobs, entropies, logsums, row_stride,
     VOCABULARY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -36,11 +36,11 @@ def measure_kernel(
     tl.store(logsums + row, logsum)
 
 
-def measure(logits: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def logprob_statistics(logits: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     out = [torch.empty(len(logits), device=logits.device) for _ in range(3)]
     if len(logits):
         block = min(4096, triton.next_power_of_2(logits.shape[1]))
-        measure_kernel[(len(logits),)](
+        logprob_kernel[(len(logits),)](
             logits, targets, temperatures, *out, logits.stride(0),
             VOCABULARY=logits.shape[1], BLOCK=block, num_warps=8,
         )  # fmt: skip

@@ -19,16 +19,15 @@ from turnwise.core.protocols import Sampling
 from turnwise.core.samples import Needs
 from turnwise.data.samples import TOKEN_RULES, TokenRule
 from turnwise.engine.native.engine import NativeEngine
-from turnwise.engine.paged.build import build_paged_runner
+from turnwise.engine.paged.runner import build_paged_runner
 from turnwise.envs.registry import load_function
-from turnwise.models.attention import ATTENTION
-from turnwise.models.compiling import compile_layers
+from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.critic import HeadCritic, TrunkCritic
-from turnwise.models.loading import LoadedModel, device_of, load_model
-from turnwise.models.lora import RUN_BASE, LoraSettings, add_lora, base_of, has_adapter, name_base
-from turnwise.models.memory_plan import MemoryPlan
-from turnwise.models.recomputing import recompute_layers
-from turnwise.models.saving import save_model, written_aside
+from turnwise.models.layers import compile_layers, recompute_layers
+from turnwise.models.loading.load import LoadedModel, device_of, load_model
+from turnwise.models.loading.lora import RUN_BASE, LoraSettings, add_lora, base_model_of, has_adapter, set_base_model
+from turnwise.models.loading.save import atomic_folder, save_model
+from turnwise.models.memory.plan import MemoryPlan
 from turnwise.recipes.contexts import build_context
 from turnwise.recipes.environment_mix import Worlds
 from turnwise.recipes.memory import MICRO_TOKENS, unplanned
@@ -101,13 +100,13 @@ def load_policy(
 
 def _keep_base_of_adapter(loaded: LoadedModel, base: Path) -> None:
     """An adapter of another run is trained further: its base, which that run keeps, is kept by this one too."""
-    theirs = Path(base_of(Path(loaded.name).expanduser()))
+    theirs = Path(base_model_of(Path(loaded.name).expanduser()))
     if theirs.name != RUN_BASE or not (theirs.parent / "config.toml").is_file():
         return
     if not base.is_dir():
-        with written_aside(base) as aside:
+        with atomic_folder(base) as aside:
             shutil.copytree(theirs, aside, dirs_exist_ok=True)
-    name_base(loaded.model, str(base))
+    set_base_model(loaded.model, str(base))
 
 
 def build_engine(config: Config, model: Any, renderer: Renderer, *, pages: int | None = None) -> NativeEngine:

@@ -17,7 +17,7 @@ from turnwise.data.demonstrations import Exchange, demonstration_sample, read_co
 from turnwise.data.samples import samples_of
 from turnwise.envs.text_env import TextEnv
 from turnwise.envs.tool_env import ToolEnv
-from turnwise.models.loading import LoadedModel
+from turnwise.models.loading.load import LoadedModel
 from turnwise.recipes.environment_mix import Worlds
 from turnwise.recipes.sources import find_checkpoint
 from turnwise.record.run_folder import RunFolder
@@ -74,7 +74,7 @@ def demonstrations(config: Config, worlds: Worlds, loaded: LoadedModel, renderer
         played = asyncio.run(solved(worlds.with_params, count=count, seed=config.seed, think=think, show=show))
         samples = [demonstration_sample(number, each, renderer) for number, each in enumerate(played)]
     elif demos.endswith(".jsonl"):
-        tools = asyncio.run(opening_tools(worlds.with_params)) if renderer.tells_of_tools else ()
+        tools = asyncio.run(opening_tools(worlds.with_params)) if renderer.renders_tools else ()
         told = ([replace(first, tools=tools), *later] for first, *later in _conversations(demos, count))
         samples = [demonstration_sample(number, each, renderer) for number, each in enumerate(told)]
     else:

@@ -12,9 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from turnwise.engine.native.compiled import CannotCompile
-from turnwise.engine.native.kernels import load_kernels
-from turnwise.models.cache import cache_folder
+from turnwise.engine.native.kernels import CompilationError, load_kernels
+from turnwise.models.loading.catalogue import cache_folder
 from turnwise.sandbox.host import sandbox_report
 
 NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
@@ -88,7 +87,7 @@ def _gpus(torch: Any) -> str:
 def _kernels() -> Finding:
     try:
         load_kernels()
-    except CannotCompile as reason:
+    except CompilationError as reason:
         found, mend = f"{reason}: episodes on the CPU take longer", "install gcc"
         return Finding(name="kernels", found=found, mend=mend, needed=False)
     return Finding(name="kernels", found="compiled for this processor")

@@ -8,12 +8,11 @@ import torch
 from turnwise.config.load import build
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
-from turnwise.engine.paged.sessions import PAGE
-from turnwise.models.known_shapes import config_of, known_config
-from turnwise.models.loading import DTYPES
-from turnwise.models.memory_needs import GIB, Needs
-from turnwise.models.memory_plan import MemoryPlan, plan_memory
-from turnwise.models.shapes import ModelShape, shape_of_config
+from turnwise.engine.paged.state import PAGE
+from turnwise.models.loading.load import DTYPES
+from turnwise.models.memory.estimate import GIB, MemoryEstimate
+from turnwise.models.memory.plan import MemoryPlan, plan_memory
+from turnwise.models.memory.shapes import ModelShape, config_shape, known_config, load_config
 from turnwise.recipes.memory import demand_of, device_room
 
 HEADERS = ("GiB of", "GPU, rolling out", "GPU, updating", "host")
@@ -34,11 +33,11 @@ def report_plan(
     if (model is None) == (shape is None):
         raise UserError("a plan is for one model: give --model NAME, or --shape NAME")
     config = build({}, overrides)
-    found = config_of(model) if model is not None else known_config(shape or "")
+    found = load_config(model) if model is not None else known_config(shape or "")
     lora, number_bytes = config.lora, 2 if config.model.dtype == "auto" else DTYPES[config.model.dtype].itemsize
-    sizes = shape_of_config(found, rank=lora.rank, targets=lora.targets, number_bytes=number_bytes)
+    sizes = config_shape(found, rank=lora.rank, targets=lora.targets, number_bytes=number_bytes)
     room = _room(gpu_gib)
-    plan = plan_memory(Needs(shape=sizes, compiled=config.system.compile), demand_of(config), room)
+    plan = plan_memory(MemoryEstimate(shape=sizes, compiled=config.system.compile), demand_of(config), room)
     return PlanReport(rows=_rows(plan), lines=_lines(plan, config, sizes))
 
 

@@ -20,8 +20,8 @@ from turnwise.engine.openai.endpoint import Endpoint, read_key
 from turnwise.envs.registry import ENVIRONMENTS
 from turnwise.envs.spec import EnvSpec
 from turnwise.evaluation.episodes import Player
-from turnwise.models.catalogue import catalogue_names
-from turnwise.models.hub import is_hub_name
+from turnwise.models.loading.catalogue import model_names
+from turnwise.models.loading.hub import is_hub_name
 from turnwise.recipes.build import build_players, load_policy
 from turnwise.recipes.configure import recipe_names, settings_for
 from turnwise.recipes.environment_mix import Worlds
@@ -74,7 +74,7 @@ def split_environment(words: Sequence[str], remote: Remote | None) -> tuple[list
 
 
 def _is_source(source: str) -> bool:
-    known = source in catalogue_names() or is_hub_name(source) or Path(source).expanduser().exists()
+    known = source in model_names() or is_hub_name(source) or Path(source).expanduser().exists()
     return known or source.count("/") > 1 or find_run_of(source) is not None
 
 

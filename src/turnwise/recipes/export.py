@@ -4,10 +4,10 @@ import shutil
 from pathlib import Path
 
 from turnwise.core.errors import UserError
-from turnwise.models.loading import load_model
-from turnwise.models.lora import base_of, is_adapter
-from turnwise.models.lora import merge as merged
-from turnwise.models.saving import save_model, written_aside
+from turnwise.models.loading.load import load_model
+from turnwise.models.loading.lora import base_model_of, is_adapter
+from turnwise.models.loading.lora import merge_adapter as merged
+from turnwise.models.loading.save import atomic_folder, save_model
 from turnwise.recipes.sources import find_checkpoint, find_source
 from turnwise.training.checkpoints import OWN_FILES
 
@@ -22,7 +22,7 @@ def export(run: str, to: Path) -> None:
         _merge(source, to)
         return
     _check_free(to)
-    with written_aside(to) as aside:
+    with atomic_folder(to) as aside:
         for file in source.iterdir():
             if file.name not in OWN_FILES:
                 shutil.copy2(file, aside / file.name)
@@ -40,7 +40,7 @@ def merge(adapter: str, into: Path) -> None:
 
 def _merge(adapter: Path, into: Path) -> None:
     _check_free(into)
-    base = load_model(base_of(adapter))
+    base = load_model(base_model_of(adapter))
     save_model(merged(base.model, adapter), base.tokenizer, into)
 
 

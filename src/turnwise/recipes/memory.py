@@ -7,12 +7,12 @@ import torch
 
 from turnwise.algos.advantages import ADVANTAGES
 from turnwise.config.schema import Config
-from turnwise.engine.paged.build import PREFILL_TOKENS
-from turnwise.engine.paged.sessions import PAGE
-from turnwise.models.loading import device_of
-from turnwise.models.memory_needs import CONTEXT, Needs
-from turnwise.models.memory_plan import Demand, MemoryPlan, plan_memory
-from turnwise.models.shapes import shape_of
+from turnwise.engine.paged.runner import PREFILL_TOKENS
+from turnwise.engine.paged.state import PAGE
+from turnwise.models.loading.load import device_of
+from turnwise.models.memory.estimate import CUDA_CONTEXT, MemoryEstimate
+from turnwise.models.memory.plan import MemoryPlan, MemoryRequest, plan_memory
+from turnwise.models.memory.shapes import model_shape
 
 MICRO_TOKENS = 16384
 """Of one forward and backward pass, where no plan says otherwise."""
@@ -26,7 +26,7 @@ def memory_plan(config: Config, model: Any, *, imitates: bool = False) -> Memory
     device = device_of(model)
     if device.type != "cuda":
         return unplanned(config)
-    needs = Needs(shape=shape_of(model), compiled=config.system.compile)
+    needs = MemoryEstimate(shape=model_shape(model), compiled=config.system.compile)
     return plan_memory(needs, demand_of(config, imitates=imitates), device_room(device), host_room())
 
 
@@ -38,16 +38,16 @@ def unplanned(config: Config) -> MemoryPlan:
         pages=None,
         on_host=bool(SWITCH[train.optimizer_state]),
         recompute=bool(SWITCH[train.recompute]),
-        gives_back=config.system.keep_cache == "off",
+        releases_cache=config.system.keep_cache == "off",
     )
 
 
-def demand_of(config: Config, *, imitates: bool = False) -> Demand:
+def demand_of(config: Config, *, imitates: bool = False) -> MemoryRequest:
     algo, train, selfplay = config.algo, config.train, config.selfplay
     keeps = SWITCH[config.system.keep_cache]
     rival = selfplay.opponent == "past" or (selfplay.opponent == "self" and selfplay.ladder_games > 0)
     critic = ADVANTAGES[algo.advantage].needs_critic and config.critic.kind == "trunk"
-    return Demand(
+    return MemoryRequest(
         slots=config.rollout.in_flight,
         longest=config.rollout.max_tokens,
         page=PAGE,
@@ -60,7 +60,7 @@ def demand_of(config: Config, *, imitates: bool = False) -> Demand:
         micro_tokens=train.micro_tokens,
         on_host=SWITCH[train.optimizer_state],
         recompute=SWITCH[train.recompute],
-        gives_back=None if keeps is None else not keeps,
+        releases_cache=None if keeps is None else not keeps,
     )
 
 
@@ -68,7 +68,7 @@ def device_room(device: torch.device) -> int:
     """Bytes that this process may have of a GPU: what is free, what it has already, and CUDA's own."""
     free, total = torch.cuda.mem_get_info(device)
     allowed = int(torch.cuda.get_per_process_memory_fraction(device) * total)
-    return min(free + torch.cuda.memory_reserved(device), allowed) + CONTEXT
+    return min(free + torch.cuda.memory_reserved(device), allowed) + CUDA_CONTEXT
 
 
 def host_room() -> int | None:

@@ -9,8 +9,8 @@ from rich.console import Console
 from turnwise.config.load import to_toml
 from turnwise.config.schema import Config
 from turnwise.core.errors import Outage, UserError
-from turnwise.models.catalogue import catalogue_names
-from turnwise.models.loading import LoadedModel
+from turnwise.models.loading.catalogue import model_names
+from turnwise.models.loading.load import LoadedModel
 from turnwise.recipes.build import model_loader
 from turnwise.recipes.configure import source_files
 from turnwise.recipes.environment_mix import Worlds, rows_told
@@ -108,7 +108,7 @@ def settled(config: Config) -> Config:
     threads = config.system.threads or default_threads()
     system = config.system.model_copy(update={"threads": threads})
     name = model_of(config.model.name)
-    if name not in catalogue_names() and (place := Path(name).expanduser()).exists():
+    if name not in model_names() and (place := Path(name).expanduser()).exists():
         name = str(place.absolute())  # so that the run can be resumed from any working directory
     model = config.model.model_copy(update={"name": name})
     return config.model_copy(update={"system": system, "model": model})

@@ -31,8 +31,8 @@ from turnwise.envs.registry import load_spec
 from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.seeds import SEEDS_PER_SPLIT, seed_for
 from turnwise.envs.spec import EnvSpec
-from turnwise.models.attention import ATTENTION
-from turnwise.models.loading import LoadedModel, load_model
+from turnwise.models.attention.interface import ATTENTION
+from turnwise.models.loading.load import LoadedModel, load_model
 from turnwise.render.renderer import Renderer
 from turnwise.training.warmup import warmed_tiny
 

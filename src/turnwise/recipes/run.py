@@ -15,8 +15,8 @@ from turnwise.config.schema import Config
 from turnwise.envs.registry import load_spec, spec_of
 from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import TextEnv
-from turnwise.models.loading import LoadedModel
-from turnwise.models.memory_plan import MemoryPlan
+from turnwise.models.loading.load import LoadedModel
+from turnwise.models.memory.plan import MemoryPlan
 from turnwise.recipes.build import (
     Players,
     build_dials,
@@ -167,7 +167,7 @@ class _Run:
             micro_tokens=tokens,
         )
         return Loop(
-            settings=self._loop_settings(limit_s, plan.gives_back),
+            settings=self._loop_settings(limit_s, plan.releases_cache),
             estimate_settings=estimate_settings(config, tokens),
             update_settings=update_settings(config, tokens),
             diagnose_settings=diagnose_settings(config),
@@ -191,7 +191,7 @@ class _Run:
             rivals=rivals,
         )
 
-    def _loop_settings(self, limit_s: float | None, gives_back: bool) -> LoopSettings:
+    def _loop_settings(self, limit_s: float | None, releases_cache: bool) -> LoopSettings:
         config = self.config
         return LoopSettings(
             steps=config.train.steps,
@@ -203,7 +203,7 @@ class _Run:
             max_seconds=limit_s,
             alarms=config.diagnose.alarms,
             max_rollbacks=config.diagnose.max_rollbacks if config.diagnose.rollback else 0,
-            gives_back=gives_back,
+            releases_cache=releases_cache,
         )
 
     async def _train(self, loop: Loop, state: State) -> Summary:

@@ -3,8 +3,8 @@
 from turnwise.config.schema import Config
 from turnwise.core.protocols import Policy
 from turnwise.envs.games.selfplay import make_selfplay_envs
-from turnwise.models.compiling import copy_of
-from turnwise.models.loading import LoadedModel
+from turnwise.models.layers import copy_model
+from turnwise.models.loading.load import LoadedModel
 from turnwise.recipes.build import Players, build_engine, model_loader
 from turnwise.recipes.environment_mix import Worlds
 from turnwise.record.run_folder import RunFolder
@@ -54,7 +54,7 @@ def build_selfplay(
 
 def frozen_player(config: Config, loaded: LoadedModel, players: Players) -> Frozen:
     """A copy of the model, with an engine of its own; whose weights it holds is said before it plays."""
-    model = copy_of(loaded.model).requires_grad_(False)
+    model = copy_model(loaded.model).requires_grad_(False)
     engine = build_engine(config, model, players.renderer, pages=players.pages)
     return Frozen(model, engine, model_loader(config))
 

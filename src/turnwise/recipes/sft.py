@@ -12,8 +12,8 @@ from rich.console import Console
 
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
-from turnwise.models.memory_plan import MemoryPlan
-from turnwise.models.recomputing import recompute_layers
+from turnwise.models.layers import recompute_layers
+from turnwise.models.memory.plan import MemoryPlan
 from turnwise.recipes.build import build_objective, build_players, load_policy
 from turnwise.recipes.configure import recipe_names
 from turnwise.recipes.demos import check_demos, demonstrations, digest_of
@@ -149,7 +149,7 @@ class _Imitation:
             checkpoints=checkpoints,
             folder=self.folder,
             progress=progress,
-            rest=players.engine.sleep if plan.gives_back else None,
+            rest=players.engine.sleep if plan.releases_cache else None,
         )
         return loop, state
 

@@ -7,7 +7,7 @@ from turnwise.config.load import find_run
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.suggestions import nearest
-from turnwise.models.lora import is_adapter
+from turnwise.models.loading.lora import is_adapter
 from turnwise.training.checkpoints import last_checkpoint, read_state, step_folders
 
 CHECKPOINTS = "checkpoints"

@@ -22,10 +22,10 @@ from turnwise.envs.registry import load_function
 from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import TextEnv, params_model
 from turnwise.envs.tool_env import ToolEnv
-from turnwise.models.catalogue import catalogue_names
-from turnwise.models.hub import is_hub_name
-from turnwise.models.loading import resolve_device
-from turnwise.models.lora import is_adapter
+from turnwise.models.loading.catalogue import model_names
+from turnwise.models.loading.hub import is_hub_name
+from turnwise.models.loading.load import resolve_device
+from turnwise.models.loading.lora import is_adapter
 from turnwise.recipes.build import kl_in_reward, token_rule
 from turnwise.recipes.contexts import check_context
 from turnwise.recipes.environment_mix import Worlds, worlds_of
@@ -146,12 +146,12 @@ def check_model(model: ModelConfig) -> None:
     resolve_device(model.device)
     if model.chat_template is not None and not Path(model.chat_template).expanduser().is_file():
         raise UserError(f"model.chat_template: no file {model.chat_template}: give a Jinja file")
-    known = model.name in catalogue_names() or (model.name and Path(model.name).expanduser().exists())
+    known = model.name in model_names() or (model.name and Path(model.name).expanduser().exists())
     if not known and Path(model.name).is_absolute():
         raise UserError(f"model.name: {model.name} does not exist: put it back if it was moved, or check the path")
     if not known and (not is_hub_name(model.name) or model.name.endswith(".gguf")):
         raise UserError(
-            f'unknown model "{model.name}":{nearest(model.name, catalogue_names())} '
+            f'unknown model "{model.name}":{nearest(model.name, model_names())} '
             "(or give a hub name (owner/name), or a folder or .gguf file that exists)"
         )
 

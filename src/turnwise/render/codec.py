@@ -1,23 +1,126 @@
-"""Text to ids without special tokens, and ids to bytes."""
+"""The tokenizer's added tokens, and the exact bytes that each id stands for."""
 
 import json
 import math
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any, Literal
 
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from turnwise.render.vocabulary import AddedToken, ByteTable, added_tokens, any_of, backend_of, kinds_of
+from turnwise.core.errors import UserError
+
+BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+SPACE_PIECE = "▁"
+"""How SentencePiece writes a space (U+2581)."""
+PROBED_IDS = 256
+"""How many ids are decoded to see whether the table of bytes is right."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddedToken:
+    """A token that is matched in the text as a whole. `lstrip` and `rstrip`: it swallows the whitespace beside it."""
+
+    id: int
+    special: bool
+    lstrip: bool
+    rstrip: bool
+
+
+def backend_of(tokenizer: PreTrainedTokenizerFast) -> Any:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise UserError("the tokenizer has no fast version: use a model folder that holds a tokenizer.json")
+    return backend
+
+
+def added_tokens(tokenizer: PreTrainedTokenizerFast) -> dict[str, AddedToken]:
+    special = set(tokenizer.all_special_ids)
+    return {
+        token.content: AddedToken(
+            id=token_id, special=token.special or token_id in special, lstrip=token.lstrip, rstrip=token.rstrip
+        )
+        for token_id, token in tokenizer.added_tokens_decoder.items()
+    }
+
+
+def match_any(words: Iterable[str]) -> re.Pattern[str]:
+    """Matches any of `words`, the longest first, as tokenizers match added tokens. Whitespace is none of them."""
+    ordered = sorted((word for word in words if word.strip()), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, ordered)) or "(?!)")
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Byte-level BPE's writing of bytes as visible characters: printable Latin-1 as itself, the rest from U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(hidden)}
+
+
+BYTE_ALPHABET = _byte_alphabet()
+
+
+def _byte_level(piece: str) -> bytes:
+    try:
+        return bytes(BYTE_ALPHABET[letter] for letter in piece)
+    except KeyError:
+        return piece.encode()
+
+
+def _plain_piece(piece: str) -> bytes:
+    return piece.replace(SPACE_PIECE, " ").encode()
+
+
+def _byte_fallback(piece: str) -> bytes:
+    byte = BYTE_PIECE.fullmatch(piece)
+    return bytes([int(byte[1], 16)]) if byte else _plain_piece(piece)
+
+
+class ByteTable(dict[int, bytes]):
+    """Bytes by id, made when first asked for. An id that the tokenizer does not know has none."""
+
+    def __init__(self, backend: Any, decoder: dict[str, Any] | None) -> None:
+        self._piece_of = backend.id_to_token
+        kinds = component_types(decoder)
+        spell = _byte_fallback if "ByteFallback" in kinds else _plain_piece
+        self._spell = _byte_level if "ByteLevel" in kinds else spell
+
+    def __missing__(self, token_id: int) -> bytes:
+        piece = self._piece_of(token_id)
+        self[token_id] = spelled = b"" if piece is None else self._spell(piece)
+        return spelled
+
+    def agrees(self, backend: Any) -> bool:
+        """Whether ids spread over the vocabulary spell what the tokenizer itself decodes them to."""
+        size = backend.get_vocab_size(with_added_tokens=True)
+        anchor = next((i for i in range(size) if self[i].isalnum()), 0)  # a decoder may strip a leading space
+        for token_id in range(0, size, max(1, size // PROBED_IDS)):
+            ids = [anchor, token_id, anchor]
+            text = backend.decode(ids, skip_special_tokens=False)
+            if "\ufffd" not in text and text.encode() != b"".join(map(self.__getitem__, ids)):
+                return False
+        return True
+
+
+def component_types(component: dict[str, Any] | None) -> set[str]:
+    """The types in a serialised decoder."""
+    if component is None:
+        return set()
+    kinds = {component["type"]}
+    for inner in component.get("decoders", ()):
+        kinds |= component_types(inner)
+    return kinds
+
 
 CACHED_TEXTS = 2048
 CACHED_LENGTH = 16384
 """Longer texts are encoded every time."""
 
-Prefix = Literal["never", "first", "always"]
+PrefixSpace = Literal["never", "first", "always"]
 """Where a tokenizer puts a space of its own: nowhere, at the text's beginning, or after special tokens too."""
 
 
@@ -34,10 +137,10 @@ class Codec:
         self.control: dict[str, AddedToken] = {
             word: token for word, token in added.items() if token.special or word in delimiters
         }
-        self.control_pattern = any_of(self.control)
-        self.markup_pattern = any_of(word for word in added if word not in self.control)
+        self.control_pattern = match_any(self.control)
+        self.markup_pattern = match_any(word for word in added if word not in self.control)
         """Tokens such as <think> and <tool_call>: an agent and a template may write them, an environment may not."""
-        self.added_pattern = any_of(added)
+        self.added_pattern = match_any(added)
         self._split_inside = re.compile(f"(?={self.control_pattern.pattern})")
         self.control_ids = frozenset(token.id for token in self.control.values())
         unknown = {tokenizer.unk_token_id} - {tokenizer.eos_token_id, tokenizer.bos_token_id}
@@ -56,7 +159,7 @@ class Codec:
         Pieces of a byte-level vocabulary have a character a byte, so these are never fewer than their text's.
         """
         spec = json.loads(self._backend.to_str())
-        if "ByteLevel" not in kinds_of(spec["decoder"]) and not spec["model"].get("byte_fallback"):
+        if "ByteLevel" not in component_types(spec["decoder"]) and not spec["model"].get("byte_fallback"):
             return math.inf
         return max(map(len, self._backend.get_vocab(with_added_tokens=True)))
 
@@ -91,14 +194,6 @@ class Codec:
             encoding = backend.encode(text.encode(errors="replace").decode(), add_special_tokens=False)
         return encoding.ids
 
-    def crossed(self, text: str, position: int) -> bool:
-        """Whether the tokenizer, given the whole text, makes a token that lies across this position."""
-        encoding = self._bare.encode(text, add_special_tokens=False)
-        ends = list(accumulate(map(len, self.pieces(encoding.ids))))
-        if ends and ends[-1] == len(text.encode()):
-            return len(text[:position].encode()) not in ends
-        return any(begin < position < end for begin, end in encoding.offsets)  # normalised: bytes do not compare
-
     def pieces(self, ids: Sequence[int]) -> list[bytes]:
         """The bytes of each id; a character may be spread over several."""
         if self._exact:
@@ -124,11 +219,11 @@ class Codec:
         return b"".join(self.pieces(ids)).decode(errors="replace")
 
 
-def _plain_backends(spec: dict[str, Any], control: dict[str, AddedToken]) -> tuple[Any, Any, Prefix]:
+def _plain_backends(spec: dict[str, Any], control: dict[str, AddedToken]) -> tuple[Any, Any, PrefixSpace]:
     """Two copies of the backend without special tokens: one that puts its own space first, and one that does not."""
     tokens = [token | {"special": token["special"] or token["content"] in control} for token in spec["added_tokens"]]
     spec = spec | {"added_tokens": tokens, "post_processor": None, "truncation": None, "padding": None}
-    found: list[Prefix] = []
+    found: list[PrefixSpace] = []
     bare = spec | {key: _without_prefix(spec[key], found) for key in ("normalizer", "pre_tokenizer")}
     if not found:
         backend = _plain_backend(spec)
@@ -142,7 +237,7 @@ def _plain_backend(spec: dict[str, Any]) -> Any:
     return backend
 
 
-def _without_prefix(component: Any, found: list[Prefix]) -> Any:
+def _without_prefix(component: Any, found: list[PrefixSpace]) -> Any:
     """A normaliser or pre-tokeniser that adds no space; notes in `found` where it did."""
     match component:
         case {"type": "Prepend"}:

@@ -1,5 +1,6 @@
-"""What an action says: its text, its tool calls, and which of its tokens think, answer or call."""
+"""Tool calls in the text of an action: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
 
+import json
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
@@ -9,21 +10,69 @@ from typing import NamedTuple
 
 from turnwise.core.messages import Message, ToolCall
 from turnwise.core.trajectory import Span
-from turnwise.render.calls import read_call
+
+_DECODER = json.JSONDecoder()
+_SPACE = re.compile(r"[ \t\r\n]*")
+_ARGUMENTS = ("arguments", "parameters")
+
+
+def read_call(text: str, call_id: str) -> ToolCall | None:
+    """The call that `text` states, or None. Its arguments stay as they were written; it never raises."""
+    try:
+        members = dict(_members(text))
+        name = json.loads(members.get("name", "null"))
+        raw = next((members[key] for key in _ARGUMENTS if key in members), "{}")
+        arguments = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(name, str) or not name or not isinstance(arguments, dict | str):
+        return None
+    return ToolCall(name=name, arguments=arguments if isinstance(arguments, str) else raw, call_id=call_id)
+
+
+def _members(text: str) -> Iterator[tuple[str, str]]:
+    """Keys of the one JSON object in `text`, each with its value's own text."""
+    at = _expect(text, _skip(text, 0), "{")
+    while True:
+        key, at = _DECODER.raw_decode(text, at)
+        if not isinstance(key, str):
+            raise ValueError("a key must be a string")
+        begin = _skip(text, _expect(text, _skip(text, at), ":"))
+        _, end = _DECODER.raw_decode(text, begin)
+        yield key, text[begin:end]
+        at = _skip(text, end)
+        if text[at : at + 1] == "}":
+            break
+        at = _expect(text, at, ",")
+    if text[at + 1 :].strip():
+        raise ValueError("text after the object")
+
+
+def _skip(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    return match.end() if match else at
+
+
+def _expect(text: str, at: int, sign: str) -> int:
+    """The place behind `sign` and the space after it."""
+    if text[at : at + 1] != sign:
+        raise ValueError(f"expected {sign}")
+    return _skip(text, at + 1)
+
 
 _TAG = re.compile(rb"<(/?)(think|answer|tool_call|call)>")
 _NAMES = {b"think": "think", b"answer": "answer", b"tool_call": "call", b"call": "call"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parsed:
+class ParsedAction:
     """An action as the environment sees it, and its spans as the algorithms do."""
 
     message: Message
     spans: tuple[Span, ...] = ()
 
 
-class _Block(NamedTuple):
+class _TaggedBlock(NamedTuple):
     """The inside of a pair of tags, as a range of bytes."""
 
     name: str
@@ -32,7 +81,7 @@ class _Block(NamedTuple):
     closed: bool
 
 
-def parse_pieces(pieces: Sequence[bytes], opens_think: bool) -> Parsed:
+def parse_pieces(pieces: Sequence[bytes], opens_think: bool) -> ParsedAction:
     """Reads an action, given as the bytes of each token without the end of the turn.
 
     Tags are found in bytes: they are ASCII, so it does not matter that a token may hold half a character. A span
@@ -42,13 +91,13 @@ def parse_pieces(pieces: Sequence[bytes], opens_think: bool) -> Parsed:
     data = b"".join(pieces)
     text = data.decode(errors="replace")
     if not opens_think and b"<" not in data:
-        return Parsed(message=Message(role="assistant", content=text))
+        return ParsedAction(message=Message(role="assistant", content=text))
     blocks = list(_blocks(data, opens_think))
     message = Message(role="assistant", content=text, tool_calls=_calls(data, blocks))
-    return Parsed(message=message, spans=_spans(pieces, blocks))
+    return ParsedAction(message=message, spans=_spans(pieces, blocks))
 
 
-def _blocks(data: bytes, opens_think: bool) -> Iterator[_Block]:
+def _blocks(data: bytes, opens_think: bool) -> Iterator[_TaggedBlock]:
     """Blocks from left to right, none inside another.
 
     A block reaches to its closing tag, whatever stands between; one that is never closed reaches to the next block's
@@ -60,17 +109,17 @@ def _blocks(data: bytes, opens_think: bool) -> Iterator[_Block]:
     for tag in tags:
         closing, name = bool(tag[1]), tag[2]
         if closing and name == opened:
-            yield _Block(_NAMES[opened], begin, tag.start(), closed=True)
+            yield _TaggedBlock(_NAMES[opened], begin, tag.start(), closed=True)
             opened = b""
         elif not closing and (not opened or last_close.get(opened, -1) < begin):
             if opened:
-                yield _Block(_NAMES[opened], begin, tag.start(), closed=False)
+                yield _TaggedBlock(_NAMES[opened], begin, tag.start(), closed=False)
             opened, begin = name, tag.end()
     if opened:
-        yield _Block(_NAMES[opened], begin, len(data), closed=False)
+        yield _TaggedBlock(_NAMES[opened], begin, len(data), closed=False)
 
 
-def _calls(data: bytes, blocks: Sequence[_Block]) -> tuple[ToolCall, ...]:
+def _calls(data: bytes, blocks: Sequence[_TaggedBlock]) -> tuple[ToolCall, ...]:
     """The well-formed calls, numbered so that a tool message can name the one that it answers."""
     texts = [
         data[block.begin : block.end].decode(errors="replace")
@@ -81,7 +130,7 @@ def _calls(data: bytes, blocks: Sequence[_Block]) -> tuple[ToolCall, ...]:
     return tuple(call for call in calls if call is not None)
 
 
-def _spans(pieces: Sequence[bytes], blocks: Sequence[_Block]) -> tuple[Span, ...]:
+def _spans(pieces: Sequence[bytes], blocks: Sequence[_TaggedBlock]) -> tuple[Span, ...]:
     """Token ranges of the blocks that have any inner text."""
     ends = list(accumulate(map(len, pieces)))
     begins = [0, *ends[:-1]]

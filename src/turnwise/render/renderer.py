@@ -10,14 +10,11 @@ from turnwise.core.errors import UserError
 from turnwise.core.messages import Message, ToolSpec, system, tool_schema
 from turnwise.core.token_name import TokenName
 from turnwise.core.trajectory import Span, Stop
-from turnwise.render.codec import Codec
-from turnwise.render.parse import Parsed, parse_pieces
-from turnwise.render.program import Program
-from turnwise.render.scaffold import behind, extend_parts, find_markers, start_parts
-from turnwise.render.seams import SeamCounter
-from turnwise.render.sketch import Shape, shape_of
-from turnwise.render.template import ChatTemplate, RefusedError
-from turnwise.render.vocabulary import added_tokens, any_of, backend_of
+from turnwise.render.codec import Codec, added_tokens, backend_of, match_any
+from turnwise.render.compiled_template import CompiledTemplate
+from turnwise.render.parse import ParsedAction, parse_pieces
+from turnwise.render.scaffold import after_turn_end, extend_parts, find_markers, start_parts
+from turnwise.render.template import ChatTemplate, ConversationShape, RefusedError, conversation_shape
 
 CACHED_SHAPES = 512
 CACHED_ACTIONS = 4096
@@ -53,20 +50,19 @@ class Renderer:
         """
         self._template = ChatTemplate(tokenizer)
         backend_of(tokenizer)
-        self._markers = find_markers(self._template, any_of(added_tokens(tokenizer)), tokenizer.eos_token)
+        self._markers = find_markers(self._template, match_any(added_tokens(tokenizer)), tokenizer.eos_token)
         self._codec = Codec(tokenizer, self._markers.delimiters)
         self._end = None if self._markers.end is None else self._codec.control[self._markers.end]
         self._turn_end = self._end.id if self._end is not None else tokenizer.eos_token_id
         ends = {tokenizer.eos_token_id, self._end.id if self._end else None, *stop_ids}
         self.stop_ids: frozenset[int] = frozenset(token for token in ends if token is not None)
-        self._seams = SeamCounter(self._codec)
         self._prefix, self._prefix_ids = prefix, self._codec.encode(prefix) if prefix else []
         self._parsed = lru_cache(maxsize=CACHED_ACTIONS)(self._parse)
         self._start_programs = lru_cache(maxsize=CACHED_SHAPES)(self._start_program)
         self._extend_programs = lru_cache(maxsize=CACHED_SHAPES)(self._extend_program)
 
     @cached_property
-    def tells_of_tools(self) -> bool:
+    def renders_tools(self) -> bool:
         """Does the chat template write the tools that it is given? One that refuses them does not."""
         probe = ToolSpec(name="probe_of_tools", description="", parameters={"type": "object", "properties": {}})
         asked = [{"role": "user", "content": "x"}]
@@ -87,10 +83,10 @@ class Renderer:
 
         `tools_in_words`: goes to the end of the system message where the template does not tell of the tools.
         """
-        if tools and not self.tells_of_tools:
+        if tools and not self.renders_tools:
             messages, tools = with_system(messages, tools_in_words), ()
         known = _Tools(repr(tools), tuple(tools)) if tools else _Tools()
-        return [*self._start_programs(shape_of(messages), known).ids(messages), *self._prefix_ids]
+        return [*self._start_programs(conversation_shape(messages), known).ids(messages), *self._prefix_ids]
 
     def extend(self, messages: Sequence[Message], stop: Stop) -> list[int]:
         """What is appended to a sampled action: the rest of its turn, the messages, the generation prompt.
@@ -98,9 +94,9 @@ class Renderer:
         After EOS the token that ends the turn was sampled (whichever of `stop_ids`), so only what follows it comes;
         after a stop string or at the length's limit it comes too.
         """
-        return [*self._extend_programs(shape_of(messages), stop is Stop.EOS).ids(messages), *self._prefix_ids]
+        return [*self._extend_programs(conversation_shape(messages), stop is Stop.EOS).ids(messages), *self._prefix_ids]
 
-    def parse(self, ids: Sequence[int], stop: Stop) -> Parsed:
+    def parse(self, ids: Sequence[int], stop: Stop) -> ParsedAction:
         """What an action says. `parse_pieces` tells which tokens a span holds."""
         ended = stop is Stop.EOS and len(ids) > 0 and ids[-1] in self.stop_ids
         said = tuple(ids[:-1] if ended else ids)
@@ -124,30 +120,25 @@ class Renderer:
         text = self._codec.pieces([token_id])[0].decode(errors="backslashreplace")
         return TokenName(id=token_id, text=text, special=token_id in self._codec.control_ids)
 
-    def count_seams(self, pieces: Sequence[Sequence[int]]) -> int:
-        """Of the borders between context and action ids, how many one tokenisation of the whole text would lie across.
-
-        `pieces` are a segment's ids in order: context, action, context, action, ...
-        """
-        return self._seams.count(pieces)
-
-    def _parse(self, ids: tuple[int, ...]) -> Parsed:
+    def _parse(self, ids: tuple[int, ...]) -> ParsedAction:
         if not self._prefix:
             return parse_pieces(self._codec.pieces(ids), self._markers.opens_think)
         given = [self._prefix.encode(), *self._codec.pieces(ids)]
         parsed = parse_pieces(given, self._markers.opens_think)
         return replace(parsed, spans=tuple(sampled_span(span) for span in parsed.spans if span.end > 1))
 
-    def _start_program(self, shape: Shape, tools: _Tools) -> Program:
+    def _start_program(self, shape: ConversationShape, tools: _Tools) -> CompiledTemplate:
         parts = start_parts(self._template, shape, tools.specs, self._codec.added_pattern)
-        return Program(self._codec, parts, before="nothing")
+        return CompiledTemplate(self._codec, parts, before="nothing")
 
-    def _extend_program(self, shape: Shape, ended: bool) -> Program:
+    def _extend_program(self, shape: ConversationShape, ended: bool) -> CompiledTemplate:
         parts = extend_parts(self._template, shape, self._markers.end)
         if not ended:
-            return Program(self._codec, parts, before="text")
+            return CompiledTemplate(self._codec, parts, before="text")
         swallows = self._end is not None and self._end.rstrip
-        return Program(self._codec, behind(parts, self._markers.end), before="control", swallows=swallows)
+        return CompiledTemplate(
+            self._codec, after_turn_end(parts, self._markers.end), before="control", swallows=swallows
+        )
 
 
 def sampled_span(span: Span) -> Span:

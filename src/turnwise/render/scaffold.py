@@ -17,9 +17,18 @@ from typing import Any
 
 from turnwise.core.errors import UserError
 from turnwise.core.messages import ToolSpec, tool_schema
-from turnwise.render.sketch import Marks, Setting, Shape, Sketch, after_lead, arrangements
-from turnwise.render.slots import Part
-from turnwise.render.template import MEND, ChatTemplate, RefusedError
+from turnwise.render.template import (
+    HOW_TO_FIX,
+    ChatTemplate,
+    ConversationShape,
+    Placeholders,
+    ProbeSetting,
+    RefusedError,
+    TemplatePart,
+    TemplateProbe,
+    after_lead,
+    arrangements,
+)
 
 THINK = "<think>"
 
@@ -37,30 +46,30 @@ class TurnMarkers:
 
 
 def start_parts(
-    template: ChatTemplate, shape: Shape, tools: Sequence[ToolSpec], control: re.Pattern[str]
-) -> tuple[Part, ...]:
+    template: ChatTemplate, shape: ConversationShape, tools: Sequence[ToolSpec], control: re.Pattern[str]
+) -> tuple[TemplatePart, ...]:
     """An opening context with its generation prompt. What `control` matches in the tools' texts is quoted."""
     schemas = [tool_schema(spec) for spec in tools]
-    marks = Marks(avoid=repr(schemas))
+    marks = Placeholders(avoid=repr(schemas))
     quoted: list[str] = []
     schemas = [_quote(schema, control, marks, quoted) for schema in schemas]
-    return _first_accepted(template, [Setting(marks=marks, tools=schemas, quoted=quoted)], shape)
+    return _first_accepted(template, [ProbeSetting(marks=marks, tools=schemas, quoted=quoted)], shape)
 
 
-def extend_parts(template: ChatTemplate, shape: Shape, end: str | None = None) -> tuple[Part, ...]:
+def extend_parts(template: ChatTemplate, shape: ConversationShape, end: str | None = None) -> tuple[TemplatePart, ...]:
     """All that follows an action's text: the turn's end, the messages, the generation prompt.
 
     Some templates take a tool message only after an assistant message that calls, and show the call behind its text;
     there the turn's end is found by its token.
     """
-    marks = Marks()
-    settings = [Setting(marks=marks, lead=_lead(marks))]
+    marks = Placeholders()
+    settings = [ProbeSetting(marks=marks, lead=_lead(marks))]
     if end is not None and any(role == "tool" for role, _ in shape):
-        settings.append(Setting(marks=marks, lead=_lead(marks, calls=True), resume_at=end))
+        settings.append(ProbeSetting(marks=marks, lead=_lead(marks, calls=True), resume_at=end))
     return _first_accepted(template, settings, shape)
 
 
-def behind(parts: tuple[Part, ...], end: str | None) -> tuple[Part, ...]:
+def after_turn_end(parts: tuple[TemplatePart, ...], end: str | None) -> tuple[TemplatePart, ...]:
     """What is left to append when the turn's end was sampled."""
     if end is None or not parts or not isinstance(parts[0], str) or end not in parts[0]:
         return parts
@@ -82,7 +91,7 @@ def find_markers(template: ChatTemplate, added: re.Pattern[str], eos: str | None
 
 def _turn_end(template: ChatTemplate, header: str, added: re.Pattern[str], eos: str | None) -> str | None:
     """The first added token after an assistant's text where nothing follows it, or the eos between two turns."""
-    setting = Setting(marks=(marks := Marks()), lead=_lead(marks))
+    setting = ProbeSetting(marks=(marks := Placeholders()), lead=_lead(marks))
     try:
         last = added.search(after_lead(template.render(setting.lead, prompt=False), setting))
     except RefusedError:
@@ -93,22 +102,24 @@ def _turn_end(template: ChatTemplate, header: str, added: re.Pattern[str], eos: 
     return eos if between is not None and between[0] == eos else None
 
 
-def _first_accepted(template: ChatTemplate, settings: Sequence[Setting], shape: Shape) -> tuple[Part, ...]:
+def _first_accepted(
+    template: ChatTemplate, settings: Sequence[ProbeSetting], shape: ConversationShape
+) -> tuple[TemplatePart, ...]:
     """The first arrangement that shows everything. A message that happens to be empty does not make a role accepted."""
     reasons = []
     full = tuple((role, True) for role, _ in shape)
     for placed in arrangements([role for role, _ in shape]):
         for setting in settings:
             try:
-                parts = Sketch(template, setting, full, placed).parts()
-                return parts if shape == full else Sketch(template, setting, shape, placed).parts()
+                parts = TemplateProbe(template, setting, full, placed).parts()
+                return parts if shape == full else TemplateProbe(template, setting, shape, placed).parts()
             except RefusedError as refused:
                 reasons.append(str(refused))
     roles = ", ".join(role for role, _ in shape)
-    raise UserError(f"the chat template refuses the messages [{roles}]: {reasons[0]}; {MEND}")
+    raise UserError(f"the chat template refuses the messages [{roles}]: {reasons[0]}; {HOW_TO_FIX}")
 
 
-def _lead(marks: Marks, calls: bool = False) -> list[dict[str, Any]]:
+def _lead(marks: Placeholders, calls: bool = False) -> list[dict[str, Any]]:
     """A stand-in for all that came before: one question and one answer, with a call where asked."""
     answer: dict[str, Any] = {"role": "assistant", "content": marks("a")}
     if calls:
@@ -117,7 +128,7 @@ def _lead(marks: Marks, calls: bool = False) -> list[dict[str, Any]]:
     return [{"role": "user", "content": marks("u")}, answer]
 
 
-def _quote(value: Any, control: re.Pattern[str], marks: Marks, quoted: list[str]) -> Any:
+def _quote(value: Any, control: re.Pattern[str], marks: Placeholders, quoted: list[str]) -> Any:
     """`value` with a mark in the place of every control token in its strings, noted in `quoted`."""
     if isinstance(value, str):
 

@@ -16,7 +16,7 @@ from typing import Protocol
 from turnwise.core.messages import Message, user
 from turnwise.core.protocols import Completion, Observation
 from turnwise.core.trajectory import Turn
-from turnwise.render.parse import Parsed
+from turnwise.render.parse import ParsedAction
 from turnwise.render.renderer import Renderer
 
 NOTHING = user("OK.")
@@ -64,7 +64,7 @@ class Context(Protocol):
         ...
 
     def start(self, observation: Observation) -> Pending: ...
-    def parse(self, completion: Completion) -> Parsed: ...
+    def parse(self, completion: Completion) -> ParsedAction: ...
     async def next(self, pending: Pending, turns: Sequence[Turn], messages: Sequence[Message]) -> Pending: ...
 
 
@@ -83,7 +83,7 @@ class FullHistory:
         ids = tuple(self._renderer.start(observation.messages, observation.tools, observation.tools_in_words))
         return Pending(ids=ids, extends=False, context_length=len(ids), opening=observation)
 
-    def parse(self, completion: Completion) -> Parsed:
+    def parse(self, completion: Completion) -> ParsedAction:
         return self._renderer.parse(completion.ids, completion.stop)
 
     async def next(self, pending: Pending, turns: Sequence[Turn], messages: Sequence[Message]) -> Pending:

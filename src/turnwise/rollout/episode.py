@@ -8,7 +8,7 @@ from turnwise.core.messages import Picture
 from turnwise.core.protocols import Completion, Env, Session, StepResult
 from turnwise.core.task import EpisodeKey
 from turnwise.core.trajectory import Status, Trajectory, Turn
-from turnwise.render.parse import Parsed
+from turnwise.render.parse import ParsedAction
 from turnwise.rollout.context import Context, Pending
 from turnwise.rollout.limits import EpisodeClock, Limits, waited_for
 
@@ -75,7 +75,7 @@ async def _play(
     return status
 
 
-def _turn(pending: Pending, completion: Completion, parsed: Parsed, step: StepResult) -> Turn:
+def _turn(pending: Pending, completion: Completion, parsed: ParsedAction, step: StepResult) -> Turn:
     return Turn(
         context_ids=pending.ids,
         extends=pending.extends,

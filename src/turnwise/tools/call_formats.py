@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from turnwise.core.messages import ToolCall
-from turnwise.render.calls import read_call
+from turnwise.render.parse import read_call
 
 MAX_CALLS = 16
 """Calls run per turn; further ones are rejected."""

@@ -20,8 +20,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from turnwise.core.errors import UserError
-from turnwise.models.loading import LoadedModel
-from turnwise.models.saving import write_model
+from turnwise.models.loading.load import LoadedModel
+from turnwise.models.loading.save import write_model
 from turnwise.record.disk import remove_folder, remove_leftovers, wrap_disk_errors
 from turnwise.training.learner import LocalLearner, load_in_place
 from turnwise.training.optimizer import check_finite

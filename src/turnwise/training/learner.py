@@ -10,12 +10,12 @@ from torch import Tensor
 
 from turnwise.algos.entropy import logprobs_and_entropy
 from turnwise.core.samples import Batch, Needs, Scores, TrainBatch, on_device
-from turnwise.models.attention import check_attention
-from turnwise.models.compiling import copy_of
+from turnwise.models.attention.interface import check_attention
 from turnwise.models.critic import HeadCritic, TrunkCritic
-from turnwise.models.forward import by_plan_in_force, laid_out, packed_hidden, packed_logits
-from turnwise.models.head import head_logprobs, head_of
-from turnwise.models.lora import copy_adapter, has_adapter, swapped_adapter
+from turnwise.models.forward import batch_attention, packed_hidden, packed_logits, uses_active_plan
+from turnwise.models.head import head_logprobs, output_head
+from turnwise.models.layers import copy_model
+from turnwise.models.loading.lora import copy_adapter, has_adapter, swap_adapter
 from turnwise.training.objective import Mismatch, Objective
 from turnwise.training.optimizer import Optimizer
 
@@ -54,7 +54,7 @@ class LocalLearner:
         self._mismatch = Mismatch()
 
     def _frozen_copy(self) -> Any:
-        return copy_of(self.model).requires_grad_(False)
+        return copy_model(self.model).requires_grad_(False)
 
     @property
     def device(self) -> torch.device:
@@ -69,7 +69,7 @@ class LocalLearner:
         found = []
         for batch in batches:
             here = on_device(batch, self.device)
-            with laid_out(here):
+            with batch_attention(here):
                 found.append(self._score(here, needs))
         return [_on_host(each) for each in found]
 
@@ -97,7 +97,7 @@ class LocalLearner:
         if self.reference_adapter is None:
             yield self.reference
             return
-        with swapped_adapter(self.model, self.reference_adapter):
+        with swap_adapter(self.model, self.reference_adapter):
             yield self.model
 
     def forward_backward(self, batch: TrainBatch, *, tokens: bool = False) -> dict[str, Tensor]:
@@ -108,7 +108,7 @@ class LocalLearner:
         """
         batch = on_device(batch, self.device)
         metrics, scores = dict[str, Tensor](), dict[str, Tensor]()
-        with laid_out(batch.batch):
+        with batch_attention(batch.batch):
             if self.policy_learns or isinstance(self.critic, HeadCritic):
                 learnt, scores = self._policy_backward(batch)
                 metrics |= learnt
@@ -212,7 +212,7 @@ def load_in_place(model: Any, tensors: dict[str, Tensor]) -> None:
 
 def sampled_logprobs(model: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probabilities and entropies [M], and the hidden states [M, H] that they come from. Inside `laid_out`."""
-    head = head_of(model) if by_plan_in_force(batch) else None
+    head = output_head(model) if uses_active_plan(batch) else None
     if head is not None:
         hidden = packed_hidden(model.base_model, batch, batch.sources)
         return *head_logprobs(head, hidden, batch.targets, batch.temperatures), hidden

@@ -46,7 +46,7 @@ class LoopSettings:
     alarms: bool
     max_rollbacks: int
     """0: alarms are told and nothing else."""
-    gives_back: bool = False
+    releases_cache: bool = False
     """Engines give the memory of their caches back after each rollout: the update needs it."""
 
 
@@ -164,7 +164,7 @@ class Loop:
 
     def _rest(self) -> None:
         """No session lives after a rollout."""
-        if self.settings.gives_back:
+        if self.settings.releases_cache:
             self.engine.sleep()
             if self.rivals is not None and self.rivals.frozen is not None:
                 self.rivals.frozen.engine.sleep()

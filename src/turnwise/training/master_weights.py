@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from turnwise.models.memory_needs import PIECE
+from turnwise.models.memory.estimate import OFFLOAD_CHUNK
 
 
 class Masters:
@@ -18,7 +18,9 @@ class Masters:
     `on_host`: masters live in the host's memory, and with them all that an optimiser keeps.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], *, on_host: bool = False, piece: int = PIECE) -> None:
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], *, on_host: bool = False, piece: int = OFFLOAD_CHUNK
+    ) -> None:
         self.parameters = list(parameters)
         self.on_host = on_host
         self.optimised = [self._master(each) for each in self.parameters]
@@ -88,7 +90,9 @@ class Masters:
 class Carrier:
     """`own` parameters on a device, and for each its float32 `master` on the host."""
 
-    def __init__(self, own: Sequence[nn.Parameter], masters: Sequence[nn.Parameter], piece: int = PIECE) -> None:
+    def __init__(
+        self, own: Sequence[nn.Parameter], masters: Sequence[nn.Parameter], piece: int = OFFLOAD_CHUNK
+    ) -> None:
         self._own, self._masters, self._piece = own, masters, piece
         self._places: list[_Place] = []
         """Two, which take turns; made when the first gradients come."""

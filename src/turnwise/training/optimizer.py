@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from turnwise.core.errors import DivergedError
-from turnwise.models.memory_needs import PIECE
+from turnwise.models.memory.estimate import OFFLOAD_CHUNK
 from turnwise.training.master_weights import Masters
 
 
@@ -56,7 +56,7 @@ class Optimizer:
         share: Callable[[int], float],
         *,
         on_host: bool = False,
-        piece: int = PIECE,
+        piece: int = OFFLOAD_CHUNK,
     ) -> None:
         self.masters = Masters(parameters, on_host=on_host, piece=piece)
         self.parameters = self.masters.optimised

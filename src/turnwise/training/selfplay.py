@@ -10,8 +10,8 @@ from turnwise.core.task import Task
 from turnwise.core.trajectory import Trajectory
 from turnwise.engine.native.engine import NativeEngine
 from turnwise.evaluation.statistics import Score, performance
-from turnwise.models.loading import LoadedModel
-from turnwise.models.saving import save_model
+from turnwise.models.loading.load import LoadedModel
+from turnwise.models.loading.save import save_model
 from turnwise.record.disk import remove_folder, remove_leftovers
 from turnwise.record.run_folder import RunFolder
 from turnwise.report.progress import Progress

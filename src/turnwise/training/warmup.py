@@ -23,11 +23,11 @@ from turnwise.envs.answers import format_answer
 from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.seeds import SEEDS_PER_SPLIT, seed_for
 from turnwise.envs.spec import EnvSpec
-from turnwise.models.cache import cached_model_folder
-from turnwise.models.forward import laid_out
-from turnwise.models.loading import LoadedModel
-from turnwise.models.saving import write_model, written_aside
-from turnwise.models.tiny import TINY_VERSION
+from turnwise.models.forward import batch_attention
+from turnwise.models.loading.catalogue import cached_model_folder
+from turnwise.models.loading.load import LoadedModel
+from turnwise.models.loading.save import atomic_folder, write_model
+from turnwise.models.loading.tiny import TINY_VERSION
 from turnwise.render.renderer import Renderer
 from turnwise.rewards.judge.judges import skip_judges
 from turnwise.training.learner import sampled_logprobs
@@ -61,7 +61,7 @@ def warmed_tiny(
     if not folder.exists():
         fresh = load("tiny")
         warm_up(fresh, worlds, steps=steps, seed=seed, show=show)
-        with suppress(FileExistsError), written_aside(folder) as aside:  # another process may have been faster
+        with suppress(FileExistsError), atomic_folder(folder) as aside:  # another process may have been faster
             write_model(fresh.model, fresh.tokenizer, aside)
     return load(str(folder)), time.perf_counter() - began
 
@@ -89,7 +89,7 @@ def warm_up(loaded: LoadedModel, worlds: Worlds, *, steps: int, seed: int, show:
             except (EnvironmentFailure, InfrastructureFailure) as failure:  # at random, it is not the agent's doing
                 raise UserError(f"the environment failed while tiny was warmed up on it: {failure}") from failure
             batch = on_device(pack(samples), device)
-            with laid_out(batch):
+            with batch_attention(batch):
                 logprobs, *_ = sampled_logprobs(loaded.model, batch)
                 (-logprobs.mean()).backward()
             optimizer.step(step)

@@ -66,7 +66,7 @@ class PassRunner(Protocol):
         ...
 
 
-def why_stop(request: Request, stop_ids: Collection[int], decode: Callable[[list[int]], str]) -> Stop | None:
+def stop_reason(request: Request, stop_ids: Collection[int], decode: Callable[[list[int]], str]) -> Stop | None:
     """Whether the last token ended the turn."""
     if request.ids[-1] in stop_ids:
         return Stop.EOS

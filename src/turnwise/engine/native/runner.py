@@ -7,28 +7,26 @@ from itertools import accumulate, chain, takewhile
 import torch
 from torch import Tensor, nn
 
-from turnwise.engine.native.cache import KVCache, Stretch
-from turnwise.engine.native.guessing import LONGEST, NO_TAIL, Guesser, Tail, worthwhile
-from turnwise.engine.native.plan import PassPlan
-from turnwise.engine.native.requests import Request, why_stop
-from turnwise.engine.native.rows import NARROW
-from turnwise.engine.native.sampling import Draws, draw
-from turnwise.models.attention import check_attention
-from turnwise.models.last_layer import last_layer, last_layer_only_at
+from turnwise.engine.native.attention import MAX_NARROW_ROW, KVCache, QueryRow, SlotPlan
+from turnwise.engine.native.requests import Request, stop_reason
+from turnwise.engine.native.sampling import SamplingBatch, sample_batch
+from turnwise.engine.native.speculation import MAX_DRAFT_TOKENS, NO_BIGRAM, Bigram, NgramDrafter, min_draft_probability
+from turnwise.models.attention.interface import check_attention
+from turnwise.models.forward import last_layer_index, restrict_last_layer
 
-SHARED_PREFIX = 16
+MIN_SHARED_PREFIX = 16
 """Prompts that begin alike for at least this many tokens are run once up to where they part."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Prefix:
+class SharedPrefix:
     """The first positions of several slots, filled with copies of the same keys and values."""
 
     length: int
 
 
 @dataclass(slots=True, eq=False)
-class Slot:
+class CacheSlot:
     """One session's place: what its cache holds, what waits to be appended, how much it has sampled."""
 
     index: int
@@ -36,9 +34,9 @@ class Slot:
     length: int = 0
     pending: list[int] = field(default_factory=list)
     sampled: int = 0
-    prefix: Prefix | None = None
+    prefix: SharedPrefix | None = None
     """What it shares with others that hold the same one."""
-    tail: Tail = NO_TAIL
+    tail: Bigram = NO_BIGRAM
 
     def append(self, ids: Sequence[int]) -> None:
         """More context, for the next pass."""
@@ -47,15 +45,15 @@ class Slot:
         self.tail = (before, last)
 
     def restart(self) -> None:
-        self.length, self.tail = 0, NO_TAIL
+        self.length, self.tail = 0, NO_BIGRAM
         self.pending.clear()
 
 
 @dataclass(slots=True, eq=False)
-class Line:
+class ScheduledSlot:
     """What one slot runs in a pass: its pending tokens, and a guess at what will be sampled after them."""
 
-    slot: Slot
+    slot: CacheSlot
     guess: list[int] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
     """Of this slot, and of others with the same context, which are given copies."""
@@ -87,12 +85,12 @@ class Runner:
             ("passes", "context_tokens", "shared_tokens", "sampled_tokens", "guessed_tokens", "right_guesses"), 0
         )
         self.running: list[Request] = []
-        self._last_layer = last_layer(model)
+        self._last_layer = last_layer_index(model)
         self._cache = KVCache(slots)
-        self._held: dict[int, Slot] = {}  # by index
+        self._held: dict[int, CacheSlot] = {}  # by index
         self._free: list[int] = []
         self._stop_ids = frozenset(stop_ids)
-        self._guesser = Guesser(self._stop_ids)
+        self._guesser = NgramDrafter(self._stop_ids)
         self._decode_text = decode
         self._prefill_tokens = prefill_tokens
 
@@ -121,13 +119,13 @@ class Runner:
     def sleep(self) -> None:
         """What the host caches stays: it is in nobody's way."""
 
-    def claim(self, address: int) -> Slot:
+    def claim(self, address: int) -> CacheSlot:
         """A place for a session; the caller sees to it that one is left."""
-        slot = Slot(index=self._free.pop() if self._free else len(self._held), address=address)
+        slot = CacheSlot(index=self._free.pop() if self._free else len(self._held), address=address)
         self._held[slot.index] = slot
         return slot
 
-    def release(self, slot: Slot) -> None:
+    def release(self, slot: CacheSlot) -> None:
         """Ends what the slot still ran."""
         self.running = [request for request in self.running if request.slot is not slot]
         del self._held[slot.index]
@@ -160,12 +158,12 @@ class Runner:
             self._share_prefix(fresh)
         return found
 
-    def _share_prefix(self, groups: list[list[Slot]]) -> None:
+    def _share_prefix(self, groups: list[list[CacheSlot]]) -> None:
         """Runs what the first prompts have in common once, and copies it to their slots. Slots of a group are equal."""
         leaders = [leader for leader, *_ in groups]
         columns = zip(*(slot.pending[:-1] for slot in leaders), strict=False)
         shared = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
-        prefix = Prefix(shared) if shared >= SHARED_PREFIX else None
+        prefix = SharedPrefix(shared) if shared >= MIN_SHARED_PREFIX else None
         for slot in chain.from_iterable(groups):
             slot.prefix = prefix
         if prefix is None or len(leaders) < 2:
@@ -173,11 +171,11 @@ class Runner:
         first, *others = leaders
         rest = first.pending[shared:]
         del first.pending[shared:]
-        self._logits([Line(first)])
+        self._logits([ScheduledSlot(first)])
         self._copy(first, others, first.length)
         first.pending = rest
 
-    def _copy(self, source: Slot, targets: list[Slot], positions: int) -> None:
+    def _copy(self, source: CacheSlot, targets: list[CacheSlot], positions: int) -> None:
         """Gives the targets what the source's cache holds, in place of as many of their pending tokens."""
         if not targets:
             return
@@ -204,9 +202,9 @@ class Runner:
         """One forward for new contexts and running sessions alike, and what it gives each of them."""
         if not groups:
             return
-        least = worthwhile(sum(map(len, groups)), self._parameters)
-        lines = [Line(group[0].slot, self._guess(group, least), group) for group in groups]
-        lines.sort(key=lambda line: (line.new <= NARROW, line.slot.index))
+        least = min_draft_probability(sum(map(len, groups)), self._parameters)
+        lines = [ScheduledSlot(group[0].slot, self._guess(group, least), group) for group in groups]
+        lines.sort(key=lambda line: (line.new <= MAX_NARROW_ROW, line.slot.index))
         logits = self._logits(lines)
         for line in lines:
             others = [request.slot for request in line.requests[1:]]
@@ -215,9 +213,9 @@ class Runner:
 
     def _guess(self, group: list[Request], least: float) -> list[int]:
         left = min(request.sampling.max_tokens - len(request.ids) for request in group)
-        return self._guesser.guess(group[0].slot.tail, most=min(LONGEST, left - 1), least=least)
+        return self._guesser.guess(group[0].slot.tail, most=min(MAX_DRAFT_TOKENS, left - 1), least=least)
 
-    def _logits(self, lines: list[Line]) -> Tensor:
+    def _logits(self, lines: list[ScheduledSlot]) -> Tensor:
         """Appends pending tokens to the caches, and guesses after them; logits after each token that is read."""
         tokens = [token for line in lines for token in (*line.slot.pending, *line.guess)]
         ends = accumulate(line.new for line in lines)
@@ -231,23 +229,23 @@ class Runner:
         if len(read) == len(tokens):
             return self._run(tokens, plan)
         keep = torch.tensor(read)
-        with last_layer_only_at(self.model, keep):
+        with restrict_last_layer(self.model, keep):
             return self._run(tokens, plan, logits_to_keep=keep)
 
-    def _plan(self, lines: list[Line]) -> PassPlan:
+    def _plan(self, lines: list[ScheduledSlot]) -> SlotPlan:
         self._cache.reserve(max(line.slot.length + line.new for line in lines))
         prefixes = {line.slot.prefix for line in lines}
         prefix = prefixes.pop() if len(prefixes) == 1 < len(lines) else None
-        stretches = [Stretch(line.slot.index, line.slot.length, line.new, line.read) for line in lines]
-        return PassPlan(self._cache, stretches, shared=0 if prefix is None else prefix.length, last=self._last_layer)
+        stretches = [QueryRow(line.slot.index, line.slot.length, line.new, line.read) for line in lines]
+        return SlotPlan(self._cache, stretches, shared=0 if prefix is None else prefix.length, last=self._last_layer)
 
-    def _run(self, tokens: list[int], plan: PassPlan, **options: Tensor) -> Tensor:
+    def _run(self, tokens: list[int], plan: SlotPlan, **options: Tensor) -> Tensor:
         ids, positions = torch.tensor(tokens)[None], plan.positions[None]
         return self.model(input_ids=ids, position_ids=positions, plan=plan, use_cache=False, **options).logits[0]
 
-    def _sample(self, lines: list[Line], logits: Tensor) -> None:
+    def _sample(self, lines: list[ScheduledSlot], logits: Tensor) -> None:
         """Draws at every position that was read; each request takes what it was drawn up to the first wrong guess."""
-        draws, row = Draws(), 0
+        draws, row = SamplingBatch(), 0
         for line in lines:
             for request in line.requests:
                 slot = request.slot
@@ -255,7 +253,7 @@ class Runner:
                     row=row, address=slot.address, counter=slot.sampled, setting=request.sampling, count=line.read
                 )
             row += line.read
-        drawn = draw(logits, draws)
+        drawn = sample_batch(logits, draws)
         place = 0
         for line in lines:
             for request in line.requests:
@@ -268,7 +266,7 @@ class Runner:
         for number, (token, logprob) in enumerate(drawn):
             request.ids.append(token)
             request.logprobs.append(logprob)
-            request.stop = why_stop(request, self._stop_ids, self._decode_text)
+            request.stop = stop_reason(request, self._stop_ids, self._decode_text)
             self._guesser.learn(slot.tail, token)
             slot.tail = (slot.tail[1], token)
             if request.stop is not None or number == len(guess) or token != guess[number]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from turnwise.core.protocols import Sampling
-from turnwise.engine.native.kernels import kernels, run
+from turnwise.engine.native.kernels import call_kernel, optional_kernels
 
 
 def _signed(number: int) -> int:
@@ -40,7 +40,7 @@ def uniforms(addresses: Tensor, counters: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class SamplingTensors:
     """The sampling settings of B rows as tensors, of one number where they are the same for all."""
 
     temperatures: Tensor  # [B], 1 for greedy rows
@@ -49,7 +49,7 @@ class Rows:
     top_k: Tensor | None
 
     @classmethod
-    def of(cls, settings: Sequence[Sampling]) -> "Rows":
+    def of(cls, settings: Sequence[Sampling]) -> "SamplingTensors":
         if all(setting is settings[0] for setting in settings):
             settings = settings[:1]
         temperatures = [setting.temperature for setting in settings]
@@ -63,7 +63,7 @@ class Rows:
 
 
 @dataclass(slots=True)
-class Draws:
+class SamplingBatch:
     """What is to be drawn: from which row of the logits, with which random number, and how."""
 
     rows: "array[int]" = field(default_factory=lambda: array("q"))
@@ -79,8 +79,8 @@ class Draws:
         self.settings.extend([setting] * count)
 
 
-class DrawsStruct(ctypes.Structure):
-    """`Draws` of sampling.c."""
+class SamplingArguments(ctypes.Structure):
+    """`SamplingBatch` of sampling.c."""
 
     _fields_ = (
         ("logits", ctypes.c_void_p),
@@ -89,34 +89,36 @@ class DrawsStruct(ctypes.Structure):
     )
 
 
-def draw(logits: Tensor, draws: Draws) -> list[tuple[int, float]]:
+def sample_batch(logits: Tensor, draws: SamplingBatch) -> list[tuple[int, float]]:
     """Token and log-probability of each draw. logits: [B, V]"""
-    library = kernels()
+    library = optional_kernels()
     truncates = any(setting.top_p < 1 or setting.top_k > 0 for setting in draws.settings)
     if library is not None and logits.device.type == "cpu" and not truncates:
-        return _draw_compiled(library, logits.float().contiguous(), draws)
+        return _sample_compiled(library, logits.float().contiguous(), draws)
     rows, addresses, counters = (torch.tensor(each.tolist()) for each in (draws.rows, draws.addresses, draws.counters))
-    tokens, logprobs = sample(logits.index_select(0, rows), Rows.of(draws.settings), uniforms(addresses, counters))
+    tokens, logprobs = sample(
+        logits.index_select(0, rows), SamplingTensors.of(draws.settings), uniforms(addresses, counters)
+    )
     return list(zip(tokens.tolist(), logprobs.tolist(), strict=True))
 
 
-def _draw_compiled(library: ctypes.CDLL, logits: Tensor, draws: Draws) -> list[tuple[int, float]]:
+def _sample_compiled(library: ctypes.CDLL, logits: Tensor, draws: SamplingBatch) -> list[tuple[int, float]]:
     count = len(draws.rows)
     temperatures = array("f", [setting.temperature for setting in draws.settings])
     tokens, logprobs = array("q", bytes(8 * count)), array("f", bytes(4 * count))
     columns = (draws.rows, draws.addresses, draws.counters, temperatures, tokens, logprobs)
     pointers = [each.buffer_info()[0] for each in columns]
-    about = DrawsStruct(logits.data_ptr(), logits.stride(0), logits.shape[1], *pointers)
-    run(library.draw, about, ctypes.c_int64(count))
+    about = SamplingArguments(logits.data_ptr(), logits.stride(0), logits.shape[1], *pointers)
+    call_kernel(library.draw, about, ctypes.c_int64(count))
     return list(zip(tokens, logprobs, strict=True))
 
 
-def sample(logits: Tensor, rows: Rows, numbers: Tensor) -> tuple[Tensor, Tensor]:
+def sample(logits: Tensor, rows: SamplingTensors, numbers: Tensor) -> tuple[Tensor, Tensor]:
     """Token and its log-probability for each row, the latter before top-p and top-k. logits: [B, V]"""
     logprobs = (logits.float() / rows.temperatures[:, None]).log_softmax(dim=-1)
     probabilities = logprobs.exp()
     if rows.top_p is not None and rows.top_k is not None:
-        probabilities = truncated(probabilities, rows.top_p, rows.top_k)
+        probabilities = truncate(probabilities, rows.top_p, rows.top_k)
     cumulative = probabilities.cumsum(dim=-1)
     total = cumulative[:, -1]
     # Below the total even after rounding: the token found then has a probability above 0.
@@ -127,7 +129,7 @@ def sample(logits: Tensor, rows: Rows, numbers: Tensor) -> tuple[Tensor, Tensor]
     return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
 
 
-def truncated(probabilities: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
+def truncate(probabilities: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
     """Zero outside the top k (0: all) and outside the smallest set that holds top_p of the mass."""
     ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
     ranks = torch.arange(probabilities.shape[-1], device=probabilities.device)

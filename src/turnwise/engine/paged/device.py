@@ -1,6 +1,8 @@
-"""The passes of the engine on a device: filling the cache with contexts, and steps that sample a token for each row."""
+"""Functions of the device captured as graphs: one launch in place of hundreds."""
 
-from collections.abc import Sequence
+import logging
+import time
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -9,21 +11,76 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turnwise.engine.paged import twins
-from turnwise.engine.paged.graphs import Graphs
-from turnwise.engine.paged.plan import CacheShape, PagedPlan, Pages
-from turnwise.engine.paged.sessions import Drawn, Sessions
-from turnwise.models.attention_op import attending
-from turnwise.models.head import Head
+from turnwise.engine.paged import reference
+from turnwise.engine.paged.cache import CacheShape, PagedCache, PagedPlan
+from turnwise.engine.paged.state import SampledTokens, SessionState
+from turnwise.models.attention.operator import use_plan
+from turnwise.models.head import OutputHead
+from turnwise.models.memory.allocator import freeze_gc
 
-STEPS = 16
+logger = logging.getLogger(__name__)
+
+
+class CudaGraphs:
+    """What is captured reads and writes fixed places in memory: new weights need no new capture, new shapes do."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._graphs: dict[Hashable, Callable[[], None]] = {}
+        self._memory: Any = None
+        self.captures = 0
+        self.seconds = 0.0
+        """Spent on capturing so far."""
+
+    def has(self, key: Hashable) -> bool:
+        return key in self._graphs
+
+    def run(self, key: Hashable) -> None:
+        self._graphs[key]()
+
+    def add(self, key: Hashable, function: Callable[[], None]) -> None:
+        """Runs the function some times, and captures it: it must do no harm then."""
+        if self._device.type != "cuda":
+            self._graphs[key] = function
+            return
+        began = time.perf_counter()
+        self.captures += 1
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(2):
+                function()
+        torch.cuda.current_stream().wait_stream(aside)
+        self._graphs[key] = self._captured(function)
+        freeze_gc()  # what compiling left behind never goes
+        self.seconds += time.perf_counter() - began
+
+    def _captured(self, function: Callable[[], None]) -> Callable[[], None]:
+        """The graph's replay; the function itself where it does what no graph can hold."""
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=self._memory):
+                function()
+        except RuntimeError as error:
+            logger.warning("this model cannot be captured, and decodes several times slower: %s", error)
+            return function
+        self._memory = graph.pool()
+        return graph.replay
+
+    def forget(self) -> None:
+        """Their memory goes back with the next cleaning of torch's own."""
+        self._graphs.clear()
+        self._memory = None
+
+
+MAX_STEPS = 16
 """Tokens a session that can be sampled before the host looks, at most."""
-LEAST_ROWS, LEAST_TOKENS = 16, 256
+MIN_ROWS, MIN_TOKENS = 16, 256
 """Of the smallest graphs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class SessionUpdate:
     """What the device has to know of a session that is answered."""
 
     slot: int
@@ -39,7 +96,7 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class PrefillChunk:
     """Tokens of one session that enter the cache behind `past` others."""
 
     slot: int
@@ -59,7 +116,7 @@ class Device:
     def __init__(
         self,
         model: Any,
-        head: Head,
+        head: OutputHead,
         shape: CacheShape,
         *,
         slots: int,
@@ -70,17 +127,19 @@ class Device:
     ) -> None:
         self.trunk, self.head = model.base_model, head
         self.place = head.weight.device
-        self.sessions = Sessions.empty(slots, width, self.place)
-        self.pages = Pages(shape, pages, head.weight.dtype, self.place)
-        self.graphs = Graphs(self.place)
+        self.sessions = SessionState.empty(slots, width, self.place)
+        self.pages = PagedCache(shape, pages, head.weight.dtype, self.place)
+        self.graphs = CudaGraphs(self.place)
         self.stop_ids = torch.tensor(sorted(stop_ids) or [-1], device=self.place)
         self.prefill_tokens = prefill_tokens
-        rows = bucket(slots, LEAST_ROWS)
-        self.drawn = Drawn.empty(STEPS, rows, self.place)
+        rows = bucket(slots, MIN_ROWS)
+        self.drawn = SampledTokens.empty(MAX_STEPS, rows, self.place)
         self.rows = torch.full((rows,), self.sessions.nobody, dtype=torch.int32, device=self.place)
         self.starts = torch.arange(rows, dtype=torch.int32, device=self.place)
-        self.block_tokens = max(1, 64 // _power_above(model.config.num_attention_heads // min(kv for kv, _ in shape)))
-        most = bucket(prefill_tokens, LEAST_TOKENS)
+        self.block_tokens = max(
+            1, 64 // _next_power_of_2(model.config.num_attention_heads // min(kv for kv, _ in shape))
+        )
+        most = bucket(prefill_tokens, MIN_TOKENS)
         self.new = torch.zeros(3, most, dtype=torch.int64, device=self.place)
         """Of tokens that enter the cache: ids, positions, slots."""
         self.blocks = torch.zeros(4, most // self.block_tokens + rows, dtype=torch.int32, device=self.place)
@@ -101,7 +160,7 @@ class Device:
         self.pages.take()
 
     @torch.no_grad()
-    def arrive(self, arrivals: Sequence[Arrival]) -> None:
+    def arrive(self, arrivals: Sequence[SessionUpdate]) -> None:
         """Makes the device know these sessions."""
         ints = [
             [each.slot, each.last, each.length, each.counter, each.address, each.left, each.top_k] for each in arrivals
@@ -121,11 +180,11 @@ class Device:
         sessions.tables[slot] = self._moved(torch.tensor(tables, dtype=torch.int32))
 
     @torch.no_grad()
-    def fill(self, stretches: Sequence[Stretch]) -> None:
+    def fill(self, stretches: Sequence[PrefillChunk]) -> None:
         """Puts contexts into the cache, those of many sessions in one forward; their sessions have arrived."""
         tokens = sum(len(each.ids) for each in stretches)
         blocks = self._cut(stretches)
-        size = bucket(tokens, LEAST_TOKENS)
+        size = bucket(tokens, MIN_TOKENS)
         room = size // self.block_tokens + len(self.rows)
         key = "fill", size
         if not self.graphs.has(key):
@@ -136,7 +195,7 @@ class Device:
         self.blocks[:, : blocks.shape[1]].copy_(self._moved(torch.from_numpy(blocks)), non_blocking=True)
         self.graphs.run(key)
 
-    def _columns(self, stretches: Sequence[Stretch], size: int) -> np.ndarray:
+    def _columns(self, stretches: Sequence[PrefillChunk], size: int) -> np.ndarray:
         """Ids, positions and slots of the tokens, and of nobody behind them."""
         counts = np.array([len(each.ids) for each in stretches])
         tokens = int(counts.sum())
@@ -148,7 +207,7 @@ class Device:
         columns[2, :tokens] = np.array([each.slot for each in stretches]).repeat(counts)
         return columns
 
-    def _cut(self, stretches: Sequence[Stretch]) -> np.ndarray:
+    def _cut(self, stretches: Sequence[PrefillChunk]) -> np.ndarray:
         """Each stretch in blocks: first token in the pass, slot, its position, tokens. [4, NB]"""
         counts = np.array([len(each.ids) for each in stretches])
         parts = -(-counts // self.block_tokens)
@@ -176,14 +235,14 @@ class Device:
         self._hidden(plan, ids, positions)
 
     def _hidden(self, plan: PagedPlan, ids: Tensor, positions: Tensor) -> Tensor:
-        with attending(plan):
+        with use_plan(plan):
             output = self.trunk(input_ids=ids[None], position_ids=positions[None], use_cache=False)
         return output.last_hidden_state[0]
 
     @torch.no_grad()
-    def decode(self, slots: Sequence[int], steps: int, truncates: bool) -> "Flight":
+    def decode(self, slots: Sequence[int], steps: int, truncates: bool) -> "TokenTransfer":
         """A token for each of the slots, so many times; one with nothing left says no more."""
-        size = bucket(len(slots), LEAST_ROWS)
+        size = bucket(len(slots), MIN_ROWS)
         key = "decode", size, truncates
         if not self.graphs.has(key):
             self.rows.fill_(self.sessions.nobody)
@@ -194,7 +253,7 @@ class Device:
         self.drawn.cursor.zero_()
         for _ in range(steps):
             self.graphs.run(key)
-        return Flight(self.drawn, steps, len(slots))
+        return TokenTransfer(self.drawn, steps, len(slots))
 
     def _decode(self, size: int, truncates: bool) -> None:
         rows, sessions = self.rows[:size], self.sessions
@@ -211,11 +270,11 @@ class Device:
         )
         logits = self.head.logits(self._hidden(plan, ids, positions.long()))
         if logits.is_cuda and not truncates:
-            from turnwise.engine.paged import launch
+            from turnwise.engine.paged import kernels
 
-            launch.sample_step(logits, rows, sessions, self.stop_ids, self.drawn)
+            kernels.sample_step(logits, rows, sessions, self.stop_ids, self.drawn)
         else:
-            twins.sample_step(logits, rows, sessions, self.stop_ids, self.drawn)
+            reference.sample_step(logits, rows, sessions, self.stop_ids, self.drawn)
         self.drawn.cursor.add_(1)
 
     def _moved(self, tensor: Tensor) -> Tensor:
@@ -224,10 +283,10 @@ class Device:
         return tensor.contiguous().pin_memory().to(self.place, non_blocking=True)
 
 
-class Flight:
+class TokenTransfer:
     """Tokens on their way to the host."""
 
-    def __init__(self, drawn: Drawn, steps: int, rows: int) -> None:
+    def __init__(self, drawn: SampledTokens, steps: int, rows: int) -> None:
         self.steps = steps
         tokens, logprobs = drawn.tokens[:steps, :rows], drawn.logprobs[:steps, :rows]
         if not tokens.is_cuda:
@@ -245,5 +304,5 @@ class Flight:
         return self._tokens.T.tolist(), self._logprobs.T.tolist()
 
 
-def _power_above(number: int) -> int:
+def _next_power_of_2(number: int) -> int:
     return 1 << (number - 1).bit_length()

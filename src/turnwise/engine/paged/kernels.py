@@ -1,4 +1,4 @@
-"""Triton kernels of the engine. `twins.py` says the same in torch; the tests hold one against the other.
+"""Triton kernels of the engine. `reference.py` does the same in torch, and the tests compare the two.
 
 pages of a layer   [pages, KV, PAGE, D] for keys, the same for values
 tables             [slots, most pages of one] int32: where a session's positions 0..PAGE-1, PAGE..2*PAGE-1, ... lie
@@ -6,6 +6,10 @@ tables             [slots, most pages of one] int32: where a session's positions
 
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from turnwise.engine.paged.state import PAGE, SampledTokens, SessionState
+from turnwise.models.attention.interface import AttentionCall
 
 
 @triton.jit
@@ -168,3 +172,45 @@ def sample_kernel(
         ends = tl.load(stop_ids + stop, mask=stop < STOPS, other=-1) == token
         over = tl.max(ends.to(tl.int32), axis=0) > 0
         tl.store(left + slot, tl.where(over, 0, tl.load(left + slot) - 1))
+
+
+def padded(size: int, least: int = 1) -> int:
+    return max(least, triton.next_power_of_2(size))
+
+
+def write(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, tables: Tensor, slots: Tensor, at: Tensor) -> None:
+    heads, size = key.shape[1:]
+    write_kernel[(key.shape[0],)](
+        key, value, keys, values, tables, slots, at,
+        *key.stride()[:2], *value.stride()[:2], tables.stride(0),
+        HEADS=heads, HEADS_PADDED=padded(heads), SIZE=size, SIZE_PADDED=padded(size), PAGE=PAGE, num_warps=2,
+    )  # fmt: skip
+
+
+def attend(
+    call: AttentionCall, keys: Tensor, values: Tensor, tables: Tensor, blocks: Tensor, out: Tensor, tokens: int
+) -> Tensor:
+    """`tokens`: of a block, at most."""
+    heads, size = call.query.shape[1:]
+    kv_heads = keys.shape[1]
+    group = heads // kv_heads
+    rows = padded(tokens * padded(group), 16)
+    attend_kernel[(blocks.shape[1], kv_heads)](
+        call.query, keys, values, out, tables, *blocks.unbind(),
+        *call.query.stride()[:2], *out.stride()[:2], tables.stride(0), call.scale, call.softcap or 0.0,
+        WINDOW=call.window or 0, SOFTCAP=call.softcap is not None,
+        GROUP=group, GROUP_PADDED=padded(group), ROWS=rows,
+        HEADS=kv_heads, SIZE=size, SIZE_PADDED=padded(size, 16), PAGE=PAGE, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return out
+
+
+def sample_step(logits: Tensor, rows: Tensor, sessions: SessionState, stop_ids: Tensor, drawn: SampledTokens) -> None:
+    each = sessions
+    stops = len(stop_ids)
+    sample_kernel[(len(rows),)](
+        logits, rows, each.last, each.lengths, each.counters, each.addresses, each.temperatures, each.left,
+        stop_ids, drawn.cursor, drawn.tokens, drawn.logprobs, logits.stride(0), drawn.tokens.stride(0),
+        VOCABULARY=logits.shape[1], BLOCK=min(4096, padded(logits.shape[1], 16)),
+        STOPS=stops, STOPS_PADDED=padded(stops), num_warps=8,
+    )  # fmt: skip

@@ -7,21 +7,25 @@ nothing more, and what was sampled after the end of a turn is forgotten: its ran
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from turnwise.core.errors import UserError
-from turnwise.engine.native.requests import Request, why_stop
-from turnwise.engine.paged.book import PageBook, PagedSlot
-from turnwise.engine.paged.device import STEPS, Arrival, Device, Flight, Stretch
-from turnwise.engine.paged.sessions import PAGE
+from turnwise.engine.native.requests import Request, stop_reason
+from turnwise.engine.paged.cache import cache_shape, max_pages, page_bytes, pages_that_fit
+from turnwise.engine.paged.device import MAX_STEPS, Device, PrefillChunk, SessionUpdate, TokenTransfer
+from turnwise.engine.paged.page_table import PagedSlot, PageTable
+from turnwise.engine.paged.state import PAGE
+from turnwise.models.attention.interface import check_attention
+from turnwise.models.head import output_head
 
 COUNTS = ("passes", "context_tokens", "shared_tokens", "sampled_tokens", "evicted_tokens", "idle_rows")
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class PendingPass:
     """A flight, and whose tokens are in it."""
 
-    flight: Flight
+    flight: TokenTransfer
     requests: list[Request]
 
 
@@ -31,11 +35,11 @@ class PagedRunner:
     def __init__(
         self, device: Device, *, pages: int, stop_ids: Iterable[int], decode: Callable[[list[int]], str], steps: int = 4
     ) -> None:
-        if not 1 <= steps <= STEPS:
-            raise ValueError(f"1 to {STEPS} steps a pass")
+        if not 1 <= steps <= MAX_STEPS:
+            raise ValueError(f"1 to {MAX_STEPS} steps a pass")
         self.counts = dict.fromkeys(COUNTS, 0)
         self._device, self._steps = device, steps
-        self._book = PageBook(pages)
+        self._book = PageTable(pages)
         self._stop_ids, self._decode_text = frozenset(stop_ids), decode
         self._held: dict[int, PagedSlot] = {}
         self._free = self._all_slots()
@@ -43,7 +47,7 @@ class PagedRunner:
         self._running: list[Request] = []
         self._issued: dict[Request, int] = {}
         """Tokens that a running request has been sampled, or is about to."""
-        self._sent: Sent | None = None
+        self._sent: PendingPass | None = None
 
     def claim(self, address: int) -> PagedSlot:
         """A place for a session; the caller sees to it that one is left."""
@@ -104,7 +108,7 @@ class PagedRunner:
 
         The first ones are sent on their way early: the device fills their pages while the host goes on.
         """
-        entering, tokens, enough = list[tuple[Arrival, Stretch]](), 0, self._device.prefill_tokens // 4
+        entering, tokens, enough = list[tuple[SessionUpdate, PrefillChunk]](), 0, self._device.prefill_tokens // 4
         while self._waiting and (stretch := self._place(self._waiting[0])) is not None:
             request = self._waiting.popleft()
             request.taken = True
@@ -122,13 +126,13 @@ class PagedRunner:
             )
         self._enter(entering)
 
-    def _enter(self, entering: list[tuple[Arrival, Stretch]]) -> None:
+    def _enter(self, entering: list[tuple[SessionUpdate, PrefillChunk]]) -> None:
         if entering:
             self._device.arrive([arrival for arrival, _ in entering])
         for part in self._parts([stretch for _, stretch in entering if stretch.ids]):
             self._device.fill(part)
 
-    def _place(self, request: Request) -> Stretch | None:
+    def _place(self, request: Request) -> PrefillChunk | None:
         """Pages for the whole turn, and what of the context is not in the cache yet; None: no room."""
         slot = request.slot
         slot.busy = True
@@ -146,7 +150,7 @@ class PagedRunner:
         self.counts["shared_tokens"] += shared
         self.counts["context_tokens"] += end + 1 - past
         slot.cached = end
-        return Stretch(slot.index, past, slot.ids[past:end])
+        return PrefillChunk(slot.index, past, slot.ids[past:end])
 
     def _evict(self) -> bool:
         """Drops what a session that waits for its world has in the cache; its ids bring it back."""
@@ -158,10 +162,10 @@ class PagedRunner:
         self._book.release(slot)
         return True
 
-    def _arrival(self, request: Request) -> Arrival:
+    def _arrival(self, request: Request) -> SessionUpdate:
         slot, sampling = request.slot, request.sampling
         address = slot.address - (1 << 64) if slot.address >= 1 << 63 else slot.address
-        return Arrival(
+        return SessionUpdate(
             slot=slot.index,
             last=slot.ids[-1],
             length=len(slot.ids) - 1,
@@ -174,12 +178,12 @@ class PagedRunner:
             pages=slot.pages,
         )
 
-    def _parts(self, stretches: list[Stretch]) -> list[list[Stretch]]:
+    def _parts(self, stretches: list[PrefillChunk]) -> list[list[PrefillChunk]]:
         """Cut so that no forward runs more new tokens than the device has room for."""
-        parts, tokens, most = list[list[Stretch]](), 0, self._device.prefill_tokens
+        parts, tokens, most = list[list[PrefillChunk]](), 0, self._device.prefill_tokens
         for stretch in stretches:
             for start in range(0, len(stretch.ids), most):
-                piece = Stretch(stretch.slot, stretch.past + start, stretch.ids[start : start + most])
+                piece = PrefillChunk(stretch.slot, stretch.past + start, stretch.ids[start : start + most])
                 if not parts or tokens + len(piece.ids) > most:
                     parts.append([])
                     tokens = 0
@@ -187,7 +191,7 @@ class PagedRunner:
                 tokens += len(piece.ids)
         return parts
 
-    def _send(self) -> Sent | None:
+    def _send(self) -> PendingPass | None:
         """Starts the next tokens of all rows; nothing where no row can have any left."""
         most = max((self._left(request) for request in self._running), default=0)
         if most <= 0:
@@ -197,9 +201,9 @@ class PagedRunner:
         flight = self._device.decode([request.slot.index for request in self._running], steps, truncates)
         for request in self._running:
             self._issued[request] += steps
-        return Sent(flight, list(self._running))
+        return PendingPass(flight, list(self._running))
 
-    def _read(self, sent: Sent) -> list[Request]:
+    def _read(self, sent: PendingPass) -> list[Request]:
         tokens, logprobs = sent.flight.land()
         done = []
         for request, row, numbers in zip(sent.requests, tokens, logprobs, strict=True):
@@ -221,14 +225,14 @@ class PagedRunner:
         if said:
             request.ids += tokens[:said]
             request.logprobs += logprobs[:said]
-            request.stop = why_stop(request, self._stop_ids, self._decode_text)
+            request.stop = stop_reason(request, self._stop_ids, self._decode_text)
 
     def _until_string(self, request: Request, tokens: list[int]) -> int:
         """How many of the tokens come before the turn ends, the one that ends it included."""
         tried = Request(slot=None, sampling=request.sampling, ids=list(request.ids))
         for number, token in enumerate(tokens, start=1):
             tried.ids.append(token)
-            if why_stop(tried, self._stop_ids, self._decode_text) is not None:
+            if stop_reason(tried, self._stop_ids, self._decode_text) is not None:
                 return number
         return len(tokens)
 
@@ -242,3 +246,45 @@ class PagedRunner:
         self.counts["sampled_tokens"] += len(request.ids)
         self._book.release(slot, keep=-(-len(slot.ids) // PAGE))
         del self._issued[request]
+
+
+PREFILL_TOKENS = 16384
+"""New tokens of one forward, at most."""
+
+
+def build_paged_runner(
+    model: Any,
+    *,
+    slots: int,
+    longest: int,
+    stop_ids: Iterable[int],
+    decode: Callable[[list[int]], str],
+    steps: int = 4,
+    share: float = 0.4,
+    pages: int | None = None,
+    prefill_tokens: int = PREFILL_TOKENS,
+) -> PagedRunner:
+    """`longest`: tokens of a context, at most. `share`: of the free memory, at most, for keys and values."""
+    check_attention(model)
+    head = output_head(model)
+    if head is None:
+        raise UserError(
+            f"{type(model).__name__} makes its logits in a way that the engine on a GPU does not know: "
+            "give --model.device cpu, or another model"
+        )
+    shape = cache_shape(model)
+    if pages is None:
+        each = page_bytes(shape, head.weight.dtype)
+        pages = pages_that_fit(each, max_pages(slots, longest), head.weight.device, share)
+    stops = tuple(stop_ids)
+    device = Device(
+        model,
+        head,
+        shape,
+        slots=slots,
+        width=-(-longest // PAGE),
+        pages=pages,
+        stop_ids=stops,
+        prefill_tokens=prefill_tokens,
+    )
+    return PagedRunner(device, pages=pages, stop_ids=stops, decode=decode, steps=steps)

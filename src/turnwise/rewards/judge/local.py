@@ -13,11 +13,11 @@ from turnwise.core.random_streams import address
 from turnwise.core.suggestions import nearest
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.engine.native.engine import NativeEngine
-from turnwise.engine.paged.build import build_paged_runner
-from turnwise.models.attention import ATTENTION
-from turnwise.models.catalogue import catalogue_names
-from turnwise.models.hub import is_hub_name
-from turnwise.models.loading import device_of, load_model
+from turnwise.engine.paged.runner import build_paged_runner
+from turnwise.models.attention.interface import ATTENTION
+from turnwise.models.loading.catalogue import model_names
+from turnwise.models.loading.hub import is_hub_name
+from turnwise.models.loading.load import device_of, load_model
 from turnwise.render.renderer import Renderer
 from turnwise.rewards.judge.budget import JudgeBudget
 from turnwise.rewards.judge.settings import LOCAL, JudgeSettings
@@ -89,8 +89,8 @@ class LocalJudgeModel:
 
 def _check_model(name: str) -> None:
     """What can be said of it before it is read: it is loaded long after a run has started."""
-    if name not in catalogue_names() and not is_hub_name(name) and not (name and Path(name).expanduser().exists()):
-        near = nearest(name, catalogue_names())
+    if name not in model_names() and not is_hub_name(name) and not (name and Path(name).expanduser().exists()):
+        near = nearest(name, model_names())
         raise UserError(f'the judge: unknown model "{name}":{near} (or give a hub name (owner/name) or a folder)')
 
 

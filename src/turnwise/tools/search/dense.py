@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from turnwise.core.errors import UserError
-from turnwise.models.hub import hub_answers, is_hub_name
-from turnwise.models.quiet import quiet_transformers
+from turnwise.models.loading.hub import is_hub_available, is_hub_name
+from turnwise.models.loading.pretrained import quiet_transformers
 from turnwise.tools.search.lexical import RankedPassages, top_scores
 
 MATRIX = "vectors.npy"
@@ -28,7 +28,7 @@ class Encoder:
     """Mean of the last hidden states over a text's tokens, of length 1: sentence encoders are trained so."""
 
     def __init__(self, name: str, device: str = "cpu") -> None:
-        local = not is_hub_name(name) or Path(name).is_dir() or not hub_answers(name)
+        local = not is_hub_name(name) or Path(name).is_dir() or not is_hub_available(name)
         if not is_hub_name(name) and not Path(name).is_dir():
             raise UserError(f"no encoder {name}: give a folder of a Hugging Face model, or its owner/name")
         try:

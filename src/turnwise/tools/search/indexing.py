@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from turnwise.core.errors import UserError
-from turnwise.models.saving import written_aside
+from turnwise.models.loading.save import atomic_folder
 from turnwise.tools.search.documents import SkippedFiles, find_files, hash_files, read_passages
 from turnwise.tools.search.lexical import LexicalIndex
 from turnwise.tools.search.storage import (
@@ -41,7 +41,7 @@ def build_index(
     digest = hash_files(files)
     vectors = _vectors_writer(dense, show) if dense is not None else None  # first: an encoder may not be there
     try:
-        with written_aside(to) as aside:
+        with atomic_folder(to) as aside:
             count = write_passages(_read(files, passage_characters, show, skipped), aside)
             if not count:
                 raise UserError(f"there is no text in {', '.join(map(str, given))}: give other files")

@@ -1,0 +1,201 @@
+"""Attention for rows packed behind each other without padding: a row sees itself and the prefix that it continues.
+
+rows        p p p p p | q q | x x x x x x | a a a | b b b | c c    prefixes p and q, x alone, a and b after p, c after q
+a sees      p p p p p                       a a a                  what members of a group share is computed once
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from turnwise.models.attention.interface import AttentionCall, causal_bias, masked_attention
+
+MIN_LENGTH_RATIO = 0.7
+"""Rows are padded together while the shortest has at least this share of the longest's length."""
+
+UNREACHABLE = 1 << 40
+"""A position that no query reaches."""
+
+
+class PackedPlan:
+    """Lays the N packed tokens out as padded rows inside attention only; every other layer runs on the packed ones.
+
+    `parents[i]` is the row that row i continues, or -1. Rows that others continue come first. In layer `last`, only
+    tokens `read` look at others: nobody reads what the rest of them would have seen.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        parents: Sequence[int],
+        device: torch.device,
+        read: Tensor | None = None,
+        last: int | None = None,
+    ) -> None:
+        num_prefixes = max(parents, default=-1) + 1
+        if any(parent >= 0 for parent in parents[:num_prefixes]):
+            raise ValueError("rows that others continue come first and continue none")
+        self.last, self.read = last, None if read is None or last is None else read.unique()
+        self.prefixes = PaddedRows(lengths[:num_prefixes], device)
+        done, self.blocks, self.reading = self.prefixes.tokens, list[_RowBlock](), list[_RowBlock]()
+        for start, end in _blocks_of_similar_length(lengths, parents, num_prefixes):
+            block = _RowBlock(self.prefixes, lengths[start:end], parents[start:end], done, device)
+            self.blocks.append(block)
+            if self.read is not None and (reading := block.reading(self.read)).queries.tokens:
+                self.reading.append(reading)
+            done += block.rows.tokens
+
+    def attend(self, call: AttentionCall) -> Tensor:
+        done, prefix = self.prefixes.tokens, None
+        if done:
+            prefix = [self.prefixes.unpack(each[:done]) for each in (call.key, call.value)]
+        if self.read is not None and call.layer == self.last:
+            seen = [call.query[:0], *(block.attend(call, prefix) for block in self.reading)]
+            return torch.zeros_like(call.query).index_copy(0, self.read, torch.cat(seen))
+        out = []
+        if prefix is not None:
+            query = self.prefixes.unpack(call.query[:done])
+            out.append(self.prefixes.pack(causal_attention(call, query, *prefix)))
+        return torch.cat([*out, *(block.attend(call, prefix) for block in self.blocks)])
+
+
+class _RowBlock:
+    """Rows of about one length: all alone, or all continuing a prefix. `start` is where they begin in the pack."""
+
+    def __init__(
+        self, prefixes: "PaddedRows", lengths: Sequence[int], parents: Sequence[int], start: int, device: torch.device
+    ) -> None:
+        self.prefixes, self.rows = prefixes, PaddedRows(lengths, device)
+        self.parents = torch.tensor(parents, device=device) if parents[0] >= 0 else None
+        self.start = start
+        self.read: Tensor | None = None
+        """Which tokens look; None: all, in rows as they lie."""
+        self.queries = self.rows
+        self.columns = self.rows.columns.expand(self.rows.count, -1)  # [B, Tq] of the queries in their rows
+        self.masks: dict[int | None, Tensor] = {}
+
+    def reading(self, read: Tensor) -> "_RowBlock":
+        """The same rows, but only these tokens of the pack look, those among them that are the block's."""
+        ends = self.start + self.rows.size_tensor.cumsum(0)
+        block = copy.copy(self)
+        block.masks = {}
+        block.read = read[(read >= self.start) & (read < self.start + self.rows.tokens)]
+        row = torch.searchsorted(ends, block.read, right=True)
+        block.queries = PaddedRows(row.bincount(minlength=self.rows.count).tolist(), read.device)
+        local = block.read - (ends - self.rows.size_tensor)[row]
+        block.columns = local[block.queries.gather].view(block.queries.count, block.queries.longest)
+        return block
+
+    def attend(self, call: AttentionCall, prefix: Sequence[Tensor] | None) -> Tensor:
+        here = slice(self.start, self.start + self.rows.tokens)
+        key, value = self.rows.unpack(call.key[here]), self.rows.unpack(call.value[here])
+        if self.read is None:
+            query = self.rows.unpack(call.query[here])
+        else:
+            query = self.queries.unpack(call.query.index_select(0, self.read))
+        if self.parents is not None and prefix is not None:
+            # Whole rows are selected: their gradient is a sum of few large slices, in a fixed order.
+            key = torch.cat([prefix[0].index_select(0, self.parents), key], dim=2)
+            value = torch.cat([prefix[1].index_select(0, self.parents), value], dim=2)
+        elif self.read is None:
+            return self.rows.pack(causal_attention(call, query, key, value))
+        return self.queries.pack(masked_attention(call, query, key, value, self._mask(call.window)))
+
+    def _mask(self, window: int | None) -> Tensor:
+        """The prefix's tokens, then the row's own up to the token itself. [B, 1, Tq, P + T]"""
+        if window not in self.masks:
+            keys, queries = self.rows.columns.expand(self.rows.count, -1), self.columns
+            if self.parents is not None:
+                above = self.prefixes.size_tensor[self.parents][:, None]  # [B, 1]
+                before = self.prefixes.columns.expand(self.rows.count, -1)  # [B, P]
+                keys = torch.cat([torch.where(before < above, before, UNREACHABLE), above + keys], dim=1)
+                queries = above + queries
+            self.masks[window] = causal_bias(queries[:, :, None], keys[:, None, :], window)[:, None]
+        return self.masks[window]
+
+
+class PaddedRows:
+    """Rows of different sizes behind each other, and the same as [B, T], padded on the right.
+
+    Attention is causal and padding is last, so no token sees padding.
+    """
+
+    def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
+        self.count, self.tokens, self.longest = len(sizes), sum(sizes), max(sizes, default=0)
+        self.even = len(set(sizes)) <= 1
+        self.columns = torch.arange(self.longest, device=device)
+        self.size_tensor = torch.tensor(sizes, device=device, dtype=torch.long)
+        starts = self.size_tensor.cumsum(0) - self.size_tensor
+        inside = self.columns < self.size_tensor[:, None]
+        self.gather = torch.where(inside, starts[:, None] + self.columns, 0).flatten()  # [B*T] -> N
+        self.scatter = inside.flatten().nonzero().squeeze(1)  # [N] -> B*T
+
+    def unpack(self, packed: Tensor) -> Tensor:
+        """[N, H, D] -> [B, H, T, D]"""
+        rows = packed if self.even else _Unpack.apply(packed, self.gather, self.scatter)
+        return rows.view(self.count, self.longest, *packed.shape[1:]).transpose(1, 2)
+
+    def pack(self, rows: Tensor) -> Tensor:
+        """[B, H, T, D] -> [N, H, D]"""
+        flat = rows.transpose(1, 2).flatten(0, 1)
+        return flat if self.even else _Pack.apply(flat, self.scatter)
+
+
+class _Unpack(torch.autograd.Function):
+    """Rows with padding. Nobody reads what padding holds, so its gradient is 0, and going back is a plain selection.
+
+    torch cannot know that, and adds up the gradients of equal indices one by one.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, packed: Tensor, gather: Tensor, scatter: Tensor) -> Tensor:
+        ctx.save_for_backward(scatter)
+        return packed.index_select(0, gather)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (scatter,) = ctx.saved_tensors
+        return grads[0].index_select(0, scatter), None, None
+
+
+class _Pack(torch.autograd.Function):
+    """Rows without their padding, whose gradient is 0."""
+
+    @staticmethod
+    def forward(ctx: Any, flat: Tensor, scatter: Tensor) -> Tensor:
+        ctx.save_for_backward(scatter)
+        ctx.size = flat.shape[0]
+        return flat.index_select(0, scatter)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (scatter,) = ctx.saved_tensors
+        flat = grads[0].new_zeros(ctx.size, *grads[0].shape[1:])
+        flat[scatter] = grads[0]
+        return flat, None
+
+
+def causal_attention(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Every row sees itself, up to each token. [B, H, T, D]"""
+    longest = query.shape[2]
+    if call.softcap is None and (call.window is None or call.window >= longest):
+        gqa = key.shape[1] != query.shape[1]
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=call.scale, enable_gqa=gqa)
+    columns = torch.arange(longest, device=query.device)
+    return masked_attention(call, query, key, value, causal_bias(columns[:, None], columns, call.window)[None, None])
+
+
+def _blocks_of_similar_length(lengths: Sequence[int], parents: Sequence[int], start: int) -> Iterator[tuple[int, int]]:
+    """Cuts the rows from `start` on where they begin to continue something, or to differ much in length."""
+    for end in range(start + 1, len(lengths) + 1):
+        if (
+            end == len(lengths)
+            or (parents[end] < 0) != (parents[start] < 0)
+            or min(lengths[start], lengths[end]) < MIN_LENGTH_RATIO * max(lengths[start], lengths[end])
+        ):
+            yield start, end
+            start = end

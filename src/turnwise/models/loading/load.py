@@ -1,0 +1,148 @@
+"""One way to get a model and its tokenizer, whatever the name stands for."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jinja2 import TemplateSyntaxError
+
+from turnwise.core.errors import UserError
+from turnwise.core.suggestions import nearest
+from turnwise.models.loading.catalogue import SMOLLM2, TINY, model_names
+from turnwise.models.loading.hub import is_hub_available, is_hub_name
+from turnwise.models.loading.lora import base_model_of, has_adapter, is_adapter, load_adapter
+from turnwise.models.loading.pretrained import read_folder, read_gguf, read_hub, remove_dropout_from_modules
+from turnwise.models.loading.smollm2 import smollm2_folder
+from turnwise.models.loading.tiny import tiny_model, tiny_tokenizer
+from turnwise.models.memory.allocator import configure_allocator
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A causal language model without dropout, in eval mode, and its tokenizer.
+
+    Every parameter is trainable, or those of its adapter if it has one.
+    """
+
+    model: Any
+    tokenizer: Any
+    name: str
+    stop_ids: tuple[int, ...]
+    """Tokens that end a turn: those of the generation configuration, and the tokenizer's end-of-sequence."""
+
+
+def load_model(
+    name: str,
+    *,
+    dtype: str = "auto",
+    device: str = "cpu",
+    chat_template: str | None = None,
+    attn_implementation: str = "sdpa",
+    seed: int = 0,
+) -> LoadedModel:
+    """`name`: one of the catalogue, a Hugging Face name (owner/name), a model folder, an adapter
+    folder, or a .gguf file.
+
+    `chat_template`: a Jinja file to use instead of the tokenizer's own template. `seed`: of tiny's untrained weights.
+    """
+    configure_allocator()
+    place = resolve_device(device)
+    number_type = _dtype(dtype, place)
+    template = None if chat_template is None else _read_template(chat_template)
+    model, tokenizer = _read(name, number_type, attn_implementation, seed)
+    if template is not None:
+        tokenizer.chat_template = template
+    _check_template(tokenizer, name)
+    remove_dropout_from_modules(model)
+    model = model.to(place).eval()
+    if not has_adapter(model):
+        model.requires_grad_(True)
+    return LoadedModel(model=model, tokenizer=tokenizer, name=name, stop_ids=_stop_ids(model, tokenizer))
+
+
+def device_of(model: Any) -> torch.device:
+    return model.get_input_embeddings().weight.device
+
+
+def resolve_device(device: str) -> torch.device:
+    """With "auto", CUDA where there is one."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise UserError(f'unknown device "{device}": give "auto", "cpu" or "cuda"') from error
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise UserError('no CUDA device is to be seen: give the device "cpu" or "auto"')
+    return place
+
+
+def _read(name: str, dtype: torch.dtype, attn_implementation: str, seed: int) -> tuple[Any, Any]:
+    if name == TINY:
+        model = tiny_model(seed).to(dtype)
+        model.set_attn_implementation(attn_implementation)
+        return model, tiny_tokenizer()
+    if name == SMOLLM2:
+        return read_folder(smollm2_folder(), dtype=dtype, attn_implementation=attn_implementation)
+    path = Path(name).expanduser()
+    if path.suffix.lower() == ".gguf":
+        return read_gguf(path, dtype=dtype, attn_implementation=attn_implementation)
+    if name and is_adapter(path):
+        model, tokenizer = _read(base_model_of(path), dtype, attn_implementation, seed)
+        load_adapter(model, path)
+        return model, tokenizer
+    if name and path.is_dir():
+        return read_folder(path, dtype=dtype, attn_implementation=attn_implementation)
+    if _is_path(name):
+        raise UserError(f"no model folder {name}: give one that exists, a hub name (owner/name) or a .gguf file")
+    if not is_hub_name(name):
+        raise UserError(
+            f'unknown model "{name}":{nearest(name, model_names())} '
+            "(or give a hub name (owner/name), a folder or a .gguf file)"
+        )
+    return read_hub(name, online=is_hub_available(name), dtype=dtype, attn_implementation=attn_implementation)
+
+
+def _is_path(name: str) -> bool:
+    return name.startswith((".", "~", os.sep)) or name.count("/") > 1 or (bool(name) and Path(name).exists())
+
+
+def _dtype(name: str, place: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.bfloat16 if place.type == "cuda" else torch.float32
+    if name not in DTYPES:
+        raise UserError(f'unknown dtype "{name}":{nearest(name, DTYPES)}')
+    return DTYPES[name]
+
+
+def _read_template(file: str) -> str:
+    try:
+        return Path(file).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"the chat template {file} cannot be read: give a Jinja file") from error
+
+
+def _check_template(tokenizer: Any, name: str) -> None:
+    """Found out now and not in the middle of the first rollout."""
+    if tokenizer.chat_template is None:
+        raise UserError(
+            f'the tokenizer of model "{name}" has no chat template: give one with --model.chat_template FILE'
+        )
+    try:
+        tokenizer.apply_chat_template([{"role": "user", "content": "hello"}], tokenize=False)
+    except TemplateSyntaxError as error:
+        raise UserError(
+            f'the chat template of model "{name}" is no Jinja ({error}): mend it or give another'
+        ) from error
+
+
+def _stop_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    eos = model.generation_config.eos_token_id
+    found = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+    if tokenizer.eos_token_id is not None:
+        found.append(tokenizer.eos_token_id)
+    return tuple(sorted(set(found)))

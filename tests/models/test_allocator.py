@@ -1,0 +1,43 @@
+import gc
+import subprocess
+import sys
+
+import pytest
+
+from turnwise.models.memory.allocator import configure_allocator
+
+FRESH_PAGES = """
+import resource
+import time
+from turnwise.models.memory.allocator import settle_memory
+import torch
+
+if {settled}:
+    settle_memory()
+for _ in range(8):  # the first ones still find their place
+    {block}
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(16):
+    {block}
+    time.sleep(0.03)  # mimalloc, PyTorch's allocator on ARM, purges freed memory after 10 ms
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+TENSOR = "torch.empty(1 << 24).fill_(1)"
+"""64 MiB from PyTorch's allocator: the C library's on x86, mimalloc on ARM."""
+BYTES = "bytearray(b'1') * (1 << 26)"
+"""64 MiB from the C library's."""
+
+
+def test_the_collector_spares_what_existed() -> None:
+    configure_allocator()
+    assert gc.get_freeze_count() > 10_000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the setting is glibc's")
+@pytest.mark.parametrize("block", [TENSOR, BYTES], ids=["tensor", "bytes"])
+def test_a_block_takes_the_pages_of_the_last_one(block: str) -> None:
+    def faults(block: str, settled: bool) -> int:
+        program = [sys.executable, "-c", FRESH_PAGES.format(block=block, settled=settled)]
+        return int(subprocess.run(program, check=True, capture_output=True, text=True).stdout)
+
+    assert 4 * faults(block, settled=True) < faults(BYTES, settled=False)
