@@ -9,11 +9,11 @@ from turnwise.models.memory.allocator import configure_allocator
 FRESH_PAGES = """
 import resource
 import time
-from turnwise.models.memory.allocator import settle_memory
+from turnwise.models.memory.allocator import configure_allocator
 import torch
 
 if {settled}:
-    settle_memory()
+    configure_allocator()
 for _ in range(8):  # the first ones still find their place
     {block}
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
