@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.core.messages import Message, assistant, user
-from turnwise.models.cache import cache_folder
+from turnwise.models.loading.catalogue import cache_folder
 from turnwise.rewards.judge.budget import JudgeCounts
 from turnwise.rewards.judge.prompts import RETRY_REQUEST, UnreadableVerdict, escape_markers
 from turnwise.rewards.judge.settings import JudgeSettings
