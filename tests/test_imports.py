@@ -48,7 +48,7 @@ OPTIONAL = (
     "torch.utils.tensorboard",
     "trackio",
     "wandb",
-    "turnwise.engine.paged.launch",
+    "turnwise.engine.paged.kernels",
     "turnwise.models.head_kernel",
     "turnwise.envs.code_tests.submission_tool",
     "turnwise.tools.python",
@@ -64,7 +64,7 @@ OPTIONAL = (
 )
 """Optional dependencies: what may be imported inside a function, in any room.
 
-`launch` and `head_kernel` stand for Triton, `submission_tool` and `python` for the sandbox, which Linux alone has;
+`kernels` and `head_kernel` stand for Triton, `submission_tool` and `python` for the sandbox, which Linux alone has;
 `search_tool` and `search.index` stand for bm25s, `dense` for torch and transformers, without which a lexical search
 starts at once; `source` for the SDK of MCP; `remote` and `endpoint` for an HTTP library, `local` for torch;
 `tool_factory` and `factory` for all of those together, which a list of environments does not wait for.
