@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from turnwise.report.svg import BLUE, GRID, ORANGE, line, opening, text
+from turnwise.report.svg import BLUE, GRID, ORANGE, svg_line, svg_start, svg_text
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 360, 64, 72, 56, 48
 
@@ -18,14 +18,14 @@ def growth_svg(points: Sequence[tuple[int, float, float]]) -> str:
     def x(episodes: int) -> float:
         return LEFT + across * (math.log2(episodes) - least) / (most - least)
 
-    parts = [opening(title, WIDTH, HEIGHT), text(LEFT, 24, title, size=15, weight="600")]
+    parts = [svg_start(title, WIDTH, HEIGHT), svg_text(LEFT, 24, title, size=15, weight="600")]
     for share in (0, 0.25, 0.5, 0.75, 1):
         y = HEIGHT - BOTTOM - down * share
-        parts.append(line(LEFT, y, WIDTH - RIGHT, y, stroke=GRID))
-        parts.append(text(LEFT - 8, y + 4, f"{most_ms * share:.1f}", anchor="end"))
-        parts.append(text(WIDTH - RIGHT + 8, y + 4, f"{most_gib * share:.0f}"))
-    parts += [text(x(episodes), HEIGHT - BOTTOM + 20, f"{episodes:,}", anchor="middle") for episodes, *_ in points]
-    parts.append(text(LEFT + across / 2, HEIGHT - 8, "episodes in flight", anchor="middle"))
+        parts.append(svg_line(LEFT, y, WIDTH - RIGHT, y, stroke=GRID))
+        parts.append(svg_text(LEFT - 8, y + 4, f"{most_ms * share:.1f}", anchor="end"))
+        parts.append(svg_text(WIDTH - RIGHT + 8, y + 4, f"{most_gib * share:.0f}"))
+    parts += [svg_text(x(episodes), HEIGHT - BOTTOM + 20, f"{episodes:,}", anchor="middle") for episodes, *_ in points]
+    parts.append(svg_text(LEFT + across / 2, HEIGHT - 8, "episodes in flight", anchor="middle"))
     for place, (label, colour, highest, dashes) in enumerate(
         (("ms an episode (left)", BLUE, most_ms, ""), ("GiB of cache (right)", ORANGE, most_gib, "6 4")), start=1
     ):
@@ -35,5 +35,5 @@ def growth_svg(points: Sequence[tuple[int, float, float]]) -> str:
             f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dashes}"/>'
         )
         parts += [f'<circle cx="{one:.1f}" cy="{other:.1f}" r="4" fill="{colour}"/>' for one, other in spots]
-        parts.append(text(LEFT + 200 * (place - 1), 44, label, fill=colour))
+        parts.append(svg_text(LEFT + 200 * (place - 1), 44, label, fill=colour))
     return "\n".join([*parts, "</svg>"]) + "\n"

@@ -91,7 +91,7 @@ def _frame(panel: Panel, x: float, y: float, grid: Grid, *, labelled: bool) -> l
 def _ticks(steps: int, x: float, y: float, grid: Grid) -> list[str]:
     return [
         _text(x + grid.width * tick / steps, y + grid.height + 15, f"{tick:g}", anchor="middle", size=11)
-        for tick in nice_ticks(steps, at_most=4)
+        for tick in nice_ticks(steps, max_ticks=4)
     ]
 
 

@@ -270,8 +270,8 @@ def test_out_of_time_it_stops_and_can_go_on(run: Path, tmp_path: Path) -> None:
 
 
 IDLE = {
-    "raise rollout.max_tokens": {"rollout__max_tokens": 13, "algo__advantage": "grpo", "algo__kl_coef": 0.0},
-    "change algo.loss_tokens": {"algo__loss_tokens": "think"},
+    "Raise rollout.max_tokens": {"rollout__max_tokens": 13, "algo__advantage": "grpo", "algo__kl_coef": 0.0},
+    "Change algo.loss_tokens": {"algo__loss_tokens": "think"},
     "another algo.filter": {"algo__filter": "absolute", "algo__filter_value": 100.0},
 }
 

@@ -1,12 +1,13 @@
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from turnwise.core.messages import assistant
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Group, Status, Stop, Trajectory, Turn
-from turnwise.record.metrics import rollout_metrics
+from turnwise.record.metrics import finite_number, rollout_metrics
 from turnwise.report.metric_charts import metric_points
 
 TASK = Task(env="bandit", seed=1)
@@ -117,3 +118,8 @@ def test_nothing_gives_counts_and_no_nan() -> None:
 def test_equal_rewards_are_no_spread_despite_float_noise() -> None:
     same = [member(Status.FAILED, 0.1) for _ in range(3)]  # the mean of three 0.1 is not 0.1
     assert rollout_metrics([group(*same)])["rollout/zero_std_groups"] == 1.0
+
+
+@pytest.mark.parametrize("value", [None, "NaN", "1", True, float("nan"), float("inf"), 10**400, [1]])
+def test_finite_number_is_none_for_other_values(value: Any) -> None:
+    assert finite_number(value) is None

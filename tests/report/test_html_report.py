@@ -9,18 +9,16 @@ import tomli_w
 from jinja2 import UndefinedError
 
 from turnwise.core.errors import UserError
-from turnwise.record.metrics import finite_number
 from turnwise.report.episodes import choose_from_file, choose_from_index
 from turnwise.report.html_report import TEMPLATES, render_report, write_report
-from turnwise.report.metric_charts import choose_levels, draw_metric_chart, thin_points, value_range
 
 LAKE = {"rows": [["ice", "player"], ["goal", "hole"]], "caption": "", "info": {}}
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u202eevil"
-QUIET = {"meta", "br", "img", "input", "link", "hr"}
+VOID = {"meta", "br", "img", "input", "link", "hr"}
 
 
 class Reader(HTMLParser):
-    """What a browser would make of it: elements, attributes, the text, and whether every element is closed."""
+    """Parses a page into elements, attributes and text, and checks that every element is closed."""
 
     def __init__(self, page: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -35,7 +33,7 @@ class Reader(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         self.attributes += attrs
-        if tag not in QUIET:
+        if tag not in VOID:
             self._open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -74,7 +72,7 @@ def lines(rows: list[Any]) -> bytes:
 
 
 def make_run(path: Path, episodes: dict[int, list[dict[str, Any]]], *, steps: int = 30) -> Path:
-    """A run's files, with the given episodes of some steps."""
+    """Write a run folder with these episodes by step."""
     folder = path / "runs" / "lake"
     (folder / "trajectories").mkdir(parents=True)
     (folder / "config.toml").write_text('[env]\nkind = "frozen_lake"\n[train]\nsteps = 40\n[rollout]\ngroups = 8\n')
@@ -104,20 +102,31 @@ def make_run(path: Path, episodes: dict[int, list[dict[str, Any]]], *, steps: in
     return folder
 
 
-def test_the_page_holds_summary_curves_alarms_settings_and_episodes(tmp_path: Path) -> None:
+def test_run_report_has_all_sections(tmp_path: Path) -> None:
     folder = make_run(tmp_path, {30: [episode(1), episode(2, "failed", 0.0)]})
     (folder / "alarms.jsonl").write_bytes(lines([{"step": 12, "text": "entropy fell to a tenth"}]))
     (folder / "summary.json").write_text("{}")
     page = Reader(render_report(folder))
-    for said in ("finished", "20.0 %", "80.0 %", "70.0 to 90.0 %", "1:00", "30.0k", "1920", "entropy fell to a tenth"):
-        assert said in page.text, said
+    for expected in (
+        "finished",
+        "20.0 %",
+        "80.0 %",
+        "70.0 to 90.0 %",
+        "1:00",
+        "30.0k",
+        "1920",
+        "entropy fell to a tenth",
+    ):
+        assert expected in page.text, expected
     assert "rollout.groups" in page.text and "env.kind" in page.text
     assert "frozen_lake, seed 1" in page.text and "frozen_lake, seed 2" in page.text
     assert "advantage 0.125" in page.text and "reward 0.250" in page.text
-    assert page.tags.count("svg") == 1 + 2 + 4  # the curve, two panels, two states of each of two episodes
+    assert (
+        page.tags.count("svg") == 1 + 2 + 4
+    )  # the learning curve, two metric charts, two states of each of two episodes
 
 
-def test_nothing_is_loaded_and_nothing_runs(tmp_path: Path) -> None:
+def test_run_report_loads_and_runs_nothing(tmp_path: Path) -> None:
     folder = make_run(tmp_path, {30: [episode(turns=[turn(HOSTILE, context=HOSTILE)], status=HOSTILE)]})
     (folder / "alarms.jsonl").write_bytes(lines([{"step": HOSTILE, "text": HOSTILE}]))
     (folder / "config.toml").write_text(f"[env]\nkind = {json.dumps(HOSTILE)}\n")
@@ -129,25 +138,25 @@ def test_nothing_is_loaded_and_nothing_runs(tmp_path: Path) -> None:
     urls = set(re.findall(r"https?://[^\s\"'<]+", text))
     assert urls <= {"http://www.w3.org/2000/svg"}
     assert [value for name, value in page.attributes if name == "content" and "default-src 'none'" in str(value)]
-    assert page.text.count("<script>alert(1)</script>") >= 3  # shown, as text
+    assert page.text.count("<script>alert(1)</script>") >= 3  # as text
     assert "\x1b" not in text and "\u202e" not in text and "␛[31m⟦U+202E⟧evil" in page.text
 
 
-def test_half_characters_and_long_texts_are_cut_and_said(tmp_path: Path) -> None:
+def test_report_shortens_long_texts_and_accepts_surrogates(tmp_path: Path) -> None:
     folder = make_run(tmp_path, {1: [episode(turns=[turn("\ud800" + "y" * 100_000)])]})
     path = write_report(folder)
     assert path == folder / "report.html"
     assert path.stat().st_size < 200_000
-    assert "characters more" in path.read_text(encoding="utf-8")
+    assert "more characters" in path.read_text(encoding="utf-8")
 
 
-def test_thinking_stands_apart_from_the_answer(tmp_path: Path) -> None:
+def test_report_marks_thinking(tmp_path: Path) -> None:
     folder = make_run(tmp_path, {1: [episode(turns=[turn("left is <b>ice</b></think><answer>Left</answer>")])]})
     text = render_report(folder)
     assert '<span class="think">left is &lt;b&gt;ice&lt;/b&gt;&lt;/think&gt;</span>&lt;answer&gt;Left' in text
 
 
-def test_a_run_that_goes_on_says_so(tmp_path: Path) -> None:
+def test_report_of_an_unfinished_run_shows_its_progress(tmp_path: Path) -> None:
     folder = make_run(tmp_path, {})
     with (folder / "metrics.jsonl").open("ab") as file:
         file.write(b'{"step": 31, "rollout/succ')
@@ -155,7 +164,7 @@ def test_a_run_that_goes_on_says_so(tmp_path: Path) -> None:
     assert "not finished" in page.text and "30 of 40" in page.text
 
 
-def test_broken_files_leave_a_page(tmp_path: Path) -> None:
+def test_report_tolerates_broken_files(tmp_path: Path) -> None:
     folder = make_run(tmp_path, {1: [episode()]})
     (folder / "trajectories" / "index.jsonl").write_bytes(
         lines([{"step": 1, "offset": -5, "length": 3}, {"step": 1, "offset": 0, "length": 10**15, "status": "x"}, 7])
@@ -170,11 +179,11 @@ def test_broken_files_leave_a_page(tmp_path: Path) -> None:
     Reader(render_report(folder))
 
 
-def test_the_best_and_the_worst_of_the_last_steps_are_chosen() -> None:
+def test_choose_from_index_takes_best_and_worst_of_last_steps() -> None:
     index = [
         {"step": step, "environment": "e", "seed": seed, "status": status, "reward": reward}
         for step, seed, status, reward in [
-            (1, 0, "succeeded", 99.0),  # long ago
+            (1, 0, "succeeded", 99.0),  # too old
             (11, 1, "succeeded", 1.0),
             (12, 1, "succeeded", 2.0),  # the same task
             (13, 2, "succeeded", 3.0),
@@ -189,12 +198,12 @@ def test_the_best_and_the_worst_of_the_last_steps_are_chosen() -> None:
     assert [row["reward"] for row in bad] == [-1.0, 0.0]
 
 
-def test_of_few_tasks_more_than_one_episode_is_shown() -> None:
+def test_choose_from_index_repeats_tasks_if_there_are_few() -> None:
     index = [{"step": 1, "environment": "e", "seed": 0, "status": "failed", "reward": float(n)} for n in range(5)]
     assert [row["reward"] for row in choose_from_index(index)[1]] == [0.0, 1.0, 2.0]
 
 
-def test_an_evaluations_best_and_worst_come_from_one_pass(tmp_path: Path) -> None:
+def test_choose_from_file_takes_best_and_worst(tmp_path: Path) -> None:
     rows = [episode(seed, "succeeded" if seed % 2 else "failed", float(seed)) for seed in range(20)]
     (tmp_path / "m.jsonl").write_bytes(lines(rows) + b"nonsense\n" + b'{"half')
     good, bad, succeeded, played = choose_from_file(tmp_path / "m.jsonl")
@@ -215,7 +224,7 @@ def make_evaluation(folder: Path, name: str = "tiny") -> Path:
     return folder
 
 
-def test_an_evaluation_has_its_report(tmp_path: Path) -> None:
+def test_evaluation_report_has_all_sections(tmp_path: Path) -> None:
     folder = make_evaluation(tmp_path / "eval")
     result = {"label": "the <b>tiny</b> one", "success": 0.5, "success_low": 0.25, "success_high": 0.75, "reward": 1.0,
               "episodes": 2, "errors": 0, "turns": 1.0, "invalid": 0.0, "sampled_tokens": 8.0}  # fmt: skip
@@ -223,26 +232,34 @@ def test_an_evaluation_has_its_report(tmp_path: Path) -> None:
     summary = {"finished": True, "tasks": 10, "models": [result, {"label": "broken"}], "comparisons": [pair]}
     (folder / "summary.json").write_text(json.dumps(summary))
     page = Reader(render_report(folder))
-    for said in ("50.0 %", "25.0 %", "75.0 %", "+12.5", "0.0400", "1 of 2 episodes succeeded", "the <b>tiny</b> one"):
-        assert said in page.text, said
+    for expected in (
+        "50.0 %",
+        "25.0 %",
+        "75.0 %",
+        "+12.5",
+        "0.0400",
+        "1 of 2 episodes succeeded",
+        "the <b>tiny</b> one",
+    ):
+        assert expected in page.text, expected
     assert "finished" in page.text and "not finished" not in page.text
     assert "b" not in page.tags
     (folder / "summary.json").unlink()
     assert "not finished" in Reader(render_report(folder)).text
 
 
-def test_a_plan_leads_to_no_file_outside_its_folder(tmp_path: Path) -> None:
+def test_evaluation_report_reads_no_file_outside_its_folder(tmp_path: Path) -> None:
     (tmp_path / "secret.jsonl").write_bytes(lines([episode(77)]))
     folder = make_evaluation(tmp_path / "eval", name="../../secret")
     assert "seed 77" not in render_report(folder)
 
 
-def test_a_folder_of_something_else_is_refused_with_the_mend(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="neither a run nor an evaluation: give the folder of one"):
+def test_render_report_refuses_other_folders(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="neither a run nor an evaluation"):
         render_report(tmp_path)
 
 
-def test_the_command_finds_a_run_by_name_and_writes_where_it_is_told(
+def test_report_command_finds_a_run_by_name_and_writes_to_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from turnwise.cli.report import app
@@ -256,40 +273,6 @@ def test_the_command_finds_a_run_by_name_and_writes_where_it_is_told(
     assert capsys.readouterr().out.splitlines() == ["wrote runs/lake/report.html", "wrote deep/er.html"]
     with pytest.raises(UserError, match='no run or evaluation "laek" here or in runs/: did you mean "lake"'):
         app(["laek"], result_action="return_value")
-
-
-def test_a_panel_rises_where_its_numbers_do_and_marks_alarms() -> None:
-    svg = draw_metric_chart(
-        [(step, step / 10) for step in range(1, 11)], "entropy", lambda value: f"{value:.1f}", marks=[5, 99]
-    )
-    raw, _ = re.findall(r'points="([^"]*)"', svg)
-    heights = [float(place.split(",")[1]) for place in raw.split()]
-    assert heights == sorted(heights, reverse=True)  # SVG's y points down
-    assert svg.count("h-10z") == 1  # one mark: the other lies beyond
-    assert "1.0" in svg
-
-
-def test_many_points_are_thinned_without_losing_a_spike() -> None:
-    points = [(float(step), 100.0 if step == 7777 else 0.0) for step in range(20_000)]
-    kept = thin_points(points, 100)
-    assert len(kept) <= 200
-    assert max(kept, key=lambda point: point[1]) == (7777.0, 100.0)
-    assert kept == sorted(kept)
-
-
-@pytest.mark.parametrize("values", [[0.0], [5.0, 5.0], [1e16, 1e16], [-1e99, 1e99], [1e-300], [-3.0, 4.0], [0.1, 0.2]])
-def test_ranges_and_levels_hold_for_numbers_of_any_size(values: list[float]) -> None:
-    low, high = value_range(values)
-    assert low < high and low <= min(values) <= max(values) <= high
-    assert low >= 0 or min(values) < 0
-    levels = choose_levels(low, high)
-    assert len(levels) <= 10
-    assert all(low - 1e-9 * abs(low) <= level <= high + 1e-9 * abs(high) for level in levels)
-
-
-@pytest.mark.parametrize("value", [None, "NaN", "1", True, float("nan"), float("inf"), 10**400, [1]])
-def test_what_is_no_number_is_none(value: Any) -> None:
-    assert finite_number(value) is None
 
 
 def render(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The report in a real browser: hostile text is shown and not run, nothing is fetched, nothing runs over the edge."""
+"""The report in a real browser: hostile text is not executed, nothing is fetched, nothing overflows the page."""
 
 import importlib.util
 import json
@@ -19,13 +19,13 @@ PICTURE = {"rows": [["wall", HOSTILE[:60]]], "caption": HOSTILE, "info": {}}
 def browser() -> Iterator[Any]:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if importlib.util.find_spec("playwright") is None or chromium is None:
-        pytest.skip("no browser to be had here: apt-get install chromium, pip install playwright")
+        pytest.skip("no browser: apt-get install chromium, pip install playwright")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as play:
-        opened = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield opened
-        opened.close()
+        chromium_browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield chromium_browser
+        chromium_browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +46,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-def test_the_report_opens_from_disk_and_hostile_text_stays_text(
-    browser: Any, report: Path, width: int, scheme: Any
-) -> None:
+def test_report_in_a_browser_shows_hostile_text_as_text(browser: Any, report: Path, width: int, scheme: Any) -> None:
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page = context.new_page()
     fetched: list[str] = []

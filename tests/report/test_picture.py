@@ -26,7 +26,7 @@ from work_for_tests import count_lines
 
 SVG = "{http://www.w3.org/2000/svg}"
 DRAWN = {"svg", "rect", "ellipse", "path", "text"}
-"""All elements that a picture is made of: none of them loads or runs anything."""
+"""The elements of a picture; none of them loads or runs anything."""
 
 
 def row(rows: Any, caption: Any = "", info: Any = None) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def texts(svg: str) -> list[str | None]:
 
 
 def pictures_of(name: str, turns: int = 6, **params: Any) -> list[Picture]:
-    """The states of an episode of random play."""
+    """Return the states of an episode with random actions."""
 
     async def play() -> list[Picture]:
         runner = load_spec(name).make(Task(env=name, seed=5, params=params))
@@ -79,7 +79,7 @@ def pictures_of(name: str, turns: int = 6, **params: Any) -> list[Picture]:
         ("countdown", {}, None),
     ],
 )
-def test_every_state_of_an_environment_is_drawn_as_what_it_is(name: str, params: dict[str, Any], board: Any) -> None:
+def test_draw_picture_recognises_the_board_of_each_environment(name: str, params: dict[str, Any], board: Any) -> None:
     found = pictures_of(name, **params)
     assert found
     for picture in found:
@@ -88,7 +88,7 @@ def test_every_state_of_an_environment_is_drawn_as_what_it_is(name: str, params:
 
 
 @pytest.mark.parametrize("name", ["sokoban", "frozen_lake"])
-def test_the_worlds_of_the_environments_have_a_drawing_for_every_cell(name: str) -> None:
+def test_gridworlds_know_every_cell_of_their_environments(name: str) -> None:
     for picture in pictures_of(name):
         assert {cell for cells in picture.rows for cell in cells} <= set(CELLS)
 
@@ -97,8 +97,8 @@ def without_colour(svg: str) -> str:
     return re.sub(r"#[0-9a-f]{6}", "#", svg)
 
 
-def test_things_differ_without_their_colours() -> None:
-    """The label, which says the names, is left out as well."""
+def test_gridworld_cells_differ_without_colour() -> None:
+    """Compare shapes only; the title with the names is cut off."""
     shapes = {
         name: without_colour(draw_picture_svg(row([[name, "wall"]]))).split("stroke-linecap", 1)[1] for name in CELLS
     }
@@ -107,14 +107,14 @@ def test_things_differ_without_their_colours() -> None:
             assert first == second or shapes[first] != shapes[second], (first, second)
 
 
-def test_cells_lie_where_the_rows_say() -> None:
+def test_gridworld_draws_cells_at_their_positions() -> None:
     drawing = draw_picture(row([["empty", "target", "wall"], ["empty", "empty", "wall"]]))
     rings = [shape for shape in drawing.shapes if isinstance(shape, Ellipse) and shape.fill is None]
     assert [(ring.x, ring.y) for ring in rings] == [(1.5 * CELL, 0.5 * CELL)]
     assert (drawing.width, drawing.height) == (3 * CELL, 2 * CELL)
 
 
-def test_digits_of_a_sudoku_lie_in_their_cells_between_thick_lines() -> None:
+def test_sudoku_draws_digits_and_thick_box_lines() -> None:
     rows = [["empty"] * 4 for _ in range(4)]
     rows[1][2] = "3"
     drawing = draw_picture(row(rows))
@@ -123,7 +123,7 @@ def test_digits_of_a_sudoku_lie_in_their_cells_between_thick_lines() -> None:
     assert sorted({path[0][0] for path in thick.paths if path[0][0] == path[1][0]}) == [0, 2 * CELL, 4 * CELL]
 
 
-def test_the_agents_stones_are_crosses_and_the_opponents_rings() -> None:
+def test_tic_tac_toe_draws_crosses_and_rings() -> None:
     rows = [["you", "2", "opponent"], ["4", "5", "6"], ["7", "8", "9"]]
     shapes = draw_picture(row(rows)).shapes
     rings = [shape for shape in shapes if isinstance(shape, Ellipse)]
@@ -133,17 +133,17 @@ def test_the_agents_stones_are_crosses_and_the_opponents_rings() -> None:
     assert [shape.text for shape in shapes if isinstance(shape, Label)] == ["2", "4", "5", "6", "7", "8", "9"]
 
 
-def test_the_numbers_of_a_tile_and_the_letters_of_a_sticker_are_written() -> None:
+def test_2048_and_cube_label_their_cells() -> None:
     assert texts(draw_picture_svg(row([["2", "empty"], ["1024", "empty"]], "Score 12"))) == ["2", "1024", "Score 12"]
     assert texts(draw_picture_svg(row([["white", "empty"], ["red", "blue"]]))) == ["W", "R", "B"]
 
 
-def test_unknown_cells_are_text_in_a_box() -> None:
+def test_unknown_cells_are_drawn_as_text() -> None:
     assert texts(draw_picture_svg(row([["Teacher", "Trader"]], "paid 0.3"))) == ["Teacher", "Trader", "paid 0.3"]
     assert texts(draw_picture_svg(row([["wall", "golden_key"]]))) == ["golden", "key"]
 
 
-def test_markup_is_shown_and_not_obeyed() -> None:
+def test_draw_picture_escapes_markup() -> None:
     hostile = "<script>alert(1)</script>"
     svg = draw_picture_svg(row([[hostile, '"><img src=x onerror=alert(1)>']], "</svg><b>", {'a"b': "]]>&amp;"}))
     assert "<script" not in svg and "<img" not in svg and "<b>" not in svg
@@ -151,38 +151,36 @@ def test_markup_is_shown_and_not_obeyed() -> None:
     assert "<script>alert(1)</script>" in shown and "]]>&amp;" in shown
 
 
-def test_control_characters_and_overrides_of_direction_do_not_reach_the_page() -> None:
+def test_draw_picture_removes_control_characters() -> None:
     svg = draw_picture_svg(row([["a\x1b[31mb\u202ec\x00\ud800d"]], "\u2066x"))
     assert not set(svg) & set("\x1b\u202e\x00\ud800\u2066")
     parsed(svg)
 
 
-def test_chinese_japanese_korean_emoji_and_box_drawing_stay_as_they_are() -> None:
+def test_draw_picture_keeps_cjk_emoji_and_box_drawing() -> None:
     assert "它是动物吗？" in texts(draw_picture_svg(row([["它是动物吗？", "はい 👩‍🚀", "예"]])))
     assert "はい 👩‍🚀" in texts(draw_picture_svg(row([["はい 👩‍🚀"]])))
     board = "┌──┬──┐\n│ a│  │\n└──┴──┘"
     assert texts(draw_picture_svg(row([[board]]))) == board.split("\n")
 
 
-def test_a_picture_too_large_to_see_is_a_note() -> None:
+def test_draw_picture_replaces_a_huge_picture_by_a_note() -> None:
     line = ["wall"] * 10_000
-    assert count_lines(lambda: draw_picture_svg(row([line] * 10_000))) < 100_000, "rows are looked at, cells are not"
+    assert count_lines(lambda: draw_picture_svg(row([line] * 10_000))) < 100_000, "cells are not visited"
     svg = draw_picture_svg(row([line] * 10_000))
     assert len(svg) < 1000
-    assert texts(svg) == ["a picture of 10000 x 10000 cells: too large to draw"]
+    assert texts(svg) == ["10000 x 10000 cells, too large to draw"]
 
 
 @pytest.mark.parametrize(("height", "width"), [(MAX_SIDE + 1, 1), (1, MAX_SIDE + 1), (40, 40)])
-def test_long_and_wide_pictures_are_notes_too(height: int, width: int) -> None:
-    assert texts(draw_picture_svg(row([["x"] * width] * height))) == [
-        f"a picture of {height} x {width} cells: too large to draw"
-    ]
+def test_draw_picture_limits_both_sides(height: int, width: int) -> None:
+    assert texts(draw_picture_svg(row([["x"] * width] * height))) == [f"{height} x {width} cells, too large to draw"]
 
 
 @pytest.mark.parametrize(
     "picture", [{}, row(None), row([]), row([[]]), row("wall"), row([["x" * 10**6]]), row([[10**400, 1.5, None, {}]])]
 )
-def test_what_is_no_picture_does_no_harm(picture: dict[str, Any]) -> None:
+def test_draw_picture_tolerates_invalid_pictures(picture: dict[str, Any]) -> None:
     svg = draw_picture_svg(picture)
     parsed(svg)
     assert len(svg) < 20_000
@@ -200,13 +198,13 @@ cells = st.one_of(
     caption=st.text(max_size=200) | st.none() | st.integers(),
     info=st.dictionaries(st.text(max_size=9), cells, max_size=12) | st.none(),
 )
-def test_any_picture_becomes_a_small_well_formed_drawing(rows: Any, caption: Any, info: Any) -> None:
+def test_draw_picture_is_small_and_well_formed_for_any_input(rows: Any, caption: Any, info: Any) -> None:
     svg = draw_picture_svg({"rows": rows, "caption": caption, "info": info})
     parsed(svg)
     assert len(svg) < 60_000
 
 
-def test_the_largest_picture_that_is_drawn_is_still_small() -> None:
+def test_draw_picture_bounds_the_size_of_the_svg() -> None:
     side = int(MAX_CELLS**0.5)
     assert side <= MAX_SIDE
     assert len(draw_picture_svg(row([["player_in_hole"] * side] * side))) < 1_500_000

@@ -2,18 +2,21 @@ import io
 import math
 import sys
 import threading
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from turnwise.report.progress import Progress
-from turnwise.report.terminal import make_console, sanitize_line
+from turnwise.report.progress import Progress, explain_idle_step
+from turnwise.report.terminal import make_console
 
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 
+ROLLED = {"rollout/sampled_tokens": 40.0, "rollout/kept_groups": 4.0}
+
 
 class Clock:
-    """Time that passes only when told to."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -43,7 +46,7 @@ def metrics(success: float) -> dict[str, float]:
     }
 
 
-def test_plain_lines_are_aligned_and_say_what_a_person_wants() -> None:
+def test_progress_lines_are_aligned() -> None:
     out, file = console(terminal=False)
     clock = Clock()
     with Progress(120, out, clock=clock) as progress:
@@ -60,7 +63,7 @@ def test_plain_lines_are_aligned_and_say_what_a_person_wants() -> None:
     assert "\x1b" not in written(file)
 
 
-def test_plain_lines_come_at_most_every_two_seconds_and_the_last_step_always() -> None:
+def test_progress_lines_are_throttled_but_end_with_the_last_step() -> None:
     out, file = console(terminal=False)
     clock = Clock()
     with Progress(100, out, clock=clock) as progress:
@@ -73,7 +76,7 @@ def test_plain_lines_come_at_most_every_two_seconds_and_the_last_step_always() -
     assert sum("100/100" in line for line in lines) == 1
 
 
-def test_a_run_that_ends_early_still_shows_its_last_step() -> None:
+def test_progress_prints_the_last_step_of_an_interrupted_run() -> None:
     out, file = console(terminal=False)
     clock = Clock()
     with pytest.raises(KeyboardInterrupt), Progress(100, out, clock=clock) as progress:
@@ -85,7 +88,7 @@ def test_a_run_that_ends_early_still_shows_its_last_step() -> None:
     assert [line[:10] for line in written(file).splitlines()] == ["step   1/1", "step   2/1"]
 
 
-def test_a_long_step_shows_its_phase_now_and_then() -> None:
+def test_progress_prints_the_phase_of_a_long_step() -> None:
     out, file = console(terminal=False)
     clock = Clock()
     with Progress(10, out, clock=clock) as progress:
@@ -95,11 +98,11 @@ def test_a_long_step_shows_its_phase_now_and_then() -> None:
     assert written(file).splitlines() == ["step  0/10  rollout 29/256", "step  0/10  rollout 59/256"]
 
 
-def test_time_left_follows_the_pace_and_the_limit() -> None:
+def test_progress_estimates_the_time_left_within_the_limit() -> None:
     out, file = console(terminal=False)
     clock = Clock()
     with Progress(10, out, clock=clock, limit_s=40) as progress:
-        clock.now += 100  # loading and evaluating says nothing of the pace
+        clock.now += 100  # loading and the first evaluation do not count
         progress.begin(4)
         clock.now += 6
         progress.step(4, metrics(0.1))
@@ -111,7 +114,7 @@ def test_time_left_follows_the_pace_and_the_limit() -> None:
     assert lines[1].endswith("left    0:22")  # four of 9 s, but 22 until the limit
 
 
-def test_a_resumed_run_that_stops_at_once_prints_no_step() -> None:
+def test_progress_of_a_resumed_run_without_steps_prints_nothing() -> None:
     out, file = console(terminal=False)
     with Progress(10, out) as progress:
         progress.begin(4)
@@ -119,17 +122,16 @@ def test_a_resumed_run_that_stops_at_once_prints_no_step() -> None:
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_the_kl_to_the_sampling_policy_is_called_what_it_is(terminal: bool) -> None:
-    """Shown only where there is no reference to have a KL to."""
-    for given, label, other in (({}, "step KL", "-3.4e-04"), ({"train/kl": 0.25}, "KL", "0.250")):
+def test_progress_shows_the_step_kl_without_a_reference(terminal: bool) -> None:
+    for extra, label, value in (({}, "step KL", "-3.4e-04"), ({"train/kl": 0.25}, "KL", "0.250")):
         out, file = console(terminal=terminal)
         with Progress(1, out) as progress:
-            progress.step(0, {"train/approx_kl": -0.00034, **given})
-        assert label in written(file) and other in written(file)
+            progress.step(0, {"train/approx_kl": -0.00034, **extra})
+        assert label in written(file) and value in written(file)
         assert ("step KL" in written(file)) == (label == "step KL")
 
 
-def test_missing_and_nonfinite_numbers_do_not_end_a_run() -> None:
+def test_progress_accepts_missing_and_nonfinite_metrics() -> None:
     for terminal in (False, True):
         out, file = console(terminal=terminal)
         with Progress(2, out, clock=Clock()) as progress:
@@ -138,7 +140,7 @@ def test_missing_and_nonfinite_numbers_do_not_end_a_run() -> None:
         assert "nan" in written(file)
 
 
-def test_on_a_terminal_the_view_is_redrawn_and_throttled() -> None:
+def test_progress_on_a_terminal_is_redrawn_and_throttled() -> None:
     out, file = console(terminal=True)
     clock = Clock()
     with Progress(100, out, title="frozen_lake", clock=clock) as progress:
@@ -156,7 +158,7 @@ def test_on_a_terminal_the_view_is_redrawn_and_throttled() -> None:
         assert part in text
 
 
-def test_after_an_exception_the_terminal_is_as_before_and_nothing_is_printed_later() -> None:
+def test_progress_restores_the_terminal_after_an_exception() -> None:
     for error in (KeyboardInterrupt, ValueError):
         out, file = console(terminal=True)
         threads, stdout = threading.active_count(), sys.stdout
@@ -170,7 +172,7 @@ def test_after_an_exception_the_terminal_is_as_before_and_nothing_is_printed_lat
         assert sys.stdout is stdout
 
 
-def test_a_note_is_one_plain_line_whatever_it_holds() -> None:
+def test_progress_note_is_one_line_without_markup() -> None:
     for terminal in (False, True):
         out, file = console(terminal=terminal)
         with Progress(10, out) as progress:
@@ -179,7 +181,7 @@ def test_a_note_is_one_plain_line_whatever_it_holds() -> None:
         assert "\x1b[2J" not in written(file)
 
 
-def test_a_terminal_without_unicode_gets_a_view_that_it_can_show() -> None:
+def test_progress_works_without_unicode() -> None:
     out, file = console(terminal=True, encoding="ascii")
     clock = Clock()
     with Progress(10, out, clock=clock) as progress:
@@ -188,11 +190,7 @@ def test_a_terminal_without_unicode_gets_a_view_that_it_can_show() -> None:
     assert "50.0 %" in written(file)
 
 
-def test_one_line_keeps_letters_of_every_language() -> None:
-    assert sanitize_line("naïve 雪\tü\x07").plain == "naïve 雪 ü "
-
-
-def test_a_pipe_never_gets_motion_even_with_forced_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_make_console_never_redraws_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", file)
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -201,3 +199,24 @@ def test_a_pipe_never_gets_motion_even_with_forced_colours(monkeypatch: pytest.M
         progress.note("snow 雪")
     assert "snow ?" in written(file)
     assert HIDE_CURSOR not in written(file)
+
+
+@pytest.mark.parametrize(
+    ("row", "fix"),
+    [
+        ({"train/empty_steps": 1.0, "rollout/sampled_tokens": 0.0, "rollout/kept_groups": 0.0}, "Raise rollout.max_to"),
+        ({**ROLLED, "train/empty_steps": 1.0, "rollout/kept_groups": 0.0}, "another algo.filter"),
+        ({**ROLLED, "train/empty_steps": 1.0}, "algo.truncated = drop"),
+        ({**ROLLED, "train/idle_steps": 1.0}, "raise rollout.group_size"),
+        ({**ROLLED, "train/grad_norm": 0.0}, "algo.loss_tokens"),
+    ],
+)
+def test_explain_idle_step_says_what_to_change(row: dict[str, Any], fix: str) -> None:
+    explanation = explain_idle_step(row)
+    assert explanation is not None and fix in explanation
+
+
+def test_explain_idle_step_is_none_after_an_update() -> None:
+    assert explain_idle_step({**ROLLED, "train/grad_norm": 1e-9}) is None
+    assert explain_idle_step({**ROLLED, "train/critic_grad_norm": 0.5}) is None, "the critic's warm-up"
+    assert explain_idle_step({**ROLLED, "train/grad_norm": None}) is None, "a non-finite gradient has its own alarm"

@@ -1,11 +1,10 @@
 import io
+import math
 from pathlib import Path
 
-import pytest
 from rich.console import Console, RenderableType
 
-from turnwise.report.formatting import format_interval
-from turnwise.report.tables import run_table, seeds_table
+from turnwise.report.tables import comparison_table, evaluation_table, models_table, run_table, seeds_table
 
 SUMMARY = {
     "success_before": 0.2617,
@@ -18,14 +17,38 @@ SUMMARY = {
     "seed": 0,
 }
 
+METRICS = {
+    "eval/success": 0.5,
+    "eval/success_low": 0.4,
+    "eval/success_high": 0.6,
+    "eval/episodes": 256,
+    "eval/errors": 2,
+    "eval/reward": 0.25,
+    "eval/turns": 3.21,
+    "eval/invalid": 0.125,
+    "eval/cut": 0.0,
+    "eval/sampled_tokens": 31.4,
+}
+PAIR = {
+    "tasks": 256,
+    "success": 0.042,
+    "low": -0.01,
+    "high": 0.094,
+    "interval": "Agresti-Min",
+    "p": 0.1234,
+    "test": "exact McNemar",
+    "reward": -0.05,
+    "reward_p": 0.00001,
+}
 
-def shown(table: RenderableType) -> list[str]:
-    console = Console(file=io.StringIO(), width=100)
+
+def shown(table: RenderableType, width: int = 140) -> list[str]:
+    console = Console(file=io.StringIO(), width=width)
     console.print(table)
     return [" ".join(line.split()) for line in console.file.getvalue().splitlines() if line.strip()]
 
 
-def test_the_closing_table_says_how_it_ended_and_what_to_type_next() -> None:
+def test_run_table_shows_the_summary_and_the_next_command() -> None:
     assert shown(run_table(SUMMARY, Path("runs/[red]a"), "turnwise eval runs/a")) == [
         "success before 26.2 %",
         "success after 91.0 %",
@@ -39,7 +62,7 @@ def test_the_closing_table_says_how_it_ended_and_what_to_type_next() -> None:
     ]
 
 
-def test_the_seeds_table_ends_with_mean_and_range() -> None:
+def test_seeds_table_ends_with_mean_and_range() -> None:
     seeds = [SUMMARY, {**SUMMARY, "seed": 1, "success_after": 0.8, "wall_s": 150.0}]
     assert shown(seeds_table(seeds)) == [
         "seed before after 95 % interval wall time episodes",
@@ -49,16 +72,61 @@ def test_the_seeds_table_ends_with_mean_and_range() -> None:
     ]
 
 
-def test_one_seed_has_no_mean() -> None:
+def test_seeds_table_of_one_seed_has_no_mean() -> None:
     assert len(shown(seeds_table([SUMMARY]))) == 2
 
 
-def test_what_was_not_measured_is_a_dash() -> None:
+def test_tables_show_missing_values_as_a_dash() -> None:
     cut = {**SUMMARY, "success_after": None, "interval": None}
     assert "success after -" in shown(run_table(cut, Path("runs/a"), "x"))
     assert shown(seeds_table([cut, cut]))[-1] == "mean 26.2 % - - 2:22 30.7k"
 
 
-@pytest.mark.parametrize(("ends", "text"), [(None, "-"), ([None, None], "-"), ((0.5, 1.0), "50.0 to 100.0 %")])
-def test_interval(ends: list[float | None] | None, text: str) -> None:
-    assert format_interval(ends) == text
+def test_evaluation_table_lists_one_models_results() -> None:
+    passes = {"eval/pass_at_2": 0.6, "eval/pass_at_10": 0.9}
+    assert shown(evaluation_table("runs/[red]a", "sokoban, 256 tasks", {**METRICS, **passes})) == [
+        "model runs/[red]a",
+        "tasks sokoban, 256 tasks",
+        "success 50.0 %",
+        "95 % interval 40.0 to 60.0 %",
+        "pass@2 60.0 %",
+        "pass@10 90.0 %",
+        "episodes 256",
+        "errors 2",
+        "mean return 0.250",
+        "turns 3.2",
+        "invalid turns 12.5 %",
+        "sampled tokens 31.4",
+    ]
+
+
+def test_models_table_has_one_row_per_model() -> None:
+    other = {**METRICS, "eval/success": 1.0, "eval/sampled_tokens": math.nan, "eval/errors": 0}
+    assert shown(models_table([("tiny", METRICS), ("gpt", other)], "sokoban")) == [
+        "sokoban",
+        "model success 95 % interval return turns invalid tokens errors",
+        "tiny 50.0 % 40.0 to 60.0 % 0.250 3.2 12.5 % 31.4 2",
+        "gpt 100.0 % 40.0 to 60.0 % 0.250 3.2 12.5 % - 0",
+    ]
+
+
+def test_models_table_fits_a_narrow_terminal() -> None:
+    whole = {**METRICS, "eval/errors": 0, "eval/pass_at_2": 0.6, "eval/pass_at_4": 0.75}
+    lines = shown(models_table([("a", whole), ("Qwen2.5-0.5B-Instruct", whole)], "sokoban"), width=80)
+    assert lines[1:] == [
+        "model success 95 % interval pass@4 return turns invalid tokens",
+        "a 50.0 % 40.0 to 60.0 % 75.0 % 0.250 3.2 12.5 % 31.4",
+        "Qwen2.5-0.5B-In 50.0 % 40.0 to 60.0 % 75.0 % 0.250 3.2 12.5 % 31.4",
+        "struct",
+    ]
+
+
+def test_comparison_table_names_its_tests() -> None:
+    assert shown(comparison_table("tiny", [("gpt", PAIR)])) == [
+        "vs tiny success 95 % interval p return p tasks",
+        "gpt +4.2 -1.0 to +9.4 0.1234 -0.050 < 0.0001 256",
+        "success in percentage points; p: exact McNemar, for the return a sign-flip test; interval: Agresti-Min",
+    ]
+    lines = shown(comparison_table("tiny", [("a", PAIR), ("b", None), ("c", PAIR)]))
+    assert lines[2] == "b - - - - - -"
+    assert "Holm correction for 2 comparisons" in lines[-1]

@@ -28,18 +28,18 @@ def trajectory(turns: int = 2, **changes: Any) -> dict[str, Any]:
     return {"group": 0, "member": 0, "start": LAKE, "turns": [{"picture": AFTER}] * turns, **changes}
 
 
-def opened(data: bytes) -> Image.Image:
+def load_image(data: bytes) -> Image.Image:
     return Image.open(io.BytesIO(data))
 
 
 def at(image: Image.Image, across: float, down: float) -> Any:
-    """The colour in the middle of a cell, given by its column and row."""
+    """Return the colour at a position, given in cells."""
     margin = 2  # of the drawing
     return image.getpixel((round(2 * (margin + CELL * across)), round(2 * (margin + CELL * down))))
 
 
-def test_pixels_are_where_the_shapes_are() -> None:
-    """Ice, the dark water of the hole, the wood of a box: each in its own cell."""
+def test_drawing_to_image_puts_pixels_where_the_shapes_are() -> None:
+    """Check the colours of ice, a hole and a box in their cells."""
     image = drawing_to_image(draw_picture({"rows": [["ice", "hole"], ["box", "ice"]], "caption": "", "info": {}}))
     assert image.size == (2 * 84, 2 * 84)
     assert at(image, 0.5, 0.5) == (0xDC, 0xED, 0xF8)
@@ -48,22 +48,25 @@ def test_pixels_are_where_the_shapes_are() -> None:
     assert red > green > blue
 
 
-def test_a_strip_has_one_frame_a_state_and_ends_with_the_last() -> None:
-    one, two = opened(encode_strip([("start", LAKE)])), opened(encode_strip([("start", LAKE), ("turn 1", AFTER)]))
+def test_encode_strip_has_one_frame_per_state() -> None:
+    one, two = (
+        load_image(encode_strip([("start", LAKE)])),
+        load_image(encode_strip([("start", LAKE), ("turn 1", AFTER)])),
+    )
     assert two.size == (2 * one.width, one.height)
     left, right = two.crop((0, 0, one.width, one.height)), two.crop((one.width, 0, two.width, one.height))
     assert ImageChops.difference(left.convert("RGB"), one.convert("RGB")).getbbox() is None
     assert ImageChops.difference(left, right).getbbox() is not None
 
 
-def test_nine_states_stand_in_two_rows() -> None:
-    one = opened(encode_strip([("x", LAKE)]))
-    assert opened(encode_strip([("x", LAKE)] * 9)).size == (8 * one.width, 2 * one.height)
+def test_encode_strip_wraps_after_eight_states() -> None:
+    one = load_image(encode_strip([("x", LAKE)]))
+    assert load_image(encode_strip([("x", LAKE)] * 9)).size == (8 * one.width, 2 * one.height)
 
 
-@pytest.mark.parametrize("kind", ["gif", "png"])
-def test_an_animation_plays_the_states_for_ever_and_rests_on_the_last(kind: Any) -> None:
-    film = opened(encode_animation([("start", LAKE), ("turn 1", AFTER), ("turn 2", LAKE)], kind))
+@pytest.mark.parametrize("file_format", ["gif", "png"])
+def test_encode_animation_loops_and_pauses_on_the_last_state(file_format: Any) -> None:
+    film = load_image(encode_animation([("start", LAKE), ("turn 1", AFTER), ("turn 2", LAKE)], file_format))
     assert film.n_frames == 3
     assert film.info["loop"] == 0
     film.seek(0)
@@ -72,7 +75,7 @@ def test_an_animation_plays_the_states_for_ever_and_rests_on_the_last(kind: Any)
     assert film.info["duration"] > first
 
 
-def test_a_trajectory_gives_its_start_and_every_turn_that_has_a_picture() -> None:
+def test_collect_pictures_has_the_start_and_every_drawn_turn() -> None:
     found = collect_pictures(trajectory(turns=2))
     assert [name for name, _ in found] == ["start", "turn 1", "turn 2"]
     assert found[0][1] is LAKE and found[2][1] is AFTER
@@ -80,42 +83,42 @@ def test_a_trajectory_gives_its_start_and_every_turn_that_has_a_picture() -> Non
     assert [name for name, _ in collect_pictures(old)] == ["turn 2"]
 
 
-def test_a_long_trajectory_keeps_its_first_and_last_state() -> None:
+def test_collect_pictures_keeps_first_and_last_of_a_long_trajectory() -> None:
     names = [name for name, _ in collect_pictures(trajectory(turns=500))]
     assert len(names) == MAX_STATES
     assert (names[0], names[-1]) == ("start", "turn 500")
 
 
-def test_letters_of_all_kinds_leave_ink(optional_part: Any) -> None:
-    """Where the machine has the fonts: nothing is the empty box that stands for what a font lacks."""
-    if (lacks := raster.describe_missing_fonts()) is not None:
-        optional_part(lacks)
+def test_split_by_font_finds_a_glyph_in_every_script(optional_part: Any) -> None:
+    """No character is drawn as the box for missing ones, if the machine has the fonts."""
+    if (missing := raster.describe_missing_fonts()) is not None:
+        optional_part(missing)
     for letter in "aß漢あ한┌│🦊":
         for piece, font, _ in raster.split_by_font(letter, bold=False, mono=False, size=32):
-            lacking = font.getmask(raster.UNKNOWN)
-            assert (font.getmask(piece).size, bytes(font.getmask(piece))) != (lacking.size, bytes(lacking)), letter
+            box = font.getmask(raster.UNASSIGNED)
+            assert (font.getmask(piece).size, bytes(font.getmask(piece))) != (box.size, bytes(box)), letter
 
 
-def test_a_colour_emoji_keeps_its_colours(optional_part: Any) -> None:
+def test_drawing_to_image_keeps_emoji_colours(optional_part: Any) -> None:
     if raster.find_font(raster.EMOJI_FONTS[:3]) is None:
         optional_part("no font with colour emoji was found: install fonts-noto-color-emoji")
     image = drawing_to_image(draw_picture({"rows": [["🦊"]], "caption": "", "info": {}}))
     assert any(red > 200 and blue < 90 for _, (red, _, blue) in image.getcolors(1 << 20))  # type: ignore[misc]
 
 
-def test_text_is_split_by_the_fonts_that_have_it() -> None:
+def test_split_by_font_keeps_the_text() -> None:
     pieces = [piece for piece, _, _ in raster.split_by_font("abc 漢字 x", bold=False, mono=False, size=20)]
     assert "".join(pieces) == "abc 漢字 x"
 
 
-def test_a_machine_without_fonts_still_draws_and_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drawing_to_image_works_without_installed_fonts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(raster, "installed_fonts", dict)
     assert "fonts-noto-cjk" in (raster.describe_missing_fonts() or "")
     image = drawing_to_image(draw_picture({"rows": [["hello"]], "caption": "", "info": {}}))
     assert len(image.getcolors(1 << 20) or []) > 10
 
 
-def test_pictures_are_written_beside_the_trajectories(tmp_path: Path) -> None:
+def test_trajectory_images_are_written_beside_the_trajectories(tmp_path: Path) -> None:
     warnings: list[str] = []
     files = TrajectoryImages(tmp_path, every=2, per_step=2, warn=warnings.append)
     rows = [trajectory(group=group, member=member) for group in (0, 1, 2) for member in (0, 1)]
@@ -124,21 +127,21 @@ def test_pictures_are_written_beside_the_trajectories(tmp_path: Path) -> None:
     names = ["step_000004_group_0_member_0", "step_000004_group_1_member_0"]
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"{n}.{end}" for n in names for end in ("gif", "png")]
     assert {path.name for path in written} == {path.name for path in tmp_path.iterdir()}
-    assert opened((tmp_path / f"{names[0]}.gif").read_bytes()).n_frames == 3
+    assert load_image((tmp_path / f"{names[0]}.gif").read_bytes()).n_frames == 3
 
 
-def test_pictures_that_cannot_be_written_are_told_once_and_then_off(tmp_path: Path) -> None:
+def test_trajectory_images_warn_once_and_stop_after_a_failure(tmp_path: Path) -> None:
     warnings: list[str] = []
     files = TrajectoryImages(tmp_path / "missing", every=1, per_step=1, warn=warnings.append)
     warnings.clear()
     for step in (1, 2, 3):
         assert files.write(step, [trajectory()]) == []
-    assert len(warnings) == 1 and "off" in warnings[0]
+    assert len(warnings) == 1 and "no more pictures" in warnings[0]
 
 
-def test_without_pillow_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trajectory_images_name_the_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PIL", "PIL.Image"):
         monkeypatch.setitem(__import__("sys").modules, name, None)
     with pytest.raises(UserError, match=r"pip install 'turnwise\[pictures\]'"):
         TrajectoryImages(tmp_path, every=1, per_step=1, warn=print)
-    TrajectoryImages(tmp_path, every=0, per_step=1, warn=print)  # asked for none: needs none
+    TrajectoryImages(tmp_path, every=0, per_step=1, warn=print)  # needs no Pillow

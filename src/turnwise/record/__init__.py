@@ -1,1 +1,1 @@
-"""The run folder: metrics, trajectories and their index, and what a person sees of a run."""
+"""The run folder: metrics, trajectories and their index, evaluations, provenance, trackers."""

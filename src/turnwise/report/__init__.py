@@ -1,1 +1,1 @@
-"""A run or an evaluation as one HTML file."""
+"""Reports of runs and evaluations: progress, tables and plots in the terminal, charts, pictures, the HTML report."""

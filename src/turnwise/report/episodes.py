@@ -127,8 +127,8 @@ def view_episode(row: Mapping[str, Any], heading: str) -> EpisodeView:
 
 def _view_turn(turn: Mapping[str, Any], number: int) -> TurnView:
     notes = [f"turn {number}", f"reward {format_decimal(finite_number(turn.get('turn_reward', turn.get('reward'))))}"]
-    notes += ["invalid"] if turn.get("invalid") else []
-    notes += ["cut at the token limit"] if turn.get("stop") == "length" else []
+    notes += ["invalid action"] if turn.get("invalid") else []
+    notes += ["stopped at the token limit"] if turn.get("stop") == "length" else []
     notes += _mean_advantage(turn.get("advantages"))
     thought, answer = _split_thought(_message_text(turn))
     context = str(turn.get("context", ""))

@@ -1,4 +1,4 @@
-"""How far an evaluation is: a redrawn line on a terminal, a plain line now and then elsewhere."""
+"""Live progress of an evaluation: redrawn in place on a terminal, an occasional line elsewhere."""
 
 import time
 from collections.abc import Callable
@@ -18,9 +18,12 @@ LIVE_INTERVAL_S, LINE_INTERVAL_S = 0.2, 10.0
 
 
 class EvaluationProgress:
-    """`with EvaluationProgress(console, "tiny", total=256) as progress:` then `add_episode` after each episode.
+    """Progress of one model's episodes.
 
-    There is no thread: it is redrawn from these calls, and an exception in the block gives the terminal back.
+        with EvaluationProgress(console, "tiny", total=256) as progress:
+            progress.add_episode(success=True)
+
+    There is no thread: the calls themselves redraw, and an exception in the block restores the terminal.
     """
 
     def __init__(
@@ -33,10 +36,10 @@ class EvaluationProgress:
         solved: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`done`, `solved`: what an earlier sitting did, which the pace does not count."""
+        """`done` and `solved` count the episodes before a resume; the estimate of the remaining time ignores them."""
         self._console, self._label, self._clock = console, label, clock
         self._total, self._done, self._solved = total, done, solved
-        self._before, self._began, self._drawn = done, clock(), clock()
+        self._resumed_from, self._started, self._drawn = done, clock(), clock()
         self._phase = ""
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_interactive else None
 
@@ -51,10 +54,10 @@ class EvaluationProgress:
             self._live.stop()
 
     def set_phase(self, name: str, done: int, total: int) -> None:
-        """What comes before the first episode, such as a warm-up; the pace counts from its end."""
+        """Show a phase before the first episode, such as a warm-up. The clock restarts after it."""
         self._phase = f"{name} {done}/{total}"
         self._draw_if_due()
-        self._began = self._clock()
+        self._started = self._clock()
 
     def add_episode(self, success: bool) -> None:
         self._phase = ""
@@ -70,11 +73,11 @@ class EvaluationProgress:
     def _draw(self) -> None:
         self._drawn = self._clock()
         if self._live is None:
-            self._console.print(sanitize_line(f"{self._label}: {self._words()}"), soft_wrap=True)
+            self._console.print(sanitize_line(f"{self._label}: {self._text()}"), soft_wrap=True)
         else:
             self._live.update(self._bar(), refresh=True)
 
-    def _words(self) -> str:
+    def _text(self) -> str:
         if self._phase:
             return self._phase
         success = f", success {format_percent(self._solved / self._done)}" if self._done else ""
@@ -87,12 +90,12 @@ class EvaluationProgress:
         bar = ProgressBar(total=max(1, self._total), completed=self._done, complete_style="cyan")
         label = sanitize_line(self._label)
         label.stylize("bold")
-        grid.add_row(label, bar, Text(self._words()))
+        grid.add_row(label, bar, Text(self._text()))
         return grid
 
     def _left_s(self) -> float | None:
-        """By the pace of this sitting. None until there is one."""
-        played = self._done - self._before
-        if not played:
+        """Estimate the remaining time from the episodes since the start or resume. None before the first of them."""
+        num_episodes = self._done - self._resumed_from
+        if not num_episodes:
             return None
-        return (self._clock() - self._began) / played * (self._total - self._done)
+        return (self._clock() - self._started) / num_episodes * (self._total - self._done)

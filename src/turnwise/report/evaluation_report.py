@@ -49,7 +49,7 @@ def _headline_numbers(plan: Row, summary: Row, num_models: int) -> list[tuple[st
     numbers = [("state", "finished" if summary.get("finished") else "not finished")]
     if summary:
         numbers.append(("tasks", format_count(finite_number(summary.get("tasks")))))
-    return [*numbers, ("tries of each", str(plan.get("tries", 1))[:20]), ("models", str(num_models))]
+    return [*numbers, ("attempts per task", str(plan.get("tries", 1))[:20]), ("models", str(num_models))]
 
 
 def _success_chart(results: Sequence[Row], environment: str, tries: int) -> Markup:
@@ -83,7 +83,7 @@ def _comparison_cells(pair: Row) -> tuple[str, ...]:
     values = _numbers(pair, ("success", "low", "high", "p"))
     difference, low, high, p = (math.nan if value is None else value for value in values)
     return (
-        f"{pair.get('second')} against {pair.get('first')}"[:200],
+        f"{pair.get('second')} vs {pair.get('first')}"[:200],
         format_points(difference),
         format_points(low),
         format_points(high),

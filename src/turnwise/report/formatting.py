@@ -1,10 +1,13 @@
-"""Numbers as people read them."""
+"""Numbers and untrusted text, formatted for display."""
 
 import math
 import unicodedata
 from collections.abc import Iterator, Sequence
 
 MISSING = "-"
+EMOJI_JOINER = "\N{ZERO WIDTH JOINER}"
+"""Joins several emoji into one. Not printable by itself, but kept."""
+ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 
 
 def format_percent(value: float | None) -> str:
@@ -12,7 +15,7 @@ def format_percent(value: float | None) -> str:
 
 
 def format_decimal(value: float | None) -> str:
-    """Three places, or two digits that count where the number is small."""
+    """Format with three decimals, or with two significant digits below 0.001."""
     if value is None:
         return MISSING
     if value == 0 or abs(value) >= 0.001 or not math.isfinite(value):
@@ -25,7 +28,7 @@ def format_length(value: float | None) -> str:
 
 
 def format_count(value: float | None) -> str:
-    """950, 12.4k, 3.1M."""
+    """Format as 950, 12.4k or 3.1M."""
     if value is None or not math.isfinite(value):
         return MISSING
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
@@ -35,7 +38,7 @@ def format_count(value: float | None) -> str:
 
 
 def format_duration(seconds: float | None) -> str:
-    """0:41, 12:05, 1:02:33."""
+    """Format as 0:41, 12:05 or 1:02:33."""
     if seconds is None or not math.isfinite(seconds):
         return MISSING
     minutes, rest = divmod(max(0, round(seconds)), 60)
@@ -44,7 +47,7 @@ def format_duration(seconds: float | None) -> str:
 
 
 def format_interval(ends: Sequence[float | None] | None) -> str:
-    """62.1 to 74.0 %"""
+    """Format as 62.1 to 74.0 %."""
     if ends is None or None in ends:
         return MISSING
     low, high = ends
@@ -52,33 +55,27 @@ def format_interval(ends: Sequence[float | None] | None) -> str:
 
 
 def format_p_value(p: float) -> str:
-    """Four places where that says something."""
     return "< 0.0001" if p < 0.0001 else f"{p:.4f}"
 
 
 def format_points(difference: float) -> str:
-    """A difference of two rates: +4.2, in percentage points."""
+    """Format a difference of two rates in percentage points, as +4.2."""
     return f"{100 * difference:+.1f}"
 
 
-EMOJI_JOINER = "\N{ZERO WIDTH JOINER}"
-"""Makes one emoji of several: not printable by itself, but wanted."""
-ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
-
-
 def to_single_line(text: str) -> str:
-    """One line without control characters, direction overrides and halves of characters."""
+    """Replace line breaks, control characters, direction overrides and unpaired surrogates by spaces."""
     return "".join(letter if letter.isprintable() or letter == EMOJI_JOINER else " " for letter in text)
 
 
 def show_invisible(text: str) -> str:
-    """Text of several lines in which nothing hides: escapes as ␛, overrides of direction as ⟦U+202E⟧."""
+    """Make invisible characters visible, e.g. escapes as ␛ and direction overrides as ⟦U+202E⟧. Keep line breaks."""
     if text.isprintable():
         return text
-    return "".join(_visible(letter) for letter in text)
+    return "".join(_show(letter) for letter in text)
 
 
-def _visible(letter: str) -> str:
+def _show(letter: str) -> str:
     if letter.isprintable() or letter in "\n\t" or letter == EMOJI_JOINER or unicodedata.category(letter) == "Zs":
         return letter
     code = ord(letter)
@@ -91,11 +88,11 @@ def shorten(text: str, max_chars: int) -> str:
     """Return the beginning of the text, and how many characters follow it if it is longer."""
     if len(text) <= max_chars:
         return text
-    return f"{text[:max_chars]} … ({len(text) - max_chars:,} characters more)"
+    return f"{text[:max_chars]} … ({len(text) - max_chars:,} more characters)"
 
 
 def display_width(text: str) -> int:
-    """How many columns of a terminal it takes: two for a Chinese character or an emoji, none for an accent."""
+    """Return the number of terminal columns: 2 for a Chinese character or an emoji, 0 for a combining accent."""
     return sum(_columns(letter) for letter in text)
 
 
@@ -106,7 +103,7 @@ def _columns(letter: str) -> int:
 
 
 def clip(text: str, columns: int) -> str:
-    """Its beginning, with a sign that there is more, where it is wider than that."""
+    """Cut text that is wider than `columns` and end it with an ellipsis."""
     text = text[: 4 * columns + 4]
     if display_width(text) <= columns:
         return text
@@ -120,7 +117,7 @@ def clip(text: str, columns: int) -> str:
 
 
 def wrap(text: str, columns: int, lines: int) -> list[str]:
-    """At most so many lines of at most so many columns, broken between words, and within one that is too long."""
+    """Wrap at words, and inside words that are too long. An ellipsis marks text beyond `lines` lines."""
     found = list(_wrap(text[: 4 * columns * lines + 4], columns))
     if len(found) <= lines:
         return found or [""]
@@ -136,14 +133,14 @@ def _wrap(text: str, columns: int) -> Iterator[str]:
             continue
         if line:
             yield line
-        pieces = list(_broken(word, columns))
+        pieces = list(_split_word(word, columns))
         yield from pieces[:-1]
         line = pieces[-1]
     if line:
         yield line
 
 
-def _broken(word: str, columns: int) -> Iterator[str]:
+def _split_word(word: str, columns: int) -> Iterator[str]:
     piece, used = "", 0
     for letter in word:
         wide = _columns(letter)

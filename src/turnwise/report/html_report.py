@@ -45,16 +45,16 @@ def render_report(folder: Path, summary: Mapping[str, Any] | None = None) -> str
         return TEMPLATES.get_template("evaluation.html").render(evaluation_context(folder))
     if (folder / "config.toml").is_file():
         return TEMPLATES.get_template("run.html").render(run_context(folder, summary))
-    raise UserError(f"{folder} is neither a run nor an evaluation: give the folder of one, as runs/NAME")
+    raise UserError(f"{folder} is neither a run nor an evaluation. Give the folder of one, e.g. runs/NAME.")
 
 
 def write_report(folder: Path, out: Path | None = None, *, summary: Mapping[str, Any] | None = None) -> Path:
     """Write the report to `out` (default: `report.html` in the folder) and return its path."""
     target = folder / REPORT_NAME if out is None else out
     text = render_report(folder, summary)
-    with wrap_disk_errors(target, "report again, or choose another --out"):
+    with wrap_disk_errors(target, "write the report again, or choose another --out"):
         if target.is_dir():
-            raise UserError(f"{target} is a folder: give --out a file, as {target / REPORT_NAME}")
+            raise UserError(f"{target} is a folder. Give --out a file, e.g. {target / REPORT_NAME}.")
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(target, text.encode("utf-8", "backslashreplace"), durable=False)
     return target

@@ -1,11 +1,11 @@
-"""The learning curve as a self-contained SVG: text only, no dependency, readable on light and on dark pages."""
+"""The learning curve of a run (success over training) as a self-contained SVG."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Literal
 
-from turnwise.report.svg import BLUE, GRID, INK, ORANGE, line, nice_ticks, opening, rolling_mean, text
+from turnwise.report.svg import BLUE, GRID, INK, ORANGE, nice_ticks, rolling_mean, svg_line, svg_start, svg_text
 
 WIDTH, HEIGHT = 720, 380
 LEFT, RIGHT, TOP, BOTTOM = 64, 24, 64, 52
@@ -17,7 +17,7 @@ AXIS_LABELS: dict[Axis, str] = {"steps": "training step", "minutes": "minutes of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveScale:
-    """Data to pixels; success always spans 0 to 1."""
+    """Maps data to pixels. The success axis always spans 0 to 1."""
 
     right: float
 
@@ -37,10 +37,10 @@ class EvaluationPoint:
 
 
 def draw_learning_curve(rows: Sequence[Mapping[str, Any]], title: str, axis: Axis = "steps") -> str:
-    """Success over training, from the rows of `metrics.jsonl`.
+    """Draw success over training from the rows of `metrics.jsonl`.
 
-    Rows with "rollout/success" give the training line (faint, with a rolling mean); rows with "eval/success",
-    "eval/success_low" and "eval/success_high" give points with their intervals.
+    Rows with "rollout/success" make up the training line (faint, with its rolling mean). Rows with "eval/success",
+    "eval/success_low" and "eval/success_high" are points with intervals.
     """
     xs = _positions(rows, axis)
     train = [(x, row["rollout/success"]) for x, row in zip(xs, rows, strict=True) if _has(row, "rollout/success")]
@@ -57,12 +57,12 @@ def draw_learning_curve(rows: Sequence[Mapping[str, Any]], title: str, axis: Axi
         *_legend(bool(train), bool(evaluations)),
     ]
     if not (train or evaluations):
-        parts.append(text(WIDTH / 2, HEIGHT / 2, "no steps yet", anchor="middle"))
-    return "\n".join([opening(title, WIDTH, HEIGHT), *parts, "</svg>"]) + "\n"
+        parts.append(svg_text(WIDTH / 2, HEIGHT / 2, "no steps yet", anchor="middle"))
+    return "\n".join([svg_start(title, WIDTH, HEIGHT), *parts, "</svg>"]) + "\n"
 
 
 def _positions(rows: Sequence[Mapping[str, Any]], axis: Axis) -> list[float]:
-    """Each row's x: its step, or the minutes of the training steps up to it ("time/total_s" of their rows)."""
+    """Return the x value of each row: its step, or the minutes of training ("time/total_s") up to it."""
     if axis == "steps":
         return [float(row["step"]) for row in rows]
     seconds = [row["time/total_s"] if _has(row, "rollout/success", "time/total_s") else 0.0 for row in rows]
@@ -70,23 +70,23 @@ def _positions(rows: Sequence[Mapping[str, Any]], axis: Axis) -> list[float]:
 
 
 def _has(row: Mapping[str, Any], *keys: str) -> bool:
-    """Missing and non-finite values (null) are left out of the picture."""
+    """Return whether no value is missing or null; non-finite numbers are stored as null."""
     return all(row.get(key) is not None for key in keys)
 
 
 def _frame(title: str, x_label: str, scale: CurveScale) -> list[str]:
-    parts = [text(LEFT, 24, title, size=16, weight="600")]
+    parts = [svg_text(LEFT, 24, title, size=16, weight="600")]
     for rate in (0.0, 0.25, 0.5, 0.75, 1.0):
         y = scale.y(rate)
-        parts.append(line(LEFT, y, WIDTH - RIGHT, y, stroke=GRID if rate else INK))
-        parts.append(text(LEFT - 10, y + 4, f"{100 * rate:.0f} %", anchor="end"))
+        parts.append(svg_line(LEFT, y, WIDTH - RIGHT, y, stroke=GRID if rate else INK))
+        parts.append(svg_text(LEFT - 10, y + 4, f"{100 * rate:.0f} %", anchor="end"))
     for tick in nice_ticks(scale.right):
         x = scale.x(tick)
-        parts.append(line(x, HEIGHT - BOTTOM, x, HEIGHT - BOTTOM + 5, stroke=INK))
-        parts.append(text(x, HEIGHT - BOTTOM + 20, f"{tick:g}", anchor="middle"))
+        parts.append(svg_line(x, HEIGHT - BOTTOM, x, HEIGHT - BOTTOM + 5, stroke=INK))
+        parts.append(svg_text(x, HEIGHT - BOTTOM + 20, f"{tick:g}", anchor="middle"))
     middle_x, middle_y = (LEFT + WIDTH - RIGHT) / 2, (TOP + HEIGHT - BOTTOM) / 2
-    parts.append(text(middle_x, HEIGHT - 10, x_label, anchor="middle"))
-    parts.append(text(16, middle_y, "success", anchor="middle", turned=True))
+    parts.append(svg_text(middle_x, HEIGHT - 10, x_label, anchor="middle"))
+    parts.append(svg_text(16, middle_y, "success", anchor="middle", rotated=True))
     return parts
 
 
@@ -108,8 +108,8 @@ def _evaluations(evaluations: Sequence[EvaluationPoint], scale: CurveScale) -> l
             scale.y(evaluation.low),
             scale.y(evaluation.high),
         )
-        parts.append(line(x, low, x, high, stroke=EVALUATION, width=2))
-        parts += [line(x - 5, end, x + 5, end, stroke=EVALUATION, width=2) for end in (low, high)]
+        parts.append(svg_line(x, low, x, high, stroke=EVALUATION, width=2))
+        parts += [svg_line(x - 5, end, x + 5, end, stroke=EVALUATION, width=2) for end in (low, high)]
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{EVALUATION}"/>')
         if number in (0, len(evaluations) - 1):
             parts.append(_evaluation_label(evaluation, x, y, first=number == 0))
@@ -117,16 +117,18 @@ def _evaluations(evaluations: Sequence[EvaluationPoint], scale: CurveScale) -> l
 
 
 def _evaluation_label(evaluation: EvaluationPoint, x: float, y: float, *, first: bool) -> str:
-    """The first one's to the right of its point, the last one's to the left: both inside the frame."""
+    """Label the first point on its right and the last on its left, so that both stay inside the frame."""
     shift, anchor = (10, "start") if first and x < WIDTH / 2 else (-10, "end")
     label = f"{100 * evaluation.rate:.1f} %"
-    return text(x + shift, y - 8, label, anchor=anchor, fill=EVALUATION, weight="600")
+    return svg_text(x + shift, y - 8, label, anchor=anchor, fill=EVALUATION, weight="600")
 
 
 def _legend(train: bool, evaluations: bool) -> list[str]:
     entries: list[tuple[str, Callable[[float], str]]] = []
     if train:
-        entries.append(("training episodes, rolling mean", lambda x: line(x, 44, x + 22, 44, stroke=TRAIN, width=2.5)))
+        entries.append(
+            ("training episodes, rolling mean", lambda x: svg_line(x, 44, x + 22, 44, stroke=TRAIN, width=2.5))
+        )
     if evaluations:
         entries.append(
             ("evaluation, 95 % interval", lambda x: f'<circle cx="{x + 11}" cy="44" r="4.5" fill="{EVALUATION}"/>')
@@ -134,13 +136,13 @@ def _legend(train: bool, evaluations: bool) -> list[str]:
     parts = []
     for number, (label, mark) in enumerate(entries):
         x = LEFT + 240 * number
-        parts += [mark(x), text(x + 30, 48, label)]
+        parts += [mark(x), svg_text(x + 30, 48, label)]
     return parts
 
 
 def _path(points: Sequence[tuple[float, float]], scale: CurveScale, *, width: float, opacity: float) -> str:
-    places = " ".join(f"{scale.x(x):.1f},{scale.y(rate):.1f}" for x, rate in points)
+    pixels = " ".join(f"{scale.x(x):.1f},{scale.y(rate):.1f}" for x, rate in points)
     return (
-        f'<polyline points="{places}" fill="none" stroke="{TRAIN}" stroke-width="{width}" '
+        f'<polyline points="{pixels}" fill="none" stroke="{TRAIN}" stroke-width="{width}" '
         f'stroke-opacity="{opacity}" stroke-linejoin="round" stroke-linecap="round"/>'
     )

@@ -1,4 +1,7 @@
-"""How progress looks: redrawn in place, or one aligned line after another."""
+"""Live progress of a training run: redrawn in place on a terminal, one line after another elsewhere.
+
+To change what is shown of a step, change COLUMNS (training) or SFT_COLUMNS.
+"""
 
 import math
 import time
@@ -38,16 +41,22 @@ COLUMNS = (
     ProgressColumn("step KL", "train/approx_kl", format_decimal, 8),
     ProgressColumn("tokens/s", "time/tokens_per_s", format_count, 6),
 )
-"""What a person wants to see of a step. "KL" is the policy's to the reference; where none is kept, "step KL" stands
-in its place: how far the step's updates moved the policy from the one that sampled."""
+"""Metrics of a training step, in the order shown.
 
+"KL" is the KL to the reference policy. Without a reference, "step KL" replaces it: the KL between the policy that
+sampled the episodes and the updated one.
+"""
 
 SFT_COLUMNS = (
     ProgressColumn("loss", "train/loss", format_decimal, 7),
-    ProgressColumn("gradient", "train/grad_norm", format_decimal, 7),
+    ProgressColumn("grad norm", "train/grad_norm", format_decimal, 7),
     ProgressColumn("tokens/s", "time/tokens_per_s", format_count, 6),
 )
-"""Of a step that imitates demonstrations: nothing is rolled out."""
+"""Metrics of a supervised step, which has no rollout."""
+
+SPARKLINE_WIDTH = 48
+RECENT_STEPS = 20
+"""The remaining time is estimated from this many steps, enough to include an evaluation or two."""
 
 
 def choose_columns(metrics: Mapping[str, float]) -> list[ProgressColumn]:
@@ -57,29 +66,127 @@ def choose_columns(metrics: Mapping[str, float]) -> list[ProgressColumn]:
     return [column for column in COLUMNS if column.label != left_out]
 
 
-SPARKLINE_WIDTH = 48
-RECENT_STEPS = 20
-"""Steps whose pace the time left is reckoned from; long enough to hold an evaluation or two."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressSnapshot:
-    """All that a view shows. `successes`: one a step so far, not to be changed."""
-
     title: str
     done: int
     total: int
     phase: tuple[str, int, int]
+    """Name, done and total of the current phase; the name is empty between phases."""
     metrics: Mapping[str, float]
     successes: Sequence[float]
+    """Success rate of each step so far. Read only."""
     left_s: float | None
+
+
+class Progress:
+    """Progress of one run.
+
+        with Progress(200, console) as progress:
+            progress.begin(0)
+            progress.phase("rollout", 120, 256)
+            progress.step(0, metrics)
+
+    There is no thread. The calls themselves redraw the view, at most a few times per second, so nothing is printed
+    after the block, and an exception or Ctrl-C restores the terminal.
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        console: Console,
+        *,
+        title: str = "training",
+        limit_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`limit_s`: time limit of the training, counted from `begin`."""
+        self._console = console
+        self._clock = clock
+        self._started = clock()
+        self._limit_s = limit_s
+        self._step_ends: deque[float] = deque(maxlen=RECENT_STEPS + 1)
+        self._title = title
+        self._total = total_steps
+        self._done = 0
+        self._phase = ("", 0, 0)
+        self._metrics: Mapping[str, float] = {}
+        self._successes: list[float] = []
+        self._view: ProgressView = LiveView(console) if console.is_interactive else LineView(console)
+        self._drawn = self._started
+        self._explained_idle = False
+
+    def __enter__(self) -> Self:
+        self._view.start(self._snapshot())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._phase = ("", 0, 0)
+        self._view.stop(self._snapshot())
+
+    def begin(self, done: int, total: int | None = None) -> None:
+        """Start the clock after the set-up. `done`: steps of a resumed run; `total` replaces the number of steps."""
+        self._total = self._total if total is None else total
+        self._started = self._clock()
+        self._step_ends.append(self._started)
+        self._done = done
+
+    def phase(self, name: str, done: int, total: int) -> None:
+        """Show the current phase of the step, e.g. `phase("rollout", 120, 256)`. Cheap enough to call at any rate."""
+        self._phase = (name, done, total)
+        if self._clock() - self._drawn >= self._view.phase_interval_s:
+            self._draw()
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Show the metrics of the completed step `step`, counted from 0. Explain the first one without an update."""
+        self._step_ends.append(self._clock())
+        self._done = step + 1
+        self._phase = ("", 0, 0)
+        self._metrics = dict(metrics)
+        success = metrics.get("rollout/success", math.nan)
+        if math.isfinite(success):
+            self._successes.append(success)
+        if not self._explained_idle and (reason := explain_idle_step(metrics)) is not None:
+            self._explained_idle = True
+            self.note(f"step {self._done} trained nothing: {reason}")
+        if self._done >= self._total or self._clock() - self._drawn >= self._view.step_interval_s:
+            self._draw()
+
+    def note(self, text: str) -> None:
+        """Print a line above the view."""
+        self._console.print(sanitize_line(text), soft_wrap=True)
+
+    def _draw(self) -> None:
+        self._drawn = self._clock()
+        self._view.draw(self._snapshot())
+
+    def _snapshot(self) -> ProgressSnapshot:
+        return ProgressSnapshot(
+            title=self._title,
+            done=self._done,
+            total=self._total,
+            phase=self._phase,
+            metrics=self._metrics,
+            successes=self._successes,
+            left_s=self._left_s(),
+        )
+
+    def _left_s(self) -> float | None:
+        """Estimate the remaining time from recent steps, capped by the run's limit. None before the first step."""
+        if len(self._step_ends) < 2:
+            return None
+        step_s = (self._step_ends[-1] - self._step_ends[0]) / (len(self._step_ends) - 1)
+        left = step_s * (self._total - self._done) - (self._clock() - self._step_ends[-1])
+        if self._limit_s is not None:
+            left = min(left, self._limit_s - (self._clock() - self._started))
+        return max(left, 0.0)
 
 
 class ProgressView(Protocol):
     phase_interval_s: float
-    """Seconds between two drawings, at least, while a step goes on."""
+    """Minimum seconds between two drawings during a step."""
     step_interval_s: float
-    """Seconds between two drawings, at least, at the ends of steps; the last step is always drawn."""
+    """Minimum seconds between two drawings at the ends of steps. The last step is always drawn."""
 
     def start(self, snapshot: ProgressSnapshot) -> None: ...
     def draw(self, snapshot: ProgressSnapshot) -> None: ...
@@ -87,7 +194,7 @@ class ProgressView(Protocol):
 
 
 class LiveView:
-    """A bar over the steps, the last step's numbers, and the success of all steps so far."""
+    """View for terminals: a bar over the steps, the last step's metrics, and a sparkline of success."""
 
     phase_interval_s = 0.2
     step_interval_s = 0.1
@@ -110,47 +217,46 @@ class LiveView:
             self._live.stop()
 
     def _render(self, snapshot: ProgressSnapshot) -> RenderableType:
-        parts: list[RenderableType] = [_bar(snapshot), _numbers(snapshot)]
+        parts: list[RenderableType] = [_bar(snapshot), _metrics_table(snapshot)]
         if self._console.encoding.startswith("utf"):
-            parts.append(_success_line(snapshot))
+            parts.append(_success_sparkline(snapshot))
         return Group(*parts)
 
 
 class LineView:
-    """For files and pipes: a line at most every two seconds, and within a long step one every half minute."""
+    """View for files and pipes: a line per step, at most every two seconds; every 30 seconds during a long step."""
 
     phase_interval_s = 30.0
     step_interval_s = 2.0
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._printed = 0
-        """Steps done at the last step's line."""
+        self._last_step = 0
+        """Step of the last printed step line."""
 
     def start(self, snapshot: ProgressSnapshot) -> None:
-        self._printed = snapshot.done
+        self._last_step = snapshot.done
 
     def draw(self, snapshot: ProgressSnapshot) -> None:
         name, done, total = snapshot.phase
-        line = f"{_steps(snapshot)}  {name} {done}/{total}" if name else _step_line(snapshot)
-        self._printed = self._printed if name else snapshot.done
+        line = f"{_step_count(snapshot)}  {name} {done}/{total}" if name else _step_line(snapshot)
+        self._last_step = self._last_step if name else snapshot.done
         self._console.print(Text(line), soft_wrap=True)
 
     def stop(self, snapshot: ProgressSnapshot) -> None:
-        """The last step was done a moment after the last line: it gets its own."""
-        if snapshot.metrics and snapshot.done > self._printed:
+        """Print the last step if it ended within the interval after the previous line."""
+        if snapshot.metrics and snapshot.done > self._last_step:
             self.draw(snapshot)
 
 
-def _steps(snapshot: ProgressSnapshot) -> str:
+def _step_count(snapshot: ProgressSnapshot) -> str:
     return f"step {snapshot.done:>{len(str(snapshot.total))}}/{snapshot.total}"
 
 
 def _step_line(snapshot: ProgressSnapshot) -> str:
-    cells = [
-        f"{column.label} {column.cell(snapshot.metrics):>{column.width}}" for column in choose_columns(snapshot.metrics)
-    ]
-    return "  ".join([_steps(snapshot), *cells, f"left {format_duration(snapshot.left_s):>7}"])
+    columns = choose_columns(snapshot.metrics)
+    cells = [f"{column.label} {column.cell(snapshot.metrics):>{column.width}}" for column in columns]
+    return "  ".join([_step_count(snapshot), *cells, f"left {format_duration(snapshot.left_s):>7}"])
 
 
 def _bar(snapshot: ProgressSnapshot) -> Table:
@@ -168,140 +274,40 @@ def _bar(snapshot: ProgressSnapshot) -> Table:
     return grid
 
 
-def _numbers(snapshot: ProgressSnapshot) -> Table:
+def _metrics_table(snapshot: ProgressSnapshot) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for column in choose_columns(snapshot.metrics):
+    columns = choose_columns(snapshot.metrics)
+    for column in columns:
         table.add_column(column.label, justify="right", min_width=column.width, no_wrap=True)
-    table.add_row(*(column.cell(snapshot.metrics) for column in choose_columns(snapshot.metrics)))
+    table.add_row(*(column.cell(snapshot.metrics) for column in columns))
     return table
 
 
-def _success_line(snapshot: ProgressSnapshot) -> Text:
+def _success_sparkline(snapshot: ProgressSnapshot) -> Text:
     line = draw_sparkline(snapshot.successes, SPARKLINE_WIDTH)
     return Text.assemble(("success ", "dim"), (line.ljust(SPARKLINE_WIDTH), "green"), no_wrap=True)
 
 
-class Progress:
-    """`with Progress(200, console) as progress:` then `begin`, `phase` often, `step` after each, `note` any time.
-
-    There is no thread: the view is redrawn from these calls, at most a few times a second, so that nothing is printed
-    after the block, and an exception or Ctrl-C in it gives the terminal back as it was.
-    """
-
-    def __init__(
-        self,
-        total_steps: int,
-        console: Console,
-        *,
-        title: str = "training",
-        limit_s: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`limit_s`: training stops this long after `begin`, finished or not."""
-        self._console = console
-        self._clock = clock
-        self._started = clock()
-        self._limit_s = limit_s
-        self._ends: deque[float] = deque(maxlen=RECENT_STEPS + 1)
-        self._title = title
-        self._total = total_steps
-        self._done = 0
-        self._phase = ("", 0, 0)
-        self._metrics: Mapping[str, float] = {}
-        self._successes: list[float] = []
-        self._view: ProgressView = LiveView(console) if console.is_interactive else LineView(console)
-        self._drawn = self._started
-        self._told_idle = False
-
-    def __enter__(self) -> Self:
-        self._view.start(self._snapshot())
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._phase = ("", 0, 0)
-        self._view.stop(self._snapshot())
-
-    def begin(self, done: int, total: int | None = None) -> None:
-        """Training begins, or goes on after `done` steps: pace and limit count from here, not from the set-up.
-
-        `total`: how many steps there are, where that was not known before.
-        """
-        self._total = self._total if total is None else total
-        self._started = self._clock()
-        self._ends.append(self._started)
-        self._done = done
-
-    def phase(self, name: str, done: int, total: int) -> None:
-        """What the step is doing, as ("rollout", 120, 256). Cheap: call it as often as you like."""
-        self._phase = (name, done, total)
-        if self._clock() - self._drawn >= self._view.phase_interval_s:
-            self._draw()
-
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Step `step`, counted from 0, is done. The first that trained nothing is told, with the mend."""
-        self._ends.append(self._clock())
-        self._done = step + 1
-        self._phase = ("", 0, 0)
-        self._metrics = dict(metrics)
-        success = metrics.get("rollout/success", math.nan)
-        if math.isfinite(success):
-            self._successes.append(success)
-        if not self._told_idle and (reason := explain_idle_step(metrics)) is not None:
-            self._told_idle = True
-            self.note(f"step {self._done} trained nothing: {reason}")
-        if self._done >= self._total or self._clock() - self._drawn >= self._view.step_interval_s:
-            self._draw()
-
-    def note(self, text: str) -> None:
-        """A line that stays, above the view."""
-        self._console.print(sanitize_line(text), soft_wrap=True)
-
-    def _draw(self) -> None:
-        self._drawn = self._clock()
-        self._view.draw(self._snapshot())
-
-    def _snapshot(self) -> ProgressSnapshot:
-        return ProgressSnapshot(
-            title=self._title,
-            done=self._done,
-            total=self._total,
-            phase=self._phase,
-            metrics=self._metrics,
-            successes=self._successes,
-            left_s=self._left_s(),
-        )
-
-    def _left_s(self) -> float | None:
-        """By the recent steps' pace, but not beyond the run's limit. None until there is a pace."""
-        if len(self._ends) < 2:
-            return None
-        pace = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
-        left = pace * (self._total - self._done) - (self._clock() - self._ends[-1])
-        if self._limit_s is not None:
-            left = min(left, self._limit_s - (self._clock() - self._started))
-        return max(left, 0.0)
-
-
-EMPTY, IDLE = "train/empty_steps", "train/idle_steps"
-
-
 def explain_idle_step(row: Mapping[str, Any]) -> str | None:
-    """Why the policy learnt nothing in this step and what to change; None where it learnt, or only its critic did."""
-    if EMPTY in row:
-        return _why_empty(row)
-    if IDLE in row:
+    """Explain from a step's metrics why the policy was not updated and what to change. None if it was updated.
+
+    A step that trains only the critic is not idle.
+    """
+    if "train/empty_steps" in row:
+        return _explain_empty_step(row)
+    if "train/idle_steps" in row:
         return (
-            "every advantage was 0, as where the members of a group fare alike: give rewards that tell them apart, "
-            "easier tasks, or raise rollout.group_size or rollout.temperature"
+            "all advantages were 0, e.g. because the members of each group had equal rewards. Use rewards that "
+            "distinguish them or easier tasks, or raise rollout.group_size or rollout.temperature"
         )
     if row.get("train/grad_norm") == 0:
-        return "every gradient was 0, as where no token counts: change algo.loss_tokens or algo.advantage_tokens"
+        return "the gradient was 0, e.g. because no token is trained. Change algo.loss_tokens or algo.advantage_tokens"
     return None
 
 
-def _why_empty(row: Mapping[str, Any]) -> str:
+def _explain_empty_step(row: Mapping[str, Any]) -> str:
     if row.get("rollout/sampled_tokens") == 0:
-        return "no episode had room for a single token behind its prompt: raise rollout.max_tokens"
+        return "all prompts fill rollout.max_tokens, so that no token was sampled. Raise rollout.max_tokens"
     if row.get("rollout/kept_groups") == 0:
-        return "the filter kept no group: choose another algo.filter or algo.filter_value"
-    return "a limit cut every episode, and algo.truncated drop leaves those out: raise rollout.max_tokens"
+        return "the filter kept no group. Choose another algo.filter or algo.filter_value"
+    return "all episodes were truncated, and algo.truncated = drop leaves them out. Raise rollout.max_tokens"

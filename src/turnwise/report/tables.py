@@ -1,4 +1,4 @@
-"""How a run ended, as tables."""
+"""Result tables in the terminal: of a run, of several seeds, of evaluated models."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,18 +22,22 @@ from turnwise.report.formatting import (
 )
 from turnwise.report.terminal import sanitize_line
 
+Metrics = Mapping[str, float]
+PASS = "eval/pass_at_"
+LABEL_WIDTH = 12
+"""Minimum width of a model's name in a narrow terminal."""
 COUNTS = (
     ("episodes", "episodes"),
-    ("left out, no reward", "unscored"),
+    ("dropped, no reward", "unscored"),
     ("sampled tokens", "tokens"),
     ("demonstrations", "demonstrations"),
-    ("tokens of answers", "answer_tokens"),
+    ("answer tokens", "answer_tokens"),
 )
-"""What a run had, if it had any."""
+"""Label and summary key of the counts that `run_table` shows if they are not 0."""
 
 
 def run_table(summary: Mapping[str, Any], run_folder: Path, next_line: str) -> RenderableType:
-    """Of one run: its `summary.json` in words, where everything lies, and the one line to type next."""
+    """Tabulate a run's `summary.json`, its folder, and the command to run next."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column(style="dim")
     table.add_column(overflow="fold")
@@ -51,7 +55,7 @@ def run_table(summary: Mapping[str, Any], run_folder: Path, next_line: str) -> R
 
 
 def seeds_table(summaries: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Of runs that differ by their seed: one row each, then the mean and the range, which is what a claim rests on."""
+    """Tabulate runs that differ only in their seed, with the mean and the range over seeds in the last row."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for label in ("seed", "before", "after", "95 % interval", "wall time", "episodes"):
         table.add_column(label, justify="right", no_wrap=True)
@@ -87,14 +91,8 @@ def _mean(summaries: Sequence[Mapping[str, Any]], key: str) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-Metrics = Mapping[str, float]
-PASS = "eval/pass_at_"
-LABEL_WIDTH = 12
-"""Of a model's name, at least, where the terminal is narrow."""
-
-
 def evaluation_table(label: str, tasks: str, metrics: Metrics) -> RenderableType:
-    """Of one agent: what was measured, on what, and how sure it is."""
+    """Tabulate the results of one model."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column(style="dim")
     table.add_column(overflow="fold")
@@ -105,7 +103,7 @@ def evaluation_table(label: str, tasks: str, metrics: Metrics) -> RenderableType
     for name, value in _passes(metrics):
         table.add_row(name, format_percent(value))
     table.add_row("episodes", format_count(metrics["eval/episodes"]))
-    table.add_row("broken episodes", format_count(metrics["eval/errors"]))
+    table.add_row("errors", format_count(metrics["eval/errors"]))
     table.add_row("mean return", format_decimal(metrics["eval/reward"]))
     table.add_row("turns", format_length(metrics["eval/turns"]))
     table.add_row("invalid turns", format_percent(metrics["eval/invalid"]))
@@ -114,12 +112,12 @@ def evaluation_table(label: str, tasks: str, metrics: Metrics) -> RenderableType
 
 
 def models_table(rows: Sequence[tuple[str, Metrics]], tasks: str) -> RenderableType:
-    """Several agents on equal tasks, a row each; turns and tokens are those of an episode, pass@k is of all tries."""
+    """Tabulate several models on the same tasks. Turns and tokens are means per episode; pass@k uses all attempts."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     passes = [name for name, _ in _passes(rows[0][1])[-1:]]
-    broken = any(metrics["eval/errors"] for _, metrics in rows)
+    errors = any(metrics["eval/errors"] for _, metrics in rows)
     table.add_column("model", overflow="fold", min_width=min(LABEL_WIDTH, max(len(label) for label, _ in rows)))
-    for label in ("success", "95 % interval", *passes, "return", "turns", "invalid", "tokens", *["broken"] * broken):
+    for label in ("success", "95 % interval", *passes, "return", "turns", "invalid", "tokens", *["errors"] * errors):
         table.add_column(label, justify="right", no_wrap=True)
     for label, metrics in rows:
         table.add_row(
@@ -131,21 +129,21 @@ def models_table(rows: Sequence[tuple[str, Metrics]], tasks: str) -> RenderableT
             format_length(metrics["eval/turns"]),
             format_percent(metrics["eval/invalid"]),
             format_length(metrics["eval/sampled_tokens"]),
-            *[format_count(metrics["eval/errors"])] * broken,
+            *[format_count(metrics["eval/errors"])] * errors,
         )
     return Group(Text(), sanitize_line(tasks), table, Text())
 
 
 def comparison_table(first: str, rows: Sequence[tuple[str, Mapping[str, Any] | None]]) -> RenderableType:
-    """Each of the others against the first, task by task. The line below says by which tests."""
+    """Tabulate each other model's paired difference to the first, with the tests used in the line below."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column(sanitize_line(f"against {first}"), overflow="fold")
+    table.add_column(sanitize_line(f"vs {first}"), overflow="fold")
     for label in ("success", "95 % interval", "p", "return", "p", "tasks"):
         table.add_column(label, justify="right", no_wrap=True)
     for label, pair in rows:
         table.add_row(sanitize_line(label), *([MISSING] * 6 if pair is None else _differences(pair)))
-    made = [pair for _, pair in rows if pair is not None]
-    return Group(table, Text(_tests(made), style="dim"), Text()) if made else Group(table, Text())
+    pairs = [pair for _, pair in rows if pair is not None]
+    return Group(table, Text(_tests(pairs), style="dim"), Text()) if pairs else Group(table, Text())
 
 
 def _differences(pair: Mapping[str, Any]) -> list[str]:
@@ -159,11 +157,11 @@ def _differences(pair: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _tests(made: Sequence[Mapping[str, Any]]) -> str:
-    success = " or ".join(dict.fromkeys(pair["test"] for pair in made))
-    ends = " or ".join(dict.fromkeys(pair["interval"] for pair in made))
-    several = f"; raised by Holm's rule for {len(made)} comparisons" if len(made) > 1 else ""
-    return f"points of success; p: {success}, of the return sign-flip over tasks{several}; interval: {ends}"
+def _tests(pairs: Sequence[Mapping[str, Any]]) -> str:
+    success = " or ".join(dict.fromkeys(pair["test"] for pair in pairs))
+    ends = " or ".join(dict.fromkeys(pair["interval"] for pair in pairs))
+    correction = f"; Holm correction for {len(pairs)} comparisons" if len(pairs) > 1 else ""
+    return f"success in percentage points; p: {success}, for the return a sign-flip test{correction}; interval: {ends}"
 
 
 def _interval(metrics: Metrics) -> str:
@@ -171,6 +169,6 @@ def _interval(metrics: Metrics) -> str:
 
 
 def _passes(metrics: Metrics) -> list[tuple[str, float | None]]:
-    """("pass@4", its value), by k."""
+    """Return ("pass@4", value) pairs in the order of k."""
     found = sorted((int(key.removeprefix(PASS)), value) for key, value in metrics.items() if key.startswith(PASS))
     return [(f"pass@{k}", None if math.isnan(value) else value) for k, value in found]

@@ -1,4 +1,4 @@
-"""The console that progress and tables are printed on."""
+"""Terminal output: the console, safe text, sparklines and line plots."""
 
 import io
 import sys
@@ -11,15 +11,15 @@ from rich.text import Text
 from turnwise.report.metric_charts import Points
 
 BLOCKS = "▁▂▃▄▅▆▇█"
-DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-"""What a dot adds to the letter's number, by row from the top and column."""
 BRAILLE = 0x2800
+DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+"""Bit of each dot of a braille character, which has four rows of two dots."""
 
 
 def make_console() -> Console:
-    """Standard output. Redrawing only on a real terminal: in a file or a pipe, colours may be forced, motion never.
+    """Return a console on standard output that redraws only on a real terminal, even if colours are forced.
 
-    A character that the terminal's encoding lacks is replaced, so that no message can end a run.
+    Characters that the encoding lacks are replaced, so that printing a message cannot end a run.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
@@ -27,79 +27,77 @@ def make_console() -> Console:
 
 
 def sanitize_line(text: str) -> Text:
-    """Foreign text as one harmless line: no markup, no control characters, no escape sequences."""
+    """Return untrusted text as one line without markup, control characters and escape sequences."""
     return Text("".join(letter if letter.isprintable() else " " for letter in text))
 
 
+def draw_sparkline(rates: Sequence[float], width: int) -> str:
+    """Draw rates between 0 and 1 in at most `width` block characters. Not rescaled, so that runs can be compared."""
+    columns = min(width, len(rates))
+    edges = [index * len(rates) // columns for index in range(columns + 1)] if columns else []
+    means = [sum(rates[low:high]) / (high - low) for low, high in pairwise(edges)]
+    return "".join(BLOCKS[min(int(mean * len(BLOCKS)), len(BLOCKS) - 1)] for mean in means)
+
+
 def draw_braille_plot(points: Points, width: int, height: int, low: float, high: float) -> list[str]:
-    """`height` lines of `width` letters. Values beyond the range stand at its edge."""
-    heights = _heights(points, 2 * width, 4 * height, low, high)
-    letters = [[BRAILLE] * width for _ in range(height)]
-    for column, (bottom, top) in enumerate(heights):
+    """Draw a line plot as `height` lines of `width` braille characters. Values outside the range are clipped."""
+    characters = [[BRAILLE] * width for _ in range(height)]
+    for column, (bottom, top) in enumerate(_column_spans(points, 2 * width, 4 * height, low, high)):
         for dot in range(bottom, top + 1):
             row = 4 * height - 1 - dot
-            letters[row // 4][column // 2] |= DOTS[row % 4][column % 2]
-    return ["".join(map(chr, line)) for line in letters]
+            characters[row // 4][column // 2] |= DOTS[row % 4][column % 2]
+    return ["".join(map(chr, line)) for line in characters]
 
 
 def draw_ascii_plot(points: Points, width: int, height: int, low: float, high: float) -> list[str]:
-    """The same for terminals that have letters only."""
+    """Draw a line plot as `draw_braille_plot` does, for terminals without Unicode."""
     lines = [[" "] * width for _ in range(height)]
-    for column, (bottom, top) in enumerate(_heights(points, width, height, low, high)):
+    for column, (bottom, top) in enumerate(_column_spans(points, width, height, low, high)):
         for dot in range(bottom, top + 1):
             lines[height - 1 - dot][column] = "*"
     return ["".join(line) for line in lines]
 
 
-def _heights(points: Points, columns: int, rows: int, low: float, high: float) -> list[tuple[int, int]]:
-    """For each column the dots from the lowest to the highest, counted from 0 at the bottom, joined to a line."""
-    levels = [_level(value, rows, low, high) for value in _means(points, columns)]
-    found = []
-    for place, level in enumerate(levels):
-        before = levels[place - 1] if place else level
-        # half the way from the column before is this one's, so that a steep line has no holes
-        start = level if before == level else before + (1 if before < level else -1)
-        found.append((min(start, level), max(start, level)))
-    return found
+def _column_spans(points: Points, columns: int, rows: int, low: float, high: float) -> list[tuple[int, int]]:
+    """Return the lowest and highest dot of each column, counted from 0 at the bottom, so that the line is connected."""
+    levels = [_level(value, rows, low, high) for value in _column_means(points, columns)]
+    spans = []
+    for column, level in enumerate(levels):
+        previous = levels[column - 1] if column else level
+        start = level if previous == level else previous + (1 if previous < level else -1)
+        spans.append((min(start, level), max(start, level)))
+    return spans
 
 
 def _level(value: float, rows: int, low: float, high: float) -> int:
-    share = (value - low) / ((high - low) or 1.0)
-    return min(max(round(share * (rows - 1)), 0), rows - 1)
+    fraction = (value - low) / ((high - low) or 1.0)
+    return min(max(round(fraction * (rows - 1)), 0), rows - 1)
 
 
-def _means(points: Points, columns: int) -> list[float]:
-    """The mean of what falls into each column; a line between neighbours where nothing does."""
+def _column_means(points: Points, columns: int) -> list[float]:
+    """Average the values of each column; interpolate columns without values."""
     if len(points) == 1:
         return [points[0][1]] * columns
     first, last = points[0][0], points[-1][0]
     sums, counts = [0.0] * columns, [0] * columns
     for step, value in points:
-        place = round((step - first) / ((last - first) or 1.0) * (columns - 1))
-        place = min(max(place, 0), columns - 1)
-        sums[place] += value
-        counts[place] += 1
-    return _filled([total / number if number else None for total, number in zip(sums, counts, strict=True)])
+        column = round((step - first) / ((last - first) or 1.0) * (columns - 1))
+        column = min(max(column, 0), columns - 1)
+        sums[column] += value
+        counts[column] += 1
+    return _interpolate([total / number if number else None for total, number in zip(sums, counts, strict=True)])
 
 
-def _filled(values: Sequence[float | None]) -> list[float]:
-    known = [(place, value) for place, value in enumerate(values) if value is not None]
+def _interpolate(values: Sequence[float | None]) -> list[float]:
+    known = [(index, value) for index, value in enumerate(values) if value is not None]
     filled: list[float] = []
     following = 0
-    for place in range(len(values)):
-        while following < len(known) - 1 and known[following][0] < place:
+    for index in range(len(values)):
+        while following < len(known) - 1 and known[following][0] < index:
             following += 1
         (right, after), (left, before) = known[following], known[max(following - 1, 0)]
-        if right <= place or right == left:
+        if right <= index or right == left:
             filled.append(after)
         else:
-            filled.append(before + (after - before) * (place - left) / (right - left))
+            filled.append(before + (after - before) * (index - left) / (right - left))
     return filled
-
-
-def draw_sparkline(rates: Sequence[float], width: int) -> str:
-    """Rates as blocks from 0 to 1 (never stretched, so that two runs can be compared), at most `width` of them."""
-    columns = min(width, len(rates))
-    edges = [index * len(rates) // columns for index in range(columns + 1)] if columns else []
-    means = [sum(rates[low:high]) / (high - low) for low, high in pairwise(edges)]
-    return "".join(BLOCKS[min(int(mean * len(BLOCKS)), len(BLOCKS) - 1)] for mean in means)

@@ -1,4 +1,4 @@
-"""Watching a run from another terminal: its files are read as they grow, and the run is not touched."""
+"""`turnwise watch`: metrics and alarms of a run in another terminal, read from its files as they grow."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,11 +21,9 @@ from turnwise.report.metric_charts import MAIN_METRICS, Metric, Points, recorded
 from turnwise.report.run_report import read_flat_settings
 from turnwise.report.terminal import draw_ascii_plot, draw_braille_plot, sanitize_line
 
-WATCHED = tuple(
-    metric
-    for metric in MAIN_METRICS
-    if metric.key
-    in {
+REFRESH_S = 1.0
+PLOTTED_KEYS = frozenset(
+    {
         "rollout/success",
         "rollout/reward",
         "train/loss",
@@ -37,50 +35,56 @@ WATCHED = tuple(
         "time/tokens_per_s",
     }
 )
+PLOTTED = tuple(metric for metric in MAIN_METRICS if metric.key in PLOTTED_KEYS)
+OTHER_KEYS = frozenset({"step", "eval/name", "eval/success", "eval/success_low", "eval/success_high", "time/total_s"})
+KEPT_KEYS = OTHER_KEYS | {metric.key for metric in MAIN_METRICS}
+"""Only these values of a row are kept in memory; a row has about a hundred."""
 PANEL_WIDTH, GAP = 28, 2
-NARROW = 70
-"""Below, the run's name has a line of its own."""
-PLOT_HEIGHTS = (2, 7)
-"""Of a plot, at least and at most."""
-ALARMS = 3
+MIN_HEADER_WIDTH = 70
+"""In a narrower terminal the run's name is on a line of its own."""
+MIN_PLOT_HEIGHT, MAX_PLOT_HEIGHT = 2, 7
+MAX_ALARMS = 3
 RECENT_STEPS = 20
+"""The remaining time is estimated from this many steps."""
+SILENT_S = 60
+"""Seconds without a new row after which the header reports it."""
 COLOURS = {"rollout/success": "green", "rollout/reward": "cyan"}
+
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchFrame:
-    """All that is shown. `silent_s`: since something was written."""
+    """Everything that is shown at one moment: progress, last evaluation, plots, alarms."""
 
     title: str
-    rows: Sequence[Mapping[str, Any]]
-    alarms: Sequence[Mapping[str, Any]]
+    rows: Sequence[Row]
+    alarms: Sequence[Row]
     total: int | None
     finished: bool
     silent_s: float | None
+    """Seconds since the last row was written."""
     live: bool = False
-    """It is drawn again and again, and Ctrl-C ends that: so it has to fit the screen."""
+    """Redrawn until Ctrl-C, so it has to fit the screen."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         height = options.height if options.height is not None else console.height
+        unicode = console.encoding.lower().startswith("utf")
         alarms = _alarm_lines(self.alarms)
-        head = [*_head(self, options.max_width), *_evaluation(self.rows)]
-        spare = height - len(head) - len(alarms) - 3 if self.live else None
-        parts: list[RenderableType] = [*head, Text(), _panels(self.rows, options.max_width, spare, _fine(console))]
+        header = [*_header(self, options.max_width), *_last_evaluation(self.rows)]
+        spare = height - len(header) - len(alarms) - 3 if self.live else None
+        parts: list[RenderableType] = [*header, Text(), _panels(self.rows, options.max_width, spare, unicode)]
         if self.live:
-            alarms.append(Text("Ctrl-C ends watching; the run goes on", style="dim", no_wrap=True))
+            alarms.append(Text("Ctrl-C stops watching; the run continues", style="dim", no_wrap=True))
         yield Group(*parts, *alarms)
 
 
-def _fine(console: Console) -> bool:
-    return console.encoding.lower().startswith("utf")
-
-
-def done_steps(rows: Sequence[Mapping[str, Any]]) -> int:
+def done_steps(rows: Sequence[Row]) -> int:
     return max((int(step) for row in rows if (step := finite_number(row.get("step"))) is not None), default=0)
 
 
-def remaining_s(rows: Sequence[Mapping[str, Any]], total: int | None) -> float | None:
-    """By the pace of the last steps, their evaluations included; None until there is a pace."""
+def remaining_s(rows: Sequence[Row], total: int | None) -> float | None:
+    """Estimate the remaining time from recent steps and their evaluations. None before the first step."""
     done = done_steps(rows)
     recent = [row for row in rows if (finite_number(row.get("step")) or 0) > max(done - RECENT_STEPS, 0)]
     steps = len({row["step"] for row in recent})
@@ -90,8 +94,8 @@ def remaining_s(rows: Sequence[Mapping[str, Any]], total: int | None) -> float |
     return seconds / steps * max(total - done, 0)
 
 
-def _head(frame: WatchFrame, width: int) -> list[RenderableType]:
-    """The run's name, a bar, the steps, and how long it will take."""
+def _header(frame: WatchFrame, width: int) -> list[RenderableType]:
+    """Return the run's name, a progress bar, the steps and the remaining time."""
     done = done_steps(frame.rows)
     total = done if frame.finished else frame.total
     name = sanitize_line(frame.title)
@@ -102,36 +106,36 @@ def _head(frame: WatchFrame, width: int) -> list[RenderableType]:
     )
     cells: list[RenderableType] = [bar, Text(f"{done}/{total or '?'}"), Text(_state(frame))]
     grid = Table.grid(padding=(0, 1), expand=True)
-    if width >= NARROW:
+    if width >= MIN_HEADER_WIDTH:
         grid.add_column(no_wrap=True, max_width=width // 2)
         cells.insert(0, name)
     grid.add_column(ratio=1, min_width=4)
     grid.add_column(no_wrap=True)
     grid.add_column(no_wrap=True, overflow="ellipsis")
     grid.add_row(*cells)
-    return [grid] if width >= NARROW else [name, grid]
+    return [grid] if width >= MIN_HEADER_WIDTH else [name, grid]
 
 
 def _state(frame: WatchFrame) -> str:
     if frame.finished:
         return "finished"
     left = remaining_s(frame.rows, frame.total)
-    going = "running" if done_steps(frame.rows) else "starting"
-    ahead = going if left is None else f"{format_duration(left)} left"
-    quiet = frame.silent_s
-    return f"{ahead}, silent for {format_duration(quiet)}" if quiet is not None and quiet > 60 else ahead
+    phase = "running" if done_steps(frame.rows) else "starting"
+    state = phase if left is None else f"{format_duration(left)} left"
+    silent = frame.silent_s
+    return f"{state}, silent for {format_duration(silent)}" if silent is not None and silent > SILENT_S else state
 
 
-def _evaluation(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
-    found = [row for row in rows if finite_number(row.get("eval/success")) is not None]
-    if not found:
+def _last_evaluation(rows: Sequence[Row]) -> list[RenderableType]:
+    evaluated = [row for row in rows if finite_number(row.get("eval/success")) is not None]
+    if not evaluated:
         return []
-    last = found[-1]
+    last = evaluated[-1]
     ends = (finite_number(last.get("eval/success_low")), finite_number(last.get("eval/success_high")))
     success = format_percent(finite_number(last["eval/success"]))
     return [
         Text.assemble(
-            ("evaluated ", "dim"),
+            ("evaluation ", "dim"),
             (success, "bold green"),
             (f" ({format_interval(ends)}) at step {done_steps([last])}", "dim"),
             no_wrap=True,
@@ -140,54 +144,56 @@ def _evaluation(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
     ]
 
 
-def _panels(rows: Sequence[Mapping[str, Any]], width: int, height: int | None, fine: bool) -> RenderableType:
-    found = _chosen(rows)
-    if not found:
+def _panels(rows: Sequence[Row], width: int, height: int | None, unicode: bool) -> RenderableType:
+    """Arrange the plots in a grid. `height`: lines for all of them; None is unlimited."""
+    metrics = _plotted_metrics(rows)
+    if not metrics:
         return Text("no steps yet", style="dim")
-    columns = max(1, min((width + GAP) // (PANEL_WIDTH + GAP), len(found)))
-    lowest, highest = PLOT_HEIGHTS
-    lines = -(-len(found) // columns)
-    plot = highest if height is None else min(max(height // lines - 1, lowest), highest)
+    columns = max(1, min((width + GAP) // (PANEL_WIDTH + GAP), len(metrics)))
+    grid_rows = -(-len(metrics) // columns)
+    plot_height = MAX_PLOT_HEIGHT
     if height is not None:
-        found = found[: columns * max(height // (plot + 1), 1)]
-    each = min((width - GAP * (columns - 1)) // columns, 60)
+        plot_height = min(max(height // grid_rows - 1, MIN_PLOT_HEIGHT), MAX_PLOT_HEIGHT)
+        metrics = metrics[: columns * max(height // (plot_height + 1), 1)]
+    panel_width = min((width - GAP * (columns - 1)) // columns, 60)
     grid = Table.grid(padding=(0, GAP, 0, 0))
     for _ in range(columns):
-        grid.add_column(width=each, no_wrap=True)
-    panels = [_panel(metric, points, each, plot, fine) for metric, points in found]
+        grid.add_column(width=panel_width, no_wrap=True)
+    panels = [_panel(metric, points, panel_width, plot_height, unicode) for metric, points in metrics]
     for start in range(0, len(panels), columns):
         grid.add_row(*panels[start : start + columns])
     return grid
 
 
-def _chosen(rows: Sequence[Mapping[str, Any]]) -> list[tuple[Metric, Points]]:
-    """One KL is enough: that to the reference, where there is one."""
-    found = recorded_metrics(rows, WATCHED)
-    keys = {metric.key for metric, _ in found}
-    return [each for each in found if each[0].key != "train/approx_kl" or "train/kl" not in keys]
+def _plotted_metrics(rows: Sequence[Row]) -> list[tuple[Metric, Points]]:
+    """Return the metrics to plot. The KL of the update is left out if there is a KL to the reference."""
+    metrics = recorded_metrics(rows, PLOTTED)
+    keys = {metric.key for metric, _ in metrics}
+    return [each for each in metrics if each[0].key != "train/approx_kl" or "train/kl" not in keys]
 
 
-def _panel(metric: Metric, points: Points, width: int, height: int, fine: bool) -> Text:
-    """Name and last value, then the plot with its range at the left."""
+def _panel(metric: Metric, points: Points, width: int, height: int, unicode: bool) -> Text:
+    """Draw the label and the last value, then the plot with its range on the left."""
     low, high = (0.0, 1.0) if metric.is_fraction else value_range([value for _, value in points])
     ends = (metric.format(high), metric.format(low))
     margin = max(map(len, ends)) + 1
-    plot = (draw_braille_plot if fine else draw_ascii_plot)(points, max(width - margin, 4), height, low, high)
+    draw = draw_braille_plot if unicode else draw_ascii_plot
+    plot = draw(points, max(width - margin, 4), height, low, high)
     value = metric.format(points[-1][1])
-    room = max(width - len(value) - 1, 1)
+    label_width = max(width - len(value) - 1, 1)
     text = Text(no_wrap=True, overflow="crop")
-    text.append(metric.label[:room].ljust(room + 1), style="bold")
+    text.append(metric.label[:label_width].ljust(label_width + 1), style="bold")
     text.append(value)
     for number, line in enumerate(plot):
-        label = ends[0] if number == 0 else ends[1] if number == height - 1 else ""
-        text.append(f"\n{label.rjust(margin - 1)} ", style="dim")
+        end = ends[0] if number == 0 else ends[1] if number == height - 1 else ""
+        text.append(f"\n{end.rjust(margin - 1)} ", style="dim")
         text.append(line, style=COLOURS.get(metric.key, "blue"))
     return text
 
 
-def _alarm_lines(alarms: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
+def _alarm_lines(alarms: Sequence[Row]) -> list[RenderableType]:
     lines: list[RenderableType] = []
-    for alarm in alarms[-ALARMS:]:
+    for alarm in alarms[-MAX_ALARMS:]:
         line = sanitize_line(f"! step {str(alarm.get('step'))[:12]}: {str(alarm.get('text', ''))[:400]}")
         line.stylize("yellow")
         line.no_wrap, line.overflow = True, "ellipsis"
@@ -195,32 +201,17 @@ def _alarm_lines(alarms: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
     return lines
 
 
-INTERVAL_S = 1.0
-KEPT = frozenset(
-    {
-        "step",
-        "eval/name",
-        "eval/success",
-        "eval/success_low",
-        "eval/success_high",
-        "time/total_s",
-        *(metric.key for metric in MAIN_METRICS),
-    }
-)
-"""What is remembered of a row: a long run has many, and each has a hundred numbers."""
-
-
 class RunMonitor:
-    """A run's rows and alarms so far; `look` takes in what is new."""
+    """Rows and alarms of a run so far; `refresh` reads what is new."""
 
     def __init__(self, folder: Path) -> None:
         if not (folder / "config.toml").is_file():
-            raise UserError(f"{folder} is no run folder (it has no config.toml): give the path of a run, as runs/NAME")
+            raise UserError(f"{folder} is not a run folder (no config.toml). Give the path of a run, e.g. runs/NAME.")
         self.folder = folder
         self.rows: list[dict[str, Any]] = []
         self.alarms: list[dict[str, Any]] = []
-        self._metrics = JsonlFollower(folder / "metrics.jsonl")
-        self._told = JsonlFollower(folder / "alarms.jsonl")
+        self._metrics_file = JsonlFollower(folder / "metrics.jsonl")
+        self._alarms_file = JsonlFollower(folder / "alarms.jsonl")
         steps = read_flat_settings(folder / "config.toml").get("train.steps", "")
         self._steps = int(steps) if steps.isdecimal() else None
 
@@ -229,29 +220,29 @@ class RunMonitor:
         return (self.folder / "summary.json").exists()
 
     def refresh(self) -> bool:
-        """Whether anything is new."""
-        fresh, told = self._metrics.poll(), self._told.poll()
-        if fresh.reset:
+        """Read new rows and alarms. Return whether there were any."""
+        metrics, alarms = self._metrics_file.poll(), self._alarms_file.poll()
+        if metrics.reset:
             self.rows.clear()
-        if told.reset:
+        if alarms.reset:
             self.alarms.clear()
-        self.rows += [{key: row[key] for key in row.keys() & KEPT} for row in fresh.rows if _has_step(row)]
-        self.alarms += told.rows
-        return bool(fresh.rows or told.rows or fresh.reset or told.reset)
+        self.rows += [{key: row[key] for key in row.keys() & KEPT_KEYS} for row in metrics.rows if _has_step(row)]
+        self.alarms += alarms.rows
+        return bool(metrics.rows or alarms.rows or metrics.reset or alarms.reset)
 
     def frame(self, *, live: bool) -> WatchFrame:
         return WatchFrame(
             title=self.folder.resolve().name,
             rows=self.rows,
             alarms=self.alarms,
-            total=None if self._imitates() else self._steps,
+            total=None if self._is_sft() else self._steps,
             finished=self.finished,
             silent_s=self._silent_s(),
             live=live,
         )
 
-    def _imitates(self) -> bool:
-        """Imitation has as many steps as its demonstrations make: not what `train.steps` says."""
+    def _is_sft(self) -> bool:
+        """The number of SFT steps depends on the demonstrations, not on `train.steps`."""
         return any("train/loss" in row for row in self.rows[-3:])
 
     def _silent_s(self) -> float | None:
@@ -261,23 +252,23 @@ class RunMonitor:
 
 
 def watch(folder: Path, console: Console, *, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Until the run is finished or Ctrl-C. What has ended, or has no terminal to be redrawn on, is shown once."""
-    watched = RunMonitor(folder)
-    watched.refresh()
-    if console.is_interactive and not watched.finished:
+    """Show a run until it finishes or Ctrl-C; once only if it has finished or the console cannot redraw."""
+    monitor = RunMonitor(folder)
+    monitor.refresh()
+    if console.is_interactive and not monitor.finished:
         with suppress(KeyboardInterrupt):
-            _follow(watched, console, sleep)
-    console.print(watched.frame(live=False))
+            _watch_live(monitor, console, sleep)
+    console.print(monitor.frame(live=False))
 
 
-def _follow(watched: RunMonitor, console: Console, sleep: Callable[[float], None]) -> None:
-    """On a screen of its own, which gives the terminal back as it was."""
+def _watch_live(monitor: RunMonitor, console: Console, sleep: Callable[[float], None]) -> None:
+    """Redraw on the alternate screen, so that the terminal is restored afterwards."""
     with Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
-        while not watched.finished:
-            live.update(watched.frame(live=True), refresh=True)
-            sleep(INTERVAL_S)
-            watched.refresh()
-    watched.refresh()
+        while not monitor.finished:
+            live.update(monitor.frame(live=True), refresh=True)
+            sleep(REFRESH_S)
+            monitor.refresh()
+    monitor.refresh()
 
 
 def _has_step(row: dict[str, Any]) -> bool:

@@ -1,1 +1,1 @@
-"""States as pictures: SVG for pages, PNG and GIF for papers."""
+"""Pictures of environment states: SVG for pages, PNG and GIF for files."""

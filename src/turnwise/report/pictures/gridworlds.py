@@ -1,12 +1,12 @@
-"""Worlds of cells that something walks in, as Sokoban and FrozenLake: each thing has a form of its own.
+"""Gridworlds such as Sokoban and FrozenLake: every known cell has its own drawing.
 
-Every function draws one cell: the square of side `s` whose top left corner is (x, y).
+A function `_name(x, y, s)` draws one cell: the square of side `s` with the top left corner (x, y).
 """
 
 from collections.abc import Callable, Sequence
 
 from turnwise.report.formatting import display_width, wrap
-from turnwise.report.pictures.shapes import Ellipse, Label, Point, Polygon, Polylines, Rect, Shape
+from turnwise.report.pictures.shapes import Ellipse, Label, Point, Polygon, Polylines, Rect, Shape, SizedShapes
 
 CellRows = Sequence[Sequence[str]]
 DrawCell = Callable[[float, float, float], list[Shape]]
@@ -17,14 +17,14 @@ FLOOR, FLOOR_GRID = "#efe9df", "#d9d0c2"
 ICE, ICE_GRID = "#dcedf8", "#aacde4"
 BRICK, MORTAR = "#7c6f64", "#bfb3a6"
 WOOD, WOOD_EDGE = "#d59a55", "#6f4518"
-DONE, DONE_EDGE = "#1f8a5b", "#0d4a30"
+SOLVED, SOLVED_EDGE = "#1f8a5b", "#0d4a30"
 MARK = "#b3402e"
-PERSON, SKIN = "#2563a8", "#f3cfa8"
+CLOTHES, SKIN = "#2563a8", "#f3cfa8"
 WATER, RIM = "#16324a", "#5d93b8"
 
 
-def draw_gridworld(rows: CellRows) -> tuple[float, float, list[Shape]]:
-    """Width, height and shapes. The ground is one field with a grid; only what lies on it is drawn cell by cell."""
+def draw_gridworld(rows: CellRows) -> SizedShapes:
+    """Draw the ground as one area with a grid, then the objects cell by cell."""
     names = {name for row in rows for name in row}
     icy = bool(names & ICY)
     width, height = CELL * max(map(len, rows)), CELL * len(rows)
@@ -46,7 +46,7 @@ def _cell(name: str, x: float, y: float) -> list[Shape]:
 
 
 def draw_named_cell(name: str, x: float, y: float, s: float) -> list[Shape]:
-    """A thing without a drawing of its own: its name in a box."""
+    """Draw the name of an unknown cell in a box."""
     lines = wrap(name.replace("_", " "), 8, 2)
     size = min(0.4 * s, 0.84 * s / max(0.62 * max(map(display_width, lines)), 1))
     frame = Rect(x=x + 2, y=y + 2, width=s - 4, height=s - 4, fill="#ffffff", stroke=DARK, thickness=1.2, radius=4)
@@ -64,25 +64,25 @@ def _grid(width: float, height: float, colour: str) -> Polylines:
     return Polylines(paths=down + across, stroke=colour)
 
 
-def _at(x: float, y: float, s: float, *places: Point) -> tuple[Point, ...]:
-    """Places within the cell, counted from 0 to 1, as places of the drawing."""
-    return tuple((x + s * across, y + s * down) for across, down in places)
+def _points(x: float, y: float, s: float, *fractions: Point) -> tuple[Point, ...]:
+    """Convert positions in the cell, given as fractions from 0 to 1, to positions in the drawing."""
+    return tuple((x + s * across, y + s * down) for across, down in fractions)
 
 
-def _nothing(x: float, y: float, s: float) -> list[Shape]:
+def _empty(x: float, y: float, s: float) -> list[Shape]:
     return []
 
 
 def _wall(x: float, y: float, s: float) -> list[Shape]:
     third = 1 / 3
     joints = (
-        _at(x, y, s, (0, third), (1, third)),
-        _at(x, y, s, (0, 2 * third), (1, 2 * third)),
-        _at(x, y, s, (0, 0), (1, 0)),
-        _at(x, y, s, (0.5, 0), (0.5, third)),
-        _at(x, y, s, (0.2, third), (0.2, 2 * third)),
-        _at(x, y, s, (0.8, third), (0.8, 2 * third)),
-        _at(x, y, s, (0.5, 2 * third), (0.5, 1)),
+        _points(x, y, s, (0, third), (1, third)),
+        _points(x, y, s, (0, 2 * third), (1, 2 * third)),
+        _points(x, y, s, (0, 0), (1, 0)),
+        _points(x, y, s, (0.5, 0), (0.5, third)),
+        _points(x, y, s, (0.2, third), (0.2, 2 * third)),
+        _points(x, y, s, (0.8, third), (0.8, 2 * third)),
+        _points(x, y, s, (0.5, 2 * third), (0.5, 1)),
     )
     return [Rect(x=x, y=y, width=s, height=s, fill=BRICK), Polylines(paths=joints, stroke=MORTAR, thickness=1.4)]
 
@@ -105,19 +105,19 @@ def _crate(x: float, y: float, s: float, fill: str, edge: str) -> Rect:
 
 
 def _box(x: float, y: float, s: float) -> list[Shape]:
-    cross = (_at(x, y, s, (0.2, 0.2), (0.8, 0.8)), _at(x, y, s, (0.8, 0.2), (0.2, 0.8)))
+    cross = (_points(x, y, s, (0.2, 0.2), (0.8, 0.8)), _points(x, y, s, (0.8, 0.2), (0.2, 0.8)))
     return [_crate(x, y, s, WOOD, WOOD_EDGE), Polylines(paths=cross, stroke=WOOD_EDGE, thickness=0.06 * s)]
 
 
 def _box_on_target(x: float, y: float, s: float) -> list[Shape]:
-    tick = (_at(x, y, s, (0.28, 0.52), (0.44, 0.69), (0.73, 0.33)),)
-    return [_crate(x, y, s, DONE, DONE_EDGE), Polylines(paths=tick, stroke="#ffffff", thickness=0.1 * s)]
+    tick = (_points(x, y, s, (0.28, 0.52), (0.44, 0.69), (0.73, 0.33)),)
+    return [_crate(x, y, s, SOLVED, SOLVED_EDGE), Polylines(paths=tick, stroke="#ffffff", thickness=0.1 * s)]
 
 
 def _player(x: float, y: float, s: float) -> list[Shape]:
-    body = _at(x, y, s, (0.26, 0.88), (0.31, 0.55), (0.42, 0.46), (0.58, 0.46), (0.69, 0.55), (0.74, 0.88))
+    body = _points(x, y, s, (0.26, 0.88), (0.31, 0.55), (0.42, 0.46), (0.58, 0.46), (0.69, 0.55), (0.74, 0.88))
     head = Ellipse(x=x + s / 2, y=y + 0.29 * s, rx=0.17 * s, ry=0.17 * s, fill=SKIN, stroke=DARK, thickness=0.045 * s)
-    return [Polygon(points=body, fill=PERSON, stroke=DARK, thickness=0.045 * s), head]
+    return [Polygon(points=body, fill=CLOTHES, stroke=DARK, thickness=0.045 * s), head]
 
 
 def _player_on_target(x: float, y: float, s: float) -> list[Shape]:
@@ -125,22 +125,22 @@ def _player_on_target(x: float, y: float, s: float) -> list[Shape]:
 
 
 def _ice(x: float, y: float, s: float) -> list[Shape]:
-    glints = (_at(x, y, s, (0.2, 0.38), (0.38, 0.2)), _at(x, y, s, (0.62, 0.82), (0.82, 0.62)))
+    glints = (_points(x, y, s, (0.2, 0.38), (0.38, 0.2)), _points(x, y, s, (0.62, 0.82), (0.82, 0.62)))
     return [Polylines(paths=glints, stroke="#ffffff", thickness=0.06 * s)]
 
 
 def _hole(x: float, y: float, s: float) -> list[Shape]:
     water = Ellipse(x=x + s / 2, y=y + s / 2, rx=0.4 * s, ry=0.36 * s, fill=WATER, stroke=RIM, thickness=0.07 * s)
     waves = tuple(
-        _at(x, y, s, (0.3, down), (0.4, down - 0.06), (0.5, down), (0.6, down - 0.06), (0.7, down))
+        _points(x, y, s, (0.3, down), (0.4, down - 0.06), (0.5, down), (0.6, down - 0.06), (0.7, down))
         for down in (0.44, 0.62)
     )
     return [water, Polylines(paths=waves, stroke=RIM, thickness=0.05 * s)]
 
 
 def _flag(x: float, y: float, s: float) -> list[Shape]:
-    cloth = _at(x, y, s, (0.36, 0.14), (0.8, 0.29), (0.36, 0.46))
-    pole = (_at(x, y, s, (0.34, 0.12), (0.34, 0.86)), _at(x, y, s, (0.2, 0.87), (0.54, 0.87)))
+    cloth = _points(x, y, s, (0.36, 0.14), (0.8, 0.29), (0.36, 0.46))
+    pole = (_points(x, y, s, (0.34, 0.12), (0.34, 0.86)), _points(x, y, s, (0.2, 0.87), (0.54, 0.87)))
     return [
         Polygon(points=cloth, fill=MARK, stroke=DARK, thickness=0.03 * s),
         Polylines(paths=pole, stroke=DARK, thickness=0.07 * s),
@@ -148,15 +148,15 @@ def _flag(x: float, y: float, s: float) -> list[Shape]:
 
 
 def _player_on_goal(x: float, y: float, s: float) -> list[Shape]:
-    """The person in front of the flag."""
+    """Draw the player in front of the flag."""
     return [*_flag(x - 0.14 * s, y, s), *_player(x + 0.17 * s, y + 0.17 * s, 0.8 * s)]
 
 
 def _player_in_hole(x: float, y: float, s: float) -> list[Shape]:
-    """A head and two arms above the water, crossed out."""
-    arms = (_at(x, y, s, (0.3, 0.62), (0.2, 0.34)), _at(x, y, s, (0.7, 0.62), (0.8, 0.34)))
+    """Draw a head and two arms above the water, crossed out."""
+    arms = (_points(x, y, s, (0.3, 0.62), (0.2, 0.34)), _points(x, y, s, (0.7, 0.62), (0.8, 0.34)))
     head = Ellipse(x=x + s / 2, y=y + s / 2, rx=0.15 * s, ry=0.15 * s, fill=SKIN, stroke=DARK, thickness=0.04 * s)
-    cross = (_at(x, y, s, (0.08, 0.08), (0.92, 0.92)), _at(x, y, s, (0.92, 0.08), (0.08, 0.92)))
+    cross = (_points(x, y, s, (0.08, 0.08), (0.92, 0.92)), _points(x, y, s, (0.92, 0.08), (0.08, 0.92)))
     return [
         *_hole(x, y, s)[:1],
         Polylines(paths=arms, stroke=SKIN, thickness=0.09 * s),
@@ -166,7 +166,7 @@ def _player_in_hole(x: float, y: float, s: float) -> list[Shape]:
 
 
 CELLS: dict[str, DrawCell] = {
-    "empty": _nothing,
+    "empty": _empty,
     "wall": _wall,
     "target": _target,
     "box": _box,

@@ -1,4 +1,7 @@
-"""A drawing as pixels, by Pillow: the same shapes as in the SVG, drawn larger and made small for smooth edges."""
+"""Drawings as pixels with Pillow: supersampled for smooth edges, with a font that has each character.
+
+Pillow draws a text with one font, and an empty box for a character that the font lacks. So texts are split by font.
+"""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -14,28 +17,28 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageFont import FreeTypeFont
 
-FINER = 2
-"""Pixels drawn for one that is kept, each way."""
+SUPERSAMPLING = 2
+"""Pixels drawn per pixel kept, in each direction."""
 MAX_PIXELS = 16_000_000
 PAPER = "#ffffff"
 
 
 def import_pillow() -> Any:
-    """The package, or how to get it."""
+    """Return the package, or raise an error that says how to install it."""
     try:
         import PIL.Image
         import PIL.ImageDraw
     except ImportError as error:
-        raise UserError("pictures as PNG and GIF need Pillow: pip install 'turnwise[pictures]'") from error
+        raise UserError("Pictures as PNG and GIF need Pillow: pip install 'turnwise[pictures]'.") from error
     return PIL
 
 
 def drawing_to_image(drawing: Drawing, scale: float = 2.0, paper: str = PAPER) -> "Image":
-    """`scale`: pixels of the image for one of the drawing; smaller where it would become too large."""
+    """Draw at `scale` pixels per unit, or fewer if the image would exceed MAX_PIXELS."""
     margin = drawing.margin
     width, height = drawing.width + 2 * margin, drawing.height + 2 * margin
-    scale = min(scale, (MAX_PIXELS / (width * height)) ** 0.5 / FINER)
-    fine = scale * FINER
+    scale = min(scale, (MAX_PIXELS / (width * height)) ** 0.5 / SUPERSAMPLING)
+    fine = scale * SUPERSAMPLING
     pil = import_pillow()
     large = pil.Image.new("RGB", (max(round(width * fine), 1), max(round(height * fine), 1)), paper)
     pen = _Pen(large, fine, margin)
@@ -76,7 +79,7 @@ class _Pen:
         return max(round(self._scale * length), 1)
 
     def _box(self, box: Rect) -> None:
-        """SVG's pen runs along the middle of an edge, Pillow's inside of it: so the edge is moved out by half a pen."""
+        """Move the edge out by half a stroke: SVG centres a stroke on the edge, Pillow draws it inside."""
         half = box.thickness / 2 if box.stroke is not None else 0.0
         left, top = self._at((box.x - half, box.y - half))
         right, bottom = self._at((box.x + box.width + half, box.y + box.height + half))
@@ -100,7 +103,7 @@ class _Pen:
         )
 
     def _line(self, path: tuple[Point, ...], stroke: str, thickness: float) -> None:
-        """With round ends and corners."""
+        """Draw a line with round ends and corners."""
         width = self._pixels(thickness)
         points = [self._at(point) for point in path]
         self._draw.line(points, fill=stroke, width=width)
@@ -115,34 +118,34 @@ class _Pen:
             self._columns(label, text, size)
             return
         pieces = list(split_by_font(text, bold=label.bold, mono=False, size=size))
-        widths = [font.getlength(piece) * size / own for piece, font, own in pieces]
+        widths = [font.getlength(piece) * size / font_size for piece, font, font_size in pieces]
         x, y = self._at((label.x, label.y + BASELINE * label.size))
         x -= {"start": 0.0, "middle": 0.5, "end": 1.0}[label.anchor] * sum(widths)
-        for (piece, font, own), width in zip(pieces, widths, strict=True):
-            self._piece(x, y, piece, font, own, size, label.fill)
+        for (piece, font, font_size), width in zip(pieces, widths, strict=True):
+            self._piece(x, y, piece, font, font_size, size, label.fill)
             x += width
 
     def _columns(self, label: Label, text: str, size: int) -> None:
-        """Letter by letter, each in its column, so that lines stand under each other in any mix of fonts."""
+        """Draw letter by letter on a grid of columns, so that lines align in any mix of fonts."""
         left, y = self._at((label.x, label.y + BASELINE * label.size))
         column = 0
         for letter in text:
-            for piece, font, own in split_by_font(letter, bold=False, mono=True, size=size):
-                self._piece(left + 0.6 * size * column, y, piece, font, own, size, label.fill)
+            for piece, font, font_size in split_by_font(letter, bold=False, mono=True, size=size):
+                self._piece(left + 0.6 * size * column, y, piece, font, font_size, size, label.fill)
             column += display_width(letter)
 
-    def _piece(self, x: float, y: float, text: str, font: Any, own: int, size: int, fill: str) -> None:
-        if own == size:
+    def _piece(self, x: float, y: float, text: str, font: Any, font_size: int, size: int, fill: str) -> None:
+        if font_size == size:
             self._draw.text((x, y), text, font=font, fill=fill, anchor="ls", embedded_color=True)
             return
-        pil = import_pillow()  # a bitmap font: drawn at its own size, then scaled
+        pil = import_pillow()  # a bitmap font is drawn at its own size, then scaled
         box = font.getbbox(text, anchor="ls")
         if box[2] <= box[0] or box[3] <= box[1]:
             return
         stamp = pil.Image.new("RGBA", (round(box[2] - box[0]), round(box[3] - box[1])))
         pen = pil.ImageDraw.Draw(stamp)
         pen.text((-box[0], -box[1]), text, font=font, fill=fill, anchor="ls", embedded_color=True)
-        share = size / own
+        share = size / font_size
         small = stamp.resize((max(round(stamp.width * share), 1), max(round(stamp.height * share), 1)))
         self._image.paste(small, (round(x + box[0] * share), round(y + box[1] * share)), small)
 
@@ -194,15 +197,15 @@ CJK_FONTS = (
     "simsun",
 )
 EMOJI_FONTS = ("NotoColorEmoji", "Apple Color Emoji", "seguiemj", "NotoEmoji-Regular", "Symbola")
-STRIKES = (109, 160, 136, 96)
-"""The sizes of bitmap fonts of emoji: they have no other."""
-UNKNOWN = "\U000fffff"
-"""A character that no font has: what is drawn for it stands for all that a font lacks."""
+BITMAP_SIZES = (109, 160, 136, 96)
+"""Sizes of bitmap emoji fonts, which cannot be scaled by FreeType."""
+UNASSIGNED = "\U000fffff"
+"""A character that no font has: it is drawn as the font's box for missing characters."""
 
 
 @lru_cache(maxsize=1)
 def installed_fonts() -> dict[str, Path]:
-    """Every font file of this machine by its name without the ending."""
+    """Return every font file on this machine by its name without the suffix."""
     found: dict[str, Path] = {}
     for folder in FOLDERS:
         root = Path(folder).expanduser()
@@ -218,8 +221,8 @@ def find_font(names: Sequence[str]) -> Path | None:
 
 
 def describe_missing_fonts() -> str | None:
-    """What pictures will lack on this machine, with the mend; None where they lack nothing."""
-    lacks = [
+    """Name the scripts that no installed font covers and how to install one. None if nothing is missing."""
+    missing = [
         name
         for name, fonts in (
             ("Chinese, Japanese and Korean", CJK_FONTS),
@@ -228,74 +231,76 @@ def describe_missing_fonts() -> str | None:
         )
         if find_font(fonts) is None
     ]
-    if not lacks:
+    if not missing:
         return None
     return (
-        f"no font for {' and '.join(lacks)} was found, boxes will stand in pictures: "
-        "install fonts-noto-cjk, fonts-noto-color-emoji and fonts-dejavu, or put fonts into ~/.local/share/fonts"
+        f"no font for {' and '.join(missing)} found; pictures will show boxes instead. "
+        "Install fonts-noto-cjk, fonts-noto-color-emoji and fonts-dejavu, or put fonts into ~/.local/share/fonts"
     )
 
 
 def split_by_font(text: str, *, bold: bool, mono: bool, size: int) -> Iterator[tuple[str, "FreeTypeFont", int]]:
-    """Pieces of the text, each with a font that has it, and the size that the font was made for.
+    """Split text into pieces, each with a font that has its characters and the size of that font.
 
-    The first font of the chain takes what none of them has.
+    Characters that no font has go to the first font.
     """
     chain = _chain(bold, mono)
     piece, chosen = "", chain[0]
     for letter in text:
-        best = chosen if _clings(letter) else next((path for path in chain if _has(path, letter)), chain[0])
+        best = (
+            chosen if _belongs_to_previous(letter) else next((path for path in chain if _has(path, letter)), chain[0])
+        )
         if best != chosen and piece:
-            yield piece, *_sized(chosen, size)
+            yield piece, *_load_font(chosen, size)
             piece = ""
         piece, chosen = piece + letter, best
     if piece:
-        yield piece, *_sized(chosen, size)
+        yield piece, *_load_font(chosen, size)
 
 
 def _chain(bold: bool, mono: bool) -> tuple[Path | None, ...]:
-    """Where to look for a letter; None is Pillow's own small font, which is always there."""
-    own = find_font(MONO_FONTS) if mono else find_font(BOLD_FONTS) if bold else None
-    paths = [own, find_font(SANS_FONTS), find_font(EMOJI_FONTS), find_font(CJK_FONTS), find_font(MONO_FONTS)]
+    """Return the fonts to try in order; None is Pillow's built-in font."""
+    preferred = find_font(MONO_FONTS) if mono else find_font(BOLD_FONTS) if bold else None
+    paths = [preferred, find_font(SANS_FONTS), find_font(EMOJI_FONTS), find_font(CJK_FONTS), find_font(MONO_FONTS)]
     return tuple(dict.fromkeys(path for path in paths if path is not None)) or (None,)
 
 
-def _clings(letter: str) -> bool:
-    """Joiners and variation signs go with the letter before them, and so does a space."""
+def _belongs_to_previous(letter: str) -> bool:
+    """Return whether a character stays with the one before it: joiners, variation selectors, skin tones, spaces."""
     return letter in (" ", EMOJI_JOINER) or "\ufe00" <= letter <= "\ufe0f" or "\U0001f3fb" <= letter <= "\U0001f3ff"
 
 
 @lru_cache(maxsize=8192)
 def _has(path: Path | None, letter: str) -> bool:
-    """Whether the font draws something else for it than for a character that no font has."""
+    """Return whether the font draws the character differently from a missing one."""
     if path is None:
         return True
     if letter.isascii() and path.stem in EMOJI_FONTS:
-        return False  # its digits are parts of keycaps
-    font, _ = _sized(path, 16)
+        return False  # emoji fonts have digits only for keycaps
+    font, _ = _load_font(path, 16)
     drawn = font.getmask(letter)
-    return (drawn.size, bytes(drawn)) != _lacking(path)
+    return (drawn.size, bytes(drawn)) != _missing_glyph(path)
 
 
 @lru_cache(maxsize=64)
-def _lacking(path: Path) -> tuple[tuple[int, int], bytes]:
-    drawn = _sized(path, 16)[0].getmask(UNKNOWN)
+def _missing_glyph(path: Path) -> tuple[tuple[int, int], bytes]:
+    drawn = _load_font(path, 16)[0].getmask(UNASSIGNED)
     return drawn.size, bytes(drawn)
 
 
 @lru_cache(maxsize=256)
-def _sized(path: Path | None, size: int) -> tuple["FreeTypeFont", int]:
-    """The font, and the size that it has: a bitmap font comes in one size only, and is scaled by who draws."""
+def _load_font(path: Path | None, size: int) -> tuple["FreeTypeFont", int]:
+    """Return the font and its size, which differs from `size` for bitmap fonts."""
     from PIL import ImageFont
 
     if path is None:
         font = ImageFont.load_default(size)
         if not isinstance(font, ImageFont.FreeTypeFont):
-            raise UserError("this Pillow has no FreeType: pip install --force-reinstall pillow")
+            raise UserError("Pillow was built without FreeType: pip install --force-reinstall pillow.")
         return font, size
-    for wanted in (size, *STRIKES):
+    for font_size in (size, *BITMAP_SIZES):
         try:
-            return ImageFont.truetype(str(path), wanted), wanted
+            return ImageFont.truetype(str(path), font_size), font_size
         except OSError:
             continue
-    raise UserError(f"the font {path} cannot be read: remove or replace it")
+    raise UserError(f"Cannot read the font {path}. Remove or replace it.")

@@ -1,4 +1,4 @@
-"""A drawing as plain data: a few kinds of shapes, which the SVG and the pixels of a picture are both made from."""
+"""Drawings as data (a few shapes), from which both SVG and pixels are made, and their conversion to SVG."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ Point = tuple[float, float]
 Anchor = Literal["start", "middle", "end"]
 
 BASELINE = 0.35
-"""How far below the middle of a line its letters stand, in font sizes."""
+"""Distance of the baseline below the middle of a line of text, in font sizes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rect:
-    """A rectangle, its corners rounded by `radius`."""
+    """A rectangle with corners rounded by `radius`."""
 
     x: float
     y: float
@@ -30,7 +30,7 @@ class Rect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ellipse:
-    """An ellipse around (x, y)."""
+    """An ellipse centred at (x, y)."""
 
     x: float
     y: float
@@ -43,7 +43,7 @@ class Ellipse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Polylines:
-    """Strokes of one pen, each through its points."""
+    """Several lines of one stroke, each through its points."""
 
     paths: tuple[tuple[Point, ...], ...]
     stroke: str
@@ -62,7 +62,7 @@ class Polygon:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Label:
-    """A line of text whose middle lies at height y."""
+    """A line of text, vertically centred at y."""
 
     x: float
     y: float
@@ -75,52 +75,54 @@ class Label:
 
 
 Shape = Rect | Ellipse | Polylines | Polygon | Label
+SizedShapes = tuple[float, float, list[Shape]]
+"""Width, height, shapes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """Shapes in the order in which they are painted, on a field of pixels. `title` is what it says to the blind."""
+    """Shapes in painting order. `title` is the text for screen readers."""
 
     width: float
     height: float
     shapes: Sequence[Shape]
     title: str
     margin: float = 0.0
-    """Room on every side, around width and height, so that no pen is cut at the edge."""
+    """Space on every side in addition to width and height, so that no stroke is cut off."""
 
 
 SANS = "system-ui, 'Noto Sans', 'Noto Sans CJK SC', 'PingFang SC', 'Microsoft YaHei', sans-serif, 'Noto Color Emoji'"
 MONO = "'DejaVu Sans Mono', Menlo, Consolas, 'Noto Sans Mono CJK SC', monospace, 'Noto Color Emoji'"
 MONO_ADVANCE = 0.6
-"""Of a letter of fixed width, in font sizes."""
+"""Width of a monospace character, in font sizes."""
 
 
 def drawing_to_svg(drawing: Drawing) -> str:
     margin = drawing.margin
     width, height = _n(drawing.width + 2 * margin), _n(drawing.height + 2 * margin)
-    field = f"{_n(-margin)} {_n(-margin)} {width} {height}"
-    opening = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{field}" width="{width}" height="{height}" role="img" '
+    view_box = f"{_n(-margin)} {_n(-margin)} {width} {height}"
+    start = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{view_box}" width="{width}" height="{height}" role="img" '
         f'aria-label={quoteattr(to_single_line(drawing.title))} font-family="{SANS}" stroke-linejoin="round" '
         'stroke-linecap="round">'
     )
-    return "".join([opening, *map(_element, drawing.shapes), "</svg>\n"])
+    return "".join([start, *map(_element, drawing.shapes), "</svg>\n"])
 
 
 def _element(shape: Shape) -> str:
     match shape:
         case Rect():
-            place = f'x="{_n(shape.x)}" y="{_n(shape.y)}" width="{_n(shape.width)}" height="{_n(shape.height)}"'
-            round_ = f' rx="{_n(shape.radius)}"' if shape.radius else ""
-            return f"<rect {place}{round_}{_paint(shape.fill, shape.stroke, shape.thickness)}/>"
+            geometry = f'x="{_n(shape.x)}" y="{_n(shape.y)}" width="{_n(shape.width)}" height="{_n(shape.height)}"'
+            corners = f' rx="{_n(shape.radius)}"' if shape.radius else ""
+            return f"<rect {geometry}{corners}{_paint(shape.fill, shape.stroke, shape.thickness)}/>"
         case Ellipse():
-            place = f'cx="{_n(shape.x)}" cy="{_n(shape.y)}" rx="{_n(shape.rx)}" ry="{_n(shape.ry)}"'
-            return f"<ellipse {place}{_paint(shape.fill, shape.stroke, shape.thickness)}/>"
+            geometry = f'cx="{_n(shape.x)}" cy="{_n(shape.y)}" rx="{_n(shape.rx)}" ry="{_n(shape.ry)}"'
+            return f"<ellipse {geometry}{_paint(shape.fill, shape.stroke, shape.thickness)}/>"
         case Polylines():
-            way = "".join(_way(path) for path in shape.paths)
-            return f'<path d="{way}"{_paint(None, shape.stroke, shape.thickness)}/>'
+            data = "".join(_path_data(path) for path in shape.paths)
+            return f'<path d="{data}"{_paint(None, shape.stroke, shape.thickness)}/>'
         case Polygon():
-            return f'<path d="{_way(shape.points)}Z"{_paint(shape.fill, shape.stroke, shape.thickness)}/>'
+            return f'<path d="{_path_data(shape.points)}Z"{_paint(shape.fill, shape.stroke, shape.thickness)}/>'
         case Label():
             return _text(shape)
         case _:
@@ -128,7 +130,7 @@ def _element(shape: Shape) -> str:
 
 
 def _text(label: Label) -> str:
-    """A line of fixed width is held to its width, so that its columns stay under each other in any font."""
+    """Give monospace text a fixed width, so that columns align in any font."""
     look = ' font-weight="600"' if label.bold else ""
     if label.mono and label.text:
         length = _n(MONO_ADVANCE * label.size * display_width(label.text))
@@ -139,7 +141,7 @@ def _text(label: Label) -> str:
     )
 
 
-def _way(points: tuple[Point, ...]) -> str:
+def _path_data(points: tuple[Point, ...]) -> str:
     return "M" + "L".join(f"{_n(x)} {_n(y)}" for x, y in points)
 
 
@@ -149,6 +151,6 @@ def _paint(fill: str | None, stroke: str | None, thickness: float) -> str:
 
 
 def _n(value: float) -> str:
-    """A tenth of a pixel is fine enough; 3.0 is written 3."""
+    """Write with one decimal, and 3.0 as 3."""
     text = f"{value:.1f}".removesuffix(".0")
     return "0" if text == "-0" else text

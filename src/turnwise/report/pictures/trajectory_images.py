@@ -1,6 +1,7 @@
-"""A trajectory's states as files for papers and slides: a strip (PNG) and an animation (GIF or animated PNG).
+"""Images of a trajectory beside its file: all states in one strip (PNG) and an animation (GIF or animated PNG).
 
-Needs Pillow: pip install 'turnwise[pictures]'.
+They are named trajectories/step_000012_group_3_member_0.png and .gif. They need Pillow: pip install
+'turnwise[pictures]'.
 """
 
 import io
@@ -18,47 +19,47 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MAX_STATES = 64
-"""Of one file; of a longer trajectory the first and the last, evenly thinned between."""
-HEADING = 22.0
+"""Maximum number of states in an image. Longer trajectories are sampled evenly, with the first and last state."""
+HEADING_HEIGHT = 22.0
 FRAME_MS, LAST_MS = 700, 2200
-PER_ROW = 8
+STATES_PER_ROW = 8
 AnimationFormat = Literal["gif", "png"]
 
 
 def collect_pictures(row: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """What there is to draw of a stored trajectory: ("start", picture), ("turn 1", picture), ..."""
+    """Return the pictures of a stored trajectory as ("start", picture), ("turn 1", picture), ..."""
     turns = row.get("turns", [])
     named = [("start", row.get("start"))]
     named += [(f"turn {number}", turn.get("picture")) for number, turn in enumerate(turns, start=1)]
-    found = [(name, picture) for name, picture in named if isinstance(picture, Mapping)]
-    if len(found) <= MAX_STATES:
-        return found
-    places = [round(index * (len(found) - 1) / (MAX_STATES - 1)) for index in range(MAX_STATES)]
-    return [found[place] for place in places]
+    pictures = [(name, picture) for name, picture in named if isinstance(picture, Mapping)]
+    if len(pictures) <= MAX_STATES:
+        return pictures
+    indices = [round(index * (len(pictures) - 1) / (MAX_STATES - 1)) for index in range(MAX_STATES)]
+    return [pictures[index] for index in indices]
 
 
 def encode_strip(pictures: Sequence[tuple[str, Mapping[str, Any]]], scale: float = 2.0) -> bytes:
-    """All states side by side in one image, a new row after eight."""
+    """Return all states side by side as one PNG image, eight per row."""
     frames = _frames(pictures, scale)
     width, height = frames[0].size
-    columns = min(len(frames), PER_ROW)
-    rows = -(-len(frames) // PER_ROW)
+    columns = min(len(frames), STATES_PER_ROW)
+    rows = -(-len(frames) // STATES_PER_ROW)
     sheet = import_pillow().Image.new("RGB", (columns * width, rows * height), PAPER)
     for number, frame in enumerate(frames):
-        row, column = divmod(number, PER_ROW)
+        row, column = divmod(number, STATES_PER_ROW)
         sheet.paste(frame, (column * width, row * height))
-    return _encoded(sheet, format="PNG", optimize=True)
+    return _encode(sheet, format="PNG", optimize=True)
 
 
 def encode_animation(
-    pictures: Sequence[tuple[str, Mapping[str, Any]]], kind: AnimationFormat = "gif", scale: float = 2.0
+    pictures: Sequence[tuple[str, Mapping[str, Any]]], file_format: AnimationFormat = "gif", scale: float = 2.0
 ) -> bytes:
-    """One state after the other, for ever, resting on the last."""
+    """Return an endless animation of the states that pauses on the last one."""
     frames = _frames(pictures, scale)
     durations = [FRAME_MS] * (len(frames) - 1) + [LAST_MS]
-    return _encoded(
+    return _encode(
         frames[0],
-        format=kind.upper(),
+        format=file_format.upper(),
         save_all=True,
         append_images=frames[1:],
         duration=durations if len(frames) > 1 else LAST_MS,
@@ -67,18 +68,18 @@ def encode_animation(
 
 
 def _frames(pictures: Sequence[tuple[str, Mapping[str, Any]]], scale: float) -> "list[Image]":
-    """Every state with its name above, all of one size."""
+    """Draw every state with its name above, padded to one size."""
     if not pictures:
         raise ValueError("no picture to draw")
-    images = [drawing_to_image(_headed(name, draw_picture(picture)), scale) for name, picture in pictures]
+    images = [drawing_to_image(_add_heading(name, draw_picture(picture)), scale) for name, picture in pictures]
     width, height = max(image.width for image in images), max(image.height for image in images)
-    return [_padded(image, width, height) for image in images]
+    return [_pad(image, width, height) for image in images]
 
 
-def _headed(name: str, drawing: Drawing) -> Drawing:
+def _add_heading(name: str, drawing: Drawing) -> Drawing:
     heading = Label(
         x=0,
-        y=-HEADING / 2 + 2,
+        y=-HEADING_HEIGHT / 2 + 2,
         text=clip(to_single_line(name), 40),
         size=NOTE_SIZE,
         fill=NOTE_INK,
@@ -90,11 +91,11 @@ def _headed(name: str, drawing: Drawing) -> Drawing:
         height=drawing.height,
         shapes=[heading, *drawing.shapes],
         title=drawing.title,
-        margin=max(drawing.margin, HEADING),
+        margin=max(drawing.margin, HEADING_HEIGHT),
     )
 
 
-def _padded(image: "Image", width: int, height: int) -> "Image":
+def _pad(image: "Image", width: int, height: int) -> "Image":
     if image.size == (width, height):
         return image
     sheet = import_pillow().Image.new("RGB", (width, height), PAPER)
@@ -102,63 +103,62 @@ def _padded(image: "Image", width: int, height: int) -> "Image":
     return sheet
 
 
-def _encoded(image: "Image", **how: Any) -> bytes:
+def _encode(image: "Image", **options: Any) -> bytes:
     buffer = io.BytesIO()
-    image.save(buffer, **how)
+    image.save(buffer, **options)
     return buffer.getvalue()
 
 
 class TrajectoryImages:
-    """A strip and an animation of some trajectories of every n-th step.
+    """Writes images of some trajectories of every n-th step.
 
-    Made from a step's stored rows. Pictures are an addition: where one cannot be written, that is told once and
-    training goes on without them.
+    If an image cannot be written, it warns once and writes no more; training continues.
     """
 
     def __init__(self, folder: Path, *, every: int, per_step: int, warn: Callable[[str], None]) -> None:
-        """`folder`: where the step's trajectories are. `every`: 0 for none; then Pillow is not needed."""
+        """`folder`: trajectories of the run. `every`: steps between images; 0 writes none and needs no Pillow."""
         self._folder = folder
         self._every = every
         self._per_step = per_step
         self._warn = warn
         if every:
             import_pillow()
-            if (lacks := describe_missing_fonts()) is not None:
-                warn(lacks)
+            if (missing := describe_missing_fonts()) is not None:
+                warn(missing)
 
     def is_due(self, step: int) -> bool:
         return self._every > 0 and step % self._every == 0
 
     def write(self, step: int, rows: Sequence[Mapping[str, Any]]) -> list[Path]:
-        """Of the first trajectory of each group in turn, then of the second, as many as were asked for."""
+        """Write the images of a step's first `per_step` trajectories: the first of each group, then the second."""
         written: list[Path] = []
         if not self.is_due(step):
             return written
         try:
-            chosen = _chosen(rows, self._per_step)
+            chosen = _choose(rows, self._per_step)
             if not chosen:
                 self._every = 0
-                self._warn("pictures are off: this environment draws none")
+                self._warn("no pictures are written: this environment draws none")
             for row in chosen:
                 written += save_trajectory_images(row, self._folder, _name(step, row))
         except (OSError, ValueError, MemoryError) as error:
             self._every = 0
-            self._warn(f"pictures are off from here: {error}")
+            self._warn(f"no more pictures are written: {error}")
         return written
 
 
 def save_trajectory_images(row: Mapping[str, Any], folder: Path, name: str) -> list[Path]:
-    """NAME.png (all states side by side) and NAME.gif of a stored trajectory; nothing where it has no picture."""
+    """Write NAME.png and NAME.gif of a stored trajectory; nothing if it has no pictures."""
     pictures = collect_pictures(row)
     if not pictures:
         return []
-    strip, film = folder / f"{name}.png", folder / f"{name}.gif"
+    strip, animation = folder / f"{name}.png", folder / f"{name}.gif"
     write_atomic(strip, encode_strip(pictures), durable=False)
-    write_atomic(film, encode_animation(pictures), durable=False)
-    return [strip, film]
+    write_atomic(animation, encode_animation(pictures), durable=False)
+    return [strip, animation]
 
 
-def _chosen(rows: Sequence[Mapping[str, Any]], count: int) -> list[Mapping[str, Any]]:
+def _choose(rows: Sequence[Mapping[str, Any]], count: int) -> list[Mapping[str, Any]]:
     drawable = [row for row in rows if collect_pictures(row)]
     return sorted(drawable, key=lambda row: (row["member"], row["group"]))[:count]
 
