@@ -31,7 +31,7 @@ from rich.table import Table
 from turnwise.core.messages import Message, assistant
 from turnwise.core.protocols import Completion, Env, Observation, Policy, Sampling, Session, StepResult
 from turnwise.core.task import EpisodeKey, Split, Task
-from turnwise.engine.scripted import ScriptedPolicy
+from turnwise.engine.scripted import ScriptedEngine
 from turnwise.envs.registry import ENVIRONMENTS, load_spec
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.spec import EnvSpec
@@ -214,7 +214,7 @@ async def whole_path(case: Case, tasks: Sequence[Task], group_size: int) -> tupl
         return renderer.answer(thought(*players[key.task.seed, key.member]))
 
     collector = Collector(
-        policy=TimedPolicy(ScriptedPolicy(script, list(renderer.stop_ids)), engine),
+        policy=TimedPolicy(ScriptedEngine(script, list(renderer.stop_ids)), engine),
         make_env=make_env,
         context=FullHistory(renderer),
         limits=Limits(sampling=Sampling(max_tokens=ENDLESS), max_tokens=ENDLESS, timeout_s=3600.0),

@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM
 from turnwise.config.load import build
 from turnwise.config.schema import Config
 from turnwise.core.protocols import Completion, Sampling
-from turnwise.core.samples import Sample, TrainSample
+from turnwise.core.samples import Sample, StepSettings, TrainSample
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.data.packing import micro_batches, pack_train
 from turnwise.engine.native.engine import NativeEngine
@@ -179,20 +179,22 @@ def run_case(name: str, rounds: int) -> dict[str, Any]:
     ready = time.perf_counter() - began
     tell(f"{name}: ready after {ready:.0f} s; {plan.describe()}")
     for number in range(rounds):
-        captured = engine.capture_s
+        captured = engine.stats().capture_s
         with Lap() as rollout:
             said = asyncio.run(play(engine, told, number))
         tell(f"{name}: round {number} rolled out, {rollout}")
         samples = [to_train(index, *pair) for index, pair in enumerate(zip(told, said, strict=True))]
         if plan.releases_cache:
-            engine.sleep()
-        learner.training_step = number
+            asyncio.run(engine.sleep())
+        learner.begin_step(StepSettings(step=number))
         with Lap() as learning:
             step, step_s, passes = update(learner, samples, plan)
         tell(f"{name}: round {number} learnt, {learning}")
         laps = {"rollout": [rollout.seconds, rollout.held, rollout.reserved]}
         laps["update"] = [learning.seconds, learning.held, learning.reserved]
-        found.append({**laps, "capture_s": engine.capture_s - captured, "step_s": step_s, "passes": passes, **step})
+        found.append(
+            {**laps, "capture_s": engine.stats().capture_s - captured, "step_s": step_s, "passes": passes, **step}
+        )
     free, total = torch.cuda.mem_get_info()
     return {
         "plan": plan.describe(),

@@ -36,7 +36,7 @@ from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import Outcome, goes_on
 from turnwise.models.loading.load import LoadedModel, load_model
 from turnwise.recipes.build import load_policy
-from turnwise.recipes.environment_mix import worlds_of
+from turnwise.recipes.environment_mix import build_environment_mix
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.collect import Collector
 from turnwise.rollout.context import FullHistory
@@ -328,7 +328,7 @@ def main() -> None:
     )
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    ours, _ = load_policy(Config(), worlds_of(Config()), lambda done, total: None)
+    ours, _ = load_policy(Config(), build_environment_mix(Config()), lambda done, total: None)
     theirs = load_model(ours.name, attn_implementation="sdpa")
     measured = [
         measure(work, ours, theirs, given.repeats, given.batch) for work in workloads(given.new_tokens, ours.stop_ids)

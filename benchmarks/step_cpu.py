@@ -39,7 +39,7 @@ from turnwise.core.trajectory import Trajectory
 from turnwise.engine.native.engine import NativeEngine
 from turnwise.models.loading.load import LoadedModel
 from turnwise.recipes.build import (
-    build_dials,
+    build_coefficients,
     build_learner,
     build_scoring,
     estimate_settings,
@@ -47,14 +47,14 @@ from turnwise.recipes.build import (
     load_policy,
     update_settings,
 )
-from turnwise.recipes.environment_mix import worlds_of
+from turnwise.recipes.environment_mix import build_environment_mix
 from turnwise.recipes.memory import memory_plan
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.collect import Collector
 from turnwise.rollout.context import FullHistory
 from turnwise.rollout.limits import Limits
 from turnwise.training.estimate import estimate
-from turnwise.training.rollout_stage import Gatherer
+from turnwise.training.rollout_stage import RolloutStage
 from turnwise.training.update import update
 
 WAYS = ("rollout_func", "environment_factory")
@@ -122,7 +122,7 @@ def turnwise_side(job: Job, loaded: LoadedModel, make_engine: MakeEngine = cpu_e
         attempts=1,
         run_seed=0,
     )
-    gatherer = Gatherer(
+    rollout_stage = RolloutStage(
         tasks=job.source(),
         collector=collector,
         greedy=None,
@@ -138,9 +138,9 @@ def turnwise_side(job: Job, loaded: LoadedModel, make_engine: MakeEngine = cpu_e
     assert not updating.skip_idle
 
     async def play(number: int, done: list[tuple[float, Sequence[Trajectory]]]) -> None:
-        gathered = await gatherer.gather(number, lambda phase, done, total: None)
+        rollout = await rollout_stage.run(number, lambda phase, done, total: None)
         rolled_out = time.perf_counter()
-        estimated = estimate(gathered.kept, learner, estimating, build_dials(config))
+        estimated = estimate(rollout.kept, learner, estimating, build_coefficients(config))
         assert estimated is not None
         update(learner, estimated, updating, number)
         done.append((rolled_out, estimated.trajectories))
@@ -329,7 +329,7 @@ def main() -> None:
     start = Config(env=EnvConfig(params=PARAMS))
     measured = []
     for updates in given.updates:
-        loaded, _ = load_policy(start, worlds_of(start), lambda done, total: None)
+        loaded, _ = load_policy(start, build_environment_mix(start), lambda done, total: None)
         job = Job(model=loaded.name, new_tokens=given.new_tokens, updates=updates)
         measured.append(measure(job, turnwise_side(job, loaded), given))
         show(measured, given)

@@ -9,7 +9,7 @@ from turnwise.core.samples import Batch, Sample, on_device
 from turnwise.data.packing import pack
 from turnwise.models.forward import batch_attention
 from turnwise.models.loading.load import device_of
-from turnwise.training.learner import sampled_logprobs
+from turnwise.training.learner import token_logprobs
 
 
 def batch() -> Batch:
@@ -31,7 +31,7 @@ def learnt(model: Any) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tens
     model.requires_grad_(True)
     given = on_device(batch(), device_of(model))
     with batch_attention(given):
-        logprobs, entropy, _ = sampled_logprobs(model, given)
+        logprobs, entropy, _ = token_logprobs(model, given)
         slopes = torch.linspace(-1, 1, len(logprobs), device=logprobs.device)
         (logprobs @ slopes + 0.3 * entropy.sum()).backward()
     grads = {name: each.grad.float().cpu() for name, each in model.named_parameters() if each.grad is not None}

@@ -14,7 +14,7 @@ from episodes_for_tests import key_of, limits, task_of
 from turnwise.core.messages import Message, system, user
 from turnwise.core.protocols import Completion, Observation, Sampling, Session, StepResult
 from turnwise.core.trajectory import Trajectory
-from turnwise.engine.scripted import ScriptedPolicy
+from turnwise.engine.scripted import ScriptedEngine
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.context import Context, FullHistory
@@ -148,7 +148,7 @@ class Played:
 def play(talk: Talk, context: Context, renderer: Renderer, **bounds: Any) -> Played:
     """Speaks byte by byte, as no tokenizer would: a second pass through one would show."""
     ended = [] if talk.cut else [max(renderer.stop_ids)]
-    policy = ScriptedPolicy(
+    policy = ScriptedEngine(
         lambda key, turn, ids: [*talk.said[turn % len(talk.said)].encode(), *ended], sorted(renderer.stop_ids)
     )
     key = key_of(task_of("test"))

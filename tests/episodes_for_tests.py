@@ -11,7 +11,7 @@ from turnwise.core.protocols import Sampling
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.token_name import TokenName
 from turnwise.core.trajectory import Group, Span, Status, Stop, Trajectory, Turn
-from turnwise.engine.scripted import ScriptedPolicy
+from turnwise.engine.scripted import ScriptedEngine
 from turnwise.envs.seeds import seed_for
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
@@ -38,9 +38,9 @@ def spoken(text: str) -> list[int]:
     return [*text.encode(), end_id()]
 
 
-def says(*answers: str) -> ScriptedPolicy:
+def says(*answers: str) -> ScriptedEngine:
     """Answers turn by turn, the last one again and again."""
-    return ScriptedPolicy(lambda key, turn, ids: spoken(answers[min(turn, len(answers) - 1)]), [end_id()])
+    return ScriptedEngine(lambda key, turn, ids: spoken(answers[min(turn, len(answers) - 1)]), [end_id()])
 
 
 def limits(*, max_new_tokens: int = 64, max_tokens: int = 4096, timeout_s: float = 60.0) -> Limits:
@@ -72,7 +72,6 @@ def turn_of(
         action_ids=tuple(action_ids),
         action_logprobs=tuple(-1.0 for _ in action_ids) if logprobs is None else tuple(logprobs),
         temperature=temperature,
-        policy_version=0,
         spans=tuple(spans),
         message=assistant(""),
         stop=Stop.EOS,

@@ -15,7 +15,7 @@ from turnwise.core.protocols import Env, Observation, StepResult
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Stop, Trajectory
 from turnwise.data.samples import samples_of
-from turnwise.engine.scripted import ScriptedPolicy
+from turnwise.engine.scripted import ScriptedEngine
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.context import FullHistory
@@ -152,7 +152,7 @@ def play(env: Env, lines: Iterator[str], renderer: Renderer, task: Task, turns: 
         return sampled[-1]
 
     async def episode() -> tuple[Trajectory, Watched]:
-        watched, policy = Watched(env, turns), ScriptedPolicy(script, list(renderer.stop_ids))
+        watched, policy = Watched(env, turns), ScriptedEngine(script, list(renderer.stop_ids))
         bounds = limits(max_new_tokens=10_000, max_tokens=1_000_000)
         try:
             async with policy.open(key_of(task)) as session:

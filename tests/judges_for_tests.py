@@ -142,7 +142,6 @@ def member(*said: str, number: int = 0, prompt: Sequence[int] = (1, 2)) -> Traje
             action_ids=(3,),
             action_logprobs=(-0.1,),
             temperature=1.0,
-            policy_version=0,
             spans=(),
             message=assistant(text),
             stop=Stop.EOS,

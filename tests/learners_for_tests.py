@@ -17,7 +17,7 @@ from turnwise.core.trajectory import Group, Trajectory, Turn
 from turnwise.data.packing import pack, unpack
 from turnwise.data.samples import samples_of
 from turnwise.models.attention.interface import ATTENTION
-from turnwise.recipes.build import build_dials, build_learner, estimate_settings, update_settings
+from turnwise.recipes.build import build_coefficients, build_learner, estimate_settings, update_settings
 from turnwise.training.estimate import Estimate, estimate
 from turnwise.training.learner import LocalLearner
 from turnwise.training.update import update
@@ -84,7 +84,7 @@ def _ids(rng: random.Random, length: int) -> list[int]:
 
 
 def estimate_of(groups: Sequence[Group], learner: LocalLearner, config: Config) -> Estimate | None:
-    return estimate(groups, learner, estimate_settings(config), build_dials(config))
+    return estimate(groups, learner, estimate_settings(config), build_coefficients(config))
 
 
 def learn(
@@ -97,7 +97,7 @@ def learn(
 ) -> dict[str, float]:
     """One training step, as the loop does it."""
     settings = replace(update_settings(config), **changes)
-    learner.training_step = step
+    learner.begin_step(replace(learner.settings, step=step))
     estimated = estimate_of(groups, learner, config)
     assert estimated is not None
     return update(learner, estimated, settings, step, rate_scale)

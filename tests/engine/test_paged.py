@@ -41,7 +41,7 @@ def test_log_probabilities_over_uneven_turns_equal_a_plain_full_forward(family: 
     engine = make_engine(family, paged=True)
     said = run_talks(engine, uneven_talks(), Sampling(max_tokens=7, temperature=0.8))
     check_against_full_forward(family, uneven_talks(), said, 0.8)
-    assert engine.counts["shared_tokens"] == 3 * 2 * PAGE
+    assert engine.stats().counts["shared_tokens"] == 3 * 2 * PAGE
 
 
 @pytest.mark.parametrize("steps", [1, 3, 16])
@@ -87,12 +87,12 @@ def test_sessions_that_memory_is_short_of_are_dropped_and_brought_back() -> None
     engine = make_engine(paged=True, pages=10)
     said = run_talks(engine, talks, Sampling(max_tokens=9))
     check_against_full_forward("llama", talks, said)
-    assert engine.counts["evicted_tokens"] > 0
+    assert engine.stats().counts["evicted_tokens"] > 0
     roomy = make_engine(paged=True)
     assert [[each.ids for each in one] for one in run_talks(roomy, talks, Sampling(max_tokens=9))] == [
         [each.ids for each in one] for one in said
     ]
-    assert roomy.counts["evicted_tokens"] == 0
+    assert roomy.stats().counts["evicted_tokens"] == 0
 
 
 def test_memory_for_less_than_one_session_is_said() -> None:

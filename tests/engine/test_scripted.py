@@ -3,7 +3,7 @@ import asyncio
 from turnwise.core.protocols import Completion, Sampling
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Stop
-from turnwise.engine.scripted import ScriptedPolicy
+from turnwise.engine.scripted import ScriptedEngine
 
 END = 1
 KEY = EpisodeKey(run_seed=0, round=0, task=Task(env="test", seed=4), member=2)
@@ -17,7 +17,7 @@ def test_a_script_sees_who_speaks_the_turn_and_all_ids_so_far() -> None:
         return [50 + turn, END]
 
     async def scenario() -> None:
-        async with ScriptedPolicy(script, [END]).open(KEY) as session:
+        async with ScriptedEngine(script, [END]).open(KEY) as session:
             await session.generate([3, 4], Sampling(max_tokens=5))
             await session.generate([5], Sampling(max_tokens=5))
             await session.generate([6, 7], Sampling(max_tokens=5), restart=True)
@@ -28,7 +28,7 @@ def test_a_script_sees_who_speaks_the_turn_and_all_ids_so_far() -> None:
 
 def test_what_is_said_keeps_to_the_budget_and_tells_why_it_stopped() -> None:
     async def say(ids: list[int], sampling: Sampling) -> Completion:
-        async with ScriptedPolicy(lambda key, turn, context: ids, [END]).open(KEY) as session:
+        async with ScriptedEngine(lambda key, turn, context: ids, [END]).open(KEY) as session:
             return await session.generate([3], sampling)
 
     whole = asyncio.run(say([8, 9, END], Sampling(max_tokens=3, temperature=0.7)))
@@ -41,7 +41,7 @@ def test_what_is_said_keeps_to_the_budget_and_tells_why_it_stopped() -> None:
 
 def test_sessions_of_one_policy_do_not_share_their_context() -> None:
     async def scenario() -> list[tuple[int, ...]]:
-        policy = ScriptedPolicy(lambda key, turn, ids: [sum(ids)], [END])
+        policy = ScriptedEngine(lambda key, turn, ids: [sum(ids)], [END])
         async with policy.open(KEY) as first, policy.open(KEY) as second:
             said = [await first.generate([3], Sampling(max_tokens=5))]
             said.append(await second.generate([4], Sampling(max_tokens=5)))

@@ -45,7 +45,7 @@ def _talked(family: str, least: float, sampling: Sampling, monkeypatch: pytest.M
     ]
     engine = make_engine(family, slots=4)
     said = run_talks(engine, talks, sampling)
-    return list(zip(talks, said, strict=True)), engine.counts
+    return list(zip(talks, said, strict=True)), engine.stats().counts
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
@@ -83,7 +83,7 @@ def test_members_of_a_group_share_the_guess_at_their_first_words(monkeypatch: py
         assert list(said[0].ids) == words
         theirs = full_forward_logprobs("llama", contexts, said, 1.0)
         torch.testing.assert_close(torch.tensor(said[0].logprobs), theirs, atol=2e-4, rtol=1e-3)
-    assert engine.counts["right_guesses"] == 3 * MAX_DRAFT_TOKENS
+    assert engine.stats().counts["right_guesses"] == 3 * MAX_DRAFT_TOKENS
 
 
 def test_a_right_guess_saves_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,9 +101,9 @@ def test_what_was_guessed_from_is_forgotten_with_the_last_session() -> None:
     talks = [(key(seed), [prompt(1, 9), prompt(2, 5)]) for seed in range(4)]
     seen = []
     for _ in range(2):
-        before = engine.counts
+        before = engine.stats().counts
         run_talks(engine, talks, Sampling(max_tokens=12, temperature=0.3))
-        seen.append({name: engine.counts[name] - before[name] for name in before})
+        seen.append({name: engine.stats().counts[name] - before[name] for name in before})
     assert seen[0] == seen[1]
     assert seen[0]["guessed_tokens"] > 0
 

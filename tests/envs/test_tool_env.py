@@ -26,7 +26,7 @@ from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import Outcome, lost, won
 from turnwise.envs.tool_env import NO_CALLS_LEFT, ToolEnv, ToolEnvRunner
 from turnwise.models.loading.tiny import tiny_tokenizer
-from turnwise.recipes.environment_mix import worlds_of
+from turnwise.recipes.environment_mix import build_environment_mix
 from turnwise.render.renderer import Renderer
 from turnwise.tools.function import from_function, tool
 from turnwise.tools.tool import Tool, ToolResult
@@ -280,7 +280,7 @@ def test_what_cannot_be_used_is_told_before_anything_starts(
     own: dict[str, Any], change: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(UserError, match=said) as told:
-        worlds_of(build({"env": {"kind": "tools", **own, **change}}))
+        build_environment_mix(build({"env": {"kind": "tools", **own, **change}}))
     assert "\n" not in str(told.value)
 
 
@@ -312,7 +312,7 @@ def test_a_wrong_rule_of_a_tool_is_told_with_its_file(own: dict[str, Any], tmp_p
     marked = TOOL_FILE.replace("def weather", "from turnwise.tools.function import tool\n@tool(timeout=3)\ndef weather")
     (tmp_path / "marked.py").write_text(marked)
     with pytest.raises(UserError) as told:
-        worlds_of(build({"env": {"kind": "tools", **own, "tools": [f"{tmp_path}/marked.py:weather"]}}))
+        build_environment_mix(build({"env": {"kind": "tools", **own, "tools": [f"{tmp_path}/marked.py:weather"]}}))
     said = '@tool of weather has no option "timeout": did you mean "timeout_s"?'
     assert str(told.value) == f"{tmp_path}/marked.py: {said}"
 
@@ -322,9 +322,9 @@ def test_fenced_blocks_call_python_alone(own: dict[str, Any], others: list[Any])
     given = [own["tools"][0] if each == "weather" else each for each in others]
     unreached = "weather" if "weather" in others else "those of a server"
     with pytest.raises(UserError, match=f"calls the tool python and no other, so not {unreached}: leave them out"):
-        worlds_of(build({"env": {"kind": "tools", **own, "tools": given, "style": "python"}}))
+        build_environment_mix(build({"env": {"kind": "tools", **own, "tools": given, "style": "python"}}))
     with pytest.raises(UserError, match="so not room"):
-        worlds_of(build({"env": {"kind": "lookup", "params": {"style": "python"}}}))
+        build_environment_mix(build({"env": {"kind": "lookup", "params": {"style": "python"}}}))
 
 
 def test_parameters_that_have_no_default_are_asked_for() -> None:
@@ -429,4 +429,4 @@ def test_a_split_that_there_is_not_is_told_with_its_line(own: dict[str, Any], tm
     rows = [{"question": "a?", "split": "train"}, {"question": "b?", "split": "val"}]
     (tmp_path / "split.jsonl").write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(UserError, match=r"line 2: split is 'val': say train, validation, test"):
-        worlds_of(build({"env": {"kind": "tools", **own, "tasks": str(tmp_path / "split.jsonl")}}))
+        build_environment_mix(build({"env": {"kind": "tools", **own, "tasks": str(tmp_path / "split.jsonl")}}))

@@ -91,7 +91,7 @@ def test_short_memory_evicts_and_loses_nothing() -> None:
     model = random_model("llama", ATTENTION).cuda()
     engine = engine_on_gpu(model, slots=18, pages=14)
     said = run_talks(engine, TALKS, Sampling(max_tokens=7))
-    assert engine.counts["evicted_tokens"] > 0
+    assert engine.stats().counts["evicted_tokens"] > 0
     for (_, contexts), completions in zip(TALKS, said, strict=True):
         ours = torch.tensor([value for completion in completions for value in completion.logprobs])
         expected = full_forward_logprobs("llama", contexts, completions, 1.0)

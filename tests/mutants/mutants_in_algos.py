@@ -323,7 +323,7 @@ IN_ALGOS = (
         ("algos/test_aggregation.py",),
         ("sequences weighed by all of them", "(lengths[sequence] * max(1, lengths.shape[0]))", "lengths[sequence]"),
         ("constant length is not read", "constant_length, dtype) / constant_length", "constant_length, dtype)"),
-        ("token sums become token means", "sequences.unique().shape[0])", "sequences.shape[0])"),
+        ("token sums load token means", "sequences.unique().shape[0])", "sequences.shape[0])"),
         ("token mean is a sum", "_ones(sequences, dtype) / max(1, sequences.shape[0])", "_ones(sequences, dtype)"),
     ),
     *mutants(
@@ -391,7 +391,11 @@ IN_ALGOS = (
             "decay * previous_std + (1 - decay) * std",
             "(1 - decay) * previous_std + decay * std",
         ),
-        ("information with the wrong sign", "(matched - marginal).mean()", "(marginal - matched).mean()"),
+        (
+            "information with the wrong sign",
+            "(matched - marginal).mean()",
+            "(marginal - matched).mean()",
+        ),
     ),
     *mutants(
         "algos/diagnostics.py",

@@ -16,7 +16,11 @@ IN_RENDER = (
         ("an open think block in the prompt is not seen", '(b"think", 0) if opens_think else (b"", 0)', '(b"", 0)'),
         ("unclosed calls are made", 'if block.name == "call" and block.closed', 'if block.name == "call"'),
         ("empty blocks have spans", "if block.begin < block.end", "if block.begin <= block.end"),
-        ("an unclosed block swallows the next", "last_close.get(opened, -1) < begin", "last_close.get(opened, -1) < 0"),
+        (
+            "an unclosed block swallows the next",
+            "last_close.get(opened, -1) < begin",
+            "last_close.get(opened, -1) < 0",
+        ),
     ),
     *mutants(
         "render/parse.py",

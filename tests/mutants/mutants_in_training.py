@@ -116,35 +116,43 @@ IN_TRAINING = (
     *mutants(
         "training/loop.py",
         LOOP,
-        ("the filter's scale is dropped in loop", "gathered.rate_scale, seen)", "1.0, seen)"),
-        ("KL in the reward also in the loss", "if self.estimate_settings.kl_in_reward is None:", "if True:"),
-        ("adaptive coefficients stay as they were", "dials=dials.numbers(),", "dials=state.dials,"),
+        ("the filter's scale is dropped in loop", "rollout.rate_scale, statistics)", "1.0, statistics)"),
+        (
+            "KL in the reward also in the loss",
+            "if self.estimate_settings.kl_in_reward is None else 0.0",
+            "if True else 0.0",
+        ),
+        (
+            "adaptive coefficients stay as they were",
+            "coefficients=coefficients.numbers(),",
+            "coefficients=state.coefficients,",
+        ),
         (
             "adaptive coefficients are never restored",
-            "self.dials.restored(state.dials) if state.dials else self.dials",
-            "self.dials",
+            "self.coefficients.restored(state.coefficients) if state.coefficients else self.coefficients",
+            "self.coefficients",
         ),
-        ("a rollback does not lower the learning rate", "= state.step, state.rate_scale", "= state.step, 1.0"),
+        ("a rollback does not lower the learning rate", "rate_scale=state.rate_scale)", "rate_scale=1.0)"),
         (
             "the schedule stands still",
-            "self.learner.training_step, self.learner.rate_scale = state.step,",
-            "self.learner.training_step, self.learner.rate_scale = 0,",
+            "StepSettings(step=state.step,",
+            "StepSettings(step=0,",
         ),
-        ("filtered groups are trained", "estimate(gathered.kept,", "estimate(gathered.groups,"),
+        ("filtered groups are trained", "estimate(rollout.kept,", "estimate(rollout.groups,"),
         (
             "tokens do not know their policy",
-            "self.engine.policy_version = state.step",
-            "self.engine.policy_version = 0",
+            "await self.engine.publish(version, self.learner.weights())",
+            "await self.engine.publish(0, self.learner.weights())",
         ),
         (
             "the worst policy is kept as the best",
-            "found.success > state.best_success",
-            "found.success < state.best_success",
+            "evaluation.success > state.best_success",
+            "evaluation.success < state.best_success",
         ),
         (
             "the curriculum sees only what was trained",
-            "curriculum.after(measured, gathered.groups)",
-            "curriculum.after(measured, gathered.kept)",
+            "curriculum.after(measured, rollout.groups)",
+            "curriculum.after(measured, rollout.kept)",
         ),
     ),
     *mutants(
@@ -210,17 +218,17 @@ IN_TRAINING = (
             "for prompt in members for reasoning in members",
         ),
         ("MI of means", "[each.sum() for each in scores]", "[each.mean() for each in scores]"),
-        ("the entropy's gradient holds the task's", '"entropy": (without_task,', '"entropy": (samples,'),
-        ("the KL's gradient holds the task's", '"kl": (without_task,', '"kl": (samples,'),
-        (
-            "the measurement leaves its objective behind",
-            "learner.objective, learner.kl_coef = whole, kl_coef",
-            "learner.kl_coef = kl_coef",
-        ),
+        ("the entropy's gradient holds the task's", '"entropy": without_task,', '"entropy": samples,'),
+        ("the KL's gradient holds the task's", '"kl": without_task}', '"kl": samples}'),
     ),
     *mutants(
         "training/learner.py",
-        ("training/test_step_critic.py", "training/test_learner.py"),
+        ("training/test_step_critic.py", "training/test_learner.py", "training/test_diagnostics.py"),
+        (
+            "the measurement leaves its objective behind",
+            "self.objective, self.settings = objective, settings\n\n",
+            "self.settings = settings\n\n",
+        ),
         (
             "the head critic's end values reversed",
             "packed_hidden(self.model.base_model, batch, keep)",
@@ -239,8 +247,8 @@ IN_TRAINING = (
         ),
         (
             "the critic warms up a step too long",
-            "self.training_step >= self.critic_warmup_steps",
-            "self.training_step > self.critic_warmup_steps",
+            "self.settings.step >= self.critic_warmup_steps",
+            "self.settings.step > self.critic_warmup_steps",
         ),
         (
             "the reference follows the policy",
@@ -262,7 +270,7 @@ IN_TRAINING = (
             "self._step(self.critic_optimizer, 1.0)",
         ),
         ("the critic's loss is maximised", "loss + value_term", "loss - value_term"),
-        ("a rollback does not lower the learning rate", "self.rate_scale)", "1.0)"),
+        ("a rollback does not lower the learning rate", "self.settings.rate_scale)", "1.0)"),
     ),
     *mutants(
         "training/estimate.py",
@@ -359,11 +367,6 @@ IN_TRAINING = (
             "for each in reversed(step_folders(folder)):",
             "for each in step_folders(folder):",
         ),
-        (
-            "a resumed learner starts its schedule anew",
-            "learner.training_step = state.step",
-            "learner.training_step = 0",
-        ),
     ),
     *mutants(
         "training/objective.py",
@@ -379,8 +382,8 @@ IN_TRAINING = (
         ("a rollback keeps later checkpoints", "    checkpoints.drop_after(kept[0])\n", ""),
         (
             "a rollback to the newest",
-            "restore(str(kept[0]), read_state(kept[0]))",
-            "restore(str(kept[-1]), read_state(kept[-1]))",
+            "restore(str(kept[0]), replace(read_state(kept[0]),",
+            "restore(str(kept[-1]), replace(read_state(kept[-1]),",
         ),
     ),
     *mutants(

@@ -29,7 +29,7 @@ from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.engine.native.kernels import optional_kernels
 from turnwise.recipes.build import load_policy
-from turnwise.recipes.environment_mix import worlds_of
+from turnwise.recipes.environment_mix import build_environment_mix
 from turnwise.recipes.validate import check_run
 from turnwise.training import rollback
 
@@ -236,7 +236,7 @@ def run_case(number: int, folder: Path) -> str | None:
 def warm_up(kind: str, settings: tuple[tuple[str, Any], ...]) -> None:
     """Puts tiny's warm-up into the cache, so that no kill costs it again. In a child, since it computes."""
     config = build({"env": {"kind": kind}}, [*settings, ("model.warmup_steps", WARMUP_STEPS)])
-    wait(fork(lambda: load_policy(config, worlds_of(config), lambda *_: None) and None))
+    wait(fork(lambda: load_policy(config, build_environment_mix(config), lambda *_: None) and None))
 
 
 def main(folder: Path, first: int, count: int) -> int:

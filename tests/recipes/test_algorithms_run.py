@@ -79,7 +79,7 @@ def test_it_runs_with(settings: dict[str, Any], tmp_path: Path) -> None:
     rows = [row for row in metrics(tmp_path / "run") if "rollout/success" in row]
     assert len(rows) == 2 and all("train/grad_norm" in row for row in rows), printed(console)
     if "algo__kl_target" in settings:
-        assert rows[0]["train/dial_kl_coef"] != 0.1
+        assert rows[0]["train/kl_coef"] != 0.1
     if "diagnose__information_every" in settings:
         assert "diagnostics/mutual_information" in rows[0] and "diagnostics/gradient_task_0" in rows[1]
     for row in rows:

@@ -1,5 +1,6 @@
 """A run whose weights are no longer finite stops before anything of them is saved."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ def test_run_with_non_finite_weights_stops_and_saves_nothing_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
 ) -> None:
     def diverge(learner: Any, estimated: Any, settings: Any, step: int, *others: Any) -> dict[str, float]:
-        learner.rate_scale = 1e308 if step == 1 else 1.0
+        learner.begin_step(replace(learner.settings, rate_scale=1e308 if step == 1 else 1.0))
         return update(learner, estimated, settings, step, *others)
 
     monkeypatch.setattr(loop, "update", diverge)

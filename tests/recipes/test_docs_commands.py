@@ -13,7 +13,7 @@ from turnwise.cli.main import main
 from turnwise.data.demonstrations import read_conversations
 from turnwise.recipes import evaluation, export
 from turnwise.recipes import sft as imitation
-from turnwise.recipes.environment_mix import worlds_of
+from turnwise.recipes.environment_mix import build_environment_mix
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("environments.md", "sft-and-eval.md", "selfplay.md")
@@ -79,7 +79,7 @@ def test_a_command_is_accepted(words: list[str], workplace: Path, monkeypatch: p
     begun: list[str] = []
 
     def imitate(config, *, resume, given, recipe):
-        imitation.check_sft(config, worlds_of(config), given)
+        imitation.check_sft(config, build_environment_mix(config), given)
         assert (recipe is None) == resume
         assert config.sft.demos is not None or resume
         begun.append("sft")

@@ -10,7 +10,7 @@ from turnwise.config.load import build, read_settings, to_toml
 from turnwise.core.errors import UserError
 from turnwise.envs.bandit.env import Bandit
 from turnwise.envs.registry import spec_of
-from turnwise.recipes.environment_mix import task_source, worlds_of
+from turnwise.recipes.environment_mix import build_environment_mix, task_source
 from turnwise.recipes.run import train
 from turnwise.training.checkpoints import read_state
 
@@ -36,8 +36,11 @@ def test_a_mixture_draws_by_weight_and_is_measured_by_environment(tmp_path: Path
 def test_settings_of_a_mixture_are_read_from_toml(tmp_path: Path) -> None:
     file = tmp_path / "mix.toml"
     file.write_text(to_toml(small(Path("x"), **MIX)))
-    again = worlds_of(build(read_settings(file)))
-    assert again.worlds == worlds_of(small(Path("x"), **MIX)).worlds and again.name == "bandit+frozen_lake+large"
+    again = build_environment_mix(build(read_settings(file)))
+    assert (
+        again.worlds == build_environment_mix(small(Path("x"), **MIX)).worlds
+        and again.name == "bandit+frozen_lake+large"
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,16 +58,16 @@ def test_a_bad_mixture_is_one_line(mix: dict[str, object], problem: str) -> None
 
 def test_unknown_environments_parameters_and_names_in_use_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="did you mean frozen_lake"):
-        worlds_of(small(tmp_path, env__mix={"frozen_lak": 1}))
+        build_environment_mix(small(tmp_path, env__mix={"frozen_lak": 1}))
     with pytest.raises(UserError, match="no such parameter"):
-        worlds_of(small(tmp_path, env__mix={"frozen_lake": {"params": {"sise": 4}}}))
+        build_environment_mix(small(tmp_path, env__mix={"frozen_lake": {"params": {"sise": 4}}}))
     with pytest.raises(UserError, match="name already"):
-        worlds_of(small(tmp_path, env__mix={"bandit": 1}))
+        build_environment_mix(small(tmp_path, env__mix={"bandit": 1}))
 
 
 def test_typed_on_the_command_line() -> None:
     typed = [("env.mix.sokoban", "2"), ("env.mix.big.kind", "frozen_lake"), ("env.mix.big.params.size", "6")]
-    worlds = worlds_of(build({"env": {"kind": "bandit"}}, typed)).worlds
+    worlds = build_environment_mix(build({"env": {"kind": "bandit"}}, typed)).worlds
     assert [(world.env, world.weight) for world in worlds] == [("bandit", 1.0), ("sokoban", 2.0), ("big", 1.0)]
     assert worlds[2].params["size"] == 6
 
@@ -95,7 +98,7 @@ def test_curriculum_draws_and_measures_rows_of_a_file(tmp_path: Path) -> None:
     train(config, kind=spec_of(Rows), console=console)
     assert "note: curriculum.pool 8 trains on 8 of 30 rows" in printed(console)
     rows = {row["seed"] for row in episodes(tmp_path / "run")}
-    worlds = worlds_of(config, spec_of(Rows))
+    worlds = build_environment_mix(config, spec_of(Rows))
     pool = {task.seed for task in task_source(config, worlds).training(0, 8)}
     assert rows <= pool and len(pool) == 8
     state = read_state(tmp_path / "run" / "checkpoints" / "step_000003")

@@ -25,12 +25,12 @@ from turnwise.envs.registry import load_spec
 from turnwise.envs.seeds import seed_for
 from turnwise.evaluation import episodes
 from turnwise.recipes import evaluation
-from turnwise.recipes.eval_contestants import Remote, Wire
+from turnwise.recipes.eval_contestants import EndpointOptions, Remote
 from turnwise.recipes.evaluation import ask, evaluate_into, go_on
 from turnwise.record.evaluation_folder import EvaluationFolder
 
 KEY = "sk-only-for-this-test"
-FAST = Wire(concurrency=4, timeout_s=120.0, retries=6)
+FAST = EndpointOptions(concurrency=4, timeout_s=120.0, retries=6)
 FAULTS = ["429 retry-after=0.01", "500", "502", "503", "504", "cut", "cut body", "garbage", "empty"]
 
 
@@ -71,7 +71,7 @@ def some_faults(said: list[int]) -> list[str]:
     return chance.choices(FAULTS, k=chance.randrange(4)) + ["late"] * (chance.randrange(12) == 0)
 
 
-def run(env: str, url: str, *, out: Path, overrides: Any = (), wire: Wire = FAST, **given: Any) -> Any:
+def run(env: str, url: str, *, out: Path, overrides: Any = (), wire: EndpointOptions = FAST, **given: Any) -> Any:
     console = quiet()
     asked = ask([env], remote=Remote(url=url, models=("m",)), overrides=overrides, **given)
     return evaluate_into(asked, out, wire=wire, console=console), printed(console)
@@ -268,7 +268,7 @@ def test_an_endpoint_that_goes_away_stops_it_and_what_is_done_is_kept(
     known = {start_of(env, index) for index in range(4)}
     down = [True]
     server = Server(faults=lambda said: [] if said[0] in known or not down[0] else ["503"] * 99)
-    wire, overrides = Wire(concurrency=2, retries=1), [("rollout.attempts", 2)]
+    wire, overrides = EndpointOptions(concurrency=2, retries=1), [("rollout.attempts", 2)]
     with serving(server) as url:
         told = r"3 episodes in a row broke: 127.0.0.1 answers 503 .*: mend that first; .* turnwise eval --resume .*out"
         with pytest.raises(UserError, match=told):
@@ -282,7 +282,7 @@ def test_an_endpoint_that_goes_away_stops_it_and_what_is_done_is_kept(
 def test_episodes_that_broke_are_told_and_tried_again_later(env: str, tmp_path: Path) -> None:
     bad, down = start_of(env, 1), [True]
     server = Server(faults=lambda said: ["500"] * 99 if said[0] == bad and down[0] else [])
-    wire = Wire(concurrency=2, retries=0)
+    wire = EndpointOptions(concurrency=2, retries=0)
     with serving(server) as url:
         results, text = run(env, url, out=tmp_path / "out", seeds="0-4", wire=wire)
         assert (results.missing, results.evaluations[0].episodes) == (1, 4)

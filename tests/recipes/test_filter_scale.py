@@ -10,8 +10,9 @@ from torch import Tensor
 from learners_for_tests import learn, make_learner, random_groups, settings_of
 from runs_for_tests import metrics, quiet, small
 from turnwise.config.schema import Config
+from turnwise.core.samples import StepSettings
 from turnwise.recipes.build import build_learner, load_policy, model_loader
-from turnwise.recipes.environment_mix import worlds_of
+from turnwise.recipes.environment_mix import build_environment_mix
 from turnwise.recipes.run import train
 from turnwise.training.checkpoints import last_checkpoint, read_state, restore
 
@@ -22,7 +23,7 @@ ONE_STEP = {"train__steps": 1, "train__mini_batch": 8, "eval__every": 0, "record
 
 def change_of_a_step(config: Config) -> dict[str, Tensor]:
     """How far a run of one optimiser step moved each tensor of the policy and the critic."""
-    loaded, _ = load_policy(config, worlds_of(config), lambda done, total: None)
+    loaded, _ = load_policy(config, build_environment_mix(config), lambda done, total: None)
     learner = build_learner(config, loaded.model)
     assert learner.critic is not None
     modules = {"policy": learner.model, "critic": learner.critic}
@@ -61,7 +62,7 @@ def test_learning_rates_compose_schedule_rollback_and_filter() -> None:
     """At step 2 of 4 a linear schedule is at 0.5; a rollback halves the policy's rate; the filter takes a quarter."""
     config = settings_of("trunk", train__steps=4, train__schedule="linear", critic__learning_rate=2e-2)
     learner = make_learner(config)
-    learner.rate_scale = 0.5
+    learner.begin_step(StepSettings(step=0, rate_scale=0.5))
     found = learn(learner, random_groups(), config, step=2, rate_scale=0.25)
     assert found["learning_rate"] == pytest.approx(1e-2 * 0.5 * 0.5 * 0.25)
     assert found["critic_learning_rate"] == pytest.approx(2e-2 * 0.5 * 0.25)

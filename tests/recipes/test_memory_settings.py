@@ -16,7 +16,7 @@ from turnwise.models.layers import Recomputed, decoder_layers
 from turnwise.models.memory.estimate import GIB
 from turnwise.recipes import memory
 from turnwise.recipes.dry_run import report_plan
-from turnwise.recipes.memory import demand_of, memory_plan, unplanned
+from turnwise.recipes.memory import demand_of, memory_plan, plan_without_limits
 from turnwise.recipes.run import train
 from turnwise.recipes.sft import sft
 from turnwise.record.run_folder import RunFolder
@@ -30,7 +30,7 @@ def test_on_a_cpu_nothing_is_done_that_was_not_asked_for() -> None:
     plan = memory_plan(settled(), make_learner(settings_of()).model)
     assert (plan.on_host, plan.recompute, plan.releases_cache, plan.pages) == (False, False, False, None)
     asked = {"train__optimizer_state": "host", "train__recompute": "on", "system__keep_cache": "off"}
-    plan = unplanned(settled(**asked, train__micro_tokens="5000"))
+    plan = plan_without_limits(settled(**asked, train__micro_tokens="5000"))
     assert (plan.on_host, plan.recompute, plan.releases_cache, plan.micro_tokens) == (True, True, True, 5000)
 
 
@@ -66,7 +66,11 @@ def test_the_learner_learns_the_same_wherever_things_are(critic: str) -> None:
 
 def test_a_run_gives_its_cache_back_before_each_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slept = list[int]()
-    monkeypatch.setattr(NativeEngine, "sleep", lambda engine: slept.append(engine.policy_version))
+
+    async def sleep(engine: NativeEngine) -> None:
+        slept.append(engine.policy_version)
+
+    monkeypatch.setattr(NativeEngine, "sleep", sleep)
     train(small(tmp_path, train__steps=2), console=quiet())
     assert slept == []
     train(small(tmp_path / "other", train__steps=2, system__keep_cache="off"), console=quiet())
@@ -77,7 +81,11 @@ def test_a_run_gives_its_cache_back_before_each_update(tmp_path: Path, monkeypat
 
 def test_imitation_gives_its_cache_back_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slept = list[int]()
-    monkeypatch.setattr(NativeEngine, "sleep", lambda engine: slept.append(1))
+
+    async def sleep(engine: NativeEngine) -> None:
+        slept.append(1)
+
+    monkeypatch.setattr(NativeEngine, "sleep", sleep)
     settings = {"sft__demos": "solver", "sft__count": 4, "sft__batch": 2, "model__warmup_steps": 0}
     given = {"train__optimizer_state": "host", "train__recompute": "on", "system__keep_cache": "off"}
     sft(small(tmp_path, **settings, **given), console=quiet())

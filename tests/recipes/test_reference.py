@@ -22,8 +22,8 @@ from turnwise.core.trajectory import Group, Trajectory
 from turnwise.envs.registry import load_spec, spec_of
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.loading.load import LoadedModel, load_model
-from turnwise.recipes.build import build_learner, build_players
-from turnwise.recipes.environment_mix import task_source, worlds_of
+from turnwise.recipes.build import build_learner, build_policy_stack
+from turnwise.recipes.environment_mix import build_environment_mix, task_source
 from turnwise.recipes.reference import (
     Episode,
     Settings,
@@ -93,9 +93,9 @@ def for_framework(loaded: LoadedModel) -> LoadedModel:
 def played_by_both(loaded: LoadedModel, settings: Settings, step: int) -> tuple[list[list[Episode]], list[Group]]:
     kind, config = load_spec(settings.env), config_of(settings)
     here = asyncio.run(roll_out(loaded, kind, settings, step))
-    worlds = worlds_of(config, kind)
+    worlds = build_environment_mix(config, kind)
     tasks = task_source(config, worlds)
-    collector = build_players(config, worlds, for_framework(loaded)).collector
+    collector = build_policy_stack(config, worlds, for_framework(loaded)).collector
     there = asyncio.run(
         collector.collect(tasks.training(step, settings.groups), group_size=settings.group_size, round=step)
     )

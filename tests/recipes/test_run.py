@@ -22,8 +22,8 @@ from turnwise.models.loading.load import load_model
 from turnwise.recipes import run as recipes_run
 from turnwise.recipes.evaluation import evaluate_source
 from turnwise.recipes.export import export
-from turnwise.recipes.open_run import settled
 from turnwise.recipes.run import train, train_seeds
+from turnwise.recipes.training_run import resolve
 from turnwise.record.jsonl import read_jsonl
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.trajectories import trajectory_from_row
@@ -123,7 +123,7 @@ def test_trajectories_are_those_that_were_trained_on(run: Path) -> None:
 
 def test_the_configuration_reproduces_the_run(run: Path, tmp_path: Path) -> None:
     config = build(read_settings(run / "config.toml"))
-    assert config == settled(small(run.parent))
+    assert config == resolve(small(run.parent))
     assert tomllib.loads((run / "config.toml").read_text())["system"]["threads"] == 1
     moved = config.model_copy(update={"record": config.record.model_copy(update={"folder": str(tmp_path)})})
     train(moved, console=quiet())

@@ -1,6 +1,8 @@
 """Runs against oneself and against one's own past: they learn from both sides, resume, and climb a ladder."""
 
+import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,16 +13,18 @@ from episodes_for_tests import trajectory_of, turn_of
 from runs_for_tests import episodes, learnt, metrics, quiet, small
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
+from turnwise.engine.native.engine import NativeEngine
 from turnwise.envs.registry import load_spec
 from turnwise.evaluation.statistics import Score, performance
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.loading.load import LoadedModel, load_model
+from turnwise.models.loading.save import write_model
 from turnwise.models.loading.tiny import tiny_model, tiny_tokenizer
 from turnwise.recipes import run as recipes_run
 from turnwise.recipes.run import train
 from turnwise.recipes.validate import check
 from turnwise.record.run_folder import RunFolder
-from turnwise.training.selfplay import Frozen, Rivals, Snapshots, points_of
+from turnwise.training.selfplay import FrozenPolicy, Opponents, Snapshots, points_of
 
 KIND = load_spec("tic_tac_toe")
 GAME = {
@@ -103,7 +107,7 @@ def test_snapshots_follow_from_checkpoints_when_resumed(tmp_path: Path, monkeypa
     few |= {"rollout__groups": 1, "train__mini_batch": 2, "rollout__max_new_tokens": 4, "eval__episodes": 1}
     past = tmp_path / "run/past"
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(recipes_run, "learning_curve_svg", kill)
+        patch.setattr(recipes_run, "draw_learning_curve", kill)
         play(tmp_path, "past", **few)
     assert sorted(path.name for path in past.iterdir()) == ["step_000001", "step_000002"]
     play(tmp_path, "past", resume=True, **few)
@@ -155,10 +159,15 @@ def test_snapshots_follow_from_the_step_and_are_bounded(tmp_path: Path) -> None:
     assert past.path(20).exists(), "the ladder of step 50 may have to be played again"
     past.drop_after(30)
     assert sorted(path.name for path in past.folder.iterdir()) == ["step_000020", "step_000030"]
-    past.save(tiny_model(0), 40)
-    past.save(tiny_model(1), 40)
+    past.save(saving(tiny_model(0)), 40)
+    past.save(saving(tiny_model(1)), 40)
     kept, first = load_file(past.path(40) / "model.safetensors"), tiny_model(0).state_dict()
     assert all(torch.equal(kept[name], first[name]) for name in kept)
+
+
+def saving(model: Any) -> Any:
+    """A learner that can only save its model."""
+    return SimpleNamespace(save_model=lambda folder, tokenizer: write_model(model, tokenizer, folder))
 
 
 class Seen:
@@ -167,23 +176,23 @@ class Seen:
     def __init__(self) -> None:
         self.names: list[str] = []
 
-    def become(self, folder: Path) -> None:
+    async def load(self, folder: Path) -> None:
         self.names.append(folder.name)
 
 
-def rivals(tmp_path: Path, frozen: Any, trained_against: bool) -> Rivals:
+def opponents_of(tmp_path: Path, frozen: Any, trained_against: bool) -> Opponents:
     past = Snapshots(tmp_path, every=10, keep=3, tokenizer=None)
-    rest = dict.fromkeys(("ladder", "model", "checkpoints", "folder", "progress"))
-    return Rivals(snapshots=past, frozen=frozen, trained_against=trained_against, run_seed=1, **rest)  # type: ignore[arg-type]
+    rest = dict.fromkeys(("ladder", "learner", "checkpoints", "folder", "progress"))
+    return Opponents(snapshots=past, frozen=frozen, trained_against=trained_against, run_seed=1, **rest)  # type: ignore[arg-type]
 
 
 def test_the_opponent_of_a_step_is_drawn_from_the_last_snapshots_by_the_step_alone(tmp_path: Path) -> None:
     seen, again, never = Seen(), Seen(), Seen()
     for step in range(30, 40):
-        rivals(tmp_path, seen, True).sit_down(step)
-        rivals(tmp_path, never, False).sit_down(step)
+        asyncio.run(opponents_of(tmp_path, seen, True).choose(step))
+        asyncio.run(opponents_of(tmp_path, never, False).choose(step))
     for step in range(30, 40):
-        rivals(tmp_path, again, True).sit_down(step)
+        asyncio.run(opponents_of(tmp_path, again, True).choose(step))
     assert seen.names == again.names and not never.names
     assert set(seen.names) == {"step_000010", "step_000020", "step_000030"}
 
@@ -194,14 +203,16 @@ def test_a_frozen_player_takes_on_the_weights_of_a_snapshot_in_place(tmp_path: P
 
     past = Snapshots(tmp_path, every=10, keep=3, tokenizer=tiny_tokenizer())
     for step in (0, 10):
-        past.save(tiny_model(step), step)
-    frozen = Frozen(tiny_model(7), None, read)  # type: ignore[arg-type]
-    places = [parameter.data_ptr() for parameter in frozen.model.parameters()]
+        past.save(saving(tiny_model(step)), step)
+    model = tiny_model(7)
+    model.set_attn_implementation(ATTENTION)
+    frozen = FrozenPolicy(NativeEngine(model, slots=1, stop_ids=(), decode=str), read)
+    places = [parameter.data_ptr() for parameter in model.parameters()]
     for step in (10, 0):
-        frozen.become(past.path(step))
+        asyncio.run(frozen.load(past.path(step)))
         wanted = dict(tiny_model(step).named_parameters())
-        assert all(torch.equal(value, wanted[name]) for name, value in frozen.model.named_parameters())
-    assert places == [parameter.data_ptr() for parameter in frozen.model.parameters()]
+        assert all(torch.equal(value, wanted[name]) for name, value in model.named_parameters())
+    assert places == [parameter.data_ptr() for parameter in model.parameters()]
 
 
 @pytest.mark.parametrize(("last", "points"), [("win", 1.0), ("draw", 0.5), ("loss", 0.0), (None, 0.0)])

@@ -22,14 +22,14 @@ from turnwise.core.task import Task
 from turnwise.envs.seeds import seed_for
 from turnwise.models.loading.lora import is_adapter
 from turnwise.recipes import demos
-from turnwise.recipes.environment_mix import worlds_of
+from turnwise.recipes.environment_mix import build_environment_mix
 from turnwise.recipes.run import train
 from turnwise.recipes.sft import check_sft, sft
 from turnwise.record.run_folder import RunFolder
 from turnwise.rollout.context import FullHistory
 from turnwise.tools.call_formats import format_call
 from turnwise.training import sft as train_sft
-from turnwise.training.sft import imitate
+from turnwise.training.sft import train_on_demonstrations
 
 QUIZ = f"{Path(__file__).parents[2] / 'docs' / 'examples' / 'quiz.py'}:Quiz"
 BASE = {"env__kind": "frozen_lake", "eval__every": 2, "rollout__max_tokens": 512, "checkpoint__every": 1}
@@ -72,10 +72,10 @@ def test_validation_that_a_stop_prevented_is_made_up_for(tmp_path: Path, monkeyp
 
     def imitate_and_stop(*given: Any) -> tuple[float, float]:
         signal.raise_signal(signal.SIGINT)
-        return imitate(*given)
+        return train_on_demonstrations(*given)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(train_sft, "imitate", imitate_and_stop)
+        patch.setattr(train_sft, "train_on_demonstrations", imitate_and_stop)
         sft(settings(tmp_path / "cut", **short), console=quiet())
     sft(settings(tmp_path / "cut", **short), resume=True, console=quiet())
     assert metrics(tmp_path / "whole" / "run") == metrics(tmp_path / "cut" / "run")
@@ -151,13 +151,13 @@ def test_calls_in_a_style_that_the_environment_cannot_read_are_refused(
     config = settings(tmp_path, env__kind="lookup", env__params={"style": ours}, sft__demos=str(file))
     told = f'has calls in the style "{refused}" and none in "{ours}".* --env.params.style {refused}'
     with pytest.raises(UserError, match=told) if refused else nullcontext():
-        check_sft(config, worlds_of(config))
+        check_sft(config, build_environment_mix(config))
 
 
 def test_a_conversation_from_a_file_tells_of_tools_as_an_episode_does_in_the_templates_words(tmp_path: Path) -> None:
     renderer, style = renderer_of("chatml"), {"style": "hermes"}
     config = settings(tmp_path, env__kind="lookup", env__params=style, rollout__max_new_tokens=99)
-    worlds = worlds_of(config)
+    worlds = build_environment_mix(config)
     kind, params = worlds.with_params[0]
 
     async def opening() -> Observation:

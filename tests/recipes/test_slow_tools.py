@@ -15,8 +15,8 @@ from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.text_env import Outcome, TextEnv, lost
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.loading.load import load_model
-from turnwise.recipes.build import build_players
-from turnwise.recipes.environment_mix import task_source, worlds_of
+from turnwise.recipes.build import build_policy_stack
+from turnwise.recipes.environment_mix import build_environment_mix, task_source
 from turnwise.rollout.collect import Collected
 
 MEMBERS, TURNS = 6, 3
@@ -50,8 +50,8 @@ def collect(tool: Callable[[], Awaitable[Any]], done: Callable[[int], None], **s
     """Six members, the first of which has a tool; `done` gets how many have ended."""
     given = {"rollout.max_new_tokens": 8, **{name.replace("__", "."): value for name, value in settings.items()}}
     config = build({"env": {"kind": "errands"}}, list(given.items()))
-    worlds = worlds_of(config, spec_of(Errands))
-    collector = build_players(config, worlds, load_model("tiny", attn_implementation=ATTENTION)).collector
+    worlds = build_environment_mix(config, spec_of(Errands))
+    collector = build_policy_stack(config, worlds, load_model("tiny", attn_implementation=ATTENTION)).collector
 
     def make(task: Task, member: int, attempt: int) -> Env:
         made = worlds.make(task, member, attempt)

@@ -7,7 +7,7 @@ from turnwise.config.load import build
 from turnwise.core.errors import UserError
 from turnwise.recipes import validate
 from turnwise.recipes.configure import configure, recipe_names
-from turnwise.recipes.open_run import settled
+from turnwise.recipes.training_run import resolve
 from turnwise.recipes.validate import check
 from turnwise.rewards.judge.registry import bench_for, counted, take_up
 from turnwise.rewards.judge.settings import JudgeSettings
@@ -129,7 +129,7 @@ def test_check_refuses_more_threads_than_the_machine_allows(monkeypatch: pytest.
 def test_default_threads_pass_their_own_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(validate, "most_threads", lambda: 3)
     monkeypatch.setattr(validate.os, "cpu_count", lambda: 64)
-    config = settled(build({}))
+    config = resolve(build({}))
     assert config.system.threads == 3
     check(config)
     assert "set it to 3," in refused(system__threads=64)

@@ -22,7 +22,7 @@ from runs_for_tests import printed, quiet, small
 from turnwise.cli.main import main
 from turnwise.core.errors import UserError
 from turnwise.recipes import run, validate
-from turnwise.recipes.environment_mix import rows_told, worlds_of
+from turnwise.recipes.environment_mix import build_environment_mix, describe_rows
 from turnwise.recipes.eval_contestants import Remote
 from turnwise.recipes.evaluation import ask, evaluate_into
 from turnwise.recipes.run import train
@@ -178,7 +178,7 @@ def test_who_needs_no_server_waits_for_none(tmp_path: Path, monkeypatch: pytest.
 
 def told(folder: Path, rows: tuple[int, int, int], **settings: Any) -> list[str]:
     config = small(folder, **tools(folder, rows), **settings)
-    return rows_told(worlds_of(config), config)
+    return describe_rows(build_environment_mix(config), config)
 
 
 def test_rows_are_counted_by_what_they_are_for(tmp_path: Path) -> None:
@@ -193,7 +193,9 @@ def test_rows_are_counted_by_what_they_are_for(tmp_path: Path) -> None:
     assert told(tmp_path / "few", (7, 30, 1), rollout__groups=8, eval__split="validation")[1:] == [
         "note: a step draws rollout.groups 8 tasks and there are 7: some come again"
     ]
-    assert rows_told(worlds_of(small(tmp_path)), small(tmp_path)) == [], "tasks without end are not counted"
+    assert describe_rows(build_environment_mix(small(tmp_path)), small(tmp_path)) == [], (
+        "tasks without end are not counted"
+    )
 
 
 @pytest.mark.parametrize(("test", "notes"), [("assert f(2) == 4", 0), ("assert f(2) > 3", 1)])
@@ -201,7 +203,7 @@ def test_tests_that_code_could_claim_to_pass_are_told(test: str, notes: int, tmp
     config = small(tmp_path, **tools(tmp_path, (30, 30, 30), reward=[{"use": "unit_tests", "against": "answer"}]))
     file = tmp_path / "rows.jsonl"
     file.write_text(file.read_text().replace('"1"', json.dumps(test)))
-    lines = rows_told(worlds_of(config), config)
+    lines = describe_rows(build_environment_mix(config), config)
     assert sum(line.startswith("note: the reward unit_tests has tests that code could") for line in lines) == notes
 
 

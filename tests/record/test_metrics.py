@@ -20,7 +20,6 @@ def turn(tokens: int = 4, *, context: int = 10, invalid: bool = False, stop: Sto
         action_ids=(1,) * tokens,
         action_logprobs=(-1.0,) * tokens,
         temperature=1.0,
-        policy_version=0,
         spans=(),
         message=assistant(""),
         stop=stop,

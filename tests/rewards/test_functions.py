@@ -22,7 +22,6 @@ TURN = Turn(
     action_ids=(2,),
     action_logprobs=(-0.5,),
     temperature=1.0,
-    policy_version=0,
     spans=(),
     message=assistant(""),
     stop=Stop.EOS,

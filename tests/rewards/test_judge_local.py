@@ -7,7 +7,7 @@ import pytest
 
 from turnwise.core.errors import InfrastructureFailure
 from turnwise.core.task import EpisodeKey
-from turnwise.engine.scripted import ScriptedPolicy
+from turnwise.engine.scripted import ScriptedEngine
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
 from turnwise.rewards.judge.budget import JudgeBudget, JudgeCounts
@@ -31,7 +31,7 @@ def test_a_local_model_that_says_a_score_is_read_as_an_endpoint_is(tmp_path: Pat
 
     judge = AnswerJudge(model="tiny", rubric="is right", endpoint="local", cache=str(tmp_path))
     counts = JudgeCounts()
-    policy = ScriptedPolicy(script, sorted(renderer.stop_ids))
+    policy = ScriptedEngine(script, sorted(renderer.stop_ids))
     complete = LocalJudgeModel(judge, JudgeBudget(10, 100_000, counts), lambda: LoadedJudge(policy, renderer))
     bench = JudgeClient(judge, complete, AnswerCache(judge.cache), counts)
     messages = absolute_prompt((("agent", "Paris"),), "The capital?", "", judge)

@@ -22,7 +22,6 @@ def played(rewards: Sequence[float], invalid: Sequence[bool] | None = None, memb
             action_ids=(2, 3),
             action_logprobs=(-0.5, -0.5),
             temperature=1.0,
-            policy_version=0,
             spans=(),
             message=assistant(""),
             stop=Stop.EOS,

@@ -11,7 +11,7 @@ from turnwise.core.messages import Message, system, user
 from turnwise.core.protocols import Env, Observation, Policy, StepResult
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Status
-from turnwise.engine.scripted import ScriptedPolicy
+from turnwise.engine.scripted import ScriptedEngine
 from turnwise.envs.registry import load_spec
 from turnwise.rollout.collect import Collected, Collector, MakeEnv
 from virtual_time_for_tests import run_in_virtual_time
@@ -173,7 +173,7 @@ def test_a_failure_of_the_program_itself_is_not_run_again() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        collect(collector(lambda *_: OneTurn(), policy=ScriptedPolicy(script, [])))
+        collect(collector(lambda *_: OneTurn(), policy=ScriptedEngine(script, [])))
 
 
 def test_an_attempt_again_is_an_episode_of_its_own() -> None:
@@ -187,7 +187,7 @@ def test_an_attempt_again_is_an_episode_of_its_own() -> None:
     def make(task: Task, member: int, attempt: int) -> Env:
         return OneTurn(member, "step" if attempt == 0 else "")
 
-    collect(collector(make, policy=ScriptedPolicy(script, [end_id()]), run_seed=5), group_size=2, round=3)
+    collect(collector(make, policy=ScriptedEngine(script, [end_id()]), run_seed=5), group_size=2, round=3)
     assert len({key.address for key in keys}) == len(keys) == 8
     assert {(key.run_seed, key.round, key.attempt) for key in keys} == {(5, 3, 0), (5, 3, 1)}
 

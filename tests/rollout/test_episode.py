@@ -19,7 +19,7 @@ from turnwise.core.messages import Message, system, user
 from turnwise.core.protocols import Completion, Env, Observation, Sampling, Session, StepResult
 from turnwise.core.trajectory import Status, Stop, Trajectory
 from turnwise.data.samples import samples_of
-from turnwise.engine.scripted import ScriptedPolicy, ScriptedSession
+from turnwise.engine.scripted import ScriptedEngine, ScriptedSession
 from turnwise.envs.registry import load_spec
 from turnwise.render.codec import Codec
 from turnwise.rewards.factory import build_rubric
@@ -54,7 +54,7 @@ class Witness:
         return completion
 
 
-def play(env: Env, policy: ScriptedPolicy, bounds: Limits) -> tuple[Trajectory, Witness]:
+def play(env: Env, policy: ScriptedEngine, bounds: Limits) -> tuple[Trajectory, Witness]:
     async def episode() -> tuple[Trajectory, Witness]:
         async with policy.open(key_of(LAKE)) as session:
             witness = Witness(session)
@@ -125,7 +125,7 @@ def test_success_and_rewards_come_from_the_environment() -> None:
 
 
 def test_the_last_turns_budget_shrinks_to_what_is_left() -> None:
-    endless = ScriptedPolicy(lambda key, turn, ids: [65] * 1000, [end_id()])
+    endless = ScriptedEngine(lambda key, turn, ids: [65] * 1000, [end_id()])
     start = len(context().start(asyncio.run(TalkingEnv().start())).ids)
     trajectory, witness = play(TalkingEnv(), endless, limits(max_new_tokens=30, max_tokens=start + 50))
     first, second = trajectory.turns
@@ -139,7 +139,7 @@ def test_the_last_turns_budget_shrinks_to_what_is_left() -> None:
 @settings(max_examples=50)
 @given(max_tokens=st.integers(1, 200), length=st.integers(1, 70), max_new_tokens=st.integers(1, 60))
 def test_the_context_never_overruns_its_limit(max_tokens: int, length: int, max_new_tokens: int) -> None:
-    policy = ScriptedPolicy(lambda key, turn, ids: [65] * (length - 1) + [end_id()], [end_id()])
+    policy = ScriptedEngine(lambda key, turn, ids: [65] * (length - 1) + [end_id()], [end_id()])
     bounds = limits(max_new_tokens=max_new_tokens, max_tokens=max_tokens)
     trajectory, witness = play(TalkingEnv(), policy, bounds)
     assert trajectory.status is Status.TRUNCATED_TOKENS

@@ -13,7 +13,7 @@ from episodes_for_tests import limits
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, Outage, UserError
 from turnwise.core.messages import Picture, assistant
 from turnwise.core.task import Task
-from turnwise.engine.scripted import ScriptedPolicy
+from turnwise.engine.scripted import ScriptedEngine
 from turnwise.envs.registry import import_file, spec_of
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.text_env import Outcome, TextEnv, won
@@ -26,7 +26,7 @@ from turnwise.rollout.context import FullHistory
 from turnwise.rollout.context_modes import _written
 from turnwise.tools.function import from_function
 from turnwise.tools.toolbox import ToolBox
-from turnwise.training.sft import ATTEMPTS, played
+from turnwise.training.sft import ATTEMPTS, play_demonstration
 
 PLACES = ["__init__", "reset", "step", "draw", "state_key", "rules"]
 
@@ -79,7 +79,7 @@ def collected(where: str, exits: int) -> Any:
     renderer, kind = Renderer(tiny_tokenizer()), spec_of(Leaves)
     said = renderer.answer("<answer>Up</answer>")
     collector = Collector(
-        policy=ScriptedPolicy(lambda key, turn, ids: said, list(renderer.stop_ids)),
+        policy=ScriptedEngine(lambda key, turn, ids: said, list(renderer.stop_ids)),
         make_env=kind.make,
         context=FullHistory(renderer),
         limits=limits(max_new_tokens=100, max_tokens=10_000),
@@ -119,11 +119,11 @@ def test_warm_up_retries_an_environment_that_dies(where: str) -> None:
         return kind.make(task, attempt=attempt)
 
     Leaves.left[:] = [0, 0]
-    _, result = asyncio.run(played(make, _script))
+    _, result = asyncio.run(play_demonstration(make, _script))
     assert result.success and attempts == [0, 1, 2], "with other luck each time"
     Leaves.left[:] = [0] * 100
     with pytest.raises(EnvironmentFailure, match="SystemExit"):
-        asyncio.run(played(make, _script))
+        asyncio.run(play_demonstration(make, _script))
     assert len(attempts) == 3 + ATTEMPTS
 
 

@@ -16,7 +16,7 @@ from turnwise.core.messages import Message
 from turnwise.core.protocols import Completion, Env, Policy, Sampling, Session, StepResult
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Status
-from turnwise.engine.scripted import ScriptedPolicy
+from turnwise.engine.scripted import ScriptedEngine
 from turnwise.envs.games.selfplay import SelfPlayEnv, make_selfplay_envs, player_of
 from turnwise.envs.registry import load_spec
 from turnwise.rollout.collect import Collected
@@ -47,7 +47,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.keys: list[EpisodeKey] = []
-        self.policy = ScriptedPolicy(self._say, [end_id()])
+        self.policy = ScriptedEngine(self._say, [end_id()])
 
     def _say(self, key: EpisodeKey, turn: int, ids: list[int]) -> Sequence[int]:
         self.keys.append(key)
@@ -223,7 +223,7 @@ def test_a_side_that_is_out_of_tokens_leaves_its_partner_a_whole_game() -> None:
         return spoken(("so " * 100 if player_of(key.task) == 0 else "") + f"<answer>{free[0]}</answer>")
 
     short = limits(max_new_tokens=500, max_tokens=800)
-    full = collector(ScriptedPolicy(wordy, [end_id()]), limits=short)
+    full = collector(ScriptedEngine(wordy, [end_id()]), limits=short)
     ours, theirs = (group.trajectories[0] for group in collect(full, tasks, group_size=1).groups)
     assert ours.status is Status.TRUNCATED_TOKENS and theirs.turns[-1].info["result"] in ("win", "draw", "loss")
 

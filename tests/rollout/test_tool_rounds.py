@@ -25,7 +25,7 @@ from turnwise.core.task import Task
 from turnwise.core.trajectory import Trajectory
 from turnwise.data.samples import samples_of
 from turnwise.engine.native.engine import NativeEngine
-from turnwise.engine.scripted import ScriptedPolicy
+from turnwise.engine.scripted import ScriptedEngine
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import Outcome, lost
@@ -221,7 +221,7 @@ def test_every_observation_is_0_and_every_sampled_id_1(form: str, turns: list[Tu
         [*sampled(renderer, text, spelled), *[turn_end(renderer)] * ends]
         for text, (spelled, ends) in zip(texts, ways, strict=True)
     ]
-    policy = ScriptedPolicy(lambda key, turn, ids: says[turn], list(renderer.stop_ids))
+    policy = ScriptedEngine(lambda key, turn, ids: says[turn], list(renderer.stop_ids))
     trajectory, witness, heard = episode(style, policy, bounds=5000)
     assert witness.said == says
     check_masks(trajectory, witness)

@@ -9,7 +9,7 @@ from turnwise.core.errors import InfrastructureFailure
 from turnwise.core.protocols import Observation, Sampling
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Status
-from turnwise.engine.scripted import ScriptedPolicy
+from turnwise.engine.scripted import ScriptedEngine
 from turnwise.envs.registry import load_spec
 from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.seeds import seed_for
@@ -23,7 +23,7 @@ from turnwise.rollout.context import FullHistory
 from turnwise.rollout.limits import Limits
 from turnwise.tools.function import from_function, tool
 from turnwise.tools.tool import Tool
-from turnwise.training.sft import played, solution
+from turnwise.training.sft import play_demonstration, solution
 
 FAULTS = random.Random(0)
 RATE = [0.0]
@@ -79,7 +79,7 @@ def collect(rate: float) -> Collected:
         return renderer.answer(call if turn < 2 else f"<answer>{env.heard}</answer>")
 
     collector = Collector(
-        policy=ScriptedPolicy(script, list(renderer.stop_ids)),
+        policy=ScriptedEngine(script, list(renderer.stop_ids)),
         make_env=make,
         context=FullHistory(renderer),
         limits=Limits(sampling=Sampling(max_tokens=500), max_tokens=5000, timeout_s=60.0),
@@ -125,6 +125,6 @@ def test_demonstrations_are_played_again_where_a_tool_breaks_and_every_world_is_
     def make(*, attempt: int) -> TextEnvRunner:
         return Watched(kind.make(task).env, random.Random(0))
 
-    exchanges, result = asyncio.run(played(make, lambda: solution(think=False)))
+    exchanges, result = asyncio.run(play_demonstration(make, lambda: solution(think=False)))
     assert result.success and len(exchanges) == 1
     assert made == closed and len(made) == 3

@@ -15,7 +15,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.protocols import Sampling
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Status
-from turnwise.engine.scripted import ScriptedPolicy
+from turnwise.engine.scripted import ScriptedEngine
 from turnwise.envs.registry import load_spec
 from turnwise.envs.seeds import seed_for
 from turnwise.models.loading.tiny import tiny_tokenizer
@@ -46,7 +46,7 @@ def collect(params: dict[str, Any], says: Callable[[int], str], members: int = 4
         return renderer.answer(says(turn))
 
     collector = Collector(
-        policy=ScriptedPolicy(script, list(renderer.stop_ids)),
+        policy=ScriptedEngine(script, list(renderer.stop_ids)),
         make_env=kind.make,
         context=FullHistory(renderer),
         limits=Limits(sampling=Sampling(max_tokens=500), max_tokens=5000, timeout_s=60.0),

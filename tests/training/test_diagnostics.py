@@ -9,7 +9,7 @@ from episodes_for_tests import group_of, turn_of
 from learners_for_tests import estimate_of, logprobs_of, make_learner, random_groups, settings_of, weights
 from turnwise.core.trajectory import Group
 from turnwise.recipes.build import update_settings
-from turnwise.training.diagnostics import gradients, information
+from turnwise.training.diagnostics import gradient_metrics, mutual_information_metrics
 from turnwise.training.learner import LocalLearner
 
 
@@ -20,13 +20,13 @@ def asked(prompt: list[int], said: list[int], index: int) -> Group:
 def test_information_is_that_of_a_plain_forward_pass() -> None:
     learner = make_learner(settings_of())
     groups = [asked([5, 6, 7], [8, 9], 0), asked([10, 11], [12, 13, 14], 1), asked([20, 21, 22], [3], 2)]
-    found = information(groups, learner, prompts=3, micro_tokens=1000)
+    found = mutual_information_metrics(groups, learner, prompts=3, micro_tokens=1000)
     turns = [group.trajectories[0].turns[0] for group in groups]
     table = torch.tensor([[likelihood(learner, x.context_ids, z.action_ids) for x in turns] for z in turns])
     expected = (table.diagonal() - (table.logsumexp(1) - math.log(3))).mean()
     assert found["diagnostics/mutual_information"] == pytest.approx(float(expected), abs=1e-4)
-    assert found == pytest.approx(information(groups, learner, prompts=3, micro_tokens=5), abs=1e-4)
-    assert information(groups[:1], learner, prompts=3, micro_tokens=1000) == {}
+    assert found == pytest.approx(mutual_information_metrics(groups, learner, prompts=3, micro_tokens=5), abs=1e-4)
+    assert mutual_information_metrics(groups[:1], learner, prompts=3, micro_tokens=1000) == {}
 
 
 def likelihood(learner: LocalLearner, context: tuple[int, ...], said: tuple[int, ...]) -> float:
@@ -40,13 +40,13 @@ def test_gradient_shares_sum_to_one_and_leave_no_gradient_behind() -> None:
     before, objective = weights(learner.model), learner.objective
     estimated = estimate_of(groups, learner, config)
     assert estimated is not None
-    found = gradients(groups, estimated, learner, update_settings(config), buckets=2)
+    found = gradient_metrics(groups, estimated, learner, update_settings(config), buckets=2)
     for term in ("task", "entropy", "kl"):
         assert sum(found[f"diagnostics/gradient_{term}_{bucket}"] for bucket in range(2)) == pytest.approx(1.0)
     after = weights(learner.model)
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert all(parameter.grad is None for parameter in learner.model.parameters())
-    assert learner.objective is objective and learner.kl_coef == config.algo.kl_coef
+    assert learner.objective is objective and learner.settings.kl_coef == config.algo.kl_coef
 
 
 def test_the_task_gradient_comes_from_groups_whose_rewards_differ() -> None:
@@ -56,7 +56,7 @@ def test_the_task_gradient_comes_from_groups_whose_rewards_differ() -> None:
     learner = make_learner(config)
     estimated = estimate_of(groups, learner, config)
     assert estimated is not None
-    found = gradients(groups, estimated, learner, update_settings(config), buckets=2)
+    found = gradient_metrics(groups, estimated, learner, update_settings(config), buckets=2)
     assert found["diagnostics/gradient_task_0"] == 0.0 and found["diagnostics/gradient_task_1"] == 1.0
 
 
@@ -67,5 +67,5 @@ def test_a_loss_that_selects_tokens_counts_as_the_task_alone(loss: str) -> None:
     learner, groups = make_learner(config), random_groups(groups=2)
     estimated = estimate_of(groups, learner, config)
     assert estimated is not None
-    found = gradients(groups, estimated, learner, update_settings(config), buckets=1)
+    found = gradient_metrics(groups, estimated, learner, update_settings(config), buckets=1)
     assert found == {f"diagnostics/gradient_{term}_0": float(term == "task") for term in ("task", "entropy", "kl")}

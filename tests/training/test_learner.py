@@ -1,5 +1,6 @@
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.packing import pack
 from turnwise.data.samples import samples_of
 from turnwise.engine.native.engine import NativeEngine
-from turnwise.training.learner import LocalLearner, load_in_place
+from turnwise.training.learner import LocalLearner
 
 
 def engine_of(learner: LocalLearner) -> NativeEngine:
@@ -79,7 +80,7 @@ def test_parameters_never_move_and_the_engine_sees_what_was_learnt(critic: str) 
     after = sampled(learner, 1.0, engine)
     torch.testing.assert_close(torch.cat(logprobs_of(learner, after)), sampler_logprobs(after), atol=1e-4, rtol=0)
     assert (torch.cat(logprobs_of(learner, before)) - sampler_logprobs(before)).abs().max() > 1e-2
-    load_in_place(learner.model, start)
+    learner.load_weights(SimpleNamespace(named_parameters=start.items))
     learner.load_state_dict(state)
     assert storage(learner) == places
     assert sampled(learner, 1.0, engine) == before, "back where it was, it samples what it sampled"
@@ -88,7 +89,7 @@ def test_parameters_never_move_and_the_engine_sees_what_was_learnt(critic: str) 
 def test_weights_of_another_model_are_not_loaded() -> None:
     learner = make_learner(settings_of())
     with pytest.raises(ValueError, match="differ in names"):
-        load_in_place(learner.model, {"something.else": torch.zeros(3)})
+        learner.load_weights(SimpleNamespace(named_parameters={"something.else": torch.zeros(3)}.items))
 
 
 def test_one_update_raises_the_better_trajectory_and_lowers_the_worse() -> None:
@@ -196,7 +197,7 @@ def test_the_reference_stays_where_training_began() -> None:
     def reference() -> torch.Tensor:
         (scores,) = learner.score([batch], Needs(logprobs=True, ref_logprobs=True))
         assert scores.ref_logprobs is not None and scores.logprobs is not None
-        assert torch.equal(scores.ref_logprobs, scores.logprobs) == (learner.training_step == 0)
+        assert torch.equal(scores.ref_logprobs, scores.logprobs) == (learner.settings.step == 0)
         return scores.ref_logprobs
 
     first = reference()

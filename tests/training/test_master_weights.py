@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from turnwise.training.master_weights import Masters
+from turnwise.training.master_weights import MasterWeights
 from turnwise.training.optimizer import Optimizer, OptimizerSettings
 
 SETTINGS = OptimizerSettings(learning_rate=1e-3, betas=(0.9, 0.95), weight_decay=0.0, max_grad_norm=1e9)
@@ -53,7 +53,7 @@ def test_float32_parameters_are_their_own_masters() -> None:
 
 def test_gradients_are_added_up_in_float32_and_given_up_at_once() -> None:
     model = layer(torch.bfloat16)
-    masters = Masters(list(model.parameters()))
+    masters = MasterWeights(list(model.parameters()))
     for value in (256.0, 1.0, 1.0):  # 257 is no bfloat16
         model(torch.full((1, 8), value).bfloat16()).float().sum().backward()
     assert model.weight.grad is None

@@ -68,10 +68,10 @@ def choices(config: Config) -> tuple[str, bool, str]:
 def test_reinforce_pp_takes_its_kl_in_the_reward_alone() -> None:
     config = settings_of(algo__advantage="reinforce_pp")
     learner = make_learner(config)
-    assert choices(config) == ("trajectory", True, "k1") and learner.kl_coef == 0.0
+    assert choices(config) == ("trajectory", True, "k1") and learner.settings.kl_coef == 0.0
     assert estimate_settings(config).kl_in_reward is not None
     asked = settings_of(algo__advantage="reinforce_pp", algo__placement="turn", algo__kl_in="loss")
-    assert choices(asked) == ("turn", False, "k3") and build_learner(asked, learner.model).kl_coef == 0.1
+    assert choices(asked) == ("turn", False, "k3") and build_learner(asked, learner.model).settings.kl_coef == 0.1
     assert choices(settings_of()) == ("turn", False, "k3")
 
 

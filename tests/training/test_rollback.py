@@ -8,10 +8,11 @@ import torch
 
 from learners_for_tests import learn, make_learner, random_groups, settings_of, weights
 from turnwise.algos.alarms import AlarmSettings
+from turnwise.core.samples import StepSettings
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.record.jsonl import replace_nonfinite
 from turnwise.training.checkpoints import Checkpoints, State
-from turnwise.training.rollback import Watcher, roll_back
+from turnwise.training.rollback import AlarmWatcher, roll_back
 
 
 def row(step: int, grad_norm: float) -> dict[str, Any]:
@@ -23,36 +24,37 @@ STEADY = [row(step, 1.0 + 0.01 * step) for step in range(1, 20)]
 
 def test_an_alarm_is_told_once_and_a_resumed_run_does_not_tell_it_again() -> None:
     told: list[tuple[int, str]] = []
-    watcher = Watcher(tell=lambda *alarm: told.append(alarm))
+    watcher = AlarmWatcher(report=lambda *alarm: told.append(alarm))
     watcher.begin([], State(step=0, best_success=None, skipped_steps=0))
-    raised = [watcher.see(each) for each in [*STEADY, row(20, 90.0), row(21, 95.0)]]
+    raised = [watcher.raises_alarm(each) for each in [*STEADY, row(20, 90.0), row(21, 95.0)]]
     assert raised == [False] * 19 + [True, False]
     assert len(told) == 1 and told[0][0] == 20 and "gradient norm 90" in told[0][1]
-    resumed = Watcher(tell=lambda *alarm: told.append(alarm))
+    resumed = AlarmWatcher(report=lambda *alarm: told.append(alarm))
     resumed.begin([*STEADY, row(20, 90.0)], State(step=20, best_success=None, skipped_steps=0))
-    assert not resumed.see(row(21, 95.0)) and len(told) == 1
+    assert not resumed.raises_alarm(row(21, 95.0)) and len(told) == 1
 
 
 def test_a_gradient_that_was_not_finite_is_remembered_by_a_resumed_run() -> None:
     told: list[tuple[int, str]] = []
-    live, resumed = (Watcher(tell=lambda *alarm: told.append(alarm)) for _ in range(2))
+    live, resumed = (AlarmWatcher(report=lambda *alarm: told.append(alarm)) for _ in range(2))
     state = State(step=0, best_success=None, skipped_steps=0)
     live.begin([], state)
-    assert [live.see(each) for each in [*STEADY, row(20, math.nan), row(21, math.inf)]] == [False] * 19 + [True, False]
+    raised = [live.raises_alarm(each) for each in [*STEADY, row(20, math.nan), row(21, math.inf)]]
+    assert raised == [False] * 19 + [True, False]
     resumed.begin([*STEADY, replace_nonfinite(row(20, math.nan))], state)
-    assert not resumed.see(row(21, math.inf)) and len(told) == 1
+    assert not resumed.raises_alarm(row(21, math.inf)) and len(told) == 1
 
 
 def test_watcher_uses_the_bounds_it_is_given() -> None:
-    watcher = Watcher(tell=lambda step, text: None, settings=AlarmSettings(max_grad_norm=100.0))
+    watcher = AlarmWatcher(report=lambda step, text: None, settings=AlarmSettings(max_grad_norm=100.0))
     watcher.begin(STEADY, State(step=19, best_success=None, skipped_steps=0))
-    assert not watcher.see(row(20, 90.0)) and watcher.see(row(21, 101.0))
+    assert not watcher.raises_alarm(row(20, 90.0)) and watcher.raises_alarm(row(21, 101.0))
 
 
 def test_after_a_rollback_only_later_steps_count() -> None:
-    watcher = Watcher(tell=lambda step, text: None)
+    watcher = AlarmWatcher(report=lambda step, text: None)
     watcher.begin([*STEADY, row(20, 90.0)], State(step=20, best_success=None, skipped_steps=0, watched_from=20))
-    assert not any(watcher.see(row(step, 100.0)) for step in range(21, 25)), "too few rows to judge by"
+    assert not any(watcher.raises_alarm(row(step, 100.0)) for step in range(21, 25)), "too few rows to judge by"
 
 
 def test_going_back_restores_the_oldest_checkpoint_and_halves_the_step(tmp_path: Path) -> None:
@@ -60,24 +62,19 @@ def test_going_back_restores_the_oldest_checkpoint_and_halves_the_step(tmp_path:
     learner = make_learner(config)
     checkpoints = Checkpoints(tmp_path, keep_last=2, tokenizer=tiny_tokenizer())
     state = State(step=1, best_success=None, skipped_steps=0)
-    assert roll_back(state, learner, checkpoints, lambda folder, at: None) is None
+    assert roll_back(state, checkpoints, lambda folder, at: None) is None
     checkpoints.save(learner, state)
-    first = weights(learner.model)
     learn(learner, random_groups(), config, step=1)
     checkpoints.save(learner, State(step=2, best_success=None, skipped_steps=0))
-    learner.skipped_steps = 7
-    asked: list[tuple[str, int]] = []
+    asked: list[tuple[str, int, int]] = []
     back = roll_back(
         State(step=3, best_success=0.5, skipped_steps=2),
-        learner,
         checkpoints,
-        lambda folder, at: asked.append((Path(folder).name, at.step)),
+        lambda folder, at: asked.append((Path(folder).name, at.step, at.skipped_steps)),
     )
-    assert asked == [("step_000001", 1)]
+    assert asked == [("step_000001", 1, 2)], "skipped steps stay counted, as in a resumed run"
     assert checkpoints.steps() == [tmp_path / "step_000001"], "what was rolled back is not gone back to later"
-    assert learner.skipped_steps == 2, "as the state says, and so a resumed run"
     assert back == State(step=3, best_success=0.5, skipped_steps=2, rate_scale=0.5, rollbacks=1, watched_from=3)
-    assert first.keys() == weights(learner.model).keys() and learner.training_step == 3
 
 
 def test_a_smaller_rate_moves_the_weights_less() -> None:
@@ -86,7 +83,7 @@ def test_a_smaller_rate_moves_the_weights_less() -> None:
     for scale in (1.0, 0.5):
         learner = make_learner(config)
         before = weights(learner.model)
-        learner.rate_scale = scale
+        learner.begin_step(StepSettings(step=0, rate_scale=scale))
         learn(learner, random_groups(), config)
         moved.append(max(float((weights(learner.model)[name] - before[name]).abs().max()) for name in before))
     assert moved[1] < 0.6 * moved[0]

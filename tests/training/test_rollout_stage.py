@@ -18,7 +18,7 @@ from turnwise.rewards.scoring import Scoring
 from turnwise.rollout.collect import Collected
 from turnwise.rollout.failures import Lost
 from turnwise.rollout.tasks import TaskSource, World
-from turnwise.training.rollout_stage import Gathered, Gatherer, filter_groups
+from turnwise.training.rollout_stage import RolloutResult, RolloutStage, filter_groups
 
 TASKS = TaskSource(worlds=(World(env="test"),), run_seed=0)
 
@@ -49,9 +49,9 @@ class FakeCollector:
 
 def gathered(
     collector: FakeCollector, greedy: FakeCollector | None = None, scoring: Scoring | None = None, **settings: Any
-) -> Gathered:
+) -> RolloutResult:
     config = settings_of(**settings)
-    gatherer = Gatherer(
+    gatherer = RolloutStage(
         tasks=TASKS,
         collector=collector,  # type: ignore[arg-type]
         greedy=greedy,  # type: ignore[arg-type]
@@ -63,7 +63,7 @@ def gathered(
         refill=config.algo.filter_refill,
         micro_tokens=1000,
     )
-    return asyncio.run(gatherer.gather(7, lambda name, done, total: None))
+    return asyncio.run(gatherer.run(7, lambda name, done, total: None))
 
 
 SPREAD = {"algo__filter": "absolute", "algo__filter_value": 0.01}

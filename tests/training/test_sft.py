@@ -9,7 +9,7 @@ from episodes_for_tests import renderer
 from turnwise.algos.entropy import logprobs_and_entropy
 from turnwise.config.load import build
 from turnwise.core.errors import UserError
-from turnwise.core.samples import Sample
+from turnwise.core.samples import Sample, StepSettings
 from turnwise.data.demonstrations import demonstration_sample
 from turnwise.data.packing import pack
 from turnwise.envs.answers import read_answer
@@ -21,7 +21,7 @@ from turnwise.models.forward import packed_logits
 from turnwise.models.loading.load import load_model
 from turnwise.recipes.sft import build_imitator
 from turnwise.training import sft
-from turnwise.training.sft import SftSettings, batch_of, imitate, solved, steps_of
+from turnwise.training.sft import SftSettings, batch_of, solve_demonstration, steps_of, train_on_demonstrations
 
 
 def settings(**changes: Any) -> SftSettings:
@@ -33,7 +33,9 @@ def settings(**changes: Any) -> SftSettings:
 def played(kind_name: str = "frozen_lake", count: int = 4, think: bool = False) -> list[Any]:
     kind = load_spec(kind_name)
     show = lambda done, total: None  # noqa: E731
-    return asyncio.run(solved([(kind, kind.check_params({}))], count=count, seed=0, think=think, show=show))
+    return asyncio.run(
+        solve_demonstration([(kind, kind.check_params({}))], count=count, seed=0, think=think, show=show)
+    )
 
 
 def samples(count: int = 4) -> list[Sample]:
@@ -51,7 +53,7 @@ def loss_and_gradients(demonstrations: list[Sample], micro_tokens: int) -> tuple
         return {"grad_norm": 0.0}
 
     learner.step = step  # type: ignore[method-assign]
-    return imitate(learner, demonstrations, micro_tokens)[0], found
+    return train_on_demonstrations(learner, demonstrations, micro_tokens)[0], found
 
 
 def test_every_demonstration_is_seen_once_an_epoch() -> None:
@@ -85,8 +87,8 @@ def test_imitation_makes_the_answers_likely() -> None:
     )
     losses = []
     for step in range(12):
-        learner.training_step = step
-        losses.append(imitate(learner, demonstrations, 10_000)[0])
+        learner.begin_step(StepSettings(step=step))
+        losses.append(train_on_demonstrations(learner, demonstrations, 10_000)[0])
     assert losses[-1] < losses[0] / 2
 
 
@@ -136,7 +138,7 @@ class Unsolved(TextEnv):
 def test_without_a_solver_the_mend_is_said() -> None:
     kind = spec_of(Unsolved)
     with pytest.raises(UserError, match=r"sft\.demos"):
-        asyncio.run(solved([(kind, {})], count=1, seed=0, think=False, show=lambda done, total: None))
+        asyncio.run(solve_demonstration([(kind, {})], count=1, seed=0, think=False, show=lambda done, total: None))
 
 
 class Hopeless(Unsolved):
@@ -150,11 +152,13 @@ class Hopeless(Unsolved):
 
 def test_a_solver_that_never_succeeds_is_given_up() -> None:
     with pytest.raises(UserError, match="never succeeded"):
-        asyncio.run(solved([(spec_of(Hopeless), {})], count=2, seed=0, think=False, show=lambda done, total: None))
+        asyncio.run(
+            solve_demonstration([(spec_of(Hopeless), {})], count=2, seed=0, think=False, show=lambda done, total: None)
+        )
 
 
 def test_several_environments_take_turns() -> None:
     worlds = [(load_spec(name), load_spec(name).check_params({})) for name in ("frozen_lake", "sokoban")]
-    talks = asyncio.run(solved(worlds, count=4, seed=0, think=False, show=lambda done, total: None))
+    talks = asyncio.run(solve_demonstration(worlds, count=4, seed=0, think=False, show=lambda done, total: None))
     prompts = [talk[0].messages[0].content for talk in talks]
     assert prompts[0] == prompts[2] != prompts[1] == prompts[3]

@@ -11,8 +11,8 @@ from episodes_for_tests import group_of, turn_of
 from learners_for_tests import estimate_of, make_learner, random_groups, settings_of
 from turnwise.core.trajectory import Group, Span
 from turnwise.recipes.build import update_settings
-from turnwise.training.diagnostics import gradients, information
-from turnwise.training.objective import Mismatch
+from turnwise.training.diagnostics import gradient_metrics, mutual_information_metrics
+from turnwise.training.objective import SamplerMismatch
 
 
 def thinking(index: int, prompt: list[int], thought: list[int], answer: list[int]) -> Group:
@@ -39,7 +39,7 @@ def test_information_is_that_of_the_thinking_without_what_follows_it() -> None:
         [[likelihood(asked.context_ids, said.action_ids[: said.spans[0].end]) for asked in turns] for said in turns]
     )
     marginal = table.logsumexp(1) - math.log(3)
-    found = information(groups, learner, prompts=3, micro_tokens=1000)
+    found = mutual_information_metrics(groups, learner, prompts=3, micro_tokens=1000)
     assert found["diagnostics/mutual_information"] == pytest.approx(
         float((table.diagonal() - marginal).mean()), abs=1e-4
     )
@@ -54,7 +54,7 @@ def test_gradient_shares_of_entropy_and_kl_do_not_depend_on_rewards() -> None:
         learner = make_learner(config, moved=0.02)
         estimated = estimate_of(groups, learner, config)
         assert estimated is not None
-        return gradients(groups, estimated, learner, update_settings(config), buckets=2)
+        return gradient_metrics(groups, estimated, learner, update_settings(config), buckets=2)
 
     # The order of the groups by the spread of their rewards is the same in both.
     one, other = shares((1.0, 2.0)), shares((1.0, 8.0))
@@ -72,6 +72,6 @@ def _paid(group: Group, times: float) -> Group:
 
 
 def test_mismatch_percentile_is_the_ninety_ninth_of_a_hundred() -> None:
-    mismatch = Mismatch()
+    mismatch = SamplerMismatch()
     mismatch.add(torch.arange(1, 101) / 100, torch.zeros(100), [100])
     assert mismatch.take()["mismatch_p99"] == pytest.approx(0.99)

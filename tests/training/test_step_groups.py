@@ -14,7 +14,7 @@ from turnwise.core.trajectory import Group
 from turnwise.recipes.build import build_scoring, filter_settings
 from turnwise.rollout.collect import Collected
 from turnwise.rollout.tasks import TaskSource, World
-from turnwise.training.rollout_stage import Gatherer, filter_groups
+from turnwise.training.rollout_stage import RolloutStage, filter_groups
 
 
 def group(index: int, *members: tuple[list[int], tuple[float, ...]]) -> Group:
@@ -41,7 +41,7 @@ class FakeCollector:
 
 def test_refill_trains_no_more_groups_than_asked_for() -> None:
     config = settings_of(algo__filter="absolute", algo__filter_value=0.01, algo__filter_refill=3)
-    gatherer = Gatherer(
+    gatherer = RolloutStage(
         tasks=TaskSource(worlds=(World(env="test"),), run_seed=0),
         collector=FakeCollector(),  # type: ignore[arg-type]
         greedy=None,
@@ -53,7 +53,7 @@ def test_refill_trains_no_more_groups_than_asked_for() -> None:
         refill=3,
         micro_tokens=1000,
     )
-    found = asyncio.run(gatherer.gather(0, lambda name, done, total: None))
+    found = asyncio.run(gatherer.run(0, lambda name, done, total: None))
     assert len(found.groups) == 8, "three groups pass a round"
     assert [each.task for each in found.kept] == [found.groups[number].task for number in (1, 2, 3, 5)]
 

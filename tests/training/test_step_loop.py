@@ -16,12 +16,13 @@ from learners_for_tests import gradients, make_learner, random_groups, settings_
 from turnwise.algos.kl import KlCoefficient
 from turnwise.algos.turn_discount import AdaptiveDiscount, Foresight
 from turnwise.config.schema import Config
+from turnwise.core.protocols import WeightSource
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Group
+from turnwise.engine.scripted import ScriptedEngine
 from turnwise.recipes.build import (
-    build_dials,
+    build_coefficients,
     build_scoring,
-    diagnose_settings,
     estimate_settings,
     filter_settings,
     update_settings,
@@ -29,10 +30,10 @@ from turnwise.recipes.build import (
 from turnwise.rollout.collect import Collected
 from turnwise.rollout.tasks import Curriculum, TaskSource, World, task_name
 from turnwise.training.checkpoints import State
-from turnwise.training.estimate import Dials
+from turnwise.training.estimate import AdaptiveCoefficients
 from turnwise.training.learner import LocalLearner
-from turnwise.training.loop import Loop, LoopSettings
-from turnwise.training.rollout_stage import Gatherer
+from turnwise.training.loop import Loop
+from turnwise.training.rollout_stage import RolloutStage
 
 START = State(step=0, best_success=None, skipped_steps=0)
 GROUPS = 4
@@ -83,7 +84,7 @@ def watch_steps(learner: LocalLearner) -> list[Taken]:
         found = {f"policy.{name}": each.grad.clone() for name, each in learner.model.named_parameters()}
         result = step(*arguments, **named)
         rate = learner.optimizer._parts[0].param_groups[0]["lr"]
-        taken.append(Taken(gradients=found, rate=rate, kl_coef=learner.kl_coef))
+        taken.append(Taken(gradients=found, rate=rate, kl_coef=learner.settings.kl_coef))
         return result
 
     learner.optimizer.step = watched  # type: ignore[method-assign]
@@ -98,6 +99,17 @@ class Ran:
     rows: list[dict[str, Any]]
     saved: list[tuple[int, bool]]
     """Step, and whether it is the best."""
+
+
+class RecordingEngine(ScriptedEngine):
+    """Remembers the versions that were published."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda key, turn, ids: (), stop_ids=())
+        self.published: list[int] = []
+
+    async def publish(self, version: int, weights: WeightSource) -> None:
+        self.published.append(version)
 
 
 class EvaluatedLoop(Loop):
@@ -120,7 +132,7 @@ def run(
     """`steps` steps of the loop from `start`."""
     learner = make_learner(config, moved=0.02)
     taken, rows, saved = watch_steps(learner), list[dict[str, Any]](), list[tuple[int, bool]]()
-    gatherer = Gatherer(
+    stage = RolloutStage(
         tasks=TaskSource(worlds=(World(env="test"),), run_seed=0, curriculum=curriculum),
         collector=FakeCollector(),  # type: ignore[arg-type]
         greedy=None,
@@ -135,26 +147,25 @@ def run(
 
     def nothing(*_: Any, **__: Any) -> None: ...
 
+    engine = RecordingEngine()
+
     loop = EvaluatedLoop(
-        settings=LoopSettings(
-            steps=start.step + steps,
-            eval_every=1 if successes else 0,
-            eval_tasks=(),
-            checkpoint_every=10**6,
-            keep_best=True,
-            record_every=0,
-            max_seconds=None,
-            alarms=False,
-            max_rollbacks=0,
+        config=config.model_copy(
+            update={
+                "train": config.train.model_copy(update={"steps": start.step + steps}),
+                "eval": config.eval.model_copy(update={"every": 1 if successes else 0}),
+                "checkpoint": config.checkpoint.model_copy(update={"every": 10**6, "keep_best": True}),
+                "record": config.record.model_copy(update={"trajectories": 0}),
+                "diagnose": config.diagnose.model_copy(update={"alarms": False}),
+            }
         ),
         estimate_settings=estimate_settings(config, 1000),
         update_settings=update_settings(config, 1000),
-        diagnose_settings=diagnose_settings(config),
-        gatherer=gatherer,
+        rollout_stage=stage,
         evaluator=None,  # type: ignore[arg-type]
-        engine=SimpleNamespace(policy_version=0, capture_s=0.0),  # type: ignore[arg-type]
+        engine=engine,
         learner=learner,
-        dials=build_dials(config),
+        coefficients=build_coefficients(config),
         checkpoints=SimpleNamespace(  # type: ignore[arg-type]
             save=lambda learner, state, best=False: saved.append((state.step, best))
         ),
@@ -207,8 +218,8 @@ def test_adaptive_kl_coefficient_moves_from_step_to_step() -> None:
     ran = run(config, steps=2)
     raised = 0.1 * (1 + 0.2 * 12 / 100)  # far above the target: the largest change, over twelve trajectories
     assert [each.kl_coef for each in ran.taken] == pytest.approx([0.1, raised])
-    assert ran.state.dials["kl_coef"] == pytest.approx(raised * (1 + 0.2 * 12 / 100))
-    assert [row["train/dial_kl_coef"] for row in ran.rows] == pytest.approx([raised, ran.state.dials["kl_coef"]])
+    assert ran.state.coefficients["kl_coef"] == pytest.approx(raised * (1 + 0.2 * 12 / 100))
+    assert [row["train/kl_coef"] for row in ran.rows] == pytest.approx([raised, ran.state.coefficients["kl_coef"]])
 
 
 def test_restored_coefficients_are_those_that_a_step_uses() -> None:
@@ -216,7 +227,7 @@ def test_restored_coefficients_are_those_that_a_step_uses() -> None:
     given = {"algo__advantage": "turn_gae", "algo__whiten": False, "algo__lam_turn": 0.9, "algo__kl_target": 0.01}
     adaptive = settings_of("head", **given, algo__gamma_turn="adaptive", algo__kl_coef=0.1)
     fixed = settings_of("head", **given, algo__gamma_turn=0.5, algo__kl_coef=0.4)
-    restored = replace(START, dials={"kl_coef": 0.4, "gamma_turn": 0.5})
+    restored = replace(START, coefficients={"kl_coef": 0.4, "gamma_turn": 0.5})
     ran = run(adaptive, start=restored)
     assert_same_gradients(ran.taken[0].gradients, run(fixed).taken[0].gradients)
     assert ran.taken[0].kl_coef == 0.4
@@ -225,7 +236,9 @@ def test_restored_coefficients_are_those_that_a_step_uses() -> None:
 
 
 def test_kl_coefficient_and_discount_move_in_the_same_step() -> None:
-    before = Dials(kl=KlCoefficient(value=1.0, target=0.1, horizon=10.0), discount=AdaptiveDiscount(gamma=1.0))
+    before = AdaptiveCoefficients(
+        kl=KlCoefficient(value=1.0, target=0.1, horizon=10.0), discount=AdaptiveDiscount(gamma=1.0)
+    )
     after = before.after(5.0, 5, {0: Foresight(explained=0.9, count=20), 1: Foresight(explained=0.81, count=20)})
     assert after.kl.value == pytest.approx(1.1)
     assert after.discount is not None and after.discount.gamma == pytest.approx(0.9 + 0.1 * 0.9)
@@ -236,7 +249,7 @@ def test_learning_rate_follows_the_step_and_the_rollbacks() -> None:
     config = settings_of(train__schedule="linear", train__steps=10, train__warmup_steps=0, train__final_share=0.0)
     ran = run(config, start=replace(START, step=4, rate_scale=0.5), steps=2)
     assert [each.rate for each in ran.taken] == pytest.approx([1e-2 * 0.6 * 0.5, 1e-2 * 0.5 * 0.5])
-    assert ran.loop.engine.policy_version == 5, "tokens know the policy that sampled them"
+    assert ran.loop.engine.published == [4, 5, 6], "tokens know the policy that sampled them"
 
 
 def test_best_checkpoint_is_that_of_the_highest_success() -> None:

@@ -9,7 +9,7 @@ import torch
 from episodes_for_tests import group_of, turn_of
 from learners_for_tests import make_learner, settings_of
 from turnwise.core.trajectory import Group, Trajectory
-from turnwise.recipes.build import build_dials, estimate_settings
+from turnwise.recipes.build import build_coefficients, estimate_settings
 from turnwise.rewards.scoring import score_group
 from turnwise.training.estimate import Estimate, EstimateSettings, estimate
 
@@ -48,7 +48,7 @@ def advantages(groups: list[Group], **changes: object) -> list[float]:
     config = settings_of(algo__advantage="arpo", algo__kl_coef=0.0)
     settings: EstimateSettings = estimate_settings(config)
     settings = replace(settings, rewards=replace(settings.rewards, **changes))  # type: ignore[arg-type]
-    found = estimate(groups, make_learner(config), settings, build_dials(config))
+    found = estimate(groups, make_learner(config), settings, build_coefficients(config))
     assert isinstance(found, Estimate)
     return [float(values[sample.mask][0]) for values, sample in zip(found.advantages, found.samples, strict=True)]
 

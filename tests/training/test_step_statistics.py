@@ -17,10 +17,10 @@ from turnwise.config.schema import Config
 from turnwise.core.samples import Batch, Needs, Scores, TrainSample
 from turnwise.core.trajectory import Group
 from turnwise.data.samples import samples_of
-from turnwise.recipes.build import build_dials, estimate_settings, update_settings
+from turnwise.recipes.build import build_coefficients, estimate_settings, update_settings
 from turnwise.training import update
 from turnwise.training.estimate import estimate
-from turnwise.training.update import prepare_step, train_samples
+from turnwise.training.update import add_step_statistics, train_samples
 
 BAND = {"algo__cov_share": 0.3, "algo__cov_low": -0.2, "algo__cov_high": 0.5}
 METHODS: dict[str, dict[str, Any]] = {
@@ -220,7 +220,7 @@ def selected_in(seed: tuple[object, ...], micro_tokens: int = 100, **settings: A
     config = config_of("clip_cov", **settings)
     old, groups = Old(config), random_groups(groups=3)
     samples = train_samples(old.estimate(groups, config), set(range(9)), update_settings(config))
-    found = prepare_step(samples, old.learner, update_settings(config).objective, micro_tokens, seed)
+    found = add_step_statistics(samples, old.learner, update_settings(config).objective, micro_tokens, seed)
     return [each.selected.tolist() for each in found if each.selected is not None]
 
 
@@ -239,9 +239,9 @@ def test_the_update_draws_by_run_seed_step_and_mini_batch(monkeypatch: pytest.Mo
 
     def record(samples: list[TrainSample], *given: Any) -> list[TrainSample]:
         seeds.append(given[-1])
-        return prepare_step(samples, *given)
+        return add_step_statistics(samples, *given)
 
-    monkeypatch.setattr(update, "prepare_step", record)
+    monkeypatch.setattr(update, "add_step_statistics", record)
     config = config_of("clip_cov", train__mini_batch=3)
     for step in (4, 5):
         learn(make_learner(config), random_groups(), config, step=step, run_seed=7)
@@ -264,7 +264,9 @@ def test_tokens_that_are_not_trained_enter_no_statistic(name: str) -> None:
         )
         for each in samples
     ]
-    ours, theirs = (prepare_step(each, learner, settings.objective, 100, ("seed",)) for each in (samples, absurd))
+    ours, theirs = (
+        add_step_statistics(each, learner, settings.objective, 100, ("seed",)) for each in (samples, absurd)
+    )
     for one, other in zip(ours, theirs, strict=True):
         assert one.correction_scale == other.correction_scale
         if one.selected is not None and other.selected is not None:
@@ -282,7 +284,7 @@ def test_a_step_that_needs_no_statistic_is_not_scored() -> None:
         config = config_of(name)
         settings = update_settings(config)
         samples = train_samples(Old(config).estimate(random_groups(), config), set(range(6)), settings)
-        found = prepare_step(samples, Unasked(), settings.objective, 100, ("seed",))  # type: ignore[arg-type]
+        found = add_step_statistics(samples, Unasked(), settings.objective, 100, ("seed",))  # type: ignore[arg-type]
         assert [each.selected for each in found] == [None] * len(samples)
         assert all((each.correction_scale != 1.0) == (name == "normalised") for each in found)
         assert LOSSES[config.algo.loss].select is None
@@ -316,7 +318,7 @@ def test_turns_in_rows_of_their_own_bootstrap_from_the_next_row(advantage: str, 
     for turn in (2, 1, 0):
         carried = rewards[turn] + 0.9 * following - values[turn] + 0.9 * 0.5 * carried
         expected[turn], following = carried, values[turn]
-    found = estimate([group_of([turns])], ByToken(), estimate_settings(config), build_dials(config))  # type: ignore[arg-type]
+    found = estimate([group_of([turns])], ByToken(), estimate_settings(config), build_coefficients(config))  # type: ignore[arg-type]
     assert found is not None and len(found.samples) == (1 if extends else 3)
     got = torch.cat([each[sample.mask] for each, sample in zip(found.advantages, found.samples, strict=True)])
     assert got.tolist() == pytest.approx(

@@ -10,7 +10,7 @@ from turnwise.core.samples import Needs
 from turnwise.core.trajectory import Trajectory
 from turnwise.recipes.build import update_settings
 from turnwise.training.estimate import score_samples
-from turnwise.training.step_record import Seen, trajectory_rows
+from turnwise.training.step_record import TokenStatistics, trajectory_rows
 from turnwise.training.update import update
 
 
@@ -22,7 +22,7 @@ def row_of(trajectory: Trajectory, rows: list[dict[str, Any]], groups: Any) -> d
 @pytest.mark.parametrize("critic", CRITICS)
 def test_rows_hold_the_learners_log_probability_and_entropy_of_every_token(critic: str) -> None:
     config = settings_of(critic, train__micro_tokens=40, train__epochs=2)
-    learner, groups, seen = make_learner(config), random_groups(groups=3), Seen()
+    learner, groups, seen = make_learner(config), random_groups(groups=3), TokenStatistics()
     estimated = estimate_of(groups, learner, config)
     assert estimated is not None
     scores = score_samples(estimated.samples, learner, Needs(logprobs=True, entropy=True), 10_000)
@@ -42,7 +42,7 @@ def test_rows_hold_the_learners_log_probability_and_entropy_of_every_token(criti
 
 def test_what_was_left_out_of_the_update_has_no_numbers_of_it() -> None:
     config = settings_of(algo__kl_coef=0.0, algo__entropy_coef=0.0)
-    learner, groups, seen = make_learner(config), random_groups(), Seen()
+    learner, groups, seen = make_learner(config), random_groups(), TokenStatistics()
     estimated = estimate_of(groups, learner, config)
     assert estimated is not None
     idle = estimated.samples[0]
@@ -57,6 +57,6 @@ def test_recording_changes_nothing_of_what_is_learnt() -> None:
     metrics = learn(plain, random_groups(), config)
     estimated = estimate_of(random_groups(), recorded, config)
     assert estimated is not None
-    assert update(recorded, estimated, update_settings(config), 0, seen=Seen()) == metrics
+    assert update(recorded, estimated, update_settings(config), 0, seen=TokenStatistics()) == metrics
     for one, other in zip(plain.model.parameters(), recorded.model.parameters(), strict=True):
         assert torch.equal(one, other)

@@ -9,7 +9,7 @@ from episodes_for_tests import group_of, trajectory_of, turn_of
 from learners_for_tests import estimate_of, learn, make_learner, random_groups, settings_of, weights
 from turnwise.algos.losses import AGGREGATIONS
 from turnwise.core.trajectory import Group, Status
-from turnwise.recipes.build import build_dials, estimate_settings, update_settings
+from turnwise.recipes.build import build_coefficients, estimate_settings, update_settings
 from turnwise.training.estimate import estimate, trainable
 from turnwise.training.update import UpdateSettings, mini_batch_order, train_samples
 
@@ -75,7 +75,7 @@ def test_remax_advantages_are_raw_returns_less_the_greedy_return() -> None:
     config = settings_of(algo__advantage="remax", algo__kl_coef=0.0)
     group = group_of([[turn_of([3] * 9, [4, 5], extends=False, reward=reward)] for reward in (10.0, 10.0, 12.0, 12.0)])
     baselines = {(group.task.env, group.task.seed): 11.0}
-    found = estimate([group], make_learner(config), estimate_settings(config), build_dials(config), baselines)
+    found = estimate([group], make_learner(config), estimate_settings(config), build_coefficients(config), baselines)
     assert found is not None
     assert [each[-2:].tolist() for each in found.advantages] == [[-1.0, -1.0], [-1.0, -1.0], [1.0, 1.0], [1.0, 1.0]]
 

@@ -21,7 +21,7 @@ from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.loading.load import LoadedModel, load_model
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.training import warmup
-from turnwise.training.warmup import random_episode, warm_up, warmed_tiny
+from turnwise.training.warmup import load_warmed_up_tiny, random_episode, warm_up
 
 
 class Steps(TextEnv):
@@ -153,7 +153,7 @@ def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
 
 def warmed(kind: EnvSpec, *, steps: int = 5, seed: int = 0, **params: Any) -> LoadedModel:
     checked = kind.check_params(params)
-    return warmed_tiny([(kind, checked)], steps=steps, seed=seed, load=load_tiny, show=lambda *_: None)[0]
+    return load_warmed_up_tiny([(kind, checked)], steps=steps, seed=seed, load=load_tiny, show=lambda *_: None)[0]
 
 
 def test_it_is_made_once_and_then_taken_from_the_cache(made: list[int], tmp_path: Path) -> None:

@@ -74,10 +74,10 @@ def evaluate(
         _refuse_besides_resume([*sources, *_typed(others), *(f"--{key}" for key, _ in overrides)])
     _refuse_halves(asked, endpoint, model, () if resume is not None else _typed(wire))
     typed = settings(overrides, SECTIONS, eval__episodes=episodes, eval__temperature=temperature, eval__split=split)
-    from turnwise.recipes.eval_contestants import Remote, make_wire
+    from turnwise.recipes.eval_contestants import Remote, read_endpoint_options
     from turnwise.recipes.evaluation import ask, evaluate_into, go_on
 
-    line = make_wire(key_variable=api_key_env, concurrency=concurrency, timeout_s=timeout, retries=retries)
+    line = read_endpoint_options(key_variable=api_key_env, concurrency=concurrency, timeout_s=timeout, retries=retries)
     if resume is not None:
         go_on(resume, wire=line)
         return

@@ -288,12 +288,18 @@ class SystemConfig(Section):
     """On a GPU, whether memory for keys and values stays during updates; off: graphs are captured again after each."""
 
 
+class EngineConfig(Section):
+    kind: str = "native"
+    """Engine that generates the rollouts, by name. native shares the learner's weights."""
+
+
 class Config(Section):
     seed: Seed = 0
     """Of everything that is drawn."""
     env: EnvConfig = EnvConfig()
     model: ModelConfig = ModelConfig()
     lora: LoraConfig = LoraConfig()
+    engine: EngineConfig = EngineConfig()
     rollout: RolloutConfig = RolloutConfig()
     context: ContextConfig = ContextConfig()
     curriculum: CurriculumConfig = CurriculumConfig()

@@ -1,14 +1,17 @@
-"""The seams: what rooms know of each other."""
+"""The protocols between packages: environments, engines, rewards. `Learner` is in `core/samples.py`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from turnwise.core.errors import InfrastructureFailure
 from turnwise.core.messages import Message, Picture, ToolSpec
 from turnwise.core.task import EpisodeKey
 from turnwise.core.trajectory import Group, Status, Stop, Trajectory
+
+if TYPE_CHECKING:  # environments import this module and need no torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +79,8 @@ class Completion:
     logprobs: tuple[float, ...]
     stop: Stop
     temperature: float
-    policy_version: int = 0
+    policy_versions: tuple[int, ...] = ()
+    """Version of the weights that sampled each token; empty where unknown."""
 
 
 class Session(Protocol):
@@ -96,6 +100,36 @@ class Policy(Protocol):
     """Something that generates: `async with policy.open(key) as session`."""
 
     def open(self, key: EpisodeKey) -> AbstractAsyncContextManager[Session]: ...
+
+
+class WeightSource(Protocol):
+    """Weights of a policy by parameter name. Every `torch.nn.Module` is one."""
+
+    def named_parameters(self) -> "Iterable[tuple[str, Tensor]]": ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """Totals since the engine was built."""
+
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Tokens and forward passes by name, for benchmarks and metrics."""
+    capture_s: float = 0.0
+    """Seconds spent capturing CUDA graphs."""
+
+
+class Engine(Policy, Protocol):
+    """A policy that training can update."""
+
+    async def publish(self, version: int, weights: WeightSource) -> None:
+        """Generate with these weights from now on. Copies nothing where the engine shares the learner's parameters."""
+        ...
+
+    async def sleep(self) -> None:
+        """Release the KV cache while no session is open; the next session allocates it again."""
+        ...
+
+    def stats(self) -> EngineStats: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

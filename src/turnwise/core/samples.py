@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol, TypeVar
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+
+from turnwise.core.protocols import WeightSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,9 +136,57 @@ class Needs:
         return self.logprobs or self.entropy or self.values or self.ref_logprobs
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSettings:
+    """Settings that the loop may change from one training step to the next."""
+
+    step: int
+    """Training steps done so far: the learning-rate schedule and the critic's warm-up depend on it."""
+    kl_coef: float = 0.0
+    """Coefficient of the KL term in the loss."""
+    rate_scale: float = 1.0
+    """Factor of the policy's learning rate; a rollback lowers it."""
+
+
+LossTerm = Literal["task", "entropy", "kl"]
+"""The terms of the policy loss: advantages, entropy bonus, KL penalty."""
+
+
 class Learner(Protocol):
+    """Holds the policy's weights and improves them. The loop, checkpoints, SFT and diagnostics know nothing else."""
+
+    @property
+    def max_grad_norm(self) -> float: ...
+    @property
+    def skipped_steps(self) -> int:
+        """Optimizer steps skipped so far because a gradient was not finite."""
+        ...
+
+    def begin_step(self, settings: StepSettings) -> None: ...
     def score(self, batches: Sequence[Batch], needs: Needs) -> list[Scores]: ...
-    def forward_backward(self, batch: TrainBatch, *, tokens: bool = False) -> dict[str, Tensor]: ...
-    def step(self, *, rate_scale: float = 1.0) -> dict[str, float]: ...
+    def forward_backward(self, batch: TrainBatch, *, tokens: bool = False) -> dict[str, Tensor]:
+        """Accumulate the batch's gradients. Returns the sum of each metric over its sampled tokens.
+
+        With `tokens`, also `token_logprobs` and `token_entropies`, one value per sampled token [M].
+        """
+        ...
+
+    def step(self, *, rate_scale: float = 1.0) -> dict[str, float]:
+        """Take an optimizer step and clear the gradients. `rate_scale` multiplies both learning rates."""
+        ...
+
+    def gradient_norm(self, batches: Sequence[TrainBatch], term: LossTerm) -> float:
+        """Return the norm of the policy's gradient of one loss term over the batches. Takes no step."""
+        ...
+
+    def weights(self) -> WeightSource: ...
+    def save_model(self, folder: Path, tokenizer: Any) -> None:
+        """Write the policy as a Hugging Face model folder."""
+        ...
+
+    def load_weights(self, weights: WeightSource) -> None:
+        """Copy weights into the policy's parameters, whose storage never moves."""
+        ...
+
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...

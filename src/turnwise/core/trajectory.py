@@ -77,7 +77,6 @@ class Turn:
     action_logprobs: tuple[float, ...]
     """Of the sampler, at `temperature`, before top-p and top-k."""
     temperature: float
-    policy_version: int
     spans: tuple[Span, ...]
     message: Message
     stop: Stop
@@ -86,6 +85,8 @@ class Turn:
     invalid: bool = False
     info: Mapping[str, Any] = field(default_factory=dict)
     picture: Picture | None = None
+    policy_versions: tuple[int, ...] = ()
+    """Version of the weights that sampled each token; empty where unknown, as for endpoints and demonstrations."""
 
     @property
     def aside(self) -> bool:

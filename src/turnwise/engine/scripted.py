@@ -1,9 +1,9 @@
-"""A policy that says what a function tells it to: for tests, and for playing scripted agents."""
+"""An engine that generates what a function returns: for tests and scripted agents."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-from turnwise.core.protocols import Completion, Sampling
+from turnwise.core.protocols import Completion, EngineStats, Sampling, WeightSource
 from turnwise.core.task import EpisodeKey
 from turnwise.core.trajectory import Stop
 
@@ -33,14 +33,23 @@ class ScriptedSession:
         )
 
 
-class ScriptedPolicy:
-    """Every token has log-probability 0: a script is certain."""
+class ScriptedEngine:
+    """Every token has log-probability 0: a script is certain. It has no weights, so publishing changes nothing."""
 
     def __init__(self, script: Script, stop_ids: Sequence[int]) -> None:
         self._script, self._stop_ids = script, frozenset(stop_ids)
 
     def open(self, key: EpisodeKey) -> AbstractAsyncContextManager[ScriptedSession]:
         return self._session(key)
+
+    async def publish(self, version: int, weights: WeightSource) -> None:
+        pass
+
+    async def sleep(self) -> None:
+        pass
+
+    def stats(self) -> EngineStats:
+        return EngineStats()
 
     @asynccontextmanager
     async def _session(self, key: EpisodeKey) -> AsyncIterator[ScriptedSession]:

@@ -146,7 +146,7 @@ async def play_episodes(
     async def work() -> None:
         nonlocal in_a_row
         for task, member in waiting:
-            found = await _played(player, task, member, attempts)
+            found = await _play_with_retries(player, task, member, attempts)
             if isinstance(found, Trajectory):
                 in_a_row = 0
                 finished(found)
@@ -165,7 +165,7 @@ async def play_episodes(
     return failures
 
 
-async def _played(player: Player, task: Task, member: int, attempts: int) -> Trajectory | Exception:
+async def _play_with_retries(player: Player, task: Task, member: int, attempts: int) -> Trajectory | Exception:
     """The episode, or the last failure where every attempt broke."""
 
     def play(luck: int) -> Awaitable[Trajectory]:

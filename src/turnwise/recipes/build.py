@@ -15,11 +15,10 @@ from turnwise.algos.off_policy import CORRECTIONS, CorrectionParams, RejectionPa
 from turnwise.algos.turn_discount import AdaptiveDiscount
 from turnwise.config.algorithm import AlgoConfig
 from turnwise.config.schema import Config
-from turnwise.core.protocols import Sampling
+from turnwise.core.protocols import Engine, Sampling
 from turnwise.core.samples import Needs
 from turnwise.data.samples import TOKEN_RULES, TokenRule
-from turnwise.engine.native.engine import NativeEngine
-from turnwise.engine.paged.runner import build_paged_runner
+from turnwise.engine.engines import ENGINES, EngineOptions
 from turnwise.envs.registry import load_function
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.critic import HeadCritic, TrunkCritic
@@ -29,8 +28,8 @@ from turnwise.models.loading.lora import RUN_BASE, LoraSettings, add_lora, base_
 from turnwise.models.loading.save import atomic_folder, save_model
 from turnwise.models.memory.plan import MemoryPlan
 from turnwise.recipes.contexts import build_context
-from turnwise.recipes.environment_mix import Worlds
-from turnwise.recipes.memory import MICRO_TOKENS, unplanned
+from turnwise.recipes.environment_mix import EnvironmentMix
+from turnwise.recipes.memory import MICRO_TOKENS, plan_without_limits
 from turnwise.recipes.sources import use_own_adapter
 from turnwise.render.renderer import Renderer
 from turnwise.rewards.factory import build_group_judges, judge_weights
@@ -38,14 +37,13 @@ from turnwise.rewards.functions import trajectory_reward
 from turnwise.rewards.scoring import ENV, Scoring
 from turnwise.rollout.collect import Collector
 from turnwise.rollout.limits import Limits
-from turnwise.training.diagnostics import DiagnoseSettings
-from turnwise.training.estimate import Dials, EstimateSettings, RewardSettings
+from turnwise.training.estimate import AdaptiveCoefficients, EstimateSettings, RewardSettings
 from turnwise.training.learner import LocalLearner
 from turnwise.training.objective import Objective
-from turnwise.training.optimizer import Optimizer, OptimizerSettings, Schedule, mark_tables
+from turnwise.training.optimizer import Optimizer, OptimizerSettings, Schedule, mark_embeddings
 from turnwise.training.rollout_stage import FilterSettings
 from turnwise.training.update import UpdateSettings
-from turnwise.training.warmup import warmed_tiny
+from turnwise.training.warmup import load_warmed_up_tiny
 
 
 def model_loader(config: Config) -> Callable[[str], LoadedModel]:
@@ -66,7 +64,7 @@ def model_loader(config: Config) -> Callable[[str], LoadedModel]:
 
 
 def load_policy(
-    config: Config, worlds: Worlds, show: Callable[[int, int], None], run: Path | None = None
+    config: Config, worlds: EnvironmentMix, show: Callable[[int, int], None], run: Path | None = None
 ) -> tuple[LoadedModel, float]:
     """The model that a run starts from, and the seconds that its warm-up took.
 
@@ -79,7 +77,7 @@ def load_policy(
             loaded, seconds = load(str(base)), 0.0
         else:
             steps, seed = config.model.warmup_steps, config.model.warmup_seed
-            loaded, seconds = warmed_tiny(worlds.with_params, steps=steps, seed=seed, load=load, show=show)
+            loaded, seconds = load_warmed_up_tiny(worlds.with_params, steps=steps, seed=seed, load=load, show=show)
             if base is not None:
                 save_model(loaded.model, loaded.tokenizer, base)
                 loaded = replace(loaded, name=str(base))
@@ -109,31 +107,24 @@ def _keep_base_of_adapter(loaded: LoadedModel, base: Path) -> None:
     set_base_model(loaded.model, str(base))
 
 
-def build_engine(config: Config, model: Any, renderer: Renderer, *, pages: int | None = None) -> NativeEngine:
-    """An engine over the model's own parameters, of the kind that its device wants.
-
-    `pages`: of its cache on a GPU; none: as many as system.cache_share allows.
-    """
-    common = {"slots": config.rollout.in_flight, "stop_ids": renderer.stop_ids, "decode": renderer.decode}
-    runner = None
-    if device_of(model).type != "cpu":
-        runner = build_paged_runner(
-            model,
-            **common,  # type: ignore[arg-type]
-            longest=config.rollout.max_tokens,
-            steps=config.system.decode_steps,
-            share=config.system.cache_share,
-            pages=pages,
-        )
-    return NativeEngine(model, **common, runner=runner)  # type: ignore[arg-type]
+def build_engine(config: Config, model: Any, renderer: Renderer, *, pages: int | None = None) -> Engine:
+    """Build the engine that engine.kind names. `pages` of its KV cache on a GPU; None: as system.cache_share allows."""
+    options = EngineOptions(
+        slots=config.rollout.in_flight,
+        max_tokens=config.rollout.max_tokens,
+        decode_steps=config.system.decode_steps,
+        cache_share=config.system.cache_share,
+        pages=pages,
+    )
+    return ENGINES[config.engine.kind](model, renderer, options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Players:
+class PolicyStack:
     """A policy ready to play: for training, as an estimator's greedy member, and for evaluation."""
 
     renderer: Renderer
-    engine: NativeEngine
+    engine: Engine
     collector: Collector
     greedy: Collector
     evaluator: Collector
@@ -141,7 +132,9 @@ class Players:
     """Of the engine's cache, where that is planned."""
 
 
-def build_players(config: Config, worlds: Worlds, loaded: LoadedModel, pages: int | None = None) -> Players:
+def build_policy_stack(
+    config: Config, worlds: EnvironmentMix, loaded: LoadedModel, pages: int | None = None
+) -> PolicyStack:
     renderer = Renderer(loaded.tokenizer, loaded.stop_ids, config.rollout.prefix)
     engine = build_engine(config, loaded.model, renderer, pages=pages)
 
@@ -166,7 +159,7 @@ def build_players(config: Config, worlds: Worlds, loaded: LoadedModel, pages: in
         **shared,  # type: ignore[arg-type]
     )
     # Evaluations of all runs meet equal random numbers, so that what differs is the policy.
-    return Players(
+    return PolicyStack(
         renderer=renderer,
         engine=engine,
         collector=collector(training, config.seed),
@@ -191,10 +184,10 @@ def kl_estimator(algo: AlgoConfig) -> str:
 
 def build_learner(config: Config, model: Any, plan: MemoryPlan | None = None) -> LocalLearner:
     """`plan`: where things go; none: as the settings say."""
-    algo, train, plan = config.algo, config.train, plan or unplanned(config)
+    algo, train, plan = config.algo, config.train, plan or plan_without_limits(config)
     if plan.recompute:
         recompute_layers(model)  # before a critic copies them
-    mark_tables(model)
+    mark_embeddings(model)
     schedule = Schedule(
         kind=train.schedule,
         total_steps=train.steps,
@@ -340,21 +333,11 @@ def filter_settings(config: Config) -> FilterSettings:
     )
 
 
-def build_dials(config: Config) -> Dials:
+def build_coefficients(config: Config) -> AdaptiveCoefficients:
     algo = config.algo
-    return Dials(
+    return AdaptiveCoefficients(
         kl=KlCoefficient(value=algo.kl_coef, target=algo.kl_target, horizon=algo.kl_horizon),
         discount=AdaptiveDiscount() if algo.gamma_turn == "adaptive" else None,
-    )
-
-
-def diagnose_settings(config: Config) -> DiagnoseSettings:
-    given = config.diagnose
-    return DiagnoseSettings(
-        information_every=given.information_every,
-        information_prompts=given.information_prompts,
-        gradients_every=given.gradients_every,
-        gradient_buckets=given.gradient_buckets,
     )
 
 

@@ -12,7 +12,7 @@ from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.suggestions import closest, nearest
 from turnwise.envs.registry import ENVIRONMENTS
-from turnwise.recipes.environment_mix import worlds_of
+from turnwise.recipes.environment_mix import build_environment_mix
 from turnwise.record.provenance import check_code_files
 
 CODE = re.compile(r"[^\n]+\.py:\w+")
@@ -37,7 +37,7 @@ def configure(
     config = place_files(config)
     if resume is not None:
         check_code_files(find_run(resume))
-    worlds_of(config)
+    build_environment_mix(config)
     return config
 
 

@@ -18,20 +18,20 @@ from turnwise.data.samples import samples_of
 from turnwise.envs.text_env import TextEnv
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.models.loading.load import LoadedModel
-from turnwise.recipes.environment_mix import Worlds
+from turnwise.recipes.environment_mix import EnvironmentMix
 from turnwise.recipes.sources import find_checkpoint
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.trajectories import trajectory_from_row
 from turnwise.render.renderer import Renderer
 from turnwise.tools.call_formats import CALL_FORMATS, parse_calls
-from turnwise.training.sft import opening_tools, solved
+from turnwise.training.sft import opening_tools, solve_demonstration
 
 SOLVER = "solver"
 
 Show = Callable[[int, int], None]
 
 
-def check_demos(demos: str, count: int, worlds: Worlds) -> None:
+def check_demos(demos: str, count: int, worlds: EnvironmentMix) -> None:
     """Before anything is loaded: is there something to imitate?"""
     if demos == SOLVER:
         without = [kind.name for kind in worlds.kinds.values() if kind.cls.solve is TextEnv.solve]
@@ -45,7 +45,7 @@ def check_demos(demos: str, count: int, worlds: Worlds) -> None:
         find_run(demos)
 
 
-def _check_styles(demos: str, count: int, worlds: Worlds) -> None:
+def _check_styles(demos: str, count: int, worlds: EnvironmentMix) -> None:
     """Calls that no environment here could read would be imitated in vain."""
     ours = {params["style"] for kind, params in worlds.with_params if issubclass(kind.cls, ToolEnv)}
     answers = [exchange.answer for talk in _conversations(demos, count) for exchange in talk]
@@ -66,12 +66,16 @@ def _conversations(demos: str, count: int) -> Iterator[list[Exchange]]:
     return islice(read_conversations(Path(demos).expanduser()), count)
 
 
-def demonstrations(config: Config, worlds: Worlds, loaded: LoadedModel, renderer: Renderer, show: Show) -> list[Sample]:
+def demonstrations(
+    config: Config, worlds: EnvironmentMix, loaded: LoadedModel, renderer: Renderer, show: Show
+) -> list[Sample]:
     """What is imitated, in an order that depends on the seed alone."""
     demos, count = config.sft.demos or SOLVER, config.sft.count
     if demos == SOLVER:
         think = config.sft.think
-        played = asyncio.run(solved(worlds.with_params, count=count, seed=config.seed, think=think, show=show))
+        played = asyncio.run(
+            solve_demonstration(worlds.with_params, count=count, seed=config.seed, think=think, show=show)
+        )
         samples = [demonstration_sample(number, each, renderer) for number, each in enumerate(played)]
     elif demos.endswith(".jsonl"):
         tools = asyncio.run(opening_tools(worlds.with_params)) if renderer.renders_tools else ()

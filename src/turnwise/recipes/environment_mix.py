@@ -23,7 +23,7 @@ PURPOSES: dict[Split, str] = {"train": "to train on", "validation": "to validate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Worlds:
+class EnvironmentMix:
     kinds: Mapping[str, EnvSpec]
     """By the name that their tasks bear; the run's own environment first."""
     worlds: tuple[World, ...]
@@ -40,7 +40,7 @@ class Worlds:
         return self.kinds[task.env].make(task, member, attempt)
 
 
-def worlds_of(config: Config, kind: EnvSpec | None = None) -> Worlds:
+def build_environment_mix(config: Config, kind: EnvSpec | None = None) -> EnvironmentMix:
     """`kind`: of env.kind, where a program has it at hand."""
     first = kind or load_spec(config.env.kind)
     kinds = {first.name: first}
@@ -52,7 +52,7 @@ def worlds_of(config: Config, kind: EnvSpec | None = None) -> Worlds:
             )
         kinds[name] = replace(load_spec(mixed.kind), name=name)
         worlds.append(_world(kinds[name], mixed.params, mixed.weight))
-    return Worlds(kinds=kinds, worlds=tuple(worlds))
+    return EnvironmentMix(kinds=kinds, worlds=tuple(worlds))
 
 
 def _world(kind: EnvSpec, given: Mapping[str, Any], weight: float) -> World:
@@ -61,7 +61,7 @@ def _world(kind: EnvSpec, given: Mapping[str, Any], weight: float) -> World:
     return World(env=kind.name, params=params, weight=weight, sizes=kind.split_sizes(params))
 
 
-def rows_told(worlds: Worlds, config: Config) -> list[str]:
+def describe_rows(worlds: EnvironmentMix, config: Config) -> list[str]:
     """Of worlds whose tasks are counted, how many there are for what; and what is to be known of them."""
     counted, alone = [world for world in worlds.worlds if world.sizes], len(worlds.worlds) == 1
     lines = [line for world in counted for line in (_rows(world), *_few(world, config, alone=alone))]
@@ -95,7 +95,7 @@ def _few(world: World, config: Config, *, alone: bool) -> Iterator[str]:
         yield f"note: {held_out} rows tell success to +-{50 * (high - low):.0f} points only: {FEW} or more tell better"
 
 
-def task_source(config: Config, worlds: Worlds) -> TaskSource:
+def task_source(config: Config, worlds: EnvironmentMix) -> TaskSource:
     settings = config.curriculum
     curriculum = Curriculum(pool=settings.pool, floor=settings.floor, memory=settings.memory) if settings.pool else None
     if config.selfplay.opponent != "none":

@@ -22,11 +22,11 @@ from turnwise.envs.spec import EnvSpec
 from turnwise.evaluation.episodes import Player
 from turnwise.models.loading.catalogue import model_names
 from turnwise.models.loading.hub import is_hub_name
-from turnwise.recipes.build import build_players, load_policy
+from turnwise.recipes.build import build_policy_stack, load_policy
 from turnwise.recipes.configure import recipe_names, settings_for
-from turnwise.recipes.environment_mix import Worlds
+from turnwise.recipes.environment_mix import EnvironmentMix
 from turnwise.recipes.sources import find_checkpoint, find_source
-from turnwise.recipes.unused_settings import check_read
+from turnwise.recipes.unused_settings import check_setting_is_used
 from turnwise.rollout.chat_episode import ChatPlayer
 from turnwise.rollout.collect import PolicyPlayer
 from turnwise.rollout.limits import Limits
@@ -88,7 +88,7 @@ def contestants(
     if remote is not None:
         config = build({**shared, "context": {}}, overrides)  # an endpoint has the whole history
         everyone += [Contestant(label=model, source=model, config=config, url=remote.url) for model in remote.models]
-    everyone = list(_told_apart(everyone))
+    everyone = list(_with_unique_names(everyone))
     _check(everyone, overrides)
     return everyone
 
@@ -135,7 +135,7 @@ def _local_contestant(
     return Contestant(label=label, source=source, config=config)
 
 
-def _told_apart(everyone: Sequence[Contestant]) -> Iterator[Contestant]:
+def _with_unique_names(everyone: Sequence[Contestant]) -> Iterator[Contestant]:
     """Two of one name, as runs in two folders, go by all that was typed of them."""
     names = [each.name for each in everyone]
     taken: set[str] = set()
@@ -170,7 +170,7 @@ def _check_effect(everyone: Sequence[Contestant], key: str) -> None:
     complaints = []
     for each in everyone:
         try:
-            check_read(each.config, key)
+            check_setting_is_used(each.config, key)
         except UserError as error:
             complaints.append(error)
     if len(complaints) == len(everyone):
@@ -181,7 +181,7 @@ MAX_TIMEOUT_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wire:
+class EndpointOptions:
     """How endpoints are spoken to: it changes nothing of what is measured."""
 
     key_variable: str | None = None
@@ -202,12 +202,12 @@ class Wire:
         )
 
 
-DEFAULT_WIRE = Wire()
+DEFAULT_ENDPOINT_OPTIONS = EndpointOptions()
 
 
-def make_wire(
+def read_endpoint_options(
     *, key_variable: str | None, concurrency: int | None, timeout_s: float | None, retries: int | None
-) -> Wire:
+) -> EndpointOptions:
     """What was typed, checked; None: the default."""
     for name, value, least in (("concurrency", concurrency, 1), ("retries", retries, 0)):
         if value is not None and value < least:
@@ -215,11 +215,11 @@ def make_wire(
     if timeout_s is not None and not 0 < timeout_s <= MAX_TIMEOUT_S:
         raise UserError(f"--timeout {timeout_s:g}: must be a number of seconds above 0, and at most {MAX_TIMEOUT_S:g}")
     given = {"key_variable": key_variable, "concurrency": concurrency, "timeout_s": timeout_s, "retries": retries}
-    return Wire(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    return EndpointOptions(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class EvaluationPolicy:
     """A player, ready, with what reads its tokens and how many episodes it plays at once."""
 
     player: Player
@@ -228,9 +228,13 @@ class Seat:
     in_flight: int
 
 
-def take_seat(
-    contestant: Contestant, kind: EnvSpec, params: dict[str, Any], wire: Wire, show: Callable[[int, int], None]
-) -> AbstractAsyncContextManager[Seat]:
+def open_policy(
+    contestant: Contestant,
+    kind: EnvSpec,
+    params: dict[str, Any],
+    wire: EndpointOptions,
+    show: Callable[[int, int], None],
+) -> AbstractAsyncContextManager[EvaluationPolicy]:
     """Loads a model at once, which runs loops of its own. `show`: what its warm-up is told of."""
     if contestant.url is None:
         return nullcontext(_local_policy(contestant.config, kind, params, show))
@@ -238,23 +242,29 @@ def take_seat(
 
 
 @asynccontextmanager
-async def _remote(config: Config, kind: EnvSpec, endpoint: Endpoint, concurrency: int) -> AsyncIterator[Seat]:
+async def _remote(
+    config: Config, kind: EnvSpec, endpoint: Endpoint, concurrency: int
+) -> AsyncIterator[EvaluationPolicy]:
     limits = Limits(
         sampling=_sampling(config), max_tokens=config.rollout.max_tokens, timeout_s=config.rollout.timeout_s
     )
     async with ChatClient(endpoint) as chat:
         player = ChatPlayer(chat=chat, make_env=kind.make, limits=limits)
-        yield Seat(player=player, decode=lambda ids: "", name_token=_nameless, in_flight=concurrency)
+        yield EvaluationPolicy(player=player, decode=lambda ids: "", name_token=_nameless, in_flight=concurrency)
 
 
-def _local_policy(config: Config, kind: EnvSpec, params: dict[str, Any], show: Callable[[int, int], None]) -> Seat:
+def _local_policy(
+    config: Config, kind: EnvSpec, params: dict[str, Any], show: Callable[[int, int], None]
+) -> EvaluationPolicy:
     torch.set_num_threads(config.system.threads)
-    world = Worlds(kinds={kind.name: kind}, worlds=(World(env=kind.name, params=params),))
+    world = EnvironmentMix(kinds={kind.name: kind}, worlds=(World(env=kind.name, params=params),))
     loaded, _ = load_policy(config, world, show)
-    players = build_players(config, world, loaded)
+    players = build_policy_stack(config, world, loaded)
     player = PolicyPlayer(collector=players.evaluator)
     reading = players.renderer
-    return Seat(player=player, decode=reading.decode, name_token=reading.name_token, in_flight=config.rollout.in_flight)
+    return EvaluationPolicy(
+        player=player, decode=reading.decode, name_token=reading.name_token, in_flight=config.rollout.in_flight
+    )
 
 
 def _nameless(token_id: int) -> TokenName:

@@ -21,14 +21,14 @@ from turnwise.evaluation.episodes import Evaluation, TaskId, Wanted, all_tries, 
 from turnwise.recipes.contexts import check_context
 from turnwise.recipes.environment_mix import name_of_rows
 from turnwise.recipes.eval_contestants import (
-    DEFAULT_WIRE,
+    DEFAULT_ENDPOINT_OPTIONS,
     Contestant,
+    EndpointOptions,
+    EvaluationPolicy,
     Remote,
-    Seat,
-    Wire,
     contestants,
+    open_policy,
     split_environment,
-    take_seat,
 )
 from turnwise.recipes.eval_results import (
     Results,
@@ -40,7 +40,7 @@ from turnwise.recipes.eval_results import (
     show,
     summary,
 )
-from turnwise.recipes.open_run import settled
+from turnwise.recipes.training_run import resolve
 from turnwise.recipes.validate import check_model, check_servers, check_threads
 from turnwise.record.evaluation_folder import EvaluationFolder, read_plan
 from turnwise.report.evaluation_progress import EvaluationProgress
@@ -100,7 +100,7 @@ def ask(
 
 
 def _asked(everyone: Sequence[Contestant], seeds: str | None, split: Split, tries: int) -> Asked:
-    everyone = [replace(each, config=settled(each.config)) for each in everyone]
+    everyone = [replace(each, config=resolve(each.config)) for each in everyone]
     config = everyone[0].config
     kind = load_spec(config.env.kind)
     for each in everyone:
@@ -146,7 +146,11 @@ def evaluate_source(
 
 
 def evaluate_into(
-    asked: Asked, out: Path | None = None, *, wire: Wire = DEFAULT_WIRE, console: Console | None = None
+    asked: Asked,
+    out: Path | None = None,
+    *,
+    wire: EndpointOptions = DEFAULT_ENDPOINT_OPTIONS,
+    console: Console | None = None,
 ) -> Results:
     """Evaluates into a folder, a new one where none is given. Episodes that it holds already are not played again."""
     console = console or make_console()
@@ -173,7 +177,7 @@ def evaluate_into(
     return results
 
 
-def go_on(path: Path, *, wire: Wire = DEFAULT_WIRE, console: Console | None = None) -> Results:
+def go_on(path: Path, *, wire: EndpointOptions = DEFAULT_ENDPOINT_OPTIONS, console: Console | None = None) -> Results:
     """Goes on with an evaluation where it was."""
     plan = read_plan(path)
     asked = _asked(saved_contestants(path, plan), plan["seeds"], plan["split"], plan["tries"])
@@ -194,7 +198,11 @@ def _stopping_well(folder: EvaluationFolder) -> Iterator[None]:
 
 
 def evaluate(
-    asked: Asked, *, folder: EvaluationFolder | None = None, wire: Wire = DEFAULT_WIRE, console: Console | None = None
+    asked: Asked,
+    *,
+    folder: EvaluationFolder | None = None,
+    wire: EndpointOptions = DEFAULT_ENDPOINT_OPTIONS,
+    console: Console | None = None,
 ) -> Results:
     """Plays what is missing, one contestant after the other, and shows the tables."""
     console = console or make_console()
@@ -220,7 +228,7 @@ class _Table:
     asked: Asked
     contestant: Contestant
     folder: EvaluationFolder | None
-    wire: Wire
+    wire: EndpointOptions
     console: Console
 
     def play(self) -> Evaluation:
@@ -246,7 +254,7 @@ class _Table:
         solved, total = sum(each.status.succeeded for each in done.values()), len(left) + len(done)
         view = EvaluationProgress(self.console, self.contestant.label, total=total, done=len(done), solved=solved)
 
-        async def play(taken: AbstractAsyncContextManager[Seat]) -> list[Exception]:
+        async def play(taken: AbstractAsyncContextManager[EvaluationPolicy]) -> list[Exception]:
             async with taken as seat:
                 return await play_episodes(
                     seat.player,
@@ -259,9 +267,11 @@ class _Table:
         with view:
             asked = self.asked
             warmup = partial(view.set_phase, "warm-up")
-            return asyncio.run(play(take_seat(self.contestant, asked.kind, asked.params, self.wire, warmup)))
+            return asyncio.run(play(open_policy(self.contestant, asked.kind, asked.params, self.wire, warmup)))
 
-    def _finished(self, seat: Seat, done: Done, progress: EvaluationProgress) -> Callable[[Trajectory], None]:
+    def _finished(
+        self, seat: EvaluationPolicy, done: Done, progress: EvaluationProgress
+    ) -> Callable[[Trajectory], None]:
         numbers = {seed: number for number, seed in enumerate(self.asked.seeds)}
 
         def finished(trajectory: Trajectory) -> None:

@@ -25,12 +25,12 @@ def memory_plan(config: Config, model: Any, *, imitates: bool = False) -> Memory
     """For the device that the model is on. `imitates`: demonstrations, without a critic, a reference or a rival."""
     device = device_of(model)
     if device.type != "cuda":
-        return unplanned(config)
+        return plan_without_limits(config)
     needs = MemoryEstimate(shape=model_shape(model), compiled=config.system.compile)
     return plan_memory(needs, demand_of(config, imitates=imitates), device_room(device), host_room())
 
 
-def unplanned(config: Config) -> MemoryPlan:
+def plan_without_limits(config: Config) -> MemoryPlan:
     """As the settings say, and nothing special where they leave it open: memory of a CPU is not planned."""
     train = config.train
     return MemoryPlan(

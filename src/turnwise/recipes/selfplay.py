@@ -2,66 +2,68 @@
 
 from turnwise.config.schema import Config
 from turnwise.core.protocols import Policy
+from turnwise.core.samples import Learner
 from turnwise.envs.games.selfplay import make_selfplay_envs
 from turnwise.models.layers import copy_model
 from turnwise.models.loading.load import LoadedModel
-from turnwise.recipes.build import Players, build_engine, model_loader
-from turnwise.recipes.environment_mix import Worlds
+from turnwise.recipes.build import PolicyStack, build_engine, model_loader
+from turnwise.recipes.environment_mix import EnvironmentMix
 from turnwise.record.run_folder import RunFolder
 from turnwise.report.progress import Progress
 from turnwise.rollout.collect import GroupCollector
 from turnwise.rollout.selfplay import MatchCollector, sided
 from turnwise.rollout.tasks import TaskSource
 from turnwise.training.checkpoints import Checkpoints
-from turnwise.training.selfplay import Frozen, Ladder, Rivals, Snapshots
+from turnwise.training.selfplay import FrozenPolicy, Ladder, Opponents, Snapshots
 
 
 def build_selfplay(
     config: Config,
-    worlds: Worlds,
+    worlds: EnvironmentMix,
     tasks: TaskSource,
     loaded: LoadedModel,
-    players: Players,
+    stack: PolicyStack,
+    learner: Learner,
     checkpoints: Checkpoints,
     folder: RunFolder,
     progress: Progress,
-) -> tuple[GroupCollector, Rivals | None]:
-    """What collects the training episodes, and the rivals where there are some."""
+) -> tuple[GroupCollector, Opponents | None]:
+    """Return the collector of training episodes, and the opponents where the run has some."""
     settings = config.selfplay
     if settings.opponent == "none":
-        return players.collector, None
+        return stack.collector, None
     past, games = settings.opponent == "past", settings.ladder_games
-    frozen = frozen_player(config, loaded, players) if past or games else None
+    frozen = build_frozen_policy(config, loaded, stack) if past or games else None
     ladder = None
     if frozen is not None and games:
-        against = match_collector(players, worlds, frozen.engine)
+        against = match_collector(stack, worlds, frozen.engine)
         ladder = Ladder(collector=against, tasks=sided(tasks.held_out("validation", games)))
-    rivals = Rivals(
+    opponents = Opponents(
         snapshots=Snapshots(
             folder.past, every=settings.snapshot_every, keep=settings.snapshots, tokenizer=loaded.tokenizer
         ),
         frozen=frozen,
         trained_against=past,
         ladder=ladder,
-        model=loaded.model,
+        learner=learner,
         run_seed=config.seed,
         checkpoints=checkpoints,
         folder=folder,
         progress=progress,
     )
-    return match_collector(players, worlds, frozen.engine if frozen is not None and past else None), rivals
+    return match_collector(stack, worlds, frozen.engine if frozen is not None and past else None), opponents
 
 
-def frozen_player(config: Config, loaded: LoadedModel, players: Players) -> Frozen:
-    """A copy of the model, with an engine of its own; whose weights it holds is said before it plays."""
+def build_frozen_policy(config: Config, loaded: LoadedModel, stack: PolicyStack) -> FrozenPolicy:
+    """Build an engine over a copy of the model; a snapshot is loaded into it before it plays."""
     model = copy_model(loaded.model).requires_grad_(False)
-    engine = build_engine(config, model, players.renderer, pages=players.pages)
-    return Frozen(model, engine, model_loader(config))
+    engine = build_engine(config, model, stack.renderer, pages=stack.pages)
+    return FrozenPolicy(engine, model_loader(config))
 
 
-def match_collector(players: Players, worlds: Worlds, opponent: Policy | None) -> MatchCollector:
+def match_collector(stack: PolicyStack, worlds: EnvironmentMix, opponent: Policy | None) -> MatchCollector:
     """The training collector's settings, for matches."""
-    plain = players.collector
+    plain = stack.collector
     return MatchCollector(
         policy=plain.policy,
         opponent=opponent,

@@ -26,7 +26,7 @@ class Switch:
     mend: str
 
 
-def check_read(config: Config, key: str) -> None:
+def check_setting_is_used(config: Config, key: str) -> None:
     """Refuses a key that a person typed if the chosen parts do not read it."""
     name = key.replace("-", "_")
     for keys, switch in SWITCHES:

@@ -28,9 +28,9 @@ from turnwise.models.loading.load import resolve_device
 from turnwise.models.loading.lora import is_adapter
 from turnwise.recipes.build import kl_in_reward, token_rule
 from turnwise.recipes.contexts import check_context
-from turnwise.recipes.environment_mix import Worlds, worlds_of
+from turnwise.recipes.environment_mix import EnvironmentMix, build_environment_mix
 from turnwise.recipes.sources import use_own_adapter
-from turnwise.recipes.unused_settings import check_read
+from turnwise.recipes.unused_settings import check_setting_is_used
 from turnwise.record.trackers import check_trackers
 from turnwise.rewards.factory import build_group_judges
 from turnwise.rewards.functions import trajectory_reward
@@ -46,11 +46,11 @@ log = logging.getLogger(__name__)
 
 def check_run(
     config: Config, kind: EnvSpec | None = None, given: Iterable[str] = (), *, resume: bool = False
-) -> Worlds:
-    """The worlds of a run that can start. `kind`, `given`: as `worlds_of` and `check` take them."""
+) -> EnvironmentMix:
+    """The worlds of a run that can start. `kind`, `given`: as `build_environment_mix` and `check` take them."""
     if resume and config.record.name is not None:
         config = use_own_adapter(config, Path(config.record.folder) / config.record.name)
-    worlds = worlds_of(config, kind)
+    worlds = build_environment_mix(config, kind)
     for each in worlds.kinds.values():
         check(config, each, given)
     check_servers(worlds.with_params, judges=benches())
@@ -108,7 +108,7 @@ def check(config: Config, kind: EnvSpec | None = None, given: Iterable[str] = ()
         if test(config):
             raise UserError(complaint.format(**dict(config)))
     for key in given:
-        check_read(config, key)
+        check_setting_is_used(config, key)
     for rule in (config.algo.loss_tokens, config.algo.advantage_tokens):
         token_rule(rule)
     for function in config.reward.functions:

@@ -99,7 +99,7 @@ def _turn_row(
         "action_logprobs": to_json_numbers(turn.action_logprobs),
         **{name: None if (values := columns.get(name)) is None else to_json_numbers(values) for name in TOKEN_COLUMNS},
         "temperature": to_json_number(turn.temperature),
-        "policy_version": turn.policy_version,
+        "policy_version": _version_column(turn.policy_versions),
         "stop": turn.stop.value,
         "spans": [[span.name, span.start, span.end] for span in turn.spans],
         "message": _message_row(turn.message),
@@ -143,6 +143,19 @@ def _trajectory(row: Mapping[str, Any]) -> Trajectory:
     )
 
 
+def _version_column(versions: Sequence[int]) -> int | list[int] | None:
+    """One number where all tokens have the same version; None where versions are unknown."""
+    distinct = set(versions)
+    return list(versions) if len(distinct) > 1 else next(iter(distinct), None)
+
+
+def _versions(row: Mapping[str, Any]) -> tuple[int, ...]:
+    column = row["policy_version"]
+    if isinstance(column, list):
+        return tuple(column)
+    return () if column is None else (column,) * len(row["action_ids"])
+
+
 def _turn(row: Mapping[str, Any]) -> Turn:
     return Turn(
         context_ids=tuple(row["context_ids"]),
@@ -150,7 +163,7 @@ def _turn(row: Mapping[str, Any]) -> Turn:
         action_ids=tuple(row["action_ids"]),
         action_logprobs=tuple(map(float, row["action_logprobs"])),
         temperature=float(row["temperature"]),
-        policy_version=row["policy_version"],
+        policy_versions=_versions(row),
         spans=tuple(Span(name=name, start=start, end=end) for name, start, end in row["spans"]),
         message=_message(row["message"]),
         stop=Stop(row["stop"]),

@@ -114,7 +114,6 @@ def _turn(heard: Sequence[Message], reply: Reply, step: StepResult, sampling: Sa
         action_ids=(),
         action_logprobs=(),
         temperature=sampling.temperature,
-        policy_version=0,
         spans=(),
         message=reply.message,
         stop=reply.stop,

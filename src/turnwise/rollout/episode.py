@@ -82,7 +82,7 @@ def _turn(pending: Pending, completion: Completion, parsed: ParsedAction, step: 
         action_ids=completion.ids,
         action_logprobs=completion.logprobs,
         temperature=completion.temperature,
-        policy_version=completion.policy_version,
+        policy_versions=completion.policy_versions,
         spans=parsed.spans,
         message=parsed.message,
         stop=completion.stop,

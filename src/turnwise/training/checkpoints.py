@@ -20,10 +20,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from turnwise.core.errors import UserError
+from turnwise.core.samples import Learner
 from turnwise.models.loading.load import LoadedModel
-from turnwise.models.loading.save import write_model
 from turnwise.record.disk import remove_folder, remove_leftovers, wrap_disk_errors
-from turnwise.training.learner import LocalLearner, load_in_place
 from turnwise.training.optimizer import check_finite
 
 BEST = "best"
@@ -42,8 +41,8 @@ class State:
     best_success: float | None
     """On the validation split, of the checkpoint named "best"."""
     skipped_steps: int
-    dials: dict[str, float] = field(default_factory=dict)
-    """See `Dials.numbers`; empty before the first step."""
+    coefficients: dict[str, float] = field(default_factory=dict)
+    """See `AdaptiveCoefficients.numbers`; empty before the first step."""
     rate_scale: float = 1.0
     """What the learning rate is multiplied by, after rollbacks."""
     rollbacks: int = 0
@@ -68,7 +67,7 @@ class Checkpoints:
     def __init__(self, folder: Path, *, keep_last: int, tokenizer: Any, every: int = 1) -> None:
         self.folder, self.keep_last, self.tokenizer, self.every = folder, keep_last, tokenizer, every
 
-    def save(self, learner: LocalLearner, state: State, *, best: bool = False) -> Path:
+    def save(self, learner: Learner, state: State, *, best: bool = False) -> Path:
         """Writes the checkpoint of this step, and gives up older ones beyond the last n."""
         target = self.folder / (BEST if best else f"step_{state.step:06d}")
         if not best and _holds(target, state):
@@ -110,14 +109,15 @@ class Checkpoints:
                 old.rename(target)
         remove_leftovers(self.folder)
 
-    def _write(self, learner: LocalLearner, state: State, folder: Path) -> None:
+    def _write(self, learner: Learner, state: State, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         tensors = {name: tensor.contiguous() for name, tensor in learner.state_dict()["tensors"].items()}
-        for each in (list(learner.model.parameters()), list(tensors.values())):
+        weights = [tensor for _, tensor in learner.weights().named_parameters()]
+        for each in (weights, list(tensors.values())):
             check_finite(each, f"at step {state.step} and are not saved")
         with _numbered_errors():
-            write_model(learner.model, self.tokenizer, folder)
+            learner.save_model(folder, self.tokenizer)
             save_file(tensors, folder / "learner.safetensors")
         _write_state(folder, state)
 
@@ -167,15 +167,14 @@ def last_checkpoint(folder: Path) -> Path:
     return found[0]
 
 
-def restore(folder: Path, learner: LocalLearner, state: State, load: Callable[[str], LoadedModel]) -> None:
+def restore(folder: Path, learner: Learner, state: State, load: Callable[[str], LoadedModel]) -> None:
     """Puts the checkpoint's weights into the storage that learner and engine share.
 
     `load` reads the folder as any model: the names inside a file may differ from the parameters'.
     """
-    load_in_place(learner.model, dict(load(str(folder)).model.named_parameters()))
+    learner.load_weights(load(str(folder)).model)
     tensors = load_file(folder / "learner.safetensors")
     learner.load_state_dict({"tensors": tensors, "skipped_steps": state.skipped_steps})
-    learner.training_step = state.step
 
 
 def read_state(folder: Path) -> State:
@@ -187,6 +186,8 @@ def read_state(folder: Path) -> State:
         for name, digest in recorded.pop("files").items():
             if _digest(folder / name) != digest:
                 raise UserError(f"checkpoint {folder} is damaged: {name} is not what was written")
+        if "dials" in recorded:  # the name of the field in earlier versions
+            recorded["coefficients"] = recorded.pop("dials")
         return State(**recorded)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"checkpoint {folder} is damaged: {error}") from error

@@ -1,7 +1,7 @@
 """Measurements that cost passes of the model, taken every n steps: what the reasoning and the gradient depend on."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -13,29 +13,21 @@ from turnwise.algos.diagnostics import (
     spread_buckets,
 )
 from turnwise.algos.filters import group_std
-from turnwise.core.samples import Needs, Sample, TrainSample
+from turnwise.core.samples import Learner, LossTerm, Needs, Sample, TrainSample
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.packing import micro_batches, pack_train
 from turnwise.training.estimate import Estimate, score_samples
-from turnwise.training.learner import LocalLearner
-from turnwise.training.update import UpdateSettings, prepare_step, train_samples
+from turnwise.training.update import UpdateSettings, add_step_statistics, train_samples
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiagnoseSettings:
-    information_every: int
-    information_prompts: int
-    gradients_every: int
-    gradient_buckets: int
-
-    def information_due(self, step: int) -> bool:
-        return self.information_every > 0 and step % self.information_every == 0
-
-    def gradients_due(self, step: int) -> bool:
-        return self.gradients_every > 0 and step % self.gradients_every == 0
+def is_due(every: int, step: int) -> bool:
+    """Return whether something that happens every so many steps happens at this one; 0: never."""
+    return every > 0 and step % every == 0
 
 
-def information(groups: Sequence[Group], learner: LocalLearner, prompts: int, micro_tokens: int) -> dict[str, float]:
+def mutual_information_metrics(
+    groups: Sequence[Group], learner: Learner, prompts: int, micro_tokens: int
+) -> dict[str, float]:
     """Of the first turn of one member of each group: does what it says depend on what it was asked?
 
     Its reasoning is its thinking, or all it sampled where it did not think. Nothing where there are fewer than two.
@@ -71,8 +63,8 @@ def _joined(prompt: Trajectory, reasoning: Trajectory) -> Sample:
     )
 
 
-def gradients(
-    groups: Sequence[Group], estimated: Estimate, learner: LocalLearner, settings: UpdateSettings, buckets: int
+def gradient_metrics(
+    groups: Sequence[Group], estimated: Estimate, learner: Learner, settings: UpdateSettings, buckets: int
 ) -> dict[str, float]:
     """Shares of the task's, the entropy's and the KL's gradient norm by quantile of reward std; no step is taken."""
     numbers = {id(each): number for number, group in enumerate(groups) for each in group.trajectories}
@@ -94,29 +86,23 @@ def gradients(
     }
 
 
-def _norms(part: set[int], estimated: Estimate, learner: LocalLearner, settings: UpdateSettings) -> dict[str, float]:
-    """The gradient norm of each term of the loss over these trajectories alone."""
-    whole, kl_coef = learner.objective, learner.kl_coef
+def _norms(part: set[int], estimated: Estimate, learner: Learner, settings: UpdateSettings) -> dict[str, float]:
+    """Return the gradient norm of each loss term over these trajectories alone."""
     samples = train_samples(estimated, part, settings) if part else []
     seed = ("gradient_shares", settings.run_seed)
-    samples = prepare_step(samples, learner, settings.objective, settings.micro_tokens, seed)
+    samples = add_step_statistics(samples, learner, settings.objective, settings.micro_tokens, seed)
     without_task = [_without_task(each) for each in samples]
-    terms = {
-        "task": (samples, 0.0, 0.0),
-        "entropy": (without_task, whole.entropy_coef, 0.0),
-        "kl": (without_task, 0.0, kl_coef),
+    terms: dict[LossTerm, list[TrainSample]] = {"task": samples, "entropy": without_task, "kl": without_task}
+    return {
+        term: learner.gradient_norm(
+            [
+                pack_train([chosen[index] for index in micro])
+                for micro in micro_batches([each.sample for each in chosen], settings.micro_tokens)
+            ],
+            term,
+        )
+        for term, chosen in terms.items()
     }
-    norms = {}
-    try:
-        for term, (chosen, entropy_coef, weight) in terms.items():
-            learner.objective = replace(whole, entropy_coef=entropy_coef, value_coef=0.0)
-            learner.kl_coef = weight
-            for micro in micro_batches([each.sample for each in chosen], settings.micro_tokens):
-                learner.forward_backward(pack_train([chosen[index] for index in micro]))
-            norms[term] = learner.gradient_norm()
-    finally:
-        learner.objective, learner.kl_coef = whole, kl_coef
-    return norms
 
 
 def _without_task(sample: TrainSample) -> TrainSample:

@@ -18,7 +18,7 @@ from turnwise.data.packing import micro_batches, pack, unpack
 from turnwise.data.samples import TokenRule, rule_masks, sampled, samples_of
 from turnwise.data.token_table import TokenTable, at_sampled, place
 from turnwise.rewards.scoring import ENV, FORMAT
-from turnwise.training.objective import Mismatch
+from turnwise.training.objective import SamplerMismatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +33,14 @@ class RewardSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dials:
+class AdaptiveCoefficients:
     kl: KlCoefficient
     discount: AdaptiveDiscount | None
     """None: the turn discount is fixed."""
 
-    def after(self, kl: float | None, trajectories: int, foresight: dict[int, Foresight] | None) -> "Dials":
+    def after(
+        self, kl: float | None, trajectories: int, foresight: dict[int, Foresight] | None
+    ) -> "AdaptiveCoefficients":
         """Of the next step, by what this one measured; None: it measured none."""
         moved = self if kl is None else replace(self, kl=self.kl.after(kl, trajectories))
         if moved.discount is None or foresight is None:
@@ -50,7 +52,7 @@ class Dials:
         discount = {} if self.discount is None else {"gamma_turn": self.discount.gamma}
         return {"kl_coef": self.kl.value} | discount
 
-    def restored(self, numbers: dict[str, float]) -> "Dials":
+    def restored(self, numbers: dict[str, float]) -> "AdaptiveCoefficients":
         discount = self.discount and replace(self.discount, gamma=numbers["gamma_turn"])
         return replace(self, kl=replace(self.kl, value=numbers["kl_coef"]), discount=discount)
 
@@ -110,7 +112,7 @@ def estimate(
     groups: Sequence[Group],
     learner: Learner,
     settings: EstimateSettings,
-    dials: Dials,
+    dials: AdaptiveCoefficients,
     baselines: Baselines | None = None,
 ) -> Estimate | None:
     """Scores and advantages; None where nothing is left to train on."""
@@ -134,7 +136,7 @@ def estimate(
         if baselines is None
         else torch.tensor([baselines[each.task.env, each.task.seed] for each in trajectories]),
     )
-    metrics = _mismatch(samples, scores)
+    metrics = _mismatch_metrics(samples, scores)
     if settings.kl_in_reward is not None:
         kl = table.matrix([settings.kl_in_reward(old_logprobs, torch.cat(scores["ref_logprobs"]))])
         rewards = rewards_less_kl(inputs.token_rewards, kl, table.mask, dials.kl.value)
@@ -167,7 +169,7 @@ def estimate(
     )
 
 
-def _params(settings: EstimateSettings, dials: Dials) -> AdvantageParams:
+def _params(settings: EstimateSettings, dials: AdaptiveCoefficients) -> AdvantageParams:
     return settings.params if dials.discount is None else replace(settings.params, gamma_turn=dials.discount.gamma)
 
 
@@ -180,9 +182,9 @@ def _foresight(inputs: AdvantageInputs) -> dict[int, Foresight] | None:
     return foresight_by_distance(inputs.values[inputs.mask], to_come[inputs.mask], distances[inputs.mask])
 
 
-def _mismatch(samples: list[Sample], scores: dict[str, list[Tensor]]) -> dict[str, float]:
+def _mismatch_metrics(samples: list[Sample], scores: dict[str, list[Tensor]]) -> dict[str, float]:
     """How far the learner's log-probabilities are from the sampler's, where it was asked."""
-    mismatch = Mismatch()
+    mismatch = SamplerMismatch()
     for sample, logprobs in zip(samples, scores.get("logprobs", []), strict=False):
         mismatch.add(logprobs, sample.logprobs[sample.mask], [len(logprobs)])
     return mismatch.take()

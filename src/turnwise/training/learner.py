@@ -2,21 +2,24 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from turnwise.algos.entropy import logprobs_and_entropy
-from turnwise.core.samples import Batch, Needs, Scores, TrainBatch, on_device
+from turnwise.core.protocols import WeightSource
+from turnwise.core.samples import Batch, LossTerm, Needs, Scores, StepSettings, TrainBatch, on_device
 from turnwise.models.attention.interface import check_attention
 from turnwise.models.critic import HeadCritic, TrunkCritic
 from turnwise.models.forward import batch_attention, packed_hidden, packed_logits, uses_active_plan
 from turnwise.models.head import head_logprobs, output_head
 from turnwise.models.layers import copy_model
 from turnwise.models.loading.lora import copy_adapter, has_adapter, swap_adapter
-from turnwise.training.objective import Mismatch, Objective
+from turnwise.models.loading.save import copy_parameters, write_model
+from turnwise.training.objective import Objective, SamplerMismatch
 from turnwise.training.optimizer import Optimizer
 
 
@@ -41,17 +44,13 @@ class LocalLearner:
         self.optimizer = optimizer
         self.critic, self.critic_optimizer = critic, critic_optimizer
         self.critic_warmup_steps = critic_warmup_steps
-        self.kl_coef = kl_coef
-        """Of the loss; the loop may change it from step to step."""
+        self.settings = StepSettings(step=0, kl_coef=kl_coef)
         adapted = has_adapter(model)
         self.reference = self._frozen_copy() if keeps_reference and not adapted else None
         self.reference_adapter = copy_adapter(model) if keeps_reference and adapted else None
         """The adapter that the run began with, which may be a trained one; the rest of the model never changes."""
-        self.training_step = 0
-        self.rate_scale = 1.0
-        """Of the policy's learning rate: a rollback makes it smaller."""
-        self.skipped_steps = 0
-        self._mismatch = Mismatch()
+        self._skipped_steps = 0
+        self._mismatch = SamplerMismatch()
 
     def _frozen_copy(self) -> Any:
         return copy_model(self.model).requires_grad_(False)
@@ -61,8 +60,19 @@ class LocalLearner:
         return self.model.get_input_embeddings().weight.device
 
     @property
+    def max_grad_norm(self) -> float:
+        return self.optimizer.settings.max_grad_norm
+
+    @property
+    def skipped_steps(self) -> int:
+        return self._skipped_steps
+
+    @property
     def policy_learns(self) -> bool:
-        return self.training_step >= self.critic_warmup_steps
+        return self.settings.step >= self.critic_warmup_steps
+
+    def begin_step(self, settings: StepSettings) -> None:
+        self.settings = settings
 
     @torch.no_grad()
     def score(self, batches: Sequence[Batch], needs: Needs) -> list[Scores]:
@@ -71,14 +81,14 @@ class LocalLearner:
             here = on_device(batch, self.device)
             with batch_attention(here):
                 found.append(self._score(here, needs))
-        return [_on_host(each) for each in found]
+        return [_to_cpu(each) for each in found]
 
     def _score(self, batch: Batch, needs: Needs) -> Scores:
         logprobs = entropy = values = end_values = ref_logprobs = None
         count = len(batch.sources)
         keep = torch.cat([batch.sources, batch.ends])  # [M + B]
         if needs.logprobs or needs.entropy:
-            logprobs, entropy, _ = sampled_logprobs(self.model, batch)
+            logprobs, entropy, _ = token_logprobs(self.model, batch)
         if needs.values and isinstance(self.critic, HeadCritic):
             hidden = packed_hidden(self.model.base_model, batch, keep)
             values, end_values = self.critic(hidden).tensor_split([count])
@@ -86,7 +96,7 @@ class LocalLearner:
             values, end_values = self.critic(batch, keep).tensor_split([count])
         if needs.ref_logprobs:
             with self._as_reference() as reference:
-                ref_logprobs, *_ = sampled_logprobs(reference, batch)
+                ref_logprobs, *_ = token_logprobs(reference, batch)
         return Scores(
             logprobs=logprobs, entropy=entropy, values=values, end_values=end_values, ref_logprobs=ref_logprobs
         )
@@ -121,8 +131,8 @@ class LocalLearner:
 
     def _policy_backward(self, batch: TrainBatch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Metrics of each token, and what the policy gave each."""
-        logprobs, entropy, hidden = sampled_logprobs(self.model, batch.batch)
-        loss, metrics = self.objective.policy(batch, logprobs, entropy, self.kl_coef)
+        logprobs, entropy, hidden = token_logprobs(self.model, batch.batch)
+        loss, metrics = self.objective.policy(batch, logprobs, entropy, self.settings.kl_coef)
         self._mismatch.add(logprobs.detach(), batch.sampler_logprobs, batch.batch.counts)
         if not self.policy_learns:
             loss = loss.new_zeros(())
@@ -139,19 +149,35 @@ class LocalLearner:
         """`rate_scale`: factor of both learning rates in this step, besides the schedule."""
         metrics = self._mismatch.take()
         if self.policy_learns:
-            metrics |= self._step(self.optimizer, rate_scale * self.rate_scale)
+            metrics |= self._step(self.optimizer, rate_scale * self.settings.rate_scale)
         if self.critic_optimizer is not None:
             found = self._step(self.critic_optimizer, rate_scale)
             metrics |= {f"critic_{name}": value for name, value in found.items()}
         return metrics
 
     def _step(self, optimizer: Optimizer, rate_scale: float) -> dict[str, float]:
-        norm, stepped = optimizer.step(self.training_step, rate_scale)
-        self.skipped_steps += not stepped
-        return {"grad_norm": norm, **optimizer.learning_rates(self.training_step, rate_scale)}
+        norm, stepped = optimizer.step(self.settings.step, rate_scale)
+        self._skipped_steps += not stepped
+        return {"grad_norm": norm, **optimizer.learning_rates(self.settings.step, rate_scale)}
 
-    def gradient_norm(self) -> float:
-        """Of the policy's gradients so far, which are dropped: for measurements that take no step."""
+    def gradient_norm(self, batches: Sequence[TrainBatch], term: LossTerm) -> float:
+        """Return the norm of the policy's gradient of one loss term over the batches. Takes no step.
+
+        The other terms get coefficient 0; for a term other than "task" the batches must have advantages of 0.
+        """
+        objective, settings = self.objective, self.settings
+        entropy_coef = objective.entropy_coef if term == "entropy" else 0.0
+        self.objective = replace(objective, entropy_coef=entropy_coef, value_coef=0.0)
+        self.settings = replace(settings, kl_coef=settings.kl_coef if term == "kl" else 0.0)
+        try:
+            for batch in batches:
+                self.forward_backward(batch)
+            return self._take_gradient_norm()
+        finally:
+            self.objective, self.settings = objective, settings
+
+    def _take_gradient_norm(self) -> float:
+        """Return the norm of the policy's accumulated gradients, and clear all gradients."""
         self._mismatch.take()
         grads = self.optimizer.masters.gradients()
         norm = float(torch.nn.utils.get_total_norm(grads)) if grads else 0.0
@@ -159,6 +185,15 @@ class LocalLearner:
             if optimizer is not None:
                 optimizer.masters.drop_gradients()
         return norm
+
+    def weights(self) -> WeightSource:
+        return self.model
+
+    def save_model(self, folder: Path, tokenizer: Any) -> None:
+        write_model(self.model, tokenizer, folder)
+
+    def load_weights(self, weights: WeightSource) -> None:
+        copy_parameters(self.model, weights)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that learning changed, but the policy's own weights, as flat tensors and plain numbers.
@@ -187,30 +222,15 @@ class LocalLearner:
         if self.reference_adapter is not None:
             for name, value in part("reference.").items():
                 self.reference_adapter[name].copy_(value)
-        self.skipped_steps = state["skipped_steps"]
+        self._skipped_steps = state["skipped_steps"]
 
 
-def _on_host(scores: Scores) -> Scores:
+def _to_cpu(scores: Scores) -> Scores:
     columns = {field.name: getattr(scores, field.name) for field in fields(scores)}
     return Scores(**{name: None if column is None else column.cpu() for name, column in columns.items()})
 
 
-def _untied(model: Any) -> dict[str, Tensor]:
-    """The parameters by name, each storage once."""
-    return dict(model.named_parameters())
-
-
-@torch.no_grad()
-def load_in_place(model: Any, tensors: dict[str, Tensor]) -> None:
-    """Copies values into the parameters' own storage, which the engine reads too."""
-    own = _untied(model)
-    if own.keys() != tensors.keys():
-        raise ValueError(f"weights differ in names: {sorted(own.keys() ^ tensors.keys())[:3]}")
-    for name, parameter in own.items():
-        parameter.copy_(tensors[name])
-
-
-def sampled_logprobs(model: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+def token_logprobs(model: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probabilities and entropies [M], and the hidden states [M, H] that they come from. Inside `laid_out`."""
     head = output_head(model) if uses_active_plan(batch) else None
     if head is not None:

@@ -1,16 +1,18 @@
-"""The synchronous loop: roll out, score, estimate, update, record; then the next step."""
+"""The synchronous training loop: roll out, score, estimate advantages, update, publish, record."""
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from turnwise.algos.alarms import AlarmSettings
+from turnwise.config.schema import Config
 from turnwise.core.errors import DivergedError, UserError
+from turnwise.core.protocols import Engine
+from turnwise.core.samples import Learner, StepSettings
 from turnwise.core.task import Task
 from turnwise.core.token_name import TokenName
-from turnwise.engine.native.engine import NativeEngine
 from turnwise.evaluation.episodes import Evaluation
 from turnwise.record.metrics import rollout_metrics
 from turnwise.record.run_folder import RunFolder
@@ -20,51 +22,32 @@ from turnwise.rewards.judge.registry import counted, judge_metrics, take_up
 from turnwise.rollout.collect import Collector
 from turnwise.rollout.failures import Losses
 from turnwise.training.checkpoints import Checkpoints, State
-from turnwise.training.diagnostics import DiagnoseSettings, gradients, information
-from turnwise.training.estimate import Dials, Estimate, EstimateSettings, estimate
-from turnwise.training.learner import LocalLearner
-from turnwise.training.rollback import Watcher, roll_back
-from turnwise.training.rollout_stage import Gathered, Gatherer
-from turnwise.training.selfplay import Rivals
-from turnwise.training.step_record import Clock, Seen, measure, trajectory_rows
+from turnwise.training.diagnostics import gradient_metrics, is_due, mutual_information_metrics
+from turnwise.training.estimate import AdaptiveCoefficients, Estimate, EstimateSettings, estimate
+from turnwise.training.rollback import AlarmWatcher, roll_back
+from turnwise.training.rollout_stage import RolloutResult, RolloutStage
+from turnwise.training.selfplay import Opponents
+from turnwise.training.step_record import StepTimer, TokenStatistics, evaluate_and_record, trajectory_rows
 from turnwise.training.update import UpdateSettings, update
 
-MANY_CUT = 0.2
-"""The share of turns without an end from which a limit stands in the way."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopSettings:
-    steps: int
-    eval_every: int
-    eval_tasks: Sequence[Task]
-    """Of the validation split."""
-    checkpoint_every: int
-    keep_best: bool
-    record_every: int
-    max_seconds: float | None
-    alarms: bool
-    max_rollbacks: int
-    """0: alarms are told and nothing else."""
-    releases_cache: bool = False
-    """Engines give the memory of their caches back after each rollout: the update needs it."""
+LENGTH_STOP_WARNING = 0.2
+"""Share of turns cut at rollout.max_new_tokens from which the first step warns."""
 
 
 class Loop:
-    """Trains from `state.step` on. Nothing but the learner, its checkpoints and the run folder carries over a step."""
+    """Train from `state.step` on. Only the learner, its checkpoints and the run folder carry over between steps."""
 
     def __init__(
         self,
         *,
-        settings: LoopSettings,
+        config: Config,
         estimate_settings: EstimateSettings,
         update_settings: UpdateSettings,
-        diagnose_settings: DiagnoseSettings,
-        gatherer: Gatherer,
+        rollout_stage: RolloutStage,
         evaluator: Collector,
-        engine: NativeEngine,
-        learner: LocalLearner,
-        dials: Dials,
+        engine: Engine,
+        learner: Learner,
+        coefficients: AdaptiveCoefficients,
         checkpoints: Checkpoints,
         restore: Callable[[str, State], None],
         folder: RunFolder,
@@ -72,38 +55,50 @@ class Loop:
         decode: Callable[[Sequence[int]], str],
         name_token: Callable[[int], TokenName],
         pictures: TrajectoryImages,
-        rivals: Rivals | None = None,
+        validation_tasks: Sequence[Task] = (),
+        opponents: Opponents | None = None,
+        max_seconds: float | None = None,
+        release_cache: bool = False,
     ) -> None:
-        self.settings = settings
+        """`release_cache`: free the engines' KV caches after each rollout, for updates that need the memory."""
+        self.config = config
         self.estimate_settings, self.update_settings = estimate_settings, update_settings
-        self.diagnose_settings = diagnose_settings
-        self.gatherer, self.evaluator = gatherer, evaluator
-        self.engine, self.learner, self.dials = engine, learner, dials
+        self.rollout_stage, self.evaluator = rollout_stage, evaluator
+        self.engine, self.learner, self.coefficients = engine, learner, coefficients
         self.checkpoints, self.restore = checkpoints, restore
         self.folder, self.progress = folder, progress
-        bounds = AlarmSettings(max_grad_norm=learner.optimizer.settings.max_grad_norm)
-        self.watcher, self.losses = Watcher(tell=self._alarm, settings=bounds), Losses()
-        self.decode, self.name_token, self.pictures, self.rivals = decode, name_token, pictures, rivals
-        self._captured_s = 0.0
-        """Of the engine's captures, what has been recorded."""
+        alarm_settings = AlarmSettings(max_grad_norm=learner.max_grad_norm)
+        self.watcher, self.losses = AlarmWatcher(report=self._alarm, settings=alarm_settings), Losses()
+        self.decode, self.name_token, self.pictures = decode, name_token, pictures
+        self.validation_tasks, self.opponents = validation_tasks, opponents
+        self.max_seconds, self.release_cache = max_seconds, release_cache
+        self._published: int | None = None
+        """Version of the weights that the engine generates with."""
+        self._capture_s = 0.0
+        """Seconds of CUDA graph capture that are in the metrics already."""
+
+    @property
+    def steps(self) -> int:
+        return self.config.train.steps
 
     async def run(self, state: State) -> State:
-        """Returns where training stands: done, or out of time. Cancelled (Ctrl-C), it leaves a checkpoint first."""
+        """Train until the last step or the time limit. Saves a checkpoint at the end, and when cancelled (Ctrl-C)."""
         began = time.perf_counter()
         take_up(state.judges)
         self.progress.begin(state.step)
         self.watcher.begin(self.folder.read_metrics(), state)
         try:
-            if self.rivals is not None:
-                await self.rivals.begin(state.step)
-            if self._evaluation_due(state.step) and not self._evaluated(state.step):  # stopped in the middle of it
-                state = await self._between(state)
-            while state.step < self.settings.steps and not self._out_of_time(began):
+            await self._publish(state.step)
+            if self.opponents is not None:
+                await self.opponents.begin(state.step)
+            if self._evaluation_due(state.step) and not self._evaluated(state.step):  # interrupted during it
+                state = await self._finish_step(state)
+            while state.step < self.steps and not self._out_of_time(began):
                 state = await self._step(state)
-                state = await self._between(state)
-        except DivergedError:  # what would be saved is worth nothing
+                state = await self._finish_step(state)
+        except DivergedError:  # the weights are not worth saving
             raise
-        except (asyncio.CancelledError, UserError):  # Ctrl-C, or something to mend, such as a budget that is spent
+        except (asyncio.CancelledError, UserError):  # Ctrl-C, or a problem for the user to fix, such as a spent budget
             self._save(state)
             raise
         self._save(state)
@@ -111,152 +106,165 @@ class Loop:
 
     def _save(self, state: State, *, best: bool = False) -> None:
         self.checkpoints.save(self.learner, replace(state, judges=counted()), best=best)
-        if self.rivals is not None and not best:
-            self.rivals.drop_unneeded(state.step)
+        if self.opponents is not None and not best:
+            self.opponents.drop_unneeded(state.step)
 
     def _out_of_time(self, began: float) -> bool:
-        limit = self.settings.max_seconds
-        return limit is not None and time.perf_counter() - began > limit
+        return self.max_seconds is not None and time.perf_counter() - began > self.max_seconds
 
     async def _step(self, state: State) -> State:
-        """One training step. After the rollout nothing awaits, so a cancelled step changed nothing."""
-        number, clock = state.step + 1, Clock()
-        dials = self._set(state)
-        gathered = await self.gatherer.gather(state.step, self.progress.phase, state.measured)
-        self.losses.see(gathered.lost)
-        clock.lap("rollout")
-        self._rest()
-        estimated = estimate(gathered.kept, self.learner, self.estimate_settings, dials, gathered.baselines)
-        clock.lap("score")
-        diagnosed = self._diagnose(number, gathered, estimated)
-        clock.lap("diagnose")
+        """Run one training step. Nothing awaits between the rollout and the end of the update: cancelling is safe."""
+        number, timer = state.step + 1, StepTimer()
+        coefficients = self._begin_step(state)
+        if self.opponents is not None:
+            await self.opponents.choose(state.step)
+        rollout = await self.rollout_stage.run(state.step, self.progress.phase, state.measured)
+        self.losses.see(rollout.lost)
+        timer.lap("rollout")
+        if self.release_cache:
+            await self._sleep()
+        estimated = estimate(rollout.kept, self.learner, self.estimate_settings, coefficients, rollout.baselines)
+        timer.lap("score")
+        diagnosed = self._diagnose(number, rollout, estimated)
+        timer.lap("diagnose")
         self.progress.phase("update", 0, 1)
-        learnt, seen = {"empty_steps": 1.0}, Seen() if self._recorded(number) else None
+        learnt, statistics = {"empty_steps": 1.0}, TokenStatistics() if self._recorded(number) else None
         if estimated is not None:
-            learnt = update(self.learner, estimated, self.update_settings, state.step, gathered.rate_scale, seen)
+            learnt = update(self.learner, estimated, self.update_settings, state.step, rollout.rate_scale, statistics)
             kl = estimated.metrics.get("kl", learnt.get("kl"))
-            dials = dials.after(kl, len(estimated.trajectories), estimated.foresight)
-        clock.lap("update")
-        curriculum, measured = self.gatherer.tasks.curriculum, state.measured
+            coefficients = coefficients.after(kl, len(estimated.trajectories), estimated.foresight)
+        timer.lap("update")
+        curriculum, measured = self.rollout_stage.tasks.curriculum, state.measured
         if curriculum is not None:
-            measured = curriculum.after(measured, gathered.groups)
+            measured = curriculum.after(measured, rollout.groups)
             diagnosed |= curriculum.metrics(measured)
-        if seen is not None:
-            rows = trajectory_rows(number, gathered.groups, estimated, self.decode, seen)
+        if statistics is not None:
+            rows = trajectory_rows(number, rollout.groups, estimated, self.decode, statistics)
             self.folder.write_trajectories(number, rows, self.name_token)
             self.pictures.write(number, rows)
-        clock.lap("record")
-        row = self._record(
-            number, gathered, estimated, learnt | {f"dial_{k}": v for k, v in dials.numbers().items()}, diagnosed, clock
-        )
+        timer.lap("record")
+        learnt |= coefficients.numbers()
+        row = self._record(number, rollout, estimated, learnt, diagnosed, timer)
         state = replace(
             state,
             step=number,
             skipped_steps=self.learner.skipped_steps,
-            dials=dials.numbers(),
+            coefficients=coefficients.numbers(),
             measured=measured,
         )
-        return self._watched(row, state)
+        return self._answer_alarms(row, state)
 
     def _recorded(self, number: int) -> bool:
-        every = self.settings.record_every
+        every = self.config.record.trajectories
         return every > 0 and number % every == 0
 
-    def _rest(self) -> None:
-        """No session lives after a rollout."""
-        if self.settings.releases_cache:
-            self.engine.sleep()
-            if self.rivals is not None and self.rivals.frozen is not None:
-                self.rivals.frozen.engine.sleep()
+    async def _publish(self, version: int) -> None:
+        """Give the engine the learner's weights, unless it has that version."""
+        if version != self._published:
+            await self.engine.publish(version, self.learner.weights())
+            self._published = version
 
-    def _set(self, state: State) -> Dials:
-        """Puts what this step depends on where it is read."""
-        dials = self.dials.restored(state.dials) if state.dials else self.dials
-        self.learner.training_step, self.learner.rate_scale = state.step, state.rate_scale
-        if self.estimate_settings.kl_in_reward is None:
-            self.learner.kl_coef = dials.kl.value
-        self.engine.policy_version = state.step
-        if self.rivals is not None:
-            self.rivals.sit_down(state.step)
-        return dials
+    async def _sleep(self) -> None:
+        """Release the engines' KV caches. No session is open between a rollout and the next one."""
+        await self.engine.sleep()
+        if self.opponents is not None and self.opponents.frozen is not None:
+            await self.opponents.frozen.engine.sleep()
 
-    def _diagnose(self, number: int, gathered: Gathered, estimated: Estimate | None) -> dict[str, float]:
-        settings, found = self.diagnose_settings, dict[str, float]()
+    def _begin_step(self, state: State) -> AdaptiveCoefficients:
+        """Pass this step's settings to the learner."""
+        coefficients = self.coefficients.restored(state.coefficients) if state.coefficients else self.coefficients
+        kl_coef = coefficients.kl.value if self.estimate_settings.kl_in_reward is None else 0.0
+        self.learner.begin_step(StepSettings(step=state.step, kl_coef=kl_coef, rate_scale=state.rate_scale))
+        return coefficients
+
+    def _diagnose(self, number: int, rollout: RolloutResult, estimated: Estimate | None) -> dict[str, float]:
+        settings, found = self.config.diagnose, dict[str, float]()
         micro_tokens = self.update_settings.micro_tokens
-        if settings.information_due(number):
-            found |= information(gathered.groups, self.learner, settings.information_prompts, micro_tokens)
-        if settings.gradients_due(number) and estimated is not None:
-            found |= gradients(gathered.kept, estimated, self.learner, self.update_settings, settings.gradient_buckets)
+        if is_due(settings.information_every, number):
+            found |= mutual_information_metrics(
+                rollout.groups, self.learner, settings.information_prompts, micro_tokens
+            )
+        if is_due(settings.gradients_every, number) and estimated is not None:
+            found |= gradient_metrics(
+                rollout.kept, estimated, self.learner, self.update_settings, settings.gradient_buckets
+            )
         return found
 
     def _alarm(self, step: int, message: str) -> None:
         self.progress.note(f"alarm: {message}")
         self.folder.append_alarm(step, message)
 
-    def _watched(self, row: dict[str, Any], state: State) -> State:
-        """Alarms are told; with `max_rollbacks` they are answered, as often as that."""
-        if not self.settings.alarms or not self.watcher.see(row) or state.rollbacks >= self.settings.max_rollbacks:
+    def _answer_alarms(self, row: dict[str, Any], state: State) -> State:
+        """Report alarms; with diagnose.rollback, go back to an earlier checkpoint, diagnose.max_rollbacks times."""
+        settings = self.config.diagnose
+        if not settings.alarms or not self.watcher.raises_alarm(row):
             return state
-        back = roll_back(state, self.learner, self.checkpoints, self.restore)
-        if back is None:
-            self.progress.note("no checkpoint to go back to yet: training goes on")
+        if not settings.rollback or state.rollbacks >= settings.max_rollbacks:
             return state
-        self.progress.note(f"went back to an earlier checkpoint, learning rate times {back.rate_scale:g} from here on")
-        self.watcher.begin([], back)
-        return back
+        restored = roll_back(state, self.checkpoints, self.restore)
+        if restored is None:
+            self.progress.note("no checkpoint to go back to yet: training continues")
+            return state
+        self._published = None
+        self.progress.note(
+            f"went back to an earlier checkpoint; learning rate multiplied by {restored.rate_scale:g} from now on"
+        )
+        self.watcher.begin([], restored)
+        return restored
 
     def _record(
         self,
         number: int,
-        gathered: Gathered,
+        rollout: RolloutResult,
         estimated: Estimate | None,
         learnt: dict[str, float],
         diagnosed: dict[str, float],
-        clock: Clock,
+        timer: StepTimer,
     ) -> dict[str, Any]:
-        rolled, captured_s = rollout_metrics(gathered.groups), self.engine.capture_s
-        if number == 1 and rolled.get("rollout/length_stops", 0.0) > MANY_CUT:
-            share = f"{100 * rolled['rollout/length_stops']:.0f} %"
+        metrics, capture_s = rollout_metrics(rollout.groups), self.engine.stats().capture_s
+        if number == 1 and metrics.get("rollout/length_stops", 0.0) > LENGTH_STOP_WARNING:
+            share = f"{100 * metrics['rollout/length_stops']:.0f} %"
             self.progress.note(f"{share} of turns were cut at rollout.max_new_tokens: raise it to let them finish")
         row = {
             "step": number,
-            **rolled,
-            **gathered.metrics(),
-            **{f"rollout/{name}": float(count) for name, count in gathered.counts.items()},
+            **metrics,
+            **rollout.metrics(),
+            **{f"rollout/{name}": float(count) for name, count in rollout.counts.items()},
             **{f"train/{name}": value for name, value in learnt.items()},
             **{f"train/{name}": value for name, value in (estimated.metrics if estimated else {}).items()},
             **judge_metrics(),
             "train/skipped_steps": float(self.learner.skipped_steps),
             **diagnosed,
-            **clock.metrics(rolled["rollout/sampled_tokens"] + rolled["rollout/context_tokens"]),
-            "time/capture_s": captured_s - self._captured_s,
+            **timer.metrics(metrics["rollout/sampled_tokens"] + metrics["rollout/context_tokens"]),
+            "time/capture_s": capture_s - self._capture_s,
         }
-        self._captured_s = captured_s
+        self._capture_s = capture_s
         self.folder.append_metrics(row)
         self.progress.step(number - 1, row)
         return row
 
-    async def _between(self, state: State) -> State:
-        """At a step boundary no session lives: evaluate and checkpoint when it is time."""
-        settings, number = self.settings, state.step
-        if self.rivals is not None:
-            await self.rivals.after(number)
+    async def _finish_step(self, state: State) -> State:
+        """Publish the weights; evaluate and save a checkpoint when they are due. No session is open here."""
+        config, number = self.config, state.step
+        await self._publish(number)
+        if self.opponents is not None:
+            await self.opponents.after(number)
         if self._evaluation_due(number):
-            found = await self.evaluate("validation", settings.eval_tasks, number)
-            if settings.keep_best and (state.best_success is None or found.success > state.best_success):
-                state = replace(state, best_success=found.success)
+            evaluation = await self.evaluate("validation", self.validation_tasks, number)
+            if config.checkpoint.keep_best and (state.best_success is None or evaluation.success > state.best_success):
+                state = replace(state, best_success=evaluation.success)
                 self._save(state, best=True)
-        if number % settings.checkpoint_every == 0 and number < settings.steps:
+        if number % config.checkpoint.every == 0 and number < self.steps:
             self._save(state)
         return state
 
     def _evaluation_due(self, number: int) -> bool:
-        """Before and after training are the caller's to evaluate."""
-        every = self.settings.eval_every
-        return every > 0 and 0 < number < self.settings.steps and number % every == 0
+        """The evaluations before and after training belong to the caller."""
+        return 0 < number < self.steps and is_due(self.config.eval.every, number)
 
     def _evaluated(self, number: int) -> bool:
         return any("eval/name" in row and row["step"] == number for row in self.folder.read_metrics())
 
     async def evaluate(self, name: str, tasks: Sequence[Task], number: int) -> Evaluation:
-        return await measure(self.evaluator, tasks, self.folder, self.progress, name=name, step=number)
+        await self._publish(number)
+        return await evaluate_and_record(self.evaluator, tasks, self.folder, self.progress, name=name, step=number)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from turnwise.models.memory.estimate import OFFLOAD_CHUNK
 
 
-class Masters:
+class MasterWeights:
     """`parameters` of the model, and for each the one that is optimised: itself where it is float32 already.
 
     `on_host`: masters live in the host's memory, and with them all that an optimiser keeps.
@@ -24,7 +24,7 @@ class Masters:
         self.parameters = list(parameters)
         self.on_host = on_host
         self.optimised = [self._master(each) for each in self.parameters]
-        self._carrier = Carrier(self.parameters, self.optimised, piece) if on_host else None
+        self._carrier = CpuOffload(self.parameters, self.optimised, piece) if on_host else None
         self._sums: dict[int, Tensor] = {}
         for number, (own, master) in enumerate(zip(self.parameters, self.optimised, strict=True)):
             if own is not master:
@@ -87,7 +87,7 @@ class Masters:
                 master.copy_(tensors[str(number)] if tensors else own)
 
 
-class Carrier:
+class CpuOffload:
     """`own` parameters on a device, and for each its float32 `master` on the host."""
 
     def __init__(
@@ -100,7 +100,7 @@ class Carrier:
 
     @torch.no_grad()
     def pieces(self, gradients: dict[int, Tensor]) -> Iterator[None]:
-        """At each, some masters have their gradients: step them. `gradients`, by number, are given up on the way."""
+        """Yield once per chunk of master weights that has its gradients: step those. Empties `gradients` on the way."""
         parts = self._cut(gradients)
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream())

@@ -69,12 +69,12 @@ class Objective:
         return self.value_coef * (batch.value_weights * token_loss).sum(), metrics
 
 
-NAMES = ("mismatch", "mismatch_p99", "mismatch_ratio", *OFFPOLICY)
-LARGEST = 20.0
+MISMATCH_METRICS = ("mismatch", "mismatch_p99", "mismatch_ratio", *OFFPOLICY)
+MAX_LOG_RATIO = 20.0
 """Of a sequence's summed difference, before it becomes a ratio."""
 
 
-class Mismatch:
+class SamplerMismatch:
     """Collects log-probabilities where the model is; they are summed up once an optimiser step."""
 
     def __init__(self) -> None:
@@ -100,11 +100,11 @@ class Mismatch:
         difference = logprobs - sampler_logprobs
         owners = torch.repeat_interleave(torch.tensor(self._counts)).to(difference.device)
         sums = torch.zeros(len(self._counts), device=difference.device, dtype=difference.dtype)
-        ratio = sums.index_add(0, owners, difference).clamp(max=LARGEST).exp().mean()
+        ratio = sums.index_add(0, owners, difference).clamp(max=MAX_LOG_RATIO).exp().mean()
         distance = difference.abs()
         place = max(1, round(0.99 * len(distance)))
         own = torch.stack([distance.mean(), distance.kthvalue(place).values, ratio])
         offpolicy = offpolicy_metrics(logprobs, sampler_logprobs, owners, len(self._counts))
         numbers = torch.cat([own.double(), offpolicy]).tolist()
         self._logprobs, self._sampler_logprobs, self._counts = [], [], []
-        return dict(zip(NAMES, numbers, strict=True))
+        return dict(zip(MISMATCH_METRICS, numbers, strict=True))

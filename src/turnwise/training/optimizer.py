@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from turnwise.core.errors import DivergedError
 from turnwise.models.memory.estimate import OFFLOAD_CHUNK
-from turnwise.training.master_weights import Masters
+from turnwise.training.master_weights import MasterWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class Optimizer:
         on_host: bool = False,
         piece: int = OFFLOAD_CHUNK,
     ) -> None:
-        self.masters = Masters(parameters, on_host=on_host, piece=piece)
+        self.masters = MasterWeights(parameters, on_host=on_host, piece=piece)
         self.parameters = self.masters.optimised
         self.settings, self.share = settings, share
         matrices: list[nn.Parameter] = []
@@ -79,7 +79,7 @@ class Optimizer:
             )
         if matrices:
             rate = settings.muon_learning_rate or 0.0
-            muon = HostMuon if matrices[0].device.type == "cpu" else torch.optim.Muon
+            muon = CpuOffloadMuon if matrices[0].device.type == "cpu" else torch.optim.Muon
             self._parts.append(muon(matrices, lr=rate, weight_decay=settings.weight_decay))
         self._rates = [part.param_groups[0]["lr"] for part in self._parts]
 
@@ -153,13 +153,13 @@ TABLE = "turnwise_table"
 """Marks a parameter of two dimensions that is a table of vectors (an embedding, an output layer)."""
 
 
-def mark_tables(model: Any) -> None:
+def mark_embeddings(model: Any) -> None:
     """Tells Muon what to leave to AdamW: the input and output embeddings."""
     for module in (model.get_input_embeddings(), model.get_output_embeddings()):
         setattr(module.weight, TABLE, True)
 
 
-class HostMuon(torch.optim.Muon):
+class CpuOffloadMuon(torch.optim.Muon):
     """Its state and its defaults are torch's; the rate of a tall matrix is raised as it is there by default."""
 
     def __init__(self, parameters: Sequence[Tensor], lr: float, weight_decay: float) -> None:
@@ -174,7 +174,7 @@ class HostMuon(torch.optim.Muon):
             self._init_group(group, parameters, gradients, moments)
             for parameter, gradient, moment in zip(parameters, gradients, moments, strict=True):
                 moment.lerp_(gradient, 1 - group["momentum"])
-                direction = orthogonal(
+                direction = orthogonalize(
                     gradient.lerp(moment, group["momentum"]), group["ns_coefficients"], group["ns_steps"], group["eps"]
                 )
                 rows, columns = parameter.shape
@@ -182,7 +182,7 @@ class HostMuon(torch.optim.Muon):
                 parameter.add_(direction, alpha=-group["lr"] * math.sqrt(max(1.0, rows / columns)))
 
 
-def orthogonal(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
+def orthogonalize(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
     """The matrix with its singular values driven towards 1, by Newton and Schulz's iteration of the fifth degree."""
     first, third, fifth = coefficients
     tall = matrix.shape[0] > matrix.shape[1]

@@ -1,4 +1,4 @@
-"""Alarms while a run goes on: told in one line, and answered by going back where that is wanted."""
+"""Watch the metrics for alarms, and roll back to an earlier checkpoint when one is raised."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -7,52 +7,48 @@ from typing import Any
 
 from turnwise.algos.alarms import AlarmSettings, watch
 from turnwise.training.checkpoints import Checkpoints, State, read_state
-from turnwise.training.learner import LocalLearner
 
 RATE_CUT = 0.5
-"""What the learning rate is multiplied by at each rollback."""
+"""Factor of the learning rate at each rollback."""
 
 
-class Watcher:
-    """Sees every row of the metrics. What it remembers follows from them, so a resumed run raises the same alarms."""
+class AlarmWatcher:
+    """Look for alarms in every row of the metrics. Its state follows from the rows: a resumed run agrees."""
 
-    def __init__(self, tell: Callable[[int, str], None], settings: AlarmSettings | None = None) -> None:
-        self._tell, self._settings = tell, settings or AlarmSettings()
+    def __init__(self, report: Callable[[int, str], None], settings: AlarmSettings | None = None) -> None:
+        self._report, self._settings = report, settings or AlarmSettings()
         self._rows: list[dict[str, Any]] = []
         self._active: frozenset[str] = frozenset()
 
     def begin(self, rows: Sequence[dict[str, Any]], state: State) -> None:
-        """Takes in what a resumed run has recorded so far, without telling it again."""
+        """Take in the rows that a resumed run has recorded, without reporting their alarms again."""
         self._rows, self._active = [], frozenset()
         for row in rows:
             if "rollout/success" in row and row["step"] > state.watched_from:
                 self._rows.append(row | dict.fromkeys(row.get("nonfinite", ()), math.nan))
                 self._active = watch(self._rows, self._active, self._settings).active
 
-    def see(self, row: dict[str, Any]) -> bool:
-        """Whether a new alarm was raised by this row."""
+    def raises_alarm(self, row: dict[str, Any]) -> bool:
+        """Take in one more row and report the alarms that it raises."""
         self._rows.append(row)
         found = watch(self._rows, self._active, self._settings)
         self._active = found.active
         for alarm in found.raised:
-            self._tell(row["step"], alarm.message)
+            self._report(row["step"], alarm.message)
         return bool(found.raised)
 
 
-def roll_back(
-    state: State, learner: LocalLearner, checkpoints: Checkpoints, restore: Callable[[str, State], None]
-) -> State | None:
-    """The weights of the oldest regular checkpoint that is kept, with a smaller step; None where there is none.
+def roll_back(state: State, checkpoints: Checkpoints, restore: Callable[[str, State], None]) -> State | None:
+    """Restore the oldest regular checkpoint and halve the learning rate; None where there is no checkpoint yet.
 
-    Steps go on being counted: what was rolled back was done, and stays in the metrics. Its checkpoints are given up, so
-    that the next rollback does not lead to them.
+    The step count continues: the steps that were undone stay in the metrics. Their checkpoints are deleted, so that the
+    next rollback does not lead to them.
     """
     kept = checkpoints.regular()
     if not kept:
         return None
-    restore(str(kept[0]), read_state(kept[0]))
+    restore(str(kept[0]), replace(read_state(kept[0]), skipped_steps=state.skipped_steps))
     checkpoints.drop_after(kept[0])
-    learner.training_step, learner.skipped_steps = state.step, state.skipped_steps
     return replace(
         state, rate_scale=RATE_CUT * state.rate_scale, rollbacks=state.rollbacks + 1, watched_from=state.step
     )

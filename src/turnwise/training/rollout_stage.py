@@ -18,7 +18,7 @@ from turnwise.rollout.failures import Lost
 from turnwise.rollout.tasks import Measured, TaskSource
 from turnwise.training.estimate import Baselines, score_samples
 
-Show = Callable[[str, int, int], None]
+ShowProgress = Callable[[str, int, int], None]
 """Phase, done, total."""
 
 
@@ -32,7 +32,7 @@ class FilterSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gathered:
+class RolloutResult:
     groups: list[Group]
     """All that were rolled out, scored."""
     kept: list[Group]
@@ -56,7 +56,7 @@ class Gathered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gatherer:
+class RolloutStage:
     tasks: TaskSource
     collector: GroupCollector
     greedy: Collector | None
@@ -70,7 +70,7 @@ class Gatherer:
     """Rounds of more tasks, at most, while fewer groups than `groups` are kept."""
     micro_tokens: int
 
-    async def gather(self, step: int, show: Show, measured: Measured | None = None) -> Gathered:
+    async def run(self, step: int, show: ShowProgress, measured: Measured | None = None) -> RolloutResult:
         """`measured`: how tasks fared so far, where the tasks are drawn by it."""
         groups: list[Group] = []
         kept: list[Group] = []
@@ -100,7 +100,7 @@ class Gatherer:
             left = [group for group in kept if (group.task.env, group.task.seed) in baselines]
             lost.members += count_members(kept) - count_members(left)
             kept = left
-        return Gathered(
+        return RolloutResult(
             groups=groups,
             kept=kept,
             kept_share=kept_share,
@@ -121,7 +121,7 @@ class Gatherer:
         return scored
 
     async def _baselines(
-        self, greedy: Collector, kept: list[Group], step: int, show: Show, counts: Counter[str], lost: Lost
+        self, greedy: Collector, kept: list[Group], step: int, show: ShowProgress, counts: Counter[str], lost: Lost
     ) -> Baselines:
         collected = await greedy.collect(
             [group.task for group in kept],

@@ -5,20 +5,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from turnwise.core.protocols import Engine
 from turnwise.core.random_streams import address
+from turnwise.core.samples import Learner
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Trajectory
-from turnwise.engine.native.engine import NativeEngine
 from turnwise.evaluation.statistics import Score, performance
 from turnwise.models.loading.load import LoadedModel
-from turnwise.models.loading.save import save_model
+from turnwise.models.loading.save import atomic_folder
 from turnwise.record.disk import remove_folder, remove_leftovers
 from turnwise.record.run_folder import RunFolder
 from turnwise.report.progress import Progress
 from turnwise.rollout.selfplay import MatchCollector
 from turnwise.training.checkpoints import Checkpoints, step_folders, step_of
-from turnwise.training.learner import load_in_place
-from turnwise.training.step_record import Clock
+from turnwise.training.step_record import StepTimer
 
 POINTS = {"win": 1.0, "draw": 0.5, "loss": 0.0}
 START_ELO = 0.0
@@ -46,10 +46,11 @@ class Snapshots:
         """The last ones that are older than this step."""
         return self.at(step - 1)
 
-    def save(self, model: Any, step: int) -> None:
-        """Once a step; it is whole or not there."""
+    def save(self, learner: Learner, step: int) -> None:
+        """Write the snapshot of a step, once; it is complete or not there."""
         if not self.path(step).exists():
-            save_model(model, self._tokenizer, self.path(step))
+            with atomic_folder(self.path(step)) as aside:
+                learner.save_model(aside, self._tokenizer)
 
     def drop_after(self, step: int) -> None:
         """Delete snapshots of steps that a resumed run repeats, and leftovers of kills."""
@@ -70,18 +71,17 @@ class Snapshots:
             remove_folder(each)
 
 
-class Frozen:
-    """A policy that learns nothing: one snapshot's at a time, in a model of its own."""
+class FrozenPolicy:
+    """A policy that is not trained: one snapshot at a time, in an engine with weights of its own."""
 
-    def __init__(self, model: Any, engine: NativeEngine, load: Callable[[str], LoadedModel]) -> None:
-        self.model, self.engine = model, engine
-        self._load = load
-        self._now: Path | None = None
+    def __init__(self, engine: Engine, load_model: Callable[[str], LoadedModel]) -> None:
+        self.engine, self._load_model = engine, load_model
+        self._snapshot: Path | None = None
 
-    def become(self, folder: Path) -> None:
-        if folder != self._now:
-            load_in_place(self.model, dict(self._load(str(folder)).model.named_parameters()))
-            self._now = folder
+    async def load(self, folder: Path) -> None:
+        if folder != self._snapshot:
+            await self.engine.publish(step_of(folder), self._load_model(str(folder)).model)
+            self._snapshot = folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,24 +92,24 @@ class Ladder:
     """A game each, against every rung; sides in turn."""
 
 
-class Rivals:
+class Opponents:
     """Snapshots as they fall due, the opponent of each step, and the ladder of them."""
 
     def __init__(
         self,
         *,
         snapshots: Snapshots,
-        frozen: Frozen | None,
+        frozen: FrozenPolicy | None,
         trained_against: bool,
         ladder: Ladder | None,
-        model: Any,
+        learner: Learner,
         run_seed: int,
         checkpoints: Checkpoints,
         folder: RunFolder,
         progress: Progress,
     ) -> None:
         self.snapshots, self.frozen, self.trained_against, self.ladder = snapshots, frozen, trained_against, ladder
-        self.model, self.run_seed = model, run_seed
+        self.learner, self.run_seed = learner, run_seed
         self.checkpoints, self.folder, self.progress = checkpoints, folder, progress
 
     async def begin(self, step: int) -> None:
@@ -117,17 +117,17 @@ class Rivals:
         self.snapshots.drop_after(step)
         await self.after(step)
 
-    def sit_down(self, step: int) -> None:
-        """Puts the opponent of this step on its seat: one of the last snapshots, drawn."""
+    async def choose(self, step: int) -> None:
+        """Load the opponent of this step: one of the last snapshots, drawn at random."""
         if self.frozen is not None and self.trained_against:
             known = self.snapshots.at(step)
-            self.frozen.become(self.snapshots.path(known[address("rival", self.run_seed, step) % len(known)]))
+            await self.frozen.load(self.snapshots.path(known[address("rival", self.run_seed, step) % len(known)]))
 
     async def after(self, step: int) -> None:
         """At a step's boundary: its snapshot, and its rung of the ladder. What is done is not done again."""
         if not self.snapshots.due(step):
             return
-        self.snapshots.save(self.model, step)
+        self.snapshots.save(self.learner, step)
         rungs = self.snapshots.before(step)
         if self.ladder is not None and rungs and step not in self._ratings():
             await self._climb(self.ladder, step, rungs)
@@ -143,7 +143,7 @@ class Rivals:
 
     async def _climb(self, ladder: Ladder, step: int, rungs: Sequence[int]) -> None:
         """Plays against every rung, and records what that says of the policy."""
-        clock, ratings = Clock(), self._ratings()
+        clock, ratings = StepTimer(), self._ratings()
         scores, shares = list[Score](), dict[str, float]()
         for number, rung in enumerate(rungs):
             points = await self._points(ladder, step, rung, number * len(ladder.tasks), len(rungs) * len(ladder.tasks))
@@ -163,7 +163,7 @@ class Rivals:
 
     async def _points(self, ladder: Ladder, step: int, rung: int, done: int, total: int) -> list[float]:
         assert self.frozen is not None
-        self.frozen.become(self.snapshots.path(rung))
+        await self.frozen.load(self.snapshots.path(rung))
         collected = await ladder.collector.collect(
             ladder.tasks,
             group_size=1,

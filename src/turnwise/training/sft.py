@@ -15,9 +15,9 @@ import torch
 
 from turnwise.core.errors import UserError
 from turnwise.core.messages import ToolSpec, assistant
-from turnwise.core.protocols import StepResult
+from turnwise.core.protocols import Engine, StepResult
 from turnwise.core.random_streams import address, stream
-from turnwise.core.samples import Sample, TrainSample
+from turnwise.core.samples import Learner, Sample, StepSettings, TrainSample
 from turnwise.core.task import Task
 from turnwise.data.demonstrations import Exchange
 from turnwise.data.packing import micro_batches, pack_train
@@ -26,14 +26,14 @@ from turnwise.envs.seeds import SEEDS_PER_SPLIT, seed_for
 from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import TextEnv
 from turnwise.envs.tool_env import ToolEnv
+from turnwise.evaluation.episodes import Evaluation
 from turnwise.record.run_folder import RunFolder
 from turnwise.report.progress import Progress
 from turnwise.rewards.rubric import first_part_only
 from turnwise.rollout.collect import Collector
 from turnwise.rollout.failures import attributed, making, tried
 from turnwise.training.checkpoints import Checkpoints, State
-from turnwise.training.learner import LocalLearner
-from turnwise.training.step_record import Clock, measure
+from turnwise.training.step_record import StepTimer, evaluate_and_record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +71,16 @@ class SftLoop:
         settings: SftSettings,
         samples: Sequence[Sample],
         evaluator: Collector,
-        learner: LocalLearner,
+        learner: Learner,
         checkpoints: Checkpoints,
         folder: RunFolder,
         progress: Progress,
-        rest: Callable[[], None] | None = None,
+        engine: Engine,
+        release_cache: bool = False,
     ) -> None:
-        """`rest`: what gives the memory of the evaluator's cache back, where training needs it."""
-        self.settings, self.samples, self.rest = settings, samples, rest
+        """`engine`: the evaluator's; `release_cache`: free its KV cache before each step, which needs the memory."""
+        self.settings, self.samples = settings, samples
+        self.engine, self.release_cache = engine, release_cache
         self.evaluator, self.learner, self.checkpoints = evaluator, learner, checkpoints
         self.folder, self.progress = folder, progress
         self.steps = steps_of(len(samples), settings)
@@ -91,6 +93,8 @@ class SftLoop:
             if self._evaluation_due(state.step) and not self._evaluated(state.step):  # stopped before or in it
                 state = await self._between(state)
             while state.step < self.steps and (limit is None or time.perf_counter() - began <= limit):
+                if self.release_cache:
+                    await self.engine.sleep()
                 state = self._step(state)
                 await asyncio.sleep(0)  # where Ctrl-C is heard
                 state = await self._between(state)
@@ -101,12 +105,10 @@ class SftLoop:
         return state
 
     def _step(self, state: State) -> State:
-        clock = Clock()
-        if self.rest is not None:
-            self.rest()
-        self.learner.training_step = state.step
+        clock = StepTimer()
+        self.learner.begin_step(StepSettings(step=state.step))
         chosen = [self.samples[number] for number in batch_of(len(self.samples), state.step, self.settings)]
-        loss, norm = imitate(self.learner, chosen, self.settings.micro_tokens)
+        loss, norm = train_on_demonstrations(self.learner, chosen, self.settings.micro_tokens)
         clock.lap("update")
         number, tokens = state.step + 1, sum(map(len, chosen))
         row: dict[str, Any] = {
@@ -125,15 +127,17 @@ class SftLoop:
     async def _between(self, state: State) -> State:
         settings, number = self.settings, state.step
         if self._evaluation_due(number):
-            found = await measure(
-                self.evaluator, settings.eval_tasks, self.folder, self.progress, name="validation", step=number
-            )
+            found = await self.evaluate("validation", settings.eval_tasks, number)
             if settings.keep_best and (state.best_success is None or found.success > state.best_success):
                 state = replace(state, best_success=found.success)
                 self.checkpoints.save(self.learner, state, best=True)
         if number % settings.checkpoint_every == 0 and number < self.steps:
             self.checkpoints.save(self.learner, state)
         return state
+
+    async def evaluate(self, name: str, tasks: Sequence[Task], number: int) -> Evaluation:
+        await self.engine.publish(number, self.learner.weights())
+        return await evaluate_and_record(self.evaluator, tasks, self.folder, self.progress, name=name, step=number)
 
     def _evaluation_due(self, number: int) -> bool:
         every = self.settings.eval_every
@@ -143,7 +147,7 @@ class SftLoop:
         return any("eval/name" in row and row["step"] == number for row in self.folder.read_metrics())
 
 
-def imitate(learner: LocalLearner, samples: Sequence[Sample], micro_tokens: int) -> tuple[float, float]:
+def train_on_demonstrations(learner: Learner, samples: Sequence[Sample], micro_tokens: int) -> tuple[float, float]:
     """One optimiser step. The mean loss of the answers' tokens before it, and the gradient's norm."""
     tokens = sum(int(sample.mask.sum()) for sample in samples)
     total: float | torch.Tensor = 0.0
@@ -180,7 +184,7 @@ class MakeEnv(Protocol):
     def __call__(self, *, attempt: int) -> TextEnvRunner: ...
 
 
-async def played(make: MakeEnv, make_script: Callable[[], Script]) -> tuple[list[Exchange], StepResult]:
+async def play_demonstration(make: MakeEnv, make_script: Callable[[], Script]) -> tuple[list[Exchange], StepResult]:
     """A whole episode, and how it ended. What broke is played again, as in a rollout."""
 
     async def play(luck: int) -> tuple[list[Exchange], StepResult]:
@@ -244,7 +248,7 @@ def solution(think: bool) -> Script:
     return answer
 
 
-async def solved(
+async def solve_demonstration(
     worlds: Sequence[tuple[EnvSpec, dict[str, Any]]],
     *,
     count: int,
@@ -261,7 +265,7 @@ async def solved(
         index = address("demonstration", seed, number) % SEEDS_PER_SPLIT
         task = Task(env=kind.name, params=params, seed=seed_for("train", index))
         with first_part_only():
-            exchanges, result = await played(partial(kind.make, task), partial(solution, think))
+            exchanges, result = await play_demonstration(partial(kind.make, task), partial(solution, think))
         if result.success:
             found.append(exchanges)
         show(len(found), count)

@@ -19,7 +19,7 @@ TOKEN_SCORES = {"token_logprobs": "learner_logprobs", "token_entropies": "entrop
 """What `forward_backward` returns one of a token, and the name under which it is recorded."""
 
 
-class Seen:
+class TokenStatistics:
     """By sample; the samples must live as long as this does."""
 
     def __init__(self) -> None:
@@ -37,11 +37,11 @@ class Seen:
         return {name: values.cpu() for name, values in self._columns.get(id(sample), {}).items()}
 
 
-async def measure(
+async def evaluate_and_record(
     evaluator: Collector, tasks: Sequence[Task], folder: RunFolder, progress: Progress, *, name: str, step: int
 ) -> Evaluation:
     """Evaluates, and records it as the evaluation of that name."""
-    clock = Clock()
+    clock = StepTimer()
     found = await evaluate(evaluator, tasks, lambda done, total: progress.phase(name, done, total))
     clock.lap("eval")
     row = {"step": step, "eval/name": name, **found.metrics(), **by_environment(found.trajectories), **clock.metrics()}
@@ -56,7 +56,7 @@ def by_environment(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return {f"eval/success/{name}": sum(won) / len(won) for name, won in own.items()} if len(names) > 1 else {}
 
 
-class Clock:
+class StepTimer:
     """Times of the phases of a step."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
@@ -83,10 +83,10 @@ def trajectory_rows(
     groups: Sequence[Group],
     estimated: Estimate | None,
     decode: Callable[[Sequence[int]], str],
-    seen: Seen | None = None,
+    seen: TokenStatistics | None = None,
 ) -> list[dict[str, object]]:
     """All trajectories of a step; those that were trained on with the numbers of their tokens."""
-    columns = {} if estimated is None else _columns(estimated, seen or Seen())
+    columns = {} if estimated is None else _columns(estimated, seen or TokenStatistics())
     return [
         trajectory_to_row(
             trajectory, step=number, group=group_number, decode=decode, columns=columns.get(id(trajectory), {})
@@ -96,7 +96,7 @@ def trajectory_rows(
     ]
 
 
-def _columns(estimated: Estimate, seen: Seen) -> dict[int, TurnColumns]:
+def _columns(estimated: Estimate, seen: TokenStatistics) -> dict[int, TurnColumns]:
     """By trajectory."""
     found: dict[int, TurnColumns] = {}
     for index, sample in enumerate(estimated.samples):

@@ -13,8 +13,8 @@ from turnwise.core.samples import Learner, Needs, TrainSample
 from turnwise.data.packing import micro_batches, pack_train
 from turnwise.data.token_table import at_sampled, place, sampled_counts
 from turnwise.training.estimate import Estimate, score_samples
-from turnwise.training.objective import NAMES, Objective
-from turnwise.training.step_record import TOKEN_SCORES, Seen
+from turnwise.training.objective import MISMATCH_METRICS, Objective
+from turnwise.training.step_record import TOKEN_SCORES, TokenStatistics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ def update(
     settings: UpdateSettings,
     step: int,
     rate_scale: float = 1.0,
-    seen: Seen | None = None,
+    seen: TokenStatistics | None = None,
 ) -> dict[str, float]:
     """All epochs and mini-batches of one step; metrics are means over the sampled tokens.
 
@@ -47,7 +47,7 @@ def update(
     for number, part in enumerate(mini_batch_order(len(estimated.trajectories), settings, step)):
         samples = train_samples(estimated, set(part), settings)
         seed = ("selected_tokens", settings.run_seed, step, number)
-        samples = prepare_step(samples, learner, settings.objective, settings.micro_tokens, seed)
+        samples = add_step_statistics(samples, learner, settings.objective, settings.micro_tokens, seed)
         if settings.skip_idle:
             samples = [sample for sample in samples if bool(sample.advantages.any())]
         for micro in micro_batches([each.sample for each in samples], settings.micro_tokens):
@@ -66,8 +66,8 @@ def update(
     tokens = float(sums["tokens"])
     means = {name: float(value) / tokens for name, value in sums.items() if name != "tokens"}
     # Later mini-batches differ from the sampler because they have learnt.
-    steps = {name: sum(norm[name] for norm in norms) / len(norms) for name in norms[0] if name not in NAMES}
-    return means | steps | {name: value for name, value in norms[0].items() if name in NAMES}
+    steps = {name: sum(norm[name] for norm in norms) / len(norms) for name in norms[0] if name not in MISMATCH_METRICS}
+    return means | steps | {name: value for name, value in norms[0].items() if name in MISMATCH_METRICS}
 
 
 def mini_batch_order(count: int, settings: UpdateSettings, step: int) -> Iterator[list[int]]:
@@ -113,7 +113,7 @@ def _weights(estimated: Estimate, chosen: list[int], masks: list[Tensor], settin
     return place([estimated.samples[index] for index in chosen], of_sampled)
 
 
-def prepare_step(
+def add_step_statistics(
     samples: list[TrainSample], learner: Learner, objective: Objective, micro_tokens: int, seed: Sequence[object]
 ) -> list[TrainSample]:
     """Add the tokens that the loss selects, and the scale of the correction, to all samples of an optimiser step.

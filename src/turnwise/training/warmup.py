@@ -30,9 +30,9 @@ from turnwise.models.loading.save import atomic_folder, write_model
 from turnwise.models.loading.tiny import TINY_VERSION
 from turnwise.render.renderer import Renderer
 from turnwise.rewards.judge.judges import skip_judges
-from turnwise.training.learner import sampled_logprobs
+from turnwise.training.learner import token_logprobs
 from turnwise.training.optimizer import Optimizer, OptimizerSettings, Schedule
-from turnwise.training.sft import Script, played
+from turnwise.training.sft import Script, play_demonstration
 
 WARMUP_VERSION = 1
 """Raise it when anything below changes what comes out."""
@@ -47,7 +47,7 @@ Worlds = Sequence[tuple[EnvSpec, dict[str, Any]]]
 """Environments with their parameters."""
 
 
-def warmed_tiny(
+def load_warmed_up_tiny(
     worlds: Worlds, *, steps: int, seed: int, load: Callable[[str], LoadedModel], show: Progress
 ) -> tuple[LoadedModel, float]:
     """Tiny, warmed up for these environments, and the seconds that took; from the cache where it was made before.
@@ -90,7 +90,7 @@ def warm_up(loaded: LoadedModel, worlds: Worlds, *, steps: int, seed: int, show:
                 raise UserError(f"the environment failed while tiny was warmed up on it: {failure}") from failure
             batch = on_device(pack(samples), device)
             with batch_attention(batch):
-                logprobs, *_ = sampled_logprobs(loaded.model, batch)
+                logprobs, *_ = token_logprobs(loaded.model, batch)
                 (-logprobs.mean()).backward()
             optimizer.step(step)
             show(step + 1, steps)
@@ -121,7 +121,7 @@ async def random_episode(kind: EnvSpec, params: dict[str, Any], renderer: Render
         rng = stream("warmup answers", seed, number, *luck)  # what breaks an environment is not said to it again
         return lambda env, said: env.random_answer(rng) or format_only(rng, said)
 
-    exchanges, _ = await played(make, script)
+    exchanges, _ = await play_demonstration(make, script)
     return demonstration_sample(number, exchanges, renderer)
 
 

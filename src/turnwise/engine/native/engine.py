@@ -8,10 +8,11 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from torch import nn
 
 from turnwise.core.loop_clock import count_held
-from turnwise.core.protocols import Completion, Sampling
+from turnwise.core.protocols import Completion, EngineStats, Sampling, WeightSource
 from turnwise.core.task import EpisodeKey
 from turnwise.engine.native.requests import PassRunner, Request, SessionSlot
 from turnwise.engine.native.runner import Runner
+from turnwise.models.loading.save import copy_parameters
 
 
 class NativeSession:
@@ -58,6 +59,7 @@ class NativeEngine:
         runner: PassRunner | None = None,
     ) -> None:
         self.policy_version = 0
+        self._model = model
         self._runner: PassRunner = runner or Runner(model, slots=slots, stop_ids=stop_ids, decode=decode)
         self._slots = slots
         self._live = 0
@@ -68,20 +70,21 @@ class NativeEngine:
         self._answers: dict[SessionSlot, asyncio.Future[Completion]] = {}  # a session waits for one answer at a time
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """Tokens and passes so far."""
-        return dict(self._runner.counts)
+    def stats(self) -> EngineStats:
+        return EngineStats(counts=dict(self._runner.counts), capture_s=self._runner.capture_s)
 
-    @property
-    def capture_s(self) -> float:
-        """Seconds spent on capturing graphs so far."""
-        return self._runner.capture_s
-
-    def sleep(self) -> None:
-        """Gives the memory of its cache back, while no session lives; the next session wakes it."""
+    async def publish(self, version: int, weights: WeightSource) -> None:
+        """Label new tokens with this version. Weights are copied only from a model that is not the engine's own."""
         if self._live:
-            raise RuntimeError("a session lives: its cache cannot be given back")
+            raise RuntimeError("weights cannot change while a session is open: its KV cache would be of the old ones")
+        if weights is not self._model:
+            copy_parameters(self._model, weights)
+        self.policy_version = version
+
+    async def sleep(self) -> None:
+        """Release the KV cache while no session is open; the next session allocates it again."""
+        if self._live:
+            raise RuntimeError("a session is open: its KV cache cannot be released")
         self._runner.sleep()
 
     def open(self, key: EpisodeKey) -> AbstractAsyncContextManager[NativeSession]:
@@ -174,6 +177,6 @@ class NativeEngine:
                         logprobs=tuple(request.logprobs),
                         stop=request.stop,
                         temperature=request.sampling.temperature or 1.0,
-                        policy_version=self.policy_version,
+                        policy_versions=(self.policy_version,) * len(request.ids),
                     )
                 )

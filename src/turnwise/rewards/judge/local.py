@@ -12,12 +12,11 @@ from turnwise.core.protocols import Policy, Sampling
 from turnwise.core.random_streams import address
 from turnwise.core.suggestions import nearest
 from turnwise.core.task import EpisodeKey, Task
-from turnwise.engine.native.engine import NativeEngine
-from turnwise.engine.paged.runner import build_paged_runner
+from turnwise.engine.engines import ENGINES, EngineOptions
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.loading.catalogue import model_names
 from turnwise.models.loading.hub import is_hub_name
-from turnwise.models.loading.load import device_of, load_model
+from turnwise.models.loading.load import load_model
 from turnwise.render.renderer import Renderer
 from turnwise.rewards.judge.budget import JudgeBudget
 from turnwise.rewards.judge.settings import LOCAL, JudgeSettings
@@ -72,12 +71,8 @@ class LocalJudgeModel:
 
     def _load(self) -> LoadedJudge:
         renderer, model = self._model
-        common: dict[str, Any] = {"slots": self._settings.concurrency, "stop_ids": renderer.stop_ids}
-        common["decode"] = renderer.decode
-        runner = None
-        if device_of(model).type != "cpu":
-            runner = build_paged_runner(model, **common, longest=MAX_TOKENS, steps=1, share=CACHE_SHARE, pages=None)
-        return LoadedJudge(NativeEngine(model, **common, runner=runner), renderer)
+        options = EngineOptions(slots=self._settings.concurrency, max_tokens=MAX_TOKENS, cache_share=CACHE_SHARE)
+        return LoadedJudge(ENGINES["native"](model, renderer, options), renderer)
 
     @cached_property
     def _model(self) -> tuple[Renderer, Any]:
