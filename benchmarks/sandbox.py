@@ -1,13 +1,13 @@
-"""The code sandbox: how fast sessions start and calls return, and what a session costs in memory.
+"""Speed of sandbox sessions and calls, and memory per session.
 
     .venv/bin/python benchmarks/sandbox.py [--sessions 200] [--calls 2000] [--at-once 16]
 
-start       from nothing to a tested sandbox, numpy and sympy imported
-first call  median: a new session and its first call
-warm call   median: a further call of the same session
-sessions/s  sessions that are started, make one call and end, several at once
-calls/s     warm calls, spread over several sessions at once
-memory      of a session that has used numpy and sympy: its pages, shared ones divided by those who share them
+start       seconds to a self-tested sandbox with numpy and sympy imported
+first call  median milliseconds of a new session and its first call
+warm call   median milliseconds of a later call in the same session
+sessions/s  sessions with one call each, several at once
+calls/s     warm calls over several sessions at once
+memory      proportional set size of a session that has used numpy and sympy
 """
 
 import argparse

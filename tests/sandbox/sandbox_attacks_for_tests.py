@@ -3,13 +3,13 @@
 # The attacks are data, and some of their lines are long.
 # ruff: noqa: E501
 
-from sandbox_ground_for_tests import Attack, attack
+from sandbox_canaries_for_tests import Attack, attack
 
 TRIES = """
 import os, sys, ctypes, socket, signal, errno
 libc = ctypes.CDLL(None, use_errno=True)
 def attempt(action, *arguments):
-    "Whether it worked; the answer is printed, content included."
+    "Return whether it worked; print the result."
     try:
         result = action(*arguments)
     except (OSError, ValueError, AttributeError, OverflowError):
@@ -28,7 +28,7 @@ def call(*words):
 
 
 def tries(*lines: str) -> str:
-    """Code in which every line is an action that must fail."""
+    """Return code whose every line is an action that must fail."""
     return TRIES + "must_fail(\n" + "".join(f"    lambda: {line},\n" for line in lines) + ")\n"
 
 
@@ -92,7 +92,7 @@ print(found, re.findall(rb'$MARK\w+', text), text[:60])
 """,
     ),
     attack(
-        "read packages that hold graders",
+        "read packages that contain graders",
         TRIES
         + """
 import importlib
@@ -223,7 +223,7 @@ print('done')
 
 KERNEL = (
     attack(
-        "system calls that nobody needs",
+        "unneeded system calls",
         TRIES
         + """
 import platform
@@ -290,7 +290,7 @@ print('BROKEN' if worked else 'held', worked)
         prints="held",
     ),
     attack(
-        "calls of a foreign architecture",
+        "calls of another architecture",
         """
 import ctypes, mmap, os, platform, struct
 if platform.machine() == 'x86_64':
@@ -444,7 +444,7 @@ if os.fork() == 0:
         prints="one answer",
     ),
     attack(
-        "going on although it is stopped",
+        "resuming itself while stopped",
         tries(
             "os.kill(os.getpid(), signal.SIGCONT)",
             "signal.pthread_kill(__import__('threading').get_ident(), signal.SIGCONT)",
@@ -455,7 +455,7 @@ if os.fork() == 0:
         prints="held",
     ),
     attack(
-        "threads that go on after their call",
+        "threads that continue after their call",
         """
 import threading, time
 ticks = []

@@ -1,4 +1,4 @@
-"""Runs attacks against one tier and prints what went wrong, as JSON. A program, so that it can be another user.
+"""Run attacks against one tier and print the problems as JSON. A program, so that it can run as another user.
 
 python sandbox_driver_for_tests.py attacks|outward TIER [part of a name]
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from sandbox_attacks_for_tests import ALL as OUTWARD
-from sandbox_ground_for_tests import MARK, Attack, Ground
+from sandbox_canaries_for_tests import MARK, Attack, Canaries
 from sandbox_limit_attacks_for_tests import ALL as INWARD
 
 from turnwise.sandbox.host import Sandbox
@@ -24,21 +24,21 @@ Tier = Literal["namespaces", "landlock"]
 
 
 async def run_attack(box: Sandbox, one: Attack) -> str | None:
-    """What went wrong; None where the sandbox held."""
-    ground = Ground()
+    """Return the problem; None if the sandbox held."""
+    canaries = Canaries()
     try:
-        *first, last = (filled(code, ground.words()) for code in one.codes)
+        *first, last = (fill(code, canaries.words()) for code in one.codes)
         limits = one.timeout_s if isinstance(one.timeout_s, tuple) else (one.timeout_s,) * len(one.codes)
         async with box.session() as session:
             results = [await session.run(code, timeout_s=limit) for code, limit in zip(first, limits, strict=False)]
             await asyncio.sleep(one.pause_s)
             results.append(await session.run(last, timeout_s=limits[-1]))
-        return _judge(one, results) or ground.harm()
+        return _judge(one, results) or canaries.damage()
     finally:
-        ground.close()
+        canaries.close()
 
 
-def filled(code: str, words: dict[str, str]) -> str:
+def fill(code: str, words: dict[str, str]) -> str:
     for word, value in words.items():
         code = code.replace(word, value)
     return code
@@ -58,14 +58,14 @@ def _judge(one: Attack, results: list[RunResult]) -> str | None:
         return f"did not print {one.prints!r}: {last}"
     limit = LIMITS.output_chars + 200
     if text.encode("utf-8", "replace").decode() != text:
-        return "a text that no file takes"
+        return "a text that UTF-8 cannot encode"
     if any(len(part or "") > limit for result in results for part in (result.output, result.value, result.error)):
         return "a text is longer than the limit"
     return None
 
 
 async def run_all(which: str, tier: Tier, part: str) -> dict[str, str]:
-    """Problems by attack; `start` when the tier is not there at all."""
+    """Return problems by attack; `start` if the tier is not available."""
     os.environ["SECRET_KEY"] = f"{MARK}environment"
     try:
         box = await Sandbox.start(LIMITS, tier, packages=())

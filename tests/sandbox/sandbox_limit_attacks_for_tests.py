@@ -5,7 +5,7 @@
 
 from dataclasses import replace
 
-from sandbox_ground_for_tests import Attack, attack
+from sandbox_canaries_for_tests import Attack, attack
 
 FORGE = """
 import json, os, socket, struct, sys, threading, time
@@ -71,12 +71,12 @@ TIME = (
         status=("timeout", "error"),
     ),
     attack(
-        "many processes that burn",
+        "many busy processes",
         "import os\nfor _ in range(5): os.fork()\nwhile True: pass",
         status=("timeout", "killed", "error"),
     ),
     attack(
-        "threads that burn and a main that waits for them",
+        "busy threads that the main thread waits for",
         """
 import threading
 def burn():
@@ -110,7 +110,7 @@ time.sleep(30)
         tiers=("namespaces",),
     ),
     attack(
-        "memory that children share counts once, and counts",
+        "memory shared by children counts once",
         """
 import mmap, os, time
 blocks = []
@@ -130,7 +130,7 @@ time.sleep(30)
         status=("memory", "error"),
     ),
     attack(
-        "shared memory that stays when it is unmapped",
+        "shared memory that survives munmap",
         MAPS
         + """
 for flags, path in ((0x21, None), (0x23, None), (0x40022, None), (0x40021, None), (1, '/dev/zero')):
@@ -216,7 +216,7 @@ print('BROKEN')
         tiers=("namespaces",),
     ),
     attack(
-        "innocent children that have ended and that nobody waited for",
+        "zombie children do not count",
         """
 import os, time
 for _ in range(8):
@@ -229,7 +229,7 @@ print('all well')
         prints="all well",
     ),
     attack(
-        "innocent forks of a large parent",
+        "forks of a large parent share its memory",
         """
 import os
 block = bytearray(b'x') * (120 << 20)
@@ -291,7 +291,7 @@ COUNTS = (
         status=("error", "killed"),
     ),
     attack(
-        "files without names",
+        "unlinked files",
         """
 import os
 kept = []
@@ -306,13 +306,13 @@ while True:
         status=("error", "killed"),
     ),
     attack(
-        "files where nobody can count them",
+        "files in a folder that cannot be listed",
         "import os\nos.mkdir('dark', 0o300)\nnumber = 0\nwhile True:\n"
         "    open(f'dark/{number}', 'wb').write(b'x' * (1 << 22))\n    number += 1",
         status=("error", "killed"),
     ),
     attack(
-        "files without names that are only mapped",
+        "unlinked files that are only mapped",
         """
 import mmap, os
 kept = []
@@ -323,7 +323,7 @@ while True:
         status=("error", "killed", "memory"),
     ),
     attack(
-        "files without names that are mapped and closed",
+        "unlinked files that are mapped and closed",
         MAPS
         + """
 import time
@@ -336,7 +336,7 @@ print('BROKEN')
         status=("error", "killed"),
     ),
     attack(
-        "files without names in folders too deep to be named",
+        "unlinked files in folders deeper than a path",
         """
 import os, time
 kept = []
@@ -354,7 +354,7 @@ print('BROKEN')
         status=("error", "killed"),
     ),
     attack(
-        "blocks that a disk gives at once",
+        "fallocated blocks",
         MAPS
         + """
 given = 0
@@ -368,7 +368,7 @@ print('BROKEN' if given > 48 else 'held', given)
         prints="held",
     ),
     attack(
-        "files without names that are on their way",
+        "unlinked files in a socket buffer",
         """
 import os, socket
 pairs = []
@@ -433,7 +433,7 @@ CRASHES = (
     attack("modules gone", "import sys\nsys.modules.clear()", "1"),
     attack("tracing", "import sys\nsys.settrace(lambda *a: (_ for _ in ()).throw(SystemError))\nprint(1)", "1"),
     attack(
-        "a loop that was tampered with",
+        "a tampered session loop",
         "import json, socket\njson.dumps = lambda *a, **k: 'null'\nsocket.socket.sendall = None",
         "print('fresh')",
     ),
@@ -443,31 +443,29 @@ PROTOCOL = (
     attack("a forged answer and its real one", FORGE + "os.write(3, answer(1))", status=("ok", "killed")),
     attack("two forged answers", FORGE + "os.write(3, answer(1) * 2)\ntime.sleep(9)", status=("ok", "killed")),
     attack("an answer to another call", FORGE + "os.write(3, answer(99))\ntime.sleep(9)", status=("killed",)),
+    attack("a huge answer", FORGE + "os.write(3, struct.pack('!I', 1 << 31))\ntime.sleep(9)", status=("killed",)),
     attack(
-        "an answer that is huge", FORGE + "os.write(3, struct.pack('!I', 1 << 31))\ntime.sleep(9)", status=("killed",)
-    ),
-    attack(
-        "an answer that is garbage",
+        "a garbage answer",
         FORGE + "os.write(3, struct.pack('!I', 5) + b'xxxxx')\ntime.sleep(9)",
         status=("killed",),
     ),
     attack(
-        "an answer that is deep",
+        "a deeply nested answer",
         FORGE + "os.write(3, struct.pack('!I', 60000) + b'[' * 60000)\ntime.sleep(9)",
         status=("killed",),
     ),
     attack(
-        "an answer of wrong types",
+        "an answer with wrong types",
         FORGE + "os.write(3, frame(id=1, status=['ok'], value={}, error=7))\ntime.sleep(9)",
         status=("killed",),
     ),
     attack(
-        "an answer with an unhashable end",
+        "an answer with an unhashable status",
         FORGE + "os.write(3, frame(id=1, status={}, value=None, error=None))\ntime.sleep(9)",
         status=("killed",),
     ),
     attack(
-        "an answer that is true",
+        "an answer whose id is a bool",
         FORGE + "os.write(3, frame(id=True, status='ok', value=None, error=None))\ntime.sleep(9)",
     ),
     attack("half an answer", FORGE + "os.write(3, answer(1)[:9])\ntime.sleep(9)", status=("timeout", "killed")),
@@ -503,9 +501,9 @@ PROTOCOL = (
 SHORT_S = 0.5
 
 
-def shortened(one: Attack) -> Attack:
+def shorten_timeout(one: Attack) -> Attack:
     """With a short time limit where it may run into that, and a long one where it may not: a busy machine is slow."""
     return replace(one, timeout_s=SHORT_S) if "timeout" in one.status and one.status != Attack.status else one
 
 
-ALL: tuple[Attack, ...] = tuple(map(shortened, TIME + PROTOCOL)) + MEMORY + COUNTS + OUTPUT + CRASHES
+ALL: tuple[Attack, ...] = tuple(map(shorten_timeout, TIME + PROTOCOL)) + MEMORY + COUNTS + OUTPUT + CRASHES

@@ -1,4 +1,4 @@
-"""Every attack, in every tier, as root and as another user; the host's canaries are the judges."""
+"""Run every attack in every tier, as root and as another user; canaries on the host show damage."""
 
 import json
 import os
@@ -8,24 +8,24 @@ import time
 from pathlib import Path
 
 import pytest
-from sandbox_driver_for_tests import filled
-from sandbox_ground_for_tests import MARK, Ground
+from sandbox_canaries_for_tests import MARK, Canaries
+from sandbox_driver_for_tests import fill
 
 HERE = Path(__file__).parent
 DRIVER = HERE / "sandbox_driver_for_tests.py"
 AS_USER = HERE / "sandbox_user_for_tests.py"
 OTHER_USER = "12345"
 WHO = {
-    "as you": [],
+    "as this user": [],
     "as another user": [str(AS_USER), OTHER_USER],
     "as root with a Python for all": [str(AS_USER), "0"],
 }
 
 
-def attacked(tier: str, who: str) -> dict[str, str]:
-    """What the driver found: problems by attack, and notes whose names begin with _.
+def run_attacks(tier: str, who: str) -> dict[str, str]:
+    """Run the driver; return problems by attack, and notes whose names start with _.
 
-    A user id for each session changes what a session can reach, and nothing about time, output or protocol.
+    A user id per session changes what a session can reach, but nothing about time, output or protocol.
     """
     which = "outward" if who.startswith("as root") else "attacks"
     environment = {**os.environ, "PYTHONPATH": f"{HERE}:{Path(__file__).parents[2] / 'src'}"}
@@ -39,17 +39,17 @@ def attacked(tier: str, who: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("tier", "who"),
     [
-        ("namespaces", "as you"),
+        ("namespaces", "as this user"),
         ("namespaces", "as another user"),
-        ("landlock", "as you"),
+        ("landlock", "as this user"),
         ("landlock", "as another user"),
         ("landlock", "as root with a Python for all"),
     ],
 )
-def test_no_attack_gets_through(tier: str, who: str) -> None:
+def test_sandbox_withstands_all_attacks(tier: str, who: str) -> None:
     if WHO[who] and os.geteuid() != 0:
         pytest.skip("only root can become another user")
-    found = attacked(tier, who)
+    found = run_attacks(tier, who)
     if "start" in found:
         pytest.skip(found["start"])
     assert int(found["_count"]) >= (15 if who.startswith("as root") else 80)
@@ -57,7 +57,7 @@ def test_no_attack_gets_through(tier: str, who: str) -> None:
     assert {name: problem for name, problem in found.items() if not name.startswith("_")} == {}
 
 
-SONGS = {
+DAMAGES = {
     "open('$FILE').read()": "a secret of the host came out",
     "open('$FILE', 'a').write('x')": "changed on the host: ['content'",
     "os.chmod('$FILE', 0o600)": "changed on the host: ['mode",
@@ -67,26 +67,26 @@ SONGS = {
     "os.kill($VICTIM, 9)": "changed on the host: ['victim lives'",
     "os.setpriority(os.PRIO_PROCESS, $VICTIM, 12)": 'changed on the host: ["victim\'s priority"',
 }
-"""Harm done to a canary, and what its judge says. Only ever to the canary: this code runs with no walls around it."""
+"""Damage to a canary, and how it is reported. This code runs without a sandbox and must touch only the canary."""
 
 
-@pytest.mark.parametrize("line", SONGS)
-def test_a_canary_that_is_harmed_sings(line: str) -> None:
-    """A judge that never convicts would prove nothing; here the harm is done by the test itself, without a sandbox."""
-    ground = Ground()
+@pytest.mark.parametrize("line", DAMAGES)
+def test_canaries_report_damage(line: str) -> None:
+    """The test does the damage itself, to prove that the canaries can detect it."""
+    canaries = Canaries()
     try:
-        code = filled(f"import os, socket\nprint({line})", ground.words())
+        code = fill(f"import os, socket\nprint({line})", canaries.words())
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
         time.sleep(0.05)
         secret = "a secret of the host came out" if MARK in done.stdout else None
-        assert (secret or ground.harm() or "").startswith(SONGS[line])
+        assert (secret or canaries.damage() or "").startswith(DAMAGES[line])
     finally:
-        ground.close()
+        canaries.close()
 
 
-def test_unharmed_canaries_are_silent() -> None:
-    ground = Ground()
+def test_canaries_report_nothing_if_unharmed() -> None:
+    canaries = Canaries()
     try:
-        assert ground.harm() is None
+        assert canaries.damage() is None
     finally:
-        ground.close()
+        canaries.close()

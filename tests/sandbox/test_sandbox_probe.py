@@ -1,4 +1,4 @@
-"""Which tier is chosen, and what is said where none works. Failures are forced by the kernel itself, with a filter."""
+"""Choice of the tier, and messages if none works. A seccomp filter makes the kernel refuse calls."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from turnwise.sandbox import probe
 from turnwise.sandbox.host import Sandbox, sandbox_report
 from turnwise.sandbox.types import RunResult, SandboxUnavailable
 
-REFUSED = """
+START_WITH_REFUSED_CALLS = """
 import asyncio, errno, json, sys
 from turnwise.sandbox.types import SandboxUnavailable
 from turnwise.sandbox.host import Sandbox
@@ -45,18 +45,18 @@ NAMESPACES = ["unshare"]
 LANDLOCK = ["landlock_create_ruleset"]
 
 
-def with_refused(*calls: str, tier: str = "auto") -> dict[str, object]:
-    """What a start gives in a process in which the kernel refuses these calls."""
+def start_with_refused(*calls: str, tier: str = "auto") -> dict[str, object]:
+    """Start a sandbox in a process in which the kernel refuses these calls."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
-    command = [sys.executable, "-c", REFUSED, tier, *calls]
+    command = [sys.executable, "-c", START_WITH_REFUSED_CALLS, tier, *calls]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, object] = json.loads(done.stdout)
     return found
 
 
-def test_without_namespaces_landlock_is_chosen() -> None:
-    found = with_refused(*NAMESPACES)
+def test_start_falls_back_to_landlock() -> None:
+    found = start_with_refused(*NAMESPACES)
     if "error" in found:
         pytest.skip(str(found["error"]))
     assert (found["tier"], found["value"]) == ("landlock", "42")
@@ -64,49 +64,49 @@ def test_without_namespaces_landlock_is_chosen() -> None:
 
 
 @pytest.mark.parametrize("call", ["pivot_root", "mount_setattr", "capset", "seccomp"])
-def test_a_jail_that_cannot_be_finished_is_not_used(call: str) -> None:
-    found = with_refused(call, tier="namespaces")
+def test_start_rejects_an_incomplete_jail(call: str) -> None:
+    found = start_with_refused(call, tier="namespaces")
     assert "error" in found, found
     assert "namespaces: " in str(found["error"]) and "Operation not permitted" in str(found["error"])
 
 
-def test_without_any_tier_it_says_at_once_which_probe_failed_and_the_remedy() -> None:
-    found = with_refused(*NAMESPACES, *LANDLOCK)
+def test_start_without_any_tier_names_probes_and_fixes() -> None:
+    found = start_with_refused(*NAMESPACES, *LANDLOCK)
     error = str(found["error"])
     assert "\n" not in error
-    assert "namespaces: unshare user namespace: Operation not permitted; remedy: allow user namespaces" in error
-    assert "landlock: ask for Landlock: Operation not permitted; remedy: use Linux 5.13" in error
+    assert "namespaces: unshare user namespace: Operation not permitted; to fix it, allow user namespaces" in error
+    assert "landlock: query the Landlock version: Operation not permitted; to fix it, use Linux 5.13" in error
     report = found["report"]
     assert isinstance(report, list)
     assert report[0] == "sandbox: none: tools that run code cannot be used"
     assert len(report) == 3
 
 
-def test_a_tier_that_is_asked_for_is_not_replaced() -> None:
-    assert "tier" not in with_refused(*NAMESPACES, tier="namespaces")
-    assert "tier" not in with_refused(*LANDLOCK, tier="landlock")
+def test_start_does_not_replace_a_requested_tier() -> None:
+    assert "tier" not in start_with_refused(*NAMESPACES, tier="namespaces")
+    assert "tier" not in start_with_refused(*LANDLOCK, tier="landlock")
 
 
-def test_the_report_names_the_tier_and_the_packages() -> None:
+def test_report_names_tiers_and_packages() -> None:
     lines = sandbox_report()
     assert lines[0].startswith("sandbox: ")
     assert [line.split(":")[0].strip() for line in lines[1:]] == ["namespaces", "landlock"]
     if lines[0] != "sandbox: none: tools that run code cannot be used":
-        works = next(line for line in lines[1:] if " works (" in line)
-        assert "numpy 2" in works or "no packages" in works
+        working = next(line for line in lines[1:] if " works (" in line)
+        assert "numpy 2" in working or "no packages" in working
 
 
-def test_another_system_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_names_an_unsupported_system(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe.sys, "platform", "darwin")
     monkeypatch.setattr(probe.platform, "system", lambda: "Darwin")
-    with pytest.raises(SandboxUnavailable, match="needs Linux, and this is Darwin"):
+    with pytest.raises(SandboxUnavailable, match="needs Linux; this is Darwin"):
         asyncio.run(Sandbox.start())
-    assert sandbox_report() == ["sandbox: none; the sandbox needs Linux, and this is Darwin"]
+    assert sandbox_report() == ["sandbox: none: the sandbox needs Linux; this is Darwin"]
 
 
-def test_another_processor_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_names_an_unsupported_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe.platform, "machine", lambda: "riscv64")
-    with pytest.raises(UserError, match="knows x86_64 and aarch64 processors, and this is riscv64"):
+    with pytest.raises(UserError, match="supports x86_64 and aarch64; this machine is riscv64"):
         asyncio.run(Sandbox.start())
 
 
@@ -114,12 +114,12 @@ LEAKS = {
     "a read": "session code could True ['read a file of the host']",
     "a write": "session code changed a file of the host",
     "a removal": "session code removed a file of the host",
-    "a crash": "a first call ended as killed: it died",
+    "a crash": "the first call ended with status killed: it died",
 }
 
 
 @pytest.mark.parametrize("leak", LEAKS)
-def test_a_jail_that_leaks_fails_its_self_test(leak: str) -> None:
+def test_self_test_detects_a_leak(leak: str) -> None:
     async def leaky(code: str) -> RunResult:
         canary = Path(next(line for line in code.splitlines() if line.startswith("canary")).split("'")[1])
         output = "True ['read a file of the host']" if leak == "a read" else "True []"
@@ -134,7 +134,7 @@ def test_a_jail_that_leaks_fails_its_self_test(leak: str) -> None:
     assert asyncio.run(probe.self_test(leaky)) == LEAKS[leak]
 
 
-def test_a_start_without_packages_imports_none() -> None:
+def test_start_without_packages_imports_none() -> None:
     async def start() -> RunResult:
         async with await Sandbox.start(packages=()) as box, box.session() as session:
             assert box.packages == {}

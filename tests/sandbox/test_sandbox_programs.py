@@ -1,4 +1,4 @@
-"""Random programs, good and bad: one result each, nothing left behind, and what Python gives where they are honest."""
+"""Random programs: benign ones give the same result as in Python, hostile ones one result and no leftovers."""
 
 import contextlib
 import io
@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from sandbox_box_for_tests import TIERS, Box, started
+from sync_sandbox_for_tests import TIERS, SyncSandbox, start_sandbox
 
 from turnwise.sandbox.processes import descendants
 from turnwise.sandbox.types import SandboxLimits
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
 PROGRAMS = 40 if SOAK == 1 else 500 * SOAK
-"""For each tier, of each kind."""
+"""Programs per tier and test."""
 LIMITS = SandboxLimits(timeout_s=0.3, memory_mb=128, output_chars=500, grace_s=0.1, scratch_mb=16)
 
 NAMES = st.sampled_from(["a", "b", "c"])
@@ -45,7 +45,7 @@ LINES = st.one_of(
 
 
 @st.composite
-def honest_programs(draw: st.DrawFn) -> str:
+def benign_programs(draw: st.DrawFn) -> str:
     lines = ["a, b, c = 1, 'x', [3]"]
     for line in draw(st.lists(LINES, min_size=1, max_size=6)):
         wrapped = draw(
@@ -94,29 +94,29 @@ def hostile_programs(draw: st.DrawFn) -> str:
 
 
 @pytest.fixture(scope="module", params=TIERS)
-def box(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
-    """In a folder of its own, which is empty again at the end; other tests run beside these."""
+def box(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SyncSandbox]:
+    """Use a temporary folder of its own, which must be empty again at the end."""
     folder = tmp_path_factory.mktemp("box")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(folder))
-        before, children = held(), set(descendants(os.getpid()))
-        with started(request.param, LIMITS) as running:
+        before, children = count_resources(), set(descendants(os.getpid()))
+        with start_sandbox(request.param, LIMITS) as running:
             yield running
         assert set(descendants(os.getpid())) <= children
-        assert held() == before
+        assert count_resources() == before
         assert not list(folder.iterdir())
 
 
-def held() -> tuple[int, int]:
-    """Descriptors and mounts."""
+def count_resources() -> tuple[int, int]:
+    """Count descriptors and mounts of this process."""
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     return len(list(Path("/proc/self/fd").iterdir())), len(mounts)
 
 
-def by_python(code: str) -> tuple[str, str | None]:
-    """What it prints and which error it ends with, run here: these programs are harmless by their grammar.
+def run_in_python(code: str) -> tuple[str, str | None]:
+    """Run a program here, which its grammar makes harmless; return its output and error.
 
-    Lists of lists of lists may grow beyond the sandbox's memory: such programs are left out.
+    Programs whose nested lists exceed the sandbox's memory are skipped.
     """
     output, names = io.StringIO(), dict[str, object]()
     error = None
@@ -131,9 +131,9 @@ def by_python(code: str) -> tuple[str, str | None]:
 
 
 @settings(max_examples=PROGRAMS, suppress_health_check=list(HealthCheck))
-@given(code=honest_programs())
-def test_honest_programs_give_what_python_gives(box: Box, code: str) -> None:
-    output, error = by_python(code)
+@given(code=benign_programs())
+def test_session_runs_benign_programs_like_python(box: SyncSandbox, code: str) -> None:
+    output, error = run_in_python(code)
     result = box.last("import warnings\nwarnings.simplefilter('ignore')", code, timeout_s=60)
     assert result.status == ("ok" if error is None else "error"), result
     assert result.output == output or len(output) > LIMITS.output_chars
@@ -144,7 +144,7 @@ def test_honest_programs_give_what_python_gives(box: Box, code: str) -> None:
 
 @settings(max_examples=PROGRAMS, suppress_health_check=list(HealthCheck))
 @given(code=hostile_programs())
-def test_hostile_programs_give_one_result_and_a_session_that_goes_on(box: Box, code: str) -> None:
+def test_session_survives_hostile_programs(box: SyncSandbox, code: str) -> None:
     first, second = box.run(code, "print('here')")
     assert first.status in ("ok", "error", "timeout", "memory", "killed")
     assert second.status in ("ok", "timeout", "killed", "error", "memory")

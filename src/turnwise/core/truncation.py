@@ -1,16 +1,14 @@
-"""Long texts, cut in the middle: the beginning says what it is, the end what came of it."""
+"""Truncate long texts in the middle: the start tells what they are, the end how they finished."""
 
 import codecs
 import re
 
 CUT_NOTE = re.compile(r"\n\.\.\. \[(\d{1,15}) characters cut\] \.\.\.\n")
-"""Of an earlier cut: a tool shortens by its own limit, an environment by its own again."""
+"""Note left by an earlier truncation: tools truncate by their own limit, environments again by theirs."""
 
 
 def truncate_middle(text: str, limit: int) -> str:
-    """At most about `limit` characters, the cut included in words. It tells of all that is missing, also where it cuts
-    the note of an earlier cut away.
-    """
+    """Truncate to about `limit` characters and note how many were cut, including those of an earlier note it cuts."""
     if len(text) <= limit:
         return text
     begin = limit // 2
@@ -23,7 +21,7 @@ def truncate_middle(text: str, limit: int) -> str:
 
 
 class OutputBuffer:
-    """Bytes of unknown number: keeps a head and a tail, and counts the rest."""
+    """Collects a stream of bytes of any length: keeps its head and tail, counts the rest."""
 
     def __init__(self, keep: int) -> None:
         self.keep = keep
@@ -36,17 +34,17 @@ class OutputBuffer:
     def add(self, data: bytes) -> None:
         self.total += len(data)
         self.characters += len(self.decoder.decode(data))
-        room = self.keep - len(self.head)
-        if room > 0:
-            self.head += data[:room]
-            data = data[room:]
+        space = self.keep - len(self.head)
+        if space > 0:
+            self.head += data[:space]
+            data = data[space:]
         if data:
             self.tail += data
             if len(self.tail) > 2 * self.keep:
                 del self.tail[: -self.keep]
 
     def text(self, limit: int) -> str:
-        """`keep` must be at least four times `limit`: a character has at most four bytes."""
+        """Return the stream as text, truncated. `keep` must be at least 4 x `limit`: UTF-8 has up to 4 bytes each."""
         dropped = self.total - len(self.head) - len(self.tail)
         if not dropped:
             return truncate_middle(bytes(self.head + self.tail).decode("utf-8", "replace"), limit)

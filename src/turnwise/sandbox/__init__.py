@@ -1,1 +1,1 @@
-"""Model-written Python, jailed: a zygote forks a session in milliseconds, and a session keeps its variables."""
+"""Isolated Python sessions on Linux, without Docker or root. `host.Sandbox` is the entry point."""

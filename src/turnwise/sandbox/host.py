@@ -1,4 +1,4 @@
-"""The sandbox as the rest of turnwise sees it.
+"""Sandboxed Python sessions, as the rest of turnwise uses them.
 
 box = await Sandbox.start(SandboxLimits(timeout_s=5))
 async with box.session(seed=3) as session:
@@ -20,11 +20,11 @@ from turnwise.sandbox.types import RunResult, SandboxFailure, SandboxLimits, San
 from turnwise.sandbox.watchdog import Watchdog
 from turnwise.sandbox.zygote_process import ZygoteProcess, ZygoteStartError
 
-RESTARTED = "[the interpreter was restarted: variables from earlier calls are lost]\n"
+RESTART_NOTE = "[the interpreter was restarted: variables from earlier calls are lost]\n"
 
 
 class Sandbox:
-    """One zygote and its sessions. Made by `start`; without isolation only by `unsafe_subprocess`."""
+    """A zygote and its sessions. Created by `Sandbox.start`; without isolation only by `start_unsafe_subprocess`."""
 
     def __init__(self, zygote: ZygoteProcess, limits: SandboxLimits) -> None:
         self.limits = limits
@@ -42,8 +42,9 @@ class Sandbox:
         *,
         packages: tuple[str, ...] = DEFAULT_PACKAGES,
     ) -> "Sandbox":
-        """The best tier that passes its self-test. `packages`: distributions that sessions can import, imported once
-        here.
+        """Start the best tier that passes its self-test.
+
+        `packages`: distributions that sessions can import; they are loaded once, for all sessions.
         """
         if (problem := unsupported_reason()) is not None:
             raise SandboxUnavailable(problem)
@@ -52,12 +53,12 @@ class Sandbox:
             try:
                 return await cls._start_tested(candidate, limits or SandboxLimits(), packages)
             except ZygoteStartError as error:
-                problems.append(f"{candidate}: {error}; remedy: {FIXES[candidate]}")
-        raise SandboxUnavailable("this machine gives no sandbox. " + ". ".join(problems))
+                problems.append(f"{candidate}: {error}; to fix it, {FIXES[candidate]}")
+        raise SandboxUnavailable("No sandbox works on this machine. " + ". ".join(problems) + ".")
 
     @classmethod
     async def open(cls, tier: Tier, limits: SandboxLimits, packages: tuple[str, ...]) -> "Sandbox":
-        """One tier, not yet tested. ZygoteFailed says what was refused."""
+        """Start one tier without a self-test. Raises ZygoteStartError."""
         zygote = ZygoteProcess(tier, limits, find_python_install(packages))
         await zygote.start()
         return cls(zygote, limits)
@@ -84,20 +85,20 @@ class Sandbox:
 
     @property
     def jail(self) -> str:
-        """The isolation in words."""
+        """Description of the isolation."""
         return self._zygote.jail
 
     @property
     def packages(self) -> Mapping[str, str]:
-        """What is imported already in every session: name -> version."""
+        """Preloaded packages: name -> version."""
         return self._zygote.packages
 
     def session(self, seed: int = 0) -> "SandboxSession":
-        """Equal seeds and equal code give equal random numbers. Nothing is started before the first `run`."""
+        """Create a session. Equal seeds and code give equal random numbers. Its process starts at the first `run`."""
         return SandboxSession(self, seed)
 
     async def close(self) -> None:
-        """Kills every session and the zygote, and waits until they have gone."""
+        """Kill every session and the zygote, and wait until they have exited."""
         self._end_sessions()
         try:
             await self._zygote.close()
@@ -105,7 +106,7 @@ class Sandbox:
             self._zygote.kill()
 
     def kill(self) -> None:
-        """`close` for where nothing can be awaited."""
+        """Close without an event loop."""
         self._end_sessions()
         self._zygote.kill()
 
@@ -113,13 +114,13 @@ class Sandbox:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
 
     async def new_process(self, seed: int) -> SessionProcess:
-        """A started session; a zygote that died is replaced first. SandboxFailure where that does not work."""
-        process = SessionProcess(await self._living_zygote(), self._watchdog, self.limits)
+        """Start a session's process, after replacing a zygote that died. Raises SandboxFailure."""
+        process = SessionProcess(await self._ensure_zygote(), self._watchdog, self.limits)
         self._processes.add(process)
         try:
             await process.start(seed)
@@ -132,14 +133,14 @@ class Sandbox:
         process.close()
         self._processes.discard(process)
 
-    async def _living_zygote(self) -> ZygoteProcess:
+    async def _ensure_zygote(self) -> ZygoteProcess:
         async with self._restarting:
             if self._closed:
                 raise SandboxFailure("the sandbox is closed")
             if not self._zygote.alive:
                 old = self._zygote
                 old.kill()
-                new = ZygoteProcess(old.tier, old.limits, old.prefix)
+                new = ZygoteProcess(old.tier, old.limits, old.python)
                 try:
                     await new.start()
                 except ZygoteStartError as error:
@@ -156,7 +157,7 @@ class Sandbox:
 
 
 class SandboxSession:
-    """Variables stay from call to call. Calls of one session wait for each other."""
+    """A session whose variables persist from call to call. Concurrent calls run one after another."""
 
     def __init__(self, box: Sandbox, seed: int) -> None:
         self._box = box
@@ -166,16 +167,16 @@ class SandboxSession:
         self._lost = False
 
     async def run(self, code: str, *, timeout_s: float | None = None) -> RunResult:
-        """Never raises for what the code does; SandboxFailure only when the sandbox itself is broken.
+        """Run code. Raises only SandboxFailure, if the sandbox itself is broken.
 
-        `timeout_s`: for this call alone; the sandbox's own limit holds as well.
+        `timeout_s`: limit of this call; the sandbox's own limit applies as well.
         """
         limit = self._box.limits.code_chars
         time_limit = min(timeout_s or self._box.limits.timeout_s, self._box.limits.timeout_s)
         if len(code) > limit:
-            return _refused(f"the code has {len(code)} characters; {limit} are allowed")
+            return _rejected(f"the code has {len(code)} characters; the limit is {limit}")
         if (broken := broken_in(code)) is not None:
-            return _refused(f"the code holds {broken}: leave it out")
+            return _rejected(f"the code holds {broken}: leave it out")
         async with self._calls:
             restarted = await self._ensure_process()
             assert self._process is not None
@@ -184,16 +185,16 @@ class SandboxSession:
             finally:
                 if self._process.dead:
                     self.close()
-        return replace(result, output=RESTARTED + result.output) if restarted else result
+        return replace(result, output=RESTART_NOTE + result.output) if restarted else result
 
     @property
     def pid(self) -> int | None:
-        """The session's first process, as the host numbers it; None where none is started."""
-        started = None if self._process is None else self._process.started
-        return None if started is None else started.pid
+        """Host pid of the session's first process; None before it starts."""
+        handle = None if self._process is None else self._process.handle
+        return None if handle is None else handle.pid
 
     def close(self) -> None:
-        """Ends the process; a later `run` would start a fresh one."""
+        """End the process. A later `run` starts a new one."""
         if self._process is not None:
             self._box.end_process(self._process)
             self._process = None
@@ -203,12 +204,12 @@ class SandboxSession:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
 
     async def _ensure_process(self) -> bool:
-        """Whether variables were lost since the last call."""
+        """Start a process if there is none; return whether variables were lost since the last call."""
         if self._process is not None and self._process.dead:
             self.close()
         if self._process is not None:
@@ -218,39 +219,43 @@ class SandboxSession:
         return lost
 
 
-def _refused(why: str) -> RunResult:
-    return RunResult(output="", value=None, error=why, status="error", seconds=0.0)
+def _rejected(reason: str) -> RunResult:
+    return RunResult(output="", value=None, error=reason, status="error", seconds=0.0)
 
 
 async def start_unsafe_subprocess(
     limits: SandboxLimits | None = None, *, packages: tuple[str, ...] = DEFAULT_PACKAGES
 ) -> Sandbox:
-    """The interface of a sandbox without its walls."""
+    """Start sessions without isolation, for machines that offer none and users who accept that.
+
+    The code runs with all rights of this user: it can read, change and delete files and use the network. Only time,
+    memory and output are limited.
+    """
     if (problem := unsupported_reason()) is not None:
         raise SandboxUnavailable(problem)
     try:
         return await Sandbox.open("unsafe_subprocess", limits or SandboxLimits(), packages)
     except ZygoteStartError as error:
-        raise SandboxUnavailable(f"a Python process could not be started: {error}") from None
+        raise SandboxUnavailable(f"A Python process could not be started: {error}") from None
 
 
 def sandbox_report() -> list[str]:
-    """One line a tier, and one that says which is used; each tier is started and attacked for real."""
+    """Return lines for `turnwise doctor`: the tier in use, then each tier, started and self-tested."""
     if (problem := unsupported_reason()) is not None:
-        return [f"sandbox: none; {problem}"]
+        return [f"sandbox: none: {problem}"]
     return asyncio.run(_report())
 
 
 async def _report() -> list[str]:
     lines = []
-    works: list[Tier] = []
+    working: list[Tier] = []
     for tier in TIERS:
         try:
             async with await Sandbox.start(SandboxLimits(), tier) as box:  # type: ignore[arg-type]
-                found = ", ".join(f"{name} {version}" for name, version in box.packages.items()) or "no packages"
-                lines.append(f"  {tier}: works ({box.jail}; {found})")
-                works.append(tier)
+                packages = ", ".join(f"{name} {version}" for name, version in box.packages.items()) or "no packages"
+                lines.append(f"  {tier}: works ({box.jail}; {packages})")
+                working.append(tier)
         except SandboxUnavailable as error:
             lines.append(f"  {tier}: {error}")
-    chosen = f"{works[0]} is used" if works else "none: tools that run code cannot be used"
+    chosen = f"{working[0]} is used" if working else "none: tools that run code cannot be used"
     return [f"sandbox: {chosen}", *lines]

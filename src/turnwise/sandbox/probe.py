@@ -1,8 +1,6 @@
-"""Which tier does this machine give? Nothing is believed: a started tier must hold against a small attack before it
-is used.
-"""
+"""Find out which isolation tier works on this machine: each is attacked once before it is used."""
 
-# Paths are the kernel's here: plain strings beside descriptors.
+# Paths here are plain strings, as system calls take them.
 # ruff: noqa: PTH101, PTH110, PTH118, PTH123
 
 import os
@@ -49,16 +47,16 @@ print(open("scratch").read() == "works", broken)
 
 
 def unsupported_reason() -> str | None:
-    """What makes any tier impossible here, in words; None where one may work."""
+    """Return why no tier can work on this machine; None if one may."""
     if sys.platform != "linux":
-        return f"the sandbox needs Linux, and this is {platform.system() or sys.platform}"
+        return f"the sandbox needs Linux; this is {platform.system() or sys.platform}"
     if not is_supported_machine():
-        return f"the sandbox knows {' and '.join(MACHINES)} processors, and this is {platform.machine()}"
+        return f"the sandbox supports {' and '.join(MACHINES)}; this machine is {platform.machine()}"
     return None
 
 
 async def self_test(run: Callable[[str], Awaitable[RunResult]]) -> str | None:
-    """What the tier failed at; None where it held."""
+    """Attack the host from inside a session; return what succeeded, None if nothing did."""
     secret = secrets.token_hex(16)
     with (
         tempfile.TemporaryDirectory(prefix="turnwise-probe-") as folder,
@@ -73,14 +71,14 @@ async def self_test(run: Callable[[str], Awaitable[RunResult]]) -> str | None:
         code = ATTACK.format(canary=canary, port=server.getsockname()[1], host=os.getpid())
         result = await run(code)
         if result.status != "ok":
-            return f"a first call ended as {result.status}: {result.error}"
+            return f"the first call ended with status {result.status}: {result.error}"
         if result.output.strip() != "True []":
             return f"session code could {result.output.strip()}"
-        return _harm(canary, secret, server)
+        return _find_damage(canary, secret, server)
 
 
-def _harm(canary: str, secret: str, server: socket.socket) -> str | None:
-    """The host's own look at what the attack was aimed at."""
+def _find_damage(canary: str, secret: str, server: socket.socket) -> str | None:
+    """Check the targets of the attack from the host."""
     if not os.path.exists(canary):
         return "session code removed a file of the host"
     with open(canary, encoding="utf-8") as file:

@@ -1,6 +1,10 @@
-"""Reading a session's processes from outside, through /proc of the host."""
+"""Read a session's processes from the host's /proc: the process tree, memory, open files.
 
-# Paths are the kernel's here: plain strings beside descriptors.
+Memory includes what the kernel holds for a session and no process's size shows: full sockets and pipes, unlinked files
+and lists of mappings. One process has little of it; thirty together can have a thousand times their own size.
+"""
+
+# Paths here are plain strings, as system calls take them.
 # ruff: noqa: PTH110, PTH115, PTH116, PTH208
 
 import os
@@ -13,39 +17,37 @@ from dataclasses import dataclass
 from pathlib import Path
 
 EXITED = (FileNotFoundError, ProcessLookupError)
-"""A process has ended. Every other error is one that must be heard: what cannot be watched must not run."""
+"""Errors of a process that has exited. All others are raised: a session that cannot be watched must not run."""
 USAGE_LINES = re.compile(r"^(Threads|VmRSS|VmSwap|VmPTE):\s+(\d+)", re.MULTILINE)
-"""In /proc/PID/status, where a process's own name cannot hold an end of line."""
+"""Lines of /proc/PID/status. A process's own name in there cannot contain a newline."""
 MAX_MAPS_BYTES = 1 << 20
-"""Bytes of a list of mappings, some ten thousand of them; honest code has hundreds."""
+"""Length of a list of mappings, about ten thousand of them; ordinary code has hundreds."""
 HAS_CHILDREN_FILES = os.path.exists("/proc/self/task") and os.path.exists(f"/proc/self/task/{os.getpid()}/children")
-"""Kernels built without CONFIG_PROC_CHILDREN do not say who a process's children are;
-then all processes are looked through.
-"""
+"""Kernels without CONFIG_PROC_CHILDREN do not list a process's children; then all processes are searched."""
 FEW_DESCRIPTORS = 64
-"""Of all processes together: what they hold is not worth a look at each."""
+"""Descriptors of a session below which their buffers are not counted."""
 PIPE_BYTES = 1 << 16
-PIECE = 1 << 16
+CHUNK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessUsage:
-    """Of one process, now."""
+    """Resources of one process."""
 
     threads: int
     resident_bytes: int
-    """Pages in memory and on swap."""
+    """Pages in memory and in swap."""
     table_bytes: int
-    """Page tables: a page here and a page there needs more of them than of pages."""
+    """Page tables, which exceed the pages themselves if these are scattered."""
 
 
 def process_usage(pid: int) -> ProcessUsage | None:
-    """None: it has ended."""
+    """Return the resources of a process; None if it has exited."""
     try:
         found = dict(USAGE_LINES.findall(_read(f"/proc/{pid}/status")))
     except EXITED:
         return None
-    pages, swapped, tables = (int(found.get(name, 0)) for name in ("VmRSS", "VmSwap", "VmPTE"))  # none: it is ending
+    pages, swapped, tables = (int(found.get(name, 0)) for name in ("VmRSS", "VmSwap", "VmPTE"))  # 0 while exiting
     return ProcessUsage(
         threads=int(found.get("Threads", 0)), resident_bytes=1024 * (pages + swapped), table_bytes=1024 * tables
     )
@@ -53,34 +55,34 @@ def process_usage(pid: int) -> ProcessUsage | None:
 
 @contextmanager
 def ignore_exited(pid: int) -> Iterator[None]:
-    """Around a look at a process: passes over what fails because it has ended, or is about to.
+    """Suppress errors of reading a process that has exited or is exiting.
 
-    The files of a process that has given back its memory are root's: to others they are forbidden, not missing.
+    The /proc files of a process that has released its memory belong to root: others get PermissionError.
     """
     try:
         yield
     except EXITED:
         return
     except PermissionError:
-        left = process_usage(pid)
-        if left is not None and left.resident_bytes:
+        usage = process_usage(pid)
+        if usage is not None and usage.resident_bytes:
             raise
 
 
 def descendants(pid: int) -> list[int]:
-    """Children, their children and so on, however deep."""
+    """Return all descendants of a process."""
     children = _children if HAS_CHILDREN_FILES else _children_by_search
     found: list[int] = []
-    waiting = [pid]
-    while waiting:
-        news = children(waiting.pop())
-        found += news
-        waiting += news
+    queue = [pid]
+    while queue:
+        new = children(queue.pop())
+        found += new
+        queue += new
     return found
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether no thread of it runs any more: only then can it start no further process."""
+    """Return whether all threads are stopped: only then can the process start no other."""
     with suppress(*EXITED):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with suppress(*EXITED):
@@ -90,9 +92,10 @@ def is_stopped(pid: int) -> bool:
 
 
 def proportional_bytes(pid: int) -> int | None:
-    """Memory with each shared page divided by those who share it; 0 if it has ended, None where it cannot be read.
+    """Return the proportional set size: each shared page divided by its sharers.
 
-    Resident sizes of forks count the same pages again and again, and would have innocent ones killed.
+    0 if the process has exited, None if the size cannot be read. Resident sizes would count the shared pages of forks
+    once per process and kill innocent sessions.
     """
     try:
         lines = _read(f"/proc/{pid}/smaps_rollup").splitlines()
@@ -104,8 +107,8 @@ def proportional_bytes(pid: int) -> int | None:
     return 1024 * sum(sizes)
 
 
-def pid_of(pidfd: int) -> int:
-    """The number of a process in this namespace; 0 or less once it has been reaped."""
+def pid_of_pidfd(pidfd: int) -> int:
+    """Return the pid in this namespace; 0 or less once the process has been reaped."""
     for line in _read(f"/proc/self/fdinfo/{pidfd}").splitlines():
         if line.startswith("Pid:"):
             return int(line.split()[1])
@@ -113,8 +116,9 @@ def pid_of(pidfd: int) -> int:
 
 
 def socket_buffer_bytes() -> int:
-    """The most that one end of a pair holds on this machine; the last message may go half beyond its buffer. No session
-    can set a larger one.
+    """Return the most bytes that one end of a socket pair holds on this machine. A session cannot raise it.
+
+    The last message may exceed the buffer by half.
     """
     ends = socket.socketpair()
     try:
@@ -124,81 +128,81 @@ def socket_buffer_bytes() -> int:
             end.close()
 
 
-def buffer_bytes(pids: Sequence[int], each_socket: int) -> int:
-    """The most that sockets and pipes of these processes hold; one that several have counts once."""
-    if sum(map(_number_of_descriptors, pids)) <= FEW_DESCRIPTORS:
+def buffer_bytes(pids: Sequence[int], bytes_per_socket: int) -> int:
+    """Return the most bytes that the sockets and pipes of these processes hold. Shared ones count once."""
+    if sum(map(_count_descriptors, pids)) <= FEW_DESCRIPTORS:
         return 0
-    kinds = [name.partition(":")[0] for name in set().union(*map(_descriptors, pids))]
-    return kinds.count("socket") * each_socket + kinds.count("pipe") * PIPE_BYTES
+    types = [target.partition(":")[0] for target in set().union(*map(_descriptor_targets, pids))]
+    return types.count("socket") * bytes_per_socket + types.count("pipe") * PIPE_BYTES
 
 
-def count_mappings(pids: Sequence[int], most: int) -> int:
-    """Of all together, counted up to a little over `most`: a long list takes long to be read."""
+def count_mappings(pids: Sequence[int], limit: int) -> int:
+    """Count the mappings of all processes, up to a little over `limit`: reading a long list takes long."""
     count = 0
     for pid in pids:
         with ignore_exited(pid):
             descriptor = os.open(f"/proc/{pid}/maps", os.O_RDONLY | os.O_CLOEXEC)
             try:
-                while count <= most and (piece := os.read(descriptor, PIECE)):
-                    count += piece.count(b"\n")
+                while count <= limit and (chunk := os.read(descriptor, CHUNK_BYTES)):
+                    count += chunk.count(b"\n")
             finally:
                 os.close(descriptor)
     return count
 
 
-def unlinked_file_bytes(pid: int, below: str, *, most_each: int) -> int:
-    """Files that a process keeps although they have no name any more: open ones, and files under `below` that are only
-    mapped. Each counts once; the size of a mapped one is told to root alone, to others it is `most_each`.
+def unlinked_file_bytes(pid: int, folder: str, *, max_file_bytes: int) -> int:
+    """Return the bytes of unlinked files that a process keeps open, or mapped from `folder`. Each counts once.
+
+    Only root can read the size of a mapped file; for others it counts as `max_file_bytes`.
     """
     sizes: dict[int, int] = {}
     with ignore_exited(pid):
         for name in os.listdir(f"/proc/{pid}/fd"):
             with ignore_exited(pid):
-                found = os.stat(f"/proc/{pid}/fd/{name}")
-                if stat.S_ISREG(found.st_mode) and found.st_nlink == 0:
-                    sizes[found.st_ino] = found.st_blocks * 512
+                info = os.stat(f"/proc/{pid}/fd/{name}")
+                if stat.S_ISREG(info.st_mode) and info.st_nlink == 0:
+                    sizes[info.st_ino] = info.st_blocks * 512
     with ignore_exited(pid):
-        for addresses, inode in _unlinked_mappings(pid, below):
-            sizes[inode] = sizes.get(inode) or _mapped_bytes(pid, addresses, most_each)
+        for addresses, inode in _unlinked_mappings(pid, folder):
+            sizes[inode] = sizes.get(inode) or _mapped_bytes(pid, addresses, max_file_bytes)
     return sum(sizes.values())
 
 
-def _unlinked_mappings(pid: int, below: str) -> list[tuple[str, int]]:
-    """Addresses and inodes. A list that is too long to be read again and again is an error."""
-    text = _read(f"/proc/{pid}/maps", most=MAX_MAPS_BYTES)
+def _unlinked_mappings(pid: int, folder: str) -> list[tuple[str, int]]:
+    """Return addresses and inodes. Raises OSError for a list too long to be read repeatedly."""
+    text = _read(f"/proc/{pid}/maps", limit=MAX_MAPS_BYTES)
     if len(text) > MAX_MAPS_BYTES:
         raise OSError("too many mappings")
     if " (deleted)" not in text:
         return []
     lines = (line.split(maxsplit=5) for line in text.splitlines() if line.endswith(" (deleted)"))
-    return [(words[0], int(words[4])) for words in lines if words[5].startswith(below)]
+    return [(words[0], int(words[4])) for words in lines if words[5].startswith(folder)]
 
 
-def _mapped_bytes(pid: int, addresses: str, most: int) -> int:
+def _mapped_bytes(pid: int, addresses: str, default: int) -> int:
     try:
         return os.stat(f"/proc/{pid}/map_files/{addresses}").st_blocks * 512
     except OSError:
-        return most
+        return default
 
 
-def _number_of_descriptors(pid: int) -> int:
-    """Since Linux 6.2 it is the size of their folder; before, that is 0."""
+def _count_descriptors(pid: int) -> int:
+    """Since Linux 6.2 the size of /proc/PID/fd is the count; before, it is 0."""
     with ignore_exited(pid):
-        return os.stat(f"/proc/{pid}/fd").st_size or len(_names(pid))
+        return os.stat(f"/proc/{pid}/fd").st_size or len(_descriptor_names(pid))
     return 0
 
 
-def _descriptors(pid: int) -> set[str]:
-    """What they are, such as socket:[8123]."""
+def _descriptor_targets(pid: int) -> set[str]:
+    """Return what the descriptors refer to, such as socket:[8123]."""
     found: set[str] = set()
-    for name in _names(pid):
+    for name in _descriptor_names(pid):
         with ignore_exited(pid):
             found.add(os.readlink(f"/proc/{pid}/fd/{name}"))
     return found
 
 
-def _names(pid: int) -> list[str]:
-    """None of a process that is ending."""
+def _descriptor_names(pid: int) -> list[str]:
     with ignore_exited(pid):
         return os.listdir(f"/proc/{pid}/fd")
     return []
@@ -223,15 +227,15 @@ def _children_by_search(pid: int) -> list[int]:
     return found
 
 
-def _read(path: str, most: int = 1 << 30) -> str:
-    """All of a small file of /proc, or a little over `most` bytes; unbuffered, since this runs after every call."""
+def _read(path: str, limit: int = 1 << 30) -> str:
+    """Read a file of /proc, up to a little over `limit` bytes. Unbuffered for speed: this runs after every call."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        pieces: list[bytes] = []
+        chunks: list[bytes] = []
         size = 0
-        while size <= most and (piece := os.read(descriptor, 1 << 14)):
-            pieces.append(piece)
-            size += len(piece)
+        while size <= limit and (chunk := os.read(descriptor, 1 << 14)):
+            chunks.append(chunk)
+            size += len(chunk)
     finally:
         os.close(descriptor)
-    return b"".join(pieces).decode("utf-8", "replace")
+    return b"".join(chunks).decode("utf-8", "replace")

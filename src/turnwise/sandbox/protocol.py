@@ -1,7 +1,17 @@
-"""Messages between host and session: four bytes of length, then JSON. Both sides know a cap; what breaks it ends the
-session.
+"""Messages between the host, the zygote and the sessions.
 
-Request: {"id": 3, "code": "..."}. Answer: {"id": 3, "status": "ok", "value": "42", "error": null}.
+Host and session exchange frames over a stream socket: four bytes of length, then a JSON object. Both sides cap the
+size; a frame above it ends the session.
+
+    request  {"id": 3, "code": "..."}
+    answer   {"id": 3, "status": "ok", "value": "42", "error": null}
+
+Host and zygote exchange JSON objects over a SOCK_SEQPACKET socket, which preserves message boundaries and passes
+file descriptors.
+
+    host -> zygote   ZygoteConfig, once; then {"start": 7, "seed": 3} with two descriptors: socket and output
+    zygote -> host   {"ready": {...}} or {"failed": "..."}, once; {"started": 7, "scratch": "..."} with a pidfd;
+                     {"exited": 7, "exit_code": -9}
 """
 
 import array
@@ -15,12 +25,15 @@ from turnwise.sandbox.python_install import PythonInstall
 from turnwise.sandbox.types import SandboxLimits, Tier
 
 HEADER = struct.Struct("!I")
-SOCKET_GONE = 74
-"""The status of a session that ends since its code has closed the socket (EX_IOERR)."""
+SOCKET_CLOSED = 74
+"""Exit code of a session whose code closed its socket (EX_IOERR)."""
+CONTROL = 3
+"""Descriptor of the control socket in the zygote, and of the session's own socket in a session."""
+MESSAGE_BYTES = 1 << 16
 
 
 class FrameError(Exception):
-    """The other side of a socket broke the protocol."""
+    """The peer violated the protocol."""
 
 
 def encode(message: dict[str, Any]) -> bytes:
@@ -29,31 +42,31 @@ def encode(message: dict[str, Any]) -> bytes:
 
 
 def decode(body: bytes) -> dict[str, Any]:
-    """Text from inside a jail is hostile: anything but a flat JSON object is refused."""
+    """Parse a frame's body. Raises FrameError unless it is a JSON object: the sender is untrusted."""
     try:
         message = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise FrameError(f"no JSON: {type(error).__name__}") from None
+        raise FrameError(f"invalid JSON: {type(error).__name__}") from None
     if not isinstance(message, dict):
-        raise FrameError("no JSON object")
+        raise FrameError("not a JSON object")
     return message
 
 
 class FrameBuffer:
-    """Collects bytes as they come and gives whole frames."""
+    """Reassembles frames from chunks of bytes."""
 
     def __init__(self, cap: int) -> None:
         self.cap = cap
         self.bytes = bytearray()
 
     def feed(self, data: bytes) -> dict[str, Any] | None:
-        """The frame, once its last byte is there. Bytes behind it stay in the buffer, for the caller to judge."""
+        """Add bytes; return the first frame once it is complete. Later bytes stay in `bytes` for the caller."""
         self.bytes += data
         if len(self.bytes) < HEADER.size:
             return None
         (size,) = HEADER.unpack_from(self.bytes)
         if size > self.cap:
-            raise FrameError(f"a frame of {size} bytes; {self.cap} are allowed")
+            raise FrameError(f"a frame of {size} bytes exceeds the limit of {self.cap}")
         end = HEADER.size + size
         if len(self.bytes) < end:
             return None
@@ -63,7 +76,7 @@ class FrameBuffer:
 
 
 def read_frame(sock: socket.socket) -> dict[str, Any] | None:
-    """Blocking, for the inside, which trusts the host. None: the host has gone."""
+    """Read one frame from the host, which the session trusts. Blocks; None once the host closed the socket."""
     header = _read_exactly(sock, HEADER.size)
     if header is None:
         return None
@@ -74,23 +87,23 @@ def read_frame(sock: socket.socket) -> dict[str, Any] | None:
 def _read_exactly(sock: socket.socket, count: int) -> bytes | None:
     data = b""
     while len(data) < count:
-        piece = sock.recv(count - len(data))
-        if not piece:
+        chunk = sock.recv(count - len(data))
+        if not chunk:
             return None
-        data += piece
+        data += chunk
     return data
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ZygoteConfig:
-    """Sent as the first message over the control socket."""
+    """First message over the control socket."""
 
     tier: Tier
     limits: SandboxLimits
-    prefix: PythonInstall
+    python: PythonInstall
     host_pid: int
     scratch: str
-    """Where sessions get folders of their own, in tiers that have no mounts; empty in the others."""
+    """Base folder of the sessions' scratch folders, in tiers without mounts; empty in the others."""
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -98,21 +111,22 @@ class ZygoteConfig:
     @classmethod
     def from_json(cls, text: bytes) -> "ZygoteConfig":
         fields = json.loads(text)
-        prefix = {name: tuple(value) for name, value in fields["prefix"].items()}
-        prefix["links"] = tuple((where, what) for where, what in prefix["links"])
-        return cls(**{**fields, "limits": SandboxLimits(**fields["limits"]), "prefix": PythonInstall(**prefix)})
-
-
-CONTROL = 3
-"""The descriptor of the control socket in a zygote, and of its own socket in a session."""
-MESSAGE_BYTES = 1 << 16
+        python = {name: tuple(value) for name, value in fields["python"].items()}
+        python["links"] = tuple((path, target) for path, target in python["links"])
+        return cls(**{**fields, "limits": SandboxLimits(**fields["limits"]), "python": PythonInstall(**python)})
 
 
 def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
-    """One message and the descriptors that came with it; an empty one when the other side has gone."""
-    message, rights, _, _ = sock.recvmsg(MESSAGE_BYTES, socket.CMSG_SPACE(4 * 4), socket.MSG_CMSG_CLOEXEC)
+    """Receive one message and its file descriptors; an empty message once the peer closed the socket."""
+    message, ancillary, _, _ = sock.recvmsg(MESSAGE_BYTES, socket.CMSG_SPACE(4 * 4), socket.MSG_CMSG_CLOEXEC)
     descriptors = array.array("i")
-    for level, kind, data in rights:
+    for level, kind, data in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
     return message, list(descriptors)
+
+
+def send(sock: socket.socket, message: dict[str, Any], *descriptors: int) -> None:
+    """Send one message from the zygote, with file descriptors."""
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+    sock.sendmsg([json.dumps(message).encode()], ancillary)

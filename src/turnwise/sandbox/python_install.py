@@ -1,10 +1,10 @@
-"""What a session may read: the C libraries, the standard library, and named packages. Nothing else of the machine.
+"""Files a session may read: the C libraries, the standard library and selected packages.
 
-Whole folders are roots; `site-packages` below them is hidden, since a turnwise that is installed there brings graders
-and answers. The wanted packages, with what they require, are let in one by one.
+Whole folders are roots. `site-packages` below them is hidden, since an installed turnwise contains graders and answers;
+the selected packages and their requirements are made readable one by one.
 """
 
-# Paths are the kernel's here: plain strings beside descriptors.
+# Paths here are plain strings, as system calls take them.
 # ruff: noqa: PTH100, PTH110, PTH112, PTH113, PTH114, PTH115, PTH118, PTH119, PTH120, PTH208
 
 import functools
@@ -21,43 +21,43 @@ from turnwise.core.errors import UserError
 LIBRARY_FOLDERS = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
 LOADER_FILES = ("/etc/ld.so.cache",)
 DEVICES = ("/dev/null", "/dev/full", "/dev/urandom", "/dev/random")
-"""Not /dev/zero: a shared mapping of it is memory that nobody counts."""
+"""Without /dev/zero: shared mappings of it are memory that is not counted."""
 SITE_FOLDERS = ("site-packages", "dist-packages")
 DEFAULT_PACKAGES = ("numpy", "sympy")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PythonInstall:
-    """Paths as they are on the host; inside they are the same."""
+    """Paths of this Python, the same on the host and inside a session."""
 
     roots: tuple[str, ...]
-    """Folders and files, readable with all that is below them, but for `hidden`."""
+    """Folders and files, readable with everything below them except `hidden`."""
     hidden: tuple[str, ...]
-    """Folders below roots that stay closed."""
+    """Folders below roots that stay unreadable."""
     packages: tuple[str, ...]
-    """Entries of site-packages that are readable again."""
+    """Entries of site-packages that are readable."""
     links: tuple[tuple[str, str], ...]
-    """Symbolic links that lead to the interpreter: where, what they say."""
+    """Symbolic links that lead to the interpreter: (path, target)."""
     search_path: tuple[str, ...]
-    """sys.path inside."""
+    """sys.path of a session."""
     preload: tuple[str, ...]
-    """Modules that the zygote imports once."""
+    """Packages that the zygote imports once, for all sessions."""
 
 
 @functools.cache
 def find_python_install(packages: tuple[str, ...] = DEFAULT_PACKAGES) -> PythonInstall:
-    """`packages`: names of distributions; those that are not installed are left out."""
+    """Locate the files of this Python. `packages`: distribution names; those not installed are skipped."""
     if "turnwise" in packages:
         raise UserError(
-            "sandbox: turnwise itself cannot be let in, it holds graders and answers; take it from packages"
+            "turnwise cannot be readable in the sandbox: it contains graders and answers. Remove it from packages."
         )
     standard = os.path.dirname(os.__file__)
     links, executable = _links_to(python_executable())
     entries, sites = _installed(packages)
     links += [(path, os.readlink(path)) for path in LIBRARY_FOLDERS if os.path.islink(path)]
     folders = [path for path in LIBRARY_FOLDERS if not os.path.islink(path)]
-    own = [standard, executable, os.path.join(sys.prefix, "pyvenv.cfg")]
-    roots = _outermost([path for path in (*folders, *LOADER_FILES, *own) if os.path.exists(path)])
+    interpreter = [standard, executable, os.path.join(sys.prefix, "pyvenv.cfg")]
+    roots = _outermost([path for path in (*folders, *LOADER_FILES, *interpreter) if os.path.exists(path)])
     return PythonInstall(
         roots=roots,
         hidden=tuple(_site_folders(roots)),
@@ -69,23 +69,23 @@ def find_python_install(packages: tuple[str, ...] = DEFAULT_PACKAGES) -> PythonI
 
 
 def python_executable() -> str:
-    """The Python that runs this, without the `..` of a relative call."""
+    """Return the absolute path of the running Python, without `..`."""
     return os.path.abspath(sys.executable)
 
 
-def paths_without(root: str, closed: Sequence[str]) -> Iterator[str]:
-    """`root`, or the largest parts of it that hold no closed folder. For jails that can only allow."""
-    if root in closed:
+def paths_without(root: str, hidden: Sequence[str]) -> Iterator[str]:
+    """Yield `root`, or its largest parts that contain no hidden folder. For jails that can only allow."""
+    if root in hidden:
         return
-    if not any(folder.startswith(f"{root}/") for folder in closed):
+    if not any(folder.startswith(f"{root}/") for folder in hidden):
         yield root
         return
     for name in sorted(os.listdir(root)):
-        yield from paths_without(f"{root}/{name}", closed)
+        yield from paths_without(f"{root}/{name}", hidden)
 
 
 def loaded_libraries(roots: Sequence[str]) -> list[str]:
-    """Shared libraries that this process has loaded from outside the roots: some stand outside all usual folders."""
+    """Return the shared libraries that this process has loaded from outside the roots."""
     lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     paths = {line.split(maxsplit=5)[5] for line in lines if "/" in line and ".so" in line}
     inside = tuple(f"{os.path.realpath(root)}/" for root in roots)
@@ -113,28 +113,28 @@ def _links_to(path: str) -> tuple[list[tuple[str, str]], str]:
 
 
 def _installed(packages: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The entries of the packages and of all that they require, and the folders in which these stand."""
+    """Return the site-packages entries of the packages and their requirements, and the site folders."""
     entries: dict[str, None] = {}
     sites: dict[str, None] = {}
-    waiting, seen = list(packages), {"turnwise"}
-    while waiting:
-        name = waiting.pop(0)
-        if name in seen:
+    queue, visited = list(packages), {"turnwise"}
+    while queue:
+        name = queue.pop(0)
+        if name in visited:
             continue
-        seen.add(name)
+        visited.add(name)
         try:
-            found = importlib.metadata.distribution(name)
+            distribution = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-        site = str(found.locate_file("")).rstrip("/")
-        tops = sorted({file.parts[0] for file in found.files or ()} - {"..", "__pycache__"})
+        site = str(distribution.locate_file("")).rstrip("/")
+        tops = sorted({file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"})
         entries |= {f"{site}/{top}": None for top in tops if os.path.exists(f"{site}/{top}")}
         sites[site] = None
-        waiting += _requirements(found)
+        queue += _requirements(distribution)
     return tuple(entries), tuple(sites)
 
 
-def _requirements(found: importlib.metadata.Distribution) -> list[str]:
-    lines = [line for line in found.requires or () if "extra ==" not in line]
+def _requirements(distribution: importlib.metadata.Distribution) -> list[str]:
+    lines = [line for line in distribution.requires or () if "extra ==" not in line]
     matches = (re.match(r"[A-Za-z0-9._-]+", line) for line in lines)
     return [match.group() for match in matches if match]

@@ -1,11 +1,10 @@
-"""Folders for sessions where no mount can be made: on disk, limited by the watchdog, removed whatever a session put
-there.
+"""Scratch folders on disk, for tiers without mounts. The watchdog limits their size.
 
-The host holds a lock on the folder that they stand in. One that nobody locks belongs to a host that was killed
+All folders of a host are in one base folder, which the host locks. An unlocked base belongs to a host that was killed
 together with its zygote; the next start removes it.
 """
 
-# Paths are the kernel's here: plain strings beside descriptors.
+# Paths here are plain strings, as system calls take them.
 # ruff: noqa: PTH101, PTH102, PTH104, PTH106, PTH112
 
 import errno
@@ -20,18 +19,18 @@ from contextlib import suppress
 from pathlib import Path
 
 BASE_NAME = "turnwise-sandbox-"
-REMOVING_S = 2.0
+REMOVE_TIMEOUT_S = 2.0
 
 
 class ScratchFolders:
-    """One folder a session, under a base that only its owner can list."""
+    """One folder per session, in a base folder that only its owner can list."""
 
     def __init__(self, base: str) -> None:
         self.base = base
         self.numbers = itertools.count()
 
     def create(self, owner: int | None) -> str:
-        """`owner`: the user that the session will be, where that is another one."""
+        """Create a folder. `owner`: user id of the session; None for the current user."""
         path = f"{self.base}/{next(self.numbers)}"
         os.mkdir(path, 0o700)
         if owner is not None:
@@ -39,8 +38,9 @@ class ScratchFolders:
         return path
 
     def remove(self, path: str) -> int | None:
-        """At once where it is empty; else a child does it, whose number is given:
-        thousands of files must not stop a zygote.
+        """Remove a folder: at once if it is empty, else in a child, whose pid is returned.
+
+        Thousands of files must not block the zygote.
         """
         try:
             os.rmdir(path)
@@ -56,21 +56,19 @@ class ScratchFolders:
 
 
 def create_base() -> tuple[str, int]:
-    """A new base and the descriptor that holds its lock. It gets its name once it is locked."""
-    early = tempfile.mkdtemp(prefix=f".{BASE_NAME}")
-    descriptor = os.open(early, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Create a base and return it with the descriptor of its lock. It gets its final name once it is locked."""
+    hidden = tempfile.mkdtemp(prefix=f".{BASE_NAME}")
+    descriptor = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
-    os.chmod(early, 0o711)
-    base = str(Path(early).with_name(Path(early).name.removeprefix(".")))
-    os.rename(early, base)
+    os.chmod(hidden, 0o711)
+    base = str(Path(hidden).with_name(Path(hidden).name.removeprefix(".")))
+    os.rename(hidden, base)
     return base, descriptor
 
 
 def remove_base(base: str, lock: int) -> None:
-    """Sessions that were killed this moment may still write there: tried again for a while, then left to the next
-    start.
-    """
-    end = time.monotonic() + REMOVING_S
+    """Remove a base and release its lock. Retries for a while, since just killed sessions may still write there."""
+    end = time.monotonic() + REMOVE_TIMEOUT_S
     while os.path.isdir(base) and time.monotonic() < end:
         with suppress(OSError):
             remove_tree(base)
@@ -80,7 +78,7 @@ def remove_base(base: str, lock: int) -> None:
 
 
 def remove_abandoned_bases() -> None:
-    """Bases of hosts that are no more."""
+    """Remove the bases of hosts that were killed."""
     for path in Path(tempfile.gettempdir()).glob(f"{BASE_NAME}*"):
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -91,28 +89,28 @@ def remove_abandoned_bases() -> None:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 remove_tree(str(path))
         except OSError:
-            continue  # in use, or not to be removed by us
+            continue  # in use, or not removable
         finally:
             os.close(descriptor)
 
 
 def remove_tree(top: str) -> None:
-    """Of any depth: nested folders are first moved up, so that no path and no stack grows.
+    """Remove a folder tree of any depth. Nested folders are first moved to the top, so that no path or stack grows.
 
-    Never follows a link, not even one that takes a folder's place meanwhile: every step goes through an open folder.
+    Never follows a link, not even one that replaces a folder meanwhile: every step goes through an open descriptor.
     """
     try:
-        handle = _opened(top)
+        handle = _open_folder(top)
     except OSError:
         return
     numbers = itertools.count()
     try:
-        waiting = _emptied(handle, handle, numbers)
-        while waiting:
-            name = waiting.pop()
-            folder = _opened(name, handle)
+        queue = _empty(handle, handle, numbers)
+        while queue:
+            name = queue.pop()
+            folder = _open_folder(name, handle)
             try:
-                waiting += _emptied(folder, handle, numbers)
+                queue += _empty(folder, handle, numbers)
             finally:
                 os.close(folder)
             os.rmdir(name, dir_fd=handle)
@@ -121,8 +119,8 @@ def remove_tree(top: str) -> None:
     os.rmdir(top)
 
 
-def _emptied(folder: int, top: int, numbers: Iterator[int]) -> list[str]:
-    """Removes what is no folder; folders are moved to the top, under the names that are given."""
+def _empty(folder: int, top: int, numbers: Iterator[int]) -> list[str]:
+    """Remove the files of a folder and move its folders to the top; return their names there."""
     names = []
     for name, is_folder in list(_entries(folder)):
         if not is_folder:
@@ -130,14 +128,14 @@ def _emptied(folder: int, top: int, numbers: Iterator[int]) -> list[str]:
         elif folder == top:
             names.append(name)
         else:
-            os.close(_opened(name, folder))
+            os.close(_open_folder(name, folder))
             names.append(_free_name(top, numbers))
             os.rename(name, names[-1], src_dir_fd=folder, dst_dir_fd=top)
     return names
 
 
-def _opened(name: str, folder: int | None = None) -> int:
-    """A folder, whatever its mode was; OSError where it is a link or none at all."""
+def _open_folder(name: str, folder: int | None = None) -> int:
+    """Open a folder whatever its mode; OSError if it is a link or not a folder."""
     handle = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
         path = f"/proc/self/fd/{handle}"
@@ -147,37 +145,37 @@ def _opened(name: str, folder: int | None = None) -> int:
         os.close(handle)
 
 
-def disk_usage(top: str, *, most: int) -> tuple[int, int]:
-    """Number and bytes of what is below a folder; counting stops when there are more than `most`.
+def disk_usage(top: str, *, max_files: int) -> tuple[int, int]:
+    """Return the number of files below a folder and their bytes; counting stops above `max_files`.
 
-    What nobody could count counts as too many: folders deeper than a path can name, and folders that their owner can
+    Folders that cannot be counted count as too many: those deeper than a path can name, and those that their owner can
     write but not read.
     """
     count = size = 0
-    waiting = [top]
-    while waiting and count <= most:
-        for entry in _listed(waiting.pop()):
+    queue = [top]
+    while queue and count <= max_files:
+        for entry in _list(queue.pop()):
             count += 1
             try:
-                found = entry.stat(follow_symlinks=False)
+                info = entry.stat(follow_symlinks=False)
             except OSError as error:
                 if error.errno == errno.ENAMETOOLONG:
-                    return most + 1, size
+                    return max_files + 1, size
                 continue  # removed meanwhile
-            size += found.st_blocks * 512
-            if stat.S_ISDIR(found.st_mode):
-                if found.st_mode & 0o700 == 0o300:
-                    return most + 1, size
-                waiting.append(entry.path)
+            size += info.st_blocks * 512
+            if stat.S_ISDIR(info.st_mode):
+                if info.st_mode & 0o700 == 0o300:
+                    return max_files + 1, size
+                queue.append(entry.path)
     return count, size
 
 
-def _listed(folder: str) -> list[os.DirEntry[str]]:
+def _list(folder: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
             return list(entries)
     except OSError:
-        return []  # removed meanwhile, or closed for everyone
+        return []  # removed meanwhile, or unreadable
 
 
 def _entries(folder: int) -> Iterator[tuple[str, bool]]:

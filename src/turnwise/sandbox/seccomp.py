@@ -1,7 +1,12 @@
-"""A seccomp filter as a list of rules, and its way into the kernel.
+"""Seccomp filters: a small compiler from rules to BPF, and the rules of the two isolation tiers.
 
-A filter is a BPF program over (number, architecture, arguments) of a call. Ours is a chain: foreign architectures are
-killed, each rule looks at one call and decides, what no rule names is refused.
+A filter is a BPF program over a call's (number, architecture, arguments). Ours kills calls of other architectures, then
+checks one rule per call, and refuses every call without a rule: the rules are an allow-list.
+
+Both tiers allow files (the jail decides which), memory, time, waiting, and connected socket pairs, which asyncio needs.
+Neither allows `socket`, so no socket family at all; `memfd`, whose memory is not counted; keys, io_uring, namespaces or
+other processes' limits. Nothing may send SIGCONT, `timer_create` included: the host stops a session between calls, and
+only the host resumes it.
 """
 
 import ctypes
@@ -29,7 +34,7 @@ ALLOW = 0x7FFF0000
 ERRNO = 0x00050000
 X32_BIT = 0x40000000
 FIRST_NEW_CALL = 424
-"""Calls from here on are younger than the C libraries' fallbacks: they are told ENOSYS and take the older way."""
+"""C libraries have fallbacks for calls from this number on, which they take after ENOSYS."""
 
 _LOAD = 0x20
 _AND = 0x54
@@ -42,15 +47,14 @@ _ARGUMENTS_AT = 16
 
 
 def fail_with(code: int) -> int:
-    """The action that makes a call fail with `code`; 0 pretends that it worked."""
+    """Return the action that makes a call fail with errno `code`; 0 pretends success."""
     return ERRNO | code
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArgumentTest:
-    """`argument & mask` is one of `values`. The low 32 bits alone: all arguments tested here are ints to the kernel."""
+    """Passes if `argument & mask` is one of `values`. Only the low 32 bits: these arguments are C ints."""
 
-    __test__ = False
     argument: int
     values: tuple[int, ...]
     mask: int = 0xFFFFFFFF
@@ -59,7 +63,7 @@ class ArgumentTest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyscallRule:
-    """A call that passes all tests gets `action`, else `otherwise`."""
+    """Action for one call: `action` if all tests pass, else `otherwise`."""
 
     name: str
     tests: tuple[ArgumentTest, ...] = ()
@@ -68,7 +72,7 @@ class SyscallRule:
 
 
 def compile_filter(rules: Sequence[SyscallRule], *, default: int = ERRNO | errno.EPERM) -> bytes:
-    """The filter's instructions. A rule for a call that this machine never had is left out."""
+    """Compile rules to BPF instructions. Rules for calls that this architecture lacks are skipped."""
     known: Mapping[str, int] = syscall_numbers()
     code = [
         _instruction(_LOAD, _ARCH_AT),
@@ -91,11 +95,11 @@ def compile_filter(rules: Sequence[SyscallRule], *, default: int = ERRNO | errno
 
 
 def install_filter(filter_program: bytes) -> None:
-    """For this thread and all that it starts, for good; no-new-privs must be set."""
+    """Install a filter for this thread and its descendants, for good. Requires no-new-privs."""
     count = len(filter_program) // 8
     buffer = ctypes.create_string_buffer(filter_program, len(filter_program))
-    described = struct.pack("HxxxxxxQ", count, ctypes.addressof(buffer))
-    syscall("install the seccomp filter", "seccomp", SECCOMP_SET_MODE_FILTER, 0, ctypes.c_char_p(described))
+    header = struct.pack("HxxxxxxQ", count, ctypes.addressof(buffer))
+    syscall("install the seccomp filter", "seccomp", SECCOMP_SET_MODE_FILTER, 0, ctypes.c_char_p(header))
 
 
 def _rule(number: int, rule: SyscallRule) -> list[bytes]:
@@ -109,10 +113,9 @@ def _rule(number: int, rule: SyscallRule) -> list[bytes]:
 
 
 def _test(test: ArgumentTest, otherwise: int) -> list[bytes]:
-    """Falls through when the test is passed, returns `otherwise` when not.
+    """Compile one test: fall through if it passes, return `otherwise` if not.
 
-    [load] [and] v1? v2? ... [return otherwise]: a value that matches jumps behind the return; negated, it jumps onto
-    it.
+    [load] [and] v1? v2? ... [return otherwise]: a match jumps past the return; if negated, onto it.
     """
     code = [_instruction(_LOAD, _ARGUMENTS_AT + 8 * test.argument), _instruction(_AND, test.mask)]
     count = len(test.values)
@@ -151,13 +154,13 @@ SIGNALS = """
     rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigsuspend rt_sigtimedwait sigaltstack signalfd
     signalfd4
 """
-ITSELF = """
+OWN_PROCESS = """
     getpid getppid gettid getuid geteuid getgid getegid getresuid getresgid getgroups getpgid getpgrp getsid
     getrusage getrlimit getpriority capget uname sysinfo getcpu getrandom sched_yield sched_getaffinity
     sched_getparam sched_getscheduler sched_get_priority_max sched_get_priority_min set_tid_address set_robust_list
     arch_prctl exit exit_group
 """
-PAIRS = "shutdown getsockname getpeername getsockopt"
+SOCKET_PAIRS = "shutdown getsockname getpeername getsockopt"
 PROCESSES = "fork vfork execve wait4 waitid setpgid setsid"
 METADATA = "chmod fchmod fchmodat fchmodat2 utime utimes utimensat futimesat"
 ATTRIBUTES = """
@@ -169,52 +172,51 @@ NAMESPACES = CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE
 CLONE_THREAD_AND_MEMORY = 0x00010000 | 0x00000100
 AF_UNIX = 1
 SOCK_STREAM = 1
-SOCK_KIND = 0xF
+SOCK_TYPE_MASK = 0xF
 RLIMIT_CORE = 4
 SIGCONT = 18
 MSG_OOB = 1
-MAP_KIND = 0xF | 0x20 | 0x40000
-"""Shared or private, anonymous, huge pages."""
+MAP_FLAGS_MASK = 0xF | 0x20 | 0x40000
+"""Flags of `mmap` that matter: shared or private, anonymous, huge pages."""
 MAPPINGS = (0x1, 0x2, 0x3, 0x22)
-"""Files, and private memory. Not shared memory without a file: what is unmapped of it stays, and nobody counts it. Not
-huge pages, which no size counts.
+"""Allowed mappings: files and private memory. Shared anonymous memory survives munmap uncounted; no resident size
+includes huge pages.
 """
 FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)
-"""Duplicates, flags, locks, the size of a pipe; not F_SETOWN and F_SETSIG (signals to others), nor larger pipes."""
+"""Duplicates, flags, locks, pipe sizes. Not F_SETOWN and F_SETSIG, which signal others, nor F_SETPIPE_SZ."""
 IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
-"""isatty, window size, bytes waiting, non-blocking, close on exec; not SIOCSPGRP, nor any device's own."""
+"""isatty, window size, bytes waiting, non-blocking, close on exec. Not SIOCSPGRP, nor device-specific calls."""
 PRCTL = (3, 15, 16, 23, 0x53564D41)
-"""Dumpable?, thread names, capability?, names of memory; not the parent-death signal, nor dumpable off (it blinds the
-watchdog).
+"""Read dumpable, thread names, read capabilities, names of mappings. Not the parent-death signal, nor clearing
+dumpable, which would hide the process from the watchdog.
 """
 
 
-def _without(name: str, *, argument: int, bit: int) -> SyscallRule:
+def _allow_without_flag(name: str, *, argument: int, bit: int) -> SyscallRule:
     return SyscallRule(name=name, tests=(ArgumentTest(argument=argument, values=(0,), mask=bit),))
 
 
 COMMON = (
-    SyscallRule(name="clone3", action=fail_with(errno.ENOSYS)),  # its flags lie in memory, where no filter sees them
-    *(
-        SyscallRule(name=name, action=fail_with(errno.ENOTSUP)) for name in ATTRIBUTES.split()
-    ),  # shutil takes that for an answer
+    SyscallRule(name="clone3", action=fail_with(errno.ENOSYS)),  # its flags are in memory, which a filter cannot read
+    # shutil handles ENOTSUP
+    *(SyscallRule(name=name, action=fail_with(errno.ENOTSUP)) for name in ATTRIBUTES.split()),
     SyscallRule(name="prctl", tests=(ArgumentTest(argument=0, values=PRCTL),)),
     SyscallRule(name="fcntl", tests=(ArgumentTest(argument=1, values=FCNTL),), otherwise=fail_with(errno.EPERM)),
-    SyscallRule(name="mmap", tests=(ArgumentTest(argument=3, values=MAPPINGS, mask=MAP_KIND),)),
+    SyscallRule(name="mmap", tests=(ArgumentTest(argument=3, values=MAPPINGS, mask=MAP_FLAGS_MASK),)),
     SyscallRule(name="ioctl", tests=(ArgumentTest(argument=1, values=IOCTL),), otherwise=fail_with(errno.ENOTTY)),
-    # a datagram pair could still send to any address
+    # a datagram pair could send to any address
     SyscallRule(
         name="socketpair",
         tests=(
             ArgumentTest(argument=0, values=(AF_UNIX,)),
-            ArgumentTest(argument=1, values=(SOCK_STREAM,), mask=SOCK_KIND),
+            ArgumentTest(argument=1, values=(SOCK_STREAM,), mask=SOCK_TYPE_MASK),
         ),
     ),
     *(
-        _without(name, argument=argument, bit=MSG_OOB)
+        _allow_without_flag(name, argument=argument, bit=MSG_OOB)
         for name, argument in (("sendto", 3), ("recvfrom", 3), ("recvmsg", 2))
     ),
-    # its own limits, but not whether it leaves a core file
+    # its own limits, except whether it leaves a core file
     SyscallRule(
         name="prlimit64",
         tests=(ArgumentTest(argument=0, values=(0,)), ArgumentTest(argument=1, values=(RLIMIT_CORE,), negated=True)),
@@ -231,32 +233,34 @@ def allow_calls(*groups: str) -> tuple[SyscallRule, ...]:
 
 
 def namespaces_rules() -> tuple[SyscallRule, ...]:
-    """Processes, signals and metadata are free here: the namespaces hold nothing that is not the session's own."""
+    """Return the rules of the namespaces tier. Processes, signals and metadata are free: all in there is its own."""
     no_namespace = SyscallRule(name="clone", tests=(ArgumentTest(argument=0, values=(0,), mask=NAMESPACES),))
-    sending = _without("sendmsg", argument=2, bit=MSG_OOB)
+    sendmsg = _allow_without_flag("sendmsg", argument=2, bit=MSG_OOB)
     signals = tuple(
         SyscallRule(name=name, tests=(_not_sigcont(argument),))
         for name, argument in (("kill", 1), ("tkill", 1), ("tgkill", 2))
     )
-    everyday = allow_calls(
-        FILES, MEMORY, TIME, WAITING, SIGNALS, ITSELF, PAIRS, PROCESSES, METADATA, "truncate fallocate"
+    common = allow_calls(
+        FILES, MEMORY, TIME, WAITING, SIGNALS, OWN_PROCESS, SOCKET_PAIRS, PROCESSES, METADATA, "truncate fallocate"
     )
-    return (*COMMON, no_namespace, sending, *signals, *everyday)
+    return (*COMMON, no_namespace, sendmsg, *signals, *common)
 
 
 def landlock_rules(pid: int) -> tuple[SyscallRule, ...]:
-    """No process but this one, threads only; no signal but to itself;
-    what Landlock does not mediate is refused or faked. No `fallocate`: it fills a disk faster than anyone looks.
+    """Return the rules of the Landlock tier, for the process `pid`.
+
+    Threads but no further process; signals only to itself; operations that Landlock does not mediate are refused or
+    faked. No `fallocate`: it fills a disk faster than the watchdog looks.
     """
     threads = SyscallRule(
         name="clone", tests=(ArgumentTest(argument=0, values=(CLONE_THREAD_AND_MEMORY,), mask=CLONE_THREAD_AND_MEMORY),)
     )
-    itself = tuple(
+    own_signals = tuple(
         SyscallRule(name=name, tests=(ArgumentTest(argument=0, values=(pid,)), _not_sigcont(argument)))
         for name, argument in (("kill", 1), ("tgkill", 2))
     )
-    no_blocks = SyscallRule(name="fallocate", action=fail_with(errno.EOPNOTSUPP))
+    no_fallocate = SyscallRule(name="fallocate", action=fail_with(errno.EOPNOTSUPP))
     faked = tuple(SyscallRule(name=name, action=fail_with(0)) for name in METADATA.split())
     no_children = tuple(SyscallRule(name=name, action=fail_with(errno.ECHILD)) for name in ("wait4", "waitid"))
-    everyday = allow_calls(FILES, MEMORY, TIME, WAITING, SIGNALS, ITSELF, PAIRS)
-    return (*COMMON, threads, *itself, no_blocks, *faked, *no_children, *everyday)
+    common = allow_calls(FILES, MEMORY, TIME, WAITING, SIGNALS, OWN_PROCESS, SOCKET_PAIRS)
+    return (*COMMON, threads, *own_signals, no_fallocate, *faked, *no_children, *common)

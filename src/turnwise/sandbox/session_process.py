@@ -1,4 +1,4 @@
-"""The host's side of one session's process: sends code, collects output and the answer, and judges what comes back."""
+"""The host's side of one session's process: send code, collect output, check the answer."""
 
 import asyncio
 import os
@@ -10,26 +10,26 @@ from typing import Any, get_args
 
 from turnwise.core.truncation import OutputBuffer, truncate_middle
 from turnwise.sandbox.processes import descendants, is_stopped, process_usage
-from turnwise.sandbox.protocol import SOCKET_GONE, FrameBuffer, FrameError, encode
+from turnwise.sandbox.protocol import SOCKET_CLOSED, FrameBuffer, FrameError, encode
 from turnwise.sandbox.types import MEBIBYTE, RunResult, RunStatus, SandboxFailure, SandboxLimits
 from turnwise.sandbox.watchdog import Watchdog, WatchedCall
-from turnwise.sandbox.zygote_process import ANSWER_S, SessionHandle, ZygoteProcess
+from turnwise.sandbox.zygote_process import ANSWER_TIMEOUT_S, SessionHandle, ZygoteProcess
 
-PIECE = 1 << 16
+CHUNK_BYTES = 1 << 16
+RECHECK_S = 0.05
 OUTLIVED = "processes that outlive their call"
-LOOK_AGAIN_S = 0.05
-LOST = "; its variables are lost"
+VARIABLES_LOST = "; its variables are lost"
 CLOSED = "its code closed a descriptor that is not its own"
 ABORTS = (-signal.SIGABRT, -signal.SIGTRAP)
-"""SIGABRT does not end the first process of a namespace: then the C library traps, on ARM; on x86 it halts, which looks
-like SIGSEGV.
+"""Signals of an abort. SIGABRT does not end the first process of a pid namespace: the C library then traps on ARM, and
+halts on x86, which looks like SIGSEGV.
 """
 
 
 class SessionProcess:
-    """Between calls the process is stopped: threads that a call left behind burn nothing and cannot act.
+    """One session. Between calls its process is stopped: threads left behind by a call use no CPU and cannot act.
 
-    `dead`: no further call can be made. `closed`: its descriptors are given back, too.
+    `dead`: no further call can be made. `closed`: its descriptors are closed as well.
     """
 
     def __init__(self, zygote: ZygoteProcess, watchdog: Watchdog, limits: SandboxLimits) -> None:
@@ -39,39 +39,39 @@ class SessionProcess:
         self.loop = asyncio.get_running_loop()
         self.dead = False
         self.closed = False
-        self.started: SessionHandle | None = None
+        self.handle: SessionHandle | None = None
         self.calls = 0
         self.answer: asyncio.Future[dict[str, Any]] | None = None
-        self.watch: WatchedCall | None = None
-        self.look: asyncio.TimerHandle | None = None
+        self.running: WatchedCall | None = None
+        self.recheck: asyncio.TimerHandle | None = None
         self.frames = FrameBuffer(cap=16 * limits.output_chars + 4096)
         self.output = OutputBuffer(keep=4 * limits.output_chars)
 
     async def start(self, seed: int) -> None:
-        """SandboxFailure if the zygote cannot do it; nothing is left then."""
+        """Fork the process. On SandboxFailure nothing of it stays."""
         try:
             theirs, write_end = self._make_channels()
         except OSError as error:
-            raise SandboxFailure(f"no descriptors for a session of the sandbox: {error.strerror}") from None
+            raise SandboxFailure(f"no file descriptors for a sandbox session: {error.strerror}") from None
         try:
             try:
-                self.started = await self.zygote.start_session(sock=theirs, output=write_end, seed=seed)
+                self.handle = await self.zygote.start_session(sock=theirs, output=write_end, seed=seed)
             finally:
                 theirs.close()
                 os.close(write_end)
             self._listen()
-            ready = await asyncio.wait_for(self._expect(), ANSWER_S)
+            ready = await asyncio.wait_for(self._expect(), ANSWER_TIMEOUT_S)
             if ready["status"] != "ok":
                 raise SandboxFailure(f"the sandbox could not jail a session: {ready['error']}")
         except (TimeoutError, FrameError, EOFError, OSError):
             self.close()
-            raise SandboxFailure("a session of the sandbox died while it started") from None
+            raise SandboxFailure("a sandbox session died during its start") from None
         except BaseException:
             self.close()
             raise
 
     def _make_channels(self) -> tuple[socket.socket, int]:
-        """Ours are kept; theirs are for the session."""
+        """Create socket and output pipe; return the session's ends."""
         self.sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self.pipe, write_end = os.pipe2(os.O_CLOEXEC)
@@ -82,48 +82,48 @@ class SessionProcess:
         return theirs, write_end
 
     async def call(self, code: str, timeout_s: float) -> RunResult:
-        """Exactly one result, whatever the code does. Cancelled: the process is killed at once."""
-        assert self.started is not None
-        begin = time.monotonic()
+        """Run code and return exactly one result, whatever the code does. Cancelling kills the process."""
+        assert self.handle is not None
+        start = time.monotonic()
         self.calls += 1
         self.output = OutputBuffer(keep=4 * self.limits.output_chars)
-        self.watch = watch = WatchedCall(
-            pid=self.started.pid,
-            pidfd=self.started.pidfd,
-            scratch=self.started.scratch,
+        self.running = call = WatchedCall(
+            pid=self.handle.pid,
+            pidfd=self.handle.pidfd,
+            scratch=self.handle.scratch,
             base_bytes=self.zygote.base_bytes,
             timeout_s=timeout_s,
-            deadline=begin + timeout_s,
+            deadline=start + timeout_s,
         )
-        self.watchdog.add(watch)
+        self.watchdog.add(call)
         try:
-            answer = await self._answer(code, watch)
+            answer = await self._answer(code, call)
         except BaseException:
             self.close()
             raise
-        return self._result(answer, watch, time.monotonic() - begin)
+        return self._result(answer, call, time.monotonic() - start)
 
     def close(self) -> None:
-        """Kills it with all that it started; safe at any time and more than once."""
+        """Kill the process with everything it started. Safe at any time and more than once."""
         if self.closed:
             return
         self.closed = self.dead = True
-        if self.look is not None:
-            self.look.cancel()
+        if self.recheck is not None:
+            self.recheck.cancel()
         self.loop.remove_reader(self.sock)
         self.loop.remove_reader(self.pipe)
         self.sock.close()
         os.close(self.pipe)
         if self.answer is not None and not self.answer.done():
             self.answer.set_exception(SandboxFailure("the sandbox was closed during a call"))
-        if self.started is not None:
+        if self.handle is not None:
             self._signal(signal.SIGKILL)
-            os.close(self.started.pidfd)
+            os.close(self.handle.pidfd)
 
-    async def _answer(self, code: str, watch: WatchedCall) -> dict[str, Any]:
-        """The answer; or, where there is none, what the process died of, in the same form.
+    async def _answer(self, code: str, call: WatchedCall) -> dict[str, Any]:
+        """Return the session's answer or, in the same form, why it died.
 
-        The watchdog may kill while an answer is on its way: what it wrote counts, once it can write no more.
+        The watchdog may kill while an answer is on its way: its verdict counts.
         """
         problem: Exception | None = None
         answer: dict[str, Any] = {}
@@ -132,10 +132,10 @@ class SessionProcess:
         except (EOFError, FrameError, OSError) as error:
             problem = error
         finally:
-            self.watchdog.remove(watch)
-            self.watch = None
-        if problem is not None or watch.status is not None:
-            return await self._died(problem, watch)
+            self.watchdog.remove(call)
+            self.running = None
+        if problem is not None or call.status is not None:
+            return await self._collect_exit(problem, call)
         return answer
 
     async def _exchange(self, code: str) -> dict[str, Any]:
@@ -147,93 +147,95 @@ class SessionProcess:
             self._stop()
         finally:
             if not waiting.cancel() and not waiting.cancelled():
-                waiting.exception()  # it may never be awaited; nobody need hear of that
+                waiting.exception()  # mark it as retrieved
         return answer
 
     def _stop(self) -> None:
-        """Nothing of a call outlives it: processes are gone (the inside ends them, here it is checked), threads stand
-        still. First stopped, then looked at: the other way round, what it starts in between would not be seen.
+        """Stop the process and check that the call left no other process behind.
+
+        The session ends them itself. Stop first: a process started after the check would be missed.
         """
-        assert self.started is not None
+        assert self.handle is not None
         self._signal(signal.SIGSTOP)
         self._drain()
         if self.frames.bytes or self.dead:
             raise FrameError("more than one answer")
-        if not self.started.scratch and descendants(self.started.pid):
+        if not self.handle.scratch and descendants(self.handle.pid):
             raise FrameError(OUTLIVED)
-        if not self.started.scratch and self.look is None:
-            self.look = self.loop.call_later(LOOK_AGAIN_S, self._look_again)
+        if not self.handle.scratch and self.recheck is None:
+            self.recheck = self.loop.call_later(RECHECK_S, self._recheck)
 
-    def _look_again(self) -> None:
-        """A process that was being started while its parent was stopped appears late. After a call, not during one."""
-        assert self.started is not None
-        self.look = None
-        if self.watch is not None:
+    def _recheck(self) -> None:
+        """Check again between calls: a process forked while its parent was stopped appears late."""
+        assert self.handle is not None
+        self.recheck = None
+        if self.running is not None:
             return
         try:
-            still = is_stopped(self.started.pid)
-            alone = not descendants(self.started.pid)
-        except OSError:  # what cannot be watched must not run
-            still = alone = False
+            stopped = is_stopped(self.handle.pid)
+            alone = not descendants(self.handle.pid)
+        except OSError:  # a session that cannot be watched must not run
+            stopped = alone = False
         if not alone:
             self._end_between_calls()
-        elif not still:
-            self.look = self.loop.call_later(LOOK_AGAIN_S, self._look_again)
+        elif not stopped:
+            self.recheck = self.loop.call_later(RECHECK_S, self._recheck)
 
     def _end_between_calls(self) -> None:
-        """It acted without being asked: the next call finds it dead and starts another."""
+        """Kill a session that acted between calls. The next call finds it dead and starts another."""
         self.dead = True
         self.loop.remove_reader(self.sock)
         self.loop.remove_reader(self.pipe)
         self._signal(signal.SIGKILL)
 
-    async def _died(self, error: Exception | None, watch: WatchedCall) -> dict[str, Any]:
-        """Kill what is left, learn why it ended."""
-        assert self.started is not None
+    async def _collect_exit(self, error: Exception | None, call: WatchedCall) -> dict[str, Any]:
+        """Kill the session and return why it died, in the form of an answer."""
+        assert self.handle is not None
         self.loop.remove_reader(self.sock)
-        lived = isinstance(error, EOFError) and self._lives()
+        was_alive = isinstance(error, EOFError) and self._is_alive()
         self._signal(signal.SIGKILL)
         try:
-            status = await asyncio.wait_for(asyncio.shield(self.started.exited), ANSWER_S)
+            exit_code = await asyncio.wait_for(asyncio.shield(self.handle.exited), ANSWER_TIMEOUT_S)
         except TimeoutError:
-            status = -signal.SIGKILL
+            exit_code = -signal.SIGKILL
         self._drain()
         self.close()
-        if watch.status is not None:
-            return {"status": watch.status, "value": None, "error": f"the session was killed: {watch.reason}{LOST}"}
+        if call.status is not None:
+            return _death(call.status, f"the session was killed: {call.reason}")
         if not self.zygote.alive:
             raise SandboxFailure("the sandbox's zygote died during a call")
         if isinstance(error, FrameError):
-            return {"status": "killed", "value": None, "error": f"the session was killed: {error}{LOST}"}
-        cause = CLOSED if lived or status == SOCKET_GONE else _cause(status)
-        return {"status": "killed", "value": None, "error": f"the session died: {cause}{LOST}"}
+            return _death("killed", f"the session was killed: {error}")
+        cause = CLOSED if was_alive or exit_code == SOCKET_CLOSED else _cause(exit_code)
+        return _death("killed", f"the session died: {cause}")
 
-    def _lives(self) -> bool:
-        """Whether it has its memory, which a process gives up before it closes its descriptors."""
-        assert self.started is not None
-        found = process_usage(self.started.pid)
-        return found is not None and found.resident_bytes > 0
+    def _is_alive(self) -> bool:
+        """Return whether the process has memory, which it releases before it closes its descriptors."""
+        assert self.handle is not None
+        usage = process_usage(self.handle.pid)
+        return usage is not None and usage.resident_bytes > 0
 
-    def _result(self, answer: dict[str, Any], watch: WatchedCall, seconds: float) -> RunResult:
+    def _result(self, answer: dict[str, Any], call: WatchedCall, seconds: float) -> RunResult:
         status: RunStatus = answer["status"]
         error: str | None = answer["error"]
-        if watch.interrupted and status == "timeout":
-            error = f"{error}\n({self._why(watch)})" if error else self._why(watch)
-        if status == "timeout" and watch.interrupted != "timeout":
+        if call.interrupted and status == "timeout":
+            reason = self._interrupt_reason(call)
+            error = f"{error}\n({reason})" if error else reason
+        if status == "timeout" and call.interrupted != "timeout":
             status = "error"  # the code raised KeyboardInterrupt itself, or printed too much
         limit = self.limits.output_chars
         return RunResult(
             output=self.output.text(limit),
-            value=None if answer["value"] is None else truncate_middle(_text(answer["value"]), limit),
-            error=None if error is None else truncate_middle(_text(error), limit),
+            value=None if answer["value"] is None else truncate_middle(_escape_surrogates(answer["value"]), limit),
+            error=None if error is None else truncate_middle(_escape_surrogates(error), limit),
             status=status,
             seconds=seconds,
         )
 
-    def _why(self, watch: WatchedCall) -> str:
-        if watch.interrupted == "output":
+    def _interrupt_reason(self, call: WatchedCall) -> str:
+        if call.interrupted == "output":
             return f"stopped: more than {self.limits.output_mb} MiB of output"
-        return f"stopped: the time limit is {watch.timeout_s:g} s"
+        return f"stopped: the time limit is {call.timeout_s:g} s"
 
     def _listen(self) -> None:
         self.sock.setblocking(False)
@@ -246,12 +248,12 @@ class SessionProcess:
         return self.answer
 
     def _on_frame(self) -> None:
-        """One answer is expected while a call runs; anything else ends the session."""
+        """Receive the answer of the running call. Any other message ends the session."""
         error: Exception | None = None
         frame = None
         try:
-            data = self.sock.recv(PIECE)
-            frame = self._checked(self.frames.feed(data)) if data else None
+            data = self.sock.recv(CHUNK_BYTES)
+            frame = self._validate(self.frames.feed(data)) if data else None
             error = None if data else EOFError()
         except BlockingIOError:
             return
@@ -259,7 +261,7 @@ class SessionProcess:
             error = problem
         waiting = self.answer
         if waiting is None or waiting.done():
-            self._end_between_calls()  # it spoke, or broke
+            self._end_between_calls()  # unexpected data, or the socket closed
         elif error is not None:
             self.loop.remove_reader(self.sock)
             waiting.set_exception(error)
@@ -267,12 +269,12 @@ class SessionProcess:
             self.answer = None
             waiting.set_result(frame)
 
-    def _checked(self, frame: dict[str, Any] | None) -> dict[str, Any] | None:
+    def _validate(self, frame: dict[str, Any] | None) -> dict[str, Any] | None:
         if frame is None:
             return None
-        texts = all(frame.get(name) is None or isinstance(frame.get(name), str) for name in ("value", "error"))
-        known = isinstance(frame.get("status"), str) and frame["status"] in get_args(RunStatus)
-        if frame.keys() != {"id", "status", "value", "error"} or not texts or not known:
+        valid_texts = all(frame.get(name) is None or isinstance(frame.get(name), str) for name in ("value", "error"))
+        valid_status = isinstance(frame.get("status"), str) and frame["status"] in get_args(RunStatus)
+        if frame.keys() != {"id", "status", "value", "error"} or not valid_texts or not valid_status:
             raise FrameError("an answer of the wrong form")
         if type(frame["id"]) is not int or frame["id"] != self.calls:
             raise FrameError("an answer to another call")
@@ -280,7 +282,7 @@ class SessionProcess:
 
     def _on_output(self) -> None:
         try:
-            data = os.read(self.pipe, PIECE)
+            data = os.read(self.pipe, CHUNK_BYTES)
         except BlockingIOError:
             return
         if not data:
@@ -289,38 +291,42 @@ class SessionProcess:
         self.output.add(data)
         if self.output.total <= self.limits.output_mb * MEBIBYTE:
             return
-        if self.watch is not None:
-            self.watch.interrupt("output", grace_s=self.limits.grace_s)
+        if self.running is not None:
+            self.running.interrupt("output", grace_s=self.limits.grace_s)
         else:
             self._end_between_calls()
 
     def _drain(self) -> None:
-        """What is in the pipe now; more than it can hold is the output of a process that still runs."""
+        """Read what is in the pipe, but no more than it can hold: a process may still be writing."""
         with suppress(BlockingIOError):
             for _ in range(32):
-                data = os.read(self.pipe, PIECE)
+                data = os.read(self.pipe, CHUNK_BYTES)
                 if not data:
                     return
                 self.output.add(data)
 
     def _signal(self, number: int) -> None:
-        assert self.started is not None
+        assert self.handle is not None
         with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.started.pidfd, number)
+            signal.pidfd_send_signal(self.handle.pidfd, number)
 
 
-def _text(text: str) -> str:
-    """JSON can spell halves of surrogate pairs, which no file and no tokenizer takes: they are written as escapes."""
+def _death(status: RunStatus, reason: str) -> dict[str, Any]:
+    return {"status": status, "value": None, "error": f"{reason}{VARIABLES_LOST}"}
+
+
+def _escape_surrogates(text: str) -> str:
+    """Escape unpaired surrogates, which JSON can express but UTF-8 cannot."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _cause(status: int) -> str:
-    if status == -signal.SIGSYS:
+def _cause(exit_code: int) -> str:
+    if exit_code == -signal.SIGSYS:
         return "a forbidden system call"
-    if status == -signal.SIGKILL:
+    if exit_code == -signal.SIGKILL:
         return "killed by its own code, or by the kernel (out of memory, or processor time used up)"
-    if status in ABORTS:
+    if exit_code in ABORTS:
         return "aborted, by its own code or by a library"
-    if status < 0:
-        return f"signal {signal.Signals(-status).name}"
-    return f"the interpreter was ended with status {status}"
+    if exit_code < 0:
+        return f"signal {signal.Signals(-exit_code).name}"
+    return f"the interpreter was ended with status {exit_code}"

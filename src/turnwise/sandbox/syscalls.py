@@ -1,5 +1,7 @@
-"""System calls that Python has no function for, through the C library.
-Each failure is a JailError that names its step.
+"""System calls without a Python function, made through the C library, and their numbers.
+
+A call that fails raises JailError with the step that failed. The numbers cover the calls that the jails make or allow,
+on two architectures; other machines have no sandbox, since a filter with wrong numbers protects nothing.
 """
 
 import ctypes
@@ -78,7 +80,7 @@ MACHINES: Mapping[str, tuple[int, Mapping[str, int]]] = {
     "x86_64": (0xC000003E, X86_64),
     "aarch64": (0xC00000B7, AARCH64),
 }
-"""Machine -> its AUDIT_ARCH word, by which a filter knows foreign calls, and its numbers."""
+"""Machine -> (AUDIT_ARCH word, by which a filter detects calls of another architecture; syscall numbers)."""
 
 
 def is_supported_machine() -> bool:
@@ -90,7 +92,7 @@ def audit_arch() -> int:
 
 
 def syscall_numbers() -> Mapping[str, int]:
-    """Name -> number on this machine; calls that the machine never had are absent."""
+    """Return name -> number on this machine, without calls that the architecture lacks."""
     return MACHINES[platform.machine()][1]
 
 
@@ -128,7 +130,7 @@ AT_RECURSIVE = 0x8000
 
 
 class JailError(Exception):
-    """A step of building a jail was refused by the kernel: which step, and what it said."""
+    """The kernel refused a step of building a jail. The message names the step and the reason."""
 
 
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
@@ -148,30 +150,30 @@ class _CapHeader(ctypes.Structure):
 
 
 def syscall(step: str, name: str, *arguments: Any) -> int:
-    """A raw call by its name on this machine."""
+    """Make a raw system call by name. `step` describes it in errors."""
     words = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
-    return _checked(step, _library().syscall(ctypes.c_long(syscall_numbers()[name]), *words))
+    return _check(step, _library().syscall(ctypes.c_long(syscall_numbers()[name]), *words))
 
 
 def unshare(step: str, flags: int) -> None:
-    _checked(step, _library().unshare(flags))
+    _check(step, _library().unshare(flags))
 
 
-def setns(step: str, descriptor: int, kind: int) -> None:
-    _checked(step, _library().setns(descriptor, kind))
+def setns(step: str, descriptor: int, namespace: int) -> None:
+    _check(step, _library().setns(descriptor, namespace))
 
 
-def mount(source: str, target: str, *, kind: str = "", flags: int = 0, data: str = "") -> None:
-    _checked(
-        f"mount {kind or source} on {target}",
-        _library().mount(source.encode(), target.encode(), kind.encode() or None, ctypes.c_ulong(flags), data.encode()),
+def mount(source: str, target: str, *, filesystem: str = "", flags: int = 0, data: str = "") -> None:
+    _check(
+        f"mount {filesystem or source} on {target}",
+        _library().mount(
+            source.encode(), target.encode(), filesystem.encode() or None, ctypes.c_ulong(flags), data.encode()
+        ),
     )
 
 
 def make_read_only(target: str, *, below: bool = False, devices: bool = False) -> None:
-    """Read-only and no setuid for a mount, and with `below` for every mount below it;
-    device files only with `devices`.
-    """
+    """Make a mount read-only and nosuid; with `below`, every mount below it too. `devices` allows device files."""
     flags = MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | (0 if devices else MOUNT_ATTR_NODEV)
     attr = _MountAttr(set=flags)
     path = ctypes.c_char_p(target.encode())
@@ -181,40 +183,40 @@ def make_read_only(target: str, *, below: bool = False, devices: bool = False) -
 
 
 def pivot_root(folder: str) -> None:
-    """`folder`, a mount, becomes the root; the old root is gone from this namespace."""
+    """Make the mount at `folder` the root and detach the old root."""
     os.chdir(folder)
     here = ctypes.c_char_p(b".")
     syscall("pivot_root", "pivot_root", here, here)
-    _checked("detach the old root", _library().umount2(b".", MNT_DETACH))
+    _check("detach the old root", _library().umount2(b".", MNT_DETACH))
     os.chdir("/")
 
 
 def prctl(step: str, option: int, argument: int = 0) -> None:
     words = [ctypes.c_ulong(value) for value in (argument, 0, 0, 0)]
-    _checked(step, _library().prctl(option, *words))
+    _check(step, _library().prctl(option, *words))
 
 
 def die_with_parent(signal_number: int) -> None:
-    """Cleared by every change of user or capabilities: to be armed last."""
+    """Send this process a signal when its parent dies. Call it last: changing user or capabilities clears it."""
     prctl("arm the parent-death signal", PR_SET_PDEATHSIG, signal_number)
 
 
 def drop_capabilities() -> None:
-    """All of them, for good: bounding set, ambient, inheritable, permitted, effective."""
+    """Drop all capabilities for good: bounding, ambient, inheritable, permitted and effective sets."""
     for capability in range(LAST_CAPABILITY + 1):
         if _library().prctl(
             PR_CAPBSET_DROP, ctypes.c_ulong(capability), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)
         ):
-            break  # EINVAL: one past the last that this kernel knows; EPERM: nothing to drop with
-    prctl_ambient = [ctypes.c_ulong(value) for value in (PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)]
-    _checked("clear ambient capabilities", _library().prctl(PR_CAP_AMBIENT, *prctl_ambient))
+            break  # EINVAL: past the last capability of this kernel; EPERM: no capability to drop with
+    words = [ctypes.c_ulong(value) for value in (PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)]
+    _check("clear ambient capabilities", _library().prctl(PR_CAP_AMBIENT, *words))
     header = _CapHeader(version=0x20080522, pid=0)
     empty = (ctypes.c_uint32 * 6)()
     syscall("drop capabilities", "capset", ctypes.byref(header), ctypes.byref(empty))
 
 
 def close_descriptors_from(first: int) -> None:
-    """Every descriptor from here on, however many there are."""
+    """Close all descriptors from `first` on."""
     syscall("close descriptors", "close_range", first, 0xFFFFFFFF, 0)
 
 
@@ -224,11 +226,11 @@ def set_no_new_privileges() -> None:
 
 def _library() -> ctypes.CDLL:
     if _libc is None:
-        raise JailError("this is not Linux")
+        raise JailError("the sandbox needs Linux")
     return _libc
 
 
-def _checked(step: str, returned: int) -> int:
+def _check(step: str, returned: int) -> int:
     if returned < 0:
         raise JailError(f"{step}: {os.strerror(ctypes.get_errno())}")
     return returned

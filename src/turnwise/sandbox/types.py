@@ -1,4 +1,4 @@
-"""What one session may use, and the resource limits that the kernel enforces for it."""
+"""Public types of the sandbox: limits, the result of one call, errors."""
 
 from dataclasses import dataclass, fields
 from typing import Literal
@@ -7,66 +7,68 @@ from turnwise.core.errors import InfrastructureFailure, UserError
 
 MEBIBYTE = 1024 * 1024
 
-
 Tier = Literal["namespaces", "landlock", "unsafe_subprocess"]
+"""Isolation mechanism."""
+RunStatus = Literal["ok", "error", "timeout", "memory", "killed"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SandboxLimits:
-    """Limits of one session; every call of it starts a new clock and a new output."""
+    """Limits of one session. Time and output are limited per call, everything else per session."""
 
     timeout_s: float = 5.0
-    """Wall-clock time of one call; then the code is interrupted, and killed if it goes on."""
+    """Wall-clock seconds of one call. Code that runs longer is interrupted, then killed after `grace_s`."""
     memory_mb: int = 1024
-    """Memory of the session's processes together, beyond what the imported libraries already took."""
+    """Memory of all processes of a session in MiB, without the preloaded libraries."""
     output_chars: int = 4000
-    """Output, value and error are shortened in the middle to this many characters each."""
+    """Output, value and error are each truncated in the middle to this many characters."""
     output_mb: int = 4
-    """A call that prints more than this is interrupted."""
+    """Output of one call in MiB before the call is interrupted."""
     file_mb: int = 32
-    """The size of one file."""
+    """Size of one file in MiB."""
     scratch_mb: int = 64
-    """All files of the session together."""
+    """Size of all files of a session in MiB."""
     files: int = 1024
-    """The number of files and folders."""
+    """Number of files and folders."""
     open_files: int = 128
     processes: int = 32
-    """Processes and threads together, the interpreter included."""
+    """Processes plus threads, including the interpreter."""
     cpu_s: int = 600
-    """Processor time of one process over the whole session; a backstop behind `timeout_s`."""
+    """CPU seconds of one process over the whole session. Backstop for `timeout_s`."""
     code_chars: int = 100_000
-    """Longer code is refused without being run."""
+    """Longer code is rejected without being run."""
     grace_s: float = 0.5
-    """How long interrupted code has to end before it is killed."""
+    """Seconds between the interrupt and the kill."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             if not value > 0:
-                raise UserError(f"sandbox: {field.name} is {value}; give a number above 0")
-
-
-RunStatus = Literal["ok", "error", "timeout", "memory", "killed"]
+                raise UserError(f"Sandbox limit {field.name} is {value}. Set a number above 0.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunResult:
-    """All texts come from hostile code: data for the model, never a verdict (session code can forge its own result)."""
+    """Result of one call.
+
+    Every text comes from untrusted code: pass it to the model as data. Session code can forge its own result, so
+    nothing here decides a reward by itself.
+    """
 
     output: str
-    """stdout and stderr in their order, shortened in the middle."""
+    """stdout and stderr in the order of writing, truncated in the middle."""
     value: str | None
-    """The repr of a last expression that is not None, shortened."""
+    """repr of the last expression, truncated; None where there is none or its value is None."""
     error: str | None
-    """A shortened stack trace, or one line that says why the session was ended; None when all went well."""
+    """Short stack trace, or one line that says why the session was killed; None on success."""
     status: RunStatus
-    """timeout, memory: the code met a limit; killed: the session died of something else."""
+    """timeout, memory: the code hit a limit. killed: the session died for another reason."""
     seconds: float
 
 
 class SandboxUnavailable(UserError):
-    """This machine gives no isolation: one line that says which probe failed and the remedy."""
+    """No isolation tier works on this machine. The message names each failed probe and its fix."""
 
 
 class SandboxFailure(InfrastructureFailure):
-    """The sandbox itself broke and could not be restarted. Never the agent's fault."""
+    """The sandbox broke and could not be restarted. Never the agent's fault."""

@@ -1,13 +1,9 @@
-"""The zygote: imports the libraries once, jails itself, and forks a session whenever the host asks.
+"""The zygote: a process that imports the libraries once, jails itself, and forks a session for each request.
 
-Messages over the control socket, one JSON object each (SOCK_SEQPACKET keeps them apart):
-  host -> zygote   the configuration, once; then {"start": 7, "seed": 3} with two descriptors: socket and output
-  zygote -> host   {"ready": {...}} or {"failed": "..."}, once; {"started": 7, "scratch": "..."} with a pidfd;
-                   {"exited": 7, "status": -9}
-A set-up that fails says so here and never hangs. When the host goes, the socket ends, and so does all of this.
+`protocol` describes its messages. A failed set-up is reported to the host and never hangs. When the host exits, the
+control socket closes and the zygote ends with all its sessions.
 """
 
-import array
 import gc
 import importlib
 import json
@@ -27,12 +23,12 @@ from typing import Any, NoReturn
 from turnwise.sandbox.jail import Jail, NoJail
 from turnwise.sandbox.jail_landlock import LandlockJail
 from turnwise.sandbox.jail_namespaces import NamespacesJail
-from turnwise.sandbox.protocol import CONTROL, SOCKET_GONE, ZygoteConfig, encode, receive
+from turnwise.sandbox.protocol import CONTROL, SOCKET_CLOSED, ZygoteConfig, encode, receive, send
 from turnwise.sandbox.session_loop import SessionLoop, seed_everything, unload_turnwise
 from turnwise.sandbox.syscalls import JailError, close_descriptors_from, die_with_parent
 
 NICENESS = 5
-"""How much nicer sessions are than the host: code that burns every processor must not starve it."""
+"""Niceness of sessions relative to the host, so that busy code does not starve training."""
 STANDARD_MODULES = (
     "asyncio",
     "bz2",
@@ -45,12 +41,12 @@ STANDARD_MODULES = (
     "sqlite3",
     "ssl",
 )
-"""Imported before the jail is built: the libraries behind them are then loaded, and known to the prefix."""
+"""Imported before the jail is built, so that the shared libraries behind them are loaded and stay readable."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionChild:
-    """A session as the zygote knows it."""
+    """A session's process, as the zygote sees it."""
 
     number: int
     pid: int
@@ -58,18 +54,18 @@ class SessionChild:
     scratch: str
 
 
-class HostGone(Exception):
-    """The host was killed: the parent-death signal says so."""
+class HostExited(Exception):
+    """The host was killed; raised by the parent-death signal."""
 
 
 def main() -> NoReturn:
-    """The whole life of a zygote process."""
+    """Run a zygote process."""
     control = socket.socket(fileno=CONTROL)
     control.set_inheritable(False)
     try:
         config = ZygoteConfig.from_json(control.recv(1 << 20))
         jail = prepare(config)
-    except HostGone:
+    except HostExited:
         os._exit(1)
     except (JailError, OSError, ImportError, ValueError) as error:
         control.send(json.dumps({"failed": f"{error}" or type(error).__name__}).encode())
@@ -79,24 +75,25 @@ def main() -> NoReturn:
 
 
 def prepare(config: ZygoteConfig) -> Jail:
-    """Jailed, with everything imported."""
-    signal.signal(signal.SIGTERM, _host_is_gone)
+    """Build the jail and import everything that sessions share."""
+    signal.signal(signal.SIGTERM, _raise_host_exited)
     die_with_parent(signal.SIGTERM)
     if os.getppid() != config.host_pid:
         os._exit(1)
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a descriptor is kept for every session
+    max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))  # the zygote keeps one descriptor per session
     sys.argv[:] = [""]
-    sys.path[:] = config.prefix.search_path
+    sys.path[:] = config.python.search_path
     for name in STANDARD_MODULES:
-        _import_if_there(name)
+        with suppress(ImportError):  # some builds of Python lack a library
+            importlib.import_module(name)
     jail = make_jail(config)
     jail.build()
-    warm_up(config.prefix.preload)
+    warm_up(config.python.preload)
     site.setquit()
     site.sethelper()
-    importlib.import_module("multiprocessing").set_start_method("fork")  # forkserver needs sockets with names
-    jail.loaded()
+    importlib.import_module("multiprocessing").set_start_method("fork")  # forkserver needs named sockets
+    jail.measure_base_memory()
     gc.collect()
     gc.freeze()
     return jail
@@ -104,9 +101,9 @@ def prepare(config: ZygoteConfig) -> Jail:
 
 def make_jail(config: ZygoteConfig) -> Jail:
     if config.tier == "namespaces":
-        return NamespacesJail(config.limits, config.prefix)
+        return NamespacesJail(config.limits, config.python)
     if config.tier == "landlock":
-        return LandlockJail(config.limits, config.prefix, config.scratch)
+        return LandlockJail(config.limits, config.python, config.scratch)
     return NoJail(config.limits, config.scratch)
 
 
@@ -129,7 +126,10 @@ WARM_UPS: Mapping[str, Callable[[Any], None]] = {"numpy": warm_numpy, "sympy": w
 
 
 def warm_up(packages: tuple[str, ...]) -> None:
-    """Imports the packages and uses each a little."""
+    """Import the packages and use each a little, since they import parts of themselves at first use.
+
+    Forks then start warm: solving a first equation takes 1 ms instead of 200 ms.
+    """
     for name in packages:
         module = importlib.import_module(name)
         if name in WARM_UPS:
@@ -138,7 +138,10 @@ def warm_up(packages: tuple[str, ...]) -> None:
 
 
 class Zygote:
-    """Waits for the host and for its sessions; both wake it through descriptors."""
+    """Forks sessions and reaps them.
+
+    waits for: a request of the host, or the end of a session. unblocked by: the control socket, the sessions' pidfds.
+    """
 
     def __init__(self, control: socket.socket, config: ZygoteConfig, jail: Jail) -> None:
         self.control = control
@@ -149,27 +152,27 @@ class Zygote:
         self.selector.register(control, selectors.EVENT_READ)
 
     def serve(self) -> None:
-        versions = {name: str(getattr(sys.modules[name], "__version__", "")) for name in self.config.prefix.preload}
+        versions = {name: str(getattr(sys.modules[name], "__version__", "")) for name in self.config.python.preload}
         try:
-            self._send({"ready": {"packages": versions, "jail": self.jail.describe()}})
+            send(self.control, {"ready": {"packages": versions, "jail": self.jail.describe()}})
             while self._step():
                 pass
-        except (HostGone, OSError):
+        except (HostExited, OSError):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self._end()
 
     def _step(self) -> bool:
-        """One wait; False when the host has gone."""
+        """Handle the next events; False once the host has closed the socket."""
         for key, _ in self.selector.select():
             if isinstance(key.data, SessionChild):
-                self._bury(key.data)
+                self._reap(key.data)
             elif key.data is not None:
-                self._forget_remover(key.fd, key.data)
-            elif not self._obey():
+                self._reap_remover(key.fd, key.data)
+            elif not self._handle_request():
                 return False
         return True
 
-    def _obey(self) -> bool:
+    def _handle_request(self) -> bool:
         message, descriptors = receive(self.control)
         if not message:
             return False
@@ -177,7 +180,7 @@ class Zygote:
         try:
             self._start(request, descriptors)
         except (JailError, OSError) as error:
-            self._send({"started": request["start"], "failed": str(error)})
+            send(self.control, {"started": request["start"], "failed": str(error)})
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -192,18 +195,18 @@ class Zygote:
             if pid == 0:
                 self._become_session(request["seed"], descriptors, scratch)
         finally:
-            self.jail.after_fork()  # after a fork that failed, too: the next one needs it
-        pidfd = _opened(pid)
+            self.jail.after_fork()  # also after a failed fork: the next one needs it
+        pidfd = _open_pidfd(pid)
         child = SessionChild(number=request["start"], pid=pid, pidfd=pidfd, scratch=scratch)
         self.children[child.number] = child
         self.selector.register(pidfd, selectors.EVENT_READ, child)
-        self._send({"started": child.number, "scratch": scratch if self.config.scratch else ""}, pidfd)
+        send(self.control, {"started": child.number, "scratch": scratch if self.config.scratch else ""}, pidfd)
 
     def _become_session(self, seed: int, descriptors: list[int], scratch: str) -> NoReturn:
-        """Never returns: whatever happens here, the child must not go on as a second zygote."""
-        status = 1
+        """Run a session in the forked child. Never returns: the child must not continue as a second zygote."""
+        exit_code = 1
         try:
-            sock = _take_descriptors(*descriptors)
+            sock = _install_descriptors(*descriptors)
             try:
                 self.jail.enter(scratch)
                 close_descriptors_from(CONTROL + 1)
@@ -212,36 +215,38 @@ class Zygote:
             except (JailError, OSError, ValueError) as error:
                 sock.sendall(encode({"id": 0, "status": "killed", "value": None, "error": str(error)}))
                 os._exit(1)
-            limits = self.config.limits
             loop = SessionLoop(
-                sock, output_chars=limits.output_chars, memory_mb=limits.memory_mb, alone=self.jail.single_process
+                sock,
+                output_chars=self.config.limits.output_chars,
+                memory_mb=self.config.limits.memory_mb,
+                single_process=self.jail.single_process,
             )
             unload_turnwise()
             loop.serve()
-            status = 0
+            exit_code = 0
         except OSError:
-            status = SOCKET_GONE
+            exit_code = SOCKET_CLOSED
         finally:
-            os._exit(status)
+            os._exit(exit_code)
 
-    def _bury(self, child: SessionChild) -> None:
-        """A session has ended: reap it, remove its folder, tell the host why it ended."""
-        status = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
+    def _reap(self, child: SessionChild) -> None:
+        """Reap an exited session, remove its folder and report its exit code to the host."""
+        exit_code = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
         self.selector.unregister(child.pidfd)
         os.close(child.pidfd)
         del self.children[child.number]
         remover = self.jail.remove(child.scratch)
         if remover is not None:
             self.selector.register(os.pidfd_open(remover), selectors.EVENT_READ, remover)
-        self._send({"exited": child.number, "status": status})
+        send(self.control, {"exited": child.number, "exit_code": exit_code})
 
-    def _forget_remover(self, pidfd: int, pid: int) -> None:
+    def _reap_remover(self, pidfd: int, pid: int) -> None:
         os.waitpid(pid, 0)
         self.selector.unregister(pidfd)
         os.close(pidfd)
 
     def _end(self) -> None:
-        """Nothing stays: the sessions are killed, removers are waited for, then the jail removes the rest itself."""
+        """Kill the sessions, wait for them and for removers, then let the jail clean up."""
         for child in self.children.values():
             signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
         with suppress(ChildProcessError):
@@ -249,13 +254,9 @@ class Zygote:
                 os.waitpid(-1, 0)
         self.jail.close()
 
-    def _send(self, message: dict[str, Any], *descriptors: int) -> None:
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
-        self.control.sendmsg([json.dumps(message).encode()], rights)
 
-
-def _opened(pid: int) -> int:
-    """A handle of a child; one that cannot be watched must not live."""
+def _open_pidfd(pid: int) -> int:
+    """Open a child's pidfd. If that fails, kill the child: a process that cannot be watched must not live."""
     try:
         return os.pidfd_open(pid)
     except OSError:
@@ -264,8 +265,8 @@ def _opened(pid: int) -> int:
         raise
 
 
-def _take_descriptors(sock: int, output: int) -> socket.socket:
-    """0 is empty, 1 and 2 are the output, 3 is the socket to the host."""
+def _install_descriptors(sock: int, output: int) -> socket.socket:
+    """Make `output` descriptors 1 and 2 and `sock` descriptor 3; 0 stays /dev/null."""
     high = [os.dup(descriptor) for descriptor in (sock, output)]
     for descriptor, number in ((high[1], 1), (high[1], 2), (high[0], CONTROL)):
         os.dup2(descriptor, number, inheritable=number != CONTROL)
@@ -273,7 +274,6 @@ def _take_descriptors(sock: int, output: int) -> socket.socket:
 
 
 def _set_up_python(scratch: str, seed: int) -> None:
-    """A session's own randomness, folder and signals."""
     os.umask(0o077)
     os.nice(NICENESS)
     os.environ.update(HOME=scratch, TMPDIR=scratch)
@@ -282,13 +282,5 @@ def _set_up_python(scratch: str, seed: int) -> None:
     seed_everything(seed)
 
 
-def _host_is_gone(number: int, frame: FrameType | None) -> None:
-    raise HostGone
-
-
-def _import_if_there(name: str) -> None:
-    """Some builds of Python lack a library or another."""
-    try:
-        importlib.import_module(name)
-    except ImportError:
-        return
+def _raise_host_exited(number: int, frame: FrameType | None) -> None:
+    raise HostExited

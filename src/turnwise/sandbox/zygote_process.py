@@ -1,4 +1,4 @@
-"""The host's side of a zygote: starts the process, asks it for sessions, hears of their ends."""
+"""The host's side of a zygote: start the process, request sessions, receive their exits."""
 
 import asyncio
 import errno
@@ -15,16 +15,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from turnwise.sandbox.processes import descendants, pid_of, process_usage
+from turnwise.sandbox.processes import descendants, pid_of_pidfd, process_usage
 from turnwise.sandbox.protocol import CONTROL, ZygoteConfig, receive
 from turnwise.sandbox.python_install import PythonInstall, python_executable
 from turnwise.sandbox.scratch_folders import create_base, remove_abandoned_bases, remove_base
 from turnwise.sandbox.types import SandboxFailure, SandboxLimits, Tier
 
-READY_S = 60.0
-ANSWER_S = 20.0
-"""Longer than any of our own steps takes on a busy machine: beyond it something is broken."""
-MANY_DESCRIPTORS = 1 << 16
+READY_TIMEOUT_S = 60.0
+ANSWER_TIMEOUT_S = 20.0
+"""Longer than any of our own steps takes on a busy machine."""
+MAX_DESCRIPTORS = 1 << 16
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "LANG": "C.UTF-8",
@@ -39,96 +39,98 @@ ENVIRONMENT = {
     "MALLOC_ARENA_MAX": "2",
     "MPLBACKEND": "Agg",
 }
-"""All that a zygote is started with: what is cleared later stays readable on the stack.
-A fork cannot change its hash seed.
+"""Whole environment of a zygote: variables cleared later would stay readable on the stack. The hash seed is fixed
+because a fork cannot change it.
 """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionHandle:
-    """A session's process as the zygote handed it over."""
+    """A started session's process."""
 
     pidfd: int
     pid: int
     scratch: str
     exited: "asyncio.Future[int]"
-    """Its exit status, negative for a signal."""
+    """Exit code, negative for a signal."""
 
 
 class ZygoteStartError(Exception):
-    """The zygote could not be started: what it said."""
+    """The zygote could not start. The message names the step that failed."""
 
 
 class ZygoteProcess:
-    """`await start()` first. All methods run in one event loop."""
+    """Handle of a zygote. Call `start` first; all methods run in one event loop."""
 
-    def __init__(self, tier: Tier, limits: SandboxLimits, prefix: PythonInstall) -> None:
+    def __init__(self, tier: Tier, limits: SandboxLimits, python: PythonInstall) -> None:
         self.tier = tier
         self.limits = limits
-        self.prefix = prefix
+        self.python = python
         self.alive = False
         self.packages: Mapping[str, str] = {}
         self.jail = ""
         self.base_bytes = 0
         self.process: subprocess.Popen[bytes]
         self._errors = -1
-        self._numbers = 0
+        self._num_started = 0
         self._starting: dict[int, asyncio.Future[SessionHandle]] = {}
         self._running: dict[int, asyncio.Future[int]] = {}
         self._scratch: tuple[str, int] | None = None
 
     async def start(self) -> None:
-        """ZygoteFailed says which step was refused. However this ends early, nothing of the zygote stays."""
+        """Start the process and wait until it is ready. On failure or cancellation nothing of it stays."""
         self.loop = asyncio.get_running_loop()
-        _allow_many_descriptors()
+        _raise_descriptor_limit()
         if self.tier != "namespaces":
             remove_abandoned_bases()
             self._scratch = create_base()
         self._spawn()
         try:
-            ready = await asyncio.wait_for(self._first_message(), READY_S)
+            ready = await asyncio.wait_for(self._first_message(), READY_TIMEOUT_S)
             if "ready" not in ready:
-                raise ZygoteStartError(ready.get("failed") or self._last_words())
+                raise ZygoteStartError(ready.get("failed") or self._last_error_line())
         except TimeoutError:
             self.kill()
-            raise ZygoteStartError(f"it was not ready within {READY_S:.0f} s") from None
+            raise ZygoteStartError(f"it was not ready within {READY_TIMEOUT_S:.0f} s") from None
         except BaseException:
             self.kill()
             raise
         self.packages = ready["ready"]["packages"]
         self.jail = ready["ready"]["jail"]
-        self.base_bytes = max(found.resident_bytes for pid in self._pids() if (found := process_usage(pid)))
+        self.base_bytes = max(usage.resident_bytes for pid in self._pids() if (usage := process_usage(pid)))
         self.alive = True
-        self.loop.add_reader(self.control, self._hear)
+        self.loop.add_reader(self.control, self._read_messages)
 
     async def start_session(self, *, sock: socket.socket, output: int, seed: int) -> SessionHandle:
-        """The zygote gets copies of both descriptors; the caller closes its own."""
-        self._numbers += 1
-        number = self._numbers
+        """Fork a session that uses copies of both descriptors; the caller closes its own."""
+        self._num_started += 1
+        number = self._num_started
         future: asyncio.Future[SessionHandle] = self.loop.create_future()
         self._starting[number] = future
         try:
             message = json.dumps({"start": number, "seed": seed}).encode()
             await self._send(message, [sock.fileno(), output])
-            return await asyncio.wait_for(asyncio.shield(future), ANSWER_S)
+            return await asyncio.wait_for(asyncio.shield(future), ANSWER_TIMEOUT_S)
         except TimeoutError:
-            raise SandboxFailure(f"the sandbox's zygote did not start a session within {ANSWER_S:.0f} s") from None
+            raise SandboxFailure(
+                f"the sandbox's zygote did not start a session within {ANSWER_TIMEOUT_S:.0f} s"
+            ) from None
         except asyncio.CancelledError:
-            future.add_done_callback(_discard)
+            future.add_done_callback(_kill_started)
             raise
         finally:
             if future.done():
                 self._starting.pop(number, None)
 
     async def close(self) -> None:
-        """Ends the zygote and waits until it has gone with all of its sessions."""
+        """End the zygote and wait until it and all its sessions have exited."""
         if self.alive:
-            self._forget()
-            watched: asyncio.Future[None] = self.loop.create_future()
+            self._disconnect()
+            exited: asyncio.Future[None] = self.loop.create_future()
             pidfd = os.pidfd_open(self.process.pid)
-            self.loop.add_reader(pidfd, partial(_wake, watched))
+            self.loop.add_reader(pidfd, partial(_resolve, exited))
             try:
-                await asyncio.wait_for(watched, ANSWER_S)
+                await asyncio.wait_for(exited, ANSWER_TIMEOUT_S)
             except TimeoutError:
                 self.process.kill()
             finally:
@@ -137,9 +139,9 @@ class ZygoteProcess:
         self.kill()
 
     def kill(self) -> None:
-        """At once, without an event loop. Its death is that of every session."""
+        """Kill the zygote, and with it every session. Needs no event loop."""
         if self.alive:
-            self._forget()
+            self._disconnect()
         self.process.kill()
         self.process.wait()
         self.control.close()
@@ -179,18 +181,21 @@ class ZygoteProcess:
         config = ZygoteConfig(
             tier=self.tier,
             limits=self.limits,
-            prefix=self.prefix,
+            python=self.python,
             host_pid=os.getpid(),
             scratch=self._scratch[0] if self._scratch else "",
         )
         self.control.send(config.to_json())
 
     async def _first_message(self) -> dict[str, Any]:
-        message = await self.loop.sock_recv(self.control, 1 << 16)
+        try:
+            message = await self.loop.sock_recv(self.control, 1 << 16)
+        except ConnectionResetError:  # it died before it read its configuration
+            return {}
         return json.loads(message) if message else {}
 
     async def _send(self, message: bytes, descriptors: list[int]) -> None:
-        """waits for: room in the control socket. unblocked by: the zygote, reading."""
+        """waits for: space in the control socket. unblocked by: the zygote reading."""
         while True:
             try:
                 socket.send_fds(self.control, [message], descriptors)
@@ -198,11 +203,11 @@ class ZygoteProcess:
             except BlockingIOError:
                 await asyncio.sleep(0.001)
             except OSError as error:
-                self._lost()
-                raise SandboxFailure(f"the sandbox's zygote is gone: {error.strerror}") from None
+                self._on_exit()
+                raise SandboxFailure(f"the sandbox's zygote has exited: {error.strerror}") from None
 
-    def _hear(self) -> None:
-        """Everything that the zygote has said by now."""
+    def _read_messages(self) -> None:
+        """Handle all messages that have arrived."""
         while self.alive:
             try:
                 message, descriptors = receive(self.control)
@@ -211,36 +216,36 @@ class ZygoteProcess:
             except OSError:
                 message, descriptors = b"", []
             if not message:
-                self._lost()
+                self._on_exit()
                 return
-            self._take(json.loads(message), descriptors)
+            self._handle_message(json.loads(message), descriptors)
 
-    def _take(self, message: dict[str, Any], descriptors: list[int]) -> None:
+    def _handle_message(self, message: dict[str, Any], descriptors: list[int]) -> None:
         if "exited" in message:
             future = self._running.pop(message["exited"], None)
             if future is not None and not future.done():
-                future.set_result(message["status"])
+                future.set_result(message["exit_code"])
             return
         starting = self._starting.pop(message["started"])
         try:
-            started = self._started(message, descriptors)
+            session = self._session_handle(message, descriptors)
         except OSError as error:
             if not starting.done():
                 problem = message.get("failed") or error.strerror
                 starting.set_exception(SandboxFailure(f"the sandbox could not start a session: {problem}"))
             return
         if starting.done():
-            _end(started)
+            _kill(session)
         else:
-            starting.set_result(started)
+            starting.set_result(session)
 
-    def _started(self, message: dict[str, Any], descriptors: list[int]) -> SessionHandle:
-        """OSError: there is none, or no descriptor is left for it; it ends when its socket is closed."""
+    def _session_handle(self, message: dict[str, Any], descriptors: list[int]) -> SessionHandle:
+        """Raises OSError if the session did not start, or no descriptor is free; it then ends with its socket."""
         if not descriptors:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         pidfd = descriptors[0]
         try:
-            pid = pid_of(pidfd)
+            pid = pid_of_pidfd(pidfd)
         except OSError:
             os.close(pidfd)
             raise
@@ -248,9 +253,9 @@ class ZygoteProcess:
         self._running[message["started"]] = exited
         return SessionHandle(pidfd=pidfd, pid=pid, scratch=message["scratch"], exited=exited)
 
-    def _lost(self) -> None:
-        """It died by itself; its sessions died with it."""
-        self._forget()
+    def _on_exit(self) -> None:
+        """The zygote died, and its sessions with it."""
+        self._disconnect()
         for future in self._starting.values():
             if not future.done():
                 future.set_exception(SandboxFailure("the sandbox's zygote died"))
@@ -258,44 +263,44 @@ class ZygoteProcess:
             if not exited.done():
                 exited.set_result(-signal.SIGKILL)
 
-    def _forget(self) -> None:
+    def _disconnect(self) -> None:
         self.alive = False
         self.loop.remove_reader(self.control)
         self.control.close()
 
-    def _last_words(self) -> str:
+    def _last_error_line(self) -> str:
         lines = os.pread(self._errors, 1 << 16, 0).decode("utf-8", "replace").strip().splitlines()
-        return lines[-1] if lines else "it ended without a word"
+        return lines[-1] if lines else "it exited without an error message"
 
     def _pids(self) -> list[int]:
         return [self.process.pid, *descendants(self.process.pid)]
 
 
-def _allow_many_descriptors() -> None:
-    """A session costs its host three; the usual limit of 1024 would end hundreds of them. What is hard stays."""
+def _raise_descriptor_limit() -> None:
+    """Raise the soft limit: a session takes three descriptors, and the usual 1024 would not do for hundreds."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MANY_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(MANY_DESCRIPTORS, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    limit = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(MAX_DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def _library_path() -> dict[str, str]:
-    """Some interpreters do not find their own library without it."""
+    """Some interpreters need it to find their own library."""
     return {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
 
 
-def _wake(future: "asyncio.Future[None]") -> None:
+def _resolve(future: "asyncio.Future[None]") -> None:
     if not future.done():
         future.set_result(None)
 
 
-def _discard(future: "asyncio.Future[SessionHandle]") -> None:
-    """Nobody waits for this session any more."""
+def _kill_started(future: "asyncio.Future[SessionHandle]") -> None:
+    """Kill a session whose start was cancelled."""
     if not future.cancelled() and future.exception() is None:
-        _end(future.result())
+        _kill(future.result())
 
 
-def _end(started: SessionHandle) -> None:
+def _kill(session: SessionHandle) -> None:
     with suppress(ProcessLookupError):
-        signal.pidfd_send_signal(started.pidfd, signal.SIGKILL)
-    os.close(started.pidfd)
+        signal.pidfd_send_signal(session.pidfd, signal.SIGKILL)
+    os.close(session.pidfd)

@@ -1,4 +1,4 @@
-"""Looks at processes that are about to end: what fails because of that says nothing of why they ended."""
+"""Reading /proc of processes that are exiting."""
 
 import os
 import sys
@@ -10,19 +10,19 @@ import pytest
 
 from turnwise.sandbox.processes import buffer_bytes, count_mappings, ignore_exited, unlinked_file_bytes
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
-NOBODY = 65534
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+NOBODY_ID = 65534
 
 
 def run_as_user(work: Callable[[], None]) -> None:
-    """In a child that is not root: to root nothing is forbidden."""
+    """Run in a child that is not root, whom the kernel refuses nothing."""
     child = os.fork()
     if child == 0:
         status = 1
         try:
             if os.geteuid() == 0:
-                os.setresgid(NOBODY, NOBODY, NOBODY)
-                os.setresuid(NOBODY, NOBODY, NOBODY)
+                os.setresgid(NOBODY_ID, NOBODY_ID, NOBODY_ID)
+                os.setresuid(NOBODY_ID, NOBODY_ID, NOBODY_ID)
             work()
             status = 0
         except BaseException:
@@ -32,8 +32,8 @@ def run_as_user(work: Callable[[], None]) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def ended_child() -> int:
-    """Of a process that has ended and was not waited for: its files in /proc are root's."""
+def start_zombie() -> int:
+    """Return an exited child that was not waited for: its files in /proc belong to root."""
     child = os.fork()
     if child == 0:
         os._exit(0)
@@ -41,19 +41,19 @@ def ended_child() -> int:
     return child
 
 
-def test_ended_process_holds_nothing_and_is_no_failure() -> None:
+def test_exited_process_counts_as_empty() -> None:
     def look() -> None:
-        child = ended_child()
+        child = start_zombie()
         with pytest.raises(PermissionError):
             list(Path(f"/proc/{child}/fd").iterdir())
-        assert unlinked_file_bytes(child, "/tmp", most_each=1) == 0
+        assert unlinked_file_bytes(child, "/tmp", max_file_bytes=1) == 0
         assert buffer_bytes([child] * 100, 1) == 0
         assert count_mappings([child], 10) == 0
 
     run_as_user(look)
 
 
-def test_living_process_that_cannot_be_read_is_a_failure() -> None:
-    """What cannot be watched must not run."""
+def test_ignore_exited_raises_for_a_running_process() -> None:
+    """A session that cannot be watched must not run."""
     with pytest.raises(PermissionError), ignore_exited(os.getpid()):
         raise PermissionError("a process that is there")

@@ -1,4 +1,4 @@
-"""Nothing is left behind: not by sessions, not by crashes, not by a parent that is killed."""
+"""No leftovers: after sessions, after crashes, after the host is killed."""
 
 import asyncio
 import os
@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sandbox_box_for_tests import LIMITS, TIERS, Box, started
+from sync_sandbox_for_tests import LIMITS, TIERS, SyncSandbox, start_sandbox
 
 from turnwise.sandbox.host import Sandbox
 from turnwise.sandbox.processes import descendants
@@ -23,18 +23,18 @@ from work_for_tests import HANG_S, wait_until
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
 SESSIONS = {"namespaces": 120, "landlock": 60} if SOAK == 1 else {"namespaces": 1000 * SOAK, "landlock": 200 * SOAK}
-"""In all; eight live at a time."""
+"""Sessions in total; eight live at a time."""
 
 
 @pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests run beside these and have folders of their own."""
+def private_tempdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Separate the temporary folders from those of other tests."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
-def held() -> dict[str, object]:
-    """What this process holds of the machine: descriptors, mounts, folders."""
+def resources() -> dict[str, object]:
+    """Return what this process holds: descriptors, mounts, folders."""
     return {
         "descriptors": len(list(Path("/proc/self/fd").iterdir())),
         "mounts": len(Path("/proc/self/mountinfo").read_text().splitlines()),
@@ -43,56 +43,56 @@ def held() -> dict[str, object]:
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_many_sessions_leak_nothing(tier: str) -> None:
-    before, children = held(), set(descendants(os.getpid()))
-    with started(tier) as box:  # type: ignore[arg-type]
-        busy(box, 20)
-        settle(box)
-        middle, alive = held(), len(descendants(os.getpid()))
+def test_sessions_leak_nothing(tier: str) -> None:
+    before, children = resources(), set(descendants(os.getpid()))
+    with start_sandbox(tier) as box:  # type: ignore[arg-type]
+        run_sessions(box, 20)
+        wait_for_exits(box)
+        middle, alive = resources(), len(descendants(os.getpid()))
         zygote = zygote_of(box)
-        inside = inside_of(zygote)
-        busy(box, SESSIONS[tier])
-        settle(box)
+        before_inside = count_in_zygote(zygote)
+        run_sessions(box, SESSIONS[tier])
+        wait_for_exits(box)
         assert wait_until(lambda: len(descendants(os.getpid())) <= alive)
-        assert held() == middle
-        assert wait_until(lambda: inside_of(zygote) == inside), (inside_of(zygote), inside)
+        assert resources() == middle
+        assert wait_until(lambda: count_in_zygote(zygote) == before_inside), (count_in_zygote(zygote), before_inside)
         if tier == "landlock":
             assert wait_until(lambda: not list(Path(scratch_of(box)).iterdir()))
     assert wait_until(lambda: set(descendants(os.getpid())) <= children)
-    assert held() == before
+    assert resources() == before
 
 
-def settle(box: Box) -> None:
-    """Wait until the zygote has told of every end, and until what removes the files of an ended session has gone."""
+def wait_for_exits(box: SyncSandbox) -> None:
+    """Wait until the zygote has reported every exit and all removers of scratch folders have exited."""
 
-    async def ends() -> None:
-        while box.box._zygote._running or holds_a_process(zygote_of(box)):
+    async def poll() -> None:
+        while box.sandbox._zygote._running or holds_pidfd(zygote_of(box)):
             await asyncio.sleep(0.02)
 
-    box.wait(asyncio.wait_for(ends(), HANG_S))
+    box.wait(asyncio.wait_for(poll(), HANG_S))
 
 
-def holds_a_process(zygote: int) -> bool:
+def holds_pidfd(zygote: int) -> bool:
     try:
         return any("pidfd" in str(path.readlink()) for path in Path(f"/proc/{zygote}/fd").iterdir())
-    except FileNotFoundError:  # closed while we look
+    except FileNotFoundError:  # closed meanwhile
         return True
 
 
-def inside_of(zygote: int) -> tuple[int, int]:
-    """Descriptors and mounts."""
+def count_in_zygote(zygote: int) -> tuple[int, int]:
+    """Count descriptors and mounts."""
     mounts = Path(f"/proc/{zygote}/mountinfo").read_text().splitlines()
     return len(list(Path(f"/proc/{zygote}/fd").iterdir())), len(mounts)
 
 
-def scratch_of(box: Box) -> str:
-    scratch = box.box._zygote._scratch
+def scratch_of(box: SyncSandbox) -> str:
+    scratch = box.sandbox._zygote._scratch
     assert scratch is not None
     return scratch[0]
 
 
-def busy(box: Box, count: int) -> None:
-    """Sessions that leave files, threads and (where they can) processes, some of which die."""
+def run_sessions(box: SyncSandbox, count: int) -> None:
+    """Run sessions that leave files, threads and processes behind, some of which crash."""
     codes = (
         "open('a', 'w').write('x')",
         "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
@@ -103,7 +103,7 @@ def busy(box: Box, count: int) -> None:
     )
 
     async def one(number: int, gate: asyncio.Semaphore) -> None:
-        async with gate, box.box.session() as session:
+        async with gate, box.sandbox.session() as session:
             await session.run(codes[number % len(codes)])
 
     async def everyone() -> None:
@@ -141,23 +141,23 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("tier", TIERS)
-def test_a_parent_that_is_ended_leaves_nothing(tier: str, number: signal.Signals) -> None:
-    folders = held()["folders"]
+def test_killed_host_leaves_nothing(tier: str, number: signal.Signals) -> None:
+    folders = resources()["folders"]
     command = [sys.executable, "-c", PARENT, tier, "5" if tier == "namespaces" else "3"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as parent:
         assert parent.stdout is not None and parent.stderr is not None
         if parent.stdout.readline() != b"ready\n":
-            words = parent.stderr.read().decode()
-            assert "SandboxUnavailable" in words, words
-            pytest.skip(words.strip().splitlines()[-1])
+            error = parent.stderr.read().decode()
+            assert "SandboxUnavailable" in error, error
+            pytest.skip(error.strip().splitlines()[-1])
         family = descendants(parent.pid)
         parent.send_signal(number)
         parent.wait()
     assert wait_until(lambda: not any(is_alive(pid) for pid in family)), family
-    if number != signal.SIGINT:  # what a host that was killed could not remove goes when the next one starts
+    if number != signal.SIGINT:  # the next start removes what a killed host could not
         remove_abandoned_bases()
-    assert wait_until(lambda: held()["folders"] == folders)
+    assert wait_until(lambda: resources()["folders"] == folders)
 
 
 def is_alive(pid: int) -> bool:
@@ -167,21 +167,21 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def zygote_pids(box: Box) -> list[int]:
-    return [box.box._zygote.process.pid, *descendants(box.box._zygote.process.pid)]
+def zygote_pids(box: SyncSandbox) -> list[int]:
+    return [box.sandbox._zygote.process.pid, *descendants(box.sandbox._zygote.process.pid)]
 
 
-def zygote_of(box: Box) -> int:
-    """The process that starts sessions: the first of its namespace, where it has one."""
-    return zygote_pids(box)[1 if box.box.tier == "namespaces" else 0]
+def zygote_of(box: SyncSandbox) -> int:
+    """Return the process that forks sessions: in a pid namespace, its first process."""
+    return zygote_pids(box)[1 if box.sandbox.tier == "namespaces" else 0]
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_a_dead_zygote_is_our_failure_and_is_replaced(tier: str) -> None:
-    with started(tier) as box:  # type: ignore[arg-type]
+def test_dead_zygote_raises_and_is_replaced(tier: str) -> None:
+    with start_sandbox(tier) as box:  # type: ignore[arg-type]
 
         async def dies_during_a_call() -> RunResult:
-            async with box.box.session() as session:
+            async with box.sandbox.session() as session:
                 running = asyncio.ensure_future(session.run("import time\ntime.sleep(60)"))
                 await asyncio.sleep(0.2)
                 os.kill(zygote_pids(box)[0], signal.SIGKILL)
@@ -195,17 +195,17 @@ def test_a_dead_zygote_is_our_failure_and_is_replaced(tier: str) -> None:
         assert wait_until(lambda: not any(is_alive(pid) for pid in old))
 
 
-def test_a_zygote_that_cannot_be_replaced_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def refused(self: ZygoteProcess) -> None:
+def test_irreplaceable_zygote_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(self: ZygoteProcess) -> None:
         raise ZygoteStartError("no more processes")
 
-    with started("namespaces") as box:
+    with start_sandbox("namespaces") as box:
 
         async def die() -> None:
-            async with box.box.session() as session:
+            async with box.sandbox.session() as session:
                 await session.run("1")
                 os.kill(zygote_pids(box)[0], signal.SIGKILL)
-                monkeypatch.setattr(ZygoteProcess, "start", refused)
+                monkeypatch.setattr(ZygoteProcess, "start", fail)
                 for _ in range(2):
                     with pytest.raises(SandboxFailure, match=r"zygote|restarted"):
                         await session.run("1")
@@ -215,7 +215,7 @@ def test_a_zygote_that_cannot_be_replaced_is_a_failure(monkeypatch: pytest.Monke
         box.wait(die())
 
 
-BORN_LATE = """
+FORK_AFTER_ANSWER = """
 import os, socket, time
 def late(self, data):
     os.write(3, data)
@@ -227,24 +227,24 @@ socket.socket.sendall = late
 """
 
 
-def test_a_process_that_is_started_behind_an_answer_does_not_live_on() -> None:
-    """At many distances from the answer: before the host looks, while it looks, after it has looked."""
+def test_process_forked_after_the_answer_is_killed() -> None:
+    """With many delays: before, during and after the host's check."""
 
-    async def born(box: Sandbox) -> bool:
+    async def fork_late(box: Sandbox) -> bool:
         sessions = [box.session() for _ in range(24)]
         for number, session in enumerate(sessions):
-            await session.run(BORN_LATE.replace("DELAY", str(number % 12 * 0.00005)))
+            await session.run(FORK_AFTER_ANSWER.replace("DELAY", str(number % 12 * 0.00005)))
         gone = wait_until(lambda: not any(session.pid and descendants(session.pid) for session in sessions))
         for session in sessions:
             session.close()
         return gone
 
-    with started("namespaces") as box:
-        assert box.wait(born(box.box))
+    with start_sandbox("namespaces") as box:
+        assert box.wait(fork_late(box.sandbox))
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_more_sessions_live_at_once_than_one_has_descriptors(tier: str) -> None:
+def test_more_sessions_than_descriptors_of_one_session(tier: str) -> None:
     async def many(box: Sandbox) -> list[str | None]:
         sessions = [box.session() for _ in range(50)]
         results = [(await session.run("6 * 7")).value for session in sessions]
@@ -252,68 +252,68 @@ def test_more_sessions_live_at_once_than_one_has_descriptors(tier: str) -> None:
             session.close()
         return results
 
-    with started(tier, replace(LIMITS, open_files=40)) as box:  # type: ignore[arg-type]
-        assert set(box.wait(many(box.box))) == {"42"}
+    with start_sandbox(tier, replace(LIMITS, open_files=40)) as box:  # type: ignore[arg-type]
+        assert set(box.wait(many(box.sandbox))) == {"42"}
 
 
 @pytest.fixture
 def descriptors() -> Iterator[Callable[[int], None]]:
-    """Sets how many descriptors this process may have, for a while."""
+    """Set the number of descriptors that this process may have, for the test."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    yield lambda most: resource.setrlimit(resource.RLIMIT_NOFILE, (most, before[1]))
+    yield lambda limit: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_a_start_makes_room_for_many_sessions(descriptors: Callable[[int], None]) -> None:
+def test_start_raises_the_descriptor_limit(descriptors: Callable[[int], None]) -> None:
     descriptors(256)
-    with started("namespaces"):
+    with start_sandbox("namespaces"):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         assert soft == (65536 if hard == resource.RLIM_INFINITY else min(65536, hard))
 
 
-def limit_with_room(room: int, pid: int | str = "self") -> int:
-    """The limit under which so many descriptors of a process are still free."""
-    used = {int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir() if path.exists() or pid != "self"}
-    free = (number for number in range(65536) if number not in used)
-    return [next(free) for _ in range(room)][-1] + 1
+def limit_with_free(count: int, pid: int | str = "self") -> int:
+    """Return the limit that leaves `count` descriptors of a process free."""
+    taken = {int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir() if path.exists() or pid != "self"}
+    free = (number for number in range(65536) if number not in taken)
+    return [next(free) for _ in range(count)][-1] + 1
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_a_host_without_descriptors_hears_so_at_once(tier: str, descriptors: Callable[[int], None]) -> None:
-    async def starve(box: Sandbox, room: int) -> None:
+def test_host_without_descriptors_raises(tier: str, descriptors: Callable[[int], None]) -> None:
+    async def starve(box: Sandbox, free: int) -> None:
         session = box.session()
-        descriptors(limit_with_room(room))
-        with pytest.raises(SandboxFailure, match=r"descriptors|Too many|died while"):
+        descriptors(limit_with_free(free))
+        with pytest.raises(SandboxFailure, match=r"descriptors|Too many|died during"):
             await session.run("6 * 7")
         descriptors(1024)
         session.close()
 
-    with started(tier) as box:  # type: ignore[arg-type]
-        settle(box)
+    with start_sandbox(tier) as box:  # type: ignore[arg-type]
+        wait_for_exits(box)
         alive = len(descendants(os.getpid()))
-        for room in (1, 3, 4, 5):
-            box.wait(asyncio.wait_for(starve(box.box, room), HANG_S))
+        for free in (1, 3, 4, 5):
+            box.wait(asyncio.wait_for(starve(box.sandbox, free), HANG_S))
         assert box.last("6 * 7").value == "42"
         assert wait_until(lambda: len(descendants(os.getpid())) <= alive)
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_a_zygote_that_failed_once_to_start_a_session_starts_the_next(tier: str) -> None:
-    with started(tier) as box:  # type: ignore[arg-type]
-        settle(box)
+def test_zygote_recovers_from_a_failed_start(tier: str) -> None:
+    with start_sandbox(tier) as box:  # type: ignore[arg-type]
+        wait_for_exits(box)
         pids = zygote_pids(box)
         zygote = zygote_of(box)
         before = resource.prlimit(zygote, resource.RLIMIT_NOFILE)
-        for room in (1, 2):  # none for both ends of a session's channels; none for a handle of its process
-            resource.prlimit(zygote, resource.RLIMIT_NOFILE, (limit_with_room(room, zygote), before[1]))
-            with pytest.raises(SandboxFailure, match=r"descriptors|Too many|died while"):
+        for free in (1, 2):  # not enough for the session's channels; not enough for its pidfd
+            resource.prlimit(zygote, resource.RLIMIT_NOFILE, (limit_with_free(free, zygote), before[1]))
+            with pytest.raises(SandboxFailure, match=r"descriptors|Too many|died during"):
                 box.last("6 * 7")
         resource.prlimit(zygote, resource.RLIMIT_NOFILE, before)
         assert box.last("6 * 7").value == "42"
         assert wait_until(lambda: zygote_pids(box) == pids)
 
 
-def test_closing_ends_what_runs_and_refuses_what_comes() -> None:
+def test_close_ends_running_calls_and_rejects_new_ones() -> None:
     async def close() -> None:
         box = await Sandbox.start(LIMITS, packages=())
         session = box.session()
@@ -326,12 +326,12 @@ def test_closing_ends_what_runs_and_refuses_what_comes() -> None:
             await session.run("1")
         await box.close()
 
-    before = held()
+    before = resources()
     asyncio.run(close())
-    assert held() == before
+    assert resources() == before
 
 
-def test_folders_of_killed_hosts_are_removed_and_those_in_use_are_not() -> None:
+def test_remove_abandoned_bases_keeps_those_in_use() -> None:
     base, lock = create_base()
     Path(base, "0").mkdir()
     remove_abandoned_bases()

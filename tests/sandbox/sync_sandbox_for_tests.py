@@ -1,4 +1,4 @@
-"""A sandbox for tests that are plain functions: one event loop that lives as long as the box."""
+"""A sandbox for synchronous tests, with an event loop of its own."""
 
 import asyncio
 from collections.abc import Coroutine, Iterator
@@ -15,19 +15,19 @@ TIERS: tuple[Literal["namespaces", "landlock"], ...] = ("namespaces", "landlock"
 LIMITS = SandboxLimits(timeout_s=60.0, memory_mb=256, output_chars=2000, grace_s=2.0)
 
 
-class Box:
-    """`run` gives the results of several calls of one session."""
+class SyncSandbox:
+    """Wraps a sandbox; `run` runs several calls in one session."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, box: Sandbox) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, sandbox: Sandbox) -> None:
         self.loop = loop
-        self.box = box
+        self.sandbox = sandbox
 
     def wait(self, work: Coroutine[Any, Any, Result]) -> Result:
         return self.loop.run_until_complete(work)
 
     def run(self, *codes: str, seed: int = 0, timeout_s: float | None = None) -> list[RunResult]:
         async def calls() -> list[RunResult]:
-            async with self.box.session(seed=seed) as session:
+            async with self.sandbox.session(seed=seed) as session:
                 return [await session.run(code, timeout_s=timeout_s) for code in codes]
 
         return self.wait(calls())
@@ -37,18 +37,18 @@ class Box:
 
 
 @contextmanager
-def started(
+def start_sandbox(
     tier: Literal["namespaces", "landlock"], limits: SandboxLimits = LIMITS, packages: tuple[str, ...] = ()
-) -> Iterator[Box]:
-    """Skips, with the probe's words, where the kernel does not give the tier."""
+) -> Iterator[SyncSandbox]:
+    """Start a sandbox; skip the test with the probe's message if the kernel lacks the tier."""
     loop = asyncio.new_event_loop()
     try:
-        box = loop.run_until_complete(Sandbox.start(limits, tier, packages=packages))
+        sandbox = loop.run_until_complete(Sandbox.start(limits, tier, packages=packages))
     except SandboxUnavailable as error:
         loop.close()
         pytest.skip(str(error))
     try:
-        yield Box(loop, box)
+        yield SyncSandbox(loop, sandbox)
     finally:
-        loop.run_until_complete(box.close())
+        loop.run_until_complete(sandbox.close())
         loop.close()

@@ -1,4 +1,4 @@
-"""What attacks on the sandbox are aimed at: canaries that stand on the host, and an honest look at them afterwards."""
+"""Targets of attacks on the sandbox: canaries on the host, checked after each attack."""
 
 import os
 import resource
@@ -15,30 +15,30 @@ MARK = "TW_CANARY_"
 
 @dataclass(frozen=True)
 class Attack:
-    """Code that tries to break out. It prints BROKEN where it thinks that it has; the ground is the judge of the rest.
+    """Code that tries to break out. It prints BROKEN if it notices success; the canaries show the rest.
 
-    Several codes are calls of one session, in order. `$NAME` stands for a part of the ground.
+    Several codes are calls of one session, in order. `$NAME` is replaced by a property of the canaries.
     """
 
     name: str
     codes: tuple[str, ...]
     status: tuple[str, ...] = ("ok", "error", "memory", "timeout", "killed")
-    """How the last call may end."""
+    """Allowed statuses of the last call."""
     tiers: tuple[str, ...] = ("namespaces", "landlock")
     timeout_s: float | tuple[float, ...] = 60.0
-    """The time limit of each call, or of all of them: short only where a call runs into it."""
+    """Time limit of each call, or of all; short only for a call that reaches it."""
     pause_s: float = 0.0
-    """How long the host waits before the last call."""
+    """Seconds that the host waits before the last call."""
     prints: str | None = None
-    """What the last call's output must hold, where the attack is a test of what is allowed."""
+    """Text that the last call must print, for attacks that check what is allowed."""
 
 
 def attack(name: str, *codes: str, **more: Any) -> Attack:
     return Attack(name=name, codes=codes, **more)
 
 
-class Ground:
-    """One attack's own canaries: a file, a folder that anyone may write, sockets of all kinds, a process."""
+class Canaries:
+    """The canaries of one attack: a file, a world-writable folder, sockets of all types, a process."""
 
     def __init__(self) -> None:
         self.secret = MARK + secrets.token_hex(12)
@@ -65,8 +65,8 @@ class Ground:
             "$MARK": MARK[:-1],
         }
 
-    def harm(self) -> str | None:
-        """What has changed, in words."""
+    def damage(self) -> str | None:
+        """Describe what an attack changed; None if nothing."""
         for name, listener in self.listeners.items():
             if _reached(listener):
                 return f"the {name} socket of the host was reached"
@@ -104,7 +104,7 @@ class Ground:
         return found
 
     def _state(self) -> dict[str, Any]:
-        """What must stay as it is; what is gone has no entry."""
+        """Return what must not change; removed items have no entry."""
         found: dict[str, Any] = {
             "names": sorted(path.name for path in self.folder.iterdir()),
             "folder": (self.folder.stat().st_mode, self.folder.stat().st_uid),

@@ -1,4 +1,4 @@
-"""The parts of the sandbox that need no kernel: filters, frames, texts, folders, the prefix."""
+"""Parts of the sandbox that start no session: filters, frames, scratch folders, the Python installation, /proc."""
 
 import ctypes
 import ctypes.util
@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.core.errors import UserError
-from turnwise.core.truncation import CUT_NOTE, OutputBuffer, truncate_middle
 from turnwise.sandbox import scratch_folders, seccomp
 from turnwise.sandbox.processes import descendants, is_stopped, process_usage, proportional_bytes
 from turnwise.sandbox.protocol import FrameBuffer, FrameError, ZygoteConfig, encode
@@ -32,7 +31,7 @@ ENOSYS = ERRNO | errno.ENOSYS
 
 
 def decide(code: bytes, number: int, *arguments: int, arch: int | None = None) -> int:
-    """A small machine for the filter's instructions: what the kernel would answer."""
+    """Interpret a filter's BPF instructions as the kernel would; return the action."""
     words = [value & (2**64 - 1) for value in (*arguments, *[0] * (6 - len(arguments)))]
     data = struct.pack("=IIQ6Q", number & 0xFFFFFFFF, audit_arch() if arch is None else arch, 0, *words)
     instructions = list(struct.iter_unpack("HBBI", code))
@@ -53,7 +52,7 @@ def decide(code: bytes, number: int, *arguments: int, arch: int | None = None) -
             return int(operand)
 
 
-cached_program = functools.cache(compile_filter)
+cached_filter = functools.cache(compile_filter)
 
 
 @pytest.fixture(scope="module", params=["namespaces", "landlock"])
@@ -62,11 +61,9 @@ def rules(request: pytest.FixtureRequest) -> tuple[SyscallRule, ...]:
 
 
 @given(number=st.integers(0, 2**32 - 1), arguments=st.lists(st.integers(0, 2**64 - 1), max_size=6))
-def test_a_call_that_no_rule_names_is_refused(
-    rules: tuple[SyscallRule, ...], number: int, arguments: list[int]
-) -> None:
+def test_filter_refuses_calls_without_a_rule(rules: tuple[SyscallRule, ...], number: int, arguments: list[int]) -> None:
     named = {syscall_numbers()[rule.name] for rule in rules if rule.name in syscall_numbers()}
-    answer = decide(cached_program(rules), number, *arguments)
+    answer = decide(cached_filter(rules), number, *arguments)
     if number >= 0x40000000:
         assert answer == KILL
     elif number not in named:
@@ -74,13 +71,13 @@ def test_a_call_that_no_rule_names_is_refused(
 
 
 @given(arch=st.integers(0, 2**32 - 1), number=st.integers(0, 500))
-def test_foreign_architectures_are_killed(rules: tuple[SyscallRule, ...], arch: int, number: int) -> None:
+def test_filter_kills_calls_of_other_architectures(rules: tuple[SyscallRule, ...], arch: int, number: int) -> None:
     if arch != audit_arch():
-        assert decide(cached_program(rules), number, arch=arch) == KILL
+        assert decide(cached_filter(rules), number, arch=arch) == KILL
 
 
 @given(flags=st.integers(0, 2**32 - 1))
-def test_clone_gives_no_namespace_and_in_the_second_tier_threads_only(flags: int) -> None:
+def test_filter_clone_allows_no_namespaces_and_in_landlock_only_threads(flags: int) -> None:
     clone = syscall_numbers()["clone"]
     first = decide(compile_filter(seccomp.namespaces_rules()), clone, flags)
     assert first == (EPERM if flags & 0x7E020000 else ALLOW)
@@ -88,7 +85,7 @@ def test_clone_gives_no_namespace_and_in_the_second_tier_threads_only(flags: int
     assert second == (ALLOW if flags & 0x10100 == 0x10100 else EPERM)
 
 
-def test_what_arguments_decide(rules: tuple[SyscallRule, ...]) -> None:
+def test_filter_decides_by_arguments(rules: tuple[SyscallRule, ...]) -> None:
     code, call = compile_filter(rules), syscall_numbers()
     allowed = [
         ("prctl", 15),
@@ -111,30 +108,30 @@ def test_what_arguments_decide(rules: tuple[SyscallRule, ...]) -> None:
 
 
 @given(pid=st.integers(-(2**31), 2**31 - 1))
-def test_the_second_tier_lets_a_session_signal_itself_alone(pid: int) -> None:
+def test_landlock_filter_allows_signals_only_to_itself(pid: int) -> None:
     code = compile_filter(seccomp.landlock_rules(77))
     for name in ("kill", "tgkill"):
         assert decide(code, syscall_numbers()[name], pid, 9) == (ALLOW if pid == 77 else EPERM)
     assert decide(code, syscall_numbers()["tkill"], pid, 9) == EPERM
 
 
-def test_the_second_tier_fakes_metadata_and_has_no_processes() -> None:
+def test_landlock_filter_fakes_metadata_and_refuses_exec() -> None:
     code = compile_filter(seccomp.landlock_rules(77))
     assert decide(code, syscall_numbers()["fchmodat"]) == ERRNO
     assert decide(code, syscall_numbers()["execve"]) == EPERM
     assert decide(code, syscall_numbers()["truncate"]) == EPERM
 
 
-X86_64_ALONE = """
+X86_64_ONLY = """
     access alarm arch_prctl chmod creat dup2 epoll_create epoll_wait eventfd fork futimesat getdents getpgrp link lstat
     mkdir mknod open pause pipe poll readlink rename rmdir select signalfd stat symlink time unlink utime utimes vfork
 """
-"""Calls that were old when aarch64 came: it has only those that took their place."""
+"""Old calls that aarch64 lacks: it has only their successors."""
 
 
-def test_both_processors_know_the_calls_that_matter() -> None:
+def test_syscall_tables_agree_across_architectures() -> None:
     assert X86_64.keys() >= AARCH64.keys()
-    assert X86_64.keys() - AARCH64.keys() == set(X86_64_ALONE.split())
+    assert X86_64.keys() - AARCH64.keys() == set(X86_64_ONLY.split())
     new = [{name: number for name, number in table.items() if number >= FIRST_NEW_CALL} for table in (X86_64, AARCH64)]
     assert new[0] == new[1]
     assert len(set(X86_64.values())) == len(X86_64)
@@ -144,18 +141,18 @@ def test_both_processors_know_the_calls_that_matter() -> None:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_the_numbers_are_those_that_libseccomp_knows(machine: str) -> None:
+def test_syscall_numbers_agree_with_libseccomp(machine: str) -> None:
     path = ctypes.util.find_library("seccomp")
     if path is None:
         pytest.skip("no libseccomp to compare with: apt-get install libseccomp2")
     library = ctypes.CDLL(path)
     arch, table = MACHINES[machine]
     known = {name: library.seccomp_syscall_resolve_name_arch(ctypes.c_uint32(arch), name.encode()) for name in table}
-    unknown = -1  # younger than that library
+    unknown = -1  # newer than that library
     assert {name: number for name, number in table.items() if known[name] not in (number, unknown)} == {}
 
 
-def test_no_rule_is_left_out_for_want_of_a_number() -> None:
+def test_rules_name_only_known_calls() -> None:
     rules = (*seccomp.namespaces_rules(), *seccomp.landlock_rules(77))
     assert {rule.name for rule in rules} <= X86_64.keys()
 
@@ -164,7 +161,7 @@ def test_no_rule_is_left_out_for_want_of_a_number() -> None:
     messages=st.lists(st.dictionaries(st.text(), st.text() | st.integers() | st.none()), max_size=4),
     size=st.integers(1, 9),
 )
-def test_frames_come_out_as_they_went_in_however_they_are_cut(messages: list[dict[str, object]], size: int) -> None:
+def test_frame_buffer_reassembles_frames_from_any_chunks(messages: list[dict[str, object]], size: int) -> None:
     stream = b"".join(encode(message) for message in messages)
     buffer = FrameBuffer(cap=10_000)
     found = []
@@ -178,7 +175,7 @@ def test_frames_come_out_as_they_went_in_however_they_are_cut(messages: list[dic
 
 
 @given(data=st.binary(max_size=200))
-def test_no_bytes_break_the_buffer_but_by_a_frame_error(data: bytes) -> None:
+def test_frame_buffer_raises_only_frame_error(data: bytes) -> None:
     buffer = FrameBuffer(cap=100)
     try:
         frame = buffer.feed(data)
@@ -187,59 +184,12 @@ def test_no_bytes_break_the_buffer_but_by_a_frame_error(data: bytes) -> None:
     assert frame is None or isinstance(frame, dict)
 
 
-@given(text=st.text(max_size=300), limit=st.integers(1, 200))
-def test_a_short_text_stays_and_a_long_one_keeps_its_ends(text: str, limit: int) -> None:
-    cut = truncate_middle(text, limit)
-    if len(text) <= limit:
-        assert cut == text
-    else:
-        assert cut.startswith(text[: limit // 2]) and cut.endswith(text[-(limit - limit // 2) :])
-        assert len(cut) <= limit + 40
-
-
-@given(data=st.data(), limits=st.lists(st.integers(60, 900), min_size=1, max_size=4))
-def test_a_text_that_is_cut_again_tells_of_all_that_is_missing(data: st.DataObject, limits: list[int]) -> None:
-    text = "ab\n" * data.draw(st.integers(400, 3000))
-    cut = text
-    for limit in limits:
-        cut = truncate_middle(cut, limit)
-    (note,) = CUT_NOTE.finditer(cut)
-    shown = len(cut) - len(note[0])
-    assert int(note[1]) == len(text) - shown and shown <= min(limits)
-    assert text.startswith(cut[: note.start()]) and text.endswith(cut[note.end() :])
-
-
-def test_several_notes_of_earlier_cuts_are_told_as_one_and_those_that_stay_as_themselves() -> None:
-    parts = [truncate_middle(letter * 10_000, 100) for letter in "abc"]
-    (note,) = CUT_NOTE.finditer(truncate_middle("".join(parts), 20))
-    assert int(note[1]) == 30_000 - 20
-    cut = truncate_middle("".join(parts), 300)
-    counts = [int(note[1]) for note in CUT_NOTE.finditer(cut)]
-    assert counts == [9900, 30_000 - 2 * 9900 - len(CUT_NOTE.sub("", cut)), 9900]
-
-
-@given(pieces=st.lists(st.binary(max_size=50), max_size=40), limit=st.integers(2, 20))
-def test_streamed_output_is_cut_like_a_text(pieces: list[bytes], limit: int) -> None:
-    cut = OutputBuffer(keep=4 * limit)
-    for piece in pieces:
-        cut.add(piece)
-    whole = b"".join(pieces)
-    assert cut.total == len(whole)
-    assert len(cut.head) + len(cut.tail) <= 12 * limit + 50
-    text, characters = cut.text(limit), whole.decode("utf-8", "replace")
-    if len(whole) <= 4 * limit:
-        assert text == truncate_middle(characters, limit)
-    assert len(text) <= limit + 60
-    note = CUT_NOTE.search(text)
-    assert note is None or int(note[1]) == len(characters) - limit
-
-
-def test_limits_must_be_above_zero() -> None:
-    with pytest.raises(UserError, match="memory_mb is 0; give a number above 0"):
+def test_limits_reject_zero() -> None:
+    with pytest.raises(UserError, match=r"memory_mb is 0\. Set a number above 0"):
         SandboxLimits(memory_mb=0)
 
 
-def test_removing_follows_no_link_and_knows_no_depth(tmp_path: Path) -> None:
+def test_remove_tree_handles_links_and_any_depth(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "kept").write_text("x")
@@ -256,31 +206,29 @@ def test_removing_follows_no_link_and_knows_no_depth(tmp_path: Path) -> None:
         deep = lower
     os.close(deep)
     (top / "shut").mkdir(mode=0)
-    assert scratch_folders.disk_usage(str(top), most=10_000)[0] > 10_000  # deeper than a path can say: as if too many
+    assert scratch_folders.disk_usage(str(top), max_files=10_000)[0] > 10_000  # deeper than a path can name
     scratch_folders.remove_tree(str(top))
     assert not top.exists()
     assert (outside / "kept").read_text() == "x"
 
 
-def test_removing_follows_no_link_that_takes_a_folders_place_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Code that still runs while its folder is removed must not have the host remove something else."""
+def test_remove_tree_ignores_a_link_that_replaces_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that still runs must not make the host remove other files."""
     outside, top = tmp_path / "outside", tmp_path / "top"
     for folder in (outside, top / "a"):
         folder.mkdir(parents=True)
         (folder / "kept").write_text("x")
     outside.chmod(0o755)
-    listed = scratch_folders._entries
+    original = scratch_folders._entries
 
-    def swapped(folder: int) -> list[tuple[str, bool]]:
-        entries = list(listed(folder))
+    def swap_then_list(folder: int) -> list[tuple[str, bool]]:
+        entries = list(original(folder))
         if entries == [("kept", False)] and not (top / "a").is_symlink():
             (top / "a").rename(top / "b")
             (top / "a").symlink_to(outside)
         return entries
 
-    monkeypatch.setattr(scratch_folders, "_entries", swapped)
+    monkeypatch.setattr(scratch_folders, "_entries", swap_then_list)
     with suppress(OSError):
         scratch_folders.remove_tree(str(top))
     assert (outside / "kept").exists()
@@ -290,7 +238,7 @@ def test_removing_follows_no_link_that_takes_a_folders_place_meanwhile(
     assert not top.exists() and (outside / "kept").exists()
 
 
-def test_a_base_that_others_still_write_to_is_removed_in_the_end() -> None:
+def test_remove_base_retries_while_others_write() -> None:
     base, lock = scratch_folders.create_base()
     end = time.monotonic() + 0.2
 
@@ -311,19 +259,19 @@ def test_a_base_that_others_still_write_to_is_removed_in_the_end() -> None:
     assert not Path(base).exists()
 
 
-def test_use_of_a_folder_is_counted_up_to_a_bound(tmp_path: Path) -> None:
+def test_disk_usage_stops_at_its_limit(tmp_path: Path) -> None:
     for number in range(10):
         (tmp_path / f"{number}").mkdir()
         (tmp_path / f"{number}" / "file").write_bytes(b"x" * 5000)
-    count, size = scratch_folders.disk_usage(str(tmp_path), most=100)
+    count, size = scratch_folders.disk_usage(str(tmp_path), max_files=100)
     assert count == 20
     assert size >= 10 * 5000
-    assert scratch_folders.disk_usage(str(tmp_path), most=5)[0] > 5
+    assert scratch_folders.disk_usage(str(tmp_path), max_files=5)[0] > 5
     (tmp_path / "dark").mkdir(mode=0o300)
-    assert scratch_folders.disk_usage(str(tmp_path), most=100)[0] > 100
+    assert scratch_folders.disk_usage(str(tmp_path), max_files=100)[0] > 100
 
 
-def test_a_hidden_folder_is_left_out_and_its_neighbours_are_not(tmp_path: Path) -> None:
+def test_paths_without_skips_only_hidden_folders(tmp_path: Path) -> None:
     for name in ("a/b/hidden", "a/b/shown", "a/c", "d"):
         (tmp_path / name).mkdir(parents=True)
     parts = list(paths_without(str(tmp_path), [f"{tmp_path}/a/b/hidden"]))
@@ -331,30 +279,30 @@ def test_a_hidden_folder_is_left_out_and_its_neighbours_are_not(tmp_path: Path) 
     assert list(paths_without(str(tmp_path), [])) == [str(tmp_path)]
 
 
-def test_the_prefix_lets_in_what_is_asked_for_with_what_that_requires_and_no_turnwise() -> None:
-    prefix = find_python_install(("numpy", "sympy", "no-such-package"))
-    names = {Path(entry).name for entry in prefix.packages}
+def test_python_install_includes_requirements_but_not_turnwise() -> None:
+    python = find_python_install(("numpy", "sympy", "no-such-package"))
+    names = {Path(entry).name for entry in python.packages}
     assert "turnwise" not in names and "torch" not in names
     if "sympy" in names:
         assert "mpmath" in names
-    assert any(folder.endswith("site-packages") for folder in prefix.hidden)
-    assert not any("turnwise" in entry for entry in (*prefix.packages, *prefix.roots))
+    assert any(folder.endswith("site-packages") for folder in python.hidden)
+    assert not any("turnwise" in entry for entry in (*python.packages, *python.roots))
     with pytest.raises(UserError, match="graders"):
         find_python_install(("turnwise",))
 
 
-def test_a_configuration_survives_its_way_to_the_zygote() -> None:
+def test_zygote_config_survives_json() -> None:
     config = ZygoteConfig(
         tier="landlock",
         limits=SandboxLimits(timeout_s=3),
-        prefix=find_python_install(()),
+        python=find_python_install(()),
         host_pid=5,
         scratch="/x",
     )
     assert ZygoteConfig.from_json(config.to_json()) == config
 
 
-def test_a_process_that_cannot_be_read_is_an_error_and_one_that_has_ended_is_not(
+def test_unreadable_process_raises_and_exited_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gone = os.fork()
@@ -364,17 +312,17 @@ def test_a_process_that_cannot_be_read_is_an_error_and_one_that_has_ended_is_not
     assert (process_usage(gone), descendants(gone), proportional_bytes(gone), is_stopped(gone)) == (None, [], 0, True)
     assert not is_stopped(os.getpid())
 
-    def full(path: str, most: int = 0) -> str:
+    def fail(path: str, limit: int = 0) -> str:
         raise OSError(errno.EMFILE, "too many open files")
 
-    monkeypatch.setattr("turnwise.sandbox.processes._read", full)
-    for look in (process_usage, descendants, is_stopped):
+    monkeypatch.setattr("turnwise.sandbox.processes._read", fail)
+    for read in (process_usage, descendants, is_stopped):
         with pytest.raises(OSError, match="too many"):
-            look(os.getpid())
+            read(os.getpid())
     assert proportional_bytes(os.getpid()) is None
 
 
-def test_descendants_are_found_in_the_fallback_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_descendants_fallback_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     child = os.fork()
     if child == 0:
         os.fork()
@@ -385,7 +333,7 @@ def test_descendants_are_found_in_the_fallback_too(monkeypatch: pytest.MonkeyPat
         found = descendants(child)
         monkeypatch.setattr("turnwise.sandbox.processes.HAS_CHILDREN_FILES", False)
         assert len(found) == 1 and found == descendants(child)
-        assert child in descendants(os.getpid()), "which may have others, that come and go"
+        assert child in descendants(os.getpid()), "besides others that may come and go"
     finally:
         for pid in reversed(descendants(child)):
             os.kill(pid, 9)
