@@ -26,7 +26,7 @@ def test_names_come_from_the_chosen_list_in_both_orders(started, names):
     assert min(seen.values()) >= 8
 
 
-def test_the_high_arm_bears_the_bold_name_and_the_safe_one_when_reversed(started):
+def test_high_arm_has_the_bold_name_unless_reversed(started):
     bold = {pair[1] for pair in NAMES["train"]}
     safe = {pair[0] for pair in NAMES["train"]}
     for index in range(20):
@@ -34,14 +34,14 @@ def test_the_high_arm_bears_the_bold_name_and_the_safe_one_when_reversed(started
         assert started("bandit", index, reversed=True).env.solve()[0] in safe
 
 
-def test_the_high_arm_pays_a_quarter_of_the_time_and_is_success(started, steps):
+def test_high_arm_pays_a_quarter_of_the_time_and_is_success(started, steps):
     results = [choose(started, steps, index=0, member=member)[1] for member in range(400)]
     assert all(result.success and result.terminated for result in results)
     assert {result.reward for result in results} == {0.0, 1.0}
     assert 70 <= sum(result.reward for result in results) <= 130, "members meet independent luck of 0.25"
 
 
-def test_the_low_arm_always_pays_a_little_and_is_no_success(started, steps):
+def test_low_arm_always_pays_and_is_not_success(started, steps):
     for index in range(20):
         runner = started("bandit", index)
         low = next(arm for arm in runner.env.arms if arm != runner.env.high_arm)
@@ -49,7 +49,7 @@ def test_the_low_arm_always_pays_a_little_and_is_no_success(started, steps):
         assert (result.reward, result.success, result.terminated) == (0.1, False, True)
 
 
-def test_arms_are_matched_whatever_the_case_and_not_otherwise(started, steps):
+def test_arms_are_matched_case_insensitively(started, steps):
     name = started("bandit", 0).env.arms[0]
     assert not choose(started, steps, 0, arm=name.upper())[1].invalid
     for wrong in (name + "s", "0", f"{name} "[:-2]):
@@ -57,7 +57,7 @@ def test_arms_are_matched_whatever_the_case_and_not_otherwise(started, steps):
         assert result.invalid and result.truncated and result.reward == 0.0
 
 
-def test_the_prompt_states_the_pays_in_use_and_nothing_of_the_episode(started):
+def test_prompt_states_rewards_and_not_the_episode(started):
     prompts = {started("bandit", index).opening.messages[0].content for index in range(20)}
     assert len(prompts) == 1
     assert "One pays 0.1 always. One pays 1 with chance 0.25." in prompts.pop()
@@ -65,11 +65,11 @@ def test_the_prompt_states_the_pays_in_use_and_nothing_of_the_episode(started):
     assert "One pays 0.2 always. One pays 3 with chance 0.5." in other
 
 
-def test_prompts_do_not_tell_whether_the_names_mislead(started):
+def test_prompt_does_not_reveal_reversed_names(started):
     prompts = {started("bandit", 0, reversed=mislead).opening.messages[0].content for mislead in (True, False)}
     assert len(prompts) == 1
 
 
-def test_the_picture_shows_the_arms(started):
+def test_picture_shows_the_arms(started):
     env = started("bandit", 0).env
     assert isinstance(env, Bandit) and env.draw().rows == (env.arms,)

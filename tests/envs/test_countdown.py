@@ -29,39 +29,39 @@ from work_for_tests import count_lines
 TOKENIZER = tiny_tokenizer()
 
 
-def opened(index=0, split="train", **params):
-    """A runner that has started, with its `opening`."""
+def start_runner(index=0, split="train", **params):
+    """Return a started runner with its `opening`."""
     kind = spec_of(Countdown)
     runner = kind.make(Task(env=kind.name, seed=seed_for(split, index), split=split, params=params))
     runner.opening = asyncio.run(runner.start())
     return runner
 
 
-def placed(numbers=(3, 5, 5, 8), target=24, **params):
+def make_env(numbers=(3, 5, 5, 8), target=24, **params):
     env = Countdown({"max_turns": 5, **params}, rng=stream("test"))
     env.reset(stream("start"))
     env.puzzle = CountdownPuzzle(numbers=numbers, target=target, solution="8 * 3")
     return env
 
 
-def by_python(text):
-    """The value of a text that this test made itself, in Python's own arithmetic."""
+def eval_exactly(text):
+    """Evaluate a trusted expression with exact fractions."""
     spelt = re.sub(r"[0-9]+", lambda number: f"Fraction({int(number[0])})", re.sub(r"\s", "", text))
     return eval(spelt, {"Fraction": Fraction})
 
 
 @pytest.mark.parametrize("params", [{}, {"fewest": 2, "most": 6, "max_turns": 3}, {"largest": 12, "fewest": 4}])
-def test_the_solver_wins_every_puzzle_through_the_protocol(steps, params):
+def test_solver_wins_every_puzzle(steps, params):
     for index in range(500 if not params else 100):
-        runner = opened(index, **params)
+        runner = start_runner(index, **params)
         puzzle, (solution,) = runner.env.puzzle, runner.env.solve()
-        assert by_python(solution) == puzzle.target and puzzle.target not in puzzle.numbers
+        assert eval_exactly(solution) == puzzle.target and puzzle.target not in puzzle.numbers
         (result,) = steps(runner, [format_answer([solution])])
         assert result.success and result.terminated and result.reward == 1.0 and not result.invalid
 
 
-def test_numbers_and_targets_are_those_of_the_parameters():
-    puzzles = [opened(index).env.puzzle for index in range(200)]
+def test_puzzles_follow_the_parameters():
+    puzzles = [start_runner(index).env.puzzle for index in range(200)]
     assert {len(puzzle.numbers) for puzzle in puzzles} == {3, 4}
     assert all(1 <= number <= 99 for puzzle in puzzles for number in puzzle.numbers)
     assert all(10 <= puzzle.target <= 99 for puzzle in puzzles)
@@ -69,11 +69,11 @@ def test_numbers_and_targets_are_those_of_the_parameters():
     for sign in "+-*/(":
         assert any(sign in puzzle.solution for puzzle in puzzles)
     other = {"fewest": 5, "most": 5, "largest": 7, "smallest_target": 200, "largest_target": 201}
-    puzzle = opened(**other).env.puzzle
+    puzzle = start_runner(**other).env.puzzle
     assert len(puzzle.numbers) == 5 and max(puzzle.numbers) <= 7 and puzzle.target in (200, 201)
 
 
-def test_a_seed_gives_this_task_in_every_process():
+def test_seed_determines_the_puzzle():
     puzzles = [generate_puzzle(stream(seed), fewest=3, most=4, largest=99, targets=(10, 99)) for seed in (0, 1)]
     assert puzzles == PINNED
 
@@ -84,14 +84,14 @@ PINNED = [
 ]
 
 
-def test_splits_give_different_tasks():
-    tasks = {split: {opened(index, split).env.puzzle for index in range(50)} for split in ("train", "test")}
+def test_splits_share_no_puzzle():
+    tasks = {split: {start_runner(index, split).env.puzzle for index in range(50)} for split in ("train", "test")}
     assert not tasks["train"] & tasks["test"]
 
 
-def test_impossible_targets_get_one_line_with_the_mend(monkeypatch):
-    monkeypatch.setattr("turnwise.envs.countdown.puzzle.TRIES", 100)
-    with pytest.raises(UserError, match="found no target from 10 to 99: widen the targets or raise largest"):
+def test_unreachable_targets_raise_an_actionable_error(monkeypatch):
+    monkeypatch.setattr("turnwise.envs.countdown.puzzle.GENERATION_ATTEMPTS", 100)
+    with pytest.raises(UserError, match="found no target from 10 to 99: widen the range of targets or raise largest"):
         generate_puzzle(stream(0), fewest=2, most=2, largest=1, targets=(10, 99))
 
 
@@ -99,29 +99,29 @@ def test_impossible_targets_get_one_line_with_the_mend(monkeypatch):
     ("params", "line"),
     [({"fewest": 5}, "fewest is above most"), ({"smallest_target": 100}, "smallest_target is above largest_target")],
 )
-def test_parameters_that_contradict_each_other_are_refused(params, line):
+def test_contradicting_parameters_are_rejected(params, line):
     with pytest.raises(UserError, match=line):
-        opened(**params)
+        start_runner(**params)
 
 
-def test_correct_pays_one_right_numbers_a_tenth_and_others_nothing():
+def test_rewards_of_correct_close_and_illegal_expressions():
     for action, reward in [("8 * 3", 1.0), ("8 + 3", 0.1), ("8", 0.1), ("24", 0.0), ("8 + 8 + 8", 0.0), ("5+5+5", 0.0)]:
-        outcome = placed().step(action)
+        outcome = make_env().step(action)
         assert outcome.reward == pytest.approx(reward)
         assert outcome.success == outcome.over == (action == "8 * 3")
-    assert placed().step("5 + 5 + 8 * 3").text == "That is 34.\nNumbers: 3 5 5 8\nTarget: 24", "two fives were given"
-    paid = placed(correct_reward=3.0, close_reward=0.5)
+    assert make_env().step("5 + 5 + 8 * 3").text == "That is 34.\nNumbers: 3 5 5 8\nTarget: 24", "two fives were given"
+    paid = make_env(correct_reward=3.0, close_reward=0.5)
     assert (paid.step("8 + 3").reward, paid.step("3 * 8").reward) == (0.5, 2.5)
 
 
-def test_an_episode_earns_what_its_best_expression_is_worth():
-    env = placed()
+def test_episode_reward_is_that_of_the_best_expression():
+    env = make_env()
     actions = ["3 + 5", "24", "8 - 5", "(5 + 3) * (8 - 5)"]
     assert [env.step(action).reward for action in actions] == pytest.approx([0.1, 0.0, 0.0, 0.9])
 
 
-def test_feedback_says_the_value_or_the_rule_and_repeats_the_task():
-    env = placed()
+def test_feedback_states_the_value_or_rule_and_the_task():
+    env = make_env()
     task = "Numbers: 3 5 5 8\nTarget: 24"
     assert env.step("8 / 3").text == f"That is 8/3.\n{task}"
     assert env.step("3 - 8").text == f"That is -5.\n{task}"
@@ -129,9 +129,9 @@ def test_feedback_says_the_value_or_the_rule_and_repeats_the_task():
     assert env.step("8 * 3").text == "Correct."
 
 
-def test_several_turns_go_on_and_one_turn_is_over(steps):
+def test_episode_ends_with_its_last_turn(steps):
     tries = [format_answer([action]) for action in ("1 + 1 + 1 + 1 + 1", "no", "7 +")]
-    one, several = steps(opened(), tries), steps(opened(max_turns=3), tries)
+    one, several = steps(start_runner(), tries), steps(start_runner(max_turns=3), tries)
     assert len(one) == 1 and one[0].truncated and not one[0].success and not one[0].invalid
     assert [result.invalid for result in several] == [False, True, True]
     assert [result.reward for result in several] == [0.0] * 3 and several[-1].truncated
@@ -153,7 +153,7 @@ def test_several_turns_go_on_and_one_turn_is_over(steps):
         ("007", 7),
     ],
 )
-def test_operations_bind_as_in_arithmetic(text, value):
+def test_parse_follows_operator_precedence(text, value):
     assert evaluate(parse_expression(text)) == value
 
 
@@ -166,8 +166,8 @@ HUGE = ["(" * 10**6, "1+" * 10**6 + "1", "9" * 10**6, " " * 10**6, "-" * 10**6, 
 
 
 @pytest.mark.parametrize("text", [*HOSTILE, "1 / 0", "8 / (5 - 5)"])
-def test_what_is_no_expression_or_has_no_value_is_invalid_and_changes_nothing(text):
-    env = placed(numbers=(1, 0, 8, 5, 5))
+def test_invalid_expression_changes_nothing(text):
+    env = make_env(numbers=(1, 0, 8, 5, 5))
     before = env.state_key()
     with pytest.raises(ValueError):
         env.step(text)
@@ -175,37 +175,37 @@ def test_what_is_no_expression_or_has_no_value_is_invalid_and_changes_nothing(te
 
 
 @pytest.mark.parametrize("text", HUGE)
-def test_huge_texts_are_refused_unread(text):
+def test_overlong_texts_are_rejected(text):
     with pytest.raises(ValueError, match="too long"):
-        placed().step(text)
+        make_env().step(text)
 
 
-def test_the_longest_texts_that_are_read_are_harmless():
+def test_longest_accepted_texts_are_handled():
     assert evaluate(parse_expression("(" * 99 + "7" + ")" * 99)) == 7
-    assert placed().step("9" * 200).reward == 0.0
-    assert placed().step("9*" * 99 + "9").reward == 0.0
+    assert make_env().step("9" * 200).reward == 0.0
+    assert make_env().step("9*" * 99 + "9").reward == 0.0
 
 
 @given(st.one_of(st.text(max_size=30), st.text(alphabet="0123456789+-*/() ×", max_size=20)))
 @example("8 * 3")
-def test_any_text_gives_a_move_or_a_value_error(text):
-    env = placed()
+def test_any_text_is_an_outcome_or_a_value_error(text):
+    env = make_env()
     try:
         outcome = env.step(text)
     except ValueError:
         return
     assert outcome.reward in (0.0, 0.1, 1.0)
-    assert by_python(text.replace("×", "*")) == 24 if outcome.success else outcome.text.endswith("Target: 24")
+    assert eval_exactly(text.replace("×", "*")) == 24 if outcome.success else outcome.text.endswith("Target: 24")
 
 
 @given(st.lists(st.integers(1, 99), min_size=1, max_size=6), st.integers(0, 10**6))
-def test_made_expressions_are_read_back_with_their_value_and_numbers(numbers, seed):
+def test_generated_expressions_parse_to_their_value(numbers, seed):
     whole = random_expression(stream(seed), numbers)
-    assert evaluate(parse_expression(whole.text)) == by_python(whole.text) == whole.value >= 1
+    assert evaluate(parse_expression(whole.text)) == eval_exactly(whole.text) == whole.value >= 1
     assert sorted(numbers_in(parse_expression(whole.text))) == sorted(numbers)
 
 
-def test_parentheses_stand_only_where_they_are_needed():
+def test_generated_expressions_have_no_redundant_parentheses():
     for seed in range(300):
         text = random_expression(stream(seed), (2, 3, 4, 6)).text
         opens = [match.start() for match in re.finditer(r"\(", text)]
@@ -213,27 +213,27 @@ def test_parentheses_stand_only_where_they_are_needed():
             depth = itertools.accumulate((char == "(") - (char == ")") for char in text[start:])
             end = start + next(place for place, level in enumerate(depth) if level == 0)
             bare = text[:start] + text[start + 1 : end] + text[end + 1 :]
-            assert by_python(bare) != by_python(text) or parse_expression(bare) != parse_expression(text)
+            assert eval_exactly(bare) != eval_exactly(text) or parse_expression(bare) != parse_expression(text)
         assert not text.startswith("(") or not text.endswith(")") or len(opens) > 1
 
 
 @given(st.lists(st.integers(1, 4), max_size=5), st.lists(st.integers(1, 4), max_size=5))
-def test_each_given_number_can_be_taken_once(numbers, given_numbers):
-    assert uses_each_at_most_once(numbers, given_numbers) == all(
-        numbers.count(each) <= given_numbers.count(each) for each in numbers
+def test_uses_each_at_most_once_counts_duplicates(numbers, available):
+    assert uses_each_at_most_once(numbers, available) == all(
+        numbers.count(each) <= available.count(each) for each in numbers
     )
 
 
 def test_random_actions_are_legal_and_differ():
-    env = placed()
+    env = make_env()
     actions = {env.random_action(stream(seed)) for seed in range(100)}
     assert len(actions) > 40
     assert {len(numbers_in(parse_expression(action))) for action in actions} == {2, 3, 4}
     assert all(uses_each_at_most_once(numbers_in(parse_expression(action)), (3, 5, 5, 8)) for action in actions)
 
 
-def test_the_prompt_states_rules_example_and_the_limits_in_use():
-    prompts = {opened(index).opening.messages[0].content for index in range(5)}
+def test_prompt_states_rules_example_and_limits():
+    prompts = {start_runner(index).opening.messages[0].content for index in range(5)}
     assert len(prompts) == 1
     assert prompts.pop() == (
         "Reach the target with an expression of the numbers. Use each number at most once, with + - * / and ( ).\n"
@@ -241,17 +241,17 @@ def test_the_prompt_states_rules_example_and_the_limits_in_use():
         "1 action a turn; at most 1 turn in all.\n"
         "Answer: <answer>action</answer>. You may think first: <think>thoughts</think>."
     )
-    assert "at most 5 turns in all" in opened(max_turns=5).opening.messages[0].content
+    assert "at most 5 turns in all" in start_runner(max_turns=5).opening.messages[0].content
 
 
-def test_the_example_of_the_prompt_is_an_expression():
+def test_prompt_example_is_a_valid_expression():
     example_text = re.search(r"Example: (.*)", Countdown().rules())[1]
     assert evaluate(parse_expression(example_text)) == 9
 
 
-def test_the_observation_states_numbers_and_target_in_single_tokens():
+def test_observation_numbers_are_single_tokens():
     for index in range(20):
-        runner = opened(index)
+        runner = start_runner(index)
         system, user = runner.opening.messages
         puzzle = runner.env.puzzle
         assert user.content == f"Numbers: {' '.join(map(str, puzzle.numbers))}\nTarget: {puzzle.target}"
@@ -267,8 +267,8 @@ def pieces_of(text):
     return [TOKENIZER.decode([each]) for each in ids]
 
 
-def test_the_state_is_the_task_and_what_was_earned():
-    env = placed()
+def test_state_key_is_the_task_and_the_reward_so_far():
+    env = make_env()
     first = env.state_key()
     env.step("99")
     assert env.state_key() == first
@@ -276,15 +276,15 @@ def test_the_state_is_the_task_and_what_was_earned():
     second = env.state_key()
     env.step("8 - 5")
     assert second != first and env.state_key() == second
-    assert placed(target=25).state_key() != first
+    assert make_env(target=25).state_key() != first
 
 
-def test_the_picture_shows_numbers_and_target():
-    picture = placed().draw()
+def test_picture_shows_numbers_and_target():
+    picture = make_env().draw()
     assert picture.rows == (("3", "5", "5", "8"),) and picture.caption == "Target: 24"
 
 
-def test_puzzles_and_steps_take_little_work():
-    """How long they take: benchmarks/environments.py."""
+def test_generation_and_steps_are_cheap():
+    """benchmarks/environments.py measures the time."""
     puzzles = 20
-    assert count_lines(lambda: [placed().step("8 / (5 - 3) + 5") for _ in range(puzzles)]) < 2_000 * puzzles
+    assert count_lines(lambda: [make_env().step("8 / (5 - 3) + 5") for _ in range(puzzles)]) < 2_000 * puzzles

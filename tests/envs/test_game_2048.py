@@ -16,7 +16,7 @@ from turnwise.core.task import Task
 from turnwise.envs.answers import format_answer
 from turnwise.envs.game_2048.env import SYMBOLS, Game2048, moves_for
 from turnwise.envs.game_2048.game import (
-    BLANK,
+    EMPTY_BOARD,
     PLAYER_STYLES,
     SLIDES,
     can_move,
@@ -42,22 +42,22 @@ lines = st.tuples(tiles, tiles, tiles, tiles)
 boards = st.tuples(lines, lines, lines, lines)
 
 
-def opened(index=0, member=0, split="train", **params):
-    """A runner that has started, with its `opening`."""
+def start_runner(index=0, member=0, split="train", **params):
+    """Return a started runner with its `opening`."""
     task = Task(env=KIND.name, seed=seed_for(split, index), split=split, params=params)
     runner = KIND.make(task, member=member)
     runner.opening = asyncio.run(runner.start())
     return runner
 
 
-def placed(board, score=0, **params):
+def make_env(board, score=0, **params):
     env = Game2048(params, rng=stream("test"))
     env.board, env.score, env.actions = board, score, 0
     return env
 
 
 def turned(board):
-    """A quarter turn to the right: what was left is up."""
+    """Rotate by a quarter turn clockwise: left becomes up."""
     return tuple(zip(*board[::-1], strict=True))
 
 
@@ -78,12 +78,12 @@ def total(board):
         ((64, 64, 32, 32), (128, 64, 0, 0), 192),
     ],
 )
-def test_a_line_slides_to_its_start_and_each_tile_merges_once(line, result, merged):
+def test_slide_line_merges_each_tile_once(line, result, merged):
     assert slide_line(line, False) == (result, merged)
     assert slide_line(line[::-1], True) == (result[::-1], merged)
 
 
-def test_moves_go_where_they_say():
+def test_moves_follow_their_direction():
     assert slide(BOARD, "Left") == (((4, 8, 0, 0), (16, 0, 0, 0), (4, 2, 0, 0), (4, 4, 4, 0)), 36)
     assert slide(BOARD, "Right") == (((0, 0, 4, 8), (0, 0, 0, 16), (0, 0, 2, 4), (0, 4, 4, 4)), 36)
     assert slide(BOARD, "Up") == (((4, 2, 4, 4), (4, 8, 4, 8), (0, 4, 0, 4), (0, 0, 0, 0)), 12)
@@ -92,27 +92,27 @@ def test_moves_go_where_they_say():
 
 
 @given(boards, st.integers(0, 3))
-def test_a_turned_board_moves_like_the_board(board, number):
+def test_moves_are_invariant_under_rotation(board, number):
     names = ("Left", "Up", "Right", "Down")
     moved, merged = slide(board, names[number])
     assert slide(turned(board), names[(number + 1) % 4]) == (turned(moved), merged)
 
 
 @given(boards, st.sampled_from(tuple(SLIDES)))
-def test_a_move_keeps_the_sum_and_leaves_no_gap_before_a_tile(board, move):
+def test_slide_keeps_the_sum_and_leaves_no_gap(board, move):
     moved, merged = slide(board, move)
     assert total(moved) == total(board) and merged % 4 == 0
     assert (merged > 0) == (len(empty_cells(moved)) > len(empty_cells(board)))
     assert slide(moved, move)[1] == 0 or merged > 0, "what could merge has merged"
 
 
-def test_nothing_moves_on_a_full_board_of_unequal_neighbours():
+def test_full_board_of_unequal_neighbours_cannot_move():
     assert not can_move(FULL) and choose_move(FULL, PLAYER_STYLES[0]) is choose_move(FULL, PLAYER_STYLES[1]) is None
     assert can_move(((2, 2, 2, 4), *FULL[1:])) and can_move(((0, 4, 2, 4), *FULL[1:]))
     assert can_move(((4, 4, 2, 4), *FULL[1:])), "columns may merge too"
 
 
-def test_new_tiles_are_fours_as_often_as_the_parameter_says_and_on_any_empty_cell():
+def test_new_tiles_follow_four_chance_and_fill_any_empty_cell():
     rng, board = stream("tiles"), ((2, 4, 8, 16), (0, 2, 4, 0), (2, 4, 8, 16), (2, 0, 0, 2))
     found = Counter()
     for _ in range(2000):
@@ -125,15 +125,15 @@ def test_new_tiles_are_fours_as_often_as_the_parameter_says_and_on_any_empty_cel
 
 
 @pytest.mark.parametrize(("chance", "tile"), [(0.0, 2), (1.0, 4)])
-def test_a_chance_of_none_or_all_is_exact(chance, tile):
-    board = BLANK
+def test_four_chance_of_zero_or_one_is_exact(chance, tile):
+    board = EMPTY_BOARD
     for _ in range(16):
         board = with_new_tile(board, stream("x", total(board)), four_chance=chance)
     assert board == ((tile,) * 4,) * 4
 
 
-def test_a_move_pays_the_logarithm_of_what_merged_and_brings_one_tile():
-    env = placed(BOARD, score=100)
+def test_move_pays_the_log_of_merged_tiles_and_adds_one_tile():
+    env = make_env(BOARD, score=100)
     outcome = env.step("Left")
     assert outcome.reward == pytest.approx(0.1 * math.log2(37)) and not outcome.over
     assert env.score == 136 and outcome.text.endswith("\nScore 136")
@@ -141,34 +141,34 @@ def test_a_move_pays_the_logarithm_of_what_merged_and_brings_one_tile():
     assert len(empty_cells(env.board)) == len(empty_cells(moved)) - 1
     assert total(env.board) - total(BOARD) in (2, 4)
     assert all(old in (0, new) for a, b in zip(moved, env.board, strict=True) for old, new in zip(a, b, strict=True))
-    assert placed(BOARD, merge_reward=2.0).step("Up").reward == pytest.approx(2 * math.log2(13))
+    assert make_env(BOARD, merge_reward=2.0).step("Up").reward == pytest.approx(2 * math.log2(13))
 
 
-def test_a_move_that_changes_nothing_is_legal_and_brings_nothing():
+def test_move_without_effect_is_legal_and_adds_no_tile():
     board = ((2, 4, 0, 0), (4, 2, 0, 0), (0, 0, 0, 0), (0, 0, 0, 0))
-    env = placed(board)
+    env = make_env(board)
     for action in ("Left", "Up"):
         outcome = env.step(action)
         assert (outcome.reward, outcome.over, env.board) == (0.0, False, board)
     assert env.step("Right").reward == 0.0 and total(env.board) > 12, "a move without a merge pays nothing"
 
 
-def test_the_target_wins_and_a_full_board_loses():
-    env = placed(((64, 64, 0, 0), *BLANK[1:]), target=128)
+def test_target_wins_and_full_board_loses():
+    env = make_env(((64, 64, 0, 0), *EMPTY_BOARD[1:]), target=128)
     outcome = env.step("Right")
     assert outcome.over and outcome.success and outcome.reward == pytest.approx(0.1 * math.log2(129))
     assert outcome.text.startswith("_ _ _ 128\n_ _ _ _\n")
-    assert not placed(((64, 64, 0, 0), *BLANK[1:]), target=256).step("Right").over
-    env = placed(((0, 8, 2, 4), (8, 2, 4, 2), (2, 4, 2, 4), (4, 2, 4, 2)), four_chance=0.0)
+    assert not make_env(((64, 64, 0, 0), *EMPTY_BOARD[1:]), target=256).step("Right").over
+    env = make_env(((0, 8, 2, 4), (8, 2, 4, 2), (2, 4, 2, 4), (4, 2, 4, 2)), four_chance=0.0)
     outcome = env.step("Left")
     assert env.board[0] == (8, 2, 4, 2) and not outcome.over, "8 and 8 can merge"
-    env = placed(((0, 16, 8, 2), (8, 2, 4, 8), (2, 4, 2, 4), (4, 2, 4, 2)), four_chance=1.0)
+    env = make_env(((0, 16, 8, 2), (8, 2, 4, 8), (2, 4, 2, 4), (4, 2, 4, 2)), four_chance=1.0)
     outcome = env.step("Left")
     assert env.board[0] == (16, 8, 2, 4) and outcome.over and not outcome.success and outcome.reward == 0.0
 
 
 def test_text_state_and_picture_show_the_same_board():
-    env = placed(((2, 0, 1024, 0), *BLANK[1:]), score=9000)
+    env = make_env(((2, 0, 1024, 0), *EMPTY_BOARD[1:]), score=9000)
     assert env.observe() == "2 _ 1024 _\n_ _ _ _\n_ _ _ _\n_ _ _ _\nScore 9000"
     assert env.state_key() == env.observe().rpartition("\n")[0], "a score changes nothing that can come"
     assert env.draw().rows[0] == ("2", "empty", "1024", "empty") and env.draw().caption == "Score 9000"
@@ -186,9 +186,9 @@ def test_text_state_and_picture_show_the_same_board():
         (1, {"target": 512}),
     ],
 )
-def test_the_solver_wins_every_game_through_the_protocol(steps, count, params):
+def test_solver_wins_every_game(steps, count, params):
     for index in range(count * SOAK):
-        runner = opened(index, member=index % 3, **params)
+        runner = start_runner(index, member=index % 3, **params)
         actions, a_turn = runner.env.solve(), runner.env.max_actions_per_turn
         results = steps(runner, [format_answer(actions[i : i + a_turn]) for i in range(0, len(actions), a_turn)])
         assert results[-1].success and results[-1].terminated, "on this member's luck, as planned"
@@ -196,9 +196,9 @@ def test_the_solver_wins_every_game_through_the_protocol(steps, count, params):
         assert str(runner.env.params.target) in results[-1].messages[0].content.split()
 
 
-def test_a_plan_asked_for_after_every_move_still_wins_within_the_limits():
+def test_solver_wins_when_asked_after_every_move():
     for index in range(5):
-        env = opened(index, target=64).env
+        env = start_runner(index, target=64).env
         for _ in range(env.action_budget):
             outcome = env.step(env.solve()[0])
             if outcome.over:
@@ -206,8 +206,8 @@ def test_a_plan_asked_for_after_every_move_still_wins_within_the_limits():
         assert outcome.success
 
 
-def test_a_plan_touches_neither_the_game_nor_its_luck_and_knows_how_many_actions_are_left():
-    env = opened(1).env
+def test_solve_changes_nothing_and_respects_remaining_actions():
+    env = start_runner(1).env
     before = env.board, env.score, env.rng.getstate()
     plan = env.solve()
     assert (env.board, env.score, env.rng.getstate()) == before
@@ -215,45 +215,45 @@ def test_a_plan_touches_neither_the_game_nor_its_luck_and_knows_how_many_actions
     assert env.solve() != plan
     env.actions = env.action_budget - 3
     assert env.solve() is None
-    assert placed(FULL).solve() is None
+    assert make_env(FULL).solve() is None
 
 
-def test_looking_ahead_is_worth_its_time():
+def test_look_ahead_wins_more_often():
     def wins(style, count):
-        games = [(opened(index).env.board, stream("luck", index)) for index in range(count)]
-        plans = [play_to_target(*game, style, target=512, four_chance=0.1, longest=9999) for game in games]
+        games = [(start_runner(index).env.board, stream("luck", index)) for index in range(count)]
+        plans = [play_to_target(*game, style, target=512, four_chance=0.1, max_moves=9999) for game in games]
         return sum(plan is not None for plan in plans)
 
     assert wins(PLAYER_STYLES[0], 8) < 7 and wins(PLAYER_STYLES[1], 2) == 2
 
 
-def test_members_start_alike_and_meet_tiles_of_their_own(steps):
-    runners = [opened(3, member=member) for member in range(8)]
+def test_members_share_the_start_and_get_different_tiles(steps):
+    runners = [start_runner(3, member=member) for member in range(8)]
     assert len({runner.opening.messages[1].content for runner in runners}) == 1
     answers = ["<answer>Left</answer>", "<answer>Down</answer>", "<answer>Left</answer>"]
     assert len({steps(runner, answers)[-1].messages[0].content for runner in runners}) > 4
 
 
-def test_two_tiles_start_the_game_and_starts_differ():
-    starts = [opened(index).env.board for index in range(60)]
+def test_game_starts_with_two_random_tiles():
+    starts = [start_runner(index).env.board for index in range(60)]
     assert {len(empty_cells(board)) for board in starts} == {14}
     assert {tile for board in starts for line in board for tile in line} == {0, 2, 4}
     assert len(set(starts)) > 45
 
 
-def test_the_prompt_states_the_target_chance_legend_actions_and_limits_in_use():
-    prompt = opened().opening.messages[0].content
+def test_prompt_states_target_chance_legend_actions_and_limits():
+    prompt = start_runner().opening.messages[0].content
     assert "Reach the tile 128." in prompt and "4 with chance 0.1, else 2" in prompt and "_ empty." in prompt
     assert "Actions: Up, Right, Down, Left." in prompt
     assert "1 action a turn; at most 100 turns in all." in prompt
     assert len(prompt.split()) <= 100
-    other = opened(target=32, four_chance=0.5, max_actions_per_turn=3, max_actions=40).opening.messages[0].content
+    other = start_runner(target=32, four_chance=0.5, max_actions_per_turn=3, max_actions=40).opening.messages[0].content
     assert "Reach the tile 32." in other and "4 with chance 0.5, else 2" in other and "128" not in other
     assert "At most 3 actions a turn; at most 28 turns and 40 actions in all." in other
-    assert len({opened(index).opening.messages[0].content for index in range(5)}) == 1
+    assert len({start_runner(index).opening.messages[0].content for index in range(5)}) == 1
 
 
-def test_the_turns_follow_the_target_unless_set():
+def test_max_turns_follows_the_target_unless_set():
     assert Game2048().max_turns == 100 and Game2048({"target": 2048}).max_turns == 1540
     assert Game2048({"target": 16, "max_turns": 50}).max_turns == 50
 
@@ -264,20 +264,20 @@ def test_the_turns_follow_the_target_unless_set():
         ({"target": 100}, "power of two: choose 64 or 128"),
         ({"target": 4}, "env.params.target"),
         ({"target": 4096}, "env.params.target"),
-        ({"max_turns": 99}, "target 128 needs 100 actions, not 99: raise max_turns"),
-        ({"target": 16, "max_actions": 15}, "target 16 needs 16 actions, not 15"),
-        ({"max_turns": 33, "max_actions_per_turn": 3}, "not 99"),
+        ({"max_turns": 99}, "target 128 needs 100 actions, and the limits allow 99: raise max_turns"),
+        ({"target": 16, "max_actions": 15}, "target 16 needs 16 actions, and the limits allow 15"),
+        ({"max_turns": 33, "max_actions_per_turn": 3}, "the limits allow 99"),
         ({"four_chance": 1.5}, "env.params.four_chance"),
         ({"targets": 8}, "did you mean target"),
     ],
 )
-def test_a_game_that_cannot_be_won_is_refused_in_one_line(params, line):
+def test_unwinnable_parameters_are_rejected(params, line):
     with pytest.raises(UserError, match=line) as caught:
         KIND.check_params(params)
     assert "\n" not in str(caught.value)
 
 
-def test_parameters_are_filled_in_once():
+def test_check_params_is_idempotent():
     params = KIND.check_params({"target": "256"})
     assert params["max_turns"] == moves_for(256) == 196 and KIND.check_params(params) == params
 
@@ -286,24 +286,24 @@ HOSTILE = ["", "up up", "2", "Up" * 10**6, "\x00", "Oben", "U", "__import__('os'
 
 
 @pytest.mark.parametrize("action", HOSTILE, ids=range(len(HOSTILE)))
-def test_anything_but_a_move_is_invalid_and_changes_nothing(steps, action):
-    runner = opened(max_actions_per_turn=1)
+def test_invalid_action_changes_nothing(steps, action):
+    runner = start_runner(max_actions_per_turn=1)
     before = runner.env.board, runner.env.score
     (result,) = steps(runner, [f"<answer>{action}</answer>"])
     assert result.invalid and result.reward == 0.0 and (runner.env.board, runner.env.score) == before
 
 
-def test_case_and_space_do_not_matter(steps):
-    (result,) = steps(opened(), ["<answer> dOwN </answer>"])
+def test_actions_ignore_case_and_spaces(steps):
+    (result,) = steps(start_runner(), ["<answer> dOwN </answer>"])
     assert not result.invalid
 
 
-def test_every_tile_symbol_and_action_is_one_token():
+def test_tiles_and_actions_are_single_tokens():
     tokenizer = tiny_tokenizer()
     for word in [*SYMBOLS.values(), *SLIDES]:
         for text in (word, f" {word}"):
             assert len(tokenizer.encode(text, add_special_tokens=False)) == 1, text
-    assert len(tokenizer.encode(placed(BOARD).state_key(), add_special_tokens=False)) == 19
+    assert len(tokenizer.encode(make_env(BOARD).state_key(), add_special_tokens=False)) == 19
 
 
 SCRIPT = """
@@ -317,7 +317,7 @@ for action in env.solve():
 """
 
 
-def test_a_game_is_equal_in_every_process():
+def test_equal_seeds_give_equal_games_in_every_process():
     outputs = {
         subprocess.run(
             [sys.executable, "-c", SCRIPT],
@@ -330,9 +330,9 @@ def test_a_game_is_equal_in_every_process():
     assert len(outputs) == 1 and len(outputs.pop()) > 300
 
 
-def test_random_play_reaches_the_end_of_every_game(steps):
+def test_random_play_ends_every_game(steps):
     for index in range(20):
-        runner, rng = opened(index), random.Random(index)
+        runner, rng = start_runner(index), random.Random(index)
         results = steps(runner, [runner.env.random_answer(rng) for _ in range(100)])
         assert results[-1].over and not any(result.invalid for result in results)
         assert sum(result.reward for result in results) > 0

@@ -1,4 +1,4 @@
-"""What holds for every game of two players: its views, and play against the scripted opponent."""
+"""Every two-player game: views of the board, and play against the scripted opponent."""
 
 import asyncio
 import os
@@ -45,35 +45,35 @@ def board(runner):
     return runner.opening.messages[1].content
 
 
-def placed(name, moves, side, **params):
-    """An environment in which these moves have been made."""
+def env_after(name, moves, player, **params):
+    """Return an environment after these moves."""
     env = CLASSES[name](params, rng=stream("test"))
-    env.side, env.game = side, env.new_game()
+    env.player, env.game = player, env.new_game()
     for move in moves:
-        env.game = env.game.after(move)
+        env.game = env.game.play(move)
     return env
 
 
-WIN_AT_HAND = {"tic_tac_toe": ("1425", "3"), "connect_four": ("112233", "4")}
-"""Moves so far, and the one with which the player to move, who is player 0, wins."""
-BLUNDER = {"tic_tac_toe": ("142", "9"), "connect_four": ("11223", "7")}
-"""Moves so far, and one of player 1 that lets player 0 win."""
+WINNING_MOVES = {"tic_tac_toe": ("1425", "3"), "connect_four": ("112233", "4")}
+"""(moves so far, winning move of player 0)"""
+BLUNDERS = {"tic_tac_toe": ("142", "9"), "connect_four": ("11223", "7")}
+"""(moves so far, move of player 1 that lets player 0 win)"""
 
 
 @NAMES
-def test_random_games_alternate_and_both_views_agree_on_all_of_it(name):
+def test_random_games_alternate_and_both_views_agree(name):
     endings = Counter()
     for seed in range(30):
         rng, game = stream(seed), CLASSES[name]().new_game()
         player = 0
         while not result_for(game, 0):
-            assert game.player == player and game.moves and result_for(game, 1) == ""
+            assert game.current_player == player and game.legal_moves and result_for(game, 1) == ""
             mirrored = tuple(tuple(SWAPPED.get(cell, cell) for cell in row) for row in game.cells(0))
             assert game.cells(1) == mirrored
             shown = {cell for row in game.cells(0) for cell in row} - {"you", "opponent", "empty"}
-            assert shown == set(game.moves), "the board shows the legal moves, and no others"
-            game, player = game.after(rng.choice(game.moves)), 1 - player
-        assert game.moves == () and not set("".join(board_text(game, 0).split())) & set("123456789")
+            assert shown == set(game.legal_moves), "the board shows the legal moves, and no others"
+            game, player = game.play(rng.choice(game.legal_moves)), 1 - player
+        assert game.legal_moves == () and not set("".join(board_text(game, 0).split())) & set("123456789")
         views = result_for(game, 0), result_for(game, 1)
         assert views in {("win", "loss"), ("loss", "win"), ("draw", "draw")}
         assert game.winner == {"win": 0, "loss": 1, "draw": None}[views[0]]
@@ -83,23 +83,23 @@ def test_random_games_alternate_and_both_views_agree_on_all_of_it(name):
 
 
 @NAMES
-def test_win_and_loss_end_it_with_their_rewards(name):
-    for params, pays in (({}, (1.0, 0.0)), ({"win_reward": 3.0, "loss_reward": -2.0}, (3.0, -2.0))):
-        moves, last = WIN_AT_HAND[name]
-        won = placed(name, moves, side=0, strength=1, **params).step(last)
-        assert (won.over, won.success, won.reward) == (True, True, pays[0]) and won.text.endswith("\nYou win.")
-        moves, blunder = BLUNDER[name]
-        env = placed(name, moves, side=1, strength=1, **params)
+def test_win_and_loss_end_the_game_with_their_rewards(name):
+    for params, rewards in (({}, (1.0, 0.0)), ({"win_reward": 3.0, "loss_reward": -2.0}, (3.0, -2.0))):
+        moves, last = WINNING_MOVES[name]
+        won = env_after(name, moves, player=0, strength=1, **params).step(last)
+        assert (won.over, won.success, won.reward) == (True, True, rewards[0]) and won.text.endswith("\nYou win.")
+        moves, blunder = BLUNDERS[name]
+        env = env_after(name, moves, player=1, strength=1, **params)
         lost = env.step(blunder)
-        assert (lost.over, lost.success, lost.reward) == (True, False, pays[1]) and lost.text.endswith("\nYou lose.")
+        assert (lost.over, lost.success, lost.reward) == (True, False, rewards[1]) and lost.text.endswith("\nYou lose.")
         assert env.draw().caption == "loss" and env.solve() is None and env.random_action(stream(0)) is None
 
 
 @NAMES
-def test_a_turn_that_decides_nothing_pays_nothing_and_shows_both_moves(name):
+def test_undecided_turn_pays_nothing_and_shows_both_moves(name):
     runner = start(name, begins="agent")
     env = runner.env
-    outcome = env.step(env.game.moves[0])
+    outcome = env.step(env.game.legal_moves[0])
     assert (outcome.over, outcome.success, outcome.reward) == (False, False, 0.0)
     assert outcome.text == env.state_key() == board_text(env.game, 0)
     cells = Counter(cell for row in env.draw().rows for cell in row)
@@ -107,21 +107,21 @@ def test_a_turn_that_decides_nothing_pays_nothing_and_shows_both_moves(name):
 
 
 @NAMES
-def test_an_illegal_move_is_invalid_and_the_game_stands_still(name, steps):
+def test_illegal_move_is_invalid_and_changes_nothing(name, steps):
     runner = start(name, begins="agent", max_turns=30)
     env = runner.env
-    env.game = placed(name, "15" if name == "tic_tac_toe" else "111111", side=0).game
-    before, luck = env.game, env.rng.getstate()
+    env.game = env_after(name, "15" if name == "tic_tac_toe" else "111111", player=0).game
+    before, rng_state = env.game, env.rng.getstate()
     for action in ("1", "0", "99", "column 2"):
         (result,) = steps(runner, [f"<answer>{action}</answer>"])
         assert result.invalid and not result.over and result.reward == 0.0
-        assert env.game is before and env.rng.getstate() == luck
+        assert env.game is before and env.rng.getstate() == rng_state
     (result,) = steps(runner, ["<answer>2</answer>"])
     assert not result.invalid and env.game is not before
 
 
 @NAMES
-def test_only_invalid_answers_run_into_the_limit_that_the_prompt_states(name, steps):
+def test_invalid_answers_run_into_the_stated_turn_limit(name, steps):
     runner = start(name)
     results = steps(runner, ["<answer>x</answer>"] * 50)
     assert len(results) == runner.env.max_turns and f"at most {len(results)} turns in all" in prompt(name)
@@ -132,7 +132,7 @@ def test_only_invalid_answers_run_into_the_limit_that_the_prompt_states(name, st
 @settings(max_examples=40)
 @given(text=st.one_of(st.text(max_size=30), st.sampled_from(["1", "٣", "²", "1.0", "+1", "1_0", " 1", "1\n", "-1"])))
 def test_any_text_is_a_legal_move_or_a_value_error(name, text):
-    env = placed(name, (), side=0)
+    env = env_after(name, (), player=0)
     try:
         env.step(text)
     except ValueError:
@@ -143,15 +143,15 @@ def test_any_text_is_a_legal_move_or_a_value_error(name, text):
 
 
 @NAMES
-def test_huge_answers_are_invalid_in_no_time(name, steps):
+def test_huge_answers_are_rejected_fast(name, steps):
     for huge in ("9" * 10**6, "1" * 10**5 + ".0", "(" * 10**6):
         (result,) = steps(start(name), [f"<answer>{huge}</answer>"])
         assert result.invalid and len(result.messages[0].content) < 300
 
 
 @NAMES
-def test_who_begins_is_drawn_for_each_task_or_set(name):
-    first = Counter(start(name, index).env.side for index in range(100))
+def test_first_player_is_drawn_per_task_or_set(name):
+    first = Counter(start(name, index).env.player for index in range(100))
     assert 35 <= first[0] <= 65
     for index in range(10):
         assert "O" not in board(start(name, index, begins="agent"))
@@ -160,34 +160,34 @@ def test_who_begins_is_drawn_for_each_task_or_set(name):
 
 
 @NAMES
-def test_members_share_the_opening_and_meet_luck_of_their_own(name, steps):
+def test_members_share_the_opening_and_differ_in_replies(name, steps):
     for begins, openings in (("agent", 1), ("opponent", 4)):
         assert len({board(start(name, index, begins=begins)) for index in range(40)}) >= openings
         runners = [start(name, 3, member=member, begins=begins) for member in range(12)]
         assert len({board(runner) for runner in runners}) == 1
-        move = runners[0].env.game.moves[0]
+        move = runners[0].env.game.legal_moves[0]
         replies = {steps(runner, [f"<answer>{move}</answer>"])[0].messages[0].content for runner in runners}
         assert len(replies) > 1
 
 
 @NAMES
-def test_strength_is_the_share_of_best_moves(name):
-    moves, best = WIN_AT_HAND[name]
-    before = placed(name, moves, side=1).game  # the opponent to move, with a win at hand
+def test_strength_is_the_probability_of_a_best_move(name):
+    moves, best = WINNING_MOVES[name]
+    before = env_after(name, moves, player=1).game  # the opponent to move, with a win at hand
     for strength in (0.0, 0.5, 1.0):
         replies = Counter()
-        env = placed(name, (), side=1, strength=strength)
+        env = env_after(name, (), player=1, strength=strength)
         for _ in range(600):
             env.game = before
-            env._answer(env.rng)
-            replies[next(move for move in before.moves if before.after(move) == env.game)] += 1
-        expected = 600 * (strength + (1 - strength) / len(before.moves))
+            env._play_opponent(env.rng)
+            replies[next(move for move in before.legal_moves if before.play(move) == env.game)] += 1
+        expected = 600 * (strength + (1 - strength) / len(before.legal_moves))
         assert abs(replies[best] - expected) <= 60 and (strength < 1 or replies[best] == 600)
-        assert strength == 1 or len(replies) == len(before.moves)
+        assert strength == 1 or len(replies) == len(before.legal_moves)
 
 
 @NAMES
-def test_an_opponent_at_its_best_is_beaten_less_than_a_random_one(name):
+def test_full_strength_opponent_loses_less_than_a_random_one(name):
     def result(strength):
         total = 0.0
         for seed in range(40):
@@ -203,7 +203,7 @@ def test_an_opponent_at_its_best_is_beaten_less_than_a_random_one(name):
 
 
 @NAMES
-def test_the_prompt_states_rewards_legend_moves_and_limits_in_use(name):
+def test_prompt_states_rewards_legend_moves_and_limits(name):
     text = prompt(name)
     assert "A win pays 1, a draw 0.5, a loss 0." in text
     assert "X you, O opponent, _ empty. A number is a move: your X goes there." in text
@@ -213,11 +213,11 @@ def test_the_prompt_states_rewards_legend_moves_and_limits_in_use(name):
     other = prompt(name, win_reward=2, draw_reward=0.25, loss_reward=-1, max_turns=30, max_actions=25)
     assert "A win pays 2, a draw 0.25, a loss -1." in other
     assert "at most 30 turns and 25 actions in all." in other
-    assert len({prompt(name, index) for index in range(10)}) == 1, "it must not tell one episode from another"
+    assert len({prompt(name, index) for index in range(10)}) == 1, "the prompt is the same for all episodes"
 
 
 @NAMES
-def test_every_cell_and_move_is_one_token_of_tiny_and_stands_in_the_legend(name):
+def test_cells_and_moves_are_single_tokens_and_in_the_legend(name):
     pieces = set(tiny_pieces())
     env = CLASSES[name]()
     for symbol in (*SYMBOLS.values(), *env.action_names):
@@ -229,9 +229,9 @@ def test_every_cell_and_move_is_one_token_of_tiny_and_stands_in_the_legend(name)
 
 
 @NAMES
-def test_limits_that_a_game_may_outlast_are_refused(name):
+def test_limits_below_the_longest_game_are_rejected(name):
     longest = {"tic_tac_toe": 5, "connect_four": 21}[name]
-    complaint = f"a game can take {longest} moves of yours"
+    complaint = f"a game can take {longest} of the agent's moves"
     for params in ({"max_turns": longest - 1}, {"max_actions": longest - 1}):
         with pytest.raises(UserError, match=complaint):
             kind(name).check_params(params)
@@ -240,9 +240,9 @@ def test_limits_that_a_game_may_outlast_are_refused(name):
 
 
 @NAMES
-def test_the_state_in_which_the_model_acted_is_its_board(name, steps):
+def test_turn_info_records_the_board_before_the_move(name, steps):
     runner = start(name, 1)
-    (result,) = steps(runner, [f"<answer>{runner.env.game.moves[-1]}</answer>"])
+    (result,) = steps(runner, [f"<answer>{runner.env.game.legal_moves[-1]}</answer>"])
     assert result.info["state"] == board(runner)
 
 
@@ -272,21 +272,21 @@ def test_equal_seeds_give_equal_games_in_every_process():
 
 
 @NAMES
-def test_the_reason_of_a_move_is_true(name):
-    moves, win = WIN_AT_HAND[name]
-    assert placed(name, moves, side=0).explain([win]) == f"I can win. Next: {win}."
-    threat, blunder = BLUNDER[name]
-    env = placed(name, threat, side=1)
+def test_explain_gives_the_reason_for_a_move(name):
+    moves, win = WINNING_MOVES[name]
+    assert env_after(name, moves, player=0).explain([win]) == f"I can win. Next: {win}."
+    threat, blunder = BLUNDERS[name]
+    env = env_after(name, threat, player=1)
     assert env.solve() == [win] and env.explain([win]) == f"I must block. Next: {win}."
     assert env.explain([blunder]) == f"Next: {blunder}."
 
 
 @NAMES
-def test_every_parameter_says_what_it_means(name):
+def test_every_parameter_has_a_description(name):
     assert all(parameter.description for parameter in kind(name).parameters())
 
 
-def test_against_the_script_random_moves_come_before_the_opponents_first_one() -> None:
+def test_random_moves_precede_the_opponents_first_move() -> None:
     def begun(index: int, member: int = 0) -> TicTacToe:
         task = Task(env="tic_tac_toe", seed=seed_for("train", index), params={"random_moves": 6, "strength": 1.0})
         runner = kind("tic_tac_toe").make(task, member)
@@ -295,5 +295,7 @@ def test_against_the_script_random_moves_come_before_the_opponents_first_one() -
 
     for index in range(60):
         env = begun(index)
-        assert env.game.player == env.side and env.game.moves and env.game == begun(index, member=3).game
+        assert (
+            env.game.current_player == env.player and env.game.legal_moves and env.game == begun(index, member=3).game
+        )
     assert len({begun(index).game for index in range(60)}) > 30

@@ -36,7 +36,7 @@ PARIS = {
 }
 
 
-def test_questions_are_answered_from_the_facts_in_a_few_words():
+def test_questions_are_answered_from_the_facts():
     assert {question: load_cities().answer("Paris", question).answer for question in PARIS} == PARIS
 
 
@@ -55,11 +55,11 @@ def test_questions_are_answered_from_the_facts_in_a_few_words():
         "Tell me the city.",
     ],
 )
-def test_what_the_rules_do_not_cover_is_not_known(question):
+def test_unknown_questions_are_answered_as_unknown(question):
     assert load_cities().answer("Paris", question).answer == UNKNOWN
 
 
-def test_facts_that_a_reader_can_check():
+def test_sample_facts_are_true():
     facts = {name: city.facts for name, city in load_cities().secrets.items()}
     assert facts["Sydney"]["hemisphere"] == facts["Lima"]["hemisphere"] == facts["Jakarta"]["hemisphere"] == "south"
     assert facts["Sydney"]["capital"] == facts["Istanbul"]["capital"] == "No" != facts["Canberra"]["capital"]
@@ -68,14 +68,14 @@ def test_facts_that_a_reader_can_check():
     assert facts["Denver"]["high"] == facts["Nairobi"]["high"] == "Yes" != facts["Cairo"]["high"]
 
 
-def test_every_value_may_be_asked_for_and_is_true_of_those_cities_alone():
+def test_every_value_can_be_asked_for():
     table = load_cities()
     for topic in (topic for topic in TOPICS if topic.value_question):
         values = {city.facts[topic.key] for city in table.secrets.values()}
         assert set(topic.synonyms.values()) <= values
         for value in values:
             question = TopicQuestion(topic, value)
-            assert table.read(question.text) == question
+            assert table.parse(question.text) == question
             true = {name for name in table.secrets if table.answer(name, question.text).answer == "Yes."}
             assert true == {name for name, city in table.secrets.items() if city.facts[topic.key] == value}
 
@@ -83,10 +83,10 @@ def test_every_value_may_be_asked_for_and_is_true_of_those_cities_alone():
 def test_every_synonym_asks_for_its_value():
     for topic in TOPICS:
         for phrase, value in topic.synonyms.items():
-            assert load_cities().read(f"Is it {phrase}?") == TopicQuestion(topic, value)
+            assert load_cities().parse(f"Is it {phrase}?") == TopicQuestion(topic, value)
 
 
-def test_facts_are_of_one_kind_and_countries_agree_with_themselves():
+def test_facts_of_a_country_are_consistent():
     by_country = defaultdict(list)
     for city in load_cities().secrets.values():
         by_country[city.facts["country"]].append(city)
@@ -100,6 +100,6 @@ def test_facts_are_of_one_kind_and_countries_agree_with_themselves():
             assert len({(city.facts["side"], city.facts["continent"]) for city in places}) == 1, country
 
 
-def test_there_are_enough_cities_and_topics():
+def test_table_has_150_cities_and_enough_topics():
     assert len(load_cities().secrets) >= 120 and len(TOPICS) >= 10
     assert len(GuessCity().rules().split()) <= 140

@@ -1,4 +1,4 @@
-"""Problems with code: answers are compared exactly and never run, and tests cannot be fooled from inside."""
+"""math_code and code_tests: exact comparison of answers, and tests that submitted code cannot fool."""
 
 import asyncio
 import random
@@ -37,24 +37,24 @@ from turnwise.rewards.math_answers import equal, exact
         ("-6/8", Fraction(-3, 4)),
     ],
 )
-def test_a_number_is_read_however_it_is_written(text: str, value: Fraction | int) -> None:
+def test_exact_accepts_many_notations(text: str, value: Fraction | int) -> None:
     assert exact(text) == value
 
 
 @pytest.mark.parametrize(
     "text", ["", "seven", "__import__('os')", "1/0", "2**9999999", "9" * 500, "1 2", "--", "()", "x = 3"]
 )
-def test_what_is_no_number_is_none(text: str) -> None:
+def test_exact_rejects_other_text(text: str) -> None:
     assert exact(text) is None
 
 
 @given(st.text())
-def test_no_text_breaks_the_reading(text: str) -> None:
+def test_exact_never_raises(text: str) -> None:
     exact(text)
 
 
 @given(st.fractions(-10_000, 10_000, max_denominator=1000))
-def test_only_the_number_itself_is_equal(value: Fraction) -> None:
+def test_equal_accepts_only_the_same_number(value: Fraction) -> None:
     assert equal(str(value), value) and equal(f"{float(value):.9f}", value)
     assert not equal(str(value + 1), value) and not equal(str(-value - 1), value)
     assert equal(str(value + Fraction(1, 10**7)), value) is False, "only a decimal may be rounded"
@@ -62,14 +62,14 @@ def test_only_the_number_itself_is_equal(value: Fraction) -> None:
 
 @pytest.mark.parametrize("maker", PROBLEM_GENERATORS, ids=lambda maker: maker.__name__)
 @pytest.mark.parametrize("level", [1, 2, 3])
-def test_a_problem_is_the_same_for_the_same_seed_and_grows_with_its_level(maker: Any, level: int) -> None:
+def test_problems_depend_on_seed_and_level(maker: Any, level: int) -> None:
     assert [maker(random.Random(seed), level) for seed in range(5)] == [
         maker(random.Random(seed), level) for seed in range(5)
     ]
     assert len({maker(random.Random(seed), level).question for seed in range(40)}) > 10
 
 
-def hand_in(*codes: str, **params: Any) -> tuple[list[StepResult], CodeTests]:
+def submit(*codes: str, **params: Any) -> tuple[list[StepResult], CodeTests]:
     kind = load_spec("code_tests")
 
     async def run() -> tuple[list[StepResult], CodeTests]:
@@ -83,21 +83,21 @@ def hand_in(*codes: str, **params: Any) -> tuple[list[StepResult], CodeTests]:
     return asyncio.run(run())
 
 
-def test_the_right_function_passes_at_any_try_and_rewards_add_up_to_the_share() -> None:
-    results, _ = hand_in("def f(xs): return None", "")
+def test_submission_rewards_sum_to_the_best_share() -> None:
+    results, _ = submit("def f(xs): return None", "")
     assert [each.over for each in results] == [False, True]
     assert results[1].success and sum(each.reward for each in results) == pytest.approx(1.0)
     assert "0 of 6 tests pass" in results[0].messages[0].content
 
 
-def test_after_the_last_try_it_is_over_without_success() -> None:
-    results, _ = hand_in(*["def f(xs): return None"] * 3)
+def test_last_failed_submission_ends_the_episode() -> None:
+    results, _ = submit(*["def f(xs): return None"] * 3)
     assert [each.over for each in results] == [False, False, True]
     assert not results[-1].success and sum(each.reward for each in results) == 0
 
 
-def test_hidden_tests_stay_hidden() -> None:
-    (result,), env = hand_in("def f(xs): return 12345")
+def test_feedback_does_not_reveal_hidden_tests() -> None:
+    (result,), env = submit("def f(xs): return 12345")
     text = result.messages[0].content
     assert all(str(case) in text for case in env.exercise.shown)
     assert not any(f"f({case})" in text for case in env.exercise.hidden if case not in env.exercise.shown)
@@ -118,6 +118,6 @@ CHEATS = {
 
 
 @pytest.mark.parametrize("cheat", CHEATS)
-def test_a_cheat_does_not_pass(cheat: str) -> None:
-    (result,), _ = hand_in(CHEATS[cheat], timeout_s=1.0)
+def test_cheating_code_does_not_pass(cheat: str) -> None:
+    (result,), _ = submit(CHEATS[cheat], timeout_s=1.0)
     assert not result.success and result.reward < 0.7

@@ -22,7 +22,7 @@ from turnwise.envs.rubiks_cube.cube import (
     SOLVED,
     cubes_by_distance,
     is_solved,
-    recolor,
+    recolour,
     scramble,
     shortest_solution,
     turn_faces,
@@ -38,14 +38,14 @@ KIND = EnvSpec(name="rubiks_cube", id="rubiks_cube", cls=RubiksCube)
 some_moves = st.lists(st.sampled_from(tuple(MOVES)), max_size=12)
 
 
-def opened(index=0, **params):
-    """A runner that has started, with its `opening`."""
+def start_runner(index=0, **params):
+    """Return a started runner with its `opening`."""
     runner = KIND.make(Task(env=KIND.name, seed=seed_for("train", index), params=params))
     runner.opening = asyncio.run(runner.start())
     return runner
 
 
-def placed(*moves, **params):
+def make_env(*moves, **params):
     env = RubiksCube(params, rng=stream("test"))
     env.cube = turn_faces(SOLVED, *moves)
     return env
@@ -60,11 +60,11 @@ def face(state, name):
     return state[first : first + 4]
 
 
-def in_turns(actions, a_turn=5):
-    return [format_answer(actions[i : i + a_turn]) for i in range(0, len(actions), a_turn)]
+def as_answers(actions, per_turn=5):
+    return [format_answer(actions[i : i + per_turn]) for i in range(0, len(actions), per_turn)]
 
 
-def test_twelve_moves_turn_six_faces_two_ways():
+def test_moves_turn_each_face_both_ways():
     assert sorted(MOVES) == sorted(f"{face}{mark}" for face in "UDLRFB" for mark in ("", "'"))
     assert RubiksCube.action_names == tuple(MOVES)
 
@@ -80,8 +80,8 @@ def test_twelve_moves_turn_six_faces_two_ways():
         ("B", "ULDR", {"U": (1, 0), "L": (0, 2), "D": (2, 3), "R": (3, 1)}),
     ],
 )
-def test_a_turn_carries_the_rows_beside_its_face_on_to_the_next_face(move, circle, rows):
-    """Of a cube with 24 different stickers: rows are listed in the order in which a turn lays one on the next."""
+def test_turn_moves_adjacent_rows_to_the_next_face(move, circle, rows):
+    """Uses a cube with 24 distinct stickers; `rows` are in the order in which a turn moves one to the next."""
     start = tuple(f"{name}{place}" for name in FACES for place in range(4))
     turned = turn_faces(start, move)
     for source, goal in zip(circle, circle[1:] + circle[0], strict=True):
@@ -94,75 +94,75 @@ def test_a_turn_carries_the_rows_beside_its_face_on_to_the_next_face(move, circl
 
 
 @given(some_moves)
-def test_moves_can_be_taken_back(moves):
+def test_inverse_moves_restore_the_state(moves):
     state = turn_faces(SOLVED, *moves)
     assert Counter(state) == Counter(SOLVED)
     assert turn_faces(state, *(inverse(move) for move in reversed(moves))) == SOLVED
 
 
 @pytest.mark.parametrize("name", FACES)
-def test_four_turns_of_a_face_are_none(name):
+def test_four_turns_of_a_face_are_the_identity(name):
     assert turn_faces(SOLVED, name) != turn_faces(SOLVED, name, name) != SOLVED
     assert turn_faces(SOLVED, name, name, name) == turn_faces(SOLVED, f"{name}'")
     assert turn_faces(SOLVED, *[name] * 4) == SOLVED
 
 
-def test_the_famous_four_moves_come_back_after_six_rounds_and_not_before():
+def test_commutator_has_order_six():
     states = [turn_faces(SOLVED, *("R", "U", "R'", "U'") * rounds) for rounds in range(1, 7)]
     assert [is_solved(state) for state in states] == [False] * 5 + [True]
 
 
-def test_a_cube_is_solved_however_it_is_held():
+def test_is_solved_in_any_orientation():
     assert len(set(ORIENTATIONS)) == 24 and all(map(is_solved, ORIENTATIONS))
     assert is_solved(turn_faces(SOLVED, "U", "D'")) and not is_solved(turn_faces(SOLVED, "U", "D"))
     assert is_solved(turn_faces(SOLVED, "R", "L'")) and is_solved(turn_faces(SOLVED, "F", "B'"))
-    for hold in ORIENTATIONS:
-        opposites = {frozenset((face(hold, a)[0], face(hold, b)[0])) for a, b in ("UD", "LR", "FB")}
+    for orientation in ORIENTATIONS:
+        opposites = {frozenset((face(orientation, a)[0], face(orientation, b)[0])) for a, b in ("UD", "LR", "FB")}
         assert opposites == {frozenset(pair) for pair in (COLOURS[:2], COLOURS[2:4], COLOURS[4:])}
 
 
-def test_one_wrong_sticker_on_any_face_is_not_solved():
+def test_is_solved_rejects_one_wrong_sticker():
     for place in range(24):
         state = list(SOLVED)
         state[place] = "white" if SOLVED[place] != "white" else "red"
         assert not is_solved(tuple(state))
 
 
-def test_the_numbers_of_cubes_at_each_distance_are_the_known_ones():
+def test_counts_by_distance_match_the_literature():
     assert [len(ring) for ring in cubes_by_distance()] == [1, 6, 27, 120, 534, 2256, 8969]
 
 
 def distance(state):
-    return len(shortest_solution(state, longest=99))
+    return len(shortest_solution(state, max_moves=99))
 
 
 @given(some_moves, st.sampled_from(ORIENTATIONS))
-def test_a_solution_solves_and_is_no_longer_than_the_scramble(moves, hold):
-    state = recolor(turn_faces(SOLVED, *moves), dict(zip(SOLVED, hold, strict=True)))
-    solution = shortest_solution(state, longest=len(moves))
+def test_solution_is_no_longer_than_the_scramble(moves, orientation):
+    state = recolour(turn_faces(SOLVED, *moves), dict(zip(SOLVED, orientation, strict=True)))
+    solution = shortest_solution(state, max_moves=len(moves))
     assert is_solved(turn_faces(state, *solution))
     assert len(solution) <= len(moves) and (len(moves) - len(solution)) % 2 == 0
-    assert solution == [] or shortest_solution(state, longest=len(solution) - 1) is None
+    assert solution == [] or shortest_solution(state, max_moves=len(solution) - 1) is None
 
 
 @given(st.lists(st.sampled_from(tuple(MOVES)), max_size=8), st.sampled_from(tuple(MOVES)))
-def test_a_turn_changes_the_distance_by_one(moves, move):
+def test_turn_changes_the_distance_by_at_most_one(moves, move):
     state = turn_faces(SOLVED, *moves)
     assert abs(distance(turn_faces(state, move)) - distance(state)) == 1
 
 
-def test_the_solver_finds_the_way_back_from_far_away():
+def test_solver_works_beyond_the_distance_table():
     rng = random.Random(1)
     for _ in range(3):
         state = turn_faces(SOLVED, *rng.choices(tuple(MOVES), k=40))
-        solution = shortest_solution(state, longest=14)
+        solution = shortest_solution(state, max_moves=14)
         assert len(solution) > MAX_DEPTH and is_solved(turn_faces(state, *solution)), "14 turns solve every 2x2 cube"
-        assert shortest_solution(state, longest=len(solution)) == solution
-        assert shortest_solution(state, longest=len(solution) - 1) is None
+        assert shortest_solution(state, max_moves=len(solution)) == solution
+        assert shortest_solution(state, max_moves=len(solution) - 1) is None
 
 
 @pytest.mark.parametrize("depth", range(1, MAX_DEPTH + 1))
-def test_a_scrambled_cube_is_exactly_so_many_turns_from_solved(depth):
+def test_scramble_has_the_exact_depth(depth):
     states = [scramble(stream(depth, seed), depth=depth) for seed in range(40 * SOAK)]
     assert {distance(state) for state in states} == {depth}
     assert len(set(states)) > 25
@@ -170,27 +170,27 @@ def test_a_scrambled_cube_is_exactly_so_many_turns_from_solved(depth):
 
 
 @pytest.mark.parametrize("params", [{}, {"min_depth": 6}, {"max_depth": 2}, {"max_actions": 4}])
-def test_the_solver_wins_every_cube_through_the_protocol(steps, params):
+def test_solver_wins_every_cube(steps, params):
     for index in range(80 * SOAK):
-        runner = opened(index, **params)
+        runner = start_runner(index, **params)
         actions = runner.env.solve()
-        assert params.get("min_depth", 1) <= len(actions) <= runner.env.deepest
-        results = steps(runner, in_turns(actions))
+        assert params.get("min_depth", 1) <= len(actions) <= runner.env.effective_max_depth
+        results = steps(runner, as_answers(actions))
         assert [result.reward for result in results] == [0.0] * (len(results) - 1) + [1.0]
         assert results[-1].success and results[-1].terminated and not results[-1].invalid
 
 
-def test_depths_come_up_evenly_between_the_two_bounds():
-    depths = Counter(len(opened(index, min_depth=2, max_depth=5).env.solve()) for index in range(400))
+def test_depths_are_drawn_uniformly():
+    depths = Counter(len(start_runner(index, min_depth=2, max_depth=5).env.solve()) for index in range(400))
     assert set(depths) == {2, 3, 4, 5} and all(70 < count < 130 for count in depths.values())
 
 
-def test_depths_stay_within_the_limits_of_an_episode():
-    env = opened(max_turns=1, max_actions_per_turn=3).env
-    assert env.deepest == 3
-    assert {len(opened(index, max_turns=1, max_actions_per_turn=3).env.solve()) for index in range(40)} == {1, 2, 3}
-    with pytest.raises(UserError, match="min_depth 4 needs as many actions, the limits allow 3") as caught:
-        opened(min_depth=4, max_actions=3)
+def test_depths_respect_the_action_limits():
+    limits = {"max_turns": 1, "max_actions_per_turn": 3}
+    assert start_runner(**limits).env.effective_max_depth == 3
+    assert {len(start_runner(index, **limits).env.solve()) for index in range(40)} == {1, 2, 3}
+    with pytest.raises(UserError, match="min_depth 4 needs as many actions, and the limits allow 3") as caught:
+        start_runner(min_depth=4, max_actions=3)
     assert "\n" not in str(caught.value)
 
 
@@ -203,14 +203,14 @@ def test_depths_stay_within_the_limits_of_an_episode():
         ({"depth": 3}, "did you mean"),
     ],
 )
-def test_a_wrong_parameter_gets_one_clear_line(params, line):
+def test_invalid_parameters_are_rejected(params, line):
     with pytest.raises(UserError, match=line) as caught:
         KIND.check_params(params)
     assert "\n" not in str(caught.value)
 
 
-def test_only_the_solved_cube_pays_and_ends():
-    env = placed("R", "U", solved_reward=3.0)
+def test_only_a_solved_cube_pays_and_ends():
+    env = make_env("R", "U", solved_reward=3.0)
     first = env.step("U'")
     assert (first.reward, first.over) == (0.0, False)
     assert env.solve() == ["R'"]
@@ -219,7 +219,7 @@ def test_only_the_solved_cube_pays_and_ends():
 
 
 def test_text_state_and_picture_show_the_same_faces():
-    env = placed("R")
+    env = make_env("R")
     assert env.state_key() == (
         "U white green white green\nD yellow blue yellow blue\nL orange orange orange orange\n"
         "R red red red red\nF green yellow green yellow\nB white blue white blue"
@@ -229,43 +229,43 @@ def test_text_state_and_picture_show_the_same_faces():
     assert env.step("U").text == env.state_key()
 
 
-def test_the_prompt_states_depths_faces_actions_and_limits_in_use():
-    prompt = opened().opening.messages[0].content
+def test_prompt_states_depths_faces_actions_and_limits():
+    prompt = start_runner().opening.messages[0].content
     assert "You can solve it in 1 to 6 moves." in prompt
     assert "U top, D bottom, L left, R right, F front, B back." in prompt
     assert "Actions: U, U', D, D', L, L', R, R', F, F', B, B'." in prompt
     assert "At most 5 actions a turn; at most 5 turns and 10 actions in all." in prompt
     assert len(prompt.split()) <= 120
-    other = opened(min_depth=2, max_actions_per_turn=1, max_turns=3).opening.messages[0].content
+    other = start_runner(min_depth=2, max_actions_per_turn=1, max_turns=3).opening.messages[0].content
     assert "in 2 to 3 moves." in other and "1 action a turn; at most 3 turns and 10 actions in all." in other
-    assert "solve it in 4 moves." in opened(min_depth=4, max_depth=4).opening.messages[0].content
-    assert len({opened(index).opening.messages[0].content for index in range(5)}) == 1
+    assert "solve it in 4 moves." in start_runner(min_depth=4, max_depth=4).opening.messages[0].content
+    assert len({start_runner(index).opening.messages[0].content for index in range(5)}) == 1
 
 
 HOSTILE = ["", "u2", "U U", "R’", "R''", "X", "U" * 10**6, "\x00", "__import__('os')", "9" * 10**6, "front"]
 
 
 @pytest.mark.parametrize("action", HOSTILE, ids=range(len(HOSTILE)))
-def test_anything_but_a_move_is_invalid_and_changes_nothing(steps, action):
-    runner = opened()
+def test_invalid_action_changes_nothing(steps, action):
+    runner = start_runner()
     before = runner.env.cube
     (result,) = steps(runner, [f"<answer>{action}</answer>"])
     assert result.invalid and result.reward == 0.0 and runner.env.cube == before
 
 
-def test_case_does_not_matter(steps):
-    runner = opened(min_depth=6)
+def test_actions_ignore_case(steps):
+    runner = start_runner(min_depth=6)
     before = runner.env.cube
     (result,) = steps(runner, ["<answer>r' || F</answer>"])
     assert not result.invalid and runner.env.cube == turn_faces(before, "R'", "F")
 
 
-def test_every_face_colour_and_move_is_one_token():
+def test_faces_colours_and_moves_are_single_tokens():
     tokenizer = tiny_tokenizer()
     for word in [*COLOURS, *MOVES]:
         for text in (word, f" {word}"):
             assert len(tokenizer.encode(text, add_special_tokens=False)) == 1, text
-    assert len(tokenizer.encode(placed("R", "U").state_key(), add_special_tokens=False)) == 6 * 5 + 5
+    assert len(tokenizer.encode(make_env("R", "U").state_key(), add_special_tokens=False)) == 6 * 5 + 5
 
 
 SCRIPT = """
@@ -277,7 +277,7 @@ for seed in range(20):
 """
 
 
-def test_cubes_are_equal_in_every_process():
+def test_equal_seeds_give_equal_cubes_in_every_process():
     outputs = {
         subprocess.run(
             [sys.executable, "-c", SCRIPT],
@@ -290,8 +290,8 @@ def test_cubes_are_equal_in_every_process():
     assert len(outputs) == 1 and len(outputs.pop()) > 1000
 
 
-def test_random_play_ends_every_episode_within_the_limits(steps):
+def test_random_play_ends_within_the_limits(steps):
     for index in range(30):
-        runner, rng = opened(index), random.Random(index)
+        runner, rng = start_runner(index), random.Random(index)
         results = steps(runner, [runner.env.random_answer(rng) for _ in range(5)])
         assert results[-1].over and sum(len(result.info["actions"]) for result in results) <= 10

@@ -1,4 +1,4 @@
-"""search_qa and deep_search: worlds that are the same everywhere, solved by searching, and answers graded as said."""
+"""search_qa and deep_search: reproducible corpora, solved by searching, and graded answers."""
 
 import asyncio
 import json
@@ -42,13 +42,13 @@ def make(env: str, index: int = 0, split: Split = "train", **params: Any) -> Too
     return runner
 
 
-async def solved(runner: ToolEnvRunner) -> list[StepResult]:
-    """The solver's episode."""
+async def play_solver(runner: ToolEnvRunner) -> list[StepResult]:
+    """Play the solver's episode."""
     await runner.start()
     results: list[StepResult] = []
     while not results or not results[-1].over:
         actions = runner.env.solve()
-        assert actions, f"the solver finds no way: {runner.tool_env.question.text}"
+        assert actions, f"the solver fails: {runner.tool_env.question.text}"
         results.append(await runner.step(assistant(runner.env.reply(actions))))
     await runner.close()
     return results
@@ -66,12 +66,12 @@ async def solved(runner: ToolEnvRunner) -> list[StepResult]:
         ("deep_search", {"style": "answer"}),
     ],
 )
-def test_every_task_is_solved_by_searching_and_no_call_is_to_spare(env: str, params: dict[str, Any]) -> None:
+def test_solver_needs_one_search_per_hop(env: str, params: dict[str, Any]) -> None:
     async def together() -> None:
         for index in range(25):
             runner = make(env, index, **params)
-            results = await solved(runner)
-            hops = len(runner.tool_env.question.way)
+            results = await play_solver(runner)
+            hops = len(runner.tool_env.question.path)
             assert results[-1].success and results[-1].reward == 1.0
             assert len(results) <= hops + 1 and all(not result.invalid for result in results)
             assert all(result.info["calls"] == [{"name": "search", "failed": False}] for result in results[:-1])
@@ -79,22 +79,22 @@ def test_every_task_is_solved_by_searching_and_no_call_is_to_spare(env: str, par
     asyncio.run(together())
 
 
-def test_the_solver_knows_only_what_it_was_shown() -> None:
+def test_solver_uses_only_passages_that_it_has_read() -> None:
     runner = make("search_qa", hops=2)
     asyncio.run(runner.start())
     env = runner.tool_env
-    env.heard = {env.question.start: "a passage that tells nothing"}
+    env.passages_read = {env.question.entities[0]: "a passage without the fact"}
     assert env.solve() is None
     question, value = env.question, "Somebody Else"
-    first, second = question.way
-    env.heard = {
-        question.start: first.told(question.start, value),
-        value: second.told(value, "another answer"),
+    first, second = question.path
+    env.passages_read = {
+        question.entities[0]: first.state(question.entities[0], value),
+        value: second.state(value, "another answer"),
     }
-    assert env.solve() == ["another answer"], "not the right answer: that is nowhere in what it heard"
+    assert env.solve() == ["another answer"], "not the right answer, which no passage states"
 
 
-def test_no_question_is_in_two_splits_and_facts_are_not_learnt_by_heart() -> None:
+def test_splits_share_no_question() -> None:
     async def opening(split: Split, index: int, **params: Any) -> str:
         runner = make("search_qa", index, split, **params)
         await runner.start()
@@ -111,44 +111,46 @@ def test_no_question_is_in_two_splits_and_facts_are_not_learnt_by_heart() -> Non
         assert len(train) > 30 and not (train & validation or train & test or validation & test)
 
 
-def test_a_world_has_one_answer_to_every_question() -> None:
-    world = shared_knowledge_base(300, 0)
-    assert len(world.passages) == len(world.kinds) == 300
-    for passage in world.passages:
-        own = [relation for relation in RELATIONS if relation.of == world.kinds[passage.title]]
-        told = {relation.name: relation.read(passage.title, passage.text) for relation in own}
-        assert told and told == {relation.name: world.facts[passage.title, relation.name] for relation in own}
+def test_knowledge_base_has_one_answer_per_question() -> None:
+    knowledge = shared_knowledge_base(300, 0)
+    assert len(knowledge.passages) == len(knowledge.entity_types) == 300
+    for passage in knowledge.passages:
+        relations = [relation for relation in RELATIONS if relation.subject == knowledge.entity_types[passage.title]]
+        stated = {relation.name: relation.extract(passage.title, passage.text) for relation in relations}
+        assert stated and stated == {
+            relation.name: knowledge.facts[passage.title, relation.name] for relation in relations
+        }
     last = ("person", "book")
-    stems = {name.split()[-1 if kind in last else 0] for name, kind in world.kinds.items()}
-    assert len(stems) == 300, "every name is found by a word of its own"
-    assert shared_knowledge_base(300, 1).passages != world.passages
+    stems = {name.split()[-1 if kind in last else 0] for name, kind in knowledge.entity_types.items()}
+    assert len(stems) == 300, "every name has a unique word"
+    assert shared_knowledge_base(300, 1).passages != knowledge.passages
 
 
 @pytest.mark.parametrize("hops", [1, 2, 3])
-def test_a_question_takes_as_many_passages_as_it_says(hops: int) -> None:
+def test_question_needs_exactly_its_hops(hops: int) -> None:
     rng = random.Random(hops)
-    worlds = [shared_knowledge_base(100, 0), *(make_small_knowledge_base(4, rng, chained=True) for _ in range(5))]
-    for world in worlds:
-        texts = {passage.title: passage.text for passage in world.passages}
+    small = [make_small_knowledge_base(4, rng, chained=True) for _ in range(5)]
+    for knowledge in (shared_knowledge_base(100, 0), *small):
+        texts = {passage.title: passage.text for passage in knowledge.passages}
         for _ in range(40):
-            question = draw_question(world, hops, rng)
-            assert len(question.way) == len(set(question.things)) == hops
-            assert question.answer not in question.things and question.text.endswith("?")
+            question = draw_question(knowledge, hops, rng)
+            assert len(question.path) == len(set(question.entities)) == hops
+            assert question.answer not in question.entities and question.text.endswith("?")
             assert next_step(question, texts) == question.answer
-            for thing in question.things:
-                without = {name: text for name, text in texts.items() if name != thing}
-                assert next_step(question, without) == (thing, question.way[question.things.index(thing)].name)
+            for entity in question.entities:
+                without = {name: text for name, text in texts.items() if name != entity}
+                assert next_step(question, without) == (entity, question.path[question.entities.index(entity)].name)
 
 
 SCRIPT = """
 from turnwise.envs.search_qa.knowledge_base import shared_knowledge_base
 import hashlib, sys
-world = shared_knowledge_base(200, 3)
-print(hashlib.blake2b(repr((world.passages, sorted(world.facts.items()))).encode()).hexdigest())
+knowledge = shared_knowledge_base(200, 3)
+print(hashlib.blake2b(repr((knowledge.passages, sorted(knowledge.facts.items()))).encode()).hexdigest())
 """
 
 
-def test_a_corpus_is_the_same_in_every_process() -> None:
+def test_corpus_is_the_same_in_every_process() -> None:
     found = {
         subprocess.run(
             [sys.executable, "-c", SCRIPT], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
@@ -172,18 +174,18 @@ def test_a_corpus_is_the_same_in_every_process() -> None:
         ("", 0.0),
     ],
 )
-def test_answers_are_graded_by_exact_match_and_by_f1_from_a_third_on(answer: str, reward: float) -> None:
+def test_grade_answer_is_exact_match_or_f1_above_the_threshold(answer: str, reward: float) -> None:
     assert grade_answer(answer, "Ada Brandolt") == pytest.approx(reward)
 
 
 @given(st.text(max_size=60))
-def test_any_answer_has_a_grade_from_0_to_1(answer: str) -> None:
+def test_grade_answer_is_between_0_and_1(answer: str) -> None:
     grade = grade_answer(answer, "Ada Brandolt")
     assert grade == 0.0 or 0.3 <= grade <= 1.0
 
 
-def answered(env: str, say: Any, **params: Any) -> StepResult:
-    """How an episode ends in which `say(the right answer)` is answered at once."""
+def answer_at_once(env: str, say: Any, **params: Any) -> StepResult:
+    """Answer `say(right answer)` in the first turn and return the result."""
 
     async def run() -> StepResult:
         runner = make(env, **params)
@@ -195,18 +197,18 @@ def answered(env: str, say: Any, **params: Any) -> StepResult:
     return asyncio.run(run())
 
 
-def test_success_is_the_exact_answer_alone() -> None:
-    said = (lambda answer: answer, lambda answer: f"{answer} x", lambda answer: "x")
-    right, part, wrong = (answered("search_qa", say) for say in said)
+def test_only_the_exact_answer_is_success() -> None:
+    replies = (lambda answer: answer, lambda answer: f"{answer} x", lambda answer: "x")
+    right, part, wrong = (answer_at_once("search_qa", say) for say in replies)
     assert right.success and right.reward == 1.0 and right.terminated
     assert not part.success and 0.3 <= part.reward < 1.0 and part.terminated
     assert not wrong.success and wrong.reward == 0.0
 
 
-def test_deep_search_is_judged_by_a_rubric_whose_parts_are_recorded() -> None:
-    right = answered("deep_search", lambda answer: answer)
+def test_deep_search_records_the_parts_of_its_rubric() -> None:
+    right = answer_at_once("deep_search", lambda answer: answer)
     assert right.success and right.reward == 1.0 and right.info["rewards"] == {"exact_match": 1.0, "f1": 1.0}
-    parts = [answered("deep_search", lambda answer: f"{answer} x", index=index) for index in range(12)]
+    parts = [answer_at_once("deep_search", lambda answer: f"{answer} x", index=index) for index in range(12)]
     assert all(part.info["rewards"]["exact_match"] == 0.0 and not part.success for part in parts)
     assert all(part.reward == pytest.approx(0.5 * part.info["rewards"]["f1"]) for part in parts)
     assert any(part.reward > 0 for part in parts)
@@ -220,10 +222,10 @@ async def check(answered):
 """
 
 
-def test_a_part_of_ones_own_sees_the_episode_and_may_use_the_tools(tmp_path: Path) -> None:
+def test_custom_reward_sees_the_episode_and_can_call_tools(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(CHECK)
-    given = ({"use": f"{tmp_path}/own.py:check", "weight": 0.25},)
-    result = answered("deep_search", lambda answer: answer, style="hermes", reward=given)
+    rewards = ({"use": f"{tmp_path}/own.py:check", "weight": 0.25},)
+    result = answer_at_once("deep_search", lambda answer: answer, style="hermes", reward=rewards)
     assert result.reward == 0.25 and result.success and result.info["rewards"] == {"check": 1.0}
 
 
@@ -231,19 +233,19 @@ def test_deep_search_draws_two_or_three_hops() -> None:
     async def hops(index: int) -> int:
         runner = make("deep_search", index)
         await runner.start()
-        return len(runner.tool_env.question.way)
+        return len(runner.tool_env.question.path)
 
     counts = Counter(asyncio.run(hops(index)) for index in range(40))
     assert set(counts) == {2, 3} and min(counts.values()) > 8
 
 
-def test_finding_a_passage_of_the_way_is_paid_once() -> None:
+def test_find_reward_is_paid_once_per_passage() -> None:
     async def rewards() -> list[float]:
         runner = make("search_qa", find_reward=0.25, top=1)
         await runner.start()
         env = runner.tool_env
-        other = next(name for name in env.world.names if name != env.question.start)
-        texts = [env.call("search", query=name) for name in (other, env.question.start, env.question.start)]
+        other = next(name for name in env.knowledge.entities if name != env.question.entities[0])
+        texts = [env.call("search", query=name) for name in (other, env.question.entities[0], env.question.entities[0])]
         found = [(await runner.step(assistant(text))).reward for text in texts]
         await runner.close()
         return found
@@ -252,7 +254,7 @@ def test_finding_a_passage_of_the_way_is_paid_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("params", "said"),
+    ("params", "message"),
     [
         ({"world": "small", "passages": 12}, "at most 11"),
         ({"passages": 9}, "at least 10"),
@@ -260,18 +262,18 @@ def test_finding_a_passage_of_the_way_is_paid_once() -> None:
         ({"hops": 4}, "hops"),
     ],
 )
-def test_worlds_that_cannot_be_are_refused(params: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_invalid_parameters_are_rejected(params: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         load_spec("search_qa").check_params(params)
     with pytest.raises(UserError, match="fewest_hops must be at most hops"):
         load_spec("deep_search").check_params({"hops": 1})
 
 
-def test_the_small_world_is_short_and_its_words_are_single_tokens_to_tiny() -> None:
+def test_small_corpus_is_short_in_tokens_of_tiny() -> None:
     async def transcript() -> tuple[str, list[StepResult]]:
         runner = make("search_qa", **SMALL)
         question = (await make("search_qa", **SMALL).start()).messages[-1].content
-        return question, await solved(runner)
+        return question, await play_solver(runner)
 
     question, (found, end) = asyncio.run(transcript())
     tokenizer = tiny_tokenizer()
@@ -302,4 +304,4 @@ def test_parameters_are_plain_json() -> None:
     for env in ("search_qa", "deep_search"):
         params = load_spec(env).check_params({})
         assert load_spec(env).check_params(json.loads(json.dumps(params))) == params
-        assert all(parameter.meaning for parameter in load_spec(env).parameters())
+        assert all(parameter.description for parameter in load_spec(env).parameters())

@@ -3,7 +3,7 @@ import re
 import pytest
 
 from turnwise.envs.guessing.facts import UNKNOWN
-from turnwise.envs.twenty_questions.env import ATTRIBUTES, TwentyQuestions, read_things, things
+from turnwise.envs.twenty_questions.env import ATTRIBUTES, TwentyQuestions, load_things, parse_things
 
 YES = {
     "cat": [
@@ -31,9 +31,9 @@ NO = {
 
 
 @pytest.mark.parametrize(("answers", "said"), [(YES, "Yes."), (NO, "No.")], ids=["yes", "no"])
-def test_plain_questions_are_answered_by_what_the_thing_is(answers, said):
+def test_questions_are_answered_from_the_attributes(answers, said):
     for secret, questions in answers.items():
-        assert [things().answer(secret, question).answer for question in questions] == [said] * len(questions)
+        assert [load_things().answer(secret, question).answer for question in questions] == [said] * len(questions)
 
 
 @pytest.mark.parametrize(
@@ -53,16 +53,16 @@ def test_plain_questions_are_answered_by_what_the_thing_is(answers, said):
         "???",
     ],
 )
-def test_what_the_rules_do_not_cover_is_not_known(question):
-    assert things().answer("cat", question).answer == UNKNOWN
+def test_unknown_questions_are_answered_as_unknown(question):
+    assert load_things().answer("cat", question).answer == UNKNOWN
 
 
-def test_there_are_enough_things_and_attributes_and_no_two_things_are_alike():
-    rows = [tuple(secret.facts.values()) for secret in things().secrets.values()]
+def test_things_are_numerous_and_distinct():
+    rows = [tuple(secret.facts.values()) for secret in load_things().secrets.values()]
     assert len(set(rows)) == len(rows) and 150 <= len(rows) <= 300
     assert 25 <= len(ATTRIBUTES) <= 40
     for key in ATTRIBUTES:
-        assert 5 <= sum(secret.facts[key] == "Yes" for secret in things().secrets.values()) <= len(rows) - 5
+        assert 5 <= sum(secret.facts[key] == "Yes" for secret in load_things().secrets.values()) <= len(rows) - 5
 
 
 def test_attributes_do_not_contradict_each_other():
@@ -74,7 +74,7 @@ def test_attributes_do_not_contradict_each_other():
         "fruit": "food",
         "meat": "animal",
     }
-    for secret in things().secrets.values():
+    for secret in load_things().secrets.values():
         true = {key for key, fact in secret.facts.items() if fact == "Yes"}
         assert all(implied[key] in true for key in true & implied.keys()), secret.name
         for apart in (
@@ -88,28 +88,28 @@ def test_attributes_do_not_contradict_each_other():
 
 
 def test_all_answers_are_yes_or_no():
-    table = things()
+    table = load_things()
     answers = {question.answer(secret) for question in table.questions for secret in table.secrets.values()}
     assert answers == {"Yes.", "No."}
 
 
-def test_the_list_of_things_is_read_as_its_head_says():
+def test_parse_things_follows_the_documented_format():
     text = "# head\n[alive animal]\na cat: meat\nan ox / bull: -alive\n\n[]\nthe sun: round\nice cream:\n"
-    cat, ox, sun, ice = read_things(text)
+    cat, ox, sun, ice = parse_things(text)
     true = [sorted(key for key, fact in each.facts.items() if fact == "Yes") for each in (cat, ox, sun, ice)]
     assert true == [["alive", "animal", "meat"], ["animal"], ["round"], []]
     assert [each.article + each.name for each in (cat, ox, sun, ice)] == ["a cat", "an ox", "the sun", "ice cream"]
     assert ox.aliases == ("bull",)
     for wrong in ("[alive]\na cat: alive", "[alive]\na cat: -meat", "[]\na cat: purring", "[purring]\na cat:"):
         with pytest.raises(ValueError, match="cannot be set here"):
-            read_things(wrong)
+            parse_things(wrong)
 
 
 def test_guesses_have_the_right_article():
-    for secret in things().secrets.values():
+    for secret in load_things().secrets.values():
         if secret.article in ("a ", "an "):
             assert (secret.article == "an ") == bool(re.match("[aeiou]", secret.name)), secret.name
 
 
-def test_the_prompt_is_short_enough_to_be_paid_for():
+def test_prompt_is_short():
     assert len(TwentyQuestions().rules().split()) <= 160

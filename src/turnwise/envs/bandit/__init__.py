@@ -1,1 +1,1 @@
-"""Two arms: a small sure pay and a rare large one."""
+"""A two-armed bandit: a small certain reward against a rare large one."""

@@ -1,4 +1,4 @@
-"""The bandit: one turn, two names, and a choice between a small sure pay and a rare large one."""
+"""A one-turn bandit with two named arms: one pays little every time, the other pays a lot rarely."""
 
 import random
 from typing import Annotated, Literal
@@ -14,7 +14,7 @@ NAMES: dict[str, tuple[tuple[str, str], ...]] = {
     "train": (("Teacher", "Trader"), ("Farmer", "Pirate"), ("Baker", "Explorer"), ("Turtle", "Dragon")),
     "test": (("Librarian", "Gambler"), ("Gardener", "Hunter"), ("Clerk", "Racer"), ("Sheep", "Tiger")),
 }
-"""(a name that sounds safe, a name that sounds bold); no name stands in both lists."""
+"""Pairs of (safe-sounding name, bold-sounding name). The two lists share no name."""
 
 
 class Bandit(TextEnv):
@@ -24,30 +24,30 @@ class Bandit(TextEnv):
 
     class Params(StrictParams):
         names: Literal["train", "test"] = "train"
-        """Which pairs of names are used."""
+        """List that the pair of names is drawn from."""
         reversed: bool = False
-        """The names mislead: the high arm bears the safe name."""
+        """Give the safe-sounding name to the high arm, so that the names mislead."""
         low: float = 0.1
-        """What the low arm always pays."""
+        """Reward of the low arm, paid every time."""
         high: float = 1.0
-        """What the high arm pays at times."""
+        """Reward of the high arm when it pays."""
         chance: Annotated[Share, Field(gt=0)] = 0.25
-        """How often the high arm pays."""
+        """Probability that the high arm pays."""
 
     params: Params
 
     def rules(self) -> str:
-        pay = self.params
+        params = self.params
         return (
-            f"{super().rules()} One pays {pay.low:g} always. One pays {pay.high:g} with chance {pay.chance:g}. "
-            "The action is the name of a machine."
+            f"{super().rules()} One pays {params.low:g} always. One pays {params.high:g} with chance "
+            f"{params.chance:g}. The action is the name of a machine."
         )
 
     def reset(self, rng: random.Random) -> str:
         safe, bold = rng.choice(NAMES[self.params.names])
         self.high_arm = safe if self.params.reversed else bold
         self.arms = (safe, bold) if rng.random() < 0.5 else (bold, safe)
-        self.paid = ""
+        self.payout = ""
         return f"{self.arms[0]}, {self.arms[1]}"
 
     def step(self, action: str) -> Outcome:
@@ -56,8 +56,8 @@ class Bandit(TextEnv):
             reward = self.params.high if self.rng.random() < self.params.chance else 0.0
         else:
             reward = self.params.low
-        self.paid = f"{arm} pays {reward:g}."
-        return won(self.paid, reward) if arm == self.high_arm else lost(self.paid, reward)
+        self.payout = f"{arm} pays {reward:g}."
+        return won(self.payout, reward) if arm == self.high_arm else lost(self.payout, reward)
 
     def random_action(self, rng: random.Random) -> str:
         return rng.choice(self.arms)
@@ -66,7 +66,7 @@ class Bandit(TextEnv):
         return [self.high_arm]
 
     def draw(self) -> Picture:
-        return Picture(rows=(self.arms,), caption=self.paid)
+        return Picture(rows=(self.arms,), caption=self.payout)
 
     def state_key(self) -> str:
         return " ".join(self.arms)

@@ -1,1 +1,1 @@
-"""Functions to write, judged by tests."""
+"""Write a function that passes hidden tests."""

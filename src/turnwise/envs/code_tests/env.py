@@ -1,4 +1,4 @@
-"""code_tests: a function to write, with tests that say how far one came; a few tries."""
+"""code_tests: write a function from its description; hidden tests score each of a few submissions."""
 
 import random
 from collections.abc import Sequence
@@ -23,15 +23,15 @@ class CodeTests(ToolEnv):
 
     class Params(ToolEnv.Params):
         style: Style = "python"
-        """How code is handed in: in fenced blocks, or as a call of the tool python."""
+        """How code is submitted: python (fenced blocks), or as a call of the tool `python` in another style."""
         max_tool_calls: Positive = 3
-        """Tries."""
+        """Submissions per episode, at most."""
         steps: Annotated[int, Field(ge=1, le=6)] = 2
-        """Of the function: changes of the list, before its end."""
+        """Operations that the function applies to the list before it returns, 1 to 6."""
         tests: Annotated[int, Field(ge=3, le=50)] = 6
-        """Two of them are shown."""
+        """Tests per exercise, 3 to 50. The prompt shows two of them."""
         timeout_s: Annotated[float, Field(gt=0, le=600)] = 5.0
-        """Of one try."""
+        """Time limit of one submission in seconds."""
 
     params: Params
 
@@ -52,18 +52,21 @@ class CodeTests(ToolEnv):
 
     def reset(self, rng: random.Random) -> str:
         self.exercise = make_exercise(rng, self.params.steps, self.params.tests)
-        self.tries, self.best = 0, 0.0
+        self.submissions, self.best_share = 0, 0.0
         examples = [f"f({case}) == {self.exercise.run(list(case))!r}" for case in self.exercise.shown]
         return "\n".join([f"Take the list xs: {self.exercise.words}.", *examples])
 
-    def tried(self, share: float) -> tuple[bool, float]:
-        """Whether that was the last try, and what it earned beyond the best one before: rewards add up to the best."""
-        self.tries += 1
-        earned, self.best = max(0.0, share - self.best), max(self.best, share)
-        return share == 1 or self.tries >= self.params.max_tool_calls, earned
+    def record_submission(self, share: float) -> tuple[bool, float]:
+        """Count a submission that passed this share of the tests; return (episode is over, reward).
+
+        The reward is the improvement over the best submission so far, so an episode's rewards sum to its best share.
+        """
+        self.submissions += 1
+        reward, self.best_share = max(0.0, share - self.best_share), max(self.best_share, share)
+        return share == 1 or self.submissions >= self.params.max_tool_calls, reward
 
     def step(self, action: str) -> Outcome:
-        raise ValueError("code is handed in, not answered")
+        raise ValueError("submit code with the tool python: this environment takes no answer")
 
     def solve(self) -> list[str]:
         return [self.call("python", code=self.exercise.code)]

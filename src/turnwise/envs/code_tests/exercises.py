@@ -1,4 +1,4 @@
-"""Functions to write: a few steps on a list of whole numbers, said in words, with a program that does them."""
+"""Exercises: a pipeline of operations on a list of integers, as a description, a reference program and tests."""
 
 import random
 from collections.abc import Callable
@@ -11,11 +11,11 @@ Numbers = list[int]
 class ListStep:
     words: str
     code: str
-    """From `xs` to the new `xs`, or to a number at the end."""
+    """Expression of `xs`: the new list, or the value to return."""
     run: Callable[[Numbers], object]
 
 
-def _changes(rng: random.Random) -> list[ListStep]:
+def _operations(rng: random.Random) -> list[ListStep]:
     n = rng.randint(2, 9)
     return [
         ListStep(f"add {n} to every number", f"[x + {n} for x in xs]", lambda xs: [x + n for x in xs]),
@@ -30,13 +30,12 @@ def _changes(rng: random.Random) -> list[ListStep]:
     ]
 
 
-def _ends() -> list[ListStep]:
-    return [
-        ListStep("return the list", "xs", lambda xs: xs),
-        ListStep("return the sum", "sum(xs)", sum),
-        ListStep("return how many there are", "len(xs)", len),
-        ListStep("return the largest, or 0 if there is none", "max(xs, default=0)", lambda xs: max(xs, default=0)),
-    ]
+RETURNS = (
+    ListStep("return the list", "xs", lambda xs: xs),
+    ListStep("return the sum", "sum(xs)", sum),
+    ListStep("return how many there are", "len(xs)", len),
+    ListStep("return the largest, or 0 if there is none", "max(xs, default=0)", lambda xs: max(xs, default=0)),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +44,7 @@ class Exercise:
     code: str
     run: Callable[[Numbers], object]
     shown: tuple[Numbers, ...]
+    """Test inputs that the prompt shows."""
     hidden: tuple[Numbers, ...]
 
     @property
@@ -53,19 +53,19 @@ class Exercise:
 
 
 def make_exercise(rng: random.Random, steps: int, tests: int) -> Exercise:
-    """`steps` changes and an end; tests of lists of up to eight numbers, the first two shown."""
-    chosen = [rng.choice(_changes(rng)) for _ in range(steps)]
-    end = rng.choice(_ends())
-    lines = [f"    xs = {step.code}" for step in chosen]
-    code = "\n".join(["def f(xs):", *lines, f"    return {end.code}"])
+    """Draw `steps` operations, a return value and `tests` inputs of up to eight numbers, the first two shown."""
+    operations = [rng.choice(_operations(rng)) for _ in range(steps)]
+    final = rng.choice(RETURNS)
+    lines = [f"    xs = {step.code}" for step in operations]
+    code = "\n".join(["def f(xs):", *lines, f"    return {final.code}"])
     inputs = tuple(
         [rng.randint(-9, 20) for _ in range(rng.randint(0 if number > 2 else 3, 8))] for number in range(tests)
     )
 
     def run(xs: Numbers) -> object:
-        for step in chosen:
+        for step in operations:
             xs = list(step.run(xs))  # type: ignore[call-overload]
-        return end.run(xs)
+        return final.run(xs)
 
-    words = "; then ".join(step.words for step in chosen)
-    return Exercise(words=f"{words}; then {end.words}", code=code, run=run, shown=inputs[:2], hidden=inputs[2:])
+    words = "; then ".join(step.words for step in operations)
+    return Exercise(words=f"{words}; then {final.words}", code=code, run=run, shown=inputs[:2], hidden=inputs[2:])

@@ -1,4 +1,7 @@
-"""Runs a handed-in function on the tests' inputs in a sandbox of its own; what it gave is compared outside."""
+"""The tool `python` of code_tests: run submitted code on the tests' inputs in a fresh sandbox session.
+
+The sandbox only evaluates `f(input)`; the results are compared here, so that the code never sees an expected value.
+"""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -12,16 +15,14 @@ from turnwise.tools.tool import ToolResult
 
 
 class ExerciseState(Protocol):
-    """What the environment shares: its exercise, and how many tries are left."""
+    """The part of `CodeTests` that the tool uses."""
 
     exercise: Exercise
 
-    def tried(self, share: float) -> tuple[bool, float]: ...
+    def record_submission(self, share: float) -> tuple[bool, float]: ...
 
 
 class SubmissionTool(PythonTool):
-    """The tool `python` of this environment: code is handed in, not just run."""
-
     @asynccontextmanager
     async def open(self, seed: int, state: Any) -> AsyncIterator["SubmissionSession"]:  # type: ignore[override]
         yield SubmissionSession(self, seed, state)
@@ -35,29 +36,28 @@ class SubmissionSession:
 
     async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
         exercise = self.env.exercise
-        session = await self.tool.session(self.seed)  # a new one each time: nothing of an earlier try is left
+        session = await self.tool.session(self.seed)  # a new one per submission: nothing carries over
         try:
-            given, result = await evaluate_expressions(
-                session, arguments["code"], [f"f({case!r})" for case in exercise.tests]
-            )
+            expressions = [f"f({case!r})" for case in exercise.tests]
+            results, run = await evaluate_expressions(session, arguments["code"], expressions)
         finally:
             session.close()
         passed = [
-            value.is_value(exercise.run(list(case)), same_type=True)
-            for value, case in zip(given, exercise.tests, strict=True)
+            result.is_value(exercise.run(list(case)), same_type=True)
+            for result, case in zip(results, exercise.tests, strict=True)
         ]
         share = sum(passed) / len(passed)
-        over, reward = self.env.tried(share)
-        text = _told(exercise, given, passed, result.error)
+        over, reward = self.env.record_submission(share)
+        text = _feedback(exercise, results, passed, run.error)
         return ToolResult(text=text, failed=share < 1, reward=reward, over=over, success=share == 1)
 
 
-def _told(exercise: Exercise, given: list[ExpressionResult], passed: list[bool], error: str | None) -> str:
-    """Of hidden tests only how many pass: their answers are not the agent's to see."""
+def _feedback(exercise: Exercise, results: list[ExpressionResult], passed: list[bool], error: str | None) -> str:
+    """The number of passed tests and the failures of shown tests; hidden tests are only counted."""
     lines = [f"{sum(passed)} of {len(passed)} tests pass."]
-    for case, value, fine in zip(exercise.shown, given, passed, strict=False):
-        if not fine:
-            lines.append(f"f({case}) gave {value.text[:200]}, expected {exercise.run(list(case))!r}")
+    for case, result, ok in zip(exercise.shown, results, passed, strict=False):
+        if not ok:
+            lines.append(f"f({case}) gave {result.text[:200]}, expected {exercise.run(list(case))!r}")
     if error and not any(passed):
         lines.append(error)
     return "\n".join(lines)

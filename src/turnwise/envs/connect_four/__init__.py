@@ -1,1 +1,1 @@
-"""Four in a row with pieces that fall, against a scripted opponent."""
+"""Connect four against a scripted opponent."""

@@ -1,4 +1,4 @@
-"""Connect four against an opponent that looks a few plies ahead as often as it is told to."""
+"""Connect four against an opponent that searches a few plies ahead."""
 
 import random
 from collections.abc import Mapping
@@ -10,24 +10,24 @@ from turnwise.config.section import Positive
 from turnwise.envs.connect_four.game import BoardGeometry, ConnectFourGame, best_moves
 from turnwise.envs.games.env import GameEnv, GameParams
 
-Side = Annotated[int, Field(ge=4, le=8)]
-Depth = Annotated[int, Field(ge=1, le=8)]
+BoardSize = Annotated[int, Field(ge=4, le=8)]
+SearchDepth = Annotated[int, Field(ge=1, le=8)]
 
 
 class ConnectFour(GameEnv):
     """Pieces fall to the bottom of a column. Get four in a row, column or diagonal before the opponent does."""
 
     class Params(GameParams):
-        rows: Side = 6
-        """4 to 8."""
-        columns: Side = 7
-        """4 to 8."""
-        depth: Depth = 4
-        """Plies (moves of either side) that the opponent's best moves look ahead, 1 to 8. It is not perfect."""
-        solver_depth: Depth = 6
-        """Plies that the solver looks ahead, 1 to 8. It is not perfect."""
+        rows: BoardSize = 6
+        """Rows of the board, 4 to 8."""
+        columns: BoardSize = 7
+        """Columns of the board, 4 to 8."""
+        depth: SearchDepth = 4
+        """Search depth of the opponent's best moves in plies, 1 to 8. It does not play perfectly."""
+        solver_depth: SearchDepth = 6
+        """Search depth of the solver in plies, 1 to 8. It does not play perfectly."""
         max_turns: Positive = 23
-        """Turns an episode, at most. A game of 6 rows and 7 columns takes 21 of them, an invalid answer one more."""
+        """Turns per episode, at most. A game on 6 x 7 takes up to 21; each invalid answer costs one more."""
 
         @property
         def longest_game(self) -> int:

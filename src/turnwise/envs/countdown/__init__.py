@@ -1,1 +1,1 @@
-"""Reach a target by calculating with a few numbers."""
+"""Reach a target number by combining a few numbers with + - * /."""

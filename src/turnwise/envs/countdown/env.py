@@ -1,4 +1,4 @@
-"""Countdown: a target, a few numbers, and an expression that makes the one of the others."""
+"""Countdown: write an expression of the given numbers that equals the target."""
 
 import random
 from typing import Annotated, Self
@@ -17,7 +17,7 @@ from turnwise.envs.countdown.puzzle import (
 )
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, goes_on, won
 
-Count = Annotated[int, Field(ge=2, le=6)]
+NumberCount = Annotated[int, Field(ge=2, le=6)]
 
 
 class Countdown(TextEnv):
@@ -27,23 +27,23 @@ class Countdown(TextEnv):
     max_turns = 1
 
     class Params(StrictParams):
-        fewest: Count = 3
-        """Numbers a puzzle has at least, 2 to 6."""
-        most: Count = 4
-        """Numbers a puzzle has at most, 2 to 6."""
+        fewest: NumberCount = 3
+        """Fewest numbers of a puzzle, 2 to 6."""
+        most: NumberCount = 4
+        """Most numbers of a puzzle, 2 to 6."""
         largest: Annotated[int, Field(ge=1, le=999)] = 99
-        """Numbers are drawn from 1 to this one."""
+        """Largest number of a puzzle; numbers are drawn from 1 to this."""
         smallest_target: Positive = 10
-        """Targets begin here."""
+        """Smallest target."""
         largest_target: Positive = 99
-        """Targets end here."""
+        """Largest target."""
         correct_reward: float = 1.0
-        """Of an episode in which the target was reached."""
+        """Reward of an episode that reaches the target."""
         close_reward: float = 0.1
-        """Of an episode that used the right numbers and only reached another value."""
+        """Reward of an episode that uses the numbers correctly but misses the target."""
 
         @model_validator(mode="after")
-        def _in_order(self) -> Self:
+        def _ranges_are_ordered(self) -> Self:
             if self.fewest > self.most:
                 raise ValueError("fewest is above most: lower it")
             if self.smallest_target > self.largest_target:
@@ -70,13 +70,13 @@ class Countdown(TextEnv):
         return self.observe()
 
     def step(self, action: str) -> Outcome:
-        """An episode earns what its best expression is worth: a second wrong value pays nothing more."""
+        """An episode earns the value of its best expression: a second wrong result pays nothing more."""
         expression = parse_expression(action)
         if not uses_each_at_most_once(numbers_in(expression), self.puzzle.numbers):
             return goes_on(f"Use only the numbers, each at most once.\n{self.observe()}")
         value = evaluate(expression)
-        worth = self.params.correct_reward if value == self.puzzle.target else self.params.close_reward
-        reward, self.earned = worth - self.earned, worth
+        earned = self.params.correct_reward if value == self.puzzle.target else self.params.close_reward
+        reward, self.earned = earned - self.earned, earned
         if value == self.puzzle.target:
             return won("Correct.", reward)
         return goes_on(f"That is {value}.\n{self.observe()}", reward)
@@ -96,5 +96,5 @@ class Countdown(TextEnv):
         return Picture(rows=(tuple(map(str, self.puzzle.numbers)),), caption=f"Target: {self.puzzle.target}")
 
     def state_key(self) -> str:
-        """What can still be earned belongs to the state."""
+        """The puzzle and the reward so far, which decides how much can still be earned."""
         return f"{self.observe()}\nEarned: {self.earned:g}"

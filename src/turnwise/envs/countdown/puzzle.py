@@ -1,4 +1,4 @@
-"""Expressions of whole numbers with + - * / and parentheses: read by hand, so no text can ever run as code."""
+"""Countdown puzzles: a parser for arithmetic expressions, and a generator that builds puzzles from solutions."""
 
 import random
 import re
@@ -9,42 +9,51 @@ from typing import NamedTuple
 
 from turnwise.core.errors import UserError
 
-LONGEST = 200
-"""Characters; far more than an expression of six numbers needs."""
+MAX_CHARS = 200
+"""Longest expression that is parsed; six numbers need far fewer characters."""
 PRIORITY = {"(": 0, "+": 1, "-": 1, "*": 2, "/": 2}
+NUMBER_PRIORITY = 3
+"""Priority of a single number, which never needs parentheses."""
 TOKEN = re.compile(r"[0-9]+|\S")
-SIGNS = str.maketrans("×÷", "*/")
+OPERATION_SIGNS = str.maketrans("×÷", "*/")
+GENERATION_ATTEMPTS = 200_000
+"""One attempt in eight succeeds with the default parameters, one in ten thousand when six numbers must reach one
+target."""
 
 Postfix = tuple[int | str, ...]
-"""Numbers, each operation after the two that it joins: (1 + 2) * 3 is 1 2 + 3 *."""
+"""Expression in postfix order: (1 + 2) * 3 is 1 2 + 3 *."""
 
 
 def parse_expression(text: str) -> Postfix:
-    """The expression in postfix order; a ValueError if it is none. No recursion: nesting cannot exhaust the stack."""
-    if len(text) > LONGEST:
-        raise ValueError("too long for an expression")
+    """Parse an expression of integers, + - * / and parentheses; raises ValueError if it is not one.
+
+    This is the shunting-yard algorithm: no `eval`, so text never runs as code, and no recursion, so deep nesting cannot
+    exhaust the stack.
+    """
+    if len(text) > MAX_CHARS:
+        raise ValueError("the expression is too long")
     output: list[int | str] = []
-    waiting: list[str] = []  # operations and parentheses whose right side is not complete
+    operators: list[str] = []  # including open parentheses
     number_next = True
-    for token in TOKEN.findall(text.translate(SIGNS)):
+    for token in TOKEN.findall(text.translate(OPERATION_SIGNS)):
         if number_next and token[0] in "0123456789":
             output.append(int(token))
             number_next = False
         elif number_next and token == "(":
-            waiting.append(token)
+            operators.append(token)
         elif not number_next and token in "+-*/":
-            while waiting and PRIORITY[waiting[-1]] >= PRIORITY[token]:
-                output.append(waiting.pop())
-            waiting.append(token)
+            while operators and PRIORITY[operators[-1]] >= PRIORITY[token]:
+                output.append(operators.pop())
+            operators.append(token)
             number_next = True
-        elif not number_next and token == ")" and "(" in waiting:
-            while (operation := waiting.pop()) != "(":
+        elif not number_next and token == ")" and "(" in operators:
+            while (operation := operators.pop()) != "(":
                 output.append(operation)
         else:
-            raise ValueError("no expression")
-    if number_next or "(" in waiting:
-        raise ValueError("the expression is not complete")
-    return (*output, *reversed(waiting))
+            raise ValueError("not an expression")
+    if number_next or "(" in operators:
+        raise ValueError("the expression is incomplete")
+    return (*output, *reversed(operators))
 
 
 def numbers_in(postfix: Postfix) -> list[int]:
@@ -52,7 +61,7 @@ def numbers_in(postfix: Postfix) -> list[int]:
 
 
 def evaluate(postfix: Postfix) -> Fraction:
-    """The exact value; a ValueError where a division by zero leaves it without one."""
+    """Return the exact value; raises ValueError on division by zero."""
     stack: list[Fraction] = []
     for item in postfix:
         if isinstance(item, int):
@@ -75,20 +84,14 @@ def apply_operation(left: Fraction, operation: str, right: Fraction) -> Fraction
     return left / right
 
 
-def uses_each_at_most_once(numbers: Sequence[int], given: Sequence[int]) -> bool:
-    """Whether `numbers` can be taken from `given`, each of those at most once."""
-    left = list(given)
+def uses_each_at_most_once(numbers: Sequence[int], available: Sequence[int]) -> bool:
+    """Whether `numbers` is a sub-multiset of `available`."""
+    remaining = list(available)
     for number in numbers:
-        if number not in left:
+        if number not in remaining:
             return False
-        left.remove(number)
+        remaining.remove(number)
     return True
-
-
-TRIES = 200_000
-"""One in eight is kept with the usual numbers and targets, one in ten thousand where six must make one target."""
-SINGLE = 3
-"""The priority of a number alone: it never needs parentheses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,34 +99,37 @@ class CountdownPuzzle:
     numbers: tuple[int, ...]
     target: int
     solution: str
-    """Uses every number; there may be shorter ones."""
+    """An expression that uses every number; shorter solutions may exist."""
 
 
 class Term(NamedTuple):
-    """A part of an expression while it is made."""
+    """A partial expression during generation."""
 
     text: str
     value: int
     priority: int
-    """Of its outermost operation."""
+    """Priority of the outermost operation."""
 
 
 def generate_puzzle(
     rng: random.Random, *, fewest: int, most: int, largest: int, targets: tuple[int, int]
 ) -> CountdownPuzzle:
-    """`fewest` to `most` numbers from 1 to `largest`, and a target that none of them is, between the two `targets`."""
+    """Combine `fewest` to `most` numbers from 1 to `largest` at random until the value is in the range `targets`.
+
+    The value becomes the target, so every puzzle has a solution. No number equals the target.
+    """
     count = rng.randint(fewest, most)
-    for _ in range(TRIES):
+    for _ in range(GENERATION_ATTEMPTS):
         numbers = tuple(rng.randint(1, largest) for _ in range(count))
-        whole = random_expression(rng, numbers)
-        if targets[0] <= whole.value <= targets[1] and whole.value not in numbers:
-            return CountdownPuzzle(numbers=numbers, target=whole.value, solution=whole.text)
-    raise UserError(f"found no target from {targets[0]} to {targets[1]}: widen the targets or raise largest")
+        expression = random_expression(rng, numbers)
+        if targets[0] <= expression.value <= targets[1] and expression.value not in numbers:
+            return CountdownPuzzle(numbers=numbers, target=expression.value, solution=expression.text)
+    raise UserError(f"found no target from {targets[0]} to {targets[1]}: widen the range of targets or raise largest")
 
 
 def random_expression(rng: random.Random, numbers: Sequence[int]) -> Term:
-    """An expression of all these numbers in a random order, with random operations and parentheses."""
-    terms = [Term(str(number), number, SINGLE) for number in numbers]
+    """Combine all these numbers in random order, with random operations and parentheses."""
+    terms = [Term(str(number), number, NUMBER_PRIORITY) for number in numbers]
     while len(terms) > 1:
         rng.shuffle(terms)
         terms.append(rng.choice(combine(terms.pop(), terms.pop())))
@@ -131,7 +137,7 @@ def random_expression(rng: random.Random, numbers: Sequence[int]) -> Term:
 
 
 def combine(left: Term, right: Term) -> list[Term]:
-    """What the two make by each operation that keeps to whole numbers from 1 up."""
+    """Apply each operation whose result is a positive integer."""
     values = {"+": left.value + right.value, "*": left.value * right.value}
     if left.value > right.value:
         values["-"] = left.value - right.value
@@ -141,8 +147,8 @@ def combine(left: Term, right: Term) -> list[Term]:
 
 
 def format_operation(left: Term, sign: str, right: Term) -> str:
-    """With parentheses where they are needed, and nowhere else."""
-    before = f"({left.text})" if left.priority < PRIORITY[sign] else left.text
-    bound = right.priority > PRIORITY[sign] or (right.priority == PRIORITY[sign] and sign in "+*")
-    after = right.text if bound else f"({right.text})"
-    return f"{before} {sign} {after}"
+    """Write the operation with parentheses only where they are needed."""
+    left_text = f"({left.text})" if left.priority < PRIORITY[sign] else left.text
+    binds = right.priority > PRIORITY[sign] or (right.priority == PRIORITY[sign] and sign in "+*")
+    right_text = right.text if binds else f"({right.text})"
+    return f"{left_text} {sign} {right_text}"

@@ -1,1 +1,1 @@
-"""Walk over the ice to the goal."""
+"""Cross a frozen lake to the goal without falling into a hole."""

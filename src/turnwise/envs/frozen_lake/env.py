@@ -1,4 +1,4 @@
-"""The frozen lake: a small grid, random maps, a goal to reach and holes to keep out of."""
+"""Frozen lake on random maps: reach the goal, avoid the holes; optionally slippery."""
 
 import random
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, goes_on, lost
 SYMBOLS = {"player": "P", "ice": "_", "hole": "O", "goal": "G", "player_in_hole": "X", "player_on_goal": "√"}
 
 
-def default_frozen_share(others: dict[str, Any]) -> float:
-    """The share of ice that published results use with and without slipping."""
-    return 0.8 if others["slippery"] else 0.9
+def default_frozen_share(params: dict[str, Any]) -> float:
+    """The share that published results use with and without slipping."""
+    return 0.8 if params["slippery"] else 0.9
 
 
 class FrozenLake(TextEnv):
@@ -34,11 +34,11 @@ class FrozenLake(TextEnv):
         size: Annotated[int, Field(ge=4, le=8)] = 4
         """Rows and columns, 4 to 8."""
         slippery: bool = False
-        """A third of the moves go as asked, a third to each side of it."""
+        """Moves slip: one third go as asked, one third to each side."""
         frozen: Annotated[Share, Field(default_factory=default_frozen_share)]
-        """The chance that a cell is ice; 0.9, or 0.8 when slippery, unless set."""
+        """Probability that a cell is ice rather than a hole. Default: 0.9, or 0.8 if slippery."""
         goal_reward: float = 1.0
-        """The only reward."""
+        """Reward of reaching the goal, the only reward."""
 
     params: Params
 
@@ -47,23 +47,23 @@ class FrozenLake(TextEnv):
         return "\n".join(line for line in (super().rules(), slip, legend(SYMBOLS)) if line)
 
     def reset(self, rng: random.Random) -> str:
-        self.lake = generate_lake(rng, size=self.params.size, frozen=self.params.frozen, longest=self.action_budget)
+        self.lake = generate_lake(rng, size=self.params.size, frozen=self.params.frozen, max_moves=self.action_budget)
         self.player = self.lake.start
         return self.state_key()
 
     def step(self, action: str) -> Outcome:
-        self.player = self.lake.after(self.player, self._slipped(action))
+        self.player = self.lake.move(self.player, self._slip(action))
         if self.player == self.lake.goal:
             return won(self.state_key(), self.params.goal_reward)
         return lost(self.state_key()) if self.player in self.lake.holes else goes_on(self.state_key())
 
-    def _slipped(self, move: str) -> str:
+    def _slip(self, move: str) -> str:
         if not self.params.slippery:
             return move
         return MOVES[(MOVES.index(move) + self.rng.choice((-1, 0, 1))) % len(MOVES)]
 
     def solve(self) -> list[str] | None:
-        """The shortest way if no move slips; on slippery ice, ask again after every move."""
+        """The shortest path without slipping; on slippery ice, call it again after every move."""
         return shortest_path(self.lake, self.player)
 
     def explain(self, actions: Sequence[str]) -> str:
@@ -78,11 +78,11 @@ class FrozenLake(TextEnv):
 
 @lru_cache(maxsize=4096)
 def draw_lake(lake: Lake, player: Cell) -> Picture:
-    """Asked for several times a turn, so it is kept for a while."""
+    """Cached: asked for several times per turn."""
     row, column = player
-    rows = list(lake.ground)
-    under = {"goal": "player_on_goal", "hole": "player_in_hole", "ice": "player"}[rows[row][column]]
-    rows[row] = (*rows[row][:column], under, *rows[row][column + 1 :])
+    rows = list(lake.cell_names)
+    name = {"goal": "player_on_goal", "hole": "player_in_hole", "ice": "player"}[rows[row][column]]
+    rows[row] = (*rows[row][:column], name, *rows[row][column + 1 :])
     return Picture(rows=tuple(rows))
 
 

@@ -1,4 +1,4 @@
-"""Lakes: made at random, and walked by the shortest way."""
+"""Frozen lake maps: random generation and shortest paths."""
 
 import random
 from collections import deque
@@ -9,7 +9,7 @@ from functools import cached_property
 from turnwise.envs.grid import Cell, neighbor
 
 MOVES = ("Left", "Down", "Right", "Up")
-"""In a circle: the neighbours of a move are the two that a slip may turn it into."""
+"""In circular order: slipping turns a move into one of its two neighbours."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,46 +19,46 @@ class Lake:
     goal: Cell
     holes: frozenset[Cell]
 
-    def after(self, cell: Cell, move: str) -> Cell:
-        """Where a move leads; over the edge it leads nowhere."""
-        row, column = neighbor(cell, move)
+    def move(self, cell: Cell, direction: str) -> Cell:
+        """Return the cell that a move from `cell` leads to; a move over the edge stays in place."""
+        row, column = neighbor(cell, direction)
         return (row, column) if 0 <= row < self.size and 0 <= column < self.size else cell
 
     @cached_property
-    def ground(self) -> tuple[tuple[str, ...], ...]:
-        """The name of every cell without the player; asked for at every move, so it is made once."""
+    def cell_names(self) -> tuple[tuple[str, ...], ...]:
+        """Names of all cells without the player. Cached: read at every move."""
         cells = range(self.size)
-        return tuple(tuple(self._name((row, column)) for column in cells) for row in cells)
+        return tuple(tuple(self._cell_name((row, column)) for column in cells) for row in cells)
 
-    def _name(self, cell: Cell) -> str:
+    def _cell_name(self, cell: Cell) -> str:
         return "goal" if cell == self.goal else "hole" if cell in self.holes else "ice"
 
 
-def generate_lake(rng: random.Random, *, size: int, frozen: float, longest: int) -> Lake:
-    """Draws lakes until the goal can be reached in `longest` moves: start and goal side by side come up often."""
+def generate_lake(rng: random.Random, *, size: int, frozen: float, max_moves: int) -> Lake:
+    """Draw lakes until the goal is within `max_moves` of the start. They may be neighbours."""
     cells = [(row, column) for row in range(size) for column in range(size)]
     while True:
         start, goal = rng.sample(cells, 2)
         holes = frozenset(cell for cell in cells if rng.random() >= frozen and cell not in (start, goal))
         lake = Lake(size=size, start=start, goal=goal, holes=holes)
-        way = shortest_path(lake, start)
-        if way is not None and len(way) <= longest:
+        path = shortest_path(lake, start)
+        if path is not None and len(path) <= max_moves:
             return lake
 
 
 def shortest_path(lake: Lake, start: Cell, moves: Sequence[str] = MOVES) -> list[str] | None:
-    """The shortest way from `start` to the goal if no move slips; None if there is none."""
+    """Find the shortest path to the goal by breadth-first search; None if there is none. Assumes no slipping."""
     if start in lake.holes:
         return None
-    ways: dict[Cell, list[str]] = {start: []}
+    paths: dict[Cell, list[str]] = {start: []}
     queue = deque([start])
     while queue:
         cell = queue.popleft()
         if cell == lake.goal:
-            return ways[cell]
+            return paths[cell]
         for move in moves:
-            after = lake.after(cell, move)
-            if after not in ways and after not in lake.holes:
-                ways[after] = [*ways[cell], move]
-                queue.append(after)
+            target = lake.move(cell, move)
+            if target not in paths and target not in lake.holes:
+                paths[target] = [*paths[cell], move]
+                queue.append(target)
     return None

@@ -1,1 +1,1 @@
-"""Slide and merge tiles up to a chosen one."""
+"""2048: slide and merge tiles until one reaches the target."""

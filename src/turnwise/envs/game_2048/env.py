@@ -1,4 +1,4 @@
-"""2048: slide tiles, merge equal ones, and come to the target tile before the board is full. Episodes are long."""
+"""2048: slide tiles and merge equal ones until a tile reaches the target. Episodes are long."""
 
 import copy
 import math
@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 from turnwise.config.section import Positive, Share
 from turnwise.core.messages import Picture
 from turnwise.envs.game_2048.game import (
-    BLANK,
+    EMPTY_BOARD,
     PLAYER_STYLES,
     SLIDES,
     Board,
@@ -27,7 +27,7 @@ from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, goes_on, lost
 SYMBOLS = {"empty": "_", **{str(2**power): str(2**power) for power in range(1, 12)}}
 
 
-def power_of_two(number: int) -> int:
+def check_power_of_two(number: int) -> int:
     if number.bit_count() != 1:
         below = 1 << number.bit_length() - 1
         raise ValueError(f"a tile is a power of two: choose {below} or {2 * below}")
@@ -35,13 +35,15 @@ def power_of_two(number: int) -> int:
 
 
 def moves_for(target: int) -> int:
-    """Moves in which a good player comes to the target whatever tiles come up: nearly all are 2, so target / 2 is
-    the least, and half as many again are for tiles that stand in the way."""
+    """Moves in which a good player reaches the target whatever tiles appear.
+
+    Nearly all new tiles are 2, so target / 2 is the minimum; half as many again allow for tiles in the way.
+    """
     return 3 * target // 4 + 4
 
 
-def default_max_turns(others: dict[str, Any]) -> int:
-    return moves_for(others["target"])
+def default_max_turns(params: dict[str, Any]) -> int:
+    return moves_for(params["target"])
 
 
 class Game2048(TextEnv):
@@ -50,25 +52,27 @@ class Game2048(TextEnv):
     action_names = tuple(SLIDES)
 
     class Params(StrictParams):
-        target: Annotated[int, Field(ge=8, le=2048), AfterValidator(power_of_two)] = 128
-        """The tile that wins, a power of two from 8 to 2048."""
+        target: Annotated[int, Field(ge=8, le=2048), AfterValidator(check_power_of_two)] = 128
+        """Tile that wins the game, a power of two from 8 to 2048."""
         four_chance: Share = 0.1
-        """The chance that a new tile is a 4 and not a 2."""
+        """Probability that a new tile is a 4 instead of a 2."""
         merge_reward: float = 0.1
-        """Times log2(merged + 1) for each move; merged is the sum of the tiles that its merging made."""
+        """Reward scale: a move pays this times log2(1 + sum of its merged tiles)."""
         max_turns: Annotated[int, Field(ge=1, default_factory=default_max_turns)]
-        """Turns an episode, at most; unless set, enough for the target: 3/4 of it and 4."""
+        """Turns per episode, at most. Default: 3/4 of the target plus 4, enough to reach it."""
         max_actions_per_turn: Positive = 1
-        """Actions a turn, at most."""
+        """Actions per turn, at most."""
         max_actions: Annotated[int | None, Field(ge=1)] = None
-        """Actions an episode, at most."""
+        """Actions per episode, at most; none: only the turns limit them."""
 
         @model_validator(mode="after")
-        def limits_allow_the_target(self) -> Self:
+        def _limits_allow_the_target(self) -> Self:
             budget = min(self.max_turns * self.max_actions_per_turn, self.max_actions or math.inf)
             if budget < moves_for(self.target):
-                mend = "raise max_turns and max_actions, or lower target"
-                raise ValueError(f"target {self.target} needs {moves_for(self.target)} actions, not {budget}: {mend}")
+                raise ValueError(
+                    f"target {self.target} needs {moves_for(self.target)} actions, and the limits allow {budget}: "
+                    "raise max_turns and max_actions, or lower target"
+                )
             return self
 
     params: Params
@@ -83,11 +87,11 @@ class Game2048(TextEnv):
 
     def reset(self, rng: random.Random) -> str:
         self.score = self.actions = 0
-        self.board = self._with_new_tile(self._with_new_tile(BLANK, rng), rng)
+        self.board = self._with_new_tile(self._with_new_tile(EMPTY_BOARD, rng), rng)
         return self.observe()
 
     def step(self, action: str) -> Outcome:
-        """A move that changes nothing is legal, brings no tile and costs only the turn."""
+        """A move that changes nothing is legal: it adds no tile and only costs the turn."""
         moved, merged = slide(self.board, action)
         self.actions += 1
         self.score += merged
@@ -101,16 +105,16 @@ class Game2048(TextEnv):
         return goes_on(self.observe(), reward) if can_move(self.board) else lost(self.observe(), reward)
 
     def solve(self) -> list[str] | None:
-        """What a scripted player does from here to the target, or the next one if the first does not come there.
+        """The moves of the first scripted player that reaches the target from here.
 
-        It plays on a copy of this member's luck, so the moves lead to success as they stand; each of them is chosen
-        from the board alone, without knowing what comes up.
+        New tiles come from a copy of this member's random stream, so the moves succeed exactly as planned; the player
+        chooses each of them from the board alone, without knowing the next tile.
         """
-        longest = self.action_budget - self.actions
+        max_moves = self.action_budget - self.actions
         target, four_chance = self.params.target, self.params.four_chance
         plans = (
             play_to_target(
-                self.board, copy.copy(self.rng), style, target=target, four_chance=four_chance, longest=longest
+                self.board, copy.copy(self.rng), style, target=target, four_chance=four_chance, max_moves=max_moves
             )
             for style in PLAYER_STYLES
         )
@@ -126,7 +130,7 @@ class Game2048(TextEnv):
         return Picture(rows=cell_names(self.board), caption=f"Score {self.score}")
 
     def state_key(self) -> str:
-        """The board without the score: what can come does not depend on it."""
+        """The board without the score, which does not influence what follows."""
         return board_text(self.board)
 
 
@@ -136,5 +140,5 @@ def cell_names(board: Board) -> tuple[tuple[str, ...], ...]:
 
 @lru_cache(maxsize=4096)
 def board_text(board: Board) -> str:
-    """Asked for several times a turn, so it is kept for a while."""
+    """Cached: asked for several times per turn."""
     return grid_text(cell_names(board), SYMBOLS)

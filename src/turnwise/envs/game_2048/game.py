@@ -1,4 +1,4 @@
-"""The board of 2048: how tiles slide and merge, and where new ones come up."""
+"""2048: how tiles slide, merge and appear, and a scripted player."""
 
 import random
 from dataclasses import dataclass
@@ -9,42 +9,42 @@ Row = tuple[int, ...]
 Board = tuple[Row, ...]
 """Four rows of four tiles; 0 is an empty cell."""
 
-BLANK: Board = ((0, 0, 0, 0),) * 4
+EMPTY_BOARD: Board = ((0, 0, 0, 0),) * 4
 
 SLIDES = {"Up": (True, False), "Right": (False, True), "Down": (True, True), "Left": (False, False)}
-"""move -> (whether columns slide, not rows; whether to their end, not to their start)"""
+"""move -> (slides columns rather than rows, slides towards the end rather than the start)"""
 
 
 def slide(board: Board, move: str) -> tuple[Board, int]:
-    """The board after a move, before a new tile comes up; and the sum of the tiles that merging made."""
-    upright, to_end = SLIDES[move]
-    lines = zip(*board, strict=True) if upright else board
+    """Return (board after a move and before the new tile, sum of the merged tiles)."""
+    by_columns, to_end = SLIDES[move]
+    lines = zip(*board, strict=True) if by_columns else board
     slides = [slide_line(line, to_end) for line in lines]
     moved = tuple(line for line, _ in slides)
-    return tuple(zip(*moved, strict=True)) if upright else moved, sum(merged for _, merged in slides)
+    return tuple(zip(*moved, strict=True)) if by_columns else moved, sum(merged for _, merged in slides)
 
 
 @lru_cache(maxsize=2**16)
 def slide_line(line: Row, to_end: bool) -> tuple[Row, int]:
-    """A row or column after a move, and the sum of what merging made: of three equal tiles the front two merge."""
+    """Return (row or column after a move, sum of the merged tiles). Of three equal tiles the front two merge."""
     if to_end:
-        turned, merged = slide_line(line[::-1], False)
-        return turned[::-1], merged
-    made: list[int] = []
-    merged, waiting = 0, 0  # waiting: the last tile, if it may still merge
+        mirrored, merged = slide_line(line[::-1], False)
+        return mirrored[::-1], merged
+    tiles: list[int] = []
+    merged, mergeable = 0, 0  # mergeable: the last tile, if it has not merged yet
     for tile in filter(None, line):
-        if tile == waiting:
-            made[-1] += tile
-            merged += made[-1]
-            waiting = 0
+        if tile == mergeable:
+            tiles[-1] += tile
+            merged += tiles[-1]
+            mergeable = 0
         else:
-            made.append(tile)
-            waiting = tile
-    return (*made, *(0 for _ in range(len(line) - len(made)))), merged
+            tiles.append(tile)
+            mergeable = tile
+    return (*tiles, *(0 for _ in range(len(line) - len(tiles)))), merged
 
 
 def with_new_tile(board: Board, rng: random.Random, *, four_chance: float) -> Board:
-    """A 4 or a 2 on one of the empty cells, each as likely as the others."""
+    """Put a 4, with probability `four_chance`, or a 2 on a random empty cell."""
     cell = rng.choice(empty_cells(board))
     return with_tile(board, cell, 4 if rng.random() < four_chance else 2)
 
@@ -67,66 +67,66 @@ def largest_tile(board: Board) -> int:
     return max(map(max, board))
 
 
-STUCK = -10_000.0
-"""The worth of a board on which nothing moves: less than that of any other."""
+STUCK_SCORE = -10_000.0
+"""Heuristic score of a board on which nothing moves: lower than any other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayerStyle:
     looks_ahead: bool
-    """Whether it thinks of the tile that comes up and of its next move: twenty times slower, and far better."""
-    room: float = 10.0
-    """What an empty cell is worth, against order."""
+    """Average over the next tile and take the best move after it: twenty times slower, and far stronger."""
+    empty_weight: float = 10.0
+    """Weight of an empty cell, relative to monotonic lines."""
 
 
 PLAYER_STYLES = (
     PlayerStyle(looks_ahead=False),
-    *(PlayerStyle(looks_ahead=True, room=room) for room in (10.0, 5.0, 15.0, 8.0, 20.0)),
+    *(PlayerStyle(looks_ahead=True, empty_weight=weight) for weight in (10.0, 5.0, 15.0, 8.0, 20.0)),
 )
-"""The fast one first. Which one wins is a matter of luck, so that where one fails another seldom does too."""
+"""The fast one first. Which style wins depends on the tiles that appear, so where one fails another usually wins."""
 
 
 def play_to_target(
-    board: Board, luck: random.Random, style: PlayerStyle, *, target: int, four_chance: float, longest: int
+    board: Board, rng: random.Random, style: PlayerStyle, *, target: int, four_chance: float, max_moves: int
 ) -> list[str] | None:
-    """The moves of a game to the target, with `luck` for new tiles; None if it ends before or takes over `longest`."""
+    """Play with `rng` for new tiles; return the moves to the target, or None if `max_moves` did not reach it."""
     moves: list[str] = []
-    while len(moves) < longest and (move := choose_move(board, style)):
+    while len(moves) < max_moves and (move := choose_move(board, style)):
         moves.append(move)
         board, _ = slide(board, move)
         if largest_tile(board) >= target:
             return moves
-        board = with_new_tile(board, luck, four_chance=four_chance)
+        board = with_new_tile(board, rng, four_chance=four_chance)
     return None
 
 
 @lru_cache(maxsize=2**14)
 def choose_move(board: Board, style: PlayerStyle) -> str | None:
-    """The move of the highest worth; None if nothing can move. Kept for a while: plans are asked for again."""
-    worths = {move: _worth(moved, style) for move in SLIDES if (moved := slide(board, move)[0]) != board}
-    return max(worths, key=worths.__getitem__, default=None)
+    """Return the move with the highest score; None if nothing can move. Cached: plans are requested repeatedly."""
+    scores = {move: _score(moved, style) for move in SLIDES if (moved := slide(board, move)[0]) != board}
+    return max(scores, key=scores.__getitem__, default=None)
 
 
-def _worth(board: Board, style: PlayerStyle) -> float:
+def _score(board: Board, style: PlayerStyle) -> float:
     if not style.looks_ahead:
-        return _look_of(board, style.room)
+        return _board_score(board, style.empty_weight)
     boards = [with_tile(board, cell, 2) for cell in empty_cells(board)]
-    return sum(_worth_of_best_move(new, style.room) for new in boards) / len(boards)
+    return sum(_best_move_score(new, style.empty_weight) for new in boards) / len(boards)
 
 
-def _worth_of_best_move(board: Board, room: float) -> float:
+def _best_move_score(board: Board, empty_weight: float) -> float:
     reachable = (slide(board, move)[0] for move in SLIDES)
-    return max((_look_of(moved, room) for moved in reachable if moved != board), default=STUCK)
+    return max((_board_score(moved, empty_weight) for moved in reachable if moved != board), default=STUCK_SCORE)
 
 
-def _look_of(board: Board, room: float) -> float:
-    return sum(_line_look(line, room) for line in (*board, *zip(*board, strict=True)))
+def _board_score(board: Board, empty_weight: float) -> float:
+    return sum(_line_score(line, empty_weight) for line in (*board, *zip(*board, strict=True)))
 
 
 @lru_cache(maxsize=2**16)
-def _line_look(line: Row, room: float) -> float:
-    """Empty cells are good; a line that goes up and down again is bad, the more so the larger its tiles."""
+def _line_score(line: Row, empty_weight: float) -> float:
+    """Reward empty cells; penalise a line that both rises and falls, the more the larger its tiles are."""
     sizes = [(tile.bit_length() - 1) ** 2 if tile else 0 for tile in line]
     steps = [second - first for first, second in pairwise(sizes)]
     rises, falls = sum(step for step in steps if step > 0), -sum(step for step in steps if step < 0)
-    return room * line.count(0) - min(rises, falls)
+    return empty_weight * line.count(0) - min(rises, falls)

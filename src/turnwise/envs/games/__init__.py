@@ -1,1 +1,1 @@
-"""What games of two players share: the protocol, a side's view, and play against a script."""
+"""Two-player games: rules, an environment against a scripted opponent, and self-play."""

@@ -1,4 +1,4 @@
-"""A game between two agents: each sits on one side of a table, and its seat is an environment of its own."""
+"""Self-play: two agents play one game, each through an environment of its own."""
 
 import asyncio
 import random
@@ -19,66 +19,66 @@ from turnwise.envs.runner import system_prompt
 from turnwise.envs.spec import EnvSpec
 
 BEGINS = ("agent", "opponent")
-"""By side, what the parameter `begins` of its task says: player 0 makes the first move."""
+"""Value of the task parameter `begins` by player: player 0 moves first."""
 
 
 def player_of(task: Task) -> int:
-    """Which side of a match this task is."""
+    """Return the player, 0 or 1, whose episode this task is."""
     return BEGINS.index(task.params["begins"])
 
 
-def as_player(task: Task, side: int) -> Task:
-    """The task of one side: those of the two differ in nothing else."""
-    return replace(task, params={**task.params, "begins": BEGINS[side]})
+def as_player(task: Task, player: int) -> Task:
+    """Return the same task for this player; the two players' tasks differ in nothing else."""
+    return replace(task, params={**task.params, "begins": BEGINS[player]})
 
 
 class SharedGame:
-    """The game that two seats share.
+    """The game that two `SelfPlayEnv`s share.
 
-    A side that leaves before the end, since its turns, tokens or time ran out, is played on at random: nobody waits for
-    one who is gone, and the other side has a whole game to learn from.
+    When a player leaves early, because its turns, tokens or time ran out, random moves replace it: the opponent does
+    not wait for it and still has a whole game to learn from.
     """
 
-    def __init__(self, game: Game, luck: random.Random) -> None:
+    def __init__(self, game: Game, rng: random.Random) -> None:
         self.game = game
-        self._luck = luck
+        self._rng = rng
         self._left: set[int] = set()
         self._moved = asyncio.Event()
 
     def play(self, move: str) -> None:
-        """The move of whose turn it is; a ValueError if it is no legal one."""
-        self.game = self.game.after(move)
-        self._go_on()
+        """Play the current player's move; raises ValueError if it is not legal."""
+        self.game = self.game.play(move)
+        self._advance()
 
-    def leave(self, side: int) -> None:
-        self._left.add(side)
-        self._go_on()
+    def leave(self, player: int) -> None:
+        self._left.add(player)
+        self._advance()
 
-    async def turn_of(self, side: int) -> None:
-        """Waits for the other side's move or the end of the game; unblocked by `play` and `leave`."""
-        while self.game.moves and self.game.player != side:
+    async def wait_for_turn(self, player: int) -> None:
+        """Wait until the opponent has moved or the game is over."""
+        while self.game.legal_moves and self.game.current_player != player:
             await self._moved.wait()
 
-    def _go_on(self) -> None:
-        while self.game.moves and self.game.player in self._left and len(self._left) == 1:
-            self.game = self.game.after(self._luck.choice(self.game.moves))
+    def _advance(self) -> None:
+        while self.game.legal_moves and self.game.current_player in self._left and len(self._left) == 1:
+            self.game = self.game.play(self._rng.choice(self.game.legal_moves))
         self._moved.set()
         self._moved = asyncio.Event()
 
 
 class SelfPlayEnv:
-    """One side's episode, in the words of the game's own environment; the opponent is whoever sits on the other side.
+    """One player's episode. Prompts and observations are those of the game's `GameEnv`.
 
-    A turn ends when the opponent has moved, so that what follows it is what there is to answer.
+    A step ends after the opponent's reply, so the next observation is the position to move in.
     """
 
-    def __init__(self, env: GameEnv, table: SharedGame, side: int) -> None:
-        self._env, self._table = env, table
+    def __init__(self, env: GameEnv, shared: SharedGame, player: int) -> None:
+        self._env, self._shared = env, shared
         self._turns = 0
-        env.side, env.game = side, table.game
+        env.player, env.game = player, shared.game
 
     async def start(self) -> Observation:
-        await self._opponent()
+        await self._wait_for_turn()
         messages = (system(system_prompt(self._env)), user(self._env.state_key()))
         return Observation(messages=messages, picture=self._env.draw())
 
@@ -86,55 +86,55 @@ class SelfPlayEnv:
         state = self._env.state_key()
         move, problem = self._play(action.content)
         if move:
-            await self._opponent()
+            await self._wait_for_turn()
         self._turns += 1
         outcome = self._env.outcome()
-        given_up = not outcome.over and self._turns >= self._env.max_turns
-        lines = [problem, outcome.text, "No turns left." if given_up else ""]
+        out_of_turns = not outcome.over and self._turns >= self._env.max_turns
+        lines = [problem, outcome.text, "No turns left." if out_of_turns else ""]
         return StepResult(
             messages=(user("\n".join(line for line in lines if line)),),
-            reward=self._env.params.loss_reward if given_up else outcome.reward,
+            reward=self._env.params.loss_reward if out_of_turns else outcome.reward,
             terminated=outcome.over,
-            truncated=given_up,
+            truncated=out_of_turns,
             success=outcome.success,
             invalid=bool(problem),
-            info=self._info(state, move, problem, outcome.success, given_up),
+            info=self._info(state, move, problem, outcome.success, out_of_turns),
             picture=self._env.draw(),
         )
 
     async def close(self) -> None:
-        self._table.leave(self._env.side)
+        self._shared.leave(self._env.player)
 
-    async def _opponent(self) -> None:
+    async def _wait_for_turn(self) -> None:
         with pause_own_clock():  # the opponent's time is measured in its own episode
-            await self._table.turn_of(self._env.side)
-        self._env.game = self._table.game
+            await self._shared.wait_for_turn(self._env.player)
+        self._env.game = self._shared.game
 
     def _play(self, text: str) -> tuple[str, str]:
-        """The move that was made, or else what is wrong with the answer."""
+        """Play the move in this answer; return (move, "") or ("", problem)."""
         answer = read_answer(text, several=False)
         if answer.problem:
             return "", answer.problem
         try:
             move = match_name(answer.actions[0], self._env.action_names)
-            self._table.play(move)
+            self._shared.play(move)
         except ValueError:
             return "", "Invalid action."
         return move, ""
 
-    def _info(self, state: str, move: str, problem: str, success: bool, given_up: bool) -> Mapping[str, Any]:
-        """As that of every environment, and how the game went once it is over."""
-        result = "loss" if given_up else result_for(self._env.game, self._env.side)
+    def _info(self, state: str, move: str, problem: str, success: bool, out_of_turns: bool) -> Mapping[str, Any]:
+        """The fields of every environment's turn and, once the game is over, `result`."""
+        result = "loss" if out_of_turns else result_for(self._env.game, self._env.player)
         info: dict[str, Any] = {"actions": [move] if move else [], "success": success, "state": state}
         if problem:
             info["problem"] = problem
         return info | ({"result": result} if result else {})
 
 
-def make_selfplay_envs(kind: EnvSpec, task: Task, member: int = 0, attempt: int = 0) -> tuple[SelfPlayEnv, SelfPlayEnv]:
-    """A fresh game and its two seats, by side; it begins as the task says, for all members the same."""
-    first, second = (kind.make(task, member, attempt).env for _ in range(2))
+def make_selfplay_envs(spec: EnvSpec, task: Task, member: int = 0, attempt: int = 0) -> tuple[SelfPlayEnv, SelfPlayEnv]:
+    """Start a game and return the environments of players 0 and 1. The opening depends on the task's seed alone."""
+    first, second = (spec.make(task, member, attempt).env for _ in range(2))
     if not (isinstance(first, GameEnv) and isinstance(second, GameEnv)):
-        raise UserError(f"{kind.name} is no game of two sides: self-play needs one, such as tic_tac_toe")
-    table = SharedGame(first.opening(stream("opening", task.env, task.seed)), luck=first.rng)
-    return SelfPlayEnv(first, table, 0), SelfPlayEnv(second, table, 1)
+        raise UserError(f"{spec.name} is not a two-player game. Self-play needs one, such as tic_tac_toe.")
+    shared = SharedGame(first.opening(stream("opening", task.env, task.seed)), first.rng)
+    return SelfPlayEnv(first, shared, 0), SelfPlayEnv(second, shared, 1)

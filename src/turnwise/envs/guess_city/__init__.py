@@ -1,1 +1,1 @@
-"""Find the city by questions of any kind."""
+"""Find the hidden city by asking free-form questions."""

@@ -1,4 +1,4 @@
-"""Guess my city: a city is hidden, and questions are answered in a few words."""
+"""Guess my city: questions about a hidden city are answered in a few words."""
 
 import csv
 from functools import cache
@@ -11,7 +11,7 @@ from turnwise.envs.guess_city.topics import TOPICS
 from turnwise.envs.guessing.env import GuessingGame
 from turnwise.envs.guessing.facts import FactTable, Secret
 
-NUM_WORDS = 150
+NUM_CITIES = 150
 
 
 class GuessCity(GuessingGame):
@@ -21,8 +21,8 @@ class GuessCity(GuessingGame):
     examples = "A question: Is it in Asia? A guess: Is it Atlantis?"
 
     class Params(GuessingGame.Params):
-        num_words: Annotated[int, Field(ge=5, le=NUM_WORDS)] = NUM_WORDS
-        """How many cities are in play."""
+        num_words: Annotated[int, Field(ge=5, le=NUM_CITIES)] = NUM_CITIES
+        """Number of cities in play, 5 to 150."""
 
     params: Params
 
@@ -33,7 +33,7 @@ class GuessCity(GuessingGame):
 
 @cache
 def load_cities() -> FactTable:
-    """One line a city: its name, other names behind a /, and a fact for each topic."""
+    """Read cities.csv: one line per city with its name, aliases after a /, and a fact for each topic."""
     text = (resources.files("turnwise.envs.guess_city") / "cities.csv").read_text(encoding="utf-8")
     return FactTable([parse_city(row) for row in csv.DictReader(text.splitlines())], TOPICS)
 

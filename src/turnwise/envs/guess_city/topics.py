@@ -1,4 +1,4 @@
-"""What may be asked of a city: topics, each with its question, how it is answered, and the phrases it is known by."""
+"""Topics of questions about a city: the question, the form of its answer, and the phrases that identify it."""
 
 from turnwise.envs.guessing.facts import Topic
 
@@ -110,4 +110,4 @@ TOPICS = (
         phrases=("island", "island country", "island nation", "islands"),
     ),
 )
-"""`country` has no question of its own: to be told the country would all but end the game."""
+"""`country` has no question of its own: its answer would all but end the game."""

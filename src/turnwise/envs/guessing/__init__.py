@@ -1,1 +1,1 @@
-"""Games of questions: a hidden word, an oracle that answers, a turn that costs."""
+"""Question games: the agent asks about a hidden word and guesses it; every turn costs."""

@@ -1,4 +1,4 @@
-"""The game of questions: ask or guess, and every turn costs until the guess is right."""
+"""`GuessingGame`: ask about a hidden word or guess it; every turn costs until the guess is right. And its solver."""
 
 import random
 from abc import abstractmethod
@@ -10,65 +10,53 @@ from typing import ClassVar, Literal
 from turnwise.core.errors import UserError
 from turnwise.core.messages import Picture
 from turnwise.core.task import Split
-from turnwise.envs.guessing.facts import (
-    NOT_UNDERSTOOD,
-    UNKNOWN,
-    AnsweredQuestion,
-    FactTable,
-    Guess,
-    Oracle,
-    TopicQuestion,
-)
+from turnwise.envs.guessing.facts import NOT_UNDERSTOOD, UNKNOWN, AnsweredQuestion, FactTable, Guess, TopicQuestion
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, goes_on, won
 
 SPLIT_FIFTHS: dict[Split, tuple[int, ...]] = {"train": (0, 1, 2), "validation": (3,), "test": (4,)}
-"""Which of every five words belong to a split, where words are not shared."""
+"""Word indices modulo five that belong to each split with `words = split`."""
 
 GUESS_SHARE = 0.2
-"""The share of guesses in random play."""
+"""Share of guesses in random play."""
 
 
 class GuessingGame(TextEnv):
-    """A subclass brings the table, the opening line and examples; `num_words` of its Params is as long as the table."""
+    """Subclasses provide the table, the first observation and the examples, and set the default of `num_words`."""
 
     max_turns = 20
     opening: ClassVar[str]
-    """The first observation."""
+    """First observation."""
     examples: ClassVar[str]
-    """Of a question and of a guess. The guess names nothing in the table, so that it never gives a secret away."""
+    """Example of a question and of a guess. The guess is not in the table, so that it reveals no secret."""
 
     class Params(StrictParams):
         num_words: int
-        """How many words are in play."""
+        """Number of words in play."""
         words: Literal["all", "split"] = "all"
-        """Split: 3/5 of the words are hidden in training, 1/5 in validation, 1/5 in the test, none in two of them."""
+        """Words that may be hidden: all, or split (train 3/5, validation 1/5, test 1/5 of them, without overlap)."""
         observation: Literal["all", "last"] = "all"
-        """All answers so far, or the last one alone."""
+        """Answers in the observation: all so far, or only the last."""
         turn_reward: float = -1.0
-        """Of every question and every wrong guess."""
+        """Reward of every question and every wrong guess."""
         success_reward: float = 0.0
-        """Of the right guess."""
+        """Reward of the right guess."""
 
     params: Params
 
     @classmethod
     @abstractmethod
     def table(cls) -> FactTable:
-        """What is known of all words; made once."""
-
-    def oracle(self) -> Oracle:
-        """Who answers."""
-        return self.table()
+        """Return the facts about all words. Cached by the subclass."""
 
     def rules(self) -> str:
-        pay = self.params
+        params = self.params
         return "\n".join(
             (
                 super().rules(),
                 f"What you may ask: {join_questions(question.text for question in self.table().questions)}",
                 f"I answer other questions with: {UNKNOWN}",
                 self.examples,
-                f"Reward {pay.turn_reward:g} a turn, {pay.success_reward:g} for the right guess.",
+                f"Reward {params.turn_reward:g} a turn, {params.success_reward:g} for the right guess.",
             )
         )
 
@@ -80,37 +68,37 @@ class GuessingGame(TextEnv):
                 f"{len(self.names)} words take up to {needed} questions and guesses, and the limits allow "
                 f"{self.action_budget}: raise env.params.max_turns or lower env.params.num_words"
             )
-        self.heard: list[AnsweredQuestion] = []
-        self.secret = rng.choice(self.hidden_words())
+        self.answered: list[AnsweredQuestion] = []
+        self.secret = rng.choice(self.candidate_words())
         return self.opening
 
-    def hidden_words(self) -> tuple[str, ...]:
-        """The words that may be hidden here."""
+    def candidate_words(self) -> tuple[str, ...]:
+        """Words that may be hidden in this episode's split."""
         if self.params.words == "all":
             return self.names
         if self.split is None:
-            raise UserError("env.params.words = split, and the split is not known: set split, or take words = all")
-        places = SPLIT_FIFTHS[self.split]
-        return tuple(name for place, name in enumerate(self.names) if place % 5 in places)
+            raise UserError('env.params.words = "split" needs a task with a split: set one, or use words = "all"')
+        fifths = SPLIT_FIFTHS[self.split]
+        return tuple(name for index, name in enumerate(self.names) if index % 5 in fifths)
 
     def step(self, action: str) -> Outcome:
-        """Any text is an action: what is not understood costs its turn, so that no nonsense is cheaper than asking."""
-        self.heard.append(self.oracle().answer(self.secret, action))
-        if self.table().guessed(action) == self.secret:
+        """Any text is an action. One that is not understood costs a turn: nonsense is no cheaper than asking."""
+        self.answered.append(self.table().answer(self.secret, action))
+        if self.table().parse_guess(action) == self.secret:
             return won(self._observation(), self.params.success_reward)
         return goes_on(self._observation(), self.params.turn_reward)
 
     @property
     def invalid_reward(self) -> float:
-        """As any turn: else twenty unreadable answers would be cheaper than three questions."""
+        """The same as for any turn: otherwise twenty invalid answers would cost less than three questions."""
         return self.params.turn_reward
 
     def _observation(self) -> str:
-        return self.state_key() if self.params.observation == "all" else str(self.heard[-1])
+        return self.state_key() if self.params.observation == "all" else str(self.answered[-1])
 
     def solve(self) -> list[str]:
-        left = consistent_names(self.oracle(), self.names, self.heard)
-        return winning_actions(self.table(), self.secret, left)
+        remaining = consistent_names(self.table(), self.names, self.answered)
+        return winning_actions(self.table(), self.secret, remaining)
 
     def random_action(self, rng: random.Random) -> str:
         if rng.random() < GUESS_SHARE:
@@ -118,15 +106,15 @@ class GuessingGame(TextEnv):
         return rng.choice(self.table().questions).text
 
     def draw(self) -> Picture | None:
-        rows = tuple((exchange.question, exchange.answer) for exchange in self.heard)
+        rows = tuple((answered.question, answered.answer) for answered in self.answered)
         return Picture(rows=rows) if rows else None
 
     def state_key(self) -> str:
-        return "\n".join(map(str, self.heard)) or self.opening
+        return "\n".join(map(str, self.answered)) or self.opening
 
 
 def join_questions(questions: Iterable[str]) -> str:
-    """Questions that begin with the same two words become one: "Is it alive, an animal, a plant?"."""
+    """Merge questions that share their first two words: "Is it alive, an animal, a plant?"."""
     endings: dict[str, list[str]] = {}
     for question in questions:
         first, second, rest = question.removesuffix("?").split(" ", 2)
@@ -137,48 +125,52 @@ def join_questions(questions: Iterable[str]) -> str:
 Names = frozenset[str]
 
 
-def winning_actions(table: FactTable, secret: str, left: Names) -> list[str]:
-    """What the player does while these names are left, up to the right guess."""
+def winning_actions(table: FactTable, secret: str, remaining: Names) -> list[str]:
+    """Return the solver's questions and guesses up to the right guess, if these names are possible.
+
+    The solver asks what splits the remaining names best. It uses the secret only through the table's answers.
+    """
     actions = list[str]()
-    while not actions or table.guessed(actions[-1]) != secret:
-        actions.append(next_action(table, left))
-        before, left = left, split_by_answer(table, left, actions[-1])[table.answer(secret, actions[-1]).answer]
-        if left == before and len(left) > 1:
-            raise ValueError(f"{actions[-1]!r} tells nothing: the player would ask it for ever")
+    while not actions or table.parse_guess(actions[-1]) != secret:
+        actions.append(next_action(table, remaining))
+        before = remaining
+        remaining = split_by_answer(table, remaining, actions[-1])[table.answer(secret, actions[-1]).answer]
+        if remaining == before and len(remaining) > 1:
+            raise ValueError(f"{actions[-1]!r} excludes no name: the solver would ask it forever")
     return actions
 
 
 @lru_cache(maxsize=4096)
-def next_action(table: FactTable, left: Names) -> str:
-    """Of two that are left one is guessed: to ask first would cost a turn and spare none."""
-    if len(left) <= 2:
-        return Guess(table.secrets[min(left)]).text
+def next_action(table: FactTable, remaining: Names) -> str:
+    """Guess when at most two names remain: another question would cost a turn and save none."""
+    if len(remaining) <= 2:
+        return Guess(table.secrets[min(remaining)]).text
 
-    def expected_left(question: TopicQuestion) -> int:
-        """How many are left after the answer, on average, times how many there are now."""
-        sizes = Counter(map(table.columns[question.topic.key].__getitem__, left))
+    def expected_remaining(question: TopicQuestion) -> int:
+        """Expected number of names after the answer, times the number now."""
+        sizes = Counter(map(table.columns[question.topic.key].__getitem__, remaining))
         return sum(size * size for size in sizes.values())
 
-    return min(table.questions, key=expected_left).text
+    return min(table.questions, key=expected_remaining).text
 
 
 @lru_cache(maxsize=4096)
-def split_by_answer(table: FactTable, left: Names, action: str) -> Mapping[str, Names]:
-    """Which names are left after each answer. It is kept: the player goes the same ways again and again."""
+def split_by_answer(table: FactTable, remaining: Names, action: str) -> Mapping[str, Names]:
+    """answer -> names that would get it. Cached: the solver takes the same paths again and again."""
     names: dict[str, list[str]] = {}
-    for name in left:
+    for name in remaining:
         names.setdefault(table.answer(name, action).answer, []).append(name)
-    return {answer: frozenset(agreed) for answer, agreed in names.items()}
+    return {answer: frozenset(group) for answer, group in names.items()}
 
 
-def consistent_names(oracle: Oracle, names: Iterable[str], heard: Iterable[AnsweredQuestion]) -> Names:
-    """The names of which the oracle would have said all of this."""
-    told = [exchange for exchange in heard if exchange != NOT_UNDERSTOOD]
-    return frozenset(name for name in names if all(oracle.answer(name, each.question) == each for each in told))
+def consistent_names(table: FactTable, names: Iterable[str], answered: Iterable[AnsweredQuestion]) -> Names:
+    """Return the names for which the table gives all of these answers."""
+    informative = [each for each in answered if each != NOT_UNDERSTOOD]
+    return frozenset(name for name in names if all(table.answer(name, each.question) == each for each in informative))
 
 
 @lru_cache(maxsize=64)
 def longest_game(table: FactTable, names: tuple[str, ...]) -> int:
-    """Actions that the player needs at worst if it knows that it is one of these names."""
-    everything = frozenset(names)
-    return max(len(winning_actions(table, name, everything)) for name in names)
+    """Return the most actions that the solver needs for any of these names."""
+    all_names = frozenset(names)
+    return max(len(winning_actions(table, name, all_names)) for name in names)

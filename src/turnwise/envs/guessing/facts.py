@@ -1,64 +1,42 @@
-"""Any text as plain words, and phrases found among them."""
+"""A table of facts that answers questions about a secret word, by text rules and without a model.
+
+Every secret has a fact for each topic. "Which continent is it on?" asks for the fact; "Is it in Europe?" asks whether
+the fact is one value. Yes-or-no questions are topics whose facts are Yes and No.
+"""
 
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from turnwise.core.random_streams import address
+
+UNKNOWN = "I do not know."
+MAX_CHARS = 200
+"""Longest text that is read as a question or guess."""
 
 Words = tuple[str, ...]
 Meaning = TypeVar("Meaning")
 
 _LEAD = "a an answer are be city could final guess i is it its mean my of say the thing think this would"
 LEAD_WORDS = frozenset(_LEAD.split())
-"""What may stand before a guess: "My guess is: the city of Paris"."""
+"""Words that may precede the name in a guess: "My guess is: the city of Paris"."""
 
-_GLUE = """
+_FILLER = """
 am any as at been being by can commonly did do does find for found from generally had has have in item keep kept kind
 known lie lies live lives located made me mostly normally object often on one ones or out people place please question
 situated some something sometimes sort tell that there they to town type typically us use used using usually was we
 what where which with you your
 """
-FILLER_WORDS = LEAD_WORDS | frozenset(_GLUE.split())
-"""Words that change nothing; any other word that belongs to no phrase makes a question one that is not understood."""
-
-
-def split_words(text: str) -> Words:
-    """Small letters and digits, no accents: "São Paulo?" gives ("sao", "paulo")."""
-    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower().replace("'", "")
-    return tuple(re.findall("[a-z0-9]+", plain))
-
-
-def strip_lead_words(words: Words) -> Words:
-    """What is guessed, if it is a guess; the words that only lead to it are gone."""
-    start = next((place for place, word in enumerate(words) if word not in LEAD_WORDS), len(words))
-    return words[start:]
-
-
-def find_phrases(words: Words, phrases: Mapping[Words, Meaning], longest: int) -> tuple[list[Meaning], list[str]]:
-    """The meanings of the phrases in it, the longest at each place, and the words that belong to none."""
-    found, others, place = list[Meaning](), list[str](), 0
-    while place < len(words):
-        for length in range(min(longest, len(words) - place), 0, -1):
-            if (phrase := words[place : place + length]) in phrases:
-                found.append(phrases[phrase])
-                break
-        else:
-            length = 1
-            others.append(words[place])
-        place += length
-    return found, others
-
-
-UNKNOWN = "I do not know."
+FILLER_WORDS = LEAD_WORDS | frozenset(_FILLER.split())
+"""Words without meaning here. A question with any other word outside of a known phrase is not understood."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnsweredQuestion:
-    """A question as it was understood, and its answer: a line of what the player knows."""
+    """A question as it was understood, with its answer."""
 
     question: str
     answer: str
@@ -70,23 +48,13 @@ class AnsweredQuestion:
 NOT_UNDERSTOOD = AnsweredQuestion("?", UNKNOWN)
 
 
-class Oracle(Protocol):
-    def answer(self, secret: str, text: str) -> AnsweredQuestion:
-        """What it says of this secret. `text` is a model's and may be anything."""
-        ...
-
-
-MAX_CHARACTERS = 200
-"""A longer text is no question; it is not looked at, whatever a model writes."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Secret:
     name: str
     facts: Mapping[str, str]
-    """topic -> fact"""
+    """topic key -> fact"""
     article: str = ""
-    """What stands before the name in a guess, with its space: "Is it " + "a " + "cat?"."""
+    """Article before the name in a guess, with its space: "Is it " + "a " + "cat?"."""
     aliases: tuple[str, ...] = ()
     """Other names that a guess may use."""
 
@@ -99,22 +67,22 @@ class Secret:
 class Topic:
     key: str
     phrases: tuple[str, ...]
-    """A question that names one of them is about this topic."""
+    """Phrases that mark a question as being about this topic."""
     question: str = ""
-    """Asks for the fact; empty where only single values may be asked for."""
+    """Question that asks for the fact; empty: only single values can be asked for."""
     answer: str = "{}."
-    """Tells the fact."""
+    """Template of the answer that states the fact."""
     value_question: str = ""
-    """Asks for one value; empty where there is no such question."""
+    """Template of a question about one value; empty: there is no such question."""
     synonyms: Mapping[str, str] = field(default_factory=dict)
-    """phrase -> the value that it means, besides the values' own words"""
+    """phrase -> value that it means, in addition to the values themselves"""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicQuestion:
     topic: Topic
     value: str | None = None
-    """None: the fact itself is asked for."""
+    """Value that is asked about; None asks for the fact itself."""
 
     @property
     def text(self) -> str:
@@ -140,69 +108,98 @@ class Guess:
 
 
 class FactTable:
-    """An `Oracle`. What it understood of a text is kept for a while, since the same questions come again and again."""
+    """Answers questions about any of its secrets."""
 
     def __init__(self, secrets: Sequence[Secret], topics: Sequence[Topic]) -> None:
         self.secrets = {secret.name: secret for secret in secrets}
         self.questions = tuple(TopicQuestion(topic) for topic in topics if topic.question)
         self.columns = {topic.key: {secret.name: secret.facts[topic.key] for secret in secrets} for topic in topics}
-        """topic -> name -> fact"""
+        """topic key -> name -> fact"""
         self.shuffled = tuple(sorted(self.secrets, key=address))
-        """The names in an order that no list's order shows through, equal in every process."""
+        """Names in a pseudo-random order that is the same in every process."""
         self._guesses = {strip_lead_words(split_words(name)): Guess(each) for each in secrets for name in each.names}
-        asked_by = _phrases(secrets, topics)
-        self._own_words = {split_words(each.text): each for each in (*self.questions, *asked_by.values()) if each.text}
-        self._phrases: dict[Words, TopicQuestion | Guess] = {**asked_by, **self._guesses}
-        self._longest = max(map(len, self._phrases))
-        self._read_again = lru_cache(maxsize=4096)(self._read)
+        question_phrases = _question_phrases(secrets, topics)
+        self._full_texts = {
+            split_words(each.text): each for each in (*self.questions, *question_phrases.values()) if each.text
+        }
+        self._phrases: dict[Words, TopicQuestion | Guess] = {**question_phrases, **self._guesses}
+        self._longest_phrase = max(map(len, self._phrases))
+        self._parse_cached = lru_cache(maxsize=4096)(self._parse)  # the same questions come again and again
         self._check()
 
     def _check(self) -> None:
-        """A player would ask for ever where a question is misread, or where no question tells two secrets apart."""
+        """Reject a table in which a question is misread or two secrets cannot be told apart: a player would loop."""
         meanings: list[TopicQuestion | Guess] = [*self.questions, *map(Guess, self.secrets.values())]
-        for meant in meanings:
-            if self.read(meant.text) != meant:
-                raise ValueError(f"{meant.text!r} is not read as what it is")
-        told = {tuple(question.answer(secret) for question in self.questions) for secret in self.secrets.values()}
-        if len(told) < len(self.secrets):
-            raise ValueError("two secrets get the same answers to all questions")
+        for meaning in meanings:
+            if self.parse(meaning.text) != meaning:
+                raise ValueError(f"{meaning.text!r} is not parsed as itself")
+        answers = {tuple(question.answer(secret) for question in self.questions) for secret in self.secrets.values()}
+        if len(answers) < len(self.secrets):
+            raise ValueError("two secrets have the same answers to all questions")
 
     def answer(self, secret: str, text: str) -> AnsweredQuestion:
-        meant = self.read(text)
-        return AnsweredQuestion(meant.text, meant.answer(self.secrets[secret])) if meant else NOT_UNDERSTOOD
+        """Answer any text about this secret."""
+        meaning = self.parse(text)
+        return AnsweredQuestion(meaning.text, meaning.answer(self.secrets[secret])) if meaning else NOT_UNDERSTOOD
 
-    def guessed(self, text: str) -> str | None:
-        """The name that this text guesses; None if it is no guess."""
-        meant = self.read(text)
-        return meant.secret.name if isinstance(meant, Guess) else None
+    def parse_guess(self, text: str) -> str | None:
+        """Return the name that this text guesses; None if it is not a guess."""
+        meaning = self.parse(text)
+        return meaning.secret.name if isinstance(meaning, Guess) else None
 
-    def read(self, text: str) -> TopicQuestion | Guess | None:
-        """What was meant; None if that is not clear."""
-        return self._read_again(text) if len(text) <= MAX_CHARACTERS else None
+    def parse(self, text: str) -> TopicQuestion | Guess | None:
+        """Return the meaning of a text; None if it is unclear."""
+        return self._parse_cached(text) if len(text) <= MAX_CHARS else None
 
-    def _read(self, text: str) -> TopicQuestion | Guess | None:
-        """A guess is a name and nothing else. A question is about one topic, and no word in it is strange."""
+    def _parse(self, text: str) -> TopicQuestion | Guess | None:
+        """A guess is a name and nothing else. A question is about one topic and has no unknown word."""
         words = split_words(text)
-        known = self._own_words.get(words) or self._guesses.get(strip_lead_words(words))
+        known = self._full_texts.get(words) or self._guesses.get(strip_lead_words(words))
         if known:
             return known
-        found, others = find_phrases(words, self._phrases, self._longest)
+        found, others = find_phrases(words, self._phrases, self._longest_phrase)
         questions = {each for each in found if isinstance(each, TopicQuestion)}
         names_a_secret = len(questions) < len(set(found))
         if names_a_secret or not FILLER_WORDS.issuperset(others) or len({each.topic for each in questions}) != 1:
             return None
-        narrow = [each for each in questions if each.value is not None] or list(questions)
-        return narrow[0] if len(narrow) == 1 else None
+        specific = [each for each in questions if each.value is not None] or list(questions)
+        return specific[0] if len(specific) == 1 else None
 
 
-def _phrases(secrets: Sequence[Secret], topics: Sequence[Topic]) -> dict[Words, TopicQuestion]:
-    """What each phrase asks for: a topic's fact, or whether it is one value."""
+def _question_phrases(secrets: Sequence[Secret], topics: Sequence[Topic]) -> dict[Words, TopicQuestion]:
+    """phrase -> the question that it asks"""
     phrases: dict[Words, TopicQuestion] = {}
     for topic in topics:
         phrases |= {split_words(phrase): TopicQuestion(topic) for phrase in topic.phrases}
         if topic.value_question:
-            meant = {secret.facts[topic.key]: secret.facts[topic.key] for secret in secrets} | dict(topic.synonyms)
+            values = {secret.facts[topic.key]: secret.facts[topic.key] for secret in secrets} | dict(topic.synonyms)
             phrases |= {
-                strip_lead_words(split_words(phrase)): TopicQuestion(topic, value) for phrase, value in meant.items()
+                strip_lead_words(split_words(phrase)): TopicQuestion(topic, value) for phrase, value in values.items()
             }
     return phrases
+
+
+def split_words(text: str) -> Words:
+    """Lower-case ASCII words without accents: "São Paulo?" gives ("sao", "paulo")."""
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower().replace("'", "")
+    return tuple(re.findall("[a-z0-9]+", plain))
+
+
+def strip_lead_words(words: Words) -> Words:
+    start = next((index for index, word in enumerate(words) if word not in LEAD_WORDS), len(words))
+    return words[start:]
+
+
+def find_phrases(words: Words, phrases: Mapping[Words, Meaning], longest: int) -> tuple[list[Meaning], list[str]]:
+    """Return (meanings of the phrases, longest match first at each position; words outside of any phrase)."""
+    found, others, index = list[Meaning](), list[str](), 0
+    while index < len(words):
+        for length in range(min(longest, len(words) - index), 0, -1):
+            if (phrase := words[index : index + length]) in phrases:
+                found.append(phrases[phrase])
+                break
+        else:
+            length = 1
+            others.append(words[index])
+        index += length
+    return found, others

@@ -1,1 +1,1 @@
-"""A number that only a tool knows."""
+"""Look up a number that only a tool knows."""

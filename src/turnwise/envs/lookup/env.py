@@ -1,4 +1,4 @@
-"""The lookup: only a tool knows the answer, so an agent must learn to ask, and to say what it heard."""
+"""Lookup: only a tool knows the answer, so the agent must learn to call it and repeat what it returns."""
 
 import random
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ def room(name: str, state: "Lookup") -> ToolResult:
     """The room of a person."""
     if name not in state.rooms:
         raise ToolError(f"Nobody is called {name[:20]}.")
-    news = name == state.asked and not state.knows  # asking again is paid nothing
-    state.knows = state.knows or news
-    return ToolResult(text=state.rooms[name], reward=state.params.call_reward * news)
+    found = name == state.person and not state.found  # a repeated call pays nothing
+    state.found = state.found or found
+    return ToolResult(text=state.rooms[name], reward=state.params.call_reward * found)
 
 
 class Lookup(ToolEnv):
@@ -33,11 +33,11 @@ class Lookup(ToolEnv):
 
     class Params(ToolEnv.Params):
         style: Style = "answer"
-        """How calls are written; the plain way suits small models."""
+        """How calls are written; answer suits small models."""
         people: Annotated[int, Field(ge=1, le=len(NAMES))] = 4
-        """Of whom one is asked for."""
+        """People with a room, 1 to 8; the question is about one of them."""
         call_reward: float = 0.0
-        """Process reward of a call that asks for the right person."""
+        """Process reward of the first call for the right person."""
 
     params: Params
 
@@ -50,12 +50,12 @@ class Lookup(ToolEnv):
 
     def reset(self, rng: random.Random) -> str:
         self.rooms = {name: rng.choice(NUMBERS) for name in NAMES[: self.params.people]}
-        self.asked = rng.choice(list(self.rooms))
-        self.knows = False
-        return f"Room of {self.asked}?"
+        self.person = rng.choice(list(self.rooms))
+        self.found = False
+        return f"Room of {self.person}?"
 
     def step(self, action: str) -> Outcome:
-        right = self.rooms[self.asked]
+        right = self.rooms[self.person]
         return won("Right.") if action == right else lost(f"No, {right}.")
 
     def random_answer(self, rng: random.Random) -> str:
@@ -64,7 +64,7 @@ class Lookup(ToolEnv):
         return format_answer([rng.choice(NUMBERS)])
 
     def solve(self) -> list[str]:
-        return [self.rooms[self.asked] if self.knows else self.call("room", name=self.asked)]
+        return [self.rooms[self.person] if self.found else self.call("room", name=self.person)]
 
     def draw(self) -> Picture:
-        return Picture(rows=((f"Room of {self.asked}?",),))
+        return Picture(rows=((f"Room of {self.person}?",),))

@@ -1,1 +1,1 @@
-"""Problems that are easy with code and hard without."""
+"""Math problems that are easy with code and hard without."""

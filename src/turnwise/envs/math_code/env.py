@@ -1,4 +1,4 @@
-"""math_code: a problem, an interpreter, and a few runs of it."""
+"""math_code: solve a math problem with a Python interpreter as a tool."""
 
 import random
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ class MathCode(ToolEnv):
 
     class Params(ToolEnv.Params):
         style: Style = "python"
-        """How code is written: in fenced blocks, or as a call of the tool python."""
+        """How code is written: python (fenced blocks), or as a call of the tool `python` in another style."""
         level: Annotated[int, Field(ge=1, le=3)] = 2
-        """How large numbers are, and how many steps it takes."""
+        """Difficulty, 1 to 3: larger numbers and more steps."""
         timeout_s: Annotated[float, Field(gt=0, le=600)] = 5.0
-        """Of one run."""
+        """Time limit of one run in seconds."""
         memory_mb: Annotated[int, Field(ge=64)] = 1024
-        """Of one episode's interpreter."""
+        """Memory limit of an episode's interpreter in MiB."""
 
     params: Params
 
@@ -45,7 +45,7 @@ class MathCode(ToolEnv):
         return won("Right.") if equal(action, self.problem.answer) else lost("Wrong.")
 
     def solve(self) -> list[str]:
-        """The program first, then what it printed."""
+        """Run the program first, then answer with what it printed."""
         if self.ran:
             return [str(self.problem.answer)]
         self.ran = True

@@ -1,4 +1,4 @@
-"""Problems with their exact answers and a program that finds each: arithmetic, words, equations, whole numbers."""
+"""Problem generators: arithmetic, word problems, equations and number theory, with exact answers and programs."""
 
 import math
 import random
@@ -12,28 +12,28 @@ class Problem:
     question: str
     answer: Fraction
     code: str
-    """Prints the answer."""
+    """Program that prints the answer."""
 
 
-def _size(rng: random.Random, level: int) -> int:
-    """A number that grows with the level: one digit, two or three, four."""
+def _draw_number(rng: random.Random, level: int) -> int:
+    """Draw a number of one digit (level 1), two or three (level 2) or four (level 3)."""
     low, high = ((2, 9), (11, 400), (1000, 9999))[level - 1]
     return rng.randint(low, high)
 
 
 def expression(rng: random.Random, level: int) -> Problem:
-    text, value = str(start := _size(rng, level)), Fraction(start)
+    text, value = str(start := _draw_number(rng, level)), Fraction(start)
     for _ in range(level + 1):
-        number = _size(rng, level)
+        number = _draw_number(rng, level)
         match rng.choice("+-*" if level < 3 else "+-*/"):
             case "+":
                 text, value = f"{text} + {number}", value + number
             case "-":
                 text, value = f"{text} - {number}", value - number
             case "*":
-                text, value = f"{_joined(text)} * {number}", value * number
+                text, value = f"{_parenthesize(text)} * {number}", value * number
             case _:
-                text, value = f"{_joined(text)} / {number}", value / number
+                text, value = f"{_parenthesize(text)} / {number}", value / number
     if "/" not in text:
         return Problem(question=f"What is {text}?", answer=value, code=f"print({text})")
     exact = text.replace(str(start), f"Fraction({start})", 1)
@@ -41,12 +41,12 @@ def expression(rng: random.Random, level: int) -> Problem:
     return Problem(question=f"What is {text}, as a fraction?", answer=value, code=code)
 
 
-def _joined(text: str) -> str:
+def _parenthesize(text: str) -> str:
     return f"({text})" if " " in text else text
 
 
 def shopping(rng: random.Random, level: int) -> Problem:
-    price, count, paid = _size(rng, level), rng.randint(2, 9 * level), _size(rng, level)
+    price, count, paid = _draw_number(rng, level), rng.randint(2, 9 * level), _draw_number(rng, level)
     back = paid + price * count
     return Problem(
         question=f"A lamp costs {price} coins. Ida buys {count} lamps and pays with {back} coins. How many coins come "
@@ -57,7 +57,7 @@ def shopping(rng: random.Random, level: int) -> Problem:
 
 
 def journey(rng: random.Random, level: int) -> Problem:
-    first, second, hours = _size(rng, level), _size(rng, level), rng.randint(2, 5 * level)
+    first, second, hours = _draw_number(rng, level), _draw_number(rng, level), rng.randint(2, 5 * level)
     return Problem(
         question=f"Two trains leave a town in opposite directions, at {first} and {second} km an hour. How many km "
         f"apart are they after {hours} hours?",
@@ -67,7 +67,7 @@ def journey(rng: random.Random, level: int) -> Problem:
 
 
 def sharing(rng: random.Random, level: int) -> Problem:
-    people, each = rng.randint(3, 10 * level), _size(rng, level)
+    people, each = rng.randint(3, 10 * level), _draw_number(rng, level)
     total = people * each + rng.randrange(people)
     return Problem(
         question=f"{people} friends share {total} nuts, as many for each as can be. How many nuts are left over?",
@@ -77,8 +77,12 @@ def sharing(rng: random.Random, level: int) -> Problem:
 
 
 def equation(rng: random.Random, level: int) -> Problem:
-    x, factor, other = _size(rng, level) * rng.choice((1, -1)), rng.randint(2, 9 * level), rng.randint(2, 9 * level)
-    add = _size(rng, level)
+    x, factor, other = (
+        _draw_number(rng, level) * rng.choice((1, -1)),
+        rng.randint(2, 9 * level),
+        rng.randint(2, 9 * level),
+    )
+    add = _draw_number(rng, level)
     right = factor * x + add - other * x
     moved = f"{factor}x + {add} = {other}x {'+' if right >= 0 else '-'} {abs(right)}"
     if factor == other:
@@ -109,11 +113,11 @@ def power(rng: random.Random, level: int) -> Problem:
 
 
 def progression(rng: random.Random, level: int) -> Problem:
-    first, step, count = _size(rng, level), rng.randint(2, 9), rng.randint(5, 15 * level)
+    first, step, count = _draw_number(rng, level), rng.randint(2, 9), rng.randint(5, 15 * level)
     return Problem(
         question=f"A row begins with {first} and every number is {step} more than the one before. What is the sum of "
         f"its first {count} numbers?",
-        answer=Fraction(sum(first + step * place for place in range(count))),
+        answer=Fraction(sum(first + step * index for index in range(count))),
         code=f"print(sum({first} + {step} * i for i in range({count})))",
     )
 

@@ -1,1 +1,1 @@
-"""Turn a scrambled 2x2 cube back."""
+"""Solve a scrambled 2x2 Rubik's cube."""

@@ -1,7 +1,7 @@
-"""The 2x2 cube: where its stickers are and what a turn of a face does to them.
+"""The 2x2 cube: face turns, shortest solutions, and scrambles of an exact depth.
 
-A state lists 24 colours: the faces in the order of `FACES`, each row by row as one sees it from outside, with the faces
-as they lie in the unfolded cube:
+A state lists 24 colours: the faces in the order of `FACES`, each row by row as seen from outside, with the faces as in
+the unfolded cube:
 
       U
     L F R B
@@ -25,48 +25,50 @@ FACES: dict[str, tuple[Vector, Vector, Vector]] = {
     "F": ((0, 0, 1), (1, 0, 0), (0, -1, 0)),
     "B": ((0, 0, -1), (-1, 0, 0), (0, -1, 0)),
 }
-"""face -> (where it looks, where its right is, where its bottom is); x to the right, y up, z to the front"""
+"""face -> (normal, direction of its right, direction of its bottom); x points right, y up, z to the front"""
 
 STICKERS: list[tuple[Vector, Vector]] = [
-    (tuple(x + side * y + height * z for x, y, z in zip(look, right, bottom, strict=True)), look)
-    for look, right, bottom in FACES.values()
+    (tuple(x + side * y + height * z for x, y, z in zip(normal, right, bottom, strict=True)), normal)
+    for normal, right, bottom in FACES.values()
     for height in (-1, 1)
     for side in (-1, 1)
 ]
-"""(the corner that it is on, where it looks), in the order of a state"""
+"""(corner of the sticker, normal of its face) in the order of a state"""
 
 COLOURS = ("white", "yellow", "orange", "red", "green", "blue")
 SOLVED: CubeState = tuple(colour for colour in COLOURS for _ in range(4))
-"""As one usually holds it: white on U, green on F."""
+"""In the usual orientation: white on U, green on F."""
 
 
-def _along(vector: Vector, axis: Vector) -> int:
+def _dot(vector: Vector, axis: Vector) -> int:
     return sum(a * b for a, b in zip(vector, axis, strict=True))
 
 
-def _turned(vector: Vector, axis: Vector) -> Vector:
-    """After a quarter turn around the axis, clockwise for someone whom the axis points at."""
+def _rotate(vector: Vector, axis: Vector) -> Vector:
+    """Rotate by a quarter turn around the axis, clockwise as seen from outside."""
     (a, b, c), (x, y, z) = vector, axis
-    across = (b * z - c * y, c * x - a * z, a * y - b * x)
-    return tuple(_along(vector, axis) * keep + part for keep, part in zip(axis, across, strict=True))
+    cross = (b * z - c * y, c * x - a * z, a * y - b * x)
+    return tuple(_dot(vector, axis) * along + across for along, across in zip(axis, cross, strict=True))
 
 
-def _sources(face: str, quarters: int) -> list[int]:
-    """For each place of a state, the place from which a turn of this face brings its sticker."""
+def _permutation(face: str, quarter_turns: int) -> list[int]:
+    """For each index of the new state, the index in the old state that its sticker comes from."""
     axis = FACES[face][0]
     sources = list(range(len(STICKERS)))
-    for place, (corner, look) in enumerate(STICKERS):
-        if _along(corner, axis) == 1:
-            for _ in range(quarters):
-                corner, look = _turned(corner, axis), _turned(look, axis)
-            sources[STICKERS.index((corner, look))] = place
+    for index, (corner, normal) in enumerate(STICKERS):
+        if _dot(corner, axis) == 1:
+            for _ in range(quarter_turns):
+                corner, normal = _rotate(corner, axis), _rotate(normal, axis)
+            sources[STICKERS.index((corner, normal))] = index
     return sources
 
 
 MOVES = {
-    f"{face}{mark}": itemgetter(*_sources(face, quarters)) for face in FACES for mark, quarters in (("", 1), ("'", 3))
+    f"{face}{mark}": itemgetter(*_permutation(face, quarter_turns))
+    for face in FACES
+    for mark, quarter_turns in (("", 1), ("'", 3))
 }
-"""name -> the state before to the state after; a quarter turn of a face, clockwise or, with ', the other way"""
+"""move -> function from the old state to the new one; a quarter turn of a face, clockwise or, with ', the other way"""
 
 
 def turn_faces(state: CubeState, *moves: str) -> CubeState:
@@ -76,85 +78,95 @@ def turn_faces(state: CubeState, *moves: str) -> CubeState:
 
 
 def is_solved(state: CubeState) -> bool:
-    """Whether each face has one colour, however the cube is held."""
-    return all(state[place : place + 4].count(state[place]) == 4 for place in range(0, len(state), 4))
+    """Whether each face has one colour, in any orientation of the cube."""
+    return all(state[start : start + 4].count(state[start]) == 4 for start in range(0, len(state), 4))
 
 
-def recolor(state: CubeState, names: Mapping[str, str]) -> CubeState:
-    """With other colours. A move does not ask for colours: what solves the one cube solves the other."""
-    return tuple(map(names.__getitem__, state))
+def recolour(state: CubeState, colours: Mapping[str, str]) -> CubeState:
+    """Replace the colours. Moves ignore colours, so both cubes have the same solutions."""
+    return tuple(map(colours.__getitem__, state))
 
 
-def _holds() -> list[CubeState]:
-    holds = [SOLVED]
-    for hold in holds:  # grows while we walk it, until turning the whole cube gives nothing new
+def _orientations() -> list[CubeState]:
+    found = [SOLVED]
+    for state in found:  # grows during the loop, until rotating the whole cube gives nothing new
         for both_layers in (("U", "D'"), ("R", "L'")):
-            if (other := turn_faces(hold, *both_layers)) not in holds:
-                holds.append(other)
-    return holds
+            if (rotated := turn_faces(state, *both_layers)) not in found:
+                found.append(rotated)
+    return found
 
 
-ORIENTATIONS: list[CubeState] = _holds()
-"""The solved cube in the 24 ways to hold it."""
+ORIENTATIONS: list[CubeState] = _orientations()
+"""The solved cube in its 24 orientations."""
 
+# Turning D is the same as turning U and then the whole cube, and the orientation of the cube does not matter. So the
+# moves of U, R and F are enough, and the corner of D, L and B never moves. The colours of that corner identify the
+# orientation; recoloured to those of the solved cube, all orientations share one table of distances.
 
 MAX_DEPTH = 6
-"""Cubes within so many turns of solved are kept: 11,913 of the 3.7 million."""
+"""Depth of the distance table: 11,913 of the 3.7 million states."""
 
-STEPS = {name: move for name, move in MOVES.items() if name[0] in "URF"}
-CORNER = [place for place, (corner, _) in enumerate(STICKERS) if corner == (-1, -1, -1)]
-"""The places of the stickers of D, L and B's corner."""
-HOME = {tuple(hold[place] for place in CORNER): dict(zip(hold, SOLVED, strict=True)) for hold in ORIENTATIONS}
-"""colours of that corner -> names that make it the solved cube's"""
+SOLVER_MOVES = {name: move for name, move in MOVES.items() if name[0] in "URF"}
+FIXED_CORNER = [index for index, (corner, _) in enumerate(STICKERS) if corner == (-1, -1, -1)]
+"""Indices of the stickers on the corner of D, L and B."""
+TO_STANDARD = {
+    tuple(orientation[index] for index in FIXED_CORNER): dict(zip(orientation, SOLVED, strict=True))
+    for orientation in ORIENTATIONS
+}
+"""colours of the fixed corner -> recolouring to the usual orientation"""
 
 
 @cache
 def cubes_by_distance() -> list[list[CubeState]]:
-    """At index n the cubes whose shortest solution has n turns, the corner of D, L and B as in the solved cube."""
+    """At index n, the cubes in the usual orientation whose shortest solution has n moves."""
     found, seen = [[SOLVED]], {SOLVED}
     for _ in range(MAX_DEPTH):
-        ring = dict.fromkeys(move(state) for state in found[-1] for move in STEPS.values())  # a set that keeps order
-        found.append([state for state in ring if state not in seen])
+        reached = dict.fromkeys(move(state) for state in found[-1] for move in SOLVER_MOVES.values())  # an ordered set
+        found.append([state for state in reached if state not in seen])
         seen.update(found[-1])
     return found
 
 
 @cache
 def distances() -> dict[CubeState, int]:
-    return {state: distance for distance, ring in enumerate(cubes_by_distance()) for state in ring}
+    return {state: distance for distance, states in enumerate(cubes_by_distance()) for state in states}
 
 
-def shortest_solution(state: CubeState, *, longest: int) -> list[str] | None:
-    """The fewest turns that solve the cube; None if these are more than `longest`."""
-    start = recolor(state, HOME[tuple(state[place] for place in CORNER)])
-    ways: dict[CubeState, list[str]] = {start: []}
-    queue = deque(ways)
+def shortest_solution(state: CubeState, *, max_moves: int) -> list[str] | None:
+    """Find the shortest solution; None if it has more than `max_moves` moves.
+
+    Breadth-first search up to the first state of the distance table. That state is on a shortest solution, because all
+    states before it are outside of the table.
+    """
+    start = recolour(state, TO_STANDARD[tuple(state[index] for index in FIXED_CORNER)])
+    paths: dict[CubeState, list[str]] = {start: []}
+    queue = deque(paths)
     while queue:
         state = queue.popleft()
-        if state in distances():  # the first that is found is nearest: all of the way before it lies outside
-            solution = ways[state] + _way_home(state)
-            return solution if len(solution) <= longest else None
-        if len(ways[state]) + MAX_DEPTH < longest:
-            for name, move in STEPS.items():
-                if (turn_faces := move(state)) not in ways:
-                    ways[turn_faces] = [*ways[state], name]
-                    queue.append(turn_faces)
+        if state in distances():
+            solution = paths[state] + _descend(state)
+            return solution if len(solution) <= max_moves else None
+        if len(paths[state]) + MAX_DEPTH < max_moves:
+            for name, move in SOLVER_MOVES.items():
+                if (target := move(state)) not in paths:
+                    paths[target] = [*paths[state], name]
+                    queue.append(target)
     return None
 
 
-def _way_home(state: CubeState) -> list[str]:
-    """From ring to ring."""
-    way: list[str] = []
+def _descend(state: CubeState) -> list[str]:
+    """Solve a cube of the distance table by moves that each reduce the distance."""
+    moves: list[str] = []
     while distance := distances()[state]:
-        name = next(name for name, move in STEPS.items() if distances().get(move(state)) == distance - 1)
-        way.append(name)
-        state = STEPS[name](state)
-    return way
+        name = next(name for name, move in SOLVER_MOVES.items() if distances().get(move(state)) == distance - 1)
+        moves.append(name)
+        state = SOLVER_MOVES[name](state)
+    return moves
 
 
 def scramble(rng: random.Random, *, depth: int) -> CubeState:
-    """Any of the cubes `depth` turns from solved, in any of the 24 ways to hold it, all equally likely.
+    """Draw uniformly from the cubes exactly `depth` moves from solved, in a random orientation.
 
-    So many random turns would often end nearer to solved: the depth would say little.
+    `depth` random moves would often end closer to solved.
     """
-    return recolor(rng.choice(cubes_by_distance()[depth]), dict(zip(SOLVED, rng.choice(ORIENTATIONS), strict=True)))
+    return recolour(rng.choice(cubes_by_distance()[depth]), dict(zip(SOLVED, rng.choice(ORIENTATIONS), strict=True)))

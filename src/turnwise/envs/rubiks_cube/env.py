@@ -1,4 +1,4 @@
-"""The 2x2 cube, a few turns from solved."""
+"""Rubik's cube 2x2, scrambled a few moves from solved."""
 
 import random
 from functools import lru_cache
@@ -12,7 +12,7 @@ from turnwise.envs.rubiks_cube.cube import FACES, MAX_DEPTH, MOVES, CubeState, i
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, goes_on, won
 
 NET = (" U  ", "LFRB", " D  ")
-"""The unfolded cube, for pictures."""
+"""The unfolded cube in pictures."""
 
 
 class RubiksCube(TextEnv):
@@ -26,14 +26,14 @@ class RubiksCube(TextEnv):
 
     class Params(StrictParams):
         min_depth: Annotated[int, Field(ge=1, le=MAX_DEPTH)] = 1
-        """The fewest turns that a scrambled cube is from solved; a task's number lies evenly between the two."""
+        """Fewest moves from solved, 1 to 6; each task draws its depth uniformly from min_depth to max_depth."""
         max_depth: Annotated[int, Field(ge=1, le=MAX_DEPTH)] = MAX_DEPTH
-        """The most, 1 to 6; never more than the actions of an episode."""
+        """Most moves from solved, 1 to 6; at most the actions of an episode."""
         solved_reward: float = 1.0
-        """The only reward."""
+        """Reward of a solved cube, the only reward."""
 
         @model_validator(mode="after")
-        def depths_are_in_order(self) -> Self:
+        def _depths_are_ordered(self) -> Self:
             if self.min_depth > self.max_depth:
                 raise ValueError(f"min_depth {self.min_depth} is above max_depth {self.max_depth}: lower it")
             return self
@@ -41,7 +41,7 @@ class RubiksCube(TextEnv):
     params: Params
 
     def rules(self) -> str:
-        least, most = self.params.min_depth, self.deepest
+        least, most = self.params.min_depth, self.effective_max_depth
         return (
             f"{super().rules()} You can solve it in {least if least == most else f'{least} to {most}'} moves.\n"
             "U top, D bottom, L left, R right, F front, B back. U turns the top clockwise, U' the other way.\n"
@@ -49,18 +49,18 @@ class RubiksCube(TextEnv):
         )
 
     @property
-    def deepest(self) -> int:
-        """The depth that `max_depth` and the limits allow together."""
-        deepest = min(self.params.max_depth, self.action_budget)
-        if deepest < self.params.min_depth:
+    def effective_max_depth(self) -> int:
+        """Largest depth that both `max_depth` and the action limits allow."""
+        depth = min(self.params.max_depth, self.action_budget)
+        if depth < self.params.min_depth:
             raise UserError(
-                f"min_depth {self.params.min_depth} needs as many actions, the limits allow {self.action_budget}: "
+                f"min_depth {self.params.min_depth} needs as many actions, and the limits allow {self.action_budget}: "
                 "lower min_depth or raise max_turns or max_actions"
             )
-        return deepest
+        return depth
 
     def reset(self, rng: random.Random) -> str:
-        self.cube = scramble(rng, depth=rng.randint(self.params.min_depth, self.deepest))
+        self.cube = scramble(rng, depth=rng.randint(self.params.min_depth, self.effective_max_depth))
         return self.state_key()
 
     def step(self, action: str) -> Outcome:
@@ -70,8 +70,8 @@ class RubiksCube(TextEnv):
         return goes_on(self.state_key())
 
     def solve(self) -> list[str] | None:
-        """The shortest solution from here among those that an episode's limits would allow."""
-        return shortest_solution(self.cube, longest=self.action_budget)
+        """The shortest solution from here, if an episode's limits allow it."""
+        return shortest_solution(self.cube, max_moves=self.action_budget)
 
     def draw(self) -> Picture:
         return draw_cube(self.cube)
@@ -82,7 +82,7 @@ class RubiksCube(TextEnv):
 
 @lru_cache(maxsize=4096)
 def cube_text(cube: CubeState) -> str:
-    """A face a line, as `U white white green green`: words, since R and B would be right and red, back and blue."""
+    """One face per line: `U white white green green`. Colours are words, since R could be right or red."""
     return "\n".join(f"{face} {' '.join(cube[4 * i : 4 * i + 4])}" for i, face in enumerate(FACES))
 
 

@@ -1,1 +1,1 @@
-"""Questions that a corpus of made-up people, towns, companies and books answers, one passage or several away."""
+"""Answer questions by searching a generated corpus about people, towns, companies and books, in one or several hops."""

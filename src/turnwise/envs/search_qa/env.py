@@ -1,4 +1,4 @@
-"""Runs the episodes of search environments: they hear what their agents are shown."""
+"""search_qa and deep_search: answer a question with a few searches in a corpus."""
 
 import random
 import re
@@ -15,7 +15,7 @@ from turnwise.envs.answers import format_answer
 from turnwise.envs.rubrics import Rewards, judged, judges_of_reward, rubric_of
 from turnwise.envs.search_qa.knowledge_base import (
     MIN_PEOPLE_PASSAGES,
-    NAMES,
+    SMALL_ENTITIES,
     KnowledgeBase,
     draw_question,
     make_small_knowledge_base,
@@ -30,25 +30,25 @@ from turnwise.tools.search.types import Passage
 from turnwise.tools.tool import NeedsServer, Tool
 from turnwise.tools.toolbox import EpisodeTools
 
+MIN_F1 = 0.3
+"""Lowest F1 that a partly right answer is paid for."""
+MIN_PRECISION = 0.5
+"""More than this share of an answer's words must be right."""
+RESULT = re.compile(r"^\d+\. ([^:\n]+): (.*)$", re.MULTILINE)
+"""Title and passage in a line of search results."""
+DEFAULT_PASSAGES = {"people": 600, "small": 4}
+
 
 class SearchEnvRunner(ToolEnvRunner):
-    """The tool is shared and its answers are kept, so it cannot tell the environment what it was asked."""
+    """Pass the search results on to the environment, which the tool cannot do: it is shared and caches its results."""
 
     async def step(self, action: Message) -> StepResult:
         result = await super().step(action)
-        told = [message.content for message in result.messages if message.role == "tool"]
+        outputs = [message.content for message in result.messages if message.role == "tool"]
         calls = result.info.get("calls", [])
-        found = self.tool_env.hear([text for text, call in zip(told, calls, strict=True) if not call["failed"]])
+        texts = [text for text, call in zip(outputs, calls, strict=True) if not call["failed"]]
+        found = self.tool_env.read_results(texts)
         return replace(result, reward=result.reward + self.tool_env.params.find_reward * found) if found else result
-
-
-LEAST_F1 = 0.3
-"""From which on words that are partly right are worth something."""
-PRECISION = 0.5
-"""More of an answer's words than that must be right."""
-HIT = re.compile(r"^\d+\. ([^:\n]+): (.*)$", re.MULTILINE)
-"""A line of what the tool shows: title and passage."""
-SIZES = {"people": 600, "small": 4}
 
 
 class SearchQA(ToolEnv):
@@ -63,87 +63,87 @@ class SearchQA(ToolEnv):
         style: Literal["hermes", "llama", "mistral", "answer"] = "hermes"
         """How calls are written: hermes (also Qwen), llama, mistral, answer (small models)."""
         world: Literal["people", "small"] = "people"
-        """people: one corpus for all tasks; small: a handful of things drawn anew for each task, for small models."""
+        """Corpus: people (large, one for all tasks), or small (a few entities drawn per task, for small models)."""
         hops: Annotated[int, Field(ge=1, le=3)] = 1
-        """Passages that an answer takes, each found by what the one before says."""
+        """Passages that an answer needs, 1 to 3; each names the next."""
         passages: Annotated[int | None, Field(ge=4, le=5000)] = None
-        """Of the corpus; none: 600, and 4 in the small world."""
+        """Passages in the corpus. Default: 600 for people, 4 for small."""
         top: Annotated[int, Field(ge=1, le=10)] = 3
-        """Passages that a search shows."""
+        """Passages per search result, 1 to 10."""
         corpus: Annotated[int, Field(ge=0)] = 0
-        """Which corpus of that size, where one is for all tasks."""
+        """Seed of the corpus people; each seed is another corpus."""
         find_reward: float = 0.0
-        """Process reward of a search that shows a passage of the way for the first time."""
+        """Process reward of each passage that the answer needs, when a search shows it for the first time."""
 
         @model_validator(mode="after")
-        def _sized(self) -> Self:
-            if self.world == "small" and self.size > len(NAMES):
-                raise ValueError(f"passages: the small world has at most {len(NAMES)}")
+        def _size_fits_corpus(self) -> Self:
+            if self.world == "small" and self.size > len(SMALL_ENTITIES):
+                raise ValueError(f"passages: the corpus small has at most {len(SMALL_ENTITIES)}")
             if self.world == "people" and self.size < MIN_PEOPLE_PASSAGES:
                 raise ValueError(
-                    f"passages: the world of people has at least {MIN_PEOPLE_PASSAGES}; smaller is world = small"
+                    f'passages: the corpus people has at least {MIN_PEOPLE_PASSAGES}; for fewer set world = "small"'
                 )
             return self
 
         @property
         def size(self) -> int:
-            return self.passages or SIZES[self.world]
+            return self.passages or DEFAULT_PASSAGES[self.world]
 
     params: Params
 
     @classmethod
     def make_tools(cls, params: Any) -> Sequence[Tool]:
-        from turnwise.envs.search_qa.search_tool import EpisodeSearchTool, shared_search
+        from turnwise.envs.search_qa.search_tool import EpisodeSearchTool, make_shared_search
 
         if params.world == "small":
             return [EpisodeSearchTool(params.top)]
-        return [shared_search(params.size, params.corpus, params.top)]
+        return [make_shared_search(params.size, params.corpus, params.top)]
 
     def tool_state(self) -> Sequence[Passage]:
-        """What a search of a world of its own looks at."""
-        return self.world.passages
+        """The passages that `EpisodeSearchTool` searches."""
+        return self.knowledge.passages
 
     def reset(self, rng: random.Random) -> str:
-        hops = self.hop_count(rng)
+        hops = self.draw_hops(rng)
         if self.params.world == "small":
-            self.world: KnowledgeBase = make_small_knowledge_base(self.params.size, rng, chained=self.params.hops > 1)
+            self.knowledge: KnowledgeBase = make_small_knowledge_base(
+                self.params.size, rng, chained=self.params.hops > 1
+            )
         else:
-            self.world = shared_knowledge_base(self.params.size, self.params.corpus)
-        self.question = draw_question(self.world, hops, rng)
-        self.heard: dict[str, str] = {}
-        self.asked: set[str] = set()
+            self.knowledge = shared_knowledge_base(self.params.size, self.params.corpus)
+        self.question = draw_question(self.knowledge, hops, rng)
+        self.passages_read: dict[str, str] = {}
+        self.solver_queries: set[str] = set()
         return self.question.text
 
-    def hop_count(self, rng: random.Random) -> int:
+    def draw_hops(self, rng: random.Random) -> int:
         return self.params.hops
 
-    def hear(self, texts: Sequence[str]) -> int:
-        """Keeps what the agent was shown; how many passages of the way it had not seen before."""
-        known = set(self.heard)
+    def read_results(self, texts: Sequence[str]) -> int:
+        """Remember the passages that the agent was shown; return how many needed ones are new."""
+        known = set(self.passages_read)
         for text in texts:
-            self.heard.update(HIT.findall(text))
-        return len((set(self.heard) - known) & set(self.question.things))
+            self.passages_read.update(RESULT.findall(text))
+        return len((set(self.passages_read) - known) & set(self.question.entities))
 
     def step(self, action: str) -> Outcome:
         reward = grade_answer(action, self.question.answer)
-        return won("Right.", reward) if self.is_right(action) else lost(self.correction, reward)
-
-    def is_right(self, answer: str) -> bool:
-        return bool(exact_match(answer, self.question.answer))
+        right = exact_match(action, self.question.answer)
+        return won("Right.", reward) if right else lost(self.correction, reward)
 
     @property
     def correction(self) -> str:
         return f"No, {self.question.answer}."
 
     def solve(self) -> list[str] | None:
-        """Looks up what is missing, then answers by what the passages said; it knows nothing that it was not shown."""
-        step = next_step(self.question, self.heard)
+        """Search for what is missing, then answer from the passages; uses only what the agent was shown."""
+        step = next_step(self.question, self.passages_read)
         if step is None or isinstance(step, str):
             return None if step is None else [step]
-        thing, relation = step
-        for query in (thing, f"{thing} {relation}"):
-            if query not in self.asked:
-                self.asked.add(query)
+        entity, relation = step
+        for query in (entity, f"{entity} {relation}"):
+            if query not in self.solver_queries:
+                self.solver_queries.add(query)
                 return [self.call("search", query=query)]
         return None
 
@@ -153,23 +153,23 @@ class SearchQA(ToolEnv):
 
     def random_answer(self, rng: random.Random) -> str:
         if rng.random() < 0.5:
-            return self.call("search", query=rng.choice(self.world.names))
-        return format_answer([rng.choice(self.world.values(rng.choice(self.world.relations).name))])
+            return self.call("search", query=rng.choice(self.knowledge.entities))
+        return format_answer([rng.choice(self.knowledge.values(rng.choice(self.knowledge.relations).name))])
 
     def state_key(self) -> str:
-        """In the small world the facts belong to it: there the same question has other answers."""
-        told = [passage.full_text for passage in self.world.passages] if self.params.world == "small" else []
-        return "\n".join([self.question.text, *told])
+        """The question and, for the corpus small, its facts: there the same question has other answers."""
+        passages = [passage.full_text for passage in self.knowledge.passages] if self.params.world == "small" else []
+        return "\n".join([self.question.text, *passages])
 
     def draw(self) -> Picture:
         return Picture(rows=((self.question.text,),))
 
 
-def grade_answer(answer: str, wanted: str) -> float:
-    """1 for the answer; from F1 0.3 on, that; below it nothing, and nothing for a list of guesses."""
-    if exact_match(answer, wanted):
+def grade_answer(answer: str, expected: str) -> float:
+    """1 for an exact match, else the F1 from 0.3 on; 0 below, and 0 for a list of guesses."""
+    if exact_match(answer, expected):
         return 1.0
-    return thresholded_f1(answer, wanted, LEAST_F1, PRECISION)
+    return thresholded_f1(answer, expected, MIN_F1, MIN_PRECISION)
 
 
 class DeepSearch(SearchQA):
@@ -179,19 +179,19 @@ class DeepSearch(SearchQA):
 
     class Params(SearchQA.Params):
         hops: Annotated[int, Field(ge=1, le=3)] = 3
-        """Passages that an answer takes, at most."""
+        """Passages that an answer needs, at most, 1 to 3."""
         fewest_hops: Annotated[int, Field(ge=1, le=3)] = 2
-        """Passages that an answer takes, at least."""
+        """Passages that an answer needs, at least, 1 to 3."""
         max_tool_calls: Annotated[int, Field(ge=1)] = 8
-        """Calls of an episode, at most."""
+        """Tool calls per episode, at most."""
         reward: Rewards = (
             {"use": "exact_match", "weight": 0.5},
-            {"use": "f1", "at_least": LEAST_F1, "precision": PRECISION, "weight": 0.5},
+            {"use": "f1", "at_least": MIN_F1, "precision": MIN_PRECISION, "weight": 0.5},
         )
-        """What an answer is worth: names, FILE.py:function, and tables such as {use = "judge", rubric = ...}."""
+        """Rewards of an answer: names, FILE.py:function, and tables such as {use = "judge", rubric = ...}."""
 
         @model_validator(mode="after")
-        def _ordered(self) -> Self:
+        def _hops_are_ordered(self) -> Self:
             if self.fewest_hops > self.hops:
                 raise ValueError("fewest_hops must be at most hops")
             return self
@@ -207,13 +207,13 @@ class DeepSearch(SearchQA):
     def servers(cls, params: Any) -> list[NeedsServer]:
         return judges_of_reward(params.reward)
 
-    def hop_count(self, rng: random.Random) -> int:
+    def draw_hops(self, rng: random.Random) -> int:
         return rng.randint(self.params.fewest_hops, self.params.hops)
 
     @property
     def row(self) -> dict[str, Any]:
-        """What the parts of a rubric may know of the task."""
-        return {"answer": self.question.answer, "hops": len(self.question.way)}
+        """The task's data for reward functions."""
+        return {"answer": self.question.answer, "hops": len(self.question.path)}
 
     async def judge(self, action: str, said: Sequence[Message], tools: EpisodeTools) -> Outcome:
         outcome = await judged(

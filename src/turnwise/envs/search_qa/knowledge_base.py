@@ -1,4 +1,8 @@
-"""A world of facts: what there is, how it hangs together, and a passage about each thing."""
+"""Generated knowledge bases: entities, relations between them, a passage about each, and multi-hop questions.
+
+Two kinds: `small` has a handful of entities, drawn per task, in words that are single tokens for the model tiny;
+`people` is one large corpus for all tasks, with invented names.
+"""
 
 import random
 import re
@@ -12,24 +16,24 @@ from turnwise.tools.search.types import Passage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relation:
-    """From a thing to another one, or to a plain value: to one alone, so that a question has one answer."""
+    """From an entity to exactly one other entity or value, so that a question has one answer."""
 
     name: str
-    of: str
-    """Of what kind of thing."""
-    to: str = ""
-    """To what kind of thing; empty: to a value, of which nothing more can be asked."""
+    subject: str
+    """Entity type that has this relation."""
+    object: str = ""
+    """Entity type that it leads to; empty: a plain value, about which nothing more can be asked."""
     sentence: str
-    """How a passage tells it, with {name} and {value}."""
+    """Template of the sentence in a passage, with {name} and {value}."""
     phrase: str
-    """How a question names it, as `the author of {}`."""
+    """Template of the phrase in a question, such as `the author of {}`."""
     question: str = "What is {}?"
 
-    def told(self, name: str, value: str) -> str:
+    def state(self, name: str, value: str) -> str:
         return self.sentence.format(name=name, value=value)
 
-    def read(self, name: str, text: str) -> str | None:
-        """The value, out of a text that tells it of this thing."""
+    def extract(self, name: str, text: str) -> str | None:
+        """Return the value that a passage states for this entity."""
         pattern = re.escape(self.sentence.format(name=name, value="\0")).replace(re.escape("\0"), "([^.]+?)")
         found = re.search(pattern, text)
         return found[1] if found else None
@@ -37,197 +41,155 @@ class Relation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnowledgeBase:
-    kinds: Mapping[str, str]
-    """Of each thing, by its name."""
+    entity_types: Mapping[str, str]
+    """entity -> type"""
     facts: Mapping[tuple[str, str], str]
-    """(thing, relation) -> value."""
+    """(entity, relation) -> entity or value"""
     relations: tuple[Relation, ...]
     passages: tuple[Passage, ...]
 
     @property
-    def names(self) -> list[str]:
-        return list(self.kinds)
+    def entities(self) -> list[str]:
+        return list(self.entity_types)
 
     def values(self, relation: str) -> list[str]:
-        """All that this relation leads to, each once."""
+        """All distinct values of this relation."""
         return sorted({value for (_, name), value in self.facts.items() if name == relation})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MultiHopQuestion:
     text: str
-    start: str
-    way: tuple[Relation, ...]
+    path: tuple[Relation, ...]
+    """Relations from the first entity to the answer."""
+    entities: tuple[str, ...]
+    """Entities whose passages are needed, one per hop; the question names the first."""
     answer: str
-    things: tuple[str, ...]
-    """Whose passages tell it, one a hop: the start first."""
 
 
-def draw_question(world: KnowledgeBase, hops: int, rng: random.Random) -> MultiHopQuestion:
-    """Whose answer is `hops` passages away: every one of them is needed, and the question does not name the answer."""
-    names = world.names
+def draw_question(knowledge: KnowledgeBase, hops: int, rng: random.Random) -> MultiHopQuestion:
+    """Draw a question that needs exactly `hops` passages. Neither the question nor the path contains the answer."""
+    entities = knowledge.entities
     while True:
-        way = _draw_way(world.relations, hops, rng)
-        start = rng.choice(names)
-        if way is None or world.kinds[start] != way[0].of:
+        path = _draw_path(knowledge.relations, hops, rng)
+        start = rng.choice(entities)
+        if path is None or knowledge.entity_types[start] != path[0].subject:
             continue
-        things = [start]
-        for relation in way:
-            things.append(world.facts[things[-1], relation.name])
-        if len(set(things)) == len(things):
-            return _question(start, way, things)
+        visited = [start]
+        for relation in path:
+            visited.append(knowledge.facts[visited[-1], relation.name])
+        if len(set(visited)) == len(visited):
+            text = _question_text(start, path)
+            return MultiHopQuestion(text=text, path=path, entities=tuple(visited[:-1]), answer=visited[-1])
 
 
-def _draw_way(relations: tuple[Relation, ...], hops: int, rng: random.Random) -> tuple[Relation, ...] | None:
-    """Relations that follow one another; None where the way came to a value too soon."""
-    way = [rng.choice(relations)]
-    while len(way) < hops:
-        further = [relation for relation in relations if relation.of == way[-1].to]
-        if not further:
+def _draw_path(relations: tuple[Relation, ...], hops: int, rng: random.Random) -> tuple[Relation, ...] | None:
+    """Draw relations that follow each other; None if the path reaches a plain value too early."""
+    path = [rng.choice(relations)]
+    while len(path) < hops:
+        following = [relation for relation in relations if relation.subject == path[-1].object]
+        if not following:
             return None
-        way.append(rng.choice(further))
-    return tuple(way)
+        path.append(rng.choice(following))
+    return tuple(path)
 
 
-def _question(start: str, way: tuple[Relation, ...], things: list[str]) -> MultiHopQuestion:
-    named = start
-    for relation in way:
-        named = relation.phrase.format(named)
-    text = way[-1].question.format(named)
-    return MultiHopQuestion(
-        text=text[0].upper() + text[1:], start=start, way=way, answer=things[-1], things=tuple(things[:-1])
-    )
+def _question_text(start: str, path: tuple[Relation, ...]) -> str:
+    phrase = start
+    for relation in path:
+        phrase = relation.phrase.format(phrase)
+    text = path[-1].question.format(phrase)
+    return text[0].upper() + text[1:]
 
 
-def next_step(question: MultiHopQuestion, heard: Mapping[str, str]) -> tuple[str, str] | str | None:
-    """What to do by what was heard: (thing, relation) to look up, or the answer. `heard`: passages by their titles.
+def next_step(question: MultiHopQuestion, passages: Mapping[str, str]) -> tuple[str, str] | str | None:
+    """Decide what to do after reading `passages` (title -> text): look up (entity, relation), or give the answer.
 
-    None: a passage that was heard does not tell what it should.
+    None: a passage does not state what it should.
     """
-    thing = question.start
-    for relation in question.way:
-        if thing not in heard:
-            return thing, relation.name
-        value = relation.read(thing, heard[thing])
+    entity = question.entities[0]
+    for relation in question.path:
+        if entity not in passages:
+            return entity, relation.name
+        value = relation.extract(entity, passages[entity])
         if value is None:
             return None
-        thing = value
-    return thing
+        entity = value
+    return entity
 
 
-NAMES = ("Baker", "Farmer", "Pirate", "Teacher", "Hunter", "Clerk", "Racer", "Trader", "Tiger", "Sheep", "Dragon")
+_SMALL_ENTITIES = "Baker Farmer Pirate Teacher Hunter Clerk Racer Trader Tiger Sheep Dragon"
+SMALL_ENTITIES = tuple(_SMALL_ENTITIES.split())
 COLOURS = ("red", "blue", "green", "black", "white", "yellow", "pink", "brown")
 PRICES = tuple(str(price) for price in range(1, 10))
-KIND = "thing"
-COLOUR = Relation(name="colour", of=KIND, phrase="colour of {}", question="{}?", sentence="Colour {value}.")
-PRICE = Relation(name="price", of=KIND, phrase="price of {}", question="{}?", sentence="Price {value}.")
-NEXT = Relation(name="next", of=KIND, to=KIND, phrase="the one next to {}", question="{}?", sentence="Next {value}.")
+THING = "thing"
+COLOUR = Relation(name="colour", subject=THING, phrase="colour of {}", question="{}?", sentence="Colour {value}.")
+PRICE = Relation(name="price", subject=THING, phrase="price of {}", question="{}?", sentence="Price {value}.")
+NEXT = Relation(
+    name="next", subject=THING, object=THING, phrase="the one next to {}", question="{}?", sentence="Next {value}."
+)
 
 
 def make_small_knowledge_base(size: int, rng: random.Random, *, chained: bool) -> KnowledgeBase:
-    """Drawn anew for every task, so that nothing can be learnt by heart. `chained`: things lead to one another."""
-    names = rng.sample(NAMES, size)
+    """Draw a new one per task, so that nothing can be memorised. `chained`: entities also refer to each other."""
+    names = rng.sample(SMALL_ENTITIES, size)
     relations = (COLOUR, PRICE, NEXT) if chained else (COLOUR, PRICE)
     facts: dict[tuple[str, str], str] = {}
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         facts[name, COLOUR.name] = rng.choice(COLOURS)
         facts[name, PRICE.name] = rng.choice(PRICES)
         if chained:
-            facts[name, NEXT.name] = names[(place + 1) % size]  # a ring, so that no way leads back too soon
+            facts[name, NEXT.name] = names[(index + 1) % size]  # a ring, so that no path returns too early
     passages = tuple(
-        Passage(title=name, text=" ".join(each.told(name, facts[name, each.name]) for each in relations), id=name)
+        Passage(title=name, text=" ".join(each.state(name, facts[name, each.name]) for each in relations), id=name)
         for name in names
     )
-    return KnowledgeBase(kinds=dict.fromkeys(names, KIND), facts=facts, relations=relations, passages=passages)
+    return KnowledgeBase(entity_types=dict.fromkeys(names, THING), facts=facts, relations=relations, passages=passages)
+
+
+def _relation(name: str, subject: str, object: str, sentence: str) -> Relation:
+    question = "Who is {}?" if object == "person" else "What is {}?"
+    phrase = f"the {name} of {{}}"
+    return Relation(name=name, subject=subject, object=object, phrase=phrase, question=question, sentence=sentence)
 
 
 RELATIONS = (
-    Relation(
-        name="birthplace", of="person", to="town", phrase="the birthplace of {}", sentence="{name} was born in {value}."
-    ),
-    Relation(
-        name="employer", of="person", to="company", phrase="the employer of {}", sentence="{name} works for {value}."
-    ),
-    Relation(
-        name="instrument",
-        of="person",
-        phrase="the instrument of {}",
-        sentence="{name} plays the {value}.",
-    ),
-    Relation(name="age", of="person", phrase="the age of {}", sentence="{name} is {value} years old."),
-    Relation(name="river", of="town", phrase="the river of {}", sentence="{name} lies on the river {value}."),
-    Relation(
-        name="mayor",
-        of="town",
-        to="person",
-        phrase="the mayor of {}",
-        question="Who is {}?",
-        sentence="The mayor of {name} is {value}.",
-    ),
-    Relation(name="region", of="town", phrase="the region of {}", sentence="{name} belongs to the region of {value}."),
-    Relation(
-        name="founder",
-        of="company",
-        to="person",
-        phrase="the founder of {}",
-        question="Who is {}?",
-        sentence="{name} was founded by {value}.",
-    ),
-    Relation(name="seat", of="company", to="town", phrase="the seat of {}", sentence="{name} has its seat in {value}."),
-    Relation(name="product", of="company", phrase="the product of {}", sentence="{name} makes {value}."),
-    Relation(
-        name="author",
-        of="book",
-        to="person",
-        phrase="the author of {}",
-        question="Who is {}?",
-        sentence="{name} was written by {value}.",
-    ),
-    Relation(
-        name="publisher",
-        of="book",
-        to="company",
-        phrase="the publisher of {}",
-        sentence="{name} was published by {value}.",
-    ),
-    Relation(name="year", of="book", phrase="the year of {}", sentence="{name} appeared in {value}."),
+    _relation("birthplace", "person", "town", "{name} was born in {value}."),
+    _relation("employer", "person", "company", "{name} works for {value}."),
+    _relation("instrument", "person", "", "{name} plays the {value}."),
+    _relation("age", "person", "", "{name} is {value} years old."),
+    _relation("river", "town", "", "{name} lies on the river {value}."),
+    _relation("mayor", "town", "person", "The mayor of {name} is {value}."),
+    _relation("region", "town", "", "{name} belongs to the region of {value}."),
+    _relation("founder", "company", "person", "{name} was founded by {value}."),
+    _relation("seat", "company", "town", "{name} has its seat in {value}."),
+    _relation("product", "company", "", "{name} makes {value}."),
+    _relation("author", "book", "person", "{name} was written by {value}."),
+    _relation("publisher", "book", "company", "{name} was published by {value}."),
+    _relation("year", "book", "", "{name} appeared in {value}."),
 )
-SHARES = {"person": 2, "town": 1, "company": 1, "book": 1}
-"""Of five passages."""
+ENTITY_SHARES = {"person": 2, "town": 1, "company": 1, "book": 1}
+"""Entities of each type per five passages."""
 MIN_PEOPLE_PASSAGES = 10
 
 ONSETS = ("b", "br", "d", "dr", "f", "g", "gr", "h", "k", "kl", "l", "m", "n", "p", "r", "s", "st", "t", "v", "z")
 VOWELS = ("a", "e", "i", "o", "u", "au", "ei")
 CODAS = ("l", "m", "n", "r", "s", "k", "nd", "lt", "rn", "x")
-FIRST_NAMES = (
-    "Ada",
-    "Ben",
-    "Cleo",
-    "Dora",
-    "Emil",
-    "Fred",
-    "Gina",
-    "Hugo",
-    "Ines",
-    "Jon",
-    "Kara",
-    "Lars",
-    "Mona",
-    "Nils",
-)
-TOWN_ENDS = ("ton", "burg", "wick", "ford", "stead")
-COMPANY_ENDS = ("Works", "Mills", "Lines", "Brothers", "and Sons")
-BOOK_STARTS = ("The Lantern of", "The Winter of", "A Letter to", "The Gates of", "Songs for")
+_FIRST_NAMES = "Ada Ben Cleo Dora Emil Fred Gina Hugo Ines Jon Kara Lars Mona Nils"
+FIRST_NAMES = tuple(_FIRST_NAMES.split())
+TOWN_ENDINGS = ("ton", "burg", "wick", "ford", "stead")
+COMPANY_ENDINGS = ("Works", "Mills", "Lines", "Brothers", "and Sons")
+BOOK_BEGINNINGS = ("The Lantern of", "The Winter of", "A Letter to", "The Gates of", "Songs for")
 INSTRUMENTS = ("violin", "harp", "trumpet", "piano", "flute", "drums", "cello", "organ")
 PRODUCTS = ("bicycles", "clocks", "lamps", "paper", "tea", "glass", "ropes", "boots", "maps", "candles")
 
 
 @lru_cache(maxsize=4)
 def shared_knowledge_base(size: int, seed: int) -> KnowledgeBase:
-    """Of `size` passages, one a thing; equal for equal numbers, in every process, and made once in each."""
+    """Generate `size` entities and passages; the same in every process for equal arguments."""
     rng = stream("search_qa", size, seed)
-    kinds = _names(size, rng)
-    rivers, regions = ([_stem(rng).capitalize() for _ in range(count)] for count in (40, 12))
+    entity_types = _draw_entities(size, rng)
+    rivers, regions = ([_draw_syllable(rng).capitalize() for _ in range(count)] for count in (40, 12))
     values = {
         "instrument": INSTRUMENTS,
         "age": [str(age) for age in range(20, 91)],
@@ -236,50 +198,50 @@ def shared_knowledge_base(size: int, seed: int) -> KnowledgeBase:
         "product": PRODUCTS,
         "year": [str(year) for year in range(1850, 2021)],
     }
-    by_kind = {kind: [name for name, of in kinds.items() if of == kind] for kind in SHARES}
+    by_type = {each: [name for name, of in entity_types.items() if of == each] for each in ENTITY_SHARES}
     facts = {
         (name, relation.name): rng.choice(
-            [other for other in by_kind[relation.to] if other != name] if relation.to else values[relation.name]
+            [other for other in by_type[relation.object] if other != name] if relation.object else values[relation.name]
         )
-        for name, kind in kinds.items()
+        for name, entity_type in entity_types.items()
         for relation in RELATIONS
-        if relation.of == kind
+        if relation.subject == entity_type
     }
-    passages = tuple(_passage(name, kind, facts, rng) for name, kind in kinds.items())
-    return KnowledgeBase(kinds=kinds, facts=facts, relations=RELATIONS, passages=passages)
+    passages = tuple(_write_passage(name, entity_type, facts, rng) for name, entity_type in entity_types.items())
+    return KnowledgeBase(entity_types=entity_types, facts=facts, relations=RELATIONS, passages=passages)
 
 
-def _names(size: int, rng: random.Random) -> dict[str, str]:
-    """By name the kind. No stem is used twice: a name is found by its own words."""
-    kinds: dict[str, str] = {}
+def _draw_entities(size: int, rng: random.Random) -> dict[str, str]:
+    """Draw names and return name -> type. No stem occurs twice, so that a search finds a name by its own words."""
+    entity_types: dict[str, str] = {}
     stems: set[str] = set()
-    order = [kind for kind, share in SHARES.items() for _ in range(share)]
-    while len(kinds) < size:
-        stem = _stem(rng) + _stem(rng)
+    order = [entity_type for entity_type, share in ENTITY_SHARES.items() for _ in range(share)]
+    while len(entity_types) < size:
+        stem = _draw_syllable(rng) + _draw_syllable(rng)
         if stem in stems:
             continue
         stems.add(stem)
-        kind = order[len(kinds) % len(order)]
-        kinds[_name(kind, stem.capitalize(), rng)] = kind
-    return kinds
+        entity_type = order[len(entity_types) % len(order)]
+        entity_types[_make_name(entity_type, stem.capitalize(), rng)] = entity_type
+    return entity_types
 
 
-def _stem(rng: random.Random) -> str:
+def _draw_syllable(rng: random.Random) -> str:
     return rng.choice(ONSETS) + rng.choice(VOWELS) + rng.choice(CODAS)
 
 
-def _name(kind: str, stem: str, rng: random.Random) -> str:
-    match kind:
+def _make_name(entity_type: str, stem: str, rng: random.Random) -> str:
+    match entity_type:
         case "person":
             return f"{rng.choice(FIRST_NAMES)} {stem}"
         case "town":
-            return stem + rng.choice(TOWN_ENDS)
+            return stem + rng.choice(TOWN_ENDINGS)
         case "company":
-            return f"{stem} {rng.choice(COMPANY_ENDS)}"
-    return f"{rng.choice(BOOK_STARTS)} {stem}"
+            return f"{stem} {rng.choice(COMPANY_ENDINGS)}"
+    return f"{rng.choice(BOOK_BEGINNINGS)} {stem}"
 
 
-def _passage(name: str, kind: str, facts: dict[tuple[str, str], str], rng: random.Random) -> Passage:
-    own = [relation for relation in RELATIONS if relation.of == kind]
-    told = [relation.told(name, facts[name, relation.name]) for relation in rng.sample(own, len(own))]
-    return Passage(title=name, text=" ".join(told), id=name)
+def _write_passage(name: str, entity_type: str, facts: dict[tuple[str, str], str], rng: random.Random) -> Passage:
+    relations = [relation for relation in RELATIONS if relation.subject == entity_type]
+    sentences = [relation.state(name, facts[name, relation.name]) for relation in rng.sample(relations, len(relations))]
+    return Passage(title=name, text=" ".join(sentences), id=name)

@@ -1,4 +1,4 @@
-"""The tool `search` over the worlds' passages. Its imports take their time, so environments load it when they start."""
+"""The tool `search` of search_qa. Imported lazily, because it imports the search index and with it bm25s."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -13,19 +13,18 @@ from turnwise.tools.search.types import Passage
 from turnwise.tools.tool import Tool, ToolResult, ToolRules
 
 
-def shared_search(size: int, corpus: int, top: int) -> Tool:
-    """Over one corpus for all episodes."""
+def make_shared_search(size: int, corpus: int, top: int) -> Tool:
+    """Return a tool that searches one corpus for all episodes."""
     return SearchTool(_shared_index(size, corpus), top=top, model_sets_top=False)
 
 
 @lru_cache(maxsize=4)
 def _shared_index(size: int, corpus: int) -> SearchIndex:
-    """Built once a process."""
     return index_in_memory(shared_knowledge_base(size, corpus).passages)
 
 
 class EpisodeSearchTool:
-    """Over a corpus that is an episode's own: its state is the passages. Equal queries have other answers elsewhere."""
+    """Search the passages of the episode, which are its tool state. Results are not shared between episodes."""
 
     rules = ToolRules()
 
@@ -46,6 +45,6 @@ class _EpisodeSearchSession:
     index: SearchIndex
 
     async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
-        """At once: so small an index takes less time than a thread."""
+        """Runs in the event loop: searching so small an index takes less time than starting a thread."""
         (hits,) = self.index.search([arguments["query"]], arguments["top"])
         return ToolResult(text=format_results(hits))

@@ -1,4 +1,4 @@
-"""Sokoban: push every box onto a target; a box that stands wrong cannot be pulled back."""
+"""Sokoban: push every box onto a target. Boxes cannot be pulled, so mistakes may be final."""
 
 import random
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ SYMBOLS = {
     "standard": dict(zip(NAMES, "#_O√XPS", strict=True)),
     "other": dict(zip(NAMES, "W.GCBA*", strict=True)),
 }
-"""Symbol sets; grid and legend are made of the same one."""
+"""Symbol sets of the grid and its legend."""
 
 
 class Sokoban(TextEnv):
@@ -30,21 +30,21 @@ class Sokoban(TextEnv):
 
     class Params(StrictParams):
         size: Annotated[int, Field(ge=5, le=10)] = 6
-        """Rows and columns, 5 to 10, the border of walls included."""
+        """Rows and columns including the border of walls, 5 to 10."""
         boxes: Annotated[int, Field(ge=1, le=3)] = 1
-        """1 to 3; as many targets."""
+        """Boxes and targets, 1 to 3."""
         symbols: Literal["standard", "other"] = "standard"
-        """The symbol set of grid and legend."""
+        """Symbol set of the grid and its legend."""
         observation: Literal["grid", "coordinates"] = "grid"
-        """Coordinates: rows and columns of the pieces, in words."""
+        """Form of the observation: grid, or coordinates (row and column of each piece)."""
         step_reward: float = -0.1
-        """Of every action."""
+        """Reward of every action."""
         box_on_reward: float = 1.0
-        """Of a box pushed onto a target."""
+        """Reward of pushing a box onto a target."""
         box_off_reward: float = -1.0
-        """Of a box pushed off one."""
+        """Reward of pushing a box off a target."""
         solved_reward: float = 10.0
-        """Besides the last box's."""
+        """Reward of solving the level, in addition to box_on_reward for the last box."""
 
     params: Params
 
@@ -55,12 +55,12 @@ class Sokoban(TextEnv):
         return f"{super().rules()}\nCells are row,column from 0,0 at the top left to {last},{last}. The border is wall."
 
     def reset(self, rng: random.Random) -> str:
-        self.level = generate_level(rng, size=self.params.size, boxes=self.params.boxes, longest=self.action_budget)
+        self.level = generate_level(rng, size=self.params.size, boxes=self.params.boxes, max_moves=self.action_budget)
         return self.observe()
 
     def step(self, action: str) -> Outcome:
-        before, self.level = self.level.boxes_on, self.level.after(action)
-        change = self.level.boxes_on - before  # a push moves one box, so this is -1, 0 or 1
+        before, self.level = self.level.boxes_on_targets, self.level.move(action)
+        change = self.level.boxes_on_targets - before  # a push moves one box, so this is -1, 0 or 1
         reward = self.params.step_reward
         reward += {-1: self.params.box_off_reward, 0: 0.0, 1: self.params.box_on_reward}[change]
         if self.level.solved:
@@ -78,24 +78,24 @@ class Sokoban(TextEnv):
         return "\n".join(line.strip() for line in lines)
 
     def solve(self) -> list[str] | None:
-        """The shortest solution from here among those that an episode's limits would allow."""
-        return shortest_solution(self.level, longest=self.action_budget)
+        """The shortest solution from here, if an episode's limits allow it."""
+        return shortest_solution(self.level, max_moves=self.action_budget)
 
     def explain(self, actions: Sequence[str]) -> str:
         boxes = [cell for cell in sorted(self.level.boxes) if cell not in self.level.targets]
         targets = [cell for cell in sorted(self.level.targets) if cell not in self.level.boxes]
         pieces = [("me", [self.level.player]), ("box", boxes), ("target", targets)]
-        told = ", ".join(f"{name} {cell_text(cell)}" for name, cells in pieces for cell in cells)
-        return f"{told[0].upper()}{told[1:]}. Next: {', '.join(actions)}."
+        positions = ", ".join(f"{name} {cell_text(cell)}" for name, cells in pieces for cell in cells)
+        return f"{positions[0].upper()}{positions[1:]}. Next: {', '.join(actions)}."
 
     def draw(self) -> Picture:
         size = range(self.params.size)
-        return Picture(rows=tuple(tuple(self._name((row, column)) for column in size) for row in size))
+        return Picture(rows=tuple(tuple(self._cell_name((row, column)) for column in size) for row in size))
 
     def state_key(self) -> str:
         return grid_text(self.draw().rows, SYMBOLS[self.params.symbols])
 
-    def _name(self, cell: Cell) -> str:
+    def _cell_name(self, cell: Cell) -> str:
         if cell not in self.level.floor:
             return "wall"
         piece = "player" if cell == self.level.player else "box" if cell in self.level.boxes else ""

@@ -1,4 +1,4 @@
-"""Sokoban's world: where things stand, what a move does, and the shortest solution."""
+"""Sokoban levels: moves, shortest solutions, and generation by reverse play."""
 
 import random
 from collections import deque
@@ -9,11 +9,10 @@ from turnwise.envs.grid import DIRECTIONS, Cell, neighbor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Level:
-    """What moves: the player and the boxes. What does not: the floor (all other cells are walls) and the targets."""
-
+class SokobanLevel:
     size: int
     floor: frozenset[Cell]
+    """All cells that are not walls."""
     targets: frozenset[Cell]
     boxes: frozenset[Cell]
     player: Cell
@@ -23,12 +22,11 @@ class Level:
         return self.boxes == self.targets
 
     @property
-    def boxes_on(self) -> int:
-        """Boxes that stand on targets."""
+    def boxes_on_targets(self) -> int:
         return len(self.boxes & self.targets)
 
-    def after(self, direction: str) -> "Level":
-        """A move into a wall, or of a box into a wall or another box, changes nothing."""
+    def move(self, direction: str) -> "SokobanLevel":
+        """Return the level after a move. Moving into a wall, or pushing a box into a wall or box, changes nothing."""
         ahead = neighbor(self.player, direction)
         beyond = neighbor(ahead, direction)
         if ahead not in self.floor:
@@ -39,22 +37,22 @@ class Level:
             return self
         return self.with_pieces(ahead, self.boxes - {ahead} | {beyond})
 
-    def with_pieces(self, player: Cell, boxes: frozenset[Cell]) -> "Level":
-        return Level(size=self.size, floor=self.floor, targets=self.targets, boxes=boxes, player=player)
+    def with_pieces(self, player: Cell, boxes: frozenset[Cell]) -> "SokobanLevel":
+        return SokobanLevel(size=self.size, floor=self.floor, targets=self.targets, boxes=boxes, player=player)
 
 
-def shortest_solution(level: Level, longest: int) -> list[str] | None:
-    """Breadth first; None if there is no solution of at most `longest` moves."""
-    queue: deque[tuple[Level, list[str]]] = deque([(level, [])])
+def shortest_solution(level: SokobanLevel, max_moves: int) -> list[str] | None:
+    """Find the shortest solution by breadth-first search; None if it has more than `max_moves` moves."""
+    queue: deque[tuple[SokobanLevel, list[str]]] = deque([(level, [])])
     seen = {(level.player, level.boxes)}
     while queue:
-        here, moves = queue.popleft()
-        if here.solved:
+        current, moves = queue.popleft()
+        if current.solved:
             return moves
-        if len(moves) == longest:
+        if len(moves) == max_moves:
             continue
         for direction in DIRECTIONS:
-            after = here.after(direction)
+            after = current.move(direction)
             if (after.player, after.boxes) not in seen:
                 seen.add((after.player, after.boxes))
                 queue.append((after, [*moves, direction]))
@@ -62,37 +60,39 @@ def shortest_solution(level: Level, longest: int) -> list[str] | None:
 
 
 FLOOR_SHARE = (0.6, 0.85)
-"""Of the cells inside the border, from and to."""
+"""Range of the share of floor among the cells inside the border."""
 PULL_SHARE = 0.6
-"""How often a box is pulled where one can be: the rest are steps of the player alone."""
-TRIES = 300
-TRIES_A_ROOM = 10
-"""Carving costs more than playing back."""
-TRIES_ALL_OFF = 50
-"""So often every box must leave its target; after that one box will do."""
+"""Probability of pulling a box in reverse play when one can be pulled; otherwise the player moves alone."""
+ATTEMPTS = 300
+ATTEMPTS_PER_FLOOR = 10
+"""Carving a floor costs more than a reverse play."""
+ATTEMPTS_ALL_OFF = 50
+"""Attempts in which every box must leave its target; after them one box is enough."""
 
 
-def generate_level(rng: random.Random, *, size: int, boxes: int, longest: int) -> Level:
-    """An unsolved level with a solution of at most `longest` moves, by construction: it takes back no more."""
-    for attempt in range(TRIES):
-        if attempt % TRIES_A_ROOM == 0:
-            floor = carve_floor(rng, size=size, least=2 * boxes + 2)
+def generate_level(rng: random.Random, *, size: int, boxes: int, max_moves: int) -> SokobanLevel:
+    """Play a solved level in reverse for at most `max_moves`: the same moves forward are a solution."""
+    for attempt in range(ATTEMPTS):
+        if attempt % ATTEMPTS_PER_FLOOR == 0:
+            floor = carve_floor(rng, size=size, min_cells=2 * boxes + 2)
         cells = rng.sample(sorted(floor), boxes + 1)
         targets, player = frozenset(cells[1:]), cells[0]
-        solved = Level(size=size, floor=floor, targets=targets, boxes=targets, player=player)
-        level = play_in_reverse(rng, solved, moves=rng.randint((longest + 1) // 2, longest))
-        if level.boxes_on == 0 or (attempt >= TRIES_ALL_OFF and not level.solved):
+        solved = SokobanLevel(size=size, floor=floor, targets=targets, boxes=targets, player=player)
+        level = play_in_reverse(rng, solved, moves=rng.randint((max_moves + 1) // 2, max_moves))
+        if level.boxes_on_targets == 0 or (attempt >= ATTEMPTS_ALL_OFF and not level.solved):
             return level
-    raise UserError(f"found no level of size {size} with {boxes} boxes and {longest} moves: raise size or max_actions")
+    raise UserError(
+        f"found no level of size {size} with {boxes} boxes and {max_moves} moves: raise size or max_actions"
+    )
 
 
-def carve_floor(rng: random.Random, *, size: int, least: int) -> frozenset[Cell]:
-    """A connected room inside the border: the cells of a random walk."""
+def carve_floor(rng: random.Random, *, size: int, min_cells: int) -> frozenset[Cell]:
+    """Return the cells of a random walk inside the border, which are connected."""
     inside = (size - 2) ** 2
-    wanted = min(max(least, round(rng.uniform(*FLOOR_SHARE) * inside)), inside)
+    num_cells = min(max(min_cells, round(rng.uniform(*FLOOR_SHARE) * inside)), inside)
     cell = (rng.randint(1, size - 2), rng.randint(1, size - 2))
     floor = {cell}
-    while len(floor) < wanted:
+    while len(floor) < num_cells:
         row, column = neighbor(cell, rng.choice(tuple(DIRECTIONS)))
         if 1 <= row <= size - 2 and 1 <= column <= size - 2:
             cell = (row, column)
@@ -100,8 +100,8 @@ def carve_floor(rng: random.Random, *, size: int, least: int) -> frozenset[Cell]
     return frozenset(floor)
 
 
-def play_in_reverse(rng: random.Random, level: Level, *, moves: int) -> Level:
-    """Takes back at most `moves` moves at random and never comes to a state twice, so that the way stays long."""
+def play_in_reverse(rng: random.Random, level: SokobanLevel, *, moves: int) -> SokobanLevel:
+    """Undo up to `moves` random moves without visiting a state twice, so that the solution stays long."""
     seen = {(level.player, level.boxes)}
     for _ in range(moves):
         steps, pulls = predecessors(level)
@@ -114,8 +114,8 @@ def play_in_reverse(rng: random.Random, level: Level, *, moves: int) -> Level:
     return level
 
 
-def predecessors(level: Level) -> tuple[list[Level], list[Level]]:
-    """All levels that one move turns into this one: by a step of the player alone, and by a push."""
+def predecessors(level: SokobanLevel) -> tuple[list[SokobanLevel], list[SokobanLevel]]:
+    """Return the levels that one move turns into this one: (by the player alone, by a push)."""
     steps, pulls = [], []
     for direction, (row, column) in DIRECTIONS.items():
         behind = (level.player[0] - row, level.player[1] - column)

@@ -1,1 +1,1 @@
-"""Complete a grid of digits."""
+"""Complete a Sudoku grid."""

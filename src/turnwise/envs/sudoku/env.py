@@ -1,4 +1,4 @@
-"""Sudoku: a board with empty cells and one solution; digits are placed, and may be replaced."""
+"""Sudoku: fill the empty cells of a board with one solution; digits may be replaced."""
 
 import random
 from functools import lru_cache
@@ -14,9 +14,8 @@ from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, goes_on, won
 EMPTY = "_"
 
 
-def default_blanks(others: dict[str, Any]) -> int:
-    """Six of 16 cells, 30 of 81."""
-    return 6 if others["size"] == 4 else 30
+def default_blanks(params: dict[str, Any]) -> int:
+    return 6 if params["size"] == 4 else 30
 
 
 class Sudoku(TextEnv):
@@ -30,15 +29,15 @@ class Sudoku(TextEnv):
         size: Literal[4, 9] = 4
         """Rows and columns, 4 or 9."""
         blanks: Annotated[int, Field(ge=1, le=64, default_factory=default_blanks)]
-        """Empty cells at the start; fewer where the limits, or a single solution, allow fewer. 6, or 30 of size 9."""
+        """Empty cells, fewer if the limits or a unique solution require it. Default: 6, or 30 for size 9."""
         correct_reward: float = 1.0
-        """Of a cell with its right digit."""
+        """Reward of a cell with the right digit."""
         legal_reward: float = 0.5
-        """Of a cell with a wrong digit that broke no rule."""
+        """Reward of a cell with a wrong digit that breaks no rule."""
         illegal_reward: float = -0.1
-        """Of a placement against the rules, which changes nothing."""
+        """Reward of a placement that breaks a rule; it changes nothing."""
         solved_reward: float = 10.0
-        """Besides the last cell's."""
+        """Reward of completing the board, in addition to the last cell's."""
 
     params: Params
 
@@ -57,42 +56,42 @@ class Sudoku(TextEnv):
         return self.state_key()
 
     def step(self, action: str) -> Outcome:
-        """A cell earns by what stands in it, so replacing a digit pays the difference."""
+        """A cell's reward depends on its digit, so replacing a digit pays the difference."""
         cell, digit = parse_placement(action, self.params.size)
-        if problem := self.problem(cell, digit):
-            return goes_on(f"Not legal: {problem}\n{self.state_key()}", self.params.illegal_reward)
-        before = self.worth(cell)
+        if rule_violation := self.rule_violation(cell, digit):
+            return goes_on(f"Not legal: {rule_violation}\n{self.state_key()}", self.params.illegal_reward)
+        before = self.cell_reward(cell)
         self.board = (*self.board[:cell], digit, *self.board[cell + 1 :])
-        reward = self.worth(cell) - before
+        reward = self.cell_reward(cell) - before
         if self.board == self.puzzle.solution:
             return won(self.state_key(), reward + self.params.solved_reward)
         return goes_on(self.state_key(), reward)
 
-    def problem(self, cell: int, digit: int) -> str:
-        """Which rule this placement breaks; empty if none."""
+    def rule_violation(self, cell: int, digit: int) -> str:
+        """Return the rule that this placement breaks; empty if none."""
         if self.puzzle.start[cell]:
             return "that is not your cell."
         if digit and digit not in candidates(self.board, cell):
             return f"its row, column or box has {digit}."
         return ""
 
-    def worth(self, cell: int) -> float:
+    def cell_reward(self, cell: int) -> float:
         if not self.board[cell]:
             return 0.0
         right = self.board[cell] == self.puzzle.solution[cell]
         return self.params.correct_reward if right else self.params.legal_reward
 
     def random_action(self, rng: random.Random) -> str:
-        """A legal digit in an empty cell; where there is none, one of the player's cells is emptied."""
+        """A legal digit in an empty cell; if there is none, clear one of the agent's cells."""
         cells = [cell for cell, digit in enumerate(self.board) if not digit]
         for cell in rng.sample(cells, len(cells)):
             if digits := candidates(self.board, cell):
                 return format_placement(cell, rng.choice(digits), self.params.size)
-        own = [cell for cell, digit in enumerate(self.puzzle.start) if not digit and self.board[cell]]
-        return format_placement(rng.choice(own), 0, self.params.size)
+        filled = [cell for cell, digit in enumerate(self.puzzle.start) if not digit and self.board[cell]]
+        return format_placement(rng.choice(filled), 0, self.params.size)
 
     def solve(self) -> list[str]:
-        """Empties wrong cells, then fills as a person would: next comes the cell that has the fewest digits left."""
+        """Clear wrong cells, then fill the others, the most constrained cell first."""
         board, solution = list(self.board), self.puzzle.solution
         wrong = [cell for cell, digit in enumerate(board) if digit not in (0, solution[cell])]
         actions = [format_placement(cell, 0, self.params.size) for cell in wrong]
@@ -114,7 +113,7 @@ class Sudoku(TextEnv):
 
 @lru_cache(maxsize=4096)
 def draw_board(board: Board) -> Picture:
-    """Asked for several times a turn, so it is kept for a while."""
+    """Cached: asked for several times per turn."""
     size = isqrt(len(board))
     names = [str(digit) if digit else "empty" for digit in board]
     return Picture(rows=tuple(tuple(names[first : first + size]) for first in range(0, len(board), size)))
@@ -122,12 +121,12 @@ def draw_board(board: Board) -> Picture:
 
 @lru_cache(maxsize=4096)
 def board_text(start: Board, board: Board) -> str:
-    """The board, and which cells may be changed: what the model needs to act without looking back."""
+    """The board and the cells that may be changed: all that is needed to act without earlier observations."""
     size = isqrt(len(board))
-    signs = [str(digit) if digit else EMPTY for digit in board]
+    symbols = [str(digit) if digit else EMPTY for digit in board]
     lines = ["   " + " ".join(str(col) for col in range(1, size + 1))]
-    lines += [f"{row + 1}: {' '.join(signs[row * size : (row + 1) * size])}" for row in range(size)]
-    own = [cell for cell, digit in enumerate(start) if not digit and board[cell]]
-    if own:
-        lines.append("Your cells: " + " ".join(f"{cell // size + 1},{cell % size + 1}" for cell in own))
+    lines += [f"{row + 1}: {' '.join(symbols[row * size : (row + 1) * size])}" for row in range(size)]
+    filled = [cell for cell, digit in enumerate(start) if not digit and board[cell]]
+    if filled:
+        lines.append("Your cells: " + " ".join(f"{cell // size + 1},{cell % size + 1}" for cell in filled))
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Sudoku boards: which cells see each other, what may stand where, and how a board is completed."""
+"""Sudoku: boards and their solver, a generator of puzzles with one solution, and placements as text."""
 
 import random
 import re
@@ -8,40 +8,40 @@ from functools import cache
 from math import isqrt
 
 Board = tuple[int, ...]
-"""Digits row by row, 0 for an empty cell; 16 or 81 of them."""
+"""16 or 81 digits row by row; 0 is an empty cell."""
 
 
 @cache
 def units_of(count: int) -> tuple[tuple[int, int, int], ...]:
-    """For each of a board's `count` cells: its row, its column and its box, numbered so that no two units meet."""
+    """Row, column and box of each of a board's `count` cells, as distinct unit numbers."""
     size = isqrt(count)
     box = isqrt(size)
-    places = (divmod(cell, size) for cell in range(count))
-    return tuple((row, size + col, 2 * size + row // box * box + col // box) for row, col in places)
+    positions = (divmod(cell, size) for cell in range(count))
+    return tuple((row, size + col, 2 * size + row // box * box + col // box) for row, col in positions)
 
 
 @cache
 def peers_of(count: int) -> tuple[tuple[int, ...], ...]:
-    """For each of a board's `count` cells: the others of its row, column and box."""
-    units = [set(own) for own in units_of(count)]
+    """The other cells of the row, column and box of each of a board's `count` cells."""
+    units = [set(cell_units) for cell_units in units_of(count)]
     cells = range(count)
     return tuple(tuple(other for other in cells if other != cell and units[cell] & units[other]) for cell in cells)
 
 
 def candidates(board: Sequence[int], cell: int) -> list[int]:
-    """The digits that no other cell of this one's row, column and box holds."""
+    """Digits that occur nowhere else in the row, column and box of this cell."""
     taken = {board[peer] for peer in peers_of(len(board))[cell]}
     return [digit for digit in range(1, isqrt(len(board)) + 1) if digit not in taken]
 
 
 def solve_board(board: Sequence[int], rng: random.Random | None = None) -> Board | None:
-    """A solution of this board, None if it has none; with a random stream, any one of several."""
+    """Return a solution of this board, or None; with `rng`, a random one of several."""
     search = BoardSearch(board, rng)
-    return tuple(search.cells) if search.succeeds() else None
+    return tuple(search.cells) if search.find_solution() else None
 
 
 class BoardSearch:
-    """Depth first, always at the cell that has the fewest digits left. Sets of digits are bits of an integer: fast."""
+    """Depth-first search that always fills the most constrained cell. Sets of digits are bit masks, for speed."""
 
     def __init__(self, board: Sequence[int], rng: random.Random | None) -> None:
         self.cells = list(board)
@@ -49,30 +49,30 @@ class BoardSearch:
         self.units = units_of(len(board))
         self.size = isqrt(len(board))
         self.all_digits = sum(1 << digit for digit in range(1, self.size + 1))
-        self.used = [0] * (3 * self.size)  # of each unit
+        self.used = [0] * (3 * self.size)  # bit mask of digits per unit
         for cell, digit in enumerate(board):
             if digit:
                 self._toggle(cell, digit)
 
-    def succeeds(self) -> bool:
-        """Whether there is a solution; `cells` then holds it, and otherwise what it held before."""
+    def find_solution(self) -> bool:
+        """Fill `cells` with a solution and return True; without a solution leave `cells` as it was and return False."""
         if 0 not in self.cells:
             return True
-        cell, free = self._tightest()
+        cell, free = self._most_constrained_cell()
         digits = [digit for digit in range(1, self.size + 1) if free >> digit & 1]
         if self.rng is not None:
             self.rng.shuffle(digits)
         for digit in digits:
             self.cells[cell] = digit
             self._toggle(cell, digit)
-            if self.succeeds():
+            if self.find_solution():
                 return True
             self._toggle(cell, digit)
         self.cells[cell] = 0
         return False
 
-    def _tightest(self) -> tuple[int, int]:
-        """The empty cell with the fewest digits left, and these digits."""
+    def _most_constrained_cell(self) -> tuple[int, int]:
+        """Return (the empty cell with the fewest candidates, bit mask of its candidates)."""
         fewest, found = self.size + 1, (0, 0)
         for cell, (row, col, box) in enumerate(self.units):
             if self.cells[cell]:
@@ -93,11 +93,11 @@ class BoardSearch:
 class SudokuPuzzle:
     start: Board
     solution: Board
-    """The only one."""
+    """The only solution."""
 
 
 def generate_puzzle(rng: random.Random, *, size: int, blanks: int) -> SudokuPuzzle:
-    """A puzzle with `blanks` empty cells, or with fewer where no other digit can go without a second solution."""
+    """Return a puzzle with `blanks` empty cells, or fewer if any further blank would allow a second solution."""
     solution = solve_board([0] * size**2, rng)
     assert solution is not None, "an empty board has solutions"
     return SudokuPuzzle(start=remove_digits(rng, solution, blanks), solution=solution)
@@ -115,22 +115,25 @@ def remove_digits(rng: random.Random, solution: Board, blanks: int) -> Board:
 
 
 def has_other_solution(cells: list[int], cell: int, digit: int) -> bool:
-    """Whether some solution has another digit at this cell: the one question that its removal raises."""
+    """Whether the board has a solution with another digit in this cell."""
     others = (other for other in candidates(cells, cell) if other != digit)
     return any(solve_board([*cells[:cell], other, *cells[cell + 1 :]]) is not None for other in others)
 
 
-LONGEST = 100
-"""Characters; more than any placement needs."""
-IN_WORDS = re.compile(r"place\s+(?P<digit>\d+)\s+at\s+row\s+(?P<row>\d+)\s+col(?:umn)?\s+(?P<col>\d+)", re.I | re.A)
-IN_SHORT = re.compile(r"(?P<row>\d+)\s*,\s*(?P<col>\d+)\s*,\s*(?P<digit>\d+)", re.A)
+MAX_PLACEMENT_CHARS = 100
+"""Longest text that is parsed; placements need fewer characters."""
+LONG_FORM = re.compile(r"place\s+(?P<digit>\d+)\s+at\s+row\s+(?P<row>\d+)\s+col(?:umn)?\s+(?P<col>\d+)", re.I | re.A)
+SHORT_FORM = re.compile(r"(?P<row>\d+)\s*,\s*(?P<col>\d+)\s*,\s*(?P<digit>\d+)", re.A)
 
 
 def parse_placement(text: str, size: int) -> tuple[int, int]:
-    """Cell and digit, 0 for none; a ValueError if the text names no cell or digit of a board of this size."""
-    found = len(text) <= LONGEST and (IN_WORDS.fullmatch(text) or IN_SHORT.fullmatch(text))
+    """Parse `place 5 at row 2 col 3` or `2,3,5` into (cell, digit), with digit 0 to clear the cell.
+
+    Raises ValueError if the text has neither form, or the cell or digit does not exist on a board of this size.
+    """
+    found = len(text) <= MAX_PLACEMENT_CHARS and (LONG_FORM.fullmatch(text) or SHORT_FORM.fullmatch(text))
     if not found:
-        raise ValueError("no placement")
+        raise ValueError("not a placement")
     row, col, digit = int(found["row"]), int(found["col"]), int(found["digit"])
     if not (1 <= row <= size and 1 <= col <= size and digit <= size):
         raise ValueError("no such cell or digit")
@@ -138,5 +141,5 @@ def parse_placement(text: str, size: int) -> tuple[int, int]:
 
 
 def format_placement(cell: int, digit: int, size: int) -> str:
-    """The short form: a third fewer tokens, and the cell is chosen before its digit."""
+    """The short form: a third fewer tokens, and the cell is chosen before the digit."""
     return f"{cell // size + 1},{cell % size + 1},{digit}"

@@ -1,1 +1,1 @@
-"""Three in a row, against a scripted opponent."""
+"""Tic-tac-toe against a scripted opponent."""

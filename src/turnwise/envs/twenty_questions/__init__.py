@@ -1,1 +1,1 @@
-"""Find the thing by questions with yes or no for an answer."""
+"""Find the hidden thing by asking yes-or-no questions."""

@@ -1,4 +1,4 @@
-"""What may be asked of a thing: attributes, each with its question and the phrases that other questions know it by."""
+"""Twenty questions: yes-or-no questions about a hidden thing."""
 
 from functools import cache
 from importlib import resources
@@ -54,7 +54,7 @@ ATTRIBUTES: dict[str, tuple[str, str]] = {
     "green": ("Is it green?", "green"),
     "white": ("Is it white?", "white"),
 }
-"""key -> (question, phrases)"""
+"""key -> (question, phrases that identify it)"""
 
 TOPICS = tuple(
     Topic(key=key, question=question, phrases=tuple(phrases.split(", ")))
@@ -62,7 +62,7 @@ TOPICS = tuple(
 )
 
 
-NUM_WORDS = 250
+NUM_THINGS = 250
 ARTICLES = ("a", "an", "the")
 
 
@@ -73,42 +73,41 @@ class TwentyQuestions(GuessingGame):
     examples = "A question: Is it alive? A guess: Is it a wall?"
 
     class Params(GuessingGame.Params):
-        num_words: Annotated[int, Field(ge=5, le=NUM_WORDS)] = NUM_WORDS
-        """How many words are in play."""
+        num_words: Annotated[int, Field(ge=5, le=NUM_THINGS)] = NUM_THINGS
+        """Number of things in play, 5 to 250."""
 
     params: Params
 
     @classmethod
     def table(cls) -> FactTable:
-        return things()
+        return load_things()
 
 
 @cache
-def things() -> FactTable:
-    """The things of the list with Yes or No for each attribute."""
+def load_things() -> FactTable:
     text = (resources.files("turnwise.envs.twenty_questions") / "things.txt").read_text(encoding="utf-8")
-    return FactTable(read_things(text), TOPICS)
+    return FactTable(parse_things(text), TOPICS)
 
 
-def read_things(text: str) -> list[Secret]:
-    """Reads the list; how it is written stands at its head."""
+def parse_things(text: str) -> list[Secret]:
+    """Parse the list of things; the head of things.txt describes its format."""
     things, group = list[Secret](), set[str]()
     for line in text.splitlines():
         if line.startswith("["):
             group = set(line.strip("[]").split())
         elif line and not line.startswith("#"):
             names, _, changes = line.partition(":")
-            things.append(thing(names, group, changes.split()))
+            things.append(parse_thing(names, group, changes.split()))
     return things
 
 
-def thing(names: str, group: set[str], changes: list[str]) -> Secret:
-    """One line of the list: a thing with its group's attributes, less those with a minus, and its own."""
-    less = {change[1:] for change in changes if change.startswith("-")}
-    own = {change for change in changes if not change.startswith("-")}
-    if wrong := (less - group) | (own & group) | (own | group) - ATTRIBUTES.keys():
+def parse_thing(names: str, group: set[str], changes: list[str]) -> Secret:
+    """Parse one line: the group's attributes, without those marked with a minus, plus the thing's own."""
+    removed = {change[1:] for change in changes if change.startswith("-")}
+    added = {change for change in changes if not change.startswith("-")}
+    if wrong := (removed - group) | (added & group) | (added | group) - ATTRIBUTES.keys():
         raise ValueError(f"{names}: {', '.join(sorted(wrong))} cannot be set here")
-    true = group - less | own
+    true = group - removed | added
     full, *aliases = names.split(" / ")
     first, _, rest = full.partition(" ")
     article, name = (f"{first} ", rest) if first in ARTICLES else ("", full)
