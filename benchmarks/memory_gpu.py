@@ -199,7 +199,7 @@ def run_case(name: str, rounds: int) -> dict[str, Any]:
     return {
         "plan": plan.describe(),
         "planned": [plan.rollout / GIB, plan.update / GIB, plan.host / GIB],
-        "room": plan.room / GIB,
+        "room": plan.device_bytes / GIB,
         "ready_s": ready,
         "rounds": found,
         "context": (total - free - torch.cuda.memory_reserved()) / GIB,

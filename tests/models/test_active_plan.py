@@ -1,4 +1,4 @@
-"""The learner's way on a GPU, on the CPU: attention by the plan in force, log-probabilities in parts."""
+"""The learner's code path for GPUs, run on the CPU: active attention plan, log-probabilities in chunks."""
 
 from importlib import import_module
 from typing import Any
@@ -16,24 +16,22 @@ from turnwise.models.head import OutputHead, head_logprobs, output_head
 from turnwise.models.layers import copy_model, decoder_layers
 
 WAY = [import_module(name) for name in ("turnwise.models.forward", "turnwise.training.learner")]
-"""Where it is asked which way to go."""
+"""Modules that ask which path to take."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_plan_in_force_gives_the_packed_plans_numbers_and_gradients(
-    family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_active_plan_matches_packed_plan(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = learnt(random_model(family, ATTENTION))
     assert max(batch().parents) >= 0, "a prompt is shared"
     for module in WAY:
         monkeypatch.setattr(module, "uses_active_plan", lambda _: True)
     monkeypatch.setattr(head_module, "MAX_CHUNK_LOGITS", 7)
-    monkeypatch.setattr(head_module, "MIN_ROWS", 7)  # seven rows at a time
+    monkeypatch.setattr(head_module, "MIN_ROWS", 7)  # seven rows per chunk
     check_equal(learnt(random_model(family, ATTENTION)), theirs)
 
 
-def test_one_compilation_serves_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Traced and differentiated as on a GPU, but not turned into machine code."""
+def test_layers_share_one_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced and differentiated as on a GPU, but not compiled to machine code."""
     theirs = learnt(random_model("llama", ATTENTION))
     for module in WAY:
         monkeypatch.setattr(module, "uses_active_plan", lambda _: True)
@@ -51,20 +49,20 @@ def test_one_compilation_serves_all_layers(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(graphs) == 1
 
 
-def test_attention_without_a_plan_is_an_error() -> None:
+def test_attention_without_a_plan_raises() -> None:
     ids = torch.arange(3, 9)[None]
-    with pytest.raises(RuntimeError, match="attending"):
+    with pytest.raises(RuntimeError, match="use_plan"):
         random_model("llama", ATTENTION)(input_ids=ids, position_ids=ids)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_familys_head_is_known(family: str) -> None:
+def test_output_head_is_found_in_every_family(family: str) -> None:
     assert output_head(random_model(family, ATTENTION)) is not None
 
 
-def test_a_head_that_does_more_is_not_taken_for_a_plain_one() -> None:
+def test_output_head_is_none_if_the_logits_differ() -> None:
     model = random_model("granite, scaled logits", ATTENTION)
-    del model.config.logits_scaling  # as if it had another name
+    del model.config.logits_scaling  # as if the option had another name
     original = type(model).forward
 
     class Other(type(model)):  # type: ignore[misc]
@@ -79,7 +77,7 @@ def test_a_head_that_does_more_is_not_taken_for_a_plain_one() -> None:
     assert output_head(model) is None
 
 
-def test_logits_of_bfloat16_weights_are_not_rounded() -> None:
+def test_output_head_computes_float32_logits_from_bfloat16() -> None:
     chance = torch.Generator().manual_seed(0)
     weight, hidden = (torch.randn(size, 64, generator=chance).bfloat16() for size in (50, 9))
     logits = OutputHead(weight=weight, bias=None).logits(hidden)
@@ -88,7 +86,7 @@ def test_logits_of_bfloat16_weights_are_not_rounded() -> None:
     assert (logits != logits.bfloat16()).any()
 
 
-def test_the_numbers_do_not_depend_on_how_many_rows_live_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_head_logprobs_do_not_depend_on_the_chunk_size(monkeypatch: pytest.MonkeyPatch) -> None:
     chance = torch.Generator().manual_seed(0)
     weight, hidden = (torch.randn(size, 16, generator=chance) for size in (50, 23))
     targets, temperatures = torch.randint(0, 50, (23,), generator=chance), torch.rand(23, generator=chance) + 0.5
@@ -106,7 +104,7 @@ def test_the_numbers_do_not_depend_on_how_many_rows_live_at_once(monkeypatch: py
         torch.testing.assert_close(whole, parts)
 
 
-def test_a_copy_of_a_compiled_model_is_compiled_and_has_weights_of_its_own() -> None:
+def test_copy_model_copies_weights_and_keeps_compilation() -> None:
     model, calls = random_model("llama", ATTENTION), []
 
     def count(graph: Any, _: Any) -> Any:
@@ -122,8 +120,8 @@ def test_a_copy_of_a_compiled_model_is_compiled_and_has_weights_of_its_own() -> 
     assert not {each.data_ptr() for each in copied.parameters()} & {each.data_ptr() for each in model.parameters()}
 
 
-def test_gradients_reach_values_alone() -> None:
-    """As with an adapter on v_proj and nothing else."""
+def test_attention_backward_when_only_values_need_gradients() -> None:
+    """The case of an adapter on v_proj only."""
     model = random_model("llama", ATTENTION).requires_grad_(False)
     chosen = model.model.layers[0].self_attn.v_proj.weight.requires_grad_(True)
     ids = torch.arange(3, 12)[None]

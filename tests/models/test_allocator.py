@@ -14,7 +14,7 @@ import torch
 
 if {settled}:
     configure_allocator()
-for _ in range(8):  # the first ones still find their place
+for _ in range(8):  # warm-up
     {block}
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(16):
@@ -23,19 +23,19 @@ for _ in range(16):
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 TENSOR = "torch.empty(1 << 24).fill_(1)"
-"""64 MiB from PyTorch's allocator: the C library's on x86, mimalloc on ARM."""
+"""64 MiB from PyTorch's allocator: that of the C library on x86, mimalloc on ARM."""
 BYTES = "bytearray(b'1') * (1 << 26)"
-"""64 MiB from the C library's."""
+"""64 MiB from the C library's allocator."""
 
 
-def test_the_collector_spares_what_existed() -> None:
+def test_freeze_gc_exempts_existing_objects() -> None:
     configure_allocator()
     assert gc.get_freeze_count() > 10_000
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the setting is glibc's")
 @pytest.mark.parametrize("block", [TENSOR, BYTES], ids=["tensor", "bytes"])
-def test_a_block_takes_the_pages_of_the_last_one(block: str) -> None:
+def test_freed_blocks_are_reused_without_page_faults(block: str) -> None:
     def faults(block: str, settled: bool) -> int:
         program = [sys.executable, "-c", FRESH_PAGES.format(block=block, settled=settled)]
         return int(subprocess.run(program, check=True, capture_output=True, text=True).stdout)

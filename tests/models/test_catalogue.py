@@ -17,7 +17,7 @@ from turnwise.models.loading.catalogue import (
 )
 
 
-def test_listing_models_loads_neither_torch_nor_transformers() -> None:
+def test_catalogue_imports_neither_torch_nor_transformers() -> None:
     code = (
         "import sys; from turnwise.models.loading.catalogue import CATALOGUE; [entry.cached for entry in CATALOGUE]; "
         "print([name for name in ('torch', 'transformers', 'tokenizers', 'numpy') if name in sys.modules])"
@@ -25,12 +25,12 @@ def test_listing_models_loads_neither_torch_nor_transformers() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 
 
-def test_names_are_distinct_and_tiny_comes_first() -> None:
+def test_catalogue_names_are_distinct_and_start_with_tiny() -> None:
     assert model_names()[:2] == (TINY, SMOLLM2)
     assert len(set(model_names())) == len(CATALOGUE)
 
 
-def test_the_cache_is_where_the_variable_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cache_folder_follows_the_environment_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TURNWISE_CACHE", str(tmp_path / "here"))
     assert cache_folder() == tmp_path / "here"
     monkeypatch.setenv("TURNWISE_CACHE", "~/there")
@@ -39,7 +39,7 @@ def test_the_cache_is_where_the_variable_says(monkeypatch: pytest.MonkeyPatch, t
     assert cache_folder() == Path.home() / ".cache" / "turnwise"
 
 
-def test_cached_is_what_can_be_loaded_without_a_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cached_models_can_be_loaded_without_a_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TURNWISE_CACHE", str(tmp_path))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     entries = {entry.name: entry for entry in CATALOGUE}
@@ -48,7 +48,7 @@ def test_cached_is_what_can_be_loaded_without_a_network(monkeypatch: pytest.Monk
     assert entries[SMOLLM2].cached
 
 
-def test_a_hub_model_is_cached_once_its_configuration_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_hub_model_is_cached_once_its_config_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     entry = ModelEntry(name="owner/name", parameters="1B", source=HUB, note="")

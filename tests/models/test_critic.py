@@ -22,13 +22,13 @@ def values(critic: TrunkCritic | HeadCritic, model: object, batch: Batch) -> tor
     return critic(packed_logits(model, batch, batch.sources)[1])
 
 
-def with_opinion(critic: TrunkCritic | HeadCritic) -> TrunkCritic | HeadCritic:
+def with_random_head(critic: TrunkCritic | HeadCritic) -> TrunkCritic | HeadCritic:
     torch.nn.init.normal_(critic.head.weight, generator=torch.Generator().manual_seed(1))
     torch.nn.init.constant_(critic.head.bias, 0.3)
     return critic
 
 
-def test_a_value_head_starts_at_zero() -> None:
+def test_value_head_starts_at_zero() -> None:
     head = value_head(random_model("llama", ATTENTION))
     assert (head.weight == 0).all() and (head.bias == 0).all()
     assert head.weight.shape == (1, 64)
@@ -36,10 +36,10 @@ def test_a_value_head_starts_at_zero() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", [TrunkCritic, HeadCritic])
-def test_values_are_those_of_the_position_before_the_token(kind: type, family: str) -> None:
-    """Against the hidden states of a plain forward over each sample alone."""
+def test_critic_values_come_from_the_position_before_the_token(kind: type, family: str) -> None:
+    """Compared with the hidden states of a forward over each sample alone."""
     model, plain = random_model(family, ATTENTION), random_model(family, "eager")
-    critic = with_opinion(kind(model))
+    critic = with_random_head(kind(model))
     samples = samples_of([talk(), talk(middle=25), talk(last=40)])
     batch = pack(samples)
     for sample, ours in zip(samples, unpack(batch, values(critic, model, batch)), strict=True):
@@ -49,28 +49,28 @@ def test_values_are_those_of_the_position_before_the_token(kind: type, family: s
 
 
 @pytest.mark.parametrize("kind", [TrunkCritic, HeadCritic])
-def test_a_token_cannot_change_its_own_value_but_those_after_it(kind: type) -> None:
+def test_critic_value_depends_on_earlier_tokens_only(kind: type) -> None:
     model = random_model("llama", ATTENTION)
-    critic = with_opinion(kind(model))
+    critic = with_random_head(kind(model))
     first, second = (values(critic, model, pack(samples_of([talk(middle=token)]))) for token in (20, 55))
     torch.testing.assert_close(first[0], second[0])
     assert ((first[1:] - second[1:]).abs() > 1e-4).all()
 
 
-def test_a_trunk_critic_is_a_copy_that_leaves_the_policy_alone() -> None:
+def test_trunk_critic_does_not_change_the_policy() -> None:
     model = random_model("llama", ATTENTION)
     critic = TrunkCritic(model)
     trunk = dict(model.base_model.named_parameters())
     for name, parameter in critic.trunk.named_parameters():
         assert torch.equal(parameter, trunk[name])
         assert parameter.data_ptr() != trunk[name].data_ptr()
-    critic = with_opinion(critic)
+    critic = with_random_head(critic)
     values(critic, model, pack(samples_of([talk()]))).sum().backward()
     assert all(parameter.grad is None for parameter in model.parameters())
     assert critic.trunk.layers[0].self_attn.q_proj.weight.grad.abs().max() > 0
 
 
-def test_a_head_critic_has_no_parameters_but_its_head() -> None:
+def test_head_critic_has_only_the_parameters_of_its_head() -> None:
     assert [name for name, _ in HeadCritic(random_model("llama", ATTENTION)).named_parameters()] == [
         "head.weight",
         "head.bias",

@@ -45,7 +45,7 @@ def small_llama() -> LlamaForCausalLM:
 
 
 def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
-    """GGUF keeps the two halves of a rotary pair beside each other."""
+    """Interleave rotary pairs, as GGUF stores them."""
     return weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
 
 
@@ -97,7 +97,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def test_a_gguf_file_gives_the_same_logits_and_a_tokenizer(file: Path) -> None:
+def test_read_gguf_gives_the_same_logits_and_a_tokenizer(file: Path) -> None:
     loaded = load_model(str(file))
     ids = torch.arange(20)[None]
     with torch.no_grad():
@@ -107,7 +107,7 @@ def test_a_gguf_file_gives_the_same_logits_and_a_tokenizer(file: Path) -> None:
     assert loaded.tokenizer.chat_template == TEMPLATE
 
 
-def test_what_came_from_gguf_is_plain_and_can_be_trained_and_saved(file: Path, tmp_path: Path) -> None:
+def test_model_from_gguf_can_be_trained_and_saved(file: Path, tmp_path: Path) -> None:
     loaded = load_model(str(file))
     loaded.model(torch.arange(9)[None]).logits.sum().backward()
     assert all(parameter.grad is not None for parameter in loaded.model.parameters())
@@ -116,13 +116,13 @@ def test_what_came_from_gguf_is_plain_and_can_be_trained_and_saved(file: Path, t
     assert all(torch.equal(tensor, again[name]) for name, tensor in loaded.model.state_dict().items())
 
 
-def test_reading_gguf_says_nothing_of_its_own(file: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_read_gguf_prints_nothing(file: Path, capfd: pytest.CaptureFixture[str]) -> None:
     load_model(str(file))
     assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("size", [0, 3, 40, 2000, -4000])
-def test_a_damaged_gguf_is_refused_in_one_line(file: Path, tmp_path: Path, size: int) -> None:
+def test_read_gguf_reports_a_damaged_file_in_one_line(file: Path, tmp_path: Path, size: int) -> None:
     damaged = tmp_path / "damaged.gguf"
     damaged.write_bytes(file.read_bytes()[:size])
     with pytest.raises(UserError) as caught:
@@ -131,7 +131,7 @@ def test_a_damaged_gguf_is_refused_in_one_line(file: Path, tmp_path: Path, size:
     assert "\n" not in str(caught.value)
 
 
-def test_missing_packages_are_named_with_the_command(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_gguf_names_missing_packages(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pretrained, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install gguf accelerate"):
         load_model(str(file))

@@ -1,4 +1,4 @@
-"""The head's Triton kernel against its twin: on a GPU where there is one, else under Triton's interpreter."""
+"""The output head's Triton kernel against its torch reference, on a GPU or under Triton's interpreter."""
 
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -13,18 +13,16 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.mark.parametrize("vocabulary", [7, 512, 4097, 9000])
-def test_one_pass_over_the_logits_measures_what_three_do(
-    vocabulary: int, optional_part: Callable[[str], NoReturn]
-) -> None:
+def test_logprob_kernel_matches_torch(vocabulary: int, optional_part: Callable[[str], NoReturn]) -> None:
     if find_spec("triton") is None:
         optional_part("triton is not installed, which comes for Linux only")
     from turnwise.models import head_kernel
 
     chance = torch.Generator().manual_seed(0)
     logits = (torch.randn(5, vocabulary, generator=chance) * 8).to(DEVICE)
-    logits[0] -= 500  # sums that overflow or vanish where the largest is not taken off
+    logits[0] -= 500  # sums overflow or underflow unless the maximum is subtracted
     logits[1] += 500
-    logits[2] = logits[2].sort().values  # every block has a larger one than those before it
+    logits[2] = logits[2].sort().values  # the maximum grows in every block
     targets = torch.tensor([0, vocabulary - 1, 3, 4, 5], device=DEVICE)
     temperatures = torch.tensor([1.0, 0.5, 1.0, 2.0, 1.0], device=DEVICE)
     logprobs = (logits.double() / temperatures[:, None]).log_softmax(dim=-1)

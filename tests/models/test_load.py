@@ -24,7 +24,7 @@ from turnwise.models.loading.tiny import tiny_config, tiny_model, tiny_tokenizer
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tiny as a Hugging Face folder; tests that break it take a copy."""
+    """Tiny as a Hugging Face folder; tests that modify it use `copied`."""
     folder = tmp_path_factory.mktemp("saved") / "model"
     save_model(tiny_model(5), tiny_tokenizer(), folder)
     return folder
@@ -35,15 +35,15 @@ def copied(saved: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(saved, tmp_path / "copy"))
 
 
-def refusal(name: str | Path, **options: Any) -> str:
-    """The one line that loading is refused with."""
+def error_of(name: str | Path, **options: Any) -> str:
+    """Return the one-line error of loading the model."""
     with pytest.raises(UserError) as caught:
         load_model(str(name), **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def test_tiny_is_its_seed() -> None:
+def test_tiny_weights_follow_the_seed() -> None:
     loaded, other = load_model("tiny", seed=5), load_model("tiny", seed=6)
     expected = tiny_model(5).state_dict()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.model.state_dict().items())
@@ -52,7 +52,7 @@ def test_tiny_is_its_seed() -> None:
     assert loaded.stop_ids == (loaded.tokenizer.eos_token_id,)
 
 
-def test_a_loaded_model_is_in_eval_mode_and_trainable(saved: Path) -> None:
+def test_loaded_model_is_in_eval_mode_and_trainable(saved: Path) -> None:
     for name in ("tiny", str(saved)):
         model = load_model(name).model
         assert not model.training
@@ -60,14 +60,14 @@ def test_a_loaded_model_is_in_eval_mode_and_trainable(saved: Path) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "expected"), [("float32", torch.float32), ("bfloat16", torch.bfloat16)])
-def test_dtype_and_attention_are_as_asked(saved: Path, dtype: str, expected: torch.dtype) -> None:
+def test_load_model_sets_dtype_and_attention(saved: Path, dtype: str, expected: torch.dtype) -> None:
     for name in ("tiny", str(saved)):
         model = load_model(name, dtype=dtype, attn_implementation="eager").model
         assert {parameter.dtype for parameter in model.parameters()} == {expected}
         assert model.config._attn_implementation == "eager"
 
 
-def test_a_saved_model_comes_back_bit_for_bit(saved: Path) -> None:
+def test_saved_model_loads_bit_for_bit(saved: Path) -> None:
     loaded = load_model(str(saved))
     expected = tiny_model(5).state_dict()
     assert set(loaded.model.state_dict()) == set(expected)
@@ -76,7 +76,7 @@ def test_a_saved_model_comes_back_bit_for_bit(saved: Path) -> None:
     assert loaded.stop_ids == load_model("tiny").stop_ids
 
 
-def test_a_saved_tokenizer_comes_back_the_same(saved: Path) -> None:
+def test_saved_tokenizer_loads_unchanged(saved: Path) -> None:
     before, after = tiny_tokenizer(), load_model(str(saved)).tokenizer
     text = "  <think>Up || √</think><|end|><0x41>\r\n日本 "
     for plain in (True, False):
@@ -87,15 +87,15 @@ def test_a_saved_tokenizer_comes_back_the_same(saved: Path) -> None:
     assert after.get_vocab() == before.get_vocab()
 
 
-def test_loading_says_nothing_of_its_own(copied: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_load_model_prints_nothing(copied: Path, capfd: pytest.CaptureFixture[str]) -> None:
     load_model(str(copied))
     config = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps(config | {"num_hidden_layers": config["num_hidden_layers"] + 1}))
-    refusal(copied)
+    error_of(copied)
     assert capfd.readouterr() == ("", "")
 
 
-def test_every_dropout_is_zero(tmp_path: Path) -> None:
+def test_load_model_removes_dropout(tmp_path: Path) -> None:
     config = GPT2Config(
         vocab_size=len(tiny_tokenizer()), n_embd=16, n_layer=2, n_head=2, n_positions=32, eos_token_id=1, bos_token_id=1
     )
@@ -110,7 +110,7 @@ def test_every_dropout_is_zero(tmp_path: Path) -> None:
         assert torch.equal(model.train()(ids).logits, model.eval()(ids).logits)
 
 
-def test_attention_dropout_kept_as_an_attribute_is_zero(copied: Path) -> None:
+def test_load_model_removes_attention_dropout_attributes(copied: Path) -> None:
     config = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.3}))
     model = load_model(str(copied)).model
@@ -118,90 +118,90 @@ def test_attention_dropout_kept_as_an_attribute_is_zero(copied: Path) -> None:
     assert {layer.self_attn.attention_dropout for layer in model.model.layers} == {0.0}
 
 
-def test_stop_ids_are_those_of_the_generation_config_and_the_tokenizer(copied: Path) -> None:
+def test_stop_ids_come_from_generation_config_and_tokenizer(copied: Path) -> None:
     generation = json.loads((copied / "generation_config.json").read_text())
     (copied / "generation_config.json").write_text(json.dumps(generation | {"eos_token_id": [300, 7]}))
     assert load_model(str(copied)).stop_ids == (7, 300, tiny_tokenizer().eos_token_id)
 
 
-def test_a_chat_template_file_replaces_the_tokenizers_own(saved: Path, tmp_path: Path) -> None:
+def test_chat_template_file_replaces_the_tokenizers(saved: Path, tmp_path: Path) -> None:
     file = tmp_path / "own.jinja"
     file.write_text("{% for message in messages %}[{{ message.content }}]{% endfor %}")
     tokenizer = load_model(str(saved), chat_template=str(file)).tokenizer
     assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "[hi]"
 
 
-def test_a_tokenizer_without_chat_template_is_refused_unless_one_is_given(copied: Path, tmp_path: Path) -> None:
+def test_tokenizer_without_chat_template_needs_a_file(copied: Path, tmp_path: Path) -> None:
     (copied / "chat_template.jinja").unlink()
-    assert "has no chat template: give one with --model.chat_template" in refusal(copied)
+    assert "has no chat template: pass one with --model.chat_template" in error_of(copied)
     file = tmp_path / "own.jinja"
     file.write_text("{{ messages }}")
     assert load_model(str(copied), chat_template=str(file)).tokenizer.chat_template == "{{ messages }}"
 
 
-def test_a_chat_template_that_is_missing_or_broken_is_refused(tmp_path: Path) -> None:
-    assert "cannot be read: give a Jinja file" in refusal("tiny", chat_template=str(tmp_path / "none.jinja"))
+def test_missing_or_broken_chat_template_is_an_error(tmp_path: Path) -> None:
+    assert "pass a Jinja file" in error_of("tiny", chat_template=str(tmp_path / "none.jinja"))
     broken = tmp_path / "broken.jinja"
     broken.write_text("{% for %}")
-    assert "is no Jinja" in refusal("tiny", chat_template=str(broken))
+    assert "is not valid Jinja" in error_of("tiny", chat_template=str(broken))
 
 
-def test_an_unknown_name_is_answered_with_the_nearest_at_once() -> None:
-    assert refusal("tinny").startswith('unknown model "tinny": did you mean "tiny"?')
-    assert 'did you mean "smollm2-135m"?' in refusal("smollm2")
-    assert "there are Qwen/" in refusal("xyzzy!")
-    assert refusal("").startswith('unknown model ""')
+def test_unknown_name_suggests_the_nearest() -> None:
+    assert error_of("tinny").startswith('unknown model "tinny": did you mean "tiny"?')
+    assert 'did you mean "smollm2-135m"?' in error_of("smollm2")
+    assert "there are Qwen/" in error_of("xyzzy!")
+    assert error_of("").startswith('unknown model ""')
 
 
-def test_a_hub_name_that_cannot_be_fetched_says_so() -> None:
-    assert "is not on this machine and the Hugging Face hub cannot be reached" in refusal("nobody/nothing")
+def test_unreachable_hub_model_is_an_error() -> None:
+    assert "is not in the local cache and the Hugging Face hub cannot be reached" in error_of("nobody/nothing")
 
 
-def test_a_folder_that_is_missing_or_no_model_is_refused(tmp_path: Path) -> None:
-    assert refusal(tmp_path / "none").startswith("no model folder")
-    assert "it has no config.json" in refusal(tmp_path)
+def test_missing_folder_or_non_model_folder_is_an_error(tmp_path: Path) -> None:
+    assert error_of(tmp_path / "none").startswith("no model folder")
+    assert "it has no config.json" in error_of(tmp_path)
     (tmp_path / "checkpoints").mkdir()
-    assert "turnwise export" in refusal(tmp_path)
+    assert "turnwise export" in error_of(tmp_path)
 
 
-def test_half_written_weights_are_refused(copied: Path) -> None:
+def test_truncated_weights_are_an_error(copied: Path) -> None:
     weights = (copied / "model.safetensors").read_bytes()
     for size in (0, 5, 100, len(weights) // 2, len(weights) - 1):
         (copied / "model.safetensors").write_bytes(weights[:size])
-        assert "damaged or half-written" in refusal(copied), size
+        assert "damaged or incomplete" in error_of(copied), size
 
 
-def test_missing_weights_are_refused(copied: Path) -> None:
+def test_missing_weight_file_is_an_error(copied: Path) -> None:
     (copied / "model.safetensors").unlink()
-    assert "weights" in refusal(copied)
+    assert "weights" in error_of(copied)
 
 
-def test_weights_that_lack_a_tensor_are_refused_and_not_made_up(copied: Path) -> None:
+def test_missing_tensor_is_an_error_and_not_initialized(copied: Path) -> None:
     config = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps(config | {"num_hidden_layers": config["num_hidden_layers"] + 1}))
-    assert "are missing (model.layers.2.input_layernorm.weight and 8 others)" in refusal(copied)
+    assert "are missing (model.layers.2.input_layernorm.weight and 8 others)" in error_of(copied)
 
 
-def test_weights_of_another_shape_are_refused(copied: Path) -> None:
+def test_mismatched_weight_shape_is_an_error(copied: Path) -> None:
     config = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps(config | {"intermediate_size": 400}))
-    assert "another shape than its configuration says (model.layers.0.mlp.down_proj.weight" in refusal(copied)
+    assert "do not have the shape in its configuration (model.layers.0.mlp.down_proj.weight" in error_of(copied)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"model_type": "no_such_model"}'])
-def test_a_broken_configuration_is_refused(copied: Path, text: str) -> None:
+def test_broken_config_is_an_error(copied: Path, text: str) -> None:
     (copied / "config.json").write_text(text)
-    assert "configuration" in refusal(copied)
+    assert "configuration" in error_of(copied)
 
 
-def test_a_broken_or_missing_tokenizer_is_refused(copied: Path) -> None:
+def test_broken_or_missing_tokenizer_is_an_error(copied: Path) -> None:
     (copied / "tokenizer.json").write_text("{")
-    assert "tokenizer" in refusal(copied)
+    assert "tokenizer" in error_of(copied)
     (copied / "tokenizer.json").unlink()
-    assert "tokenizer" in refusal(copied)
+    assert "tokenizer" in error_of(copied)
 
 
-def test_models_that_do_not_generate_from_left_to_right_are_refused(tmp_path: Path) -> None:
+def test_non_causal_model_is_an_error(tmp_path: Path) -> None:
     sizes = {"vocab_size": 50, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     models = {
         "bert": BertForMaskedLM(BertConfig(**sizes, intermediate_size=8)),
@@ -210,35 +210,35 @@ def test_models_that_do_not_generate_from_left_to_right_are_refused(tmp_path: Pa
     }
     for name, model in models.items():
         save_model(model, tiny_tokenizer(), tmp_path / name)
-        assert "no causal language model" in refusal(tmp_path / name), name
+        assert "not a causal language model" in error_of(tmp_path / name), name
 
 
-def test_code_that_comes_with_a_model_never_runs(copied: Path, tmp_path: Path) -> None:
+def test_remote_code_of_a_model_never_runs(copied: Path, tmp_path: Path) -> None:
     config = json.loads((copied / "config.json").read_text())
     own = {"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}
     (copied / "config.json").write_text(json.dumps(config | own))
     (copied / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    assert "custom code" in refusal(copied)
+    assert "custom code" in error_of(copied)
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_quantised_model_is_refused(copied: Path) -> None:
+def test_quantized_model_is_an_error(copied: Path) -> None:
     config = json.loads((copied / "config.json").read_text())
-    quantised = {"quant_method": "gptq", "bits": 4}
-    (copied / "config.json").write_text(json.dumps(config | {"quantization_config": quantised}))
-    assert "is quantised" in refusal(copied)
+    quantized = {"quant_method": "gptq", "bits": 4}
+    (copied / "config.json").write_text(json.dumps(config | {"quantization_config": quantized}))
+    assert "is quantized" in error_of(copied)
 
 
-def test_unknown_devices_and_dtypes_are_refused() -> None:
-    assert "unknown device" in refusal("tiny", device="gpu")
-    assert 'unknown dtype "float23": did you mean "float32"?' in refusal("tiny", dtype="float23")
+def test_unknown_device_or_dtype_is_an_error() -> None:
+    assert "unknown device" in error_of("tiny", device="gpu")
+    assert 'unknown dtype "float23": did you mean "float32"?' in error_of("tiny", dtype="float23")
     assert resolve_device("auto").type in ("cpu", "cuda")
     if not torch.cuda.is_available():
         assert resolve_device("auto").type == "cpu"
-        assert "no CUDA device" in refusal("tiny", device="cuda")
+        assert "no CUDA device" in error_of("tiny", device="cuda")
 
 
-def test_the_folder_is_one_that_transformers_reads_alone(saved: Path) -> None:
+def test_saved_folder_loads_with_plain_transformers(saved: Path) -> None:
     model = LlamaForCausalLM.from_pretrained(saved)
     ids = torch.tensor([[300, 400, 500]])
     with torch.no_grad():

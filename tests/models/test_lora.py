@@ -37,7 +37,7 @@ def base(tmp_path: Path) -> Path:
 
 
 def adapted(base: Path) -> torch.nn.Module:
-    """Its adapter is no longer what it was at first, and does something."""
+    """Model with an adapter that changes the output."""
     model = load_model(str(base)).model
     add_lora(model, str(base), settings())
     for name, parameter in model.named_parameters():
@@ -46,7 +46,7 @@ def adapted(base: Path) -> torch.nn.Module:
     return model
 
 
-def test_a_fresh_adapter_changes_nothing_and_is_all_that_is_trained(base: Path) -> None:
+def test_new_adapter_is_neutral_and_the_only_trained_part(base: Path) -> None:
     plain, model = load_model(str(base)).model, load_model(str(base)).model
     add_lora(model, str(base), settings())
     assert model(IDS).logits.equal(plain(IDS).logits)
@@ -55,7 +55,7 @@ def test_a_fresh_adapter_changes_nothing_and_is_all_that_is_trained(base: Path) 
     assert not any("lm_head" in name or "embed" in name for name in trained)
 
 
-def test_equal_seeds_give_equal_adapters_and_leave_the_global_stream_alone(base: Path) -> None:
+def test_adapter_follows_its_seed_and_keeps_global_random_state(base: Path) -> None:
     def first_weights(seed: int) -> torch.Tensor:
         model = load_model(str(base)).model
         torch.manual_seed(seed + 100)
@@ -67,7 +67,7 @@ def test_equal_seeds_give_equal_adapters_and_leave_the_global_stream_alone(base:
     assert first_weights(0).equal(first_weights(0)) and not first_weights(0).equal(first_weights(1))
 
 
-def test_swapped_adapter_is_in_place_and_undone(base: Path) -> None:
+def test_swap_adapter_is_in_place_and_undone(base: Path) -> None:
     model = adapted(base)
     first, logits = copy_adapter(model), model(IDS).logits
     storage = [parameter.data_ptr() for parameter in model.parameters()]
@@ -84,7 +84,7 @@ def test_swapped_adapter_is_in_place_and_undone(base: Path) -> None:
     assert first.keys() == {name for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def test_peft_loads_it_in_a_fresh_process(base: Path, tmp_path: Path) -> None:
+def test_saved_adapter_loads_with_plain_peft(base: Path, tmp_path: Path) -> None:
     model = adapted(base)
     save_model(model, load_model(str(base)).tokenizer, tmp_path / "adapter")
     assert not (tmp_path / "adapter" / "model.safetensors").exists()
@@ -94,7 +94,7 @@ def test_peft_loads_it_in_a_fresh_process(base: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(torch.load(tmp_path / "logits.pt"), model(IDS).logits)
 
 
-def test_merged_it_is_a_plain_model_that_says_the_same(base: Path, tmp_path: Path) -> None:
+def test_merge_adapter_gives_an_equal_plain_model(base: Path, tmp_path: Path) -> None:
     model = adapted(base)
     save_model(model, load_model(str(base)).tokenizer, tmp_path / "adapter")
     fresh = load_model(str(base))
@@ -104,7 +104,7 @@ def test_merged_it_is_a_plain_model_that_says_the_same(base: Path, tmp_path: Pat
     assert not any("lora" in name for name, _ in plain.named_parameters())
 
 
-def test_a_saved_adapter_is_loaded_with_its_base_and_trained_further(base: Path, tmp_path: Path) -> None:
+def test_saved_adapter_loads_with_its_base_and_is_trainable(base: Path, tmp_path: Path) -> None:
     model = adapted(base)
     save_model(model, load_model(str(base)).tokenizer, tmp_path / "adapter")
     again = load_model(str(tmp_path / "adapter")).model
@@ -113,23 +113,23 @@ def test_a_saved_adapter_is_loaded_with_its_base_and_trained_further(base: Path,
     assert {name for name, parameter in again.named_parameters() if parameter.requires_grad} == mine
 
 
-def test_targets_are_chosen_by_name(base: Path) -> None:
+def test_add_lora_selects_targets_by_name(base: Path) -> None:
     model = load_model(str(base)).model
     add_lora(model, str(base), settings(targets=("q_proj", "v_proj")))
     named = {name.split(".")[-4] for name, each in model.named_parameters() if each.requires_grad}
     assert named == {"q_proj", "v_proj"}
-    with pytest.raises(UserError, match="no such layers"):
+    with pytest.raises(UserError, match="no layers named"):
         add_lora(load_model(str(base)).model, str(base), settings(targets=("nowhere",)))
 
 
-def test_a_layer_without_the_usual_names_gets_one_too() -> None:
+def test_add_lora_covers_conv1d_layers() -> None:
     model = random_model("gpt2", "sdpa")
     add_lora(model, "x", settings())
     assert any("c_attn.lora_A" in name for name, each in model.named_parameters() if each.requires_grad)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"base_model_name_or_path": null}', "{}"])
-def test_a_damaged_configuration_is_one_line(base: Path, tmp_path: Path, text: str) -> None:
+def test_damaged_adapter_config_is_a_one_line_error(base: Path, tmp_path: Path, text: str) -> None:
     folder = tmp_path / "adapter"
     save_model(adapted(base), load_model(str(base)).tokenizer, folder)
     (folder / "adapter_config.json").write_text(text)
@@ -137,15 +137,15 @@ def test_a_damaged_configuration_is_one_line(base: Path, tmp_path: Path, text: s
         load_model(str(folder))
 
 
-def test_damaged_weights_are_one_line(base: Path, tmp_path: Path) -> None:
+def test_damaged_adapter_weights_are_a_one_line_error(base: Path, tmp_path: Path) -> None:
     folder = tmp_path / "adapter"
     save_model(adapted(base), load_model(str(base)).tokenizer, folder)
     (folder / "adapter_model.safetensors").write_bytes(b"nothing")
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="cannot read"):
         load_model(str(folder))
 
 
-def test_the_adapter_names_its_base_so_that_it_is_found_from_anywhere(
+def test_adapter_stores_the_absolute_path_of_its_base(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -157,7 +157,7 @@ def test_the_adapter_names_its_base_so_that_it_is_found_from_anywhere(
     )
 
 
-def test_without_peft_the_mend_is_said(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_peft_error_says_what_to_install(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lora, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'turnwise\[lora\]'"):
         add_lora(load_model(str(base)).model, str(base), settings())

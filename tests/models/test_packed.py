@@ -21,8 +21,8 @@ def make_sample(ids: list[int], first_sampled: int, trajectory: int = 0) -> Samp
     )
 
 
-def group_and_loners(generator: torch.Generator) -> list[Sample]:
-    """Three samples with one prompt, two with another, and two alone, all of different lengths, in mixed order."""
+def mixed_samples(generator: torch.Generator) -> list[Sample]:
+    """Three samples with one prompt, two with another and two alone, of different lengths, in mixed order."""
 
     def ids(count: int) -> list[int]:
         return torch.randint(3, VOCABULARY, (count,), generator=generator).tolist()
@@ -40,8 +40,8 @@ def group_and_loners(generator: torch.Generator) -> list[Sample]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_packed_logits_and_gradients_equal_those_of_each_sample_alone(family: str) -> None:
-    samples = group_and_loners(torch.Generator().manual_seed(1))
+def test_packed_batch_matches_each_sample_alone(family: str) -> None:
+    samples = mixed_samples(torch.Generator().manual_seed(1))
     plain, packed = random_model(family, "eager"), random_model(family, ATTENTION)
     batch = pack(samples)
     assert -1 in batch.parents and max(batch.parents) >= 1, "the case must have shared prompts and samples alone"
@@ -59,13 +59,13 @@ def test_packed_logits_and_gradients_equal_those_of_each_sample_alone(family: st
         torch.testing.assert_close(ours.grad, theirs.grad, atol=2e-4, rtol=1e-3, msg=name)
 
 
-def test_what_members_share_is_computed_once() -> None:
-    samples = group_and_loners(torch.Generator().manual_seed(2))
+def test_shared_prompt_is_computed_once() -> None:
+    samples = mixed_samples(torch.Generator().manual_seed(2))
     batch = pack(samples)
     assert len(batch.ids) == sum(map(len, samples)) - 2 * 11 - 1 * 8
 
 
-def test_prompts_that_differ_share_their_common_beginning() -> None:
+def test_different_prompts_share_their_common_prefix() -> None:
     rules = list(range(3, 23))
     samples = [make_sample([*rules, 30 + number, 40, 50, 51, 52], 22) for number in range(4)]
     batch = pack(samples)
@@ -76,8 +76,8 @@ def test_prompts_that_differ_share_their_common_beginning() -> None:
         torch.testing.assert_close(part, alone, atol=2e-5, rtol=1e-4)
 
 
-def test_another_sample_cannot_change_a_sample_beside_it() -> None:
-    samples = group_and_loners(torch.Generator().manual_seed(3))
+def test_packed_samples_do_not_influence_each_other() -> None:
+    samples = mixed_samples(torch.Generator().manual_seed(3))
     model = random_model("llama", ATTENTION)
     changed = [*samples[:-1], make_sample([5] * 20, 15)]
     first, second = (
@@ -88,21 +88,21 @@ def test_another_sample_cannot_change_a_sample_beside_it() -> None:
     assert not torch.allclose(first[-1], second[-1])
 
 
-def test_a_sampled_token_without_context_is_refused() -> None:
+def test_sampled_token_without_context_is_an_error() -> None:
     with pytest.raises(ValueError, match="without a context"):
         pack([make_sample([1, 2, 3], 0)])
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_the_last_feed_forward_runs_only_where_its_output_is_read(family: str) -> None:
+def test_last_feed_forward_runs_only_where_its_output_is_used(family: str) -> None:
     model = random_model(family, ATTENTION)
     layers = model.base_model.h if family == "gpt2" else model.base_model.layers
     rows: list[int] = []
     for layer in layers:
         layer.mlp.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].shape[1]))
-        # Registered first, so it sees what the layer gives; what the last one computes shows in its first matrix.
+        # Registered first, so it receives the layer's input; the last layer's work shows in its first matrix.
     first = layers[-1].mlp.c_fc if family == "gpt2" else layers[-1].mlp.up_proj
     first.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].shape[1]))
-    batch = pack(group_and_loners(torch.Generator().manual_seed(4)))
+    batch = pack(mixed_samples(torch.Generator().manual_seed(4)))
     packed_logits(model, batch, batch.sources)
     assert rows == [len(batch.ids)] * 3 + [len(batch.sources)]

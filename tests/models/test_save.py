@@ -16,7 +16,7 @@ from turnwise.models.loading.tiny import tiny_model, tiny_tokenizer
 
 
 class FailingTokenizer:
-    """Fails after the model was written: the last moment at which a folder is half-written."""
+    """Fails after the model was written, the last moment at which the folder is incomplete."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -29,36 +29,36 @@ def names_in(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir())
 
 
-def test_tied_weights_are_stored_once_and_nothing_else_is_left(tmp_path: Path) -> None:
+def test_save_model_stores_tied_weights_once(tmp_path: Path) -> None:
     save_model(tiny_model(0), tiny_tokenizer(), tmp_path / "new" / "model")
     stored = load_file(tmp_path / "new" / "model" / "model.safetensors")
     assert sum(tensor.numel() for tensor in stored.values()) == sum(p.numel() for p in tiny_model(0).parameters())
     assert names_in(tmp_path / "new") == ["model"]
 
 
-def test_bfloat16_comes_back_bit_for_bit(tmp_path: Path) -> None:
+def test_save_model_keeps_bfloat16_bit_for_bit(tmp_path: Path) -> None:
     model = load_model("tiny", dtype="bfloat16").model
     save_model(model, tiny_tokenizer(), tmp_path / "model")
     again = load_model(str(tmp_path / "model"), dtype="bfloat16").model.state_dict()
     assert all(torch.equal(tensor, again[name]) for name, tensor in model.state_dict().items())
 
 
-def test_our_attention_is_not_written_into_the_folder(tmp_path: Path) -> None:
+def test_save_model_does_not_store_the_attention_function(tmp_path: Path) -> None:
     loaded = load_model("tiny", attn_implementation=ATTENTION)
     assert loaded.model.config._attn_implementation == ATTENTION
     save_model(loaded.model, loaded.tokenizer, tmp_path / "model")
     assert ATTENTION not in (tmp_path / "model" / "config.json").read_text()
 
 
-def test_all_files_of_a_folder_have_the_same_mode(tmp_path: Path) -> None:
+def test_save_model_gives_all_files_the_same_mode(tmp_path: Path) -> None:
     save_model(tiny_model(0), tiny_tokenizer(), tmp_path / "model")
     assert len({file.stat().st_mode for file in (tmp_path / "model").iterdir()}) == 1
 
 
-def test_a_folder_that_exists_is_left_alone(tmp_path: Path) -> None:
+def test_save_model_never_overwrites_a_folder(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "precious").write_text("x")
-    with pytest.raises(UserError, match="model exists: choose another folder"):
+    with pytest.raises(UserError, match="model already exists: choose another folder"):
         save_model(tiny_model(0), tiny_tokenizer(), tmp_path / "model")
     assert names_in(tmp_path / "model") == ["precious"]
     assert names_in(tmp_path) == ["model"]
@@ -72,25 +72,25 @@ def test_a_folder_that_exists_is_left_alone(tmp_path: Path) -> None:
         SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
     ],
 )
-def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, error: Exception) -> None:
+def test_save_model_on_a_full_disk_leaves_nothing(tmp_path: Path, error: Exception) -> None:
     with pytest.raises(UserError, match=r"no disk space left to write .*model: free some"):
         save_model(tiny_model(0), FailingTokenizer(error), tmp_path / "model")
     assert names_in(tmp_path) == []
 
 
-def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+def test_save_model_without_permission_is_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(UserError, match="cannot be written"):
+    with pytest.raises(UserError, match="cannot write"):
         save_model(tiny_model(0), tiny_tokenizer(), tmp_path / "file" / "model")
 
 
-def test_an_interruption_leaves_nothing(tmp_path: Path) -> None:
+def test_save_model_interrupted_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         save_model(tiny_model(0), FailingTokenizer(KeyboardInterrupt()), tmp_path / "model")
     assert names_in(tmp_path) == []
 
 
-def test_the_name_appears_only_when_everything_is_written(tmp_path: Path) -> None:
+def test_atomic_folder_appears_only_when_complete(tmp_path: Path) -> None:
     with atomic_folder(tmp_path / "model") as aside:
         (aside / "part").write_text("1")
         assert not (tmp_path / "model").exists()
@@ -98,7 +98,7 @@ def test_the_name_appears_only_when_everything_is_written(tmp_path: Path) -> Non
     assert (tmp_path / "model" / "part").read_text() == "1"
 
 
-def test_a_process_killed_while_writing_leaves_no_folder_of_that_name(tmp_path: Path) -> None:
+def test_atomic_folder_of_a_killed_process_does_not_appear(tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:
         with atomic_folder(tmp_path / "model") as aside:
@@ -111,7 +111,7 @@ def test_a_process_killed_while_writing_leaves_no_folder_of_that_name(tmp_path: 
     assert (tmp_path / "model" / "part").read_text() == "2"
 
 
-def test_of_two_writers_the_first_wins_and_the_second_is_told(tmp_path: Path) -> None:
+def test_atomic_folder_first_writer_wins(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError), atomic_folder(tmp_path / "model") as late:
         (late / "who").write_text("late")
         with atomic_folder(tmp_path / "model") as early:
@@ -120,7 +120,7 @@ def test_of_two_writers_the_first_wins_and_the_second_is_told(tmp_path: Path) ->
     assert names_in(tmp_path) == ["model"]
 
 
-def test_losing_a_race_is_an_error_of_save_model_too(tmp_path: Path) -> None:
+def test_save_model_reports_a_lost_race(tmp_path: Path) -> None:
     class Racer(FailingTokenizer):
         def save_pretrained(self, folder: Path) -> Any:
             (tmp_path / "model").mkdir()

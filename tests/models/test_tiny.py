@@ -31,7 +31,7 @@ PINNED = dict.fromkeys((1, 2, 3, 4), "3cd151675aa1e5177698a9e7385f042116e8ca8d12
 
 
 def encode(text: str) -> list[int]:
-    """As content is encoded: no special tokens."""
+    """Encode as content, without special tokens."""
     return TOKENIZER.encode(text, add_special_tokens=False, split_special_tokens=True)
 
 
@@ -43,12 +43,14 @@ def render(messages: list[dict[str, Any]], **options: Any) -> str:
     return TOKENIZER.apply_chat_template(messages, tokenize=False, **options)
 
 
-def test_changing_the_token_list_needs_a_new_version() -> None:
+def test_token_list_is_pinned_to_its_version() -> None:
     found = hashlib.sha256(json.dumps(tiny_pieces()).encode()).hexdigest()
-    assert found == PINNED[TINY_VERSION], "changing this list breaks saved tiny models: bump TINY_VERSION, pin the hash"
+    assert found == PINNED[TINY_VERSION], (
+        "changing this list breaks saved tiny models: increase TINY_VERSION and pin the hash"
+    )
 
 
-def test_no_piece_stands_twice_and_none_is_empty() -> None:
+def test_pieces_are_unique_and_not_empty() -> None:
     assert len(set(tiny_pieces())) == len(tiny_pieces())
     assert all(tiny_pieces())
 
@@ -64,19 +66,19 @@ def test_ids_are_bytes_then_pieces_then_special_tokens() -> None:
 @example("▁a ▁ ▁▁")
 @example("<0x41><0xE2> <unk> </s>")
 @example("".join(SPECIAL_TOKENS))
-def test_any_text_comes_back_exactly(text: str) -> None:
+def test_tokenizer_round_trips_any_text(text: str) -> None:
     assert TOKENIZER.decode(encode(text)) == text
 
 
 @given(st.lists(st.sampled_from(["<0x41>", "<0x", "<|end|>", "<|", "<think>", " ", "P", " P", "√", "é", "\n"])))
-def test_text_that_looks_like_tokens_comes_back_exactly_and_is_never_special(parts: list[str]) -> None:
+def test_special_tokens_in_text_stay_text(parts: list[str]) -> None:
     ids = encode("".join(parts))
     assert TOKENIZER.decode(ids) == "".join(parts)
     assert max(ids, default=0) < len(TOKENIZER) - len(SPECIAL_TOKENS)
 
 
 @given(st.text(alphabet=st.characters(codec="ascii", exclude_categories=["Cc"]), max_size=30))
-def test_a_text_is_cut_into_the_fewest_pieces(text: str) -> None:
+def test_tokenizer_uses_the_fewest_pieces(text: str) -> None:
     fewest = [0] + [len(text) + 1] * len(text)
     known = set(tiny_pieces())
     for end in range(1, len(text) + 1):
@@ -94,7 +96,7 @@ ARMS = [name for pairs in NAMES.values() for pair in pairs for name in pair]
 
 
 @pytest.mark.parametrize("words", [NUMBERS, ACTIONS, GRID, ARMS], ids=["numbers", "actions", "grid", "arms"])
-def test_symbols_numbers_and_actions_are_single_tokens_bare_and_after_a_space(words: list[str]) -> None:
+def test_symbols_numbers_and_actions_are_single_tokens(words: list[str]) -> None:
     texts = words + [f" {word}" for word in words]
     assert [text for text in texts if pieces_of(text) != [text]] == []
 
@@ -107,7 +109,7 @@ def test_format_and_characters_are_single_tokens() -> None:
 @pytest.mark.parametrize(
     "symbols", [LAKE_SYMBOLS, *SOKOBAN_SYMBOLS.values(), dict(zip("123456", "WYROBG", strict=True))]
 )
-def test_every_cell_of_a_grid_is_a_token_of_its_own(symbols: dict[str, str]) -> None:
+def test_every_grid_cell_is_one_token(symbols: dict[str, str]) -> None:
     rng = random.Random(0)
     for space in ("", " "):
         cells = rng.choices(list(symbols.values()), k=500)
@@ -126,7 +128,7 @@ def test_every_cell_of_a_grid_is_a_token_of_its_own(symbols: dict[str, str]) -> 
         (Sokoban, {"observation": "coordinates"}),
     ],
 )
-def test_every_word_of_the_built_in_prompts_is_one_token(kind: Any, params: dict[str, Any]) -> None:
+def test_every_word_of_built_in_prompts_is_one_token(kind: Any, params: dict[str, Any]) -> None:
     observation = asyncio.run(TextEnvRunner(kind(params), random.Random(0)).start())
     for message in observation.messages:
         pieces = pieces_of(message.content)
@@ -134,12 +136,12 @@ def test_every_word_of_the_built_in_prompts_is_one_token(kind: Any, params: dict
         assert inside_words == []
 
 
-def test_a_reply_of_two_actions_is_five_tokens() -> None:
+def test_answer_of_two_actions_is_five_tokens() -> None:
     reply = "<answer>Up || Left</answer>"
     assert pieces_of(reply) == ["<answer>", "Up", " || ", "Left", "</answer>"]
 
 
-def test_each_message_is_role_content_end_and_nothing_is_trimmed() -> None:
+def test_template_writes_role_content_end_untrimmed() -> None:
     messages = [
         {"role": "system", "content": " rules \n"},
         {"role": "user", "content": "\n  grid"},
@@ -155,15 +157,15 @@ def test_each_message_is_role_content_end_and_nothing_is_trimmed() -> None:
     assert render(messages, add_generation_prompt=True) == expected + "<|assistant|>"
 
 
-def test_the_scaffolding_of_a_message_costs_two_tokens() -> None:
+def test_template_adds_two_tokens_per_message() -> None:
     ids = TOKENIZER.apply_chat_template(
         [{"role": "user", "content": "Up"}], add_generation_prompt=True, return_dict=False
     )
     assert TOKENIZER.convert_ids_to_tokens(ids) == ["<|user|>", "Up", "<|end|>", "<|assistant|>"]
 
 
-def test_tools_are_left_to_the_environment_to_tell_and_calls_are_written_out() -> None:
-    """A template knows nothing of the style in which an environment reads calls."""
+def test_template_ignores_tools_and_writes_calls() -> None:
+    """The environment describes its tools; the template does not know its call format."""
     tool = {"name": "look", "description": "<é>", "parameters": {"type": "object"}}
     tools = [{"type": "function", "function": tool}]
     call = {"type": "function", "function": {"name": "look", "arguments": {"at": 1}}}
@@ -172,18 +174,18 @@ def test_tools_are_left_to_the_environment_to_tell_and_calls_are_written_out() -
     assert render(said, tools=tools) == render(said) == f"<|system|>be<|end|><|assistant|>{written}<|end|>"
 
 
-def test_arguments_that_are_text_are_written_as_they_are() -> None:
+def test_template_writes_text_arguments_verbatim() -> None:
     call = {"function": {"name": "look", "arguments": '{"at":1}'}}
     text = render([{"role": "assistant", "content": "I look. ", "tool_calls": [call]}])
     assert text == '<|assistant|>I look. <tool_call>{"name": "look", "arguments": {"at":1}}</tool_call><|end|>'
 
 
-def test_an_unknown_role_is_refused() -> None:
+def test_template_rejects_unknown_roles() -> None:
     with pytest.raises(Exception, match="unknown role: robot"):
         render([{"role": "robot", "content": "x"}])
 
 
-def test_the_model_is_a_llama_of_under_a_million_parameters_for_this_tokenizer() -> None:
+def test_tiny_model_matches_the_tokenizer_and_is_small() -> None:
     model = tiny_model(0)
     assert 600_000 < sum(parameter.numel() for parameter in model.parameters()) < 1_000_000
     assert model.config.vocab_size == len(TOKENIZER) <= 1600
@@ -194,7 +196,7 @@ def test_the_model_is_a_llama_of_under_a_million_parameters_for_this_tokenizer()
     assert tiny_config().max_position_embeddings == 4096
 
 
-def test_the_weights_follow_the_seed_and_nothing_else() -> None:
+def test_tiny_model_weights_depend_on_the_seed_only() -> None:
     first = tiny_model(7).state_dict()
     torch.rand(3)
     again, other = tiny_model(7).state_dict(), tiny_model(8).state_dict()
@@ -202,7 +204,7 @@ def test_the_weights_follow_the_seed_and_nothing_else() -> None:
     assert not torch.equal(first["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
 
 
-def test_making_a_model_leaves_the_global_random_state_alone() -> None:
+def test_tiny_model_keeps_the_global_random_state() -> None:
     before = torch.random.get_rng_state()
     tiny_model(3)
     assert torch.equal(torch.random.get_rng_state(), before)

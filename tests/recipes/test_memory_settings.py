@@ -28,18 +28,23 @@ def settled(**given: str) -> Any:
 
 def test_on_a_cpu_nothing_is_done_that_was_not_asked_for() -> None:
     plan = memory_plan(settled(), make_learner(settings_of()).model)
-    assert (plan.on_host, plan.recompute, plan.releases_cache, plan.pages) == (False, False, False, None)
+    assert (plan.optimizer_on_host, plan.recompute, plan.releases_cache, plan.pages) == (False, False, False, None)
     asked = {"train__optimizer_state": "host", "train__recompute": "on", "system__keep_cache": "off"}
     plan = plan_without_limits(settled(**asked, train__micro_tokens="5000"))
-    assert (plan.on_host, plan.recompute, plan.releases_cache, plan.micro_tokens) == (True, True, True, 5000)
+    assert (plan.optimizer_on_host, plan.recompute, plan.releases_cache, plan.micro_tokens) == (True, True, True, 5000)
 
 
 def test_the_settings_say_what_is_asked_of_a_plan() -> None:
     plain = demand_of(settled())
-    assert (plain.on_host, plain.recompute, plain.releases_cache, plain.micro_tokens) == (None, None, None, None)
+    assert (plain.optimizer_on_host, plain.recompute, plain.releases_cache, plain.micro_tokens) == (
+        None,
+        None,
+        None,
+        None,
+    )
     assert (plain.critic, plain.reference, plain.muon, plain.engines) == (False, False, False, 1)
     given = demand_of(settled(train__optimizer_state="device", train__recompute="off", system__keep_cache="on"))
-    assert (given.on_host, given.recompute, given.releases_cache) == (False, False, False)
+    assert (given.optimizer_on_host, given.recompute, given.releases_cache) == (False, False, False)
     other = {"algo__advantage": "gae", "algo__kl_coef": "0.1", "train__optimizer": "muon", "selfplay__opponent": "past"}
     more = demand_of(settled(**other))
     assert (more.critic, more.reference, more.muon, more.engines) == (True, True, True, 2)
@@ -95,7 +100,7 @@ def test_imitation_gives_its_cache_back_too(tmp_path: Path, monkeypatch: pytest.
 def test_a_plan_says_what_goes_where() -> None:
     report = report_plan("Qwen/Qwen2.5-1.5B-Instruct", None, 24, [])
     rows = {name: cells for name, *cells in report.rows}
-    assert rows["float32 masters"] == ["", "", "5.75"]
+    assert rows["float32 master weights"] == ["", "", "5.75"]
     assert rows["parameters"] == ["2.88", "2.88", ""]
     assert rows["there is"][:2] == ["24.00", "24.00"]
     columns = [
@@ -125,7 +130,7 @@ def test_a_plan_needs_a_model_and_the_size_of_a_gpu(monkeypatch: pytest.MonkeyPa
 def test_the_doctor_plans(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--plan", "--shape", "qwen2.5-7b", "--gpu-memory", "80", "--lora.rank", "16"]) == 0
     out = capsys.readouterr().out
-    assert "keys and values" in out and "40M of them trained" in out
+    assert "KV cache" in out and "40M of them trained" in out
     assert main(["doctor", "--plan", "--shape", "qwen2.5-7b", "--gpu-memory", "8"]) == 2
     assert "--lora.rank 16" in capsys.readouterr().err
     assert main(["doctor", "--lora.rank", "16"]) == 2

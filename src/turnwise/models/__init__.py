@@ -1,1 +1,1 @@
-"""Load and save: hub name, local folder, GGUF, tiny's architecture and tokenizer; value head."""
+"""Load and save models; run them on packed batches: attention, layers, output head, critic, memory planning."""

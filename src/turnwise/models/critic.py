@@ -1,4 +1,4 @@
-"""Critics: the value of a position before its next token is chosen. They start at zero everywhere."""
+"""Critics: estimate the value of a position before its next token is chosen. They start at zero everywhere."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from turnwise.models.layers import copy_model
 
 
 def value_head(model: Any) -> nn.Linear:
-    """Zero at first: an untrained critic must not add noise to the advantages."""
+    """Return a linear value head of zeros: an untrained critic must not add noise to the advantages."""
     embedding = model.get_input_embeddings().weight
     head = nn.Linear(model.config.hidden_size, 1, device=embedding.device, dtype=torch.float32)
     nn.init.zeros_(head.weight)
@@ -20,7 +20,7 @@ def value_head(model: Any) -> nn.Linear:
 
 
 class TrunkCritic(nn.Module):
-    """A model of its own: a copy of the policy's trunk and a value head."""
+    """Separate critic: a copy of the policy's trunk with a value head."""
 
     def __init__(self, policy: Any) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class TrunkCritic(nn.Module):
 
 
 class HeadCritic(nn.Module):
-    """A value head on the policy's own trunk: no second model; the value loss shapes the trunk too."""
+    """Value head on the policy's own trunk: no second model, and the value loss also trains the trunk."""
 
     def __init__(self, policy: Any) -> None:
         super().__init__()

@@ -1,6 +1,9 @@
-"""A model's logits, and the hidden states they are made from, at chosen positions of a packed batch.
+"""Logits and hidden states of a model at chosen positions of a packed batch.
 
-On a GPU rows are laid out for attention once for all forwards and backwards over a batch: `batch_attention`.
+Most tokens of a trajectory are observations, whose output is not used. So logits are computed at chosen positions only,
+and so is the last layer's feed-forward part: a token's logits need the keys and values of all tokens before it, but the
+feed-forward output of that token alone. In a model of two layers this saves a third of the work, in one of thirty
+hardly any.
 """
 
 from collections.abc import Iterator
@@ -18,23 +21,23 @@ from turnwise.models.layers import decoder_layers
 
 
 def packed_logits(model: Any, batch: Batch, keep: Tensor) -> tuple[Tensor, Tensor]:
-    """(logits [K, V], hidden [K, H]) at positions `keep` of the packed tokens; logits of other tokens are never made.
+    """Return (logits [K, V], hidden [K, H]) at positions `keep` of the packed tokens.
 
-    The model's own forward makes the logits, so scales and soft caps on them (Granite, Gemma-2) are applied.
+    The model's own forward computes the logits, so its scales and soft caps on them (Granite, Gemma-2) apply.
     """
-    with _capture_input(model.get_output_embeddings()) as seen, restrict_last_layer(model, keep):
+    with _capture_input(model.get_output_embeddings()) as captured, restrict_last_layer(model, keep):
         output = model(**_inputs(model, batch, keep), logits_to_keep=keep)
-    return output.logits[0], seen[0][0]
+    return output.logits[0], captured[0][0]
 
 
 def uses_active_plan(batch: Batch) -> bool:
-    """Whether attention goes by the plan in force, as on a GPU, or by one that comes with each forward."""
+    """Return True on a GPU: attention then follows the active plan, not one passed to the forward."""
     return batch.ids.is_cuda
 
 
 @contextmanager
 def batch_attention(batch: Batch) -> Iterator[None]:
-    """What runs over a batch runs inside this, its backward pass included."""
+    """Activate the attention plan of a batch. Its forward and backward passes run in this block."""
     if not uses_active_plan(batch):
         yield
         return
@@ -43,7 +46,7 @@ def batch_attention(batch: Batch) -> Iterator[None]:
 
 
 def packed_hidden(trunk: Any, batch: Batch, keep: Tensor) -> Tensor:
-    """Hidden states [K, H] of a model without a head."""
+    """Return the hidden states [K, H] of a model without a head at positions `keep`."""
     if uses_active_plan(batch):
         inputs = {"input_ids": batch.ids[None], "position_ids": batch.positions[None], "use_cache": False}
         return trunk(**inputs).last_hidden_state[0].index_select(0, keep)
@@ -58,32 +61,32 @@ def _inputs(model: Any, batch: Batch, keep: Tensor) -> dict[str, Any]:
 
 @contextmanager
 def _capture_input(module: nn.Module) -> Iterator[list[Tensor]]:
-    seen: list[Tensor] = []
-    hook = module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    captured: list[Tensor] = []
+    hook = module.register_forward_pre_hook(lambda _, inputs: captured.append(inputs[0]))
     try:
-        yield seen
+        yield captured
     finally:
         hook.remove()
 
 
 @contextmanager
 def restrict_last_layer(model: Any, keep: Tensor) -> Iterator[None]:
-    """Inside, hidden states after the last layer are right at positions `keep` of the packed tokens, and only there."""
-    part = _last_feed_forward(model)
-    if part is None:
+    """Run the last layer's feed-forward part at positions `keep` only; its output elsewhere is undefined."""
+    feed_forward = _last_feed_forward(model)
+    if feed_forward is None:
         yield
         return
     size = 0
 
-    def choose(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def select(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         nonlocal size
         size = inputs[0].shape[1]
         return inputs[0].index_select(1, keep), *inputs[1:]
 
-    def put_back(_: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    def scatter(_: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> Tensor:
         return torch.zeros_like(output[:, :1]).expand(-1, size, -1).index_copy(1, keep, output)
 
-    hooks = [part.register_forward_pre_hook(choose), part.register_forward_hook(put_back)]
+    hooks = [feed_forward.register_forward_pre_hook(select), feed_forward.register_forward_hook(scatter)]
     try:
         yield
     finally:
@@ -92,16 +95,17 @@ def restrict_last_layer(model: Any, keep: Tensor) -> Iterator[None]:
 
 
 def last_layer_index(model: Any) -> int | None:
-    """The number of the last layer where its feed-forward part is run only for some tokens; else None."""
+    """Return the index of the last layer if `restrict_last_layer` applies to the model, else None."""
     layers = decoder_layers(model)
     return None if layers is None or _last_feed_forward(model) is None else len(layers) - 1
 
 
 def _last_feed_forward(model: Any) -> nn.Module | None:
-    """None where it is not a plain function of one token's vector, as far as can be told: a mixture of experts."""
+    """Return the module, or None if it may not act on each token separately (a mixture of experts)."""
     layers = decoder_layers(model)
-    part = getattr(layers[-1], "mlp", None) if layers is not None else None
-    if part is None:
+    feed_forward = getattr(layers[-1], "mlp", None) if layers is not None else None
+    if feed_forward is None:
         return None
-    plain = all(parameter.ndim <= 2 for parameter in part.parameters())
-    return part if plain and not any(isinstance(each, nn.ModuleList) for each in part.modules()) else None
+    experts = any(parameter.ndim > 2 for parameter in feed_forward.parameters())
+    experts = experts or any(isinstance(module, nn.ModuleList) for module in feed_forward.modules())
+    return None if experts else feed_forward

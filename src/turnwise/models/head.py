@@ -1,4 +1,4 @@
-"""A model's output layer apart from its trunk: logits in float32, and log-probabilities without all logits at once."""
+"""The output layer apart from the trunk: float32 logits, and log-probabilities without holding all logits at once."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from turnwise.models.attention.operator import use_plan
 from turnwise.models.attention.varlen import VarlenPlan
 
 MAX_CHUNK_LOGITS, MIN_ROWS = 1 << 28, 64
-"""Logits that live at once, at most (a gibibyte of them), but those of so many rows at least."""
+"""Upper bound of the logits held at once (1 GiB of float32), but at least this many rows of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputHead:
-    """softcap * tanh(scale * (W h + b) / softcap), as far as a model has each."""
+    """logits = softcap * tanh(scale * (W h + b) / softcap), without the parts that the model does not have."""
 
     weight: Tensor  # [V, H]
     bias: Tensor | None
@@ -27,11 +27,11 @@ class OutputHead:
     softcap: float | None = None
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[M, V] float32. bfloat16 would round a logit of 20 to steps of an eighth."""
-        return self.shaped(matmul_float32(hidden, self.weight.t()))
+        """Return logits [M, V] in float32: bfloat16 would round a logit of 20 to multiples of 1/8."""
+        return self.finish(matmul_float32(hidden, self.weight.t()))
 
-    def shaped(self, logits: Tensor) -> Tensor:
-        """From the plain product, whose memory is used again."""
+    def finish(self, logits: Tensor) -> Tensor:
+        """Apply bias, scale and soft cap to W h, in place."""
         if self.bias is not None:
             logits += self.bias
         if self.scale != 1:
@@ -40,7 +40,7 @@ class OutputHead:
 
 
 def matmul_float32(left: Tensor, right: Tensor) -> Tensor:
-    """A matrix product in float32, of whatever the factors are."""
+    """Return the matrix product in float32, whatever the dtype of the factors."""
     if left.dtype == torch.float32:
         return left @ right
     if left.is_cuda:
@@ -52,7 +52,7 @@ _heads: "WeakKeyDictionary[Any, OutputHead | None]" = WeakKeyDictionary()
 
 
 def output_head(model: Any) -> OutputHead | None:
-    """None: the model makes its logits in a way of its own. Found out once, by comparing."""
+    """Return the model's output head, or None if its logits are computed in another way. Verified once per model."""
     if model not in _heads:
         head = _describe_head(model)
         _heads[model] = head if head is not None and _matches_model(model, head) else None
@@ -71,15 +71,15 @@ def _describe_head(model: Any) -> OutputHead | None:
 
 @torch.no_grad()
 def _matches_model(model: Any, head: OutputHead) -> bool:
-    """On a few tokens, as closely as the model's number type tells."""
+    """Compare with the model's own logits on a few tokens, to the precision of its dtype."""
     device = head.weight.device
     ids = torch.arange(8, device=device)[None] % head.weight.shape[0]
     inputs = {"input_ids": ids, "position_ids": torch.arange(8, device=device)[None], "use_cache": False}
     with use_plan(VarlenPlan([8], [-1], device)):
-        own = model(**inputs).logits[0].float()
-        ours = head.logits(model.base_model(**inputs).last_hidden_state[0])
-    room = 1e-4 if head.weight.dtype == torch.float32 else 0.05
-    return bool((own - ours).abs().max() <= room * (1 + own.abs().max()))
+        expected = model(**inputs).logits[0].float()
+        actual = head.logits(model.base_model(**inputs).last_hidden_state[0])
+    tolerance = 1e-4 if head.weight.dtype == torch.float32 else 0.05
+    return bool((expected - actual).abs().max() <= tolerance * (1 + expected.abs().max()))
 
 
 def chunk_rows(vocabulary: int) -> int:
@@ -87,9 +87,9 @@ def chunk_rows(vocabulary: int) -> int:
 
 
 def head_logprobs(head: OutputHead, hidden: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probability and entropy [M] from hidden states [M, H]; logits of a part of them live at a time.
+    """Return log-probability and entropy [M] of hidden states [M, H], computing the logits in chunks.
 
-    They are made again in the backward pass, which costs less than keeping them.
+    The backward pass recomputes the logits, which costs less than keeping them.
     """
     logprobs, entropy = _HeadLogprobs.apply(hidden, head.weight, head, targets, temperatures)
     return logprobs, entropy
@@ -101,29 +101,29 @@ class _HeadLogprobs(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, head: OutputHead, targets: Tensor, temperatures: Tensor
     ) -> tuple[Tensor, Tensor]:
         rows = chunk_rows(weight.shape[0])
-        parts = []
+        chunks = []
         for start in range(0, max(1, len(hidden)), rows):
             here = slice(start, start + rows)
-            parts.append(_statistics_function(hidden)(head.logits(hidden[here]), targets[here], temperatures[here]))
-        logprobs, entropy, logsums = (torch.cat(columns) for columns in zip(*parts, strict=True))
-        ctx.save_for_backward(hidden, targets, temperatures, entropy, logsums)
+            chunks.append(_statistics_function(hidden)(head.logits(hidden[here]), targets[here], temperatures[here]))
+        logprobs, entropy, logsumexp = (torch.cat(columns) for columns in zip(*chunks, strict=True))
+        ctx.save_for_backward(hidden, targets, temperatures, entropy, logsumexp)
         ctx.head, ctx.rows = head, rows
         return logprobs, entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, logprobs_grad: Tensor, entropy_grad: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, targets, temperatures, entropy, logsums = ctx.saved_tensors
+        hidden, targets, temperatures, entropy, logsumexp = ctx.saved_tensors
         head, weight = ctx.head, ctx.head.weight
         if head.bias is not None and head.bias.requires_grad:
-            raise RuntimeError("a trainable bias of the output layer")
+            raise RuntimeError("a trainable bias of the output layer is not supported")
         hidden_grad = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         weight_grad = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         settings = head.scale, head.softcap, hidden.dtype
         for start in range(0, len(hidden), ctx.rows):
             here = slice(start, start + ctx.rows)
             logits = head.logits(hidden[here])
-            columns = (targets, temperatures, entropy, logsums, logprobs_grad, entropy_grad)
+            columns = (targets, temperatures, entropy, logsumexp, logprobs_grad, entropy_grad)
             grad = _gradient_function(hidden)(logits, *(each[here] for each in columns), *settings)
             if hidden_grad is not None:
                 hidden_grad[here] = grad @ weight
@@ -133,11 +133,11 @@ class _HeadLogprobs(torch.autograd.Function):
 
 
 def logprob_statistics(logits: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities of the targets, entropies, and the logarithms of the sums, [M] each, at temperature."""
+    """Return log-probabilities of the targets, entropies and log-sum-exps at the given temperatures, [M] each."""
     scaled = logits / temperatures[:, None]
-    logsums = scaled.logsumexp(dim=-1)
-    logprobs = scaled - logsums[:, None]
-    return logprobs.gather(1, targets[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(dim=-1), logsums
+    logsumexp = scaled.logsumexp(dim=-1)
+    logprobs = scaled - logsumexp[:, None]
+    return logprobs.gather(1, targets[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(dim=-1), logsumexp
 
 
 def logits_gradient(
@@ -145,22 +145,22 @@ def logits_gradient(
     targets: Tensor,
     temperatures: Tensor,
     entropy: Tensor,
-    logsums: Tensor,
+    logsumexp: Tensor,
     logprobs_grad: Tensor,
     entropy_grad: Tensor,
     scale: float,
     softcap: float | None,
     dtype: torch.dtype,
 ) -> Tensor:
-    """The gradient of the plain product: that of the logits, through what shaped them.
+    """Return the gradient of W h: that of the logits, back through scale and soft cap.
 
     d log p_y / d z_j = [j = y] - p_j and d H / d z_j = -p_j (log p_j + H), over the temperature.
     """
-    logprobs = logits / temperatures[:, None] - logsums[:, None]
-    pull = logprobs_grad[:, None] + entropy_grad[:, None] * (logprobs + entropy[:, None])
+    logprobs = logits / temperatures[:, None] - logsumexp[:, None]
+    weights = logprobs_grad[:, None] + entropy_grad[:, None] * (logprobs + entropy[:, None])
     columns = torch.arange(logits.shape[1], device=logits.device)
     chosen = torch.where(columns == targets[:, None], logprobs_grad[:, None], 0.0)
-    grad = (chosen - logprobs.exp() * pull) * (scale / temperatures[:, None])
+    grad = (chosen - logprobs.exp() * weights) * (scale / temperatures[:, None])
     if softcap is not None:
         grad = grad * (1 - (logits / softcap).square())
     return grad.to(dtype)
@@ -172,7 +172,7 @@ def _compiled_gradient() -> Callable[..., Tensor]:
 
 
 def _gradient_function(like: Tensor) -> Callable[..., Tensor]:
-    """Compiled on a GPU, where each of its steps would pass over all logits; as it is elsewhere."""
+    """Return `logits_gradient`, compiled on a GPU: in eager mode each operation would pass over all logits."""
     return _compiled_gradient() if like.is_cuda else logits_gradient
 
 

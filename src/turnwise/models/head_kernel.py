@@ -1,4 +1,4 @@
-"""One pass over the logits where torch's compiler makes three: `head.measure` says the same in torch."""
+"""Triton kernel for `head.logprob_statistics`: one pass over the logits, where torch.compile needs three."""
 
 import torch
 import triton
@@ -8,10 +8,10 @@ from torch import Tensor
 
 @triton.jit
 def logprob_kernel(
-    logits, targets, temperatures, logprobs, entropies, logsums, row_stride,
+    logits, targets, temperatures, logprobs, entropies, logsumexps, row_stride,
     VOCABULARY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program a row. Sums are of exponentials below the largest logit so far, and follow it as it grows."""
+    """One program per row. Sums are relative to the largest logit so far and are rescaled when it grows."""
     row = tl.program_id(0)
     start = logits + row.to(tl.int64) * row_stride
     inverse = 1.0 / tl.load(temperatures + row)
@@ -33,7 +33,7 @@ def logprob_kernel(
     chosen = tl.load(start + tl.load(targets + row)) * inverse
     tl.store(logprobs + row, chosen - logsum)
     tl.store(entropies + row, tl.log(whole) - tl.sum(expected, axis=0) / whole)
-    tl.store(logsums + row, logsum)
+    tl.store(logsumexps + row, logsum)
 
 
 def logprob_statistics(logits: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,7 +1,14 @@
-"""Compiles a model's layers on a GPU: one compilation for all of them, and for the engine and the learner each.
+"""Rewrites of a model's decoder layers: compilation, fused projections, activation recomputation.
 
-Layers are alike, and what attention does is no part of what is compiled. So it takes seconds, not minutes, and torch
-keeps the result on disk for the next run.
+Compilation on a GPU: all layers share one compilation, and attention is not part of it. So it takes seconds instead of
+minutes, and torch keeps the result on disk for the next run.
+
+Fused projections: linear layers that read the same input run as one product when no gradient is needed, because
+decoding is bound by kernel launches. Their weights share one storage, of which each parameter is a view; names, shapes
+and gradients of the parameters do not change.
+
+Recomputation (activation checkpointing): a layer keeps only its input for the backward pass and runs again there.
+Memory for one layer instead of all, for about a third more work.
 """
 
 import copy
@@ -19,7 +26,9 @@ from turnwise.models.loading.catalogue import cache_folder
 
 CACHE_VARIABLES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 MAX_COMPILATIONS = 64
-"""Compilations of one function before torch gives up on it: layer kinds, number types, with and without gradients."""
+"""Compilations of one function before torch falls back to eager: layer types, dtypes, with and without gradients."""
+PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Children of one module that are called in this order with the same input."""
 
 
 def decoder_layers(model: Any) -> nn.ModuleList | None:
@@ -27,12 +36,15 @@ def decoder_layers(model: Any) -> nn.ModuleList | None:
 
 
 def compile_layers(model: Any) -> int:
-    """Changes how the layers are called, and where some weights lie: before an engine or an optimiser holds them."""
+    """Compile the decoder layers and fuse their projections; return the number of layers.
+
+    Moves weights: call it before an engine or an optimizer holds references to them.
+    """
     for variable, name in CACHE_VARIABLES.items():
         os.environ.setdefault(variable, str(cache_folder() / "compiled" / name))
     torch._dynamo.config.cache_size_limit = max(torch._dynamo.config.cache_size_limit, MAX_COMPILATIONS)
     fuse_projections(model)
-    output_head(model)  # looks before there is something to compile
+    output_head(model)  # verified now, so that its test forward does not trigger a compilation
     layers = list(decoder_layers(model) or [])
     for layer in layers:
         layer.compile(dynamic=None)
@@ -40,20 +52,19 @@ def compile_layers(model: Any) -> int:
 
 
 def copy_model(model: Any) -> Any:
-    """The same model with weights of its own, its layers compiled where the model's are: a plain copy forgets that."""
+    """Return a deep copy whose layers are compiled if the model's are, which `deepcopy` alone does not keep."""
     copied = copy.deepcopy(model)
-    for own, layer in zip(decoder_layers(copied) or (), decoder_layers(model) or (), strict=True):
+    for target, layer in zip(decoder_layers(copied) or (), decoder_layers(model) or (), strict=True):
         if layer._compiled_call_impl is not None:
-            own.compile(dynamic=None)
+            target.compile(dynamic=None)
     return copied
 
 
-PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Children of one module that are called in this order with the same input."""
-
-
 def fuse_projections(model: nn.Module) -> int:
-    """Moves their weights: before anything else holds them. Returns how many products became part of another."""
+    """Fuse sibling projections without bias; return the number of matrix products saved per forward.
+
+    Moves weights: call it before anything else holds references to them.
+    """
     saved = 0
     for parent in model.modules():
         for names in PROJECTIONS:
@@ -65,19 +76,19 @@ def fuse_projections(model: nn.Module) -> int:
 
 
 def _fuse(linears: Sequence[nn.Linear]) -> None:
-    together = torch.cat([each.weight.data for each in linears])
-    for each, part in zip(linears, together.split([each.out_features for each in linears]), strict=True):
+    joined = torch.cat([each.weight.data for each in linears])
+    for each, part in zip(linears, joined.split([each.out_features for each in linears]), strict=True):
         each.weight.data = part
-    leader, *others = linears
-    leader.__class__ = FusedLinear
-    leader.__dict__["_led"] = others  # no submodules of it: they keep their own names
-    for each in others:
+    first, *followers = linears
+    first.__class__ = FusedLinear
+    first.__dict__["_followers"] = followers  # not as submodules: their parameters keep their names
+    for each in followers:
         each.__class__ = FusedFollower
 
 
-@torch.library.custom_op("turnwise::siblings", mutates_args=())
+@torch.library.custom_op("turnwise::fused_linear", mutates_args=())
 def fused_linear(input: Tensor, weights: list[Tensor]) -> Tensor:
-    """All their products behind each other: one where the weights lie so, which those of a model's copy do not."""
+    """Return all products, concatenated: one product if the weights are adjacent, which those of a copy are not."""
     first = weights[0]
     if not _are_adjacent(weights):
         return torch.cat([F.linear(input, each) for each in weights], dim=-1)
@@ -91,43 +102,46 @@ def _(input: Tensor, weights: list[Tensor]) -> Tensor:
 
 
 def _are_adjacent(weights: Sequence[Tensor]) -> bool:
-    storage, place = weights[0].untyped_storage().data_ptr(), weights[0].data_ptr()
+    storage, pointer = weights[0].untyped_storage().data_ptr(), weights[0].data_ptr()
     for each in weights:
-        if each.untyped_storage().data_ptr() != storage or each.data_ptr() != place or not each.is_contiguous():
+        if each.untyped_storage().data_ptr() != storage or each.data_ptr() != pointer or not each.is_contiguous():
             return False
-        place += each.numel() * each.element_size()
+        pointer += each.numel() * each.element_size()
     return True
 
 
 class FusedLinear(nn.Linear):
-    """The first of the siblings: makes all their products, and leaves the others theirs."""
+    """First of the fused layers: computes all products and hands the followers theirs."""
 
     def forward(self, input: Tensor) -> Tensor:
         if torch.is_grad_enabled():
             return F.linear(input, self.weight)
-        others: list[Any] = self.__dict__["_led"]
-        sizes = [self.out_features, *(each.out_features for each in others)]
-        whole = fused_linear(input, [self.weight, *(each.weight for each in others)])
-        own, *parts = whole.split(sizes, dim=-1)
-        for each, part in zip(others, parts, strict=True):
-            each._held = (input, part)
-        return own
+        followers: list[Any] = self.__dict__["_followers"]
+        sizes = [self.out_features, *(each.out_features for each in followers)]
+        joined = fused_linear(input, [self.weight, *(each.weight for each in followers)])
+        output, *parts = joined.split(sizes, dim=-1)
+        for each, part in zip(followers, parts, strict=True):
+            each._precomputed = (input, part)
+        return output
 
 
 class FusedFollower(nn.Linear):
-    """One of the others: takes what it was left, if it was made from this input."""
+    """Returns the output that `FusedLinear` computed, if it was for the same input."""
 
-    _held: tuple[Tensor, Tensor] | None = None
+    _precomputed: tuple[Tensor, Tensor] | None = None
 
     def forward(self, input: Tensor) -> Tensor:
-        held, self._held = self._held, None
-        return held[1] if held is not None and held[0] is input else F.linear(input, self.weight)
+        precomputed, self._precomputed = self._precomputed, None
+        if precomputed is not None and precomputed[0] is input:
+            return precomputed[1]
+        return F.linear(input, self.weight)
 
 
 def recompute_layers(model: Any) -> int:
-    """Changes what layers keep, and nothing about what they compute, compiled or not. How many there are.
+    """Recompute activations of all layers but the last, where the backward pass begins; return their number.
 
-    The backward pass runs them again, and so runs inside everything that their forward needs.
+    Outputs do not change, compiled or not. The backward pass runs the layers again, so it must run inside every context
+    that their forward needs.
     """
     layers = list(decoder_layers(model) or [])[:-1]
     for layer in layers:
@@ -136,28 +150,29 @@ def recompute_layers(model: Any) -> int:
 
 
 class Recomputed:
-    """Marks a layer of this kind."""
+    """Base of layer classes that recompute their activations."""
 
 
 _recomputed_classes: dict[type[nn.Module], type[nn.Module]] = {}
 
 
-def _recomputed_class(kind: type[nn.Module]) -> type[nn.Module]:
-    """The same kind of layer, called through a checkpoint where gradients are asked for. One class for all such layers:
-    they share their compilation.
-    """
-    if issubclass(kind, Recomputed):
-        return kind
-    if kind in _recomputed_classes:
-        return _recomputed_classes[kind]
+def _recomputed_class(layer_class: type[nn.Module]) -> type[nn.Module]:
+    """Return the subclass that runs through a checkpoint when gradients are needed.
 
-    class RecomputedLayer(kind, Recomputed):  # type: ignore[misc, valid-type]
+    One class for all layers of a type: they share their compilation.
+    """
+    if issubclass(layer_class, Recomputed):
+        return layer_class
+    if layer_class in _recomputed_classes:
+        return _recomputed_classes[layer_class]
+
+    class RecomputedLayer(layer_class, Recomputed):  # type: ignore[misc, valid-type]
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
                 return super().__call__(*args, **kwargs)
-            # nothing is drawn at random in a layer: dropout is removed at load
+            # No random state to preserve: dropout is removed at load.
             return checkpoint(super().__call__, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
-    RecomputedLayer.__name__ = f"Recomputed{kind.__name__}"
-    _recomputed_classes[kind] = RecomputedLayer
+    RecomputedLayer.__name__ = f"Recomputed{layer_class.__name__}"
+    _recomputed_classes[layer_class] = RecomputedLayer
     return RecomputedLayer

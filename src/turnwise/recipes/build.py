@@ -204,7 +204,7 @@ def build_learner(config: Config, model: Any, plan: MemoryPlan | None = None) ->
             muon_learning_rate=train.muon_learning_rate if muon else None,
         )
         trained = [parameter for parameter in parameters if parameter.requires_grad]
-        return Optimizer(trained, settings, schedule.share, on_host=plan.on_host)
+        return Optimizer(trained, settings, schedule.share, on_host=plan.optimizer_on_host)
 
     critic = None
     if ADVANTAGES[algo.advantage].needs_critic:

@@ -34,8 +34,8 @@ def report_plan(
         raise UserError("a plan is for one model: give --model NAME, or --shape NAME")
     config = build({}, overrides)
     found = load_config(model) if model is not None else known_config(shape or "")
-    lora, number_bytes = config.lora, 2 if config.model.dtype == "auto" else DTYPES[config.model.dtype].itemsize
-    sizes = config_shape(found, rank=lora.rank, targets=lora.targets, number_bytes=number_bytes)
+    lora, parameter_bytes = config.lora, 2 if config.model.dtype == "auto" else DTYPES[config.model.dtype].itemsize
+    sizes = config_shape(found, rank=lora.rank, targets=lora.targets, parameter_bytes=parameter_bytes)
     room = _room(gpu_gib)
     plan = plan_memory(MemoryEstimate(shape=sizes, compiled=config.system.compile), demand_of(config), room)
     return PlanReport(rows=_rows(plan), lines=_lines(plan, config, sizes))
@@ -52,9 +52,9 @@ def _room(gpu_gib: float | None) -> int:
 
 
 def _rows(plan: MemoryPlan) -> list[tuple[str, str, str, str]]:
-    rows = [(part.name, _gib(part.rollout), _gib(part.update), _gib(part.host)) for part in plan.parts]
+    rows = [(part.name, _gib(part.rollout), _gib(part.update), _gib(part.host)) for part in plan.items]
     rows.append(("together", _gib(plan.rollout), _gib(plan.update), _gib(plan.host)))
-    return [*rows, ("there is", _gib(plan.room), _gib(plan.room), "")]
+    return [*rows, ("there is", _gib(plan.device_bytes), _gib(plan.device_bytes), "")]
 
 
 def _gib(size: int) -> str:

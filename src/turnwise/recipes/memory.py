@@ -36,7 +36,7 @@ def plan_without_limits(config: Config) -> MemoryPlan:
     return MemoryPlan(
         micro_tokens=train.micro_tokens or MICRO_TOKENS,
         pages=None,
-        on_host=bool(SWITCH[train.optimizer_state]),
+        optimizer_on_host=bool(SWITCH[train.optimizer_state]),
         recompute=bool(SWITCH[train.recompute]),
         releases_cache=config.system.keep_cache == "off",
     )
@@ -49,8 +49,8 @@ def demand_of(config: Config, *, imitates: bool = False) -> MemoryRequest:
     critic = ADVANTAGES[algo.advantage].needs_critic and config.critic.kind == "trunk"
     return MemoryRequest(
         slots=config.rollout.in_flight,
-        longest=config.rollout.max_tokens,
-        page=PAGE,
+        max_context=config.rollout.max_tokens,
+        page_size=PAGE,
         prefill_tokens=PREFILL_TOKENS,
         cache_share=config.system.cache_share,
         engines=2 if rival and not imitates else 1,
@@ -58,7 +58,7 @@ def demand_of(config: Config, *, imitates: bool = False) -> MemoryRequest:
         reference=algo.kl_coef > 0 and not imitates,
         muon=train.optimizer == "muon" and not imitates,
         micro_tokens=train.micro_tokens,
-        on_host=SWITCH[train.optimizer_state],
+        optimizer_on_host=SWITCH[train.optimizer_state],
         recompute=SWITCH[train.recompute],
         releases_cache=None if keeps is None else not keeps,
     )

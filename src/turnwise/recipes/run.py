@@ -113,7 +113,7 @@ class _ReinforcementRun(TrainingRun):
             config, self.environments, lambda done, total: progress.phase("warm-up", done, total), self.folder.path
         )
         plan = memory_plan(config, loaded.model)
-        if plan.parts:
+        if plan.items:
             progress.note(f"memory: {plan.describe()}")
         stack = build_policy_stack(config, self.environments, loaded, plan.pages)
         learner = build_learner(config, loaded.model, plan)

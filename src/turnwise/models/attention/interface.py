@@ -1,9 +1,9 @@
-"""One attention function for every Hugging Face causal LM; what it attends to is a plan that comes with the call.
+"""One attention function for every Hugging Face causal LM. A plan decides which tokens attend to which.
 
-The library passes keyword arguments of `model(...)` down to the attention function of each layer. So
+transformers passes keyword arguments of `model(...)` down to the attention function of each layer. So
 `model(ids, position_ids=..., plan=plan)` runs the model on tokens packed into one row, and the plan decides which of
-them see each other: `PackedPlan` for the learner, the engine's plans for a cache of slots. On a GPU layers are
-compiled, and the plan does not come with the call but is the one in force (`attention_op`).
+them see each other: `PackedPlan` for the learner, `SlotPlan` for the engine's cache. On a GPU the layers are compiled,
+and the plan is not an argument of the call but the active one (`operator.use_plan`).
 """
 
 from dataclasses import dataclass
@@ -17,11 +17,12 @@ from transformers import AttentionInterface
 from turnwise.models.attention.operator import attend_by_active_plan
 
 ATTENTION = "turnwise"
+"""Name under which the attention function is registered: `attn_implementation="turnwise"`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCall:
-    """One layer's attention over N packed tokens."""
+    """Attention of one layer over N packed tokens."""
 
     layer: int
     query: Tensor  # [N, H, D]
@@ -29,14 +30,14 @@ class AttentionCall:
     value: Tensor  # [N, KV, D]
     scale: float
     softcap: float | None
-    """Gemma-2's cap on attention scores."""
+    """Soft cap on attention scores (Gemma-2)."""
     window: int | None
-    """How many positions back a token sees, itself included; None: all."""
+    """Size of the sliding window, the token itself included; None: no window."""
 
 
 class AttentionPlan(Protocol):
     def attend(self, call: AttentionCall) -> Tensor:
-        """The attention output, [N, H, D]."""
+        """Return the attention output, [N, H, D]."""
         ...
 
 
@@ -53,8 +54,9 @@ def attention_forward(
     plan: AttentionPlan | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
+    """Attention function with the signature that transformers expects."""
     if others.get("s_aux") is not None or others.get("position_bias") is not None:
-        raise RuntimeError(f"{type(module).__name__} uses attention sinks or biases, which turnwise does not compute")
+        raise RuntimeError(f"{type(module).__name__} uses attention sinks or biases, which turnwise does not support")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if plan is None:
         q, k, v = (each[0].transpose(0, 1) for each in (query, key, value))
@@ -75,13 +77,13 @@ AttentionInterface.register(ATTENTION, attention_forward)
 
 
 def check_attention(model: Any) -> None:
-    """A model with another attention would run, blind to the plan: every token would see its neighbours in the pack."""
+    """Raise unless the model uses this attention function: any other would ignore the plan and mix packed rows."""
     if model.config._attn_implementation != ATTENTION:
         raise ValueError(f'load the model with attn_implementation="{ATTENTION}"')
 
 
 def causal_bias(query_positions: Tensor, key_positions: Tensor, window: int | None) -> Tensor:
-    """What is added to attention scores: 0 where a query sees a key, minus infinity elsewhere. Broadcasts.
+    """Return the additive mask for attention scores: 0 where a query sees a key, -inf elsewhere. Broadcasts.
 
     A query sees keys at or before its position and inside the window.
     """
@@ -96,9 +98,9 @@ def masked_attention(
     query: Tensor,  # [B, H, Tq, D]
     key: Tensor,  # [B, KV, Tk, D]
     value: Tensor,
-    mask: Tensor,  # [B, 1, Tq, Tk], as `causal_bias` makes it
+    mask: Tensor,  # [B, 1, Tq, Tk], from `causal_bias`
 ) -> Tensor:
-    """Attention with the soft cap if the model has one. [B, H, Tq, D]"""
+    """Return attention under an additive mask, with the model's soft cap if it has one. [B, H, Tq, D]"""
     mask = mask.to(query.dtype)
     if call.softcap is None:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=call.scale, enable_gqa=True)

@@ -1,6 +1,6 @@
-"""Attention as one operator that compilers leave alone: what it attends to is the plan that is in force when it runs.
+"""Attention as a custom operator that torch.compile does not trace. It follows the plan that is active when it runs.
 
-A compiled layer then depends on no plan: one compilation serves the engine's passes, the learner's and all layers.
+A compiled layer therefore does not depend on a plan: one compilation serves all layers, the engine and the learner.
 """
 
 from collections.abc import Iterator
@@ -12,18 +12,20 @@ from torch import Tensor
 
 
 class ActivePlan(Protocol):
-    """`softcap` and `window` are 0 where there is none. Layers come in their order, each once in a forward."""
+    """Plan of a forward pass. Layers call it in order, once each. `softcap` and `window`: 0 if there is none."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float, softcap: float, window: int) -> Tensor:
-        """[N, H, D] from queries [N, H, D], keys and values [N, KV, D]."""
+        """Return the output [N, H, D] for queries [N, H, D] and keys and values [N, KV, D]."""
         ...
 
 
 class TrainingPlan(ActivePlan, Protocol):
+    """Plan that also supports the backward pass."""
+
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, softcap: float, window: int
     ) -> tuple[Tensor, Tensor]:
-        """The same with the logarithm of each row's sum, [H, N] float32."""
+        """Return the output and the log-sum-exp of the scores, [H, N] float32."""
         ...
 
     def backward(
@@ -34,35 +36,35 @@ class TrainingPlan(ActivePlan, Protocol):
         softcap: float,
         window: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of query, key and value; saved: these, the output and the logarithms."""
+        """Return the gradients of query, key and value. `saved`: query, key, value, output, log-sum-exp."""
         ...
 
 
-class _InForce:
-    """A plain global: the backward pass of a GPU runs in a thread of its own."""
+class _Active:
+    """A plain global, not thread-local: the backward pass on a GPU runs in another thread."""
 
-    plan: Any = None
+    plan: ActivePlan | TrainingPlan | None = None
 
 
 @contextmanager
 def use_plan(plan: ActivePlan) -> Iterator[None]:
-    """Inside, every forward and backward attends by this plan."""
-    outer, _InForce.plan = _InForce.plan, plan
+    """Make forward and backward passes in this block follow the plan."""
+    outer, _Active.plan = _Active.plan, plan
     try:
         yield
     finally:
-        _InForce.plan = outer
+        _Active.plan = outer
 
 
-def _plan() -> Any:
-    if _InForce.plan is None:
-        raise RuntimeError("a model loaded with turnwise's attention runs inside attending(plan), or with plan=...")
-    return _InForce.plan
+def _active_plan() -> Any:
+    if _Active.plan is None:
+        raise RuntimeError("no attention plan is active: run the model inside use_plan(plan), or pass plan=...")
+    return _Active.plan
 
 
 @torch.library.custom_op("turnwise::attend", mutates_args=())
 def attend(query: Tensor, key: Tensor, value: Tensor, scale: float, softcap: float, window: int) -> Tensor:
-    return _plan().attend(query, key, value, scale, softcap, window)
+    return _active_plan().attend(query, key, value, scale, softcap, window)
 
 
 @attend.register_fake
@@ -74,7 +76,7 @@ def _(query: Tensor, key: Tensor, value: Tensor, scale: float, softcap: float, w
 def attend_training(
     query: Tensor, key: Tensor, value: Tensor, scale: float, softcap: float, window: int
 ) -> tuple[Tensor, Tensor]:
-    return _plan().forward(query, key, value, scale, softcap, window)
+    return _active_plan().forward(query, key, value, scale, softcap, window)
 
 
 @attend_training.register_fake
@@ -89,12 +91,12 @@ def attend_backward(
     key: Tensor,
     value: Tensor,
     out: Tensor,
-    logsums: Tensor,
+    logsumexp: Tensor,
     scale: float,
     softcap: float,
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _plan().backward(grad, (query, key, value, out, logsums), scale, softcap, window)
+    return _active_plan().backward(grad, (query, key, value, out, logsumexp), scale, softcap, window)
 
 
 @attend_backward.register_fake
@@ -104,7 +106,7 @@ def _(
     key: Tensor,
     value: Tensor,
     out: Tensor,
-    logsums: Tensor,
+    logsumexp: Tensor,
     scale: float,
     softcap: float,
     window: int,
@@ -112,23 +114,23 @@ def _(
     return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     query, key, value, *ctx.settings = inputs
     ctx.save_for_backward(query, key, value, *output)
     ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     return (*attend_backward(grad, *ctx.saved_tensors, *ctx.settings), None, None, None)
 
 
-attend_training.register_autograd(_gradients, setup_context=_save)
+attend_training.register_autograd(_backward, setup_context=_setup_context)
 
 
 def attend_by_active_plan(
     query: Tensor, key: Tensor, value: Tensor, scale: float, softcap: float, window: int
 ) -> Tensor:
-    """By the plan in force, with gradients where they are asked for."""
+    """Attend by the active plan, recording gradients if they are needed."""
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         return attend_training(query, key, value, scale, softcap, window)[0]
     return attend(query, key, value, scale, softcap, window)

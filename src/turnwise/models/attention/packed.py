@@ -1,7 +1,7 @@
-"""Attention for rows packed behind each other without padding: a row sees itself and the prefix that it continues.
+"""The learner's attention on a CPU: rows packed without padding; a row sees itself and the prefix that it continues.
 
-rows        p p p p p | q q | x x x x x x | a a a | b b b | c c    prefixes p and q, x alone, a and b after p, c after q
-a sees      p p p p p                       a a a                  what members of a group share is computed once
+rows        p p p p p | q q | x x x x x x | a a a | b b b | c c    a and b continue prefix p, c continues q, x is alone
+a sees      p p p p p                       a a a                  a prefix that a group shares is computed once
 """
 
 import copy
@@ -15,17 +15,17 @@ from torch import Tensor
 from turnwise.models.attention.interface import AttentionCall, causal_bias, masked_attention
 
 MIN_LENGTH_RATIO = 0.7
-"""Rows are padded together while the shortest has at least this share of the longest's length."""
+"""Rows are padded together while the shorter one has at least this share of the longer one's length."""
 
 UNREACHABLE = 1 << 40
-"""A position that no query reaches."""
+"""Position beyond that of any query; marks padded keys."""
 
 
 class PackedPlan:
-    """Lays the N packed tokens out as padded rows inside attention only; every other layer runs on the packed ones.
+    """Pads the N packed tokens to rows inside attention only; all other modules run on packed tokens.
 
     `parents[i]` is the row that row i continues, or -1. Rows that others continue come first. In layer `last`, only
-    tokens `read` look at others: nobody reads what the rest of them would have seen.
+    the tokens `read` attend: the output of the others is not used.
     """
 
     def __init__(
@@ -38,15 +38,18 @@ class PackedPlan:
     ) -> None:
         num_prefixes = max(parents, default=-1) + 1
         if any(parent >= 0 for parent in parents[:num_prefixes]):
-            raise ValueError("rows that others continue come first and continue none")
+            raise ValueError("rows that others continue must come first and continue no other row")
         self.last, self.read = last, None if read is None or last is None else read.unique()
         self.prefixes = PaddedRows(lengths[:num_prefixes], device)
-        done, self.blocks, self.reading = self.prefixes.tokens, list[_RowBlock](), list[_RowBlock]()
+        done = self.prefixes.tokens
+        self.blocks: list[_RowBlock] = []
+        self.reading_blocks: list[_RowBlock] = []
+        """The blocks restricted to the tokens `read`, for layer `last`."""
         for start, end in _blocks_of_similar_length(lengths, parents, num_prefixes):
             block = _RowBlock(self.prefixes, lengths[start:end], parents[start:end], done, device)
             self.blocks.append(block)
-            if self.read is not None and (reading := block.reading(self.read)).queries.tokens:
-                self.reading.append(reading)
+            if self.read is not None and (reading := block.restrict_queries(self.read)).queries.tokens:
+                self.reading_blocks.append(reading)
             done += block.rows.tokens
 
     def attend(self, call: AttentionCall) -> Tensor:
@@ -54,17 +57,17 @@ class PackedPlan:
         if done:
             prefix = [self.prefixes.unpack(each[:done]) for each in (call.key, call.value)]
         if self.read is not None and call.layer == self.last:
-            seen = [call.query[:0], *(block.attend(call, prefix) for block in self.reading)]
-            return torch.zeros_like(call.query).index_copy(0, self.read, torch.cat(seen))
-        out = []
+            outputs = [call.query[:0], *(block.attend(call, prefix) for block in self.reading_blocks)]
+            return torch.zeros_like(call.query).index_copy(0, self.read, torch.cat(outputs))
+        outputs = []
         if prefix is not None:
             query = self.prefixes.unpack(call.query[:done])
-            out.append(self.prefixes.pack(causal_attention(call, query, *prefix)))
-        return torch.cat([*out, *(block.attend(call, prefix) for block in self.blocks)])
+            outputs.append(self.prefixes.pack(causal_attention(call, query, *prefix)))
+        return torch.cat([*outputs, *(block.attend(call, prefix) for block in self.blocks)])
 
 
 class _RowBlock:
-    """Rows of about one length: all alone, or all continuing a prefix. `start` is where they begin in the pack."""
+    """Rows of similar length, either all with a prefix or all without. `start`: index of their first packed token."""
 
     def __init__(
         self, prefixes: "PaddedRows", lengths: Sequence[int], parents: Sequence[int], start: int, device: torch.device
@@ -73,13 +76,13 @@ class _RowBlock:
         self.parents = torch.tensor(parents, device=device) if parents[0] >= 0 else None
         self.start = start
         self.read: Tensor | None = None
-        """Which tokens look; None: all, in rows as they lie."""
+        """Packed tokens that attend; None: all tokens of the rows."""
         self.queries = self.rows
-        self.columns = self.rows.columns.expand(self.rows.count, -1)  # [B, Tq] of the queries in their rows
+        self.columns = self.rows.columns.expand(self.rows.count, -1)  # [B, Tq], positions of the queries in their rows
         self.masks: dict[int | None, Tensor] = {}
 
-    def reading(self, read: Tensor) -> "_RowBlock":
-        """The same rows, but only these tokens of the pack look, those among them that are the block's."""
+    def restrict_queries(self, read: Tensor) -> "_RowBlock":
+        """Return the block with only those of the packed tokens `read` as queries that belong to it."""
         ends = self.start + self.rows.size_tensor.cumsum(0)
         block = copy.copy(self)
         block.masks = {}
@@ -98,7 +101,7 @@ class _RowBlock:
         else:
             query = self.queries.unpack(call.query.index_select(0, self.read))
         if self.parents is not None and prefix is not None:
-            # Whole rows are selected: their gradient is a sum of few large slices, in a fixed order.
+            # Selecting whole rows keeps the gradient deterministic: a sum of few large slices in a fixed order.
             key = torch.cat([prefix[0].index_select(0, self.parents), key], dim=2)
             value = torch.cat([prefix[1].index_select(0, self.parents), value], dim=2)
         elif self.read is None:
@@ -106,22 +109,23 @@ class _RowBlock:
         return self.queries.pack(masked_attention(call, query, key, value, self._mask(call.window)))
 
     def _mask(self, window: int | None) -> Tensor:
-        """The prefix's tokens, then the row's own up to the token itself. [B, 1, Tq, P + T]"""
+        """Return the mask over the prefix's keys followed by the row's own keys. [B, 1, Tq, P + T]"""
         if window not in self.masks:
             keys, queries = self.rows.columns.expand(self.rows.count, -1), self.columns
             if self.parents is not None:
-                above = self.prefixes.size_tensor[self.parents][:, None]  # [B, 1]
-                before = self.prefixes.columns.expand(self.rows.count, -1)  # [B, P]
-                keys = torch.cat([torch.where(before < above, before, UNREACHABLE), above + keys], dim=1)
-                queries = above + queries
+                prefix_sizes = self.prefixes.size_tensor[self.parents][:, None]  # [B, 1]
+                prefix_keys = self.prefixes.columns.expand(self.rows.count, -1)  # [B, P]
+                prefix_keys = torch.where(prefix_keys < prefix_sizes, prefix_keys, UNREACHABLE)
+                keys = torch.cat([prefix_keys, prefix_sizes + keys], dim=1)
+                queries = prefix_sizes + queries
             self.masks[window] = causal_bias(queries[:, :, None], keys[:, None, :], window)[:, None]
         return self.masks[window]
 
 
 class PaddedRows:
-    """Rows of different sizes behind each other, and the same as [B, T], padded on the right.
+    """Converts between packed tokens and rows [B, T] padded on the right.
 
-    Attention is causal and padding is last, so no token sees padding.
+    Attention is causal and padding comes last, so no token attends to padding.
     """
 
     def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
@@ -146,9 +150,9 @@ class PaddedRows:
 
 
 class _Unpack(torch.autograd.Function):
-    """Rows with padding. Nobody reads what padding holds, so its gradient is 0, and going back is a plain selection.
+    """Packed tokens -> padded rows. The output of padding is unused, so its gradient is 0 and backward is a selection.
 
-    torch cannot know that, and adds up the gradients of equal indices one by one.
+    torch's own backward of `index_select` would add up the gradients of equal indices one by one.
     """
 
     @staticmethod
@@ -163,7 +167,7 @@ class _Unpack(torch.autograd.Function):
 
 
 class _Pack(torch.autograd.Function):
-    """Rows without their padding, whose gradient is 0."""
+    """Padded rows -> packed tokens. The gradient of padding is 0."""
 
     @staticmethod
     def forward(ctx: Any, flat: Tensor, scatter: Tensor) -> Tensor:
@@ -180,7 +184,7 @@ class _Pack(torch.autograd.Function):
 
 
 def causal_attention(call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Every row sees itself, up to each token. [B, H, T, D]"""
+    """Return causal attention within each row. [B, H, T, D]"""
     longest = query.shape[2]
     if call.softcap is None and (call.window is None or call.window >= longest):
         gqa = key.shape[1] != query.shape[1]
@@ -190,7 +194,7 @@ def causal_attention(call: AttentionCall, query: Tensor, key: Tensor, value: Ten
 
 
 def _blocks_of_similar_length(lengths: Sequence[int], parents: Sequence[int], start: int) -> Iterator[tuple[int, int]]:
-    """Cuts the rows from `start` on where they begin to continue something, or to differ much in length."""
+    """Yield (start, end) of runs of rows of similar length that all have a prefix or all have none."""
     for end in range(start + 1, len(lengths) + 1):
         if (
             end == len(lengths)

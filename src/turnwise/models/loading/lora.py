@@ -1,8 +1,8 @@
-"""Low-rank adapters through peft: a small part that is trained beside a model that stays as it was.
+"""LoRA adapters through peft.
 
-The adapter lives inside the model's own layers, so engine and learner see one module; it is never merged in place. The
-policy that a run began with is the same module with a copy of the adapter's first weights. On disk an adapter is a
-folder in peft's own format.
+The adapter lives inside the model's layers, so engine and learner share one module; it is never merged in place. The
+reference policy is the same module with a copy of the adapter's initial weights. On disk an adapter is a folder in
+peft's format.
 """
 
 import json
@@ -21,7 +21,7 @@ from turnwise.models.loading.pretrained import quiet_transformers
 
 ADAPTER_CONFIG = "adapter_config.json"
 RUN_BASE = "base"
-"""A run's own copy of the base model, two folders above its adapters: it counts before what they name."""
+"""Run subfolder with a copy of the base model. It takes precedence over the base that an adapter of the run names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,22 +29,22 @@ class LoraSettings:
     rank: int
     alpha: float
     targets: tuple[str, ...]
-    """Names of layers; empty: every linear layer but the head."""
+    """Names of the target layers; empty: every linear layer but the output head."""
     seed: int
-    """Of its first weights."""
+    """Seed of the initial weights."""
 
 
 def add_lora(model: Any, base: str, settings: LoraSettings) -> None:
-    """Puts a fresh adapter into the model, which then trains that and nothing else. At first it changes nothing.
+    """Add a new adapter, the only part of the model that is then trained. Initially it does not change the output.
 
-    `base`: the name or folder that the adapter says it belongs to.
+    `base`: name or folder of the base model, stored with the adapter.
     """
     _require_peft()
     import peft
 
     config = peft.LoraConfig(
         r=settings.rank,
-        lora_alpha=settings.alpha,  # type: ignore[arg-type]  # any number will do
+        lora_alpha=settings.alpha,  # type: ignore[arg-type]  # peft accepts any number
         target_modules=list(settings.targets) or "all-linear",
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
@@ -56,12 +56,12 @@ def add_lora(model: Any, base: str, settings: LoraSettings) -> None:
         set_base_model(model, base)
     except ValueError as error:
         raise UserError(
-            f"lora.targets {', '.join(settings.targets)}: no such layers in {type(model).__name__}"
+            f"no layers named {', '.join(settings.targets)} in {type(model).__name__}: change lora.targets"
         ) from error
 
 
 def set_base_model(model: Any, base: str) -> None:
-    """Make the model's adapter name this base, where it is saved: a folder by its whole path."""
+    """Store the base model's name in the adapter; a folder is stored by its absolute path."""
     for config in model.peft_config.values():
         config.base_model_name_or_path = str(Path(base).absolute()) if Path(base).is_dir() else base
 
@@ -71,19 +71,19 @@ def has_adapter(model: Any) -> bool:
 
 
 def copy_adapter(model: Any) -> dict[str, Tensor]:
-    """A copy of the adapter's weights, by name: all that is trained of such a model."""
+    """Return a copy of the adapter's weights by name."""
     return {name: each.detach().clone() for name, each in model.named_parameters() if each.requires_grad}
 
 
 @contextmanager
 def swap_adapter(model: Any, weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """Inside, the adapter has these weights. They are copied in place: the engine reads the same storage."""
-    own = copy_adapter(model)
+    """Give the adapter these weights within the block, in place: the engine reads the same storage."""
+    current = copy_adapter(model)
     _set_adapter(model, weights)
     try:
         yield
     finally:
-        _set_adapter(model, own)
+        _set_adapter(model, current)
 
 
 @torch.no_grad()
@@ -98,30 +98,31 @@ def is_adapter(folder: Path) -> bool:
 
 
 def base_model_of(folder: Path) -> str:
-    """The model that an adapter folder belongs to.
+    """Return the base model of an adapter folder.
 
-    The adapters of a run whose folder was moved name a base where it no longer is, and another run may be there now.
+    The run's own copy comes first: if the run folder was moved, the stored path is stale and may belong to another run.
     """
-    if (own := folder.absolute().parent.parent / RUN_BASE).is_dir() and (own.parent / "config.toml").is_file():
-        return str(own)
+    run_base = folder.absolute().parent.parent / RUN_BASE
+    if run_base.is_dir() and (run_base.parent / "config.toml").is_file():
+        return str(run_base)
     try:
         base = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{folder / ADAPTER_CONFIG} cannot be read: save the adapter again") from error
+        raise UserError(f"cannot read {folder / ADAPTER_CONFIG}: save the adapter again") from error
     if not isinstance(base, str) or not base:
-        raise UserError(f"{folder / ADAPTER_CONFIG} names no base model: write it into base_model_name_or_path")
+        raise UserError(f"{folder / ADAPTER_CONFIG} names no base model: set base_model_name_or_path in it")
     return base
 
 
 def load_adapter(model: Any, folder: Path) -> None:
-    """Puts a saved adapter into its base model, ready to be trained further."""
+    """Load a saved adapter into its base model, ready for further training."""
     _require_peft()
     with quiet_transformers(), _user_errors(folder):
         model.load_adapter(str(folder), is_trainable=True)
 
 
 def merge_adapter(model: Any, folder: Path) -> Any:
-    """A plain model: the base with what the adapter adds folded into its weights. The base is used up."""
+    """Return the base model with the adapter merged into its weights. The base model must not be used afterwards."""
     _require_peft()
     import peft
 
@@ -131,13 +132,13 @@ def merge_adapter(model: Any, folder: Path) -> Any:
 
 def _require_peft() -> None:
     if find_spec("peft") is None:
-        raise UserError("adapters need peft: pip install 'turnwise[lora]'")
+        raise UserError("adapters need peft: run `pip install 'turnwise[lora]'`")
 
 
 @contextmanager
 def _user_errors(folder: Path) -> Iterator[None]:
-    """The boundary to other people's files: a damaged one can fail anywhere in the readers, with any exception."""
+    """Turn any exception into a UserError: a damaged file can fail anywhere in the readers, in any way."""
     try:
         yield
     except Exception as error:
-        raise UserError(f"the adapter {folder} cannot be read ({type(error).__name__}): save it again") from error
+        raise UserError(f"cannot read the adapter {folder} ({type(error).__name__}): save it again") from error

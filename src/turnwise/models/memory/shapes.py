@@ -1,4 +1,4 @@
-"""What of a model its memory depends on; weights are not needed."""
+"""Dimensions of a model that its memory depends on, from a name, a configuration or a loaded model."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -21,46 +21,45 @@ from turnwise.models.loading.tiny import tiny_config
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """Counts are of numbers, not of bytes."""
+    """Counts are of numbers, not bytes."""
 
     parameters: int
     trained: int
-    """All of them, or those of an adapter."""
+    """All parameters, or those of the adapter."""
     matrices: int
-    """Of the trained: in what Muon would train."""
+    """Trained parameters in the matrices that Muon would update."""
     trunk: int
-    """All but an output layer of its own: what a critic copies."""
+    """Parameters without an untied output layer: what a critic copies."""
     trunk_trained: int
-    largest: int
-    """The largest trained tensor."""
+    largest_tensor: int
+    """Size of the largest trained tensor."""
     adapter: bool
     layers: int
     hidden: int
-    inner: int
-    """Width of the feed-forward part; of experts, of those that a token meets."""
+    intermediate: int
+    """Width of the feed-forward part; for a mixture of experts, of the experts active per token."""
     heads: int
     kv_heads: int
     head_size: int
     vocabulary: int
-    number_bytes: int
-    """Of a parameter."""
+    parameter_bytes: int
 
 
-def config_shape(config: Any, *, rank: int = 0, targets: Collection[str] = (), number_bytes: int = 2) -> ModelShape:
-    """Of a model that is not there: it is built without memory. `rank`: of an adapter that it would be given."""
+def config_shape(config: Any, *, rank: int = 0, targets: Collection[str] = (), parameter_bytes: int = 2) -> ModelShape:
+    """Return the shape of a model that is not loaded. `rank`: of the adapter that it would get; 0: none."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     sizes = _adapter_sizes(model, rank, targets) if rank else None
-    return _shape(model, sizes, number_bytes)
+    return _shape(model, sizes, parameter_bytes)
 
 
 def model_shape(model: Any) -> ModelShape:
-    """Of a model as it is, its adapter included."""
+    """Return the shape of a loaded model, its adapter included."""
     return _shape(model, None, model.get_input_embeddings().weight.dtype.itemsize)
 
 
 def _adapter_sizes(model: Any, rank: int, targets: Collection[str]) -> list[int]:
-    """Of the two factors at each layer that gets some."""
+    """Return the sizes of the two LoRA factors of each target layer."""
     chosen = [
         weight.shape
         for name, module in (decoder_layers(model) or model).named_modules()
@@ -70,41 +69,41 @@ def _adapter_sizes(model: Any, rank: int, targets: Collection[str]) -> list[int]
     return [rank * side for shape in chosen for side in shape]
 
 
-def _shape(model: Any, adapter: list[int] | None, number_bytes: int) -> ModelShape:
-    """`adapter`: sizes of the tensors of one that is to come."""
-    tables = {id(each.weight) for each in (model.get_input_embeddings(), model.get_output_embeddings())}
-    every, inside = list(model.parameters()), {id(each) for each in model.base_model.parameters()}
-    own = [each for each in every if each.requires_grad]
-    trained = adapter if adapter is not None else [each.numel() for each in own]
-    matrices = adapter or [each.numel() for each in own if each.ndim == 2 and id(each) not in tables]
-    in_trunk = adapter or [each.numel() for each in own if id(each) in inside]
+def _shape(model: Any, adapter: list[int] | None, parameter_bytes: int) -> ModelShape:
+    """`adapter`: tensor sizes of an adapter that the model does not have yet."""
+    embeddings = {id(each.weight) for each in (model.get_input_embeddings(), model.get_output_embeddings())}
+    every, trunk = list(model.parameters()), {id(each) for each in model.base_model.parameters()}
+    trainable = [each for each in every if each.requires_grad]
+    trained = adapter if adapter is not None else [each.numel() for each in trainable]
+    matrices = adapter or [each.numel() for each in trainable if each.ndim == 2 and id(each) not in embeddings]
+    in_trunk = adapter or [each.numel() for each in trainable if id(each) in trunk]
     config = model.config.get_text_config()
     heads = config.num_attention_heads
     return ModelShape(
         parameters=sum(each.numel() for each in every) + sum(adapter or ()),
         trained=sum(trained),
         matrices=sum(matrices),
-        trunk=sum(each.numel() for each in every if id(each) in inside) + sum(adapter or ()),
+        trunk=sum(each.numel() for each in every if id(each) in trunk) + sum(adapter or ()),
         trunk_trained=sum(in_trunk),
-        largest=max(trained, default=0),
-        adapter=adapter is not None or len(own) < len(every),
+        largest_tensor=max(trained, default=0),
+        adapter=adapter is not None or len(trainable) < len(every),
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
-        inner=_intermediate_size(config),
+        intermediate=_intermediate_size(config),
         heads=heads,
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_size=getattr(config, "head_dim", None) or config.hidden_size // heads,
         vocabulary=config.vocab_size,
-        number_bytes=number_bytes,
+        parameter_bytes=parameter_bytes,
     )
 
 
 def _intermediate_size(config: Any) -> int:
-    """Families differ in what they call it, and some have it left out: then it is four times the hidden size."""
+    """Model families name it differently; some leave it out, which means four times the hidden size."""
     if getattr(config, "moe_intermediate_size", None) and getattr(config, "num_experts_per_tok", None):
         return config.moe_intermediate_size * config.num_experts_per_tok
-    found = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
-    return found or 4 * config.hidden_size
+    size = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
+    return size or 4 * config.hidden_size
 
 
 COLUMNS = (
@@ -127,11 +126,11 @@ KNOWN_MODELS: dict[str, tuple[str, tuple[int, ...]]] = {
     "llama-3.2-1b": ("llama", (2048, 8192, 16, 32, 8, 128256, True)),
     "llama-3.2-3b": ("llama", (3072, 8192, 28, 24, 8, 128256, True)),
 }
-"""Name -> (transformers' kind of model, its numbers by COLUMNS)."""
+"""Name -> (transformers' model type, values of COLUMNS). Known without a download, because papers train them."""
 
 
 def load_config(name: str) -> Any:
-    """Of tiny, of a model in KNOWN, of a folder, or of a name on the hub."""
+    """Return the configuration of tiny, a model in KNOWN_MODELS, a model or adapter folder, or a hub name."""
     if name == TINY:
         return tiny_config()
     path = Path(name).expanduser()
@@ -145,14 +144,12 @@ def load_config(name: str) -> Any:
 
 
 def known_config(name: str) -> Any:
-    """Of a model in KNOWN, by its short name or its name on the hub; an unknown one is an error with the nearest."""
+    """Return the configuration of a model in KNOWN_MODELS, by its short name or its hub name."""
     short = short_name(name)
     if short not in KNOWN_MODELS:
-        raise UserError(
-            f'the shape of "{name}" is not known:{nearest(short, KNOWN_MODELS)} (or give a folder, or owner/name)'
-        )
-    kind, numbers = KNOWN_MODELS[short]
-    return AutoConfig.for_model(kind, **dict(zip(COLUMNS, numbers, strict=True)))
+        raise UserError(f'unknown model "{name}":{nearest(short, KNOWN_MODELS)} (or use a folder or owner/name)')
+    model_type, values = KNOWN_MODELS[short]
+    return AutoConfig.for_model(model_type, **dict(zip(COLUMNS, values, strict=True)))
 
 
 def short_name(name: str) -> str:
@@ -160,12 +157,12 @@ def short_name(name: str) -> str:
     return name.lower().rpartition("/")[2].removesuffix("-instruct")
 
 
-def _read(where: str, *, local: bool) -> Any:
-    """The boundary to other people's files: a damaged one can fail anywhere in the readers, with any exception."""
+def _read(source: str, *, local: bool) -> Any:
+    """Raise a UserError for any exception: a damaged file can fail anywhere in the readers, in any way."""
     try:
         with quiet_transformers():
-            return AutoConfig.from_pretrained(where, local_files_only=local, trust_remote_code=False)
+            return AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=False)
     except Exception as error:
         raise UserError(
-            f'the configuration of model "{where}" cannot be read ({type(error).__name__}): give another'
+            f'cannot read the configuration of model "{source}" ({type(error).__name__}): use another model'
         ) from error
