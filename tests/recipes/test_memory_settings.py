@@ -109,10 +109,10 @@ def test_a_plan_says_what_goes_where() -> None:
     ]
     for column, total in zip(columns, rows["together"], strict=True):
         assert sum(column) == pytest.approx(float(total), abs=0.06)
-    assert "optimiser states on the host" in report.lines[1]
+    assert "optimizer states on the host" in report.lines[1]
     kept = report_plan(None, "qwen2.5-1.5b", 80, [("train.optimizer_state", "device"), ("lora.rank", "16")])
     assert "1,562M parameters, 18M of them trained (1.18%)" in kept.lines[0]
-    assert "optimiser states on the device" in kept.lines[1]
+    assert "optimizer states on the device" in kept.lines[1]
 
 
 def test_a_plan_needs_a_model_and_the_size_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
