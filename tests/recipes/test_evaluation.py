@@ -359,7 +359,7 @@ MISTAKES = [
     ("tiny bandit --rollout.groups 3", "rollout.groups has no effect on an evaluation"),
     ("tiny bandit --temperature 0 --eval.top_p 0.5", "eval.top_p has no effect with eval.temperature 0.0"),
     ("tiny bandit --split train --eval.split test", "eval.split is given twice"),
-    ("--resume nowhere", "nowhere is no evaluation"),
+    ("--resume nowhere", "nowhere is not an evaluation"),
     ("tiny --resume x", "--resume goes on with what the evaluation began with: leave out tiny"),
     ("--resume x --tries 3", "--resume goes on with what the evaluation began with: leave out --tries"),
 ]

@@ -151,7 +151,7 @@ def test_the_best_checkpoint_is_that_of_the_best_validation(run: Path) -> None:
 
 def test_a_folder_that_holds_a_run_is_left_alone(run: Path) -> None:
     before = metrics(run)
-    with pytest.raises(UserError, match="already holds a run"):
+    with pytest.raises(UserError, match="already contains a run"):
         train(small(run.parent), console=quiet())
     with pytest.raises(UserError, match="is finished"):
         train(small(run.parent), resume=True, console=quiet())

@@ -25,7 +25,7 @@ def started(path: Path) -> EvaluationFolder:
     return folder
 
 
-def test_episodes_come_back_as_they_were(tmp_path: Path) -> None:
+def test_evaluation_folder_round_trips_episodes(tmp_path: Path) -> None:
     with started(tmp_path / "a") as folder:
         assert folder.is_new
         for number in range(3):
@@ -41,7 +41,7 @@ def test_episodes_come_back_as_they_were(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 5, 100])
-def test_a_half_written_line_is_dropped_and_the_next_stands_alone(tmp_path: Path, cut: int) -> None:
+def test_evaluation_folder_drops_a_partial_line(tmp_path: Path, cut: int) -> None:
     with started(tmp_path / "a") as folder:
         for number in range(2):
             folder.add_episode("tiny", episode(number), number, decode, name_token)
@@ -53,25 +53,25 @@ def test_a_half_written_line_is_dropped_and_the_next_stands_alone(tmp_path: Path
         assert folder.read_trajectories("tiny") == [episode(0), episode(1)]
 
 
-def test_one_writer_at_a_time(tmp_path: Path) -> None:
+def test_evaluation_folder_has_one_writer(tmp_path: Path) -> None:
     with started(tmp_path / "a"), pytest.raises(UserError, match=r"is being written by another process .* --out"):
         EvaluationFolder(tmp_path / "a")
     EvaluationFolder(tmp_path / "a").__exit__(None, None, None)
 
 
-def test_what_is_no_evaluation_is_not_written_into(tmp_path: Path) -> None:
+def test_evaluation_folder_refuses_foreign_folders(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a/thesis.tex").write_text("x")
-    with pytest.raises(UserError, match=r"holds something else \(thesis.tex\): choose another --out"):
+    with pytest.raises(UserError, match=r"has other files \(thesis.tex\). Choose another --out"):
         EvaluationFolder(tmp_path / "a")
     (tmp_path / "b").write_text("x")
     with pytest.raises(UserError, match="is a file, not a folder"):
         EvaluationFolder(tmp_path / "b")
-    with pytest.raises(UserError, match="is no evaluation"):
+    with pytest.raises(UserError, match="is not an evaluation"):
         read_plan(tmp_path / "a")
 
 
-def test_a_start_that_came_to_nothing_leaves_nothing_but_episodes_stay(tmp_path: Path) -> None:
+def test_evaluation_folder_removes_a_failed_start_only(tmp_path: Path) -> None:
     with pytest.raises(UserError), started(tmp_path / "a"):
         raise UserError("no such model")
     assert not (tmp_path / "a").exists()
@@ -84,7 +84,7 @@ def test_a_start_that_came_to_nothing_leaves_nothing_but_episodes_stay(tmp_path:
         assert folder.read_trajectories("tiny") == [episode(0)]
 
 
-def test_results_stand_until_the_next_plan(tmp_path: Path) -> None:
+def test_evaluation_folder_keeps_results_until_the_next_plan(tmp_path: Path) -> None:
     with started(tmp_path / "a") as folder:
         folder.write_results({"success": float("nan"), "tasks": 3}, "<svg/>")
         summary = json.loads((tmp_path / "a/summary.json").read_text())

@@ -45,7 +45,7 @@ def group(*members: Trajectory) -> Group:
     return Group(task=TASK, trajectories=members)
 
 
-def test_rates_means_and_shares_of_two_groups() -> None:
+def test_rollout_metrics_of_two_groups() -> None:
     metrics = rollout_metrics(
         [
             group(
@@ -84,13 +84,13 @@ def test_rates_means_and_shares_of_two_groups() -> None:
     assert metrics == pytest.approx(expected)
 
 
-def test_success_is_the_status_whatever_the_rewards_and_names_are() -> None:
+def test_rollout_metrics_take_success_from_the_status() -> None:
     won = member(Status.SUCCEEDED, -3.0)
     lost = member(Status.FAILED, 100.0)
     assert rollout_metrics([group(won, lost)])["rollout/success"] == 0.5
 
 
-def test_a_part_that_some_came_to_is_0_for_the_others_and_a_gap_where_nobody_came_to_it() -> None:
+def test_rollout_metrics_count_a_missing_named_reward_as_0() -> None:
     answered = replace(member(Status.FAILED, 0.5), rewards={"env": 0.5, "format": 0.0, "judge": 0.5})
     silent = member(Status.TRUNCATED_TURNS, 0.0)
     some, none = rollout_metrics([group(answered, silent)]), rollout_metrics([group(silent, silent)])
@@ -99,7 +99,7 @@ def test_a_part_that_some_came_to_is_0_for_the_others_and_a_gap_where_nobody_cam
     assert metric_points(rows, "reward/judge") == [(1, 0.25), (3, 0.25)], "not drawn as 0"
 
 
-def test_broken_members_are_counted_and_enter_no_mean() -> None:
+def test_rollout_metrics_exclude_errored_members_from_means() -> None:
     metrics = rollout_metrics([group(member(Status.SUCCEEDED, 1.0), member(Status.ENV_ERROR, -9.0, turn(50)))])
     assert metrics["rollout/success"] == metrics["rollout/reward"] == 1.0
     assert metrics["rollout/response_tokens"] == 4
@@ -107,14 +107,14 @@ def test_broken_members_are_counted_and_enter_no_mean() -> None:
     assert "rollout/reward_group_std" not in metrics  # one member left: nothing to compare
 
 
-def test_nothing_gives_counts_and_no_nan() -> None:
+def test_rollout_metrics_of_no_groups_have_no_nan() -> None:
     metrics = rollout_metrics([])
     assert metrics["rollout/episodes"] == 0
     assert "rollout/success" not in metrics
     assert all(math.isfinite(value) for value in metrics.values())
 
 
-def test_equal_rewards_are_no_spread_despite_float_noise() -> None:
+def test_rollout_metrics_ignore_float_noise_in_the_spread() -> None:
     same = [member(Status.FAILED, 0.1) for _ in range(3)]  # the mean of three 0.1 is not 0.1
     assert rollout_metrics([group(*same)])["rollout/zero_std_groups"] == 1.0
 

@@ -46,12 +46,12 @@ def filled(path: Path, steps: int) -> RunFolder:
 
 
 def contents(path: Path) -> dict[str, bytes]:
-    other = (".lock", "tokens.jsonl")  # how a token is written stays true
+    other = (".lock", "tokens.jsonl")  # token names are never discarded
     files = [file for file in path.rglob("*") if file.is_file() and file.name not in other]
     return {str(file.relative_to(path)): file.read_bytes() for file in files}
 
 
-def test_create_keeps_the_config_and_refuses_a_folder_that_holds_a_run(tmp_path: Path) -> None:
+def test_create_writes_the_config_and_refuses_an_existing_run(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "a"
     with RunFolder.create(path, "seed = 3\n") as folder:
         assert folder.config_path.read_text() == "seed = 3\n"
@@ -61,30 +61,30 @@ def test_create_keeps_the_config_and_refuses_a_folder_that_holds_a_run(tmp_path:
     assert path.joinpath("config.toml").read_text() == "seed = 3\n"
 
 
-def test_create_refuses_a_folder_of_something_else_and_leaves_it_alone(tmp_path: Path) -> None:
+def test_create_refuses_and_keeps_foreign_folders(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("precious")
-    with pytest.raises(UserError, match=r"not empty: choose another --record.name"):
+    with pytest.raises(UserError, match=r"not empty. Choose another --record.name"):
         RunFolder.create(tmp_path, "")
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_create_takes_a_folder_that_a_kill_left_before_its_config(tmp_path: Path) -> None:
+def test_create_accepts_a_folder_killed_before_its_config(tmp_path: Path) -> None:
     (tmp_path / ".lock").write_text("123")
     (tmp_path / ".config.toml.part").write_text("se")
     with RunFolder.create(tmp_path, "seed = 0\n") as folder:
         assert folder.config_path.read_text() == "seed = 0\n"
 
 
-def test_a_path_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+def test_create_explains_an_impossible_path(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"cannot write .*--record.folder") as caught:
+    with pytest.raises(UserError, match=r"Cannot write .*--record.folder") as caught:
         RunFolder.create(tmp_path / "file" / "run", "")
     assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match="is a file"):
         RunFolder.create(tmp_path / "file", "")
 
 
-def test_a_start_that_is_given_up_frees_its_name(tmp_path: Path) -> None:
+def test_remove_if_unused_frees_the_name(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "a", "seed = 3\n") as folder:
         folder.append_metrics({"step": 0, "time/warmup_s": 1.0})
         folder.remove_if_unused()
@@ -93,23 +93,23 @@ def test_a_start_that_is_given_up_frees_its_name(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "a", "seed = 4\n").close()
 
 
-@pytest.mark.parametrize("what", ["step", "trajectories", "checkpoint", "strange"])
-def test_what_holds_more_than_a_start_is_not_given_up(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("content", ["step", "trajectories", "checkpoint", "foreign"])
+def test_remove_if_unused_keeps_steps_and_foreign_files(tmp_path: Path, content: str) -> None:
     with RunFolder.create(tmp_path / "a", "") as folder:
-        if what == "step":
+        if content == "step":
             folder.append_metrics({"step": 1})
-        elif what == "trajectories":
+        elif content == "trajectories":
             folder.write_trajectories(1, [row(1)], name_token)
         else:
-            (folder.checkpoints / "step_000001" if what == "checkpoint" else folder.path / "thesis").mkdir()
+            (folder.checkpoints / "step_000001" if content == "checkpoint" else folder.path / "thesis").mkdir()
         before = contents(folder.path)
         folder.remove_if_unused()
         assert folder.config_path.exists() and contents(folder.path) == before
 
 
 @needs_full
-def test_a_folder_that_could_not_be_written_is_not_given_up(tmp_path: Path) -> None:
-    """Its error says how to go on with it."""
+def test_remove_if_unused_keeps_a_folder_after_a_failed_write(tmp_path: Path) -> None:
+    """The error of the failed write says how to resume the run."""
     with RunFolder.create(tmp_path / "a", "") as folder:
         folder.path.joinpath(".summary.json.part").symlink_to(FULL)
         with pytest.raises(UserError, match="continue with --resume"):
@@ -122,14 +122,14 @@ def test_a_folder_that_could_not_be_written_is_not_given_up(tmp_path: Path) -> N
         assert not folder.path.exists()
 
 
-def test_open_wants_a_run(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no run folder"):
+def test_open_refuses_other_folders(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not a run folder"):
         RunFolder.open(tmp_path)
-    with pytest.raises(UserError, match="no run folder"):
+    with pytest.raises(UserError, match="not a run folder"):
         RunFolder.open(tmp_path / "missing")
 
 
-def test_one_writer_at_a_time_and_readers_any_time(tmp_path: Path) -> None:
+def test_run_folder_has_one_writer_and_any_readers(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path, "") as first:
         first.append_metrics({"step": 0})
         with pytest.raises(UserError, match=rf"another process \(pid {os.getpid()}\).*--record.name"):
@@ -139,27 +139,25 @@ def test_one_writer_at_a_time_and_readers_any_time(tmp_path: Path) -> None:
         second.append_metrics({"step": 1})
 
 
-def test_a_run_that_came_and_went_before_our_lock_is_not_written_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_create_checks_again_after_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def lock_after_another_run(path: Path) -> FolderLock:
         (path / "config.toml").write_text("theirs")
         return FolderLock(path)
 
     monkeypatch.setattr(run_folder, "FolderLock", lock_after_another_run)
-    with pytest.raises(UserError, match="already holds a run"):
+    with pytest.raises(UserError, match="already contains a run"):
         RunFolder.create(tmp_path / "run", "ours")
     assert (tmp_path / "run" / "config.toml").read_text() == "theirs"
 
 
-def test_writing_without_the_lock_is_refused(tmp_path: Path) -> None:
+def test_writing_needs_the_lock(tmp_path: Path) -> None:
     RunFolder.create(tmp_path, "").close()
     with pytest.raises(RuntimeError, match="writing=True"):
         RunFolder.open(tmp_path).append_metrics({"step": 0})
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
-def test_a_killed_process_gives_its_lock_back(tmp_path: Path) -> None:
+def test_lock_is_released_when_the_process_is_killed(tmp_path: Path) -> None:
     code = (
         "import sys, time; from turnwise.record.run_folder import RunFolder\n"
         f"folder = RunFolder.create({str(tmp_path)!r}, ''); print('locked', flush=True); time.sleep(60)"
@@ -174,7 +172,7 @@ def test_a_killed_process_gives_its_lock_back(tmp_path: Path) -> None:
     RunFolder.open(tmp_path, writing=True).close()
 
 
-def test_metrics_come_back_exactly_and_a_step_is_required(tmp_path: Path) -> None:
+def test_metrics_round_trip_and_need_a_step(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path, "") as folder:
         assert folder.read_metrics() == []
         rows = [{"step": 0, "loss": 0.1 + 0.2}, {"step": 1, "loss": -1e-300, "phases": {"rollout": 1.5}}]
@@ -185,7 +183,7 @@ def test_metrics_come_back_exactly_and_a_step_is_required(tmp_path: Path) -> Non
             folder.append_metrics({"loss": 1.0})
 
 
-def test_nonfinite_metrics_are_null_and_named_in_strict_json(tmp_path: Path) -> None:
+def test_nonfinite_metrics_become_null_and_are_listed(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path, "") as folder:
         metrics = {"step": 0, "a": float("nan"), "b": 1.0, "c": float("-inf"), "phases": {"x": [float("inf"), 2.0]}}
         folder.append_metrics(metrics)
@@ -196,7 +194,9 @@ def test_nonfinite_metrics_are_null_and_named_in_strict_json(tmp_path: Path) -> 
 
 
 @given(cut=st.integers(1, 200))
-def test_metrics_cut_at_any_byte_lose_the_torn_row_only(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+def test_metrics_truncated_at_any_byte_lose_only_the_partial_row(
+    tmp_path_factory: pytest.TempPathFactory, cut: int
+) -> None:
     path = tmp_path_factory.mktemp("run")
     rows = [{"step": step, "value": "é" * step} for step in range(4)]
     with RunFolder.create(path, "") as folder:
@@ -212,7 +212,7 @@ def test_metrics_cut_at_any_byte_lose_the_torn_row_only(tmp_path_factory: pytest
 
 
 @pytest.mark.parametrize("line", [b'{"step":1,"a"', b"\x00\x00", b"[1]", b'{"a":1}', b"[" * 100_000])
-def test_a_corrupt_line_in_the_middle_is_named_and_never_skipped(tmp_path: Path, line: bytes) -> None:
+def test_read_metrics_names_a_corrupt_line(tmp_path: Path, line: bytes) -> None:
     with filled(tmp_path, 2) as folder:
         lines = folder.metrics_path.read_bytes().splitlines()
         lines[2] = line
@@ -225,7 +225,7 @@ def test_a_corrupt_line_in_the_middle_is_named_and_never_skipped(tmp_path: Path,
         assert contents(tmp_path) == before
 
 
-def test_an_index_line_leads_to_its_trajectory(tmp_path: Path) -> None:
+def test_read_trajectory_follows_the_index(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path, "") as folder:
         rows = [row(12, group, member, text="é\n\u2028\ud800" * member) for group in range(3) for member in range(2)]
         folder.write_trajectories(12, rows, name_token)
@@ -250,21 +250,21 @@ def test_an_index_line_leads_to_its_trajectory(tmp_path: Path) -> None:
         }
 
 
-def test_an_index_that_points_nowhere_is_one_line(tmp_path: Path) -> None:
+def test_read_trajectory_explains_a_wrong_index(tmp_path: Path) -> None:
     with filled(tmp_path, 1) as folder:
         entry = folder.read_index()[1]
         for wrong in ({"offset": entry["offset"] + 1}, {"step": 77}, {"offset": 0, "length": 0}):
-            with pytest.raises(UserError, match="does not hold what its index says"):
+            with pytest.raises(UserError, match="does not match its index"):
                 folder.read_trajectory({**entry, **wrong})
 
 
-def test_a_step_is_written_once(tmp_path: Path) -> None:
+def test_write_trajectories_refuses_a_written_step(tmp_path: Path) -> None:
     with filled(tmp_path, 1) as folder, pytest.raises(RuntimeError, match="already written"):
         folder.write_trajectories(0, [row(0)], name_token)
 
 
 @pytest.mark.parametrize("kept", [0, 1, 3, 5, 9])
-def test_discard_from_leaves_what_a_run_of_so_many_steps_had(tmp_path: Path, kept: int) -> None:
+def test_discard_from_equals_a_shorter_run(tmp_path: Path, kept: int) -> None:
     with filled(tmp_path / "long", 5) as long, filled(tmp_path / "short", min(kept, 5)):
         (long.trajectories / ".step_000005.jsonl.part").write_text("torn")
         long.discard_from(kept)
@@ -274,9 +274,7 @@ def test_discard_from_leaves_what_a_run_of_so_many_steps_had(tmp_path: Path, kep
         long.write_trajectories(kept + 5, [row(kept + 5)], name_token)
 
 
-def test_a_cut_that_was_killed_half_way_is_finished_by_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_discard_from_can_be_repeated_after_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with filled(tmp_path / "short", 2), filled(tmp_path / "long", 5) as long:
         with monkeypatch.context() as patch:
             patch.setattr(Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -288,7 +286,7 @@ def test_a_cut_that_was_killed_half_way_is_finished_by_the_next(
         assert contents(tmp_path / "long") == contents(tmp_path / "short")
 
 
-def test_summary_comes_back_and_is_replaced_whole(tmp_path: Path) -> None:
+def test_summary_round_trips_and_is_replaced_atomically(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path, "") as folder:
         with pytest.raises(UserError, match=r"no summary.*--resume"):
             folder.read_summary()
@@ -305,35 +303,35 @@ def test_summary_comes_back_and_is_replaced_whole(tmp_path: Path) -> None:
 
 
 @needs_full
-def test_no_disk_space_says_so_and_what_is_safe(tmp_path: Path) -> None:
+def test_full_disk_is_explained_and_loses_nothing(tmp_path: Path) -> None:
     with filled(tmp_path, 2) as folder:
         folder.summary_path.with_name(".summary.json.part").symlink_to(FULL)
-        with pytest.raises(UserError, match=r"no disk space left .*free some.*--resume .*safe") as caught:
+        with pytest.raises(UserError, match=r"No disk space left .*Free some.*--resume .*safe") as caught:
             folder.write_summary({"a": 1})
         assert "\n" not in str(caught.value)
         assert not folder.summary_path.exists()
         folder.step_path(2).with_name(".step_000002.jsonl.part").symlink_to(FULL)
         index = folder.index_path.read_bytes()
-        with pytest.raises(UserError, match="no disk space"):
+        with pytest.raises(UserError, match="No disk space"):
             folder.write_trajectories(2, [row(2)], name_token)
         assert folder.index_path.read_bytes() == index
         assert not folder.step_path(2).exists()
         folder.metrics_path.unlink()
         folder.metrics_path.symlink_to(FULL)
-        with pytest.raises(UserError, match="no disk space"):
+        with pytest.raises(UserError, match="No disk space"):
             folder.append_metrics({"step": 2})
 
 
 @needs_full
-def test_no_disk_space_at_the_start_leaves_no_run_behind(tmp_path: Path) -> None:
+def test_full_disk_at_the_start_leaves_no_run(tmp_path: Path) -> None:
     (tmp_path / ".config.toml.part").symlink_to(FULL)
-    with pytest.raises(UserError, match=r"no disk space left .*nothing was started"):
+    with pytest.raises(UserError, match=r"No disk space left .*nothing was started"):
         RunFolder.create(tmp_path, "seed = 0\n")
     with RunFolder.create(tmp_path, "seed = 0\n") as folder:  # the lock was given back, too
         assert folder.config_path.read_text() == "seed = 0\n"
 
 
-def test_an_append_that_fails_half_way_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_append_leaves_no_partial_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real_open = Path.open
 
     class Torn:
@@ -356,13 +354,13 @@ def test_an_append_that_fails_half_way_leaves_no_half_line(tmp_path: Path, monke
         folder.append_metrics({"step": 0})
         with monkeypatch.context() as patch:
             patch.setattr(Path, "open", lambda path, *args, **kwargs: Torn(real_open(path, *args, **kwargs)))
-            with pytest.raises(UserError, match="no disk space"):
+            with pytest.raises(UserError, match="No disk space"):
                 folder.append_metrics({"step": 1})
         folder.append_metrics({"step": 2})
         assert folder.read_metrics() == [{"step": 0}, {"step": 2}]
 
 
-def test_every_token_id_is_named_once_also_after_a_kill_in_the_middle_of_a_line(tmp_path: Path) -> None:
+def test_token_names_are_written_once_also_after_a_kill(tmp_path: Path) -> None:
     with filled(tmp_path / "run", 2):
         pass
     path = tmp_path / "run/trajectories/tokens.jsonl"
@@ -374,7 +372,7 @@ def test_every_token_id_is_named_once_also_after_a_kill_in_the_middle_of_a_line(
         assert [json.loads(line) for line in path.read_text().splitlines()] == named
 
 
-def test_alarms_are_kept_and_those_of_steps_that_are_run_again_are_not(tmp_path: Path) -> None:
+def test_discard_from_drops_later_alarms(tmp_path: Path) -> None:
     with filled(tmp_path / "run", 3) as folder:
         folder.append_alarm(1, "entropy fell")
         folder.append_alarm(2, "the gradient grew")

@@ -61,7 +61,7 @@ sink.close()
 
 
 def track_twice(name: str, folder: Path) -> None:
-    """A run and its resumption, in processes of their own as they are. They print nothing."""
+    """Log a run and its resumption in separate processes, which print nothing."""
     for rows, resumed in ((ROWS, None), (LATER, 1)):
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM, name, str(folder), *map(json.dumps, (CONFIG, rows, resumed))],
@@ -73,9 +73,7 @@ def track_twice(name: str, folder: Path) -> None:
         assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
-def test_tensorboard_holds_every_number_at_its_step_and_a_resumed_run_goes_on(
-    tmp_path: Path, optional_part: Any
-) -> None:
+def test_tensorboard_logs_every_number_and_resumes(tmp_path: Path, optional_part: Any) -> None:
     needs("tensorboard", optional_part)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -84,12 +82,12 @@ def test_tensorboard_holds_every_number_at_its_step_and_a_resumed_run_goes_on(
     found = EventAccumulator(str(tmp_path / "trackers/tensorboard/lake")).Reload()
     assert set(found.Tags()["scalars"]) == {"eval/success", "rollout/success"}
     success = [(event.step, event.value) for event in found.Scalars("rollout/success")]
-    assert success == [(1, 0.25), (2, 0.625), (3, 0.75)]  # what was run again stands once
+    assert success == [(1, 0.25), (2, 0.625), (3, 0.75)]  # repeated steps are shown once
     assert [(event.step, event.value) for event in found.Scalars("eval/success")] == [(0, 0.125)]
     assert "advantage" in str(found.Tensors("config/text_summary")[0].tensor_proto.string_val[0])
 
 
-def test_wandb_writes_offline_and_a_resumed_run_keeps_its_id(tmp_path: Path, optional_part: Any) -> None:
+def test_wandb_is_offline_and_keeps_its_id_on_resume(tmp_path: Path, optional_part: Any) -> None:
     needs("wandb", optional_part)
     track_twice("wandb", tmp_path)
     files = sorted((tmp_path / "trackers/wandb").glob("offline-run-*/run-*.wandb"))
@@ -107,7 +105,7 @@ def test_wandb_writes_offline_and_a_resumed_run_keeps_its_id(tmp_path: Path, opt
 
 
 def wandb_records(path: Path) -> dict[str, Any]:
-    """What a file of W&B's holds: its rows, its project and name, its settings."""
+    """Read a W&B file: rows, project and name, settings."""
     from wandb.proto import wandb_internal_pb2
 
     found: dict[str, Any] = {"rows": [], "config": {}}
@@ -125,7 +123,7 @@ def wandb_records(path: Path) -> dict[str, Any]:
 
 
 def logged_records(data: bytes) -> Iterator[bytes]:
-    """LevelDB's log format behind a header of 7 bytes: blocks of 32 KiB, of (checksum, length, kind) and a piece."""
+    """Read LevelDB's log format after a header of 7 bytes: blocks of 32 KiB of (checksum, length, type, data)."""
     place, whole = 7, b""
     while place + 7 <= len(data):
         if 32768 - place % 32768 < 7:
@@ -139,7 +137,7 @@ def logged_records(data: bytes) -> Iterator[bytes]:
             whole = b""
 
 
-def test_trackio_holds_every_number_and_a_resumed_run_goes_on_in_the_same(tmp_path: Path, optional_part: Any) -> None:
+def test_trackio_logs_every_number_and_resumes(tmp_path: Path, optional_part: Any) -> None:
     needs("trackio", optional_part)
     track_twice("trackio", tmp_path)
     with sqlite3.connect(tmp_path / "trackio/turnwise.db") as base:
@@ -156,7 +154,7 @@ def test_trackio_holds_every_number_and_a_resumed_run_goes_on_in_the_same(tmp_pa
 
 
 class Fragile:
-    """A tracker that breaks at its second row."""
+    """A tracker that fails at its second row."""
 
     made: list["Fragile"]
 
@@ -187,44 +185,44 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("stand_ins")
-def test_a_tracker_that_breaks_is_told_once_and_the_others_go_on(tmp_path: Path) -> None:
+def test_trackers_warn_once_and_drop_a_failing_tracker(tmp_path: Path) -> None:
     warnings: list[str] = []
     sink = Trackers(["json", "csv"], config={}, name="run", folder=tmp_path, warn=warnings.append)
     for step in range(4):
         sink.log({"step": step, "x": 1.0})
     sink.close()
-    assert warnings == ["json could not log (the server is gone): it is off from here, the run folder has all"]
+    assert warnings == ["json failed to log (the server is gone) and is switched off; the run folder has all metrics"]
     assert Fragile.made[0].logged == [0] and not Fragile.made[0].closed
     assert Sturdy.made[0].logged == [0, 1, 2, 3] and Sturdy.made[0].closed
 
 
 @pytest.mark.usefixtures("stand_ins")
-def test_a_row_without_numbers_is_not_sent(tmp_path: Path) -> None:
+def test_trackers_skip_rows_without_numbers(tmp_path: Path) -> None:
     sink = Trackers(["csv"], config={}, name="run", folder=tmp_path, warn=print)
     sink.log({"step": 3, "eval/name": "x", "y": None})
     assert Sturdy.made[0].logged == []
 
 
-def test_a_tracker_that_does_not_start_stops_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trackers_raise_if_one_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(*_: Any) -> None:
         raise ValueError("no key")
 
     Sturdy.made = []
     monkeypatch.setattr(trackers, "TRACKERS", {"csv": Sturdy, "json": refuses})
-    with pytest.raises(UserError, match=r"json does not start \(no key\)"):
+    with pytest.raises(UserError, match=r"Cannot start the tracker json \(no key\)"):
         Trackers(["csv", "json"], config={}, name="run", folder=tmp_path, warn=print)
     assert Sturdy.made[0].closed
 
 
-def test_unknown_and_missing_trackers_are_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match=r'record\.trackers holds "wandbb", which is none: did you mean "wandb"'):
+def test_check_trackers_refuses_unknown_and_missing_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r'Unknown tracker "wandbb" in record\.trackers: did you mean "wandb"'):
         check_trackers(["wandbb"])
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"record\.trackers trackio needs a package: pip install trackio"):
+    with pytest.raises(UserError, match=r"record\.trackers: trackio is not installed. Run pip install trackio"):
         check_trackers(["trackio"])
     check_trackers([])
 
 
-def test_a_run_without_trackers_leaves_no_folder(tmp_path: Path) -> None:
+def test_trackers_without_names_create_no_folder(tmp_path: Path) -> None:
     Trackers([], config={}, name="run", folder=tmp_path, warn=print).close()
     assert list(tmp_path.iterdir()) == []

@@ -115,18 +115,18 @@ def simple(*turns_: Turn) -> Trajectory:
 
 
 @given(trajectory=trajectories())
-def test_a_trajectory_comes_back_from_its_line_exactly(trajectory: Trajectory) -> None:
+def test_trajectory_row_round_trips_exactly(trajectory: Trajectory) -> None:
     row = trajectory_to_row(trajectory, step=3, group=1, decode=str)
     assert trajectory_from_row(json.loads(encode_row(row))) == trajectory
 
 
 @given(values=st.lists(st.floats(), max_size=6))
-def test_any_float_survives_strict_json(values: list[float]) -> None:
+def test_trajectory_row_round_trips_any_float(values: list[float]) -> None:
     text = json.dumps(to_json_numbers(values), allow_nan=False)
     assert list(map(repr, map(float, json.loads(text)))) == list(map(repr, values))
 
 
-def test_a_row_says_what_was_trained_on() -> None:
+def test_trajectory_row_has_the_trained_values() -> None:
     trajectory = simple(simple_turn(3, info={"distance": 2}), simple_turn(2, invalid=True, extends=True))
     row = trajectory_to_row(
         trajectory, step=12, group=4, decode=str, columns={"advantages": [[0.5, 0.5, 0.5], [-0.1, 0.2]]}
@@ -141,19 +141,19 @@ def test_a_row_says_what_was_trained_on() -> None:
 
 
 @pytest.mark.parametrize("advantages", [[[0.5, 0.5]], [[0.5]], [[0.5, 0.5, 0.5], []], []])
-def test_advantages_that_do_not_fit_the_tokens_are_refused(advantages: list[list[float]]) -> None:
+def test_trajectory_row_refuses_columns_of_other_lengths(advantages: list[list[float]]) -> None:
     with pytest.raises(ValueError):
         trajectory_to_row(simple(simple_turn(3)), step=0, group=0, decode=str, columns={"advantages": advantages})
 
 
 @pytest.mark.parametrize("broken", [{}, {"turns": [{}]}, {"status": "sleeping"}, {"task": 3}, {"rewards": None}])
-def test_a_row_of_something_else_is_one_line(broken: dict[str, object]) -> None:
+def test_trajectory_from_row_explains_an_invalid_row(broken: dict[str, object]) -> None:
     row = trajectory_to_row(simple(simple_turn()), step=0, group=0, decode=str)
-    with pytest.raises(UserError, match="not a trajectory's row"):
+    with pytest.raises(UserError, match="Not a trajectory"):
         trajectory_from_row({**row, **broken} if broken else {})
 
 
-def test_whatever_an_environment_puts_into_info_is_written() -> None:
+def test_to_json_value_accepts_any_info() -> None:
     deep: object = "bottom"
     for _ in range(5000):
         deep = [deep]
@@ -184,11 +184,11 @@ def test_whatever_an_environment_puts_into_info_is_written() -> None:
 
 
 @given(value=json_values)
-def test_plain_changes_nothing_that_is_plain(value: object) -> None:
+def test_to_json_value_keeps_json_values(value: object) -> None:
     assert to_json_value(value) == value
 
 
-def test_a_step_of_256_trajectories_is_written_through_a_folder(tmp_path: Path) -> None:
+def test_run_folder_round_trips_256_trajectories(tmp_path: Path) -> None:
     members = [simple(*[simple_turn(33)] * 6) for _ in range(256)]
     rows = [
         trajectory_to_row(member, step=0, group=0, decode=str, columns={"advantages": [[0.1] * 33] * 6})

@@ -131,7 +131,7 @@ def test_metric_chart_follows_its_values_and_marks_alarms() -> None:
     raw, _ = re.findall(r'points="([^"]*)"', svg)
     heights = [float(place.split(",")[1]) for place in raw.split()]
     assert heights == sorted(heights, reverse=True)  # SVG's y points down
-    assert svg.count("h-10z") == 1  # one mark: the other lies beyond
+    assert svg.count("h-10z") == 1  # the other is outside the range
     assert "1.0" in svg
 
 

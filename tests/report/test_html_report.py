@@ -271,7 +271,7 @@ def test_report_command_finds_a_run_by_name_and_writes_to_out(
     app(["runs/lake", "--out", "deep/er.html"], result_action="return_value")
     assert (tmp_path / "deep/er.html").read_text().startswith("<!doctype html>")
     assert capsys.readouterr().out.splitlines() == ["wrote runs/lake/report.html", "wrote deep/er.html"]
-    with pytest.raises(UserError, match='no run or evaluation "laek" here or in runs/: did you mean "lake"'):
+    with pytest.raises(UserError, match='No run or evaluation "laek" here or in runs/: did you mean "lake"'):
         app(["laek"], result_action="return_value")
 
 

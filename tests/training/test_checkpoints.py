@@ -317,7 +317,7 @@ def test_no_disk_space_is_one_line_and_loses_nothing(
     folder = copy_of(saved, tmp_path)
     shutil.rmtree(folder / ".writing-step_000003")
     monkeypatch.setattr(module_with(where), where, failure)
-    with pytest.raises(UserError, match=r"no disk space left to write .*step_000003: free some, then continue with"):
+    with pytest.raises(UserError, match=r"No disk space left to write .*step_000003. Free some space, then continue"):
         checkpoints_in(tmp_path).save(trained(0), state(3))
     assert sorted(path.name for path in folder.iterdir()) == ["best", "step_000001", "step_000002"]
     assert last_checkpoint(folder) == folder / "step_000002"

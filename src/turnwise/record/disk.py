@@ -1,4 +1,4 @@
-"""Writes that a kill or a full disk cannot leave half-done, and disk errors as one line with the mend."""
+"""Atomic writes and deletes, the folder lock, and disk errors as one line with a fix."""
 
 import errno
 import fcntl
@@ -17,28 +17,29 @@ ASIDE_PREFIXES = (".old-", ".removed-", ".writing-")
 
 
 @contextmanager
-def wrap_disk_errors(path: Path, then: str) -> Iterator[None]:
-    """Turns an OSError of writing `path` into a UserError; `then` says how to go on and what is safe."""
+def wrap_disk_errors(path: Path, advice: str) -> Iterator[None]:
+    """Raise a UserError for an OSError while writing `path`. `advice`: how to continue and what is safe."""
     try:
         yield
     except OSError as error:
         if error.errno in NO_SPACE:
-            raise UserError(f"no disk space left to write {path}: free some, then {then}") from error
+            raise UserError(f"No disk space left to write {path}. Free some space, then {advice}.") from error
         reason = error.strerror or type(error).__name__
-        raise UserError(f"cannot write {path} ({reason}): make that possible, then {then}") from error
+        raise UserError(f"Cannot write {path} ({reason}). Fix that, then {advice}.") from error
 
 
 def partial_path(path: Path) -> Path:
-    """Where `path` is written aside. Hidden, so that what a kill leaves behind is never taken for the file."""
+    """Return the path of the temporary file. It is hidden, so that a leftover is never mistaken for the file."""
     return path.with_name(f".{path.name}.part")
 
 
 def is_leftover(path: Path) -> bool:
+    """Return whether this is a temporary file of an interrupted write."""
     return path.name.startswith(".") and path.name.endswith((".part", ".partial"))
 
 
 def remove_folder(folder: Path) -> None:
-    """Delete a folder. A kill meanwhile leaves a hidden rest, for `remove_leftovers`, and never half of the folder."""
+    """Delete a folder atomically: it is renamed first. `remove_leftovers` deletes what a kill leaves behind."""
     aside = folder.with_name(f".removed-{folder.name}")
     shutil.rmtree(aside, ignore_errors=True)
     folder.rename(aside)
@@ -46,7 +47,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete what kills left in a folder while something was written or removed. A user's own files stay."""
+    """Delete temporary files and folders of interrupted writes and deletes. The user's own files stay."""
     for path in folder.glob(".*"):
         if path.name.startswith(ASIDE_PREFIXES) or is_leftover(path):
             remove_path(path)
@@ -61,54 +62,55 @@ def remove_path(path: Path) -> None:
 
 
 def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Writes `path` whole or not at all. `durable` also survives a power cut, which costs a disk flush."""
-    part = partial_path(path)
+    """Write a file completely or not at all. `durable` flushes the disk, so that it also survives a power cut."""
+    partial = partial_path(path)
     try:
-        with part.open("wb") as file:
+        with partial.open("wb") as file:
             file.write(data)
             file.flush()
             if durable:
                 os.fsync(file.fileno())
-        part.replace(path)
+        partial.replace(path)
     except OSError:
-        part.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise
 
 
 def append_bytes(path: Path, data: bytes) -> None:
-    """Appends all of `data`, or cuts the file back to what it was, so that no half line stays in its middle."""
+    """Append all of `data`, or truncate the file to what it was, so that no partial line stays in its middle."""
     size = path.stat().st_size if path.exists() else 0
     try:
         with path.open("ab", buffering=0) as file:
             while data:
                 data = data[file.write(data) :]
     except OSError:
-        with suppress(OSError):  # the first error is the one to tell
+        with suppress(OSError):  # raise the first error
             os.truncate(path, size)
         raise
 
 
 class FolderLock:
-    """Held until `release` or the end of the process, `kill -9` included: the operating system lets go of it.
+    """One writer per folder. The operating system releases the lock when the process ends, even by `kill -9`.
 
-    The lock is on the open file, not on its existence, so a file left behind blocks nobody.
+    The lock is on the open file, not on its existence: a leftover file does not block the folder.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, name_option: str = "--record.name") -> None:
+        """`name_option`: the command-line option that chooses another folder, for the error message."""
         self._file = (folder / LOCK_NAME).open("ab+", buffering=0)
         try:
-            self._take(folder)
+            self._acquire(folder, name_option)
         except BaseException:
             self._file.close()
             raise
 
-    def _take(self, folder: Path) -> None:
+    def _acquire(self, folder: Path, name_option: str) -> None:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UserError(
-                f"{folder} is being written by another process{self._owner()}: "
-                "wait for it or stop it, or choose another --record.name"
+                f"{folder} is being written by another process{self._owner()}. "
+                f"Wait for it, stop it, or choose another {name_option}."
             ) from error
         self._file.truncate(0)
         self._file.write(str(os.getpid()).encode())

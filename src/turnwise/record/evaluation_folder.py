@@ -1,11 +1,11 @@
-"""An evaluation's folder: files only, each episode in it as soon as it is done, so that a stop loses none.
+"""An evaluation's folder: files only, and each episode is written as soon as it ends.
 
-evaluation.toml           what was asked: the tasks, how many tries, the models
+evaluation.toml           the plan: tasks, attempts per task, models
 models/NAME.toml          all settings of a model's episodes
-trajectories/NAME.jsonl   a model's episodes, one a line, in the order in which they ended
-models/NAME.tokens.jsonl  how each token id that occurs in them is written
-summary.json              what came of it; there once all was played
-success.svg               the same as a figure
+models/NAME.tokens.jsonl  text of each token id that occurs in them
+trajectories/NAME.jsonl   a model's episodes, one per line, in the order in which they ended
+summary.json              results; written when all episodes have ended
+success.svg               the results as a chart
 """
 
 import json
@@ -31,17 +31,17 @@ PLAN = "evaluation.toml"
 
 
 class EvaluationFolder:
-    """Locked while it is open: two evaluations never write into one folder."""
+    """The files of one evaluation, locked while it is open."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.is_new = not (path / PLAN).exists()
-        """Nothing was asked for here before."""
+        """The folder had no plan before."""
         self._token_names: dict[str, TokenNamesFile] = {}
         with wrap_disk_errors(path, "start again, or choose another --out (nothing was started)"):
-            _refuse_other(path)
+            _refuse_foreign(path)
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = _locked(path)
+            self._lock = FolderLock(path, name_option="--out")
             for name in ("models", "trajectories"):
                 (path / name).mkdir(exist_ok=True)
 
@@ -49,18 +49,17 @@ class EvaluationFolder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """What came to nothing leaves nothing, so that a mistake does not take the name."""
+        """Release the lock. After an error, remove a new folder without episodes to free its name."""
         if error is not None and self.is_new and not self.has_episodes:
             shutil.rmtree(self.path, ignore_errors=True)
         self._lock.release()
 
     @property
     def has_episodes(self) -> bool:
-        """Whether it holds episodes."""
         return any((self.path / "trajectories").iterdir())
 
     def write_plan(self, plan: Mapping[str, Any], settings: Mapping[str, str]) -> None:
-        """`settings`: each model's, as TOML, by its name. The plan comes last: where it is, all is."""
+        """Write the settings of each model (TOML by name), then the plan. A folder with a plan is complete."""
         with self._writing():
             for name, text in settings.items():
                 write_atomic(self.settings_path(name), text.encode())
@@ -74,7 +73,7 @@ class EvaluationFolder:
         return self.path / "trajectories" / f"{name}.jsonl"
 
     def read_trajectories(self, name: str) -> list[Trajectory]:
-        """What is there of a model. A half-written last line is dropped, so that the next append starts a new one."""
+        """Return a model's episodes so far. A partial last line is deleted before the next append."""
         path = self.trajectories_path(name)
         with self._writing():
             drop_partial_line(path)
@@ -88,7 +87,7 @@ class EvaluationFolder:
         decode: Callable[[Sequence[int]], str],
         name_token: Callable[[int], TokenName],
     ) -> None:
-        """One episode, of task number `task`."""
+        """Append one episode of task number `task`."""
         row = evaluation_to_row(trajectory, task, decode)
         names = self._token_names.setdefault(name, TokenNamesFile(self.path / "models" / f"{name}.tokens.jsonl"))
         with self._writing():
@@ -103,12 +102,12 @@ class EvaluationFolder:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        with wrap_disk_errors(self.path, f"go on with --resume {self.path} (all episodes that ended are safe)"):
+        with wrap_disk_errors(self.path, f"continue with --resume {self.path} (all completed episodes are safe)"):
             yield
 
 
 def evaluation_to_row(trajectory: Trajectory, task: int, decode: Callable[[Sequence[int]], str]) -> dict[str, Any]:
-    """A trajectory's row as in a run's folder. Of an agent that speaks messages, the contexts are what it was told."""
+    """Convert a trajectory to its row. For a chat model, the contexts are the messages it received."""
     row = trajectory_to_row(trajectory, step=0, group=task, decode=decode)
     for turn, turn_row in zip(trajectory.turns, row["turns"], strict=True):
         if spoke_messages(turn):
@@ -117,30 +116,23 @@ def evaluation_to_row(trajectory: Trajectory, task: int, decode: Callable[[Seque
 
 
 def read_plan(path: Path) -> dict[str, Any]:
-    """What was asked for in this folder."""
+    """Return the plan of an evaluation."""
     try:
         return tomllib.loads((path / PLAN).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UserError(
-            f"{path} is no evaluation (it has no {PLAN}): give the folder of one, as runs/eval-NAME"
+            f"{path} is not an evaluation (no {PLAN}). Give the folder of one, e.g. runs/eval-NAME."
         ) from error
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path / PLAN} ({error}): restore it, or evaluate anew") from error
+        raise UserError(f"Cannot read {path / PLAN} ({error}). Restore it, or start a new evaluation.") from error
 
 
-def _refuse_other(path: Path) -> None:
+def _refuse_foreign(path: Path) -> None:
     if not path.exists() or (path / PLAN).exists():
         return
     if not path.is_dir():
-        raise UserError(f"{path} is a file, not a folder: choose another --out")
-    own = {LOCK_NAME, "models", "trajectories"}  # of a start that was killed before its plan was written
-    strange = [file for file in path.iterdir() if file.name not in own and not is_leftover(file)]
-    if strange:
-        raise UserError(f"{path} holds something else ({strange[0].name}): choose another --out")
-
-
-def _locked(path: Path) -> FolderLock:
-    try:
-        return FolderLock(path)
-    except UserError as error:
-        raise UserError(str(error).replace("--record.name", "--out")) from error
+        raise UserError(f"{path} is a file, not a folder. Choose another --out.")
+    own_names = {LOCK_NAME, "models", "trajectories"}  # left by a start that was killed before it wrote its plan
+    foreign = [file for file in path.iterdir() if file.name not in own_names and not is_leftover(file)]
+    if foreign:
+        raise UserError(f"{path} has other files ({foreign[0].name}). Choose another --out.")

@@ -1,4 +1,4 @@
-"""One strict JSON object a line."""
+"""JSON Lines: one strict JSON object per line, and any value as JSON."""
 
 import json
 import math
@@ -12,12 +12,25 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from turnwise.core.errors import UserError
 
+MAX_DEPTH = 32
+MAX_REPR = 1000
+"""Characters of the text that replaces a value without a JSON form."""
+MAX_ARRAY = 1024
+"""Largest array that is stored as a list; larger ones, such as images, become a short text."""
+MAX_INT_BITS = 4096
+"""Longer integers are written in hexadecimal: Python limits the length of decimal ones."""
+
+
+_UNCHANGED = (str, bool, type(None))
+_LISTS = (list, tuple)
+_NUMPY = (np.generic, np.ndarray)
+
 
 def encode_row(row: Mapping[str, Any]) -> bytes:
-    """One line without its newline, exact and strict: floats come back bit by bit, and there is never a bare `NaN`.
+    """Encode one line without its newline. Floats are exact, and there is never a bare `NaN`.
 
-    pydantic's encoder writes floats several times faster than `json`, which is left with what UTF-8 cannot hold: lone
-    surrogates, as in text that a model broke off within a character.
+    pydantic's encoder writes floats several times faster than `json`. It rejects unpaired surrogates, which occur in
+    text that was cut inside a character; `json` escapes them.
     """
     try:
         return to_json(row, inf_nan_mode="strings")
@@ -26,10 +39,10 @@ def encode_row(row: Mapping[str, Any]) -> bytes:
 
 
 def replace_nonfinite(row: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN and no infinity: they become null, and `nonfinite` lists whose they were."""
+    """Replace NaN and infinities, which JSON lacks, by null; the key `nonfinite` lists where they were."""
     names: list[str] = []
-    clean = {key: _null_nonfinite(value, key, names) for key, value in row.items()}
-    return {**clean, "nonfinite": names} if names else clean
+    finite = {key: _null_nonfinite(value, key, names) for key, value in row.items()}
+    return {**finite, "nonfinite": names} if names else finite
 
 
 def _null_nonfinite(value: Any, name: str, names: list[str]) -> Any:
@@ -44,16 +57,16 @@ def _null_nonfinite(value: Any, name: str, names: list[str]) -> Any:
 
 
 def read_jsonl(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
-    """Every row, with its line as written. A line counts once its newline is: a half-written last one is dropped.
+    """Return every row with its line as written. A last line without a newline is ignored.
 
-    Anything unreadable before it is an error that names the line, never skipped.
+    Any other unreadable line is an error that names it.
     """
     if not path.exists():
         return []
     try:
         lines = path.read_bytes().split(b"\n")[:-1]
     except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror}): make it readable") from error
+        raise UserError(f"Cannot read {path} ({error.strerror}).") from error
     return [(line + b"\n", _decode(line, path, number)) for number, line in enumerate(lines, start=1)]
 
 
@@ -61,39 +74,25 @@ def _decode(line: bytes, path: Path, number: int) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} line {number} is not JSON: restore the file, or delete that line") from error
+        raise UserError(f"{path} line {number} is not JSON. Restore the file, or delete that line.") from error
     if not isinstance(row, dict):
-        raise UserError(f"{path} line {number} is no JSON object: restore the file, or delete that line")
+        raise UserError(f"{path} line {number} is not a JSON object. Restore the file, or delete that line.")
     return row
 
 
 def drop_partial_line(path: Path) -> None:
-    """Cuts off what a kill left after the last newline, so that the next append starts a line of its own."""
+    """Truncate the file after its last newline. A kill may leave a partial line there."""
     if not path.exists():
         return
     data = path.read_bytes()
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data):
-        os.truncate(path, whole)
-
-
-MAX_DEPTH = 32
-MAX_REPR = 1000
-"""Characters kept of what has no JSON form."""
-MAX_ARRAY = 1024
-"""Numbers of an array that is kept as a list; a longer one is an image or worse."""
-MAX_INT_BITS = 4096
-"""Python refuses to write much longer integers in decimal."""
-
-
-_AS_IT_IS = (str, bool, type(None))
-_LISTS = (list, tuple)
-_NUMPY = (np.generic, np.ndarray)
+    end = data.rfind(b"\n") + 1
+    if end < len(data):
+        os.truncate(path, end)
 
 
 def to_json_value(value: Any, depth: int = 0) -> Any:
-    """JSON values come back unchanged (tuples as lists); anything else becomes a short text, never an error."""
-    if isinstance(value, _AS_IT_IS):
+    """Convert any value to JSON values: tuples to lists, unknown types to a short text. Never raises."""
+    if isinstance(value, _UNCHANGED):
         return value
     if isinstance(value, float):
         return to_json_number(value)
@@ -109,7 +108,7 @@ def to_json_value(value: Any, depth: int = 0) -> Any:
 
 
 def to_json_number(value: float) -> float | str:
-    """A finite number as it is, any other as the text that `float` reads back."""
+    """Return a finite number unchanged, any other as a text that `float` reads back."""
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
@@ -124,5 +123,5 @@ def _key(key: Any) -> str:
 
 
 def _short_text(value: Any) -> str:
-    """Of what nests too deep only the type: its repr could be as deep."""
+    """Return the start of the repr; of a container that is nested too deeply, only its type."""
     return type(value).__name__ if isinstance(value, Mapping | list | tuple) else repr(value)[:MAX_REPR]

@@ -1,4 +1,4 @@
-"""Whole lines of a file that grows while it is read."""
+"""Readers of JSONL files that grow while they are read, such as the metrics of a running run."""
 
 import json
 import math
@@ -10,23 +10,24 @@ from typing import Any, BinaryIO
 
 CHUNK = 1 << 20
 TAIL = 4096
-"""Bytes before the place of reading that must be what they were, else the file is another."""
+"""Bytes before the read position that must be unchanged, else the file was replaced."""
 
 
 MAX_LINE = 8 * 1024 * 1024
-"""Bytes; longer ones are skipped and counted."""
+"""Bytes; longer lines are skipped and counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineBlock:
-    """Lines that stand one after another, without their newlines."""
+    """Consecutive lines without their newlines."""
 
     offset: int
     number: int
-    """Of the first line, from 0; lines that were skipped count."""
+    """Index of the first line, counted from 0, including skipped lines."""
     lines: list[bytes]
 
     def offsets(self) -> Iterator[int]:
+        """Yield the byte offset of each line."""
         offset = self.offset
         for line in self.lines:
             yield offset
@@ -34,10 +35,10 @@ class LineBlock:
 
 
 class LineFollower:
-    """Remembers how far a file was read, so that each line is given once.
+    """Returns each complete line of a growing file once.
 
-    A line counts once its newline is written: a half-written one is left for later. One that is longer than
-    `max_line` is skipped and counted in `too_long`.
+    A line without its newline is left for the next call. A line longer than `max_line` bytes is skipped and counted in
+    `too_long`.
     """
 
     def __init__(self, max_line: int) -> None:
@@ -49,27 +50,26 @@ class LineFollower:
         self._tail = b""
         self._skipping = False
         self.caught_up = False
-        """Whether the last reading came to the end of the file."""
+        """The last call reached the end of the file."""
 
     @property
     def has_read(self) -> bool:
-        """Whether anything was read."""
         return self.offset > 0
 
     def is_replaced(self, file: BinaryIO) -> bool:
-        """Whether the file is no longer the one that was read: cut back, or written anew. A copy of it is the same."""
+        """Return whether the file was truncated or rewritten since it was read; a copy is the same file."""
         if os.fstat(file.fileno()).st_size < self.offset:
             return True
         file.seek(self.offset - len(self._tail))
         return file.read(len(self._tail)) != self._tail
 
     def read_blocks(self, file: BinaryIO, limit: int | None = None) -> Iterator[LineBlock]:
-        """What is new, in pieces, so that a long file never stands in memory.
+        """Yield new lines in blocks, so that a large file is never in memory at once.
 
-        `limit`: bytes after which no further piece is read; `caught_up` then says whether that was all.
+        Stop after about `limit` bytes; `caught_up` then tells whether the end was reached.
         """
         file.seek(self.offset)
-        kept, left = b"", math.inf if limit is None else limit
+        rest, left = b"", math.inf if limit is None else limit
         self.caught_up = False
         while left > 0:
             chunk = file.read(CHUNK)
@@ -77,16 +77,16 @@ class LineFollower:
                 self.caught_up = True
                 return
             left -= len(chunk)
-            data = kept + chunk
-            whole = data.rfind(b"\n") + 1
-            if whole:
-                yield from self._take(data[:whole])
-                kept = data[whole:]
+            data = rest + chunk
+            end = data.rfind(b"\n") + 1
+            if end:
+                yield from self._split(data[:end])
+                rest = data[end:]
             else:
-                kept = self._without_giant(data)
+                rest = self._drop_if_too_long(data)
 
-    def _take(self, data: bytes) -> list[LineBlock]:
-        """All lines of `data`, which ends with a newline; too long ones part it into several blocks."""
+    def _split(self, data: bytes) -> list[LineBlock]:
+        """Return the lines of `data`, which ends with a newline. A line that is too long starts a new block."""
         blocks: list[LineBlock] = []
         lines: list[bytes] = []
         start, number = self.offset, self._number
@@ -105,8 +105,8 @@ class LineFollower:
         blocks.append(LineBlock(offset=start, number=number, lines=lines))
         return [block for block in blocks if block.lines]
 
-    def _without_giant(self, data: bytes) -> bytes:
-        """A line that has no end yet: kept while it may still fit, else its start is passed over for good."""
+    def _drop_if_too_long(self, data: bytes) -> bytes:
+        """Return a line that has no end yet, or nothing if it is already too long; then skip it."""
         if len(data) <= self._max_line and not self._skipping:
             return data
         self._skipping = True
@@ -119,20 +119,20 @@ class LineFollower:
 class NewRows:
     rows: list[dict[str, Any]]
     reset: bool
-    """The file was cut back or replaced, as by a resume: what was read before no longer holds, and all comes again."""
+    """The file was truncated or replaced, e.g. by a resume: `rows` are all rows again, and earlier ones are void."""
 
 
 class JsonlFollower:
-    """Each `poll` gives what is new. A half-written last line waits; a broken one is skipped and counted."""
+    """Returns new rows on each `poll`. Broken lines are skipped and counted."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lines = LineFollower(MAX_LINE)
-        self._unread = 0
+        self._unparsed = 0
 
     @property
     def broken(self) -> int:
-        return self._unread + self._lines.too_long
+        return self._unparsed + self._lines.too_long
 
     def poll(self) -> NewRows:
         try:
@@ -140,13 +140,13 @@ class JsonlFollower:
                 reset = self._lines.has_read and self._lines.is_replaced(file)
                 if reset:
                     self._lines.restart()
-                    self._unread = 0
+                    self._unparsed = 0
                 return NewRows(rows=list(self._rows(file)), reset=reset)
         except OSError:
             return NewRows(rows=[], reset=False)
 
     def iter_rows(self) -> Iterator[dict[str, Any]]:
-        """Everything that is there now, without holding all of it."""
+        """Yield all rows that are in the file now, without keeping them in memory."""
         try:
             with self.path.open("rb") as file:
                 yield from self._rows(file)
@@ -161,13 +161,13 @@ class JsonlFollower:
             for line in block.lines:
                 row = parse_line(line)
                 if row is None:
-                    self._unread += 1
+                    self._unparsed += 1
                 else:
                     yield row
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:
-    """The object on a line; None where there is none that can be read."""
+    """Return the object on a line, or None if it is not one."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):

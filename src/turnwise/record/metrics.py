@@ -1,4 +1,4 @@
-"""What one step's rollout says about itself."""
+"""Metrics of one step's rollout."""
 
 import math
 from collections import Counter
@@ -9,27 +9,26 @@ from turnwise.algos.diagnostics import repetition
 from turnwise.core.trajectory import Group, Status, Stop, Trajectory, Turn
 
 LARGEST = 1e100
-"""Beyond, differences of numbers may be infinite."""
+"""Differences of larger numbers may overflow."""
 REPORTED = tuple(status for status in Status if not (status.ongoing or status.succeeded))
 
 
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Flat metrics of a step's groups, after scoring. A mean over nothing is left out, not 0 and not NaN.
+    """Compute flat metrics of a step's scored groups. A mean over nothing is left out.
 
-    Success comes from `Trajectory.status` alone. Members that broke (`Status.errored`) are counted and enter
-    no mean.
+    Success comes from `Trajectory.status` alone. Errored members are counted but not part of any mean.
     """
-    everyone = [trajectory for group in groups for trajectory in group.trajectories]
-    sound = [trajectory for trajectory in everyone if not trajectory.status.errored]
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    completed = [trajectory for trajectory in trajectories if not trajectory.status.errored]
     return {
         "rollout/groups": float(len(groups)),
-        "rollout/episodes": float(len(everyone)),
-        **_outcomes(sound),
-        **_by_environment(sound),
+        "rollout/episodes": float(len(trajectories)),
+        **_outcomes(completed),
+        **_by_environment(completed),
         **_group_spread(groups),
         **_repetition(groups),
-        **_lengths(sound),
-        **_statuses(everyone),
+        **_lengths(completed),
+        **_statuses(trajectories),
     }
 
 
@@ -47,27 +46,27 @@ def _outcomes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _by_name(trajectories: Sequence[Trajectory], name: str) -> list[float]:
-    """A reward's values in the environments that have it: 0 where an episode never came to it, as to an answer."""
-    own = {trajectory.task.env for trajectory in trajectories if name in trajectory.rewards}
-    return [trajectory.rewards.get(name, 0.0) for trajectory in trajectories if trajectory.task.env in own]
+    """Return a reward's values over the environments that have it; 0 for episodes that ended before it."""
+    environments = {trajectory.task.env for trajectory in trajectories if name in trajectory.rewards}
+    return [trajectory.rewards.get(name, 0.0) for trajectory in trajectories if trajectory.task.env in environments]
 
 
 def _by_environment(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Where a run has more than one: success and reward of each, as `rollout/success/sokoban`."""
+    """Return success and reward per environment if there are several, e.g. `rollout/success/sokoban`."""
     names = sorted({trajectory.task.env for trajectory in trajectories})
     if len(names) < 2:
         return {}
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for name in names:
-        own = [trajectory for trajectory in trajectories if trajectory.task.env == name]
-        found[f"rollout/episodes/{name}"] = float(len(own))
-        found[f"rollout/success/{name}"] = _mean(trajectory.status.succeeded for trajectory in own)
-        found[f"rollout/reward/{name}"] = _mean(trajectory.total_reward for trajectory in own)
-    return found
+        members = [trajectory for trajectory in trajectories if trajectory.task.env == name]
+        metrics[f"rollout/episodes/{name}"] = float(len(members))
+        metrics[f"rollout/success/{name}"] = _mean(trajectory.status.succeeded for trajectory in members)
+        metrics[f"rollout/reward/{name}"] = _mean(trajectory.total_reward for trajectory in members)
+    return metrics
 
 
 def _group_spread(groups: Sequence[Group]) -> dict[str, float]:
-    """How much groups have to compare: a relative advantage learns nothing from one whose rewards are all equal."""
+    """Return the spread of rewards within groups. A group with equal rewards has no relative advantage."""
     rewards_of_groups = [[t.total_reward for t in group.trajectories if not t.status.errored] for group in groups]
     comparable = [rewards for rewards in rewards_of_groups if len(rewards) > 1]
     if not comparable:
@@ -79,7 +78,7 @@ def _group_spread(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _repetition(groups: Sequence[Group]) -> dict[str, float]:
-    """How alike members of a group are: what they share rises as a policy collapses."""
+    """Return how similar the members of a group are, which rises as a policy collapses."""
     found = repetition([[_sampled(each) for each in group.trajectories] for group in groups])
     if found.overlap is None or found.copies is None:
         return {}
@@ -111,7 +110,7 @@ def _lengths(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _calls(turns: Sequence[Turn], episodes: int) -> dict[str, float]:
-    """Of tools: how many an episode, and the share that failed by the agent's own fault. Empty where none was made."""
+    """Return tool calls per episode and the fraction that failed by the agent's fault; nothing without calls."""
     calls = [call for turn in turns for call in turn.info.get("calls", ())]
     if not calls:
         return {}
@@ -120,7 +119,7 @@ def _calls(turns: Sequence[Turn], episodes: int) -> dict[str, float]:
 
 
 def _statuses(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """The share of each way to end but success, as `rollout/truncated_tokens`."""
+    """Return the fraction of each final status except success, e.g. `rollout/truncated_tokens`."""
     counts = Counter(trajectory.status for trajectory in trajectories)
     return {f"rollout/{status.value}": counts[status] / max(len(trajectories), 1) for status in REPORTED}
 
@@ -131,13 +130,13 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def _std(values: Sequence[float]) -> float:
-    """Of the population: these are all the episodes that there are."""
+    """Return the population standard deviation: these are all episodes of the step."""
     mean = _mean(values)
     return math.sqrt(_mean((value - mean) ** 2 for value in values))
 
 
 def finite_number(value: Any) -> float | None:
-    """A number of a row that can be drawn; None for text, null, and the words that stand for NaN and infinity."""
+    """Return a number of a row as a float; None for text, null, NaN, infinities and numbers beyond LARGEST."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

@@ -1,19 +1,19 @@
-"""A run's folder: files only, readable without the program that wrote them.
+"""A run's folder: files only, readable without turnwise.
 
-    config.toml                     reproduces the run
-    metrics.jsonl                   one row a step or evaluation, each with the key "step"
-    summary.json                    how it ended
-    trajectories/step_000012.jsonl  one trajectory a line, written once at the step's end
-    alarms.jsonl                    what the watch warned of: step and text
-    judges.jsonl                    what judges spent, where there are any
-    trajectories/index.jsonl        one line a trajectory, with the place of its line in the step's file
-    trajectories/tokens.jsonl       how each token id that occurs there is written
-    checkpoints/                    written by `train`
-    base/                           tiny as it was after its warm-up, where the run started from that
-    past/                           earlier policies, of runs that play against them
-    provenance.json                 the version and the source files that the run began with; copies in sources/
+    config.toml                     resolved configuration; reproduces the run
+    metrics.jsonl                   one row per step or evaluation, each with the key "step"
+    summary.json                    final results
+    trajectories/step_000012.jsonl  trajectories of a step, one per line, written at the end of the step
+    trajectories/index.jsonl        one line per trajectory, with the position of its line in the step's file
+    trajectories/tokens.jsonl       text of each token id that occurs in the trajectories
+    alarms.jsonl                    step and text of each alarm
+    judges.jsonl                    calls and tokens of judges, if there are any
+    checkpoints/                    written by `training`
+    base/                           the tiny model after its warm-up, if the run started from it
+    past/                           earlier policies of a self-play run
+    provenance.json                 version and source files at the start of the run; copies in sources/
 
-"step" is how many steps were done when the row was written: 0 before training.
+"step" is the number of completed steps when the row was written: 0 before training.
 """
 
 import json
@@ -45,11 +45,11 @@ from turnwise.record.trajectories import TokenNamesFile
 JUDGES_FILE = "judges.jsonl"
 RUNS_FOLDER = "runs"
 MARKER_FILES = ("config.toml", PLAN)
-"""The files by which a run and an evaluation are known."""
+"""Every run has the first of these files, every evaluation the second."""
 
 
 class RunFolder:
-    """Reads need nothing; writes need the folder's lock, which `create` and `open(writing=True)` take."""
+    """The files of one run. Writing needs the folder's lock, which `create` and `open(writing=True)` acquire."""
 
     def __init__(self, path: Path, lock: FolderLock | None) -> None:
         self.path = path
@@ -57,18 +57,18 @@ class RunFolder:
         self._write_failed = False
         self._token_names = TokenNamesFile(self.trajectories / "tokens.jsonl")
         self.on_metrics: Callable[[Mapping[str, Any]], None] | None = None
-        """Sees every row of the metrics once it is written."""
+        """Called with every metrics row after it is written."""
 
     @classmethod
     def create(cls, path: Path | str, config_toml: str) -> Self:
-        """A new run's folder, locked. What exists is never written over."""
+        """Create and lock the folder of a new run. An existing run is never overwritten."""
         path = Path(path)
         with wrap_disk_errors(path, "start again, or choose another --record.folder (nothing was started)"):
             _refuse_used(path)
             path.mkdir(parents=True, exist_ok=True)
             lock = FolderLock(path)
             try:
-                _refuse_used(path)  # again: another process may have been here before the lock
+                _refuse_used(path)  # again: another process may have created a run before the lock
                 write_atomic(path / "config.toml", config_toml.encode())
                 return cls(path, lock)._prepare()
             except BaseException:
@@ -77,13 +77,13 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path | str, *, writing: bool = False) -> Self:
-        """An existing run's folder: to read, or locked to go on with it."""
+        """Open the folder of an existing run for reading, or lock it to continue the run."""
         path = Path(path)
         if not (path / "config.toml").is_file():
-            raise UserError(f"{path} is no run folder (it has no config.toml): give the path of a run, as runs/NAME")
+            raise UserError(f"{path} is not a run folder (no config.toml). Give the path of a run, e.g. runs/NAME.")
         if not writing:
             return cls(path, None)
-        with wrap_disk_errors(path, "start again (all that was written is safe)"):
+        with wrap_disk_errors(path, "start again (everything written so far is safe)"):
             lock = FolderLock(path)
             try:
                 return cls(path, lock)._prepare()
@@ -107,20 +107,20 @@ class RunFolder:
         self.close()
 
     def close(self) -> None:
-        """Lets go of the lock; reading still works."""
+        """Release the lock. Reading still works."""
         if self._lock is not None:
             self._lock.release()
 
     def remove_if_unused(self) -> None:
-        """Removes a folder in which no step was recorded, so that a failed start does not take its name.
+        """Remove the folder if no step was recorded, so that a failed start does not occupy its name.
 
-        It stays where there is a checkpoint, a step or a file that is not the start's own, and where a write failed:
-        what was said then is how to go on with it.
+        It stays if it has a checkpoint, a step or a foreign file, and if a write failed: its error says how to resume
+        the run.
         """
-        files = {"config.toml", "metrics.jsonl", "alarms.jsonl", "report.html", JUDGES_FILE, PROVENANCE, LOCK_NAME}
-        own = files | {"base", "checkpoints", "trajectories", "trackers", "past", SOURCES}
-        strange = any(file.name not in own and not is_leftover(file) for file in self.path.glob("*"))
-        if strange or self._write_failed or self._holds_steps():
+        own_files = {"config.toml", "metrics.jsonl", "alarms.jsonl", "report.html", JUDGES_FILE, PROVENANCE, LOCK_NAME}
+        own_names = own_files | {"base", "checkpoints", "trajectories", "trackers", "past", SOURCES}
+        has_foreign = any(file.name not in own_names and not is_leftover(file) for file in self.path.glob("*"))
+        if has_foreign or self._write_failed or self._holds_steps():
             return
         shutil.rmtree(self.path, ignore_errors=True)
 
@@ -150,7 +150,7 @@ class RunFolder:
 
     @property
     def past(self) -> Path:
-        """Earlier policies that are kept as opponents, where a run plays against itself."""
+        """Folder of earlier policies, the opponents in self-play."""
         return self.path / "past"
 
     @property
@@ -169,12 +169,14 @@ class RunFolder:
         if self._lock is None or not self._lock.held:
             raise RuntimeError(f"{self.path} is not locked: open it with writing=True")
         self._write_failed = True
-        with wrap_disk_errors(path, f"continue with --resume {self.path} (all up to its last checkpoint is safe)"):
+        with wrap_disk_errors(
+            path, f"continue with --resume {self.path} (everything up to its last checkpoint is safe)"
+        ):
             yield
         self._write_failed = False
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
-        """One row of a step or an evaluation; it must say which "step". Non-finite numbers: see `jsonl`."""
+        """Append the row of a step or an evaluation, which needs an integer "step". Non-finite numbers become null."""
         if not isinstance(row.get("step"), int):
             raise ValueError(f"a metrics row needs an integer step: {dict(row)}")
         with self._writing(self.metrics_path):
@@ -183,22 +185,22 @@ class RunFolder:
             self.on_metrics(row)
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        return _rows_of_steps(self.metrics_path)
+        return _read_step_rows(self.metrics_path)
 
     def append_alarm(self, step: int, text: str) -> None:
         with self._writing(self.alarms_path):
             append_bytes(self.alarms_path, encode_row({"step": step, "text": text}) + b"\n")
 
     def read_alarms(self) -> list[dict[str, Any]]:
-        return _rows_of_steps(self.alarms_path)
+        return _read_step_rows(self.alarms_path)
 
     def write_trajectories(
         self, step: int, rows: Sequence[Mapping[str, Any]], name_token: Callable[[int], TokenName]
     ) -> None:
-        """Writes a step's trajectories (rows of `trajectory_to_row`) once, then an index line for each."""
+        """Write a step's trajectories (rows of `trajectory_to_row`), then an index line for each."""
         path = self.step_path(step)
         if path.exists():
-            raise RuntimeError(f"{path} is already written: discard_from a checkpoint before running a step again")
+            raise RuntimeError(f"{path} is already written: call discard_from before running a step again")
         lines = [encode_row(row) for row in rows]
         with self._writing(path):
             self._token_names.add(rows, name_token)
@@ -208,31 +210,31 @@ class RunFolder:
             )
 
     def read_index(self) -> list[dict[str, Any]]:
-        return _rows_of_steps(self.index_path)
+        return _read_step_rows(self.index_path)
 
     def read_trajectory(self, entry: Mapping[str, Any]) -> dict[str, Any]:
-        """The row that an index line points at, without reading the rest of its file."""
+        """Return the row that an index entry points at, without reading the rest of its file."""
         path = self.step_path(entry["step"])
         try:
             with path.open("rb") as file:
                 file.seek(entry["offset"])
                 row = json.loads(file.read(entry["length"]))
         except (OSError, ValueError) as error:
-            raise UserError(f"{path} does not hold what its index says: restore it from a copy of the run") from error
+            raise UserError(f"{path} does not match its index. Restore it from a copy of the run.") from error
         if not isinstance(row, dict):
-            raise UserError(f"{path} does not hold what its index says: restore it from a copy of the run")
+            raise UserError(f"{path} does not match its index. Restore it from a copy of the run.")
         return row
 
     def discard_from(self, step: int) -> None:
-        """Forgets the rows and trajectories of `step` and later, evaluations included, so that it can run again.
+        """Delete the rows and trajectories of `step` and later, including evaluations, so that it can run again.
 
-        A kill in the middle does no harm: each file changes whole, and the next resume cuts again.
+        A kill in between does no harm: each file is replaced atomically, and the next resume repeats this.
         """
         with self._writing(self.path):
             _keep_steps_before(self.metrics_path, step)
             _keep_steps_before(self.alarms_path, step)
             _keep_steps_before(self.index_path, step)
-            for path in self.trajectories.glob("step_[0-9]*"):  # pictures too
+            for path in self.trajectories.glob("step_[0-9]*"):  # images too
                 if int(path.stem.split("_")[1]) >= step:
                     path.unlink()
             for path in self.trajectories.glob(".*.part"):
@@ -245,15 +247,15 @@ class RunFolder:
         try:
             summary = json.loads(self.summary_path.read_bytes())
         except FileNotFoundError as error:
-            raise UserError(f"{self.path} has no summary: finish the run with --resume {self.path}") from error
+            raise UserError(f"{self.path} has no summary. Finish the run with --resume {self.path}.") from error
         except (OSError, ValueError) as error:
-            raise UserError(f"cannot read {self.summary_path}: delete it and --resume {self.path}") from error
+            raise UserError(f"Cannot read {self.summary_path}. Delete it and --resume {self.path}.") from error
         if not isinstance(summary, dict):
-            raise UserError(f"{self.summary_path} is no JSON object: delete it and --resume {self.path}")
+            raise UserError(f"{self.summary_path} is not a JSON object. Delete it and --resume {self.path}.")
         return summary
 
     def write_text(self, name: str, text: str) -> None:
-        """A small file of the run, such as `curve.svg`, whole or not at all."""
+        """Write a small file of the run atomically, such as `curve.svg`."""
         with self._writing(self.path / name):
             write_atomic(self.path / name, text.encode())
 
@@ -262,30 +264,30 @@ def _refuse_used(path: Path) -> None:
     if not path.exists():
         return
     if not path.is_dir():
-        raise UserError(f"{path} is a file, not a folder: choose another --record.name")
+        raise UserError(f"{path} is a file, not a folder. Choose another --record.name.")
     if (path / "config.toml").exists():
         raise UserError(
-            f"{path} already holds a run: continue it with --resume {path}, or choose another --record.name"
+            f"{path} already contains a run. Continue it with --resume {path}, or choose another --record.name."
         )
     if any(file.name != LOCK_NAME and not is_leftover(file) for file in path.iterdir()):
-        raise UserError(f"{path} exists and is not empty: choose another --record.name")
+        raise UserError(f"{path} exists and is not empty. Choose another --record.name.")
 
 
-def _rows_of_steps(path: Path) -> list[dict[str, Any]]:
-    return [row for _, row in _lines_of_steps(path)]
+def _read_step_rows(path: Path) -> list[dict[str, Any]]:
+    return [row for _, row in _read_step_lines(path)]
 
 
-def _lines_of_steps(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
+def _read_step_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
     lines = read_jsonl(path)
     for number, (_, row) in enumerate(lines, start=1):
         if not isinstance(row.get("step"), int):
-            raise UserError(f"{path} line {number} says no step: restore the file, or delete that line")
+            raise UserError(f"{path} line {number} has no step. Restore the file, or delete that line.")
     return lines
 
 
 def _keep_steps_before(path: Path, step: int) -> None:
     if path.exists():
-        write_atomic(path, b"".join(line for line, row in _lines_of_steps(path) if row["step"] < step))
+        write_atomic(path, b"".join(line for line, row in _read_step_lines(path) if row["step"] < step))
 
 
 def _index_entries(step: int, rows: Sequence[Mapping[str, Any]], lines: Sequence[bytes]) -> Iterator[Mapping[str, Any]]:
@@ -308,34 +310,40 @@ def _index_entries(step: int, rows: Sequence[Mapping[str, Any]], lines: Sequence
 
 
 class JudgeUsage:
+    """Calls and tokens of a run's judges, on disk before each request is sent, so that a kill loses none of them.
+
+    `judges.jsonl` is only appended to. Before a request: {"judge": hash of its settings, "calls": 1, "tokens": the most
+    it may cost}. After it: {"judge": ..., "calls": 0, "tokens": minus what it did not use}.
+    """
+
     def __init__(self, folder: Path) -> None:
-        """`folder`: a run's, which is locked."""
+        """`folder`: the locked run folder."""
         self._path = folder / JUDGES_FILE
-        self._then = f"continue with --resume {folder} (all up to its last checkpoint is safe)"
+        self._advice = f"continue with --resume {folder} (everything up to its last checkpoint is safe)"
 
     def read(self) -> dict[str, dict[str, float]]:
-        """Calls and tokens of each judge. A request that was under way at a kill counts with the most it may cost."""
-        with wrap_disk_errors(self._path, self._then):
+        """Return the calls and tokens of each judge. A request that a kill interrupted counts with its maximum."""
+        with wrap_disk_errors(self._path, self._advice):
             drop_partial_line(self._path)
-        spent: dict[str, dict[str, float]] = {}
+        usage: dict[str, dict[str, float]] = {}
         for number, (_, row) in enumerate(read_jsonl(self._path), start=1):
             match row:
                 case {"judge": str(judge), "calls": int(calls), "tokens": int(tokens)}:
-                    before = spent.setdefault(judge, {"calls": 0, "tokens": 0})
-                    spent[judge] = {"calls": before["calls"] + calls, "tokens": before["tokens"] + tokens}
+                    total = usage.setdefault(judge, {"calls": 0, "tokens": 0})
+                    usage[judge] = {"calls": total["calls"] + calls, "tokens": total["tokens"] + tokens}
                 case _:
-                    raise UserError(f"{self._path} line {number} says nothing of a judge: restore it, or delete it")
-        return spent
+                    raise UserError(f"{self._path} line {number} is not an entry of a judge. Restore or delete it.")
+        return usage
 
     def add(self, judge: str, calls: int, tokens: int) -> None:
-        with wrap_disk_errors(self._path, self._then):
+        with wrap_disk_errors(self._path, self._advice):
             append_bytes(self._path, encode_row({"judge": judge, "calls": calls, "tokens": tokens}) + b"\n")
 
 
 def find_folder(name: str, folder: str = RUNS_FOLDER) -> Path:
-    """The folder of a run or of an evaluation."""
+    """Return the folder of a run or an evaluation, given its path or its name in `folder`."""
     for path in (Path(name).expanduser(), Path(folder) / name):
-        if any((path / sign).is_file() for sign in MARKER_FILES):
+        if any((path / marker).is_file() for marker in MARKER_FILES):
             return path
-    known = [path.parent.name for sign in MARKER_FILES for path in Path(folder).glob(f"*/{sign}")]
-    raise UserError(f'no run or evaluation "{name}" here or in {folder}/:{nearest(name, known)}')
+    known = [path.parent.name for marker in MARKER_FILES for path in Path(folder).glob(f"*/{marker}")]
+    raise UserError(f'No run or evaluation "{name}" here or in {folder}/:{nearest(name, known)}')

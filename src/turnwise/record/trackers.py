@@ -1,8 +1,8 @@
-"""Trackers: a run's numbers also go to Weights & Biases, TensorBoard or trackio, for those who compare runs there.
+"""Trackers: log a run's metrics to Weights & Biases, TensorBoard or trackio as well.
 
-Each is an optional package. Nothing leaves this machine unless its own settings say so: W&B is offline unless
-WANDB_MODE says otherwise (`wandb sync` sends it later), trackio and TensorBoard write files. The run folder stays the
-record: a tracker that fails is told once and left out, and training goes on.
+Each is an optional package. By default nothing leaves this machine: W&B is offline unless WANDB_MODE is set (`wandb
+sync` uploads later), trackio and TensorBoard write files. The run folder remains the record: a tracker that fails warns
+once and is switched off, and training continues.
 """
 
 import contextlib
@@ -21,13 +21,13 @@ from turnwise.record.metrics import finite_number
 
 PROJECT = "turnwise"
 FOLDER = "trackers"
-"""Of the run folder: where trackers keep their files."""
+"""Folder of the trackers' files in the run folder."""
 
 Numbers = Mapping[str, float]
 
 
 class Tracker(Protocol):
-    """Made with the run's settings, its name, the folder for its files and, of a resumed run, its last step."""
+    """Logs numbers by step. `resumed_after` is the last kept step of a resumed run; None for a new run."""
 
     def __init__(self, config: Mapping[str, Any], name: str, folder: Path, resumed_after: int | None) -> None: ...
     def log(self, step: int, numbers: Numbers) -> None: ...
@@ -35,16 +35,16 @@ class Tracker(Protocol):
 
 
 class Wandb:
-    """Rows are drawn over "step", not over the order in which they came: an evaluation belongs to its step."""
+    """Weights & Biases. Metrics are plotted over "step", not over the order of logging."""
 
     def __init__(self, config: Mapping[str, Any], name: str, folder: Path, resumed_after: int | None) -> None:
         import wandb
 
-        mode: Any = os.environ.get("WANDB_MODE", "offline")  # it refuses what it does not know
+        mode: Any = os.environ.get("WANDB_MODE", "offline")  # wandb rejects unknown modes
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             name=name,
-            id=_kept_id(folder / "wandb_id", new=resumed_after is None),
+            id=_run_id(folder / "wandb_id", new=resumed_after is None),
             resume="allow",
             dir=str(folder),
             config=dict(config),
@@ -61,12 +61,12 @@ class Wandb:
 
 
 class Tensorboard:
-    """torch's own writer: whoever looks at the curves has the package `tensorboard` that it needs."""
+    """TensorBoard, with the writer of torch, which needs the package `tensorboard`."""
 
     def __init__(self, config: Mapping[str, Any], name: str, folder: Path, resumed_after: int | None) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        purge = None if resumed_after is None else resumed_after + 1  # what is run again is not shown twice
+        purge = None if resumed_after is None else resumed_after + 1  # hide steps that are run again
         self._writer = SummaryWriter(log_dir=str(folder / "tensorboard" / name), purge_step=purge, flush_secs=10)
         if resumed_after is None:
             lines = json.dumps(config, indent=2, default=str).splitlines()
@@ -81,13 +81,13 @@ class Tensorboard:
 
 
 class Trackio:
-    """In trackio's own folder, where its dashboard looks: the run is known by its name."""
+    """trackio, in its own folder, where its dashboard looks for runs by name."""
 
     def __init__(self, config: Mapping[str, Any], name: str, folder: Path, resumed_after: int | None) -> None:
         import trackio
 
         self._package = trackio
-        with contextlib.redirect_stdout(io.StringIO()):  # it speaks to a person at a notebook
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints for notebooks
             self._run = trackio.init(
                 project=PROJECT,
                 name=name,
@@ -102,7 +102,7 @@ class Trackio:
         self._run.log(dict(numbers), step=step)
 
     def close(self) -> None:
-        """Where it is the package's present run it is ended as such, or it would be again when the program ends."""
+        """Finish through the package if this is its current run; else the package finishes it again at exit."""
         with contextlib.redirect_stdout(io.StringIO()):
             try:
                 self._package.finish()
@@ -114,16 +114,18 @@ TRACKERS: dict[str, type[Tracker]] = {"wandb": Wandb, "tensorboard": Tensorboard
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Refuses what no tracker can do, before anything starts."""
+    """Raise a UserError for an unknown tracker or a missing package."""
     for name in names:
         if name not in TRACKERS:
-            raise UserError(f'record.trackers holds "{name}", which is none:{nearest(name, TRACKERS)}')
+            raise UserError(f'Unknown tracker "{name}" in record.trackers:{nearest(name, TRACKERS)}')
         if importlib.util.find_spec(name) is None:
-            raise UserError(f"record.trackers {name} needs a package: pip install {name}, or leave it out")
+            raise UserError(
+                f"record.trackers: {name} is not installed. Run pip install {name}, or remove it from the list."
+            )
 
 
 class Trackers:
-    """All trackers of a run. `log` takes the rows of `metrics.jsonl` and sends their numbers on."""
+    """All trackers of a run. `log` passes on the numbers of each row of `metrics.jsonl`."""
 
     def __init__(
         self,
@@ -135,47 +137,50 @@ class Trackers:
         warn: Callable[[str], None],
         resumed_after: int | None = None,
     ) -> None:
-        """`folder`: the run's. `warn` says a line to the person. `resumed_after`: the last step that is kept."""
+        """`folder`: the run folder. `warn` prints a line. `resumed_after`: the last kept step of a resumed run."""
         check_trackers(names)
         self._warn = warn
         self._active: dict[str, Tracker] = {}
-        place = folder / FOLDER
+        files = folder / FOLDER
         for each in dict.fromkeys(names):
             try:
-                place.mkdir(exist_ok=True)
-                self._active[each] = TRACKERS[each](config, name, place, resumed_after)
+                files.mkdir(exist_ok=True)
+                self._active[each] = TRACKERS[each](config, name, files, resumed_after)
             except Exception as error:
                 self.close()
-                raise UserError(f"{each} does not start ({_line(error)}): mend that, or leave it out") from error
+                raise UserError(
+                    f"Cannot start the tracker {each} ({_summarize(error)}). Fix that, or remove it."
+                ) from error
 
     def log(self, row: Mapping[str, Any]) -> None:
-        """A row's numbers, at its step; text, nulls and what is not finite are left out."""
+        """Log the finite numbers of a row at its step."""
         numbers = {key: number for key, value in row.items() if (number := finite_number(value)) is not None}
         step = int(numbers.pop("step"))
         if numbers:
-            self._each(lambda tracker: tracker.log(step, numbers), "log")
+            self._call_each(lambda tracker: tracker.log(step, numbers), "log")
 
     def close(self) -> None:
-        self._each(lambda tracker: tracker.close(), "finish")
+        self._call_each(lambda tracker: tracker.close(), "close")
         self._active.clear()
 
-    def _each(self, act: Callable[[Tracker], None], what: str) -> None:
+    def _call_each(self, call: Callable[[Tracker], None], action: str) -> None:
         for name, tracker in list(self._active.items()):
             try:
-                act(tracker)
-            except Exception as error:  # a package of others: nothing it does may end a training
+                call(tracker)
+            except Exception as error:  # a third-party package must not end the training
                 del self._active[name]
-                self._warn(f"{name} could not {what} ({_line(error)}): it is off from here, the run folder has all")
+                reason = _summarize(error)
+                self._warn(f"{name} failed to {action} ({reason}) and is switched off; the run folder has all metrics")
 
 
-def _kept_id(path: Path, *, new: bool) -> str:
-    """An id that stays the run's when it is resumed."""
+def _run_id(path: Path, *, new: bool) -> str:
+    """Return the run's id in W&B, which a resumed run keeps."""
     if not new and path.exists():
         return path.read_text(encoding="ascii").strip()
-    made = uuid.uuid4().hex[:12]
-    path.write_text(made, encoding="ascii")
-    return made
+    run_id = uuid.uuid4().hex[:12]
+    path.write_text(run_id, encoding="ascii")
+    return run_id
 
 
-def _line(error: Exception) -> str:
+def _summarize(error: Exception) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__

@@ -1,7 +1,7 @@
-"""A trajectory as one JSON object, exact: the ids, log-probabilities and rewards that were trained on, and back.
+"""Trajectories as JSON rows and back, exactly: token ids, log-probabilities and rewards as they were trained on.
 
-JSON has no NaN and no infinity: such numbers stand as the strings "NaN", "Infinity" and "-Infinity", which Python's
-`float` and JavaScript's `Number` both read.
+JSON lacks NaN and infinities. They are stored as the strings "NaN", "Infinity" and "-Infinity", which Python's `float`
+and JavaScript's `Number` both read.
 """
 
 import base64
@@ -26,12 +26,12 @@ from turnwise.record.jsonl import (
 )
 
 TOKEN_COLUMNS = ("advantages", "learner_logprobs", "entropies", "loss_mask")
-"""What a turn's row says of each sampled token beside its id and the sampler's log-probability; None: not trained.
+"""Values per sampled token of a turn, in addition to its id and the sampler's log-probability. None: not trained.
 
-The learner's log-probability and the entropy are those of the pass in which it first learnt from the token.
+The learner's log-probability and the entropy are from the first update that used the token.
 """
 
-IDS = ("context_ids", "action_ids")
+ID_KEYS = ("context_ids", "action_ids")
 
 PerTurn = Sequence[Sequence[float] | None]
 NO_COLUMNS: Mapping[str, PerTurn] = {}
@@ -45,12 +45,12 @@ def trajectory_to_row(
     decode: Callable[[Sequence[int]], str],
     columns: Mapping[str, PerTurn] = NO_COLUMNS,
 ) -> dict[str, Any]:
-    """The row of one trajectory. `columns`: of each sampled token, turn by turn, by the names of TOKEN_COLUMNS.
+    """Convert a trajectory to its row. `columns`: values per sampled token and turn, by the names of TOKEN_COLUMNS.
 
-    `decode` makes the contexts readable for those who have no tokenizer at hand; the ids are what counts.
+    `decode` adds the contexts as text, for readers without a tokenizer.
     """
-    if wrong := [name for name, values in columns.items() if len(values) != len(trajectory.turns)]:
-        raise ValueError(f"{len(trajectory.turns)} turns but {len(columns[wrong[0]])} of {wrong[0]}")
+    if mismatched := [name for name, values in columns.items() if len(values) != len(trajectory.turns)]:
+        raise ValueError(f"{len(trajectory.turns)} turns but {len(columns[mismatched[0]])} of {mismatched[0]}")
     return {
         "step": step,
         "group": group,
@@ -71,11 +71,11 @@ def trajectory_to_row(
 
 
 def trajectory_from_row(row: Mapping[str, Any]) -> Trajectory:
-    """The trajectory that `trajectory_to_row` wrote. A row that is none is a UserError."""
+    """Convert a row back to its trajectory. Raise a UserError if it is not one."""
     try:
         return _trajectory(row)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"not a trajectory's row ({error!r}): restore the file from a copy of the run") from error
+        raise UserError(f"Not a trajectory ({error!r}). Restore the file from a copy of the run.") from error
 
 
 def _task_row(task: Task) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def _turn_row(
 
 
 def _message_row(message: Message) -> dict[str, Any]:
-    """What most messages lack (images, calls) is written only where it is there."""
+    """Leave out images and tool calls if there are none, as in most messages."""
     row: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.images:
         row["images"] = [base64.b64encode(image).decode("ascii") for image in message.images]
@@ -189,19 +189,19 @@ def _picture(row: Mapping[str, Any]) -> Picture:
 
 
 class TokenNamesFile:
-    """A line for each id, written when it is first met."""
+    """File beside the trajectories with the text of every token id that occurs in them: one line per id."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._known: set[int] | None = None
 
     def add(self, rows: Iterable[Mapping[str, Any]], name_token: Callable[[int], TokenName]) -> None:
-        """`rows`: of trajectories. A kill may leave a half line, which goes before the next is written."""
+        """Add the ids of these trajectory rows that are not in the file yet."""
         if self._known is None:
             drop_partial_line(self._path)
             self._known = {row["id"] for _, row in read_jsonl(self._path)}
         turns = [turn for row in rows for turn in row["turns"]]
-        new = sorted({each for turn in turns for name in IDS for each in turn[name]} - self._known)
+        new = sorted({each for turn in turns for name in ID_KEYS for each in turn[name]} - self._known)
         if new:
             append_bytes(self._path, b"".join(encode_row(asdict(name_token(each))) + b"\n" for each in new))
             self._known.update(new)

@@ -39,7 +39,7 @@ TEMPLATES = Environment(
 def render_report(folder: Path, summary: Mapping[str, Any] | None = None) -> str:
     """Return the report of a run or evaluation folder, which may still be growing.
 
-    `summary` stands in for `summary.json` while a run that ends now has not written it yet.
+    `summary` replaces a `summary.json` that is not written yet.
     """
     if (folder / PLAN).is_file():
         return TEMPLATES.get_template("evaluation.html").render(evaluation_context(folder))
