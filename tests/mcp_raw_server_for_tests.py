@@ -1,4 +1,4 @@
-"""A server in plain Python, which starts in no time and breaks the protocol on order. `python FILE PID_FILE`"""
+"""MCP server in plain Python that starts quickly and fails on request. `python FILE [PID_FILE]`"""
 
 import json
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 SCHEMA = {"type": "object", "properties": {"how": {"type": "string"}}, "required": ["how"]}
 TOOLS = [{"name": "do", "description": "Breaks.", "inputSchema": SCHEMA}]
-FEW = {"name": "late", "inputSchema": {"type": "object", "properties": {}}}
+LATE_TOOL = {"name": "late", "inputSchema": {"type": "object", "properties": {}}}
 COUNTED: list[str] = []
 KILLER = """
 import os, signal, subprocess, sys, time
@@ -24,11 +24,11 @@ if how in ("reaper", "both", "stop"): os.kill(int(reaper), number)
 if how in ("guard", "both", "stop"): os.kill(int(guard), number)
 time.sleep(600)
 """
-"""A daemon that ends those who would end it."""
+"""Daemon that kills or stops the processes that would kill it."""
 CHILD = "import os, signal, time; os.setsid(); [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]; time.sleep(600)"
 
 
-def say(message: dict) -> None:
+def send(message: dict) -> None:
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 
@@ -45,7 +45,7 @@ def do(how: str, number: int) -> None:
         answer["result"] = text("x" * (17 << 20))
     elif how == "huge, number last":
         answer = {"result": text("x" * (17 << 20)), "jsonrpc": "2.0", "id": number}
-    elif how == "half a character":
+    elif how == "unpaired surrogate":
         sys.stdout.write(f'{{"jsonrpc": "2.0", "id": {number}, "result": {{"content": "\\ud800"}}}}\n')
         sys.stdout.flush()
         return
@@ -56,15 +56,15 @@ def do(how: str, number: int) -> None:
     elif how == "its own code":
         answer = {"jsonrpc": "2.0", "id": number, "error": {"code": 7, "message": "not today"}}
     elif how == "more tools":
-        TOOLS.append(FEW)
-        say({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
-    elif how.startswith("says "):  # what no agent could write into a call
+        TOOLS.append(LATE_TOOL)
+        send({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
+    elif how.startswith("says "):  # text that an agent cannot write into a call
         answer["result"] = text(bytes.fromhex(how.removeprefix("says ")).decode())
     elif how == "count":
         COUNTED.append(how)
         answer["result"] = text(str(len(COUNTED)))
     elif how == "die":
-        sys.stderr.write(f"\x1b[31mout of luck {os.environ.get('KEY', '')}\x1b[0m\n\n")
+        sys.stderr.write(f"\x1b[31mout of memory {os.environ.get('KEY', '')}\x1b[0m\n\n")
         sys.stderr.flush()
         os.kill(os.getpid(), 9)
     elif how.startswith("kill "):  # kill WHOM FILE
@@ -77,41 +77,45 @@ def do(how: str, number: int) -> None:
         return
     elif how == "silent":
         return
-    elif how.startswith("/"):  # dies, the first time
+    elif how.startswith("/"):  # exits, the first time
         if not Path(how).exists():
             Path(how).touch()
             os._exit(1)
-    elif how == "deaf":
+    elif how == "stuck":
         time.sleep(600)
-    elif how == "half a line":
+    elif how == "partial line":
         sys.stdout.write('{"jsonrpc": "2.0", "id"')
         sys.stdout.flush()
         os._exit(0)
     elif how == "flood":
         threading.Thread(target=lambda: [sys.stderr.write("e" * 1000 + "\n") for _ in range(5000)]).start()
-    say(answer)
+    send(answer)
 
 
-def answer(request: dict) -> None:
+def handle(request: dict) -> None:
     method, number = request["method"], request.get("id")
     if method == "initialize":
-        able = {"tools": {"listChanged": True}}
-        about = {"protocolVersion": "2025-06-18", "capabilities": able, "serverInfo": {"name": "raw", "version": "1"}}
-        say({"jsonrpc": "2.0", "id": number, "result": about})
+        capabilities = {"tools": {"listChanged": True}}
+        info = {
+            "protocolVersion": "2025-06-18",
+            "capabilities": capabilities,
+            "serverInfo": {"name": "raw", "version": "1"},
+        }
+        send({"jsonrpc": "2.0", "id": number, "result": info})
     elif method == "tools/list":
-        say({"jsonrpc": "2.0", "id": number, "result": {"tools": TOOLS}})
+        send({"jsonrpc": "2.0", "id": number, "result": {"tools": TOOLS}})
     elif method == "tools/call":
         do(request["params"]["arguments"].get("how", ""), number)
     elif number is not None:
-        say({"jsonrpc": "2.0", "id": number, "error": {"code": -32601, "message": "Method not found"}})
+        send({"jsonrpc": "2.0", "id": number, "error": {"code": -32601, "message": "Method not found"}})
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:  # a tree: a child that ignores all that can be ignored, in a session of its own
+    if len(sys.argv) > 1:  # start a child in its own session that ignores signals
         child = subprocess.Popen([sys.executable, "-I", "-S", "-c", CHILD])
         with Path(sys.argv[1]).open("a") as file:
             file.write(f"{os.getpid()} {child.pid}\n")
     for line in sys.stdin:
-        answer(json.loads(line))
+        handle(json.loads(line))
     if len(sys.argv) > 1:
-        time.sleep(600)  # and it does not go when it should
+        time.sleep(600)  # do not exit when the input ends

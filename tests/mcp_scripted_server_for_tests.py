@@ -1,7 +1,7 @@
-"""A server in plain Python that says what a file tells it to. `python FILE SCRIPT.json`
+"""MCP server in plain Python that answers from a script. `python FILE SCRIPT.json`
 
-{"tools": [...], "later": [...], "answers": {how: {"result": ...} or {"error": ...}}}; after the call `change` its tools
-are those of `later`.
+{"tools": [...], "later": [...], "answers": {how: {"result": ...} or {"error": ...}}}. After the call `change`
+its tools are those of `later`.
 """
 
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 
-def say(**message: Any) -> None:
+def send(**message: Any) -> None:
     sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
     sys.stdout.flush()
 
@@ -21,18 +21,21 @@ def main(script: dict[str, Any]) -> None:
         request = json.loads(line)
         method, number = request["method"], request.get("id")
         if method == "initialize":
-            about = {"capabilities": {"tools": {"listChanged": True}}, "serverInfo": {"name": "said", "version": "1"}}
-            say(id=number, result={"protocolVersion": "2025-06-18", **about})
+            info = {
+                "capabilities": {"tools": {"listChanged": True}},
+                "serverInfo": {"name": "scripted", "version": "1"},
+            }
+            send(id=number, result={"protocolVersion": "2025-06-18", **info})
         elif method == "tools/list":
-            say(id=number, result={"tools": tools})
+            send(id=number, result={"tools": tools})
         elif method == "tools/call":
             how = request["params"]["arguments"]["how"]
             if how == "change":
                 tools = script["later"]
-                say(method="notifications/tools/list_changed")
-            say(id=number, **script["answers"][how])
+                send(method="notifications/tools/list_changed")
+            send(id=number, **script["answers"][how])
         elif number is not None:
-            say(id=number, error={"code": -32601, "message": "Method not found"})
+            send(id=number, error={"code": -32601, "message": "Method not found"})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A server made with the SDK that does what servers do to those who rely on them. `python FILE`: over stdio."""
+"""MCP server made with the SDK, with tools that refuse, hang and crash. `python FILE` serves over stdio."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ MEGABYTE = 1_000_000
 
 
 def make_server() -> MCPServer:
-    server, seen = MCPServer("for tests", log_level="CRITICAL"), Counter[str]()
+    server, counts = MCPServer("for tests", log_level="CRITICAL"), Counter[str]()
 
     @server.tool()
     def add(a: int, b: int) -> int:
@@ -28,12 +28,12 @@ def make_server() -> MCPServer:
     @server.tool()
     def count() -> int:
         """How often it was called."""
-        seen["count"] += 1
-        return seen["count"]
+        counts["count"] += 1
+        return counts["count"]
 
     @server.tool()
     def refuse(why: str) -> str:
-        """Never does what it is told."""
+        """Refuses."""
         raise ToolError(why)
 
     @server.tool()
@@ -43,39 +43,39 @@ def make_server() -> MCPServer:
 
     @server.tool()
     def say(text: str = HOSTILE) -> str:
-        """Says what it is told."""
+        """Repeats the text."""
         return text
 
     @server.tool()
     def environment() -> str:
-        """All that it knows of."""
+        """Environment variables of the server."""
         return json.dumps(dict(os.environ))
 
     @server.tool()
     async def hang() -> str:
         """Never answers."""
-        seen["hanging"] += 1
+        counts["hanging"] += 1
         try:
             await asyncio.sleep(1000)
         finally:
-            seen["cancelled"] += 1
+            counts["cancelled"] += 1
         return ""
 
     @server.tool()
     def hung() -> str:
         """How many calls hang, and how many were cancelled."""
-        return f"{seen['hanging']} {seen['cancelled']}"
+        return f"{counts['hanging']} {counts['cancelled']}"
 
     @server.tool()
     def crash() -> str:
-        """Ends the server in the middle of a call."""
-        sys.stderr.write("out of luck\n")
+        """Ends the server during a call."""
+        sys.stderr.write("out of memory\n")
         sys.stderr.flush()
         os._exit(3)
 
     @server.tool()
     async def learn(context: Context) -> str:
-        """Another tool is there afterwards, and this one is not."""
+        """Adds a tool and removes this one."""
         server.add_tool(add, name="plus")
         server.remove_tool("learn")
         await context.notify_tools_changed()

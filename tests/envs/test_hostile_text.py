@@ -19,7 +19,7 @@ from hostile_for_tests import (
     renderer_of,
     seen_texts,
 )
-from mcp_ground_for_tests import RAW
+from mcp_tools_for_tests import RAW
 from turnwise.core.messages import Message, ToolSpec, system, user
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Stop

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from judges_for_tests import JudgeServer, attempts, serving
-from mcp_ground_for_tests import RAW
+from mcp_tools_for_tests import RAW
 from runs_for_tests import printed, quiet, small
 from turnwise.config.schema import Config
 from turnwise.core.errors import Outage, UserError

@@ -17,7 +17,7 @@ import mcp_scripted_server_for_tests
 from endpoint_for_tests import Server, completion
 from endpoint_for_tests import serving as serving_model
 from judges_for_tests import JudgeServer, serving
-from mcp_ground_for_tests import RAW, all_gone, pids_in
+from mcp_tools_for_tests import RAW, all_gone, read_pids
 from runs_for_tests import printed, quiet, small
 from turnwise.cli.main import main
 from turnwise.core.errors import UserError
@@ -82,13 +82,13 @@ def answering(status: int) -> Iterator[str]:
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "a command that is no server": (
         {"tools": [{"mcp": SILENT}]},
-        "it printed: usage: serve PORT: try the command in a",
+        "it printed: usage: serve PORT: run the command in a",
     ),
     "two servers whose tools have one name": (
         {"tools": [{"mcp": RAW}, {"mcp": RAW}]},
         'two tools are called "do": rename one with name = "...", or set prefix for a server',
     ),
-    "an MCP server that is not there": ({"tools": [{"mcp": f"{NOBODY}/mcp"}]}, "start that server, or mend its URL"),
+    "an MCP server that is not there": ({"tools": [{"mcp": f"{NOBODY}/mcp"}]}, "start that server, or correct the URL"),
     "a search server that is not there": (
         {"tools": [{"use": "search", "url": NOBODY}]},
         "start it with turnwise search",
@@ -162,7 +162,7 @@ def test_servers_that_are_there_are_asked_once_and_let_go(
     with serving(model) as url, caplog.at_level(logging.INFO):
         given = tools(tmp_path, tools=[{"mcp": f"{RAW} {pids}"}], reward=["exact_match", judge(endpoint=url)])
         check_run(small(tmp_path, **given))
-    assert len(pids.read_text().splitlines()) == 1 and all_gone(pids_in(pids))
+    assert len(pids.read_text().splitlines()) == 1 and all_gone(read_pids(pids))
     assert model.requests == [], "nothing that costs"
     assert caplog.messages.count("waiting until the servers of the tools and judges are there") == 1
 

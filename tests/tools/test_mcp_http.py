@@ -1,4 +1,4 @@
-"""Servers over streamable HTTP: keys in headers, errors of the network, servers that go and come back."""
+"""MCP servers over streamable HTTP: keys in headers, network errors, restarts."""
 
 import asyncio
 import socket
@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import uvicorn
 
-from mcp_ground_for_tests import opened
 from mcp_server_for_tests import HOSTILE, make_server
+from mcp_tools_for_tests import open_server
 from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.core.messages import ToolCall
 from turnwise.tools.mcp.options import make_mcp_source
@@ -28,16 +28,15 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-class Door:
-    """Before the server: counts, asks for the key, and answers with errors on order."""
+class FaultyProxy:
+    """In front of the server: checks the key and answers with the statuses in `faults`."""
 
     def __init__(self, app: Any) -> None:
-        self.app, self.faults, self.requests = app, list[int](), 0
+        self.app, self.faults = app, list[int]()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        self.requests += 1
         key = dict(scope["headers"]).get(b"authorization", b"").decode()
         status = 401 if key != f"Bearer {KEY}" else self.faults.pop() if self.faults else 200
         if status == 200:
@@ -47,9 +46,9 @@ class Door:
 
 
 @contextmanager
-def serving(port: int, json_response: bool = False) -> Iterator[Door]:
-    door = Door(make_server().streamable_http_app(json_response=json_response))
-    config = uvicorn.Config(door, host="127.0.0.1", port=port, log_level="critical", timeout_graceful_shutdown=1)
+def serve(port: int, json_response: bool = False) -> Iterator[FaultyProxy]:
+    proxy = FaultyProxy(make_server().streamable_http_app(json_response=json_response))
+    config = uvicorn.Config(proxy, host="127.0.0.1", port=port, log_level="critical", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -57,7 +56,7 @@ def serving(port: int, json_response: bool = False) -> Iterator[Door]:
         assert thread.is_alive()
         time.sleep(0.01)
     try:
-        yield door
+        yield proxy
     finally:
         server.should_exit = True
         thread.join()
@@ -74,9 +73,9 @@ def url_of(port: int) -> str:
 
 
 @pytest.mark.parametrize("json_response", [False, True])
-def test_calls_over_http(key: dict[str, str], json_response: bool) -> None:
+def test_http_calls(key: dict[str, str], json_response: bool) -> None:
     async def run(port: int) -> None:
-        async with opened(url_of(port), headers=key, max_output=500) as tools:
+        async with open_server(url_of(port), headers=key, max_output=500) as tools:
             assert (await tools("add", a=2, b=3)).text == "5"
             assert (await tools("say")).text == HOSTILE
             assert (await tools("say", text=f"my key is {KEY}")).text == "my key is ***"
@@ -85,90 +84,88 @@ def test_calls_over_http(key: dict[str, str], json_response: bool) -> None:
             texts = await asyncio.gather(*(tools("add", a=number, b=1) for number in range(30)))
             assert [result.text for result in texts] == [str(number + 1) for number in range(30)]
 
-    with serving(port := free_port(), json_response):
+    with serve(port := free_port(), json_response):
         asyncio.run(run(port))
 
 
-def test_a_server_without_its_key_says_what_to_give_and_no_key_is_told(key: dict[str, str]) -> None:
+def test_http_missing_key_is_a_user_error_without_keys(key: dict[str, str]) -> None:
     async def run(port: int, **options: Any) -> None:
-        async with opened(url_of(port), **options):
+        async with open_server(url_of(port), **options):
             pass
 
-    with serving(port := free_port()):
-        with pytest.raises(UserError, match=r"HTTP status 401: give its key by headers") as told:
+    with serve(port := free_port()):
+        with pytest.raises(UserError, match=r"HTTP status 401: set its key with headers") as error:
             asyncio.run(run(port))
         with pytest.raises(UserError, match=r"401"):
             asyncio.run(run(port, headers={"X-Key": "THE_KEY"}))
     source = make_mcp_source({"mcp": url_of(port), "headers": key})
-    assert KEY not in str(told.value) + repr(vars(source))
+    assert KEY not in str(error.value) + repr(vars(source))
 
 
-def test_a_shared_server_that_fails_now_and_then_is_asked_again_and_one_of_ones_own_is_not(
-    key: dict[str, str],
-) -> None:
-    async def run(port: int, door: Door) -> None:
-        async with opened(url_of(port), headers=key, shared=True) as tools:
-            door.faults[:] = [503, 500]
+def test_http_errors_are_retried_for_shared_servers_only(key: dict[str, str]) -> None:
+    async def run(port: int, proxy: FaultyProxy) -> None:
+        async with open_server(url_of(port), headers=key, shared=True) as tools:
+            proxy.faults[:] = [503, 500]
             assert (await tools("add", a=1, b=1)).text == "2"
-            assert door.faults == []
-        async with opened(url_of(port), headers=key) as tools:
-            door.faults[:] = [503]
+            assert proxy.faults == []
+        async with open_server(url_of(port), headers=key) as tools:
+            proxy.faults[:] = [503]
             with pytest.raises(InfrastructureFailure, match="HTTP status 503"):
                 await tools("add", a=1, b=1)
 
-    with serving(port := free_port()) as door:
-        asyncio.run(run(port, door))
+    with serve(port := free_port()) as proxy:
+        asyncio.run(run(port, proxy))
 
 
-def test_a_call_given_up_is_cancelled_at_the_server(key: dict[str, str]) -> None:
+def test_http_cancelled_call_is_cancelled_at_server(key: dict[str, str]) -> None:
     async def run(port: int) -> None:
-        async with opened(url_of(port), headers=key) as tools:
-            given_up = asyncio.create_task(tools("hang"))
+        async with open_server(url_of(port), headers=key) as tools:
+            cancelled = asyncio.create_task(tools("hang"))
             while (await tools("hung")).text != "1 0":
                 await asyncio.sleep(0.01)
-            given_up.cancel()
-            await asyncio.wait([given_up])
+            cancelled.cancel()
+            await asyncio.wait([cancelled])
             async with asyncio.timeout(HANG_S):
                 while (await tools("hung")).text != "1 1":
                     await asyncio.sleep(0.02)
 
-    with serving(port := free_port()):
+    with serve(port := free_port()):
         asyncio.run(run(port))
 
 
-def test_a_changed_list_is_known_over_http_too(key: dict[str, str]) -> None:
+def test_http_tool_list_change(key: dict[str, str]) -> None:
     async def run(port: int) -> None:
-        async with opened(url_of(port), headers=key) as tools:
+        async with open_server(url_of(port), headers=key) as tools:
             await tools("learn")
-            async with asyncio.timeout(HANG_S):  # it comes by a way of its own, perhaps longer than the answer's
+            async with asyncio.timeout(HANG_S):  # the notification may arrive after the answer
                 while "plus" not in tools.names:
                     await asyncio.sleep(0.02)
 
-    with serving(port := free_port()):
+    with serve(port := free_port()):
         asyncio.run(run(port))
 
 
-def test_a_shared_server_that_went_and_came_back_is_connected_to_again(key: dict[str, str]) -> None:
+def test_http_shared_server_reconnects_after_restart(key: dict[str, str]) -> None:
     port = free_port()
     add = ToolCall(name="add", arguments='{"a": 1, "b": 1}')
 
     async def run() -> None:
         box = ToolBox([], [make_mcp_source({"mcp": url_of(port), "headers": key, "shared": True, "retries": 1})])
-        with serving(port):
+        with serve(port):
             async with box.open(0) as tools:
                 assert (await tools.call(add)).text == "2"
         async with box.open(1) as tools:
             with pytest.raises(InfrastructureFailure, match="2 times"):
                 await tools.call(add)
-            with serving(port):
+            with serve(port):
                 assert (await tools.call(add)).text == "2"
 
     asyncio.run(run())
 
 
-def test_a_server_that_is_not_there_is_an_infrastructure_failure(key: dict[str, str]) -> None:
+def test_http_unreachable_server_is_an_infrastructure_failure(key: dict[str, str]) -> None:
     async def run() -> None:
-        async with opened(url_of(free_port()), headers=key):
+        async with open_server(url_of(free_port()), headers=key):
             pass
 
     with pytest.raises(InfrastructureFailure, match="ConnectError") as failure:
@@ -176,18 +173,18 @@ def test_a_server_that_is_not_there_is_an_infrastructure_failure(key: dict[str, 
     assert "\n" not in str(failure.value)
 
 
-def test_a_session_that_a_shared_server_has_forgotten_is_begun_again(key: dict[str, str]) -> None:
-    """The older protocol has sessions: a server that was started anew answers 404 to those it does not know."""
+def test_http_expired_session_is_renewed(key: dict[str, str]) -> None:
+    """In the older protocol a restarted server answers 404 to unknown sessions."""
     port = free_port()
     add = ToolCall(name="add", arguments='{"a": 1, "b": 1}')
 
     async def run() -> None:
         box = ToolBox([], [make_mcp_source({"mcp": url_of(port), "headers": key, "shared": True, "retries": 1})])
-        with serving(port) as door:
-            door.faults[:] = [404]  # it does not know the question by which the newer protocol begins
+        with serve(port) as proxy:
+            proxy.faults[:] = [404]  # the newer protocol's first request is unknown to it
             async with box.open(0) as tools:
                 assert (await tools.call(add)).text == "2"
-        with serving(port):
+        with serve(port):
             async with box.open(1) as tools:
                 assert (await tools.call(add)).text == "2"
 

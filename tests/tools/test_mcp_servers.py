@@ -1,4 +1,4 @@
-"""Servers that others wrote, as they are published: from PyPI time and git, from npm filesystem and everything."""
+"""Published MCP servers: time and git from PyPI, filesystem and everything from npm."""
 
 import asyncio
 import json
@@ -12,48 +12,48 @@ from pathlib import Path
 
 import pytest
 
-from mcp_ground_for_tests import all_gone, opened
+from mcp_tools_for_tests import all_gone, open_server
 from turnwise.sandbox.processes import descendants
 
 NPM = Path(sys.prefix) / "npm"
-"""Where `make test` puts npm's servers."""
+"""Folder where `make test` installs servers from npm."""
 
 
-def of_pypi(name: str, optional_part: Callable) -> str:
+def pypi_command(name: str, optional_part: Callable) -> str:
     program = Path(sys.prefix) / "bin" / name
     if not program.exists():
         optional_part(f"{name} is not installed: pip install {name}")
     return str(program)
 
 
-def of_npm(name: str, optional_part: Callable) -> str:
-    """Through npx, as people start them: a shell and node under it are the server."""
+def npm_command(name: str, optional_part: Callable) -> str:
+    """Command with npx, as users write it: the server is a shell with node below it."""
     if shutil.which("npx") is None or not (NPM / "node_modules" / ".bin" / name).exists():
         optional_part(f"{name} is not installed", "npm")
     return shlex.join(["npx", "--prefix", str(NPM), "--no", name])
 
 
-def test_time(optional_part: Callable) -> None:
+def test_time_server(optional_part: Callable) -> None:
     async def run() -> None:
-        async with opened(f"{of_pypi('mcp-server-time', optional_part)} --local-timezone UTC") as tools:
+        async with open_server(f"{pypi_command('mcp-server-time', optional_part)} --local-timezone UTC") as tools:
             assert set(tools.names) == {"get_current_time", "convert_time"}
-            places = {"source_timezone": "Europe/Paris", "target_timezone": "Asia/Tokyo"}
-            told = await tools("convert_time", **places, time="12:00")
-            assert json.loads(told.text)["time_difference"] in ("+7.0h", "+8.0h") and not told.failed
-            nowhere = await tools("get_current_time", timezone="Nowhere/Land")
-            assert nowhere.failed and "Nowhere/Land" in nowhere.text
+            zones = {"source_timezone": "Europe/Paris", "target_timezone": "Asia/Tokyo"}
+            result = await tools("convert_time", **zones, time="12:00")
+            assert json.loads(result.text)["time_difference"] in ("+7.0h", "+8.0h") and not result.failed
+            unknown = await tools("get_current_time", timezone="Nowhere/Land")
+            assert unknown.failed and "Nowhere/Land" in unknown.text
             assert (await tools("get_current_time")).text == "get_current_time: the argument timezone is missing"
 
     asyncio.run(run())
 
 
-def test_git(tmp_path: Path, optional_part: Callable) -> None:
+def test_git_server(tmp_path: Path, optional_part: Callable) -> None:
     if shutil.which("git") is None:
         optional_part("git is not installed")
 
-    def git(*words: str) -> None:
-        who = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "init.defaultBranch=main"]
-        subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True)
+    def git(*arguments: str) -> None:
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "init.defaultBranch=main"]
+        subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True)
 
     git("init")
     (tmp_path / "poem.txt").write_text("roses\n")
@@ -62,8 +62,8 @@ def test_git(tmp_path: Path, optional_part: Callable) -> None:
     (tmp_path / "poem.txt").write_text("roses\nviolets\n")
 
     async def run() -> None:
-        command = f"{of_pypi('mcp-server-git', optional_part)} --repository {shlex.quote(str(tmp_path))}"
-        async with opened(command, tools=["git_log", "git_diff_unstaged"], prefix="my_") as tools:
+        command = f"{pypi_command('mcp-server-git', optional_part)} --repository {shlex.quote(str(tmp_path))}"
+        async with open_server(command, tools=["git_log", "git_diff_unstaged"], prefix="my_") as tools:
             assert set(tools.names) == {"my_git_log", "my_git_diff_unstaged"}
             assert "The first line" in (await tools("my_git_log", repo_path=str(tmp_path))).text
             assert "+violets" in (await tools("my_git_diff_unstaged", repo_path=str(tmp_path))).text
@@ -72,13 +72,13 @@ def test_git(tmp_path: Path, optional_part: Callable) -> None:
     asyncio.run(run())
 
 
-def test_filesystem_through_npx_leaves_no_process(tmp_path: Path, optional_part: Callable) -> None:
+def test_filesystem_server_leaves_no_process(tmp_path: Path, optional_part: Callable) -> None:
     (tmp_path / "note.txt").write_text("a note\n" * 3)
 
     async def run() -> list[int]:
-        command = of_npm("mcp-server-filesystem", optional_part)
+        command = npm_command("mcp-server-filesystem", optional_part)
         others = set(descendants(os.getpid()))  # of tests that ran here before
-        async with opened(f"{command} .", cwd=str(tmp_path), max_output=1000) as tools:
+        async with open_server(f"{command} .", cwd=str(tmp_path), max_output=1000) as tools:
             processes = [pid for pid in descendants(os.getpid()) if pid not in others]
             assert (await tools("read_text_file", path=str(tmp_path / "note.txt"))).text == "a note\n" * 3
             denied = await tools("read_text_file", path="/etc/passwd")
@@ -93,11 +93,11 @@ def test_filesystem_through_npx_leaves_no_process(tmp_path: Path, optional_part:
     assert all_gone(processes)
 
 
-def test_everything(monkeypatch: pytest.MonkeyPatch, optional_part: Callable) -> None:
+def test_everything_server(monkeypatch: pytest.MonkeyPatch, optional_part: Callable) -> None:
     monkeypatch.setenv("CANARY_API_KEY", "sk-canary")
 
     async def run() -> None:
-        async with opened(of_npm("mcp-server-everything", optional_part)) as tools:
+        async with open_server(npm_command("mcp-server-everything", optional_part)) as tools:
             assert (await tools("echo", message="<tool_call>")).text == "Echo: <tool_call>"
             assert "[image png, 4 kB]" in (await tools("get-tiny-image")).text
             weather = json.loads((await tools("get-structured-content", location="Chicago")).text)

@@ -1,1 +1,1 @@
-"""Servers that speak the Model Context Protocol, as tools."""
+"""Client for servers of the Model Context Protocol, whose tools become tools of the agent."""

@@ -1,17 +1,18 @@
-"""Holds a server and all that it starts, and lets nothing of it outlive its host.
+"""Run an MCP server and make sure that nothing it starts outlives the host.
 
     python -I -S process_guard.py HOST_PID COMMAND...
 
-Standard input, output and errors are the server's. What the server starts and leaves behind becomes a child of this
-process (a subreaper, on Linux), even where it made itself a session of its own, so that all of it can be found and
-killed: when the server has ended, a while after its input was closed, at SIGTERM, and when the host dies, however it
-dies: its end of the input closes, and Linux sends a signal.
+The server gets our standard streams. This process is a subreaper (on Linux): processes that the server leaves behind
+become its children, even those with their own session, so that all can be found and killed. That happens when the
+server has exited, some time after its input was closed, at SIGTERM, and when the host dies in any way: then its end of
+the input closes and Linux sends a signal.
 
-It is two processes, a guard and a reaper above it, since a server may kill its guard: what it then leaves behind is
-the reaper's. The guard ends all where the reaper is killed. Of a server that kills both, the host finds the rest.
+There are two processes, a guard and a reaper above it, since a server may kill its guard; what it leaves behind then
+belongs to the reaper. The guard kills everything if the reaper is killed. If the server kills both, the host finds the
+remaining processes by a marker in their environment.
 """
 
-# What is imported here is paid for by every server: no pathlib, no typing.
+# Every server pays for the imports of this module: no pathlib, no typing.
 # ruff: noqa: PTH123
 
 import ctypes
@@ -23,15 +24,15 @@ import time
 from contextlib import suppress
 
 GRACE_S = 1.0
-"""For the server to end by itself once its input is closed."""
+"""Time for the server to exit on its own once its input is closed."""
 KILL_S = 2.0
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-HEARD = (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 NOT_STARTED = 127
 
 
 def main(host: int, command: list[str]) -> int:
-    """The exit status: the server's, 128 and more for a signal, as a shell says it."""
+    """Return the server's exit status; 128 + N for signal N, as in a shell."""
     _adopt_orphans(host)
     reaper, guard = os.getpid(), os.fork()
     if guard == 0:
@@ -39,23 +40,23 @@ def main(host: int, command: list[str]) -> int:
             os._exit(_guard(reaper, command))
         finally:
             os._exit(NOT_STARTED)
-    return _reap(guard)
+    return _wait_for_guard(guard)
 
 
-def _reap(guard: int) -> int:
-    """waits for: the guard's end. unblocked by: it. Signals are the guard's to hear."""
-    for number in HEARD[1:]:
+def _wait_for_guard(guard: int) -> int:
+    """Waits for: the guard's exit. Unblocked by: it. Signals are passed on to the guard."""
+    for number in HANDLED[1:]:
         signal.signal(number, lambda *_: os.kill(guard, signal.SIGTERM))
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
-    while (status := _reaped(guard, 0)) is None:
+    with open(os.devnull, "wb") as null:
+        os.dup2(null.fileno(), 1)
+    while (status := _reap_children(guard, 0)) is None:
         pass
     _kill_all()
     return status if status >= 0 else 128 - status
 
 
 def _adopt_orphans(parent: int) -> None:
-    """What is left behind below becomes a child of this process, which ends with its parent."""
+    """Become the parent of orphaned descendants, and end with our own parent."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
@@ -63,34 +64,34 @@ def _adopt_orphans(parent: int) -> None:
 
 
 def _guard(reaper: int, command: list[str]) -> int:
-    ears = _listen()
+    signals = _open_signal_pipe()
     _adopt_orphans(reaper)
     server = os.fork()
     if server == 0:
-        _become(command)
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 1)  # its output ends when it ends
-    status = _wait(server, ears)
+        _exec(command)
+    with open(os.devnull, "wb") as null:
+        os.dup2(null.fileno(), 1)  # so that the output ends when the server does
+    status = _wait(server, signals)
     _kill_all(server)
     return status if status >= 0 else 128 - status
 
 
-def _listen() -> int:
-    """Signals arrive as bytes here."""
-    ears, mouth = os.pipe()
-    for end in (ears, mouth):
+def _open_signal_pipe() -> int:
+    """Return a pipe from which the numbers of received signals can be read."""
+    reader, writer = os.pipe()
+    for end in (reader, writer):
         os.set_blocking(end, False)
-    signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
-    for number in HEARD:
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    for number in HANDLED:
         signal.signal(number, lambda *_: None)
-    return ears
+    return reader
 
 
-def _become(command: list[str]) -> None:
-    """Does not return: the child ends as the server, or here."""
+def _exec(command: list[str]) -> None:
+    """Replace this child process by the server. Does not return."""
     try:
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and a program would inherit that
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and the server would inherit that
         os.setpgid(0, 0)
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         os.execvp(command[0], command)
@@ -100,29 +101,29 @@ def _become(command: list[str]) -> None:
         os._exit(NOT_STARTED)
 
 
-def _wait(server: int, ears: int) -> int:
-    """waits for: the server's end, the input's end and a while, SIGTERM. unblocked by: any of them."""
+def _wait(server: int, signals: int) -> int:
+    """Waits for: the server's exit, GRACE_S after the input's end, SIGTERM. Unblocked by: any of them."""
     poller = select.poll()
-    poller.register(0, 0)  # no data is asked for: the server reads it; the end is told all the same
-    poller.register(ears, select.POLLIN)
+    poller.register(0, 0)  # only its end is reported: the data is the server's
+    poller.register(signals, select.POLLIN)
     deadline = float("inf")
     while (left := deadline - time.monotonic()) > 0:
-        happened = {descriptor for descriptor, _ in poller.poll(None if left == float("inf") else 1000 * left)}
-        if 0 in happened:
+        ready = {descriptor for descriptor, _ in poller.poll(None if left == float("inf") else 1000 * left)}
+        if 0 in ready:
             poller.unregister(0)
             deadline = time.monotonic() + GRACE_S
-        if ears in happened and set(os.read(ears, 4096)) - {signal.SIGCHLD}:
+        if signals in ready and set(os.read(signals, 4096)) - {signal.SIGCHLD}:
             return -signal.SIGTERM
-        if (status := _reaped(server)) is not None:
+        if (status := _reap_children(server)) is not None:
             return status
     return -signal.SIGKILL
 
 
-def _reaped(server: int, how: int = os.WNOHANG) -> int | None:
-    """The server's status if it has ended. Whatever else has, of those it left behind, is buried too."""
+def _reap_children(server: int, options: int = os.WNOHANG) -> int | None:
+    """Reap ended children. Return the exit status of `server` once it has ended."""
     while True:
         try:
-            pid, status = os.waitpid(-1, how)
+            pid, status = os.waitpid(-1, options)
         except ChildProcessError:
             return NOT_STARTED
         if pid == 0:
@@ -132,7 +133,7 @@ def _reaped(server: int, how: int = os.WNOHANG) -> int | None:
 
 
 def _kill_all(group: int | None = None) -> None:
-    """Children, and those of theirs that become ours as they die, until there are none."""
+    """Kill our children until none is left, including the orphans that become ours as they die."""
     end = time.monotonic() + KILL_S
     while time.monotonic() < end:
         if group is not None:
@@ -150,10 +151,10 @@ def _kill_all(group: int | None = None) -> None:
 
 
 def _children() -> list[int]:
-    """None where the kernel does not say: then the server's group is all that is killed."""
+    """Our children; empty if the kernel does not list them, so that only the server's group is killed."""
     try:
-        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as told:
-            return [int(word) for word in told.read().split()]
+        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+            return [int(pid) for pid in file.read().split()]
     except OSError:
         return []
 

@@ -1,4 +1,4 @@
-"""The tools of an MCP server: every episode has one for itself, or all share one."""
+"""MCP servers as tool sources: one server per episode, or one shared by all."""
 
 import asyncio
 import os
@@ -15,18 +15,18 @@ from turnwise.tools.mcp.options import McpOptions, resolve_server
 from turnwise.tools.mcp.tools import CallServer, McpTool, build_tools, check_tool_names, to_tool_result
 from turnwise.tools.tool import OpenTools, ToolError, ToolResult, ToolRules
 
-STARTS_AT_ONCE = max(2, os.cpu_count() or 2)
-"""Servers of one source: more would only make all of them slower."""
+MAX_STARTING = max(2, os.cpu_count() or 2)
+"""Servers of one source that start at the same time; more would slow each other down."""
 LATE = 0.95
-"""Of the time-out: a call that was cancelled after this much of it took too long, and was not given up for others."""
-MEND_COMMAND = "try the command in a terminal; its output must be MCP alone, and start_timeout_s is the time it has"
-MEND_URL = "start that server, or mend its URL"
+"""Share of the timeout after which a cancelled call counts as timed out, not as given up by the caller."""
+FIX_COMMAND = "run the command in a terminal; it must print MCP messages only, and be ready within start_timeout_s"
+FIX_URL = "start that server, or correct the URL"
 
-Given = TypeVar("Given")
+Value = TypeVar("Value")
 
 
 class McpSource:
-    """Its options are checked when it is made; it connects when an episode starts."""
+    """Checks its options when it is created; connects when an episode starts."""
 
     def __init__(self, options: McpOptions) -> None:
         self.options = options
@@ -37,131 +37,131 @@ class McpSource:
 
     @asynccontextmanager
     async def open_tools(self, seed: int, state: Any) -> AsyncIterator[OpenTools]:
-        """InfrastructureFailure where the server cannot be had; UserError where it never will."""
-        self._settle()
+        """Raises InfrastructureFailure if the server is unavailable, UserError if the options are wrong."""
+        self._bind_to_loop()
         if self.options.shared:
-            await _or_failure(self._current)
-            yield ServerTools(self, lambda: self._listed, self._ask_shared)
+            await _as_infrastructure_failure(self._connect_shared)
+            yield ServerTools(self, lambda: self._shared_tools, self._call_shared)
             return
-        connection = await _or_failure(self._connect)
+        connection = await _as_infrastructure_failure(self._connect)
 
-        async def ask(name: str, arguments: Mapping[str, Any]) -> ToolResult:
-            return await _or_failure(lambda: self._ask(connection, name, arguments))
+        async def call(name: str, arguments: Mapping[str, Any]) -> ToolResult:
+            return await _as_infrastructure_failure(lambda: self._call(connection, name, arguments))
 
         try:
-            yield ServerTools(self, lambda: connection.listed, ask)
+            yield ServerTools(self, lambda: connection.tools, call)
         finally:
             await connection.close()
 
     async def list_tool_names(self) -> Sequence[str]:
-        """Starts it, or greets it, and lets it go again."""
-        self._settle()
+        """Connect, list the tools and disconnect."""
+        self._bind_to_loop()
         try:
             connection = await self._connect()
         except ConnectionLost as lost:
-            raise UserError(f"{lost}: {MEND_URL if self.server.url else MEND_COMMAND}") from None
+            raise UserError(f"{lost}: {FIX_URL if self.server.url else FIX_COMMAND}") from None
         try:
             label = self.server.label
-            return [*build_tools(connection.listed, self.options, self.rules, self._ask_shared, label=label)]
+            return [*build_tools(connection.tools, self.options, self.rules, self._call_shared, label=label)]
         finally:
             await connection.close()
 
-    def _settle(self) -> None:
-        """Connections belong to one event loop: those of a loop that has ended have ended with it."""
+    def _bind_to_loop(self) -> None:
+        """Discard connections of an earlier event loop, which ended with it."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._loop = loop
-            self._starts = asyncio.Semaphore(STARTS_AT_ONCE)
+            self._start_limit = asyncio.Semaphore(MAX_STARTING)
             self._shared: asyncio.Task[McpConnection] | None = None
-            self._last_listed: tuple[types.Tool, ...] = ()
-            self._closing: set[asyncio.Task[None]] = set()
+            self._last_tools: tuple[types.Tool, ...] = ()
+            self._close_tasks: set[asyncio.Task[None]] = set()
 
     async def _connect(self) -> McpConnection:
-        async with self._starts:
+        async with self._start_limit:
             connection = await McpConnection.open(self.server, self.options.start_timeout_s)
         try:
-            check_tool_names(connection.listed, self.options, self.server.label)
+            check_tool_names(connection.tools, self.options, self.server.label)
         except BaseException:
             await connection.close()
             raise
         return connection
 
-    async def _ask(self, connection: McpConnection, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+    async def _call(self, connection: McpConnection, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         try:
             result = await connection.call(name, arguments)
         except ToolError as error:
-            raise ToolError(self.server.hidden(str(error))) from None
-        return to_tool_result(result, self.options.max_output, self.server.hidden)
+            raise ToolError(self.server.redact(str(error))) from None
+        return to_tool_result(result, self.options.max_output, self.server.redact)
 
     @property
-    def _listed(self) -> tuple[types.Tool, ...]:
-        """Of the shared server; while it is down, those that it had."""
-        if (connection := _connected(self._shared)) is not None:
-            self._last_listed = connection.listed
-        return self._last_listed
+    def _shared_tools(self) -> tuple[types.Tool, ...]:
+        """Tools of the shared server; while it is down, its last known ones."""
+        if (connection := _result_of(self._shared)) is not None:
+            self._last_tools = connection.tools
+        return self._last_tools
 
-    async def _current(self) -> McpConnection:
-        """The shared one, started again where it has died. Starting goes on although a call gives up on it."""
-        connection = _connected(self._shared)
+    async def _connect_shared(self) -> McpConnection:
+        """Return the shared connection, restarting a dead server. The start continues if the caller is cancelled."""
+        connection = _result_of(self._shared)
         if connection is not None and not connection.alive:
             self._drop(connection)
-        if self._shared is None or (self._shared.done() and _connected(self._shared) is None):
+        if self._shared is None or (self._shared.done() and _result_of(self._shared) is None):
             self._shared = asyncio.create_task(self._connect())
-            self._shared.add_done_callback(_connected)  # a failure that nobody waits for any more is no news
+            self._shared.add_done_callback(_result_of)  # retrieves an exception that no caller waits for
         return await asyncio.shield(self._shared)
 
-    async def _ask_shared(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """What it raises is tried again by the box, with a server that was started again where that is needed."""
+    async def _call_shared(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        """Call the shared server. The toolbox retries failures, which restarts the server if needed."""
         loop = asyncio.get_running_loop()
-        began = loop.time()
-        connection = await self._current()
-        answers = connection.answers
+        start = loop.time()
+        connection = await self._connect_shared()
+        num_answers = connection.num_answers
         try:
-            return await self._ask(connection, name, arguments)
+            return await self._call(connection, name, arguments)
         except ConnectionLost as lost:
             if lost.permanent:
                 self._drop(connection)
             raise
         except asyncio.CancelledError:
-            if connection.answers == answers and loop.time() - began >= LATE * self.rules.timeout_s:
-                self._drop(connection)  # it has answered nobody for so long: it is stuck
+            if connection.num_answers == num_answers and loop.time() - start >= LATE * self.rules.timeout_s:
+                self._drop(connection)  # no call was answered in that time: the server is stuck
             raise
 
     def _drop(self, connection: McpConnection) -> None:
-        if _connected(self._shared) is connection:
-            self._last_listed, self._shared = connection.listed, None
+        if _result_of(self._shared) is connection:
+            self._last_tools, self._shared = connection.tools, None
             task = asyncio.create_task(connection.close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self._close_tasks.add(task)
+            task.add_done_callback(self._close_tasks.discard)
 
 
 class ServerTools:
-    """One episode's tools of a source, made anew when the server's list has changed."""
+    """Tools of a server for one episode, rebuilt when the server's list changes."""
 
-    def __init__(self, source: McpSource, listed: Callable[[], Sequence[types.Tool]], ask: CallServer) -> None:
-        self._source, self._listed, self._ask = source, listed, ask
-        self._made_of: Sequence[types.Tool] | None = None
+    def __init__(self, source: McpSource, list_tools: Callable[[], Sequence[types.Tool]], call: CallServer) -> None:
+        self._source, self._list_tools, self._call = source, list_tools, call
+        self._built_from: Sequence[types.Tool] | None = None
         self._tools: dict[str, tuple[McpTool, McpTool]] = {}
 
     @property
     def tools(self) -> Mapping[str, tuple[McpTool, McpTool]]:
-        listed, source = self._listed(), self._source
-        if listed is not self._made_of:
-            made = build_tools(listed, source.options, source.rules, self._ask, label=source.server.label)
-            self._tools, self._made_of = {name: (tool, tool) for name, tool in made.items()}, listed
+        listed, source = self._list_tools(), self._source
+        if listed is not self._built_from:
+            built = build_tools(listed, source.options, source.rules, self._call, label=source.server.label)
+            self._tools, self._built_from = {name: (tool, tool) for name, tool in built.items()}, listed
         return self._tools
 
 
-def _connected(start: asyncio.Task[McpConnection] | None) -> McpConnection | None:
-    """What a start came to; None while it is under way, and where it failed."""
+def _result_of(start: asyncio.Task[McpConnection] | None) -> McpConnection | None:
+    """Connection of a finished start; None if it is pending or failed."""
     if start is None or not start.done() or start.cancelled() or start.exception() is not None:
         return None
     return start.result()
 
 
-async def _or_failure(what: Callable[[], Awaitable[Given]]) -> Given:
-    """What is lost cannot be had again: the episode is run again."""
+async def _as_infrastructure_failure(operation: Callable[[], Awaitable[Value]]) -> Value:
+    """Raise ConnectionLost as InfrastructureFailure: the server's state is lost, so the episode is retried."""
     try:
-        return await what()
+        return await operation()
     except ConnectionLost as lost:
         raise InfrastructureFailure(str(lost)) from None

@@ -1,4 +1,4 @@
-"""The tools that a server offers, as turnwise's: names and schemas are checked, since a server may say anything."""
+"""Tools of an MCP server as turnwise tools: checked names and schemas, validated arguments, answers as text."""
 
 import json
 import re
@@ -30,141 +30,144 @@ from turnwise.tools.mcp.options import McpOptions
 from turnwise.tools.tool import ToolError, ToolResult, ToolRules
 
 NAME = re.compile(r"[A-Za-z0-9_./-]{1,128}")
-DESCRIPTION_CHARS = 2000
-SCHEMA_CHARS = 50_000
-COMPLAINT_CHARS = 200
-MEND = 'leave it out by tools = ["...", ...]'
+MAX_DESCRIPTION_CHARS = 2000
+MAX_SCHEMA_CHARS = 50_000
+MAX_ERROR_CHARS = 200
+MAX_PARTS = 256
+MAX_NAME_CHARS = 120
+NO_OUTPUT = "(no output)"
+FIX = 'exclude it by listing the others in tools = ["...", ...]'
 
 CallServer = Callable[[str, Mapping[str, Any]], Awaitable[ToolResult]]
 
 
 class McpTool:
-    """One tool of a server, and an episode's hold on it: `ask` knows whose server it is."""
+    """A server's tool and its session in one: the state is the server's."""
 
-    def __init__(self, spec: ToolSpec, rules: ToolRules, *, name: str, validator: Any, ask: CallServer) -> None:
+    def __init__(self, spec: ToolSpec, rules: ToolRules, *, name: str, validator: Any, call_server: CallServer) -> None:
+        """`name`: the server's name of the tool, without prefix."""
         self.spec, self.rules = spec, rules
-        self._name, self._validator, self._ask = name, validator, ask
+        self._name, self._validator, self._call_server = name, validator, call_server
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         try:
             error = best_match(self._validator.iter_errors(dict(arguments)))
         except Unresolvable:
-            return dict(arguments)  # the schema leans on another one that is not here: the server may judge
+            return dict(arguments)  # the schema refers to one that is not available: leave it to the server
         except RecursionError:
             raise ToolError("the arguments are nested too deeply") from None
         if error is not None:
-            raise ToolError(_complaint(error))
+            raise ToolError(_describe(error))
         return dict(arguments)
 
     @asynccontextmanager
     async def open(self, seed: int, state: Any) -> AsyncIterator["McpTool"]:
-        """Its state is the server's."""
         yield self
 
     async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
-        return await self._ask(self._name, arguments)
+        return await self._call_server(self._name, arguments)
 
 
 def build_tools(
-    listed: Sequence[types.Tool], options: McpOptions, rules: ToolRules, ask: CallServer, *, label: str
+    listed: Sequence[types.Tool], options: McpOptions, rules: ToolRules, call_server: CallServer, *, label: str
 ) -> dict[str, McpTool]:
-    """Those that the options ask for, by the name that the agent calls them by."""
-    made: dict[str, McpTool] = {}
+    """Build the selected tools, by the names that the agent uses. Raises UserError for an unusable one."""
+    tools: dict[str, McpTool] = {}
     for tool in listed:
         if options.tools is None or tool.name in options.tools:
             name = f"{options.prefix}{tool.name}"
-            if name in made:
-                raise UserError(f"mcp {label}: it has two tools {name[:60]}: {MEND}")
-            made[name] = _tool(tool, name, rules, ask, label)
-    return made
+            if name in tools:
+                raise UserError(f"mcp {label}: it has two tools called {name[:60]}: {FIX}")
+            tools[name] = _build_tool(tool, name, rules, call_server, label)
+    return tools
 
 
 def check_tool_names(listed: Sequence[types.Tool], options: McpOptions, label: str) -> None:
-    """A mistyped name would be a tool that is silently not there."""
+    """Raise UserError if the options select a tool that the server does not have."""
     known = [tool.name for tool in listed]
     for name in options.tools or ():
         if name not in known:
             raise UserError(f"mcp {label}: it has no tool {name}:{nearest(name, known)}")
 
 
-def _tool(tool: types.Tool, name: str, rules: ToolRules, ask: CallServer, label: str) -> McpTool:
+def _build_tool(tool: types.Tool, name: str, rules: ToolRules, call_server: CallServer, label: str) -> McpTool:
     if not NAME.fullmatch(name):
-        raise UserError(f"mcp {label}: the name {name[:40]!r} is none that an agent could call: {MEND}")
-    schema = _schema(tool, label)
+        raise UserError(f"mcp {label}: an agent cannot call a tool with the name {name[:40]!r}: {FIX}")
+    schema = _check_schema(tool, label)
     spec = ToolSpec(
         name=name,
-        description=truncate_middle((tool.description or "").strip(), DESCRIPTION_CHARS),
+        description=truncate_middle((tool.description or "").strip(), MAX_DESCRIPTION_CHARS),
         parameters={key: value for key, value in schema.items() if key not in ("$schema", "title")},
     )
-    kind = validator_for(schema, default=Draft202012Validator)
-    # the registry is empty: a schema that names another one by a URL is not fetched
-    return McpTool(spec, rules, name=tool.name, validator=kind(schema, registry=Registry()), ask=ask)
+    validator = validator_for(schema, default=Draft202012Validator)
+    # the empty registry prevents fetching schemas by URL
+    return McpTool(
+        spec, rules, name=tool.name, validator=validator(schema, registry=Registry()), call_server=call_server
+    )
 
 
-def _schema(tool: types.Tool, label: str) -> dict[str, Any]:
-    """An object whose properties are objects, as those who read schemas take for granted."""
+def _check_schema(tool: types.Tool, label: str) -> dict[str, Any]:
+    """Return the schema as an object whose properties are objects, which readers of schemas rely on."""
     schema: dict[str, Any] = {"type": "object", **tool.input_schema}
     properties = schema.get("properties", {})
     if schema["type"] != "object" or not isinstance(properties, dict):
-        raise UserError(f"mcp {label}: the arguments of {tool.name[:60]} are no object: {MEND}")
+        raise UserError(f"mcp {label}: the arguments of {tool.name[:60]} are not an object: {FIX}")
     schema["properties"] = {name: {} if value is True else value for name, value in properties.items()}
-    if len(json.dumps(schema)) > SCHEMA_CHARS:
-        raise UserError(f"mcp {label}: the schema of {tool.name[:60]} is too long for a prompt: {MEND}")
+    if len(json.dumps(schema)) > MAX_SCHEMA_CHARS:
+        raise UserError(f"mcp {label}: the schema of {tool.name[:60]} is too long for a prompt: {FIX}")
     try:
         validator_for(schema, default=Draft202012Validator).check_schema(schema)
     except (SchemaError, RecursionError) as error:
-        raise UserError(f"mcp {label}: the schema of {tool.name[:60]} is no JSON schema: {MEND}") from error
+        raise UserError(f"mcp {label}: the schema of {tool.name[:60]} is not a valid JSON schema: {FIX}") from error
     if not all(isinstance(value, dict) for value in schema["properties"].values()):
-        raise UserError(f"mcp {label}: the schema of {tool.name[:60]} forbids its own arguments: {MEND}")
+        raise UserError(f"mcp {label}: the schema of {tool.name[:60]} forbids its own arguments: {FIX}")
     return schema
 
 
-def _complaint(error: ValidationError) -> str:
-    """A few words, since every one is paid for."""
-    where = ".".join(map(str, error.absolute_path))
-    if error.validator == "required" and not where:
+def _describe(error: ValidationError) -> str:
+    """A validation error in a few words for the agent, since every token costs."""
+    path = ".".join(map(str, error.absolute_path))
+    if error.validator == "required" and not path:
         missing = next((name for name in error.validator_value if name not in error.instance), "")
         return f"the argument {missing} is missing"
-    if error.validator == "additionalProperties" and not where:
+    if error.validator == "additionalProperties" and not path:
         known = error.schema.get("properties", {})
         extra = next((name for name in error.instance if name not in known), "")
-        return truncate_middle(f"no argument {extra}: there are {', '.join(known) or 'none'}", COMPLAINT_CHARS)
-    return truncate_middle(f"{where}: {error.message}" if where else error.message, COMPLAINT_CHARS)
+        return truncate_middle(f"no argument {extra}: there are {', '.join(known) or 'none'}", MAX_ERROR_CHARS)
+    return truncate_middle(f"{path}: {error.message}" if path else error.message, MAX_ERROR_CHARS)
 
 
-MOST_PARTS = 256
-NAME_CHARS = 120
-NOTHING = "(no output)"
+def to_tool_result(result: CallToolResult, limit: int, redact: Callable[[str], str]) -> ToolResult:
+    """Convert a server's answer: its text, with notes for images and files.
+
+    `limit`: characters. `redact` removes the server's keys, and runs before truncation could split one.
+    """
+    text = truncate_middle(redact("\n".join(_content_parts(result))), limit)
+    return ToolResult(text=text or NO_OUTPUT, failed=result.is_error)
 
 
-def to_tool_result(result: CallToolResult, limit: int, hidden: Callable[[str], str]) -> ToolResult:
-    """`limit`: characters. `hidden` strikes out the server's keys, before anything is cut through."""
-    text = truncate_middle(hidden("\n".join(_parts(result))), limit)
-    return ToolResult(text=text or NOTHING, failed=result.is_error)
-
-
-def _parts(result: CallToolResult) -> list[str]:
-    parts = [text for content in result.content[:MOST_PARTS] if (text := _text(content))]
-    if len(result.content) > MOST_PARTS:
-        parts.append(f"[{len(result.content) - MOST_PARTS} more parts]")
+def _content_parts(result: CallToolResult) -> list[str]:
+    parts = [text for content in result.content[:MAX_PARTS] if (text := _content_text(content))]
+    if len(result.content) > MAX_PARTS:
+        parts.append(f"[{len(result.content) - MAX_PARTS} more parts]")
     if not parts and result.structured_content is not None:
         parts = [json.dumps(result.structured_content, ensure_ascii=False)]
     return parts
 
 
-def _text(content: TextContent | ImageContent | AudioContent | ResourceLink | EmbeddedResource) -> str:
+def _content_text(content: TextContent | ImageContent | AudioContent | ResourceLink | EmbeddedResource) -> str:
     if isinstance(content, TextContent):
         return content.text
     if isinstance(content, ImageContent | AudioContent):
-        kind = content.mime_type.rpartition("/")[2]
-        return f"[{content.type} {kind[:NAME_CHARS]}, {_size(len(content.data) * 3 // 4)}]"
+        subtype = content.mime_type.rpartition("/")[2]
+        return f"[{content.type} {subtype[:MAX_NAME_CHARS]}, {_format_size(len(content.data) * 3 // 4)}]"
     if isinstance(content, ResourceLink):
-        return f"[resource {content.uri[:NAME_CHARS]}]"
+        return f"[resource {content.uri[:MAX_NAME_CHARS]}]"
     resource = content.resource
     if isinstance(resource, TextResourceContents):
-        return f"[resource {resource.uri[:NAME_CHARS]}]\n{resource.text}"
-    return f"[resource {resource.uri[:NAME_CHARS]}, {_size(len(resource.blob) * 3 // 4)}]"
+        return f"[resource {resource.uri[:MAX_NAME_CHARS]}]\n{resource.text}"
+    return f"[resource {resource.uri[:MAX_NAME_CHARS]}, {_format_size(len(resource.blob) * 3 // 4)}]"
 
 
-def _size(count: int) -> str:
+def _format_size(count: int) -> str:
     return f"{count} bytes" if count < 1000 else f"{round(count / 1000)} kB"

@@ -1,7 +1,7 @@
-"""A server as a process: on a leash, its messages bounded, its error output kept away from the terminal.
+"""Transports to MCP servers: a process over stdio, or a URL over streamable HTTP.
 
-The SDK's own transport for processes reads lines of any length, says errors on our terminal, and kills a group, not a
-tree.
+The SDK's own stdio transport reads lines of any length, prints the server's errors to our terminal, and kills only the
+process group. This one bounds messages, keeps the tail of stderr for error messages, and kills the process tree.
 """
 
 import asyncio
@@ -26,42 +26,71 @@ from turnwise.tools.mcp.messages import MAX_MESSAGE_BYTES, TOO_LONG, read_lines,
 from turnwise.tools.mcp.options import McpServer
 from turnwise.tools.mcp.process_guard import GRACE_S, KILL_S
 
-WAITING = 1024
-"""Messages to the server that wait for room in its input: a cancelled call must not wait to say so."""
+MAX_QUEUED = 1024
+"""Messages queued while the server's input is full: cancelling a call must not block."""
 POLL_S = 0.01
 MARKER = "TURNWISE_MCP_SERVER"
-"""A variable of every server's, by which all that it starts is found should its leash be killed."""
+"""Environment variable of every server, by which its descendants are found if the process guard is killed."""
 PROCESS_GUARD = (sys.executable, "-I", "-S", str(Path(__file__).with_name("process_guard.py")))
+
+TAIL_BYTES = 4096
+MAX_LINE_CHARS = 200
+CONTROL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
+TRAILER = re.compile(r"^\s+at |^Node\.js v|^npm error (\d+\s*$|.*(complete log|Note that you can|tarball, folder))")
+"""Lines that node and npm print after the actual error."""
+
+CONNECT_S = 10.0
+IDLE_S = 600.0
+"""Maximum time between two pieces of a response; calls have their own timeouts."""
+MAX_CONNECTIONS = 256
 
 Streams = tuple[Any, Any]
 
 
-class StdioTransport:
-    """One process; `open` is a transport as the SDK's client takes it."""
+class OutputTail:
+    """The end of a server's output, kept for error messages."""
 
-    def __init__(self, server: McpServer, ended: Callable[[], None]) -> None:
-        """`ended` is called when its output ends."""
-        self._server, self._ended = server, ended
-        self._mark = uuid4().hex
-        self._said, self._printed = OutputTail(), OutputTail()
-        self._noise = asyncio.Event()
-        self._spoke = False
+    def __init__(self) -> None:
+        self._bytes = b""
+
+    def add(self, data: bytes) -> None:
+        self._bytes = (self._bytes + data)[-TAIL_BYTES:]
+
+    @property
+    def last_line(self) -> str:
+        """Last line that mentions an error, or else the last line."""
+        lines = CONTROL.sub("", self._bytes.decode("utf-8", "replace")).split("\n")
+        relevant = [line.strip() for line in lines if line.strip() and not TRAILER.search(line)]
+        errors = [line for line in relevant if "error" in line.lower()]
+        return (errors or relevant or [""])[-1][:MAX_LINE_CHARS]
+
+
+class StdioTransport:
+    """Server process. `open` yields the streams that the SDK's client expects from a transport."""
+
+    def __init__(self, server: McpServer, on_exit: Callable[[], None]) -> None:
+        """`on_exit` is called when the server's output ends."""
+        self._server, self._on_exit = server, on_exit
+        self._marker = uuid4().hex
+        self._stderr, self._noise = OutputTail(), OutputTail()
+        self._printed_noise = asyncio.Event()
+        self._speaks_mcp = False
         self._process: asyncio.subprocess.Process | None = None
 
     @property
     def diagnosis(self) -> str:
-        """How it ended, as far as it has, and the last that it said; of one that never spoke MCP, what it printed."""
+        """Exit status and last stderr line; also the last output line of a program that never spoke MCP."""
         status = None if self._process is None else self._process.returncode
-        printed, said = "" if self._spoke else self._printed.last_line, self._said.last_line
-        ending = "" if status is None else _ending(status)
-        parts = [ending, f"it printed: {printed}" if printed else "", f"it said: {said}" if said else ""]
+        noise, stderr = "" if self._speaks_mcp else self._noise.last_line, self._stderr.last_line
+        ending = "" if status is None else _describe_exit(status)
+        parts = [ending, f"it printed: {noise}" if noise else "", f"stderr: {stderr}" if stderr else ""]
         return "; ".join(part for part in parts if part)
 
     async def wait_for_noise(self, patience_s: float) -> None:
-        """waits for: output that is no MCP, and then so long for any that is. unblocked by: the server, time."""
-        await self._noise.wait()
+        """Wait until the program has printed something, and no MCP message within `patience_s`. May wait forever."""
+        await self._printed_noise.wait()
         await asyncio.sleep(patience_s)
-        if self._spoke:
+        if self._speaks_mcp:
             await asyncio.Event().wait()
 
     @asynccontextmanager
@@ -73,18 +102,18 @@ class StdioTransport:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env={**self._server.environment, MARKER: self._mark},
+            env={**self._server.environment, MARKER: self._marker},
             cwd=self._server.folder,
             start_new_session=True,
             limit=MAX_MESSAGE_BYTES,
         )
-        heard, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-        outgoing, to_write = anyio.create_memory_object_stream[SessionMessage](WAITING)
+        received, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+        outgoing, to_write = anyio.create_memory_object_stream[SessionMessage](MAX_QUEUED)
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._read, heard)
+                tasks.start_soon(self._read, received)
                 tasks.start_soon(self._write, to_write)
-                tasks.start_soon(self._keep_errors)
+                tasks.start_soon(self._read_stderr)
                 try:
                     yield incoming, outgoing
                 finally:
@@ -92,27 +121,27 @@ class StdioTransport:
                         await _stop(process)
                     tasks.cancel_scope.cancel()
         finally:
-            _kill(process)
-            if process.returncode is None or process.returncode < 0:  # its leash was killed or stopped
-                kill_marked(self._mark)
-            for stream in (heard, incoming, outgoing, to_write):
+            _terminate(process)
+            if process.returncode is None or process.returncode < 0:  # the process guard was killed or stopped
+                kill_marked(self._marker)
+            for stream in (received, incoming, outgoing, to_write):
                 stream.close()
 
-    async def _read(self, heard: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
-        """waits for: the server's output. unblocked by: the server, its end."""
+    async def _read(self, received: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
+        """Waits for: the server's output. Unblocked by: the server, its exit."""
         assert self._process is not None and self._process.stdout is not None
-        with heard, suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
-            async for line, whole in read_lines(self._process.stdout, self._printed.add):
-                if (message := read_message(line, whole)) is not None:
-                    self._spoke = True
-                    await heard.send(message)
+        with received, suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+            async for line, complete in read_lines(self._process.stdout, self._noise.add):
+                if (message := read_message(line, complete)) is not None:
+                    self._speaks_mcp = True
+                    await received.send(message)
                 elif line.strip():
-                    self._printed.add(line)
-                    self._noise.set()
-        self._ended()
+                    self._noise.add(line)
+                    self._printed_noise.set()
+        self._on_exit()
 
     async def _write(self, to_write: MemoryObjectReceiveStream[SessionMessage]) -> None:
-        """waits for: a message of ours, room in the server's input. unblocked by: either, the server's end."""
+        """Waits for: our messages, space in the server's input. Unblocked by: either, the server's exit."""
         assert self._process is not None and self._process.stdin is not None
         with to_write, suppress(OSError):
             async for message in to_write:
@@ -120,125 +149,94 @@ class StdioTransport:
                 self._process.stdin.write(line.encode() + b"\n")
                 await self._process.stdin.drain()
 
-    async def _keep_errors(self) -> None:
+    async def _read_stderr(self) -> None:
         assert self._process is not None and self._process.stderr is not None
         while data := await self._process.stderr.read(1 << 16):
-            self._said.add(data)
+            self._stderr.add(data)
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
-    """The input's end asks the server to go; the leash sees to it that it does, and all of its own.
+    """Close the server's input and wait for the process guard to end the server and its descendants.
 
-    Cancelled meanwhile, as an ending event loop cancels all tasks, it hurries, and passes it on when it is done.
+    If cancelled meanwhile, as when the event loop shuts down, terminate at once and re-raise afterwards.
     """
     assert process.stdin is not None
     process.stdin.close()
-    end, cancelled = time.monotonic() + GRACE_S + KILL_S + 1.0, False
-    while process.returncode is None and time.monotonic() < end:
+    deadline, cancelled = time.monotonic() + GRACE_S + KILL_S + 1.0, False
+    while process.returncode is None and time.monotonic() < deadline:
         try:
             await asyncio.sleep(POLL_S)
         except asyncio.CancelledError:
-            _kill(process)
+            _terminate(process)
             cancelled = True
     if process.returncode is not None:
-        process._transport.close()  # type: ignore[attr-defined]  # else a loop that ends now would complain of it
+        process._transport.close()  # type: ignore[attr-defined]  # a closing event loop would warn otherwise
         await asyncio.sleep(0)
     if cancelled:
         raise asyncio.CancelledError
 
 
-def _kill(process: asyncio.subprocess.Process) -> None:
-    """The leash kills the tree."""
+def _terminate(process: asyncio.subprocess.Process) -> None:
+    """Tell the process guard to kill the process tree."""
     if process.returncode is None:
         with suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)
 
 
-def kill_marked(mark: str) -> None:
-    """Kills all that was started with this mark in its environment, until none is left; on Linux only."""
-    wanted, end = f"{MARKER}={mark}".encode(), time.monotonic() + KILL_S
-    while time.monotonic() < end and (found := [pid for pid in _processes() if wanted in _environment(pid)]):
-        for pid in found:
+def kill_marked(marker: str) -> None:
+    """Kill all processes with this marker in their environment, until none is left. Linux only."""
+    entry, deadline = f"{MARKER}={marker}".encode(), time.monotonic() + KILL_S
+    while time.monotonic() < deadline and (marked := [pid for pid in _list_pids() if entry in _environment(pid)]):
+        for pid in marked:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(POLL_S)
 
 
-def _processes() -> list[int]:
+def _list_pids() -> list[int]:
     proc = Path("/proc")
     return [int(folder.name) for folder in proc.iterdir() if folder.name.isdigit()] if proc.is_dir() else []
 
 
 def _environment(pid: int) -> list[bytes]:
-    """None of a process that has ended, or that is another user's."""
+    """Environment of a process; empty if it has ended or belongs to another user."""
     try:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return []
 
 
-def _ending(status: int) -> str:
+def _describe_exit(status: int) -> str:
     number = -status if status < 0 else status - 128
     if number in set(signal.Signals):
         return f"it was killed by {signal.Signals(number).name}"
-    return f"it ended with status {status}"
-
-
-KEPT = 4096
-SHOWN = 200
-CONTROL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
-CHATTER = re.compile(r"^\s+at |^Node\.js v|^npm error (\d+\s*$|.*(complete log|Note that you can|tarball, folder))")
-"""What node and npm say behind the line that tells what is wrong."""
-
-
-class OutputTail:
-    """The end of a server's error output; the rest is let go."""
-
-    def __init__(self) -> None:
-        self._bytes = b""
-
-    def add(self, data: bytes) -> None:
-        self._bytes = (self._bytes + data)[-KEPT:]
-
-    @property
-    def last_line(self) -> str:
-        """The last that tells of an error, where one does."""
-        lines = CONTROL.sub("", self._bytes.decode("utf-8", "replace")).split("\n")
-        telling = [line.strip() for line in lines if line.strip() and not CHATTER.search(line)]
-        errors = [line for line in telling if "error" in line.lower()]
-        return (errors or telling or [""])[-1][:SHOWN]
-
-
-CONNECT_S = 10.0
-IDLE_S = 600.0
-"""Between two pieces of an answer; calls have time-outs of their own."""
-CONNECTIONS = 256
+    return f"it exited with status {status}"
 
 
 class HttpTransport:
-    """`open` is a transport as the SDK's client takes it."""
+    """Server at a URL. `open` yields the streams that the SDK's client expects from a transport."""
 
     def __init__(self, server: McpServer) -> None:
         self._server = server
         self.status = 200
-        """Of the last answer that was an error: the SDK does not say which it was."""
+        """Status of the last error response, which the SDK does not report."""
 
     @property
     def diagnosis(self) -> str:
         return f"it answered with HTTP status {self.status}" if self.status >= 400 else ""
 
     async def wait_for_noise(self, patience_s: float) -> None:
-        """Never: what comes over HTTP is an answer, or none."""
+        """Wait forever: a URL prints nothing."""
         await asyncio.Event().wait()
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[tuple[Any, Any]]:
+    async def open(self) -> AsyncIterator[Streams]:
         async with (
             httpx2.AsyncClient(
                 headers={"accept-encoding": "identity", **self._server.headers},
                 timeout=httpx2.Timeout(CONNECT_S, read=IDLE_S),
-                limits=httpx2.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS),
-                event_hooks={"response": [self._note]},
+                limits=httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS),
+                event_hooks={"response": [self._on_response]},
             ) as client,
             streamable_http_client(
                 self._server.url, http_client=client, max_sse_event_size=MAX_MESSAGE_BYTES
@@ -246,28 +244,28 @@ class HttpTransport:
         ):
             yield streams
 
-    async def _note(self, response: httpx2.Response) -> None:
-        """A server that knows no GET or DELETE says so with 405, which is no failure."""
+    async def _on_response(self, response: httpx2.Response) -> None:
+        """Record error statuses and bound the body. Only POST counts: servers may answer GET and DELETE with 405."""
         if response.status_code >= 400 and response.request.method == "POST":
             self.status = response.status_code
         if not response.headers.get("content-type", "").startswith("text/event-stream"):
             assert isinstance(response.stream, httpx2.AsyncByteStream)
-            response.stream = _Bounded(response.stream)
+            response.stream = _BoundedStream(response.stream)
 
 
-class _Bounded(httpx2.AsyncByteStream):
-    """An answer of known end; the SDK bounds those that come as events."""
+class _BoundedStream(httpx2.AsyncByteStream):
+    """Response body with a size limit. Event streams are bounded by the SDK."""
 
     def __init__(self, stream: httpx2.AsyncByteStream) -> None:
         self._stream = stream
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        left = MAX_MESSAGE_BYTES
-        async for piece in self._stream:
-            left -= len(piece)
-            if left < 0:
+        remaining = MAX_MESSAGE_BYTES
+        async for chunk in self._stream:
+            remaining -= len(chunk)
+            if remaining < 0:
                 raise httpx2.StreamError(TOO_LONG)
-            yield piece
+            yield chunk
 
     async def aclose(self) -> None:
         await self._stream.aclose()

@@ -1,4 +1,4 @@
-"""What the tests of MCP servers share: commands, and hands that call."""
+"""Commands that start MCP servers for tests, and helpers to call them and watch their processes."""
 
 import json
 import shlex
@@ -19,8 +19,8 @@ SERVER = shlex.join([sys.executable, str(HERE / "mcp_server_for_tests.py")])
 RAW = shlex.join([sys.executable, "-I", "-S", str(HERE / "mcp_raw_server_for_tests.py")])
 
 
-class Hands:
-    """`await hands("add", a=1, b=2)`"""
+class ToolCaller:
+    """Call tools as functions: `await tools("add", a=1, b=2)`."""
 
     def __init__(self, tools: EpisodeTools) -> None:
         self.tools = tools
@@ -34,13 +34,13 @@ class Hands:
 
 
 @asynccontextmanager
-async def opened(mcp: str, **options: Any) -> AsyncIterator[Hands]:
+async def open_server(mcp: str, **options: Any) -> AsyncIterator[ToolCaller]:
     async with ToolBox([], [make_mcp_source({"mcp": mcp, **options})]).open(seed=0) as tools:
-        yield Hands(tools)
+        yield ToolCaller(tools)
 
 
 def alive(pid: int) -> bool:
-    """A zombie is dead."""
+    """Whether the process runs. Zombies do not count."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -51,8 +51,8 @@ def all_gone(pids: list[int]) -> bool:
     return wait_until(lambda: not any(map(alive, pids)))
 
 
-def pids_in(file: Path, lines: int = 1) -> list[int]:
-    """Of servers and their children, once so many servers have written theirs."""
+def read_pids(file: Path, lines: int = 1) -> list[int]:
+    """PIDs of servers and their children, once `lines` servers have written theirs."""
     written = wait_until(lambda: file.exists() and file.read_text().count("\n") >= lines)
     assert written, "no server has started"
     return [int(word) for word in file.read_text().split()]
