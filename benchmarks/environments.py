@@ -40,7 +40,7 @@ from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
 from turnwise.rewards.scoring import ENV, Scoring, score_groups
 from turnwise.rollout.collect import Collector
-from turnwise.rollout.context import FullHistory
+from turnwise.rollout.context import FullContext
 from turnwise.rollout.limits import Limits
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -216,7 +216,7 @@ async def whole_path(case: Case, tasks: Sequence[Task], group_size: int) -> tupl
     collector = Collector(
         policy=TimedPolicy(ScriptedEngine(script, list(renderer.stop_ids)), engine),
         make_env=make_env,
-        context=FullHistory(renderer),
+        context=FullContext(renderer),
         limits=Limits(sampling=Sampling(max_tokens=ENDLESS), max_tokens=ENDLESS, timeout_s=3600.0),
         in_flight=len(tasks) * group_size,
         attempts=1,

@@ -39,9 +39,9 @@ from turnwise.recipes.build import load_policy
 from turnwise.recipes.environment_mix import build_environment_mix
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.collect import Collector
-from turnwise.rollout.context import FullHistory
+from turnwise.rollout.context import FullContext
 from turnwise.rollout.limits import Limits
-from turnwise.rollout.tasks import TaskSource, World
+from turnwise.rollout.tasks import EnvMixEntry, TaskSource
 
 EPISODES = 128
 NATURAL_TOKENS = 32
@@ -70,8 +70,8 @@ class Workload:
     """Empty: a turn is always `max_new_tokens` long."""
 
     def tasks(self, number: int) -> list[Task]:
-        world = World(env=self.kind.name, params=self.kind.check_params({}))
-        return TaskSource(worlds=(world,), run_seed=0).training(number, self.groups)
+        world = EnvMixEntry(env=self.kind.name, params=self.kind.check_params({}))
+        return TaskSource(mix=(world,), run_seed=0).draw(number, self.groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ def native_side(work: Workload, loaded: LoadedModel) -> Side:
     collector = Collector(
         policy=NativeEngine(loaded.model, slots=EPISODES, stop_ids=work.stop_ids, decode=renderer.decode),
         make_env=work.kind.make,
-        context=FullHistory(renderer),
+        context=FullContext(renderer),
         limits=Limits(sampling=sampling, max_tokens=4096, timeout_s=3600),
         in_flight=EPISODES,
         attempts=1,

@@ -51,7 +51,7 @@ from turnwise.recipes.environment_mix import build_environment_mix
 from turnwise.recipes.memory import memory_plan
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.collect import Collector
-from turnwise.rollout.context import FullHistory
+from turnwise.rollout.context import FullContext
 from turnwise.rollout.limits import Limits
 from turnwise.training.estimate import estimate
 from turnwise.training.rollout_stage import RolloutStage
@@ -116,7 +116,7 @@ def turnwise_side(job: Job, loaded: LoadedModel, make_engine: MakeEngine = cpu_e
     collector = Collector(
         policy=make_engine(loaded, renderer, job),
         make_env=KIND.make,
-        context=FullHistory(renderer),
+        context=FullContext(renderer),
         limits=Limits(sampling=Sampling(max_tokens=job.new_tokens), max_tokens=4096, timeout_s=3600),
         in_flight=job.episodes,
         attempts=1,

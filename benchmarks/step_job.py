@@ -12,7 +12,7 @@ from turnwise.core.task import Task
 from turnwise.envs.frozen_lake.env import FrozenLake
 from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import Outcome, goes_on
-from turnwise.rollout.tasks import TaskSource, World
+from turnwise.rollout.tasks import EnvMixEntry, TaskSource
 
 Result = TypeVar("Result")
 
@@ -66,10 +66,10 @@ class Job:
         return self.episodes // self.updates
 
     def source(self) -> TaskSource:
-        return TaskSource(worlds=(World(env=KIND.name, params=KIND.check_params(PARAMS)),), run_seed=0)
+        return TaskSource(mix=(EnvMixEntry(env=KIND.name, params=KIND.check_params(PARAMS)),), run_seed=0)
 
     def tasks(self, number: int) -> list[Task]:
-        return self.source().training(number, self.groups)
+        return self.source().draw(number, self.groups)
 
 
 class Game:

@@ -17,8 +17,15 @@ from turnwise.core.trajectory import Trajectory
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
-from turnwise.rollout.context import Context, FullHistory
-from turnwise.rollout.context_modes import Memory, Summary, TurnMemory, When, Window, Writer
+from turnwise.rollout.context import Context, FullContext
+from turnwise.rollout.context_modes import (
+    SummaryContext,
+    SummaryHook,
+    SummaryTrigger,
+    TurnContext,
+    TurnMemory,
+    WindowContext,
+)
 from turnwise.rollout.episode import run_episode
 
 TEMPLATES = Path(__file__).parent / "data" / "templates"
@@ -40,12 +47,12 @@ def renderer_of(template: str) -> Renderer:
     return Renderer(tokenizer)
 
 
-def memory(**changes: Any) -> Memory:
-    return replace(Memory(form="exchanges", turns=4, chars=2000, rewards=False), **changes)
+def memory(**changes: Any) -> TurnMemory:
+    return replace(TurnMemory(form="exchanges", turns=4, chars=2000, rewards=False), **changes)
 
 
-def window(renderer: Renderer, turns: int, slack: int = 0, keep_opening: bool = False) -> Window:
-    return Window(renderer, turns=turns, slack=slack, keep_opening=keep_opening)
+def window(renderer: Renderer, turns: int, slack: int = 0, keep_opening: bool = False) -> WindowContext:
+    return WindowContext(renderer, turns=turns, slack=slack, keep_opening=keep_opening)
 
 
 def summary(
@@ -53,14 +60,14 @@ def summary(
     *,
     tokens: int | None = None,
     turns: int | None = None,
-    writer: Writer | None = None,
+    writer: SummaryHook | None = None,
     max_tokens: int = 32,
     prompt: str = "Sum up.",
     keep_opening: bool = False,
-) -> Summary:
-    return Summary(
+) -> SummaryContext:
+    return SummaryContext(
         renderer,
-        when=When(tokens=tokens, turns=turns),
+        when=SummaryTrigger(tokens=tokens, turns=turns),
         prompt=prompt,
         max_tokens=max_tokens,
         writer=writer,
@@ -69,13 +76,13 @@ def summary(
 
 
 MODES: dict[str, Callable[[Renderer], Context]] = {
-    "full": FullHistory,
+    "full": FullContext,
     "window 0": lambda renderer: window(renderer, 0),
     "window 1": lambda renderer: window(renderer, 1),
     "window 2, slack 2": lambda renderer: window(renderer, 2, slack=2),
     "window 1 with its opening": lambda renderer: window(renderer, 1, keep_opening=True),
-    "turn": lambda renderer: TurnMemory(renderer, memory=memory(), keep_opening=False),
-    "turn, short": lambda renderer: TurnMemory(renderer, memory=memory(form="actions", chars=20), keep_opening=True),
+    "turn": lambda renderer: TurnContext(renderer, memory=memory(), keep_opening=False),
+    "turn, short": lambda renderer: TurnContext(renderer, memory=memory(form="actions", chars=20), keep_opening=True),
     "summary every turn": lambda renderer: summary(renderer, turns=1),
     "summary by tokens": lambda renderer: summary(renderer, tokens=60, keep_opening=True),
     "summary by a hook": lambda renderer: summary(renderer, turns=2, writer=lambda messages: f"{len(messages)} said"),

@@ -15,7 +15,7 @@ from turnwise.engine.scripted import ScriptedEngine
 from turnwise.envs.seeds import seed_for
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
-from turnwise.rollout.context import FullHistory
+from turnwise.rollout.context import FullContext
 from turnwise.rollout.limits import Limits
 
 
@@ -29,8 +29,8 @@ def end_id() -> int:
     return int(tiny_tokenizer().eos_token_id)
 
 
-def context() -> FullHistory:
-    return FullHistory(renderer())
+def context() -> FullContext:
+    return FullContext(renderer())
 
 
 def spoken(text: str) -> list[int]:

@@ -14,11 +14,11 @@ from turnwise.core.messages import Message, ToolSpec
 from turnwise.core.protocols import Env, Observation, StepResult
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Stop, Trajectory
-from turnwise.data.samples import samples_of
+from turnwise.data.samples import build_samples
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
-from turnwise.rollout.context import FullHistory
+from turnwise.rollout.context import FullContext
 from turnwise.rollout.episode import run_episode
 
 TEMPLATES = Path(__file__).parent / "data" / "templates"
@@ -156,7 +156,7 @@ def play(env: Env, lines: Iterator[str], renderer: Renderer, task: Task, turns: 
         bounds = limits(max_new_tokens=10_000, max_tokens=1_000_000)
         try:
             async with policy.open(key_of(task)) as session:
-                return await run_episode(key_of(task), watched, session, FullHistory(renderer), bounds), watched
+                return await run_episode(key_of(task), watched, session, FullContext(renderer), bounds), watched
         finally:
             await watched.close()
 
@@ -175,7 +175,7 @@ def check_plain(played: Played) -> None:
     assert all(expected), "a template without tokens of its own would show nothing"
     last, meek_last = (renderer.extend(each, Stop.EOS) for each in (told[-1], [*map(tamed, told[-1])]))
     assert added(renderer, last) == added(renderer, meek_last), "the last is shown to nobody, but might be"
-    (sample,) = samples_of([played.trajectory])
+    (sample,) = build_samples([played.trajectory])
     assert sample.ids[sample.mask].tolist() == [token for said in played.sampled for token in said]
     assert sample.ids[~sample.mask].tolist() == [token for turn in turns for token in turn.context_ids]
     assert sample.ids.tolist() == played.seen

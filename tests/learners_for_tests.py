@@ -15,7 +15,7 @@ from turnwise.config.schema import Config
 from turnwise.core.samples import Needs
 from turnwise.core.trajectory import Group, Trajectory, Turn
 from turnwise.data.packing import pack, unpack
-from turnwise.data.samples import samples_of
+from turnwise.data.samples import build_samples
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.recipes.build import build_coefficients, build_learner, estimate_settings, update_settings
 from turnwise.training.estimate import Estimate, estimate
@@ -121,7 +121,7 @@ def weights(module: Any) -> dict[str, Tensor]:
 
 def logprobs_of(learner: LocalLearner, trajectories: Sequence[Trajectory]) -> list[Tensor]:
     """What the learner says of every sampled token, sample by sample."""
-    batch = pack(samples_of(trajectories))
+    batch = pack(build_samples(trajectories))
     (scores,) = learner.score([batch], Needs(logprobs=True))
     assert scores.logprobs is not None
     return unpack(batch, scores.logprobs)

@@ -216,10 +216,10 @@ def test_a_clean_house_has_no_violations(tmp_path: Path) -> None:
         plant(
             tmp_path,
             core__suggestions="import json\n",
-            config__schema="from turnwise.core.suggestions import nearest\nfrom turnwise.core import suggestions\n",
+            config__schema="from turnwise.core.suggestions import suggest\nfrom turnwise.core import suggestions\n",
             cli__main="def run():\n    from turnwise.config import schema\n",
             models__loading="def read():\n    import gguf\n",
-            algos__losses="import torch\nfrom turnwise.core.suggestions import nearest\n",
+            algos__losses="import torch\nfrom turnwise.core.suggestions import suggest\n",
         )
         == []
     )

@@ -6,7 +6,7 @@ import torch
 from golden_for_tests import Record, arrays_of, close, close_all
 from torch import Tensor
 
-from turnwise.algos.diagnostics import mutual_information, retrieval
+from turnwise.algos.diagnostics import measure_retrieval, mutual_information
 from turnwise.algos.filters import FILTERS, SCORES, ZERO_SCORE, FilterParams
 
 STRATEGIES = {"top_k": "top_k", "top_k_abs": "top_count", "min_p": "min_p"}
@@ -72,7 +72,7 @@ def collapse_metrics(record: Record) -> None:
         if not suffix:
             got |= {"mi_upper_bound": plain.bound, "matched_log_prob_mean": -plain.conditional_entropy}
             got |= {"marginal_log_prob_mean": -plain.entropy}
-    for k, found in retrieval(arrays["ll_mean"], own, prompts).items():
+    for k, found in measure_retrieval(arrays["ll_mean"], own, prompts).items():
         at = "" if k == 1 else f"@{k}"
         got |= {f"retrieval_accuracy{at}": found.accuracy, f"retrieval_chance_level{at}": found.chance}
         got |= {f"retrieval_above_chance{at}": found.above_chance}

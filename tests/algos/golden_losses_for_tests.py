@@ -10,18 +10,18 @@ from golden_for_tests import Arrays, Record, arrays_of, close, close_all
 from torch import Tensor
 
 from turnwise.algos.entropy import entropy_from_logits, logprobs_and_entropy
-from turnwise.algos.kl import KL_ESTIMATORS, KlCoefficient, rewards_less_kl
+from turnwise.algos.kl import KL_ESTIMATORS, KlCoefficient, subtract_kl
 from turnwise.algos.losses import AGGREGATIONS, LOSSES, LossInputs, LossParams, LossResult, value_loss
 from turnwise.algos.off_policy import (
     CORRECTIONS,
-    OFFPOLICY,
+    OFF_POLICY_METRICS,
     CorrectionParams,
     CorrectionResult,
     RejectionParams,
-    correct,
+    apply_correction,
+    compute_correction_scale,
+    compute_off_policy_metrics,
     find_rejected,
-    offpolicy_metrics,
-    step_scale,
 )
 
 TRL_MEMBERS = {
@@ -131,7 +131,9 @@ def compute_loss(name: str, inputs: LossInputs, params: LossParams) -> LossResul
 def correction_of(arrays: Arrays, name: str, **params: Any) -> CorrectionResult:
     """With the weights divided by their mean over the batch where `normalise` is given."""
     inputs, settings = loss_inputs(arrays, "adv_token"), CorrectionParams(**params)
-    scale = step_scale(CORRECTIONS[name], inputs, settings, torch.ones_like(inputs.logprobs, dtype=torch.bool))
+    scale = compute_correction_scale(
+        CORRECTIONS[name], inputs, settings, torch.ones_like(inputs.logprobs, dtype=torch.bool)
+    )
     found = CORRECTIONS[name].compute(inputs, settings)
     return replace(found, weights=found.weights * scale)
 
@@ -149,7 +151,9 @@ def policy_loss(name: str, default_mode: str = "token-mean") -> Callable[[Record
         params = loss_params(({"clip_c": 3.0} if name == "ppo" else {}) | given)
         result = compute_loss(name, loss_inputs(arrays, given["advantages"]), params)
         if "is_cap" in given:
-            result = correct(result, correction_of(arrays, "truncated", level=given["is_level"], high=given["is_cap"]))
+            result = apply_correction(
+                result, correction_of(arrays, "truncated", level=given["is_level"], high=given["is_cap"])
+            )
         token_loss, metrics = placed(arrays, result.token_loss), result.metrics
         mode, losses = expected.pop("grad_mode", default_mode), expected.pop("loss")
         close_aggregates(record, token_loss.detach(), mask, losses if isinstance(losses, dict) else {mode: losses})
@@ -205,7 +209,9 @@ def corrected_ppo(record: Record, correction: Callable[[Arrays], CorrectionResul
     """Compares loss and gradient; dropped tokens stay in the mean."""
     arrays, given = arrays_of(record), record["params"]
     new_logp, found = arrays["new_logp"].requires_grad_(), correction(arrays)
-    result = correct(LOSSES["ppo"].compute(loss_inputs(arrays, given["advantages"]), loss_params(given)), found)
+    result = apply_correction(
+        LOSSES["ppo"].compute(loss_inputs(arrays, given["advantages"]), loss_params(given)), found
+    )
     loss = aggregate(placed(arrays, result.token_loss), arrays["mask"], "token-mean", 1)
     close(record, loss.detach(), record["expected"]["loss"], "loss")
     close(record, gradient(loss, new_logp), record["expected"]["grad_new_logp"], "grad_new_logp")
@@ -347,8 +353,10 @@ def offpolicy(record: Record) -> None:
     arrays, expected = arrays_of(record), record["expected"]
     mask = arrays["mask"]
     rows = mask.nonzero()[:, 0].unique(return_inverse=True)[1]
-    found = offpolicy_metrics(arrays["old_logp"][mask], arrays["rollout_logp"][mask], rows, int(rows.max()) + 1)
-    got = dict(zip(OFFPOLICY, found, strict=True))
+    found = compute_off_policy_metrics(
+        arrays["old_logp"][mask], arrays["rollout_logp"][mask], rows, int(rows.max()) + 1
+    )
+    got = dict(zip(OFF_POLICY_METRICS, found, strict=True))
     assert expected.keys() - OFFPOLICY_NAMES.keys() <= OFFPOLICY_NOT_RECORDED
     for theirs, ours in OFFPOLICY_NAMES.items():
         close(record, got[ours], expected[theirs], theirs)
@@ -380,7 +388,7 @@ def kl_extreme(record: Record) -> None:
 def kl_in_reward(record: Record) -> None:
     arrays = arrays_of(record)
     estimate = KL_ESTIMATORS["k1"](arrays["old_logp"], arrays["ref_logp"])
-    rewards = rewards_less_kl(arrays["token_rewards"], estimate, arrays["mask"], record["params"]["coef"])
+    rewards = subtract_kl(arrays["token_rewards"], estimate, arrays["mask"], record["params"]["coef"])
     close_all(record, {"token_rewards": rewards})
 
 
@@ -388,7 +396,7 @@ def adaptive_kl(record: Record) -> None:
     given, inputs, after = record["params"], record["inputs"], []
     coefficient = KlCoefficient(value=given["init"], target=given["target"], horizon=given["horizon"])
     for measured, count in zip(inputs["kl"], inputs["n_steps"], strict=True):
-        coefficient = coefficient.after(measured, count)
+        coefficient = coefficient.update(measured, count)
         after.append(coefficient.value)
     close_all(record, {"coef_after": after})
 

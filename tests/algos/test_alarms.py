@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from turnwise.algos.alarms import Alarm, AlarmSettings, watch
+from turnwise.algos.alarms import Alarm, AlarmSettings, check_alarms
 
 Rows = list[dict[str, Any]]
 
@@ -40,7 +40,7 @@ def alarms_of(history: Rows, settings: AlarmSettings | None = None) -> list[Alar
     active: frozenset[str] = frozenset()
     raised: list[Alarm] = []
     for end in range(1, len(history) + 1):
-        seen = watch(history[:end], active, settings)
+        seen = check_alarms(history[:end], active, settings)
         active = seen.active
         raised += seen.raised
     return raised
@@ -203,7 +203,7 @@ def test_bounds_are_settings() -> None:
 
 
 def test_short_histories_and_missing_numbers_say_nothing() -> None:
-    assert watch([], frozenset({"echo_trap"})).active == {"echo_trap"}
+    assert check_alarms([], frozenset({"echo_trap"})).active == {"echo_trap"}
     assert alarms_of([{"step": step} for step in range(30)]) == []
     assert alarms_of([{"step": step, "rollout/reward_group_std": None} for step in range(30)]) == []
     assert alarms_of(rows(9, rollout__reward_group_std=falling(0.4, 0.0, 2, 3))) == []

@@ -11,8 +11,14 @@ from hypothesis import strategies as st
 from losses_for_tests import PARAMS, Tokens, changed_fields, inputs, inputs_of, picked, run, token_batches
 from torch import Tensor
 
-from turnwise.algos.losses import LEVELS, LOSSES, Level, LossInputs, unit_ids
-from turnwise.algos.off_policy import CORRECTIONS, CorrectionParams, CorrectionResult, correct, step_scale
+from turnwise.algos.losses import LOSSES, RATIO_LEVELS, LossInputs, RatioLevel, unit_ids
+from turnwise.algos.off_policy import (
+    CORRECTIONS,
+    CorrectionParams,
+    CorrectionResult,
+    apply_correction,
+    compute_correction_scale,
+)
 
 properties = settings(max_examples=30, deadline=None)
 every_correction = pytest.mark.parametrize("name", CORRECTIONS)
@@ -52,7 +58,7 @@ def test_decoupled_is_the_old_policy_over_the_sampler_and_has_no_bound() -> None
         ("sequence", "mean", [0.8 / 3] * 3 + [-0.425] * 2),
     ],
 )
-def test_the_ratio_is_of_a_token_turn_or_sequence(level: Level, pool: str, logs: list[float]) -> None:
+def test_the_ratio_is_of_a_token_turn_or_sequence(level: RatioLevel, pool: str, logs: list[float]) -> None:
     free = {"level": level, "pool": pool, "high": 99.0}
     assert compute("truncated", **free).weights.tolist() == exps(*logs)
     assert compute("masked", **free, token_weights=False).weights.tolist() == exps(*logs)
@@ -135,7 +141,7 @@ def test_a_correction_scales_loss_and_gradient_and_reports_itself() -> None:
     given = inputs([0.1, 0.1], [1.0, -1.0], log_rhos=[3.0, 0.0])
     plain, gradient = run(LOSSES["ppo"], given)
     found = compute("truncated", given, high=2.0)
-    result = correct(LOSSES["ppo"].compute(given, PARAMS), found)
+    result = apply_correction(LOSSES["ppo"].compute(given, PARAMS), found)
     got = torch.autograd.grad(result.token_loss.sum(), given.logprobs)[0]
     torch.testing.assert_close(result.token_loss, plain.token_loss * torch.tensor([2.0, 1.0]))
     torch.testing.assert_close(got, gradient * torch.tensor([2.0, 1.0]))
@@ -149,17 +155,17 @@ def test_a_correction_scales_loss_and_gradient_and_reports_itself() -> None:
 @given(token_batches())
 def test_where_the_sampler_is_the_old_policy_nothing_is_corrected(name: str, tokens: Tokens) -> None:
     exact = replace(tokens, log_rhos=[0.0] * len(tokens.log_rhos), log_ratios=[0.0] * len(tokens.log_ratios))
-    for level in LEVELS:
+    for level in RATIO_LEVELS:
         found = compute(name, inputs_of(exact), level=level, low=0.5)
         assert (found.weights == 1).all() and not found.outside.any()
 
 
 @every_correction
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", RATIO_LEVELS)
 @properties
 @given(tokens=token_batches(), random=st.randoms(use_true_random=False))
 def test_neither_order_nor_micro_batches_change_a_weight(
-    name: str, level: Level, tokens: Tokens, random: Random
+    name: str, level: RatioLevel, tokens: Tokens, random: Random
 ) -> None:
     given = inputs_of(tokens)
     whole = compute(name, given, level=level, low=0.5)
@@ -177,7 +183,7 @@ def test_neither_order_nor_micro_batches_change_a_weight(
 @given(token_batches())
 def test_units_of_a_level_cover_every_token_and_nest(tokens: Tokens) -> None:
     segments, turns = torch.tensor(tokens.segments), torch.tensor(tokens.turns)
-    units = {level: unit_ids(segments, turns, level) for level in LEVELS}
+    units = {level: unit_ids(segments, turns, level) for level in RATIO_LEVELS}
     assert all(each.shape == segments.shape for each in units.values())
     assert len(set(units["token"].tolist())) == len(segments)
     assert len(set(units["turn"].tolist())) == len(set(zip(tokens.segments, tokens.turns, strict=True)))
@@ -214,7 +220,7 @@ def test_a_correction_reads_exactly_the_parameters_that_it_names(name: str) -> N
     }
 
     def weights(params: CorrectionParams) -> Tensor:
-        scale = step_scale(CORRECTIONS[name], given, params, torch.ones(5, dtype=torch.bool))
+        scale = compute_correction_scale(CORRECTIONS[name], given, params, torch.ones(5, dtype=torch.bool))
         return CORRECTIONS[name].compute(given, params).weights * scale
 
     variants = changed_fields(base, others)

@@ -13,16 +13,16 @@ from turnwise.algos.diagnostics import (
     explained_variance,
     gradient_shares,
     information_metrics,
+    measure_repetition,
+    measure_retrieval,
     mutual_information,
-    repetition,
-    retrieval,
-    spread_buckets,
+    reward_std_buckets,
 )
 from turnwise.algos.turn_discount import (
     AdaptiveDiscount,
-    Foresight,
-    fitted_discount,
-    foresight_by_distance,
+    CriticFit,
+    critic_fit_by_distance,
+    fit_discount,
     turn_distances,
 )
 
@@ -30,25 +30,25 @@ properties = settings(max_examples=40, deadline=None)
 
 
 def test_copies_are_members_that_say_what_another_says() -> None:
-    found = repetition([[(1, 2, 3), (1, 2, 3), (4, 5, 6), (7,)], [(1,), (2,)]])
+    found = measure_repetition([[(1, 2, 3), (1, 2, 3), (4, 5, 6), (7,)], [(1,), (2,)]])
     assert found.copies == pytest.approx((0.5 + 0) / 2)
 
 
 def test_overlap_is_the_share_of_ngrams_that_a_random_other_member_has() -> None:
     """Members of three 4-grams: the first two share two of them, the third none."""
     first, second, third = (1, 2, 3, 4, 5, 6), (2, 3, 4, 5, 6, 7), (11, 12, 13, 14, 15, 16)
-    found = repetition([[first, second, third]])
+    found = measure_repetition([[first, second, third]])
     assert found.copies == 0
     assert found.overlap == pytest.approx((2 / 3 / 2 + 2 / 3 / 2 + 0) / 3)
 
 
 def test_groups_without_two_members_say_nothing_of_repetition() -> None:
-    found = repetition([[(1, 2)], []])
+    found = measure_repetition([[(1, 2)], []])
     assert found.copies is None and found.overlap is None
 
 
 def test_members_that_say_nothing_repeat_each_other_and_share_nothing() -> None:
-    found = repetition([[(), ()]])
+    found = measure_repetition([[(), ()]])
     assert (found.copies, found.overlap) == (1.0, 0.0)
 
 
@@ -58,12 +58,12 @@ def test_members_that_say_nothing_repeat_each_other_and_share_nothing() -> None:
     st.randoms(use_true_random=False),
 )
 def test_repetition_is_a_share_that_order_does_not_change(group: list[tuple[int, ...]], random: Random) -> None:
-    found = repetition([group])
+    found = measure_repetition([group])
     assert found.copies is not None and found.overlap is not None
     assert 0 <= found.copies <= 1 and 0 <= found.overlap <= 1
     random.shuffle(group)
-    assert repetition([group]) == found
-    assert repetition([[group[0]] * 3]).overlap == 1.0
+    assert measure_repetition([group]) == found
+    assert measure_repetition([[group[0]] * 3]).overlap == 1.0
 
 
 def likelihoods(matched: float, other: float, prompts: int, rows: int) -> tuple[Tensor, Tensor]:
@@ -78,19 +78,19 @@ def test_reasoning_that_gives_its_prompt_away_has_all_the_information_there_is()
     assert found.information == pytest.approx(math.log(4)) and found.bound == pytest.approx(math.log(4))
     assert found.conditional_entropy == pytest.approx(5.0)
     assert found.entropy == pytest.approx(5.0 + math.log(4))
-    assert retrieval(matrix, own, torch.arange(4))[1].accuracy == 1.0
+    assert measure_retrieval(matrix, own, torch.arange(4))[1].accuracy == 1.0
 
 
 def test_the_same_text_for_every_prompt_has_none() -> None:
     matrix, own = likelihoods(-5.0, -5.0, prompts=4, rows=2)
     assert mutual_information(matrix, own).information == pytest.approx(0.0)
-    assert retrieval(matrix, own, torch.arange(4))[1].above_chance == pytest.approx(0.0)
+    assert measure_retrieval(matrix, own, torch.arange(4))[1].above_chance == pytest.approx(0.0)
 
 
 def test_retrieval_counts_equal_prompts_as_matches_and_ranks_from_the_top() -> None:
     matrix = torch.tensor([[1.0, 3.0, 2.0], [1.0, 3.0, 2.0], [3.0, 1.0, 2.0]])
     own, prompts = torch.tensor([0, 1, 2]), torch.tensor([5, 6, 5])
-    found = retrieval(matrix, own, prompts)
+    found = measure_retrieval(matrix, own, prompts)
     # own prompts by rank: row 0 has its twin second, row 1 its own first, row 2 its twin first
     assert [found[k].accuracy for k in (1, 2, 4, 8)] == pytest.approx([2 / 3, 1, 1, 1])
     assert found[1].chance == pytest.approx((2 + 1 + 2) / 9)
@@ -123,17 +123,17 @@ def test_information_is_bounded_and_order_does_not_change_it(prompts: int, rows:
 
 def test_information_as_metrics() -> None:
     matrix, own = likelihoods(-5.0, -500.0, prompts=2, rows=1)
-    metrics = information_metrics(mutual_information(matrix, own), retrieval(matrix, own, torch.arange(2)))
+    metrics = information_metrics(mutual_information(matrix, own), measure_retrieval(matrix, own, torch.arange(2)))
     assert metrics["mutual_information"] == pytest.approx(math.log(2))
     assert metrics["retrieval_at_1"] == 1.0 and metrics["retrieval_at_1_above_chance"] == 0.5
     assert all(isinstance(value, float) for value in metrics.values())
 
 
 def test_groups_fall_into_buckets_of_equal_size_by_their_spread() -> None:
-    assert spread_buckets(torch.tensor([0.5, 0.0, 0.9, 0.0, 0.1, 0.7]), 3).tolist() == [1, 0, 2, 0, 1, 2]
-    assert spread_buckets(torch.zeros(5), 2).tolist() == [0, 0, 0, 1, 1]
-    assert spread_buckets(torch.tensor([0.3]), 4).tolist() == [0]
-    assert spread_buckets(torch.zeros(0), 4).tolist() == []
+    assert reward_std_buckets(torch.tensor([0.5, 0.0, 0.9, 0.0, 0.1, 0.7]), 3).tolist() == [1, 0, 2, 0, 1, 2]
+    assert reward_std_buckets(torch.zeros(5), 2).tolist() == [0, 0, 0, 1, 1]
+    assert reward_std_buckets(torch.tensor([0.3]), 4).tolist() == [0]
+    assert reward_std_buckets(torch.zeros(0), 4).tolist() == []
 
 
 def test_gradient_shares_are_of_each_term() -> None:
@@ -156,7 +156,7 @@ def test_turn_distances_count_back_from_each_trajectorys_last_turn() -> None:
     assert turn_distances(turns, mask).tolist() == [[2, 2, -1, 1, 0], [1, 0, 0, -1, -1]]
 
 
-def critic_that_loses(share: float, distances: int, count: int = 2000) -> dict[int, Foresight]:
+def critic_that_loses(share: float, distances: int, count: int = 2000) -> dict[int, CriticFit]:
     """A critic whose explained variance is share ** distance: noise is added to what it says."""
     generator = torch.Generator().manual_seed(0)
     returns = torch.randn(distances, count, generator=generator, dtype=torch.float64)
@@ -164,43 +164,43 @@ def critic_that_loses(share: float, distances: int, count: int = 2000) -> dict[i
     lost = (1 - torch.tensor([share**d for d in range(distances)], dtype=torch.float64)).sqrt()
     where = torch.arange(distances)[:, None].expand_as(returns)
     values = returns + lost[:, None] * noise
-    return foresight_by_distance(values.flatten(), returns.flatten(), where.flatten())
+    return critic_fit_by_distance(values.flatten(), returns.flatten(), where.flatten())
 
 
 @pytest.mark.parametrize("share", [1.0, 0.95, 0.85])
 def test_the_fitted_discount_is_what_the_critic_loses_a_turn(share: float) -> None:
-    assert fitted_discount(critic_that_loses(share, 4)) == pytest.approx(share, abs=0.02)
+    assert fit_discount(critic_that_loses(share, 4)) == pytest.approx(share, abs=0.02)
 
 
 def test_the_fit_by_hand_weighs_distances_by_their_tokens() -> None:
-    foresight = {
-        0: Foresight(explained=0.8, count=50),
-        1: Foresight(explained=0.8 * 0.9, count=30),
-        2: Foresight(explained=0.8 * 0.9, count=10),
+    critic_fit = {
+        0: CriticFit(explained=0.8, count=50),
+        1: CriticFit(explained=0.8 * 0.9, count=30),
+        2: CriticFit(explained=0.8 * 0.9, count=10),
     }
     slope = (30 * 1 * math.log(0.9) + 10 * 2 * math.log(0.9)) / (30 * 1 + 10 * 4)
-    assert fitted_discount(foresight) == pytest.approx(math.exp(slope))
+    assert fit_discount(critic_fit) == pytest.approx(math.exp(slope))
 
 
 def test_the_discount_has_bounds_and_an_ignorant_critic_gives_one() -> None:
-    near = Foresight(explained=0.9, count=20)
-    assert fitted_discount({0: near, 1: Foresight(explained=0.1, count=20)}) == 0.8
-    assert fitted_discount({0: Foresight(explained=0.1, count=20), 1: near}) == 1.0
-    ignorant = Foresight(explained=-2.0, count=20)
-    assert fitted_discount({0: ignorant, 3: ignorant}) == 1.0
-    assert fitted_discount({0: near}) is None and fitted_discount({1: near, 2: near}) is None
+    near = CriticFit(explained=0.9, count=20)
+    assert fit_discount({0: near, 1: CriticFit(explained=0.1, count=20)}) == 0.8
+    assert fit_discount({0: CriticFit(explained=0.1, count=20), 1: near}) == 1.0
+    ignorant = CriticFit(explained=-2.0, count=20)
+    assert fit_discount({0: ignorant, 3: ignorant}) == 1.0
+    assert fit_discount({0: near}) is None and fit_discount({1: near, 2: near}) is None
 
 
 def test_distances_with_too_few_tokens_or_equal_returns_are_left_out() -> None:
     distances = torch.tensor([0] * 20 + [1] * 3 + [2] * 20 + [-1] * 20)
     returns = torch.arange(63.0)
     returns[23:43] = 1.0
-    found = foresight_by_distance(returns, returns, distances)
-    assert found == {0: Foresight(explained=1.0, count=20)}
+    found = critic_fit_by_distance(returns, returns, distances)
+    assert found == {0: CriticFit(explained=1.0, count=20)}
 
 
 def test_the_adaptive_discount_moves_slowly_and_stays_without_news() -> None:
     discount = AdaptiveDiscount(gamma=1.0, momentum=0.9)
-    halved = {0: Foresight(explained=0.9, count=20), 1: Foresight(explained=0.45, count=20)}
-    assert discount.after(halved).gamma == pytest.approx(0.98)
-    assert discount.after({}) == discount
+    halved = {0: CriticFit(explained=0.9, count=20), 1: CriticFit(explained=0.45, count=20)}
+    assert discount.update(halved).gamma == pytest.approx(0.98)
+    assert discount.update({}) == discount

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from losses_for_tests import PARAMS, Tokens, changed_fields, inputs, inputs_of, picked, run, select, token_batches
 from torch import Tensor
 
-from turnwise.algos.losses import LEVELS, LOSSES, Level, LossInputs, LossParams, LossResult, unit_ids
+from turnwise.algos.losses import LOSSES, RATIO_LEVELS, LossInputs, LossParams, LossResult, RatioLevel, unit_ids
 
 properties = settings(max_examples=30, deadline=None)
 every_loss = pytest.mark.parametrize("name", LOSSES)
@@ -133,7 +133,7 @@ TURNS = [0, 0, 1, 1, 2]  # the second segment is a later context of the same epi
         ("sequence", [0.2 / 3] * 3 + [0.225] * 2),
     ],
 )
-def test_gspo_takes_one_ratio_per_token_turn_or_sequence(level: Level, means: list[float]) -> None:
+def test_gspo_takes_one_ratio_per_token_turn_or_sequence(level: RatioLevel, means: list[float]) -> None:
     wide = LossParams(clip_low=0.9, clip_high=9.0, dual_clip=None, ratio_level=level)
     advantages = [1.0, -2.0, 3.0, -4.0, 5.0]
     result, gradient = run(LOSSES["gspo"], inputs(LOG_RATIOS, advantages, SEGMENTS, TURNS), wide)
@@ -189,12 +189,13 @@ def test_on_policy_every_loss_has_the_policy_gradient(name: str, tokens: Tokens)
 
 
 @pytest.mark.parametrize(
-    ("name", "level"), [(name, "sequence") for name in LOSSES if name != "gspo"] + [("gspo", level) for level in LEVELS]
+    ("name", "level"),
+    [(name, "sequence") for name in LOSSES if name != "gspo"] + [("gspo", level) for level in RATIO_LEVELS],
 )
 @properties
 @given(tokens=token_batches(), random=st.randoms(use_true_random=False))
 def test_neither_order_nor_micro_batches_change_a_token(
-    name: str, level: Level, tokens: Tokens, random: Random
+    name: str, level: RatioLevel, tokens: Tokens, random: Random
 ) -> None:
     params = replace(PARAMS, ratio_level=level, cov_share=0.4, cov_low=-0.1)
     given = select(LOSSES[name], inputs_of(tokens), params)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from turnwise.algos.kl import KL_ESTIMATORS, KlCoefficient, rewards_less_kl
+from turnwise.algos.kl import KL_ESTIMATORS, KlCoefficient, subtract_kl
 from turnwise.algos.losses import value_loss
 
 properties = settings(max_examples=40, deadline=None)
@@ -87,7 +87,7 @@ def test_the_kl_in_the_reward_is_subtracted_at_sampled_tokens_alone() -> None:
     rewards = torch.tensor([[0.0, 1.0, 5.0], [2.0, 0.0, 0.0]])
     kl = torch.tensor([[0.5, -1.0, 9.0], [9.0, 2.0, 0.0]])
     mask = torch.tensor([[True, True, False], [False, True, True]])
-    got = rewards_less_kl(rewards, kl, mask, 0.5)
+    got = subtract_kl(rewards, kl, mask, 0.5)
     assert got.tolist() == [[-0.25, 1.5, 0.0], [0.0, -1.0, 0.0]]
 
 
@@ -96,9 +96,9 @@ def test_the_kl_in_the_reward_is_subtracted_at_sampled_tokens_alone() -> None:
 )
 def test_the_adaptive_weight_rises_above_its_target_and_falls_below(kl: float, after: float) -> None:
     coefficient = KlCoefficient(value=0.2, target=0.1, horizon=1000)
-    assert coefficient.after(kl, 100).value == pytest.approx(after)
+    assert coefficient.update(kl, 100).value == pytest.approx(after)
     assert coefficient.value == 0.2
 
 
 def test_a_weight_without_a_target_stays() -> None:
-    assert KlCoefficient(value=0.2).after(99.0, 1000).value == 0.2
+    assert KlCoefficient(value=0.2).update(99.0, 1000).value == 0.2

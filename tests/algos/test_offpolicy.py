@@ -6,12 +6,14 @@ import random
 import pytest
 import torch
 
-from turnwise.algos.off_policy import OFFPOLICY, offpolicy_metrics
+from turnwise.algos.off_policy import OFF_POLICY_METRICS, compute_off_policy_metrics
 
 
 def compute(policy: list[float], sampler: list[float], owners: list[int]) -> dict[str, float]:
-    found = offpolicy_metrics(torch.tensor(policy), torch.tensor(sampler), torch.tensor(owners), max(owners) + 1)
-    return dict(zip(OFFPOLICY, found.tolist(), strict=True))
+    found = compute_off_policy_metrics(
+        torch.tensor(policy), torch.tensor(sampler), torch.tensor(owners), max(owners) + 1
+    )
+    return dict(zip(OFF_POLICY_METRICS, found.tolist(), strict=True))
 
 
 def mean(numbers: list[float]) -> float:

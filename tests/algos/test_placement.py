@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from trajectories_for_tests import PARAMS, compute, inputs, properties
 
-from turnwise.algos.advantage_types import AdvantageInputs, find_turns, restrict
+from turnwise.algos.advantage_types import AdvantageInputs, find_turns, restrict_to_tokens
 from turnwise.algos.advantages import ADVANTAGES
 from turnwise.algos.rewards import PLACEMENTS, place_returns, scale_process_rewards
 
@@ -105,7 +105,7 @@ def test_rewards_of_tokens_that_are_left_out_move_to_the_token_before() -> None:
         turn_ids=torch.tensor([[0, 0, -1, 1, 1], [0, 0, 1, 1, -1]]),
     )
     thinking = torch.tensor([[True, False, True, True, False], [False, True, False, False, True]])
-    seen = restrict(given, thinking)
+    seen = restrict_to_tokens(given, thinking)
     assert seen.mask.long().tolist() == [[1, 0, 0, 1, 0], [0, 1, 0, 0, 0]]
     assert seen.token_rewards[seen.mask].tolist() == [3.0, 12.0, 15.0]
 
@@ -114,7 +114,7 @@ def test_rewards_of_tokens_that_are_left_out_move_to_the_token_before() -> None:
 @given(inputs(), st.integers(0, 1000), st.sampled_from(["grpo", "dr_grpo", "rloo", "arpo", "brpo"]))
 def test_returns_do_not_depend_on_the_advantage_mask(given: AdvantageInputs, seed: int, name: str) -> None:
     chosen = chosen_tokens(given, seed) | (given.mask & (given.mask.cumsum(dim=1) == 1))
-    seen, whole = compute(name, restrict(given, chosen)), compute(name, given)
+    seen, whole = compute(name, restrict_to_tokens(given, chosen)), compute(name, given)
     torch.testing.assert_close(seen, torch.where(chosen, whole, 0.0))
 
 
@@ -124,8 +124,8 @@ def test_an_advantage_mask_gives_others_zero_and_a_full_one_changes_nothing(
     given: AdvantageInputs, seed: int, name: str
 ) -> None:
     chosen = chosen_tokens(given, seed)
-    assert (compute(name, restrict(given, chosen))[~(chosen & given.mask)] == 0).all()
-    everything = restrict(given, torch.ones_like(given.mask))
+    assert (compute(name, restrict_to_tokens(given, chosen))[~(chosen & given.mask)] == 0).all()
+    everything = restrict_to_tokens(given, torch.ones_like(given.mask))
     assert torch.equal(compute(name, everything, PARAMS), compute(name, given, PARAMS))
 
 
@@ -134,7 +134,7 @@ def test_an_advantage_mask_gives_others_zero_and_a_full_one_changes_nothing(
 def test_undiscounted_returns_to_go_are_the_same_at_tokens_that_are_left_in(given: AdvantageInputs, seed: int) -> None:
     """But at the first, which also gets what came before it."""
     params = replace(PARAMS, gamma=1.0, gamma_turn=1.0)
-    seen = restrict(given, chosen_tokens(given, seed))
+    seen = restrict_to_tokens(given, chosen_tokens(given, seed))
     later = seen.mask & (seen.mask.cumsum(dim=1) > 1)
     restricted, whole = compute("reinforce", seen, params), compute("reinforce", given, params)
     torch.testing.assert_close(restricted[later], whole[later])

@@ -8,18 +8,18 @@ import pytest
 import torch
 from losses_for_tests import PARAMS, inputs, picked, run
 
-from turnwise.algos.losses import LOSSES, Level, LossInputs
+from turnwise.algos.losses import LOSSES, LossInputs, RatioLevel
 from turnwise.algos.off_policy import (
     CORRECTIONS,
     CorrectionParams,
     RejectionParams,
-    correct,
+    apply_correction,
+    apply_rejection,
+    compute_correction_scale,
     find_rejected,
-    reject,
-    step_scale,
 )
 
-LEVELS: tuple[Level, ...] = ("token", "turn", "sequence")
+LEVELS: tuple[RatioLevel, ...] = ("token", "turn", "sequence")
 STATISTICS = {
     "ratio": lambda log_rho: log_rho,
     "k2": lambda log_rho: log_rho**2 / 2,
@@ -45,7 +45,7 @@ def unit(owner: tuple[int, int], index: int, level: str) -> tuple[int, ...]:
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("statistic", STATISTICS)
 @pytest.mark.parametrize("pool", POOLS)
-def test_a_unit_is_rejected_by_its_pooled_statistic(level: Level, statistic: str, pool: str) -> None:
+def test_a_unit_is_rejected_by_its_pooled_statistic(level: RatioLevel, statistic: str, pool: str) -> None:
     seen = set()
     for seed in range(6):
         given, log_rhos, owners = some_tokens(seed)
@@ -96,9 +96,9 @@ def test_rejected_tokens_get_exactly_no_gradient_and_others_keep_theirs() -> Non
     rejected = find_rejected(given, RejectionParams(level="turn", low=0.8, high=1.25))
     assert rejected.any() and not rejected.all()
     plain, gradient = run(LOSSES["ppo"], given)
-    result = reject(plain, rejected)
+    result = apply_rejection(plain, rejected)
     found = torch.autograd.grad(
-        reject(LOSSES["ppo"].compute(given, PARAMS), rejected).token_loss.sum(), given.logprobs
+        apply_rejection(LOSSES["ppo"].compute(given, PARAMS), rejected).token_loss.sum(), given.logprobs
     )[0]
     assert torch.equal(found, gradient.masked_fill(rejected, 0.0))
     assert torch.equal(result.token_loss, plain.token_loss.masked_fill(rejected, 0.0))
@@ -106,7 +106,7 @@ def test_rejected_tokens_get_exactly_no_gradient_and_others_keep_theirs() -> Non
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_micro_batches_do_not_change_what_is_rejected(level: Level) -> None:
+def test_micro_batches_do_not_change_what_is_rejected(level: RatioLevel) -> None:
     given, _, owners = some_tokens(3)
     params = RejectionParams(level=level, statistic="k2", pool="max", high=0.1, veto=0.4)
     whole = find_rejected(given, params)
@@ -116,15 +116,17 @@ def test_micro_batches_do_not_change_what_is_rejected(level: Level) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_normalised_weights_have_mean_one_over_their_units(level: Level) -> None:
+def test_normalised_weights_have_mean_one_over_their_units(level: RatioLevel) -> None:
     given, _, owners = some_tokens(1)
     trained = torch.tensor([index % 5 != 0 for index in range(len(owners))])
     params = CorrectionParams(level=level, high=1.3, normalise=True)
-    scale = step_scale(CORRECTIONS["truncated"], given, params, trained)
+    scale = compute_correction_scale(CORRECTIONS["truncated"], given, params, trained)
     weights = CORRECTIONS["truncated"].compute(given, params).weights.tolist()
     units = {unit(owner, index, level): index for index, owner in enumerate(owners) if trained[index]}
     assert scale == pytest.approx(len(units) / sum(weights[index] for index in units.values()))
-    result = correct(LOSSES["ppo"].compute(given, PARAMS), CORRECTIONS["truncated"].compute(given, params), scale)
+    result = apply_correction(
+        LOSSES["ppo"].compute(given, PARAMS), CORRECTIONS["truncated"].compute(given, params), scale
+    )
     assert result.metrics["correction_weight"].tolist() == pytest.approx([scale * each for each in weights])
 
 
@@ -133,7 +135,7 @@ def test_decoupled_weights_are_normalised_by_tokens_whatever_the_level() -> None
     everything = torch.ones(len(owners), dtype=torch.bool)
     mean = sum(map(math.exp, log_rhos)) / len(log_rhos)
     params = CorrectionParams(level="sequence", normalise=True)
-    assert step_scale(CORRECTIONS["decoupled"], given, params, everything) == pytest.approx(1 / mean)
+    assert compute_correction_scale(CORRECTIONS["decoupled"], given, params, everything) == pytest.approx(1 / mean)
 
 
 @pytest.mark.parametrize(
@@ -142,4 +144,4 @@ def test_decoupled_weights_are_normalised_by_tokens_whatever_the_level() -> None
 def test_weights_keep_their_scale_where_nothing_is_to_normalise(name: str, normalise: bool, share: float) -> None:
     given, _, owners = some_tokens(2)
     trained = torch.full((len(owners),), share > 0)
-    assert step_scale(CORRECTIONS[name], given, CorrectionParams(normalise=normalise), trained) == 1.0
+    assert compute_correction_scale(CORRECTIONS[name], given, CorrectionParams(normalise=normalise), trained) == 1.0

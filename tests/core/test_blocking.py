@@ -10,7 +10,7 @@ from types import FrameType, SimpleNamespace
 import pytest
 
 from turnwise.core import blocking
-from turnwise.core.blocking import Blocked, allow_interrupts, interruptible
+from turnwise.core.blocking import EventLoopBlocked, allow_interrupts, interruptible
 
 HANG_S = 60.0
 
@@ -63,7 +63,7 @@ def test_interruptible_interrupts_code_that_blocks(how: Callable[[], None], monk
         with allow_interrupts():
             await interruptible(block(how), 0.05, "the step")
 
-    with pytest.raises(Blocked, match=r"the step ran for 0\.05 s without a pause, at test_blocking\.py:\d+"):
+    with pytest.raises(EventLoopBlocked, match=r"the step ran for 0\.05 s without a pause, at test_blocking\.py:\d+"):
         asyncio.run(scenario())
 
 
@@ -121,7 +121,7 @@ def test_nested_limits_interrupt_at_the_nearer_one() -> None:
         with allow_interrupts():
             await interruptible(inner(), 0.05, "the outer one")
 
-    with pytest.raises(Blocked, match="the outer one"):
+    with pytest.raises(EventLoopBlocked, match="the outer one"):
         asyncio.run(scenario())
 
 
@@ -173,7 +173,7 @@ def test_interrupted_code_has_time_to_clean_up(limit_s: float, grace_s: float, m
         with allow_interrupts():
             await interruptible(step(), limit_s, "the step")
 
-    with pytest.raises(Blocked, match="the step"):
+    with pytest.raises(EventLoopBlocked, match="the step"):
         asyncio.run(scenario())
     assert seen == ["cleaned up"]
 
@@ -183,7 +183,7 @@ def test_outer_limit_binds_after_an_inner_interrupt(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(blocking, "GRACE_S", 5000.0)
 
     async def outer() -> float:
-        with pytest.raises(Blocked, match="the inner one"):
+        with pytest.raises(EventLoopBlocked, match="the inner one"):
             await interruptible(block_at_once(), 0.05, "the inner one")
         return signal.getitimer(signal.ITIMER_REAL)[0]
 
@@ -235,7 +235,7 @@ def test_limit_binds_after_user_code_used_sigalrm(restore: bool) -> None:
             await interruptible(grade(restore), 1000.0, "the grader")
             await interruptible(block(sleep), 0.05, "the step")
 
-    with pytest.raises(Blocked, match="the step"):
+    with pytest.raises(EventLoopBlocked, match="the step"):
         asyncio.run(scenario())
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
     assert (signal.getsignal(signal.SIGALRM) == raise_user_timeout) is not restore

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from turnwise.core.blocking import interruptible
-from turnwise.core.loop_clock import OwnClock, count_held, own_clock, pause_own_clock
-from turnwise.rollout.failures import making
+from turnwise.core.loop_clock import LoopClock, count_blocked, current_clock, pause_current_clock
+from turnwise.rollout.failures import creation_boundary
 from virtual_time_for_tests import block, follow_virtual_time, run_in_virtual_time
 
 
@@ -32,8 +32,8 @@ async def block_in_stretches(seconds: float) -> None:
 
 def test_own_clock_counts_waits_and_own_code_only() -> None:
     async def own(others: asyncio.Task[None]) -> float:
-        clock = OwnClock()
-        own_clock.set(clock)
+        clock = LoopClock()
+        current_clock.set(clock)
         began = clock.now()
         await others
         await asyncio.sleep(8)
@@ -48,9 +48,9 @@ def test_own_clock_counts_waits_and_own_code_only() -> None:
 
 def test_own_clock_stands_still_while_an_environment_is_made() -> None:
     async def scenario() -> float:
-        clock = OwnClock()
+        clock = LoopClock()
         began = clock.now()
-        with making():
+        with creation_boundary():
             block(100)
         return clock.now() - began
 
@@ -59,15 +59,15 @@ def test_own_clock_stands_still_while_an_environment_is_made() -> None:
 
 def test_own_clock_stands_still_while_it_is_paused() -> None:
     async def scenario() -> list[float]:
-        clock = OwnClock()
-        own_clock.set(clock)
+        clock = LoopClock()
+        current_clock.set(clock)
         began, seen = clock.now(), []
         for seconds in (1, 2):
             await asyncio.sleep(seconds)
-            with pause_own_clock(), pause_own_clock():
+            with pause_current_clock(), pause_current_clock():
                 await asyncio.sleep(50)
                 block(10)
-                count_held(10)
+                count_blocked(10)
                 seen.append(clock.now() - began)
             seen.append(clock.now() - began)
         return seen

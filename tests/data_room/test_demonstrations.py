@@ -9,7 +9,7 @@ from episodes_for_tests import renderer
 from turnwise.core.errors import UserError
 from turnwise.core.messages import system, user
 from turnwise.core.trajectory import Stop
-from turnwise.data.demonstrations import Exchange, demonstration_sample, read_conversations
+from turnwise.data.demonstrations import Exchange, build_demonstration, read_conversations
 
 TALK = [
     {"role": "system", "content": "Be brief."},
@@ -31,7 +31,7 @@ def test_answers_and_their_ends_are_trained_and_nothing_else() -> None:
         Exchange(messages=(system("Be brief."), user("Two?")), answer="<answer>4</answer>"),
         Exchange(messages=(user("Three?"),), answer="<answer>7</answer>"),
     ]
-    sample = demonstration_sample(3, exchanges, renderer())
+    sample = build_demonstration(3, exchanges, renderer())
     assert sample.trajectory == 3
     trained = [sample.ids[sample.turn_ids == turn].tolist() for turn in (0, 1)]
     assert [renderer().parse(ids, Stop.EOS).message.content for ids in trained] == [
@@ -47,7 +47,7 @@ def test_answers_and_their_ends_are_trained_and_nothing_else() -> None:
 @given(st.lists(st.text(st.characters(codec="utf-8"), max_size=30), min_size=1, max_size=4))
 def test_any_answer_is_said_exactly(answers: list[str]) -> None:
     exchanges = [Exchange(messages=(user("?"),), answer=answer) for answer in answers]
-    sample = demonstration_sample(0, exchanges, renderer())
+    sample = build_demonstration(0, exchanges, renderer())
     for turn, answer in enumerate(answers):
         ids = sample.ids[sample.turn_ids == turn].tolist()
         assert renderer().parse(ids, Stop.EOS).message.content == answer

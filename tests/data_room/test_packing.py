@@ -7,8 +7,8 @@ from episodes_for_tests import trajectories, trajectory_of, turn_of
 from turnwise.core.samples import Batch, Sample, TrainSample
 from turnwise.core.trajectory import Trajectory
 from turnwise.data.packing import micro_batches, pack, pack_train, unpack
-from turnwise.data.samples import samples_of
-from turnwise.data.token_table import place
+from turnwise.data.samples import build_samples
+from turnwise.data.token_table import scatter_sampled
 
 
 def rows_of(batch: Batch) -> list[tuple[list[int], list[int]]]:
@@ -24,7 +24,7 @@ def rows_of(batch: Batch) -> list[tuple[list[int], list[int]]]:
 @settings(max_examples=50)
 @given(trajectories())
 def test_the_rows_of_a_batch_are_its_samples(given: list[Trajectory]) -> None:
-    samples = samples_of(given)
+    samples = build_samples(given)
     batch = pack(samples)
     rows = rows_of(batch)[-len(samples) :]
     assert sorted(batch.order) == list(range(len(samples)))
@@ -39,7 +39,7 @@ def test_the_rows_of_a_batch_are_its_samples(given: list[Trajectory]) -> None:
 @settings(max_examples=50)
 @given(trajectories())
 def test_targets_are_the_sampled_tokens_and_sources_the_tokens_before_them(given: list[Trajectory]) -> None:
-    samples = samples_of(given)
+    samples = build_samples(given)
     batch = pack(samples)
     expected = [sample.ids[sample.mask] for sample in samples]
     assert all(map(torch.equal, unpack(batch, batch.targets), expected))
@@ -53,7 +53,7 @@ def test_targets_are_the_sampled_tokens_and_sources_the_tokens_before_them(given
 
 def train_sample(sample: Sample, *, with_critic: bool) -> TrainSample:
     def column() -> torch.Tensor:
-        return place([sample], torch.randn(int(sample.mask.sum())))[0]
+        return scatter_sampled([sample], torch.randn(int(sample.mask.sum())))[0]
 
     return TrainSample(
         sample=sample,
@@ -70,7 +70,7 @@ def train_sample(sample: Sample, *, with_critic: bool) -> TrainSample:
 @settings(max_examples=50)
 @given(trajectories(), st.booleans())
 def test_every_number_stays_with_its_token(given: list[Trajectory], with_critic: bool) -> None:
-    samples = [train_sample(sample, with_critic=with_critic) for sample in samples_of(given)]
+    samples = [train_sample(sample, with_critic=with_critic) for sample in build_samples(given)]
     packed = pack_train(samples)
     names = ("old_logprobs", "ref_logprobs", "old_values", "advantages", "returns", "weights")
     for name in names:
@@ -79,7 +79,7 @@ def test_every_number_stays_with_its_token(given: list[Trajectory], with_critic:
             assert not with_critic and name in ("ref_logprobs", "old_values", "returns")
             continue
         for each, part in zip(samples, unpack(packed.batch, column), strict=True):
-            assert torch.equal(place([each.sample], part)[0], getattr(each, name))
+            assert torch.equal(scatter_sampled([each.sample], part)[0], getattr(each, name))
     for each, logprobs, turn_ids in zip(
         samples,
         unpack(packed.batch, packed.sampler_logprobs),
@@ -93,7 +93,7 @@ def test_every_number_stays_with_its_token(given: list[Trajectory], with_critic:
 @settings(max_examples=50)
 @given(trajectories(), st.integers(1, 80))
 def test_micro_batches_hold_every_sample_once_and_keep_to_the_budget(given: list[Trajectory], budget: int) -> None:
-    samples = samples_of(given)
+    samples = build_samples(given)
     parts = micro_batches(samples, budget)
     assert sorted(index for part in parts for index in part) == list(range(len(samples)))
     for part in parts:
@@ -101,7 +101,7 @@ def test_micro_batches_hold_every_sample_once_and_keep_to_the_budget(given: list
 
 
 def test_a_budget_for_everything_gives_one_micro_batch() -> None:
-    samples = samples_of([trajectory_of([turn_of([3] * 9, [4], extends=False)]) for _ in range(6)])
+    samples = build_samples([trajectory_of([turn_of([3] * 9, [4], extends=False)]) for _ in range(6)])
     assert len(micro_batches(samples, 10_000)) == 1
     assert len(micro_batches(samples, 1)) == 6
     shared = 8 + 6 * 2  # a prompt of 9: 8 of it once, its last token and the sampled one for each
@@ -112,7 +112,7 @@ def test_a_budget_for_everything_gives_one_micro_batch() -> None:
 
 def test_a_segment_in_which_nothing_was_sampled_harms_no_other() -> None:
     prompt = [3] * 9 + [5]
-    samples = samples_of(
+    samples = build_samples(
         [
             trajectory_of([turn_of(prompt, [6, 7], extends=False)]),
             trajectory_of([turn_of(prompt, [], extends=False)]),
@@ -126,4 +126,4 @@ def test_a_segment_in_which_nothing_was_sampled_harms_no_other() -> None:
 
 def test_a_sampled_token_without_a_context_is_refused() -> None:
     with pytest.raises(ValueError, match="without a context"):
-        pack(samples_of([trajectory_of([turn_of([], [4, 5], extends=False)])]))
+        pack(build_samples([trajectory_of([turn_of([], [4, 5], extends=False)])]))

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 
 from episodes_for_tests import trajectories, trajectory_of, turn_of
 from turnwise.core.trajectory import Trajectory
-from turnwise.data.samples import samples_of
+from turnwise.data.samples import build_samples
 
 
 def test_a_trajectory_of_three_turns_and_two_segments() -> None:
@@ -16,7 +16,7 @@ def test_a_trajectory_of_three_turns_and_two_segments() -> None:
             turn_of([13, 14, 15], [23, 24], extends=False, logprobs=[-3.5, -4.5], temperature=1.3),
         ]
     )
-    first, second = samples_of([trajectory_of([turn_of([9], [9], extends=False)]), trajectory])[1:]
+    first, second = build_samples([trajectory_of([turn_of([9], [9], extends=False)]), trajectory])[1:]
     assert (first.trajectory, second.trajectory) == (1, 1)
     assert first.ids.tolist() == [10, 11, 20, 21, 12, 22]
     assert first.mask.tolist() == [False, False, True, True, False, True]
@@ -36,7 +36,7 @@ def test_every_sampled_token_is_in_exactly_one_sample_whatever_the_segments(give
             for place, (token, logprob) in enumerate(zip(turn.action_ids, turn.action_logprobs, strict=True)):
                 expected[index, number, place, token, logprob, turn.temperature] += 1
     found: Counter = Counter()
-    for sample in samples_of(given):
+    for sample in build_samples(given):
         seen: Counter = Counter()
         for at in sample.mask.nonzero().squeeze(1).tolist():
             number = int(sample.turn_ids[at])
@@ -49,7 +49,7 @@ def test_every_sampled_token_is_in_exactly_one_sample_whatever_the_segments(give
 @settings(max_examples=50)
 @given(trajectories())
 def test_a_sample_is_the_ids_of_its_turns_one_after_the_other(given: list[Trajectory]) -> None:
-    samples = iter(samples_of(given))
+    samples = iter(build_samples(given))
     for trajectory in given:
         for segment in trajectory.segments():
             sample = next(samples)

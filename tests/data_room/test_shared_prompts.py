@@ -7,15 +7,15 @@ from episodes_for_tests import renderer, trajectory_of, turn_of
 from turnwise.core.messages import system, user
 from turnwise.core.samples import Sample
 from turnwise.core.trajectory import Stop
-from turnwise.data.demonstrations import Exchange, demonstration_sample
+from turnwise.data.demonstrations import Exchange, build_demonstration
 from turnwise.data.packing import SHORTEST_PREFIX, micro_batches, pack
-from turnwise.data.samples import samples_of
+from turnwise.data.samples import build_samples
 
 
 def samples_with(*contexts: list[int]) -> list[Sample]:
     """Each answers with three tokens of its own."""
     turns = [turn_of(ids, [60 + 3 * n, 61 + 3 * n, 62 + 3 * n], extends=False) for n, ids in enumerate(contexts)]
-    return samples_of([trajectory_of([turn]) for turn in turns])
+    return build_samples([trajectory_of([turn]) for turn in turns])
 
 
 def test_tokens_behind_a_difference_are_not_shared() -> None:
@@ -46,4 +46,4 @@ def test_demonstrations_end_each_turn_once() -> None:
     exchanges = [Exchange(messages=opening, answer=answers[0]), Exchange(messages=later, answer=answers[1])]
     speak = renderer()
     expected = [*speak.start(opening), *speak.answer(answers[0]), *speak.extend(later, Stop.EOS), *speak.answer("7")]
-    assert demonstration_sample(0, exchanges, speak).ids.tolist() == expected
+    assert build_demonstration(0, exchanges, speak).ids.tolist() == expected

@@ -3,12 +3,12 @@ from hypothesis import given, settings
 
 from episodes_for_tests import trajectories, trajectory_of, turn_of
 from turnwise.core.trajectory import Trajectory
-from turnwise.data.samples import samples_of
-from turnwise.data.token_table import TokenTable, place
+from turnwise.data.samples import build_samples
+from turnwise.data.token_table import TokenTable, scatter_sampled
 
 
 def table_of(given: list[Trajectory]) -> TokenTable:
-    return TokenTable(samples_of(given), len(given))
+    return TokenTable(build_samples(given), len(given))
 
 
 def test_a_row_runs_across_segments_and_leaves_out_observations() -> None:
@@ -22,7 +22,7 @@ def test_a_row_runs_across_segments_and_leaves_out_observations() -> None:
     short = trajectory_of([turn_of([1], [4], extends=False, reward=2.0)])
     table = table_of([short, two_segments])
     assert table.mask.tolist() == [[True, False, False, False, False], [True] * 5]
-    ids = table.matrix([sample.ids[sample.mask] for sample in table.samples], fill=-7)
+    ids = table.to_matrix([sample.ids[sample.mask] for sample in table.samples], fill=-7)
     assert ids.tolist() == [[4, -7, -7, -7, -7], [5, 6, 7, 8, 9]]
 
 
@@ -31,12 +31,12 @@ def test_a_row_runs_across_segments_and_leaves_out_observations() -> None:
 def test_spreading_undoes_the_table(given: list[Trajectory]) -> None:
     table = table_of(given)
     columns = [torch.randn(int(sample.mask.sum())) for sample in table.samples]
-    back = table.spread(table.matrix(columns))
+    back = table.scatter(table.to_matrix(columns))
     for sample, column, spread in zip(table.samples, columns, back, strict=True):
         assert len(spread) == len(sample)
         assert torch.equal(spread[sample.mask], column)
         assert (spread[~sample.mask] == 0).all()
-        assert torch.equal(spread, place([sample], column)[0])
+        assert torch.equal(spread, scatter_sampled([sample], column)[0])
 
 
 @settings(max_examples=50)

@@ -6,7 +6,7 @@ import torch
 
 from models_for_tests import FAMILIES, VOCABULARY
 from talks_for_tests import STOP_ID, full_forward_logprobs, key, make_engine, prompt, run_talks, talk, text_of
-from turnwise.core.loop_clock import OwnClock, own_clock
+from turnwise.core.loop_clock import LoopClock, current_clock
 from turnwise.core.protocols import Completion, Sampling
 from turnwise.core.trajectory import Stop
 from turnwise.engine.native.engine import NativeEngine
@@ -265,8 +265,10 @@ def test_passes_stop_the_clocks_of_those_that_wait_outside(now: list[float], mon
     take_a_second_per_pass(engine, now)
 
     async def scenario() -> float:
-        clock = OwnClock()
-        own_clock.set(clock)  # the engine's task begins with this context, and its passes are nobody's own all the same
+        clock = LoopClock()
+        current_clock.set(
+            clock
+        )  # the engine's task begins with this context, and its passes are nobody's own all the same
         began = clock.now()
         await talk(engine, key(1), [prompt(1, 5)], Sampling(max_tokens=4))
         return clock.now() - began

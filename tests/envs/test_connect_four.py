@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.core.errors import UserError
-from turnwise.core.random_streams import stream
+from turnwise.core.random_streams import random_stream
 from turnwise.core.task import Task
 from turnwise.envs.connect_four.env import ConnectFour
 from turnwise.envs.connect_four.game import BoardGeometry, ConnectFourGame, alpha_beta, best_moves
@@ -28,7 +28,7 @@ def played(moves, board=None):
 
 def random_game(board, seed, plies):
     """Play random moves that do not win; fewer than `plies` if every move wins or the board is full."""
-    rng, game = stream(seed), ConnectFourGame(board)
+    rng, game = random_stream(seed), ConnectFourGame(board)
     for _ in range(plies):
         open_games = [after for move in game.legal_moves if (after := game.play(move)).winner is None]
         if not open_games:
@@ -78,7 +78,7 @@ def test_line_detection_matches_a_check_of_every_line(board, data):
 
 @given(SIZES, st.integers(0, 10**6))
 def test_pieces_fall_to_the_lowest_free_cell(board, seed):
-    rng, game, heights = stream(seed), ConnectFourGame(board), Counter()
+    rng, game, heights = random_stream(seed), ConnectFourGame(board), Counter()
     while game.legal_moves:
         assert game.legal_moves == tuple(name for name in board.columns_by_name if heights[name] < board.rows)
         move, before = rng.choice(game.legal_moves), game
@@ -144,8 +144,8 @@ def test_best_moves_block_when_lost_and_start_from_the_middle():
 def test_solver_beats_the_opponent_within_the_limits(strength):
     results = Counter()
     for seed in range(25 * SOAK):
-        env = ConnectFour({"strength": strength}, rng=stream("luck", seed))
-        env.reset(stream("start", seed))
+        env = ConnectFour({"strength": strength}, rng=random_stream("luck", seed))
+        env.reset(random_stream("start", seed))
         turns = 1
         while not (end := env.step(env.solve()[0])).over:
             turns += 1
@@ -171,7 +171,7 @@ def test_draw_pays_half_and_succeeds_only_with_draw_is_success():
 def test_board_size_changes_board_moves_and_prompt():
     for rows, columns in ((4, 4), (5, 8), (8, 5)):
         env = ConnectFour({"rows": rows, "columns": columns, "begins": "agent"})
-        lines = env.reset(stream(0)).split("\n")
+        lines = env.reset(random_stream(0)).split("\n")
         assert len(lines) == rows and all(len(line.split()) == columns for line in lines)
         assert lines[-1].split() == list(env.action_names) and len(env.action_names) == columns
     runner = KIND.make(Task(env="connect_four", seed=0, params={"columns": 5}))
@@ -188,7 +188,7 @@ def test_opponent_and_solver_use_their_own_depth(monkeypatch):
     depths = []
     monkeypatch.setattr("turnwise.envs.connect_four.env.best_moves", lambda game, depth: depths.append(depth) or ("4",))
     env = ConnectFour({"begins": "agent", "strength": 1, "depth": 3, "solver_depth": 5})
-    env.reset(stream(0))
+    env.reset(random_stream(0))
     env.solve()
     env.step("4")
     assert depths == [5, 3]

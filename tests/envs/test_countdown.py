@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from turnwise.core.errors import UserError
-from turnwise.core.random_streams import stream
+from turnwise.core.random_streams import random_stream
 from turnwise.core.task import Task
 from turnwise.envs.answers import format_answer
 from turnwise.envs.countdown.env import Countdown
@@ -38,8 +38,8 @@ def start_runner(index=0, split="train", **params):
 
 
 def make_env(numbers=(3, 5, 5, 8), target=24, **params):
-    env = Countdown({"max_turns": 5, **params}, rng=stream("test"))
-    env.reset(stream("start"))
+    env = Countdown({"max_turns": 5, **params}, rng=random_stream("test"))
+    env.reset(random_stream("start"))
     env.puzzle = CountdownPuzzle(numbers=numbers, target=target, solution="8 * 3")
     return env
 
@@ -74,7 +74,7 @@ def test_puzzles_follow_the_parameters():
 
 
 def test_seed_determines_the_puzzle():
-    puzzles = [generate_puzzle(stream(seed), fewest=3, most=4, largest=99, targets=(10, 99)) for seed in (0, 1)]
+    puzzles = [generate_puzzle(random_stream(seed), fewest=3, most=4, largest=99, targets=(10, 99)) for seed in (0, 1)]
     assert puzzles == PINNED
 
 
@@ -92,7 +92,7 @@ def test_splits_share_no_puzzle():
 def test_unreachable_targets_raise_an_actionable_error(monkeypatch):
     monkeypatch.setattr("turnwise.envs.countdown.puzzle.GENERATION_ATTEMPTS", 100)
     with pytest.raises(UserError, match="found no target from 10 to 99: widen the range of targets or raise largest"):
-        generate_puzzle(stream(0), fewest=2, most=2, largest=1, targets=(10, 99))
+        generate_puzzle(random_stream(0), fewest=2, most=2, largest=1, targets=(10, 99))
 
 
 @pytest.mark.parametrize(
@@ -200,14 +200,14 @@ def test_any_text_is_an_outcome_or_a_value_error(text):
 
 @given(st.lists(st.integers(1, 99), min_size=1, max_size=6), st.integers(0, 10**6))
 def test_generated_expressions_parse_to_their_value(numbers, seed):
-    whole = random_expression(stream(seed), numbers)
+    whole = random_expression(random_stream(seed), numbers)
     assert evaluate(parse_expression(whole.text)) == eval_exactly(whole.text) == whole.value >= 1
     assert sorted(numbers_in(parse_expression(whole.text))) == sorted(numbers)
 
 
 def test_generated_expressions_have_no_redundant_parentheses():
     for seed in range(300):
-        text = random_expression(stream(seed), (2, 3, 4, 6)).text
+        text = random_expression(random_stream(seed), (2, 3, 4, 6)).text
         opens = [match.start() for match in re.finditer(r"\(", text)]
         for start in opens:
             depth = itertools.accumulate((char == "(") - (char == ")") for char in text[start:])
@@ -226,7 +226,7 @@ def test_uses_each_at_most_once_counts_duplicates(numbers, available):
 
 def test_random_actions_are_legal_and_differ():
     env = make_env()
-    actions = {env.random_action(stream(seed)) for seed in range(100)}
+    actions = {env.random_action(random_stream(seed)) for seed in range(100)}
     assert len(actions) > 40
     assert {len(numbers_in(parse_expression(action))) for action in actions} == {2, 3, 4}
     assert all(uses_each_at_most_once(numbers_in(parse_expression(action)), (3, 5, 5, 8)) for action in actions)

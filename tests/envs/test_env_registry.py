@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 
 from turnwise.core.errors import UserError
-from turnwise.core.random_streams import stream
+from turnwise.core.random_streams import random_stream
 from turnwise.core.task import Task
 from turnwise.envs.catalogue import CATALOGUE, EnvEntry
 from turnwise.envs.registry import ENVIRONMENTS, load_spec, spec_of
@@ -160,8 +160,8 @@ def test_members_share_the_start_and_meet_luck_of_their_own(episode):
 def test_streams_have_the_addresses_of_the_design():
     kind, params = spec_of(Dice), spec_of(Dice).check_params({})
     task = Task(env="Dice", seed=3, params=params)
-    assert opening(kind.make(task)) == str(stream("start", *task.parts).random())
-    assert kind.make(task, member=2, attempt=1).env.rng.random() == stream("luck", *task.parts, 2, 1).random()
+    assert opening(kind.make(task)) == str(random_stream("start", *task.parts).random())
+    assert kind.make(task, member=2, attempt=1).env.rng.random() == random_stream("luck", *task.parts, 2, 1).random()
     assert opening(kind.make(Task(env="Dice", seed=3))) == opening(kind.make(task)), "defaults need not be spelt out"
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.core.random_streams import stream
+from turnwise.core.random_streams import random_stream
 from turnwise.envs.answers import format_answer
 from turnwise.envs.frozen_lake.env import FrozenLake
 from turnwise.envs.frozen_lake.lake import MOVES, Lake, generate_lake, shortest_path
@@ -16,7 +16,7 @@ def in_turns(actions, per_turn=5):
 
 def make_env(lake, player, **params):
     """Return an environment with this lake."""
-    env = FrozenLake({"size": lake.size, **params}, rng=stream("test"))
+    env = FrozenLake({"size": lake.size, **params}, rng=random_stream("test"))
     env.lake, env.player = lake, player
     return env
 
@@ -38,7 +38,7 @@ def test_solver_wins_every_map(started, steps):
 @settings(deadline=None, max_examples=60)
 @given(st.integers(4, 8), st.floats(0, 1), st.integers(1, 20), st.integers(0, 10**6))
 def test_every_map_is_solvable_within_the_limit(size, frozen, max_moves, seed):
-    lake = generate_lake(stream(seed), size=size, frozen=frozen, max_moves=max_moves)
+    lake = generate_lake(random_stream(seed), size=size, frozen=frozen, max_moves=max_moves)
     assert lake.start != lake.goal and not {lake.start, lake.goal} & lake.holes
     path = shortest_path(lake, lake.start)
     assert 1 <= len(path) <= max_moves
@@ -122,7 +122,7 @@ def test_default_share_of_ice_matches_published_results():
 
 
 def test_frequency_of_holes_follows_the_parameter():
-    holes = sum(len(generate_lake(stream(seed), size=8, frozen=0.9, max_moves=99).holes) for seed in range(200))
+    holes = sum(len(generate_lake(random_stream(seed), size=8, frozen=0.9, max_moves=99).holes) for seed in range(200))
     assert 0.08 < holes / (200 * 62) < 0.12
 
 
@@ -155,4 +155,4 @@ def test_turn_info_records_the_state_before_the_action(started, steps):
 
 def test_random_action_draws_every_move():
     env = FrozenLake()
-    assert {env.random_action(stream(seed)) for seed in range(50)} == set(MOVES)
+    assert {env.random_action(random_stream(seed)) for seed in range(50)} == set(MOVES)

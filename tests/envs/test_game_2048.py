@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.core.errors import UserError
-from turnwise.core.random_streams import stream
+from turnwise.core.random_streams import random_stream
 from turnwise.core.task import Task
 from turnwise.envs.answers import format_answer
 from turnwise.envs.game_2048.env import SYMBOLS, Game2048, moves_for
@@ -51,7 +51,7 @@ def start_runner(index=0, member=0, split="train", **params):
 
 
 def make_env(board, score=0, **params):
-    env = Game2048(params, rng=stream("test"))
+    env = Game2048(params, rng=random_stream("test"))
     env.board, env.score, env.actions = board, score, 0
     return env
 
@@ -113,7 +113,7 @@ def test_full_board_of_unequal_neighbours_cannot_move():
 
 
 def test_new_tiles_follow_four_chance_and_fill_any_empty_cell():
-    rng, board = stream("tiles"), ((2, 4, 8, 16), (0, 2, 4, 0), (2, 4, 8, 16), (2, 0, 0, 2))
+    rng, board = random_stream("tiles"), ((2, 4, 8, 16), (0, 2, 4, 0), (2, 4, 8, 16), (2, 0, 0, 2))
     found = Counter()
     for _ in range(2000):
         new = with_new_tile(board, rng, four_chance=0.25)
@@ -128,7 +128,7 @@ def test_new_tiles_follow_four_chance_and_fill_any_empty_cell():
 def test_four_chance_of_zero_or_one_is_exact(chance, tile):
     board = EMPTY_BOARD
     for _ in range(16):
-        board = with_new_tile(board, stream("x", total(board)), four_chance=chance)
+        board = with_new_tile(board, random_stream("x", total(board)), four_chance=chance)
     assert board == ((tile,) * 4,) * 4
 
 
@@ -220,7 +220,7 @@ def test_solve_changes_nothing_and_respects_remaining_actions():
 
 def test_look_ahead_wins_more_often():
     def wins(style, count):
-        games = [(start_runner(index).env.board, stream("luck", index)) for index in range(count)]
+        games = [(start_runner(index).env.board, random_stream("luck", index)) for index in range(count)]
         plans = [play_to_target(*game, style, target=512, four_chance=0.1, max_moves=9999) for game in games]
         return sum(plan is not None for plan in plans)
 
@@ -308,10 +308,10 @@ def test_tiles_and_actions_are_single_tokens():
 
 SCRIPT = """
 import random
-from turnwise.core.random_streams import stream
+from turnwise.core.random_streams import random_stream
 from turnwise.envs.game_2048.env import Game2048
-env = Game2048({"target": 32}, rng=stream("luck"))
-print(env.reset(stream("start")), env.solve())
+env = Game2048({"target": 32}, rng=random_stream("luck"))
+print(env.reset(random_stream("start")), env.solve())
 for action in env.solve():
     print(env.step(action))
 """

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise.core.errors import UserError
-from turnwise.core.random_streams import stream
+from turnwise.core.random_streams import random_stream
 from turnwise.core.task import Task
 from turnwise.envs.connect_four.env import ConnectFour
 from turnwise.envs.games.game import SYMBOLS, board_text, result_for
@@ -47,7 +47,7 @@ def board(runner):
 
 def env_after(name, moves, player, **params):
     """Return an environment after these moves."""
-    env = CLASSES[name](params, rng=stream("test"))
+    env = CLASSES[name](params, rng=random_stream("test"))
     env.player, env.game = player, env.new_game()
     for move in moves:
         env.game = env.game.play(move)
@@ -64,7 +64,7 @@ BLUNDERS = {"tic_tac_toe": ("142", "9"), "connect_four": ("11223", "7")}
 def test_random_games_alternate_and_both_views_agree(name):
     endings = Counter()
     for seed in range(30):
-        rng, game = stream(seed), CLASSES[name]().new_game()
+        rng, game = random_stream(seed), CLASSES[name]().new_game()
         player = 0
         while not result_for(game, 0):
             assert game.current_player == player and game.legal_moves and result_for(game, 1) == ""
@@ -92,7 +92,7 @@ def test_win_and_loss_end_the_game_with_their_rewards(name):
         env = env_after(name, moves, player=1, strength=1, **params)
         lost = env.step(blunder)
         assert (lost.over, lost.success, lost.reward) == (True, False, rewards[1]) and lost.text.endswith("\nYou lose.")
-        assert env.draw().caption == "loss" and env.solve() is None and env.random_action(stream(0)) is None
+        assert env.draw().caption == "loss" and env.solve() is None and env.random_action(random_stream(0)) is None
 
 
 @NAMES
@@ -191,9 +191,9 @@ def test_full_strength_opponent_loses_less_than_a_random_one(name):
     def result(strength):
         total = 0.0
         for seed in range(40):
-            env = CLASSES[name]({"strength": strength}, rng=stream("luck", seed))
-            env.reset(stream("start", seed))
-            rng = stream("agent", seed)
+            env = CLASSES[name]({"strength": strength}, rng=random_stream("luck", seed))
+            env.reset(random_stream("start", seed))
+            rng = random_stream("agent", seed)
             while not (outcome := env.step(env.random_action(rng))).over:
                 pass
             total += outcome.reward
@@ -248,14 +248,14 @@ def test_turn_info_records_the_board_before_the_move(name, steps):
 
 SCRIPT = """
 import json
-from turnwise.core.random_streams import stream
+from turnwise.core.random_streams import random_stream
 from turnwise.envs.connect_four.env import ConnectFour
 from turnwise.envs.tic_tac_toe.env import TicTacToe
 games = []
 for cls in (TicTacToe, ConnectFour):
     for seed in range(4):
-        env = cls(rng=stream("luck", seed))
-        games.append(env.reset(stream("start", seed)))
+        env = cls(rng=random_stream("luck", seed))
+        games.append(env.reset(random_stream("start", seed)))
         while not (outcome := env.step(env.solve()[0])).over:
             games.append(outcome.text)
         games.append(outcome.text)

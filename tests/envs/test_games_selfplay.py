@@ -9,7 +9,7 @@ import pytest
 from turnwise.core.errors import UserError
 from turnwise.core.messages import assistant
 from turnwise.core.protocols import Observation, StepResult
-from turnwise.core.random_streams import stream
+from turnwise.core.random_streams import random_stream
 from turnwise.core.task import Task
 from turnwise.envs.games.game import is_winning_move, play_random_opening
 from turnwise.envs.games.selfplay import SelfPlayEnv, as_player, make_selfplay_envs, player_of
@@ -56,7 +56,7 @@ async def match(
 
 
 def random_player(seed: int) -> Choose:
-    rng = stream("player", seed)
+    rng = random_stream("player", seed)
     return lambda board: rng.choice([cell for cell in board.split() if cell.isdigit()])
 
 
@@ -179,7 +179,7 @@ def stones(board: str) -> int:
 def test_random_opening_leaves_both_players_a_turn(name: str, most: int) -> None:
     met, lengths = set(), set()
     for number in range(150):
-        game = play_random_opening(load_spec(name).cls().new_game(), most, stream("opening", number))
+        game = play_random_opening(load_spec(name).cls().new_game(), most, random_stream("opening", number))
         assert (
             game.winner is None
             and len(game.legal_moves) > 1

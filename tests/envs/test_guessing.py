@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from turnwise.core.errors import UserError
 from turnwise.core.messages import assistant
-from turnwise.core.random_streams import stream
+from turnwise.core.random_streams import random_stream
 from turnwise.core.task import Task
 from turnwise.envs.answers import format_answer
 from turnwise.envs.guess_city.env import GuessCity
@@ -52,7 +52,7 @@ def start(cls, index=0, **params):
 def make_game(cls, secret, **params):
     """Return a started game with this secret."""
     game = cls(params)
-    game.reset(stream("test"))
+    game.reset(random_stream("test"))
     game.secret = secret
     return game
 
@@ -112,7 +112,7 @@ def test_solver_uses_the_answers_alone(cls):
 def test_solver_continues_from_any_state(cls):
     for index in range(30):
         game = start(cls, index).env
-        for action in ("what?", *(game.random_action(stream("play", index, turn)) for turn in range(5))):
+        for action in ("what?", *(game.random_action(random_stream("play", index, turn)) for turn in range(5))):
             if game.step(action).over:
                 break
         else:
@@ -289,7 +289,7 @@ def test_secrets_are_drawn_uniformly(cls):
     game, names = cls(), len(cls.table().secrets)
     seen = Counter()
     for seed in range(20 * names):
-        game.reset(stream("draw", seed))
+        game.reset(random_stream("draw", seed))
         seen[game.secret] += 1
     assert set(seen) == set(cls.table().secrets) and max(seen.values()) < 50
 
@@ -299,7 +299,7 @@ def test_words_split_makes_splits_disjoint(cls):
     def candidates(split, **params):
         game = cls(params)
         game.split = split
-        game.reset(stream(split))
+        game.reset(random_stream(split))
         assert game.secret in game.candidate_words()
         return set(game.candidate_words())
 
@@ -311,7 +311,7 @@ def test_words_split_makes_splits_disjoint(cls):
     assert all(candidates(split, words="split", num_words=5) for split in splits)
     assert candidates("train") == candidates("test") == set(cls.table().secrets)
     with pytest.raises(UserError, match='words = "split"'):
-        cls({"words": "split"}).reset(stream(0))
+        cls({"words": "split"}).reset(random_stream(0))
 
 
 @both
@@ -328,10 +328,10 @@ def test_fewer_words_make_a_shorter_game(cls):
 def test_limits_below_the_longest_game_are_rejected(cls):
     needed = longest_game(cls.table(), cls.table().shuffled[:40])
     for limits in ({"max_turns": needed}, {"max_turns": needed // 2 + 1, "max_actions_per_turn": 2}):
-        cls({"num_words": 40, **limits}).reset(stream(0))
+        cls({"num_words": 40, **limits}).reset(random_stream(0))
     for limits in ({"max_turns": needed - 1}, {"max_actions": needed - 1}):
         with pytest.raises(UserError, match=f"up to {needed} .* allow {needed - 1}: raise env.params.max_turns"):
-            cls({"num_words": 40, **limits}).reset(stream(0))
+            cls({"num_words": 40, **limits}).reset(random_stream(0))
 
 
 @both
@@ -346,7 +346,7 @@ def test_parameters_out_of_range_are_rejected(cls):
 @both
 def test_random_actions_are_valid_questions_and_guesses(cls):
     game = start(cls).env
-    actions = [game.random_action(stream(seed)) for seed in range(400)]
+    actions = [game.random_action(random_stream(seed)) for seed in range(400)]
     assert all(game.table().parse(action) for action in actions)
     guesses = sum(game.table().parse_guess(action) is not None for action in actions)
     assert 50 < guesses < 120
@@ -354,14 +354,14 @@ def test_random_actions_are_valid_questions_and_guesses(cls):
 
 
 SCRIPT = """
-from turnwise.core.random_streams import stream
+from turnwise.core.random_streams import random_stream
 from turnwise.envs.guess_city.env import GuessCity
 from turnwise.envs.twenty_questions.env import TwentyQuestions
 plays = []
 for game in (GuessCity(), TwentyQuestions()):
     for seed in range(20):
-        game.reset(stream("start", seed))
-        plays.append([game.secret, *game.solve(), game.random_action(stream(seed))])
+        game.reset(random_stream("start", seed))
+        plays.append([game.secret, *game.solve(), game.random_action(random_stream(seed))])
 """
 
 
@@ -382,7 +382,7 @@ def test_equal_seeds_give_equal_games_in_every_process():
 def test_late_turns_are_as_cheap_as_early_ones(cls):
     """benchmarks/environments.py measures the time."""
     game = start(cls).env
-    actions = [game.random_action(stream(seed)) for seed in range(20)]
+    actions = [game.random_action(random_stream(seed)) for seed in range(20)]
     costs = [count_lines(lambda action=action: game.step(action)) for action in actions * 2]
     assert max(costs) < 200 and len(game.answered) == 40
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.core.errors import UserError
-from turnwise.core.random_streams import stream
+from turnwise.core.random_streams import random_stream
 from turnwise.core.task import Task
 from turnwise.envs.answers import format_answer
 from turnwise.envs.rubiks_cube.cube import (
@@ -46,7 +46,7 @@ def start_runner(index=0, **params):
 
 
 def make_env(*moves, **params):
-    env = RubiksCube(params, rng=stream("test"))
+    env = RubiksCube(params, rng=random_stream("test"))
     env.cube = turn_faces(SOLVED, *moves)
     return env
 
@@ -163,7 +163,7 @@ def test_solver_works_beyond_the_distance_table():
 
 @pytest.mark.parametrize("depth", range(1, MAX_DEPTH + 1))
 def test_scramble_has_the_exact_depth(depth):
-    states = [scramble(stream(depth, seed), depth=depth) for seed in range(40 * SOAK)]
+    states = [scramble(random_stream(depth, seed), depth=depth) for seed in range(40 * SOAK)]
     assert {distance(state) for state in states} == {depth}
     assert len(set(states)) > 25
     assert len({face(state, "D")[2] for state in states}) == 6, "held in all ways"
@@ -269,11 +269,11 @@ def test_faces_colours_and_moves_are_single_tokens():
 
 
 SCRIPT = """
-from turnwise.core.random_streams import stream
+from turnwise.core.random_streams import random_stream
 from turnwise.envs.rubiks_cube.env import RubiksCube
 for seed in range(20):
     env = RubiksCube()
-    print(env.reset(stream(seed)), env.solve())
+    print(env.reset(random_stream(seed)), env.solve())
 """
 
 

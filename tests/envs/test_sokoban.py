@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.core.random_streams import stream
+from turnwise.core.random_streams import random_stream
 from turnwise.envs.answers import format_answer
 from turnwise.envs.grid import DIRECTIONS
 from turnwise.envs.sokoban.env import SYMBOLS, Sokoban
@@ -32,7 +32,7 @@ def parse_level(text):
 
 
 def make_env(text=ROWS, **params):
-    env = Sokoban(params, rng=stream("test"))
+    env = Sokoban(params, rng=random_stream("test"))
     env.level = parse_level(text)
     return env
 
@@ -58,7 +58,7 @@ def test_solver_wins_every_level_with_the_exact_reward(started, steps, params):
 @settings(deadline=None, max_examples=40)
 @given(st.integers(5, 8), st.integers(1, 2), st.integers(2, 12), st.integers(0, 10**6))
 def test_every_level_is_solvable_within_the_limit(size, boxes, max_moves, seed):
-    level = generate_level(stream(seed), size=size, boxes=boxes, max_moves=max_moves)
+    level = generate_level(random_stream(seed), size=size, boxes=boxes, max_moves=max_moves)
     assert not level.solved and len(level.boxes) == len(level.targets) == boxes
     assert level.player in level.floor - level.boxes and level.boxes | level.targets <= level.floor
     assert all(1 <= row <= size - 2 and 1 <= column <= size - 2 for row, column in level.floor)
@@ -77,14 +77,14 @@ def test_levels_respect_all_limits_together(started, limits):
 
 def test_tightest_limits_still_give_a_level():
     for boxes in (1, 2, 3):
-        level = generate_level(stream("tight"), size=5, boxes=boxes, max_moves=1)
+        level = generate_level(random_stream("tight"), size=5, boxes=boxes, max_moves=1)
         assert len(shortest_solution(level, max_moves=1)) == 1
 
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 10**6))
 def test_predecessors_lead_back_to_the_level(seed):
-    level = generate_level(stream(seed), size=7, boxes=2, max_moves=8)
+    level = generate_level(random_stream(seed), size=7, boxes=2, max_moves=8)
     steps, pulls = predecessors(level)
     for earlier in steps + pulls:
         assert any(earlier.move(direction) == level for direction in DIRECTIONS)
@@ -94,12 +94,14 @@ def test_predecessors_lead_back_to_the_level(seed):
 def test_generation_is_cheap():
     """benchmarks/environments.py measures the time."""
     levels = 30
-    work = count_lines(lambda: [generate_level(stream(seed), size=6, boxes=1, max_moves=10) for seed in range(levels)])
+    work = count_lines(
+        lambda: [generate_level(random_stream(seed), size=6, boxes=1, max_moves=10) for seed in range(levels)]
+    )
     assert work < 5_000 * levels
 
 
 def test_levels_differ_and_are_not_all_easy():
-    levels = [generate_level(stream(seed), size=6, boxes=1, max_moves=10) for seed in range(100)]
+    levels = [generate_level(random_stream(seed), size=6, boxes=1, max_moves=10) for seed in range(100)]
     assert len({(level.floor, level.boxes, level.targets, level.player) for level in levels}) == 100
     lengths = [len(shortest_solution(level, max_moves=10)) for level in levels]
     assert 3 <= sum(lengths) / 100 <= 6 and max(lengths) >= 6

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from turnwise.core.errors import UserError
-from turnwise.core.random_streams import stream
+from turnwise.core.random_streams import random_stream
 from turnwise.core.task import Task
 from turnwise.envs.answers import format_answer
 from turnwise.envs.registry import spec_of
@@ -44,7 +44,7 @@ def start_runner(index=0, split="train", **params):
 
 
 def make_env(start=START, **params):
-    env = Sudoku(params, rng=stream("test"))
+    env = Sudoku(params, rng=random_stream("test"))
     env.puzzle = SudokuPuzzle(start=start, solution=SOLUTION)
     env.board = start
     return env
@@ -103,24 +103,24 @@ def test_blanks_respect_the_action_limits(steps, size, limits):
 @settings(max_examples=50 * SOAK)
 @given(st.integers(1, 16), st.integers(0, 10**6))
 def test_puzzles_have_the_requested_blanks_and_one_solution(blanks, seed):
-    puzzle = generate_puzzle(stream(seed), size=4, blanks=blanks)
+    puzzle = generate_puzzle(random_stream(seed), size=4, blanks=blanks)
     assert puzzle.start.count(0) == blanks if blanks <= 8 else 8 <= puzzle.start.count(0) <= min(blanks, 12)
     assert solutions(puzzle.start, 4) == [puzzle.solution]
 
 
 def test_large_puzzles_have_one_solution():
     for seed in range(5):
-        puzzle = generate_puzzle(stream(seed), size=9, blanks=30)
+        puzzle = generate_puzzle(random_stream(seed), size=9, blanks=30)
         assert puzzle.start.count(0) == 30 and solutions(puzzle.start, 9) == [puzzle.solution]
         assert all(given_digit in (0, digit) for given_digit, digit in zip(puzzle.start, puzzle.solution, strict=True))
 
 
 def test_hard_puzzles_are_generated():
-    assert generate_puzzle(stream(0), size=9, blanks=50).start.count(0) == 50
+    assert generate_puzzle(random_stream(0), size=9, blanks=50).start.count(0) == 50
 
 
 def test_puzzles_and_solutions_differ():
-    puzzles = [generate_puzzle(stream(seed), size=4, blanks=6) for seed in range(600)]
+    puzzles = [generate_puzzle(random_stream(seed), size=4, blanks=6) for seed in range(600)]
     assert len({puzzle.start for puzzle in puzzles}) == 600
     assert len({puzzle.solution for puzzle in puzzles}) > 200, "there are 288"
     blank = [sum(puzzle.start[cell] == 0 for puzzle in puzzles) for cell in range(16)]
@@ -128,8 +128,8 @@ def test_puzzles_and_solutions_differ():
 
 
 def test_seed_determines_the_puzzle():
-    assert generate_puzzle(stream(0), size=4, blanks=6).start == PINNED_4
-    assert "".join(map(str, generate_puzzle(stream(0), size=9, blanks=30).start)) == PINNED_9
+    assert generate_puzzle(random_stream(0), size=4, blanks=6).start == PINNED_4
+    assert "".join(map(str, generate_puzzle(random_stream(0), size=9, blanks=30).start)) == PINNED_9
 
 
 PINNED_4 = (0, 3, 2, 4, 4, 0, 1, 0, 0, 1, 4, 2, 0, 0, 3, 1)
@@ -270,8 +270,8 @@ def test_any_text_is_an_outcome_or_a_value_error(text):
 @given(st.sampled_from([4, 9]), st.integers(0, 10**6))
 @settings(max_examples=30 * SOAK)
 def test_random_play_is_legal_and_solvable_from_every_state(size, seed):
-    env, rng = Sudoku({"size": size}, rng=stream("test")), stream("play", seed)
-    env.reset(stream(seed))
+    env, rng = Sudoku({"size": size}, rng=random_stream("test")), random_stream("play", seed)
+    env.reset(random_stream(seed))
     total = 0.0
     for _ in range(12):
         outcome = env.step(env.random_action(rng))
@@ -291,7 +291,7 @@ def test_random_play_is_legal_and_solvable_from_every_state(size, seed):
 def test_random_action_clears_a_cell_if_no_digit_is_legal():
     env = make_env(EMPTY_ROOM)
     env.board = tuple(digit or 1 for digit in EMPTY_ROOM)
-    actions = {env.random_action(stream(seed)) for seed in range(100)}
+    actions = {env.random_action(random_stream(seed)) for seed in range(100)}
     assert actions == {format_placement(cell, 0, 4) for cell in range(16) if not EMPTY_ROOM[cell]}
 
 
@@ -363,7 +363,8 @@ def test_other_sizes_are_rejected():
 def test_generation_and_steps_are_cheap():
     """benchmarks/environments.py measures the time."""
     assert (
-        max(count_lines(lambda s=seed: generate_puzzle(stream(s), size=9, blanks=30)) for seed in range(10)) < 100_000
+        max(count_lines(lambda s=seed: generate_puzzle(random_stream(s), size=9, blanks=30)) for seed in range(10))
+        < 100_000
     )
     env = make_env(EMPTY_ROOM)
     costs = [count_lines(lambda digit=digit: env.step(f"1,1,{digit}")) for digit in (2, 0) * 20]

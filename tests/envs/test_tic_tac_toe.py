@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 
-from turnwise.core.random_streams import stream
+from turnwise.core.random_streams import random_stream
 from turnwise.envs.tic_tac_toe.env import MOVES, TicTacToe, TicTacToeGame, hardest_move, minimax_value, perfect_moves
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
@@ -71,7 +71,7 @@ def test_cells_are_numbered_by_row_and_relative_to_the_player():
 
 def test_observation_text():
     env = TicTacToe({"begins": "agent", "strength": 1})
-    assert env.reset(stream(0)) == "1 2 3\n4 5 6\n7 8 9"
+    assert env.reset(random_stream(0)) == "1 2 3\n4 5 6\n7 8 9"
     assert env.step("1").text == "X 2 3\n4 O 6\n7 8 9"
 
 
@@ -114,8 +114,8 @@ def test_perfect_moves_never_lose():
 def test_solver_never_loses_and_beats_weak_opponents(strength):
     results = Counter()
     for seed in range(200 * SOAK):
-        env = TicTacToe({"strength": strength, "draw_is_success": True}, rng=stream("luck", seed))
-        env.reset(stream("start", seed))
+        env = TicTacToe({"strength": strength, "draw_is_success": True}, rng=random_stream("luck", seed))
+        env.reset(random_stream("start", seed))
         turns = 1
         while not (end := env.step(env.solve()[0])).over:
             turns += 1
@@ -128,7 +128,7 @@ def test_solver_never_loses_and_beats_weak_opponents(strength):
 
 def test_draw_pays_half_and_succeeds_only_with_draw_is_success():
     for counts in (False, True):
-        env = TicTacToe({"draw_is_success": counts, "strength": 1}, rng=stream("test"))
+        env = TicTacToe({"draw_is_success": counts, "strength": 1}, rng=random_stream("test"))
         env.player, env.game = 0, played("51283746")
         end = env.step("9")
         assert (end.over, end.reward, end.success) == (True, 0.5, counts) and end.text.endswith("\nA draw.")

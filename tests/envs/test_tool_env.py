@@ -19,7 +19,7 @@ from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.core.messages import Message, assistant
 from turnwise.core.protocols import Observation, StepResult
 from turnwise.core.task import Split, Task
-from turnwise.data.demonstrations import Exchange, demonstration_sample
+from turnwise.data.demonstrations import Exchange, build_demonstration
 from turnwise.envs.registry import load_spec
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.spec import EnvSpec
@@ -152,7 +152,7 @@ def test_with_three_and_more_rounds_every_observation_is_0_and_every_answer_1(
     heard: list[tuple[Message, ...]] = [(assistant("").__class__(role="user", content="Well?"),)]
     heard += [(Message(role="tool", content=text),) for text in outputs]
     exchanges = [Exchange(messages=told, answer=answer) for told, answer in zip(heard, answers, strict=True)]
-    sample = demonstration_sample(0, exchanges, renderer)
+    sample = build_demonstration(0, exchanges, renderer)
     runs, counts = torch.unique_consecutive(sample.mask, return_counts=True)
     assert runs.tolist() == [bool(number % 2) for number in range(2 * len(answers))]
     spoken = [

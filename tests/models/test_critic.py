@@ -6,7 +6,7 @@ from models_for_tests import FAMILIES, random_model
 from turnwise.core.samples import Batch
 from turnwise.core.trajectory import Trajectory
 from turnwise.data.packing import pack, unpack
-from turnwise.data.samples import samples_of
+from turnwise.data.samples import build_samples
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.critic import HeadCritic, TrunkCritic, value_head
 from turnwise.models.forward import packed_logits
@@ -40,7 +40,7 @@ def test_critic_values_come_from_the_position_before_the_token(kind: type, famil
     """Compared with the hidden states of a forward over each sample alone."""
     model, plain = random_model(family, ATTENTION), random_model(family, "eager")
     critic = with_random_head(kind(model))
-    samples = samples_of([talk(), talk(middle=25), talk(last=40)])
+    samples = build_samples([talk(), talk(middle=25), talk(last=40)])
     batch = pack(samples)
     for sample, ours in zip(samples, unpack(batch, values(critic, model, batch)), strict=True):
         hidden = plain.base_model(sample.ids[None]).last_hidden_state[0]
@@ -52,7 +52,7 @@ def test_critic_values_come_from_the_position_before_the_token(kind: type, famil
 def test_critic_value_depends_on_earlier_tokens_only(kind: type) -> None:
     model = random_model("llama", ATTENTION)
     critic = with_random_head(kind(model))
-    first, second = (values(critic, model, pack(samples_of([talk(middle=token)]))) for token in (20, 55))
+    first, second = (values(critic, model, pack(build_samples([talk(middle=token)]))) for token in (20, 55))
     torch.testing.assert_close(first[0], second[0])
     assert ((first[1:] - second[1:]).abs() > 1e-4).all()
 
@@ -65,7 +65,7 @@ def test_trunk_critic_does_not_change_the_policy() -> None:
         assert torch.equal(parameter, trunk[name])
         assert parameter.data_ptr() != trunk[name].data_ptr()
     critic = with_random_head(critic)
-    values(critic, model, pack(samples_of([talk()]))).sum().backward()
+    values(critic, model, pack(build_samples([talk()]))).sum().backward()
     assert all(parameter.grad is None for parameter in model.parameters())
     assert critic.trunk.layers[0].self_attn.q_proj.weight.grad.abs().max() > 0
 

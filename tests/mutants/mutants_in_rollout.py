@@ -50,7 +50,11 @@ IN_ROLLOUT = (
             "pending.context_length + len(ids)",
         ),
         ("an opening without a system message is lost", "if keep_opening or not system", "if keep_opening"),
-        ("an empty observation opens no turn", "return tuple(messages) or (NOTHING,)", "return tuple(messages)"),
+        (
+            "an empty observation opens no turn",
+            "return tuple(messages) or (EMPTY_OBSERVATION,)",
+            "return tuple(messages)",
+        ),
         (
             "a new context is counted on top of the old",
             "extends=False, context_length=len(ids))",
@@ -139,8 +143,8 @@ IN_ROLLOUT = (
         ),
         (
             "environments have held-out tasks of their own numbers",
-            "(number // many, self.worlds[number % many])",
-            "(number, self.worlds[number % many])",
+            "(number // many, self.mix[number % many])",
+            "(number, self.mix[number % many])",
         ),
         ("a step meets rows again", "chance.randrange(place, size)", "chance.randrange(size)"),
         (
@@ -159,9 +163,13 @@ IN_ROLLOUT = (
     ),
     *mutants(
         "rollout/failures.py",
-        ("rollout/test_lost_episodes.py",),
-        ("the share that may be lost stops the run", "members > MOST * wanted", "members >= MOST * wanted"),
-        ("old steps are held against the run", "deque(maxlen=STEPS)", "deque()"),
+        ("rollout/test_failures.py",),
+        (
+            "the share that may be lost stops the run",
+            "dropped > MAX_DROPPED_SHARE * total",
+            "dropped >= MAX_DROPPED_SHARE * total",
+        ),
+        ("old steps are held against the run", "deque(maxlen=WINDOW_STEPS)", "deque()"),
     ),
     *mutants(
         "rollout/selfplay.py",
@@ -177,7 +185,7 @@ IN_ROLLOUT = (
         "rollout/selfplay.py",
         ("rollout/test_matches.py",),
         ("the second side is never played", "as_player(task, number % 2)", "as_player(task, 0)"),
-        ("a refill draws the same matches", "start // many, measured", "0, measured"),
+        ("a refill draws the same matches", "start // many, success_counts", "0, measured"),
     ),
     *mutants(
         "rollout/chat_episode.py",

@@ -151,8 +151,8 @@ IN_TRAINING = (
         ),
         (
             "the curriculum sees only what was trained",
-            "curriculum.after(measured, rollout.groups)",
-            "curriculum.after(measured, rollout.kept)",
+            "curriculum.update(measured, rollout.groups)",
+            "curriculum.update(measured, rollout.kept)",
         ),
     ),
     *mutants(
@@ -164,7 +164,7 @@ IN_TRAINING = (
         ("no refill", "range(1 + self.refill)", "range(1)"),
         (
             "lost members are not counted",
-            "lost.members += len(tasks) * self.group_size - count_members(scored.groups)",
+            "lost.dropped += len(tasks) * self.group_size - count_members(scored.groups)",
             "lost.members += 0",
         ),
     ),
@@ -350,7 +350,11 @@ IN_TRAINING = (
         ("training/test_sft.py",),
         ("demonstrations are unlearnt", "advantages=ones,", "advantages=-ones,"),
         ("the loss is a sum", "weights=ones / tokens", "weights=ones"),
-        ("every epoch in the same order", 'stream("sft", settings.seed, epoch)', 'stream("sft", settings.seed)'),
+        (
+            "every epoch in the same order",
+            'random_stream("sft", settings.seed, epoch)',
+            'random_stream("sft", settings.seed)',
+        ),
         (
             "the last demonstrations are left out",
             "return -(-demonstrations // settings.batch) *",

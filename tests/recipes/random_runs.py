@@ -19,7 +19,7 @@ from typing import Any
 from killed_runs import Moment, ended, find_failure, fork, killed_and_resumed, training, wait
 
 from turnwise.algos.advantages import ADVANTAGES
-from turnwise.algos.alarms import Alarm, Watch
+from turnwise.algos.alarms import Alarm, AlarmState
 from turnwise.algos.filters import FILTERS, SCORES
 from turnwise.algos.losses import AGGREGATIONS, LOSSES
 from turnwise.algos.off_policy import CORRECTIONS
@@ -199,10 +199,10 @@ def raise_alarms(number: int) -> None:
     rng = random.Random(f"alarms {number}")
     steps = {step for step in range(1, 6) if rng.random() < 0.4}
 
-    def watch(rows: Sequence[dict[str, Any]], active: frozenset[str], settings: object) -> Watch:
+    def watch(rows: Sequence[dict[str, Any]], active: frozenset[str], settings: object) -> AlarmState:
         step = int(rows[-1]["step"])
         raised = (Alarm(kind="test", step=step, message=f"at step {step}"),) if step in steps else ()
-        return Watch(raised=raised, active=frozenset())
+        return AlarmState(raised=raised, active=frozenset())
 
     rollback.watch = watch  # type: ignore[assignment]
 

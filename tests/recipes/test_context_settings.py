@@ -11,8 +11,8 @@ from turnwise.core.errors import UserError
 from turnwise.core.messages import system, user
 from turnwise.recipes.contexts import CONTEXTS, READ_IN, build_context, load_writer
 from turnwise.recipes.validate import check
-from turnwise.rollout.context import FullHistory
-from turnwise.rollout.context_modes import Memory, Summary, TurnMemory, When, Window
+from turnwise.rollout.context import FullContext
+from turnwise.rollout.context_modes import SummaryContext, SummaryTrigger, TurnContext, TurnMemory, WindowContext
 
 
 def config_of(mode: str, **settings: Any) -> Config:
@@ -27,7 +27,7 @@ def refused(mode: str, **settings: Any) -> str:
 
 
 def test_every_mode_passes_with_its_defaults_and_is_built() -> None:
-    kinds = {"full": FullHistory, "window": Window, "turn": TurnMemory, "summary": Summary}
+    kinds = {"full": FullContext, "window": WindowContext, "turn": TurnContext, "summary": SummaryContext}
     assert kinds.keys() == CONTEXTS.keys()
     for mode, kind in kinds.items():
         check(config_of(mode))
@@ -44,13 +44,13 @@ def test_every_setting_reaches_its_mode() -> None:
     told = {"memory": "actions", "turns": 2, "memory_chars": 40, "memory_rewards": True, "keep_opening": True}
     by_turns = {"summary_every": 2, "summary_tokens": 9, "summary_prompt": "Well?", "keep_opening": True}
     expected = {
-        "window": Window(renderer(), turns=1, slack=2, keep_opening=True),
-        "turn": TurnMemory(
-            renderer(), memory=Memory(form="actions", turns=2, chars=40, rewards=True), keep_opening=True
+        "window": WindowContext(renderer(), turns=1, slack=2, keep_opening=True),
+        "turn": TurnContext(
+            renderer(), memory=TurnMemory(form="actions", turns=2, chars=40, rewards=True), keep_opening=True
         ),
-        "summary": Summary(
+        "summary": SummaryContext(
             renderer(),
-            when=When(tokens=100, turns=2),
+            when=SummaryTrigger(tokens=100, turns=2),
             prompt="Well?",
             max_tokens=9,
             writer=None,

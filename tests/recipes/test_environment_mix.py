@@ -99,7 +99,7 @@ def test_curriculum_draws_and_measures_rows_of_a_file(tmp_path: Path) -> None:
     assert "note: curriculum.pool 8 trains on 8 of 30 rows" in printed(console)
     rows = {row["seed"] for row in episodes(tmp_path / "run")}
     worlds = build_environment_mix(config, spec_of(Rows))
-    pool = {task.seed for task in task_source(config, worlds).training(0, 8)}
+    pool = {task.seed for task in task_source(config, worlds).draw(0, 8)}
     assert rows <= pool and len(pool) == 8
     state = read_state(tmp_path / "run" / "checkpoints" / "step_000003")
     assert set(state.measured) == {f"{worlds.name}:{row}" for row in rows}

@@ -28,7 +28,7 @@ from turnwise.recipes.evaluation import ask, evaluate_into
 from turnwise.recipes.run import train
 from turnwise.record.run_folder import RunFolder
 from turnwise.rewards.judge.registry import forget_benches
-from turnwise.rollout.failures import Losses, Lost
+from turnwise.rollout.failures import DropMonitor, DroppedEpisodes
 from turnwise.tools.search.indexing import build_index
 from turnwise.training.sft import play_demonstration, solution, solve_demonstration
 
@@ -156,23 +156,23 @@ class Tiring:
 def test_a_judge_of_a_rubric_that_goes_away_stops_the_run_and_it_goes_on_when_that_is_mended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    judge, see = Tiring(), Losses.see
+    judge, add = Tiring(), DropMonitor.add
 
-    def gone_after(losses: Losses, lost: Lost) -> None:
-        see(losses, lost)
+    def gone_after(monitor: DropMonitor, dropped: DroppedEpisodes) -> None:
+        add(monitor, dropped)
         judge.is_gone = True
 
-    monkeypatch.setattr(Losses, "see", gone_after)
+    monkeypatch.setattr(DropMonitor, "add", gone_after)
     with serving(JudgeServer(judge)) as url:
         config = rubric_run(tmp_path, url, train__steps=5, rollout__group_size=12)
         with pytest.raises(Outage) as told:
             train(config, console=quiet())
         done = len(steps_of(tmp_path / "run"))
         assert 1 <= done < 5
-        told_by = r"^\d+ of \d+ episodes were lost, .* the reward judge: the judge m gave no verdict, 1 times"
+        told_by = r"^\d+ of \d+ episodes were dropped, .* the reward judge: the judge m gave no verdict, 1 times"
         assert re.match(told_by, str(told.value))
         assert str(told.value).endswith(f"; what is done is kept, go on with: turnwise train --resume {tmp_path}/run")
-        monkeypatch.setattr(Losses, "see", see)
+        monkeypatch.setattr(DropMonitor, "add", add)
         judge.is_gone = False
         summary = train(config, resume=True, console=quiet())
     assert summary["finished"] and len(steps_of(tmp_path / "run")) == 5
@@ -182,11 +182,11 @@ def test_a_judge_of_a_rubric_that_goes_away_stops_the_run_and_it_goes_on_when_th
 def test_an_evaluation_that_a_judge_leaves_stops(tmp_path: Path) -> None:
     with serving(JudgeServer(Tiring(gone=True))) as url:
         config = rubric_run(tmp_path, url)
-        with pytest.raises(Outage, match=r"episodes were lost.* the judge m gave no verdict"):
+        with pytest.raises(Outage, match=r"episodes were dropped.* the judge m gave no verdict"):
             train(config, console=quiet())
         assert not (tmp_path / "run").exists(), "nothing is done that could be gone on with"
         typed = [("env.params", config.env.params), *SHORT]
-        with pytest.raises(Outage, match=r"episodes were lost.* the judge m gave no verdict"):
+        with pytest.raises(Outage, match=r"episodes were dropped.* the judge m gave no verdict"):
             evaluate_into(ask(["tiny", "tools"], overrides=typed), tmp_path / "out", console=quiet())
 
 

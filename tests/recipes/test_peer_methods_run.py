@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from runs_for_tests import learnt, metrics, quiet, small
-from turnwise.algos.off_policy import OFFPOLICY
+from turnwise.algos.off_policy import OFF_POLICY_METRICS
 from turnwise.recipes.run import train
 
 BAND = {"algo__loss": "clip_cov", "algo__cov_share": 0.2, "algo__cov_low": -9.0, "algo__cov_high": 9.0}
@@ -47,7 +47,7 @@ def test_a_method_of_the_peers_learns_in_the_loop(name: str, tmp_path: Path) -> 
     rows = [row for row in metrics(tmp_path / "run") if "rollout/success" in row]
     assert len(rows) == 2
     for row in rows:
-        for key in ("policy_loss", "grad_norm", own, *OFFPOLICY):
+        for key in ("policy_loss", "grad_norm", own, *OFF_POLICY_METRICS):
             assert math.isfinite(row[f"train/{key}"]), key
         assert abs(row["train/offpolicy_kl_k3"]) < 1e-6, "the engine samples from the learner's own weights"
         assert row["train/offpolicy_ppl"] > 1

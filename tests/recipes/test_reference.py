@@ -97,7 +97,7 @@ def played_by_both(loaded: LoadedModel, settings: Settings, step: int) -> tuple[
     tasks = task_source(config, worlds)
     collector = build_policy_stack(config, worlds, for_framework(loaded)).collector
     there = asyncio.run(
-        collector.collect(tasks.training(step, settings.groups), group_size=settings.group_size, round=step)
+        collector.collect(tasks.draw(step, settings.groups), group_size=settings.group_size, round=step)
     )
     return here, [score_group(group, settings.format_penalty) for group in there.groups]
 

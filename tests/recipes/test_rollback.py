@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from runs_for_tests import learnt, metrics, printed, quiet, small
-from turnwise.algos.alarms import Alarm, AlarmSettings, Watch
+from turnwise.algos.alarms import Alarm, AlarmSettings, AlarmState
 from turnwise.config.schema import Config
 from turnwise.recipes.run import train
 from turnwise.record.disk import remove_folder
@@ -42,16 +42,16 @@ def settings(folder: Path) -> Config:
     )
 
 
-def alarm_at(*steps: int) -> Callable[..., Watch]:
-    def watch(rows: Any, active: frozenset[str], bounds: AlarmSettings) -> Watch:
+def alarm_at(*steps: int) -> Callable[..., AlarmState]:
+    def watch(rows: Any, active: frozenset[str], bounds: AlarmSettings) -> AlarmState:
         step = int(rows[-1]["step"])
         raised = (Alarm(kind="test", step=step, message=f"at step {step}"),) if step in steps else ()
-        return Watch(raised=raised, active=frozenset())
+        return AlarmState(raised=raised, active=frozenset())
 
     return watch
 
 
-def alarmed(rows: Any, active: frozenset[str], bounds: AlarmSettings) -> Watch:
+def alarmed(rows: Any, active: frozenset[str], bounds: AlarmSettings) -> AlarmState:
     assert bounds.max_grad_norm == MAX_GRAD_NORM
     return alarm_at(*ALARMS)(rows, active, bounds)
 

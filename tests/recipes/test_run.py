@@ -27,7 +27,7 @@ from turnwise.recipes.training_run import resolve
 from turnwise.record.jsonl import read_jsonl
 from turnwise.record.run_folder import RunFolder
 from turnwise.record.trajectories import trajectory_from_row
-from turnwise.rollout.collect import Collected, Collector
+from turnwise.rollout.collect import CollectedGroups, Collector
 from turnwise.training import loop
 from turnwise.training.checkpoints import read_state
 from turnwise.training.update import update
@@ -207,7 +207,7 @@ def in_an_episode(*, round: int, group_size: int, call: int = 0) -> Moment:
     def moment(patch: pytest.MonkeyPatch) -> None:
         plain, calls = Collector.collect, list[tuple[int, int]]()
 
-        async def collect(self: Collector, *given: Any, progress: Any, **others: Any) -> Collected:
+        async def collect(self: Collector, *given: Any, progress: Any, **others: Any) -> CollectedGroups:
             calls.append((others["round"], others["group_size"]))
             here = calls[-1] == (round, group_size) and calls.count(calls[-1]) == call + 1
 

@@ -26,7 +26,7 @@ from turnwise.recipes.environment_mix import build_environment_mix
 from turnwise.recipes.run import train
 from turnwise.recipes.sft import check_sft, sft
 from turnwise.record.run_folder import RunFolder
-from turnwise.rollout.context import FullHistory
+from turnwise.rollout.context import FullContext
 from turnwise.tools.call_formats import format_call
 from turnwise.training import sft as train_sft
 from turnwise.training.sft import train_on_demonstrations
@@ -171,7 +171,7 @@ def test_a_conversation_from_a_file_tells_of_tools_as_an_episode_does_in_the_tem
     file = talks(tmp_path, PLAIN, opening=begun.messages)
     config = settings(tmp_path, sft__demos=str(file), rollout__max_new_tokens=99, rollout__max_tokens=9999)
     (sample,) = demos.demonstrations(config, worlds, None, renderer, lambda *_: None)  # type: ignore[arg-type]
-    shown = FullHistory(renderer).start(begun).ids
+    shown = FullContext(renderer).start(begun).ids
     assert sample.ids[: len(shown)].tolist() == list(shown) and not sample.mask[: len(shown)].any()
     assert "The room of a person." in renderer.decode(shown)
 

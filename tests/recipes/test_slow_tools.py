@@ -17,7 +17,7 @@ from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.loading.load import load_model
 from turnwise.recipes.build import build_policy_stack
 from turnwise.recipes.environment_mix import build_environment_mix, task_source
-from turnwise.rollout.collect import Collected
+from turnwise.rollout.collect import CollectedGroups
 
 MEMBERS, TURNS = 6, 3
 HANG_S = 120
@@ -46,7 +46,7 @@ class Errand(TextEnvRunner):
         return await super().step(action)
 
 
-def collect(tool: Callable[[], Awaitable[Any]], done: Callable[[int], None], **settings: Any) -> Collected:
+def collect(tool: Callable[[], Awaitable[Any]], done: Callable[[int], None], **settings: Any) -> CollectedGroups:
     """Six members, the first of which has a tool; `done` gets how many have ended."""
     given = {"rollout.max_new_tokens": 8, **{name.replace("__", "."): value for name, value in settings.items()}}
     config = build({"env": {"kind": "errands"}}, list(given.items()))
@@ -59,8 +59,8 @@ def collect(tool: Callable[[], Awaitable[Any]], done: Callable[[int], None], **s
         errand.tool = tool if member == 0 else None
         return errand
 
-    async def scenario() -> Collected:
-        tasks = task_source(config, worlds).training(0, 1)
+    async def scenario() -> CollectedGroups:
+        tasks = task_source(config, worlds).draw(0, 1)
         async with asyncio.timeout(HANG_S):
             return await replace(collector, make_env=make).collect(
                 tasks, group_size=MEMBERS, round=0, progress=lambda count, total: done(count)

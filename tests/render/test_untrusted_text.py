@@ -13,7 +13,7 @@ from turnwise.core.messages import Message, ToolSpec, user
 from turnwise.core.trajectory import Stop
 from turnwise.core.truncation import truncate_middle
 from turnwise.render.renderer import Renderer
-from turnwise.rollout.context_modes import clipped
+from turnwise.rollout.context_modes import clip_middle
 
 TOKENS = (*SPECIALS, *ORDINARY)
 BETWEEN = ("", "", " ", "\n", "\0", "\u200b", "\u0301", "<", ">", "|", '"', "\\", "a")
@@ -62,7 +62,7 @@ def test_no_piece_of_a_word_and_no_two_of_them_become_a_token(
     kind=st.sampled_from(KINDS),
     text=st.lists(PIECES, min_size=4, max_size=30).map("".join),
     data=st.data(),
-    cut=st.sampled_from([truncate_middle, clipped]),
+    cut=st.sampled_from([truncate_middle, clip_middle]),
 )
 def test_what_a_cut_leaves_of_words_is_no_token(kind: str, text: str, data: st.DataObject, cut) -> None:
     tokenizer, renderer = case("chatml", kind)

@@ -13,7 +13,7 @@ from turnwise.core.protocols import Observation, Sampling, StepResult
 from turnwise.core.trajectory import Status, Stop, Trajectory
 from turnwise.engine.openai.endpoint import ContextLengthError
 from turnwise.engine.openai.messages import Reply
-from turnwise.rollout.chat_episode import MESSAGES, USAGE, ChatPlayer, sampled_tokens
+from turnwise.rollout.chat_episode import MESSAGES_KEY, USAGE_KEY, ChatRunner, count_sampled_tokens
 from turnwise.rollout.limits import Limits
 from virtual_time_for_tests import run_in_virtual_time
 
@@ -64,7 +64,7 @@ class Talker:
 
 
 def play(env: Counting, chat: Talker, bounds: Limits | None = None, member: int = 0) -> Trajectory:
-    player = ChatPlayer(chat=chat, make_env=lambda task, member, attempt: env, limits=bounds or limits())
+    player = ChatRunner(chat=chat, make_env=lambda task, member, attempt: env, limits=bounds or limits())
     return run_in_virtual_time(player.episode(key_of(TASK, member)))
 
 
@@ -80,11 +80,11 @@ def test_the_whole_history_is_sent_and_the_trajectory_holds_it() -> None:
     assert [turn.message.content for turn in found.turns] == ["one", "?", "three"]
     assert [turn.invalid for turn in found.turns] == [False, True, False]
     assert [turn.extends for turn in found.turns] == [False, True, True]
-    assert [len(turn.info[MESSAGES]) for turn in found.turns] == [2, 1, 1], "what was new before each turn"
+    assert [len(turn.info[MESSAGES_KEY]) for turn in found.turns] == [2, 1, 1], "what was new before each turn"
     assert found.turns[1].info == {
         "a": 1,
-        MESSAGES: [{"role": "user", "content": "2 left"}],
-        USAGE: {"prompt_tokens": 20, "sampled_tokens": 5, "retries": 2},
+        MESSAGES_KEY: [{"role": "user", "content": "2 left"}],
+        USAGE_KEY: {"prompt_tokens": 20, "sampled_tokens": 5, "retries": 2},
     }
     assert env.closed
 
@@ -92,9 +92,9 @@ def test_the_whole_history_is_sent_and_the_trajectory_holds_it() -> None:
 def test_there_is_nothing_to_train_on() -> None:
     found = play(Counting(), Talker("x"))
     assert all(turn.context_ids == turn.action_ids == turn.action_logprobs == () for turn in found.turns)
-    assert sampled_tokens(found) == 15
-    assert sampled_tokens(play(Counting(), Talker("x", tokens=None))) is None
-    assert sampled_tokens(trajectory_of([turn_of([1], [2, 3])])) == 2
+    assert count_sampled_tokens(found) == 15
+    assert count_sampled_tokens(play(Counting(), Talker("x", tokens=None))) is None
+    assert count_sampled_tokens(trajectory_of([turn_of([1], [2, 3])])) == 2
 
 
 def test_seeds_differ_by_turn_and_try_and_nothing_else() -> None:

@@ -13,7 +13,7 @@ from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Status
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.envs.registry import load_spec
-from turnwise.rollout.collect import Collected, Collector, MakeEnv
+from turnwise.rollout.collect import CollectedGroups, Collector, MakeEnv
 from virtual_time_for_tests import run_in_virtual_time
 
 TASKS = [task_of("test", index) for index in range(2)]
@@ -61,11 +61,11 @@ def collector(
     )
 
 
-def collect(runner: Collector, tasks: list[Task] = TASKS, group_size: int = 4, round: int = 0) -> Collected:
+def collect(runner: Collector, tasks: list[Task] = TASKS, group_size: int = 4, round: int = 0) -> CollectedGroups:
     return run_in_virtual_time(runner.collect(tasks, group_size=group_size, round=round))
 
 
-def members(collected: Collected) -> list[list[tuple[int, int]]]:
+def members(collected: CollectedGroups) -> list[list[tuple[int, int]]]:
     return [[(each.member, each.attempt) for each in group.trajectories] for group in collected.groups]
 
 

@@ -9,7 +9,7 @@ from contexts_for_tests import TEMPLATE_NAMES, TEXTS, Played, Talk, memory, play
 from episodes_for_tests import turn_of
 from turnwise.core.messages import assistant, system, user
 from turnwise.models.loading.tiny import tiny_pieces
-from turnwise.rollout.context_modes import TurnMemory, clipped, said
+from turnwise.rollout.context_modes import TurnContext, action_text, clip_middle
 
 STEPS = Talk(
     opening=(system("Rules."), user("A lake.")),
@@ -20,7 +20,7 @@ STEPS = Talk(
 
 def told(talk: Talk, keep_opening: bool = False, template: str = "tiny", **form: Any) -> Played:
     renderer = renderer_of(template)
-    return play(talk, TurnMemory(renderer, memory=memory(**form), keep_opening=keep_opening), renderer)
+    return play(talk, TurnContext(renderer, memory=memory(**form), keep_opening=keep_opening), renderer)
 
 
 def last_context(played: Played, template: str = "tiny") -> str:
@@ -38,7 +38,9 @@ def test_exchanges_are_told_before_the_observation_in_one_user_message() -> None
 
 def test_every_action_stands_below_what_it_answered() -> None:
     rooms = Talk(
-        opening=STEPS.opening, answers=tuple((user(f"room {number}"),) for number in range(2, 6)), said=tuple("abcd")
+        opening=STEPS.opening,
+        answers=tuple((user(f"room {number}"),) for number in range(2, 6)),
+        said=tuple("abcd"),
     )
     text = "".join(f"Turn {number}\nroom {number}\nYou: {'abcd'[number - 1]}\n\n" for number in (2, 3))
     assert f"Turn 1\nA lake.\nYou: a\n\n{text}Turn 4, now:\n\nroom 4<|end|>" in last_context(told(rooms))
@@ -96,7 +98,7 @@ def test_the_oldest_turns_are_left_out_first_and_the_newest_is_cut_in_its_middle
 
 @given(text=st.text(max_size=30), chars=st.integers(0, 40))
 def test_clipping_keeps_both_ends(text: str, chars: int) -> None:
-    short = clipped(text, chars)
+    short = clip_middle(text, chars)
     assert len(short) <= chars
     assert short == text or len(short) == chars
 
@@ -113,7 +115,7 @@ def test_clipping_keeps_both_ends(text: str, chars: int) -> None:
     ],
 )
 def test_what_was_said_is_the_answer_or_what_stands_outside_of_the_thinking(content: str, expected: str) -> None:
-    assert said(assistant(content)) == expected
+    assert action_text(assistant(content)) == expected
 
 
 @pytest.mark.parametrize("template", ["tiny", *TEMPLATE_NAMES])

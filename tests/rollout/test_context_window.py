@@ -9,7 +9,7 @@ from turnwise.core.messages import Message, system, user
 from turnwise.core.protocols import Observation
 from turnwise.core.trajectory import Turn
 from turnwise.render.renderer import Renderer
-from turnwise.rollout.context import NOTHING, FullHistory
+from turnwise.rollout.context import EMPTY_OBSERVATION, FullContext
 
 STEPS = Talk(
     opening=(system("Rules."), user("Where is the key?")),
@@ -22,7 +22,7 @@ def full_history(
     renderer: Renderer, opening: tuple[Message, ...], turns: list[Turn], talk: Talk, first: int
 ) -> list[int]:
     """The ids of an episode that began with turn `first`, as full history makes them."""
-    context = FullHistory(renderer)
+    context = FullContext(renderer)
 
     async def ids() -> list[int]:
         pending = context.start(Observation(messages=opening))
@@ -40,7 +40,7 @@ def full_history(
 def test_a_window_as_long_as_the_episode_is_full_history(talk: Talk, spare: int, slack: int) -> None:
     renderer = renderer_of("tiny")
     turns = max(0, len(talk.answers) - 1 + spare - slack)
-    full = play(talk, FullHistory(renderer), renderer)
+    full = play(talk, FullContext(renderer), renderer)
     windowed = play(talk, window(renderer, turns, slack=slack), renderer)
     assert windowed.trajectory.turns == full.trajectory.turns
     assert windowed.witness.contexts == full.witness.contexts
@@ -64,7 +64,7 @@ def test_a_window_is_the_full_history_of_an_episode_that_began_later(
             assert not turns[number].extends
         else:
             assert turns[number].extends == (number > 0)
-        opening = talk.opening if oldest == 0 else (*stays, *(talk.answers[oldest - 1] or (NOTHING,)))
+        opening = talk.opening if oldest == 0 else (*stays, *(talk.answers[oldest - 1] or (EMPTY_OBSERVATION,)))
         assert context == full_history(renderer, opening, turns[oldest:number], talk, oldest)
 
 

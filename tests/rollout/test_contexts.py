@@ -16,7 +16,7 @@ from learners_for_tests import logprobs_of, settings_of
 from turnwise.core.messages import system, user
 from turnwise.core.samples import Sample
 from turnwise.core.trajectory import Group, Trajectory
-from turnwise.data.samples import samples_of
+from turnwise.data.samples import build_samples
 from turnwise.engine.native.engine import NativeEngine
 from turnwise.envs.registry import load_spec
 from turnwise.models.attention.interface import ATTENTION
@@ -43,7 +43,7 @@ def assert_exact(played: Played) -> None:
     """Every sampled token is trained once, with its own log-probability, on the ids that it was sampled in."""
     trajectory, witness = played.trajectory, played.witness
     assert [turn.action_ids for turn in trajectory.turns] == witness.said
-    samples = samples_of([trajectory])
+    samples = build_samples([trajectory])
     assert sum(int(sample.mask.sum()) for sample in samples) == trajectory.num_sampled == sum(map(len, witness.said))
     trained = [token for sample in samples for token in sample.ids[sample.mask].tolist()]
     assert trained == [token for said in witness.said for token in said]
@@ -145,7 +145,7 @@ def test_the_learner_gives_what_was_sampled_the_samplers_log_probabilities(mode:
     trajectories, model = collected(mode)
     assert any(not turn.extends for each in trajectories for turn in each.turns[1:]) == (mode != "full")
     learner = build_learner(settings_of(), model)
-    sampler = [sample.logprobs[sample.mask] for sample in samples_of(trajectories)]
+    sampler = [sample.logprobs[sample.mask] for sample in build_samples(trajectories)]
     torch.testing.assert_close(torch.cat(logprobs_of(learner, trajectories)), torch.cat(sampler), atol=1e-5, rtol=0)
 
 
@@ -153,7 +153,7 @@ def test_the_learner_gives_what_was_sampled_the_samplers_log_probabilities(mode:
 def test_what_is_recorded_gives_the_trajectory_back_with_the_advantages_of_each_turn(mode: str) -> None:
     renderer = renderer_of("tiny")
     trajectory = play(LONG, MODES[mode](renderer), renderer).trajectory
-    samples = samples_of([trajectory])
+    samples = build_samples([trajectory])
     estimated = SimpleNamespace(
         trajectories=[trajectory],
         samples=samples,

@@ -5,17 +5,17 @@ from collections import Counter
 import pytest
 
 from turnwise.envs.seeds import seed_for
-from turnwise.rollout.tasks import Curriculum, TaskSource, World, task_name
+from turnwise.rollout.tasks import Curriculum, EnvMixEntry, TaskSource, task_name
 
 SIZES = {"train": 10, "validation": 3, "test": 4}
 
 
 def source(seed: int = 0) -> TaskSource:
-    return TaskSource(worlds=(World(env="rows", sizes=SIZES),), run_seed=seed)
+    return TaskSource(mix=(EnvMixEntry(env="rows", sizes=SIZES),), run_seed=seed)
 
 
 def places(step: int, count: int, start: int = 0, seed: int = 0) -> list[int]:
-    return [task.seed for task in source(seed).training(step, count, start)]
+    return [task.seed for task in source(seed).draw(step, count, start)]
 
 
 def test_a_step_meets_every_row_once_before_any_twice() -> None:
@@ -26,19 +26,19 @@ def test_a_step_meets_every_row_once_before_any_twice() -> None:
 
 
 def test_an_evaluation_plays_each_row_once_however_many_are_asked_for() -> None:
-    assert len(source().held_out("test", 100)) == len({task.seed for task in source().held_out("test", 100)}) == 4
-    assert len(source().held_out("validation", 2)) == 2
+    assert len(source().first_tasks("test", 100)) == len({task.seed for task in source().first_tasks("test", 100)}) == 4
+    assert len(source().first_tasks("validation", 2)) == 2
 
 
 def chosen(train_rows: int, pool: int, seed: int = 0) -> TaskSource:
     curriculum = Curriculum(pool=pool, floor=0.1, memory=0.5)
-    worlds = (World(env="rows", sizes={"train": train_rows, "test": 4}),)
-    return TaskSource(worlds=worlds, run_seed=seed, curriculum=curriculum)
+    mix = (EnvMixEntry(env="rows", sizes={"train": train_rows, "test": 4}),)
+    return TaskSource(mix=mix, run_seed=seed, curriculum=curriculum)
 
 
 def drawn_rows(source: TaskSource, steps: int, count: int, **rates: float) -> Counter[int]:
     known = {task_name("rows", seed_for("train", int(row[1:]))): (100 * rate, 100.0) for row, rate in rates.items()}
-    return Counter(task.seed for step in range(steps) for task in source.training(step, count, measured=known))
+    return Counter(task.seed for step in range(steps) for task in source.draw(step, count, success_counts=known))
 
 
 def test_curriculum_draws_rows_by_measured_success() -> None:
@@ -57,12 +57,14 @@ def test_curriculum_pool_is_a_sample_of_the_rows() -> None:
 @pytest.mark.parametrize(("train_rows", "pool"), [(3, 8), (8, 8), (30, 8)])
 def test_curriculum_repeats_a_row_only_after_all_others(train_rows: int, pool: int) -> None:
     source, many = chosen(train_rows, pool), min(train_rows, pool)
-    once = [task.seed for task in source.training(4, many)]
+    once = [task.seed for task in source.draw(4, many)]
     assert len(set(once)) == many
-    twice = [task.seed for task in source.training(4, 2 * many)]
+    twice = [task.seed for task in source.draw(4, 2 * many)]
     assert twice[:many] == once and sorted(twice[many:]) == sorted(once)
-    assert [task.seed for task in source.training(4, many, start=many)] == twice[many:]
+    assert [task.seed for task in source.draw(4, many, start=many)] == twice[many:]
 
 
 def test_curriculum_leaves_held_out_rows_alone() -> None:
-    assert [task.seed for task in chosen(1000, pool=20).held_out("test", 9)] == [seed_for("test", n) for n in range(4)]
+    assert [task.seed for task in chosen(1000, pool=20).first_tasks("test", 9)] == [
+        seed_for("test", n) for n in range(4)
+    ]

@@ -18,13 +18,13 @@ from turnwise.core.errors import InfrastructureFailure, RewardFailure
 from turnwise.core.messages import Message, system, user
 from turnwise.core.protocols import Completion, Env, Observation, Sampling, Session, StepResult
 from turnwise.core.trajectory import Status, Stop, Trajectory
-from turnwise.data.samples import samples_of
+from turnwise.data.samples import build_samples
 from turnwise.engine.scripted import ScriptedEngine, ScriptedSession
 from turnwise.envs.registry import load_spec
 from turnwise.render.codec import Codec
 from turnwise.rewards.factory import build_rubric
 from turnwise.rewards.rubric import Rubric, Submission
-from turnwise.rollout.context import FullHistory, Pending
+from turnwise.rollout.context import ContextState, FullContext
 from turnwise.rollout.episode import run_episode
 from turnwise.rollout.limits import EpisodeClock, Limits
 from virtual_time_for_tests import block, follow_virtual_time, run_in_virtual_time
@@ -104,7 +104,7 @@ def test_turns_hold_exactly_the_ids_that_the_session_saw() -> None:
 
 def test_the_mask_is_one_on_what_was_sampled_and_nowhere_else() -> None:
     trajectory, witness = play(load_spec("frozen_lake").make(LAKE), says("<answer>Left</answer>", "what?"), limits())
-    (sample,) = samples_of([trajectory])
+    (sample,) = build_samples([trajectory])
     assert sample.ids.tolist() == witness.ids
     sampled = [token for turn in trajectory.turns for token in turn.action_ids]
     assert sample.ids[sample.mask].tolist() == sampled
@@ -311,8 +311,8 @@ def test_run_episode_charges_an_environment_for_its_own_blocking(monkeypatch: py
 
 
 def test_run_episode_blames_the_renderer_where_there_is_no_summary_hook() -> None:
-    class Slow(FullHistory):
-        async def next(self, *given: Any) -> Pending:
+    class Slow(FullContext):
+        async def next(self, *given: Any) -> ContextState:
             time.sleep(60)
             return await super().next(*given)
 

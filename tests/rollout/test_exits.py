@@ -22,7 +22,7 @@ from turnwise.render.renderer import Renderer
 from turnwise.rewards.factory import build_rubric
 from turnwise.rewards.rubric import Rubric, Submission
 from turnwise.rollout.collect import Collector
-from turnwise.rollout.context import FullHistory
+from turnwise.rollout.context import FullContext
 from turnwise.rollout.context_modes import _written
 from turnwise.tools.function import from_function
 from turnwise.tools.toolbox import ToolBox
@@ -81,7 +81,7 @@ def collected(where: str, exits: int) -> Any:
     collector = Collector(
         policy=ScriptedEngine(lambda key, turn, ids: said, list(renderer.stop_ids)),
         make_env=kind.make,
-        context=FullHistory(renderer),
+        context=FullContext(renderer),
         limits=limits(max_new_tokens=100, max_tokens=10_000),
         in_flight=1,
         attempts=3,

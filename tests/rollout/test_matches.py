@@ -19,20 +19,20 @@ from turnwise.core.trajectory import Status
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.envs.games.selfplay import SelfPlayEnv, make_selfplay_envs, player_of
 from turnwise.envs.registry import load_spec
-from turnwise.rollout.collect import Collected
-from turnwise.rollout.selfplay import MakeSeats, MatchCollector, SidedTasks
-from turnwise.rollout.tasks import World
+from turnwise.rollout.collect import CollectedGroups
+from turnwise.rollout.selfplay import MakeMatch, MatchCollector, SelfPlayTasks
+from turnwise.rollout.tasks import EnvMixEntry
 from virtual_time_for_tests import follow_virtual_time, run_in_virtual_time
 
 KIND = load_spec("tic_tac_toe")
 PARAMS = KIND.check_params({})
 
 
-def source(both: bool) -> SidedTasks:
-    return SidedTasks(worlds=(World(env="tic_tac_toe", params=PARAMS),), run_seed=0, both=both)
+def source(both: bool) -> SelfPlayTasks:
+    return SelfPlayTasks(mix=(EnvMixEntry(env="tic_tac_toe", params=PARAMS),), run_seed=0, both=both)
 
 
-def make_seats(task: Task, member: int, attempt: int) -> tuple[Env, Env]:
+def make_match(task: Task, member: int, attempt: int) -> tuple[Env, Env]:
     return make_selfplay_envs(KIND, task, member, attempt)
 
 
@@ -56,19 +56,19 @@ class Recorder:
 
 
 def collector(
-    policy: Policy, opponent: Policy | None = None, make: MakeSeats = make_seats, **given: Any
+    policy: Policy, opponent: Policy | None = None, make: MakeMatch = make_match, **given: Any
 ) -> MatchCollector:
     settings = {"in_flight": 64, "attempts": 3, "run_seed": 0, "limits": limits()} | given
-    return MatchCollector(policy=policy, opponent=opponent, make_seats=make, context=context(), **settings)
+    return MatchCollector(policy=policy, opponent=opponent, make_match=make, context=context(), **settings)
 
 
-def collect(runner: MatchCollector, tasks: list[Task], group_size: int = 4) -> Collected:
+def collect(runner: MatchCollector, tasks: list[Task], group_size: int = 4) -> CollectedGroups:
     """A side that waits for ever is a failure at once."""
     return run_in_virtual_time(runner.collect(tasks, group_size=group_size, round=0))
 
 
 def test_both_sides_are_groups_of_their_own_view() -> None:
-    tasks = source(both=True).training(0, 4)
+    tasks = source(both=True).draw(0, 4)
     recorder = Recorder()
     collected = collect(collector(recorder.policy), tasks)
     assert [group.task for group in collected.groups] == tasks and not collected.counts
@@ -94,7 +94,7 @@ def test_both_sides_are_groups_of_their_own_view() -> None:
 
 
 def test_an_opponent_plays_the_other_side_and_is_in_no_group() -> None:
-    tasks = source(both=False).training(0, 3)
+    tasks = source(both=False).draw(0, 3)
     ours, theirs = Recorder(), Recorder()
     collected = collect(collector(ours.policy, theirs.policy), tasks)
     assert [player_of(task) for task in tasks] == [0, 1, 0] and len({task.seed for task in tasks}) == 3
@@ -124,7 +124,7 @@ class Slots:
 
 @pytest.mark.parametrize("in_flight", [2, 3, 5])
 def test_few_at_once_are_enough_and_there_are_never_more(in_flight: int) -> None:
-    tasks = source(both=True).training(0, 4)
+    tasks = source(both=True).draw(0, 4)
     collected = collect(collector(Slots(in_flight), in_flight=in_flight), tasks, group_size=5)
     assert [len(group.trajectories) for group in collected.groups] == [5] * 4
 
@@ -148,34 +148,34 @@ class Breaks:
 @pytest.mark.parametrize("side", [0, 1])
 def test_a_side_that_breaks_takes_its_partner_along_and_both_are_run_again(side: int) -> None:
     def make(task: Task, member: int, attempt: int) -> tuple[Env, Env]:
-        pair: list[Env] = list(make_seats(task, member, attempt))
+        pair: list[Env] = list(make_match(task, member, attempt))
         if member == 1 and attempt < 2:
             pair[side] = Breaks(pair[side], "raises")
         return pair[0], pair[1]
 
-    collected = collect(collector(Recorder().policy, make=make, in_flight=2), source(both=True).training(0, 2))
+    collected = collect(collector(Recorder().policy, make=make, in_flight=2), source(both=True).draw(0, 2))
     assert [[each.attempt for each in group.trajectories] for group in collected.groups] == [[0, 2, 0, 0]] * 2
     assert collected.counts == {"env_errors": 2}
 
 
 def test_a_match_that_always_breaks_is_given_up_on_both_sides() -> None:
     def make(task: Task, member: int, attempt: int) -> tuple[Env, Env]:
-        first, second = make_seats(task, member, attempt)
+        first, second = make_match(task, member, attempt)
         return (Breaks(first, "raises"), second) if member == 0 else (first, second)
 
-    collected = collect(collector(Recorder().policy, make=make), source(both=True).training(0, 2), group_size=3)
+    collected = collect(collector(Recorder().policy, make=make), source(both=True).draw(0, 2), group_size=3)
     assert [[each.member for each in group.trajectories] for group in collected.groups] == [[1, 2]] * 2
     assert collected.counts == {"env_errors": 3, "members_given_up": 2}
 
 
 def test_a_match_that_hangs_is_run_again_on_both_sides() -> None:
     def make(task: Task, member: int, attempt: int) -> tuple[Env, Env]:
-        first, second = make_seats(task, member, attempt)
+        first, second = make_match(task, member, attempt)
         made.append(member)
         return (Breaks(first, "hangs") if len(made) == 1 else first), second
 
     made: list[int] = []
-    tasks = source(both=True).training(0, 2)
+    tasks = source(both=True).draw(0, 2)
     timed = collector(Recorder().policy, make=make, limits=replace(limits(), timeout_s=0.3))
     collected = collect(timed, tasks, group_size=1)
     assert [len(group.trajectories) for group in collected.groups] == [1, 1] and len(made) == 2
@@ -209,14 +209,14 @@ def test_match_truncates_only_the_side_that_samples_slowly(slow: int, monkeypatc
                 yield SlowSession(session) if player_of(key.task) == slow else session
 
     timed = collector(SlowSide(), limits=replace(limits(), timeout_s=60.0))
-    collected = collect(timed, source(both=True).training(0, 2), group_size=1)
+    collected = collect(timed, source(both=True).draw(0, 2), group_size=1)
     sides = [group.trajectories[0] for group in collected.groups]
     assert not collected.counts and sides[slow].status is Status.TRUNCATED_TIME
     assert sides[1 - slow].turns[-1].info["result"] in ("win", "draw", "loss")
 
 
 def test_a_side_that_is_out_of_tokens_leaves_its_partner_a_whole_game() -> None:
-    tasks = source(both=True).training(0, 2)
+    tasks = source(both=True).draw(0, 2)
 
     def wordy(key: EpisodeKey, turn: int, ids: list[int]) -> Sequence[int]:
         free = [cell for cell in board_in(ids) if cell.isdigit()]
@@ -233,23 +233,23 @@ def test_what_a_user_gave_wrong_stops_it() -> None:
         raise UserError("no such game")
 
     with pytest.raises(UserError, match="no such game"):
-        collect(collector(Recorder().policy, make=make), source(both=True).training(0, 2))
+        collect(collector(Recorder().policy, make=make), source(both=True).draw(0, 2))
 
 
 def test_tasks_of_a_match_come_in_twos_and_go_on_where_a_step_left_off() -> None:
-    tasks = source(both=True).training(3, 6)
+    tasks = source(both=True).draw(3, 6)
     assert [player_of(task) for task in tasks] == [0, 1] * 3
     assert [task.seed for task in tasks[::2]] == [task.seed for task in tasks[1::2]] and len(
         {t.seed for t in tasks}
     ) == 3
-    assert source(both=True).training(3, 2, start=4) == tasks[4:]
-    assert source(both=False).training(3, 2, start=3) == source(both=False).training(3, 5)[3:]
-    held_out = source(both=True).held_out("validation", 2)
+    assert source(both=True).draw(3, 2, start=4) == tasks[4:]
+    assert source(both=False).draw(3, 2, start=3) == source(both=False).draw(3, 5)[3:]
+    held_out = source(both=True).first_tasks("validation", 2)
     assert all(task.params["begins"] == "random" for task in held_out), "evaluation is against the script"
 
 
 def test_random_moves_are_of_training_tasks_alone() -> None:
     tasks = replace(source(both=True), random_moves=4)
-    assert [task.params["random_moves"] for task in tasks.training(0, 4)] == [4] * 4
-    assert tasks.held_out("validation", 2) == source(both=True).held_out("validation", 2)
-    assert {task.params["random_moves"] for task in source(both=False).training(0, 4)} == {0}
+    assert [task.params["random_moves"] for task in tasks.draw(0, 4)] == [4] * 4
+    assert tasks.first_tasks("validation", 2) == source(both=True).first_tasks("validation", 2)
+    assert {task.params["random_moves"] for task in source(both=False).draw(0, 4)} == {0}

@@ -5,54 +5,54 @@ import pytest
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Group, Status, Trajectory
 from turnwise.envs.seeds import SEEDS_PER_SPLIT, seed_for, split_of_seed
-from turnwise.rollout.tasks import Curriculum, TaskSource, World, task_name
+from turnwise.rollout.tasks import Curriculum, EnvMixEntry, TaskSource, task_name
 
 
 def source(run_seed: int = 0, **others: object) -> TaskSource:
-    worlds = (World(env="frozen_lake", params={"size": 4}),)
-    return TaskSource(**{"worlds": worlds, "run_seed": run_seed, **others})  # type: ignore[arg-type]
+    mix = (EnvMixEntry(env="frozen_lake", params={"size": 4}),)
+    return TaskSource(**{"mix": mix, "run_seed": run_seed, **others})  # type: ignore[arg-type]
 
 
-MIXED = (World(env="a", weight=1.0), World(env="b", weight=3.0, params={"x": 1}))
+MIXED = (EnvMixEntry(env="a", weight=1.0), EnvMixEntry(env="b", weight=3.0, params={"x": 1}))
 POOL = Curriculum(pool=40, floor=0.1, memory=0.5)
 
 
 def test_a_step_draws_the_same_tasks_whenever_it_is_asked() -> None:
-    for each in (source(), source(worlds=MIXED), source(curriculum=POOL), source(worlds=MIXED, curriculum=POOL)):
-        assert each.training(7, 5) == each.training(7, 5)
-        assert each.training(7, 3) == each.training(7, 5)[:3]
-        assert each.training(7, 2, start=3) == each.training(7, 5)[3:]
+    for each in (source(), source(mix=MIXED), source(curriculum=POOL), source(mix=MIXED, curriculum=POOL)):
+        assert each.draw(7, 5) == each.draw(7, 5)
+        assert each.draw(7, 3) == each.draw(7, 5)[:3]
+        assert each.draw(7, 2, start=3) == each.draw(7, 5)[3:]
 
 
 def test_addresses_do_not_change_between_releases_and_processes() -> None:
     """Written down once: a run resumed elsewhere draws the tasks that it would have drawn."""
-    assert [task.seed for task in source().training(0, 2)] == [568475608063, 881461424645]
+    assert [task.seed for task in source().draw(0, 2)] == [568475608063, 881461424645]
 
 
 def test_other_steps_and_other_runs_draw_other_tasks() -> None:
-    drawn = [task.seed for seed in (0, 1) for step in range(50) for task in source(seed).training(step, 8)]
+    drawn = [task.seed for seed in (0, 1) for step in range(50) for task in source(seed).draw(step, 8)]
     assert len(set(drawn)) == len(drawn)
 
 
 def test_training_never_draws_a_held_out_task() -> None:
-    drawn = [task for step in range(200) for task in source().training(step, 8)]
+    drawn = [task for step in range(200) for task in source().draw(step, 8)]
     assert {(task.split, split_of_seed(task.seed)) for task in drawn} == {("train", "train")}
-    held_out = [*source().held_out("validation", 256), *source().held_out("test", 256)]
+    held_out = [*source().first_tasks("validation", 256), *source().first_tasks("test", 256)]
     assert not {task.seed for task in drawn} & {task.seed for task in held_out}
     assert len({task.seed for task in held_out}) == 512
 
 
 def test_every_run_is_evaluated_on_the_same_tasks() -> None:
-    assert source(0).held_out("test", 10) == source(5).held_out("test", 10)
-    assert [task.seed for task in source().held_out("test", 2)] == [2 * SEEDS_PER_SPLIT, 2 * SEEDS_PER_SPLIT + 1]
-    assert all(task.split == "validation" == split_of_seed(task.seed) for task in source().held_out("validation", 9))
+    assert source(0).first_tasks("test", 10) == source(5).first_tasks("test", 10)
+    assert [task.seed for task in source().first_tasks("test", 2)] == [2 * SEEDS_PER_SPLIT, 2 * SEEDS_PER_SPLIT + 1]
+    assert all(task.split == "validation" == split_of_seed(task.seed) for task in source().first_tasks("validation", 9))
 
 
 def test_worlds_are_drawn_by_their_weights_and_evaluated_in_equal_parts() -> None:
-    drawn = Counter(task.env for step in range(100) for task in source(worlds=MIXED).training(step, 20))
+    drawn = Counter(task.env for step in range(100) for task in source(mix=MIXED).draw(step, 20))
     assert drawn["b"] / drawn["a"] == pytest.approx(3.0, rel=0.2)
-    assert {tuple(task.params.items()) for task in source(worlds=MIXED).training(0, 20)} == {(), (("x", 1),)}
-    held_out = source(worlds=MIXED).held_out("test", 6)
+    assert {tuple(task.params.items()) for task in source(mix=MIXED).draw(0, 20)} == {(), (("x", 1),)}
+    held_out = source(mix=MIXED).first_tasks("test", 6)
     assert [(task.env, task.seed - 2 * SEEDS_PER_SPLIT) for task in held_out] == [
         (env, index) for index in range(3) for env in "ab"
     ]
@@ -65,7 +65,7 @@ def measured(**rates: float) -> dict[str, tuple[float, float]]:
 def test_tasks_that_are_sometimes_solved_are_drawn_most_and_none_never() -> None:
     known = measured(t0=0.0, t1=0.5, t2=1.0)
     drawn = Counter(
-        task.seed for step in range(3000) for task in source(curriculum=POOL).training(step, 4, measured=known)
+        task.seed for step in range(3000) for task in source(curriculum=POOL).draw(step, 4, success_counts=known)
     )
     never, half, always = (drawn[seed_for("train", place)] for place in range(3))
     assert half > 5 * never > 0 and half > 5 * always > 0
@@ -73,7 +73,7 @@ def test_tasks_that_are_sometimes_solved_are_drawn_most_and_none_never() -> None
 
 
 def test_a_step_draws_no_task_twice_even_where_it_takes_the_whole_pool() -> None:
-    assert len({task.seed for task in source(curriculum=POOL).training(3, 40)}) == 40
+    assert len({task.seed for task in source(curriculum=POOL).draw(3, 40)}) == 40
 
 
 def trajectory(seed: int, status: Status) -> Trajectory:
@@ -86,9 +86,9 @@ def group(seed: int, *statuses: Status) -> Group:
 
 def test_measurements_fade_and_broken_members_say_nothing() -> None:
     won, lost, broken = Status.SUCCEEDED, Status.FAILED, Status.ENV_ERROR
-    first = POOL.after({}, [group(1, won, lost, broken), group(2, broken)])
+    first = POOL.update({}, [group(1, won, lost, broken), group(2, broken)])
     assert first == {"x:1": (1.0, 2.0)}
-    assert POOL.after(first, [group(1, won, won)]) == {"x:1": (2.5, 3.0)}
+    assert POOL.update(first, [group(1, won, won)]) == {"x:1": (2.5, 3.0)}
     assert first == {"x:1": (1.0, 2.0)}
 
 

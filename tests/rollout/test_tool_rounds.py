@@ -23,7 +23,7 @@ from turnwise.core.messages import Message, assistant
 from turnwise.core.protocols import Completion, Observation, Policy, Sampling, Session, StepResult
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Trajectory
-from turnwise.data.samples import samples_of
+from turnwise.data.samples import build_samples
 from turnwise.engine.native.engine import NativeEngine
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.envs.seeds import seed_for
@@ -32,7 +32,7 @@ from turnwise.envs.text_env import Outcome, lost
 from turnwise.envs.tool_env import ToolEnv, ToolEnvRunner
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.render.renderer import Renderer
-from turnwise.rollout.context import FullHistory
+from turnwise.rollout.context import FullContext
 from turnwise.rollout.episode import run_episode
 from turnwise.tools.call_formats import format_call
 from turnwise.tools.function import from_function
@@ -116,7 +116,7 @@ def episode(style: str, policy: Policy, bounds: int, forced: Sequence[str] = ())
     async def run() -> tuple[Trajectory, Witness, Heard]:
         runner = KIND.make(task)
         assert isinstance(runner, ToolEnvRunner)
-        env, context = Heard(runner, forced), FullHistory(renderer_of(STYLES[style], "markup"))
+        env, context = Heard(runner, forced), FullContext(renderer_of(STYLES[style], "markup"))
         async with policy.open(key_of(task)) as session:
             witness = Witness(session)
             most = limits(max_new_tokens=bounds, max_tokens=100_000)
@@ -129,7 +129,7 @@ def episode(style: str, policy: Policy, bounds: int, forced: Sequence[str] = ())
 
 def check_masks(trajectory: Trajectory, witness: Witness) -> None:
     """The sample is what the session saw, token by token, and its mask says who wrote each."""
-    (sample,) = samples_of([trajectory])
+    (sample,) = build_samples([trajectory])
     ids, mask, turns = list[int](), list[bool](), list[int]()
     for number, (given_ids, said) in enumerate(zip(witness.given, witness.said, strict=True)):
         ids += given_ids + said

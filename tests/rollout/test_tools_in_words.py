@@ -7,12 +7,12 @@ import pytest
 
 from hostile_for_tests import renderer_of
 from turnwise.core.task import Task
-from turnwise.data.demonstrations import demonstration_sample
+from turnwise.data.demonstrations import build_demonstration
 from turnwise.envs.registry import load_spec
 from turnwise.envs.seeds import seed_for
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
-from turnwise.rollout.context import FullHistory
+from turnwise.rollout.context import FullContext
 from turnwise.training.sft import play_demonstration, solution
 
 
@@ -28,13 +28,13 @@ def opening(renderer: Renderer, style: str) -> tuple[str, list[int], list[int]]:
     async def started() -> list[int]:
         env = kind.make(task, 0, 0)
         try:
-            return list(FullHistory(renderer).start(await env.start()).ids)
+            return list(FullContext(renderer).start(await env.start()).ids)
         finally:
             await env.close()
 
     shown = asyncio.run(started())
     exchanges, _ = asyncio.run(play_demonstration(partial(kind.make, task), partial(solution, False)))
-    sample = demonstration_sample(0, exchanges, renderer)
+    sample = build_demonstration(0, exchanges, renderer)
     return renderer.decode(shown), shown, sample.ids[: len(shown)].tolist()
 
 

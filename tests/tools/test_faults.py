@@ -18,8 +18,8 @@ from turnwise.envs.text_env import Outcome, lost, won
 from turnwise.envs.tool_env import Style, ToolEnv
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
-from turnwise.rollout.collect import Collected, Collector
-from turnwise.rollout.context import FullHistory
+from turnwise.rollout.collect import CollectedGroups, Collector
+from turnwise.rollout.context import FullContext
 from turnwise.rollout.limits import Limits
 from turnwise.tools.function import from_function, tool
 from turnwise.tools.tool import Tool
@@ -63,7 +63,7 @@ class Doubling(ToolEnv):
         return won() if action == str(4 * self.number) else lost()
 
 
-def collect(rate: float) -> Collected:
+def collect(rate: float) -> CollectedGroups:
     RATE[0], BROKEN[0] = rate, 0
     renderer, kind = Renderer(tiny_tokenizer()), EnvSpec(name="doubling", id="", cls=Doubling)
     envs: dict[tuple[int, int, int], Any] = {}
@@ -81,7 +81,7 @@ def collect(rate: float) -> Collected:
     collector = Collector(
         policy=ScriptedEngine(script, list(renderer.stop_ids)),
         make_env=make,
-        context=FullHistory(renderer),
+        context=FullContext(renderer),
         limits=Limits(sampling=Sampling(max_tokens=500), max_tokens=5000, timeout_s=60.0),
         in_flight=16,
         attempts=30,

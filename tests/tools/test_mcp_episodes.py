@@ -20,8 +20,8 @@ from turnwise.envs.registry import load_spec
 from turnwise.envs.seeds import seed_for
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
-from turnwise.rollout.collect import Collected, Collector
-from turnwise.rollout.context import FullHistory
+from turnwise.rollout.collect import CollectedGroups, Collector
+from turnwise.rollout.context import FullContext
 from turnwise.rollout.limits import Limits
 
 REWARD = "def score(answer, row):\n    return float(answer == row['answer'])\n"
@@ -39,7 +39,7 @@ def write_params(folder: Path, **server: Any) -> dict[str, Any]:
     }
 
 
-def collect(params: dict[str, Any], answer: Callable[[int], str], members: int = 4) -> Collected:
+def collect(params: dict[str, Any], answer: Callable[[int], str], members: int = 4) -> CollectedGroups:
     renderer, spec = Renderer(tiny_tokenizer()), load_spec("tools")
 
     def script(key: EpisodeKey, turn: int, ids: list[int]) -> list[int]:
@@ -48,7 +48,7 @@ def collect(params: dict[str, Any], answer: Callable[[int], str], members: int =
     collector = Collector(
         policy=ScriptedEngine(script, list(renderer.stop_ids)),
         make_env=spec.make,
-        context=FullHistory(renderer),
+        context=FullContext(renderer),
         limits=Limits(sampling=Sampling(max_tokens=500), max_tokens=5000, timeout_s=60.0),
         in_flight=members,
         attempts=3,
@@ -58,7 +58,7 @@ def collect(params: dict[str, Any], answer: Callable[[int], str], members: int =
     return asyncio.run(collector.collect([task], group_size=members, round=0))
 
 
-def contexts(collected: Collected) -> list[list[str]]:
+def contexts(collected: CollectedGroups) -> list[list[str]]:
     """Decoded context of every turn, by member."""
     renderer = Renderer(tiny_tokenizer())
     (group,) = collected.groups

@@ -20,7 +20,7 @@ from turnwise.core.protocols import Sampling
 from turnwise.core.samples import Needs
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.packing import pack
-from turnwise.data.samples import samples_of
+from turnwise.data.samples import build_samples
 from turnwise.engine.native.engine import NativeEngine
 from turnwise.training.learner import LocalLearner
 
@@ -181,7 +181,7 @@ def test_the_value_loss_pulls_the_critic_towards_the_returns() -> None:
 
 
 def test_a_new_critic_says_zero_everywhere() -> None:
-    batch = pack(samples_of(random_groups()[0].trajectories))
+    batch = pack(build_samples(random_groups()[0].trajectories))
     for critic in ("trunk", "head"):
         (scores,) = make_learner(settings_of(critic)).score([batch], Needs(values=True))
         assert scores.values is not None and scores.end_values is not None
@@ -192,7 +192,7 @@ def test_a_new_critic_says_zero_everywhere() -> None:
 def test_the_reference_stays_where_training_began() -> None:
     config = settings_of()
     learner = make_learner(config)
-    start, batch = weights(learner.model), pack(samples_of(random_groups()[0].trajectories))
+    start, batch = weights(learner.model), pack(build_samples(random_groups()[0].trajectories))
 
     def reference() -> torch.Tensor:
         (scores,) = learner.score([batch], Needs(logprobs=True, ref_logprobs=True))
@@ -221,7 +221,7 @@ def test_the_reference_holds_the_policy_back() -> None:
 
 
 def test_only_what_is_asked_for_is_scored() -> None:
-    batch = pack(samples_of(random_groups()[0].trajectories))
+    batch = pack(build_samples(random_groups()[0].trajectories))
     (scores,) = make_learner(settings_of("trunk")).score([batch], Needs(values=True))
     assert scores.logprobs is None and scores.entropy is None and scores.ref_logprobs is None
     (scores,) = make_learner(settings_of("trunk")).score([batch], Needs(entropy=True))

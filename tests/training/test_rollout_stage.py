@@ -15,12 +15,12 @@ from turnwise.core.task import Task
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.recipes.build import build_scoring, filter_settings
 from turnwise.rewards.scoring import Scoring
-from turnwise.rollout.collect import Collected
-from turnwise.rollout.failures import Lost
-from turnwise.rollout.tasks import TaskSource, World
+from turnwise.rollout.collect import CollectedGroups
+from turnwise.rollout.failures import DroppedEpisodes
+from turnwise.rollout.tasks import EnvMixEntry, TaskSource
 from turnwise.training.rollout_stage import RolloutResult, RolloutStage, filter_groups
 
-TASKS = TaskSource(worlds=(World(env="test"),), run_seed=0)
+TASKS = TaskSource(mix=(EnvMixEntry(env="test"),), run_seed=0)
 
 
 class FakeCollector:
@@ -31,12 +31,12 @@ class FakeCollector:
         self.drawn: list[Any] = []
         self.reward, self.broken, self.alike = reward, broken, alike
 
-    async def collect(self, tasks: list[Task], *, group_size: int, drawn: Any = None, **_: Any) -> Collected:
+    async def collect(self, tasks: list[Task], *, group_size: int, drawn: Any = None, **_: Any) -> CollectedGroups:
         self.drawn.append(drawn)
         groups = [self._group(task, len(self.asked) + number, group_size) for number, task in enumerate(tasks)]
         self.asked += tasks
         kept = tuple(group for number, group in enumerate(groups) if number != self.broken)
-        return Collected(groups=kept, counts=Counter({"env_errors": 1}))
+        return CollectedGroups(groups=kept, counts=Counter({"env_errors": 1}))
 
     def _group(self, task: Task, number: int, size: int) -> Group:
         spread = number % 2 == 0 if self.alike is None else number != self.alike
@@ -93,7 +93,7 @@ def test_more_tasks_are_rolled_out_until_enough_groups_pass_but_not_for_ever() -
     collector = FakeCollector()
     found = gathered(collector, **SPREAD, algo__filter_refill=5)
     assert len(found.kept) == 4 and len(found.groups) == 8
-    assert collector.asked == TASKS.training(7, 8), "the same tasks as one long draw, none twice"
+    assert collector.asked == TASKS.draw(7, 8), "the same tasks as one long draw, none twice"
     first, second = collector.drawn
     assert first is second is not None, "where tasks are few, a later round has other members of them"
     hopeless = FakeCollector(reward=0.0)
@@ -124,15 +124,15 @@ def test_members_without_a_reward_are_counted_and_every_step_tells_how_many() ->
     assert gathered(FakeCollector()).metrics()["rollout/members_unscored"] == 0.0
     found = gathered(FakeCollector(), scoring=judged_unless(lambda each: each.total_reward > 0))
     assert found.metrics()["rollout/members_unscored"] == 2.0 and len(found.kept) == 4
-    assert found.lost == Lost(members=2, wanted=12, why="the reward taste: the judge is gone")
+    assert found.lost == DroppedEpisodes(dropped=2, total=12, reason="the reward taste: the judge is gone")
     with pytest.raises(Outage, match=r"no group of this step could be scored .*taste: the judge is gone"):
         gathered(FakeCollector(), scoring=judged_unless(lambda each: True))
 
 
 def test_members_whose_group_is_gone_are_lost_too() -> None:
     found = gathered(FakeCollector(broken=1))
-    assert (found.lost.members, found.lost.wanted) == (3, 12)
-    assert gathered(FakeCollector(), FakeCollector(broken=1), algo__advantage="remax").lost.members == 3
+    assert (found.lost.dropped, found.lost.total) == (3, 12)
+    assert gathered(FakeCollector(), FakeCollector(broken=1), algo__advantage="remax").lost.dropped == 3
 
 
 @pytest.mark.parametrize("by", ["entropy", "entropy_std", "length", "reward", "reward_sum", "reward_std"])

@@ -10,7 +10,7 @@ from turnwise.algos.entropy import logprobs_and_entropy
 from turnwise.config.load import build
 from turnwise.core.errors import UserError
 from turnwise.core.samples import Sample, StepSettings
-from turnwise.data.demonstrations import demonstration_sample
+from turnwise.data.demonstrations import build_demonstration
 from turnwise.data.packing import pack
 from turnwise.envs.answers import read_answer
 from turnwise.envs.registry import load_spec, spec_of
@@ -39,7 +39,7 @@ def played(kind_name: str = "frozen_lake", count: int = 4, think: bool = False) 
 
 
 def samples(count: int = 4) -> list[Sample]:
-    return [demonstration_sample(number, each, renderer()) for number, each in enumerate(played(count=count))]
+    return [build_demonstration(number, each, renderer()) for number, each in enumerate(played(count=count))]
 
 
 def loss_and_gradients(demonstrations: list[Sample], micro_tokens: int) -> tuple[float, dict[str, torch.Tensor]]:

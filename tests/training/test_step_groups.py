@@ -12,8 +12,8 @@ from learners_for_tests import make_learner, settings_of
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Group
 from turnwise.recipes.build import build_scoring, filter_settings
-from turnwise.rollout.collect import Collected
-from turnwise.rollout.tasks import TaskSource, World
+from turnwise.rollout.collect import CollectedGroups
+from turnwise.rollout.tasks import EnvMixEntry, TaskSource
 from turnwise.training.rollout_stage import RolloutStage, filter_groups
 
 
@@ -31,18 +31,18 @@ def group(index: int, *members: tuple[list[int], tuple[float, ...]]) -> Group:
 class FakeCollector:
     """In three of four groups the members differ in reward."""
 
-    async def collect(self, tasks: list[Task], **_: Any) -> Collected:
+    async def collect(self, tasks: list[Task], **_: Any) -> CollectedGroups:
         groups = []
         for number, task in enumerate(tasks):
             made = group(0, ([4, 5], (1.0 if number % 4 else 0.0,)), ([6], (0.0,)))
             groups.append(Group(task=task, trajectories=tuple(replace(each, task=task) for each in made.trajectories)))
-        return Collected(groups=tuple(groups), counts=Counter())
+        return CollectedGroups(groups=tuple(groups), counts=Counter())
 
 
 def test_refill_trains_no_more_groups_than_asked_for() -> None:
     config = settings_of(algo__filter="absolute", algo__filter_value=0.01, algo__filter_refill=3)
     gatherer = RolloutStage(
-        tasks=TaskSource(worlds=(World(env="test"),), run_seed=0),
+        tasks=TaskSource(mix=(EnvMixEntry(env="test"),), run_seed=0),
         collector=FakeCollector(),  # type: ignore[arg-type]
         greedy=None,
         scoring=build_scoring(config, str),

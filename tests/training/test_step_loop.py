@@ -14,7 +14,7 @@ from torch import Tensor
 
 from learners_for_tests import gradients, make_learner, random_groups, settings_of
 from turnwise.algos.kl import KlCoefficient
-from turnwise.algos.turn_discount import AdaptiveDiscount, Foresight
+from turnwise.algos.turn_discount import AdaptiveDiscount, CriticFit
 from turnwise.config.schema import Config
 from turnwise.core.protocols import WeightSource
 from turnwise.core.task import Task
@@ -27,8 +27,8 @@ from turnwise.recipes.build import (
     filter_settings,
     update_settings,
 )
-from turnwise.rollout.collect import Collected
-from turnwise.rollout.tasks import Curriculum, TaskSource, World, task_name
+from turnwise.rollout.collect import CollectedGroups
+from turnwise.rollout.tasks import Curriculum, EnvMixEntry, TaskSource, task_name
 from turnwise.training.checkpoints import State
 from turnwise.training.estimate import AdaptiveCoefficients
 from turnwise.training.learner import LocalLearner
@@ -43,8 +43,8 @@ FILTER = {"algo__filter": "absolute", "algo__filter_value": 0.01, "algo__filter_
 class FakeCollector:
     """Plays the same random groups every step; in every other one all members earn the same."""
 
-    async def collect(self, tasks: list[Task], **_: Any) -> Collected:
-        return Collected(groups=tuple(played(tasks)), counts=Counter())
+    async def collect(self, tasks: list[Task], **_: Any) -> CollectedGroups:
+        return CollectedGroups(groups=tuple(played(tasks)), counts=Counter())
 
 
 def played(tasks: Sequence[Task]) -> list[Group]:
@@ -133,7 +133,7 @@ def run(
     learner = make_learner(config, moved=0.02)
     taken, rows, saved = watch_steps(learner), list[dict[str, Any]](), list[tuple[int, bool]]()
     stage = RolloutStage(
-        tasks=TaskSource(worlds=(World(env="test"),), run_seed=0, curriculum=curriculum),
+        tasks=TaskSource(mix=(EnvMixEntry(env="test"),), run_seed=0, curriculum=curriculum),
         collector=FakeCollector(),  # type: ignore[arg-type]
         greedy=None,
         scoring=build_scoring(config, str),
@@ -181,7 +181,7 @@ def run(
 
 
 def tasks_of(step: int = 0) -> list[Task]:
-    return TaskSource(worlds=(World(env="test"),), run_seed=0).training(step, GROUPS)
+    return TaskSource(mix=(EnvMixEntry(env="test"),), run_seed=0).draw(step, GROUPS)
 
 
 def test_filter_scale_shortens_the_step() -> None:
@@ -239,7 +239,7 @@ def test_kl_coefficient_and_discount_move_in_the_same_step() -> None:
     before = AdaptiveCoefficients(
         kl=KlCoefficient(value=1.0, target=0.1, horizon=10.0), discount=AdaptiveDiscount(gamma=1.0)
     )
-    after = before.after(5.0, 5, {0: Foresight(explained=0.9, count=20), 1: Foresight(explained=0.81, count=20)})
+    after = before.after(5.0, 5, {0: CriticFit(explained=0.9, count=20), 1: CriticFit(explained=0.81, count=20)})
     assert after.kl.value == pytest.approx(1.1)
     assert after.discount is not None and after.discount.gamma == pytest.approx(0.9 + 0.1 * 0.9)
     assert before.restored(after.numbers()) == after
@@ -261,6 +261,6 @@ def test_best_checkpoint_is_that_of_the_highest_success() -> None:
 def test_curriculum_measures_groups_that_were_filtered_out() -> None:
     config, curriculum = settings_of(**FILTER), Curriculum(pool=GROUPS, floor=0.1, memory=0.5)
     ran = run(config, curriculum=curriculum)
-    source = TaskSource(worlds=(World(env="test"),), run_seed=0, curriculum=curriculum)
-    assert set(ran.state.measured) == {task_name("test", task.seed) for task in source.training(0, GROUPS)}
+    source = TaskSource(mix=(EnvMixEntry(env="test"),), run_seed=0, curriculum=curriculum)
+    assert set(ran.state.measured) == {task_name("test", task.seed) for task in source.draw(0, GROUPS)}
     assert ran.rows[0]["rollout/kept_groups"] == 2

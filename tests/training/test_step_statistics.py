@@ -16,7 +16,7 @@ from turnwise.algos.losses import LOSSES
 from turnwise.config.schema import Config
 from turnwise.core.samples import Batch, Needs, Scores, TrainSample
 from turnwise.core.trajectory import Group
-from turnwise.data.samples import samples_of
+from turnwise.data.samples import build_samples
 from turnwise.recipes.build import build_coefficients, estimate_settings, update_settings
 from turnwise.training import update
 from turnwise.training.estimate import estimate
@@ -111,7 +111,7 @@ def plain_tokens(groups: list[Group], moved: Any) -> list[dict[str, Any]]:
     scored, tokens = random_model("llama", "eager"), []
     for number, group in enumerate(groups):
         mean = sum(each.total_reward for each in group.trajectories) / len(group.trajectories)
-        samples = samples_of(group.trajectories)
+        samples = build_samples(group.trajectories)
         for segment, sample in enumerate(samples):
             places = sample.mask.nonzero()[:, 0]
             new, old = (

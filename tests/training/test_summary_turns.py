@@ -10,7 +10,7 @@ from episodes_for_tests import group_of, trajectory_of, turn_of
 from learners_for_tests import estimate_of, make_learner, settings_of
 from turnwise.algos.advantages import ADVANTAGES
 from turnwise.core.trajectory import Group, Turn
-from turnwise.data.samples import samples_of
+from turnwise.data.samples import build_samples
 from turnwise.data.token_table import TokenTable
 from turnwise.training.estimate import RewardSettings, env_turn_ids, token_rewards
 
@@ -101,13 +101,13 @@ def test_the_adaptive_discount_measures_distance_in_environment_turns() -> None:
     group = two_members()
     many = replace(group, trajectories=group.trajectories * 16)
     found = estimate_of([many], make_learner(config), config)
-    assert found is not None and found.foresight is not None
-    assert set(found.foresight) == {0, 1}
+    assert found is not None and found.critic_fit is not None
+    assert set(found.critic_fit) == {0, 1}
 
 
 def test_a_summary_at_the_end_belongs_to_the_last_environment_turn() -> None:
     cut = trajectory_of([acts(1, 1.0, "a", extends=False), acts(1, 2.0, "b"), sums_up(2)])
-    table = TokenTable(samples_of([cut]), 1)
+    table = TokenTable(build_samples([cut]), 1)
     assert env_turn_ids([cut], table).tolist() == [[0, 1, 1, 1]]
     for process, expected in ((False, [1.0, 0.0, 0.0, 2.0]), (True, [pytest.approx(1.0, abs=1e-5), 0.0, 0.0, 2.0])):
         settings = RewardSettings(

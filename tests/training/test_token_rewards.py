@@ -7,7 +7,7 @@ from hypothesis import given
 
 from episodes_for_tests import trajectories, trajectory_of, turn_of
 from turnwise.core.trajectory import Trajectory
-from turnwise.data.samples import samples_of
+from turnwise.data.samples import build_samples
 from turnwise.data.token_table import TokenTable
 from turnwise.training.estimate import RewardSettings, state_ids, token_rewards
 
@@ -15,7 +15,7 @@ PLAIN = RewardSettings(placement="turn", normalise="identity", normalise_over="g
 
 
 def table_of(given: list[Trajectory]) -> TokenTable:
-    return TokenTable(samples_of(given), len(given))
+    return TokenTable(build_samples(given), len(given))
 
 
 def rewards_of(given: list[Trajectory], groups: list[int] | None = None, **changes: Any) -> torch.Tensor:

@@ -93,20 +93,20 @@ class Advantage:
     """Compares members of a group: a group of one teaches nothing."""
     needs_states: bool = False
     """Reads `state_ids`."""
-    outcome_less_kl: bool = False
+    outcome_minus_kl: bool = False
     """Published for one outcome at the last token less a KL at every token: by default its rewards are placed so, and
     the KL counts in the reward."""
     needs_greedy: bool = False
     """Reads `baseline`: each group has one greedy member more, which is not trained on."""
 
 
-def on_all_tokens(per_trajectory: Tensor, inputs: AdvantageInputs) -> AdvantageResult:
+def broadcast_to_tokens(per_trajectory: Tensor, inputs: AdvantageInputs) -> AdvantageResult:
     """A trajectory's number [B] on all of its sampled tokens."""
     column = per_trajectory.to(inputs.token_rewards.dtype)[:, None]
     return AdvantageResult(advantages=torch.where(inputs.mask, column, 0.0))
 
 
-def restrict(inputs: AdvantageInputs, advantage_mask: Tensor) -> AdvantageInputs:
+def restrict_to_tokens(inputs: AdvantageInputs, advantage_mask: Tensor) -> AdvantageInputs:
     """The inputs of an estimator that runs along some of the sampled tokens: thinking, answers, or what a rule chose.
 
     The loss has a mask of its own. Tokens that are left out get advantage 0 and are passed over as observations are:
@@ -123,7 +123,7 @@ def restrict(inputs: AdvantageInputs, advantage_mask: Tensor) -> AdvantageInputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turns:
+class TurnLayout:
     tokens: Tensor
     """[B, T] bool: the sampled tokens."""
     starts: Tensor
@@ -153,13 +153,13 @@ class Turns:
         return torch.where(self.tokens, values.gather(1, self.number), 0)
 
 
-def find_turns(mask: Tensor, turn_ids: Tensor) -> Turns:
+def find_turns(mask: Tensor, turn_ids: Tensor) -> TurnLayout:
     """From [B, T] each: a turn ends where the next *sampled* token of the row has another id, or there is none."""
     starts = _first_of_run(mask, turn_ids)
     ends = _first_of_run(mask.flip(1), turn_ids.flip(1)).flip(1)
     counts = starts.sum(dim=1)
     longest = max(1, int(counts.max())) if counts.numel() else 1
-    return Turns(
+    return TurnLayout(
         tokens=mask,
         starts=starts,
         ends=ends,

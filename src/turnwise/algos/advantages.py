@@ -8,17 +8,17 @@ from turnwise.algos.advantage_types import (
     AdvantageInputs,
     AdvantageParams,
     AdvantageResult,
-    Turns,
+    TurnLayout,
+    broadcast_to_tokens,
     find_turns,
-    on_all_tokens,
 )
 from turnwise.algos.stats import (
     GroupStatistics,
     group_statistics,
-    over_group,
     pair_ids,
+    reduce_by_group,
+    return_statistics,
     rounding_error,
-    statistics,
     whiten,
 )
 
@@ -94,7 +94,7 @@ def bi_level_gae(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageR
     return AdvantageResult(advantages=advantages, returns=torch.where(mask, raw + values, 0.0))
 
 
-def _over_turns(inputs: AdvantageInputs, params: AdvantageParams, turns: Turns, values: Tensor) -> AdvantageResult:
+def _over_turns(inputs: AdvantageInputs, params: AdvantageParams, turns: TurnLayout, values: Tensor) -> AdvantageResult:
     """One step a turn. The critic learns the turn's return at each of its tokens."""
     raw = _turn_scan(turns.sums(inputs.token_rewards), values, turns, inputs, params)
     advantages = turns.spread(raw)
@@ -105,7 +105,7 @@ def _over_turns(inputs: AdvantageInputs, params: AdvantageParams, turns: Turns, 
 
 
 def _turn_scan(
-    rewards: Tensor, values: Tensor, turns: Turns, inputs: AdvantageInputs, params: AdvantageParams
+    rewards: Tensor, values: Tensor, turns: TurnLayout, inputs: AdvantageInputs, params: AdvantageParams
 ) -> Tensor:
     """A_k from [B, K] rewards and values."""
     discounts = torch.full_like(values, params.gamma_turn)
@@ -120,18 +120,18 @@ def _values(inputs: AdvantageInputs) -> Tensor:
 
 def grpo(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
     """(R - mean) / (std + epsilon) within the group (Shao et al. 2024)."""
-    return on_all_tokens(_returns(inputs).standardised(params.epsilon), inputs)
+    return broadcast_to_tokens(_returns(inputs).standardised(params.epsilon), inputs)
 
 
 def dr_grpo(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
     """R - mean within the group: without the std, easy and hard tasks keep their weight (Liu et al. 2025)."""
-    return on_all_tokens(_returns(inputs).centred, inputs)
+    return broadcast_to_tokens(_returns(inputs).centred, inputs)
 
 
 def rloo(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
     """R - mean of the *other* members = n / (n - 1) (R - mean), an unbiased baseline (Ahmadian et al. 2024)."""
     group = _returns(inputs)
-    return on_all_tokens(group.centred * group.size / (group.size - 1).clamp(min=1), inputs)
+    return broadcast_to_tokens(group.centred * group.size / (group.size - 1).clamp(min=1), inputs)
 
 
 def reinforce_pp_baseline(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
@@ -150,8 +150,8 @@ def opo(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
     """
     centred, lengths = _returns(inputs).centred, inputs.mask.sum(dim=1).double()
     group = inputs.group_ids.unique(return_inverse=True)[1]
-    total = over_group(lengths, group, "sum").clamp(min=1)
-    return on_all_tokens(centred - over_group(lengths * centred, group, "sum") / total, inputs)
+    total = reduce_by_group(lengths, group, "sum").clamp(min=1)
+    return broadcast_to_tokens(centred - reduce_by_group(lengths * centred, group, "sum") / total, inputs)
 
 
 def gpg(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
@@ -162,7 +162,7 @@ def gpg(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
     """
     group = _returns(inputs)
     trajectories, earned = inputs.mask.any(dim=1).sum().double(), (group.values != 0).sum().clamp(min=1)
-    return on_all_tokens(group.centred * (trajectories / earned), inputs)
+    return broadcast_to_tokens(group.centred * (trajectories / earned), inputs)
 
 
 def pass_at_k(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
@@ -172,15 +172,15 @@ def pass_at_k(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResu
     """
     group, numbers = _returns(inputs), inputs.group_ids.unique(return_inverse=True)[1]
     scores = torch.where(inputs.mask.any(dim=1), group.centred, -torch.inf)
-    best = (scores == over_group(scores, numbers, "amax")) & (group.size > 1)
-    second = over_group(torch.where(best, -torch.inf, scores), numbers, "amax")
-    alone_on_top = best & (over_group(best.double(), numbers, "sum") == 1)
+    best = (scores == reduce_by_group(scores, numbers, "amax")) & (group.size > 1)
+    second = reduce_by_group(torch.where(best, -torch.inf, scores), numbers, "amax")
+    alone_on_top = best & (reduce_by_group(best.double(), numbers, "sum") == 1)
     gap = torch.where(alone_on_top, scores - second, 0.0)
-    return on_all_tokens(gap / (group.std + params.epsilon) if params.by_std else gap, inputs)
+    return broadcast_to_tokens(gap / (group.std + params.epsilon) if params.by_std else gap, inputs)
 
 
 def _returns(inputs: AdvantageInputs) -> GroupStatistics:
-    return group_statistics(inputs.token_rewards, inputs.mask, inputs.group_ids)
+    return return_statistics(inputs.token_rewards, inputs.mask, inputs.group_ids)
 
 
 def gigpo(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
@@ -193,7 +193,7 @@ def gigpo(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
     if inputs.state_ids is None:
         raise ValueError("gigpo needs the states in which turns acted")
     turns = find_turns(inputs.mask, inputs.turn_ids)
-    episodes = group_statistics(inputs.token_rewards, inputs.mask, inputs.group_ids)
+    episodes = return_statistics(inputs.token_rewards, inputs.mask, inputs.group_ids)
     states = turns.at_starts(inputs.state_ids)
     compared = turns.mask & (states >= 0) & (episodes.size > 1)[:, None]
     rewards = inputs.token_rewards
@@ -212,14 +212,14 @@ def turn_grpo(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResu
     comparison is biased: once the good ones have stopped, the best of the rest looks good.
     """
     turns = find_turns(inputs.mask, inputs.turn_ids)
-    episodes = group_statistics(inputs.token_rewards, inputs.mask, inputs.group_ids)
+    episodes = return_statistics(inputs.token_rewards, inputs.mask, inputs.group_ids)
     rewards, sizes = turns.sums(inputs.token_rewards).double(), turns.sums(inputs.token_rewards.abs())
     own = _compared_turns(rewards, sizes, turns.mask, turns.at_starts(inputs.turn_ids), inputs, params)
     mixed = (1 - params.outcome_weight) * own + params.outcome_weight * _norm(episodes, params)[:, None]
     return _on_turns(mixed, turns, inputs)
 
 
-def _onwards(rewards: Tensor, turns: Turns, params: AdvantageParams) -> Tensor:
+def _onwards(rewards: Tensor, turns: TurnLayout, params: AdvantageParams) -> Tensor:
     """[B, K]: the return from each turn on, discounted by turns, in float64."""
     exact = rewards.double()
     return discounted_returns(exact, turns.mask, torch.full_like(exact, params.gamma_turn))
@@ -234,7 +234,7 @@ def _compared_turns(
     """
     groups = inputs.group_ids[:, None].expand_as(keys)[compared]
     rounding = rounding_error(sizes[compared], inputs.token_rewards.dtype)
-    found = statistics(values[compared], pair_ids(groups, keys[compared]), rounding)
+    found = group_statistics(values[compared], pair_ids(groups, keys[compared]), rounding)
     return torch.zeros_like(values).masked_scatter(compared, _norm(found, params))
 
 
@@ -242,7 +242,7 @@ def _norm(found: GroupStatistics, params: AdvantageParams) -> Tensor:
     return found.standardised(params.epsilon) if params.by_std else found.centred
 
 
-def _on_turns(per_turn: Tensor, turns: Turns, inputs: AdvantageInputs) -> AdvantageResult:
+def _on_turns(per_turn: Tensor, turns: TurnLayout, inputs: AdvantageInputs) -> AdvantageResult:
     return AdvantageResult(advantages=turns.spread(per_turn.to(inputs.token_rewards.dtype)))
 
 
@@ -280,7 +280,7 @@ def remax(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
 
 def arpo(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
     """The raw return R on all tokens (RAGEN's first family: identity normalisation)."""
-    return on_all_tokens(group_statistics(inputs.token_rewards, inputs.mask, inputs.group_ids).values, inputs)
+    return broadcast_to_tokens(return_statistics(inputs.token_rewards, inputs.mask, inputs.group_ids).values, inputs)
 
 
 def brpo(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
@@ -288,8 +288,8 @@ def brpo(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
 
     It assumes that tasks are alike: an easy task's trajectories all look good beside a hard one's.
     """
-    batch = group_statistics(inputs.token_rewards, inputs.mask, torch.zeros_like(inputs.group_ids))
-    return on_all_tokens(batch.standardised(params.epsilon), inputs)
+    batch = return_statistics(inputs.token_rewards, inputs.mask, torch.zeros_like(inputs.group_ids))
+    return broadcast_to_tokens(batch.standardised(params.epsilon), inputs)
 
 
 ADVANTAGES: dict[str, Advantage] = {
@@ -332,7 +332,7 @@ ADVANTAGES: dict[str, Advantage] = {
     # neither
     "reinforce": Advantage(compute=reinforce, along_tokens=True, reads=("gamma", "gamma_turn")),
     "reinforce_pp": Advantage(
-        compute=reinforce_pp, along_tokens=True, outcome_less_kl=True, reads=("gamma", "gamma_turn")
+        compute=reinforce_pp, along_tokens=True, outcome_minus_kl=True, reads=("gamma", "gamma_turn")
     ),
     "remax": Advantage(compute=remax, along_tokens=True, needs_greedy=True),
     "arpo": Advantage(compute=arpo),

@@ -73,7 +73,7 @@ class Alarm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watch:
+class AlarmState:
     raised: tuple[Alarm, ...]
     """New at the last row."""
     active: frozenset[str]
@@ -103,10 +103,10 @@ class Trend:
         return self.now / self.reference if self.reference > 0 else 1.0
 
 
-def watch(history: History, active: frozenset[str], settings: AlarmSettings | None = None) -> Watch:
+def check_alarms(history: History, active: frozenset[str], settings: AlarmSettings | None = None) -> AlarmState:
     """What the last row of the history changes. Pure: the caller keeps `active`."""
     if not history:
-        return Watch(raised=(), active=active)
+        return AlarmState(raised=(), active=active)
     settings = settings or AlarmSettings()
     raised, holding = [], set()
     for kind, detect in DETECTORS.items():
@@ -117,7 +117,7 @@ def watch(history: History, active: frozenset[str], settings: AlarmSettings | No
         if kind not in active:
             step = int(history[-1]["step"])
             raised.append(Alarm(kind=kind, step=step, message=f"{message}; step {step}"))
-    return Watch(raised=tuple(raised), active=frozenset(holding))
+    return AlarmState(raised=tuple(raised), active=frozenset(holding))
 
 
 def echo_trap(history: History, settings: AlarmSettings, slack: float) -> str | None:

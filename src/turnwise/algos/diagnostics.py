@@ -25,7 +25,7 @@ class Repetition:
     """Share of a member's n-grams that a random other member of its group has too."""
 
 
-def repetition(groups: Iterable[Sequence[Actions]]) -> Repetition:
+def measure_repetition(groups: Iterable[Sequence[Actions]]) -> Repetition:
     """Means over the groups of two and more members. Linear in the tokens: no pair of members is compared."""
     comparable = [group for group in groups if len(group) > 1]
     if not comparable:
@@ -54,7 +54,7 @@ def _ngrams(member: Actions) -> set[tuple[int, ...]]:
     return {tuple(member[start : start + length]) for start in range(len(member) - length + 1) if length}
 
 
-def spread_buckets(reward_std: Tensor, num_buckets: int) -> Tensor:
+def reward_std_buckets(reward_std: Tensor, num_buckets: int) -> Tensor:
     """[G] which quantile of reward std each group is in: 0 the lowest. Buckets differ by at most one group.
 
     Of equal groups the first comes first, so that every bucket has its share even when most stds are 0.
@@ -149,7 +149,7 @@ class Retrieval:
         return self.accuracy - self.chance
 
 
-def retrieval(
+def measure_retrieval(
     likelihoods: Tensor, own: Tensor, prompts: Tensor, at: Sequence[int] = RETRIEVAL_AT
 ) -> dict[int, Retrieval]:
     """By k, from L [R, N], the own column [R] of each row and a number [N] for each prompt: equal ones are matches."""

@@ -12,17 +12,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from turnwise.algos.stats import statistics
+from turnwise.algos.stats import group_statistics
 
 ZERO_SCORE = 1e-10
 QUARTER = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
+class GroupScore:
     """What a group is ranked by: a number of each member, brought together over the group."""
 
-    of: Literal["returns", "entropy", "lengths"]
+    quantity: Literal["returns", "entropy", "lengths"]
     """Of a member: its return; the mean entropy over its sampled tokens, which the learner must score first; its
     number of sampled tokens."""
     reduce: Callable[[Tensor, Tensor, int], Tensor]
@@ -32,7 +32,7 @@ class Score:
 def group_std(values: Tensor, group_ids: Tensor, num_groups: int) -> Tensor:
     """The unbiased standard deviation; exactly 0 where all members are equal, and for one alone."""
     std = values.new_zeros(num_groups, dtype=torch.float64)
-    return std.index_copy(0, group_ids, statistics(values, group_ids).std)
+    return std.index_copy(0, group_ids, group_statistics(values, group_ids).std)
 
 
 def group_mean(values: Tensor, group_ids: Tensor, num_groups: int) -> Tensor:
@@ -43,13 +43,13 @@ def group_sum(values: Tensor, group_ids: Tensor, num_groups: int) -> Tensor:
     return values.new_zeros(num_groups, dtype=torch.float64).index_add(0, group_ids, values.double())
 
 
-SCORES: dict[str, Score] = {
-    "reward_std": Score(of="returns", reduce=group_std),
-    "reward": Score(of="returns", reduce=group_mean),
-    "reward_sum": Score(of="returns", reduce=group_sum),
-    "entropy": Score(of="entropy", reduce=group_mean),
-    "entropy_std": Score(of="entropy", reduce=group_std),
-    "length": Score(of="lengths", reduce=group_mean),
+SCORES: dict[str, GroupScore] = {
+    "reward_std": GroupScore(quantity="returns", reduce=group_std),
+    "reward": GroupScore(quantity="returns", reduce=group_mean),
+    "reward_sum": GroupScore(quantity="returns", reduce=group_sum),
+    "entropy": GroupScore(quantity="entropy", reduce=group_mean),
+    "entropy_std": GroupScore(quantity="entropy", reduce=group_std),
+    "length": GroupScore(quantity="lengths", reduce=group_mean),
 }
 
 

@@ -21,7 +21,7 @@ MAX_K3 = 10.0
 KlEstimator = Callable[[Tensor, Tensor], Tensor]
 
 
-def bounded(log_ratio: Tensor) -> Tensor:
+def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
@@ -42,14 +42,14 @@ def k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 
 def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """exp(-x) - 1 + x: unbiased, of low variance, never negative."""
-    x = bounded(logprobs - ref_logprobs)
+    x = clamp_log_ratio(logprobs - ref_logprobs)
     return ((-x).exp() - 1 + x).clamp(-MAX_K3, MAX_K3)
 
 
 KL_ESTIMATORS: dict[str, KlEstimator] = {"k1": k1, "k2": k2, "k3": k3, "abs": absolute}
 
 
-def rewards_less_kl(token_rewards: Tensor, kl: Tensor, mask: Tensor, coef: float) -> Tensor:
+def subtract_kl(token_rewards: Tensor, kl: Tensor, mask: Tensor, coef: float) -> Tensor:
     """r_t - coef kl_t at every sampled token of [B, T], 0 elsewhere: the KL as part of what is optimised.
 
     Estimated with k1 between the old policy and the reference, it enters returns and advantages like any reward.
@@ -71,7 +71,7 @@ class KlCoefficient:
     horizon: float = 10000.0
     """In how many trajectories the weight may change by a factor of about 1.2."""
 
-    def after(self, kl: float, trajectories: int) -> "KlCoefficient":
+    def update(self, kl: float, trajectories: int) -> "KlCoefficient":
         """value *= 1 + clip(KL / target - 1, +-0.2) n / horizon, after a step over n trajectories."""
         if self.target is None:
             return self

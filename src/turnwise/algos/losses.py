@@ -12,12 +12,12 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from turnwise.algos.kl import bounded
+from turnwise.algos.kl import clamp_log_ratio
 
-Level = Literal["token", "turn", "sequence"]
+RatioLevel = Literal["token", "turn", "sequence"]
 
 
-LEVELS: tuple[Level, ...] = ("token", "turn", "sequence")
+RATIO_LEVELS: tuple[RatioLevel, ...] = ("token", "turn", "sequence")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class LossParams:
     """The ratio is clipped above at 1 + this (geo_mean: the log-ratio at this)."""
     dual_clip: float | None
     """Bounds the loss of a negative advantage at this many times it; None: no bound."""
-    ratio_level: Level = "sequence"
+    ratio_level: RatioLevel = "sequence"
     """What gspo takes one ratio over: a token, a turn or a sequence."""
     tau_positive: float = 1.0
     """How sharply sapo fades a good token that moves away from ratio 1."""
@@ -92,7 +92,7 @@ class Loss:
     """Has a term that does not vanish where the advantage is 0."""
 
 
-def unit_ids(segment_ids: Tensor, turn_ids: Tensor, level: Level) -> Tensor:
+def unit_ids(segment_ids: Tensor, turn_ids: Tensor, level: RatioLevel) -> Tensor:
     """[M] numbers from 0 that are equal where two tokens share a ratio; tokens may come in any order."""
     if level == "token":
         return torch.arange(segment_ids.shape[0], device=segment_ids.device)
@@ -100,7 +100,7 @@ def unit_ids(segment_ids: Tensor, turn_ids: Tensor, level: Level) -> Tensor:
         return segment_ids.unique(return_inverse=True)[1]
     if level == "turn":
         return torch.stack((segment_ids, turn_ids)).unique(dim=1, return_inverse=True)[1]
-    raise ValueError(f'a ratio is taken per {", ".join(LEVELS)}, not per "{level}"')
+    raise ValueError(f'a ratio is taken per {", ".join(RATIO_LEVELS)}, not per "{level}"')
 
 
 def sum_over(values: Tensor, units: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ def ppo(inputs: LossInputs, params: LossParams) -> LossResult:
     Dual clip (Ye et al. 2020): where A < 0 the loss is at most -c A. A ratio far above 1 on a bad token would
     otherwise give a loss without bound, since the clip binds only on the other side.
     """
-    return _clipped_surrogate(bounded(inputs.logprobs - inputs.old_logprobs).exp(), inputs, params)
+    return _clipped_surrogate(clamp_log_ratio(inputs.logprobs - inputs.old_logprobs).exp(), inputs, params)
 
 
 def gspo(inputs: LossInputs, params: LossParams) -> LossResult:
@@ -138,7 +138,7 @@ def gspo(inputs: LossInputs, params: LossParams) -> LossResult:
     units = unit_ids(inputs.segment_ids, inputs.turn_ids, params.ratio_level)
     mean = mean_over((inputs.logprobs - inputs.old_logprobs).detach(), units)
     through_token = inputs.logprobs - inputs.logprobs.detach()
-    return _clipped_surrogate((bounded(mean) + through_token).exp(), inputs, params)
+    return _clipped_surrogate((clamp_log_ratio(mean) + through_token).exp(), inputs, params)
 
 
 def _clipped_surrogate(ratio: Tensor, inputs: LossInputs, params: LossParams) -> LossResult:
@@ -160,7 +160,7 @@ def cispo(inputs: LossInputs, params: LossParams) -> LossResult:
     The clipped ratio is a weight, so every token keeps a gradient: ppo's clip silences just the rare tokens that
     turn a line of thought.
     """
-    ratio = bounded(inputs.logprobs - inputs.old_logprobs).detach().exp()
+    ratio = clamp_log_ratio(inputs.logprobs - inputs.old_logprobs).detach().exp()
     weight = ratio.clamp(1 - params.clip_low, 1 + params.clip_high)
     token_loss = -weight * inputs.advantages * inputs.logprobs
     return LossResult(token_loss=token_loss, metrics=_metrics(inputs, clip_fraction=weight != ratio))
@@ -172,7 +172,7 @@ def sapo(inputs: LossInputs, params: LossParams) -> LossResult:
     A gate in place of the clip: the gradient fades smoothly on both sides of ratio 1, where it is the policy
     gradient's.
     """
-    ratio = bounded(inputs.logprobs - inputs.old_logprobs).exp()
+    ratio = clamp_log_ratio(inputs.logprobs - inputs.old_logprobs).exp()
     tau = torch.full_like(ratio, params.tau_negative).masked_fill(inputs.advantages > 0, params.tau_positive)
     token_loss = -inputs.advantages * (tau * (ratio - 1)).sigmoid() * 4 / tau
     return LossResult(token_loss=token_loss, metrics=_metrics(inputs))
@@ -185,7 +185,7 @@ def geo_mean(inputs: LossInputs, params: LossParams) -> LossResult:
     gradient runs through the mean, so that a token's advantage moves its whole sequence. Meant for the aggregation
     seq-mean-token-mean, which makes it the paper's: one term a sequence.
     """
-    log_ratio = bounded(inputs.logprobs - inputs.old_logprobs)
+    log_ratio = clamp_log_ratio(inputs.logprobs - inputs.old_logprobs)
     clipped = log_ratio.clamp(-params.clip_low, params.clip_high)
     sign = inputs.advantages.sign()
     pessimistic = sign * torch.minimum(sign * log_ratio, sign * clipped)
@@ -211,8 +211,8 @@ def vespo(inputs: LossInputs, params: LossParams) -> LossResult:
     maximum at k / lambda: it bounds the variance of w in place of a clip. k and lambda depend on the sign of A.
     """
     sequences = unit_ids(inputs.segment_ids, inputs.turn_ids, "sequence")
-    log_ratio = bounded(inputs.logprobs - inputs.old_logprobs).detach()
-    log_w = bounded(sum_over(log_ratio, sequences))
+    log_ratio = clamp_log_ratio(inputs.logprobs - inputs.old_logprobs).detach()
+    log_w = clamp_log_ratio(sum_over(log_ratio, sequences))
     good = inputs.advantages >= 0
     k = torch.full_like(log_w, params.vespo_k_negative).masked_fill(good, params.vespo_k_positive)
     decay = torch.full_like(log_w, params.vespo_lambda_negative).masked_fill(good, params.vespo_lambda_positive)
@@ -250,7 +250,7 @@ def kl_cov(inputs: LossInputs, params: LossParams) -> LossResult:
 
     No clip. The penalty's gradient is 0 where pi = pi_old: it acts from the second optimiser step on. See `select_top`.
     """
-    log_ratio = bounded(inputs.logprobs - inputs.old_logprobs)
+    log_ratio = clamp_log_ratio(inputs.logprobs - inputs.old_logprobs)
     selected = _selected(inputs)
     penalty = torch.where(selected, params.cov_kl_coef * log_ratio.abs(), 0.0)
     metrics = _metrics(inputs, cov_fraction=selected)
@@ -285,7 +285,7 @@ def _selected(inputs: LossInputs) -> Tensor:
 
 def _metrics(inputs: LossInputs, **own: Tensor) -> dict[str, Tensor]:
     """A loss's own numbers beside those of every loss: the token's ratio and an estimate of KL(pi_old | pi)."""
-    log_ratio = bounded(inputs.logprobs - inputs.old_logprobs).detach()
+    log_ratio = clamp_log_ratio(inputs.logprobs - inputs.old_logprobs).detach()
     shared = {"ratio": log_ratio.exp(), "approx_kl": -log_ratio}
     return shared | {name: value.to(log_ratio.dtype) for name, value in own.items()}
 

@@ -11,15 +11,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from turnwise.algos.kl import bounded, k2, k3
-from turnwise.algos.losses import Level, LossInputs, LossResult, max_over, mean_over, sum_over, unit_ids
+from turnwise.algos.kl import clamp_log_ratio, k2, k3
+from turnwise.algos.losses import LossInputs, LossResult, RatioLevel, max_over, mean_over, sum_over, unit_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorrectionParams:
     """Which of them a correction reads stands in `Correction.reads`; the others do nothing."""
 
-    level: Level = "token"
+    level: RatioLevel = "token"
     """Whose ratio is bounded: a token's, a turn's or a sequence's."""
     low: float = 0.0
     """The lowest weight (truncated), or the lowest statistic that is kept (masked)."""
@@ -35,7 +35,7 @@ class CorrectionParams:
     difference: float = 0.2
     """How far a probability may move from the sampler's before `two_sided` drops its token."""
     normalise: bool = False
-    """Divide the weights by their mean over the optimiser step: see `step_scale`."""
+    """Divide the weights by their mean over the optimiser step: see `compute_correction_scale`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,9 @@ def two_sided(inputs: LossInputs, params: CorrectionParams) -> CorrectionResult:
     return CorrectionResult(weights=torch.ones_like(moved).masked_fill(outside, 0.0), outside=outside)
 
 
-def step_scale(correction: Correction, inputs: LossInputs, params: CorrectionParams, trained: Tensor) -> float:
+def compute_correction_scale(
+    correction: Correction, inputs: LossInputs, params: CorrectionParams, trained: Tensor
+) -> float:
     """Return 1 / the mean weight of an optimiser step's trained tokens [M] bool with `normalise`, else 1.
 
     The corrected loss then keeps the scale of the uncorrected one (self-normalised importance sampling). A turn or
@@ -111,7 +113,7 @@ def step_scale(correction: Correction, inputs: LossInputs, params: CorrectionPar
     return float(share.sum() / (weights * share).sum())
 
 
-def correct(result: LossResult, correction: CorrectionResult, scale: float = 1.0) -> LossResult:
+def apply_correction(result: LossResult, correction: CorrectionResult, scale: float = 1.0) -> LossResult:
     """The loss with its tokens weighed, and the mean weight and the share outside the bounds among its metrics."""
     weights = correction.weights * scale
     own = {"correction_weight": weights, "correction_outside": correction.outside.to(weights.dtype)}
@@ -123,13 +125,13 @@ def _inside(weights: Tensor) -> CorrectionResult:
 
 
 def _log_rho(inputs: LossInputs) -> Tensor:
-    return bounded(inputs.old_logprobs - inputs.sampler_logprobs)
+    return clamp_log_ratio(inputs.old_logprobs - inputs.sampler_logprobs)
 
 
 def _unit_rho(inputs: LossInputs, params: CorrectionParams) -> Tensor:
     units = unit_ids(inputs.segment_ids, inputs.turn_ids, params.level)
     pool = sum_over if params.pool == "product" else mean_over
-    return bounded(pool(inputs.old_logprobs - inputs.sampler_logprobs, units)).exp()
+    return clamp_log_ratio(pool(inputs.old_logprobs - inputs.sampler_logprobs, units)).exp()
 
 
 def _statistic(inputs: LossInputs, params: CorrectionParams) -> Tensor:
@@ -155,7 +157,7 @@ POOLS = {"sum": sum_over, "mean": mean_over, "max": max_over}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RejectionParams:
-    level: Level | Literal["none"] = "none"
+    level: RatioLevel | Literal["none"] = "none"
     """Unit that is rejected whole: a token, a turn or a sequence, which here is the segment."""
     statistic: Literal["ratio", "k2", "k3"] = "ratio"
     """Statistic that the bounds apply to: rho, k2 = log(rho)^2 / 2 or k3 = rho - 1 - log rho."""
@@ -176,7 +178,7 @@ class RejectionParams:
 
 def find_rejected(inputs: LossInputs, params: RejectionParams) -> Tensor:
     """Return where a token is rejected, by its statistic or by a veto in its sequence. [M] bool"""
-    log_rho = bounded(inputs.old_logprobs - inputs.sampler_logprobs)
+    log_rho = clamp_log_ratio(inputs.old_logprobs - inputs.sampler_logprobs)
     sequences = unit_ids(inputs.segment_ids, inputs.turn_ids, "sequence")
     rejected = max_over((log_rho.exp() < params.veto).to(log_rho.dtype), sequences) > 0
     if params.level == "none":
@@ -185,7 +187,7 @@ def find_rejected(inputs: LossInputs, params: RejectionParams) -> Tensor:
     return rejected | (statistic < params.low) | (statistic > params.high)
 
 
-def reject(result: LossResult, rejected: Tensor) -> LossResult:
+def apply_rejection(result: LossResult, rejected: Tensor) -> LossResult:
     """Remove rejected tokens from the loss, exactly: they get no gradient. Their share is a metric."""
     metrics = result.metrics | {"rejected": rejected.to(result.token_loss.dtype)}
     return LossResult(token_loss=result.token_loss.masked_fill(rejected, 0.0), metrics=metrics)
@@ -196,12 +198,12 @@ def _pool_statistic(log_rho: Tensor, inputs: LossInputs, params: RejectionParams
     units = unit_ids(inputs.segment_ids, inputs.turn_ids, params.level)
     pool = POOLS[params.pool]
     if params.statistic == "ratio":
-        return bounded(pool(log_rho, units)).exp()
+        return clamp_log_ratio(pool(log_rho, units)).exp()
     estimates = {"k2": 0.5 * log_rho.square(), "k3": log_rho.exp() - 1 - log_rho}  # no upper bound, unlike in a loss
     return pool(estimates[params.statistic], units)
 
 
-OFFPOLICY = (
+OFF_POLICY_METRICS = (
     "offpolicy_kl_k1",
     "offpolicy_kl_k3",
     "offpolicy_ppl",
@@ -212,7 +214,7 @@ OFFPOLICY = (
 )
 
 
-def offpolicy_metrics(logprobs: Tensor, sampler_logprobs: Tensor, sequences: Tensor, count: int) -> Tensor:
+def compute_off_policy_metrics(logprobs: Tensor, sampler_logprobs: Tensor, sequences: Tensor, count: int) -> Tensor:
     """Return the numbers of OFFPOLICY, from [M] log-probabilities and each token's sequence (0 to count - 1) each.
 
     kl_k1 is the mean of -d and kl_k3 that of exp(d) - 1 - d, both of KL(mu | pi). A perplexity is the mean over
@@ -222,21 +224,21 @@ def offpolicy_metrics(logprobs: Tensor, sampler_logprobs: Tensor, sequences: Ten
     token are left out of the means over sequences.
     """
     policy, sampler = logprobs.double(), sampler_logprobs.double()
-    d = bounded(policy - sampler)
+    d = clamp_log_ratio(policy - sampler)
     empty = d.new_zeros(count)
     lengths = empty.index_add(0, sequences, torch.ones_like(d))
     sampled = lengths > 0
     log_ppl, log_ppl_sampler = (
         -empty.index_add(0, sequences, each)[sampled] / lengths[sampled] for each in (policy, sampler)
     )
-    rho_sequence = bounded(empty.index_add(0, sequences, d)[sampled]).exp()
+    rho_sequence = clamp_log_ratio(empty.index_add(0, sequences, d)[sampled]).exp()
     return torch.stack(
         [
             -d.mean(),
             (d.exp() - 1 - d).mean(),
-            bounded(log_ppl).exp().mean(),
-            bounded(log_ppl_sampler).exp().mean(),
-            bounded(log_ppl - log_ppl_sampler).exp().mean(),
+            clamp_log_ratio(log_ppl).exp().mean(),
+            clamp_log_ratio(log_ppl_sampler).exp().mean(),
+            clamp_log_ratio(log_ppl - log_ppl_sampler).exp().mean(),
             d.exp().square().mean() - 1,
             rho_sequence.square().mean() - 1,
         ]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from turnwise.algos.advantage_types import find_turns
-from turnwise.algos.stats import GroupStatistics, statistics, whiten
+from turnwise.algos.stats import GroupStatistics, group_statistics, whiten
 
 ASYM_CLIP = (-1.0, 3.0)
 
@@ -70,7 +70,7 @@ SCOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 def normalise(returns: Tensor, scope_ids: Tensor, name: str) -> Tensor:
     """Returns [B], each normalised among those with its scope id [B]; `name` is one of NORMALISERS."""
-    return NORMALISERS[name](statistics(returns, scope_ids)).to(returns.dtype)
+    return NORMALISERS[name](group_statistics(returns, scope_ids)).to(returns.dtype)
 
 
 def combine_rewards(rewards: Tensor, weights: Tensor, group_ids: Tensor, name: str = "mean_std") -> Tensor:
@@ -111,12 +111,15 @@ def place_by_turn(turn_rewards: Tensor, mask: Tensor, turn_ids: Tensor) -> Tenso
     return torch.where(turns.ends, turns.spread(owned), 0.0)
 
 
-def place_whole(turn_rewards: Tensor, mask: Tensor, turn_ids: Tensor) -> Tensor:
+def place_by_trajectory(turn_rewards: Tensor, mask: Tensor, turn_ids: Tensor) -> Tensor:
     """The sum of a row's turn rewards on its last sampled token: turns share one outcome. [B, T]"""
     return place_returns(turn_rewards.sum(dim=1), mask)
 
 
-PLACEMENTS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"turn": place_by_turn, "trajectory": place_whole}
+PLACEMENTS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "turn": place_by_turn,
+    "trajectory": place_by_trajectory,
+}
 
 
 def place_returns(returns: Tensor, mask: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ class GroupStatistics:
         return torch.where(self.std <= STD_FLOOR, 0.0, self.centred / (self.std + epsilon))
 
 
-def statistics(values: Tensor, groups: Tensor, rounding: Tensor | None = None) -> GroupStatistics:
+def group_statistics(values: Tensor, groups: Tensor, rounding: Tensor | None = None) -> GroupStatistics:
     """Statistics of [N] values within groups [N], in float64.
 
     `rounding` [N] is how far off each value may be (None: what the values' own type and size say). Members that differ
@@ -43,11 +43,12 @@ def statistics(values: Tensor, groups: Tensor, rounding: Tensor | None = None) -
     """
     off = rounding_error(values.abs(), values.dtype) if rounding is None else rounding
     exact, group = values.double(), groups.unique(return_inverse=True)[1]
-    size = over_group(torch.ones_like(exact), group, "sum")
-    above_lowest = exact - over_group(exact, group, "amin")
-    equal = over_group(above_lowest, group, "amax") <= over_group(off, group, "amax")  # one that is alone, too
-    centred = torch.where(equal, 0.0, above_lowest - over_group(above_lowest, group, "mean"))
-    variance = over_group(centred.square(), group, "sum") / (size - 1).clamp(min=1)
+    size = reduce_by_group(torch.ones_like(exact), group, "sum")
+    above_lowest = exact - reduce_by_group(exact, group, "amin")
+    # A member that is alone in its group equals itself.
+    equal = reduce_by_group(above_lowest, group, "amax") <= reduce_by_group(off, group, "amax")
+    centred = torch.where(equal, 0.0, above_lowest - reduce_by_group(above_lowest, group, "mean"))
+    variance = reduce_by_group(centred.square(), group, "sum") / (size - 1).clamp(min=1)
     return GroupStatistics(values=exact, centred=centred, std=variance.sqrt(), size=size)
 
 
@@ -56,12 +57,12 @@ def rounding_error(absolute_sums: Tensor, dtype: torch.dtype) -> Tensor:
     return ROUNDING * torch.finfo(dtype).eps * absolute_sums.double()
 
 
-def group_statistics(token_rewards: Tensor, mask: Tensor, group_ids: Tensor) -> GroupStatistics:
+def return_statistics(token_rewards: Tensor, mask: Tensor, group_ids: Tensor) -> GroupStatistics:
     """Statistics of the undiscounted returns of the rows of [B, T] rewards within their groups [B]."""
     counted = mask.any(dim=1)
     rewards = torch.where(mask, token_rewards, 0.0)[counted].double()
     rounding = rounding_error(rewards.abs().sum(dim=1), token_rewards.dtype)
-    found = statistics(rewards.sum(dim=1), group_ids[counted], rounding)
+    found = group_statistics(rewards.sum(dim=1), group_ids[counted], rounding)
     return GroupStatistics(
         values=_at_rows(found.values, counted),
         centred=_at_rows(found.centred, counted),
@@ -70,7 +71,7 @@ def group_statistics(token_rewards: Tensor, mask: Tensor, group_ids: Tensor) -> 
     )
 
 
-def over_group(values: Tensor, group: Tensor, reduction: str) -> Tensor:
+def reduce_by_group(values: Tensor, group: Tensor, reduction: str) -> Tensor:
     """Reduces [N] values within groups numbered from 0 and gives every member its group's result."""
     empty = values.new_zeros(values.shape[0])
     return empty.scatter_reduce(0, group, values, reduction, include_self=False)[group]

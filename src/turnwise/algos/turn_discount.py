@@ -22,7 +22,7 @@ from turnwise.algos.diagnostics import explained_variance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Foresight:
+class CriticFit:
     """What the critic explains at one distance from the end."""
 
     explained: float
@@ -35,9 +35,9 @@ def turn_distances(turn_ids: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, last - turn_ids, -1)
 
 
-def foresight_by_distance(
+def critic_fit_by_distance(
     values: Tensor, returns: Tensor, distances: Tensor, min_count: int = 16
-) -> dict[int, Foresight]:
+) -> dict[int, CriticFit]:
     """From values, returns and turn distances [M]; distances with fewer tokens, or constant returns, are left out.
 
     `returns` are the rewards to come, undiscounted: a bootstrapped target would let the critic judge itself.
@@ -47,19 +47,19 @@ def foresight_by_distance(
         here = distances == distance
         explained = explained_variance(values[here], returns[here])
         if distance >= 0 and explained is not None and int(here.sum()) >= min_count:
-            found[distance] = Foresight(explained=explained, count=int(here.sum()))
+            found[distance] = CriticFit(explained=explained, count=int(here.sum()))
     return found
 
 
-def fitted_discount(foresight: Mapping[int, Foresight], low: float = 0.8, floor: float = 0.05) -> float | None:
+def fit_discount(critic_fit: Mapping[int, CriticFit], low: float = 0.8, floor: float = 0.05) -> float | None:
     """The gamma of the module's formula; None without a last turn and another one to compare it with."""
-    if 0 not in foresight or len(foresight) < 2:
+    if 0 not in critic_fit or len(critic_fit) < 2:
         return None
-    nearest = max(foresight[0].explained, floor)
+    nearest = max(critic_fit[0].explained, floor)
     rise = sum(
-        each.count * distance * math.log(max(each.explained, floor) / nearest) for distance, each in foresight.items()
+        each.count * distance * math.log(max(each.explained, floor) / nearest) for distance, each in critic_fit.items()
     )
-    run = sum(each.count * distance**2 for distance, each in foresight.items())
+    run = sum(each.count * distance**2 for distance, each in critic_fit.items())
     return min(1.0, max(low, math.exp(rise / run)))
 
 
@@ -72,9 +72,9 @@ class AdaptiveDiscount:
     low: float = 0.8
     """The discount never falls below: a turn ten turns ahead keeps a tenth."""
 
-    def after(self, foresight: Mapping[int, Foresight]) -> "AdaptiveDiscount":
+    def update(self, critic_fit: Mapping[int, CriticFit]) -> "AdaptiveDiscount":
         """Of the next step; the same where this one had nothing to tell."""
-        wanted = fitted_discount(foresight, low=self.low)
+        wanted = fit_discount(critic_fit, low=self.low)
         if wanted is None:
             return self
         return replace(self, gamma=self.momentum * self.gamma + (1 - self.momentum) * wanted)

@@ -11,7 +11,7 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 
-from turnwise.core.suggestions import closest, nearest
+from turnwise.core.suggestions import closest_match, suggest
 
 MEANT: dict[tuple[str, ...], str] = {("sft", "--from"): "--demos"}
 """What is named otherwise in one command than in another."""
@@ -21,7 +21,7 @@ def explain(error: CycloptsError, commands: Sequence[str]) -> str:
     """One line for an error of the parser."""
     help_line = f"`{' '.join(['turnwise', *(error.command_chain or ()), '--help'])}`"
     if isinstance(error, UnknownCommandError) and error.unused_tokens:
-        return f'unknown command "{error.unused_tokens[0]}":{nearest(error.unused_tokens[0], commands)}'
+        return f'unknown command "{error.unused_tokens[0]}":{suggest(error.unused_tokens[0], commands)}'
     if isinstance(error, UnknownOptionError):
         typed = (error.token.keyword or error.token.value).partition("=")[0]
         meant = MEANT.get((*(error.command_chain or ()), typed)) or _meant_option(typed, error)
@@ -47,5 +47,5 @@ def _meant_option(typed: str, error: UnknownOptionError) -> str | None:
         for key in all_keys().values():
             if f"--{key.last}" not in own:
                 meanings.setdefault(f"--{key.last}", []).append(f"--{key.name}")
-    word = closest("--" + typed.lstrip("-").replace("-", "_"), meanings)
+    word = closest_match("--" + typed.lstrip("-").replace("-", "_"), meanings)
     return " or ".join(meanings[word]) if word else None

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
-from turnwise.core.suggestions import closest, nearest
+from turnwise.core.suggestions import closest_match, suggest
 
 FREE_TABLES = ("env.params", "env.mix")
 """The tables whose keys are not ours: an environment's own parameters, and further environments."""
@@ -99,7 +99,7 @@ def meant_keys(name: str) -> list[str]:
     keys = all_keys()
     same_word = [key.name for key in keys.values() if key.last == name.rpartition(".")[2]]
     at_the_top = {name.partition(".")[0] for name in keys} if "." not in name else ()
-    near = closest(name, at_the_top) or closest(name, keys)
+    near = closest_match(name, at_the_top) or closest_match(name, keys)
     return same_word or ([near] if near else [])
 
 
@@ -177,7 +177,7 @@ def names_of(kind: Any) -> list[str]:
 def _unknown(name: str, what: str, known: Iterable[str]) -> str:
     if name.lower() in SECRETS:
         return f'{what} takes no "{name}": recipes are saved; name its variable with key_env'
-    return f'{what} has no option "{name}":{nearest(name, known)}'
+    return f'{what} has no option "{name}":{suggest(name, known)}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

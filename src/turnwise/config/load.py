@@ -17,7 +17,7 @@ from turnwise.config.keys import FREE_TABLES, Key, all_keys, find_key, unknown_k
 from turnwise.config.schema import Config
 from turnwise.config.section import is_plain
 from turnwise.core.errors import UserError
-from turnwise.core.suggestions import nearest
+from turnwise.core.suggestions import suggest
 
 Settings = Mapping[str, Any]
 """Nested tables as a TOML file gives them; what is left out has its default."""
@@ -124,7 +124,7 @@ def find_run(run: str, folder: str = "runs") -> Path:
         if (path / CONFIG_FILE).is_file():
             return path
     names = [path.parent.name for path in Path(folder).glob(f"*/{CONFIG_FILE}")]
-    raise UserError(f'no run "{run}" here or in {folder}/:{nearest(run, names)}')
+    raise UserError(f'no run "{run}" here or in {folder}/:{suggest(run, names)}')
 
 
 def read_run(run: str, folder: str = "runs") -> dict[str, Any]:

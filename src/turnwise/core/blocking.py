@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
-from turnwise.core.loop_clock import count_held
+from turnwise.core.loop_clock import count_blocked
 
 Found = TypeVar("Found")
 
@@ -33,7 +33,7 @@ blocking_limit: ContextVar[float] = ContextVar("blocking_limit", default=math.in
 """Seconds that code of the user's may block: set for an episode, read in the tasks that its environment starts."""
 
 
-class Blocked(TimeoutError):
+class EventLoopBlocked(TimeoutError):
     """Code of the user's blocked the event loop for too long, and was interrupted."""
 
 
@@ -133,7 +133,7 @@ def allow_interrupts() -> AbstractContextManager[None]:
 
 
 async def interruptible(awaitable: Awaitable[Found], seconds: float, who: str) -> Found:
-    """Await it; raise `Blocked` where one stretch of it holds the event loop for more than `seconds`."""
+    """Await it; raise `EventLoopBlocked` where one stretch of it holds the event loop for more than `seconds`."""
     if seconds == math.inf or not _in_main_thread():
         return await awaitable
     return await _Stretches(awaitable, seconds, who)
@@ -172,13 +172,15 @@ class _Stretches(Generic[Found]):
             finally:
                 _alarm.deadline, _alarm.grace_s = outer, outer_grace_s
                 if outer == math.inf:  # else it is part of a stretch that is counted
-                    count_held(time.monotonic() - now, own=True)
+                    count_blocked(time.monotonic() - now, own=True)
         except _Interrupt as interrupt:
             now = time.monotonic()
             if outer <= now:
                 raise  # the time was that of whoever waits for this one
             _alarm.arm(outer, now)
-            raise Blocked(f"{self._who} ran for {self._seconds:g} s without a pause{_place(interrupt)}") from interrupt
+            raise EventLoopBlocked(
+                f"{self._who} ran for {self._seconds:g} s without a pause{_place(interrupt)}"
+            ) from interrupt
 
 
 async def _wait_for(awaitable: Awaitable[Found]) -> Found:

@@ -30,6 +30,6 @@ FOREIGN_ERRORS = (Exception, SystemExit)
 cancelled task pass."""
 
 
-def times(count: int) -> str:
+def format_times(count: int) -> str:
     """How often something was tried, at the end of a failure's line."""
     return "once" if count == 1 else f"{count} times"

@@ -15,8 +15,8 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-class OwnClock:
-    """Seconds of wall time, less those in which others held the event loop and those of `pause_own_clock`."""
+class LoopClock:
+    """Seconds of wall time, less those in which others held the event loop and those of `pause_current_clock`."""
 
     def __init__(self) -> None:
         self._own_s = 0.0
@@ -46,21 +46,21 @@ class OwnClock:
             self._paused_at = None
 
 
-own_clock: ContextVar[OwnClock | None] = ContextVar("own_clock", default=None)
+current_clock: ContextVar[LoopClock | None] = ContextVar("own_clock", default=None)
 """The clock of the episode or call whose code runs, also in the tasks that it starts."""
 
 
-def count_held(seconds: float, *, own: bool = False) -> None:
-    """Count time in which the event loop was held. `own`: by the code of `own_clock`, which goes on meanwhile."""
+def count_blocked(seconds: float, *, own: bool = False) -> None:
+    """Count time in which the event loop was held. `own`: by the code of `current_clock`, which goes on meanwhile."""
     _thread.held_s += seconds
-    if own and (clock := own_clock.get()) is not None:
+    if own and (clock := current_clock.get()) is not None:
         clock.count_own(seconds)
 
 
 @contextmanager
-def pause_own_clock() -> Iterator[None]:
-    """Stop `own_clock` while its code waits for another agent, whose own clock runs."""
-    clock = own_clock.get()
+def pause_current_clock() -> Iterator[None]:
+    """Stop `current_clock` while its code waits for another agent, whose own clock runs."""
+    clock = current_clock.get()
     if clock is None:
         yield
     else:

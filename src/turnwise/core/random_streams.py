@@ -19,6 +19,6 @@ def address(*parts: Any) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
-def stream(*parts: Any) -> random.Random:
+def random_stream(*parts: Any) -> random.Random:
     """A random stream of its own for these parts."""
     return random.Random(address(*parts))

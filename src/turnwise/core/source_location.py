@@ -8,13 +8,13 @@ from types import CodeType
 from typing import Any
 
 
-def place_of(function: Callable[..., Any]) -> str:
+def source_location(function: Callable[..., Any]) -> str:
     """Where it begins; its name where that is unknown, as of one that is not written in Python."""
     code = _code(function)
     return _place(code.co_filename, code.co_firstlineno) if code else getattr(function, "__name__", repr(function))
 
 
-def place_in(error: BaseException, function: Callable[..., Any]) -> str:
+def error_location(error: BaseException, function: Callable[..., Any]) -> str:
     """The last line of the function's own file that ran, not one deep in a library."""
     ran = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     code = _code(function)

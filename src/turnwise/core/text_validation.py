@@ -4,12 +4,12 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-BROKEN = re.compile("[\0\ud800-\udfff]")
+INVALID_CHARACTER = re.compile("[\0\ud800-\udfff]")
 
 
-def broken_in(value: Any) -> str | None:
+def find_invalid_character(value: Any) -> str | None:
     """What is broken in a text, or in one of those in a value of JSON, in a few words; None: all are whole."""
-    found = next(filter(None, map(BROKEN.search, _texts(value))), None)
+    found = next(filter(None, map(INVALID_CHARACTER.search, _texts(value))), None)
     if found is None:
         return None
     return "a null character" if found[0] == "\0" else "half a character"

@@ -30,7 +30,7 @@ class Exchange:
     tools_in_words: str = ""
 
 
-def demonstration_sample(number: int, exchanges: Sequence[Exchange], renderer: Renderer) -> Sample:
+def build_demonstration(number: int, exchanges: Sequence[Exchange], renderer: Renderer) -> Sample:
     """The whole conversation; its mask is 1 on the answers and their ends."""
     ids: list[int] = []
     turn_ids: list[int] = []

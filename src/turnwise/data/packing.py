@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from turnwise.core.samples import Batch, Sample, TrainBatch, TrainSample
-from turnwise.data.token_table import at_sampled, sampled_counts
+from turnwise.data.token_table import count_sampled, gather_sampled
 
 SHORTEST_PREFIX = 8
 """Fewer common tokens than this are not worth a row of their own."""
@@ -70,10 +70,10 @@ def pack(samples: Sequence[Sample]) -> Batch:
         lengths=(*map(len, prompts), *lengths.tolist()),
         parents=(*(-1 for _ in prompts), *(parent.get(index, -1) for index in order)),
         order=tuple(order),
-        counts=tuple(sampled_counts(ordered)),
+        counts=tuple(count_sampled(ordered)),
         sources=places - 1,
         targets=ids[places],
-        temperatures=at_sampled(ordered, [each.temperatures for each in ordered]),
+        temperatures=gather_sampled(ordered, [each.temperatures for each in ordered]),
         ends=starts + lengths - 1,
     )
 
@@ -114,15 +114,15 @@ def pack_train(samples: Sequence[TrainSample]) -> TrainBatch:
     bare = [each.sample for each in ordered]
 
     def sampled(name: str) -> Tensor:
-        return at_sampled(bare, [getattr(each, name) for each in ordered])
+        return gather_sampled(bare, [getattr(each, name) for each in ordered])
 
     def optional(name: str) -> Tensor | None:
         return None if getattr(samples[0], name) is None else sampled(name)
 
     return TrainBatch(
         batch=batch,
-        sampler_logprobs=at_sampled(bare, [each.logprobs for each in bare]),
-        turn_ids=at_sampled(bare, [each.turn_ids for each in bare]),
+        sampler_logprobs=gather_sampled(bare, [each.logprobs for each in bare]),
+        turn_ids=gather_sampled(bare, [each.turn_ids for each in bare]),
         old_logprobs=sampled("old_logprobs"),
         advantages=sampled("advantages"),
         weights=sampled("weights"),

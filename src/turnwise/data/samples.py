@@ -12,16 +12,16 @@ from turnwise.core.samples import Sample
 from turnwise.core.trajectory import Segment, Trajectory, Turn
 
 
-def samples_of(trajectories: Sequence[Trajectory]) -> list[Sample]:
+def build_samples(trajectories: Sequence[Trajectory]) -> list[Sample]:
     """Every sampled token of every trajectory is in exactly one sample."""
     return [
-        segment_sample(index, segment)
+        build_sample(index, segment)
         for index, trajectory in enumerate(trajectories)
         for segment in trajectory.segments()
     ]
 
 
-def segment_sample(trajectory: int, segment: Segment) -> Sample:
+def build_sample(trajectory: int, segment: Segment) -> Sample:
     """By numpy, which reads Python's numbers several times as fast as torch does."""
     turns = segment.turns
     ids = [token for turn in turns for part in (turn.context_ids, turn.action_ids) for token in part]
@@ -74,7 +74,7 @@ TOKEN_RULES: dict[str, TokenRule] = {"sampled": sampled, "think": think, "answer
 
 
 def rule_masks(trajectories: Sequence[Trajectory], rule: TokenRule) -> list[Tensor]:
-    """What the rule chooses among the sampled tokens of each segment, in the order of `samples_of`. [K] bool each"""
+    """What the rule chooses among the sampled tokens of each segment, in the order of `build_samples`. [K] bool each"""
     return [
         torch.from_numpy(np.concatenate([_checked(turn, rule) for turn in segment.turns]))
         for trajectory in trajectories

@@ -17,7 +17,7 @@ class TokenTable:
     def __init__(self, samples: Sequence[Sample], num_trajectories: int) -> None:
         self.samples = samples
         counts = [0] * num_trajectories
-        starts, sizes = [], sampled_counts(samples)
+        starts, sizes = [], count_sampled(samples)
         for sample, size in zip(samples, sizes, strict=True):
             starts.append(counts[sample.trajectory])
             counts[sample.trajectory] += size
@@ -29,30 +29,30 @@ class TokenTable:
         self.shape = num_trajectories, max(counts)
         self.mask = torch.arange(self.shape[1]) < self.counts[:, None]  # [B, S]
 
-    def matrix(self, per_sample: Sequence[Tensor], fill: float = 0) -> Tensor:
+    def to_matrix(self, per_sample: Sequence[Tensor], fill: float = 0) -> Tensor:
         """One value for each sampled token, sample by sample -> [B, S]."""
         flat = torch.cat(list(per_sample))
         out = torch.full(self.shape, fill, dtype=flat.dtype)
         out[self.rows, self.columns] = flat
         return out
 
-    def spread(self, matrix: Tensor) -> list[Tensor]:
+    def scatter(self, matrix: Tensor) -> list[Tensor]:
         """[B, S] -> one tensor a sample, of the sample's length, 0 where nothing was sampled."""
-        return place(self.samples, matrix[self.rows, self.columns])
+        return scatter_sampled(self.samples, matrix[self.rows, self.columns])
 
 
-def place(samples: Sequence[Sample], values: Tensor) -> list[Tensor]:
+def scatter_sampled(samples: Sequence[Sample], values: Tensor) -> list[Tensor]:
     """Values of all sampled tokens, sample by sample, at their places in each, 0 elsewhere."""
     mask = torch.cat([sample.mask for sample in samples])
     out = torch.zeros(len(mask), dtype=values.dtype).masked_scatter_(mask, values)
     return list(out.split([len(sample) for sample in samples]))
 
 
-def at_sampled(samples: Sequence[Sample], columns: Sequence[Tensor]) -> Tensor:
+def gather_sampled(samples: Sequence[Sample], columns: Sequence[Tensor]) -> Tensor:
     """Of tensors of the samples' lengths: what they hold at the sampled tokens, one after the other. [K]"""
     return torch.cat(list(columns))[torch.cat([sample.mask for sample in samples])]
 
 
-def sampled_counts(samples: Sequence[Sample]) -> list[int]:
+def count_sampled(samples: Sequence[Sample]) -> list[int]:
     """How many tokens of each were sampled."""
     return [int(np.count_nonzero(sample.mask.numpy())) for sample in samples]

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from turnwise.core.errors import FOREIGN_ERRORS, UserError
-from turnwise.core.suggestions import nearest
+from turnwise.core.suggestions import suggest
 from turnwise.envs.catalogue import CATALOGUE
 from turnwise.envs.spec import EnvSpec, validate_env_class
 from turnwise.envs.text_env import TextEnv
@@ -98,7 +98,7 @@ def load_function(given: str, setting: str, instead: Iterable[str] = ()) -> Call
         )
     functions = {word: value for word, value in vars(import_file(Path(file))).items() if callable(value)}
     if name not in functions:
-        raise UserError(f'{setting}: no function "{name}" in {file}:{nearest(name, _named(functions))}')
+        raise UserError(f'{setting}: no function "{name}" in {file}:{suggest(name, _named(functions))}')
     function: Callable[..., Any] = functions[name]
     return function
 

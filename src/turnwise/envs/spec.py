@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from turnwise.core.errors import UserError
-from turnwise.core.random_streams import address, stream
+from turnwise.core.random_streams import address, random_stream
 from turnwise.core.task import Split, Task
 from turnwise.envs.catalogue import install_command
 from turnwise.envs.runner import TextEnvRunner
@@ -97,9 +97,9 @@ class EnvSpec:
         full = replace(task, params=self.check_params(task.params))
         # How a prompt is worded changes nothing about the world.
         world = replace(full, params={name: value for name, value in full.params.items() if name not in PROMPT_PARAMS})
-        env = self.cls(full.params, rng=stream("luck", *world.parts, member, attempt))
+        env = self.cls(full.params, rng=random_stream("luck", *world.parts, member, attempt))
         env.split, env.index = full.split, full.seed - FIRST_SEED[full.split]
-        start_rng = stream("start", *world.parts)
+        start_rng = random_stream("start", *world.parts)
         runner = env.runner or TextEnvRunner
         return runner(env, start_rng, address("tools", *world.parts, member, attempt))
 

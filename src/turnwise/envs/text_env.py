@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from turnwise.core.messages import Picture
-from turnwise.core.random_streams import stream
+from turnwise.core.random_streams import random_stream
 from turnwise.core.task import Split
 from turnwise.envs.answers import format_answer
 
@@ -95,7 +95,7 @@ class TextEnv(ABC):
 
     def __init__(self, params: Mapping[str, Any] | None = None, rng: random.Random | None = None) -> None:
         self.params = params_model(type(self)).model_validate(dict(params or {}))
-        self.rng = stream("luck") if rng is None else rng
+        self.rng = random_stream("luck") if rng is None else rng
         self.max_turns = self.params.max_turns
         self.max_actions_per_turn = self.params.max_actions_per_turn
         self.max_actions = self.params.max_actions

@@ -12,9 +12,9 @@ from turnwise.core.random_streams import address
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Stop, Trajectory
 from turnwise.evaluation.statistics import pass_at_k, wilson_by_task
-from turnwise.rollout.chat_episode import sampled_tokens
+from turnwise.rollout.chat_episode import count_sampled_tokens
 from turnwise.rollout.collect import Collector
-from turnwise.rollout.failures import Lost, check_losses, tried
+from turnwise.rollout.failures import DroppedEpisodes, check_dropped, run_with_retries
 
 TaskId = int
 """What tells tasks apart, those of several environments too."""
@@ -73,7 +73,7 @@ class Evaluation:
             "eval/turns": len(turns) / max(1, self.episodes),
             "eval/invalid": sum(turn.invalid for turn in turns) / max(1, len(turns)),
             "eval/cut": sum(turn.stop is Stop.LENGTH for turn in turns) / max(1, len(turns)),
-            "eval/sampled_tokens": self._mean([sampled_tokens(each) for each in self.trajectories]),
+            "eval/sampled_tokens": self._mean([count_sampled_tokens(each) for each in self.trajectories]),
         }
         return found | {f"eval/pass_at_{k}": self.pass_at(k) for k in tries_shown(self.tries)}
 
@@ -104,7 +104,7 @@ async def evaluate(
     collected = await collector.collect(tasks, group_size=1, round=0, progress=progress)
     trajectories = tuple(trajectory for group in collected.groups for trajectory in group.trajectories)
     errors = collected.counts["members_given_up"]
-    check_losses(Lost(members=errors, wanted=len(tasks), why=str(collected.last_failure)))
+    check_dropped(DroppedEpisodes(dropped=errors, total=len(tasks), reason=str(collected.last_failure)))
     return Evaluation(trajectories=trajectories, errors=errors)
 
 
@@ -171,4 +171,4 @@ async def _play_with_retries(player: Player, task: Task, member: int, attempts: 
     def play(luck: int) -> Awaitable[Trajectory]:
         return player.episode(EpisodeKey(run_seed=RUN_SEED, round=ROUND, task=task, member=member, attempt=luck))
 
-    return await tried(attempts, play)
+    return await run_with_retries(attempts, play)

@@ -170,12 +170,12 @@ def build_policy_stack(
 
 
 def reward_placement(algo: AlgoConfig) -> str:
-    return algo.placement or ("trajectory" if ADVANTAGES[algo.advantage].outcome_less_kl else "turn")
+    return algo.placement or ("trajectory" if ADVANTAGES[algo.advantage].outcome_minus_kl else "turn")
 
 
 def kl_in_reward(algo: AlgoConfig) -> bool:
     """Whether the KL counts in the reward, and not in the loss."""
-    return algo.kl_in == "reward" or (algo.kl_in is None and ADVANTAGES[algo.advantage].outcome_less_kl)
+    return algo.kl_in == "reward" or (algo.kl_in is None and ADVANTAGES[algo.advantage].outcome_minus_kl)
 
 
 def kl_estimator(algo: AlgoConfig) -> str:

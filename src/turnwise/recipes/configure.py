@@ -10,7 +10,7 @@ from typing import Any
 from turnwise.config.load import Overrides, build, find_run, read_run, read_settings
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
-from turnwise.core.suggestions import closest, nearest
+from turnwise.core.suggestions import closest_match, suggest
 from turnwise.envs.registry import ENVIRONMENTS
 from turnwise.recipes.environment_mix import build_environment_mix
 from turnwise.record.provenance import check_code_files
@@ -147,9 +147,9 @@ def settings_for(target: str) -> dict[str, Any]:
         return _from_file(Path(target))
     if target in ENVIRONMENTS or ".py" in target:
         return {"env": {"kind": target}}
-    if closest(Path(target).suffix, [".toml", ".py"]) or Path(target).is_file():
+    if closest_match(Path(target).suffix, [".toml", ".py"]) or Path(target).is_file():
         raise UserError(f"{target}: settings are read from FILE.toml, an environment from FILE.py:Class: rename it")
-    near = nearest(target, [*recipe_names(), *ENVIRONMENTS])
+    near = suggest(target, [*recipe_names(), *ENVIRONMENTS])
     raise UserError(f'unknown recipe or environment "{target}":{near} (`turnwise recipes` and `envs` list them)')
 
 
@@ -226,7 +226,7 @@ def find_recipe(name: str) -> Recipe:
     """The preset of this name; an unknown one is an error that names the nearest."""
     names = recipe_names()
     if name not in names:
-        raise UserError(f'unknown recipe "{name}":{nearest(name, names)} (`turnwise recipes` lists them)')
+        raise UserError(f'unknown recipe "{name}":{suggest(name, names)} (`turnwise recipes` lists them)')
     text = recipe_path(name).read_text(encoding="utf-8")
     summary = text.partition("\n")[0].removeprefix("#").strip()
     return Recipe(name=name, summary=summary, environment=tomllib.loads(text)["env"]["kind"], text=text)
@@ -251,7 +251,7 @@ def method_names() -> list[str]:
 
 def find_method(name: str) -> Method:
     if name not in method_names():
-        raise UserError(f'unknown algo.preset "{name}":{nearest(name, method_names())}')
+        raise UserError(f'unknown algo.preset "{name}":{suggest(name, method_names())}')
     text = method_path(name).read_text(encoding="utf-8")
     return Method(name=name, summary=text.partition("\n")[0].removeprefix("#").strip(), text=text)
 

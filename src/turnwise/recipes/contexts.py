@@ -6,8 +6,15 @@ from turnwise.config.schema import Config, ContextConfig
 from turnwise.core.errors import UserError
 from turnwise.envs.registry import load_function
 from turnwise.render.renderer import Renderer
-from turnwise.rollout.context import Context, FullHistory
-from turnwise.rollout.context_modes import Memory, Summary, TurnMemory, When, Window, Writer
+from turnwise.rollout.context import Context, FullContext
+from turnwise.rollout.context_modes import (
+    SummaryContext,
+    SummaryHook,
+    SummaryTrigger,
+    TurnContext,
+    TurnMemory,
+    WindowContext,
+)
 
 
 def build_context(config: Config, renderer: Renderer) -> Context:
@@ -15,25 +22,25 @@ def build_context(config: Config, renderer: Renderer) -> Context:
 
 
 def _full(config: Config, renderer: Renderer) -> Context:
-    return FullHistory(renderer)
+    return FullContext(renderer)
 
 
 def _window(config: Config, renderer: Renderer) -> Context:
     given = config.context
-    return Window(renderer, turns=given.turns, slack=given.slack, keep_opening=given.keep_opening)
+    return WindowContext(renderer, turns=given.turns, slack=given.slack, keep_opening=given.keep_opening)
 
 
 def _turn(config: Config, renderer: Renderer) -> Context:
     given = config.context
-    memory = Memory(form=given.memory, turns=given.turns, chars=given.memory_chars, rewards=given.memory_rewards)
-    return TurnMemory(renderer, memory=memory, keep_opening=given.keep_opening)
+    memory = TurnMemory(form=given.memory, turns=given.turns, chars=given.memory_chars, rewards=given.memory_rewards)
+    return TurnContext(renderer, memory=memory, keep_opening=given.keep_opening)
 
 
 def _summary(config: Config, renderer: Renderer) -> Context:
     given = config.context
-    return Summary(
+    return SummaryContext(
         renderer,
-        when=When(tokens=_summary_at(config), turns=given.summary_every),
+        when=SummaryTrigger(tokens=_summary_at(config), turns=given.summary_every),
         prompt=given.summary_prompt,
         max_tokens=given.summary_tokens,
         writer=load_writer(given.summary_by),
@@ -88,6 +95,6 @@ def _summary_at(config: Config) -> int:
     return config.context.summary_at or config.rollout.max_tokens // 2
 
 
-def load_writer(summary_by: str) -> Writer | None:
+def load_writer(summary_by: str) -> SummaryHook | None:
     """The function FILE.py:function that writes summaries; None where the model does."""
     return None if summary_by == "model" else load_function(summary_by, "context.summary_by", ["model"])

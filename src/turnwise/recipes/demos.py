@@ -13,8 +13,8 @@ from turnwise.config.load import find_run
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.samples import Sample
-from turnwise.data.demonstrations import Exchange, demonstration_sample, read_conversations
-from turnwise.data.samples import samples_of
+from turnwise.data.demonstrations import Exchange, build_demonstration, read_conversations
+from turnwise.data.samples import build_samples
 from turnwise.envs.text_env import TextEnv
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.models.loading.load import LoadedModel
@@ -76,11 +76,11 @@ def demonstrations(
         played = asyncio.run(
             solve_demonstration(worlds.with_params, count=count, seed=config.seed, think=think, show=show)
         )
-        samples = [demonstration_sample(number, each, renderer) for number, each in enumerate(played)]
+        samples = [build_demonstration(number, each, renderer) for number, each in enumerate(played)]
     elif demos.endswith(".jsonl"):
         tools = asyncio.run(opening_tools(worlds.with_params)) if renderer.renders_tools else ()
         told = ([replace(first, tools=tools), *later] for first, *later in _conversations(demos, count))
-        samples = [demonstration_sample(number, each, renderer) for number, each in enumerate(told)]
+        samples = [build_demonstration(number, each, renderer) for number, each in enumerate(told)]
     else:
         samples = _successes(find_run(demos), loaded, count)
     _check_lengths(samples, config, demos)
@@ -98,7 +98,7 @@ def _successes(run: Path, loaded: LoadedModel, count: int) -> list[Sample]:
         raise UserError(
             f"{run} was played with another tokenizer than {loaded.name}'s: give the model that it started from"
         )
-    return samples_of([trajectory_from_row(folder.read_trajectory(entry)) for entry in rows])
+    return build_samples([trajectory_from_row(folder.read_trajectory(entry)) for entry in rows])
 
 
 def _check_lengths(samples: Sequence[Sample], config: Config, demos: str) -> None:

@@ -14,8 +14,8 @@ from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import params_model
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.evaluation.statistics import wilson_of_rate
-from turnwise.rollout.selfplay import SidedTasks
-from turnwise.rollout.tasks import Curriculum, TaskSource, World
+from turnwise.rollout.selfplay import SelfPlayTasks
+from turnwise.rollout.tasks import Curriculum, EnvMixEntry, TaskSource
 
 FEW = 30
 """Held-out tasks below which an interval is wider than most that training gains."""
@@ -26,7 +26,7 @@ PURPOSES: dict[Split, str] = {"train": "to train on", "validation": "to validate
 class EnvironmentMix:
     kinds: Mapping[str, EnvSpec]
     """By the name that their tasks bear; the run's own environment first."""
-    worlds: tuple[World, ...]
+    worlds: tuple[EnvMixEntry, ...]
 
     @property
     def name(self) -> str:
@@ -55,10 +55,10 @@ def build_environment_mix(config: Config, kind: EnvSpec | None = None) -> Enviro
     return EnvironmentMix(kinds=kinds, worlds=tuple(worlds))
 
 
-def _world(kind: EnvSpec, given: Mapping[str, Any], weight: float) -> World:
+def _world(kind: EnvSpec, given: Mapping[str, Any], weight: float) -> EnvMixEntry:
     params = kind.check_params(given)
     kind.check_resources(params)
-    return World(env=kind.name, params=params, weight=weight, sizes=kind.split_sizes(params))
+    return EnvMixEntry(env=kind.name, params=params, weight=weight, sizes=kind.split_sizes(params))
 
 
 def describe_rows(worlds: EnvironmentMix, config: Config) -> list[str]:
@@ -76,7 +76,7 @@ def name_of_rows(world_name: str, params: Mapping[str, Any]) -> str:
     return Path(params["tasks"]).name if isinstance(params.get("tasks"), str) else world_name
 
 
-def _rows(world: World) -> str:
+def _rows(world: EnvMixEntry) -> str:
     sizes = [
         f"{size:,} {'rows ' * (not number)}{PURPOSES[split]}"
         for number, (split, size) in enumerate(world.sizes.items())
@@ -84,7 +84,7 @@ def _rows(world: World) -> str:
     return f"{name_of_rows(world.env, world.params)}: {', '.join(sizes)}"
 
 
-def _few(world: World, config: Config, *, alone: bool) -> Iterator[str]:
+def _few(world: EnvMixEntry, config: Config, *, alone: bool) -> Iterator[str]:
     train, held_out = world.sizes.get("train"), world.sizes.get(config.eval.split)
     if alone and train is not None and train < config.rollout.groups:
         yield f"note: a step draws rollout.groups {config.rollout.groups} tasks and there are {train}: some come again"
@@ -99,10 +99,10 @@ def task_source(config: Config, worlds: EnvironmentMix) -> TaskSource:
     settings = config.curriculum
     curriculum = Curriculum(pool=settings.pool, floor=settings.floor, memory=settings.memory) if settings.pool else None
     if config.selfplay.opponent != "none":
-        return SidedTasks(
-            worlds=worlds.worlds,
+        return SelfPlayTasks(
+            mix=worlds.worlds,
             run_seed=config.seed,
             both=config.selfplay.opponent == "self",
             random_moves=config.selfplay.random_moves,
         )
-    return TaskSource(worlds=worlds.worlds, run_seed=config.seed, curriculum=curriculum)
+    return TaskSource(mix=worlds.worlds, run_seed=config.seed, curriculum=curriculum)

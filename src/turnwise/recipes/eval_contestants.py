@@ -27,10 +27,10 @@ from turnwise.recipes.configure import recipe_names, settings_for
 from turnwise.recipes.environment_mix import EnvironmentMix
 from turnwise.recipes.sources import find_checkpoint, find_source
 from turnwise.recipes.unused_settings import check_setting_is_used
-from turnwise.rollout.chat_episode import ChatPlayer
-from turnwise.rollout.collect import PolicyPlayer
+from turnwise.rollout.chat_episode import ChatRunner
+from turnwise.rollout.collect import PolicyRunner
 from turnwise.rollout.limits import Limits
-from turnwise.rollout.tasks import World
+from turnwise.rollout.tasks import EnvMixEntry
 
 SHARED = ("env", "rollout", "context", "eval")
 """What a model takes over from the run that it is compared with."""
@@ -249,7 +249,7 @@ async def _remote(
         sampling=_sampling(config), max_tokens=config.rollout.max_tokens, timeout_s=config.rollout.timeout_s
     )
     async with ChatClient(endpoint) as chat:
-        player = ChatPlayer(chat=chat, make_env=kind.make, limits=limits)
+        player = ChatRunner(chat=chat, make_env=kind.make, limits=limits)
         yield EvaluationPolicy(player=player, decode=lambda ids: "", name_token=_nameless, in_flight=concurrency)
 
 
@@ -257,10 +257,10 @@ def _local_policy(
     config: Config, kind: EnvSpec, params: dict[str, Any], show: Callable[[int, int], None]
 ) -> EvaluationPolicy:
     torch.set_num_threads(config.system.threads)
-    world = EnvironmentMix(kinds={kind.name: kind}, worlds=(World(env=kind.name, params=params),))
+    world = EnvironmentMix(kinds={kind.name: kind}, worlds=(EnvMixEntry(env=kind.name, params=params),))
     loaded, _ = load_policy(config, world, show)
     players = build_policy_stack(config, world, loaded)
-    player = PolicyPlayer(collector=players.evaluator)
+    player = PolicyRunner(collector=players.evaluator)
     reading = players.renderer
     return EvaluationPolicy(
         player=player, decode=reading.decode, name_token=reading.name_token, in_flight=config.rollout.in_flight

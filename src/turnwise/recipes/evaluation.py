@@ -46,7 +46,7 @@ from turnwise.record.evaluation_folder import EvaluationFolder, read_plan
 from turnwise.report.evaluation_progress import EvaluationProgress
 from turnwise.report.html_report import write_report
 from turnwise.report.terminal import make_console, sanitize_line
-from turnwise.rollout.failures import Lost, check_losses
+from turnwise.rollout.failures import DroppedEpisodes, check_dropped
 
 Done = dict[tuple[TaskId, int], Trajectory]
 
@@ -240,7 +240,7 @@ class _Table:
             raise UserError(f"every episode of {self.contestant.label} broke; the last one: {failures[-1]}")
         found = tuple(done[place(*each)] for each in wanted if place(*each) in done)
         errors = len(wanted) - len(found)
-        check_losses(Lost(members=errors, wanted=len(wanted), why=str(failures[-1] if failures else "")))
+        check_dropped(DroppedEpisodes(dropped=errors, total=len(wanted), reason=str(failures[-1] if failures else "")))
         return Evaluation(trajectories=found, errors=errors)
 
     def _done(self, wanted: Sequence[Wanted]) -> Done:

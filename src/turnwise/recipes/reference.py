@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from turnwise.core.random_streams import address, stream
+from turnwise.core.random_streams import address, random_stream
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Stop
 from turnwise.envs.registry import load_spec
@@ -244,7 +244,7 @@ def update(
     rewards = torch.tensor([[episode.reward for episode in group] for group in groups], dtype=torch.float64)
     advantages = group_advantages(rewards, settings.divide_by_std).flatten().tolist()
     order = list(range(len(episodes)))
-    stream("mini_batches", settings.seed, step, 0).shuffle(order)
+    random_stream("mini_batches", settings.seed, step, 0).shuffle(order)
     losses = []
     for start in range(0, len(order), settings.mini_batch):
         part = order[start : start + settings.mini_batch]

@@ -169,7 +169,7 @@ class _ReinforcementRun(TrainingRun):
                 per_step=config.record.pictures_per_step,
                 warn=progress.note,
             ),
-            validation_tasks=self.tasks.held_out("validation", config.eval.episodes),
+            validation_tasks=self.tasks.first_tasks("validation", config.eval.episodes),
             opponents=opponents,
             max_seconds=limit_s,
             release_cache=plan.releases_cache,

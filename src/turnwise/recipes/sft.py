@@ -158,7 +158,7 @@ class _ImitationRun(TrainingRun):
             seed=config.seed,
             micro_tokens=micro_tokens,
             eval_every=config.eval.every,
-            eval_tasks=self.tasks.held_out("validation", config.eval.episodes),
+            eval_tasks=self.tasks.first_tasks("validation", config.eval.episodes),
             checkpoint_every=config.checkpoint.every,
             keep_best=config.checkpoint.keep_best,
             max_seconds=limit_s,

@@ -6,7 +6,7 @@ from pathlib import Path
 from turnwise.config.load import find_run
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
-from turnwise.core.suggestions import nearest
+from turnwise.core.suggestions import suggest
 from turnwise.models.loading.lora import is_adapter
 from turnwise.training.checkpoints import last_checkpoint, read_state, step_folders
 
@@ -50,6 +50,6 @@ def find_checkpoint(run: Path, name: str | None) -> Path:
         return last_checkpoint(folder)
     names = sorted(path.name for path in folder.glob("[!.]*"))
     if name not in names:
-        raise UserError(f'{run} has no checkpoint "{name}":{nearest(name, names)}')
+        raise UserError(f'{run} has no checkpoint "{name}":{suggest(name, names)}')
     read_state(folder / name)
     return folder / name

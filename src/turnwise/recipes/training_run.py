@@ -210,7 +210,7 @@ class TrainingRun(ABC):
 
     async def _train(self, loop: TrainingLoop, state: State) -> Summary:
         """Train between two evaluations. An evaluation that is recorded already is not repeated."""
-        test_tasks = self.tasks.held_out(self.config.eval.split, self.config.eval.episodes)
+        test_tasks = self.tasks.first_tasks(self.config.eval.split, self.config.eval.episodes)
         if not self._evaluated("before"):
             await loop.evaluate("before", test_tasks, state.step)
         state = await loop.run(state)

@@ -16,7 +16,7 @@ from turnwise.algos.off_policy import CORRECTIONS
 from turnwise.algos.rewards import NORMALISERS
 from turnwise.config.schema import Config, ModelConfig, SystemConfig
 from turnwise.core.errors import UserError
-from turnwise.core.suggestions import nearest
+from turnwise.core.suggestions import suggest
 from turnwise.envs.games.env import GameEnv
 from turnwise.envs.registry import load_function
 from turnwise.envs.spec import EnvSpec
@@ -103,7 +103,7 @@ def check(config: Config, kind: EnvSpec | None = None, given: Iterable[str] = ()
     for name, options in NAMES.items():
         chosen = getattr(config.algo, name)
         if chosen not in options:
-            raise UserError(f'unknown algo.{name} "{chosen}":{nearest(chosen, options)}')
+            raise UserError(f'unknown algo.{name} "{chosen}":{suggest(chosen, options)}')
     for test, complaint in COMBINATIONS:
         if test(config):
             raise UserError(complaint.format(**dict(config)))
@@ -151,7 +151,7 @@ def check_model(model: ModelConfig) -> None:
         raise UserError(f"model.name: {model.name} does not exist: put it back if it was moved, or check the path")
     if not known and (not is_hub_name(model.name) or model.name.endswith(".gguf")):
         raise UserError(
-            f'unknown model "{model.name}":{nearest(model.name, model_names())} '
+            f'unknown model "{model.name}":{suggest(model.name, model_names())} '
             "(or give a hub name (owner/name), or a folder or .gguf file that exists)"
         )
 

@@ -25,7 +25,7 @@ from turnwise.core.trajectory import Trajectory
 from turnwise.record.disk import LOCK_NAME, FolderLock, append_bytes, is_leftover, wrap_disk_errors, write_atomic
 from turnwise.record.jsonl import drop_partial_line, encode_row, read_jsonl, replace_nonfinite
 from turnwise.record.trajectories import TokenNamesFile, trajectory_from_row, trajectory_to_row
-from turnwise.rollout.chat_episode import MESSAGES, spoke_messages
+from turnwise.rollout.chat_episode import MESSAGES_KEY, is_chat_turn
 
 PLAN = "evaluation.toml"
 
@@ -110,8 +110,10 @@ def evaluation_to_row(trajectory: Trajectory, task: int, decode: Callable[[Seque
     """Convert a trajectory to its row. For a chat model, the contexts are the messages it received."""
     row = trajectory_to_row(trajectory, step=0, group=task, decode=decode)
     for turn, turn_row in zip(trajectory.turns, row["turns"], strict=True):
-        if spoke_messages(turn):
-            turn_row["context"] = "\n\n".join(f"[{each['role']}]\n{each['content']}" for each in turn.info[MESSAGES])
+        if is_chat_turn(turn):
+            turn_row["context"] = "\n\n".join(
+                f"[{each['role']}]\n{each['content']}" for each in turn.info[MESSAGES_KEY]
+            )
     return row
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from turnwise.algos.diagnostics import repetition
+from turnwise.algos.diagnostics import measure_repetition
 from turnwise.core.trajectory import Group, Status, Stop, Trajectory, Turn
 
 LARGEST = 1e100
@@ -79,7 +79,7 @@ def _group_spread(groups: Sequence[Group]) -> dict[str, float]:
 
 def _repetition(groups: Sequence[Group]) -> dict[str, float]:
     """Return how similar the members of a group are, which rises as a policy collapses."""
-    found = repetition([[_sampled(each) for each in group.trajectories] for group in groups])
+    found = measure_repetition([[_sampled(each) for each in group.trajectories] for group in groups])
     if found.overlap is None or found.copies is None:
         return {}
     return {"rollout/repetition": found.overlap, "rollout/copies": found.copies}

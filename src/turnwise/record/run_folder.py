@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from turnwise.core.errors import UserError
-from turnwise.core.suggestions import nearest
+from turnwise.core.suggestions import suggest
 from turnwise.core.token_name import TokenName
 from turnwise.record.disk import (
     LOCK_NAME,
@@ -346,4 +346,4 @@ def find_folder(name: str, folder: str = RUNS_FOLDER) -> Path:
         if any((path / marker).is_file() for marker in MARKER_FILES):
             return path
     known = [path.parent.name for marker in MARKER_FILES for path in Path(folder).glob(f"*/{marker}")]
-    raise UserError(f'No run or evaluation "{name}" here or in {folder}/:{nearest(name, known)}')
+    raise UserError(f'No run or evaluation "{name}" here or in {folder}/:{suggest(name, known)}')

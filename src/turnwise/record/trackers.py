@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from turnwise.core.errors import UserError
-from turnwise.core.suggestions import nearest
+from turnwise.core.suggestions import suggest
 from turnwise.record.metrics import finite_number
 
 PROJECT = "turnwise"
@@ -117,7 +117,7 @@ def check_trackers(names: Sequence[str]) -> None:
     """Raise a UserError for an unknown tracker or a missing package."""
     for name in names:
         if name not in TRACKERS:
-            raise UserError(f'Unknown tracker "{name}" in record.trackers:{nearest(name, TRACKERS)}')
+            raise UserError(f'Unknown tracker "{name}" in record.trackers:{suggest(name, TRACKERS)}')
         if importlib.util.find_spec(name) is None:
             raise UserError(
                 f"record.trackers: {name} is not installed. Run pip install {name}, or remove it from the list."

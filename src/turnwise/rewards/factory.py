@@ -12,7 +12,7 @@ from typing import Any
 from turnwise.config.keys import read_options
 from turnwise.core.errors import UserError
 from turnwise.core.protocols import GroupReward
-from turnwise.core.suggestions import nearest, nearest_of_few
+from turnwise.core.suggestions import suggest, suggest_and_list
 from turnwise.rewards.functions import (
     accepts_arguments,
     call_reward_function,
@@ -97,7 +97,7 @@ def _part(use: str, options: Mapping[str, Any], load: LoadFunction) -> RubricPar
             raise UserError(f"{told}: beside a function there are {' and '.join(REWARD_TABLE_KEYS[1:])}")
         return answer_reward(load(use), use)
     if use not in REWARD_TYPES:
-        raise UserError(f'no reward "{use}":{nearest(use, REWARD_TYPES)} (or give FILE.py:function)')
+        raise UserError(f'no reward "{use}":{suggest(use, REWARD_TYPES)} (or give FILE.py:function)')
     part: RubricPart = read_options(REWARD_TYPES[use], options, f'the reward "{use}"', besides=REWARD_TABLE_KEYS)
     if isinstance(part, AnswerJudge):
         bench_for(part)  # a key or a folder that is missing is told before anything starts
@@ -127,7 +127,7 @@ def answer_reward(function: Callable[..., Any], use: str) -> RubricPart:
 
 def _mend(error: Exception, answered: Submission) -> str:
     if isinstance(error, KeyError) and error.args and (name := str(error.args[0])) not in answered.row:
-        return f"if that is a column, the row has none of this name:{nearest_of_few(name, map(str, answered.row))}"
+        return f"if that is a column, the row has none of this name:{suggest_and_list(name, map(str, answered.row))}"
     return "let it give 0 where it cannot read an answer"
 
 

@@ -5,10 +5,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from turnwise.core.blocking import Blocked, blocking_limit, interruptible
+from turnwise.core.blocking import EventLoopBlocked, blocking_limit, interruptible
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, Outage, RewardFailure, UserError
 from turnwise.core.protocols import Reward, RewardResult
-from turnwise.core.source_location import place_in, place_of
+from turnwise.core.source_location import error_location, source_location
 from turnwise.core.trajectory import Trajectory
 
 MAX_SHOWN = 60
@@ -56,15 +56,17 @@ async def call_reward_function(
 
     try:
         return await interruptible(called(), blocking_limit.get(), told)
-    except Blocked as error:
+    except EventLoopBlocked as error:
         raise RewardFailure(f"{error}: let it return sooner, or raise rollout.timeout_s") from error
     except (UserError, EnvironmentFailure, InfrastructureFailure):
         raise
     except SystemExit as error:
-        raise Outage(f"{told} ended the program at {place_in(error, function)}: let it return a number") from error
+        raise Outage(
+            f"{told} ended the program at {error_location(error, function)}: let it return a number"
+        ) from error
     except Exception as error:
         what = ": ".join(filter(None, (type(error).__name__, " ".join(str(error).split()))))
-        raise Outage(f"{told} raised {what} at {place_in(error, function)}: {mend(error)}") from error
+        raise Outage(f"{told} raised {what} at {error_location(error, function)}: {mend(error)}") from error
 
 
 def to_float(value: Any) -> float:
@@ -78,7 +80,7 @@ def to_float(value: Any) -> float:
 def not_a_number(given: Any, function: Callable[..., Any], told: str, mend: str) -> Outage:
     """What is said of one that gave this."""
     why = ", as where a path of it returns nothing" if given is None else ""
-    return Outage(f"{told} gave {describe_value(given)} ({place_of(function)}){why}: {mend}")
+    return Outage(f"{told} gave {describe_value(given)} ({source_location(function)}){why}: {mend}")
 
 
 def describe_value(given: Any) -> str:

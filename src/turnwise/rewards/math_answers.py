@@ -15,7 +15,7 @@ from typing import Annotated, TypeVar
 
 from pydantic import Field
 
-from turnwise.core.random_streams import stream
+from turnwise.core.random_streams import random_stream
 from turnwise.rewards.math_text import MAX_EXPRESSION_CHARS, PREFIXES, TOKEN, Postfix, decimals, parse, plain, variables
 from turnwise.rewards.rubric import BuiltInReward, Submission, reference_answers, select_text
 
@@ -120,7 +120,7 @@ def _named(text: str) -> tuple[str, str]:
 def _values(one: Postfix, other: Postfix, seed: str) -> Iterator[tuple[Value, Value]]:
     """Both at the same points, those left out where one has no value."""
     names = sorted(variables(one) | variables(other))
-    rng = stream("points of", seed)
+    rng = random_stream("points of", seed)
     for number in range(POINTS if names else 1):
         least = 1 if number % 2 else -9999  # roots have values at positive points only
         point = {name: Fraction(rng.randint(least, 9999), rng.randint(1, 97)) for name in names}

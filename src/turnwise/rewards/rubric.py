@@ -23,7 +23,7 @@ from turnwise.core.errors import (
     UserError,
 )
 from turnwise.core.messages import Message
-from turnwise.core.suggestions import nearest_of_few
+from turnwise.core.suggestions import suggest_and_list
 from turnwise.tools.tool import ToolResult
 
 _first_alone: ContextVar[bool] = ContextVar("first_alone", default=False)
@@ -150,7 +150,7 @@ def get_column(row: Mapping[str, Any], name: str) -> Any:
     """Of a row that was read from a file: a column that it lacks is a mistake in the settings or in the file."""
     if name not in row:
         raise UserError(
-            f'a reward asks for the column "{name}", which a row lacks:{nearest_of_few(name, map(str, row))}'
+            f'a reward asks for the column "{name}", which a row lacks:{suggest_and_list(name, map(str, row))}'
         )
     return row[name]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from turnwise.core.blocking import allow_interrupts, blocking_limit
 from turnwise.core.errors import InfrastructureFailure, RewardFailure
-from turnwise.core.loop_clock import OwnClock, own_clock
+from turnwise.core.loop_clock import LoopClock, current_clock
 from turnwise.core.protocols import GroupReward, Reward, RewardResult
 from turnwise.core.trajectory import Group, Trajectory
 
@@ -39,7 +39,7 @@ class CallTimeouts:
     @asynccontextmanager
     async def limit(self) -> AsyncIterator[asyncio.Timeout]:
         """Raises TimeoutError where the call takes too long; what it yields has then expired."""
-        clock, loop = OwnClock(), asyncio.get_running_loop()
+        clock, loop = LoopClock(), asyncio.get_running_loop()
         began, returned = clock.now(), self._returned
         timer: asyncio.TimerHandle | None = None
 
@@ -52,7 +52,7 @@ class CallTimeouts:
             else:
                 cut.reschedule(loop.time())
 
-        owner = own_clock.set(clock)
+        owner = current_clock.set(clock)
         try:
             async with asyncio.timeout(None) as cut:
                 if self._seconds < math.inf:
@@ -64,7 +64,7 @@ class CallTimeouts:
                         timer.cancel()
             self._returned += 1
         finally:
-            own_clock.reset(owner)
+            current_clock.reset(owner)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,12 +22,12 @@ from turnwise.core.trajectory import Status, Trajectory, Turn
 from turnwise.engine.openai.endpoint import ContextLengthError
 from turnwise.engine.openai.messages import Reply
 from turnwise.rollout.collect import MakeEnv
-from turnwise.rollout.context import NOTHING
-from turnwise.rollout.episode import Played
-from turnwise.rollout.failures import closing, making
-from turnwise.rollout.limits import Limits, waited_for
+from turnwise.rollout.context import EMPTY_OBSERVATION
+from turnwise.rollout.episode import EpisodeBuilder
+from turnwise.rollout.failures import creation_boundary, guard_env
+from turnwise.rollout.limits import Limits, timeout_cause
 
-MESSAGES, USAGE = "chat_messages", "chat_usage"
+MESSAGES_KEY, USAGE_KEY = "chat_messages", "chat_usage"
 
 
 SEEDS = 2**31
@@ -40,28 +40,28 @@ CHARS_PER_TOKEN = 4
 Found = TypeVar("Found")
 
 
-class Chat(Protocol):
+class ChatModel(Protocol):
     async def reply(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling, seed: int
     ) -> Reply: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatPlayer:
-    chat: Chat
+class ChatRunner:
+    chat: ChatModel
     make_env: MakeEnv
     limits: Limits
 
     async def episode(self, key: EpisodeKey) -> Trajectory:
-        with making():
+        with creation_boundary():
             env = self.make_env(key.task, key.member, key.attempt)
-        async with closing(env, self.limits.timeout_s) as guarded:
+        async with guard_env(env, self.limits.timeout_s) as guarded:
             return await run_chat_episode(key, guarded, self.chat, self.limits)
 
 
-async def run_chat_episode(key: EpisodeKey, env: Env, chat: Chat, limits: Limits) -> Trajectory:
+async def run_chat_episode(key: EpisodeKey, env: Env, chat: ChatModel, limits: Limits) -> Trajectory:
     """The time limit is the environment's alone: how long an endpoint lets one wait is no fault of the agent."""
-    played, token = Played(), blocking_limit.set(limits.timeout_s)
+    played, token = EpisodeBuilder(), blocking_limit.set(limits.timeout_s)
     try:
         status = await _play(key, env, chat, limits, played)
     finally:
@@ -69,7 +69,7 @@ async def run_chat_episode(key: EpisodeKey, env: Env, chat: Chat, limits: Limits
     return played.trajectory(key, status)
 
 
-async def _play(key: EpisodeKey, env: Env, chat: Chat, limits: Limits, played: Played) -> Status:
+async def _play(key: EpisodeKey, env: Env, chat: ChatModel, limits: Limits, played: EpisodeBuilder) -> Status:
     opening, turns = await _in_time(env.start(), limits), played.turns
     played.start = opening.picture
     said, heard = list[Message](), opening.messages
@@ -88,7 +88,7 @@ async def _play(key: EpisodeKey, env: Env, chat: Chat, limits: Limits, played: P
         if step.over:
             return step.status
         said.append(reply.message)
-        heard = step.messages or (NOTHING,)
+        heard = step.messages or (EMPTY_OBSERVATION,)
         used = _used(reply, said)
     return Status.TRUNCATED_TOKENS
 
@@ -98,7 +98,7 @@ async def _in_time(step: Awaitable[Found], limits: Limits) -> Found:
         async with asyncio.timeout(limits.timeout_s):
             return await interruptible(step, limits.timeout_s, "the environment")
     except TimeoutError as error:
-        raise EnvironmentFailure(f"{waited_for(error)} took longer than {limits.timeout_s:g} s") from error
+        raise EnvironmentFailure(f"{timeout_cause(error)} took longer than {limits.timeout_s:g} s") from error
 
 
 def _used(reply: Reply, said: Sequence[Message]) -> int:
@@ -119,7 +119,7 @@ def _turn(heard: Sequence[Message], reply: Reply, step: StepResult, sampling: Sa
         stop=reply.stop,
         reward=step.reward,
         invalid=step.invalid,
-        info={**step.info, MESSAGES: [_heard(message) for message in heard], USAGE: _usage(reply)},
+        info={**step.info, MESSAGES_KEY: [_heard(message) for message in heard], USAGE_KEY: _usage(reply)},
         picture=step.picture,
     )
 
@@ -136,12 +136,12 @@ def _usage(reply: Reply) -> dict[str, Any]:
     }
 
 
-def sampled_tokens(trajectory: Trajectory) -> int | None:
+def count_sampled_tokens(trajectory: Trajectory) -> int | None:
     """What the model said, in its own tokens; None where an endpoint did not count them."""
-    counts = [turn.info[USAGE]["sampled_tokens"] for turn in trajectory.turns if spoke_messages(turn)]
+    counts = [turn.info[USAGE_KEY]["sampled_tokens"] for turn in trajectory.turns if is_chat_turn(turn)]
     return None if None in counts else trajectory.num_sampled + sum(counts)
 
 
-def spoke_messages(turn: Turn) -> bool:
+def is_chat_turn(turn: Turn) -> bool:
     """Whether the turn is one of an agent that speaks messages."""
-    return not turn.action_ids and USAGE in turn.info
+    return not turn.action_ids and USAGE_KEY in turn.info

@@ -16,7 +16,7 @@ from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.rollout.context import Context
 from turnwise.rollout.episode import run_episode
-from turnwise.rollout.failures import closing, making, tried
+from turnwise.rollout.failures import creation_boundary, guard_env, run_with_retries
 from turnwise.rollout.limits import Limits
 
 MakeEnv = Callable[[Task, int, int], Env]
@@ -24,7 +24,7 @@ MakeEnv = Callable[[Task, int, int], Env]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collected:
+class CollectedGroups:
     groups: tuple[Group, ...]
     counts: Counter[str]
     """Failed attempts by kind, members given up, those of them that lacked a reward alone, groups dropped."""
@@ -32,7 +32,7 @@ class Collected:
     """What the last member that was given up broke by."""
 
 
-Drawn = Counter[tuple[tuple[str, int], ...]]
+DrawCounts = Counter[tuple[tuple[str, int], ...]]
 """How often what belongs together was drawn in a round."""
 
 
@@ -59,9 +59,9 @@ class GroupCollector(ABC):
         *,
         group_size: int,
         round: int,
-        drawn: Drawn | None = None,
+        drawn: DrawCounts | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
-    ) -> Collected:
+    ) -> CollectedGroups:
         """`drawn`: of those who collect more than once in a round; it is counted on."""
         many, counts = self.together, Counter[str]()
         gate = asyncio.Semaphore(max(1, self.in_flight // many))
@@ -94,7 +94,7 @@ class GroupCollector(ABC):
         groups = self._groups(tasks, results, group_size, counts)
         if not groups:
             raise Outage(f"every episode failed, none is left to train on; the last failure: {last_failure}")
-        return Collected(groups=groups, counts=+counts, last_failure=last_failure)
+        return CollectedGroups(groups=groups, counts=+counts, last_failure=last_failure)
 
     async def _tried(
         self, tasks: Sequence[Task], index: int, round: int, counts: Counter[str]
@@ -110,7 +110,7 @@ class GroupCollector(ABC):
         def broke(failure: Exception) -> None:
             counts["infra_errors" if isinstance(failure, InfrastructureFailure) else "env_errors"] += 1
 
-        return await tried(self.attempts, play, broke)
+        return await run_with_retries(self.attempts, play, broke)
 
     @staticmethod
     def _groups(
@@ -127,7 +127,7 @@ class GroupCollector(ABC):
         return tuple(groups)
 
 
-def _numbers(tasks: Sequence[Task], group_size: int, drawn: Drawn) -> range:
+def _numbers(tasks: Sequence[Task], group_size: int, drawn: DrawCounts) -> range:
     """Members of a group. Where few tasks are drawn again and again, every group of one has members of its own: equal
     numbers would be equal luck, and the same episodes once more."""
     name = tuple((task.env, task.seed) for task in tasks)
@@ -148,13 +148,13 @@ class Collector(GroupCollector):
 
     async def episodes(self, keys: Sequence[EpisodeKey]) -> Sequence[Trajectory]:
         (key,) = keys
-        with making():
+        with creation_boundary():
             env = self.make_env(key.task, key.member, key.attempt)
-        return [await closed_after(key, env, self.policy, self.context, self.limits)]
+        return [await run_guarded_episode(key, env, self.policy, self.context, self.limits)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyPlayer:
+class PolicyRunner:
     """Plays as the collector does, but one episode when it is asked for."""
 
     collector: Collector
@@ -164,7 +164,9 @@ class PolicyPlayer:
         return trajectory
 
 
-async def closed_after(key: EpisodeKey, env: Env, policy: Policy, context: Context, limits: Limits) -> Trajectory:
+async def run_guarded_episode(
+    key: EpisodeKey, env: Env, policy: Policy, context: Context, limits: Limits
+) -> Trajectory:
     """One episode behind the boundary; its environment is closed however it ends."""
-    async with closing(env, limits.timeout_s) as guarded, policy.open(key) as session:
+    async with guard_env(env, limits.timeout_s) as guarded, policy.open(key) as session:
         return await run_episode(key, guarded, session, context, limits)

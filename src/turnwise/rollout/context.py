@@ -19,12 +19,12 @@ from turnwise.core.trajectory import Turn
 from turnwise.render.parse import ParsedAction
 from turnwise.render.renderer import Renderer
 
-NOTHING = user("OK.")
+EMPTY_OBSERVATION = user("OK.")
 """Opens a new context where the environment said nothing: most templates begin with something said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class StepObservation:
     """What the environment said after one of its turns."""
 
     messages: tuple[Message, ...]
@@ -33,7 +33,7 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pending:
+class ContextState:
     """What is appended before the model speaks next, and what later contexts of the episode are made from."""
 
     ids: tuple[int, ...]
@@ -41,7 +41,7 @@ class Pending:
     context_length: int
     """Tokens that the model will see, `ids` included."""
     opening: Observation
-    later: tuple[Shown, ...] = ()
+    later: tuple[StepObservation, ...] = ()
     """After each turn of the environment so far, the last of them being what the model now answers."""
     oldest: int = 0
     """The first turn of the environment that the context shows as it was."""
@@ -52,7 +52,7 @@ class Pending:
 
 
 class Context(Protocol):
-    """Stateless: what an episode has is in its turns and in the last `Pending`."""
+    """Stateless: what an episode has is in its turns and in the last `ContextState`."""
 
     @property
     def builder(self) -> str:
@@ -63,12 +63,12 @@ class Context(Protocol):
         """Whether so many tokens may be enough for these messages, which the model is shown whole in any mode."""
         ...
 
-    def start(self, observation: Observation) -> Pending: ...
+    def start(self, observation: Observation) -> ContextState: ...
     def parse(self, completion: Completion) -> ParsedAction: ...
-    async def next(self, pending: Pending, turns: Sequence[Turn], messages: Sequence[Message]) -> Pending: ...
+    async def next(self, pending: ContextState, turns: Sequence[Turn], messages: Sequence[Message]) -> ContextState: ...
 
 
-class FullHistory:
+class FullContext:
     """The whole episode is one growing context: one segment."""
 
     builder = "the renderer"
@@ -79,43 +79,43 @@ class FullHistory:
     def can_fit(self, messages: Sequence[Message], max_tokens: int) -> bool:
         return self._renderer.can_fit(messages, max_tokens)
 
-    def start(self, observation: Observation) -> Pending:
+    def start(self, observation: Observation) -> ContextState:
         ids = tuple(self._renderer.start(observation.messages, observation.tools, observation.tools_in_words))
-        return Pending(ids=ids, extends=False, context_length=len(ids), opening=observation)
+        return ContextState(ids=ids, extends=False, context_length=len(ids), opening=observation)
 
     def parse(self, completion: Completion) -> ParsedAction:
         return self._renderer.parse(completion.ids, completion.stop)
 
-    async def next(self, pending: Pending, turns: Sequence[Turn], messages: Sequence[Message]) -> Pending:
+    async def next(self, pending: ContextState, turns: Sequence[Turn], messages: Sequence[Message]) -> ContextState:
         return self._grown(pending, turns[-1], messages)
 
-    def _grown(self, pending: Pending, turn: Turn, messages: Sequence[Message]) -> Pending:
+    def _grown(self, pending: ContextState, turn: Turn, messages: Sequence[Message]) -> ContextState:
         """The context goes on with what the environment said."""
         grown = self._appended(pending, turn, messages)
-        return replace(grown, later=(*pending.later, Shown(messages=tuple(messages), ids=grown.ids)))
+        return replace(grown, later=(*pending.later, StepObservation(messages=tuple(messages), ids=grown.ids)))
 
-    def _appended(self, pending: Pending, turn: Turn, messages: Sequence[Message]) -> Pending:
+    def _appended(self, pending: ContextState, turn: Turn, messages: Sequence[Message]) -> ContextState:
         ids = tuple(self._renderer.extend(messages, turn.stop))
         length = pending.context_length + len(turn.action_ids) + len(ids)
         return replace(pending, ids=ids, extends=True, context_length=length)
 
-    def _restarted(self, pending: Pending, messages: Sequence[Message], tail: Sequence[int] = ()) -> Pending:
+    def _restarted(self, pending: ContextState, messages: Sequence[Message], tail: Sequence[int] = ()) -> ContextState:
         """A new context: these messages, then `tail`, ids that follow them as they are stored."""
         opening = pending.opening
         ids = (*self._renderer.start(messages, opening.tools, opening.tools_in_words), *tail)
         return replace(pending, ids=ids, extends=False, context_length=len(ids))
 
 
-def rules(opening: Observation, keep_opening: bool) -> tuple[Message, ...]:
+def permanent_messages(opening: Observation, keep_opening: bool) -> tuple[Message, ...]:
     """What stays in every context: the system message, or all of the opening where asked or where there is none."""
     system = tuple(message for message in opening.messages if message.role == "system")
     return opening.messages if keep_opening or not system else system
 
 
-def prefaced(text: str, messages: Sequence[Message]) -> tuple[Message, ...]:
+def prepend_text(text: str, messages: Sequence[Message]) -> tuple[Message, ...]:
     """`text` before what the environment said, in one user message where that begins with one."""
     if not text:
-        return tuple(messages) or (NOTHING,)
+        return tuple(messages) or (EMPTY_OBSERVATION,)
     if not messages or messages[0].role != "user":
         return (user(text), *messages)
     return (replace(messages[0], content=f"{text}\n\n{messages[0].content}"), *messages[1:])

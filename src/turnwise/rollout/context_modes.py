@@ -11,7 +11,7 @@ from turnwise.core.messages import Message, user
 from turnwise.core.trajectory import Turn
 from turnwise.envs.answers import read_answer
 from turnwise.render.renderer import Renderer
-from turnwise.rollout.context import FullHistory, Pending, Shown, prefaced, rules
+from turnwise.rollout.context import ContextState, FullContext, StepObservation, permanent_messages, prepend_text
 from turnwise.tools.call_formats import strip_thinking
 
 CUT = " [...] "
@@ -21,7 +21,7 @@ HOOK_CHARS = 20_000
 """What a hook writes is cut here; the model's summary is bounded in tokens."""
 
 
-class Window(FullHistory):
+class WindowContext(FullContext):
     """A full history of `turns` turns besides the pending one, whole turns dropped from the front.
 
     It grows by `slack` turns before it slides back to `turns`. A slide costs the engine a prefill and the learner a
@@ -32,19 +32,19 @@ class Window(FullHistory):
         super().__init__(renderer)
         self._turns, self._slack, self._keep_opening = turns, slack, keep_opening
 
-    async def next(self, pending: Pending, turns: Sequence[Turn], messages: Sequence[Message]) -> Pending:
+    async def next(self, pending: ContextState, turns: Sequence[Turn], messages: Sequence[Message]) -> ContextState:
         grown = self._grown(pending, turns[-1], messages)
         if len(turns) - pending.oldest <= self._turns + self._slack:
             return grown
         return self._slid(grown, turns, oldest=len(turns) - self._turns)
 
-    def _slid(self, grown: Pending, turns: Sequence[Turn], oldest: int) -> Pending:
+    def _slid(self, grown: ContextState, turns: Sequence[Turn], oldest: int) -> ContextState:
         """The rules and the oldest observation that stays open the context; stored ids are all that follows.
 
         That observation is rendered from its message, since what was stored before it closes an action that is gone.
         """
         first, *rest = grown.later[oldest - 1 :]
-        opening = (*rules(grown.opening, self._keep_opening), *prefaced("", first.messages))
+        opening = (*permanent_messages(grown.opening, self._keep_opening), *prepend_text("", first.messages))
         tail = [
             token
             for turn, shown in zip(turns[oldest:], rest, strict=True)
@@ -55,7 +55,7 @@ class Window(FullHistory):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class TurnMemory:
     """How earlier turns are told.
 
     Turn 3                exchanges: what was seen, and what was done about it
@@ -86,7 +86,7 @@ class Memory:
 
     def _entry(self, number: int, seen: str, turn: Turn) -> str:
         outcome = f" (reward {turn.reward:g})" if self.rewards else ""
-        did = f"{said(turn.message)}{' (invalid)' if turn.invalid else ''}{outcome}"
+        did = f"{action_text(turn.message)}{' (invalid)' if turn.invalid else ''}{outcome}"
         if self.form == "actions":
             return f"Turn {number}: {did}"
         return "\n".join(part for part in (f"Turn {number}", seen, f"You: {did}") if part)
@@ -97,35 +97,37 @@ class Memory:
         for entry in reversed(entries):
             if kept and len(entry) > left:
                 break
-            kept.append(clipped(entry, left))
+            kept.append(clip_middle(entry, left))
             left -= len(kept[-1]) + len(self._between)
         return kept[::-1]
 
 
-class TurnMemory(FullHistory):
+class TurnContext(FullContext):
     """One segment a turn. The memory is plain text, encoded as content: nothing in it can become a special token."""
 
-    def __init__(self, renderer: Renderer, *, memory: Memory, keep_opening: bool) -> None:
+    def __init__(self, renderer: Renderer, *, memory: TurnMemory, keep_opening: bool) -> None:
         super().__init__(renderer)
         self._memory, self._keep_opening = memory, keep_opening
 
-    async def next(self, pending: Pending, turns: Sequence[Turn], messages: Sequence[Message]) -> Pending:
-        always = rules(pending.opening, self._keep_opening)
+    async def next(self, pending: ContextState, turns: Sequence[Turn], messages: Sequence[Message]) -> ContextState:
+        always = permanent_messages(pending.opening, self._keep_opening)
         first = [message for message in pending.opening.messages if message not in always]
         seen = [_text(first), *(_text(shown.messages) for shown in pending.later)]
         memory = self._memory.tell(seen, turns)
-        later = (*pending.later, Shown(messages=tuple(messages), ids=()))
-        return self._restarted(replace(pending, later=later, oldest=len(turns)), (*always, *prefaced(memory, messages)))
+        later = (*pending.later, StepObservation(messages=tuple(messages), ids=()))
+        return self._restarted(
+            replace(pending, later=later, oldest=len(turns)), (*always, *prepend_text(memory, messages))
+        )
 
 
-def said(message: Message) -> str:
+def action_text(message: Message) -> str:
     """What an action comes to, on one line: its answer, or all that was said outside of the thinking."""
     answer = read_answer(message.content, several=False)
     spoken = strip_thinking(message.content)
     return " ".join((answer.actions[0] if answer.actions else spoken).split()) or "nothing"
 
 
-def clipped(text: str, chars: int) -> str:
+def clip_middle(text: str, chars: int) -> str:
     """At most so many characters: the beginning and the end, where that is too few for all."""
     if len(text) <= chars:
         return text
@@ -138,23 +140,23 @@ def _text(messages: Sequence[Message]) -> str:
     return "\n".join(message.content for message in messages)
 
 
-Writer = Callable[[Sequence[Message]], str | Awaitable[str]]
+SummaryHook = Callable[[Sequence[Message]], str | Awaitable[str]]
 """The episode's messages, its last observation left out, to a summary of them. It may be a coroutine function."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class When:
+class SummaryTrigger:
     """A summary is due once the context has this many tokens or shows this many turns, whichever comes first."""
 
     tokens: int | None
     turns: int | None
 
-    def due(self, grown: Pending) -> bool:
+    def due(self, grown: ContextState) -> bool:
         long = self.tokens is not None and grown.context_length >= self.tokens
         return long or (self.turns is not None and len(grown.later) - grown.oldest >= self.turns)
 
 
-class Summary(FullHistory):
+class SummaryContext(FullContext):
     """Between two summaries lies at least one turn of the environment.
 
     The model's summary is sampled, so it is a turn of its own, an aside: trained like any other, with no reward of its
@@ -163,7 +165,14 @@ class Summary(FullHistory):
     """
 
     def __init__(
-        self, renderer: Renderer, *, when: When, prompt: str, max_tokens: int, writer: Writer | None, keep_opening: bool
+        self,
+        renderer: Renderer,
+        *,
+        when: SummaryTrigger,
+        prompt: str,
+        max_tokens: int,
+        writer: SummaryHook | None,
+        keep_opening: bool,
     ) -> None:
         """`writer`: None asks the model, with `prompt` and at most `max_tokens` for its answer."""
         super().__init__(renderer)
@@ -172,7 +181,7 @@ class Summary(FullHistory):
         if writer is not None:
             self.builder = "the summary hook"
 
-    async def next(self, pending: Pending, turns: Sequence[Turn], messages: Sequence[Message]) -> Pending:
+    async def next(self, pending: ContextState, turns: Sequence[Turn], messages: Sequence[Message]) -> ContextState:
         if pending.aside:
             return self._resumed(pending, turns[-1].message.content.rpartition("</think>")[2])
         grown = self._grown(pending, turns[-1], messages)
@@ -180,20 +189,23 @@ class Summary(FullHistory):
             return grown
         if self._writer is None:
             return self._asked(pending, grown, turns[-1])
-        return self._resumed(grown, await _written(self._writer, story(grown, turns)))
+        return self._resumed(grown, await _written(self._writer, episode_messages(grown, turns)))
 
-    def _asked(self, pending: Pending, grown: Pending, turn: Turn) -> Pending:
+    def _asked(self, pending: ContextState, grown: ContextState, turn: Turn) -> ContextState:
         asked = self._appended(pending, turn, [user(self._prompt)])
         return replace(asked, later=grown.later, aside=True, max_new_tokens=self._max_tokens)
 
-    def _resumed(self, pending: Pending, summary: str) -> Pending:
+    def _resumed(self, pending: ContextState, summary: str) -> ContextState:
         text = f"Summary of the turns so far:\n{summary.strip() or 'none'}"
-        opening = (*rules(pending.opening, self._keep_opening), *prefaced(text, pending.later[-1].messages))
+        opening = (
+            *permanent_messages(pending.opening, self._keep_opening),
+            *prepend_text(text, pending.later[-1].messages),
+        )
         fresh = replace(pending, oldest=len(pending.later), aside=False, max_new_tokens=None)
         return self._restarted(fresh, opening)
 
 
-def story(pending: Pending, turns: Sequence[Turn]) -> list[Message]:
+def episode_messages(pending: ContextState, turns: Sequence[Turn]) -> list[Message]:
     """The whole episode in messages, up to the last action."""
     told = list(pending.opening.messages)
     for turn, shown in zip(turns, pending.later, strict=True):
@@ -201,7 +213,7 @@ def story(pending: Pending, turns: Sequence[Turn]) -> list[Message]:
     return told[: len(told) - len(pending.later[-1].messages)]
 
 
-async def _written(writer: Writer, messages: Sequence[Message]) -> str:
+async def _written(writer: SummaryHook, messages: Sequence[Message]) -> str:
     """A hook's summary. One that fails is run again with its episode, as a tool or a server would be."""
     try:
         text = writer(messages)

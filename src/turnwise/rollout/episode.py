@@ -9,15 +9,15 @@ from turnwise.core.protocols import Completion, Env, Session, StepResult
 from turnwise.core.task import EpisodeKey
 from turnwise.core.trajectory import Status, Trajectory, Turn
 from turnwise.render.parse import ParsedAction
-from turnwise.rollout.context import Context, Pending
-from turnwise.rollout.limits import EpisodeClock, Limits, waited_for
+from turnwise.rollout.context import Context, ContextState
+from turnwise.rollout.limits import EpisodeClock, Limits, timeout_cause
 
 SUMMARY = StepResult(info={"summary": True})
 """What an aside comes to: nothing happens, and nothing is earned."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Played:
+class EpisodeBuilder:
     start: Picture | None = None
     turns: list[Turn] = field(default_factory=list)
     began: float = field(default_factory=time.perf_counter)
@@ -39,7 +39,7 @@ async def run_episode(key: EpisodeKey, env: Env, session: Session, context: Cont
     """The episode is cut short where the agent's own sampling takes too long. Where its world does, that has failed: a
     tool, a judge or a summary hook that hangs is never the agent's reward of 0.
     """
-    played, clock = Played(), EpisodeClock(session, limits.timeout_s)
+    played, clock = EpisodeBuilder(), EpisodeClock(session, limits.timeout_s)
     try:
         async with clock.limit():
             status = await _play(key.task.env, env, session, context, limits, played, clock)
@@ -47,14 +47,16 @@ async def run_episode(key: EpisodeKey, env: Env, session: Session, context: Cont
         if clock.late is None:
             raise
         if clock.late == "world":
-            late = f"{waited_for(error)} was waited for when rollout.timeout_s {limits.timeout_s:g} was over: raise it"
+            late = (
+                f"{timeout_cause(error)} was waited for when rollout.timeout_s {limits.timeout_s:g} was over: raise it"
+            )
             raise InfrastructureFailure(late) from error
         status = Status.TRUNCATED_TIME
     return played.trajectory(key, status)
 
 
 async def _play(
-    name: str, env: Env, session: Session, context: Context, limits: Limits, played: Played, clock: EpisodeClock
+    name: str, env: Env, session: Session, context: Context, limits: Limits, played: EpisodeBuilder, clock: EpisodeClock
 ) -> Status:
     world, turns = f"the environment {name}", played.turns
     opening = await clock.outside(env.start(), world)
@@ -75,7 +77,7 @@ async def _play(
     return status
 
 
-def _turn(pending: Pending, completion: Completion, parsed: ParsedAction, step: StepResult) -> Turn:
+def _turn(pending: ContextState, completion: Completion, parsed: ParsedAction, step: StepResult) -> Turn:
     return Turn(
         context_ids=pending.ids,
         extends=pending.extends,

@@ -20,15 +20,15 @@ from turnwise.core.errors import (
     Outage,
     UserError,
 )
-from turnwise.core.loop_clock import count_held
+from turnwise.core.loop_clock import count_blocked
 from turnwise.core.messages import Message
 from turnwise.core.protocols import Env, Observation, StepResult
 
-MOST = 0.25
+MAX_DROPPED_SHARE = 0.25
 """The share of episodes that may be lost."""
 
 
-STEPS = 4
+WINDOW_STEPS = 4
 """Of training, over which that share is taken: after as many, one that lost more by itself stops nothing."""
 
 
@@ -36,7 +36,7 @@ Result = TypeVar("Result")
 
 
 @contextmanager
-def attributed(where: str, passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+def failure_boundary(where: str, passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """The boundary: whatever an environment raises is the environment's failure, never the run's or the agent's.
 
     But for what a person must mend, such as a key that is refused or a budget that is spent: that stops the run.
@@ -51,14 +51,14 @@ def attributed(where: str, passing: tuple[type[Exception], ...] = ()) -> Iterato
 
 
 @contextmanager
-def making() -> Iterator[None]:
+def creation_boundary() -> Iterator[None]:
     """The boundary around making an environment: what a user gave is not mended by trying again."""
     began = time.monotonic()
     try:
-        with attributed("making it", passing=(UserError,)):
+        with failure_boundary("making it", passing=(UserError,)):
             yield
     finally:
-        count_held(time.monotonic() - began)  # the running episodes wait meanwhile
+        count_blocked(time.monotonic() - began)  # the running episodes wait meanwhile
 
 
 class GuardedEnv:
@@ -68,21 +68,21 @@ class GuardedEnv:
         self._env, self._close_timeout_s = env, close_timeout_s
 
     async def start(self) -> Observation:
-        with attributed("start"):
+        with failure_boundary("start"):
             return await self._env.start()
 
     async def step(self, action: Message) -> StepResult:
-        with attributed("step"):
+        with failure_boundary("step"):
             return await self._env.step(action)
 
     async def close(self) -> None:
-        with attributed("close"):
+        with failure_boundary("close"):
             async with asyncio.timeout(self._close_timeout_s):
                 await interruptible(self._env.close(), self._close_timeout_s, "it")
 
 
 @asynccontextmanager
-async def closing(env: Env, timeout_s: float) -> AsyncIterator[GuardedEnv]:
+async def guard_env(env: Env, timeout_s: float) -> AsyncIterator[GuardedEnv]:
     """The environment behind the boundary, closed however its episode ends; what blocks in it can be interrupted."""
     guarded = GuardedEnv(env, timeout_s)
     with allow_interrupts():
@@ -95,7 +95,7 @@ async def closing(env: Env, timeout_s: float) -> AsyncIterator[GuardedEnv]:
         await guarded.close()
 
 
-async def tried(
+async def run_with_retries(
     attempts: int, play: Callable[[int], Awaitable[Result]], broke: Callable[[Exception], None] = lambda failure: None
 ) -> Result | Exception:
     """`play(luck)`, or the last failure where every attempt broke.
@@ -118,31 +118,35 @@ async def tried(
 
 
 @dataclass(slots=True, kw_only=True)
-class Lost:
-    """Of the members that were wanted."""
+class DroppedEpisodes:
+    """Episodes of a step that are missing from its groups."""
 
-    members: int = 0
-    wanted: int = 0
-    why: str = ""
-    """What the last of them was lost to."""
+    dropped: int = 0
+    total: int = 0
+    """Episodes that the step asked for."""
+    reason: str = ""
+    """Last failure that dropped an episode."""
 
 
-def check_losses(*lost: Lost) -> None:
-    """An Outage where they are too many, all together."""
-    members, wanted = sum(each.members for each in lost), sum(each.wanted for each in lost)
-    if members > MOST * wanted:
-        why = lost[-1].why
+def check_dropped(*steps: DroppedEpisodes) -> None:
+    """Raise Outage if more than MAX_DROPPED_SHARE of these steps' episodes were dropped."""
+    dropped, total = sum(step.dropped for step in steps), sum(step.total for step in steps)
+    if dropped > MAX_DROPPED_SHARE * total:
         raise Outage(
-            f"{members} of {wanted} episodes were lost, too many to leave out; the last: {why}: mend that first"
+            f"{dropped} of {total} episodes were dropped, too many to train without them. "
+            f"Fix the cause of the last failure: {steps[-1].reason}"
         )
 
 
-class Losses:
-    """Of a run's last steps. A run that is resumed begins anew: what was mended is not held against it."""
+class DropMonitor:
+    """Dropped episodes of the last WINDOW_STEPS steps.
+
+    Not part of a checkpoint: a resumed run starts with an empty window, because the cause may have been fixed.
+    """
 
     def __init__(self) -> None:
-        self._steps: deque[Lost] = deque(maxlen=STEPS)
+        self._steps: deque[DroppedEpisodes] = deque(maxlen=WINDOW_STEPS)
 
-    def see(self, lost: Lost) -> None:
-        self._steps.append(lost)
-        check_losses(*self._steps)
+    def add(self, step: DroppedEpisodes) -> None:
+        self._steps.append(step)
+        check_dropped(*self._steps)

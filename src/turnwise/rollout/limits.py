@@ -6,12 +6,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
-from turnwise.core.blocking import Blocked, blocking_limit, interruptible
+from turnwise.core.blocking import EventLoopBlocked, blocking_limit, interruptible
 from turnwise.core.errors import InfrastructureFailure
-from turnwise.core.loop_clock import OwnClock, own_clock
+from turnwise.core.loop_clock import LoopClock, current_clock
 from turnwise.core.protocols import Sampling, Session
 from turnwise.core.trajectory import Status
-from turnwise.rollout.context import Pending
+from turnwise.rollout.context import ContextState
 
 Found = TypeVar("Found")
 
@@ -30,17 +30,17 @@ class Limits:
     timeout_s: float
     """Limit of the agent's own sampling, and again of everything outside it, as `EpisodeClock` measures them."""
 
-    def check(self, pending: Pending) -> Status:
+    def check(self, pending: ContextState) -> Status:
         return Status.ONGOING if pending.context_length < self.max_tokens else Status.TRUNCATED_TOKENS
 
-    def turn_sampling(self, pending: Pending) -> Sampling:
+    def turn_sampling(self, pending: ContextState) -> Sampling:
         """The turn's budget shrinks to what is left, so that the last turn never overruns the context."""
         most = self.sampling.max_tokens if pending.max_new_tokens is None else pending.max_new_tokens
         most = min(most, self.max_tokens - pending.context_length)
         return self.sampling if most == self.sampling.max_tokens else replace(self.sampling, max_tokens=most)
 
 
-def waited_for(error: TimeoutError) -> str:
+def timeout_cause(error: TimeoutError) -> str:
     """Who was, when time was over: rewards that are cut off say so in a note; else it is all but the agent."""
     notes: list[str] = getattr(error.__cause__, "__notes__", [])
     return notes[0] if notes else "the environment"
@@ -56,7 +56,7 @@ class EpisodeClock:
 
     def __init__(self, session: Session, timeout_s: float) -> None:
         self._session, self._timeout_s = session, timeout_s
-        self._own = OwnClock()
+        self._own = LoopClock()
         self._outside_s = 0.0
         self._outside_since: float | None = None
         self.late: Literal["agent", "world"] | None = None
@@ -70,7 +70,7 @@ class EpisodeClock:
     @asynccontextmanager
     async def limit(self) -> AsyncIterator[None]:
         """Raises TimeoutError where one of the two runs out, which `late` then names."""
-        token, owner = blocking_limit.set(self._timeout_s), own_clock.set(self._own)
+        token, owner = blocking_limit.set(self._timeout_s), current_clock.set(self._own)
         try:
             async with asyncio.timeout(None) as self._cut:
                 self._check_in(self._timeout_s)
@@ -79,7 +79,7 @@ class EpisodeClock:
                 finally:
                     self._timer.cancel()
         finally:
-            own_clock.reset(owner)
+            current_clock.reset(owner)
             blocking_limit.reset(token)
 
     def _check_in(self, seconds: float) -> None:
@@ -98,7 +98,7 @@ class EpisodeClock:
         before, self._outside_since = self._outside_s, self._own.now()
         try:
             found = await interruptible(awaitable, self._timeout_s - before, who)
-        except Blocked as error:
+        except EventLoopBlocked as error:
             raise self._too_long(str(error)) from error
         finally:
             self._outside_s, self._outside_since = self.outside_s, None

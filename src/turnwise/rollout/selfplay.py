@@ -8,18 +8,18 @@ from turnwise.core.protocols import Env, Policy
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Trajectory
 from turnwise.envs.games.selfplay import as_player, player_of
-from turnwise.rollout.collect import GroupCollector, closed_after
+from turnwise.rollout.collect import GroupCollector, run_guarded_episode
 from turnwise.rollout.context import Context
-from turnwise.rollout.failures import making
+from turnwise.rollout.failures import creation_boundary
 from turnwise.rollout.limits import Limits
-from turnwise.rollout.tasks import Measured, TaskSource
+from turnwise.rollout.tasks import SuccessCounts, TaskSource
 
-MakeSeats = Callable[[Task, int, int], tuple[Env, Env]]
+MakeMatch = Callable[[Task, int, int], tuple[Env, Env]]
 """(task, member, attempt) -> the environments of a fresh game's two sides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SidedTasks(TaskSource):
+class SelfPlayTasks(TaskSource):
     """Every other task is one of the second side."""
 
     both: bool
@@ -27,14 +27,14 @@ class SidedTasks(TaskSource):
     random_moves: int = 0
     """Of the training tasks: held-out ones begin as the game does."""
 
-    def training(self, step: int, count: int, start: int = 0, measured: Measured | None = None) -> list[Task]:
+    def draw(self, step: int, count: int, start: int = 0, success_counts: SuccessCounts | None = None) -> list[Task]:
         many = 2 if self.both else 1
-        drawn = TaskSource.training(self, step, count // many, start // many, measured)
+        drawn = TaskSource.draw(self, step, count // many, start // many, success_counts)
         opened = [replace(task, params={**task.params, "random_moves": self.random_moves}) for task in drawn]
-        return sided([task for task in opened for _ in range(many)], start)
+        return alternate_sides([task for task in opened for _ in range(many)], start)
 
 
-def sided(tasks: Sequence[Task], start: int = 0) -> list[Task]:
+def alternate_sides(tasks: Sequence[Task], start: int = 0) -> list[Task]:
     """The tasks with the sides in turn, counted from `start`."""
     return [as_player(task, number % 2) for number, task in enumerate(tasks, start)]
 
@@ -49,8 +49,8 @@ class MatchCollector(GroupCollector):
     policy: Policy
     opponent: Policy | None
     """Plays the side that a task is not, which is seen by nobody; None: the policy plays both, and the tasks come in
-    twos, as `SidedTasks` draws them."""
-    make_seats: MakeSeats
+    twos, as `SelfPlayTasks` draws them."""
+    make_match: MakeMatch
     context: Context
     limits: Limits
 
@@ -60,8 +60,8 @@ class MatchCollector(GroupCollector):
 
     async def episodes(self, keys: Sequence[EpisodeKey]) -> Sequence[Trajectory]:
         first = keys[0]
-        with making():
-            seats = self.make_seats(first.task, first.member, first.attempt)
+        with creation_boundary():
+            seats = self.make_match(first.task, first.member, first.attempt)
         played = {player_of(key.task) for key in keys}
         try:
             async with asyncio.TaskGroup() as match:
@@ -77,4 +77,4 @@ class MatchCollector(GroupCollector):
 
     async def _side(self, key: EpisodeKey, seat: Env, own: bool) -> Trajectory:
         policy = self.policy if own or self.opponent is None else self.opponent
-        return await closed_after(key, seat, policy, self.context, self.limits)
+        return await run_guarded_episode(key, seat, policy, self.context, self.limits)

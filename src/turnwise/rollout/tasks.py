@@ -1,5 +1,6 @@
-"""Which tasks are drawn: a function of the run's seed, the step and what was measured, so that a resumed run draws the
-same ones.
+"""Task source: draws each step's tasks from the mix of environments, by weight, by row or by curriculum.
+
+A draw is a function of the run's seed, the step and the success counts alone, so a resumed run draws the same tasks.
 """
 
 from bisect import bisect_right
@@ -8,21 +9,21 @@ from dataclasses import dataclass, field
 from itertools import accumulate, count, islice
 from typing import Any
 
-from turnwise.core.random_streams import address, stream
+from turnwise.core.random_streams import address, random_stream
 from turnwise.core.task import Split, Task
 from turnwise.core.trajectory import Group
 from turnwise.envs.seeds import SEEDS_PER_SPLIT, seed_for
 
-ADDRESSES = 1 << 63
+NUM_ADDRESSES = 1 << 63
 """How many there are."""
 
 
-Measured = Mapping[str, tuple[float, float]]
+SuccessCounts = Mapping[str, tuple[float, float]]
 """By task: successes and tries, older ones counting less. Plain numbers, so that a checkpoint can hold them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
+class EnvMixEntry:
     """An environment with its parameters, one of those that a run draws from."""
 
     env: str
@@ -39,17 +40,17 @@ class Curriculum:
     floor: float
     """The weight, at least, of any task: what is never drawn is never found to have become easier."""
     memory: float
-    """What is left of a task's earlier measurements when it is measured again."""
+    """What is left of a task's earlier measurements when it is success_counts again."""
 
-    def weight(self, measured: Measured, task: str) -> float:
+    def weight(self, success_counts: SuccessCounts, task: str) -> float:
         """From the floor to 1: 4 p (1 - p) of its rate of success p, which is guessed to be a half before any try."""
-        successes, tries = measured.get(task, (0.0, 0.0))
+        successes, tries = success_counts.get(task, (0.0, 0.0))
         rate = (successes + 1) / (tries + 2)
         return max(self.floor, 4 * rate * (1 - rate))
 
-    def after(self, measured: Measured, groups: Iterable[Group]) -> dict[str, tuple[float, float]]:
+    def update(self, success_counts: SuccessCounts, groups: Iterable[Group]) -> dict[str, tuple[float, float]]:
         """What is known once these groups were played; members that broke say nothing."""
-        found = dict(measured)
+        found = dict(success_counts)
         for group in groups:
             sound = [each for each in group.trajectories if not each.status.errored]
             if sound:
@@ -59,9 +60,9 @@ class Curriculum:
                 found[name] = (self.memory * successes + won, self.memory * tries + len(sound))
         return found
 
-    def metrics(self, measured: Measured) -> dict[str, float]:
-        """How many tasks were measured, and which share of these is nearly always or nearly never solved."""
-        rates = [successes / tries for successes, tries in measured.values()]
+    def metrics(self, success_counts: SuccessCounts) -> dict[str, float]:
+        """How many tasks were success_counts, and which share of these is nearly always or nearly never solved."""
+        rates = [successes / tries for successes, tries in success_counts.values()]
         if not rates:
             return {}
         return {
@@ -77,22 +78,22 @@ def task_name(env: str, seed: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSource:
-    worlds: tuple[World, ...]
+    mix: tuple[EnvMixEntry, ...]
     run_seed: int
     curriculum: Curriculum | None = None
     """None: every task is a fresh one."""
 
-    def training(self, step: int, count: int, start: int = 0, measured: Measured | None = None) -> list[Task]:
+    def draw(self, step: int, count: int, start: int = 0, success_counts: SuccessCounts | None = None) -> list[Task]:
         """Draw tasks of the training split. Where they are rows, each comes once in a step before any comes again.
 
-        `start`: how many the step has drawn before; `measured`: how tasks fared so far, for the curriculum.
+        `start`: how many the step has drawn before; `success_counts`: how tasks fared so far, for the curriculum.
         """
         worlds = [self._world(step, index) for index in range(start + count)]
-        draws = {world.env: self._draw(world, step, measured or {}) for world in worlds}
+        draws = {world.env: self._draw(world, step, success_counts or {}) for world in worlds}
         drawn = [(draws[world.env](index), world) for index, world in enumerate(worlds)]
         return [self.task("train", place, world) for place, world in drawn][start:]
 
-    def _draw(self, world: World, step: int, measured: Measured) -> Callable[[int], int]:
+    def _draw(self, world: EnvMixEntry, step: int, success_counts: SuccessCounts) -> Callable[[int], int]:
         """Return the function that draws the place, within its world's training split, of a step's task number."""
 
         def number(index: int) -> int:
@@ -102,7 +103,7 @@ class TaskSource:
         if self.curriculum is not None:
             pool = self._pool(world, self.curriculum.pool)
             names = [task_name(world.env, seed_for("train", place)) for place in pool]
-            weights = [self.curriculum.weight(measured, name) for name in names]
+            weights = [self.curriculum.weight(success_counts, name) for name in names]
             left = list[float]()
             return lambda index: pool[_take(weights, left, number(index))]
         if rows is not None:
@@ -110,7 +111,7 @@ class TaskSource:
             return lambda index: next(shuffled)
         return lambda index: number(index) % SEEDS_PER_SPLIT
 
-    def _pool(self, world: World, size: int) -> Sequence[int]:
+    def _pool(self, world: EnvMixEntry, size: int) -> Sequence[int]:
         """Return the places that the curriculum draws from: the first tasks of the split, or a sample of its rows.
 
         Rows are sampled since files are often in order, as of difficulty. Fewer rows than `size`: all of them.
@@ -121,29 +122,29 @@ class TaskSource:
         shuffled = _shuffled(rows, "pool", self.run_seed, world.env)
         return sorted(islice(shuffled, min(size, rows)))
 
-    def held_out(self, split: Split, count: int) -> list[Task]:
+    def first_tasks(self, split: Split, count: int) -> list[Task]:
         """The first tasks of a split, as many of each world: the same in every run, so that evaluations compare."""
-        many = len(self.worlds)
-        places = [(number // many, self.worlds[number % many]) for number in range(count)]
+        many = len(self.mix)
+        places = [(number // many, self.mix[number % many]) for number in range(count)]
         return [
             self.task(split, index, world) for index, world in places if index < world.sizes.get(split, SEEDS_PER_SPLIT)
         ]
 
-    def task(self, split: Split, index: int, world: World | None = None) -> Task:
-        world = self.worlds[0] if world is None else world
+    def task(self, split: Split, index: int, world: EnvMixEntry | None = None) -> Task:
+        world = self.mix[0] if world is None else world
         return Task(env=world.env, params=world.params, split=split, seed=seed_for(split, index))
 
-    def _world(self, step: int, index: int) -> World:
-        if len(self.worlds) == 1:
-            return self.worlds[0]
-        weights = [world.weight for world in self.worlds]
-        return self.worlds[_drawn(weights, address("world", self.run_seed, step, index))]
+    def _world(self, step: int, index: int) -> EnvMixEntry:
+        if len(self.mix) == 1:
+            return self.mix[0]
+        weights = [world.weight for world in self.mix]
+        return self.mix[_drawn(weights, address("world", self.run_seed, step, index))]
 
 
 def _shuffled(size: int, *parts: Any) -> Iterator[int]:
     """0 to size - 1 in an order of its own, then again in another, without end; nothing is made before it is asked."""
     for epoch in count():
-        chance, moved = stream(*parts, epoch), dict[int, int]()
+        chance, moved = random_stream(*parts, epoch), dict[int, int]()
         for place in range(size):
             chosen = chance.randrange(place, size)
             yield moved.get(chosen, chosen)
@@ -153,7 +154,7 @@ def _shuffled(size: int, *parts: Any) -> Iterator[int]:
 def _drawn(weights: Sequence[float], number: int) -> int:
     """The place at which the running sum of the weights passes a share of their total that the address decides."""
     sums = list(accumulate(weights))
-    return bisect_right(sums, number / ADDRESSES * sums[-1], hi=len(sums) - 1)
+    return bisect_right(sums, number / NUM_ADDRESSES * sums[-1], hi=len(sums) - 1)
 
 
 def _take(weights: Sequence[float], left: list[float], number: int) -> int:

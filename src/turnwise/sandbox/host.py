@@ -12,7 +12,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Literal, Self
 
-from turnwise.core.text_validation import broken_in
+from turnwise.core.text_validation import find_invalid_character
 from turnwise.sandbox.probe import FIXES, TIERS, self_test, unsupported_reason
 from turnwise.sandbox.python_install import DEFAULT_PACKAGES, find_python_install
 from turnwise.sandbox.session_process import SessionProcess
@@ -175,7 +175,7 @@ class SandboxSession:
         time_limit = min(timeout_s or self._box.limits.timeout_s, self._box.limits.timeout_s)
         if len(code) > limit:
             return _rejected(f"the code has {len(code)} characters; the limit is {limit}")
-        if (broken := broken_in(code)) is not None:
+        if (broken := find_invalid_character(code)) is not None:
             return _rejected(f"the code holds {broken}: leave it out")
         async with self._calls:
             restarted = await self._ensure_process()

@@ -24,10 +24,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from turnwise.config.keys import read_options
-from turnwise.core.blocking import Blocked, interruptible
+from turnwise.core.blocking import EventLoopBlocked, interruptible
 from turnwise.core.errors import FOREIGN_ERRORS, InfrastructureFailure, UserError
 from turnwise.core.messages import ToolSpec
-from turnwise.core.source_location import place_in
+from turnwise.core.source_location import error_location
 from turnwise.tools.tool import ToolBug, ToolError, ToolResult, ToolRules
 
 AGENTS_FAULT = (ValueError, LookupError, ArithmeticError)
@@ -72,7 +72,7 @@ class FunctionTool:
                 value = await interruptible(bound(), self.rules.timeout_s, "it")
             else:
                 value = await _run_in_thread(bound)
-        except (ToolError, UserError, InfrastructureFailure, Blocked):
+        except (ToolError, UserError, InfrastructureFailure, EventLoopBlocked):
             raise
         except AGENTS_FAULT as error:
             raise ToolError(f"{type(error).__name__}: {error}") from error
@@ -135,7 +135,7 @@ def _describe(error: ValidationError, arguments: type[BaseModel]) -> str:
 def _bug(error: BaseException, function: Callable[..., Any]) -> ToolBug:
     error = error.error if isinstance(error, _ThreadExit) else error
     message = " ".join(str(error).split())
-    return ToolBug(": ".join([place_in(error, function), type(error).__name__, *[message] * bool(message)]))
+    return ToolBug(": ".join([error_location(error, function), type(error).__name__, *[message] * bool(message)]))
 
 
 def _to_text(value: Any) -> str:

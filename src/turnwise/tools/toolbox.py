@@ -9,9 +9,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from turnwise.core.errors import FOREIGN_ERRORS, InfrastructureFailure, UserError, times
+from turnwise.core.errors import FOREIGN_ERRORS, InfrastructureFailure, UserError, format_times
 from turnwise.core.messages import ToolCall, ToolSpec
-from turnwise.core.text_validation import broken_in
+from turnwise.core.text_validation import find_invalid_character
 from turnwise.tools.signature import example_arguments, sole_text_argument
 from turnwise.tools.tool import (
     OpenTools,
@@ -93,7 +93,7 @@ class ToolBox:
                 failure = str(error)
             except FOREIGN_ERRORS as error:
                 failure = f"{type(error).__name__}: {error}"
-        raise InfrastructureFailure(f"the tool {name}: {failure}, {times(rules.retries + 1)}")
+        raise InfrastructureFailure(f"the tool {name}: {failure}, {format_times(rules.retries + 1)}")
 
 
 class EpisodeTools:
@@ -187,6 +187,6 @@ def _parse_arguments(text: str, spec: ToolSpec) -> dict[str, Any]:
 
 def _check_text(arguments: dict[str, Any]) -> dict[str, Any]:
     """Reject characters that no server accepts. They are the agent's mistake, not a failure of the server."""
-    if (problem := broken_in(arguments)) is not None:
+    if (problem := find_invalid_character(arguments)) is not None:
         raise ToolError(f"the arguments contain {problem}: leave it out")
     return arguments

@@ -8,9 +8,9 @@ import torch
 from turnwise.algos.diagnostics import (
     gradient_shares,
     information_metrics,
+    measure_retrieval,
     mutual_information,
-    retrieval,
-    spread_buckets,
+    reward_std_buckets,
 )
 from turnwise.algos.filters import group_std
 from turnwise.core.samples import Learner, LossTerm, Needs, Sample, TrainSample
@@ -42,7 +42,7 @@ def mutual_information_metrics(
     found = mutual_information(likelihoods, own)
     numbers: dict[tuple[int, ...], int] = {}
     same = torch.tensor([numbers.setdefault(each.turns[0].context_ids, len(numbers)) for each in members])
-    metrics = information_metrics(found, retrieval(likelihoods, own, same))
+    metrics = information_metrics(found, measure_retrieval(likelihoods, own, same))
     return {f"diagnostics/{name}": value for name, value in metrics.items()}
 
 
@@ -70,7 +70,7 @@ def gradient_metrics(
     numbers = {id(each): number for number, group in enumerate(groups) for each in group.trajectories}
     returns = torch.tensor([each.total_reward for group in groups for each in group.trajectories])
     group_of_row = torch.tensor([number for number, group in enumerate(groups) for _ in group.trajectories])
-    bucket_of_group = spread_buckets(group_std(returns, group_of_row, len(groups)), buckets).tolist()
+    bucket_of_group = reward_std_buckets(group_std(returns, group_of_row, len(groups)), buckets).tolist()
     members: list[set[int]] = [set() for _ in range(buckets)]
     for index, trajectory in enumerate(estimated.trajectories):
         members[bucket_of_group[numbers[id(trajectory)]]].add(index)

@@ -6,17 +6,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from turnwise.algos.advantage_types import Advantage, AdvantageInputs, AdvantageParams, restrict
+from turnwise.algos.advantage_types import Advantage, AdvantageInputs, AdvantageParams, restrict_to_tokens
 from turnwise.algos.advantages import discounted_returns
 from turnwise.algos.diagnostics import explained_variance
-from turnwise.algos.kl import KlCoefficient, KlEstimator, rewards_less_kl
+from turnwise.algos.kl import KlCoefficient, KlEstimator, subtract_kl
 from turnwise.algos.rewards import PLACEMENTS, SCOPES, combine_rewards, normalise, place_returns, scale_process_rewards
-from turnwise.algos.turn_discount import AdaptiveDiscount, Foresight, foresight_by_distance, turn_distances
+from turnwise.algos.turn_discount import AdaptiveDiscount, CriticFit, critic_fit_by_distance, turn_distances
 from turnwise.core.samples import Learner, Needs, Sample
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.packing import micro_batches, pack, unpack
-from turnwise.data.samples import TokenRule, rule_masks, sampled, samples_of
-from turnwise.data.token_table import TokenTable, at_sampled, place
+from turnwise.data.samples import TokenRule, build_samples, rule_masks, sampled
+from turnwise.data.token_table import TokenTable, gather_sampled, scatter_sampled
 from turnwise.rewards.scoring import ENV, FORMAT
 from turnwise.training.objective import SamplerMismatch
 
@@ -39,13 +39,13 @@ class AdaptiveCoefficients:
     """None: the turn discount is fixed."""
 
     def after(
-        self, kl: float | None, trajectories: int, foresight: dict[int, Foresight] | None
+        self, kl: float | None, trajectories: int, critic_fit: dict[int, CriticFit] | None
     ) -> "AdaptiveCoefficients":
         """Of the next step, by what this one measured; None: it measured none."""
-        moved = self if kl is None else replace(self, kl=self.kl.after(kl, trajectories))
-        if moved.discount is None or foresight is None:
+        moved = self if kl is None else replace(self, kl=self.kl.update(kl, trajectories))
+        if moved.discount is None or critic_fit is None:
             return moved
-        return replace(moved, discount=moved.discount.after(foresight))
+        return replace(moved, discount=moved.discount.update(critic_fit))
 
     def numbers(self) -> dict[str, float]:
         """Their whole state, for checkpoints and metrics."""
@@ -88,7 +88,7 @@ class Estimate:
     loss_masks: list[Tensor]
     advantage_masks: list[Tensor]
     """Of these two: what counts among the sampled tokens, [K] bool each."""
-    foresight: dict[int, Foresight] | None
+    critic_fit: dict[int, CriticFit] | None
     """What the critic explains by distance from the end; None: there is no critic."""
     metrics: dict[str, float]
 
@@ -119,17 +119,17 @@ def estimate(
     trajectories, group_ids = trainable(groups, settings.truncated)
     if not trajectories:
         return None
-    samples = samples_of(trajectories)
+    samples = build_samples(trajectories)
     table = TokenTable(samples, len(trajectories))
     scores = score_samples(samples, learner, settings.needs, settings.micro_tokens)
-    own = at_sampled(samples, [each.logprobs for each in samples])
+    own = gather_sampled(samples, [each.logprobs for each in samples])
     old_logprobs = torch.cat(scores["logprobs"]) if "logprobs" in scores else own  # [K], as all of these
     inputs = AdvantageInputs(
         mask=table.mask,
         token_rewards=token_rewards(trajectories, table, torch.tensor(group_ids), settings.rewards),
         group_ids=torch.tensor(group_ids),
         turn_ids=env_turn_ids(trajectories, table),
-        values=table.matrix(scores["values"]) if "values" in scores else None,
+        values=table.to_matrix(scores["values"]) if "values" in scores else None,
         bootstrap=_bootstrap(trajectories, samples, scores) if settings.truncated == "bootstrap" else None,
         state_ids=state_ids(trajectories, table) if settings.advantage.needs_states else None,
         baseline=None
@@ -138,14 +138,14 @@ def estimate(
     )
     metrics = _mismatch_metrics(samples, scores)
     if settings.kl_in_reward is not None:
-        kl = table.matrix([settings.kl_in_reward(old_logprobs, torch.cat(scores["ref_logprobs"]))])
-        rewards = rewards_less_kl(inputs.token_rewards, kl, table.mask, dials.kl.value)
+        kl = table.to_matrix([settings.kl_in_reward(old_logprobs, torch.cat(scores["ref_logprobs"]))])
+        rewards = subtract_kl(inputs.token_rewards, kl, table.mask, dials.kl.value)
         inputs = replace(inputs, token_rewards=rewards)
         metrics["kl"] = float(kl[table.mask].mean())
     advantage_masks = rule_masks(trajectories, settings.advantage_tokens)
-    chosen = table.matrix(advantage_masks)
+    chosen = table.to_matrix(advantage_masks)
     if settings.advantage.along_tokens and settings.advantage_tokens is not sampled:
-        inputs = restrict(inputs, chosen)
+        inputs = restrict_to_tokens(inputs, chosen)
     result = settings.advantage.compute(inputs, _params(settings, dials))
     advantages = torch.where(chosen, result.advantages, 0.0)
     metrics["advantage_std"] = float(advantages[table.mask].std(correction=0))
@@ -155,16 +155,16 @@ def estimate(
     return Estimate(
         trajectories=tuple(trajectories),
         samples=samples,
-        old_logprobs=place(samples, old_logprobs),
-        ref_logprobs=place(samples, torch.cat(scores["ref_logprobs"])) if "ref_logprobs" in scores else None,
-        old_values=place(samples, torch.cat(scores["values"])) if "values" in scores else None,
-        advantages=table.spread(advantages),
-        returns=None if result.returns is None else table.spread(result.returns),
+        old_logprobs=scatter_sampled(samples, old_logprobs),
+        ref_logprobs=scatter_sampled(samples, torch.cat(scores["ref_logprobs"])) if "ref_logprobs" in scores else None,
+        old_values=scatter_sampled(samples, torch.cat(scores["values"])) if "values" in scores else None,
+        advantages=table.scatter(advantages),
+        returns=None if result.returns is None else table.scatter(result.returns),
         loss_masks=advantage_masks
         if settings.loss_tokens is settings.advantage_tokens
         else rule_masks(trajectories, settings.loss_tokens),
         advantage_masks=advantage_masks,
-        foresight=_foresight(inputs),
+        critic_fit=_foresight(inputs),
         metrics=metrics,
     )
 
@@ -173,13 +173,13 @@ def _params(settings: EstimateSettings, dials: AdaptiveCoefficients) -> Advantag
     return settings.params if dials.discount is None else replace(settings.params, gamma_turn=dials.discount.gamma)
 
 
-def _foresight(inputs: AdvantageInputs) -> dict[int, Foresight] | None:
+def _foresight(inputs: AdvantageInputs) -> dict[int, CriticFit] | None:
     """Judged by the rewards to come, undiscounted."""
     if inputs.values is None:
         return None
     to_come = discounted_returns(inputs.token_rewards, inputs.mask, torch.ones_like(inputs.token_rewards))
     distances = turn_distances(inputs.turn_ids, inputs.mask)
-    return foresight_by_distance(inputs.values[inputs.mask], to_come[inputs.mask], distances[inputs.mask])
+    return critic_fit_by_distance(inputs.values[inputs.mask], to_come[inputs.mask], distances[inputs.mask])
 
 
 def _mismatch_metrics(samples: list[Sample], scores: dict[str, list[Tensor]]) -> dict[str, float]:
@@ -275,7 +275,7 @@ def state_ids(trajectories: Sequence[Trajectory], table: TokenTable) -> Tensor:
 def _by_turn(of_turns: Sequence[Sequence[int]], table: TokenTable) -> Tensor:
     """A number of each turn of each trajectory, on its tokens; -1 elsewhere. [B, S]"""
     columns = [torch.tensor(numbers) for numbers in of_turns]
-    return table.matrix([columns[each.trajectory][each.turn_ids[each.mask]] for each in table.samples], fill=-1)
+    return table.to_matrix([columns[each.trajectory][each.turn_ids[each.mask]] for each in table.samples], fill=-1)
 
 
 def _states(trajectory: Trajectory, numbers: dict[str, int]) -> list[int]:

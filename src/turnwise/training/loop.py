@@ -20,7 +20,7 @@ from turnwise.report.pictures.trajectory_images import TrajectoryImages
 from turnwise.report.progress import Progress
 from turnwise.rewards.judge.registry import counted, judge_metrics, take_up
 from turnwise.rollout.collect import Collector
-from turnwise.rollout.failures import Losses
+from turnwise.rollout.failures import DropMonitor
 from turnwise.training.checkpoints import Checkpoints, State
 from turnwise.training.diagnostics import gradient_metrics, is_due, mutual_information_metrics
 from turnwise.training.estimate import AdaptiveCoefficients, Estimate, EstimateSettings, estimate
@@ -68,7 +68,7 @@ class Loop:
         self.checkpoints, self.restore = checkpoints, restore
         self.folder, self.progress = folder, progress
         alarm_settings = AlarmSettings(max_grad_norm=learner.max_grad_norm)
-        self.watcher, self.losses = AlarmWatcher(report=self._alarm, settings=alarm_settings), Losses()
+        self.watcher, self.losses = AlarmWatcher(report=self._alarm, settings=alarm_settings), DropMonitor()
         self.decode, self.name_token, self.pictures = decode, name_token, pictures
         self.validation_tasks, self.opponents = validation_tasks, opponents
         self.max_seconds, self.release_cache = max_seconds, release_cache
@@ -119,7 +119,7 @@ class Loop:
         if self.opponents is not None:
             await self.opponents.choose(state.step)
         rollout = await self.rollout_stage.run(state.step, self.progress.phase, state.measured)
-        self.losses.see(rollout.lost)
+        self.losses.add(rollout.lost)
         timer.lap("rollout")
         if self.release_cache:
             await self._sleep()
@@ -132,11 +132,11 @@ class Loop:
         if estimated is not None:
             learnt = update(self.learner, estimated, self.update_settings, state.step, rollout.rate_scale, statistics)
             kl = estimated.metrics.get("kl", learnt.get("kl"))
-            coefficients = coefficients.after(kl, len(estimated.trajectories), estimated.foresight)
+            coefficients = coefficients.after(kl, len(estimated.trajectories), estimated.critic_fit)
         timer.lap("update")
         curriculum, measured = self.rollout_stage.tasks.curriculum, state.measured
         if curriculum is not None:
-            measured = curriculum.after(measured, rollout.groups)
+            measured = curriculum.update(measured, rollout.groups)
             diagnosed |= curriculum.metrics(measured)
         if statistics is not None:
             rows = trajectory_rows(number, rollout.groups, estimated, self.decode, statistics)

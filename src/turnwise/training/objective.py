@@ -10,14 +10,14 @@ from turnwise.algos.kl import KlEstimator
 from turnwise.algos.losses import Loss, LossInputs, LossParams, value_loss
 from turnwise.algos.off_policy import (
     CORRECTIONS,
-    OFFPOLICY,
+    OFF_POLICY_METRICS,
     Correction,
     CorrectionParams,
     RejectionParams,
-    correct,
+    apply_correction,
+    apply_rejection,
+    compute_off_policy_metrics,
     find_rejected,
-    offpolicy_metrics,
-    reject,
 )
 from turnwise.core.samples import TrainBatch
 
@@ -51,9 +51,9 @@ class Objective:
         result = self.loss.compute(inputs, self.loss_params)
         if self.correction is not CORRECTIONS["none"]:
             correction = self.correction.compute(inputs, self.correction_params)
-            result = correct(result, correction, batch.correction_scale)
+            result = apply_correction(result, correction, batch.correction_scale)
         if self.rejection.active:
-            result = reject(result, find_rejected(inputs, self.rejection))
+            result = apply_rejection(result, find_rejected(inputs, self.rejection))
         tokens = result.token_loss - self.entropy_coef * entropy
         metrics = {"policy_loss": result.token_loss.detach(), "entropy": entropy.detach(), **result.metrics}
         if batch.ref_logprobs is not None:
@@ -69,7 +69,7 @@ class Objective:
         return self.value_coef * (batch.value_weights * token_loss).sum(), metrics
 
 
-MISMATCH_METRICS = ("mismatch", "mismatch_p99", "mismatch_ratio", *OFFPOLICY)
+MISMATCH_METRICS = ("mismatch", "mismatch_p99", "mismatch_ratio", *OFF_POLICY_METRICS)
 MAX_LOG_RATIO = 20.0
 """Of a sequence's summed difference, before it becomes a ratio."""
 
@@ -104,7 +104,7 @@ class SamplerMismatch:
         distance = difference.abs()
         place = max(1, round(0.99 * len(distance)))
         own = torch.stack([distance.mean(), distance.kthvalue(place).values, ratio])
-        offpolicy = offpolicy_metrics(logprobs, sampler_logprobs, owners, len(self._counts))
+        offpolicy = compute_off_policy_metrics(logprobs, sampler_logprobs, owners, len(self._counts))
         numbers = torch.cat([own.double(), offpolicy]).tolist()
         self._logprobs, self._sampler_logprobs, self._counts = [], [], []
         return dict(zip(MISMATCH_METRICS, numbers, strict=True))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from turnwise.algos.alarms import AlarmSettings, watch
+from turnwise.algos.alarms import AlarmSettings, check_alarms
 from turnwise.training.checkpoints import Checkpoints, State, read_state
 
 RATE_CUT = 0.5
@@ -26,12 +26,12 @@ class AlarmWatcher:
         for row in rows:
             if "rollout/success" in row and row["step"] > state.watched_from:
                 self._rows.append(row | dict.fromkeys(row.get("nonfinite", ()), math.nan))
-                self._active = watch(self._rows, self._active, self._settings).active
+                self._active = check_alarms(self._rows, self._active, self._settings).active
 
     def raises_alarm(self, row: dict[str, Any]) -> bool:
         """Take in one more row and report the alarms that it raises."""
         self._rows.append(row)
-        found = watch(self._rows, self._active, self._settings)
+        found = check_alarms(self._rows, self._active, self._settings)
         self._active = found.active
         for alarm in found.raised:
             self._report(row["step"], alarm.message)

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from turnwise.algos.filters import FILTERS, RATE_SCALES, Filter, FilterParams, Score
+from turnwise.algos.filters import FILTERS, RATE_SCALES, Filter, FilterParams, GroupScore
 from turnwise.core.errors import Outage
 from turnwise.core.samples import Learner, Needs
 from turnwise.core.trajectory import Group, Trajectory
-from turnwise.data.samples import samples_of
+from turnwise.data.samples import build_samples
 from turnwise.rewards.scoring import ScoredGroups, Scoring, count_members, score_groups
-from turnwise.rollout.collect import Collected, Collector, Drawn, GroupCollector
-from turnwise.rollout.failures import Lost
-from turnwise.rollout.tasks import Measured, TaskSource
+from turnwise.rollout.collect import CollectedGroups, Collector, DrawCounts, GroupCollector
+from turnwise.rollout.failures import DroppedEpisodes
+from turnwise.rollout.tasks import SuccessCounts, TaskSource
 from turnwise.training.estimate import Baselines, score_samples
 
 ShowProgress = Callable[[str, int, int], None]
@@ -26,7 +26,7 @@ ShowProgress = Callable[[str, int, int], None]
 class FilterSettings:
     filter: Filter
     params: FilterParams
-    score: Score
+    score: GroupScore
     scale: str
     """Factor of the learning rates: the name of one of RATE_SCALES."""
 
@@ -44,7 +44,7 @@ class RolloutResult:
     counts: Counter[str]
     baselines: Baselines | None
     """None: the estimator asks for none."""
-    lost: Lost
+    lost: DroppedEpisodes
     """Members that are in none of the groups, or whose groups had to be dropped."""
 
     def metrics(self) -> dict[str, float]:
@@ -70,15 +70,15 @@ class RolloutStage:
     """Rounds of more tasks, at most, while fewer groups than `groups` are kept."""
     micro_tokens: int
 
-    async def run(self, step: int, show: ShowProgress, measured: Measured | None = None) -> RolloutResult:
+    async def run(self, step: int, show: ShowProgress, measured: SuccessCounts | None = None) -> RolloutResult:
         """`measured`: how tasks fared so far, where the tasks are drawn by it."""
         groups: list[Group] = []
         kept: list[Group] = []
         counts: Counter[str] = Counter()
-        drawn: Drawn = Counter()
-        lost = Lost()
+        drawn: DrawCounts = Counter()
+        lost = DroppedEpisodes()
         for round in range(1 + self.refill):
-            tasks = self.tasks.training(step, self.groups, start=round * self.groups, measured=measured)
+            tasks = self.tasks.draw(step, self.groups, start=round * self.groups, success_counts=measured)
             collected = await self.collector.collect(
                 tasks,
                 group_size=self.group_size,
@@ -87,8 +87,8 @@ class RolloutStage:
                 progress=lambda done, total: show("rollout", done, total),
             )
             scored = await self._scored(collected, counts, lost)
-            lost.wanted += len(tasks) * self.group_size
-            lost.members += len(tasks) * self.group_size - count_members(scored.groups)
+            lost.total += len(tasks) * self.group_size
+            lost.dropped += len(tasks) * self.group_size - count_members(scored.groups)
             groups += scored.groups
             kept += filter_groups(scored.groups, self.learner, self.filter, self.micro_tokens)
             if len(kept) >= self.groups:
@@ -98,7 +98,7 @@ class RolloutStage:
         if self.greedy is not None and kept:
             baselines = await self._baselines(self.greedy, kept, step, show, counts, lost)
             left = [group for group in kept if (group.task.env, group.task.seed) in baselines]
-            lost.members += count_members(kept) - count_members(left)
+            lost.dropped += count_members(kept) - count_members(left)
             kept = left
         return RolloutResult(
             groups=groups,
@@ -110,18 +110,24 @@ class RolloutStage:
             lost=lost,
         )
 
-    async def _scored(self, collected: Collected, counts: Counter[str], lost: Lost) -> ScoredGroups:
+    async def _scored(self, collected: CollectedGroups, counts: Counter[str], lost: DroppedEpisodes) -> ScoredGroups:
         """What happened on the way is counted, and what the last member was lost to is kept."""
         scored = await score_groups(collected.groups, self.scoring)
         if not scored.groups:
             raise Outage(f"no group of this step could be scored ({scored.last_failure}): mend that first")
         counts += collected.counts
         counts += Counter(groups_unscored=len(scored.failures), members_unscored=scored.left_out)
-        lost.why = scored.last_failure or str(collected.last_failure or lost.why)
+        lost.reason = scored.last_failure or str(collected.last_failure or lost.reason)
         return scored
 
     async def _baselines(
-        self, greedy: Collector, kept: list[Group], step: int, show: ShowProgress, counts: Counter[str], lost: Lost
+        self,
+        greedy: Collector,
+        kept: list[Group],
+        step: int,
+        show: ShowProgress,
+        counts: Counter[str],
+        lost: DroppedEpisodes,
     ) -> Baselines:
         collected = await greedy.collect(
             [group.task for group in kept],
@@ -148,13 +154,13 @@ def filter_groups(
     return [group for group, keep in zip(groups, kept.tolist(), strict=True) if keep]
 
 
-def _values(trajectories: list[Trajectory], score: Score, learner: Learner, micro_tokens: int) -> Tensor:
+def _values(trajectories: list[Trajectory], score: GroupScore, learner: Learner, micro_tokens: int) -> Tensor:
     """The number of each trajectory that its group is ranked by. [B]"""
-    if score.of == "returns":
+    if score.quantity == "returns":
         return torch.tensor([each.total_reward for each in trajectories], dtype=torch.float64)
-    if score.of == "lengths":
+    if score.quantity == "lengths":
         return torch.tensor([float(each.num_sampled) for each in trajectories])
-    samples = samples_of(trajectories)
+    samples = build_samples(trajectories)
     entropies = score_samples(samples, learner, Needs(entropy=True), micro_tokens)["entropy"]
     owners = torch.tensor([sample.trajectory for sample in samples])
     owners = owners.repeat_interleave(torch.tensor([len(each) for each in entropies]))

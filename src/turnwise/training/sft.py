@@ -16,7 +16,7 @@ import torch
 from turnwise.core.errors import UserError
 from turnwise.core.messages import ToolSpec, assistant
 from turnwise.core.protocols import Engine, StepResult
-from turnwise.core.random_streams import address, stream
+from turnwise.core.random_streams import address, random_stream
 from turnwise.core.samples import Learner, Sample, StepSettings, TrainSample
 from turnwise.core.task import Task
 from turnwise.data.demonstrations import Exchange
@@ -31,7 +31,7 @@ from turnwise.record.run_folder import RunFolder
 from turnwise.report.progress import Progress
 from turnwise.rewards.rubric import first_part_only
 from turnwise.rollout.collect import Collector
-from turnwise.rollout.failures import attributed, making, tried
+from turnwise.rollout.failures import creation_boundary, failure_boundary, run_with_retries
 from turnwise.training.checkpoints import Checkpoints, State
 from turnwise.training.step_record import StepTimer, evaluate_and_record
 
@@ -58,7 +58,7 @@ def batch_of(demonstrations: int, step: int, settings: SftSettings) -> list[int]
     """Numbers of the demonstrations of a step: every one once an epoch, in an order of the epoch's own."""
     epoch, place = divmod(step, -(-demonstrations // settings.batch))
     order = list(range(demonstrations))
-    stream("sft", settings.seed, epoch).shuffle(order)
+    random_stream("sft", settings.seed, epoch).shuffle(order)
     return order[place * settings.batch : (place + 1) * settings.batch]
 
 
@@ -188,14 +188,14 @@ async def play_demonstration(make: MakeEnv, make_script: Callable[[], Script]) -
     """A whole episode, and how it ended. What broke is played again, as in a rollout."""
 
     async def play(luck: int) -> tuple[list[Exchange], StepResult]:
-        with making():
+        with creation_boundary():
             env = make(attempt=luck)
         try:
             return await _episode(env, make_script())
         finally:
             await env.close()
 
-    found = await tried(ATTEMPTS, play)
+    found = await run_with_retries(ATTEMPTS, play)
     if isinstance(found, Exception):
         raise found
     return found
@@ -203,7 +203,7 @@ async def play_demonstration(make: MakeEnv, make_script: Callable[[], Script]) -
 
 async def _episode(env: TextEnvRunner, script: Script) -> tuple[list[Exchange], StepResult]:
     def answer(said: str) -> str:
-        with attributed("its solver or random answer"):
+        with failure_boundary("its solver or random answer"):
             return script(env.env, said)
 
     observation = await env.start()

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from turnwise.algos.losses import Aggregation, LossInputs
-from turnwise.algos.off_policy import step_scale
-from turnwise.core.random_streams import address, stream
+from turnwise.algos.off_policy import compute_correction_scale
+from turnwise.core.random_streams import address, random_stream
 from turnwise.core.samples import Learner, Needs, TrainSample
 from turnwise.data.packing import micro_batches, pack_train
-from turnwise.data.token_table import at_sampled, place, sampled_counts
+from turnwise.data.token_table import count_sampled, gather_sampled, scatter_sampled
 from turnwise.training.estimate import Estimate, score_samples
 from turnwise.training.objective import MISMATCH_METRICS, Objective
 from turnwise.training.step_record import TOKEN_SCORES, TokenStatistics
@@ -74,7 +74,7 @@ def mini_batch_order(count: int, settings: UpdateSettings, step: int) -> Iterato
     """Trajectory numbers of each optimiser step, shuffled anew each epoch."""
     for epoch in range(settings.epochs):
         order = list(range(count))
-        stream("mini_batches", settings.run_seed, step, epoch).shuffle(order)
+        random_stream("mini_batches", settings.run_seed, step, epoch).shuffle(order)
         for start in range(0, count, settings.mini_batch):
             yield order[start : start + settings.mini_batch]
 
@@ -110,7 +110,7 @@ def _weights(estimated: Estimate, chosen: list[int], masks: list[Tensor], settin
     counts = torch.cat(masks)
     of_counting = settings.aggregation(owners.repeat_interleave(torch.tensor(sizes))[counts], settings.constant_length)
     of_sampled = torch.zeros(len(counts)).masked_scatter(counts, of_counting)
-    return place([estimated.samples[index] for index in chosen], of_sampled)
+    return scatter_sampled([estimated.samples[index] for index in chosen], of_sampled)
 
 
 def add_step_statistics(
@@ -126,31 +126,31 @@ def add_step_statistics(
         return samples
     bare = [each.sample for each in samples]
     inputs = _step_inputs(samples, learner, micro_tokens, score=loss.select is not None)
-    trained = at_sampled(bare, [each.weights for each in samples]) != 0
-    scale = step_scale(objective.correction, inputs, objective.correction_params, trained)
+    trained = gather_sampled(bare, [each.weights for each in samples]) != 0
+    scale = compute_correction_scale(objective.correction, inputs, objective.correction_params, trained)
     if loss.select is None:
         return [replace(each, correction_scale=scale) for each in samples]
     generator = torch.Generator().manual_seed(address(*seed))
     draws = torch.rand(len(trained), generator=generator)
     chosen = loss.select(_pick(inputs, trained), objective.loss_params, draws[trained])
-    selected = place(bare, torch.zeros_like(trained).masked_scatter(trained, chosen))
+    selected = scatter_sampled(bare, torch.zeros_like(trained).masked_scatter(trained, chosen))
     return [replace(each, selected=own, correction_scale=scale) for each, own in zip(samples, selected, strict=True)]
 
 
 def _step_inputs(samples: list[TrainSample], learner: Learner, micro_tokens: int, *, score: bool) -> LossInputs:
     """All sampled tokens of the step, in the order of the samples; without `score` the policy is the old one."""
     bare = [each.sample for each in samples]
-    old_logprobs = at_sampled(bare, [each.old_logprobs for each in samples])
+    old_logprobs = gather_sampled(bare, [each.old_logprobs for each in samples])
     logprobs = old_logprobs
     if score:
         logprobs = torch.cat(score_samples(bare, learner, Needs(logprobs=True), micro_tokens)["logprobs"])
     return LossInputs(
         logprobs=logprobs,
         old_logprobs=old_logprobs,
-        sampler_logprobs=at_sampled(bare, [each.logprobs for each in bare]),
-        advantages=at_sampled(bare, [each.advantages for each in samples]),
-        segment_ids=torch.repeat_interleave(torch.tensor(sampled_counts(bare))),
-        turn_ids=at_sampled(bare, [each.turn_ids for each in bare]),
+        sampler_logprobs=gather_sampled(bare, [each.logprobs for each in bare]),
+        advantages=gather_sampled(bare, [each.advantages for each in samples]),
+        segment_ids=torch.repeat_interleave(torch.tensor(count_sampled(bare))),
+        turn_ids=gather_sampled(bare, [each.turn_ids for each in bare]),
     )
 
 

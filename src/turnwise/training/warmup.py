@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
-from turnwise.core.random_streams import address, stream
+from turnwise.core.random_streams import address, random_stream
 from turnwise.core.samples import Sample, on_device
 from turnwise.core.task import Task
-from turnwise.data.demonstrations import demonstration_sample
+from turnwise.data.demonstrations import build_demonstration
 from turnwise.data.packing import pack
 from turnwise.envs.answers import format_answer
 from turnwise.envs.runner import TextEnvRunner
@@ -118,11 +118,11 @@ async def random_episode(kind: EnvSpec, params: dict[str, Any], renderer: Render
         return kind.make(task, number, attempt)
 
     def script() -> Script:
-        rng = stream("warmup answers", seed, number, *luck)  # what breaks an environment is not said to it again
+        rng = random_stream("warmup answers", seed, number, *luck)  # what breaks an environment is not said to it again
         return lambda env, said: env.random_answer(rng) or format_only(rng, said)
 
     exchanges, _ = await play_demonstration(make, script)
-    return demonstration_sample(number, exchanges, renderer)
+    return build_demonstration(number, exchanges, renderer)
 
 
 def format_only(rng: random.Random, observation: str) -> str:

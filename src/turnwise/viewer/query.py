@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.core.errors import UserError
-from turnwise.core.suggestions import nearest
+from turnwise.core.suggestions import suggest
 from turnwise.viewer.columns import NAMED, Column, Table
 
 Positions = NDArray[np.intp]
@@ -50,7 +50,7 @@ def in_order(table: Table, positions: Positions, sort: str) -> Positions:
     """By a column, `-` before it for the largest first; equal ones by their number."""
     name = sort.removeprefix("-")
     if name not in SORTS:
-        raise UserError(f"cannot sort by {name!r}:{nearest(name, SORTS)}")
+        raise UserError(f"cannot sort by {name!r}:{suggest(name, SORTS)}")
     values = order_of(table, name)[positions]
     by_number = table.columns["number"][positions]
     return positions[np.lexsort((by_number, -values if sort.startswith("-") else values))]

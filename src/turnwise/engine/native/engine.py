@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from torch import nn
 
-from turnwise.core.loop_clock import count_held
+from turnwise.core.loop_clock import count_blocked
 from turnwise.core.protocols import Completion, EngineStats, Sampling, WeightSource
 from turnwise.core.task import EpisodeKey
 from turnwise.engine.native.requests import PassRunner, Request, SessionSlot
@@ -161,7 +161,7 @@ class NativeEngine:
         began, before = time.perf_counter(), self._pass_s
         done = self._runner.run_pass(arrived)
         self._pass_s += (seconds := time.perf_counter() - began)
-        count_held(seconds)
+        count_blocked(seconds)
         for request in self._waiting:
             request.began_s = before if request.taken else None
         self._waiting = [request for request in self._waiting if not request.taken]

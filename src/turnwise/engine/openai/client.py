@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import httpx2
 
-from turnwise.core.errors import InfrastructureFailure, Outage, times
+from turnwise.core.errors import InfrastructureFailure, Outage, format_times
 from turnwise.core.messages import Message, ToolSpec
 from turnwise.core.protocols import Sampling
 from turnwise.engine.openai.endpoint import Endpoint, TransientError, error_detail, error_for_status
@@ -74,7 +74,7 @@ class ChatClient:
                 await self._wait(sent, last)
         if not self._answered:
             raise Outage(f"nothing answers at {self._endpoint.chat_url}: {last}: is it running, is that its address?")
-        raise InfrastructureFailure(f"{last}, {times(self._endpoint.retries + 1)}")
+        raise InfrastructureFailure(f"{last}, {format_times(self._endpoint.retries + 1)}")
 
     async def _calm(self) -> None:
         """What one request was asked to wait, all wait."""

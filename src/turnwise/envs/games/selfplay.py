@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from turnwise.core.errors import UserError
-from turnwise.core.loop_clock import pause_own_clock
+from turnwise.core.loop_clock import pause_current_clock
 from turnwise.core.messages import Message, system, user
 from turnwise.core.protocols import Observation, StepResult
-from turnwise.core.random_streams import stream
+from turnwise.core.random_streams import random_stream
 from turnwise.core.task import Task
 from turnwise.envs.answers import match_name, read_answer
 from turnwise.envs.games.env import GameEnv
@@ -106,7 +106,7 @@ class SelfPlayEnv:
         self._shared.leave(self._env.player)
 
     async def _wait_for_turn(self) -> None:
-        with pause_own_clock():  # the opponent's time is measured in its own episode
+        with pause_current_clock():  # the opponent's time is measured in its own episode
             await self._shared.wait_for_turn(self._env.player)
         self._env.game = self._shared.game
 
@@ -136,5 +136,5 @@ def make_selfplay_envs(spec: EnvSpec, task: Task, member: int = 0, attempt: int 
     first, second = (spec.make(task, member, attempt).env for _ in range(2))
     if not (isinstance(first, GameEnv) and isinstance(second, GameEnv)):
         raise UserError(f"{spec.name} is not a two-player game. Self-play needs one, such as tic_tac_toe.")
-    shared = SharedGame(first.opening(stream("opening", task.env, task.seed)), first.rng)
+    shared = SharedGame(first.opening(random_stream("opening", task.env, task.seed)), first.rng)
     return SelfPlayEnv(first, shared, 0), SelfPlayEnv(second, shared, 1)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from turnwise.core.random_streams import stream
+from turnwise.core.random_streams import random_stream
 from turnwise.tools.search.types import Passage
 
 
@@ -187,7 +187,7 @@ PRODUCTS = ("bicycles", "clocks", "lamps", "paper", "tea", "glass", "ropes", "bo
 @lru_cache(maxsize=4)
 def shared_knowledge_base(size: int, seed: int) -> KnowledgeBase:
     """Generate `size` entities and passages; the same in every process for equal arguments."""
-    rng = stream("search_qa", size, seed)
+    rng = random_stream("search_qa", size, seed)
     entity_types = _draw_entities(size, rng)
     rivers, regions = ([_draw_syllable(rng).capitalize() for _ in range(count)] for count in (40, 12))
     values = {

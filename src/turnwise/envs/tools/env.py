@@ -16,7 +16,7 @@ from pydantic import Field, field_validator
 
 from turnwise.core.errors import UserError
 from turnwise.core.messages import Message
-from turnwise.core.suggestions import nearest_of_few
+from turnwise.core.suggestions import suggest_and_list
 from turnwise.core.task import Split
 from turnwise.envs.rubrics import Rewards, judged, judges_of_reward, rubric_of
 from turnwise.envs.text_env import Outcome
@@ -66,7 +66,7 @@ class Tools(ToolEnv):
             lacking = next((number for number, row in enumerate(rows) if column and column not in row), None)
             if lacking is not None:
                 told = f'the reward {name} compares with the column "{column}", which row {lacking + 1} lacks'
-                raise UserError(f"{told}:{nearest_of_few(column, rows[lacking])}")
+                raise UserError(f"{told}:{suggest_and_list(column, rows[lacking])}")
 
     @classmethod
     def notes(cls, params: Any) -> list[str]:

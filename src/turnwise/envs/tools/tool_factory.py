@@ -5,7 +5,7 @@ from typing import Any
 
 from turnwise.config.keys import read_options
 from turnwise.core.errors import UserError
-from turnwise.core.suggestions import nearest
+from turnwise.core.suggestions import suggest
 from turnwise.envs.registry import load_function
 from turnwise.tools.function import from_function
 from turnwise.tools.mcp.options import make_mcp_source
@@ -54,4 +54,4 @@ def _tool(given: ToolEntry) -> Tool:
 
 
 def _near(use: object) -> str:
-    return nearest(str(use), TOOL_FACTORIES)
+    return suggest(str(use), TOOL_FACTORIES)

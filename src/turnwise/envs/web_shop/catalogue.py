@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from turnwise.core.random_streams import stream
+from turnwise.core.random_streams import random_stream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,7 @@ class Goal:
 @lru_cache(maxsize=8)
 def make_catalogue(number: int, size: int) -> tuple[Product, ...]:
     """Shop `number`: every process makes the same one."""
-    rng = stream("web_shop", number, size)
+    rng = random_stream("web_shop", number, size)
     return tuple(_product(rng, place) for place in range(size))
 
 

@@ -9,7 +9,7 @@ from huggingface_hub.errors import GatedRepoError, HFValidationError, Repository
 from huggingface_hub.utils import validate_repo_id
 
 from turnwise.core.errors import UserError
-from turnwise.core.suggestions import nearest
+from turnwise.core.suggestions import suggest
 from turnwise.models.loading.catalogue import model_names
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ def is_hub_available(name: str) -> bool:
     except RepositoryNotFoundError as error:
         raise UserError(
             f'no model "{name}" on the Hugging Face hub (for a private model, log in with `hf auth login`);'
-            f"{nearest(name, model_names())}"
+            f"{suggest(name, model_names())}"
         ) from error
     except Exception as error:  # offline: every HTTP library has its own errors
         if not isinstance(try_to_load_from_cache(name, "config.json"), str):

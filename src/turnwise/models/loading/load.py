@@ -9,7 +9,7 @@ import torch
 from jinja2 import TemplateSyntaxError
 
 from turnwise.core.errors import UserError
-from turnwise.core.suggestions import nearest
+from turnwise.core.suggestions import suggest
 from turnwise.models.loading.catalogue import SMOLLM2, TINY, model_names
 from turnwise.models.loading.hub import is_hub_available, is_hub_name
 from turnwise.models.loading.lora import base_model_of, has_adapter, is_adapter, load_adapter
@@ -101,7 +101,7 @@ def _read(name: str, dtype: torch.dtype, attn_implementation: str, seed: int) ->
         raise UserError(f"no model folder {name}: use an existing folder, a hub name (owner/name) or a .gguf file")
     if not is_hub_name(name):
         raise UserError(
-            f'unknown model "{name}":{nearest(name, model_names())} '
+            f'unknown model "{name}":{suggest(name, model_names())} '
             "(or use a hub name (owner/name), a folder or a .gguf file)"
         )
     return read_hub(name, online=is_hub_available(name), dtype=dtype, attn_implementation=attn_implementation)
@@ -115,7 +115,7 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     if name not in DTYPES:
-        raise UserError(f'unknown dtype "{name}":{nearest(name, DTYPES)}')
+        raise UserError(f'unknown dtype "{name}":{suggest(name, DTYPES)}')
     return DTYPES[name]
 
 

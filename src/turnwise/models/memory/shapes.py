@@ -10,7 +10,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from turnwise.core.errors import UserError
-from turnwise.core.suggestions import nearest
+from turnwise.core.suggestions import suggest
 from turnwise.models.layers import decoder_layers
 from turnwise.models.loading.catalogue import TINY
 from turnwise.models.loading.hub import is_hub_available, is_hub_name
@@ -147,7 +147,7 @@ def known_config(name: str) -> Any:
     """Return the configuration of a model in KNOWN_MODELS, by its short name or its hub name."""
     short = short_name(name)
     if short not in KNOWN_MODELS:
-        raise UserError(f'unknown model "{name}":{nearest(short, KNOWN_MODELS)} (or use a folder or owner/name)')
+        raise UserError(f'unknown model "{name}":{suggest(short, KNOWN_MODELS)} (or use a folder or owner/name)')
     model_type, values = KNOWN_MODELS[short]
     return AutoConfig.for_model(model_type, **dict(zip(COLUMNS, values, strict=True)))
 

@@ -17,7 +17,7 @@ from pydantic import model_validator
 
 from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.core.protocols import RewardResult
-from turnwise.core.random_streams import stream
+from turnwise.core.random_streams import random_stream
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.rewards.judge import prompts
 from turnwise.rewards.judge.client import JudgeClient
@@ -129,7 +129,7 @@ MODES: Mapping[str, Callable[[Counter[Transcript], JudgeSettings, JudgeClient], 
 def _shuffled(counted: Counter[Transcript]) -> tuple[Transcript, list[Transcript]]:
     """What all begin with, and the members in an order that depends on nothing but what they are."""
     members = sorted(counted)
-    stream("judge", members).shuffle(members)
+    random_stream("judge", members).shuffle(members)
     return members[0][: common_prefix_length(members)], members
 
 

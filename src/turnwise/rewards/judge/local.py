@@ -10,7 +10,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.messages import Message
 from turnwise.core.protocols import Policy, Sampling
 from turnwise.core.random_streams import address
-from turnwise.core.suggestions import nearest
+from turnwise.core.suggestions import suggest
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.engine.engines import ENGINES, EngineOptions
 from turnwise.models.attention.interface import ATTENTION
@@ -85,7 +85,7 @@ class LocalJudgeModel:
 def _check_model(name: str) -> None:
     """What can be said of it before it is read: it is loaded long after a run has started."""
     if name not in model_names() and not is_hub_name(name) and not (name and Path(name).expanduser().exists()):
-        near = nearest(name, model_names())
+        near = suggest(name, model_names())
         raise UserError(f'the judge: unknown model "{name}":{near} (or give a hub name (owner/name) or a folder)')
 
 

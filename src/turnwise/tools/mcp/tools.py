@@ -24,7 +24,7 @@ from referencing.exceptions import Unresolvable
 
 from turnwise.core.errors import UserError
 from turnwise.core.messages import ToolSpec
-from turnwise.core.suggestions import nearest
+from turnwise.core.suggestions import suggest
 from turnwise.core.truncation import truncate_middle
 from turnwise.tools.mcp.options import McpOptions
 from turnwise.tools.tool import ToolError, ToolResult, ToolRules
@@ -87,7 +87,7 @@ def check_tool_names(listed: Sequence[types.Tool], options: McpOptions, label: s
     known = [tool.name for tool in listed]
     for name in options.tools or ():
         if name not in known:
-            raise UserError(f"mcp {label}: it has no tool {name}:{nearest(name, known)}")
+            raise UserError(f"mcp {label}: it has no tool {name}:{suggest(name, known)}")
 
 
 def _build_tool(tool: types.Tool, name: str, rules: ToolRules, call_server: CallServer, label: str) -> McpTool:

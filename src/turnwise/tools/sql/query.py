@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from turnwise.core.errors import InfrastructureFailure
-from turnwise.core.suggestions import nearest
+from turnwise.core.suggestions import suggest
 from turnwise.tools.sql.guard import TOO_LONG, FunctionOverrides, QueryGuard, set_connection_limits
 from turnwise.tools.sql.threads import SharedLock, run_in_daemon_thread
 from turnwise.tools.tool import ToolError
@@ -258,7 +258,7 @@ def explain_error(error: Exception, schema: Mapping[str, Sequence[str]]) -> str:
         return f"{message}: only reading is allowed" if is_denied else f"error: {message}"
     kind, name = missing.groups()
     column, names = name.rpartition(".")[2], _known_names(kind, name, schema)
-    return f"{message}:{_tables_with(column, schema) if column in names else nearest(column, names)}"
+    return f"{message}:{_tables_with(column, schema) if column in names else suggest(column, names)}"
 
 
 def _known_names(kind: str, name: str, schema: Mapping[str, Sequence[str]]) -> list[str]:
