@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from episodes_for_tests import key_of, limits
-from turnwise.core.messages import Message, ToolSpec
+from turnwise.core.messages import Message, ToolSpec, text_parts
 from turnwise.core.protocols import Env, Observation, StepResult
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Stop, Trajectory
@@ -90,7 +90,7 @@ def tamed(message: Message) -> Message:
     A system message is the user's and ours, and may mean <think>; not so what ends turns.
     """
     pattern = ANY_CONTROL if message.role == "system" else ANY_WORD
-    return replace(message, content=pattern.sub(MEEK, message.content))
+    return replace(message, parts=text_parts(pattern.sub(MEEK, message.content)))
 
 
 def tamed_spec(spec: ToolSpec) -> ToolSpec:

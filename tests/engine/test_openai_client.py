@@ -10,7 +10,16 @@ import pytest
 
 from endpoint_for_tests import Server, completion, serving
 from turnwise.core.errors import InfrastructureFailure, UserError
-from turnwise.core.messages import Message, ToolCall, ToolSpec, assistant, system, user
+from turnwise.core.messages import (
+    ImagePart,
+    Message,
+    ToolCall,
+    ToolSpec,
+    assistant,
+    system,
+    text_parts,
+    user,
+)
 from turnwise.core.protocols import Sampling
 from turnwise.core.trajectory import Stop
 from turnwise.engine.openai import client as client_module
@@ -73,9 +82,9 @@ def test_all_that_is_set_is_sent_and_calls_come_back() -> None:
     server = Server(answer=lambda request: {"choices": [{"message": message, "finish_reason": "length"}]})
     tool = ToolSpec(name="look", description="Looks.", parameters={"type": "object"})
     asked = ToolCall(name="look", arguments="{}", call_id="c0")
-    earlier = Message(role="assistant", content="", tool_calls=(asked,))
-    answered = Message(role="tool", content="a door", call_id="c0")
-    shown = Message(role="user", content="number 7", images=(b"\x89PNG...",))
+    earlier = Message(role="assistant", parts=text_parts(""), tool_calls=(asked,))
+    answered = Message(role="tool", parts=text_parts("a door"), call_id="c0")
+    shown = Message(role="user", parts=(*text_parts("number 7"), ImagePart(data=b"\x89PNG...")))
     sampling = Sampling(max_tokens=9, temperature=0.0, top_p=0.9, top_k=5, stop=("</answer>",))
     with serving(server) as url:
         reply = talk(url, sampling=sampling, tools=[tool], messages=(user("number 7"), earlier, answered, shown))

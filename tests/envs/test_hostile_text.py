@@ -20,7 +20,7 @@ from hostile_for_tests import (
     seen_texts,
 )
 from mcp_tools_for_tests import RAW
-from turnwise.core.messages import Message, ToolSpec, system, user
+from turnwise.core.messages import Message, ToolSpec, system, text_parts, user
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Stop
 from turnwise.envs.seeds import seed_for
@@ -109,8 +109,8 @@ def test_no_word_of_a_message_is_special(template: str, called: Called) -> None:
     renderer = renderer_of(template, called)
     for word in WORDS:
         for texts in ((word,), (f"a{word}b",), (word[:3], word[3:])):
-            said = [Message(role="tool", content=text, call_id="call00000") for text in texts]
-            meek = [Message(role="tool", content=MEEK, call_id="call00000") for _ in texts]
+            said = [Message(role="tool", parts=text_parts(text), call_id="call00000") for text in texts]
+            meek = [Message(role="tool", parts=text_parts(MEEK), call_id="call00000") for _ in texts]
             hostile, plain = (renderer.extend(messages, Stop.EOS) for messages in (said, meek))
             assert added(renderer, hostile) == added(renderer, plain) != [], (word, texts)
 

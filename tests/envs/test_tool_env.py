@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from turnwise.cli.main import main
 from turnwise.config.load import build
 from turnwise.core.errors import InfrastructureFailure, UserError
-from turnwise.core.messages import Message, assistant
+from turnwise.core.messages import Message, assistant, text_parts, user
 from turnwise.core.protocols import Observation, StepResult
 from turnwise.core.task import Split, Task
 from turnwise.data.demonstrations import Exchange, build_demonstration
@@ -149,8 +149,8 @@ def test_with_three_and_more_rounds_every_observation_is_0_and_every_answer_1(
     answers = [thoughts[number] + written(style, str(number)) for number in range(len(outputs))] + [
         "<answer>42</answer>"
     ]
-    heard: list[tuple[Message, ...]] = [(assistant("").__class__(role="user", content="Well?"),)]
-    heard += [(Message(role="tool", content=text),) for text in outputs]
+    heard: list[tuple[Message, ...]] = [(user("Well?"),)]
+    heard += [(Message(role="tool", parts=text_parts(text)),) for text in outputs]
     exchanges = [Exchange(messages=told, answer=answer) for told, answer in zip(heard, answers, strict=True)]
     sample = build_demonstration(0, exchanges, renderer)
     runs, counts = torch.unique_consecutive(sample.mask, return_counts=True)
@@ -183,7 +183,7 @@ def test_lookup_is_solved_by_asking_and_differs_every_time(style: str) -> None:
 
 
 TOOL_FILE = '''
-from turnwise.recipes.environment_mix import worlds_of
+from turnwise.recipes.environment_mix import build_environment_mix
 from turnwise.tools.tool import ToolError
 WEATHER = {"Rome": "sunny", "Oslo": "snow"}
 

@@ -45,7 +45,11 @@ IN_RENDER = (
             "stop is Stop.EOS).ids(messages)]",
         ),
         ("spans count the prefix", "end=span.end - 1)", "end=span.end)"),
-        ("tools before the rules", "{messages[0].content}\\n{more}", "{more}\\n{messages[0].content}"),
+        (
+            "tools before the rules",
+            'parts=(*messages[0].parts, *text_parts(f"\\n{more}"))',
+            'parts=(*text_parts(f"{more}\\n"), *messages[0].parts)',
+        ),
         (
             "further stop ids are not read",
             "self._end.id if self._end else None, *stop_ids}",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from episodes_for_tests import name_token
 from turnwise.core.errors import UserError
-from turnwise.core.messages import Message, Picture, ToolCall, assistant
+from turnwise.core.messages import ImagePart, Message, Picture, TextPart, ToolCall, assistant
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Span, Status, Stop, Trajectory, Turn
 from turnwise.record.jsonl import MAX_ARRAY, MAX_REPR, encode_row, to_json_numbers, to_json_value
@@ -35,8 +35,9 @@ pictures = st.builds(
 messages = st.builds(
     Message,
     role=st.sampled_from(["system", "user", "assistant", "tool"]),
-    content=any_text,
-    images=st.lists(st.binary(max_size=4), max_size=2).map(tuple),
+    parts=st.lists(
+        st.builds(TextPart, text=any_text) | st.builds(ImagePart, data=st.binary(max_size=4)), max_size=3
+    ).map(tuple),
     tool_calls=st.lists(st.builds(ToolCall, name=any_text, arguments=any_text, call_id=any_text), max_size=2).map(
         tuple
     ),

@@ -20,7 +20,7 @@ from render_cases import (
     spell,
 )
 
-from turnwise.core.messages import Message, Role, assistant
+from turnwise.core.messages import Message, Role, assistant, text_parts
 from turnwise.core.trajectory import Stop
 from turnwise.render.renderer import Renderer
 
@@ -58,7 +58,9 @@ class Talk:
 
 def messages_of(roles: list[Role], texts: st.SearchStrategy[str]) -> st.SearchStrategy[list[Message]]:
     return st.tuples(*(texts for _ in roles)).map(
-        lambda contents: [Message(role=role, content=text) for role, text in zip(roles, contents, strict=True)]
+        lambda contents: [
+            Message(role=role, parts=text_parts(text)) for role, text in zip(roles, contents, strict=True)
+        ]
     )
 
 
@@ -138,7 +140,7 @@ def test_content_never_becomes_a_special_token(family: Family, kind: str, talk: 
         return [token for token in ids if token in special]
 
     for messages, stop in [(talk.opening, None), *((answer, stop) for _, stop, answer in talk.turns)]:
-        harmless = [Message(role=one.role, content="x" if one.content else "") for one in messages]
+        harmless = [Message(role=one.role, parts=text_parts("x" if one.content else "")) for one in messages]
         assert specials_in(messages, stop) == specials_in(harmless, stop)
 
 

@@ -10,7 +10,15 @@ from render_cases import SPECIALS, case, decode, make_tokenizer, own_text, speci
 from tokenizers import AddedToken
 
 from turnwise.core.errors import UserError
-from turnwise.core.messages import Message, ToolSpec, assistant, system, user
+from turnwise.core.messages import (
+    ImagePart,
+    Message,
+    ToolSpec,
+    assistant,
+    system,
+    text_parts,
+    user,
+)
 from turnwise.core.trajectory import Stop
 from turnwise.render.renderer import Renderer
 
@@ -20,7 +28,7 @@ LOOK = ToolSpec(
 
 
 def tool(content: str, call_id: str = "") -> Message:
-    return Message(role="tool", content=content, call_id=call_id)
+    return Message(role="tool", parts=text_parts(content), call_id=call_id)
 
 
 def test_a_default_system_prompt_comes_once() -> None:
@@ -154,7 +162,7 @@ def test_marks_that_are_one_token_to_the_model_are_that_in_a_prompt_and_plain_te
     tokenizer, renderer = case("chatml", kind)
     mark = tokenizer.convert_tokens_to_ids("<think>")
     assert mark in renderer.start([system("Use <think>."), user("Go.")])
-    said = Message(role=role, content="  a <think>b</think> <think>\n", call_id="call00000")
+    said = Message(role=role, parts=text_parts("  a <think>b</think> <think>\n"), call_id="call00000")
     ids = renderer.extend([said], Stop.EOS)
     assert mark not in ids
     assert "a <think>b</think> <think>" in renderer.decode(ids)
@@ -263,7 +271,7 @@ def test_an_environment_may_have_nothing_to_say() -> None:
 def test_images_are_refused_and_not_forgotten() -> None:
     _, renderer = case("chatml")
     with pytest.raises(UserError, match="only text"):
-        renderer.start([Message(role="user", content="look", images=(b"x",))])
+        renderer.start([Message(role="user", parts=(*text_parts("look"), ImagePart(data=b"x")))])
 
 
 def test_half_a_surrogate_pair_in_an_observation_does_no_harm() -> None:
@@ -361,7 +369,7 @@ def test_a_prefix_is_given_and_not_sampled(template: str) -> None:
     """Every answer begins with it: in the context's ids, in the text that is read, in no span's tokens."""
     tokenizer, plain = case(template)
     given = Renderer(tokenizer, prefix="<answer>")
-    opening = [Message(role="user", content="Go.")]
+    opening = [Message(role="user", parts=text_parts("Go."))]
     prefix = given.start(opening)[len(plain.start(opening)) :]
     assert given.start(opening)[: -len(prefix)] == plain.start(opening)
     assert plain.decode(prefix) == "<answer>"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from render_cases import FAMILIES, KINDS, ORDINARY, SPECIALS, Family, case, make_tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from turnwise.core.messages import Message, ToolSpec, user
+from turnwise.core.messages import Message, ToolSpec, text_parts, user
 from turnwise.core.trajectory import Stop
 from turnwise.core.truncation import truncate_middle
 from turnwise.render.renderer import Renderer
@@ -37,7 +37,10 @@ def added(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> list[int]:
 def check_same(tokenizer: PreTrainedTokenizerFast, renderer: Renderer, roles: list[str], texts: list[str]) -> None:
     """The same tokens as with harmless texts: those of the template."""
     said, meek = (
-        [Message(role=role, content=text, call_id="call00000") for role, text in zip(roles, each, strict=True)]
+        [
+            Message(role=role, parts=text_parts(text), call_id="call00000")
+            for role, text in zip(roles, each, strict=True)
+        ]
         for each in (texts, ["x"] * len(texts))
     )
     for stop in (Stop.EOS, Stop.LENGTH):

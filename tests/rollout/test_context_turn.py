@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from contexts_for_tests import TEMPLATE_NAMES, TEXTS, Played, Talk, memory, play, renderer_of, talks
 from episodes_for_tests import turn_of
-from turnwise.core.messages import assistant, system, user
+from turnwise.core.messages import assistant, system, text_parts, user
 from turnwise.models.loading.tiny import tiny_pieces
 from turnwise.rollout.context_modes import TurnContext, action_text, clip_middle
 
@@ -126,8 +126,8 @@ def test_nothing_that_is_told_becomes_a_special_token(template: str, talk: Talk)
     first_special = 256 + len(tiny_pieces())
     harmless = replace(
         talk,
-        opening=tuple(replace(message, content="x") for message in talk.opening),
-        answers=tuple(tuple(replace(message, content="x") for message in one) for one in talk.answers),
+        opening=tuple(replace(message, parts=text_parts("x")) for message in talk.opening),
+        answers=tuple(tuple(replace(message, parts=text_parts("x")) for message in one) for one in talk.answers),
         said=("x",),
     )
     for context, plain in zip(

@@ -1,4 +1,4 @@
-"""What an agent and an environment say to each other."""
+"""Messages between an agent and its environment: text and image parts, tool calls, tool specs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -32,27 +32,55 @@ def tool_schema(spec: ToolSpec) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TextPart:
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImagePart:
+    """An encoded image file, such as a PNG."""
+
+    data: bytes
+
+
+ContentPart = TextPart | ImagePart
+
+
+def text_parts(text: str) -> tuple[TextPart, ...]:
+    """Return the parts of a message that is text only; none if the text is empty."""
+    return (TextPart(text=text),) if text else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One message. `content` of an assistant message is the whole sampled text, thinking included."""
+    """One message. The text of an assistant message is the whole sampled text, thinking included."""
 
     role: Role
-    content: str
-    images: tuple[bytes, ...] = ()
+    parts: tuple[ContentPart, ...] = ()
     tool_calls: tuple[ToolCall, ...] = ()
     call_id: str = ""
-    """Of a tool message: the call that it answers."""
+    """The call that a tool message answers."""
+
+    @property
+    def content(self) -> str:
+        """The text of all parts, joined."""
+        return "".join(part.text for part in self.parts if isinstance(part, TextPart))
+
+    @property
+    def images(self) -> tuple[ImagePart, ...]:
+        return tuple(part for part in self.parts if isinstance(part, ImagePart))
 
 
 def system(content: str) -> Message:
-    return Message(role="system", content=content)
+    return Message(role="system", parts=text_parts(content))
 
 
 def user(content: str) -> Message:
-    return Message(role="user", content=content)
+    return Message(role="user", parts=text_parts(content))
 
 
 def assistant(content: str) -> Message:
-    return Message(role="assistant", content=content)
+    return Message(role="assistant", parts=text_parts(content))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

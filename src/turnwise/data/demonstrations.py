@@ -13,7 +13,7 @@ from typing import Any, get_args
 import torch
 
 from turnwise.core.errors import UserError
-from turnwise.core.messages import Message, Role, ToolSpec
+from turnwise.core.messages import Message, Role, ToolSpec, text_parts
 from turnwise.core.samples import Sample
 from turnwise.core.trajectory import Stop
 from turnwise.render.renderer import Renderer
@@ -89,4 +89,4 @@ def _message(row: Any, where: str) -> Message:
     role, content = row["role"], row["content"]
     if role not in get_args(Role) or not isinstance(content, str) or row.get("tool_calls"):
         raise UserError(f"{where}: a message has a role ({', '.join(get_args(Role))}) and its content as text, no more")
-    return Message(role=role, content=content)
+    return Message(role=role, parts=text_parts(content))

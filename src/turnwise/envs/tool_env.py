@@ -19,7 +19,15 @@ from typing import Any, Literal
 
 from turnwise.config.section import Positive
 from turnwise.core.errors import UserError
-from turnwise.core.messages import Message, ToolCall, ToolSpec, system, tool_schema, user
+from turnwise.core.messages import (
+    Message,
+    ToolCall,
+    ToolSpec,
+    system,
+    text_parts,
+    tool_schema,
+    user,
+)
 from turnwise.core.protocols import Observation, StepResult
 from turnwise.core.truncation import truncate_middle
 from turnwise.envs.answers import format_answer
@@ -128,7 +136,7 @@ class ToolEnvRunner(TextEnvRunner):
 
     def _told(self, call: ToolCall, result: ToolResult) -> Message:
         text = truncate_middle(result.text, self.tool_env.params.max_output)
-        return Message(role="tool", content=text, call_id=call.call_id)
+        return Message(role="tool", parts=text_parts(text), call_id=call.call_id)
 
     async def close(self) -> None:
         await self._open.aclose()

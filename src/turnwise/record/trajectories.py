@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.core.errors import UserError
-from turnwise.core.messages import Message, Picture, ToolCall
+from turnwise.core.messages import ContentPart, ImagePart, Message, Picture, TextPart, ToolCall, text_parts
 from turnwise.core.task import Task
 from turnwise.core.token_name import TokenName
 from turnwise.core.trajectory import Span, Status, Stop, Trajectory, Turn
@@ -112,10 +112,15 @@ def _turn_row(
 
 
 def _message_row(message: Message) -> dict[str, Any]:
-    """Leave out images and tool calls if there are none, as in most messages."""
+    """Write the text; parts and tool calls only for messages that have images or calls."""
     row: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.images:
-        row["images"] = [base64.b64encode(image).decode("ascii") for image in message.images]
+    if message.parts != text_parts(message.content):
+        row["parts"] = [
+            {"type": "text", "text": part.text}
+            if isinstance(part, TextPart)
+            else {"type": "image", "data": base64.b64encode(part.data).decode("ascii")}
+            for part in message.parts
+        ]
     if message.tool_calls:
         row["tool_calls"] = [
             {"name": call.name, "arguments": call.arguments, "call_id": call.call_id} for call in message.tool_calls
@@ -177,11 +182,16 @@ def _turn(row: Mapping[str, Any]) -> Turn:
 def _message(row: Mapping[str, Any]) -> Message:
     return Message(
         role=row["role"],
-        content=row["content"],
-        images=tuple(base64.b64decode(image, validate=True) for image in row.get("images", ())),
+        parts=tuple(map(_part, row["parts"])) if "parts" in row else text_parts(row["content"]),
         tool_calls=tuple(ToolCall(**call) for call in row.get("tool_calls", ())),
         call_id=row.get("call_id", ""),
     )
+
+
+def _part(row: Mapping[str, Any]) -> ContentPart:
+    if row["type"] == "text":
+        return TextPart(text=row["text"])
+    return ImagePart(data=base64.b64decode(row["data"], validate=True))
 
 
 def _picture(row: Mapping[str, Any]) -> Picture:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from turnwise.core.messages import Message, ToolCall
+from turnwise.core.messages import Message, ToolCall, text_parts
 from turnwise.core.trajectory import Span
 
 _DECODER = json.JSONDecoder()
@@ -91,9 +91,9 @@ def parse_pieces(pieces: Sequence[bytes], opens_think: bool) -> ParsedAction:
     data = b"".join(pieces)
     text = data.decode(errors="replace")
     if not opens_think and b"<" not in data:
-        return ParsedAction(message=Message(role="assistant", content=text))
+        return ParsedAction(message=Message(role="assistant", parts=text_parts(text)))
     blocks = list(_blocks(data, opens_think))
-    message = Message(role="assistant", content=text, tool_calls=_calls(data, blocks))
+    message = Message(role="assistant", parts=text_parts(text), tool_calls=_calls(data, blocks))
     return ParsedAction(message=message, spans=_spans(pieces, blocks))
 
 

@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 from transformers import PreTrainedTokenizerFast
 
 from turnwise.core.errors import UserError
-from turnwise.core.messages import Message, ToolSpec, system, tool_schema
+from turnwise.core.messages import Message, ToolSpec, system, text_parts, tool_schema
 from turnwise.core.token_name import TokenName
 from turnwise.core.trajectory import Span, Stop
 from turnwise.render.codec import Codec, added_tokens, backend_of, match_any
@@ -151,5 +151,5 @@ def with_system(messages: Sequence[Message], more: str) -> Sequence[Message]:
     if not more:
         return messages
     if messages and messages[0].role == "system":
-        return [replace(messages[0], content=f"{messages[0].content}\n{more}"), *messages[1:]]
+        return [replace(messages[0], parts=(*messages[0].parts, *text_parts(f"\n{more}"))), *messages[1:]]
     return [system(more), *messages]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from turnwise.core.messages import Message, user
+from turnwise.core.messages import Message, text_parts, user
 from turnwise.core.protocols import Completion, Observation
 from turnwise.core.trajectory import Turn
 from turnwise.render.parse import ParsedAction
@@ -118,4 +118,4 @@ def prepend_text(text: str, messages: Sequence[Message]) -> tuple[Message, ...]:
         return tuple(messages) or (EMPTY_OBSERVATION,)
     if not messages or messages[0].role != "user":
         return (user(text), *messages)
-    return (replace(messages[0], content=f"{text}\n\n{messages[0].content}"), *messages[1:])
+    return (replace(messages[0], parts=(*text_parts(f"{text}\n\n"), *messages[0].parts)), *messages[1:])

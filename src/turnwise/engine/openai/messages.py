@@ -6,7 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from turnwise.core.messages import Message, ToolCall, ToolSpec, tool_schema
+from turnwise.core.messages import (
+    Message,
+    TextPart,
+    ToolCall,
+    ToolSpec,
+    text_parts,
+    tool_schema,
+)
 from turnwise.core.trajectory import Stop
 
 IMAGE_TYPES = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif", b"RIFF": "image/webp"}
@@ -29,11 +36,15 @@ def tools_json(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
 
 
 def _content(message: Message) -> str | list[dict[str, Any]]:
-    """Text as it is; with images a list of parts."""
+    """Return plain text, or a list of parts where the message has images."""
     if not message.images:
         return message.content
-    text = [{"type": "text", "text": message.content}] if message.content else []
-    return [*text, *({"type": "image_url", "image_url": {"url": _data_url(image)}} for image in message.images)]
+    return [
+        {"type": "text", "text": part.text}
+        if isinstance(part, TextPart)
+        else {"type": "image_url", "image_url": {"url": _data_url(part.data)}}
+        for part in message.parts
+    ]
 
 
 def _data_url(image: bytes) -> str:
@@ -74,7 +85,7 @@ def parse_reply(data: bytes) -> Reply:
         raise MalformedReply("its answer holds no message")
     usage = _field(answer, "usage")
     return Reply(
-        message=Message(role="assistant", content=_text(message.get("content")), tool_calls=_calls(message)),
+        message=Message(role="assistant", parts=text_parts(_text(message.get("content"))), tool_calls=_calls(message)),
         stop=Stop.LENGTH if _field(choice, "finish_reason") == "length" else Stop.EOS,
         prompt_tokens=_count(_field(usage, "prompt_tokens")),
         sampled_tokens=_count(_field(usage, "completion_tokens")),

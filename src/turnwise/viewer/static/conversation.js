@@ -71,7 +71,8 @@ function context(turn, { vocabulary = {}, room = ROOM }) {
 }
 
 function message(turn) {
-  const { content, tool_calls: calls = [], images = [] } = turn.message;
+  const { content, tool_calls: calls = [], parts: contentParts = [] } = turn.message;
+  const images = contentParts.filter((part) => part.type === "image");
   const parts = messageParts(content).map(({ kind, text }) =>
     h(
       "span",
