@@ -27,7 +27,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_files_are_indexed_and_searched(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["index", "docs", "--to", "made/index"]) == 0
     said = capsys.readouterr().out
-    assert "wrote made/index: 2 passages of 2 files, 0.0 MB, in " in said and "next: turnwise search made/index" in said
+    assert (
+        "wrote made/index: 2 passages from 2 files, 0.0 MB, in " in said and "next: turnwise search made/index" in said
+    )
     assert cli.main(["search", "made/index", "mice by night", "--top", "1"]) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("1. Owl  (") and second == "   Hunts mice at night. [2J"
@@ -42,23 +44,21 @@ def test_files_that_were_not_read_are_told(folder: Path, capsys: pytest.CaptureF
     (folder / "docs" / "empty.txt").touch()
     assert cli.main(["index", "docs", "--to", "part"]) == 0
     wrote, told, _ = capsys.readouterr().out.splitlines()
-    assert "2 passages of 2 files" in wrote
-    assert (
-        told.startswith("left out 1 file (report.pdf): not .txt, ") and "left out 1 file (empty.txt): no text" in told
-    )
+    assert "2 passages from 2 files" in wrote
+    assert told.startswith("skipped 1 file (report.pdf): not .txt, ") and "skipped 1 file (empty.txt): no text" in told
 
 
 @pytest.mark.parametrize(
     ("tokens", "said"),
     [
-        ("index --to x", "say what to index"),
+        ("index --to x", "no files given"),
         ("index docs", "--to is missing"),
         ("index missing --to x", "no file or folder missing"),
         ("index docs --to docs", "docs exists: choose another folder"),
         ("index docs --to x --characters 3", "--characters 3: must be from 100"),
         ("index docs --to x --query-prefix q:", "give --dense MODEL"),
         ("index docs --to x --dense nowhere", "no encoder nowhere"),
-        ("search docs owl", "docs is no index"),
+        ("search docs owl", "docs is not a search index"),
         ("search docs", "give a query, or --serve"),
         ("search docs owl --serve", "give a query, or --serve"),
         ("search docs owl --top 0", "--top 0: must be from 1"),

@@ -27,7 +27,7 @@ NAMED = [
 
 @pytest.mark.parametrize("text", NAMED)
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_calls_of_mistrals_newer_form_are_read_one_after_the_other(text: str, count: int) -> None:
+def test_mistral_named_calls_are_parsed_in_order(text: str, count: int) -> None:
     found = parse_calls(text + text.removeprefix("Now. ") * (count - 1), "mistral")
     assert [(call.name, call.arguments) for call in found.calls] == [("add", '{"a":1,  "b": 2}')] * count
     assert found.problems == ()
@@ -35,13 +35,13 @@ def test_calls_of_mistrals_newer_form_are_read_one_after_the_other(text: str, co
 
 
 @pytest.mark.parametrize("behind", ["Now I wait.", "[TOOL_CALLS]", "[TOOL_CALLS]add", '[{"name": "add"}]', "[ARGS]{}"])
-def test_what_is_behind_a_call_of_the_newer_form_and_is_none_is_told(behind: str) -> None:
+def test_mistral_text_after_named_call_is_a_problem(behind: str) -> None:
     found = parse_calls(NAMED[0] + behind, "mistral")
     assert len(found.calls) == 1 and len(found.problems) == 1
 
 
 @pytest.mark.parametrize("style", WRITTEN)
-def test_a_call_is_read_and_its_arguments_stay_as_they_were_written(style: str) -> None:
+def test_parsed_arguments_keep_their_spelling(style: str) -> None:
     found = parse_calls(WRITTEN[style], style)
     assert [(call.name, call.arguments) for call in found.calls] == [("add", '{"a":1,  "b": 2}')]
     assert found.problems == ()
@@ -57,25 +57,25 @@ def test_a_call_is_read_and_its_arguments_stay_as_they_were_written(style: str) 
         ("answer", "<call>add</call> <call>add {}</call>"),
     ],
 )
-def test_several_calls_of_one_turn_are_numbered(style: str, text: str) -> None:
+def test_calls_of_one_turn_are_numbered(style: str, text: str) -> None:
     found = parse_calls(text, style)
     assert [call.call_id for call in found.calls] == ["call00000", "call00001"]
     assert found.problems == ()
 
 
-def test_a_fenced_block_is_code_for_the_interpreter() -> None:
+def test_fenced_block_is_a_python_call() -> None:
     (call,) = parse_calls('Let me see.\n```python\nprint("<a>")\n```\nDone', "python").calls
     assert call.name == "python" and json.loads(call.arguments) == {"code": 'print("<a>")\n'}
 
 
 @pytest.mark.parametrize("style", CALL_FORMATS)
 @pytest.mark.parametrize("text", ["", "The answer is 5.", "<think>maybe", "```\nno python\n```"])
-def test_plain_words_are_no_call(style: str, text: str) -> None:
+def test_plain_text_is_not_a_call(style: str, text: str) -> None:
     assert not parse_calls(text, style).attempted
 
 
 @pytest.mark.parametrize("style", [*WRITTEN])
-def test_what_is_only_thought_is_not_called(style: str) -> None:
+def test_calls_in_thinking_are_ignored(style: str) -> None:
     assert not parse_calls(f"<think>{WRITTEN[style]}</think>So 3.", style).attempted
     assert not parse_calls(f"{WRITTEN[style]}</think>So 3.", style).attempted, "the prompt opened the thought"
     assert parse_calls(f"<think>well</think>{WRITTEN[style]}", style).calls
@@ -100,19 +100,19 @@ def test_what_is_only_thought_is_not_called(style: str) -> None:
         ("mistral", "[TOOL_CALLS]add[ARGS][1]", "must be an object"),
     ],
 )
-def test_a_call_that_cannot_be_read_says_why_in_a_line(style: str, text: str, said: str) -> None:
+def test_unparsable_call_has_a_one_line_problem(style: str, text: str, said: str) -> None:
     found = parse_calls(text, style)
     assert not found.calls and len(found.problems) == 1
     assert said in found.problems[0] and len(found.problems[0]) < 120 and "\n" not in found.problems[0]
 
 
-def test_a_turn_of_a_thousand_calls_runs_a_few() -> None:
+def test_number_of_calls_per_turn_is_limited() -> None:
     found = parse_calls(WRITTEN["hermes"] * 1000, "hermes")
     assert len(found.calls) == MAX_CALLS and len(found.problems) == 1
 
 
 @given(text=st.text() | st.text(alphabet='{}[]":,<>/`call_tonph \n'), style=st.sampled_from(sorted(CALL_FORMATS)))
-def test_no_text_breaks_the_reading(text: str, style: str) -> None:
+def test_parse_calls_accepts_any_text(text: str, style: str) -> None:
     parse_calls(text, style)
     parse_calls(f"<tool_call>{text}</tool_call>[TOOL_CALLS]{text}", style)
     parse_calls(f"[TOOL_CALLS]{text}[CALL_ID]{text}[ARGS]{text}[TOOL_CALLS]{text}", "mistral")
@@ -122,7 +122,7 @@ def test_no_text_breaks_the_reading(text: str, style: str) -> None:
     words=st.lists(st.sampled_from([*CONTROL, "<b>", "a", "\\n", '"', "]", "}", "{"]), min_size=1, max_size=8),
     style=st.sampled_from(sorted(WRITTEN)),
 )
-def test_words_that_end_turns_stay_in_arguments_as_they_were_written(words: list[str], style: str) -> None:
+def test_end_tokens_in_arguments_are_kept(words: list[str], style: str) -> None:
     """<s>struck out</s> is HTML to a tool, whatever it is to a model."""
     text = "a" + "".join(words)
     (call,) = parse_calls(format_call("add", {"a": text, "b": 1}, style), style).calls
@@ -133,14 +133,14 @@ def test_words_that_end_turns_stay_in_arguments_as_they_were_written(words: list
 
 
 @pytest.mark.parametrize("ending", ["<|eom_id|>", "<|eot_id|>", "</s>", " <|eom_id|>\n<|eot_id|> ", ""])
-def test_a_turns_end_behind_calls_is_no_call(ending: str) -> None:
+def test_end_token_after_calls_is_ignored(ending: str) -> None:
     assert parse_calls(f'<|python_tag|>{{"name": "a"}}{ending}{{"name": "b"}}{ending}', "llama").problems == ()
     assert parse_calls(f"<|python_tag|>{ending}", "llama").problems == ()
     found = parse_calls(f'[TOOL_CALLS][{{"name": "a", "arguments": {{"x": "</s>"}}}}]{ending}', "mistral")
     assert [(call.name, call.arguments) for call in found.calls] == [("a", '{"x": "</s>"}')] and not found.problems
 
 
-def test_thousands_of_endings_are_cut_from_a_call() -> None:
+def test_many_end_tokens_are_stripped() -> None:
     ends = "</s> \n<|eom_id|>" * 5_000
     assert not parse_calls(f"[TOOL_CALLS]{ends}", "mistral").calls
     (call,) = parse_calls(f'[TOOL_CALLS] [{{"name": "add", "arguments": {{"a": "</s>"}}}}]{ends}', "mistral").calls

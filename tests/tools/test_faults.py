@@ -91,7 +91,7 @@ def collect(rate: float) -> CollectedGroups:
     return asyncio.run(collector.collect(tasks, group_size=4, round=0))
 
 
-def test_with_a_fifth_of_the_calls_broken_every_member_is_there_once_and_none_is_a_failure() -> None:
+def test_collect_with_faulty_tools_loses_no_member() -> None:
     without, with_faults = collect(0.0), collect(0.2)
     assert BROKEN[0] > 10
     for found in (without, with_faults):
@@ -105,7 +105,7 @@ def test_with_a_fifth_of_the_calls_broken_every_member_is_there_once_and_none_is
     ]
 
 
-def test_demonstrations_are_played_again_where_a_tool_breaks_and_every_world_is_closed() -> None:
+def test_demonstrations_are_retried_with_faulty_tools() -> None:
     made: list[TextEnvRunner] = []
     closed: list[TextEnvRunner] = []
 

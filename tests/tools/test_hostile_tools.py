@@ -65,7 +65,7 @@ def decoded(expression: str = HOSTILE) -> str:
 
 
 @pytest.mark.parametrize("style", ["hermes", "python"])
-def test_python(style: str, tmp_path: Path) -> None:
+def test_python_output_is_untrusted_text(style: str, tmp_path: Path) -> None:
     programs = [
         f"print({decoded()})",
         f"x = {decoded()}\nx",
@@ -159,7 +159,7 @@ def users_tools(folder: Path) -> list[str | dict[str, Any]]:
 
 
 @pytest.mark.parametrize("style", ["hermes", "llama", "mistral", "answer"])
-def test_a_users_function_what_it_gives_raises_and_keeps(style: str, tmp_path: Path) -> None:
+def test_function_results_errors_and_state_are_untrusted_text(style: str, tmp_path: Path) -> None:
     hows = ["text", "refuse", "value", "key", "result", "data"]
     calls: list[Call] = [("say", {"how": how}) for how in hows]
     calls += [
@@ -175,7 +175,7 @@ def test_a_users_function_what_it_gives_raises_and_keeps(style: str, tmp_path: P
 
 
 @pytest.mark.parametrize("max_output", [1, 7, 13, 20, 27, 34, 285, 286, 300])
-def test_output_that_is_cut_through_its_words(max_output: int, tmp_path: Path) -> None:
+def test_truncated_output_is_untrusted_text(max_output: int, tmp_path: Path) -> None:
     calls: list[Call] = [("say", {"how": "text"}), ("say", {"how": "data"})]
     for text in told(played(tmp_path, users_tools(tmp_path), calls, max_output=max_output)):
         assert len(text) <= max_output + 40 and "characters cut" in text
@@ -227,7 +227,7 @@ HOWS = ("text", "failed", "data", "refused", "own code", "resource", "link", "im
 
 
 @pytest.mark.parametrize("style", ["hermes", "llama", "mistral", "answer"])
-def test_a_server_whatever_it_says(style: str, tmp_path: Path) -> None:
+def test_mcp_answers_are_untrusted_text(style: str, tmp_path: Path) -> None:
     calls: list[Call] = [("say", {"how": how}) for how in HOWS]
     calls += [("say", {"how": "text", "<s>": 1, JOINED[:12]: 1}), ("say", {"how": ["<s>"]}), ("<s><s>", {})]
     loud = played(tmp_path, [server(tmp_path, str)], calls, style)
@@ -240,7 +240,7 @@ def test_a_server_whatever_it_says(style: str, tmp_path: Path) -> None:
     assert all(word in seen_texts(loud)[0] for word in CONTROL if "<" not in word)
 
 
-def test_a_servers_tool_of_a_hostile_name_is_refused(tmp_path: Path) -> None:
+def test_mcp_tool_with_hostile_name_is_refused(tmp_path: Path) -> None:
     schema = {"type": "object", "properties": {}}
     for name in ("<s>", "<tool_call>", "a<|im_end|>", "[INST]", "a b"):
         tools = [{"name": name, "inputSchema": schema}]

@@ -43,7 +43,7 @@ def random_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_vectors_are_means_over_a_texts_own_tokens_of_length_1(random_bert: Path) -> None:
+def test_encoder_returns_normalized_mean_over_tokens(random_bert: Path) -> None:
     encoder = Encoder(str(random_bert))
     texts = ["otter river", "owl", "bread salt fish the night", "otter " * 500]
     together = encoder.encode(texts)
@@ -57,7 +57,7 @@ def test_vectors_are_means_over_a_texts_own_tokens_of_length_1(random_bert: Path
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_an_index_with_vectors_ranks_by_cosine(tmp_path: Path, random_bert: Path, dtype: str) -> None:
+def test_dense_index_ranks_by_cosine(tmp_path: Path, random_bert: Path, dtype: str) -> None:
     folder = make_index(tmp_path, dense=DenseSettings(model=str(random_bert), dtype=dtype))  # type: ignore[arg-type]
     assert read_manifest(folder).dense and np.load(folder / MATRIX).dtype == dtype
     encoder = Encoder(str(random_bert))
@@ -69,17 +69,15 @@ def test_an_index_with_vectors_ranks_by_cosine(tmp_path: Path, random_bert: Path
     assert [hit.score for hit in hits] == pytest.approx(sorted(cosines, reverse=True), abs=2e-3)
 
 
-def test_the_matrix_is_searched_in_parts_of_bounded_size(
-    tmp_path: Path, random_bert: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dense_search_runs_in_chunks(tmp_path: Path, random_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_index(tmp_path, dense=DenseSettings(model=str(random_bert)))
     whole = open_index(folder, "dense").search(["river", "salt"], 3)
-    monkeypatch.setattr(dense, "ROWS", 1)
+    monkeypatch.setattr(dense, "CHUNK_ROWS", 1)
     parts = open_index(folder, "dense").search(["river", "salt"], 3)
     assert list(map(titles, parts)) == list(map(titles, whole))
 
 
-def test_hybrid_is_the_default_and_fuses_both(tmp_path: Path, random_bert: Path) -> None:
+def test_hybrid_mode_is_default_and_fuses_rankings(tmp_path: Path, random_bert: Path) -> None:
     folder = make_index(tmp_path, dense=DenseSettings(model=str(random_bert)))
     hybrid, lexical = open_index(folder).search(["owl"], 4)[0], open_index(folder, "lexical").search(["owl"], 4)[0]
     assert len(lexical) == 1 and len(hybrid) == 4, "the vectors rank those too that share no word"
@@ -88,7 +86,7 @@ def test_hybrid_is_the_default_and_fuses_both(tmp_path: Path, random_bert: Path)
     assert owl.score == pytest.approx(1 / 61 + 1 / (61 + ranked.index("Owl")))
 
 
-def test_prefixes_reach_the_encoder(tmp_path: Path, random_bert: Path) -> None:
+def test_prefixes_are_passed_to_encoder(tmp_path: Path, random_bert: Path) -> None:
     settings = DenseSettings(model=str(random_bert), query_prefix="salt ", passage_prefix="mice ")
     folder = make_index(tmp_path, dense=settings)
     encoder = Encoder(str(random_bert))
@@ -99,10 +97,10 @@ def test_prefixes_reach_the_encoder(tmp_path: Path, random_bert: Path) -> None:
     assert otter == pytest.approx(float(encoder.encode(["salt owl"])[0] @ first), abs=2e-3)
 
 
-def test_another_encoder_and_a_damaged_matrix_are_one_line(tmp_path: Path, random_bert: Path) -> None:
+def test_other_encoder_or_damaged_matrix_is_a_user_error(tmp_path: Path, random_bert: Path) -> None:
     folder = make_index(tmp_path, dense=DenseSettings(model=str(random_bert)))
-    with pytest.raises(UserError, match="not the one that the index was built with"):
-        DenseIndex(Encoder(str(random_bert)), np.zeros((4, 5), dtype=np.float32)).best(["a"], 1)
+    with pytest.raises(UserError, match="built with another encoder"):
+        DenseIndex(Encoder(str(random_bert)), np.zeros((4, 5), dtype=np.float32)).retrieve(["a"], 1)
     np.save(folder / MATRIX, np.zeros((4, 16), dtype=np.float16)[:, :0])
     with pytest.raises(UserError, match="damaged"):
         open_index(folder)
@@ -124,7 +122,7 @@ def minilm() -> Path:
     return Path(spec.submodule_search_locations[0]) / "model"
 
 
-def test_a_real_encoder_finds_what_shares_no_word(tmp_path: Path, minilm: Path) -> None:
+def test_real_encoder_finds_passage_without_common_word(tmp_path: Path, minilm: Path) -> None:
     folder = make_index(tmp_path, dense=DenseSettings(model=str(minilm)))
     index = open_index(folder, "dense")
     queries = [

@@ -23,7 +23,7 @@ from turnwise.tools.search.storage import MANIFEST, read_manifest
 from turnwise.tools.search.types import Passage
 
 
-def test_an_index_finds_what_was_put_in(tmp_path: Path) -> None:
+def test_index_finds_its_passages(tmp_path: Path) -> None:
     index = open_index(make_index(tmp_path))
     river, owl, nothing, empty = index.search(["river fish", "OWL", "zebra", "  "], 3)
     assert titles(river) == ["Otter", "Bridge"] and titles(owl) == ["Owl"] and nothing == empty == []
@@ -31,12 +31,12 @@ def test_an_index_finds_what_was_put_in(tmp_path: Path) -> None:
     assert river[0].score > river[1].score > 0
 
 
-def test_top_bounds_the_hits_and_the_order_does_not_depend_on_it(tmp_path: Path) -> None:
+def test_top_limits_results_without_reordering(tmp_path: Path) -> None:
     index = open_index(make_index(tmp_path))
     assert titles(index.search(["the river"], 1)[0]) == titles(index.search(["the river"], 4)[0])[:1]
 
 
-def test_common_words_are_looked_for_where_there_is_nothing_else() -> None:
+def test_query_of_stop_words_only_uses_them() -> None:
     assert query_terms("What is the river?") == ["river"]
     assert query_terms("to be or to be") == ["to", "be", "or"]
     assert tokenize("read_text(self, x1)") == ["read", "text", "self", "x1"]
@@ -51,9 +51,9 @@ TEXTS = st.lists(
 
 @settings(deadline=None, max_examples=60)
 @given(texts=TEXTS, query=st.lists(st.sampled_from(["ape", "bee", "cat", "fox"]), min_size=1, max_size=3))
-def test_scores_are_bm25_as_lucene_computes_it(texts: list[str], query: list[str]) -> None:
+def test_lexical_scores_are_lucene_bm25(texts: list[str], query: list[str]) -> None:
     top = len(texts)
-    found = dict(LexicalIndex.build(texts).best([" ".join(query)], top)[0])
+    found = dict(LexicalIndex.build(texts).retrieve([" ".join(query)], top)[0])
     lengths = [len(text.split()) for text in texts]
     mean = sum(lengths) / len(lengths)
     for number, text in enumerate(texts):
@@ -70,26 +70,26 @@ def test_scores_are_bm25_as_lucene_computes_it(texts: list[str], query: list[str
     scores=st.lists(st.integers(min_value=0, max_value=4), min_size=1, max_size=30),
     top=st.integers(min_value=1, max_value=12),
 )
-def test_the_best_are_the_best_and_ties_are_in_order(scores: list[int], top: int) -> None:
+def test_top_scores_are_highest_with_ties_in_order(scores: list[int], top: int) -> None:
     expected = sorted(enumerate(scores), key=lambda each: (-each[1], each[0]))
     array = np.array(scores, dtype=np.float32)
     assert top_scores(array, top) == expected[:top]
     assert top_scores(array, top, above=0.0) == [each for each in expected if each[1] > 0][:top]
 
 
-def test_fusion_adds_what_places_are_worth() -> None:
+def test_fuse_rankings_adds_reciprocal_ranks() -> None:
     fused = fuse_rankings([[(7, 9.0), (3, 8.0)], [(3, 0.2), (5, 0.1)]], 3)
     assert [passage for passage, _ in fused] == [3, 7, 5]
     assert fused[0][1] == pytest.approx(1 / 62 + 1 / 61) and fused[2][1] == pytest.approx(1 / 62)
 
 
-def test_an_index_in_memory_ranks_as_one_on_disk(tmp_path: Path) -> None:
+def test_index_in_memory_ranks_like_one_on_disk(tmp_path: Path) -> None:
     index = open_index(make_index(tmp_path))
     passages = [index.passages[number] for number in range(len(index.passages))]
     assert index_in_memory(passages).search(["river water"], 4) == index.search(["river water"], 4)
 
 
-def test_the_manifest_says_what_the_index_is(tmp_path: Path) -> None:
+def test_manifest_describes_index(tmp_path: Path) -> None:
     folder = make_index(tmp_path)
     manifest = read_manifest(folder)
     assert (manifest.passages, manifest.files, manifest.dense, manifest.passage_characters) == (4, 1, None, 800)
@@ -100,7 +100,7 @@ def test_the_manifest_says_what_the_index_is(tmp_path: Path) -> None:
     assert build_index([tmp_path / "rows.jsonl"], tmp_path / "other").digest != manifest.digest
 
 
-def test_passages_are_read_from_disk_when_they_are_asked_for(tmp_path: Path) -> None:
+def test_stored_passages_are_read_on_access(tmp_path: Path) -> None:
     index = open_index(make_index(tmp_path, [{"text": f"word{number} " + "x" * 700} for number in range(500)]))
     held = index.passages
     assert len(held) == 500 and held[499].text.startswith("word499")
@@ -109,7 +109,7 @@ def test_passages_are_read_from_disk_when_they_are_asked_for(tmp_path: Path) -> 
         held[500]
 
 
-def test_an_existing_folder_is_not_overwritten(tmp_path: Path) -> None:
+def test_build_index_does_not_overwrite_a_folder(tmp_path: Path) -> None:
     folder = make_index(tmp_path)
     with pytest.raises(UserError, match="exists: choose another folder"):
         build_index([tmp_path / "rows.jsonl"], folder)
@@ -139,38 +139,38 @@ def scramble(path: Path) -> None:
         "indptr.csc.index.npy",
     ],
 )
-def test_a_damaged_index_is_one_line_with_the_mend(tmp_path: Path, name: str, harm) -> None:
+def test_damaged_index_is_a_user_error_with_a_fix(tmp_path: Path, name: str, harm) -> None:
     folder = make_index(tmp_path)
     harm(folder / name)
-    with pytest.raises(UserError, match=r"damaged|is no index") as caught:
+    with pytest.raises(UserError, match=r"damaged|is not a search index") as caught:
         open_index(folder).search(["river"], 3)
     assert "\n" not in str(caught.value) and "build" in str(caught.value)
 
 
-def test_a_file_that_has_grown_is_told_though_it_can_be_read(tmp_path: Path) -> None:
+def test_index_file_of_wrong_size_is_detected(tmp_path: Path) -> None:
     folder = make_index(tmp_path)
     with (folder / "vocab.index.json").open("ab") as file:
         file.write(b"\n")
-    with pytest.raises(UserError, match=r"damaged \(vocab\.index\.json is missing or not of its length\)"):
+    with pytest.raises(UserError, match=r"damaged \(vocab\.index\.json is missing or has the wrong size\)"):
         open_index(folder)
 
 
-def test_an_index_of_another_version_or_of_other_parts_is_refused(tmp_path: Path) -> None:
+def test_index_of_other_version_or_mixed_files_is_refused(tmp_path: Path) -> None:
     folder = make_index(tmp_path)
     manifest = json.loads((folder / MANIFEST).read_text())
-    for change, said in (({"version": 99}, "version 99, not 1"), ({"passages": 3}, "holds 4 passages, not 3")):
+    for change, said in (({"version": 99}, "version 99, not 1"), ({"passages": 3}, "has 4 passages, not 3")):
         (folder / MANIFEST).write_text(json.dumps(manifest | change))
         with pytest.raises(UserError, match=said):
             open_index(folder)
-    with pytest.raises(UserError, match="is no index"):
+    with pytest.raises(UserError, match="is not a search index"):
         open_index(tmp_path / "nowhere")
     with pytest.raises(UserError, match="no vectors for mode dense"):
         (folder / MANIFEST).write_text(json.dumps(manifest))
         open_index(folder, "dense")
 
 
-def test_files_without_a_word_are_no_corpus(tmp_path: Path) -> None:
-    for text, said in (("", "no text in"), ("...!", "no word to find")):
+def test_files_without_words_are_a_user_error(tmp_path: Path) -> None:
+    for text, said in (("", "no text in"), ("...!", "contain no words")):
         (tmp_path / "_.txt").write_text(text)
         with pytest.raises(UserError, match=said):
             build_index([tmp_path / "_.txt"], tmp_path / "index")
@@ -189,7 +189,7 @@ indexing.build_index([Path(sys.argv[1])], Path(sys.argv[2]))
 """
 
 
-def test_a_build_that_is_killed_half_way_is_not_loaded_and_does_not_hinder_the_next(tmp_path: Path) -> None:
+def test_killed_build_leaves_no_index_and_can_be_repeated(tmp_path: Path) -> None:
     rows, folder = write_rows(tmp_path / "rows.jsonl"), tmp_path / "index"
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(rows), str(folder)], stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline() == b"half\n"
@@ -197,19 +197,19 @@ def test_a_build_that_is_killed_half_way_is_not_loaded_and_does_not_hinder_the_n
     process.wait(60)
     (left,) = [path for path in tmp_path.iterdir() if path.name.endswith(".partial")]
     for path in (folder, left):
-        with pytest.raises(UserError, match="is no index"):
+        with pytest.raises(UserError, match="is not a search index"):
             open_index(path)
     build_index([rows], folder)
     assert open_index(folder).search(["owl"], 1)[0]
 
 
-def test_the_error_without_bm25s_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_bm25s_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bm25s", None)
     with pytest.raises(UserError, match=r"pip install 'turnwise\[search\]'"):
         LexicalIndex.build(["a word"])
 
 
-def test_a_query_of_many_words_is_bounded(tmp_path: Path) -> None:
+def test_query_terms_are_bounded(tmp_path: Path) -> None:
     index = open_index(make_index(tmp_path))
     assert titles(index.search(["owl " * 100_000], 1)[0]) == ["Owl"]
     assert len(query_terms(" ".join(f"w{number}" for number in range(1000)))) == 64

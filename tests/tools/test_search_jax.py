@@ -13,7 +13,7 @@ import jax
 """
 
 
-def test_jax_is_left_alone(tmp_path: Path) -> None:
+def test_jax_is_not_imported(tmp_path: Path) -> None:
     (tmp_path / "jax").mkdir()
     (tmp_path / "jax" / "lax.py").write_text("raise SystemExit('jax was asked')")
     (tmp_path / "jax" / "__init__.py").write_text("print('here')")

@@ -25,14 +25,14 @@ def read(file: Path, text: str, limit: int = 800) -> list[tuple[str, str]]:
     return [(passage.title, passage.text) for passage in read_passages(file, limit)]
 
 
-def test_of_a_page_its_sections_are_read_and_its_menus_are_not(tmp_path: Path) -> None:
+def test_html_sections_are_read_without_menus(tmp_path: Path) -> None:
     assert read(tmp_path / "page.html", PAGE) == [
         ("The page > Fruit", "An apple a day & more."),
         ("The page > Pears", "green\n\nyellow"),
     ]
 
 
-def test_a_page_that_marks_no_main_part_is_read_whole() -> None:
+def test_html_without_main_part_is_read_in_full() -> None:
     title, sections = read_html("<p>one<h2>Two</h2>three<p>four")
     assert title == "" and [(heading, text.split()) for heading, text in sections] == [
         ("", ["one"]),
@@ -41,18 +41,18 @@ def test_a_page_that_marks_no_main_part_is_read_whole() -> None:
 
 
 @given(st.text(alphabet="<>/ahbp1title scrm=\"'&;!-", max_size=200))
-def test_any_text_is_a_page(page: str) -> None:
+def test_read_html_accepts_any_text(page: str) -> None:
     title, sections = read_html(page)
     assert isinstance(title, str) and all(text.strip() for _, text in sections)
 
 
-def test_a_forgotten_end_of_a_heading_hides_nothing() -> None:
+def test_html_unclosed_heading_hides_nothing() -> None:
     _, sections = read_html("<h1>Head<p>body</p><h2>last")
     assert sections == [("Head", "\n\nbody\n\n")]
     assert read_html("<title>only")[1] == [] or read_html("<title>only")[0] == "only"
 
 
-def test_markdown_is_cut_at_its_headings_but_not_in_code(tmp_path: Path) -> None:
+def test_markdown_is_split_at_headings_outside_code(tmp_path: Path) -> None:
     text = "# Book\nintro\n## One\nfirst\n```\n# no heading\n```\n## Two ##\nsecond"
     assert read(tmp_path / "book.md", text) == [
         ("Book", "intro"),
@@ -61,7 +61,7 @@ def test_markdown_is_cut_at_its_headings_but_not_in_code(tmp_path: Path) -> None
     ]
 
 
-def test_rows_keep_their_title_and_id_and_plain_text_is_called_by_its_file(tmp_path: Path) -> None:
+def test_jsonl_rows_keep_title_and_id(tmp_path: Path) -> None:
     rows = [{"text": "x", "title": "T", "id": 7}, {"text": "y"}]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     found = list(read_passages(tmp_path / "rows.jsonl", 800))
@@ -73,25 +73,25 @@ def test_rows_keep_their_title_and_id_and_plain_text_is_called_by_its_file(tmp_p
     text=st.text(alphabet=st.sampled_from("ab .\n,"), max_size=400) | st.text(max_size=300),
     limit=st.integers(min_value=10, max_value=60),
 )
-def test_a_text_is_cut_into_short_pieces_and_loses_nothing_but_white_space(text: str, limit: int) -> None:
+def test_split_text_loses_only_white_space(text: str, limit: int) -> None:
     pieces = list(split_text(text, limit))
     assert all(0 < len(piece) <= limit for piece in pieces)
     assert "".join("".join(pieces).split()) == "".join(text.split())
 
 
-def test_short_paragraphs_stand_together_and_long_ones_are_cut_where_a_sentence_ends() -> None:
+def test_split_text_joins_paragraphs_and_cuts_at_sentences() -> None:
     assert list(split_text("one\n\ntwo\n\n" + "x" * 30, 12)) == ["one\n\ntwo", "x" * 12, "x" * 12, "x" * 6]
     assert list(split_text("First sentence. Second one here", 20)) == ["First sentence.", "Second one here"]
 
 
-def test_a_huge_text_is_cut_in_time_that_its_length_explains(tmp_path: Path) -> None:
+def test_split_text_takes_linear_time(tmp_path: Path) -> None:
     (tmp_path / "huge.txt").write_text("word " * 400_000)
     passages = list(read_passages(tmp_path / "huge.txt", 800))
     assert sum(len(each.text.split()) for each in passages) == 400_000
 
 
 @given(st.text(), st.sampled_from(["<|end|>", "<|user|>", "<tool_call>", "\x1b[2J", "\ud800", "\x00"]))
-def test_clean_text_is_text_to_any_tokenizer(text: str, hostile: str) -> None:
+def test_clean_text_can_be_tokenized(text: str, hostile: str) -> None:
     cleaned = clean_text(text + hostile)
     cleaned.encode("utf-8")
     assert not set(cleaned) & {"\x00", "\x1b", "\u2028", "\r"} and clean_text(cleaned) == cleaned
@@ -102,7 +102,7 @@ def test_clean_text_is_text_to_any_tokenizer(text: str, hostile: str) -> None:
 TOKENIZER = tiny_tokenizer()
 
 
-def test_folders_are_walked_in_one_order_and_a_file_is_read_once(tmp_path: Path) -> None:
+def test_find_files_is_sorted_and_unique(tmp_path: Path) -> None:
     for name in ("b/two.txt", "a/one.md", "c.jsonl", "c.png"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
@@ -110,7 +110,7 @@ def test_folders_are_walked_in_one_order_and_a_file_is_read_once(tmp_path: Path)
     assert names == ["a/one.md", "b/two.txt", "c.jsonl"]
 
 
-def test_the_digest_is_of_the_contents(tmp_path: Path) -> None:
+def test_hash_files_depends_on_contents(tmp_path: Path) -> None:
     one, two = tmp_path / "1.txt", tmp_path / "2.txt"
     one.write_text("a")
     two.write_text("b")
@@ -123,14 +123,14 @@ def test_the_digest_is_of_the_contents(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "line"),
     [
-        ("x.jsonl", "{bad", "line 1 is no JSON"),
+        ("x.jsonl", "{bad", "line 1 is not valid JSON"),
         ("x.jsonl", '{"text": "a"}\n{"title": "b"}', "line 2 has no text"),
-        ("x.jsonl", "[" * 100_000, "line 1 is no JSON"),
-        ("x.pdf", "", "none of .txt, .md"),
+        ("x.jsonl", "[" * 100_000, "line 1 is not valid JSON"),
+        ("x.pdf", "", "not one of .txt, .md"),
         ("missing.txt", None, "no file or folder"),
     ],
 )
-def test_what_cannot_be_read_is_told_in_one_line(tmp_path: Path, name: str, text: str | None, line: str) -> None:
+def test_unreadable_file_is_a_user_error(tmp_path: Path, name: str, text: str | None, line: str) -> None:
     if text is not None:
         (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=line) as caught:
@@ -139,16 +139,16 @@ def test_what_cannot_be_read_is_told_in_one_line(tmp_path: Path, name: str, text
     assert "\n" not in str(caught.value)
 
 
-def test_files_without_bounds_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "MAX_FILE_BYTES", 10)
-    monkeypatch.setattr(documents, "LONGEST_LINE", 10)
+    monkeypatch.setattr(documents, "MAX_LINE_BYTES", 10)
     for name in ("a.txt", "a.jsonl"):
         (tmp_path / name).write_text("x" * 11)
         with pytest.raises(UserError, match=r"larger|longer"):
             list(read_passages(tmp_path / name, 800))
 
 
-def test_what_an_index_does_not_hold_is_counted_and_named(tmp_path: Path) -> None:
+def test_skipped_files_are_summarized(tmp_path: Path) -> None:
     for name, content in {
         "a.txt": b"an owl",
         "latin.txt": "caf\xe9 ol\xe9".encode("latin-1"),
@@ -165,15 +165,16 @@ def test_what_an_index_does_not_hold_is_counted_and_named(tmp_path: Path) -> Non
     skipped = SkippedFiles()
     passages = [each for file in find_files([tmp_path], skipped) for each in read_passages(file, 800, skipped)]
     assert [passage.text for passage in passages] == ["an owl", "caf\ufffd ol\ufffd"]
-    assert skipped.told([".txt", ".md"]) == (
-        "left out 4 files (1.pdf, 2.pdf, 3.docx, ...): not .txt, .md; left out 2 files (empty.md, none.jsonl): no text"
-        "; read in part 1 file (latin.txt): not UTF-8, save as UTF-8"
+    assert skipped.summary() == (
+        "skipped 4 files (1.pdf, 2.pdf, 3.docx, ...): not .txt, .md, .html, .htm, .jsonl"
+        "; skipped 2 files (empty.md, none.jsonl): no text"
+        "; read in part 1 file (latin.txt): not UTF-8, convert to UTF-8"
     )
-    assert SkippedFiles().told([".txt"]) == ""
-    assert "4?.bin" in SkippedFiles(unknown=skipped.unknown[-1:]).told([])
+    assert SkippedFiles().summary() == ""
+    assert "4?.bin" in SkippedFiles(unsupported=skipped.unsupported[-1:]).summary()
 
 
-def test_links_out_of_a_folder_are_not_followed_and_told_like_what_is_no_file(tmp_path: Path) -> None:
+def test_links_and_special_files_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "secret.txt").write_text("a secret")
     docs = tmp_path / "docs"
@@ -189,14 +190,14 @@ def test_links_out_of_a_folder_are_not_followed_and_told_like_what_is_no_file(tm
     for folder in (docs, tmp_path / "by another name"):
         skipped = SkippedFiles()
         assert [file.name for file in find_files([folder], skipped)] == ["a.txt", "same.txt"]
-        outside = "links out of the folder, give what they point at by its own path"
-        assert skipped.told([".txt"]) == (
-            f"left out 2 files (folder, out.txt): {outside}; "
-            "left out 3 files (nothing.txt, pipe.txt, round.txt): no plain files"
+        outside = "links out of the folder, give the target's own path"
+        assert skipped.summary() == (
+            f"skipped 2 files (folder, out.txt): {outside}; "
+            "skipped 3 files (nothing.txt, pipe.txt, round.txt): not regular files"
         )
     assert find_files([docs / "sub" / "out.txt"]), "a link that was named is meant"
 
 
-def test_line_ends_of_all_systems_are_one(tmp_path: Path) -> None:
+def test_line_endings_are_normalized(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_bytes(b"one\r\ntwo\r\rthree\n")
     assert [each.text for each in read_passages(tmp_path / "x.txt", 800)] == ["one\ntwo\n\nthree"]

@@ -16,12 +16,11 @@ import pytest
 from search_for_tests import Scripted, call_all, make_index
 
 from turnwise.core.errors import InfrastructureFailure, UserError
-from turnwise.tools.search.batching import SearchFailed
 from turnwise.tools.search.index import open_index
 from turnwise.tools.search.remote import RemoteIndex, read_key, search_url
 from turnwise.tools.search.server import SearchServer
 from turnwise.tools.search.tool import SearchTool, make_search_tool
-from turnwise.tools.search.types import Searcher, SearchResult
+from turnwise.tools.search.types import Searcher, SearchFailed, SearchResult
 
 KEY = "canary-key-of-this-test"
 
@@ -49,7 +48,7 @@ def ask(server: SearchServer, body: bytes | str, path: str = "/search", **header
     return answer.status, read
 
 
-def test_a_search_over_an_address_gives_what_the_index_gives(tmp_path: Path) -> None:
+def test_remote_index_returns_the_same_results(tmp_path: Path) -> None:
     index = open_index(make_index(tmp_path))
     with serving(index) as server:
         assert server.url.startswith("http://127.0.0.1:")
@@ -60,7 +59,7 @@ def test_a_search_over_an_address_gives_what_the_index_gives(tmp_path: Path) -> 
         assert call_all(tool, [{"query": "owl"}])[0].text == "1. Owl: The owl hunts mice at night."
 
 
-def test_many_episodes_are_few_requests() -> None:
+def test_concurrent_searches_share_requests() -> None:
     scripted = Scripted()
     with serving(scripted) as server:
         tool = SearchTool(RemoteIndex(server.url))
@@ -69,13 +68,13 @@ def test_many_episodes_are_few_requests() -> None:
     assert sum(map(len, scripted.asked)) == 300 and len(scripted.asked) <= 20
 
 
-def test_the_key_is_asked_for_first_and_stands_in_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_checks_key_first_and_hides_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(Scripted(), key=KEY) as server:
         body = json.dumps({"queries": ["a"], "top": 1})
         assert ask(server, body)[0] == ask(server, body, Authorization="Bearer wrong")[0] == 401
         assert ask(server, body, path="/other")[0] == 401, "who has no key learns nothing else"
         assert ask(server, body, Authorization=f"Bearer {KEY}")[0] == 200
-        with pytest.raises(UserError, match="wants its key") as caught:
+        with pytest.raises(UserError, match="requires a key") as caught:
             RemoteIndex(server.url, "another-key").search(["a"], 1)
         assert "another-key" not in str(caught.value)
         monkeypatch.setenv("TURNWISE_SEARCH_KEY", KEY)
@@ -83,7 +82,7 @@ def test_the_key_is_asked_for_first_and_stands_in_no_message(monkeypatch: pytest
         assert call_all(tool, [{"query": "a"}])[0].text == "1. a: 0" and KEY not in repr(vars(tool))
 
 
-def test_a_key_goes_to_this_machine_or_over_an_encrypted_line_unless_it_is_named() -> None:
+def test_key_is_sent_only_locally_or_encrypted_unless_named() -> None:
     keys = {"TURNWISE_SEARCH_KEY": "k1", "OWN": "k2"}
     for url in ("http://127.0.0.1:1", "http://localhost", "https://far"):
         assert read_key(url, None, keys) == "k1"
@@ -107,7 +106,7 @@ def test_a_key_goes_to_this_machine_or_over_an_encrypted_line_unless_it_is_named
         (b"x" * ((4 << 20) + 1), 413, "bytes"),
     ],
 )
-def test_requests_have_limits(body: bytes | str, status: int, said: str) -> None:
+def test_server_limits_requests(body: bytes | str, status: int, said: str) -> None:
     scripted = Scripted()
     with serving(scripted) as server:
         try:
@@ -119,7 +118,7 @@ def test_requests_have_limits(body: bytes | str, status: int, said: str) -> None
     assert scripted.asked == []
 
 
-def test_only_who_means_this_server_is_answered() -> None:
+def test_server_rejects_foreign_hosts_and_content_types() -> None:
     with serving(Scripted()) as server:
         body = json.dumps({"queries": ["a"]})
         assert ask(server, body, Host="evil.example")[0] == 403
@@ -128,18 +127,18 @@ def test_only_who_means_this_server_is_answered() -> None:
         assert ask(server, body, Host="localhost:1")[0] == 200
 
 
-def test_a_server_that_others_reach_needs_a_key() -> None:
+def test_public_server_requires_a_key() -> None:
     for options, said in (
         ({"host": "0.0.0.0"}, "set a key first"),
         ({"host": "0.0.0.0", "key": "short"}, "too short"),
-        ({"port": 99999}, "no port"),
+        ({"port": 99999}, "not a port"),
         ({"host": "no.such.host.invalid", "key": KEY}, "cannot listen"),
     ):
         with pytest.raises(UserError, match=said):
             SearchServer(Scripted(), **options)  # type: ignore[arg-type]
 
 
-def test_a_failing_search_is_an_error_of_the_server_and_the_next_one_is_answered() -> None:
+def test_server_survives_a_failing_search() -> None:
     class Once(Scripted):
         def search(self, queries: Sequence[str], top: int) -> list[list[SearchResult]]:
             if queries == ["bad"]:
@@ -147,7 +146,7 @@ def test_a_failing_search_is_an_error_of_the_server_and_the_next_one_is_answered
             return super().search(queries, top)
 
     said: list[str] = []
-    with serving(Once(), say=said.append) as server:
+    with serving(Once(), log=said.append) as server:
         status, answer = ask(server, json.dumps({"queries": ["bad"]}))
         assert (status, answer) == (500, {"error": "the search failed"}) and "inner secret" in said[0]
         assert ask(server, json.dumps({"queries": ["good"]}))[0] == 200
@@ -155,7 +154,7 @@ def test_a_failing_search_is_an_error_of_the_server_and_the_next_one_is_answered
             RemoteIndex(server.url).search(["bad"], 1)
 
 
-def test_a_client_that_goes_away_in_mid_request_harms_nobody() -> None:
+def test_server_survives_disconnecting_client() -> None:
     with serving(Scripted()) as server:
         place = urlsplit(server.url)
         half = b'POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"q'
@@ -197,49 +196,49 @@ GOOD = (200, b'{"results": [[{"title": "T\\u0000", "text": "x\\u001b", "id": "1"
 
 
 @pytest.mark.parametrize("fault", [(500, b""), (503, b"busy"), (429, b""), (200, b"<html>"), (200, b'{"results": []}')])
-def test_what_may_pass_is_tried_again(fault: tuple[int, bytes]) -> None:
+def test_transient_server_errors_are_retried(fault: tuple[int, bytes]) -> None:
     with answering(fault, fault, GOOD) as (url, met):
         (result,) = call_all(SearchTool(RemoteIndex(url)), [{"query": "q", "top": 1}])
     assert len(met) == 3 and result.text == "1. T: x"
 
 
-def test_a_server_that_stays_broken_or_is_gone_is_an_infrastructure_failure() -> None:
+def test_persistent_server_failure_is_an_infrastructure_failure() -> None:
     with answering((500, b"")) as (url, met), pytest.raises(InfrastructureFailure, match="answered 500, 4 times"):
         call_all(SearchTool(RemoteIndex(url)), [{"query": "q"}])
     assert len(met) == 4
-    with pytest.raises(InfrastructureFailure, match="no answer of the search server"):
+    with pytest.raises(InfrastructureFailure, match="no answer from the search server"):
         call_all(SearchTool(RemoteIndex(url)), [{"query": "q"}])
 
 
-def test_a_refusal_is_the_users_to_mend() -> None:
+def test_refused_search_is_a_user_error() -> None:
     with answering((404, b"no such page\n")) as (url, met):
         with pytest.raises(UserError, match=r"answered 404 \(no such page\): is it a server of turnwise search"):
             call_all(SearchTool(RemoteIndex(url)), [{"query": "q"}])
         assert len(met) == 1
 
 
-def test_a_server_that_never_answers_is_given_up() -> None:
+def test_silent_server_times_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         remote = RemoteIndex(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.2)
         with pytest.raises(SearchFailed, match="no answer"):
             remote.search(["q"], 1)
 
 
-def test_an_address_is_that_of_searches() -> None:
+def test_search_url_ends_with_endpoint() -> None:
     assert search_url("http://h:1/") == search_url("http://h:1/search") == "http://h:1/search"
     assert search_url("https://h/base") == "https://h/base/search"
 
 
-def test_the_tool_over_an_address_works_in_one_event_loop_after_another() -> None:
+def test_remote_search_works_in_consecutive_event_loops() -> None:
     with serving(Scripted()) as server:
         tool = SearchTool(RemoteIndex(server.url))
         for _ in range(3):
             assert asyncio.run(tool.call({"query": "q", "top": 1})).text == "1. q: 0"
 
 
-def test_a_server_is_asked_before_anything_rests_on_it(tmp_path: Path) -> None:
+def test_check_server_reports_unusable_server(tmp_path: Path) -> None:
     with serving(open_index(make_index(tmp_path)), key=KEY) as server:
-        for key, said in ((KEY, ""), ("another", "wants its key: set TURNWISE_SEARCH_KEY")):
+        for key, said in ((KEY, ""), ("another", "requires a key: set TURNWISE_SEARCH_KEY")):
             tool = SearchTool(RemoteIndex(server.url, key))
             if said:
                 with pytest.raises(UserError, match=said):
@@ -247,7 +246,7 @@ def test_a_server_is_asked_before_anything_rests_on_it(tmp_path: Path) -> None:
             else:
                 asyncio.run(tool.check_server())
     with pytest.raises(
-        UserError, match=r"no answer of the search server .*: start it with turnwise search INDEX --serve"
+        UserError, match=r"no answer from the search server .*: start it with turnwise search INDEX --serve"
     ):
         asyncio.run(SearchTool(RemoteIndex(server.url, KEY)).check_server())
     asyncio.run(SearchTool(Scripted()).check_server())

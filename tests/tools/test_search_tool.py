@@ -15,16 +15,16 @@ from turnwise.core.messages import Message, text_parts
 from turnwise.core.trajectory import Stop
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
-from turnwise.tools.search.batching import Batcher, SearchFailed
+from turnwise.tools.search.batching import Batcher
 from turnwise.tools.search.index import index_in_memory, open_index
 from turnwise.tools.search.tool import MAX_OUTPUT_CHARS, SearchTool, format_results, make_search_tool
-from turnwise.tools.search.types import Passage, SearchResult
+from turnwise.tools.search.types import Passage, SearchFailed, SearchResult
 from turnwise.tools.tool import ToolError
 from turnwise.tools.toolbox import ToolBox
 from work_for_tests import wait_until
 
 
-def test_a_search_shows_numbered_passages_with_their_titles(tmp_path: Path) -> None:
+def test_search_shows_numbered_passages_with_titles(tmp_path: Path) -> None:
     tool = SearchTool(open_index(make_index(tmp_path)))
     two, one, none = call_all(tool, [{"query": "river"}, {"query": "river", "top": 1}, {"query": "zebra"}])
     assert two.text.splitlines() == [
@@ -47,14 +47,14 @@ def test_a_search_shows_numbered_passages_with_their_titles(tmp_path: Path) -> N
         ({"query": "x", "count": 2}, "no argument count: there are query and top"),
     ],
 )
-def test_what_cannot_be_searched_for_is_told_to_the_agent(arguments: dict[str, object], said: str) -> None:
+def test_invalid_search_arguments_are_shown_to_the_agent(arguments: dict[str, object], said: str) -> None:
     with pytest.raises(ToolError, match=said):
         SearchTool(Scripted()).check(arguments)
     (result,) = call_all(SearchTool(Scripted()), [arguments])
     assert result.failed and said in result.text
 
 
-def test_where_the_recipe_says_how_many_the_query_stands_alone() -> None:
+def test_plain_query_is_accepted_if_top_is_fixed() -> None:
     tool = SearchTool(Scripted(), top=2, model_sets_top=False)
     assert list(tool.spec.parameters["properties"]) == ["query"]
     assert tool.check({"query": "a  b\n"}) == {"query": "a b", "top": 2}
@@ -73,7 +73,7 @@ def specials(text: str) -> list[int]:
     return [token for token in ids if token in tokenizer.all_special_ids]
 
 
-def test_hostile_passages_are_one_line_each_and_never_special_tokens() -> None:
+def test_hostile_passages_are_single_lines_without_special_tokens() -> None:
     tool = SearchTool(
         index_in_memory([Passage(title="Trap <|user|>", text=HOSTILE), Passage(title="Good", text="other")])
     )
@@ -87,7 +87,7 @@ def test_hostile_passages_are_one_line_each_and_never_special_tokens() -> None:
     st.lists(st.tuples(st.text(max_size=300), st.text(max_size=9000)), min_size=1, max_size=50),
 )
 @settings(deadline=None, max_examples=30)
-def test_what_is_shown_is_bounded_and_has_a_line_for_each_hit(found: list[tuple[str, str]]) -> None:
+def test_format_results_is_bounded_with_a_line_per_result(found: list[tuple[str, str]]) -> None:
     text = format_results([SearchResult(passage=Passage(title=title, text=body), score=0.0) for title, body in found])
     assert len(text) <= MAX_OUTPUT_CHARS + len(found)
     assert [line.split(".")[0] for line in text.split("\n")] == [str(number + 1) for number in range(len(found))]
@@ -116,7 +116,7 @@ async def until(happened: threading.Event) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_all_that_arrive_while_a_call_runs_are_one_call() -> None:
+def test_batcher_joins_queries_that_arrive_during_a_call() -> None:
     slow = Slow()
     tool = SearchTool(slow)
 
@@ -133,7 +133,7 @@ def test_all_that_arrive_while_a_call_runs_are_one_call() -> None:
     assert [len(asked) for asked in slow.asked] == [1, 200]
 
 
-def test_who_wants_fewer_gets_fewer_though_the_call_was_shared() -> None:
+def test_shared_search_respects_each_top() -> None:
     slow = Slow()
     tool = SearchTool(slow)
 
@@ -146,7 +146,7 @@ def test_who_wants_fewer_gets_fewer_though_the_call_was_shared() -> None:
     assert [len(text.splitlines()) for text in asyncio.run(run())] == [1, 3, 2]
 
 
-def test_who_is_cancelled_is_left_out_and_harms_nobody() -> None:
+def test_batcher_skips_cancelled_queries() -> None:
     slow = Slow()
     tool = SearchTool(slow)
 
@@ -167,7 +167,7 @@ def test_who_is_cancelled_is_left_out_and_harms_nobody() -> None:
     assert slow.asked == [["running"], ["stays"]]
 
 
-def test_the_failure_of_one_is_not_anothers() -> None:
+def test_batcher_isolates_a_failing_query() -> None:
     entered, gate, calls = threading.Event(), threading.Event(), list[list[str]]()
 
     def run(queries: list[str]) -> list[str]:
@@ -180,9 +180,9 @@ def test_the_failure_of_one_is_not_anothers() -> None:
 
     async def ask() -> list[object]:
         batcher = Batcher(run)
-        first = asyncio.ensure_future(batcher.ask("first"))
+        first = asyncio.ensure_future(batcher.submit("first"))
         await until(entered)
-        others = [asyncio.ensure_future(batcher.ask(query)) for query in ("a", "bad", "b")]
+        others = [asyncio.ensure_future(batcher.submit(query)) for query in ("a", "bad", "b")]
         await asyncio.sleep(0.01)
         gate.set()
         return list(await asyncio.gather(first, *others, return_exceptions=True))
@@ -193,18 +193,18 @@ def test_the_failure_of_one_is_not_anothers() -> None:
 
 
 @pytest.mark.parametrize("answers", [[], ["x"] * 9])
-def test_a_wrong_number_of_answers_is_nobodys_answer(answers: list[str]) -> None:
+def test_batcher_rejects_wrong_number_of_answers(answers: list[str]) -> None:
     async def ask() -> list[object]:
         batcher = Batcher(lambda queries: answers)
-        return list(await asyncio.gather(*map(batcher.ask, "ab"), return_exceptions=True))
+        return list(await asyncio.gather(*map(batcher.submit, "ab"), return_exceptions=True))
 
     assert all(isinstance(each, SearchFailed) for each in asyncio.run(ask()))
 
 
-def test_a_batcher_outlives_event_loops_and_leaves_no_thread() -> None:
+def test_batcher_works_across_event_loops_and_ends_its_thread() -> None:
     batcher = Batcher(lambda queries: [query * 2 for query in queries])
     for number in range(3):
-        assert asyncio.run(batcher.ask(number)) == 2 * number
+        assert asyncio.run(batcher.submit(number)) == 2 * number
     slow = Slow()
     waiting = SearchTool(slow)
 
@@ -219,7 +219,7 @@ def test_a_batcher_outlives_event_loops_and_leaves_no_thread() -> None:
     assert wait_until(lambda: not any(thread.name == "search" for thread in threading.enumerate()))
 
 
-def test_a_broken_searcher_is_tried_again_and_then_an_infrastructure_failure() -> None:
+def test_failing_searcher_is_retried_then_reported() -> None:
     class Breaks(Scripted):
         def search(self, queries: Sequence[str], top: int) -> list[list[SearchResult]]:
             self.asked.append(list(queries))
@@ -243,7 +243,7 @@ def test_equal_queries_are_searched_once() -> None:
     assert scripted.asked == [["same"]]
 
 
-def test_the_tool_is_made_from_options(tmp_path: Path) -> None:
+def test_make_search_tool_from_options(tmp_path: Path) -> None:
     folder = make_index(tmp_path)
     free, fixed = (
         make_search_tool({"index": str(folder)}),
@@ -258,27 +258,27 @@ def test_the_tool_is_made_from_options(tmp_path: Path) -> None:
     [
         ({}, "needs an index or a url"),
         ({"index": "x", "url": "http://127.0.0.1:1"}, "an index or a url, not both: leave one of them out"),
-        ({"index": "nowhere"}, "nowhere is no index: build one"),
+        ({"index": "nowhere"}, "nowhere is not a search index: build one"),
         ({"indx": "x"}, 'no option "indx": did you mean "index"'),
         ({"index": "x", "top": 0}, "top: input should be greater"),
         ({"index": "x", "mode": "magic"}, "mode: input should be"),
-        ({"index": "x", "key_env": "K"}, "key_env is for a url"),
+        ({"index": "x", "key_env": "K"}, "key_env is only for a url"),
         ({"url": "ftp://x"}, "url must be a URL such as"),
         ({"url": "http://me:secret@x"}, "holds a password"),
-        ({"url": "http://127.0.0.1:1", "mode": "dense"}, "has its own mode"),
+        ({"url": "http://127.0.0.1:1", "mode": "dense"}, "sets the mode"),
         ({"url": "http://127.0.0.1:1/?api_key=secret"}, "holds a key behind its"),
         ({"url": "http://127.0.0.1:1", "key_env": "hf_secret"}, "the variable that key_env names is not set"),
         ({"url": "http://127.0.0.1:1", "key_env": "sk-proj-secret"}, "key_env: .*no name of a variable"),
         ({"index": "x", "name": "two words"}, "name: "),
     ],
 )
-def test_wrong_options_are_one_line(options: dict[str, object], said: str) -> None:
+def test_wrong_search_options_are_a_user_error(options: dict[str, object], said: str) -> None:
     with pytest.raises(UserError, match=said) as caught:
         make_search_tool(options)
     assert "\n" not in str(caught.value) and "secret" not in str(caught.value)
 
 
-def test_two_indexes_are_two_tools_by_their_names(tmp_path: Path) -> None:
+def test_two_indexes_are_two_tools(tmp_path: Path) -> None:
     folder = str(make_index(tmp_path))
     tools = [make_search_tool({"index": folder}), make_search_tool({"index": folder, "name": "archive"})]
     assert [tool.spec.name for tool in tools] == ["search", "archive"]

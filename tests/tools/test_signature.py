@@ -59,19 +59,19 @@ def nothing() -> str:
         (nothing, "nothing()", {}),
     ],
 )
-def test_arguments_are_told_shortly(function: Any, said: str, example: dict[str, Any]) -> None:
+def test_signature_and_example_of_function(function: Any, said: str, example: dict[str, Any]) -> None:
     spec = from_function(function).spec
     assert format_signature(spec) == said
     assert example_arguments(spec) == example
 
 
-def test_an_example_is_a_call_that_the_tool_takes() -> None:
+def test_example_arguments_are_valid() -> None:
     for function in (room, quote, nothing):
         tool = from_function(function)
         assert tool.check(example_arguments(tool.spec)) == example_arguments(tool.spec)
 
 
-def test_long_lists_of_values_are_cut() -> None:
+def test_long_enumerations_are_shortened() -> None:
     parameters = {"type": "object", "properties": {"land": {"enum": [f"land {number}" for number in range(999)]}}}
     said = format_signature(ToolSpec(name="go", description="", parameters=parameters))
     assert said.startswith('go(land?: "land 0"|"land 1"|') and said.endswith("...)") and len(said) < 80
@@ -107,9 +107,7 @@ SCHEMAS = st.recursive(
     defined=st.dictionaries(NAMES, SCHEMAS, max_size=3),
     required=st.lists(NAMES, max_size=2, unique=True),
 )
-def test_no_schema_of_a_server_breaks_it(
-    properties: dict[str, Any], defined: dict[str, Any], required: list[str]
-) -> None:
+def test_signature_accepts_any_schema(properties: dict[str, Any], defined: dict[str, Any], required: list[str]) -> None:
     """Schemas that name themselves are among them."""
     parameters = {"type": "object", "properties": properties, "$defs": defined, "required": required}
     spec = ToolSpec(name="go", description="", parameters=parameters)

@@ -38,7 +38,7 @@ ENDLESS = [
 
 
 @pytest.mark.parametrize("value", ENDLESS)
-def test_printf_of_a_huge_text_is_null(value: str) -> None:
+def test_printf_of_huge_text_is_null(value: str) -> None:
     """As in SQLite, which counts that far first."""
     assert run_query(b"", f"SELECT {value}", LIMITS).rows == ((None,),)
 
@@ -52,7 +52,7 @@ def test_values_beyond_the_limit_are_refused(value: str) -> None:
     assert str(error.value) not in (TOO_LONG, NO_CURRENT_TIME)
 
 
-def test_unhex_with_letters_to_pass_over_is_refused() -> None:
+def test_unhex_with_ignored_characters_is_refused() -> None:
     with pytest.raises(ToolError, match=UNHEX_ONE_ARGUMENT):
         run_query(b"", "SELECT unhex('6a 6b', ' ')", LIMITS)
 
@@ -73,14 +73,14 @@ VALUES = st.sampled_from(
 @example("%.4294967299c", ["'a'"])
 @example("%.*c", ["4294967299", "'a'"])
 @example("%.*c%.*c", ["2", "'a'", "3", "'b'"])
-def test_printf_is_as_in_sqlite(template: str, values: list[str]) -> None:
+def test_printf_matches_sqlite(template: str, values: list[str]) -> None:
     query = f"SELECT printf({', '.join([repr(template), *values])})"
     with closing(sqlite3.connect(":memory:")) as plain:
         plain.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LIMITS.max_value)
         assert run_query(b"", query, LIMITS).rows == tuple(plain.execute(query))
 
 
-def test_formats_are_read_in_linear_time() -> None:
+def test_printf_template_is_parsed_in_linear_time() -> None:
     """A million signs that could be flags, digits or both: by the square this would take hours."""
     with hang_guard(), closing(FunctionOverrides(10_000)) as functions:
         for signs in ("0", "1", "l", ".", "*", ".0", "%"):

@@ -41,7 +41,7 @@ def take_all(taken: threading.Event) -> None:
             time.sleep(0.001)
 
 
-def test_databases_are_made_although_a_query_has_taken_all_memory() -> None:
+def test_databases_are_built_while_a_query_uses_all_memory() -> None:
     calm, taken = reset(), threading.Event()
     holder = run_in_daemon_thread(lambda: take_all(taken))
     assert taken.wait(120)
@@ -50,7 +50,7 @@ def test_databases_are_made_although_a_query_has_taken_all_memory() -> None:
     assert (env.shown, env.hidden) == (calm.shown, calm.hidden)
 
 
-def test_what_ran_out_of_memory_is_done_again_alone_and_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_work_is_repeated_exclusively(monkeypatch: pytest.MonkeyPatch) -> None:
     calm, made, alone = reset(), databases._made, list[bool]()
 
     def greedy(*given: Any) -> Any:
@@ -65,7 +65,7 @@ def test_what_ran_out_of_memory_is_done_again_alone_and_gives_the_same(monkeypat
     assert alone[:2] == [False, True]
 
 
-def test_a_copy_that_cannot_be_made_is_for_want_of_memory() -> None:
+def test_failed_copy_counts_as_out_of_memory() -> None:
     class Full:
         def serialize(self) -> bytes:
             raise sqlite3.OperationalError("unable to serialize 'main'")
@@ -74,7 +74,7 @@ def test_a_copy_that_cannot_be_made_is_for_want_of_memory() -> None:
         databases._image(Full())  # type: ignore[arg-type]
 
 
-def test_other_errors_are_told_at_once() -> None:
+def test_other_errors_are_raised_at_once() -> None:
     tries = list[int]()
 
     def broken() -> None:
@@ -86,7 +86,7 @@ def test_other_errors_are_told_at_once() -> None:
     assert tries == [1] and run_beside_queries(lambda: 3) == 3
 
 
-def test_what_is_asked_of_the_small_databases_ends_before_memory_does() -> None:
+def test_queries_of_small_databases_fit_in_memory() -> None:
     image = reset().shown.image
     with pytest.raises(ToolError, match="memory"):
         run_query(image, GREEDY % 4500, SqlLimits(max_steps=LIMITS.max_steps))
@@ -95,11 +95,11 @@ def test_what_is_asked_of_the_small_databases_ends_before_memory_does() -> None:
             run_query(image, GREEDY % size, LIMITS)
 
 
-def test_a_database_without_tables_can_be_asked() -> None:
+def test_database_without_tables_can_be_queried() -> None:
     assert run_query(b"", "SELECT 1", LIMITS).rows == ((1,),)
 
 
-def test_one_that_hangs_does_not_keep_others_from_being_alone() -> None:
+def test_exclusive_lock_ignores_hanging_holder() -> None:
     gate, inside, go = SharedLock(), threading.Event(), threading.Event()
 
     def hang() -> None:
@@ -117,7 +117,7 @@ def test_one_that_hangs_does_not_keep_others_from_being_alone() -> None:
         assert gate._running == 2
 
 
-def test_a_query_that_breaks_before_it_begins_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_query_that_fails_before_start_does_not_block(monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
     def broken() -> Iterator[None]:
         raise OSError("no gate")

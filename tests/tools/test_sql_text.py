@@ -25,12 +25,12 @@ from work_for_tests import hang_guard
         ("", ""),
     ],
 )
-def test_the_last_block_is_the_query_or_all_of_it_where_there_is_none(answer: str, query: str) -> None:
+def test_extract_query_takes_last_block_or_whole_text(answer: str, query: str) -> None:
     assert extract_query(answer) == query
 
 
 @pytest.mark.parametrize("hostile", ["`" * 10**6, "```sql\n" * 200_000, "``` " * 300_001, "```" + "sql" * 500_000])
-def test_work_grows_no_faster_than_the_text(hostile: str) -> None:
+def test_extract_query_takes_linear_time(hostile: str) -> None:
     """A millisecond a hundred kilobytes; hours, were it to grow with the square."""
     with hang_guard():
         extract_query(hostile)

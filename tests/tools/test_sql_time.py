@@ -79,7 +79,7 @@ SLOW = {
 
 
 @pytest.mark.parametrize("name", SLOW)
-def test_no_row_runs_on_beyond_the_limit(image: bytes, name: str) -> None:
+def test_single_row_stays_within_time_limit(image: bytes, name: str) -> None:
     """Between two looks at the clock nothing interrupts a query: how much may be between them is what is limited."""
     before = set(threading.enumerate())
     try:
@@ -89,7 +89,7 @@ def test_no_row_runs_on_beyond_the_limit(image: bytes, name: str) -> None:
     assert wait_until(lambda: not queries_since(before)), "the thread of the query ends too"
 
 
-def test_a_query_calls_so_many_functions_and_no_more(image: bytes) -> None:
+def test_number_of_functions_is_limited(image: bytes) -> None:
     def calls(count: int) -> str:
         return f"SELECT max({', '.join(['abs(-1)'] * (count - 1))})"
 
@@ -98,14 +98,14 @@ def test_a_query_calls_so_many_functions_and_no_more(image: bytes) -> None:
         run_query(image, calls(MAX_FUNCTIONS + 1), LIMITS)
 
 
-def test_nobody_waits_for_a_query_that_does_not_end(image: bytes, hanging: threading.Event) -> None:
+def test_hanging_query_is_abandoned(image: bytes, hanging: threading.Event) -> None:
     with pytest.raises(ToolError, match="too long"):
         run_query(image, "HANG", SqlLimits(timeout_s=0.1))
     assert not hanging.is_set(), "it still runs"
     assert run_query(image, "SELECT 1", LIMITS).rows == ((1,),), "others go on"
 
 
-def test_a_call_that_does_not_end_is_the_agents_fault(tmp_path: Path, hanging: threading.Event) -> None:
+def test_hanging_query_is_the_agents_fault(tmp_path: Path, hanging: threading.Event) -> None:
     sqlite3.connect(tmp_path / "d.db").close()
 
     async def ask() -> Any:
@@ -116,7 +116,7 @@ def test_a_call_that_does_not_end_is_the_agents_fault(tmp_path: Path, hanging: t
     assert result.failed and result.text == "The query takes too long: make it simpler."
 
 
-def test_to_wait_for_others_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_the_lock_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody is alone for longer than the limit and its grace; who waited meanwhile is still answered."""
     inside, go = threading.Event(), threading.Event()
 
@@ -138,7 +138,7 @@ def test_to_wait_for_others_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> N
     holder.result(60)
 
 
-def test_a_thread_of_its_own_ends_with_the_program_and_tells_errors() -> None:
+def test_daemon_thread_reports_errors_and_ends_with_program() -> None:
     def fail() -> None:
         assert threading.current_thread().daemon
         raise LookupError("so")
@@ -148,7 +148,7 @@ def test_a_thread_of_its_own_ends_with_the_program_and_tells_errors() -> None:
     assert run_in_daemon_thread(lambda: 3).cancel() is False
 
 
-def test_the_calls_limit_is_beyond_what_queries_may_take(tmp_path: Path) -> None:
+def test_call_timeout_exceeds_query_limits(tmp_path: Path) -> None:
     sqlite3.connect(tmp_path / "d.db").close()
     rules = make_sql_tool({"database": tmp_path / "d.db", "timeout_s": 600}).rules
     assert rules.timeout_s >= 2 * (600 + sql_query.LATE_S) + GRACE_S
@@ -176,19 +176,19 @@ def test_the_calls_limit_is_beyond_what_queries_may_take(tmp_path: Path) -> None
         "d FROM today",
     ],
 )
-def test_the_present_and_the_place_are_refused(image: bytes, value: str) -> None:
+def test_current_time_and_time_zone_are_refused(image: bytes, value: str) -> None:
     with pytest.raises(ToolError, match="differ between runs"):
         run_query(image, f"SELECT {value}", LIMITS)
 
 
 @pytest.mark.parametrize("value", ["date('now')", "[DATE] /* so */ ('now')", '"Date"()', "strftime--\n('%s')"])
-def test_the_present_is_refused_however_it_is_written(value: str) -> None:
+def test_current_time_is_refused_in_any_spelling(value: str) -> None:
     with pytest.raises(ToolError, match="differ between runs"):
         run_query(b"", f"SELECT {value}", LIMITS)
 
 
 @pytest.mark.parametrize("value", ["current_timestamp", "CURRENT_DATE", "current_time"])
-def test_words_for_the_present_are_no_functions_here(image: bytes, value: str) -> None:
+def test_current_time_keywords_are_refused(image: bytes, value: str) -> None:
     with pytest.raises(ToolError, match="not authorized"):
         run_query(image, f"SELECT {value}", LIMITS)
 
@@ -219,14 +219,14 @@ def test_words_for_the_present_are_no_functions_here(image: bytes, value: str) -
         "t FROM years",
     ],
 )
-def test_other_dates_and_trims_are_as_in_sqlite(image: bytes, value: str) -> None:
+def test_dates_and_trims_match_sqlite(image: bytes, value: str) -> None:
     with closing(sqlite3.connect(":memory:")) as plain:
         plain.deserialize(image)
         assert run_query(image, f"SELECT {value}", LIMITS).rows == tuple(plain.execute(f"SELECT {value}"))
 
 
 @given(st.text("ab ä", max_size=8), st.text("ab ä", max_size=4), st.sampled_from(["trim", "ltrim", "rtrim"]))
-def test_a_trim_is_as_in_sqlite(image: bytes, text: str, letters: str, name: str) -> None:
+def test_trim_matches_sqlite(image: bytes, text: str, letters: str, name: str) -> None:
     query = f"SELECT {name}('{text}', '{letters}')"
     with closing(sqlite3.connect(":memory:")) as plain:
         assert run_query(image, query, LIMITS).rows == tuple(plain.execute(query))
@@ -248,13 +248,13 @@ def test_two_databases_are_two_tools(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "1", "x" * 65, "a\n", "<tool_call>"])
-def test_a_name_is_a_word(tmp_path: Path, name: str) -> None:
+def test_tool_name_must_be_an_identifier(tmp_path: Path, name: str) -> None:
     sqlite3.connect(tmp_path / "d.db").close()
     with pytest.raises(UserError, match="name"):
         make_sql_tool({"database": tmp_path / "d.db", "name": name})
 
 
-def test_longer_values_can_be_allowed(tmp_path: Path) -> None:
+def test_max_value_can_be_raised(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "d.db")) as connection:
         connection.execute("CREATE TABLE t (a)")
         connection.execute("INSERT INTO t VALUES (?)", ("x" * 40_000,))

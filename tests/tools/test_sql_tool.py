@@ -64,7 +64,7 @@ def asked(options: dict[str, Any], *queries: str) -> list[ToolResult]:
     return asyncio.run(ask())
 
 
-def test_a_result_is_a_compact_table(file: Path) -> None:
+def test_result_is_a_compact_table(file: Path) -> None:
     (result,) = asked({"database": str(file)}, "SELECT name, age FROM people ORDER BY id")
     assert result.text == "name | age\nAnn | 31\nBob | NULL\nEve | 7" and not result.failed
 
@@ -101,17 +101,17 @@ def test_rows_beyond_the_limit_are_counted(file: Path) -> None:
         (b"a" * 500, ("x'" + "61" * 500)[:100] + "..."),
     ],
 )
-def test_every_kind_of_value_can_be_told_from_every_other(value: Any, shown: str) -> None:
+def test_values_of_different_types_look_different(value: Any, shown: str) -> None:
     assert format_table(QueryResult(columns=("c",), rows=((value,),))) == f"c\n{shown}"
 
 
 @given(st.lists(st.lists(st.none() | st.integers() | st.text() | st.binary(), min_size=2, max_size=2), max_size=5))
-def test_a_row_is_one_line_whatever_it_holds(rows: list[list[Any]]) -> None:
+def test_row_is_always_one_line(rows: list[list[Any]]) -> None:
     text = format_table(QueryResult(columns=("a", "b\n"), rows=tuple(map(tuple, rows))))
     assert len(text.splitlines()) == 1 + max(1, len(rows))
 
 
-def test_no_rows_are_said_to_be_none(image: bytes) -> None:
+def test_empty_result_says_no_rows(image: bytes) -> None:
     assert format_table(run_query(image, "SELECT name FROM people WHERE id = 9", QUICK)) == "name\n(no rows)"
 
 
@@ -136,7 +136,7 @@ def test_no_rows_are_said_to_be_none(image: bytes) -> None:
         ("SELECT abs(-9223372036854775808)", "integer overflow"),
     ],
 )
-def test_an_error_of_the_query_is_told_in_one_line(image: bytes, query: str, said: str) -> None:
+def test_query_error_is_one_line(image: bytes, query: str, said: str) -> None:
     with pytest.raises(ToolError) as caught:
         run_query(image, query, QUICK)
     assert said in str(caught.value) and "\n" not in str(caught.value)
@@ -208,7 +208,7 @@ FORBIDDEN = [
 
 
 @pytest.mark.parametrize("query", FORBIDDEN)
-def test_whatever_is_no_reading_is_refused(file: Path, query: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_but_reading_is_refused(file: Path, query: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(file.parent)
     with pytest.raises(ToolError) as caught:
         run_query(file, query, QUICK)
@@ -241,7 +241,7 @@ def test_whatever_is_no_reading_is_refused(file: Path, query: str, monkeypatch: 
         "SELECT 1;",
     ],
 )
-def test_reading_of_every_kind_is_allowed(file: Path, query: str) -> None:
+def test_all_kinds_of_reading_are_allowed(file: Path, query: str) -> None:
     assert run_query(file, query, QUICK).columns
 
 
@@ -277,7 +277,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_a_bomb_ends_within_its_limits(image: bytes, bomb: str) -> None:
+def test_expensive_query_ends_within_limits(image: bytes, bomb: str) -> None:
     before = set(threading.enumerate())
     try:
         result = run_query(image, BOMBS[bomb], SqlLimits(timeout_s=0.3))
@@ -289,7 +289,7 @@ def test_a_bomb_ends_within_its_limits(image: bytes, bomb: str) -> None:
     assert wait_until(lambda: not set(threading.enumerate()) - before), "the thread of the query ends too"
 
 
-def test_steps_end_a_query_alike_on_every_machine(image: bytes) -> None:
+def test_step_limit_is_deterministic(image: bytes) -> None:
     slow, count = SqlLimits(timeout_s=600, max_steps=50_000), "SELECT count(*) FROM rooms a, rooms b"
     for _ in range(3):
         with pytest.raises(ToolError, match="too long"):
@@ -297,7 +297,7 @@ def test_steps_end_a_query_alike_on_every_machine(image: bytes) -> None:
         assert run_query(image, count, SqlLimits(timeout_s=600, max_steps=5_000_000)).rows == ((160_000,),)
 
 
-def test_who_runs_out_of_memory_through_no_fault_of_his_own_is_asked_again(image: bytes) -> None:
+def test_query_out_of_memory_because_of_others_succeeds(image: bytes) -> None:
     """Many at once, some of them greedy: those are refused, and nobody else is."""
     greedy, modest = BOMBS["a table of everything"], "SELECT count(*) FROM rooms a, rooms b"
     answers: list[tuple[str, object]] = []
@@ -318,7 +318,7 @@ def test_who_runs_out_of_memory_through_no_fault_of_his_own_is_asked_again(image
     assert all("memory" in str(answer) for query, answer in answers if query == greedy) and len(answers) == 6
 
 
-def test_it_is_asked_again_alone(image: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_query_out_of_memory_is_repeated_exclusively(image: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     run, gate, asked = sql_query._run, sql_query._memory_lock, list[bool]()
 
     def greedy_at_first(*given: Any) -> QueryResult:
@@ -332,7 +332,7 @@ def test_it_is_asked_again_alone(image: bytes, monkeypatch: pytest.MonkeyPatch) 
     assert asked == [False, True]
 
 
-def test_even_without_the_guard_a_file_cannot_be_written(file: Path) -> None:
+def test_file_is_read_only_even_without_guard(file: Path) -> None:
     with closing(sql_query._connect(file)) as connection:
         for query in ("INSERT INTO people VALUES (9, 'Zoe', 1)", "PRAGMA journal_mode = wal", "CREATE TABLE x (y)"):
             connection.execute("PRAGMA query_only = off")
@@ -340,7 +340,7 @@ def test_even_without_the_guard_a_file_cannot_be_written(file: Path) -> None:
                 connection.execute(query)
 
 
-def test_a_gate_lets_many_in_or_one() -> None:
+def test_shared_lock_admits_many_or_one() -> None:
     gate, inside, most, alone = SharedLock(), [0], [0], list[int]()
     lock, met = threading.Lock(), threading.Barrier(3)
 
@@ -371,7 +371,7 @@ def test_a_gate_lets_many_in_or_one() -> None:
     assert alone == [1] * 10 and len(most) == 16
 
 
-def test_the_event_loop_goes_on_while_a_query_runs(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_query_does_not_block_the_event_loop(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, running, go = sql_query._run, threading.Event(), threading.Event()
 
     def held(*given: Any) -> QueryResult:
@@ -392,7 +392,7 @@ def test_the_event_loop_goes_on_while_a_query_runs(file: Path, monkeypatch: pyte
     assert asyncio.run(ask()).text == "one\n1"
 
 
-def test_a_database_that_cannot_be_read_is_a_failure_of_ours_not_the_agents(tmp_path: Path) -> None:
+def test_unreadable_database_is_not_the_agents_fault(tmp_path: Path) -> None:
     with pytest.raises(InfrastructureFailure):
         run_query(tmp_path / "none.db", "SELECT 1", QUICK)
     broken = tmp_path / "broken.db"
@@ -404,7 +404,7 @@ def test_a_database_that_cannot_be_read_is_a_failure_of_ours_not_the_agents(tmp_
     assert not (tmp_path / "none.db").exists()
 
 
-def test_a_locked_database_is_a_failure_of_ours(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locked_database_is_not_the_agents_fault(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("turnwise.tools.sql.query.BUSY_S", 0.05)
     with closing(sqlite3.connect(file, isolation_level=None)) as writer:
         writer.execute("BEGIN EXCLUSIVE")
@@ -414,13 +414,13 @@ def test_a_locked_database_is_a_failure_of_ours(file: Path, monkeypatch: pytest.
     assert run_query(file, "SELECT 1", QUICK).rows == ((1,),)
 
 
-def test_a_torn_file_is_a_failure_of_ours(image: bytes) -> None:
+def test_corrupt_database_is_not_the_agents_fault(image: bytes) -> None:
     torn = image[:4096] + b"\xff" * (len(image) - 4096)
     with pytest.raises(sqlite3.DatabaseError):
         run_query(torn, "SELECT * FROM people", QUICK)
 
 
-def test_a_file_in_wal_mode_is_read_without_writing_beside_it(file: Path) -> None:
+def test_wal_database_is_read_without_writing(file: Path) -> None:
     twin = file.parent / "twin.db"
     twin.write_bytes(file.read_bytes())
     with closing(sqlite3.connect(twin)) as connection:
@@ -437,7 +437,7 @@ def test_a_file_in_wal_mode_is_read_without_writing_beside_it(file: Path) -> Non
     twin.unlink()
 
 
-def test_wide_and_long_contents_of_the_users_own_can_be_read(tmp_path: Path) -> None:
+def test_wide_tables_and_long_values_can_be_read(tmp_path: Path) -> None:
     path = tmp_path / "wide.db"
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(f"CREATE TABLE wide ({', '.join(f'c{n}' for n in range(300))})")
@@ -462,7 +462,7 @@ def test_wide_and_long_contents_of_the_users_own_can_be_read(tmp_path: Path) -> 
         ({"database": "FILE", "rows": 5}, 'no option "rows": did you mean "max_rows"'),
     ],
 )
-def test_wrong_options_get_one_clear_line(file: Path, options: dict[str, Any], said: str) -> None:
+def test_wrong_sql_options_are_a_user_error(file: Path, options: dict[str, Any], said: str) -> None:
     places = {"FILE": str(file), "FOLDER/none.db": str(file.parent / "none.db"), "FOLDER": str(file.parent)}
     given = {name: places.get(value, value) for name, value in options.items()}
     with pytest.raises(UserError, match=said) as caught:
@@ -470,7 +470,7 @@ def test_wrong_options_get_one_clear_line(file: Path, options: dict[str, Any], s
     assert "\n" not in str(caught.value)
 
 
-def test_a_view_whose_table_is_gone_is_in_nobodys_way() -> None:
+def test_view_without_its_table_is_ignored() -> None:
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         connection.execute("CREATE TABLE people (name)")
         connection.execute("CREATE VIEW ghosts AS SELECT name FROM gone")
@@ -482,7 +482,7 @@ def test_a_view_whose_table_is_gone_is_in_nobodys_way() -> None:
             run_query(image, query, QUICK)
 
 
-def test_the_model_is_told_of_the_tables(file: Path) -> None:
+def test_description_lists_tables(file: Path) -> None:
     spec = make_sql_tool({"database": file}).spec
     assert spec.name == "sql" and list(spec.parameters["properties"]) == ["query"]
     assert "people(id, name, age), rooms(id, person_id, floor), adults(name)" in spec.description
@@ -491,7 +491,7 @@ def test_the_model_is_told_of_the_tables(file: Path) -> None:
 
 @settings(max_examples=60)
 @given(st.text(max_size=60) | st.lists(st.sampled_from(" ".join(FORBIDDEN).split()), max_size=8).map(" ".join))
-def test_no_text_does_more_than_fail(image: bytes, query: str) -> None:
+def test_arbitrary_query_text_fails_cleanly(image: bytes, query: str) -> None:
     try:
         run_query(image, query, SqlLimits(timeout_s=0.5))
     except ToolError as error:

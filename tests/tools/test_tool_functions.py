@@ -48,7 +48,7 @@ def answers(functions: list[Callable[..., Any]], *calls: ToolCall) -> list[ToolR
     return asyncio.run(run())
 
 
-def test_the_schema_comes_from_the_types_and_the_docstring() -> None:
+def test_schema_comes_from_types_and_docstring() -> None:
     spec = from_function(weather).spec
     assert (spec.name, spec.description) == ("weather", "The weather of a city.")
     assert spec.parameters["required"] == ["city"]
@@ -56,7 +56,7 @@ def test_the_schema_comes_from_the_types_and_the_docstring() -> None:
     assert spec.parameters["properties"]["city"]["type"] == "string"
 
 
-def test_calls_are_answered_in_their_order_with_defaults_filled_in() -> None:
+def test_call_all_returns_results_in_order() -> None:
     found = answers(
         [add, weather], call("add", '{"a": 1}'), call("weather", '{"city": "Rome"}'), call("add", '{"a":5,"b":-5}')
     )
@@ -83,18 +83,18 @@ def test_calls_are_answered_in_their_order_with_defaults_filled_in() -> None:
         (call("upper", "Rome \ud800"), "upper: the arguments contain "),
     ],
 )
-def test_the_agents_mistakes_come_back_in_a_few_words(given: ToolCall, said: str) -> None:
+def test_agent_mistakes_are_described_briefly(given: ToolCall, said: str) -> None:
     (found,) = answers([add, weather, upper], given)
     assert found.failed and said in found.text and len(found.text) < 200
 
 
-def test_characters_that_json_spells_by_halves_are_whole() -> None:
+def test_surrogate_pairs_in_arguments_are_decoded() -> None:
     (found,) = answers([upper], call("upper", r'{"text": "\ud83d\ude00 \\ud800 \\u0000 a"}'))
     assert found == ToolResult(text="\U0001f600 \\UD800 \\U0000 A")
 
 
 @pytest.mark.parametrize("error", [ValueError("odd"), KeyError("odd"), ZeroDivisionError("odd")])
-def test_an_error_that_arguments_cause_is_the_agents(error: Exception) -> None:
+def test_value_errors_are_agent_mistakes(error: Exception) -> None:
     def divide(a: int) -> int:
         """Raises."""
         raise error
@@ -104,7 +104,7 @@ def test_an_error_that_arguments_cause_is_the_agents(error: Exception) -> None:
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_what_is_not_the_agents_fault_is_tried_again_and_then_breaks_the_episode(is_async: bool) -> None:
+def test_other_errors_are_retried_then_fail_the_episode(is_async: bool) -> None:
     tries: list[int] = []
 
     def down() -> str:
@@ -127,7 +127,7 @@ def test_what_is_not_the_agents_fault_is_tried_again_and_then_breaks_the_episode
     assert len(tries) == 2
 
 
-def test_a_failure_that_passes_is_not_seen_by_the_agent() -> None:
+def test_transient_failure_is_hidden_from_the_agent() -> None:
     tries: list[int] = []
 
     @tool(retries=2)
@@ -141,7 +141,7 @@ def test_a_failure_that_passes_is_not_seen_by_the_agent() -> None:
     assert answers([shaky], call("shaky")) == [ToolResult(text="fine")]
 
 
-def test_a_call_that_hangs_is_ours_and_nobody_waits_for_its_thread() -> None:
+def test_hanging_call_times_out_as_infrastructure_failure() -> None:
     @tool(timeout_s=0.05, retries=0)
     def hangs() -> str:
         """Sleeps."""
@@ -155,7 +155,7 @@ def test_a_call_that_hangs_is_ours_and_nobody_waits_for_its_thread() -> None:
     let_go.set()
 
 
-def test_async_tool_that_blocks_is_interrupted_at_its_own_limit() -> None:
+def test_blocking_async_tool_is_interrupted_at_its_timeout() -> None:
     @tool(timeout_s=0.1, retries=0)
     async def blocks() -> str:
         """Blocks the event loop."""
@@ -166,7 +166,7 @@ def test_async_tool_that_blocks_is_interrupted_at_its_own_limit() -> None:
         answers([blocks], call("blocks"))
 
 
-def test_calls_of_one_turn_run_side_by_side_within_the_tools_limit() -> None:
+def test_calls_run_concurrently_within_the_limit() -> None:
     now, most = [0], [0]
 
     @tool(concurrency=3)
@@ -183,7 +183,7 @@ def test_calls_of_one_turn_run_side_by_side_within_the_tools_limit() -> None:
     assert most[0] == 3
 
 
-def test_answers_of_a_pure_tool_are_kept_and_shared_whatever_the_spacing() -> None:
+def test_pure_tool_results_are_cached_and_shared() -> None:
     asked: list[int] = []
 
     @tool(pure=True)
@@ -198,7 +198,7 @@ def test_answers_of_a_pure_tool_are_kept_and_shared_whatever_the_spacing() -> No
     assert sorted(asked) == [3, 4]
 
 
-def test_a_pure_tool_that_failed_is_asked_again() -> None:
+def test_failure_of_pure_tool_is_not_cached() -> None:
     asked: list[int] = []
 
     @tool(pure=True, retries=0)
@@ -264,7 +264,7 @@ def line_of(function: Callable[..., Any]) -> int:
         (own_time_out, "TimeoutError: no answer"),
     ],
 )
-def test_a_tools_bug_is_told_at_once_with_its_line(function: Callable[..., Any], said: str) -> None:
+def test_tool_bug_is_reported_with_its_line(function: Callable[..., Any], said: str) -> None:
     """Neither an exit that ends the thread alone nor a time-out of the tool's own is waited for."""
     with pytest.raises(InfrastructureFailure) as told:
         answers([function], call(function.__name__))
@@ -272,7 +272,7 @@ def test_a_tools_bug_is_told_at_once_with_its_line(function: Callable[..., Any],
     assert str(told.value) == f"the tool {function.__name__}: {place}: {said}, 3 times"
 
 
-def test_a_bug_behind_a_decorator_is_told_at_the_tools_own_line() -> None:
+def test_bug_behind_decorator_is_reported_at_tool_line() -> None:
     cached = functools.lru_cache(deep)
     with pytest.raises(InfrastructureFailure, match=f"test_tool_functions.py:{line_of(deep)}: TypeError"):
         answers([cached], call("deep"))
@@ -288,7 +288,7 @@ def test_a_bug_behind_a_decorator_is_told_at_the_tools_own_line() -> None:
         ({"retries": -1}, "@tool of add, retries: input should be greater than or equal to 0"),
     ],
 )
-def test_a_rule_that_there_is_not_is_told(rules: dict[str, Any], said: str) -> None:
+def test_unknown_rule_is_a_user_error(rules: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError) as told:
         tool(**rules)(add)
     assert str(told.value).startswith(said)
@@ -311,7 +311,7 @@ def spread(*numbers: int) -> int:
 @pytest.mark.parametrize(
     ("function", "said"), [(undocumented, "no docstring"), (untyped, "no type for a"), (spread, "named parameters")]
 )
-def test_a_function_that_cannot_be_a_tool_says_what_to_write(function: Callable[..., Any], said: str) -> None:
+def test_unusable_function_is_a_user_error(function: Callable[..., Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         from_function(function)
 
@@ -327,7 +327,7 @@ SHOWN: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("given", "text"), SHOWN, ids=lambda each: str(each)[:12])
-def test_what_a_tool_returns_is_shown_as_text_or_json(given: Any, text: str) -> None:
+def test_return_value_becomes_text_or_json(given: Any, text: str) -> None:
     def find() -> Any:
         """Find it."""
         return given

@@ -11,7 +11,7 @@ from turnwise.cli.show import line
 from turnwise.core.errors import UserError
 from turnwise.tools.search.types import PASSAGE_CHARS
 
-SHORTEST, LONGEST = 100, 20_000
+MIN_CHARS, MAX_CHARS = 100, 20_000
 
 app = command_app("index", "FILES... --to FOLDER [--dense MODEL]")
 
@@ -31,50 +31,50 @@ def index(
     Parameters
     ----------
     files
-        .txt, .md, .html and .jsonl (text, and if you like title and id) files; folders with such files.
+        Files (.txt, .md, .html, .jsonl) or folders of such files. JSONL rows have text and optionally title and id.
     to
-        A new folder.
+        New folder for the index.
     dense
-        Also encode every passage: the folder or owner/name of a Hugging Face encoder.
+        Encoder for dense retrieval: folder or owner/name of a Hugging Face model. Default: lexical retrieval only.
     dtype
-        Of its vectors: float16, or float32, which takes twice the space.
+        Type of the vectors: float16, or float32 for twice the size.
     query_prefix
-        What the encoder wants before a query, if anything, as "query: ".
+        Prefix that the encoder expects before a query, such as "query: ".
     passage_prefix
-        What it wants before a passage.
+        Prefix that the encoder expects before a passage.
     characters
-        The longest passage; left out, 800.
+        Maximum characters of a passage. Default: 800.
     """
     from turnwise.cli.counting_bar import CountingBar
-    from turnwise.tools.search.documents import SUFFIXES, SkippedFiles
+    from turnwise.tools.search.documents import SkippedFiles
     from turnwise.tools.search.indexing import build_index
     from turnwise.tools.search.storage import DenseSettings
 
     if not files:
-        raise UserError("say what to index: turnwise index FILES --to FOLDER")
-    if not SHORTEST <= characters <= LONGEST:
-        raise UserError(f"--characters {characters}: must be from {SHORTEST} to {LONGEST}")
+        raise UserError("no files given: turnwise index FILES --to FOLDER")
+    if not MIN_CHARS <= characters <= MAX_CHARS:
+        raise UserError(f"--characters {characters}: must be from {MIN_CHARS} to {MAX_CHARS}")
     if dense is None and (query_prefix or passage_prefix):
-        raise UserError("a prefix is for an encoder: give --dense MODEL, or leave it out")
+        raise UserError("prefixes need an encoder: give --dense MODEL, or leave them out")
     settings = dense and DenseSettings(
         model=encoder_name(dense), dtype=dtype, query_prefix=query_prefix, passage_prefix=passage_prefix
     )
     skipped = SkippedFiles()
-    began = time.perf_counter()
+    start = time.perf_counter()
     with CountingBar() as bar:
-        made = build_index(
-            files, to, dense=settings or None, passage_characters=characters, show=bar.show, skipped=skipped
+        manifest = build_index(
+            files, to, dense=settings or None, passage_characters=characters, progress=bar.show, skipped=skipped
         )
-    size = sum(made.sizes.values())
+    size = sum(manifest.sizes.values())
     line(
-        f"wrote {to}: {made.passages:,} passages of {made.files:,} files, {size / 1e6:,.1f} MB, "
-        f"in {time.perf_counter() - began:,.1f} s"
+        f"wrote {to}: {manifest.passages:,} passages from {manifest.files:,} files, {size / 1e6:,.1f} MB, "
+        f"in {time.perf_counter() - start:,.1f} s"
     )
-    if told := skipped.told(SUFFIXES):
-        line(told)
+    if summary := skipped.summary():
+        line(summary)
     line(f"next: turnwise search {to} QUERY")
 
 
-def encoder_name(given: str) -> str:
-    """A folder in full: an index is used from elsewhere too."""
-    return str(Path(given).resolve()) if Path(given).is_dir() else given
+def encoder_name(model: str) -> str:
+    """Absolute path of a folder, since the index may be used from another working directory."""
+    return str(Path(model).resolve()) if Path(model).is_dir() else model

@@ -33,19 +33,19 @@ def search(
     Parameters
     ----------
     index
-        A folder that turnwise index wrote.
+        Folder written by turnwise index.
     query
         What to look for.
     top
-        How many passages; left out, 5.
+        Number of passages. Default: 5.
     mode
-        lexical, dense or hybrid; left out: hybrid where the index has vectors.
+        Retrieval mode: lexical, dense or hybrid. Default: hybrid if the index has vectors, else lexical.
     serve
-        Answer searches of runs, whose tool names this address as its url, until Ctrl-C.
+        Serve the index over HTTP until Ctrl-C. Runs use it with the tool's option url.
     port
-        Where it listens; left out, 8080. 0: any that is free.
+        Port to serve on; 0 for any free port. Default: 8080.
     host
-        Left out, 127.0.0.1: this machine alone. Any other address needs a key in TURNWISE_SEARCH_KEY.
+        Address to serve on. Default: 127.0.0.1, this machine only. Others need a key in TURNWISE_SEARCH_KEY.
     """
     if serve == (query is not None):
         raise UserError("give a query, or --serve: turnwise search INDEX QUERY")
@@ -54,17 +54,17 @@ def search(
     if query is None:
         serve_index(index, mode, host, port)
     else:
-        show_hits(index, mode, query, top)
+        print_results(index, mode, query, top)
 
 
-def show_hits(index: Path, mode: Mode | None, query: str, top: int) -> None:
+def print_results(index: Path, mode: Mode | None, query: str, top: int) -> None:
     from turnwise.tools.search.index import open_index
 
-    (hits,) = open_index(index, mode).search([query[:MAX_QUERY_CHARS]], top)
-    for number, hit in enumerate(hits, start=1):
-        line(f"{number}. {plain(hit.passage.title)}  ({hit.score:.4g}, {plain(hit.passage.id)})")
-        line(f"   {plain(hit.passage.text)}")
-    if not hits:
+    (results,) = open_index(index, mode).search([query[:MAX_QUERY_CHARS]], top)
+    for number, result in enumerate(results, start=1):
+        line(f"{number}. {plain(result.passage.title)}  ({result.score:.4g}, {plain(result.passage.id)})")
+        line(f"   {plain(result.passage.text)}")
+    if not results:
         line("nothing found")
 
 
@@ -73,18 +73,18 @@ def serve_index(index: Path, mode: Mode | None, host: str, port: int) -> None:
     from turnwise.tools.search.server import SearchServer
 
     key = os.environ.get(KEY_VARIABLE, "").strip() or None
-    with SearchServer(open_index(index, mode), host=host, port=port, key=key, say=say) as server:
-        say(f"serving {index} at {server.url}{' with a key' if key else ''}  (Ctrl-C ends)")
+    with SearchServer(open_index(index, mode), host=host, port=port, key=key, log=print_now) as server:
+        print_now(f"serving {index} at {server.url}{' with a key' if key else ''}  (Ctrl-C to stop)")
         with suppress(KeyboardInterrupt):  # the way to end it
             server.serve_forever()
 
 
-def say(text: str) -> None:
-    """At once: who pipes the output waits for the address."""
+def print_now(text: str) -> None:
+    """Print and flush, since a program that reads the output waits for the address."""
     line(text)
     sys.stdout.flush()
 
 
 def plain(text: str) -> str:
-    """Foreign text as one harmless line."""
+    """Untrusted text as one printable line."""
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())

@@ -1,1 +1,1 @@
-"""Retrieval over a corpus of one's own: passages, a lexical and a dense index, a tool, a server."""
+"""Search over a corpus of documents: passages, lexical and dense retrieval, a tool and a server."""

@@ -1,4 +1,4 @@
-"""Dense retrieval: texts as unit vectors of a Hugging Face encoder, in a matrix that is mapped from disk."""
+"""Dense retrieval: unit vectors of a Hugging Face encoder, in a matrix that is memory-mapped from disk."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,22 +15,22 @@ from turnwise.models.loading.pretrained import quiet_transformers
 from turnwise.tools.search.lexical import RankedPassages, top_scores
 
 MATRIX = "vectors.npy"
-MOST_TOKENS = 512
-"""Of a text; the rest of a longer one is not looked at."""
-BATCH = 32
+MAX_TOKENS = 512
+"""Tokens of a text; the rest is ignored."""
+BATCH_SIZE = 32
 WINDOW = 1024
-"""Texts that are sorted by length before they are cut into batches, so that little is padded."""
-ROWS = 1 << 16
-"""Of the matrix that are multiplied at a time: what is in memory stays bounded."""
+"""Texts that are sorted by length before batching, to reduce padding."""
+CHUNK_ROWS = 1 << 16
+"""Rows of the matrix per multiplication, to bound memory."""
 
 
 class Encoder:
-    """Mean of the last hidden states over a text's tokens, of length 1: sentence encoders are trained so."""
+    """Sentence encoder: normalized mean of the last hidden states over a text's tokens."""
 
     def __init__(self, name: str, device: str = "cpu") -> None:
         local = not is_hub_name(name) or Path(name).is_dir() or not is_hub_available(name)
         if not is_hub_name(name) and not Path(name).is_dir():
-            raise UserError(f"no encoder {name}: give a folder of a Hugging Face model, or its owner/name")
+            raise UserError(f"there is no encoder {name}: give the folder or the owner/name of a Hugging Face model")
         try:
             with quiet_transformers():
                 self._tokenizer: Any = AutoTokenizer.from_pretrained(name, local_files_only=local)
@@ -40,72 +40,72 @@ class Encoder:
             raise UserError(f"{name} cannot be loaded as an encoder ({reason}): give another") from error
         self._model.to(device).eval()
         self._device = device
-        places = getattr(self._model.config, "max_position_embeddings", None) or MOST_TOKENS
-        self._longest = min(MOST_TOKENS, places, self._tokenizer.model_max_length)
-        self._alone = threading.Lock()
+        positions = getattr(self._model.config, "max_position_embeddings", None) or MAX_TOKENS
+        self._max_length = min(MAX_TOKENS, positions, self._tokenizer.model_max_length)
+        self._lock = threading.Lock()
 
-    def encode(self, texts: Sequence[str], batch: int = BATCH) -> np.ndarray:
-        """[texts, dimensions], float32. Batches are of texts of about one length."""
-        order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
-        parts = [self._encode([texts[n] for n in order[at : at + batch]]) for at in range(0, len(texts), batch)]
-        vectors = np.concatenate(parts)
+    def encode(self, texts: Sequence[str], batch: int = BATCH_SIZE) -> np.ndarray:
+        """Encode to float32 [texts, dimensions]. Texts of similar length share a batch."""
+        order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
+        batches = [order[start : start + batch] for start in range(0, len(texts), batch)]
+        vectors = np.concatenate([self._encode([texts[index] for index in indices]) for indices in batches])
         return vectors[np.argsort(order)]
 
     @torch.inference_mode()
     def _encode(self, texts: list[str]) -> np.ndarray:
-        with self._alone:
-            given = self._tokenizer(
-                texts, padding=True, truncation=True, max_length=self._longest, return_tensors="pt"
+        with self._lock:
+            inputs = self._tokenizer(
+                texts, padding=True, truncation=True, max_length=self._max_length, return_tensors="pt"
             ).to(self._device)
-            states = self._model(**given).last_hidden_state  # [texts, tokens, dimensions]
-            mask = given["attention_mask"].unsqueeze(-1).to(states.dtype)
+            states = self._model(**inputs).last_hidden_state  # [texts, tokens, dimensions]
+            mask = inputs["attention_mask"].unsqueeze(-1).to(states.dtype)
             means = (states * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
             return torch.nn.functional.normalize(means, dim=-1).cpu().numpy()
 
 
 class DenseIndex:
     def __init__(self, encoder: Encoder, matrix: np.ndarray, query_prefix: str = "") -> None:
-        """`matrix`: [passages, dimensions], rows of length 1."""
+        """`matrix`: unit vectors [passages, dimensions]."""
         self._encoder, self._matrix, self._prefix = encoder, matrix, query_prefix
 
     @classmethod
     def load(cls, folder: Path, passages: int, encoder: Encoder, query_prefix: str = "") -> Self:
         matrix = np.load(folder / MATRIX, mmap_mode="r")
         if matrix.ndim != 2 or len(matrix) != passages or matrix.dtype not in (np.float16, np.float32):
-            raise ValueError(f"its vectors are of the shape {matrix.shape}, for {passages} passages")
+            raise ValueError(f"its vectors have shape {matrix.shape}, for {passages} passages")
         return cls(encoder, matrix, query_prefix)
 
-    def best(self, queries: Sequence[str], top: int) -> list[RankedPassages]:
-        """By cosine, of each query."""
-        wanted = self._encoder.encode([self._prefix + query for query in queries])
-        if wanted.shape[1] != self._matrix.shape[1]:
-            raise UserError("the encoder is not the one that the index was built with: build the index again")
-        found: list[RankedPassages] = [[] for _ in queries]
-        for at in range(0, len(self._matrix), ROWS):
-            scores = wanted @ self._matrix[at : at + ROWS].astype(np.float32).T  # [queries, rows]
-            for held, row in zip(found, scores, strict=True):
-                held += [(at + number, score) for number, score in top_scores(row, top)]
-        return [sorted(held, key=lambda each: (-each[1], each[0]))[:top] for held in found]
+    def retrieve(self, queries: Sequence[str], top: int) -> list[RankedPassages]:
+        """Rank the passages for each query by cosine similarity."""
+        vectors = self._encoder.encode([self._prefix + query for query in queries])
+        if vectors.shape[1] != self._matrix.shape[1]:
+            raise UserError("the index was built with another encoder: build the index again")
+        rankings: list[RankedPassages] = [[] for _ in queries]
+        for start in range(0, len(self._matrix), CHUNK_ROWS):
+            scores = vectors @ self._matrix[start : start + CHUNK_ROWS].astype(np.float32).T  # [queries, rows]
+            for ranking, row in zip(rankings, scores, strict=True):
+                ranking += [(start + number, score) for number, score in top_scores(row, top)]
+        return [sorted(ranking, key=lambda item: (-item[1], item[0]))[:top] for ranking in rankings]
 
 
 def write_vectors(
-    texts: Iterator[str], count: int, encoder: Encoder, folder: Path, dtype: str, show: Callable[[int], None]
+    texts: Iterator[str], count: int, encoder: Encoder, folder: Path, dtype: str, progress: Callable[[int], None]
 ) -> None:
-    """Encodes them as they come, into a file that is as long as all of them. `show`: how many are done."""
-    matrix, at = None, 0
+    """Encode `count` texts window by window into a memory-mapped file. `progress` receives the number done."""
+    matrix, done = None, 0
     while window := [text for _, text in zip(range(WINDOW), texts, strict=False)]:
         vectors = encoder.encode(window)
         if matrix is None:
             shape = (count, vectors.shape[1])
             matrix = np.lib.format.open_memmap(folder / MATRIX, mode="w+", dtype=np.dtype(dtype), shape=shape)
-        matrix[at : at + len(window)] = vectors
-        at += len(window)
-        show(at)
-    if matrix is None or at != count:
-        raise ValueError(f"{at} texts to encode where there were {count}")
+        matrix[done : done + len(window)] = vectors
+        done += len(window)
+        progress(done)
+    if matrix is None or done != count:
+        raise ValueError(f"encoded {done} texts instead of {count}")
     matrix.flush()
 
 
 def best_device() -> str:
-    """For building an index, which has the machine to itself; queries are encoded beside training, on the CPU."""
+    """Device for building an index. Queries are encoded on the CPU, since training uses the GPU."""
     return "cuda" if torch.cuda.is_available() else "cpu"

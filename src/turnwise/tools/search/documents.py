@@ -1,4 +1,4 @@
-"""Passages from files: txt, md, html and jsonl; a folder stands for all such files in it."""
+"""Read documents (.txt, .md, .html, .jsonl) and split them into passages."""
 
 import hashlib
 import json
@@ -13,67 +13,67 @@ from turnwise.tools.search.html_text import read_html
 from turnwise.tools.search.types import MAX_TITLE_CHARS, Passage, clean_text, one_line
 
 MAX_FILE_BYTES = 256 << 20
-"""Of a file that is read whole."""
-LONGEST_LINE = 16 << 20
-"""Of a JSONL file, whose number of lines has no limit."""
+"""Maximum size of a file that is read as a whole."""
+MAX_LINE_BYTES = 16 << 20
+"""Maximum length of a line of a JSONL file. The number of lines is unlimited."""
 HEADING = re.compile(r"^#{1,6}[ \t]+(.+?)[ \t#]*$")
 PARAGRAPH = re.compile(r"\n\s*\n")
-ENDS = (". ", "! ", "? ", "\n", "; ", ", ", " ")
-"""Where a long paragraph may be cut, the best places first."""
+BREAKS = (". ", "! ", "? ", "\n", "; ", ", ", " ")
+"""Where a long paragraph may be cut, best first."""
 
 Sections = tuple[str, list[tuple[str, str]]]
-"""A document: its title, and (heading, text) of each part."""
+"""Title of a document, and (heading, text) of each section."""
 
 
-NAMED = 3
-"""Files that are told by their name."""
+MAX_NAMES = 3
+"""File names per category in the summary."""
 
 
 @dataclass(slots=True)
 class SkippedFiles:
-    """Filled while files are found and read."""
+    """Files that are missing from an index, in full or in part. Filled while files are found and read."""
 
-    unknown: list[Path] = field(default_factory=list)
-    """In a folder, with an ending that is not read."""
+    unsupported: list[Path] = field(default_factory=list)
+    """In a folder, with an unsupported suffix."""
     outside: list[Path] = field(default_factory=list)
-    """Links to what is not in the folder."""
+    """Links to targets outside of the folder."""
     special: list[Path] = field(default_factory=list)
-    """Pipes, sockets, links to nothing."""
+    """Pipes, sockets, broken links."""
     empty: list[Path] = field(default_factory=list)
-    """Without any text."""
-    foreign: list[Path] = field(default_factory=list)
-    """Not in UTF-8: what could not be read in them is missing."""
+    """Without text."""
+    not_utf8: list[Path] = field(default_factory=list)
+    """Read in part: undecodable characters are replaced."""
 
-    def told(self, suffixes: Sequence[str]) -> str:
-        """One line; empty where nothing is missing."""
-        return "; ".join(self._parts(suffixes))
+    def summary(self) -> str:
+        """One line; empty if nothing was skipped."""
+        return "; ".join(self._summarize())
 
-    def _parts(self, suffixes: Sequence[str]) -> Iterator[str]:
-        if self.unknown:
-            yield f"left out {_named(self.unknown)}: not {', '.join(suffixes)}"
+    def _summarize(self) -> Iterator[str]:
+        if self.unsupported:
+            yield f"skipped {_list_names(self.unsupported)}: not {', '.join(SUFFIXES)}"
         if self.outside:
-            yield f"left out {_named(self.outside)}: links out of the folder, give what they point at by its own path"
+            yield f"skipped {_list_names(self.outside)}: links out of the folder, give the target's own path"
         if self.special:
-            yield f"left out {_named(self.special)}: no plain files"
+            yield f"skipped {_list_names(self.special)}: not regular files"
         if self.empty:
-            yield f"left out {_named(self.empty)}: no text"
-        if self.foreign:
-            yield f"read in part {_named(self.foreign)}: not UTF-8, save as UTF-8"
+            yield f"skipped {_list_names(self.empty)}: no text"
+        if self.not_utf8:
+            yield f"read in part {_list_names(self.not_utf8)}: not UTF-8, convert to UTF-8"
 
 
-def _named(files: Sequence[Path]) -> str:
+def _list_names(files: Sequence[Path]) -> str:
     names = ", ".join(
-        "".join(letter if letter.isprintable() else "?" for letter in file.name) for file in files[:NAMED]
+        "".join(letter if letter.isprintable() else "?" for letter in file.name) for file in files[:MAX_NAMES]
     )
-    return f"{len(files):,} file{'s' * (len(files) > 1)} ({names}{', ...' * (len(files) > NAMED)})"
+    return f"{len(files):,} file{'s' * (len(files) > 1)} ({names}{', ...' * (len(files) > MAX_NAMES)})"
 
 
-def _text(content: str) -> Sections:
+def _read_text(content: str) -> Sections:
     return "", [("", content)]
 
 
-def _markdown(content: str) -> Sections:
-    """Headings begin sections, but not within fenced code; the first of them is the title."""
+def _read_markdown(content: str) -> Sections:
+    """Split at headings outside of fenced code. The first heading is the title."""
     sections: list[tuple[str, list[str]]] = [("", [])]
     fenced = False
     for line in content.splitlines():
@@ -88,63 +88,63 @@ def _markdown(content: str) -> Sections:
 
 
 READERS: dict[str, Callable[[str], Sections]] = {
-    ".txt": _text,
-    ".md": _markdown,
+    ".txt": _read_text,
+    ".md": _read_markdown,
     ".html": read_html,
     ".htm": read_html,
 }
 SUFFIXES = (*READERS, ".jsonl")
 
 
-def find_files(given: Sequence[Path], skipped: SkippedFiles | None = None) -> list[Path]:
-    """The files to read, those of folders in an order that does not depend on the machine.
+def find_files(paths: Sequence[Path], skipped: SkippedFiles | None = None) -> list[Path]:
+    """List the files to read, those of folders in sorted order.
 
-    `skipped`: is told of those that stand in a folder and cannot be read; hidden ones nobody misses.
+    `skipped` collects the files in folders that cannot be read, except hidden ones.
     """
     found: dict[Path, None] = {}
-    for path in given:
+    for path in paths:
         if path.is_dir():
-            found |= dict.fromkeys(_inside(path, skipped or SkippedFiles()))
+            found |= dict.fromkeys(_find_in_folder(path, skipped or SkippedFiles()))
         elif path.is_file():
             _check_suffix(path)
             found[path] = None
         else:
             raise UserError(f"no file or folder {path}: check the path")
     if not found:
-        raise UserError(f"no {', '.join(SUFFIXES)} file in {', '.join(map(str, given))}: give files to index")
+        raise UserError(f"no {', '.join(SUFFIXES)} file in {', '.join(map(str, paths))}: give files to index")
     return list(found)
 
 
-def _inside(folder: Path, skipped: SkippedFiles) -> Iterator[Path]:
-    """A link out of the folder is not followed: who shares a folder may not mean to share what it points at."""
+def _find_in_folder(folder: Path, skipped: SkippedFiles) -> Iterator[Path]:
+    """List a folder. Links out of it are not followed: the owner may not mean to share their targets."""
     root = Path(os.path.realpath(folder))
     for path in sorted(folder.rglob("*")):
         if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(root):
-            passed = skipped.outside
+            category = skipped.outside
         elif path.is_dir():
             continue
         elif not path.is_file():
-            passed = skipped.special
+            category = skipped.special
         elif path.suffix.lower() not in SUFFIXES:
-            passed = skipped.unknown
+            category = skipped.unsupported
         else:
             yield path
             continue
-        if not _hidden(path, folder):
-            passed.append(path)
+        if not _is_hidden(path, folder):
+            category.append(path)
 
 
-def _hidden(file: Path, folder: Path) -> bool:
+def _is_hidden(file: Path, folder: Path) -> bool:
     return any(part.startswith(".") for part in file.relative_to(folder).parts)
 
 
 def _check_suffix(path: Path) -> None:
     if path.suffix.lower() not in SUFFIXES:
-        raise UserError(f"{path} is none of {', '.join(SUFFIXES)}: convert it, or rename it if it is plain text")
+        raise UserError(f"{path} is not one of {', '.join(SUFFIXES)}: convert it, or rename it if it is plain text")
 
 
 def hash_files(files: Sequence[Path]) -> str:
-    """Of the contents, in their order."""
+    """Hash the contents in order."""
     digest = hashlib.blake2b(digest_size=16)
     for file in files:
         try:
@@ -156,21 +156,21 @@ def hash_files(files: Sequence[Path]) -> str:
 
 
 def read_passages(file: Path, limit: int, skipped: SkippedFiles | None = None) -> Iterator[Passage]:
-    """The passages of one file, each of at most `limit` characters besides its title.
+    """Read the passages of a file, each of at most `limit` characters besides its title.
 
-    `skipped`: is told where there is none, or where letters could not be read.
+    `skipped` collects the file if it has no text or is not UTF-8.
     """
     found = False
-    for passage in _passages(file, limit, skipped):
+    for passage in _split_file(file, limit, skipped):
         found = True
         yield passage
     if not found and skipped is not None:
         skipped.empty.append(file)
 
 
-def _passages(file: Path, limit: int, skipped: SkippedFiles | None) -> Iterator[Passage]:
+def _split_file(file: Path, limit: int, skipped: SkippedFiles | None) -> Iterator[Passage]:
     if file.suffix.lower() == ".jsonl":
-        yield from _rows(file, limit)
+        yield from _read_jsonl(file, limit)
         return
     try:
         if file.stat().st_size > MAX_FILE_BYTES:
@@ -178,55 +178,56 @@ def _passages(file: Path, limit: int, skipped: SkippedFiles | None) -> Iterator[
         content = file.read_bytes()
     except OSError as error:
         raise _unreadable(file, error) from error
-    title, sections = READERS[file.suffix.lower()](_decoded(content, file, skipped))
+    title, sections = READERS[file.suffix.lower()](_decode(content, file, skipped))
     number = 0
     for heading, text in sections:
-        name = _title(title or file.stem, heading)
+        passage_title = _join_title(title or file.stem, heading)
         for piece in split_text(clean_text(text), limit):
-            yield Passage(title=name, text=piece, id=f"{file.name}#{number}")
+            yield Passage(title=passage_title, text=piece, id=f"{file.name}#{number}")
             number += 1
 
 
-def _decoded(content: bytes, file: Path, skipped: SkippedFiles | None) -> str:
-    """As UTF-8; of what is in another encoding, the letters that can be read."""
+def _decode(content: bytes, file: Path, skipped: SkippedFiles | None) -> str:
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError:
         text = content.decode("utf-8", "replace")
         if skipped is not None:
-            skipped.foreign.append(file)
+            skipped.not_utf8.append(file)
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _title(document: str, heading: str) -> str:
+def _join_title(document: str, heading: str) -> str:
     joined = document if heading in ("", document) else f"{document} > {heading}"
     return one_line(clean_text(joined))[:MAX_TITLE_CHARS]
 
 
-def _rows(file: Path, limit: int) -> Iterator[Passage]:
+def _read_jsonl(file: Path, limit: int) -> Iterator[Passage]:
     try:
         with file.open("rb") as stream:
-            for number, line in enumerate(iter(lambda: stream.readline(LONGEST_LINE + 1), b""), start=1):
-                if len(line) > LONGEST_LINE:
-                    raise UserError(f"{file} line {number} is longer than {LONGEST_LINE >> 20} MiB: split it")
+            for number, line in enumerate(iter(lambda: stream.readline(MAX_LINE_BYTES + 1), b""), start=1):
+                if len(line) > MAX_LINE_BYTES:
+                    raise UserError(f"{file} line {number} is longer than {MAX_LINE_BYTES >> 20} MiB: split it")
                 if line.strip():
-                    yield from _row(line, number, file, limit)
+                    yield from _split_row(line, number, file, limit)
     except OSError as error:
         raise _unreadable(file, error) from error
 
 
-def _row(line: bytes, number: int, file: Path, limit: int) -> Iterator[Passage]:
+def _split_row(line: bytes, number: int, file: Path, limit: int) -> Iterator[Passage]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{file} line {number} is no JSON ({str(error)[:80]}): mend it") from error
+        raise UserError(f"{file} line {number} is not valid JSON ({str(error)[:80]}): correct it") from error
     if not isinstance(row, dict) or not isinstance(row.get("text"), str):
         raise UserError(f'{file} line {number} has no text: give it {{"text": "...", "title": "..."}}')
-    title, name = row.get("title"), row.get("id")
-    shown = one_line(clean_text(str(title)))[:MAX_TITLE_CHARS] if title is not None else file.stem
-    own = one_line(clean_text(str(name)))[:MAX_TITLE_CHARS] if name is not None else f"{file.name}#{number}"
+    title, identifier = row.get("title"), row.get("id")
+    passage_title = one_line(clean_text(str(title)))[:MAX_TITLE_CHARS] if title is not None else file.stem
+    passage_id = (
+        one_line(clean_text(str(identifier)))[:MAX_TITLE_CHARS] if identifier is not None else f"{file.name}#{number}"
+    )
     for piece in split_text(clean_text(row["text"]), limit):
-        yield Passage(title=shown, text=piece, id=own)
+        yield Passage(title=passage_title, text=piece, id=passage_id)
 
 
 def _unreadable(file: Path, error: OSError) -> UserError:
@@ -234,36 +235,36 @@ def _unreadable(file: Path, error: OSError) -> UserError:
 
 
 def split_text(text: str, limit: int) -> Iterator[str]:
-    """Whole paragraphs together as long as they fit in `limit` characters; a longer one is cut where a sentence ends.
+    """Join paragraphs up to `limit` characters; cut longer ones at the end of a sentence if possible.
 
-    Nothing but white space at the seams is lost, and nothing stands twice.
+    Only white space between pieces is lost, and nothing is repeated.
     """
-    held = ""
+    piece = ""
     for paragraph in filter(None, map(str.strip, PARAGRAPH.split(text))):
-        if held and len(held) + 2 + len(paragraph) > limit:
-            yield held
-            held = ""
-        *whole, rest = _cut(paragraph, limit)
-        yield from whole
-        held = f"{held}\n\n{rest}" if held else rest
-    if held:
-        yield held
+        if piece and len(piece) + 2 + len(paragraph) > limit:
+            yield piece
+            piece = ""
+        *full, rest = _cut_paragraph(paragraph, limit)
+        yield from full
+        piece = f"{piece}\n\n{rest}" if piece else rest
+    if piece:
+        yield piece
 
 
-def _cut(text: str, limit: int) -> list[str]:
-    pieces, at = [], 0
-    while len(text) - at > limit:
-        end = _place(text, at, limit)
-        if piece := text[at:end].strip():
+def _cut_paragraph(text: str, limit: int) -> list[str]:
+    pieces, start = [], 0
+    while len(text) - start > limit:
+        end = _find_break(text, start, limit)
+        if piece := text[start:end].strip():
             pieces.append(piece)
-        at = end
-    return [*pieces, text[at:].strip()]
+        start = end
+    return [*pieces, text[start:].strip()]
 
 
-def _place(text: str, at: int, limit: int) -> int:
-    """Where the piece that begins at `at` ends: in its second half, so that no piece is tiny."""
-    for end in ENDS:
-        found = text.rfind(end, at + limit // 2, at + limit)
-        if found >= 0:
-            return found + len(end)
-    return at + limit
+def _find_break(text: str, start: int, limit: int) -> int:
+    """End of the piece that starts at `start`: in its second half, so that no piece is tiny."""
+    for mark in BREAKS:
+        position = text.rfind(mark, start + limit // 2, start + limit)
+        if position >= 0:
+            return position + len(mark)
+    return start + limit

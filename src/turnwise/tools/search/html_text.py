@@ -1,4 +1,4 @@
-"""The text of an HTML page, by the standard library's parser: its title, and its sections with their headings."""
+"""Extract the title and the sections of an HTML page with the standard library's parser."""
 
 from html.parser import HTMLParser
 
@@ -26,7 +26,7 @@ ENDS_PARAGRAPH = frozenset(
     }
     | {"figure", "figcaption", "hr", "form", "fieldset", "details", "summary", "address", "caption"}
 )
-"""All other tags stand within a line and end no word."""
+"""All other tags are inline and do not separate words."""
 PERMALINK = "¶"
 
 
@@ -35,11 +35,11 @@ class _HtmlReader(HTMLParser):
         super().__init__(convert_charrefs=True)
         self.title = ""
         self.sections: list[tuple[str, list[str]]] = [("", [])]
-        """Heading and pieces of text, in the order of the page."""
+        """Heading and pieces of text, in page order."""
         self._skipping: list[str] = []
         self._main: list[str] = []
-        self._within: str | None = None
-        self._held: list[str] = []
+        self._heading_tag: str | None = None
+        self._heading: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if self._skipping:
@@ -53,53 +53,53 @@ class _HtmlReader(HTMLParser):
         elif tag == "main" or ("role", "main") in attrs:
             self._main, self.sections = [tag], [("", [])]
         if tag in ENDS_PARAGRAPH or tag in HEADINGS:
-            self.end_heading()  # of which the end was forgotten
+            self.end_heading()  # whose end tag is missing
         if tag == "title" or tag in HEADINGS:
-            self._within, self._held = tag, []
+            self._heading_tag, self._heading = tag, []
         self._break(tag)
 
     def handle_endtag(self, tag: str) -> None:
         if self._skipping:
             self._skipping = self._skipping[:-1] if tag == self._skipping[0] else self._skipping
             return
-        if tag == self._within:
+        if tag == self._heading_tag:
             self.end_heading()
         self._break(tag)
         if self._main and tag == self._main[0]:
             self._main.pop()
             if not self._main:
-                self._skipping = ["\0"]  # what follows the main part is no part of it
+                self._skipping = ["\0"]  # skip everything after the main part
 
     def end_heading(self) -> None:
-        text = one_line("".join(self._held).replace(PERMALINK, ""))
-        if self._within == "title":
+        text = one_line("".join(self._heading).replace(PERMALINK, ""))
+        if self._heading_tag == "title":
             self.title = self.title or text
-        elif self._within is not None:
+        elif self._heading_tag is not None:
             self.sections.append((text, []))
-        self._within = None
+        self._heading_tag = None
 
     def handle_data(self, data: str) -> None:
         if self._skipping:
             return
-        if self._within is not None:
-            self._held.append(data)
+        if self._heading_tag is not None:
+            self._heading.append(data)
         else:
-            self._say(data)
+            self._add(data)
 
     def _break(self, tag: str) -> None:
         if tag in ENDS_PARAGRAPH:
-            self._say("\n\n")
+            self._add("\n\n")
         elif tag in ENDS_LINE:
-            self._say("\n")
+            self._add("\n")
 
-    def _say(self, text: str) -> None:
+    def _add(self, text: str) -> None:
         self.sections[-1][1].append(text)
 
 
 def read_html(page: str) -> tuple[str, list[tuple[str, str]]]:
-    """(title, sections as (heading, text)). Any text is a page: broken markup gives what can be read of it.
+    """Return the title and the sections as (heading, text). Broken markup is read as far as possible.
 
-    Where a page marks its main part, only that is read: menus around it are the same on every page.
+    If a page marks its main part, only that is read, since menus are the same on every page.
     """
     reader = _HtmlReader()
     reader.feed(page)

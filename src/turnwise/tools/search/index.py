@@ -1,4 +1,4 @@
-"""An index: asks its lexical and dense parts and gives passages."""
+"""Search index: lexical and dense retrieval over stored passages, fused in hybrid mode."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -7,64 +7,58 @@ from typing import Protocol
 
 from turnwise.core.errors import UserError
 from turnwise.tools.search.lexical import LexicalIndex, RankedPassages
-from turnwise.tools.search.storage import (
-    MANIFEST,
-    DenseSettings,
-    StoredPassages,
-    damaged_index,
-    read_manifest,
-)
+from turnwise.tools.search.storage import MANIFEST, DenseSettings, StoredPassages, damaged_index, read_manifest
 from turnwise.tools.search.types import Mode, Passage, Searcher, SearchResult
 
-FUSED = 50
-"""Places of each ranking that a hybrid search looks at, at least."""
+MIN_FUSED = 50
+"""Minimum length of the rankings that a hybrid search fuses."""
 RANK_OFFSET = 60
-"""Of Cormack, Clarke and Buettcher, SIGIR 2009: how little a first place alone counts against two good ones."""
+"""Constant k of reciprocal rank fusion (Cormack, Clarke and Buettcher, SIGIR 2009)."""
 
 
 class Retriever(Protocol):
-    def best(self, queries: Sequence[str], top: int) -> list[RankedPassages]: ...
+    def retrieve(self, queries: Sequence[str], top: int) -> list[RankedPassages]: ...
 
 
 class SearchIndex:
-    def __init__(self, passages: Sequence[Passage], parts: Sequence[Retriever]) -> None:
-        """`parts`: one ranks alone; several are fused."""
-        self.passages, self._parts = passages, parts
+    def __init__(self, passages: Sequence[Passage], retrievers: Sequence[Retriever]) -> None:
+        """The rankings of several retrievers are fused."""
+        self.passages, self._retrievers = passages, retrievers
 
     def search(self, queries: Sequence[str], top: int) -> list[list[SearchResult]]:
-        """Of each query the best passages, best first. An empty query finds nothing."""
-        asked = list(dict.fromkeys(query for query in queries if query.strip()))
-        found = dict(zip(asked, self._ranked(asked, top), strict=True))
+        """The best passages for each query, best first. An empty query finds nothing."""
+        distinct = list(dict.fromkeys(query for query in queries if query.strip()))
+        rankings = dict(zip(distinct, self._rank(distinct, top), strict=True))
         return [
-            [SearchResult(passage=self.passages[number], score=score) for number, score in found.get(query, [])]
+            [SearchResult(passage=self.passages[number], score=score) for number, score in rankings.get(query, [])]
             for query in queries
         ]
 
-    def _ranked(self, queries: list[str], top: int) -> list[RankedPassages]:
+    def _rank(self, queries: list[str], top: int) -> list[RankedPassages]:
         if not queries:
             return []
-        if len(self._parts) == 1:
-            return self._parts[0].best(queries, top)
-        rankings = [part.best(queries, max(top, FUSED)) for part in self._parts]
-        return [fuse_rankings(of_query, top) for of_query in zip(*rankings, strict=True)]
+        if len(self._retrievers) == 1:
+            return self._retrievers[0].retrieve(queries, top)
+        by_retriever = [retriever.retrieve(queries, max(top, MIN_FUSED)) for retriever in self._retrievers]
+        return [fuse_rankings(rankings, top) for rankings in zip(*by_retriever, strict=True)]
 
 
 def fuse_rankings(rankings: Sequence[RankedPassages], top: int) -> RankedPassages:
-    """Every place gives 1 / (60 + place); the sums rank anew, of equal ones the earlier passage first."""
-    sums: dict[int, float] = {}
-    for ranked in rankings:
-        for place, (passage, _) in enumerate(ranked, start=1):
-            sums[passage] = sums.get(passage, 0.0) + 1 / (RANK_OFFSET + place)
-    return sorted(sums.items(), key=lambda each: (-each[1], each[0]))[:top]
+    """Reciprocal rank fusion: sum 1 / (60 + rank) over the rankings. Ties go to the earlier passage."""
+    scores: dict[int, float] = {}
+    for ranking in rankings:
+        for rank, (passage, _) in enumerate(ranking, start=1):
+            scores[passage] = scores.get(passage, 0.0) + 1 / (RANK_OFFSET + rank)
+    return sorted(scores.items(), key=lambda item: (-item[1], item[0]))[:top]
 
 
 def index_in_memory(passages: Sequence[Passage]) -> SearchIndex:
-    """A lexical index of passages at hand, kept nowhere."""
+    """Build a lexical index that is not stored."""
     return SearchIndex(passages, [LexicalIndex.build(passage.lexical_text for passage in passages)])
 
 
 def open_index(folder: Path, mode: Mode | None = None) -> SearchIndex:
-    """An index that `build_index` wrote. `mode`: left out, hybrid where it has vectors, else lexical."""
+    """Open an index written by `build_index`. Default mode: hybrid if it has vectors, else lexical."""
     manifest = read_manifest(folder)
     mode = mode or ("hybrid" if manifest.dense else "lexical")
     if mode != "lexical" and manifest.dense is None:
@@ -72,29 +66,29 @@ def open_index(folder: Path, mode: Mode | None = None) -> SearchIndex:
     try:
         passages = StoredPassages(folder)
         if len(passages) != manifest.passages:
-            raise ValueError(f"it holds {len(passages)} passages, not {manifest.passages}")
-        parts: list[Retriever] = []
+            raise ValueError(f"it has {len(passages)} passages, not {manifest.passages}")
+        retrievers: list[Retriever] = []
         if mode != "dense":
-            parts.append(LexicalIndex.load(folder, manifest.passages))
+            retrievers.append(LexicalIndex.load(folder, manifest.passages))
         if mode != "lexical" and manifest.dense is not None:
-            parts.append(_dense(folder, manifest.passages, manifest.dense))
+            retrievers.append(_load_dense(folder, manifest.passages, manifest.dense))
     except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
         raise damaged_index(folder, " ".join(str(error).split())[:120]) from error
-    return SearchIndex(passages, parts)
+    return SearchIndex(passages, retrievers)
 
 
 def open_cached_index(folder: Path, mode: Mode | None) -> Searcher:
-    """Once a process, however many tools search it; one that was built anew is another."""
+    """Open an index once per process, however many tools search it. A rebuilt index is opened again."""
     read_manifest(folder)
-    return _opened(folder.resolve(), mode, (folder / MANIFEST).stat().st_mtime_ns)
+    return _open_cached(folder.resolve(), mode, (folder / MANIFEST).stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=4)
-def _opened(folder: Path, mode: Mode | None, written: int) -> Searcher:
+def _open_cached(folder: Path, mode: Mode | None, modified_ns: int) -> Searcher:
     return open_index(folder, mode)
 
 
-def _dense(folder: Path, passages: int, settings: DenseSettings) -> Retriever:
+def _load_dense(folder: Path, passages: int, settings: DenseSettings) -> Retriever:
     from turnwise.tools.search.dense import DenseIndex, Encoder
 
     return DenseIndex.load(folder, passages, Encoder(settings.model), settings.query_prefix)

@@ -1,4 +1,4 @@
-"""Builds an index from files: written aside, its manifest last, then renamed."""
+"""Build a search index from files. The folder is written aside, its manifest last, and then renamed."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,73 +18,78 @@ from turnwise.tools.search.storage import (
 from turnwise.tools.search.types import PASSAGE_CHARS, Passage
 
 Progress = Callable[[str, int, int], None]
-"""(what is done, how many are done, of how many)."""
+"""Called with (phase, done, total)."""
 
 
 def build_index(
-    given: Sequence[Path],
+    paths: Sequence[Path],
     to: Path,
     *,
     dense: DenseSettings | None = None,
     passage_characters: int = PASSAGE_CHARS,
-    show: Progress = lambda phase, done, total: None,
+    progress: Progress = lambda phase, done, total: None,
     skipped: SkippedFiles | None = None,
 ) -> Manifest:
-    """Reads files and folders and leaves the new folder `to`. A build that is killed leaves nothing that is loaded.
+    """Index files and folders into the new folder `to`. A build that is killed leaves no folder that can be opened.
 
-    `skipped`: is told of what could not be read.
+    `skipped` collects the files that could not be read.
     """
     if to.exists():
-        raise UserError(f"{to} exists: choose another folder, or remove it first")
+        raise _folder_exists(to)
     skipped = SkippedFiles() if skipped is None else skipped
-    files = find_files(given, skipped)
+    files = find_files(paths, skipped)
     digest = hash_files(files)
-    vectors = _vectors_writer(dense, show) if dense is not None else None  # first: an encoder may not be there
+    write_dense = _dense_writer(dense, progress) if dense is not None else None  # first, as the encoder may be missing
     try:
-        with atomic_folder(to) as aside:
-            count = write_passages(_read(files, passage_characters, show, skipped), aside)
+        with atomic_folder(to) as folder:
+            count = write_passages(_read_files(files, passage_characters, progress, skipped), folder)
             if not count:
-                raise UserError(f"there is no text in {', '.join(map(str, given))}: give other files")
-            stored = StoredPassages(aside)
-            show("ranking words", 0, count)
-            LexicalIndex.build(passage.lexical_text for passage in stored).save(aside)
-            show("ranking words", count, count)
-            if vectors is not None:
-                vectors(stored, aside)
+                raise UserError(f"there is no text in {', '.join(map(str, paths))}: give other files")
+            passages = StoredPassages(folder)
+            progress("lexical index", 0, count)
+            LexicalIndex.build(passage.lexical_text for passage in passages).save(folder)
+            progress("lexical index", count, count)
+            if write_dense is not None:
+                write_dense(passages, folder)
             manifest = Manifest(
                 passages=count,
                 files=len(files) - len(skipped.empty),
                 digest=digest,
                 passage_characters=passage_characters,
                 dense=dense,
-                sizes=file_sizes(aside),
+                sizes=file_sizes(folder),
             )
-            write_manifest(manifest, aside)
+            write_manifest(manifest, folder)
     except FileExistsError as error:
-        raise UserError(f"{to} exists: choose another folder, or remove it first") from error
+        raise _folder_exists(to) from error
     return manifest
 
 
-def _read(files: Sequence[Path], limit: int, show: Progress, skipped: SkippedFiles) -> Iterator[Passage]:
+def _folder_exists(folder: Path) -> UserError:
+    return UserError(f"{folder} exists: choose another folder, or remove it first")
+
+
+def _read_files(files: Sequence[Path], limit: int, progress: Progress, skipped: SkippedFiles) -> Iterator[Passage]:
     for done, file in enumerate(files):
-        show("reading", done, len(files))
+        progress("reading", done, len(files))
         yield from read_passages(file, limit, skipped)
-    show("reading", len(files), len(files))
+    progress("reading", len(files), len(files))
 
 
-def _vectors_writer(settings: DenseSettings, show: Progress) -> Callable[[StoredPassages, Path], None]:
+def _dense_writer(settings: DenseSettings, progress: Progress) -> Callable[[StoredPassages, Path], None]:
+    """Load the encoder and return a function that encodes passages into a folder."""
     from turnwise.tools.search.dense import Encoder, best_device, write_vectors
 
     encoder = Encoder(settings.model, best_device())
 
-    def write(stored: StoredPassages, folder: Path) -> None:
+    def write(passages: StoredPassages, folder: Path) -> None:
         write_vectors(
-            (settings.passage_prefix + passage.full_text for passage in stored),
-            count=len(stored),
+            (settings.passage_prefix + passage.full_text for passage in passages),
+            count=len(passages),
             encoder=encoder,
             folder=folder,
             dtype=settings.dtype,
-            show=lambda done: show("encoding", done, len(stored)),
+            progress=lambda done: progress("encoding", done, len(passages)),
         )
 
     return write

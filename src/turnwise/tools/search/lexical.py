@@ -1,4 +1,4 @@
-"""Lexical retrieval: BM25 by the library bm25s, its scores in arrays that are mapped from disk."""
+"""Lexical retrieval with BM25 (library bm25s), its scores memory-mapped from disk."""
 
 import json
 import re
@@ -15,29 +15,28 @@ import numpy as np
 from turnwise.core.errors import UserError
 
 WORD = re.compile(r"[^\W_]+")
-"""An identifier such as read_text is two words, so that either is found."""
-LONGEST_WORD = 64
-MOST_WORDS = 64
-"""Different words of a query; more are not looked at."""
+"""An identifier such as read_text is two words, so that each can be found."""
+MAX_WORD_CHARS = 64
+MAX_QUERY_TERMS = 64
 STOP_WORDS = frozenset(
     {"a", "an", "and", "are", "as", "at", "be", "by", "did", "do", "does", "for", "from", "had", "has", "have", "how"}
     | {"in", "is", "it", "its", "of", "on", "or", "that", "the", "their", "there", "this", "to", "was", "were", "what"}
     | {"when", "where", "which", "who", "whom", "whose", "why", "will", "with"}
 )
-"""Not looked for in a query that has other words; they are in the index all the same."""
+"""Ignored in queries that have other words; the index contains them."""
 
 RankedPassages = list[tuple[int, float]]
-"""Passage and score, best first; of equal scores the earlier passage."""
+"""Passage numbers with scores, best first; ties in passage order."""
 
 
 def tokenize(text: str) -> list[str]:
-    return [word for word in WORD.findall(text.lower()) if len(word) <= LONGEST_WORD]
+    return [word for word in WORD.findall(text.lower()) if len(word) <= MAX_WORD_CHARS]
 
 
 def query_terms(query: str) -> list[str]:
-    """Each once; those that are everywhere only where there is nothing else."""
+    """Distinct words of a query, without stop words unless there are no others."""
     words = list(dict.fromkeys(tokenize(query)))
-    return ([word for word in words if word not in STOP_WORDS] or words)[:MOST_WORDS]
+    return ([word for word in words if word not in STOP_WORDS] or words)[:MAX_QUERY_TERMS]
 
 
 class LexicalIndex:
@@ -47,15 +46,15 @@ class LexicalIndex:
 
     @classmethod
     def build(cls, texts: Iterable[str]) -> Self:
-        """Holds of all texts the numbers of their words, four bytes each, and then the scores."""
+        """Build from texts. Needs four bytes of memory per word, plus the scores."""
         vocabulary: dict[str, int] = {}
-        numbers = [
+        token_ids = [
             array("i", [vocabulary.setdefault(word, len(vocabulary)) for word in tokenize(text)]) for text in texts
         ]
         if not vocabulary:
-            raise UserError("there is no word to find in these texts: give others")
-        retriever = _bm25s().BM25(method="lucene", backend="numpy")
-        retriever.index((numbers, vocabulary), show_progress=False, create_empty_token=False)
+            raise UserError("these texts contain no words: give others")
+        retriever = _import_bm25s().BM25(method="lucene", backend="numpy")
+        retriever.index((token_ids, vocabulary), show_progress=False, create_empty_token=False)
         return cls(retriever)
 
     def save(self, folder: Path) -> None:
@@ -63,40 +62,40 @@ class LexicalIndex:
 
     @classmethod
     def load(cls, folder: Path, passages: int) -> Self:
-        """Raises what numpy, json and the library raise for files that are none of theirs; ValueError for misfits."""
+        """Load a saved index. Raises ValueError or the library's exceptions if the files are damaged."""
         params = json.loads((folder / "params.index.json").read_text(encoding="utf-8"))
         if params["num_docs"] != passages:
-            raise ValueError(f"its scores are of {params['num_docs']} passages, not {passages}")
-        retriever = _bm25s().BM25.load(folder, mmap=True, show_progress=False, backend="numpy")
+            raise ValueError(f"it has scores for {params['num_docs']} passages, not {passages}")
+        retriever = _import_bm25s().BM25.load(folder, mmap=True, show_progress=False, backend="numpy")
         scores, words = retriever.scores, len(retriever.vocab_dict)
-        fits = len(scores["indptr"]) == words + 1 and scores["indptr"][-1] == len(scores["data"])
-        if not fits or len(scores["data"]) != len(scores["indices"]):
-            raise ValueError("its words and scores do not fit together")
+        consistent = len(scores["indptr"]) == words + 1 and scores["indptr"][-1] == len(scores["data"])
+        if not consistent or len(scores["data"]) != len(scores["indices"]):
+            raise ValueError("its words and scores do not match")
         return cls(retriever)
 
-    def best(self, queries: Sequence[str], top: int) -> list[RankedPassages]:
-        """Of each query; passages that share no word with it are not among them."""
-        return [self._best(query, top) for query in queries]
+    def retrieve(self, queries: Sequence[str], top: int) -> list[RankedPassages]:
+        """Rank the passages that share a word with each query."""
+        return [self._retrieve(query, top) for query in queries]
 
-    def _best(self, query: str, top: int) -> RankedPassages:
-        known = [self._vocabulary[word] for word in query_terms(query) if word in self._vocabulary]
-        if not known:
+    def _retrieve(self, query: str, top: int) -> RankedPassages:
+        term_ids = [self._vocabulary[word] for word in query_terms(query) if word in self._vocabulary]
+        if not term_ids:
             return []
-        return top_scores(self._retriever.get_scores_from_ids(known), top, above=0.0)
+        return top_scores(self._retriever.get_scores_from_ids(term_ids), top, above=0.0)
 
 
 def top_scores(scores: np.ndarray, top: int, above: float = -np.inf) -> RankedPassages:
-    """The highest of these scores [passages]; ties in the order of the passages, on every machine."""
-    found = np.flatnonzero(scores > above)
-    held = scores[found]
-    if top < len(held):
-        least = np.partition(held, len(held) - top)[len(held) - top]
-        found, held = found[held >= least], held[held >= least]
-    order = np.argsort(-held, kind="stable")[:top]
-    return [(int(found[place]), float(held[place])) for place in order]
+    """The highest `scores` [passages]; ties in passage order, on every machine."""
+    numbers = np.flatnonzero(scores > above)
+    values = scores[numbers]
+    if top < len(values):
+        threshold = np.partition(values, len(values) - top)[len(values) - top]
+        numbers, values = numbers[values >= threshold], values[values >= threshold]
+    order = np.argsort(-values, kind="stable")[:top]
+    return [(int(numbers[index]), float(values[index])) for index in order]
 
 
-def _bm25s() -> Any:
+def _import_bm25s() -> Any:
     try:
         with _without_jax():
             return import_module("bm25s")
@@ -106,7 +105,7 @@ def _bm25s() -> Any:
 
 @contextmanager
 def _without_jax() -> Iterator[None]:
-    """bm25s tries jax where it finds it, and jax then keeps three quarters of a GPU's memory for itself."""
+    """Hide jax: bm25s imports it if it is installed, and jax then reserves three quarters of the GPU memory."""
     hidden = {name: sys.modules.pop(name, None) for name in ("jax", "jax.lax")}
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:

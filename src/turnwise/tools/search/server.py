@@ -1,6 +1,6 @@
-"""A server over an index, for runs that share one: POST /search {"queries": [...], "top": 3}.
+"""HTTP server for an index that several runs share: POST /search {"queries": [...], "top": 3}.
 
-The standard library's server is enough: a client sends the queries of all its episodes in one request.
+The standard library's server is fast enough, since a client sends the queries of all its episodes in one request.
 """
 
 import hmac
@@ -30,9 +30,9 @@ from turnwise.tools.search.types import (
 )
 
 IDLE_S = 60.0
-"""A connection that says nothing for so long is closed."""
-MOST_CONNECTIONS = 256
-SHORTEST_KEY = 8
+"""Idle connections are closed after this time."""
+MAX_CONNECTIONS = 256
+MIN_KEY_CHARS = 8
 
 
 class SearchRequest(BaseModel):
@@ -43,20 +43,20 @@ class SearchRequest(BaseModel):
 
 
 class RequestRefused(Exception):
-    def __init__(self, status: HTTPStatus, why: str) -> None:
-        super().__init__(why)
+    def __init__(self, status: HTTPStatus, reason: str) -> None:
+        super().__init__(reason)
         self.status = status
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = IDLE_S
-    wbufsize = -1  # headers and body together, or the client's acknowledgement of the first is waited for, 40 ms
+    wbufsize = -1  # one packet for headers and body, to avoid a 40 ms wait for the acknowledgement
     disable_nagle_algorithm = True
 
-    def __init__(self, *given: Any, searcher: Searcher, key: str | None, local: bool) -> None:
+    def __init__(self, *arguments: Any, searcher: Searcher, key: str | None, local: bool) -> None:
         self._searcher, self._key, self._local = searcher, key, local
-        super().__init__(*given)
+        super().__init__(*arguments)
 
     def do_GET(self) -> None:
         self.close_connection = True
@@ -66,48 +66,46 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             answer = self._answer()
         except RequestRefused as error:
-            self.close_connection = True  # what is left of the request is not read
+            self.close_connection = True  # the rest of the request is not read
             self._send(error.status, {"error": str(error)})
-        except OSError:  # who asked went away, or sends too slowly
+        except OSError:  # the client disconnected, or sends too slowly
             self.close_connection = True
         except Exception as error:
             self.close_connection = True
-            self.server.say(f"a search failed: {type(error).__name__}: {error}")  # type: ignore[attr-defined]
+            self.server.log(f"a search failed: {type(error).__name__}: {error}")  # type: ignore[attr-defined]
             self._send(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": "the search failed"})
         else:
             self._send(HTTPStatus.OK, answer)
 
     def _answer(self) -> dict[str, Any]:
-        self._admit()
-        asked = self._asked()
-        found = self._searcher.search(asked.queries, asked.top)
-        return {"results": [[_row(hit) for hit in hits] for hits in found]}
+        self._check_access()
+        request = self._read_request()
+        found = self._searcher.search(request.queries, request.top)
+        return {"results": [[_to_row(result) for result in results] for results in found]}
 
-    def _admit(self) -> None:
-        """The key first: who has none learns nothing else."""
-        kind, _, given = self.headers.get("Authorization", "").partition(" ")
+    def _check_access(self) -> None:
+        """Check the key first, so that clients without one learn nothing else."""
+        scheme, _, key = self.headers.get("Authorization", "").partition(" ")
         if self._key is not None and not (
-            kind.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._key.encode())
+            scheme.lower() == "bearer" and hmac.compare_digest(key.strip().encode(), self._key.encode())
         ):
-            raise RequestRefused(HTTPStatus.UNAUTHORIZED, "this server wants its key")
+            raise RequestRefused(HTTPStatus.UNAUTHORIZED, "this server requires a key")
         if self._local and not is_local(_host_name(self.headers.get("Host", ""))):
-            raise RequestRefused(
-                HTTPStatus.FORBIDDEN, "this server does not go by that name"
-            )  # a page that was led here
+            raise RequestRefused(HTTPStatus.FORBIDDEN, "unknown host name")  # DNS rebinding by a web page
         if self.path.rstrip("/") != PATH:
-            raise RequestRefused(HTTPStatus.NOT_FOUND, f"there is nothing but POST {PATH}")
-        if self.headers.get_content_type() != "application/json":  # which a page of another site cannot send
+            raise RequestRefused(HTTPStatus.NOT_FOUND, f"use POST {PATH}")
+        if self.headers.get_content_type() != "application/json":  # web pages of other sites cannot send it
             raise RequestRefused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send application/json")
 
-    def _asked(self) -> SearchRequest:
+    def _read_request(self) -> SearchRequest:
         length = self.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdigit()):
-            raise RequestRefused(HTTPStatus.LENGTH_REQUIRED, "say Content-Length")
+            raise RequestRefused(HTTPStatus.LENGTH_REQUIRED, "send Content-Length")
         if len(length) > 12 or int(length) > MAX_REQUEST_BYTES:
             raise RequestRefused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {MAX_REQUEST_BYTES} bytes")
         body = self.rfile.read(int(length))
         if len(body) < int(length):
-            raise ConnectionError("the request was cut")
+            raise ConnectionError("the request is incomplete")
         try:
             return SearchRequest.model_validate_json(body)
         except ValidationError as error:
@@ -132,7 +130,7 @@ class _Handler(BaseHTTPRequestHandler):
         return "turnwise"
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Neither queries nor keys are logged."""
+        """Log nothing: queries and keys are private."""
 
 
 class SearchServer(ThreadingHTTPServer):
@@ -148,17 +146,17 @@ class SearchServer(ThreadingHTTPServer):
         host: str = "127.0.0.1",
         port: int = 0,
         key: str | None = None,
-        say: Callable[[str], None] = lambda text: None,
+        log: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`key`: what clients must send; on an address that others reach, one is needed. `port` 0: any that is free."""
-        _check(host, port, key)
-        self.say, self._free = say, BoundedSemaphore(MOST_CONNECTIONS)
+        """`key`: required from clients, and mandatory unless `host` is local. `port` 0: any free port."""
+        _check_options(host, port, key)
+        self.log, self._free = log, BoundedSemaphore(MAX_CONNECTIONS)
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
             self.address_family = family
             super().__init__((host, port), partial(_Handler, searcher=searcher, key=key, local=is_local(host)))
         except (OSError, UnicodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "no address"
+            reason = error.strerror if isinstance(error, OSError) else "not an address"
             raise UserError(
                 f"cannot listen on {host} port {port} ({reason}): choose another --host or --port"
             ) from error
@@ -182,25 +180,25 @@ class SearchServer(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away is no event."""
+        """Ignore clients that disconnect."""
 
 
-def _check(host: str, port: int, key: str | None) -> None:
+def _check_options(host: str, port: int, key: str | None) -> None:
     if not 0 <= port <= 65535:
-        raise UserError(f"--port {port} is no port: give one from 1024 to 65535, or 0 for any that is free")
+        raise UserError(f"--port {port} is not a port: give one from 1024 to 65535, or 0 for any free port")
     if key is None and not is_local(host):
-        raise UserError(f"--host {host} lets others in: set a key first, export {KEY_VARIABLE}=KEY")
-    if key is not None and len(key) < SHORTEST_KEY:
-        raise UserError(f"the key in {KEY_VARIABLE} is too short to be one: give {SHORTEST_KEY} characters or more")
+        raise UserError(f"--host {host} is reachable by others: set a key first, export {KEY_VARIABLE}=KEY")
+    if key is not None and len(key) < MIN_KEY_CHARS:
+        raise UserError(f"the key in {KEY_VARIABLE} is too short: use at least {MIN_KEY_CHARS} characters")
 
 
 def _host_name(host: str) -> str:
-    """Of a Host header, without the port."""
+    """Host header without the port."""
     if host.startswith("["):
         return host[1:].partition("]")[0].lower()
     return host.partition(":")[0].lower()
 
 
-def _row(hit: SearchResult) -> dict[str, Any]:
-    passage = hit.passage
-    return {"title": passage.title, "text": passage.text, "id": passage.id, "score": hit.score}
+def _to_row(result: SearchResult) -> dict[str, Any]:
+    passage = result.passage
+    return {"title": passage.title, "text": passage.text, "id": passage.id, "score": result.score}

@@ -1,4 +1,7 @@
-"""Passages on disk: one JSON line each, and where each begins. What is asked for is read, nothing else is held."""
+"""Files of an index folder: passages as JSON lines with their offsets, and a manifest.
+
+The manifest is written last, so a folder without one is not an index.
+"""
 
 import json
 import os
@@ -12,31 +15,87 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from turnwise.core.errors import UserError
 from turnwise.tools.search.types import Passage
 
-LINES, OFFSETS = "passages.jsonl", "offsets.npy"
+PASSAGES, OFFSETS, MANIFEST = "passages.jsonl", "offsets.npy", "manifest.json"
+VERSION = 1
+"""Increase it when older folders can no longer be read."""
+
+
+class DenseSettings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str
+    dtype: Literal["float16", "float32"] = "float16"
+    query_prefix: str = ""
+    passage_prefix: str = ""
+    """Prefixes that some encoders were trained with, such as `query: ` and `passage: `."""
+
+
+class Manifest(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    version: int = VERSION
+    passages: int
+    files: int
+    digest: str
+    """Hash of the contents of all files."""
+    passage_characters: int
+    dense: DenseSettings | None = None
+    sizes: dict[str, int]
+    """Bytes of every file of the index, to detect truncated ones."""
+
+
+def write_manifest(manifest: Manifest, folder: Path) -> None:
+    (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+
+def file_sizes(folder: Path) -> dict[str, int]:
+    paths = (path for path in sorted(folder.iterdir()) if path.name != MANIFEST)
+    return {path.name: path.stat().st_size for path in paths}
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read the manifest of an index and check its files. Raises UserError if it is not a complete index."""
+    if not (folder / MANIFEST).is_file():
+        raise UserError(f"{folder} is not a search index: build one with turnwise index FILES --to FOLDER")
+    try:
+        manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
+    except (OSError, ValidationError) as error:
+        raise damaged_index(folder, "its manifest cannot be read") from error
+    if manifest.version != VERSION:
+        raise UserError(f"{folder} has index version {manifest.version}, not {VERSION}: build the index again")
+    for name, size in manifest.sizes.items():
+        path = folder / name
+        if not path.is_file() or path.stat().st_size != size:
+            raise damaged_index(folder, f"{name} is missing or has the wrong size")
+    return manifest
+
+
+def damaged_index(folder: Path, reason: str) -> UserError:
+    return UserError(f"the index {folder} is damaged ({reason}): build it again")
 
 
 def write_passages(passages: Iterable[Passage], folder: Path) -> int:
-    """Writes them as they come; the number of them."""
-    offsets, at = [0], 0
-    with (folder / LINES).open("wb") as file:
+    """Write the passages one by one and return their number."""
+    offsets, offset = [0], 0
+    with (folder / PASSAGES).open("wb") as file:
         for passage in passages:
             row = {"title": passage.title, "text": passage.text, "id": passage.id}
             line = json.dumps(row, ensure_ascii=False).encode() + b"\n"
             file.write(line)
-            at += len(line)
-            offsets.append(at)
+            offset += len(line)
+            offsets.append(offset)
     np.save(folder / OFFSETS, np.array(offsets, dtype=np.int64))
     return len(offsets) - 1
 
 
 class StoredPassages(Sequence[Passage]):
-    """Reads from any thread: every read says its own place in the file."""
+    """Passages on disk, read on access, from any thread (pread)."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / LINES
+        self._path = folder / PASSAGES
         self._offsets = np.load(folder / OFFSETS, mmap_mode="r")
         if self._offsets.ndim != 1 or len(self._offsets) < 2 or self._offsets[-1] != self._path.stat().st_size:
-            raise ValueError("its passages and their places do not fit together")
+            raise ValueError("its passages and offsets do not match")
         self._file = os.open(self._path, os.O_RDONLY)
 
     def __del__(self) -> None:
@@ -52,7 +111,7 @@ class StoredPassages(Sequence[Passage]):
     def __getitem__(self, number: slice) -> list[Passage]: ...
     def __getitem__(self, number: int | slice) -> Passage | list[Passage]:
         if isinstance(number, slice):
-            return [self[each] for each in range(*number.indices(len(self)))]
+            return [self[index] for index in range(*number.indices(len(self)))]
         if not 0 <= number < len(self):
             raise IndexError(number)
         start, end = int(self._offsets[number]), int(self._offsets[number + 1])
@@ -64,62 +123,3 @@ class StoredPassages(Sequence[Passage]):
 
     def __iter__(self) -> Iterator[Passage]:
         return (self[number] for number in range(len(self)))
-
-
-MANIFEST = "manifest.json"
-VERSION = 1
-"""Raise it when older folders can no longer be read."""
-
-
-class DenseSettings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    model: str
-    dtype: Literal["float16", "float32"] = "float16"
-    query_prefix: str = ""
-    passage_prefix: str = ""
-    """What some encoders were trained to see before a text, as `query: ` and `passage: `."""
-
-
-class Manifest(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    version: int = VERSION
-    passages: int
-    files: int
-    digest: str
-    """Of the contents of all files that were read."""
-    passage_characters: int
-    dense: DenseSettings | None = None
-    sizes: dict[str, int]
-    """Bytes of every file of the index, by which a cut one is told."""
-
-
-def write_manifest(manifest: Manifest, folder: Path) -> None:
-    (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
-
-
-def file_sizes(folder: Path) -> dict[str, int]:
-    found = (path for path in sorted(folder.iterdir()) if path.name != MANIFEST)
-    return {path.name: path.stat().st_size for path in found}
-
-
-def read_manifest(folder: Path) -> Manifest:
-    """That of a whole index; what is none gets one line."""
-    if not (folder / MANIFEST).is_file():
-        raise UserError(f"{folder} is no index: build one with turnwise index FILES --to FOLDER")
-    try:
-        manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
-    except (OSError, ValidationError) as error:
-        raise damaged_index(folder, "its manifest cannot be read") from error
-    if manifest.version != VERSION:
-        raise UserError(f"{folder} is an index of version {manifest.version}, not {VERSION}: build it again")
-    for name, size in manifest.sizes.items():
-        path = folder / name
-        if not path.is_file() or path.stat().st_size != size:
-            raise damaged_index(folder, f"{name} is missing or not of its length")
-    return manifest
-
-
-def damaged_index(folder: Path, what: str) -> UserError:
-    return UserError(f"the index {folder} is damaged ({what}): build it again")

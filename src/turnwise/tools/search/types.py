@@ -1,24 +1,36 @@
-"""Passages: pieces of documents, each short enough to be shown to a model, with the title of where it stands."""
+"""Passages, search results and the limits of a search. Light to import: no numpy, no torch."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
-"""What means nothing in a text, or something to a terminal: every one becomes a space."""
+Mode = Literal["lexical", "dense", "hybrid"]
+
+MAX_QUERY_CHARS = 2000
+MAX_RESULTS = 50
+"""Per query."""
+MAX_QUERIES = 1024
+"""Per request."""
+MAX_REQUEST_BYTES = 4 << 20
+MAX_REPLY_BYTES = 256 << 20
+"""More than any reply with the maximum of results and passages of the usual length."""
 MAX_TITLE_CHARS = 200
 PASSAGE_CHARS = 800
-
-Mode = Literal["lexical", "dense", "hybrid"]
+"""Default maximum length of a passage."""
+KEY_VARIABLE = "TURNWISE_SEARCH_KEY"
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+"""Characters without meaning in a text, or with a special one for terminals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passage:
+    """Piece of a document, short enough to be shown to a model."""
+
     title: str
     text: str
     id: str = ""
-    """As its source names it: a row's `id`, or file and number."""
+    """Identifier in the source: a row's `id`, or file name and number."""
 
     @property
     def full_text(self) -> str:
@@ -26,17 +38,8 @@ class Passage:
 
     @property
     def lexical_text(self) -> str:
-        """What a search by words looks at: those of the title count twice, since it says what the passage is about."""
+        """Text for lexical retrieval. The title counts twice, since it names the topic."""
         return f"{self.title}\n{self.full_text}"
-
-
-def clean_text(text: str) -> str:
-    """Plain text that any tokenizer takes: no control characters, no half of a surrogate pair."""
-    return CONTROL.sub(" ", text).encode("utf-8", "replace").decode("utf-8")
-
-
-def one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,18 +50,19 @@ class SearchResult:
 
 
 class Searcher(Protocol):
-    """What answers queries, many in one call, in any thread: an index, or a server with one."""
+    """Answers many queries per call, from any thread: an index, or a client of a search server."""
 
     def search(self, queries: Sequence[str], top: int) -> list[list[SearchResult]]: ...
 
 
-MAX_QUERY_CHARS = 2000
-"""Characters."""
-MAX_RESULTS = 50
-"""Of one query."""
-MAX_QUERIES = 1024
-"""Of one request."""
-MAX_REQUEST_BYTES = 4 << 20
-MAX_REPLY_BYTES = 256 << 20
-"""More than any reply of so many hits has with passages of the usual length."""
-KEY_VARIABLE = "TURNWISE_SEARCH_KEY"
+class SearchFailed(Exception):
+    """The searcher failed, not one query: all queries of the call fail."""
+
+
+def clean_text(text: str) -> str:
+    """Replace control characters by spaces and unpaired surrogates by question marks."""
+    return CONTROL.sub(" ", text).encode("utf-8", "replace").decode("utf-8")
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
