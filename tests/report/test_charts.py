@@ -52,23 +52,9 @@ def test_learning_curve_draws_evaluations_with_intervals() -> None:
     assert "50.0 %" not in texts
 
 
-def test_learning_curve_minutes_exclude_evaluations() -> None:
-    data = [
-        {"step": 0, "time/total_s": 500.0, "eval/success": 0.2, "eval/success_low": 0.1, "eval/success_high": 0.3},
-        {"step": 1, "time/total_s": 60.0, "rollout/success": 0.2},
-        {"step": 2, "time/total_s": 180.0, "rollout/success": 0.4},
-        {"step": 2, "time/total_s": 500.0, "eval/success": 0.4, "eval/success_low": 0.3, "eval/success_high": 0.5},
-    ]
-    root = parsed(draw_learning_curve(data, "t", axis="minutes"))
-    assert [x for x, _ in points(root)[0]] == [64 + 632 / 4, 696.0]
-    assert [float(dot.attrib["cx"]) for dot in root.iter(f"{SVG}circle")][:2] == [64.0, 696.0]
-
-
 def test_learning_curve_labels_its_axes() -> None:
-    by_step = [text.text for text in parsed(draw_learning_curve(rows(), "t")).iter(f"{SVG}text")]
-    by_time = [text.text for text in parsed(draw_learning_curve(rows(), "t", axis="minutes")).iter(f"{SVG}text")]
-    assert {"training step", "success", "40", "100 %"} <= set(by_step)
-    assert {"minutes of training", "success", "2"} <= set(by_time)
+    texts = {text.text for text in parsed(draw_learning_curve(rows(), "t")).iter(f"{SVG}text")}
+    assert {"training step", "success", "40", "100 %"} <= texts
 
 
 @pytest.mark.parametrize("data", [[], [{"step": 0, "rollout/success": 0.5}], [{"step": 3, "loss": 1.0}]])

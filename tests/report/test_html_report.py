@@ -47,10 +47,10 @@ class Reader(HTMLParser):
         self.text += data
 
 
-def turn(said: str = "<answer>Down</answer>", **changes: Any) -> dict[str, Any]:
+def turn(content: str = "<answer>Down</answer>", **changes: Any) -> dict[str, Any]:
     return {
         "context": "You see a lake.",
-        "message": {"role": "assistant", "content": said},
+        "message": {"role": "assistant", "content": content},
         "reward": 0.0,
         "turn_reward": 0.25,
         "advantages": [0.5, -0.25],

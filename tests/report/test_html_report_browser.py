@@ -56,8 +56,8 @@ def test_report_in_a_browser_shows_hostile_text_as_text(browser: Any, report: Pa
         summary.click()
     assert page.title() == report.parent.name  # no script changed it
     assert fetched == [report.as_uri()]
-    assert page.locator("pre.said").count() == 3
-    assert page.locator("pre.said").first.inner_text().startswith("<script>document.title")
+    assert page.locator("pre.message").count() == 3
+    assert page.locator("pre.message").first.inner_text().startswith("<script>document.title")
     assert page.evaluate("document.documentElement.scrollWidth") == width
     dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 28)"
     assert dark == (scheme == "dark")

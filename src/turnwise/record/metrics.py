@@ -79,10 +79,10 @@ def _group_spread(groups: Sequence[Group]) -> dict[str, float]:
 
 def _repetition(groups: Sequence[Group]) -> dict[str, float]:
     """Return how similar the members of a group are, which rises as a policy collapses."""
-    found = measure_repetition([[_sampled(each) for each in group.trajectories] for group in groups])
-    if found.overlap is None or found.copies is None:
+    similarity = measure_repetition([[_sampled(each) for each in group.trajectories] for group in groups])
+    if similarity.overlap is None or similarity.copies is None:
         return {}
-    return {"rollout/repetition": found.overlap, "rollout/copies": found.copies}
+    return {"rollout/repetition": similarity.overlap, "rollout/copies": similarity.copies}
 
 
 def _sampled(trajectory: Trajectory) -> list[int]:
@@ -140,7 +140,7 @@ def finite_number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
-        found = float(value)
+        number = float(value)
     except OverflowError:
         return None
-    return found if abs(found) <= LARGEST else None
+    return number if abs(number) <= LARGEST else None

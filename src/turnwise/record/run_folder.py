@@ -129,10 +129,6 @@ class RunFolder:
         return written or any(row["step"] > 0 for row in self.read_metrics())
 
     @property
-    def config_path(self) -> Path:
-        return self.path / "config.toml"
-
-    @property
     def metrics_path(self) -> Path:
         return self.path / "metrics.jsonl"
 
@@ -242,17 +238,6 @@ class RunFolder:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         self.write_text("summary.json", json.dumps(replace_nonfinite(summary), indent=2, allow_nan=False) + "\n")
-
-    def read_summary(self) -> dict[str, Any]:
-        try:
-            summary = json.loads(self.summary_path.read_bytes())
-        except FileNotFoundError as error:
-            raise UserError(f"{self.path} has no summary. Finish the run with --resume {self.path}.") from error
-        except (OSError, ValueError) as error:
-            raise UserError(f"Cannot read {self.summary_path}. Delete it and --resume {self.path}.") from error
-        if not isinstance(summary, dict):
-            raise UserError(f"{self.summary_path} is not a JSON object. Delete it and --resume {self.path}.")
-        return summary
 
     def write_text(self, name: str, text: str) -> None:
         """Write a small file of the run atomically, such as `curve.svg`."""

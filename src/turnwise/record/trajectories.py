@@ -149,7 +149,7 @@ def _trajectory(row: Mapping[str, Any]) -> Trajectory:
 
 
 def _version_column(versions: Sequence[int]) -> int | list[int] | None:
-    """One number where all tokens have the same version; None where versions are unknown."""
+    """Return one number if all tokens have the same version; None if versions are unknown."""
     distinct = set(versions)
     return list(versions) if len(distinct) > 1 else next(iter(distinct), None)
 

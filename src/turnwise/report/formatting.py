@@ -118,10 +118,10 @@ def clip(text: str, columns: int) -> str:
 
 def wrap(text: str, columns: int, lines: int) -> list[str]:
     """Wrap at words, and inside words that are too long. An ellipsis marks text beyond `lines` lines."""
-    found = list(_wrap(text[: 4 * columns * lines + 4], columns))
-    if len(found) <= lines:
-        return found or [""]
-    return [*found[: lines - 1], clip(f"{found[lines - 1]}{ELLIPSIS}{ELLIPSIS}", max(columns, 2))]
+    wrapped = list(_wrap(text[: 4 * columns * lines + 4], columns))
+    if len(wrapped) <= lines:
+        return wrapped or [""]
+    return [*wrapped[: lines - 1], clip(f"{wrapped[lines - 1]}{ELLIPSIS}{ELLIPSIS}", max(columns, 2))]
 
 
 def _wrap(text: str, columns: int) -> Iterator[str]:

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Any, Literal
+from typing import Any
 
 from turnwise.report.svg import BLUE, GRID, INK, ORANGE, nice_ticks, rolling_mean, svg_line, svg_start, svg_text
 
@@ -11,18 +10,15 @@ WIDTH, HEIGHT = 720, 380
 LEFT, RIGHT, TOP, BOTTOM = 64, 24, 64, 52
 TRAIN, EVALUATION = BLUE, ORANGE
 
-Axis = Literal["steps", "minutes"]
-AXIS_LABELS: dict[Axis, str] = {"steps": "training step", "minutes": "minutes of training"}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveScale:
     """Maps data to pixels. The success axis always spans 0 to 1."""
 
-    right: float
+    last_step: float
 
-    def x(self, value: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * value / self.right
+    def x(self, step: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * step / self.last_step
 
     def y(self, rate: float) -> float:
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * rate
@@ -30,28 +26,34 @@ class CurveScale:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationPoint:
-    x: float
+    step: float
     rate: float
     low: float
     high: float
 
 
-def draw_learning_curve(rows: Sequence[Mapping[str, Any]], title: str, axis: Axis = "steps") -> str:
+def draw_learning_curve(rows: Sequence[Mapping[str, Any]], title: str) -> str:
     """Draw success over training from the rows of `metrics.jsonl`.
 
     Rows with "rollout/success" make up the training line (faint, with its rolling mean). Rows with "eval/success",
     "eval/success_low" and "eval/success_high" are points with intervals.
     """
-    xs = _positions(rows, axis)
-    train = [(x, row["rollout/success"]) for x, row in zip(xs, rows, strict=True) if _has(row, "rollout/success")]
+    train = [(float(row["step"]), row["rollout/success"]) for row in rows if _has(row, "rollout/success")]
     evaluations = [
-        EvaluationPoint(x=x, rate=row["eval/success"], low=row["eval/success_low"], high=row["eval/success_high"])
-        for x, row in zip(xs, rows, strict=True)
+        EvaluationPoint(
+            step=float(row["step"]),
+            rate=row["eval/success"],
+            low=row["eval/success_low"],
+            high=row["eval/success_high"],
+        )
+        for row in rows
         if _has(row, "eval/success", "eval/success_low", "eval/success_high")
     ]
-    scale = CurveScale(right=max([x for x, _ in train] + [point.x for point in evaluations], default=0.0) or 1.0)
+    scale = CurveScale(
+        last_step=max([step for step, _ in train] + [point.step for point in evaluations], default=0.0) or 1.0
+    )
     parts = [
-        *_frame(title, AXIS_LABELS[axis], scale),
+        *_frame(title, scale),
         *_training(train, scale),
         *_evaluations(evaluations, scale),
         *_legend(bool(train), bool(evaluations)),
@@ -61,31 +63,23 @@ def draw_learning_curve(rows: Sequence[Mapping[str, Any]], title: str, axis: Axi
     return "\n".join([svg_start(title, WIDTH, HEIGHT), *parts, "</svg>"]) + "\n"
 
 
-def _positions(rows: Sequence[Mapping[str, Any]], axis: Axis) -> list[float]:
-    """Return the x value of each row: its step, or the minutes of training ("time/total_s") up to it."""
-    if axis == "steps":
-        return [float(row["step"]) for row in rows]
-    seconds = [row["time/total_s"] if _has(row, "rollout/success", "time/total_s") else 0.0 for row in rows]
-    return [total / 60 for total in accumulate(seconds)]
-
-
 def _has(row: Mapping[str, Any], *keys: str) -> bool:
     """Return whether no value is missing or null; non-finite numbers are stored as null."""
     return all(row.get(key) is not None for key in keys)
 
 
-def _frame(title: str, x_label: str, scale: CurveScale) -> list[str]:
+def _frame(title: str, scale: CurveScale) -> list[str]:
     parts = [svg_text(LEFT, 24, title, size=16, weight="600")]
     for rate in (0.0, 0.25, 0.5, 0.75, 1.0):
         y = scale.y(rate)
         parts.append(svg_line(LEFT, y, WIDTH - RIGHT, y, stroke=GRID if rate else INK))
         parts.append(svg_text(LEFT - 10, y + 4, f"{100 * rate:.0f} %", anchor="end"))
-    for tick in nice_ticks(scale.right):
+    for tick in nice_ticks(scale.last_step):
         x = scale.x(tick)
         parts.append(svg_line(x, HEIGHT - BOTTOM, x, HEIGHT - BOTTOM + 5, stroke=INK))
         parts.append(svg_text(x, HEIGHT - BOTTOM + 20, f"{tick:g}", anchor="middle"))
     middle_x, middle_y = (LEFT + WIDTH - RIGHT) / 2, (TOP + HEIGHT - BOTTOM) / 2
-    parts.append(svg_text(middle_x, HEIGHT - 10, x_label, anchor="middle"))
+    parts.append(svg_text(middle_x, HEIGHT - 10, "training step", anchor="middle"))
     parts.append(svg_text(16, middle_y, "success", anchor="middle", rotated=True))
     return parts
 
@@ -103,7 +97,7 @@ def _evaluations(evaluations: Sequence[EvaluationPoint], scale: CurveScale) -> l
     parts = []
     for number, evaluation in enumerate(evaluations):
         x, y, low, high = (
-            scale.x(evaluation.x),
+            scale.x(evaluation.step),
             scale.y(evaluation.rate),
             scale.y(evaluation.low),
             scale.y(evaluation.high),

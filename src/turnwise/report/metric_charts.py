@@ -58,8 +58,8 @@ def recorded_metrics(
     rows: Sequence[Mapping[str, Any]], metrics: Sequence[Metric] = MAIN_METRICS
 ) -> list[tuple[Metric, Points]]:
     """Return the metrics that a run has recorded, with their points."""
-    found = [(metric, metric_points(rows, metric.key)) for metric in metrics]
-    return [(metric, points) for metric, points in found if points]
+    all_points = [(metric, metric_points(rows, metric.key)) for metric in metrics]
+    return [(metric, points) for metric, points in all_points if points]
 
 
 def draw_metric_chart(

@@ -59,19 +59,19 @@ def run_context(path: Path, summary: Row | None = None) -> dict[str, Any]:
 def read_json_object(path: Path) -> dict[str, Any] | None:
     """Return the object in a JSON file, or None if the file is missing or broken."""
     try:
-        found = json.loads(path.read_bytes())
+        value = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def read_flat_settings(path: Path) -> dict[str, str]:
     """Return a TOML file's values by their dotted keys; nothing if the file is missing or broken."""
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return _flatten(found)
+    return _flatten(table)
 
 
 def _flatten(table: Mapping[str, Any]) -> dict[str, str]:
@@ -126,7 +126,7 @@ def _total(rows: Sequence[Row], key: str) -> float:
 def _learning_curve(rows: Sequence[Row]) -> Markup | None:
     if not (metric_points(rows, "rollout/success") or metric_points(rows, "eval/success")):
         return None
-    keys = ("rollout/success", "eval/success", "eval/success_low", "eval/success_high", "time/total_s")
+    keys = ("rollout/success", "eval/success", "eval/success_low", "eval/success_high")
     finite = [{"step": row["step"], **{key: finite_number(row.get(key)) for key in keys}} for row in rows]
     return Markup(draw_learning_curve(finite, "Success over training"))
 

@@ -170,5 +170,5 @@ def _interval(metrics: Metrics) -> str:
 
 def _passes(metrics: Metrics) -> list[tuple[str, float | None]]:
     """Return ("pass@4", value) pairs in the order of k."""
-    found = sorted((int(key.removeprefix(PASS)), value) for key, value in metrics.items() if key.startswith(PASS))
-    return [(f"pass@{k}", None if math.isnan(value) else value) for k, value in found]
+    values = sorted((int(key.removeprefix(PASS)), value) for key, value in metrics.items() if key.startswith(PASS))
+    return [(f"pass@{k}", None if math.isnan(value) else value) for k, value in values]

@@ -206,13 +206,13 @@ UNASSIGNED = "\U000fffff"
 @lru_cache(maxsize=1)
 def installed_fonts() -> dict[str, Path]:
     """Return every font file on this machine by its name without the suffix."""
-    found: dict[str, Path] = {}
+    fonts: dict[str, Path] = {}
     for folder in FOLDERS:
         root = Path(folder).expanduser()
         for ending in ("ttf", "ttc", "otf"):
             for path in sorted(root.rglob(f"*.{ending}")) if root.is_dir() else ():
-                found.setdefault(path.stem, path)
-    return found
+                fonts.setdefault(path.stem, path)
+    return fonts
 
 
 def find_font(names: Sequence[str]) -> Path | None:
