@@ -1,4 +1,4 @@
-"""The engine's C code against the same thing in torch."""
+"""The engine's C kernels against torch."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -29,17 +29,17 @@ def must_compile(optional_part: Callable[[str], NoReturn]) -> None:
 
 @st.composite
 def passes(draw_from: st.DrawFn) -> dict[str, Any]:
-    """A cache that holds something, and a pass over some of its sessions."""
+    """A filled cache, and a pass over some of its sessions."""
     shared = draw_from(st.sampled_from([0, 5, 16, 40]))
     slots = draw_from(st.lists(st.integers(0, SLOTS - 1), min_size=1, max_size=SLOTS, unique=True))
     past = st.integers(shared, 250)
-    stretches = []
+    rows = []
     for slot in sorted(slots):
         new = draw_from(st.integers(1, 12))
-        stretches.append(QueryRow(slot, draw_from(past), new, draw_from(st.integers(1, new))))
+        rows.append(QueryRow(slot, draw_from(past), new, draw_from(st.integers(1, new))))
     return {
         "shared": shared,
-        "stretches": stretches,
+        "rows": rows,
         "kv": draw_from(st.sampled_from([1, 2])),
         "group": draw_from(st.integers(1, 5)),
         "size": draw_from(st.sampled_from([16, 48])),
@@ -49,9 +49,9 @@ def passes(draw_from: st.DrawFn) -> dict[str, Any]:
 
 
 def caches_and_call(about: dict[str, Any]) -> tuple[list[KVCache], AttentionCall]:
-    """Two equal caches, and a layer's new queries, keys and values, laid out as the library hands them over."""
+    """Two equal caches, and a layer's new queries, keys and values with the strides that transformers passes."""
     random = torch.Generator().manual_seed(about["seed"])
-    tokens = sum(each.new for each in about["stretches"])
+    tokens = sum(each.new for each in about["rows"])
     query, key, value = (
         torch.randn(1, heads, tokens, about["size"], generator=random)[0].transpose(0, 1)
         for heads in (about["kv"] * about["group"], about["kv"], about["kv"])
@@ -65,28 +65,28 @@ def caches_and_call(about: dict[str, Any]) -> tuple[list[KVCache], AttentionCall
         random.manual_seed(1)
         for tensor in (keys, values):
             tensor.copy_(torch.randn(tensor.shape, generator=random))
-        first, shared = about["stretches"][0].slot, about["shared"]
+        first, shared = about["rows"][0].slot, about["shared"]
         cache.copy(first, range(SLOTS), shared)
         caches.append(cache)
     return caches, call
 
 
 @given(passes())
-def test_attention_equals_the_same_in_torch(about: dict[str, Any]) -> None:
+def test_attention_kernel_matches_torch(about: dict[str, Any]) -> None:
     (ours, twin), call = caches_and_call(about)
-    plan = SlotPlan(ours, about["stretches"], shared=about["shared"])
-    torch.testing.assert_close(plan.attend(call), torch_attention(twin, about["stretches"], call), atol=2e-5, rtol=1e-4)
+    plan = SlotPlan(ours, about["rows"], shared=about["shared"])
+    torch.testing.assert_close(plan.attend(call), torch_attention(twin, about["rows"], call), atol=2e-5, rtol=1e-4)
     for mine, other in zip(ours.layers[0], twin.layers[0], strict=True):
         assert mine.equal(other)
 
 
 @given(passes())
-def test_in_the_last_layer_only_what_is_read_looks_at_others(about: dict[str, Any]) -> None:
+def test_attention_kernel_skips_unused_tokens_of_the_last_layer(about: dict[str, Any]) -> None:
     (ours, twin), call = caches_and_call(about)
-    seen = SlotPlan(ours, about["stretches"], shared=about["shared"], last=0).attend(call)
-    whole = SlotPlan(twin, about["stretches"], shared=about["shared"]).attend(call)
+    seen = SlotPlan(ours, about["rows"], shared=about["shared"], last=0).attend(call)
+    whole = SlotPlan(twin, about["rows"], shared=about["shared"]).attend(call)
     start = 0
-    for each in about["stretches"]:
+    for each in about["rows"]:
         end = start + each.new
         read = slice(end - each.read, end)
         torch.testing.assert_close(seen[read], whole[read], atol=2e-5, rtol=1e-4)
@@ -96,19 +96,19 @@ def test_in_the_last_layer_only_what_is_read_looks_at_others(about: dict[str, An
 
 
 @given(passes(), st.integers(0, SLOTS))
-def test_what_a_session_gets_does_not_depend_on_its_company(about: dict[str, Any], which: int) -> None:
+def test_attention_kernel_is_independent_of_other_sessions(about: dict[str, Any], which: int) -> None:
     about["shared"] = 0
     (ours, twin), call = caches_and_call(about)
-    together = SlotPlan(ours, about["stretches"]).attend(call)
-    which %= len(about["stretches"])
-    start = sum(each.new for each in about["stretches"][:which])
-    own = slice(start, start + about["stretches"][which].new)
+    together = SlotPlan(ours, about["rows"]).attend(call)
+    which %= len(about["rows"])
+    start = sum(each.new for each in about["rows"][:which])
+    own = slice(start, start + about["rows"][which].new)
     parts = {"query": call.query[own], "key": call.key[own], "value": call.value[own]}
     alone = AttentionCall(layer=0, scale=call.scale, softcap=None, window=call.window, **parts)
-    assert SlotPlan(twin, about["stretches"][which : which + 1]).attend(alone).equal(together[own])
+    assert SlotPlan(twin, about["rows"][which : which + 1]).attend(alone).equal(together[own])
 
 
-def test_scores_far_apart_neither_overflow_nor_vanish() -> None:
+def test_attention_kernel_handles_extreme_scores() -> None:
     cache = KVCache(1)
     key = torch.tensor([[0.0], [1000.0], [-1000.0]]).expand(3, 16)[:, None]
     value = torch.arange(3.0)[:, None, None].expand(3, 1, 16).contiguous()
@@ -119,7 +119,7 @@ def test_scores_far_apart_neither_overflow_nor_vanish() -> None:
     assert out[:, 0, 0].tolist() == [0.0, 1.0, 1.0]
 
 
-def test_what_is_not_a_number_stays_visible() -> None:
+def test_kernels_propagate_nan() -> None:
     cache = KVCache(1)
     key = torch.ones(2, 1, 16)
     key[1] = float("nan")
@@ -140,7 +140,7 @@ def test_what_is_not_a_number_stays_visible() -> None:
     st.sampled_from([0.0, 1.0, 30.0]),
     st.integers(0, 1000),
 )
-def test_draws_equal_the_same_in_torch(vocabulary: int, temperatures: list[float], spread: float, seed: int) -> None:
+def test_sampling_kernel_matches_torch(vocabulary: int, temperatures: list[float], spread: float, seed: int) -> None:
     random = torch.Generator().manual_seed(seed)
     logits = torch.randn(len(temperatures), vocabulary, generator=random) * spread
     settings, draws = [Sampling(max_tokens=1, temperature=each) for each in temperatures], SamplingBatch()
@@ -153,7 +153,7 @@ def test_draws_equal_the_same_in_torch(vocabulary: int, temperatures: list[float
     torch.testing.assert_close(torch.tensor([value for _, value in ours]), logprobs, atol=2e-5, rtol=1e-5)
 
 
-def test_draws_follow_the_probabilities() -> None:
+def test_sampling_kernel_follows_the_probabilities() -> None:
     logits, draws = torch.randn(1, 40, generator=torch.Generator().manual_seed(0)) * 2, SamplingBatch()
     count = 20_000
     for number in range(count):
@@ -164,7 +164,7 @@ def test_draws_follow_the_probabilities() -> None:
     assert (((counts - expected) ** 2 / expected)[often]).sum() < 2 * int(often.sum())
 
 
-def test_several_draws_go_on_from_a_row_and_a_counter() -> None:
+def test_sampling_batch_adds_consecutive_rows_and_counters() -> None:
     logits, draws, each = torch.randn(5, 30), SamplingBatch(), SamplingBatch()
     draws.add(row=1, address=9, counter=4, setting=Sampling(max_tokens=1), count=3)
     for number in range(3):
@@ -172,7 +172,7 @@ def test_several_draws_go_on_from_a_row_and_a_counter() -> None:
     assert sample_batch(logits, draws) == sample_batch(logits, each)
 
 
-def test_without_a_compiler_torch_does_it_and_doctor_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_compiler_falls_back_to_torch_and_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     kernels.optional_kernels.cache_clear()
@@ -182,7 +182,7 @@ def test_without_a_compiler_torch_does_it_and_doctor_says_so(monkeypatch: pytest
     kernels.optional_kernels.cache_clear()
 
 
-def test_a_broken_compiler_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_broken_compiler_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fake = tmp_path / "gcc"
     fake.write_text("#!/bin/sh\necho 'out of order' >&2\necho more >&2\nexit 1\n")
     fake.chmod(0o755)
@@ -193,13 +193,13 @@ def test_a_broken_compiler_is_reported_in_one_line(monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def short_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """C files that compile in no time, where what they do is not the point."""
+    """C files that compile quickly."""
     folder = tmp_path_factory.mktemp("short")
     (folder / "one.c").write_text("int one(void) { return 1; }\n")
     return folder
 
 
-def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, short_code: Path) -> None:
+def test_compile_library_compiles_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, short_code: Path) -> None:
     monkeypatch.setenv("TURNWISE_CACHE", str(tmp_path))
     assert kernels.compile_library("short", short_code).one() == 1
     (library,) = (tmp_path / "compiled").iterdir()
@@ -217,10 +217,10 @@ def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sh
     ],
     ids=["x86", "arm", "arm of another kind"],
 )
-def test_each_kind_of_processor_has_its_own_of_a_shared_home(
+def test_compile_library_caches_per_cpu(
     processors: tuple[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, short_code: Path
 ) -> None:
-    """Code for the richer of two processors would end the program on the other."""
+    """Code for the newer of two CPUs would crash on the other."""
     monkeypatch.setenv("TURNWISE_CACHE", str(tmp_path))
     monkeypatch.setattr(kernels, "CPU_INFO", tmp_path / "cpuinfo")
     for text in (*processors, processors[0]):

@@ -15,7 +15,7 @@ from turnwise.engine.native.requests import Request
 
 @pytest.fixture(params=["compiled", "torch"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the engine's kernels, where there is a compiler, and without."""
+    """Run with the C kernels, if there is a compiler, and without."""
     if request.param == "torch":
         for module in ("attention", "sampling"):
             monkeypatch.setattr(f"turnwise.engine.native.{module}.optional_kernels", lambda: None)
@@ -23,8 +23,8 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_log_probabilities_over_uneven_turns_equal_a_plain_full_forward(family: str) -> None:
-    """Three talks with one long prompt, one with another and one with a short one; some outlast others."""
+def test_native_logprobs_match_a_full_forward(family: str) -> None:
+    """Three episodes with one long prompt, one with another and one with a short one, of different lengths."""
     shared, other = prompt(1, 21), prompt(2, 30)
     talks = [
         (key(1, 0), [shared, prompt(3, 4), prompt(4, 9)]),
@@ -41,8 +41,8 @@ def test_log_probabilities_over_uneven_turns_equal_a_plain_full_forward(family: 
     assert engine.stats().counts["shared_tokens"] > 0
 
 
-def test_few_short_contexts_among_many_long_ones() -> None:
-    """Their rows are the last slots of many."""
+def test_native_mixes_few_short_with_many_long_contexts() -> None:
+    """The short ones are in the last slots."""
     talks = [(key(seed), [prompt(seed, 9), prompt(50 + seed, 12 if seed < 6 else seed - 4)]) for seed in range(8)]
     sampling = Sampling(max_tokens=1)
     for (_, contexts), said in zip(talks, run_talks(make_engine(), talks, sampling), strict=True):
@@ -50,14 +50,14 @@ def test_few_short_contexts_among_many_long_ones() -> None:
         torch.testing.assert_close(ours, full_forward_logprobs("llama", contexts, said, 1.0), atol=2e-4, rtol=1e-3)
 
 
-def test_contexts_that_outgrow_the_cache_keep_what_it_held() -> None:
+def test_native_cache_grows_without_losing_contexts() -> None:
     contexts = [prompt(1, 200), prompt(2, 30)]
     (said,) = run_talks(make_engine(), [(key(1), contexts)], Sampling(max_tokens=20))
     ours = torch.tensor([value for completion in said for value in completion.logprobs])
     torch.testing.assert_close(ours, full_forward_logprobs("llama", contexts, said, 1.0), atol=2e-4, rtol=1e-3)
 
 
-def test_an_episode_does_not_change_with_what_runs_beside_it() -> None:
+def test_native_episode_is_independent_of_the_batch() -> None:
     sampling = Sampling(max_tokens=12)
     talks = [(key(seed), [prompt(seed, 5 + 3 * seed), prompt(seed + 50, 4)]) for seed in range(8)]
     together = run_talks(make_engine(slots=8), talks, sampling)
@@ -68,27 +68,27 @@ def test_an_episode_does_not_change_with_what_runs_beside_it() -> None:
             assert [completion.ids for completion in others] == [completion.ids for completion in alone]
 
 
-def test_members_and_attempts_of_one_task_sample_differently() -> None:
+def test_native_members_and_attempts_sample_differently() -> None:
     sampling = Sampling(max_tokens=20)
     first, second = run_talks(make_engine(), [(key(1, n), [prompt(1, 9)]) for n in (0, 1)], sampling)
     assert first[0].ids != second[0].ids
 
 
-def test_later_turns_are_sampled_too_and_not_greedy() -> None:
+def test_native_later_turns_are_sampled_not_greedy() -> None:
     talks = [(key(1, member), [prompt(1, 9), prompt(2, 5)]) for member in range(6)]
     seconds = {said[1].ids for said in run_talks(make_engine(), talks, Sampling(max_tokens=20))}
     assert len(seconds) > 3
 
 
-def test_equal_runs_give_equal_bits() -> None:
+def test_native_equal_runs_give_equal_bits() -> None:
     talks = [(key(seed), [prompt(seed, 5 + 3 * seed), prompt(seed + 50, 4)]) for seed in range(8)]
     first, second = (run_talks(make_engine(slots=3), talks, Sampling(max_tokens=12)) for _ in range(2))
     assert first == second
 
 
 @pytest.mark.parametrize("paged", [False, True])
-def test_slots_are_assigned_alike_in_every_round(paged: bool) -> None:
-    """The order in which earlier sessions ended must not show: a resumed run has not seen them."""
+def test_engine_assigns_slots_equally_in_every_round(paged: bool) -> None:
+    """The order in which earlier sessions ended must not matter: a resumed run does not have them."""
     runner = make_engine(slots=4, paged=paged)._runner
     for order in ([0, 1, 2], [1, 2, 0], [2, 0, 1]):
         slots = [runner.claim(address) for address in range(3)]
@@ -97,7 +97,7 @@ def test_slots_are_assigned_alike_in_every_round(paged: bool) -> None:
             runner.release(slots[number])
 
 
-def test_greedy_takes_the_most_likely_token_and_reports_it_at_temperature_one() -> None:
+def test_native_greedy_logprobs_are_at_temperature_one() -> None:
     contexts = [prompt(1, 9)]
     (said,) = run_talks(make_engine(), [(key(1), contexts)], Sampling(max_tokens=6, temperature=0.0))
     torch.testing.assert_close(
@@ -107,7 +107,7 @@ def test_greedy_takes_the_most_likely_token_and_reports_it_at_temperature_one() 
     assert again[0].ids == said[0].ids
 
 
-def test_a_turn_stops_at_the_stop_token_the_stop_string_or_the_length() -> None:
+def test_native_turn_stops_at_token_string_or_length() -> None:
     talks = [(key(seed), [prompt(1, 9)]) for seed in range(40)]
     plain = [said[0] for said in run_talks(make_engine(slots=40), talks, Sampling(max_tokens=50))]
     assert {completion.stop for completion in plain} == {Stop.EOS, Stop.LENGTH}
@@ -122,7 +122,7 @@ def test_a_turn_stops_at_the_stop_token_the_stop_string_or_the_length() -> None:
     assert text_of(list(stopped.ids)).endswith(pair)
 
 
-def test_restart_forgets_the_context_but_not_the_place_in_the_random_stream() -> None:
+def test_native_restart_keeps_the_random_counter() -> None:
     async def scenario() -> tuple[Completion, Completion]:
         engine = make_engine()
         async with engine.open(key(1)) as session:
@@ -135,7 +135,7 @@ def test_restart_forgets_the_context_but_not_the_place_in_the_random_stream() ->
     torch.testing.assert_close(torch.tensor(second.logprobs), expected, atol=2e-4, rtol=1e-3)
 
 
-def test_a_cancelled_session_leaves_its_slot_and_the_others_unharmed() -> None:
+def test_native_cancelled_session_frees_its_slot() -> None:
     async def scenario() -> list[Completion]:
         engine = make_engine(slots=2)
         sampling = Sampling(max_tokens=200)
@@ -149,20 +149,20 @@ def test_a_cancelled_session_leaves_its_slot_and_the_others_unharmed() -> None:
     assert [said.ids for said in asyncio.run(scenario())] == [said[0].ids for said in undisturbed]
 
 
-def test_a_failing_pass_reaches_everyone_who_waits() -> None:
+def test_native_failing_pass_fails_all_waiting_requests() -> None:
     engine = make_engine()
     with pytest.raises(IndexError):
         run_talks(engine, [(key(1), [[VOCABULARY + 5]])], Sampling(max_tokens=3))
 
 
-def test_it_serves_one_event_loop_after_another() -> None:
+def test_native_serves_consecutive_event_loops() -> None:
     talks = [(key(seed), [prompt(seed, 9), prompt(seed + 50, 4)]) for seed in range(5)]
     sampling, engine = Sampling(max_tokens=4), make_engine(slots=2)
     first, second = (run_talks(engine, talks, sampling) for _ in range(2))  # each in a loop of its own
     assert [[each.ids for each in said] for said in first] == [[each.ids for each in said] for said in second]
 
 
-def test_a_session_that_asks_after_a_failed_pass_is_told_of_the_next() -> None:
+def test_native_session_after_a_failed_pass_gets_the_next_error() -> None:
     engine = make_engine()
 
     async def ask() -> Completion:
@@ -176,7 +176,7 @@ def test_a_session_that_asks_after_a_failed_pass_is_told_of_the_next() -> None:
 
 
 def count_asking(engine: NativeEngine) -> list[int]:
-    """Sessions that each pass moves on, filled as they run."""
+    """Sessions included in each pass, filled as passes run."""
     found: list[int] = []
     run_pass = engine._runner.run_pass
 
@@ -190,7 +190,7 @@ def count_asking(engine: NativeEngine) -> list[int]:
 
 @pytest.mark.parametrize("paged", [False, True])
 def test_engine_batches_every_session_that_never_suspends(paged: bool) -> None:
-    """Equal runs batch equally: whoever is answered asks again before the next pass, in whatever order they end."""
+    """Equal runs batch equally: answered sessions submit again before the next pass, whatever their order."""
     engine = make_engine(slots=4, paged=paged)
     asking = count_asking(engine)
     talks = [(key(seed), [prompt(seed, 5)] * turns) for seed, turns in enumerate((3, 3, 2, 4))]
@@ -199,8 +199,8 @@ def test_engine_batches_every_session_that_never_suspends(paged: bool) -> None:
 
 
 @pytest.mark.parametrize("paged", [False, True])
-def test_engine_holds_nobody_up_for_a_session_that_waits(paged: bool) -> None:
-    """One session waits for something that comes only when the other is through with all of its turns."""
+def test_engine_does_not_wait_for_a_suspended_session(paged: bool) -> None:
+    """One session waits for an event that is set only after all turns of the other."""
 
     async def scenario() -> None:
         engine = make_engine(paged=paged)
@@ -224,7 +224,7 @@ def test_engine_holds_nobody_up_for_a_session_that_waits(paged: bool) -> None:
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The engine's clock: it stands still unless a test moves it."""
+    """Fake clock of the engine, advanced by the test only."""
     found = [0.0]
     monkeypatch.setattr("turnwise.engine.native.engine.time", SimpleNamespace(perf_counter=lambda: found[0]))
     return found
@@ -241,7 +241,7 @@ def take_a_second_per_pass(engine: NativeEngine, now: list[float]) -> None:
 
 
 def test_session_counts_only_passes_that_it_takes_part_in(now: list[float]) -> None:
-    """An hour passes between any two turns, as where somebody's environment blocks."""
+    """An hour passes between turns, as when an environment blocks."""
     engine = make_engine(slots=2)
     take_a_second_per_pass(engine, now)
 
@@ -258,17 +258,15 @@ def test_session_counts_only_passes_that_it_takes_part_in(now: list[float]) -> N
     assert asyncio.run(scenario()) == [2.0, 5.0]
 
 
-def test_passes_stop_the_clocks_of_those_that_wait_outside(now: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where an episode's tool has answered while a pass runs."""
+def test_engine_passes_pause_the_clocks_of_waiting_episodes(now: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The case of a tool that answers while a pass runs."""
     monkeypatch.setattr("turnwise.core.loop_clock.time", SimpleNamespace(monotonic=lambda: now[0]))
     engine = make_engine()
     take_a_second_per_pass(engine, now)
 
     async def scenario() -> float:
         clock = LoopClock()
-        current_clock.set(
-            clock
-        )  # the engine's task begins with this context, and its passes are nobody's own all the same
+        current_clock.set(clock)  # the engine's task inherits this context, but its passes belong to no episode
         began = clock.now()
         await talk(engine, key(1), [prompt(1, 5)], Sampling(max_tokens=4))
         return clock.now() - began
@@ -277,7 +275,7 @@ def test_passes_stop_the_clocks_of_those_that_wait_outside(now: list[float], mon
 
 
 def test_session_that_waits_for_pages_spends_no_time_on_it(now: list[float]) -> None:
-    """There is memory for one session of two: the passes of the first are not the second's."""
+    """There is memory for one of two sessions: the second does not count the passes of the first."""
     engine = make_engine(slots=2, paged=True, pages=4, steps=1)
     take_a_second_per_pass(engine, now)
 
@@ -293,7 +291,7 @@ def test_session_that_waits_for_pages_spends_no_time_on_it(now: list[float]) -> 
     assert first > 1 and second > 1 and first + second == now[0]
 
 
-def test_a_group_whose_prompt_fills_the_cache_to_its_brim_shares_it() -> None:
+def test_native_shares_a_prompt_that_fills_the_cache() -> None:
     talks = [(key(1, member), [prompt(1, 256)]) for member in range(3)]
     for (_, contexts), said in zip(talks, run_talks(make_engine(), talks, Sampling(max_tokens=2)), strict=True):
         ours = torch.tensor([value for completion in said for value in completion.logprobs])

@@ -1,4 +1,4 @@
-"""The engine's way on a GPU, with its kernels' twins on the CPU."""
+"""The paged engine on the CPU, with the torch reference of its kernels."""
 
 import asyncio
 import random
@@ -16,7 +16,7 @@ from turnwise.engine.paged.state import PAGE
 
 
 def uneven_talks() -> Talks:
-    """A group with one prompt, one that begins like it, and others; some outlast others."""
+    """A group with one prompt, one with an equal prefix, and others, of different lengths."""
     shared, other = prompt(1, 150), prompt(2, 30)
     return [
         (key(1, 0), [shared, prompt(3, 4), prompt(4, 9)]),
@@ -37,7 +37,7 @@ def check_against_full_forward(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_log_probabilities_over_uneven_turns_equal_a_plain_full_forward(family: str) -> None:
+def test_paged_logprobs_match_a_full_forward(family: str) -> None:
     engine = make_engine(family, paged=True)
     said = run_talks(engine, uneven_talks(), Sampling(max_tokens=7, temperature=0.8))
     check_against_full_forward(family, uneven_talks(), said, 0.8)
@@ -45,7 +45,7 @@ def test_log_probabilities_over_uneven_turns_equal_a_plain_full_forward(family: 
 
 
 @pytest.mark.parametrize("steps", [1, 3, 16])
-def test_it_samples_what_the_engine_of_the_cpu_samples(steps: int) -> None:
+def test_paged_samples_what_the_slot_runner_samples(steps: int) -> None:
     talks = [(key(seed), [prompt(seed % 3, 70), prompt(seed + 50, 4), prompt(seed, 9)]) for seed in range(12)]
     sampling = Sampling(max_tokens=13)
     ours = run_talks(make_engine(slots=5, paged=True, steps=steps), talks, sampling)
@@ -54,8 +54,8 @@ def test_it_samples_what_the_engine_of_the_cpu_samples(steps: int) -> None:
     assert [[each.stop for each in said] for said in ours] == [[each.stop for each in said] for said in theirs]
 
 
-def test_turns_stop_at_stop_strings_that_the_device_does_not_know() -> None:
-    """What was sampled behind the end of a turn is forgotten, and later turns do not feel it."""
+def test_paged_turns_end_at_stop_strings() -> None:
+    """Tokens sampled after the end of a turn are discarded and do not influence later turns."""
     contexts = [prompt(1, 9), prompt(2, 5), prompt(3, 3)]
     (plain,) = run_talks(make_engine(), [(key(1), contexts)], Sampling(max_tokens=20))
     ends = text_of(list(plain[0].ids[2:4]))
@@ -68,21 +68,21 @@ def test_turns_stop_at_stop_strings_that_the_device_does_not_know() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"top_p": 0.5}, {"top_k": 3}])
-def test_greedy_and_truncated_turns_are_those_of_the_other_engine(settings: dict[str, float]) -> None:
+def test_paged_greedy_and_truncated_sampling_match_slot_runner(settings: dict[str, float]) -> None:
     sampling = Sampling(max_tokens=9, **settings)  # type: ignore[arg-type]
     talks = [(key(seed), [prompt(seed, 9), prompt(seed + 9, 5)]) for seed in range(4)]
     ours, theirs = (run_talks(make_engine(paged=paged), talks, sampling) for paged in (True, False))
     assert [[each.ids for each in said] for said in ours] == [[each.ids for each in said] for said in theirs]
 
 
-def test_contexts_longer_than_a_pass_enter_the_cache_in_pieces() -> None:
+def test_paged_prefills_long_contexts_in_chunks() -> None:
     talks = [(key(seed), [prompt(seed, 150), prompt(seed + 9, 90)]) for seed in range(3)]
     said = run_talks(make_engine(paged=True, prefill_tokens=100), talks, Sampling(max_tokens=5))
     check_against_full_forward("llama", talks, said)
 
 
-def test_sessions_that_memory_is_short_of_are_dropped_and_brought_back() -> None:
-    """Nine pages for eight sessions of three: what one has cached goes while another talks."""
+def test_paged_evicts_idle_sessions_and_restores_them() -> None:
+    """Nine pages for eight sessions of three pages each."""
     talks = [(key(seed), [prompt(seed, 100), prompt(seed + 9, 30), prompt(seed + 20, 7)]) for seed in range(8)]
     engine = make_engine(paged=True, pages=10)
     said = run_talks(engine, talks, Sampling(max_tokens=9))
@@ -95,12 +95,12 @@ def test_sessions_that_memory_is_short_of_are_dropped_and_brought_back() -> None
     assert roomy.stats().counts["evicted_tokens"] == 0
 
 
-def test_memory_for_less_than_one_session_is_said() -> None:
+def test_paged_cache_smaller_than_one_session_is_an_error() -> None:
     with pytest.raises(UserError, match="not even one episode"):
         run_talks(make_engine(paged=True, pages=3), [(key(1), [prompt(1, 200)])], Sampling(max_tokens=3))
 
 
-def test_restart_forgets_the_context_but_not_the_place_in_the_random_stream() -> None:
+def test_paged_restart_keeps_the_random_counter() -> None:
     async def scenario(paged: bool) -> list[Completion]:
         async with make_engine(paged=paged).open(key(1)) as session:
             sampling = Sampling(max_tokens=15)
@@ -111,7 +111,7 @@ def test_restart_forgets_the_context_but_not_the_place_in_the_random_stream() ->
     assert [each.ids for each in ours] == [each.ids for each in theirs]
 
 
-def test_a_cancelled_session_leaves_its_pages_and_the_others_unharmed() -> None:
+def test_paged_cancelled_session_frees_its_pages() -> None:
     async def scenario() -> list[Completion]:
         engine = make_engine(slots=2, paged=True, pages=9)
         doomed = asyncio.create_task(talk(engine, key(9), [prompt(9, 5)], Sampling(max_tokens=200)))
@@ -124,26 +124,26 @@ def test_a_cancelled_session_leaves_its_pages_and_the_others_unharmed() -> None:
     assert [said.ids for said in asyncio.run(scenario())] == [said[0].ids for said in undisturbed]
 
 
-def test_pages_are_never_owned_by_two_who_write_them() -> None:
-    """Any order of beginning, growing and leaving: what is not free is owned, full pages alone are shared."""
+def test_page_table_never_shares_a_writable_page() -> None:
+    """In any order of opening, growing and closing, pages are free or owned, and only full pages are shared."""
     chance = random.Random(0)
-    book, slots = PageTable(40), list[PagedSlot]()
+    table, slots = PageTable(40), list[PagedSlot]()
     for _ in range(3000):
         if slots and chance.random() < 0.4:
             slot = chance.choice(slots)
-            book.release(slot, keep=chance.choice([0, 1, 9]))
+            table.release(slot, keep=chance.choice([0, 1, 9]))
             if not slot.pages:
                 slots.remove(slot)
             continue
         slot = PagedSlot(index=0, address=0, ids=[chance.randrange(2)] * chance.randrange(2, 300))
-        shared = book.share(slot)
-        if book.reserve(slot, len(slot.ids) + 5):
-            book.tell(slot, shared)
+        shared = table.share_prefix(slot)
+        if table.reserve(slot, len(slot.ids) + 5):
+            table.register(slot, shared)
             slots.append(slot)
         else:
-            book.release(slot)
+            table.release(slot)
         owned = {page for each in slots for page in each.pages}
-        assert len(owned) + book.free == 39
+        assert len(owned) + table.free == 39
         assert 0 not in owned
         for each in slots:
             own = [page for page in each.pages if sum(page in other.pages for other in slots) > 1]

@@ -11,8 +11,8 @@ def draws(logits: torch.Tensor, setting: Sampling, count: int = 40_000) -> torch
     return torch.bincount(tokens, minlength=logits.shape[-1]) / count
 
 
-def test_the_random_number_of_an_address_never_changes() -> None:
-    """Pinned: a change here makes every earlier run unrepeatable."""
+def test_uniforms_are_pinned() -> None:
+    """A change here makes earlier runs irreproducible."""
     numbers = uniforms(torch.tensor([0, 1, 2**62 - 1]), torch.tensor([0, 7, 10_000]))
     state = [(a + (c + 1) * 0x9E3779B97F4A7C15) % 2**64 for a, c in ((0, 0), (1, 7), (2**62 - 1, 10_000))]
     for number, word in zip(numbers.tolist(), state, strict=True):
@@ -22,7 +22,7 @@ def test_the_random_number_of_an_address_never_changes() -> None:
         assert number == ((word >> 41) % 2**23 + 0.5) / 2**23
 
 
-def test_random_numbers_are_uniform_over_counters_and_over_addresses() -> None:
+def test_uniforms_are_uniform_over_counters_and_addresses() -> None:
     count = 50_000
     for numbers in (
         uniforms(torch.full((count,), 42), torch.arange(count)),
@@ -34,14 +34,14 @@ def test_random_numbers_are_uniform_over_counters_and_over_addresses() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_tokens_are_drawn_with_their_probabilities(temperature: float) -> None:
+def test_sample_follows_the_probabilities(temperature: float) -> None:
     logits = torch.tensor([0.0, 1.0, -2.0, 3.0, -float("inf")])
     shares = draws(logits, Sampling(max_tokens=1, temperature=temperature))
     torch.testing.assert_close(shares, (logits / temperature).softmax(-1), atol=0.01, rtol=0)
     assert shares[4] == 0
 
 
-def test_log_probabilities_are_those_before_truncation() -> None:
+def test_sample_logprobs_are_before_truncation() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0]])
     rows = SamplingTensors.of([Sampling(max_tokens=1, top_k=1)])
     token, logprob = sample(logits, rows, torch.tensor([0.001]))
@@ -49,7 +49,7 @@ def test_log_probabilities_are_those_before_truncation() -> None:
     torch.testing.assert_close(logprob, logits.log_softmax(-1)[:, 2])
 
 
-def test_top_p_keeps_the_smallest_set_that_holds_the_mass_and_top_k_the_k_best() -> None:
+def test_truncate_applies_top_p_and_top_k() -> None:
     probabilities = torch.tensor([[0.1, 0.5, 0.15, 0.25]] * 4)
     top_p, top_k = torch.tensor([0.7, 1.0, 0.01, 1.0]), torch.tensor([0, 2, 0, 0])
     kept = truncate(probabilities, top_p, top_k) > 0
@@ -61,7 +61,7 @@ def test_top_p_keeps_the_smallest_set_that_holds_the_mass_and_top_k_the_k_best()
     ]
 
 
-def test_even_the_largest_random_number_finds_a_token_that_can_be() -> None:
+def test_sample_with_the_largest_number_picks_a_possible_token() -> None:
     logits = torch.tensor([[1.0, 0.5, -float("inf"), -float("inf")]]).expand(1000, -1) + torch.rand(1000, 1)
     rows = SamplingTensors.of([Sampling(max_tokens=1)] * 1000)
     tokens, logprobs = sample(logits, rows, torch.full((1000,), 1.0))

@@ -9,7 +9,7 @@ END = 1
 KEY = EpisodeKey(run_seed=0, round=0, task=Task(env="test", seed=4), member=2)
 
 
-def test_a_script_sees_who_speaks_the_turn_and_all_ids_so_far() -> None:
+def test_script_gets_episode_turn_and_context() -> None:
     seen = []
 
     def script(key: EpisodeKey, turn: int, ids: list[int]) -> list[int]:
@@ -26,7 +26,7 @@ def test_a_script_sees_who_speaks_the_turn_and_all_ids_so_far() -> None:
     assert seen == [(2, 0, [3, 4]), (2, 1, [3, 4, 50, END, 5]), (2, 2, [6, 7])]
 
 
-def test_what_is_said_keeps_to_the_budget_and_tells_why_it_stopped() -> None:
+def test_scripted_completion_respects_max_tokens_and_stop_ids() -> None:
     async def say(ids: list[int], sampling: Sampling) -> Completion:
         async with ScriptedEngine(lambda key, turn, context: ids, [END]).open(KEY) as session:
             return await session.generate([3], sampling)
@@ -39,7 +39,7 @@ def test_what_is_said_keeps_to_the_budget_and_tells_why_it_stopped() -> None:
     assert asyncio.run(say([8], Sampling(max_tokens=2, temperature=0.0))).temperature == 1.0
 
 
-def test_sessions_of_one_policy_do_not_share_their_context() -> None:
+def test_scripted_sessions_have_separate_contexts() -> None:
     async def scenario() -> list[tuple[int, ...]]:
         policy = ScriptedEngine(lambda key, turn, ids: [sum(ids)], [END])
         async with policy.open(KEY) as first, policy.open(KEY) as second:

@@ -1,4 +1,4 @@
-"""The engine gives the memory of its cache back between rollouts, and takes it again by itself."""
+"""The engine releases its cache between rollouts and allocates it again when needed."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ def device_of(engine: NativeEngine) -> Device:
 
 
 @pytest.mark.parametrize("paged", [False, True])
-def test_an_engine_that_slept_says_what_one_that_did_not_says(paged: bool) -> None:
+def test_sleep_does_not_change_what_is_sampled(paged: bool) -> None:
     engine = make_engine(paged=paged)
     first = run_talks(engine, talks(), SAMPLING)
     asyncio.run(engine.sleep())
@@ -31,7 +31,7 @@ def test_an_engine_that_slept_says_what_one_that_did_not_says(paged: bool) -> No
     assert run_talks(engine, talks(), SAMPLING) == first
 
 
-def test_asleep_it_holds_neither_pages_nor_graphs() -> None:
+def test_sleep_releases_pages_and_graphs() -> None:
     engine = make_engine(paged=True)
     device = device_of(engine)
     run_talks(engine, talks(), SAMPLING)
@@ -43,14 +43,14 @@ def test_asleep_it_holds_neither_pages_nor_graphs() -> None:
     assert {len(each) for layer in device.pages.layers for each in layer} == {count}
 
 
-def test_it_may_sleep_before_it_was_ever_asked() -> None:
+def test_sleep_before_the_first_request() -> None:
     engine = make_engine(paged=True)
     asyncio.run(engine.sleep())
     assert run_talks(engine, talks(), SAMPLING) == run_talks(make_engine(paged=True), talks(), SAMPLING)
 
 
 @pytest.mark.parametrize("paged", [False, True])
-def test_while_a_session_lives_it_stays_awake(paged: bool) -> None:
+def test_sleep_with_an_open_session_raises(paged: bool) -> None:
     async def scenario() -> None:
         engine = make_engine(paged=paged)
         async with engine.open(key(1)) as session:
@@ -64,26 +64,26 @@ def test_while_a_session_lives_it_stays_awake(paged: bool) -> None:
     asyncio.run(scenario())
 
 
-def test_a_pass_that_nobody_waits_for_any_more_does_not_come_back_after_sleep() -> None:
-    """A session that is cancelled leaves tokens on their way."""
+def test_sleep_discards_a_pending_pass() -> None:
+    """A cancelled session leaves a pending pass."""
 
     async def scenario() -> NativeEngine:
         engine = make_engine(paged=True, steps=2)
         doomed = asyncio.create_task(talk(engine, key(9), [prompt(9, 5)], Sampling(max_tokens=200)))
-        while engine._runner._sent is None:  # type: ignore[attr-defined]
+        while engine._runner._pending is None:  # type: ignore[attr-defined]
             await asyncio.sleep(0)
         doomed.cancel()
         await asyncio.gather(doomed, return_exceptions=True)
-        assert engine._runner._sent is not None  # type: ignore[attr-defined]
+        assert engine._runner._pending is not None  # type: ignore[attr-defined]
         await engine.sleep()
-        assert engine._runner._sent is None  # type: ignore[attr-defined]
+        assert engine._runner._pending is None  # type: ignore[attr-defined]
         return engine
 
     said = run_talks(asyncio.run(scenario()), talks(), SAMPLING)
     assert said == run_talks(make_engine(paged=True), talks(), SAMPLING)
 
 
-def test_seconds_of_capturing_are_counted() -> None:
+def test_capture_seconds_are_counted() -> None:
     engine = make_engine(paged=True)
     assert engine.stats().capture_s == 0.0
     device_of(engine).graphs.seconds += 1.5

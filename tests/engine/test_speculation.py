@@ -17,20 +17,26 @@ SAMPLINGS = (
 )
 
 
-def test_a_guess_is_what_followed_most_often_and_goes_on_from_there() -> None:
-    guesser = NgramDrafter(stop_ids={9})
+def test_drafter_chains_the_most_frequent_next_tokens() -> None:
+    drafter = NgramDrafter(stop_ids={9})
     for tail, token in [((1, 2), 3), ((1, 2), 3), ((1, 2), 4), ((2, 3), 5), ((3, 5), 9), ((5, 9), 7)]:
-        guesser.learn(tail, token)
-    assert guesser.guess((1, 2), most=MAX_DRAFT_TOKENS, least=0.0) == [3, 5, 9]  # a turn ends with its stop token
-    assert guesser.guess((1, 2), most=2, least=0.0) == [3, 5]
-    assert guesser.guess((1, 2), most=MAX_DRAFT_TOKENS, least=0.5) == [3]  # 2 of 3 seen, and one unseen: 2 / 4
-    assert guesser.guess((1, 2), most=MAX_DRAFT_TOKENS, least=0.51) == []
-    assert guesser.guess((8, 8), most=MAX_DRAFT_TOKENS, least=0.0) == []
-    guesser.forget()
-    assert guesser.guess((1, 2), most=MAX_DRAFT_TOKENS, least=0.0) == []
+        drafter.observe(tail, token)
+    assert drafter.draft((1, 2), max_tokens=MAX_DRAFT_TOKENS, min_probability=0.0) == [
+        3,
+        5,
+        9,
+    ]  # a turn ends with its stop token
+    assert drafter.draft((1, 2), max_tokens=2, min_probability=0.0) == [3, 5]
+    assert drafter.draft((1, 2), max_tokens=MAX_DRAFT_TOKENS, min_probability=0.5) == [
+        3
+    ]  # 2 of 3, plus one unseen: 2 / 4
+    assert drafter.draft((1, 2), max_tokens=MAX_DRAFT_TOKENS, min_probability=0.51) == []
+    assert drafter.draft((8, 8), max_tokens=MAX_DRAFT_TOKENS, min_probability=0.0) == []
+    drafter.reset()
+    assert drafter.draft((1, 2), max_tokens=MAX_DRAFT_TOKENS, min_probability=0.0) == []
 
 
-def test_guesses_must_be_surer_the_more_a_token_costs_beside_a_pass() -> None:
+def test_min_draft_probability_grows_with_sessions_and_parameters() -> None:
     assert min_draft_probability(1, 10**6) < min_draft_probability(128, 10**6) < min_draft_probability(10**6, 10**6) < 1
     assert min_draft_probability(8, 10**6) < min_draft_probability(8, 10**8)
 
@@ -49,54 +55,56 @@ def _talked(family: str, least: float, sampling: Sampling, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-def test_guessing_changes_nothing_that_is_sampled(sampling: Sampling, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speculation_does_not_change_what_is_sampled(sampling: Sampling, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, _ = _talked("llama", NEVER, sampling, monkeypatch)
-    guessed, counts = _talked("llama", ALWAYS, sampling, monkeypatch)
-    assert 0 < counts["right_guesses"] < counts["guessed_tokens"]  # both kinds occur
-    for (_, one), (_, other) in zip(plain, guessed, strict=True):
+    drafted, counts = _talked("llama", ALWAYS, sampling, monkeypatch)
+    assert 0 < counts["accepted_tokens"] < counts["drafted_tokens"]  # both right and wrong drafts occur
+    for (_, one), (_, other) in zip(plain, drafted, strict=True):
         assert [(each.ids, each.stop) for each in one] == [(each.ids, each.stop) for each in other]
         ours, theirs = ([value for each in said for value in each.logprobs] for said in (one, other))
         torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), atol=2e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_with_guesses_log_probabilities_still_equal_a_plain_full_forward(
-    family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_speculation_logprobs_match_a_full_forward(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[Completion]
     talked, counts = _talked(family, ALWAYS, Sampling(max_tokens=12, temperature=0.3), monkeypatch)
-    assert counts["guessed_tokens"] > 0
+    assert counts["drafted_tokens"] > 0
     for (_, contexts), said in talked:
         ours = torch.tensor([value for completion in said for value in completion.logprobs])
         theirs = full_forward_logprobs(family, contexts, said, 0.3)
         torch.testing.assert_close(ours, theirs, atol=5e-4, rtol=2e-3)
 
 
-def test_members_of_a_group_share_the_guess_at_their_first_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speculation_draft_is_shared_by_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     sampling, contexts = Sampling(max_tokens=12, temperature=0.0), [prompt(1, 21)]
     talks = [(key(1, member), contexts) for member in range(3)]
     words = list(run_talks(make_engine(), talks, sampling)[0][0].ids)
     first = tuple(contexts[0][-2:])
-    monkeypatch.setattr(NgramDrafter, "guess", lambda self, tail, most, least: words[:most] if tail == first else [])
+    monkeypatch.setattr(
+        NgramDrafter,
+        "draft",
+        lambda self, bigram, max_tokens, min_probability: words[:max_tokens] if bigram == first else [],
+    )
     engine = make_engine()
     for said in run_talks(engine, talks, sampling):
         assert list(said[0].ids) == words
         theirs = full_forward_logprobs("llama", contexts, said, 1.0)
         torch.testing.assert_close(torch.tensor(said[0].logprobs), theirs, atol=2e-4, rtol=1e-3)
-    assert engine.stats().counts["right_guesses"] == 3 * MAX_DRAFT_TOKENS
+    assert engine.stats().counts["accepted_tokens"] == 3 * MAX_DRAFT_TOKENS
 
 
-def test_a_right_guess_saves_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speculation_saves_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     sampling = Sampling(max_tokens=30, temperature=0.0)
     _, plain = _talked("llama", NEVER, sampling, monkeypatch)
-    _, guessed = _talked("llama", ALWAYS, sampling, monkeypatch)
-    assert plain["guessed_tokens"] == 0
-    assert guessed["sampled_tokens"] == plain["sampled_tokens"]
-    assert guessed["passes"] < 0.8 * plain["passes"]
+    _, drafted = _talked("llama", ALWAYS, sampling, monkeypatch)
+    assert plain["drafted_tokens"] == 0
+    assert drafted["sampled_tokens"] == plain["sampled_tokens"]
+    assert drafted["passes"] < 0.8 * plain["passes"]
 
 
-def test_what_was_guessed_from_is_forgotten_with_the_last_session() -> None:
-    """So that a run resumed at a step's start batches, and rounds, as one that was left alone."""
+def test_drafter_is_reset_with_the_last_session() -> None:
+    """A run resumed at the start of a step then batches, and rounds, like one that was not interrupted."""
     engine = make_engine(slots=4)
     talks = [(key(seed), [prompt(1, 9), prompt(2, 5)]) for seed in range(4)]
     seen = []
@@ -105,9 +113,9 @@ def test_what_was_guessed_from_is_forgotten_with_the_last_session() -> None:
         run_talks(engine, talks, Sampling(max_tokens=12, temperature=0.3))
         seen.append({name: engine.stats().counts[name] - before[name] for name in before})
     assert seen[0] == seen[1]
-    assert seen[0]["guessed_tokens"] > 0
+    assert seen[0]["drafted_tokens"] > 0
 
 
-def test_a_model_with_another_attention_is_refused() -> None:
+def test_engine_rejects_a_model_with_another_attention() -> None:
     with pytest.raises(ValueError, match="attn_implementation"):
         NativeEngine(random_model("llama", "sdpa"), slots=1, stop_ids=[STOP_ID], decode=str)

@@ -1,4 +1,4 @@
-"""The Triton kernels against their twins: on a GPU where there is one, else under Triton's interpreter."""
+"""The Triton kernels against the torch reference, on a GPU or under Triton's interpreter."""
 
 import copy
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from turnwise.models.attention.interface import AttentionCall
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 STRETCHES = [(0, 100, 37), (1, 0, 5), (2, 64, 1), (2, 65, 20)]
-"""Slot, positions before, new tokens: in a page's middle, at its beginning, over its end."""
+"""(slot, past positions, new tokens): within a page, at its start, across its end."""
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def scene(heads: int, kv_heads: int, size: int, dtype: torch.dtype) -> tuple[Ses
 
 
 def blocks_of(tokens: int) -> torch.Tensor:
-    """One that is nobody's among them."""
+    """Blocks, one of them padding."""
     blocks, start = [(0, 3, 0, 0)], 0
     for slot, past, new in STRETCHES:
         blocks += [(start + at, slot, past + at, min(tokens, new - at)) for at in range(0, new, tokens)]
@@ -52,7 +52,7 @@ def blocks_of(tokens: int) -> torch.Tensor:
     ("heads", "kv_heads", "size", "window", "softcap"),
     [(9, 3, 64, None, None), (4, 4, 80, 70, None), (8, 1, 32, None, 20.0), (4, 2, 16, 3, 5.0)],
 )
-def test_new_keys_are_written_and_every_token_sees_what_it_may(
+def test_write_and_attend_kernels_match_the_reference(
     kernels: Any, heads: int, kv_heads: int, size: int, window: int | None, softcap: float | None
 ) -> None:
     sessions, pages, (query, key, value) = scene(heads, kv_heads, size, torch.float32)
@@ -74,7 +74,7 @@ def test_new_keys_are_written_and_every_token_sees_what_it_may(
     torch.testing.assert_close(one_by_one[asked], theirs[asked], atol=2e-5, rtol=2e-5)
 
 
-def drawn_by(step: Callable[..., None], seed: int) -> tuple[SessionState, SampledTokens]:
+def sample_with(step: Callable[..., None], seed: int) -> tuple[SessionState, SampledTokens]:
     chance = torch.Generator().manual_seed(seed)
     sessions = SessionState.empty(6, 1, DEVICE)
     sessions.left.copy_(torch.tensor([3, 0, 5, 1, 2, 9, 0]))
@@ -82,26 +82,26 @@ def drawn_by(step: Callable[..., None], seed: int) -> tuple[SessionState, Sample
     sessions.addresses.copy_(torch.randint(-(2**62), 2**62, (7,), generator=chance))
     sessions.counters.copy_(torch.randint(0, 99, (7,), generator=chance))
     logits = (torch.randn(6, 300, generator=chance) * 4).to(DEVICE)
-    logits[:, 7] += 5.0 * (seed % 2)  # a stop token that is drawn often
-    drawn = SampledTokens.empty(4, 6, DEVICE)
-    drawn.cursor.fill_(1)
+    logits[:, 7] += 5.0 * (seed % 2)  # a stop token that is sampled often
+    sampled = SampledTokens.empty(4, 6, DEVICE)
+    sampled.cursor.fill_(1)
     rows = torch.tensor([5, 0, 1, 2, 3, 6], dtype=torch.int32, device=DEVICE)
-    step(logits, rows, sessions, torch.tensor([3, 7], device=DEVICE), drawn)
-    return sessions, drawn
+    step(logits, rows, sessions, torch.tensor([3, 7], device=DEVICE), sampled)
+    return sessions, sampled
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_tokens_are_drawn_with_the_twins_numbers_and_sessions_move_on(kernels: Any, seed: int) -> None:
-    sessions, drawn = drawn_by(kernels.sample_step, seed)
-    expected_sessions, expected = drawn_by(reference.sample_step, seed)
-    assert torch.equal(drawn.tokens, expected.tokens)
-    torch.testing.assert_close(drawn.logprobs, expected.logprobs, atol=1e-5, rtol=1e-5)
+def test_sample_kernel_matches_the_reference(kernels: Any, seed: int) -> None:
+    sessions, sampled = sample_with(kernels.sample_step, seed)
+    expected_sessions, expected = sample_with(reference.sample_step, seed)
+    assert torch.equal(sampled.tokens, expected.tokens)
+    torch.testing.assert_close(sampled.logprobs, expected.logprobs, atol=1e-5, rtol=1e-5)
     for name in ("last", "lengths", "counters", "left"):
         assert torch.equal(getattr(sessions, name), getattr(expected_sessions, name)), name
 
 
-def test_a_vocabulary_of_several_blocks_is_drawn_from_as_a_whole(kernels: Any) -> None:
-    """All mass on two tokens far apart, of which the random number chooses."""
+def test_sample_kernel_with_a_vocabulary_of_several_blocks(kernels: Any) -> None:
+    """All probability is on two distant tokens; the random number decides."""
     sessions = SessionState.empty(64, 1, DEVICE)
     sessions.left.fill_(1)
     sessions.addresses.copy_(torch.arange(65) * 7919)

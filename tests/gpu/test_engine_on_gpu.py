@@ -1,4 +1,4 @@
-"""What only a GPU shows: captured graphs, Triton's own code, bfloat16. `make test-gpu` runs these."""
+"""The engine on a GPU: CUDA graphs, compiled Triton kernels, bfloat16. `make test-gpu` runs these."""
 
 import asyncio
 from itertools import chain
@@ -38,7 +38,7 @@ def engine_on_gpu(model: Any, slots: int = 32, **settings: Any) -> NativeEngine:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_log_probabilities_equal_a_plain_full_forward_on_the_cpu(family: str) -> None:
+def test_gpu_logprobs_match_a_full_forward_on_the_cpu(family: str) -> None:
     model = random_model(family, ATTENTION).cuda()
     said = run_talks(engine_on_gpu(model), TALKS, Sampling(max_tokens=7, temperature=0.8))
     for (_, contexts), completions in zip(TALKS, said, strict=True):
@@ -52,12 +52,12 @@ def ids_of(said: list[list[Completion]]) -> list[list[tuple[int, ...]]]:
 
 
 def share_equal(said: list[list[Completion]], other: list[list[Completion]]) -> float:
-    """Of the turns."""
+    """Sampling settings of the turns."""
     pairs = zip(chain(*ids_of(said)), chain(*ids_of(other)), strict=True)
     return sum(one == two for one, two in pairs) / (3 * len(TALKS))
 
 
-def test_compiled_layers_sample_what_plain_ones_sample() -> None:
+def test_gpu_compiled_layers_sample_what_plain_ones_do() -> None:
     sampling = Sampling(max_tokens=9)
     plain = run_talks(engine_on_gpu(random_model("llama", ATTENTION).cuda()), TALKS, sampling)
     model = random_model("llama", ATTENTION).cuda()
@@ -66,7 +66,7 @@ def test_compiled_layers_sample_what_plain_ones_sample() -> None:
     assert share_equal(plain, compiled) >= 0.95  # rounding may draw another token once in a while
 
 
-def test_new_weights_need_no_new_capture_and_are_felt_at_once() -> None:
+def test_gpu_graphs_use_new_weights_without_a_new_capture() -> None:
     model = random_model("llama", ATTENTION).cuda()
     engine = engine_on_gpu(model)
     sampling = Sampling(max_tokens=7)
@@ -87,7 +87,7 @@ def test_new_weights_need_no_new_capture_and_are_felt_at_once() -> None:
     assert share_equal(before, again) >= 0.95
 
 
-def test_short_memory_evicts_and_loses_nothing() -> None:
+def test_gpu_eviction_does_not_change_what_is_sampled() -> None:
     model = random_model("llama", ATTENTION).cuda()
     engine = engine_on_gpu(model, slots=18, pages=14)
     said = run_talks(engine, TALKS, Sampling(max_tokens=7))
@@ -122,8 +122,8 @@ def samples_of_talks(said: list[list[Completion]]) -> list[Sample]:
     return samples
 
 
-def test_the_learner_agrees_with_the_sampler_in_bfloat16() -> None:
-    """Shared prompts, uneven lengths, compiled layers: the whole way of a training run."""
+def test_gpu_learner_agrees_with_the_sampler_in_bfloat16() -> None:
+    """Shared prompts, different lengths, compiled layers: the full path of a training run."""
     model = random_model("llama", ATTENTION).cuda().bfloat16()
     model.requires_grad_(True)
     compile_layers(model)
@@ -137,7 +137,7 @@ def test_the_learner_agrees_with_the_sampler_in_bfloat16() -> None:
     assert float((scores.logprobs - sampler).abs().mean()) < 0.02
 
 
-def test_two_engines_may_run_side_by_side() -> None:
+def test_gpu_two_engines_run_side_by_side() -> None:
     model = random_model("llama", ATTENTION).cuda()
     first, second = engine_on_gpu(model), engine_on_gpu(model)
 

@@ -1,4 +1,4 @@
-"""States on the host, activations made again and the cache given back, on a GPU. `make test-gpu` runs these."""
+"""Optimizer states on the host, recomputation and cache release on a GPU. `make test-gpu` runs these."""
 
 import asyncio
 from pathlib import Path
@@ -29,7 +29,7 @@ SHAPES = ((70, 50), (50,), (300, 40), (11,), (64, 64), (2,))
 
 
 def trained(*, on_host: bool, steps: int = 4) -> tuple[list[nn.Parameter], Optimizer]:
-    """Pieces of 4,000 numbers: several a step, of which the third parameter is larger than one."""
+    """Chunks of 4,000 numbers: several per step; the third parameter is larger than one chunk."""
     chance = torch.Generator().manual_seed(0)
     own = [nn.Parameter(torch.randn(shape, generator=chance).cuda().bfloat16()) for shape in SHAPES]
     settings = OptimizerSettings(learning_rate=0.01, betas=(0.9, 0.95), weight_decay=0.1, max_grad_norm=1.0)
@@ -41,7 +41,7 @@ def trained(*, on_host: bool, steps: int = 4) -> tuple[list[nn.Parameter], Optim
     return own, optimizer
 
 
-def test_states_on_the_host_take_the_steps_of_states_on_the_device() -> None:
+def test_gpu_optimizer_on_host_takes_the_same_steps() -> None:
     (ours, host), (theirs, device) = trained(on_host=True), trained(on_host=False)
     assert {each.device.type for each in host.parameters} == {"cpu"}
     assert {each.device.type for each in device.parameters} == {"cuda"}
@@ -53,7 +53,7 @@ def test_states_on_the_host_take_the_steps_of_states_on_the_device() -> None:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_activations_made_again_give_the_same_gradients(compiled: bool) -> None:
+def test_gpu_recomputation_gives_the_same_gradients(compiled: bool) -> None:
     found = []
     for recomputes in (False, True):
         model = random_model("llama", ATTENTION).cuda().bfloat16()
@@ -66,7 +66,7 @@ def test_activations_made_again_give_the_same_gradients(compiled: bool) -> None:
         torch.testing.assert_close(found[1][2][name], grad, atol=0.02 * float(grad.abs().max()), rtol=0.02)
 
 
-def test_an_engine_that_slept_gave_its_memory_back_and_says_the_same() -> None:
+def test_gpu_sleep_releases_memory_and_keeps_samples() -> None:
     model = random_model("llama", ATTENTION).cuda()
     settings = {"slots": 8, "stop_ids": [1], "decode": text_of}
     runner = build_paged_runner(model, **settings, longest=320, pages=4000)  # type: ignore[arg-type]
@@ -84,7 +84,7 @@ def test_an_engine_that_slept_gave_its_memory_back_and_says_the_same() -> None:
     assert engine.stats().capture_s > captured
 
 
-def test_a_run_with_all_of_it_trains(tmp_path: Path) -> None:
+def test_gpu_run_with_all_memory_options_trains(tmp_path: Path) -> None:
     given = {"train__optimizer_state": "host", "train__recompute": "on", "system__keep_cache": "off"}
     summary = train(small(tmp_path, train__steps=3, **given), console=quiet())
     assert summary["finished"]

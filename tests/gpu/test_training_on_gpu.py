@@ -23,12 +23,12 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_gradients_equal_those_of_the_cpu(family: str) -> None:
+def test_gpu_gradients_match_the_cpu(family: str) -> None:
     check_equal(learnt(random_model(family, ATTENTION).cuda()), learnt(random_model(family, ATTENTION)))
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_flash_attention_in_bfloat16_points_the_same_way(compiled: bool) -> None:
+def test_gpu_flash_attention_gradients_point_the_same_way(compiled: bool) -> None:
     model = random_model("llama", ATTENTION).cuda().bfloat16()
     if compiled:
         compile_layers(model)
@@ -54,7 +54,7 @@ class TwoUps(tw.TextEnv):
         return tw.won() if self.ups == 2 else tw.goes_on("Again.")
 
 
-def test_training_learns(tmp_path: Path) -> None:
+def test_gpu_training_learns(tmp_path: Path) -> None:
     summary = tw.train(
         env=TwoUps,
         steps=12,
@@ -76,7 +76,7 @@ def test_training_learns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"lora__rank": 4}, {"algo__advantage": "grpo", "system__compile": False}])
-def test_critic_reference_adapter_checkpoints_and_resuming_work(tmp_path: Path, settings: dict[str, object]) -> None:
+def test_gpu_critic_reference_adapter_and_resume(tmp_path: Path, settings: dict[str, object]) -> None:
     train(small(tmp_path, train__max_minutes=1e-9, **settings), console=quiet())
     train(small(tmp_path, **settings), resume=True, console=quiet())
     rows = RunFolder.open(tmp_path / "run").read_metrics()

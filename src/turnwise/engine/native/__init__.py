@@ -1,1 +1,1 @@
-"""The engine in process: a slot of KV cache a session, continuous batching, the learner's own parameters."""
+"""In-process engine: one KV cache slot per session, continuous batching, the learner's own parameters."""

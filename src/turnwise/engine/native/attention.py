@@ -1,10 +1,15 @@
-"""A slot of keys and values for every session, kept across turns.
+"""KV cache of slots, and attention of new tokens over it.
 
-keys of a layer    [slots, KV, D, capacity]    positions lie side by side: scores are made for many of them at once
+Every session has a slot that keeps its keys and values across turns:
+
+keys of a layer    [slots, KV, D, capacity]    positions are adjacent, so that scores are computed for many at once
 values             [slots, KV, capacity, D]
 
-slot 0             x x x x x x . . . .         <- length 6: what this session's context has so far
+slot 0             x x x x x x . . . .         length 6: the session's context so far
 slot 1             x x x . . . . . . .
+
+On a CPU attention runs in C (c/attention.c). `torch_attention` does the same in torch, for any device, dtype and shape;
+the tests compare the two.
 """
 
 import ctypes
@@ -20,7 +25,9 @@ from turnwise.engine.native.kernels import LANES, call_kernel, optional_kernels
 from turnwise.models.attention.interface import AttentionCall, causal_bias, masked_attention
 
 BUCKET = 32
-"""Attention reads up to a multiple of this many positions, so that shapes repeat."""
+"""Attention reads a multiple of this many positions, so that shapes repeat."""
+MAX_NARROW_ROW = 8
+"""Rows of at most this many new tokens are padded together, longer ones separately."""
 
 
 def round_up(length: int) -> int:
@@ -29,13 +36,13 @@ def round_up(length: int) -> int:
 
 @dataclass(slots=True)
 class QueryRow:
-    """New tokens of one session: they follow `past` positions that its slot holds already."""
+    """New tokens of one session, which follow `past` positions that are in its slot."""
 
     slot: int
     past: int
     new: int
     read: int
-    """Of how many of them, the last ones, the output is read."""
+    """Number of its last tokens whose output is used."""
 
 
 class KVCache:
@@ -45,7 +52,7 @@ class KVCache:
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def reserve(self, length: int) -> None:
-        """Makes room for contexts of this length; what is held stays."""
+        """Grow the cache to contexts of this length; its contents stay."""
         if length <= self.capacity:
             return
         old, self.capacity = self.capacity, max(2 * self.capacity, round_up(length))
@@ -55,68 +62,27 @@ class KVCache:
             self.layers[index] = grown
 
     def layer(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
-        """The layer's tensors, made when the model first shows its shapes."""
+        """Return the layer's keys and values, allocated on first use, when the shapes are known."""
         if call.layer not in self.layers:
             self.layers[call.layer] = self._empty(call.key, *call.key.shape[1:])
         return self.layers[call.layer]
 
     def copy(self, source: int, targets: Sequence[int], length: int) -> None:
-        """The first `length` positions of one slot into others."""
-        into = torch.tensor(targets)
+        """Copy the first `length` positions of one slot to others."""
+        index = torch.tensor(targets)
         for keys, values in self.layers.values():
-            # Copies: torch refuses to write from a view of all positions into others of the same tensor.
-            keys[into, :, :, :length] = keys[source, :, :, :length].clone()
-            values[into, :, :length] = values[source, :, :length].clone()
+            # Cloned: torch does not write from a view of all positions into others of the same tensor.
+            keys[index, :, :, :length] = keys[source, :, :, :length].clone()
+            values[index, :, :length] = values[source, :, :length].clone()
 
     def _empty(self, like: Tensor, heads: int, size: int) -> tuple[Tensor, Tensor]:
-        # Zeros, not garbage: masked positions are multiplied by 0, and 0 * NaN would be NaN.
+        # Zeros rather than uninitialized: masked positions are multiplied by 0, and 0 * NaN would be NaN.
         keys = like.new_zeros(self.slots, heads, size, self.capacity)
         return keys, like.new_zeros(self.slots, heads, self.capacity, size)
 
 
-MAX_NARROW_ROW = 8
-"""Rows of at most so many new tokens are laid out together, longer ones apart from them."""
-
-
-def torch_attention(cache: KVCache, stretches: Sequence[QueryRow], call: AttentionCall) -> Tensor:
-    """Writes the new tokens to their slots; each sees its session's context up to itself. [N, H, D]"""
-    parts, start = list[Tensor](), 0
-    for _, alike in groupby(stretches, key=lambda each: each.new <= MAX_NARROW_ROW):
-        rows = list(alike)
-        count = sum(each.new for each in rows)
-        here = slice(start, start + count)
-        parts.append(_attend_padded(cache, rows, call, call.query[here], call.key[here], call.value[here]))
-        start += count
-    return torch.cat(parts)
-
-
-def _attend_padded(
-    cache: KVCache, stretches: Sequence[QueryRow], call: AttentionCall, query: Tensor, key: Tensor, value: Tensor
-) -> Tensor:
-    """A session is a row of T queries, those with fewer tokens padded.
-
-    tokens  a a b c c c      rows  a a .
-                                   b . .
-                                   c c c
-    """
-    keys, values = cache.layer(call)
-    slots, past, new = torch.tensor([[each.slot, each.past, each.new] for each in stretches], device=key.device).T
-    columns = torch.arange(int(new.max()), device=key.device)
-    inside = columns < new[:, None]  # [B, T]
-    positions = past[:, None] + columns
-    span = min(round_up(int((past + new).max())), cache.capacity)
-    token_slots = slots.repeat_interleave(new)  # [N]
-    keys[token_slots, :, :, positions[inside]] = key
-    values[token_slots, :, positions[inside]] = value
-    queries = query.new_zeros(*inside.shape, *query.shape[1:])  # [B, T, H, D]
-    queries[inside] = query
-    mask = causal_bias(positions[:, :, None], torch.arange(span, device=key.device), call.window)[:, None]
-    own = keys[slots, :, :, :span].transpose(2, 3).contiguous(), values[slots, :, :span]
-    return masked_attention(call, queries.transpose(1, 2), *own, mask).transpose(1, 2)[inside]
-
-
 class AttentionArguments(ctypes.Structure):
-    """`Call` of attention.c."""
+    """`Call` in attention.c."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("heads", "kv", "size", "capacity", "first", "shared", "window")),
@@ -128,39 +94,77 @@ class AttentionArguments(ctypes.Structure):
 
 
 class SlotPlan:
-    """New tokens of several sessions, packed in the order of the stretches.
+    """Attention plan of one pass: new tokens of several sessions, packed in the order of the rows.
 
-    `shared`: so many positions are equal in all their slots, and are read from one of them. In layer `last`, only the
-    tokens that are read look at others.
+    The first `shared` positions are equal in all their slots and are read from one of them. In layer `last`, only
+    the tokens whose output is used attend.
     """
 
-    def __init__(self, cache: KVCache, stretches: Sequence[QueryRow], shared: int = 0, last: int | None = None) -> None:
-        self.cache, self.stretches, self.last = cache, stretches, last
+    def __init__(self, cache: KVCache, rows: Sequence[QueryRow], shared: int = 0, last: int | None = None) -> None:
+        self.cache, self.rows, self.last = cache, rows, last
         self.shared = shared // LANES * LANES
-        self.positions = torch.tensor([place for each in stretches for place in range(each.past, each.past + each.new)])
+        self.positions = torch.tensor([position for row in rows for position in range(row.past, row.past + row.new)])
 
     def attend(self, call: AttentionCall) -> Tensor:
         library = optional_kernels()
-        fits = call.query.dtype == torch.float32 and call.query.device.type == "cpu" and call.softcap is None
-        if library is None or not fits or call.query.shape[-1] % LANES:
-            return torch_attention(self.cache, self.stretches, call)
+        supported = call.query.dtype == torch.float32 and call.query.device.type == "cpu" and call.softcap is None
+        if library is None or not supported or call.query.shape[-1] % LANES:
+            return torch_attention(self.cache, self.rows, call)
         keys, values = self.cache.layer(call)
         new = [each if each.stride(-1) == 1 else each.contiguous() for each in (call.query, call.key, call.value)]
         out = torch.empty(call.query.shape)
-        about = AttentionArguments(
-            *(call.query.shape[1], *keys.shape[1:], self.stretches[0].slot, self.shared, call.window or 0, call.scale),
+        arguments = AttentionArguments(
+            *(call.query.shape[1], *keys.shape[1:], self.rows[0].slot, self.shared, call.window or 0, call.scale),
             *(each.data_ptr() for each in new),
             *(stride for each in new for stride in each.stride()[:2]),
             *(each.data_ptr() for each in (keys, values, out)),
         )
-        rows = self._rows(call.layer == self.last)
-        call_kernel(library.attend, about, ctypes.c_void_p(rows.buffer_info()[0]), ctypes.c_int64(len(self.stretches)))
+        rows = self._row_array(call.layer == self.last)
+        pointer, count = ctypes.c_void_p(rows.buffer_info()[0]), ctypes.c_int64(len(self.rows))
+        call_kernel(library.attend, arguments, pointer, count)
         return out
 
-    def _rows(self, last: bool) -> "array[int]":
-        """`Row` of attention.c, for each stretch."""
+    def _row_array(self, last: bool) -> "array[int]":
+        """Return the rows as an array of `Row` in attention.c."""
         rows, token = array("q"), 0
-        for each in self.stretches:
-            rows.extend((each.slot, each.past, each.new, each.new - each.read if last else 0, token))
-            token += each.new
+        for row in self.rows:
+            rows.extend((row.slot, row.past, row.new, row.new - row.read if last else 0, token))
+            token += row.new
         return rows
+
+
+def torch_attention(cache: KVCache, rows: Sequence[QueryRow], call: AttentionCall) -> Tensor:
+    """Write the new tokens to their slots and attend to each session's context. [N, H, D]"""
+    outputs, start = list[Tensor](), 0
+    for _, group in groupby(rows, key=lambda row: row.new <= MAX_NARROW_ROW):
+        similar = list(group)
+        count = sum(row.new for row in similar)
+        tokens = slice(start, start + count)
+        outputs.append(_attend_padded(cache, similar, call, call.query[tokens], call.key[tokens], call.value[tokens]))
+        start += count
+    return torch.cat(outputs)
+
+
+def _attend_padded(
+    cache: KVCache, rows: Sequence[QueryRow], call: AttentionCall, query: Tensor, key: Tensor, value: Tensor
+) -> Tensor:
+    """Each session is a row of T queries, padded on the right.
+
+    tokens  a a b c c c      rows  a a .
+                                   b . .
+                                   c c c
+    """
+    keys, values = cache.layer(call)
+    slots, past, new = torch.tensor([[row.slot, row.past, row.new] for row in rows], device=key.device).T
+    columns = torch.arange(int(new.max()), device=key.device)
+    inside = columns < new[:, None]  # [B, T]
+    positions = past[:, None] + columns
+    span = min(round_up(int((past + new).max())), cache.capacity)
+    token_slots = slots.repeat_interleave(new)  # [N]
+    keys[token_slots, :, :, positions[inside]] = key
+    values[token_slots, :, positions[inside]] = value
+    queries = query.new_zeros(*inside.shape, *query.shape[1:])  # [B, T, H, D]
+    queries[inside] = query
+    mask = causal_bias(positions[:, :, None], torch.arange(span, device=key.device), call.window)[:, None]
+    context = keys[slots, :, :, :span].transpose(2, 3).contiguous(), values[slots, :, :span]
+    return masked_attention(call, queries.transpose(1, 2), *context, mask).transpose(1, 2)[inside]

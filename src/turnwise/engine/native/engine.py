@@ -1,4 +1,4 @@
-"""The engine: sessions ask, one loop answers them all."""
+"""The native engine: sessions submit requests, one task answers them all in passes."""
 
 import asyncio
 import time
@@ -11,7 +11,7 @@ from turnwise.core.loop_clock import count_blocked
 from turnwise.core.protocols import Completion, EngineStats, Sampling, WeightSource
 from turnwise.core.task import EpisodeKey
 from turnwise.engine.native.requests import PassRunner, Request, SessionSlot
-from turnwise.engine.native.runner import Runner
+from turnwise.engine.native.runner import SlotRunner
 from turnwise.models.loading.save import copy_parameters
 
 
@@ -23,7 +23,7 @@ class NativeSession:
 
     @property
     def sampling_s(self) -> float:
-        """Seconds of passes in which its requests took part."""
+        """Seconds of the passes that its requests took part in."""
         return self._sampling_s + (0.0 if self._request is None else self._engine.seconds_of(self._request))
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, restart: bool = False) -> Completion:
@@ -31,7 +31,7 @@ class NativeSession:
             self._slot.restart()
         self._slot.append(ids)
         if not self._slot.pending:
-            raise ValueError("nothing to generate from: give at least one id")
+            raise ValueError("nothing to generate from: pass at least one id")
         self._request = Request(slot=self._slot, sampling=sampling)
         try:
             return await self._engine.submit(self._request)
@@ -40,13 +40,13 @@ class NativeSession:
 
 
 class NativeEngine:
-    """`model` is the learner's own module, loaded with turnwise's attention: there is nothing to synchronise.
+    """Generates with the learner's own module, loaded with turnwise's attention, so weights are never synchronized.
 
-    `runner`: how passes are run; none given: as suits a CPU.
+    `runner`: runs the passes; the default is `SlotRunner`, for a CPU.
 
-    A pass takes whoever asks for one. Sessions that the last pass answered speak first, before the event loop goes on:
-    with environments that never suspend all of them ask again, so that equal runs batch equally, and give equal bits.
-    One that waits for something outside, such as a tool, holds nobody up, and joins when it is back.
+    A pass includes all sessions that have a request. Sessions answered by the last pass continue before the event loop
+    does anything else: with environments that never suspend, all of them submit again, so equal runs form equal batches
+    and give equal bits. A session that waits for something else, such as a tool, delays no other and joins later.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class NativeEngine:
     ) -> None:
         self.policy_version = 0
         self._model = model
-        self._runner: PassRunner = runner or Runner(model, slots=slots, stop_ids=stop_ids, decode=decode)
+        self._runner: PassRunner = runner or SlotRunner(model, slots=slots, stop_ids=stop_ids, decode=decode)
         self._slots = slots
         self._live = 0
         self._pass_s = 0.0
         self._arrived: list[Request] = []
         self._waiting: list[Request] = []
-        """Requests that have taken part in no pass yet: they have just arrived, or the runner has no room for them."""
+        """Requests that no pass has included yet: they have just arrived, or the runner has no memory for them."""
         self._answers: dict[SessionSlot, asyncio.Future[Completion]] = {}  # a session waits for one answer at a time
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -88,7 +88,7 @@ class NativeEngine:
         self._runner.sleep()
 
     def open(self, key: EpisodeKey) -> AbstractAsyncContextManager[NativeSession]:
-        """Waits for a free slot."""
+        """Open a session. Waits for a free slot."""
         return self._session(key)
 
     @asynccontextmanager
@@ -105,11 +105,11 @@ class NativeEngine:
                 self._changed.set()
 
     def _enter_loop(self) -> None:
-        """What waits belongs to one event loop: another one has its own."""
+        """Create the synchronization primitives of the running event loop."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             if self._live:
-                raise RuntimeError("a session lives in another event loop: it must end first")
+                raise RuntimeError("a session is open in another event loop: close it first")
             self._loop, self._free_slots, self._changed = loop, asyncio.Semaphore(self._slots), asyncio.Event()
             self._server: asyncio.Task[None] | None = None
 
@@ -123,14 +123,14 @@ class NativeEngine:
         return await answer
 
     def _forget(self, slot: SessionSlot) -> None:
-        """Drops what a session still waited for: it was cancelled, or it failed."""
+        """Drop the pending request of a session that was cancelled or failed, and free its slot."""
         if self._answers.pop(slot, None) is not None:
             self._arrived = [request for request in self._arrived if request.slot is not slot]
             self._waiting = [request for request in self._waiting if request.slot is not slot]
         self._runner.release(slot)
 
     async def _serve(self) -> None:
-        """Waits for sessions to ask; unblocked by `submit` and by a session's end. Ends with the last session."""
+        """Wait for requests; unblocked by `submit` and by the end of a session. Returns when no session is open."""
         try:
             while self._live:
                 await self._until_ready()
@@ -146,13 +146,13 @@ class NativeEngine:
                 raise
 
     async def _until_ready(self) -> None:
-        await asyncio.sleep(0)  # those answered by the last pass speak first
+        await asyncio.sleep(0)  # sessions answered by the last pass continue first
         while self._live and not self._answers:
             self._changed.clear()
             await self._changed.wait()
 
     def seconds_of(self, request: Request) -> float:
-        """Return the seconds of passes in which the request took part."""
+        """Return the seconds of the passes that the request took part in."""
         return 0.0 if request.began_s is None else self._pass_s - request.began_s
 
     def _run_pass(self) -> list[Request]:

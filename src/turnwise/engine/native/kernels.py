@@ -1,4 +1,4 @@
-"""A folder of C files, compiled once on this machine for its own processor, and loaded."""
+"""Compile the engine's C kernels once for this machine's CPU and load them. Without a compiler, torch is used."""
 
 import ctypes
 import hashlib
@@ -16,19 +16,21 @@ from turnwise.models.loading.catalogue import cache_folder
 
 FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-Wno-psabi")
 FLAG_SETS = (("-march=native", "-fopenmp"), ("-march=native",), ())
-"""Flags that not every compiler has; the first set that compiles and loads is taken."""
+"""Flags that not every compiler supports; the first set that compiles and loads is used."""
 TIMEOUT_S = 120
+LANES = 16
+"""Sizes that the kernels take are multiples of this."""
 CPU_INFO = Path("/proc/cpuinfo")
 CPU_FEATURE_LINES = ("flags", "Features", "CPU implementer", "CPU part")
-"""The lines there that say which instructions a processor has: x86's, then those of ARM."""
+"""Lines of /proc/cpuinfo that list the supported instructions, on x86 and on ARM."""
 
 
 class CompilationError(Exception):
-    """Says in one line what was missing."""
+    """The kernels cannot be compiled; the message is one line."""
 
 
 def compile_library(name: str, folder: Path) -> ctypes.CDLL:
-    """All C files of the folder as one library."""
+    """Compile all C files of the folder into one library and load it."""
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CC", ""), "gcc", "cc", "clang"))), None)
     if compiler is None:
         raise CompilationError("no C compiler on the path")
@@ -43,20 +45,21 @@ def compile_library(name: str, folder: Path) -> ctypes.CDLL:
 
 
 def _library(name: str, sources: Path, compiler: str, flags: tuple[str, ...]) -> Path:
-    """The compiled file: made aside and renamed, so that one that exists is whole."""
+    """Return the compiled library, written to a temporary folder and renamed, so that an existing one is complete."""
     texts = [file.read_text(encoding="utf-8") for file in sorted(sources.glob("*.[ch]"))]
-    about = "\n".join((*texts, compiler, *FLAGS, *flags, *_cpu_features()))
+    key = "\n".join((*texts, compiler, *FLAGS, *flags, *_cpu_features()))
     folder = cache_folder() / "compiled"
-    library = folder / f"{name}-{hashlib.sha256(about.encode()).hexdigest()[:16]}.so"
+    library = folder / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     if not library.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as aside:
-            # Compiled first and linked then, without the flag for OpenMP, which would bring a second pool of threads
-            # beside torch's.
+        with tempfile.TemporaryDirectory(dir=folder) as temporary:
+            # Linked in a second step without -fopenmp, which would add a second thread pool beside torch's.
             files = sorted(sources.resolve().glob("*.c"))
-            _run(compiler, *FLAGS, *flags, "-c", *map(str, files), folder=aside)
-            _run(compiler, "-shared", *(f"{file.stem}.o" for file in files), "-o", library.name, "-lm", folder=aside)
-            (Path(aside) / library.name).replace(library)
+            _run(compiler, *FLAGS, *flags, "-c", *map(str, files), folder=temporary)
+            _run(
+                compiler, "-shared", *(f"{file.stem}.o" for file in files), "-o", library.name, "-lm", folder=temporary
+            )
+            (Path(temporary) / library.name).replace(library)
     return library
 
 
@@ -65,14 +68,14 @@ def _run(*command: str, folder: str) -> None:
 
 
 def _cpu_features() -> Iterator[str]:
-    """What native code depends on: a home folder may be shared between machines."""
+    """Yield what compiled code depends on: a home folder may be shared between machines."""
     yield platform.machine()
     if CPU_INFO.exists():
         yield from sorted({line for line in CPU_INFO.read_text().splitlines() if line.startswith(CPU_FEATURE_LINES)})
 
 
 def _expose_openmp() -> None:
-    """Makes the OpenMP library that torch has loaded visible to ours, so that both use the same threads."""
+    """Make the OpenMP library that torch loaded visible to the kernels, so that both use the same threads."""
     maps = Path("/proc/self/maps")
     if maps.exists():
         files = {line.split()[-1] for line in maps.read_text().splitlines() if "omp" in line.rpartition("/")[2]}
@@ -80,25 +83,21 @@ def _expose_openmp() -> None:
             ctypes.CDLL(file, mode=ctypes.RTLD_GLOBAL)
 
 
-LANES = 16
-"""What the kernels take at once."""
-
-
 def load_kernels() -> ctypes.CDLL:
-    """CannotCompile says what is missing."""
+    """Load the kernels, or raise CompilationError."""
     return compile_library("kernels", Path(__file__).with_name("c"))
 
 
 @cache
 def optional_kernels() -> ctypes.CDLL | None:
-    """None where they cannot be had; `turnwise doctor` says why."""
+    """Return the kernels, or None if they cannot be compiled; `turnwise doctor` reports the reason."""
     try:
         return load_kernels()
     except CompilationError:
         return None
 
 
-def call_kernel(kernel: Any, about: ctypes.Structure, *others: Any) -> None:
-    """Calls a C function that returns 0 unless memory ran out."""
-    if kernel(ctypes.byref(about), *others):
-        raise MemoryError("no memory left for a kernel of the engine")
+def call_kernel(kernel: Any, arguments: ctypes.Structure, *others: Any) -> None:
+    """Call a C function that returns 0 unless it runs out of memory."""
+    if kernel(ctypes.byref(arguments), *others):
+        raise MemoryError("out of memory in a kernel of the engine")

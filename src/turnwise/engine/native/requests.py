@@ -1,4 +1,4 @@
-"""What a session asks of the engine, whichever way it is answered."""
+"""Requests of sessions, and the protocol of the runners that answer them."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -9,15 +9,15 @@ from turnwise.core.trajectory import Stop
 
 
 class SessionSlot(Protocol):
-    """One session's place in the engine."""
+    """State of one session in the runner."""
 
     @property
     def pending(self) -> list[int]:
-        """Tokens of its context that wait to be run."""
+        """Context tokens that are not in the cache yet."""
         ...
 
     def append(self, ids: Sequence[int]) -> None:
-        """More context, for the next pass."""
+        """Add context tokens for the next pass."""
         ...
 
     def restart(self) -> None: ...
@@ -28,19 +28,19 @@ class Request:
     """One turn being sampled. `stop` is None while it runs."""
 
     slot: Any
-    """Of the runner that answers."""
+    """Slot of the runner that answers."""
     sampling: Sampling
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     stop: Stop | None = None
     taken: bool = False
-    """A pass of the runner has taken it up; else it waits for room."""
+    """Whether a pass has started it; else it waits for free memory."""
     began_s: float | None = None
-    """The engine's clock, which runs in passes only, when it was taken up."""
+    """Engine time, which advances in passes only, when it was started."""
 
 
 class PassRunner(Protocol):
-    """Answers requests pass by pass. No asyncio here."""
+    """Answers requests pass by pass, without asyncio."""
 
     counts: dict[str, int]
 
@@ -50,28 +50,28 @@ class PassRunner(Protocol):
         ...
 
     def sleep(self) -> None:
-        """Gives memory back until the next pass, while nobody holds a place."""
+        """Release memory until the next pass. No slot may be claimed."""
         ...
 
     def claim(self, address: int) -> Any:
-        """A place for a session; the caller sees to it that one is left."""
+        """Return a slot for a session. The caller ensures that one is free."""
         ...
 
     def release(self, slot: Any) -> None:
-        """Ends what the slot still ran."""
+        """Free the slot and drop its running request."""
         ...
 
     def run_pass(self, arrived: list[Request]) -> list[Request]:
-        """Moves all requests on, those that arrived included, and marks those that it takes up; returns those done."""
+        """Advance all requests, the arrived ones included; mark those it starts; return the finished ones."""
         ...
 
 
 def stop_reason(request: Request, stop_ids: Collection[int], decode: Callable[[list[int]], str]) -> Stop | None:
-    """Whether the last token ended the turn."""
+    """Return why the last token ended the turn, or None if the turn continues."""
     if request.ids[-1] in stop_ids:
         return Stop.EOS
     if request.sampling.stop:
-        # A character is at most 4 tokens (bytes), so the tail of that many tokens holds any stop string.
+        # A character is at most 4 tokens (bytes), so these last tokens contain any stop string.
         tail = 4 * max(len(text) for text in request.sampling.stop)
         text = decode(request.ids[-tail:])
         if any(stop in text for stop in request.sampling.stop):

@@ -1,4 +1,4 @@
-"""Drawing tokens: a hash of the address gives the random number, an inverse CDF the token."""
+"""Sampling: a hash of the token's address gives the random number, the inverse CDF gives the token."""
 
 import ctypes
 from array import array
@@ -13,7 +13,7 @@ from turnwise.engine.native.kernels import call_kernel, optional_kernels
 
 
 def _signed(number: int) -> int:
-    """The 64-bit pattern as the int64 that torch holds."""
+    """Return the 64-bit pattern as the int64 that torch uses."""
     return number - (1 << 64) if number >= 1 << 63 else number
 
 
@@ -23,14 +23,14 @@ MIX_2 = _signed(0x94D049BB133111EB)
 
 
 def _shift_xor(state: Tensor, bits: int) -> Tensor:
-    # torch shifts int64 arithmetically; the mask makes it the logical shift that the hash is defined with.
+    # torch shifts int64 arithmetically; the mask makes it the logical shift of the hash's definition.
     return state ^ ((state >> bits) & ((1 << (64 - bits)) - 1))
 
 
 def uniforms(addresses: Tensor, counters: Tensor) -> Tensor:
-    """One number in (0, 1) for each address and counter: SplitMix64, integers only, equal on every device.
+    """Return a number in (0, 1) for each address and counter: SplitMix64 on integers, equal on every device.
 
-    The 23 bits and a half are exact in float32.
+    The 23 bits plus 1/2 are exact in float32.
     """
     state = addresses + (counters + 1) * GOLDEN
     state = _shift_xor(state, 30) * MIX_1
@@ -41,7 +41,7 @@ def uniforms(addresses: Tensor, counters: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class SamplingTensors:
-    """The sampling settings of B rows as tensors, of one number where they are the same for all."""
+    """Sampling settings of B rows as tensors; of size 1 where all rows share them."""
 
     temperatures: Tensor  # [B], 1 for greedy rows
     greedy: Tensor | None  # [B] bool; None: no row is greedy
@@ -64,7 +64,7 @@ class SamplingTensors:
 
 @dataclass(slots=True)
 class SamplingBatch:
-    """What is to be drawn: from which row of the logits, with which random number, and how."""
+    """Tokens to sample: the row of the logits, the address of the random number and the settings of each."""
 
     rows: "array[int]" = field(default_factory=lambda: array("q"))
     addresses: "array[int]" = field(default_factory=lambda: array("Q"))
@@ -72,7 +72,7 @@ class SamplingBatch:
     settings: list[Sampling] = field(default_factory=list)
 
     def add(self, *, row: int, address: int, counter: int, setting: Sampling, count: int) -> None:
-        """`count` of them, from as many rows on, with as many numbers on."""
+        """Add `count` tokens with consecutive rows and counters."""
         self.rows.extend(range(row, row + count))
         self.addresses.extend([address] * count)
         self.counters.extend(range(counter, counter + count))
@@ -80,7 +80,7 @@ class SamplingBatch:
 
 
 class SamplingArguments(ctypes.Structure):
-    """`SamplingBatch` of sampling.c."""
+    """`Draws` in sampling.c."""
 
     _fields_ = (
         ("logits", ctypes.c_void_p),
@@ -89,39 +89,39 @@ class SamplingArguments(ctypes.Structure):
     )
 
 
-def sample_batch(logits: Tensor, draws: SamplingBatch) -> list[tuple[int, float]]:
-    """Token and log-probability of each draw. logits: [B, V]"""
+def sample_batch(logits: Tensor, batch: SamplingBatch) -> list[tuple[int, float]]:
+    """Return token and log-probability of each entry. logits: [B, V]"""
     library = optional_kernels()
-    truncates = any(setting.top_p < 1 or setting.top_k > 0 for setting in draws.settings)
+    truncates = any(setting.top_p < 1 or setting.top_k > 0 for setting in batch.settings)
     if library is not None and logits.device.type == "cpu" and not truncates:
-        return _sample_compiled(library, logits.float().contiguous(), draws)
-    rows, addresses, counters = (torch.tensor(each.tolist()) for each in (draws.rows, draws.addresses, draws.counters))
+        return _sample_compiled(library, logits.float().contiguous(), batch)
+    rows, addresses, counters = (torch.tensor(each.tolist()) for each in (batch.rows, batch.addresses, batch.counters))
     tokens, logprobs = sample(
-        logits.index_select(0, rows), SamplingTensors.of(draws.settings), uniforms(addresses, counters)
+        logits.index_select(0, rows), SamplingTensors.of(batch.settings), uniforms(addresses, counters)
     )
     return list(zip(tokens.tolist(), logprobs.tolist(), strict=True))
 
 
-def _sample_compiled(library: ctypes.CDLL, logits: Tensor, draws: SamplingBatch) -> list[tuple[int, float]]:
-    count = len(draws.rows)
-    temperatures = array("f", [setting.temperature for setting in draws.settings])
+def _sample_compiled(library: ctypes.CDLL, logits: Tensor, batch: SamplingBatch) -> list[tuple[int, float]]:
+    count = len(batch.rows)
+    temperatures = array("f", [setting.temperature for setting in batch.settings])
     tokens, logprobs = array("q", bytes(8 * count)), array("f", bytes(4 * count))
-    columns = (draws.rows, draws.addresses, draws.counters, temperatures, tokens, logprobs)
+    columns = (batch.rows, batch.addresses, batch.counters, temperatures, tokens, logprobs)
     pointers = [each.buffer_info()[0] for each in columns]
-    about = SamplingArguments(logits.data_ptr(), logits.stride(0), logits.shape[1], *pointers)
-    call_kernel(library.draw, about, ctypes.c_int64(count))
+    arguments = SamplingArguments(logits.data_ptr(), logits.stride(0), logits.shape[1], *pointers)
+    call_kernel(library.draw, arguments, ctypes.c_int64(count))
     return list(zip(tokens, logprobs, strict=True))
 
 
 def sample(logits: Tensor, rows: SamplingTensors, numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Token and its log-probability for each row, the latter before top-p and top-k. logits: [B, V]"""
+    """Return a token and its log-probability (before top-p and top-k) for each row. logits: [B, V]"""
     logprobs = (logits.float() / rows.temperatures[:, None]).log_softmax(dim=-1)
     probabilities = logprobs.exp()
     if rows.top_p is not None and rows.top_k is not None:
         probabilities = truncate(probabilities, rows.top_p, rows.top_k)
     cumulative = probabilities.cumsum(dim=-1)
     total = cumulative[:, -1]
-    # Below the total even after rounding: the token found then has a probability above 0.
+    # Below the total even after rounding, so that the token has a probability above 0.
     threshold = torch.minimum(numbers * total, torch.nextafter(total, torch.zeros_like(total)))
     tokens = torch.searchsorted(cumulative, threshold[:, None], right=True)[:, 0]
     if rows.greedy is not None:
@@ -130,7 +130,7 @@ def sample(logits: Tensor, rows: SamplingTensors, numbers: Tensor) -> tuple[Tens
 
 
 def truncate(probabilities: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
-    """Zero outside the top k (0: all) and outside the smallest set that holds top_p of the mass."""
+    """Zero probabilities outside the top k (0: all) and outside the smallest set with mass top_p."""
     ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
     ranks = torch.arange(probabilities.shape[-1], device=probabilities.device)
     before = ordered.cumsum(dim=-1) - ordered

@@ -1,20 +1,19 @@
-"""Guesses at what a session will say, so that one pass can give it several tokens.
+"""Speculative decoding: draft the next tokens of a session, so that one pass can yield several.
 
-An agent's turn is half scaffolding: tags, separators, the call's form. What followed the same two tokens before, in any
-session, will probably follow them again. A guess changes nothing that is sampled: a pass runs the guessed tokens too,
-each position draws its token with the random number that it would have had anyway, and what comes after a wrong guess
-is thrown away.
+Half of an agent's turn is fixed text: tags, separators, the form of a call. The drafter predicts what followed the same
+two tokens before, in any session. Drafts never change what is sampled: a pass also runs the draft tokens, each position
+samples its token with the random number that it would have had anyway, and tokens after a wrong draft are discarded.
 """
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
 MAX_DRAFT_TOKENS = 3
-"""Tokens guessed at once, at most: rows are padded to the longest, so one long guess is paid for by all."""
+"""Rows are padded to the longest, so every row pays for a long draft."""
 PASS_OVERHEAD = 75e6
-"""What a pass costs beside its tokens, as the parameters of a model of which one more token would cost as much."""
+"""Fixed cost of a pass, as the number of parameters of a model for which one more token would cost as much."""
 WEIGHT_READ_TOKENS = 13
-"""What reading the weights once costs, as a number of tokens. Both were measured on CPU cores."""
+"""Cost of reading the weights once, in tokens. Both were measured on CPU cores."""
 
 Bigram = tuple[int, int]
 """The last two tokens of a session."""
@@ -23,7 +22,7 @@ NO_BIGRAM: Bigram = (-1, -1)
 
 @dataclass(slots=True)
 class NextTokenCounts:
-    """What followed a tail, and how often."""
+    """Counts of the tokens that followed a bigram."""
 
     total: int = 0
     best: int = -1
@@ -36,45 +35,45 @@ class NextTokenCounts:
             self.best = token
 
     @property
-    def share(self) -> float:
-        """Of the most frequent token; a tail seen once is not certain yet."""
+    def probability(self) -> float:
+        """Estimated probability of the most frequent token; below 1 even if no other token was counted."""
         return self.counts[self.best] / (self.total + 1)
 
 
 def min_draft_probability(sessions: int, parameters: int) -> float:
-    """The chance from which on a guess saves more than it costs.
+    """Return the probability from which on a draft token saves more than it costs.
 
-    A pass costs about as much as `free` tokens, and one token more for each session: a token, sampled plainly, costs
-    1 + free / sessions. A guess costs 1, and gives a token with its chance of being right.
+    A pass costs about as much as `fixed` tokens, plus one per session, so a token sampled without a draft costs
+    1 + fixed / sessions. A draft token costs 1 and yields a token with its probability of being right.
     """
-    free = PASS_OVERHEAD / parameters + WEIGHT_READ_TOKENS
-    return 1 / (1 + free / sessions)
+    fixed = PASS_OVERHEAD / parameters + WEIGHT_READ_TOKENS
+    return 1 / (1 + fixed / sessions)
 
 
 class NgramDrafter:
     def __init__(self, stop_ids: Collection[int]) -> None:
         self._stop_ids = stop_ids
-        self._seen: dict[Bigram, NextTokenCounts] = {}
+        self._counts: dict[Bigram, NextTokenCounts] = {}
 
-    def learn(self, tail: Bigram, token: int) -> None:
-        seen = self._seen.get(tail)
-        if seen is None:
-            seen = self._seen[tail] = NextTokenCounts()
-        seen.add(token)
+    def observe(self, bigram: Bigram, token: int) -> None:
+        counts = self._counts.get(bigram)
+        if counts is None:
+            counts = self._counts[bigram] = NextTokenCounts()
+        counts.add(token)
 
-    def guess(self, tail: Bigram, *, most: int, least: float) -> list[int]:
-        """Tokens to try after the tail, each with at least that chance of being reached and right."""
+    def draft(self, bigram: Bigram, *, max_tokens: int, min_probability: float) -> list[int]:
+        """Return tokens to try after the bigram, while the draft is right with at least this probability."""
         tokens: list[int] = []
-        chance = 1.0
-        while len(tokens) < most and (seen := self._seen.get(tail)) is not None:
-            chance *= seen.share
-            if chance < least:
+        probability = 1.0
+        while len(tokens) < max_tokens and (counts := self._counts.get(bigram)) is not None:
+            probability *= counts.probability
+            if probability < min_probability:
                 break
-            tokens.append(seen.best)
-            if seen.best in self._stop_ids:
+            tokens.append(counts.best)
+            if counts.best in self._stop_ids:
                 break
-            tail = (tail[1], seen.best)
+            bigram = (bigram[1], counts.best)
         return tokens
 
-    def forget(self) -> None:
-        self._seen.clear()
+    def reset(self) -> None:
+        self._counts.clear()

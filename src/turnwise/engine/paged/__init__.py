@@ -1,1 +1,1 @@
-"""The engine on a GPU: a paged cache, and decoding captured as one graph; every part has a twin for the CPU."""
+"""The engine's runner for GPUs: paged KV cache, decoding captured in CUDA graphs, a torch reference for the CPU."""

@@ -1,4 +1,4 @@
-"""What a pass attends to: where its tokens go in the pages, and what each block of them sees."""
+"""Paged KV cache, the attention plan over it, and its size for a model and a device."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,21 +14,21 @@ from turnwise.models.attention.varlen import VarlenPlan
 
 
 class PagedCache:
-    """Keys and values of all layers. Page 0 belongs to nobody: what nobody says is written there."""
+    """Keys and values of all layers. Page 0 takes what padding rows write."""
 
     def __init__(self, shape: "CacheShape", pages: int, dtype: torch.dtype, device: torch.device) -> None:
         self.count = pages
         self._shape, self._dtype, self._device = shape, dtype, device
         self.layers: list[tuple[Tensor, Tensor]] = []
-        """Of each its keys and its values; empty while their memory is given back."""
-        self.take()
+        """(keys, values) of each layer; empty while the memory is released."""
+        self.allocate()
 
-    def take(self) -> None:
-        """Memory for all pages, where there is none yet. What they held is gone."""
+    def allocate(self) -> None:
+        """Allocate memory for all pages unless it is allocated. Contents are lost when it is released."""
         if not self.layers:
             self.layers = [(self._zeros(heads, size), self._zeros(heads, size)) for heads, size in self._shape]
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         self.layers = []
 
     def _zeros(self, heads: int, size: int) -> Tensor:
@@ -36,7 +36,7 @@ class PagedCache:
 
 
 CacheShape = Sequence[tuple[int, int]]
-"""Of each layer the number of key-value heads and their size."""
+"""(number of key-value heads, head size) of each layer."""
 
 
 def page_bytes(shape: CacheShape, dtype: torch.dtype) -> int:
@@ -44,9 +44,9 @@ def page_bytes(shape: CacheShape, dtype: torch.dtype) -> int:
 
 
 class PagedPlan:
-    """One forward over N tokens of several sessions.
+    """Attention plan of one forward over N tokens of several sessions.
 
-    `blocks` [4, NB] int32: neighbouring tokens of one session, `tokens` of them at most; see `reference.attend`.
+    `blocks` [4, NB] int32: neighbouring tokens of one session, at most `tokens` each; see `reference.attend`.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class PagedPlan:
 
 
 class _ShapeRecorder(VarlenPlan):
-    """Attends, and notes what it was given."""
+    """Attends, and records the shape of the keys."""
 
     def __init__(self, length: int, device: torch.device) -> None:
         super().__init__([length], [-1], device)
@@ -93,22 +93,22 @@ class _ShapeRecorder(VarlenPlan):
 
 @torch.no_grad()
 def cache_shape(model: Any) -> CacheShape:
-    """Asked of the model itself, by one short forward."""
+    """Return the model's cache shape, recorded in one short forward."""
     device = model.get_input_embeddings().weight.device
-    look, ids = _ShapeRecorder(8, device), torch.arange(8, device=device)[None]
-    with use_plan(look):
+    recorder, ids = _ShapeRecorder(8, device), torch.arange(8, device=device)[None]
+    with use_plan(recorder):
         model.base_model(input_ids=ids, position_ids=ids, use_cache=False)
-    return look.shapes
+    return recorder.shapes
 
 
-def max_pages(slots: int, longest: int) -> int:
-    """As many as could ever be used, and one that is nobody's."""
-    return slots * -(-longest // PAGE) + 1
+def max_pages(slots: int, max_context: int) -> int:
+    """Return the pages that all slots together can use, plus the padding page."""
+    return slots * -(-max_context // PAGE) + 1
 
 
-def pages_that_fit(bytes_each: int, wanted: int, device: torch.device, share: float) -> int:
-    """As many as are wanted, or as fit into this share of the memory that is free."""
+def pages_that_fit(page_size: int, count: int, device: torch.device, share: float) -> int:
+    """Return `count`, or as many pages as fit into this share of the free memory."""
     if device.type != "cuda":
-        return wanted
+        return count
     free, _ = torch.cuda.mem_get_info(device)
-    return max(2, min(wanted, int(free * share) // bytes_each))
+    return max(2, min(count, int(free * share) // page_size))

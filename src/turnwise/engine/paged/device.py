@@ -1,4 +1,4 @@
-"""Functions of the device captured as graphs: one launch in place of hundreds."""
+"""Device side of the paged engine: prefill and decoding steps, captured in CUDA graphs."""
 
 import logging
 import time
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class CudaGraphs:
-    """What is captured reads and writes fixed places in memory: new weights need no new capture, new shapes do."""
+    """Captured functions. They use fixed memory: new weights need no new capture, new shapes do."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -30,7 +30,7 @@ class CudaGraphs:
         self._memory: Any = None
         self.captures = 0
         self.seconds = 0.0
-        """Spent on capturing so far."""
+        """Seconds spent on capturing so far."""
 
     def has(self, key: Hashable) -> bool:
         return key in self._graphs
@@ -39,49 +39,49 @@ class CudaGraphs:
         self._graphs[key]()
 
     def add(self, key: Hashable, function: Callable[[], None]) -> None:
-        """Runs the function some times, and captures it: it must do no harm then."""
+        """Run the function twice as warm-up and capture it. Its inputs must make these runs harmless."""
         if self._device.type != "cuda":
             self._graphs[key] = function
             return
         began = time.perf_counter()
         self.captures += 1
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
             for _ in range(2):
                 function()
-        torch.cuda.current_stream().wait_stream(aside)
-        self._graphs[key] = self._captured(function)
-        freeze_gc()  # what compiling left behind never goes
+        torch.cuda.current_stream().wait_stream(stream)
+        self._graphs[key] = self._capture(function)
+        freeze_gc()  # compilation leaves objects that live as long as the program
         self.seconds += time.perf_counter() - began
 
-    def _captured(self, function: Callable[[], None]) -> Callable[[], None]:
-        """The graph's replay; the function itself where it does what no graph can hold."""
+    def _capture(self, function: Callable[[], None]) -> Callable[[], None]:
+        """Return the graph's replay, or the function itself if it cannot be captured."""
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, pool=self._memory):
                 function()
         except RuntimeError as error:
-            logger.warning("this model cannot be captured, and decodes several times slower: %s", error)
+            logger.warning("this model cannot be captured in a CUDA graph and decodes several times slower: %s", error)
             return function
         self._memory = graph.pool()
         return graph.replay
 
-    def forget(self) -> None:
-        """Their memory goes back with the next cleaning of torch's own."""
+    def clear(self) -> None:
+        """Drop all graphs. Their memory is released with the next `torch.cuda.empty_cache`."""
         self._graphs.clear()
         self._memory = None
 
 
 MAX_STEPS = 16
-"""Tokens a session that can be sampled before the host looks, at most."""
+"""Maximum of tokens per session that are sampled before the host reads them."""
 MIN_ROWS, MIN_TOKENS = 16, 256
-"""Of the smallest graphs."""
+"""Sizes of the smallest graphs."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionUpdate:
-    """What the device has to know of a session that is answered."""
+    """State of a session when its request starts."""
 
     slot: int
     last: int
@@ -97,7 +97,7 @@ class SessionUpdate:
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """Tokens of one session that enter the cache behind `past` others."""
+    """Tokens of one session that enter the cache after `past` others."""
 
     slot: int
     past: int
@@ -105,11 +105,11 @@ class PrefillChunk:
 
 
 def bucket(size: int, least: int) -> int:
-    """The next of least, 2 * least, 3 * least, 4 * least, 6 * least, 8 * least, ...: few sizes, little waste."""
-    found = least
-    while found < size:
-        found *= 2
-    return found * 3 // 4 if found > 2 * least and found * 3 // 4 >= size else found
+    """Round up to least * (1, 2, 3, 4, 6, 8, 12, ...): few sizes, little padding."""
+    rounded = least
+    while rounded < size:
+        rounded *= 2
+    return rounded * 3 // 4 if rounded > 2 * least and rounded * 3 // 4 >= size else rounded
 
 
 class Device:
@@ -126,49 +126,49 @@ class Device:
         prefill_tokens: int,
     ) -> None:
         self.trunk, self.head = model.base_model, head
-        self.place = head.weight.device
-        self.sessions = SessionState.empty(slots, width, self.place)
-        self.pages = PagedCache(shape, pages, head.weight.dtype, self.place)
-        self.graphs = CudaGraphs(self.place)
-        self.stop_ids = torch.tensor(sorted(stop_ids) or [-1], device=self.place)
+        self.device = head.weight.device
+        self.sessions = SessionState.empty(slots, width, self.device)
+        self.pages = PagedCache(shape, pages, head.weight.dtype, self.device)
+        self.graphs = CudaGraphs(self.device)
+        self.stop_ids = torch.tensor(sorted(stop_ids) or [-1], device=self.device)
         self.prefill_tokens = prefill_tokens
         rows = bucket(slots, MIN_ROWS)
-        self.drawn = SampledTokens.empty(MAX_STEPS, rows, self.place)
-        self.rows = torch.full((rows,), self.sessions.nobody, dtype=torch.int32, device=self.place)
-        self.starts = torch.arange(rows, dtype=torch.int32, device=self.place)
+        self.sampled = SampledTokens.empty(MAX_STEPS, rows, self.device)
+        self.rows = torch.full((rows,), self.sessions.padding_slot, dtype=torch.int32, device=self.device)
+        self.starts = torch.arange(rows, dtype=torch.int32, device=self.device)
         self.block_tokens = max(
             1, 64 // _next_power_of_2(model.config.num_attention_heads // min(kv for kv, _ in shape))
         )
         most = bucket(prefill_tokens, MIN_TOKENS)
-        self.new = torch.zeros(3, most, dtype=torch.int64, device=self.place)
-        """Of tokens that enter the cache: ids, positions, slots."""
-        self.blocks = torch.zeros(4, most // self.block_tokens + rows, dtype=torch.int32, device=self.place)
+        self.new = torch.zeros(3, most, dtype=torch.int64, device=self.device)
+        """Ids, positions and slots of the tokens that enter the cache."""
+        self.blocks = torch.zeros(4, most // self.block_tokens + rows, dtype=torch.int32, device=self.device)
 
     def sleep(self) -> None:
-        """Gives back the memory of keys and values, and of the graphs that read it."""
+        """Release the memory of the KV cache and of the graphs that read it."""
         if not self.pages.layers:
             return
-        if self.place.type == "cuda":
-            torch.cuda.synchronize(self.place)  # what was sent last may still run
-        self.graphs.forget()
-        self.pages.give_back()
-        if self.place.type == "cuda":
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # the last pass may still run
+        self.graphs.clear()
+        self.pages.release()
+        if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def wake(self) -> None:
-        """Takes that memory again, if it was given back; graphs are captured as they are needed."""
-        self.pages.take()
+        """Allocate the cache again if it was released. Graphs are captured again when they are needed."""
+        self.pages.allocate()
 
     @torch.no_grad()
-    def arrive(self, arrivals: Sequence[SessionUpdate]) -> None:
-        """Makes the device know these sessions."""
+    def update_sessions(self, updates: Sequence[SessionUpdate]) -> None:
+        """Write the state of these sessions."""
         ints = [
-            [each.slot, each.last, each.length, each.counter, each.address, each.left, each.top_k] for each in arrivals
+            [each.slot, each.last, each.length, each.counter, each.address, each.left, each.top_k] for each in updates
         ]
-        slot, last, length, counter, address, left, top_k = self._moved(torch.tensor(ints).T).unbind()
-        floats = self._moved(torch.tensor([[each.temperature, each.top_p] for each in arrivals]).T)
+        slot, last, length, counter, address, left, top_k = self._to_device(torch.tensor(ints).T).unbind()
+        floats = self._to_device(torch.tensor([[each.temperature, each.top_p] for each in updates]).T)
         width = self.sessions.tables.shape[1]
-        tables = [[*each.pages, *[0] * (width - len(each.pages))] for each in arrivals]
+        tables = [[*each.pages, *[0] * (width - len(each.pages))] for each in updates]
         sessions = self.sessions
         sessions.last[slot] = last
         sessions.lengths[slot] = length.int()
@@ -177,59 +177,59 @@ class Device:
         sessions.left[slot] = left.int()
         sessions.top_k[slot] = top_k
         sessions.temperatures[slot], sessions.top_p[slot] = floats[0], floats[1]
-        sessions.tables[slot] = self._moved(torch.tensor(tables, dtype=torch.int32))
+        sessions.tables[slot] = self._to_device(torch.tensor(tables, dtype=torch.int32))
 
     @torch.no_grad()
-    def fill(self, stretches: Sequence[PrefillChunk]) -> None:
-        """Puts contexts into the cache, those of many sessions in one forward; their sessions have arrived."""
-        tokens = sum(len(each.ids) for each in stretches)
-        blocks = self._cut(stretches)
+    def prefill(self, chunks: Sequence[PrefillChunk]) -> None:
+        """Put context tokens of several sessions into the cache in one forward, after `update_sessions`."""
+        tokens = sum(len(each.ids) for each in chunks)
+        blocks = self._split_blocks(chunks)
         size = bucket(tokens, MIN_TOKENS)
-        room = size // self.block_tokens + len(self.rows)
-        key = "fill", size
+        block_count = size // self.block_tokens + len(self.rows)
+        key = "prefill", size
         if not self.graphs.has(key):
-            self._nobody(size)
-            self.graphs.add(key, lambda: self._fill(size, room))
-        self.new[:, :size].copy_(self._moved(torch.from_numpy(self._columns(stretches, size))), non_blocking=True)
+            self._set_padding(size)
+            self.graphs.add(key, lambda: self._prefill(size, block_count))
+        self.new[:, :size].copy_(self._to_device(torch.from_numpy(self._columns(chunks, size))), non_blocking=True)
         self.blocks[3].zero_()
-        self.blocks[:, : blocks.shape[1]].copy_(self._moved(torch.from_numpy(blocks)), non_blocking=True)
+        self.blocks[:, : blocks.shape[1]].copy_(self._to_device(torch.from_numpy(blocks)), non_blocking=True)
         self.graphs.run(key)
 
-    def _columns(self, stretches: Sequence[PrefillChunk], size: int) -> np.ndarray:
-        """Ids, positions and slots of the tokens, and of nobody behind them."""
-        counts = np.array([len(each.ids) for each in stretches])
+    def _columns(self, chunks: Sequence[PrefillChunk], size: int) -> np.ndarray:
+        """Return ids, positions and slots of the tokens, followed by padding."""
+        counts = np.array([len(each.ids) for each in chunks])
         tokens = int(counts.sum())
         columns = np.zeros((3, size), dtype=np.int64)
-        columns[2] = self.sessions.nobody
-        columns[0, :tokens] = np.fromiter(chain.from_iterable(each.ids for each in stretches), np.int64, tokens)
-        starts = np.array([each.past for each in stretches]) - (counts.cumsum() - counts)
+        columns[2] = self.sessions.padding_slot
+        columns[0, :tokens] = np.fromiter(chain.from_iterable(each.ids for each in chunks), np.int64, tokens)
+        starts = np.array([each.past for each in chunks]) - (counts.cumsum() - counts)
         columns[1, :tokens] = np.arange(tokens) + starts.repeat(counts)
-        columns[2, :tokens] = np.array([each.slot for each in stretches]).repeat(counts)
+        columns[2, :tokens] = np.array([each.slot for each in chunks]).repeat(counts)
         return columns
 
-    def _cut(self, stretches: Sequence[PrefillChunk]) -> np.ndarray:
-        """Each stretch in blocks: first token in the pass, slot, its position, tokens. [4, NB]"""
-        counts = np.array([len(each.ids) for each in stretches])
+    def _split_blocks(self, chunks: Sequence[PrefillChunk]) -> np.ndarray:
+        """Split each chunk into blocks: index of the first token, slot, its position, number of tokens. [4, NB]"""
+        counts = np.array([len(each.ids) for each in chunks])
         parts = -(-counts // self.block_tokens)
         inside = (np.arange(parts.sum()) - (parts.cumsum() - parts).repeat(parts)) * self.block_tokens
-        starts, pasts = counts.cumsum() - counts, np.array([each.past for each in stretches])
-        slots = np.array([each.slot for each in stretches])
+        starts, pasts = counts.cumsum() - counts, np.array([each.past for each in chunks])
+        slots = np.array([each.slot for each in chunks])
         rows = (starts.repeat(parts) + inside, slots.repeat(parts), pasts.repeat(parts) + inside)
         return np.stack([*rows, np.minimum(self.block_tokens, counts.repeat(parts) - inside)]).astype(np.int32)
 
-    def _nobody(self, size: int) -> None:
-        """What a capture can run on without a trace."""
-        self.new[:, :size] = torch.tensor([[0], [0], [self.sessions.nobody]], device=self.place)
+    def _set_padding(self, size: int) -> None:
+        """Fill the inputs with padding, on which a capture can run without effect."""
+        self.new[:, :size] = torch.tensor([[0], [0], [self.sessions.padding_slot]], device=self.device)
         self.blocks.zero_()
 
-    def _fill(self, size: int, room: int) -> None:
+    def _prefill(self, size: int, block_count: int) -> None:
         ids, positions, slots = self.new[:, :size].unbind()
         plan = PagedPlan(
             self.pages,
             self.sessions.tables,
             slots=slots,
             positions=positions,
-            blocks=self.blocks[:, :room],
+            blocks=self.blocks[:, :block_count],
             tokens=self.block_tokens,
         )
         self._hidden(plan, ids, positions)
@@ -241,66 +241,66 @@ class Device:
 
     @torch.no_grad()
     def decode(self, slots: Sequence[int], steps: int, truncates: bool) -> "TokenTransfer":
-        """A token for each of the slots, so many times; one with nothing left says no more."""
+        """Start sampling `steps` tokens for each of the slots. A slot with nothing left samples no more."""
         size = bucket(len(slots), MIN_ROWS)
         key = "decode", size, truncates
         if not self.graphs.has(key):
-            self.rows.fill_(self.sessions.nobody)
-            self.drawn.cursor.zero_()
+            self.rows.fill_(self.sessions.padding_slot)
+            self.sampled.cursor.zero_()
             self.graphs.add(key, lambda: self._decode(size, truncates))
-        rows = [*slots, *[self.sessions.nobody] * (size - len(slots))]
-        self.rows[:size].copy_(self._moved(torch.tensor(rows, dtype=torch.int32)), non_blocking=True)
-        self.drawn.cursor.zero_()
+        rows = [*slots, *[self.sessions.padding_slot] * (size - len(slots))]
+        self.rows[:size].copy_(self._to_device(torch.tensor(rows, dtype=torch.int32)), non_blocking=True)
+        self.sampled.cursor.zero_()
         for _ in range(steps):
             self.graphs.run(key)
-        return TokenTransfer(self.drawn, steps, len(slots))
+        return TokenTransfer(self.sampled, steps, len(slots))
 
     def _decode(self, size: int, truncates: bool) -> None:
         rows, sessions = self.rows[:size], self.sessions
         slots = rows.long()
         ids, positions = sessions.last[slots], sessions.lengths[slots]
-        talks = sessions.left[slots] > 0
+        active = sessions.left[slots] > 0
         plan = PagedPlan(
             self.pages,
             sessions.tables,
-            slots=torch.where(talks, rows, sessions.nobody),
-            positions=torch.where(talks, positions, 0),
-            blocks=torch.stack([self.starts[:size], rows, positions, talks.int()]),
+            slots=torch.where(active, rows, sessions.padding_slot),
+            positions=torch.where(active, positions, 0),
+            blocks=torch.stack([self.starts[:size], rows, positions, active.int()]),
             tokens=1,
         )
         logits = self.head.logits(self._hidden(plan, ids, positions.long()))
         if logits.is_cuda and not truncates:
             from turnwise.engine.paged import kernels
 
-            kernels.sample_step(logits, rows, sessions, self.stop_ids, self.drawn)
+            kernels.sample_step(logits, rows, sessions, self.stop_ids, self.sampled)
         else:
-            reference.sample_step(logits, rows, sessions, self.stop_ids, self.drawn)
-        self.drawn.cursor.add_(1)
+            reference.sample_step(logits, rows, sessions, self.stop_ids, self.sampled)
+        self.sampled.cursor.add_(1)
 
-    def _moved(self, tensor: Tensor) -> Tensor:
-        if self.place.type == "cpu":
+    def _to_device(self, tensor: Tensor) -> Tensor:
+        if self.device.type == "cpu":
             return tensor
-        return tensor.contiguous().pin_memory().to(self.place, non_blocking=True)
+        return tensor.contiguous().pin_memory().to(self.device, non_blocking=True)
 
 
 class TokenTransfer:
-    """Tokens on their way to the host."""
+    """Asynchronous copy of sampled tokens to the host."""
 
-    def __init__(self, drawn: SampledTokens, steps: int, rows: int) -> None:
+    def __init__(self, sampled: SampledTokens, steps: int, rows: int) -> None:
         self.steps = steps
-        tokens, logprobs = drawn.tokens[:steps, :rows], drawn.logprobs[:steps, :rows]
+        tokens, logprobs = sampled.tokens[:steps, :rows], sampled.logprobs[:steps, :rows]
         if not tokens.is_cuda:
-            self._tokens, self._logprobs, self._landed = tokens.clone(), logprobs.clone(), None
+            self._tokens, self._logprobs, self._copied = tokens.clone(), logprobs.clone(), None
             return
         self._tokens = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True).copy_(tokens, non_blocking=True)
         self._logprobs = torch.empty(logprobs.shape, pin_memory=True).copy_(logprobs, non_blocking=True)
-        self._landed = torch.cuda.Event()
-        self._landed.record()
+        self._copied = torch.cuda.Event()
+        self._copied.record()
 
-    def land(self) -> tuple[list[list[int]], list[list[float]]]:
-        """Of each row the tokens, step by step, -1 where it said nothing, and their log-probabilities."""
-        if self._landed is not None:
-            self._landed.synchronize()
+    def wait(self) -> tuple[list[list[int]], list[list[float]]]:
+        """Return the tokens of each row, step by step (-1: none), and their log-probabilities."""
+        if self._copied is not None:
+            self._copied.synchronize()
         return self._tokens.T.tolist(), self._logprobs.T.tolist()
 
 

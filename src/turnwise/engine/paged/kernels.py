@@ -1,7 +1,9 @@
-"""Triton kernels of the engine. `reference.py` does the same in torch, and the tests compare the two.
+"""Triton kernels of the engine and their launchers. `reference.py` does the same in torch; the tests compare the two.
+
+Imported only where there is a GPU, and by the tests under Triton's interpreter.
 
 pages of a layer   [pages, KV, PAGE, D] for keys, the same for values
-tables             [slots, most pages of one] int32: where a session's positions 0..PAGE-1, PAGE..2*PAGE-1, ... lie
+tables             [slots, pages per slot] int32: pages of a session's positions 0..PAGE-1, PAGE..2*PAGE-1, ...
 """
 
 import triton
@@ -18,7 +20,7 @@ def write_kernel(
     key_token, key_head, value_token, value_head, table_width,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr, SIZE: tl.constexpr, SIZE_PADDED: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
-    """One program a token: its key and value of all heads go to its page."""
+    """One program per token: write its keys and values of all heads to its page."""
     token = tl.program_id(0)
     slot = tl.load(token_slots + token).to(tl.int64)
     position = tl.load(positions + token).to(tl.int64)
@@ -41,7 +43,7 @@ def attend_kernel(
     GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, ROWS: tl.constexpr,
     HEADS: tl.constexpr, SIZE: tl.constexpr, SIZE_PADDED: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
-    """One program a block of tokens of one session and a key-value head: all query heads of the group together.
+    """One program per block of tokens of one session and key-value head, with all query heads of the group.
 
     rows of the score matrix    token 0 head 0, token 0 head 1, ..., token 1 head 0, ...    ROWS = tokens * GROUP_PADDED
     """
@@ -55,21 +57,21 @@ def attend_kernel(
     column = tl.arange(0, SIZE_PADDED)
     real = (member < GROUP) & (token < count)
     within = real[:, None] & (column < SIZE)[None, :]
-    place = (start + token) * query_token + (head * GROUP + member) * query_head
-    q = tl.load(query + place[:, None] + column[None, :], mask=within, other=0.0)
-    seen = past + token  # the last position that a row sees
+    offset = (start + token) * query_token + (head * GROUP + member) * query_head
+    q = tl.load(query + offset[:, None] + column[None, :], mask=within, other=0.0)
+    seen = past + token  # last position that a row sees
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     sum_ = tl.zeros([ROWS, SIZE_PADDED], tl.float32)
-    place_in_page = tl.arange(0, PAGE)
+    page_offset = tl.arange(0, PAGE)
     end = tl.where(count > 0, past + count, 0)
     first = 0
     if WINDOW > 0:
         first = tl.maximum(past - WINDOW + 1, 0) // PAGE
     for number in range(first, tl.cdiv(end, PAGE)):
         page = tl.load(tables + slot * table_width + number).to(tl.int64)
-        tile = (page * HEADS + head) * PAGE * SIZE + place_in_page[:, None] * SIZE + column[None, :]
-        position = number * PAGE + place_in_page
+        tile = (page * HEADS + head) * PAGE * SIZE + page_offset[:, None] * SIZE + column[None, :]
+        position = number * PAGE + page_offset
         held = (position < end)[:, None] & (column < SIZE)[None, :]
         k = tl.load(keys + tile, mask=held, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
@@ -93,17 +95,17 @@ def attend_kernel(
 
 
 @triton.jit
-def _mixed(state, bits: tl.constexpr):
+def _xor_shift(state, bits: tl.constexpr):
     return state ^ (state >> bits)
 
 
 @triton.jit
 def _uniform(address, counter):
-    """SplitMix64, as `engine.native.sampling.uniforms`."""
+    """SplitMix64, the same as `engine.native.sampling.uniforms`."""
     state = address.to(tl.uint64) + (counter.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15
-    state = _mixed(state, 30) * 0xBF58476D1CE4E5B9
-    state = _mixed(state, 27) * 0x94D049BB133111EB
-    state = _mixed(state, 31)
+    state = _xor_shift(state, 30) * 0xBF58476D1CE4E5B9
+    state = _xor_shift(state, 27) * 0x94D049BB133111EB
+    state = _xor_shift(state, 31)
     return ((state >> 41).to(tl.float32) + 0.5) / 8388608.0
 
 
@@ -113,15 +115,15 @@ def sample_kernel(
     logits_row, out_width,
     VOCABULARY: tl.constexpr, BLOCK: tl.constexpr, STOPS: tl.constexpr, STOPS_PADDED: tl.constexpr,
 ):  # fmt: skip
-    """One program a row: draws its token and moves its session on. A session with nothing `left` stays as it is.
+    """One program per row: sample its token and update its session. A session with nothing `left` does not change.
 
-    Temperature 0 takes the likeliest token, with its log-probability at temperature 1.
+    Temperature 0 takes the most likely token, with its log-probability at temperature 1.
     """
     row = tl.program_id(0)
     slot = tl.load(rows + row)
-    place = tl.load(cursor) * out_width + row
+    target = tl.load(cursor) * out_width + row
     if tl.load(left + slot) <= 0:
-        tl.store(out_tokens + place, -1)
+        tl.store(out_tokens + target, -1)
     else:
         temperature = tl.load(temperatures + slot)
         greedy = temperature == 0.0
@@ -155,16 +157,16 @@ def sample_kernel(
             token = tl.where((token < 0) & (found < VOCABULARY), found, token)
             last_possible = tl.maximum(last_possible, tl.max(tl.where(weights > 0.0, start + column, 0), axis=0))
             highest = tl.max(x, axis=0)
-            place_of = tl.min(tl.where(x == highest, start + column, VOCABULARY), axis=0)
-            likeliest = tl.where(highest > likeliest_x, place_of, likeliest)
+            index = tl.min(tl.where(x == highest, start + column, VOCABULARY), axis=0)
+            likeliest = tl.where(highest > likeliest_x, index, likeliest)
             likeliest_x = tl.maximum(likeliest_x, highest)
             before += tl.sum(weights, axis=0)
-        # Rounding can leave the sum a little below the mass: then it is the last token that can be drawn at all.
+        # Rounding can leave the sum slightly below the mass: take the last token with a probability above 0.
         token = tl.where(token < 0, last_possible, token)
         token = tl.where(greedy, likeliest, token)
         logprob = tl.load(here + token).to(tl.float32) * inverse - top - tl.log(mass)
-        tl.store(out_tokens + place, token)
-        tl.store(out_logprobs + place, logprob)
+        tl.store(out_tokens + target, token)
+        tl.store(out_logprobs + target, logprob)
         tl.store(last + slot, token.to(tl.int64))
         tl.store(lengths + slot, tl.load(lengths + slot) + 1)
         tl.store(counters + slot, tl.load(counters + slot) + 1)
@@ -190,7 +192,7 @@ def write(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, tables: Tens
 def attend(
     call: AttentionCall, keys: Tensor, values: Tensor, tables: Tensor, blocks: Tensor, out: Tensor, tokens: int
 ) -> Tensor:
-    """`tokens`: of a block, at most."""
+    """`tokens`: maximum per block."""
     heads, size = call.query.shape[1:]
     kv_heads = keys.shape[1]
     group = heads // kv_heads
@@ -205,12 +207,12 @@ def attend(
     return out
 
 
-def sample_step(logits: Tensor, rows: Tensor, sessions: SessionState, stop_ids: Tensor, drawn: SampledTokens) -> None:
-    each = sessions
+def sample_step(logits: Tensor, rows: Tensor, sessions: SessionState, stop_ids: Tensor, sampled: SampledTokens) -> None:
     stops = len(stop_ids)
     sample_kernel[(len(rows),)](
-        logits, rows, each.last, each.lengths, each.counters, each.addresses, each.temperatures, each.left,
-        stop_ids, drawn.cursor, drawn.tokens, drawn.logprobs, logits.stride(0), drawn.tokens.stride(0),
+        logits, rows, sessions.last, sessions.lengths, sessions.counters, sessions.addresses,
+        sessions.temperatures, sessions.left,
+        stop_ids, sampled.cursor, sampled.tokens, sampled.logprobs, logits.stride(0), sampled.tokens.stride(0),
         VOCABULARY=logits.shape[1], BLOCK=min(4096, padded(logits.shape[1], 16)),
         STOPS=stops, STOPS_PADDED=padded(stops), num_warps=8,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Which session owns which pages; pages that begin alike are owned together."""
+"""Page table: which session owns which pages of the cache. Contexts with an equal prefix share pages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from turnwise.engine.paged.state import PAGE
 
 NO_PAGE = 0
-"""The page before the first one, in the index of pages by content."""
+"""Predecessor of a context's first page in the index of pages by content."""
 
 
 @dataclass(slots=True, eq=False)
 class PagedSlot:
-    """One session's place: its whole context, and how much of it the cache holds."""
+    """State of one session: its whole context, and how much of it is cached."""
 
     index: int
     address: int
@@ -20,9 +20,9 @@ class PagedSlot:
     sampled: int = 0
     pages: list[int] = field(default_factory=list)
     busy: bool = False
-    """It is being answered: its pages stay."""
+    """Whether it has a running request, so that its pages must stay."""
     used: int = 0
-    """When it was last answered, in passes."""
+    """Number of the pass that last answered it."""
 
     @property
     def pending(self) -> list[int]:
@@ -32,13 +32,13 @@ class PagedSlot:
         self.ids.extend(ids)
 
     def restart(self) -> None:
-        """Its pages go back when it is answered next."""
+        """Start a new context. The pages are freed with the next request."""
         self.ids = []
         self.cached = 0
 
 
 class PageTable:
-    """Pages 1 to `count` - 1. A full page of a context that others begin with too is read by all of them."""
+    """Allocates pages 1 to `count` - 1; page 0 is padding. Full pages of an equal prefix are shared."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -52,60 +52,60 @@ class PageTable:
         return len(self._free)
 
     def release(self, slot: PagedSlot, keep: int = 0) -> None:
-        """Gives back what the slot owns, but its first `keep` pages."""
+        """Free the pages of the slot except the first `keep`."""
         while len(slot.pages) > keep:
-            self._give_back(slot.pages.pop())
+            self._free_page(slot.pages.pop())
         slot.cached = min(slot.cached, len(slot.pages) * PAGE)
 
     def order_free_pages(self) -> None:
-        """Hand out pages from the first one on again, whatever order they came back in."""
+        """Allocate from the lowest page again, whatever the order in which pages were freed."""
         self._free.sort(reverse=True)
 
-    def _give_back(self, page: int) -> None:
+    def _free_page(self, page: int) -> None:
         self._owners[page] -= 1
         if self._owners[page] == 0:
             if (content := self._content.pop(page, None)) is not None:
                 del self._by_content[content]
             self._free.append(page)
 
-    def share(self, slot: PagedSlot) -> int:
-        """Lets a session that has nothing cached begin with pages that others have filled, or are to fill in this pass.
+    def share_prefix(self, slot: PagedSlot) -> int:
+        """Give a session without cached positions the pages of an equal prefix, filled or to be filled in this pass.
 
-        Returns how many positions that are. The last token is never among them: its logits are wanted.
+        Returns the number of shared positions. The last token is never shared: its logits are needed.
         """
         self.release(slot)
-        before, full = NO_PAGE, (len(slot.ids) - 1) // PAGE
+        previous, full = NO_PAGE, (len(slot.ids) - 1) // PAGE
         while len(slot.pages) < full:
-            page = self._by_content.get((before, self._part(slot, len(slot.pages))))
+            page = self._by_content.get((previous, self._page_ids(slot, len(slot.pages))))
             if page is None:
                 break
             self._owners[page] += 1
             slot.pages.append(page)
-            before = page
+            previous = page
         slot.cached = len(slot.pages) * PAGE
         return slot.cached
 
     def reserve(self, slot: PagedSlot, length: int) -> bool:
-        """Pages for so many positions; False, and nothing changed, where too few are free."""
-        wanted = -(-length // PAGE) - len(slot.pages)
-        if wanted > len(self._free):
+        """Allocate pages for this many positions. Returns False, and changes nothing, if too few are free."""
+        missing = -(-length // PAGE) - len(slot.pages)
+        if missing > len(self._free):
             return False
-        for _ in range(wanted):
+        for _ in range(missing):
             page = self._free.pop()
             self._owners[page] = 1
             slot.pages.append(page)
         return True
 
-    def tell(self, slot: PagedSlot, start: int) -> None:
-        """Makes the full pages of the context from position `start` on known to those who begin alike."""
+    def register(self, slot: PagedSlot, start: int) -> None:
+        """Offer the context's full pages from position `start` on to sessions with an equal prefix."""
         for number in range(start // PAGE, (len(slot.ids) - 1) // PAGE):
-            before = slot.pages[number - 1] if number else NO_PAGE
-            content = before, self._part(slot, number)
+            previous = slot.pages[number - 1] if number else NO_PAGE
+            content = previous, self._page_ids(slot, number)
             page = slot.pages[number]
             if content not in self._by_content and page not in self._content:
                 self._by_content[content] = page
                 self._content[page] = content
 
     @staticmethod
-    def _part(slot: PagedSlot, number: int) -> tuple[int, ...]:
+    def _page_ids(slot: PagedSlot, number: int) -> tuple[int, ...]:
         return tuple(slot.ids[number * PAGE : (number + 1) * PAGE])

@@ -1,4 +1,4 @@
-"""What the Triton kernels do, in torch: their reference, what runs on the CPU, and top-p and top-k everywhere."""
+"""The Triton kernels' functions in torch: their reference, the CPU path, and top-p and top-k on every device."""
 
 import torch
 from torch import Tensor
@@ -9,28 +9,30 @@ from turnwise.models.attention.interface import AttentionCall, causal_bias, mask
 
 
 def write(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, tables: Tensor, slots: Tensor, at: Tensor) -> None:
-    """New keys and values [N, KV, D] of tokens to their pages."""
+    """Write new keys and values [N, KV, D] to their pages."""
     pages = tables[slots.long(), at.long() // PAGE].long()
     keys[pages, :, at.long() % PAGE] = key
     values[pages, :, at.long() % PAGE] = value
 
 
 def attend(call: AttentionCall, keys: Tensor, values: Tensor, tables: Tensor, blocks: Tensor, out: Tensor) -> Tensor:
-    """blocks [4, NB]: of each its first token, slot, position of that token, and how many tokens."""
+    """Attend in blocks of neighbouring tokens. blocks [4, NB]: first token, slot, its position, number of tokens."""
     for start, slot, past, count in blocks.T.tolist():
         if count == 0:
             continue
-        here, end = slice(start, start + count), past + count
+        tokens, end = slice(start, start + count), past + count
         pages = tables[slot, : -(-end // PAGE)].long()
         key, value = (each[pages].transpose(0, 1).flatten(1, 2)[None, :, :end] for each in (keys, values))
         queries = torch.arange(past, end, device=out.device)
         mask = causal_bias(queries[:, None], torch.arange(end, device=out.device), call.window)[None, None]
-        out[here] = masked_attention(call, call.query[here].transpose(0, 1)[None], key, value, mask)[0].transpose(0, 1)
+        out[tokens] = masked_attention(call, call.query[tokens].transpose(0, 1)[None], key, value, mask)[0].transpose(
+            0, 1
+        )
     return out
 
 
-def sample_step(logits: Tensor, rows: Tensor, sessions: SessionState, stop_ids: Tensor, drawn: SampledTokens) -> None:
-    """A token for each row that has some left, and its session moves on. Nothing is read by the host."""
+def sample_step(logits: Tensor, rows: Tensor, sessions: SessionState, stop_ids: Tensor, sampled: SampledTokens) -> None:
+    """Sample a token for each row that has some left, and update its session, without synchronizing with the host."""
     slots = rows.long()
     alive = sessions.left[slots] > 0
     temperatures = sessions.temperatures[slots]
@@ -42,12 +44,12 @@ def sample_step(logits: Tensor, rows: Tensor, sessions: SessionState, stop_ids: 
     )
     tokens, logprobs = sample(logits, settings, uniforms(sessions.addresses[slots], sessions.counters[slots]))
     count = len(rows)
-    drawn.tokens[:, :count].index_copy_(0, drawn.cursor, torch.where(alive, tokens, -1).int()[None])
-    drawn.logprobs[:, :count].index_copy_(0, drawn.cursor, torch.where(alive, logprobs, 0.0)[None])
-    moved = alive.long()
-    over = (tokens[:, None] == stop_ids).any(dim=1)
-    left = torch.where(over, 0, sessions.left[slots] - 1).int()
+    sampled.tokens[:, :count].index_copy_(0, sampled.cursor, torch.where(alive, tokens, -1).int()[None])
+    sampled.logprobs[:, :count].index_copy_(0, sampled.cursor, torch.where(alive, logprobs, 0.0)[None])
+    count_new = alive.long()
+    ended = (tokens[:, None] == stop_ids).any(dim=1)
+    left = torch.where(ended, 0, sessions.left[slots] - 1).int()
     sessions.last[slots] = torch.where(alive, tokens, sessions.last[slots])
-    sessions.lengths[slots] += moved.int()
-    sessions.counters[slots] += moved
+    sessions.lengths[slots] += count_new.int()
+    sessions.counters[slots] += count_new
     sessions.left[slots] = torch.where(alive, left, sessions.left[slots])

@@ -1,4 +1,4 @@
-"""What the device knows of every session: static tensors that captured graphs read and write."""
+"""State of all sessions on the device: static tensors that captured graphs read and write."""
 
 from dataclasses import dataclass
 
@@ -6,21 +6,21 @@ import torch
 from torch import Tensor
 
 PAGE = 64
-"""Positions of a page: what a kernel reads at once."""
+"""Positions per page, which a kernel reads at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionState:
-    """One entry a slot, and a last one for rows that stand for nobody: it has nothing left to say, and owns page 0."""
+    """One entry per slot, and a last one for padding rows: it has no tokens left to sample, and owns page 0."""
 
     last: Tensor  # [S] int64, the token that enters the cache next
     lengths: Tensor  # [S] int32, positions in the cache
     counters: Tensor  # [S] int64, tokens sampled so far in the episode
-    addresses: Tensor  # [S] int64, of its random numbers
+    addresses: Tensor  # [S] int64, addresses of the random numbers
     temperatures: Tensor  # [S]
     top_p: Tensor  # [S]
     top_k: Tensor  # [S] int64
-    left: Tensor  # [S] int32, tokens that it may still sample; 0: its turn is over
+    left: Tensor  # [S] int32, tokens that it may still sample; 0: the turn is over
     tables: Tensor  # [S, W] int32, the pages of its positions
 
     @classmethod
@@ -41,13 +41,13 @@ class SessionState:
         )
 
     @property
-    def nobody(self) -> int:
+    def padding_slot(self) -> int:
         return self.last.shape[0] - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledTokens:
-    """What decoding leaves for the host: a row of tokens for each step since the cursor was 0; -1: said nothing."""
+    """Output of decoding for the host: a row of tokens per step since the cursor was 0; -1: no token."""
 
     cursor: Tensor  # [1] int64
     tokens: Tensor  # [steps, rows] int32
