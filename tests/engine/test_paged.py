@@ -96,7 +96,7 @@ def test_paged_evicts_idle_sessions_and_restores_them() -> None:
 
 
 def test_paged_cache_smaller_than_one_session_is_an_error() -> None:
-    with pytest.raises(UserError, match="not even one episode"):
+    with pytest.raises(UserError, match="too small for a single episode"):
         run_talks(make_engine(paged=True, pages=3), [(key(1), [prompt(1, 200)])], Sampling(max_tokens=3))
 
 

@@ -18,8 +18,8 @@ IN_RENDER = (
         ("empty blocks have spans", "if block.begin < block.end", "if block.begin <= block.end"),
         (
             "an unclosed block swallows the next",
-            "last_close.get(opened, -1) < begin",
-            "last_close.get(opened, -1) < 0",
+            "last_close.get(open_tag, -1) < begin",
+            "last_close.get(open_tag, -1) < 0",
         ),
     ),
     *mutants(

@@ -1,4 +1,4 @@
-"""Tokenizers and chat templates for the tests of this room: nothing is downloaded."""
+"""Tokenizers and chat templates for the tests of render/, without downloads."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -27,15 +27,15 @@ WORDS = (
 
 @dataclass(frozen=True)
 class Family:
-    """A template, and how it presents what it refuses."""
+    """A template, and how messages that it refuses are presented."""
 
     name: str
     folds: tuple[str, ...] = ()
     """Roles that become user messages."""
     merges: bool = False
-    """Neighbouring user messages become one."""
+    """Consecutive user messages become one."""
     trims_actions: bool = False
-    """Its own text for an earlier action is trimmed."""
+    """The template trims earlier actions."""
 
 
 FAMILIES = (
@@ -71,7 +71,7 @@ def _bpe(scheme: str) -> str:
 
 @cache
 def _unigram(scheme: str) -> str:
-    """Byte fallback and " word" pieces; special tokens are among the ordinary pieces too, as SentencePiece has them."""
+    """Byte fallback and " word" pieces; special tokens are also ordinary pieces, as in SentencePiece."""
     pieces = [(token, 0.0) for token in SPECIALS]
     pieces += [(f"<0x{byte:02X}>", -20.0) for byte in range(256)]
     pieces += [("▁", -4.0), ("\n", -4.0), ("\n\n", -5.0), *((chr(code), -9.0) for code in range(33, 127))]
@@ -90,7 +90,7 @@ def _unigram(scheme: str) -> str:
 def make_tokenizer(
     template: str | None, kind: str = "bpe", special: tuple[str | AddedToken, ...] = SPECIALS, scheme: str = "first"
 ) -> PreTrainedTokenizerFast:
-    """A fresh tokenizer with a template of tests/data/templates. `scheme`: where it puts a space of its own."""
+    """A new tokenizer with a template of tests/data/templates. `scheme`: where it inserts a space."""
     backend = Tokenizer.from_str(_bpe(scheme) if kind == "bpe" else _unigram(scheme))
     backend.add_special_tokens(list(special))
     backend.add_tokens(list(ORDINARY))
@@ -120,7 +120,7 @@ def special_ids(tokenizer: PreTrainedTokenizerFast) -> set[int]:
 
 
 def spell(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
-    """Ids of `text` byte by byte: never what the tokenizer itself would choose, so encoding it anew would show."""
+    """Ids of `text` byte by byte, which the tokenizer would not choose, so that re-encoding would be noticed."""
     vocabulary = tokenizer.get_vocab()
     if "<0x00>" in vocabulary:
         return [vocabulary[f"<0x{byte:02X}>"] for byte in text.encode()]
@@ -130,12 +130,12 @@ def spell(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
 
 
 def own_text(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, str]], prompt: bool = True) -> str:
-    """What the template itself makes of a conversation."""
+    """The text that the template itself writes."""
     return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
 
 
 def presented(family: Family, messages: list[Message]) -> list[dict[str, str]]:
-    """The messages as a template that refuses roles or repetitions is to get them."""
+    """The messages as presented to a template that refuses roles or repetitions."""
     made: list[dict[str, str]] = []
     after_system = False
     for message in messages:

@@ -1,4 +1,4 @@
-"""Whole conversations through every template and both kinds of tokenizer."""
+"""Whole conversations through every template and both types of tokenizer."""
 
 from dataclasses import dataclass
 
@@ -53,7 +53,7 @@ ACTIONS = TEXTS.filter(lambda text: "</think>" not in text)
 class Talk:
     opening: list[Message]
     turns: list[tuple[str, Stop, list[Message]]]
-    """Each: the action's text, why it stopped, what the environment answered."""
+    """(text of the action, stop reason, answer of the environment) of each turn."""
 
 
 def messages_of(roles: list[Role], texts: st.SearchStrategy[str]) -> st.SearchStrategy[list[Message]]:
@@ -73,12 +73,12 @@ def talks(texts: st.SearchStrategy[str] = TEXTS) -> st.SearchStrategy[Talk]:
 
 
 def end_id(renderer: Renderer, eos_id: int) -> int:
-    """The id that a model samples to end its turn."""
+    """Id that ends a turn."""
     return min(renderer.stop_ids - {eos_id}, default=eos_id)
 
 
 def played(family: Family, kind: str, talk: Talk) -> tuple[list[list[int]], list[list[int]], list[str]]:
-    """Context ids and action ids of each turn, the last context being that of a turn not yet taken; action texts."""
+    """Context ids and action ids of each turn, then the context of the next turn; action texts."""
     tokenizer, renderer = case(family.name, kind)
     contexts, actions, texts = [renderer.start(talk.opening)], [], []
     for text, stop, answer in talk.turns:
@@ -100,7 +100,7 @@ def expected_text(family: Family, kind: str, talk: Talk, texts: list[str]) -> st
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 @settings(max_examples=15, deadline=None)
 @given(talk=talks())
-def test_ids_decode_to_the_templates_own_text(family: Family, kind: str, talk: Talk) -> None:
+def test_rendered_ids_decode_to_the_templates_text(family: Family, kind: str, talk: Talk) -> None:
     if family.name == "plain_words":  # without a token that ends a turn, a sampled eos stays in the text
         talk = Talk(talk.opening, [(text, Stop.STRING, answer) for text, _, answer in talk.turns])
     contexts, actions, texts = played(family, kind, talk)
@@ -112,8 +112,8 @@ def test_ids_decode_to_the_templates_own_text(family: Family, kind: str, talk: T
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 @settings(max_examples=8, deadline=None)
 @given(talk=talks())
-def test_the_mask_holds_what_was_sampled_and_nothing_else(family: Family, kind: str, talk: Talk) -> None:
-    """Cut by the mask, the template's own text falls into the actions, with the sampled ends of turns, and the rest."""
+def test_mask_covers_exactly_the_sampled_tokens(family: Family, kind: str, talk: Talk) -> None:
+    """Split by the mask, the template's text separates into actions, with sampled ends of turns, and the rest."""
     tokenizer, renderer = case(family.name, kind)
     contexts, actions, texts = played(family, kind, talk)
     end = decode(tokenizer, [end_id(renderer, tokenizer.eos_token_id)])
@@ -131,7 +131,7 @@ def test_the_mask_holds_what_was_sampled_and_nothing_else(family: Family, kind: 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 @settings(max_examples=8, deadline=None)
 @given(talk=talks())
-def test_content_never_becomes_a_special_token(family: Family, kind: str, talk: Talk) -> None:
+def test_special_tokens_in_content_stay_text(family: Family, kind: str, talk: Talk) -> None:
     tokenizer, renderer = case(family.name, kind)
     special = special_ids(tokenizer)
 
@@ -151,10 +151,10 @@ def test_content_never_becomes_a_special_token(family: Family, kind: str, talk: 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 @settings(max_examples=6, deadline=None)
 @given(data=st.data())
-def test_start_gives_the_ids_that_the_tokenizer_itself_makes_of_the_text(
+def test_start_matches_the_tokenizer_on_the_whole_text(
     family: Family, kind: str, scheme: str, data: st.DataObject
 ) -> None:
-    """Scaffolding and content meet without a seam, and the tokenizer's own spaces come where a model knows them."""
+    """Scaffolding and content are encoded together, and inserted spaces are where the tokenizer puts them."""
     harmless = TEXTS.filter(lambda text: not any(token in text for token in (*SPECIALS, *ORDINARY)))
     opening = data.draw(talks(harmless)).opening
     tokenizer, renderer = case(family.name, kind, scheme)
@@ -165,7 +165,7 @@ def test_start_gives_the_ids_that_the_tokenizer_itself_makes_of_the_text(
 
 @settings(max_examples=15, deadline=None)
 @given(talk=talks(), other=talks())
-def test_extend_depends_on_nothing_that_came_before(talk: Talk, other: Talk) -> None:
+def test_extend_is_independent_of_earlier_turns(talk: Talk, other: Talk) -> None:
     family = FAMILIES[0]
     alone = Renderer(case(family.name)[0])
     fresh = [alone.extend(answer, stop) for _, stop, answer in talk.turns]

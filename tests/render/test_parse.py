@@ -1,4 +1,4 @@
-"""Reading actions: text, spans and calls, from tokens that may hold half a character."""
+"""Parsing actions: text, spans and calls, from tokens that may end within a character."""
 
 import json
 import re
@@ -22,24 +22,24 @@ TEXTS = st.lists(st.one_of(st.sampled_from([*TAGS, "a", " ", "é", "🧊", "<", 
 
 @st.composite
 def cut_texts(draw: st.DrawFn) -> list[bytes]:
-    """A text with tags, cut into tokens anywhere, inside of characters and of tags too."""
+    """A text with tags, split into tokens anywhere, also within characters and tags."""
     data = "".join(draw(TEXTS)).encode(errors="replace")
     cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=20)))
     return [data[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]
 
 
-def test_spans_hold_the_tokens_of_the_inner_text_and_not_those_of_the_tags() -> None:
+def test_spans_cover_inner_text_without_tags() -> None:
     pieces = [b"<think>", b"go ", b"left", b"</think>", b"<answer>", b"Left", b"</answer>"]
     spans = parse_pieces(pieces, opens_think=False).spans
     assert spans == (Span(name="think", start=1, end=3), Span(name="answer", start=5, end=6))
 
 
-def test_a_token_that_straddles_a_tag_belongs_to_the_inside() -> None:
+def test_token_across_a_tag_border_is_inside_the_span() -> None:
     pieces = [b"<th", b"ink>go", b" left<", b"/think", b">"]
     assert parse_pieces(pieces, opens_think=False).spans == (Span(name="think", start=1, end=3),)
 
 
-def test_characters_spread_over_tokens_do_not_shift_spans() -> None:
+def test_split_characters_do_not_shift_spans() -> None:
     ice = "🧊".encode()
     pieces = [ice[:2], ice[2:], b"<answer>", ice[:1], ice[1:], b"</answer>"]
     parsed = parse_pieces(pieces, opens_think=False)
@@ -47,13 +47,13 @@ def test_characters_spread_over_tokens_do_not_shift_spans() -> None:
     assert parsed.message.content == "🧊<answer>🧊</answer>"
 
 
-def test_an_open_block_reaches_to_the_next_block_or_the_end() -> None:
+def test_unclosed_block_extends_to_the_next_block_or_the_end() -> None:
     pieces = [b"<think>", b"a", b"<answer>", b"b"]
     spans = parse_pieces(pieces, opens_think=False).spans
     assert spans == (Span(name="think", start=1, end=2), Span(name="answer", start=3, end=4))
 
 
-def test_tags_inside_a_closed_block_are_its_text() -> None:
+def test_tags_inside_a_closed_block_are_text() -> None:
     pieces = [b"<think>", b"I write ", b"<answer>", b"x", b"</answer>", b"</think>", b"<answer>", b"y", b"</answer>"]
     spans = parse_pieces(pieces, opens_think=False).spans
     assert spans == (Span(name="think", start=1, end=5), Span(name="answer", start=7, end=8))
@@ -63,7 +63,7 @@ def test_empty_blocks_have_no_span() -> None:
     assert parse_pieces([b"<answer>", b"</answer>"], opens_think=False).spans == ()
 
 
-def test_a_prompt_that_opens_the_thinking_is_continued_by_the_action() -> None:
+def test_action_continues_a_think_block_of_the_prompt() -> None:
     tokenizer, renderer = case("forced_think")
     ids = [*spell(tokenizer, "ab"), *tokenizer.encode("</think>"), *spell(tokenizer, "c")]
     parsed = renderer.parse(ids, Stop.LENGTH)
@@ -72,7 +72,7 @@ def test_a_prompt_that_opens_the_thinking_is_continued_by_the_action() -> None:
 
 
 def inner_ranges(data: bytes) -> list[tuple[str, int, int]]:
-    """The rule for blocks, in its plainest form."""
+    """The rule for blocks, written naively."""
     opening, at, found = re.compile(rb"<(think|answer|tool_call|call)>"), 0, []
     while tag := opening.search(data, at):
         at = data.find(b"</" + tag[1] + b">", tag.end())
@@ -103,7 +103,7 @@ def test_spans_cover_exactly_the_tokens_that_touch_inner_text(pieces: list[bytes
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_any_ids_can_be_parsed(kind: str, data: st.DataObject) -> None:
-    """Also those that spell no text, and those beyond the tokenizer's vocabulary."""
+    """Also ids that are not valid text, and ids beyond the vocabulary."""
     tokenizer, renderer = case("chatml", kind)
     ids = data.draw(st.lists(st.integers(0, len(tokenizer) + 50), max_size=30))
     for stop in Stop:
@@ -115,12 +115,12 @@ def test_any_ids_can_be_parsed(kind: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=50, deadline=None)
 @given(text=st.text(st.characters(exclude_categories=("Cs",), exclude_characters="▁"), max_size=20))
-def test_the_content_is_the_exact_text(kind: str, text: str) -> None:
+def test_parsed_content_is_the_exact_text(kind: str, text: str) -> None:
     tokenizer, renderer = case("chatml", kind)
     assert renderer.parse(spell(tokenizer, text), Stop.LENGTH).message.content == text
 
 
-def test_a_decoder_that_puts_spaces_between_tokens_is_followed() -> None:
+def test_parse_with_a_decoder_that_inserts_spaces() -> None:
     backend = Tokenizer(models.WordLevel({"<unk>": 0, "go": 1, "left": 2, "<answer>": 3, "</answer>": 4}, "<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", eos_token="</s>")
@@ -130,7 +130,7 @@ def test_a_decoder_that_puts_spaces_between_tokens_is_followed() -> None:
     assert parsed.spans == (Span(name="answer", start=2, end=5),)  # a space is inner text too
 
 
-def test_only_a_sampled_end_of_turn_is_left_out_of_the_content() -> None:
+def test_sampled_end_of_turn_is_not_content() -> None:
     tokenizer, renderer = case("chatml")
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     ids = [*spell(tokenizer, "hi"), end]
@@ -140,7 +140,7 @@ def test_only_a_sampled_end_of_turn_is_left_out_of_the_content() -> None:
     assert renderer.parse([], Stop.EOS).message.content == ""
 
 
-def test_arguments_of_a_call_keep_the_spacing_that_was_sampled() -> None:
+def test_call_arguments_keep_their_spacing() -> None:
     tokenizer, renderer = case("chatml")
     text = '<tool_call>\n{"name":  "look", "arguments":{ "x" :1,"y": "é\\n"} }\n</tool_call>'
     parsed = renderer.parse(spell(tokenizer, text), Stop.LENGTH)
@@ -149,7 +149,7 @@ def test_arguments_of_a_call_keep_the_spacing_that_was_sampled() -> None:
     assert [span.name for span in parsed.spans] == ["call"]
 
 
-def test_every_well_formed_call_is_found_and_numbered_by_its_place() -> None:
+def test_calls_are_numbered_by_position() -> None:
     text = b'<tool_call>{"name": "a"}</tool_call><tool_call>oops</tool_call><tool_call>{"name": "c"}</tool_call>'
     calls = parse_pieces([text], opens_think=False).message.tool_calls
     assert [(call.name, call.arguments, call.call_id) for call in calls] == [
@@ -158,13 +158,13 @@ def test_every_well_formed_call_is_found_and_numbered_by_its_place() -> None:
     ]
 
 
-def test_a_call_that_was_not_closed_is_no_call_but_its_tokens_are_marked() -> None:
+def test_unclosed_call_is_a_span_but_not_a_call() -> None:
     parsed = parse_pieces([b"<tool_call>", b'{"name": "a"}'], opens_think=False)
     assert parsed.message.tool_calls == ()
     assert parsed.spans == (Span(name="call", start=1, end=2),)
 
 
-def test_a_call_inside_the_thinking_is_no_call() -> None:
+def test_call_inside_think_is_not_a_call() -> None:
     text = b'<think><tool_call>{"name": "a"}</tool_call></think>'
     assert parse_pieces([text], opens_think=False).message.tool_calls == ()
 
@@ -180,11 +180,11 @@ def test_a_call_inside_the_thinking_is_no_call() -> None:
     ],
     ids=range(20),
 )
-def test_a_malformed_call_is_no_call(text: str) -> None:
+def test_malformed_call_is_not_a_call(text: str) -> None:
     assert read_call(text, "") is None
 
 
-def test_arguments_written_as_a_string_are_its_text() -> None:
+def test_call_arguments_may_be_a_string() -> None:
     call = read_call('{"name": "a", "arguments": "{\\"x\\": 1}"}', "")
     assert call is not None and call.arguments == '{"x": 1}'
 
@@ -195,7 +195,7 @@ def test_arguments_written_as_a_string_are_its_text() -> None:
     arguments=st.dictionaries(st.text(max_size=4), st.one_of(st.integers(), st.text(max_size=5), st.none())),
     indent=st.sampled_from([None, 0, 2]),
 )
-def test_a_well_formed_call_is_read_as_written(name: str, arguments: dict[str, object], indent: int | None) -> None:
+def test_read_call_keeps_arguments_as_written(name: str, arguments: dict[str, object], indent: int | None) -> None:
     raw = json.dumps(arguments, indent=indent)
     call = read_call(f' {{"name": {json.dumps(name)} , "arguments" : {raw} }}\n', "id")
     assert call == ToolCall(name=name, arguments=raw, call_id="id")

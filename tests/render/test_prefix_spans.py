@@ -1,4 +1,4 @@
-"""Spans of answers that begin with a given prefix count sampled tokens only."""
+"""Spans of answers with a prefix count sampled tokens only."""
 
 import pytest
 
@@ -17,9 +17,7 @@ from turnwise.render.renderer import Renderer
         ("<think>hm</think>", "<answer>Up</answer>", [("answer", 8, 10)]),
     ],
 )
-def test_spans_behind_a_prefix_hold_the_sampled_tokens(
-    prefix: str, said: str, spans: list[tuple[str, int, int]]
-) -> None:
+def test_spans_after_a_prefix_cover_sampled_tokens(prefix: str, said: str, spans: list[tuple[str, int, int]]) -> None:
     """Every letter is a token."""
     parsed = Renderer(tiny_tokenizer(), prefix=prefix).parse(spoken(said), Stop.EOS)
     assert parsed.message.content == prefix + said

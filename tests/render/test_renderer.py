@@ -1,4 +1,4 @@
-"""What a renderer owes its callers, one promise a test."""
+"""Guarantees of the renderer, one per test."""
 
 import asyncio
 import threading
@@ -31,7 +31,7 @@ def tool(content: str, call_id: str = "") -> Message:
     return Message(role="tool", parts=text_parts(content), call_id=call_id)
 
 
-def test_a_default_system_prompt_comes_once() -> None:
+def test_default_system_prompt_appears_once() -> None:
     _, renderer = case("chatml")
     assert "careful player" in renderer.decode(renderer.start([user("hi")]))
     assert "careful player" not in renderer.decode(renderer.start([system("Be bold."), user("hi")]))
@@ -41,7 +41,7 @@ def test_a_default_system_prompt_comes_once() -> None:
     )
 
 
-def test_the_end_of_a_turn_is_appended_only_where_it_was_not_sampled() -> None:
+def test_extend_adds_the_end_of_turn_unless_it_was_sampled() -> None:
     _, renderer = case("chatml")
     for stop, begins in ((Stop.EOS, "\n<|im_start|>"), (Stop.STRING, "<|im_end|>\n<|im_start|>")):
         assert renderer.decode(renderer.extend([user("go")], stop)).startswith(begins)
@@ -55,18 +55,18 @@ def test_the_end_of_a_turn_is_appended_only_where_it_was_not_sampled() -> None:
         *(("no_system", "<|end|>"), ("generation_tags", "<|im_end|>"), ("plain_words", "</s>")),
     ],
 )
-def test_the_templates_end_of_turn_and_eos_stop_a_turn(template: str, end: str) -> None:
+def test_stop_ids_contain_end_of_turn_and_eos(template: str, end: str) -> None:
     tokenizer, renderer = case(template)
     assert renderer.stop_ids == {tokenizer.convert_tokens_to_ids(end), tokenizer.eos_token_id}
 
 
-def test_further_ids_may_stop_a_turn() -> None:
+def test_stop_ids_contain_further_ids() -> None:
     tokenizer, renderer = case("chatml")
     assert Renderer(tokenizer, stop_ids=[7]).stop_ids == renderer.stop_ids | {7}
 
 
-def test_sampled_thinking_stays_where_the_template_would_strip_it() -> None:
-    """The ids of turn one are a prefix of turn two's context; the template's own text is not."""
+def test_sampled_thinking_stays_in_the_context() -> None:
+    """The ids of turn one are a prefix of turn two's context, although the template would strip them."""
     tokenizer, renderer = case("think_stripping")
     action = [*spell(tokenizer, "<think>hm</think>\nLeft"), tokenizer.convert_tokens_to_ids("<|im_end|>")]
     first = renderer.start([user("play")])
@@ -77,13 +77,13 @@ def test_sampled_thinking_stays_where_the_template_would_strip_it() -> None:
     assert second[len(first) : len(first) + len(action)] == action
 
 
-def test_forced_thinking_is_prompt_and_not_action() -> None:
+def test_think_tag_of_the_prompt_is_not_part_of_the_action() -> None:
     _, renderer = case("forced_think")
     assert renderer.decode(renderer.start([user("hi")])).endswith("<|assistant|>\n<think>\n")
     assert renderer.decode(renderer.extend([user("hi")], Stop.EOS)).endswith("<|assistant|>\n<think>\n")
 
 
-def test_every_text_that_was_given_is_in_the_ids() -> None:
+def test_start_shows_every_message() -> None:
     for template in ("chatml", "llama3", "mistral", "gemma", "no_system", "alternating", "trimming"):
         _, renderer = case(template)
         opening = [system("alpha"), user("beta"), user("gamma"), assistant("delta"), user("epsilon")]
@@ -94,32 +94,32 @@ def test_every_text_that_was_given_is_in_the_ids() -> None:
         assert -1 < text.find("alpha") < text.find("beta") < text.find("gamma"), template
 
 
-def test_a_refused_system_message_opens_the_first_user_message() -> None:
+def test_refused_system_message_joins_the_first_user_message() -> None:
     _, renderer = case("no_system")
     ids = renderer.start([system("Be bold."), user("hi"), user("there")])
     expected = "<|user|>\nBe bold.\n\nhi<|end|>\n<|user|>\nthere<|end|>\n<|assistant|>\n"
     assert renderer.decode(ids) == expected
 
 
-def test_neighbouring_user_messages_become_one_only_where_the_template_insists() -> None:
+def test_user_messages_are_merged_only_if_the_template_insists() -> None:
     _, strict = case("alternating")
     assert "<|im_start|>user\na\n\nb<|im_end|>" in strict.decode(strict.start([system("s"), user("a"), user("b")]))
     _, free = case("chatml")
     assert "a<|im_end|>\n<|im_start|>user\nb" in free.decode(free.start([system("s"), user("a"), user("b")]))
 
 
-def test_an_empty_system_message_is_treated_as_the_template_treats_it() -> None:
+def test_empty_system_message_follows_the_template() -> None:
     _, renderer = case("generation_tags")
     assert "system" not in renderer.decode(renderer.start([system(""), user("hi")]))
     assert "system" in renderer.decode(renderer.start([system("s"), user("hi")]))
 
 
-def test_tool_results_are_quoted_as_the_template_quotes_them() -> None:
+def test_tool_results_are_quoted_like_in_the_template() -> None:
     _, renderer = case("llama3")
     assert '\n\n" a\\"\\n"<|eot_id|>' in renderer.decode(renderer.extend([tool(' a"\n')], Stop.EOS))
 
 
-def test_a_template_that_takes_tool_results_only_after_calls_gets_them() -> None:
+def test_template_that_accepts_tool_results_only_after_calls() -> None:
     tokenizer, renderer = case("strict_tools")
     answers = [tool("<s>hi", "call00000"), tool("no", "call00001")]
     results = (
@@ -131,7 +131,7 @@ def test_a_template_that_takes_tool_results_only_after_calls_gets_them() -> None
 
 
 @pytest.mark.parametrize("template", ["chatml", "llama3"])
-def test_tools_are_shown_as_the_template_shows_them(template: str) -> None:
+def test_tools_are_shown_like_in_the_template(template: str) -> None:
     tokenizer, renderer = case(template)
     function = {"name": LOOK.name, "description": LOOK.description, "parameters": dict(LOOK.parameters)}
     theirs = tokenizer.apply_chat_template(
@@ -144,7 +144,7 @@ def test_tools_are_shown_as_the_template_shows_them(template: str) -> None:
     assert renderer.start([user("hi")]) != theirs
 
 
-def test_a_tools_description_never_becomes_a_special_token() -> None:
+def test_special_tokens_in_tool_descriptions_stay_text() -> None:
     tokenizer, renderer = case("chatml")
     hostile = ToolSpec(name="x", description="z700t000z<|im_end|>", parameters={"<s>": "</s>z"})
     ids = renderer.start([user("hi")], [hostile])
@@ -156,9 +156,7 @@ def test_a_tools_description_never_becomes_a_special_token() -> None:
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 @pytest.mark.parametrize("role", ["user", "tool"])
-def test_marks_that_are_one_token_to_the_model_are_that_in_a_prompt_and_plain_text_in_what_worlds_and_tools_say(
-    kind: str, role: Literal["user", "tool"]
-) -> None:
+def test_markup_is_a_token_in_prompts_and_text_in_observations(kind: str, role: Literal["user", "tool"]) -> None:
     tokenizer, renderer = case("chatml", kind)
     mark = tokenizer.convert_tokens_to_ids("<think>")
     assert mark in renderer.start([system("Use <think>."), user("Go.")])
@@ -168,7 +166,7 @@ def test_marks_that_are_one_token_to_the_model_are_that_in_a_prompt_and_plain_te
     assert "a <think>b</think> <think>" in renderer.decode(ids)
 
 
-def test_delimiters_of_turns_are_safe_even_where_they_are_not_called_special() -> None:
+def test_turn_delimiters_in_text_stay_text_even_if_not_special() -> None:
     tokenizer = make_tokenizer("chatml", special=("<unk>", "<s>", "</s>"))
     tokenizer.add_tokens(["<|im_start|>", "<|im_end|>"])
     renderer = Renderer(tokenizer)
@@ -179,7 +177,7 @@ def test_delimiters_of_turns_are_safe_even_where_they_are_not_called_special() -
 
 
 @pytest.mark.parametrize("called_special", [True, False])
-def test_lookalikes_are_spelled_as_by_a_tokenizer_that_has_no_special_tokens(called_special: bool) -> None:
+def test_special_tokens_in_text_encode_like_without_special_tokens(called_special: bool) -> None:
     tokenizer = make_tokenizer("chatml", special=SPECIALS if called_special else ("<unk>", "<s>", "</s>"))
     tokenizer.add_tokens(["<|im_start|>", "<|im_end|>"])
     innocent = make_tokenizer(None, special=("<unk>", "<s>", "</s>"))
@@ -188,18 +186,18 @@ def test_lookalikes_are_spelled_as_by_a_tokenizer_that_has_no_special_tokens(cal
     assert any(ids[place : place + len(spelled)] == spelled for place in range(len(ids)))
 
 
-def test_special_tokens_of_any_letters_decode_to_themselves() -> None:
+def test_special_tokens_decode_to_their_text() -> None:
     tokenizer = make_tokenizer("chatml", special=(*SPECIALS, "<｜end of talk｜>"))
     assert Renderer(tokenizer).decode([tokenizer.convert_tokens_to_ids("<｜end of talk｜>")]) == "<｜end of talk｜>"
 
 
-def test_a_special_token_that_cannot_be_spelled_otherwise_is_left_out() -> None:
+def test_special_token_without_another_spelling_is_dropped() -> None:
     tokenizer = make_tokenizer("chatml", kind="unigram", special=(*SPECIALS, "%"))
     renderer = Renderer(tokenizer)
     assert "\nab<|im_end|>" in renderer.decode(renderer.extend([user("a%b")], Stop.EOS))
 
 
-def test_tokens_that_swallow_whitespace_do_so_as_in_the_tokenizer() -> None:
+def test_added_tokens_strip_whitespace_like_in_the_tokenizer() -> None:
     greedy = tuple(AddedToken(token, rstrip=token.startswith("<|"), special=True) for token in SPECIALS)
     tokenizer = make_tokenizer("no_system", special=greedy)
     renderer = Renderer(tokenizer)
@@ -213,7 +211,7 @@ def test_tokens_that_swallow_whitespace_do_so_as_in_the_tokenizer() -> None:
     assert ids == tokenizer.encode(own_text(tokenizer, talk), add_special_tokens=False)
 
 
-def test_the_tokenizer_is_left_as_it_was_and_may_be_changed_by_others() -> None:
+def test_renderer_does_not_share_state_with_the_tokenizer() -> None:
     tokenizer = make_tokenizer("chatml")
     renderer = Renderer(tokenizer)
     before = renderer.extend([user("a<|im_end|>")], Stop.EOS)
@@ -226,7 +224,7 @@ def test_the_tokenizer_is_left_as_it_was_and_may_be_changed_by_others() -> None:
     )
 
 
-def test_threads_and_tasks_may_share_a_renderer() -> None:
+def test_renderer_is_thread_safe() -> None:
     tokenizer = make_tokenizer("chatml")
     renderer, alone = Renderer(tokenizer), Renderer(tokenizer)
     contents = [f"{number} <|im_end|>" for number in range(200)]
@@ -251,7 +249,7 @@ def test_threads_and_tasks_may_share_a_renderer() -> None:
     assert asyncio.run(gather()) == expected
 
 
-def test_a_known_shape_is_never_rendered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_known_shape_is_not_rendered_again(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = make_tokenizer("chatml")
     renderer = Renderer(tokenizer)
     renderer.start([system("a"), user("b")], [LOOK])
@@ -261,37 +259,37 @@ def test_a_known_shape_is_never_rendered_again(monkeypatch: pytest.MonkeyPatch) 
     assert "new" in renderer.decode(renderer.extend([user("new")], Stop.EOS))
 
 
-def test_an_environment_may_have_nothing_to_say() -> None:
+def test_extend_with_an_empty_observation() -> None:
     for template in ("chatml", "mistral", "plain_words"):
         tokenizer, renderer = case(template)
         rest = own_text(tokenizer, [{"role": "user", "content": "a"}, {"role": "assistant", "content": "XYZ"}])
         assert renderer.decode(renderer.extend([], Stop.LENGTH)) == rest.partition("XYZ")[2]
 
 
-def test_images_are_refused_and_not_forgotten() -> None:
+def test_images_are_an_error() -> None:
     _, renderer = case("chatml")
     with pytest.raises(UserError, match="only text"):
         renderer.start([Message(role="user", parts=(*text_parts("look"), ImagePart(data=b"x")))])
 
 
-def test_half_a_surrogate_pair_in_an_observation_does_no_harm() -> None:
+def test_unpaired_surrogate_in_an_observation_is_replaced() -> None:
     _, renderer = case("chatml")
     assert "a?b" in renderer.decode(renderer.extend([user("a\ud83eb")], Stop.EOS))
 
 
-def test_a_long_observation_is_whole() -> None:
+def test_long_observation_is_not_truncated() -> None:
     _, renderer = case("chatml")
     text = "north " * 20_000
     assert text in renderer.decode(renderer.extend([user(text)], Stop.EOS))
 
 
-def test_no_template_is_the_users_error() -> None:
+def test_missing_template_is_a_user_error() -> None:
     with pytest.raises(UserError, match=r"--model\.chat_template FILE") as caught:
         Renderer(make_tokenizer(None))
     assert "\n" not in str(caught.value)
 
 
-def test_a_broken_template_is_the_users_error() -> None:
+def test_broken_template_is_a_user_error() -> None:
     tokenizer = make_tokenizer("chatml")
     tokenizer.chat_template = "{% for %}"
     with pytest.raises(UserError, match="broken at line 1"):
@@ -306,7 +304,7 @@ def test_a_broken_template_is_the_users_error() -> None:
         ("{% for m in messages %}{{ m.content[::-1] ~ m.content }}{% endfor %}", "rewrites the text"),
     ],
 )
-def test_a_template_that_cannot_hold_a_conversation_is_the_users_error(template: str, reason: str) -> None:
+def test_template_without_conversations_is_a_user_error(template: str, reason: str) -> None:
     tokenizer = make_tokenizer("chatml")
     tokenizer.chat_template = template
     with pytest.raises(UserError, match=reason) as caught:
@@ -320,7 +318,7 @@ def test_a_template_that_cannot_hold_a_conversation_is_the_users_error(template:
         ("{{ 1 / 0 }}", "ZeroDivisionError: division by zero"),
         ("{% for i in range(10 ** 9) %}{% endfor %}", "OverflowError: Range too big"),
         ("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", "RecursionError: maximum recursion depth"),
-        ("{{ raise_exception('never') }}", ": never;"),
+        ("{{ raise_exception('never') }}", r"\(never\):"),
     ],
 )
 def test_renderer_reports_what_a_template_raises_in_one_line(raising: str, reason: str) -> None:
@@ -336,7 +334,7 @@ def test_renderer_reports_what_a_template_raises_in_one_line(raising: str, reaso
 
 
 @pytest.mark.parametrize("raising", ["{{ 1 / 0 }}", "{{ raise_exception('no tools') }}"])
-def test_renderer_describes_tools_where_the_template_raises_at_them(raising: str) -> None:
+def test_renderer_describes_tools_if_the_template_refuses_them(raising: str) -> None:
     tokenizer, _ = case("plain_words")
     tokenizer.chat_template = "{% if tools %}" + raising + "{% endif %}" + tokenizer.chat_template
     renderer = Renderer(tokenizer)
@@ -344,7 +342,7 @@ def test_renderer_describes_tools_where_the_template_raises_at_them(raising: str
     assert "Call look." in renderer.decode(renderer.start([user("go")], [LOOK], tools_in_words="Call look."))
 
 
-def test_a_written_answer_ends_as_a_sampled_one_would() -> None:
+def test_answer_ends_like_a_sampled_one() -> None:
     for template, end in (("chatml", "<|im_end|>"), ("llama3", "<|eot_id|>"), ("mistral", "</s>")):
         tokenizer, renderer = case(template)
         ids = renderer.answer("<answer>go</answer>")
@@ -352,21 +350,21 @@ def test_a_written_answer_ends_as_a_sampled_one_would() -> None:
         assert renderer.parse(ids, Stop.EOS).message.content == "<answer>go</answer>"
 
 
-def test_a_written_answer_goes_on_where_the_prompt_opened_the_thinking() -> None:
+def test_answer_continues_a_think_block_of_the_prompt() -> None:
     _, renderer = case("forced_think")
     for text, said in (("<think>hm</think>go", "hm</think>go"), ("go", "</think>go")):
         ids = renderer.answer(text)
         assert renderer.decode(ids[:-1]) == said
 
 
-def test_special_tokens_in_a_written_answer_are_plain_text() -> None:
+def test_special_tokens_in_an_answer_stay_text() -> None:
     tokenizer, renderer = case("chatml")
     assert not special_ids(tokenizer) & set(renderer.answer("a <|im_end|> b")[:-1])
 
 
 @pytest.mark.parametrize("template", ["chatml", "llama3"])
-def test_a_prefix_is_given_and_not_sampled(template: str) -> None:
-    """Every answer begins with it: in the context's ids, in the text that is read, in no span's tokens."""
+def test_prefix_is_context_and_not_sampled(template: str) -> None:
+    """The prefix is in the context's ids and in the parsed text, but in no span."""
     tokenizer, plain = case(template)
     given = Renderer(tokenizer, prefix="<answer>")
     opening = [Message(role="user", parts=text_parts("Go."))]
@@ -381,11 +379,11 @@ def test_a_prefix_is_given_and_not_sampled(template: str) -> None:
     (span,) = parsed.spans
     assert span.name == "answer"
     assert plain.decode(said[span.start : span.end]).startswith("Left")
-    with pytest.raises(UserError, match="does not begin with"):
+    with pytest.raises(UserError, match="does not start with"):
         given.answer("Left")
 
 
-def test_marks_in_the_description_of_a_tool_are_plain_text() -> None:
+def test_markup_in_tool_descriptions_stays_text() -> None:
     tokenizer, renderer = case("chatml")
     mark = tokenizer.convert_tokens_to_ids("<think>")
     said = ToolSpec(name="t", description="Say <think> now.", parameters={"type": "object", "properties": {}})

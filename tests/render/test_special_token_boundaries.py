@@ -1,4 +1,4 @@
-"""Marks such as <think> where a chat template and text meet."""
+"""Markup such as <think> at the border of template and content."""
 
 import pytest
 from render_cases import KINDS, case, make_tokenizer
@@ -13,7 +13,7 @@ TEMPLATE = (
     "{% if message.role == 'assistant' %}{{ message.content }}</s>{% else %}[<{{ message.content }}>]{% endif %}"
     "{% endfor %}"
 )
-"""Writes < and > around what an environment says."""
+"""Writes < and > around observations."""
 
 
 @pytest.mark.parametrize("text", ["think", "/think", "x><think", "think><x"])
@@ -41,7 +41,7 @@ CLOSED = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n\n</think>\n\n{% endif %}"
 )
-"""Gives an empty think block, as templates of models that can think do when they are told not to."""
+"""Writes an empty think block, as templates of thinking models do when thinking is disabled."""
 
 
 def test_closed_think_block_in_the_prompt_is_not_open() -> None:
@@ -56,7 +56,7 @@ def test_closed_think_block_in_the_prompt_is_not_open() -> None:
 
 @pytest.mark.parametrize("template", ["gemma", "no_system"])
 def test_environment_is_not_trusted_beside_the_rules(template: str) -> None:
-    """Where the template has no system message, the rules and what an environment says share one message."""
+    """If the template has no system message, the rules and the observation share one message."""
     tokenizer, renderer = case(template)
     ids = renderer.start([system("Rules."), user("Say <think> now.")])
     assert "Say <think> now." in renderer.decode(ids)

@@ -1,4 +1,4 @@
-"""Words that are tokens to the model, whole, halved, doubled and cut through, in what worlds and tools say."""
+"""Special tokens, whole or in parts, in texts of environments and tools."""
 
 from functools import cache
 from typing import Literal
@@ -21,7 +21,7 @@ BETWEEN = ("", "", " ", "\n", "\0", "\u200b", "\u0301", "<", ">", "|", '"', "\\"
 
 @st.composite
 def halves(draw: st.DrawFn) -> str:
-    """A beginning of one word and an end of another, which may be the same: alone neither is a token."""
+    """The start of one special token and the end of another; neither is a token by itself."""
     word, other = draw(st.sampled_from(TOKENS)), draw(st.sampled_from(TOKENS))
     return word[: draw(st.integers(1, len(word)))] + draw(st.sampled_from(BETWEEN)) + other[draw(st.integers(0, 3)) :]
 
@@ -35,7 +35,7 @@ def added(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> list[int]:
 
 
 def check_same(tokenizer: PreTrainedTokenizerFast, renderer: Renderer, roles: list[str], texts: list[str]) -> None:
-    """The same tokens as with harmless texts: those of the template."""
+    """Special tokens are the same as with harmless texts: those of the template."""
     said, meek = (
         [
             Message(role=role, parts=text_parts(text), call_id="call00000")
@@ -52,10 +52,10 @@ def check_same(tokenizer: PreTrainedTokenizerFast, renderer: Renderer, roles: li
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 @settings(max_examples=8)
 @given(texts=st.lists(TEXTS, min_size=1, max_size=3), data=st.data())
-def test_no_piece_of_a_word_and_no_two_of_them_become_a_token(
+def test_parts_of_special_tokens_never_become_a_token(
     family: Family, kind: str, texts: list[str], data: st.DataObject
 ) -> None:
-    """Neither inside a message, nor over the border of two, nor beside the scaffolding."""
+    """Neither within a message, nor across two messages, nor next to the scaffolding."""
     roles = ["user", *data.draw(st.lists(st.sampled_from(["user", "tool"]), max_size=2))][: len(texts)]
     check_same(*case(family.name, kind), roles, texts[: len(roles)])
 
@@ -67,15 +67,15 @@ def test_no_piece_of_a_word_and_no_two_of_them_become_a_token(
     data=st.data(),
     cut=st.sampled_from([truncate_middle, clip_middle]),
 )
-def test_what_a_cut_leaves_of_words_is_no_token(kind: str, text: str, data: st.DataObject, cut) -> None:
+def test_truncated_special_tokens_never_become_a_token(kind: str, text: str, data: st.DataObject, cut) -> None:
     tokenizer, renderer = case("chatml", kind)
     check_same(tokenizer, renderer, ["user"], [f".{cut(text, data.draw(st.integers(8, len(text) + 8)))}"])
 
 
 @pytest.mark.parametrize("word", TOKENS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_cut_between_two_halves_of_a_word_does_not_join_them(kind: str, word: str) -> None:
-    """All that stood between them is left out, and no more."""
+def test_truncation_does_not_join_parts_of_a_special_token(kind: str, word: str) -> None:
+    """Exactly the text between them is removed."""
     tokenizer, renderer = case("chatml", kind)
     for at in range(1, len(word)):
         head, tail = "h" * at + word[:at], word[at:] + "t" * (2 * at - len(word[at:]))
@@ -102,14 +102,14 @@ def odd_case(words: tuple[str, ...], called: Kind) -> tuple[PreTrainedTokenizerF
     words=st.sampled_from([("<a><b", "<b>"), ("<a", "a>", "<a>"), ("<ab", "ab>a"), ("ab", "ba", "bab"), ("<<", ">>")]),
     text=st.text(LETTERS, min_size=1, max_size=16),
 )
-def test_words_that_overlap_are_no_tokens_either(called: Kind, words: tuple[str, ...], text: str) -> None:
+def test_overlapping_special_tokens_stay_text(called: Kind, words: tuple[str, ...], text: str) -> None:
     check_same(*odd_case(words, called), ["user"], [text])
 
 
 @settings(max_examples=25)
 @given(kind=st.sampled_from(KINDS), family=st.sampled_from(FAMILIES), name=TEXTS, text=TEXTS)
-def test_no_part_of_a_tools_schema_becomes_a_token(kind: str, family: Family, name: str, text: str) -> None:
-    """Its name, what it is for, and names, meanings, values and defaults of its arguments."""
+def test_special_tokens_in_a_tool_schema_stay_text(kind: str, family: Family, name: str, text: str) -> None:
+    """In its name and description, and in names, descriptions, values and defaults of its arguments."""
     tokenizer, renderer = case(family.name, kind)
 
     def spec(name: str, text: str) -> ToolSpec:

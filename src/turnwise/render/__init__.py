@@ -1,1 +1,1 @@
-"""Messages <-> token ids: the only room that touches a chat template."""
+"""Messages <-> token ids. The only package that uses chat templates."""

@@ -1,4 +1,4 @@
-"""The tokenizer's added tokens, and the exact bytes that each id stands for."""
+"""Text to ids without special tokens, and ids to exact bytes."""
 
 import json
 import math
@@ -16,14 +16,14 @@ from turnwise.core.errors import UserError
 
 BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 SPACE_PIECE = "▁"
-"""How SentencePiece writes a space (U+2581)."""
+"""SentencePiece's symbol for a space (U+2581)."""
 PROBED_IDS = 256
-"""How many ids are decoded to see whether the table of bytes is right."""
+"""Number of ids that are decoded to verify the byte table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddedToken:
-    """A token that is matched in the text as a whole. `lstrip` and `rstrip`: it swallows the whitespace beside it."""
+    """A token that is matched in the text as a whole. `lstrip`, `rstrip`: it also consumes adjacent whitespace."""
 
     id: int
     special: bool
@@ -34,7 +34,7 @@ class AddedToken:
 def backend_of(tokenizer: PreTrainedTokenizerFast) -> Any:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        raise UserError("the tokenizer has no fast version: use a model folder that holds a tokenizer.json")
+        raise UserError("the tokenizer has no fast version: use a model folder with a tokenizer.json")
     return backend
 
 
@@ -49,13 +49,13 @@ def added_tokens(tokenizer: PreTrainedTokenizerFast) -> dict[str, AddedToken]:
 
 
 def match_any(words: Iterable[str]) -> re.Pattern[str]:
-    """Matches any of `words`, the longest first, as tokenizers match added tokens. Whitespace is none of them."""
+    """Return a pattern that matches any of `words`, longest first, as tokenizers match added tokens."""
     ordered = sorted((word for word in words if word.strip()), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, ordered)) or "(?!)")
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Byte-level BPE's writing of bytes as visible characters: printable Latin-1 as itself, the rest from U+0100."""
+    """Return byte-level BPE's alphabet: printable Latin-1 bytes stand for themselves, others start at U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(hidden)}
@@ -81,13 +81,13 @@ def _byte_fallback(piece: str) -> bytes:
 
 
 class ByteTable(dict[int, bytes]):
-    """Bytes by id, made when first asked for. An id that the tokenizer does not know has none."""
+    """Bytes by id, computed on demand. Ids that the tokenizer does not know have none."""
 
     def __init__(self, backend: Any, decoder: dict[str, Any] | None) -> None:
         self._piece_of = backend.id_to_token
-        kinds = component_types(decoder)
-        spell = _byte_fallback if "ByteFallback" in kinds else _plain_piece
-        self._spell = _byte_level if "ByteLevel" in kinds else spell
+        types = component_types(decoder)
+        spell = _byte_fallback if "ByteFallback" in types else _plain_piece
+        self._spell = _byte_level if "ByteLevel" in types else spell
 
     def __missing__(self, token_id: int) -> bytes:
         piece = self._piece_of(token_id)
@@ -95,7 +95,7 @@ class ByteTable(dict[int, bytes]):
         return spelled
 
     def agrees(self, backend: Any) -> bool:
-        """Whether ids spread over the vocabulary spell what the tokenizer itself decodes them to."""
+        """Return whether the table decodes a sample of the vocabulary as the tokenizer itself does."""
         size = backend.get_vocab_size(with_added_tokens=True)
         anchor = next((i for i in range(size) if self[i].isalnum()), 0)  # a decoder may strip a leading space
         for token_id in range(0, size, max(1, size // PROBED_IDS)):
@@ -107,29 +107,28 @@ class ByteTable(dict[int, bytes]):
 
 
 def component_types(component: dict[str, Any] | None) -> set[str]:
-    """The types in a serialised decoder."""
+    """Return the types of a serialized decoder and its components."""
     if component is None:
         return set()
-    kinds = {component["type"]}
+    types = {component["type"]}
     for inner in component.get("decoders", ()):
-        kinds |= component_types(inner)
-    return kinds
+        types |= component_types(inner)
+    return types
 
 
 CACHED_TEXTS = 2048
 CACHED_LENGTH = 16384
-"""Longer texts are encoded every time."""
+"""Longer texts are not cached."""
 
 PrefixSpace = Literal["never", "first", "always"]
-"""Where a tokenizer puts a space of its own: nowhere, at the text's beginning, or after special tokens too."""
+"""Where the tokenizer inserts a space: nowhere, at the start of the text, or also after special tokens."""
 
 
 class Codec:
     """Encodes content as plain text and decodes exactly.
 
-    Works on copies of the tokenizer's backend that know no special tokens, made once and never changed, so it may be
-    used from any thread and the tokenizer itself stays as it was. The delimiters of turns count as special here even
-    where the tokenizer does not call them so.
+    Uses copies of the tokenizer's backend without special tokens, which are never modified, so it is thread-safe and
+    leaves the tokenizer unchanged. Turn delimiters count as special even if the tokenizer does not mark them so.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, delimiters: Iterable[str] = ()) -> None:
@@ -139,12 +138,12 @@ class Codec:
         }
         self.control_pattern = match_any(self.control)
         self.markup_pattern = match_any(word for word in added if word not in self.control)
-        """Tokens such as <think> and <tool_call>: an agent and a template may write them, an environment may not."""
+        """Tokens such as <think> and <tool_call>, which agents and templates may write, but not environments."""
         self.added_pattern = match_any(added)
         self._split_inside = re.compile(f"(?={self.control_pattern.pattern})")
         self.control_ids = frozenset(token.id for token in self.control.values())
         unknown = {tokenizer.unk_token_id} - {tokenizer.eos_token_id, tokenizer.bos_token_id}
-        self._dropped = self.control_ids - unknown  # the unknown token may stand for what has no other
+        self._dropped = self.control_ids - unknown  # the unknown token may represent text that has no other token
         self._backend = backend_of(tokenizer)
         spec = json.loads(self._backend.to_str())
         self._spaced, self._bare, self.prefix = _plain_backends(spec, self.control)
@@ -154,9 +153,9 @@ class Codec:
 
     @cached_property
     def longest_token(self) -> float:
-        """Characters of text that one token can stand for, at most; infinity where unknown text is one token or none.
+        """Maximum number of characters per token; infinite if unknown text of any length becomes one token or none.
 
-        Pieces of a byte-level vocabulary have a character a byte, so these are never fewer than their text's.
+        Pieces of a byte-level vocabulary have one character per byte, so they are never shorter than their text.
         """
         spec = json.loads(self._backend.to_str())
         if "ByteLevel" not in component_types(spec["decoder"]) and not spec["model"].get("byte_fallback"):
@@ -164,11 +163,11 @@ class Codec:
         return max(map(len, self._backend.get_vocab(with_added_tokens=True)))
 
     def encode(self, text: str, spaced: bool = False) -> tuple[int, ...]:
-        """Ids of plain text, none of them a control token's. `spaced`: with the space that the tokenizer puts first."""
+        """Encode plain text without control tokens. `spaced`: with the space that the tokenizer inserts first."""
         return self._cached(text, spaced) if len(text) <= CACHED_LENGTH else self._encode(text, spaced)
 
     def encode_cut(self, text: str, cuts: Sequence[int], spaced: bool = False) -> list[int]:
-        """As `encode`, with no token across any of `cuts`, which are positions inside the text, in order."""
+        """Encode such that no token crosses any of `cuts`, which are ordered positions in the text."""
         ids: list[int] = []
         for begin, end in pairwise([0, *cuts, len(text)]):
             ids += self.encode(text[begin:end], spaced and begin == 0)
@@ -179,7 +178,7 @@ class Codec:
         return tuple(ids) if self.control_ids.isdisjoint(ids) else self._encode_apart(text, spaced)
 
     def _encode_apart(self, text: str, spaced: bool) -> tuple[int, ...]:
-        """For vocabularies that hold a special token's text as an ordinary piece: such words are cut in two."""
+        """Split special tokens' texts in two, for vocabularies that contain them as ordinary pieces."""
         cuts = [0, *(match.start() + 1 for match in self._split_inside.finditer(text)), len(text)]
         ids: list[int] = []
         for begin, end in pairwise(cuts):
@@ -190,20 +189,20 @@ class Codec:
         backend = self._spaced if spaced else self._bare
         try:
             encoding = backend.encode(text, add_special_tokens=False)
-        except TypeError:  # half of a surrogate pair, which is no text
+        except TypeError:  # unpaired surrogate
             encoding = backend.encode(text.encode(errors="replace").decode(), add_special_tokens=False)
         return encoding.ids
 
     def pieces(self, ids: Sequence[int]) -> list[bytes]:
-        """The bytes of each id; a character may be spread over several."""
+        """Return the bytes of each id; a character may span several ids."""
         if self._exact:
             return list(map(self._table.__getitem__, ids))
         return self._pieces_by_prefix(ids)
 
     def _pieces_by_prefix(self, ids: Sequence[int]) -> list[bytes]:
-        """For decoders in which a token's text depends on what stands before it: what each token adds to the text.
+        """Return what each token adds to the text, for decoders in which that depends on the tokens before.
 
-        Decodes every prefix, so it takes quadratic time; no byte-level or byte-fallback tokenizer comes here.
+        Decodes every prefix, so it takes quadratic time. Byte-level and byte-fallback tokenizers do not need it.
         """
         pieces: list[bytes] = []
         known = ""
@@ -215,12 +214,12 @@ class Codec:
         return pieces
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The exact text; bytes that are no UTF-8 become U+FFFD."""
+        """Return the exact text; invalid UTF-8 becomes U+FFFD."""
         return b"".join(self.pieces(ids)).decode(errors="replace")
 
 
 def _plain_backends(spec: dict[str, Any], control: dict[str, AddedToken]) -> tuple[Any, Any, PrefixSpace]:
-    """Two copies of the backend without special tokens: one that puts its own space first, and one that does not."""
+    """Return two backends without special tokens, with and without the inserted space, and where it is inserted."""
     tokens = [token | {"special": token["special"] or token["content"] in control} for token in spec["added_tokens"]]
     spec = spec | {"added_tokens": tokens, "post_processor": None, "truncation": None, "padding": None}
     found: list[PrefixSpace] = []
@@ -238,7 +237,7 @@ def _plain_backend(spec: dict[str, Any]) -> Any:
 
 
 def _without_prefix(component: Any, found: list[PrefixSpace]) -> Any:
-    """A normaliser or pre-tokeniser that adds no space; notes in `found` where it did."""
+    """Return the normalizer or pre-tokenizer without space insertion; append where it inserted to `found`."""
     match component:
         case {"type": "Prepend"}:
             found.append("always")

@@ -1,4 +1,4 @@
-"""Scaffolding compiled to ids, so that a call encodes only what content changes."""
+"""Scaffolding compiled to ids, so that rendering encodes only the text around content."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -10,13 +10,13 @@ from turnwise.render.codec import AddedToken, Codec
 from turnwise.render.template import TemplatePart
 
 Before = Literal["nothing", "control", "text"]
-"""What stands before a text: the beginning of the context, a control token, or sampled text."""
+"""What precedes a text: the start of the context, a control token, or sampled text."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextRun:
-    """Text between two control tokens, scaffolding and content encoded together, as the tokenizer would on the whole
-    text: only sampled ids and what is appended to them ever meet at a seam.
+    """Text between two control tokens. Scaffolding and content are encoded together, as in the whole text, so only
+    sampled ids and ids appended to them are encoded separately.
     """
 
     parts: tuple[TemplatePart, ...]
@@ -33,27 +33,25 @@ class TextRun:
         return text.rstrip() if self.rstrip else text
 
     def cuts(self, messages: Sequence[Message], markup: re.Pattern[str]) -> list[int]:
-        """Positions inside the words of `markup` that an environment or a tool wrote, if only a part of one, in the
-        text as it is shown.
-        """
-        foreign: list[tuple[int, int]] = []
+        """Return positions that split matches of `markup` to which untrusted text contributes, in the shown text."""
+        untrusted: list[tuple[int, int]] = []
         whole = ""
         for part in self.parts:
             shown = part if isinstance(part, str) else part.text(messages)
             if not isinstance(part, str) and not part.trusted(messages):
-                foreign.append((len(whole), len(whole) + len(shown)))
+                untrusted.append((len(whole), len(whole) + len(shown)))
             whole += shown
-        gone, length = len(whole) - len(whole.lstrip()) if self.lstrip else 0, len(self._stripped(whole))
-        places = (
-            match.start() + 1 - gone
+        stripped, length = len(whole) - len(whole.lstrip()) if self.lstrip else 0, len(self._stripped(whole))
+        positions = (
+            match.start() + 1 - stripped
             for match in overlapping_matches(markup, whole)
-            if any(match.start() < end and begin < match.end() for begin, end in foreign)
+            if any(match.start() < end and begin < match.end() for begin, end in untrusted)
         )
-        return [place for place in places if 0 < place < length]
+        return [position for position in positions if 0 < position < length]
 
 
 def overlapping_matches(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
-    """From every place where there is one: also such as begin inside another."""
+    """Yield all matches, also those that begin inside another."""
     found = pattern.search(text)
     while found is not None:
         yield found
@@ -64,20 +62,20 @@ Step = tuple[int, ...] | TextRun
 
 
 class CompiledTemplate:
-    """The ids of one shape of messages."""
+    """Encoder for messages of one shape."""
 
     def __init__(self, codec: Codec, parts: Sequence[TemplatePart], before: Before, swallows: bool = False) -> None:
-        """`swallows`: the control token before takes the whitespace after it."""
+        """`swallows`: the control token before consumes the whitespace after it."""
         self._codec = codec
         self._steps = _steps(codec, _runs(codec, parts, before, swallows))
 
     def ids(self, messages: Sequence[Message]) -> list[int]:
         ids: list[int] = []
         for step in self._steps:
-            ids.extend(step if isinstance(step, tuple) else self._encoded(step, messages))
+            ids.extend(step if isinstance(step, tuple) else self._encode(step, messages))
         return ids
 
-    def _encoded(self, run: TextRun, messages: Sequence[Message]) -> Sequence[int]:
+    def _encode(self, run: TextRun, messages: Sequence[Message]) -> Sequence[int]:
         text = run.text(messages)
         if self._codec.markup_pattern.search(text) is None:
             return self._codec.encode(text, run.spaced)
@@ -85,14 +83,14 @@ class CompiledTemplate:
 
 
 def _runs(codec: Codec, parts: Sequence[TemplatePart], before: Before, swallows: bool) -> list[AddedToken | TextRun]:
-    """Splits scaffolding at its control tokens and gathers all between two of them into runs."""
-    made: list[AddedToken | TextRun] = []
+    """Split scaffolding at its control tokens and gather what is between them into runs."""
+    runs: list[AddedToken | TextRun] = []
     gathered: list[TemplatePart] = []
 
     def close(rstrip: bool) -> None:
         if gathered:
             spaced = codec.prefix == "always" if before == "control" else codec.prefix != "never"
-            made.append(TextRun(tuple(gathered), spaced and before != "text", swallows, rstrip))
+            runs.append(TextRun(tuple(gathered), spaced and before != "text", swallows, rstrip))
             gathered.clear()
 
     for part in parts:
@@ -103,19 +101,19 @@ def _runs(codec: Codec, parts: Sequence[TemplatePart], before: Before, swallows:
                 gathered.append(piece)
                 continue
             close(token.lstrip)
-            made.append(token)
+            runs.append(token)
             before, swallows = "control", token.rstrip
     close(rstrip=False)
-    return made
+    return runs
 
 
 def split_at(pattern: re.Pattern[str], text: str) -> list[str]:
-    """`text` cut before and behind every match, without empty pieces."""
+    """Split `text` before and after every match, without empty pieces."""
     return [piece for piece in re.split(f"({pattern.pattern})", text) if piece]
 
 
 def _steps(codec: Codec, runs: Sequence[AddedToken | TextRun]) -> tuple[Step, ...]:
-    """Encodes all that holds no content, and joins neighbours."""
+    """Encode runs without content and join neighbours."""
     steps: list[Step] = []
     for run in runs:
         if isinstance(run, AddedToken):

@@ -1,4 +1,7 @@
-"""Tool calls in the text of an action: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
+"""Parse an action: its text, its tool calls, and which of its tokens think, answer or call.
+
+A tool call is written `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+"""
 
 import json
 import re
@@ -17,7 +20,7 @@ _ARGUMENTS = ("arguments", "parameters")
 
 
 def read_call(text: str, call_id: str) -> ToolCall | None:
-    """The call that `text` states, or None. Its arguments stay as they were written; it never raises."""
+    """Return the call in `text`, or None if there is none. Arguments stay as they were written. Never raises."""
     try:
         members = dict(_members(text))
         name = json.loads(members.get("name", "null"))
@@ -31,7 +34,7 @@ def read_call(text: str, call_id: str) -> ToolCall | None:
 
 
 def _members(text: str) -> Iterator[tuple[str, str]]:
-    """Keys of the one JSON object in `text`, each with its value's own text."""
+    """Yield the keys of the JSON object in `text` with the source text of their values."""
     at = _expect(text, _skip(text, 0), "{")
     while True:
         key, at = _DECODER.raw_decode(text, at)
@@ -45,7 +48,7 @@ def _members(text: str) -> Iterator[tuple[str, str]]:
             break
         at = _expect(text, at, ",")
     if text[at + 1 :].strip():
-        raise ValueError("text after the object")
+        raise ValueError("unexpected text after the object")
 
 
 def _skip(text: str, at: int) -> int:
@@ -54,7 +57,7 @@ def _skip(text: str, at: int) -> int:
 
 
 def _expect(text: str, at: int, sign: str) -> int:
-    """The place behind `sign` and the space after it."""
+    """Return the position after `sign` and the whitespace that follows it."""
     if text[at : at + 1] != sign:
         raise ValueError(f"expected {sign}")
     return _skip(text, at + 1)
@@ -66,14 +69,14 @@ _NAMES = {b"think": "think", b"answer": "answer", b"tool_call": "call", b"call":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedAction:
-    """An action as the environment sees it, and its spans as the algorithms do."""
+    """An action: the message for the environment, and the token spans for the algorithms."""
 
     message: Message
     spans: tuple[Span, ...] = ()
 
 
 class _TaggedBlock(NamedTuple):
-    """The inside of a pair of tags, as a range of bytes."""
+    """Byte range between a pair of tags."""
 
     name: str
     begin: int
@@ -82,11 +85,11 @@ class _TaggedBlock(NamedTuple):
 
 
 def parse_pieces(pieces: Sequence[bytes], opens_think: bool) -> ParsedAction:
-    """Reads an action, given as the bytes of each token without the end of the turn.
+    """Parse an action from the bytes of each of its tokens, without the end-of-turn token.
 
-    Tags are found in bytes: they are ASCII, so it does not matter that a token may hold half a character. A span
-    covers the tokens that carry inner text: a token of nothing but tag is outside, a token that straddles the border
-    is inside. `opens_think`: the prompt ended in an open `<think>`, so the action begins inside it.
+    Tags are matched in bytes: they are ASCII, so a token may end within a character. A span covers the tokens that
+    contain inner text: a token that is only part of a tag is outside, a token that crosses the border is inside.
+    `opens_think`: the prompt ended with an open `<think>`, so the action begins inside it.
     """
     data = b"".join(pieces)
     text = data.decode(errors="replace")
@@ -98,29 +101,29 @@ def parse_pieces(pieces: Sequence[bytes], opens_think: bool) -> ParsedAction:
 
 
 def _blocks(data: bytes, opens_think: bool) -> Iterator[_TaggedBlock]:
-    """Blocks from left to right, none inside another.
+    """Yield blocks from left to right, without nesting.
 
-    A block reaches to its closing tag, whatever stands between; one that is never closed reaches to the next block's
-    opening tag, or to the end.
+    A block extends to its closing tag, whatever is in between; a block that is never closed extends to the next
+    opening tag or to the end.
     """
     tags = list(_TAG.finditer(data))
     last_close = {tag[2]: tag.start() for tag in tags if tag[1]}
-    opened, begin = (b"think", 0) if opens_think else (b"", 0)
+    open_tag, begin = (b"think", 0) if opens_think else (b"", 0)
     for tag in tags:
         closing, name = bool(tag[1]), tag[2]
-        if closing and name == opened:
-            yield _TaggedBlock(_NAMES[opened], begin, tag.start(), closed=True)
-            opened = b""
-        elif not closing and (not opened or last_close.get(opened, -1) < begin):
-            if opened:
-                yield _TaggedBlock(_NAMES[opened], begin, tag.start(), closed=False)
-            opened, begin = name, tag.end()
-    if opened:
-        yield _TaggedBlock(_NAMES[opened], begin, len(data), closed=False)
+        if closing and name == open_tag:
+            yield _TaggedBlock(_NAMES[open_tag], begin, tag.start(), closed=True)
+            open_tag = b""
+        elif not closing and (not open_tag or last_close.get(open_tag, -1) < begin):
+            if open_tag:
+                yield _TaggedBlock(_NAMES[open_tag], begin, tag.start(), closed=False)
+            open_tag, begin = name, tag.end()
+    if open_tag:
+        yield _TaggedBlock(_NAMES[open_tag], begin, len(data), closed=False)
 
 
 def _calls(data: bytes, blocks: Sequence[_TaggedBlock]) -> tuple[ToolCall, ...]:
-    """The well-formed calls, numbered so that a tool message can name the one that it answers."""
+    """Return the well-formed calls, numbered so that a tool message can refer to its call."""
     texts = [
         data[block.begin : block.end].decode(errors="replace")
         for block in blocks
@@ -131,7 +134,7 @@ def _calls(data: bytes, blocks: Sequence[_TaggedBlock]) -> tuple[ToolCall, ...]:
 
 
 def _spans(pieces: Sequence[bytes], blocks: Sequence[_TaggedBlock]) -> tuple[Span, ...]:
-    """Token ranges of the blocks that have any inner text."""
+    """Return the token ranges of the blocks with inner text."""
     ends = list(accumulate(map(len, pieces)))
     begins = [0, *ends[:-1]]
     return tuple(

@@ -1,4 +1,4 @@
-"""Messages <-> token ids, append-only: `start` a context, `parse` what was sampled, `extend` it."""
+"""Messages <-> token ids, append-only: `start` a context, `parse` what was sampled, `extend` the context."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,34 +19,34 @@ from turnwise.render.template import ChatTemplate, ConversationShape, RefusedErr
 CACHED_SHAPES = 512
 CACHED_ACTIONS = 4096
 CACHED_ACTION_LENGTH = 64
-"""Short actions come again and again; longer ones are read every time."""
+"""Short actions repeat often; longer ones are not cached."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Tools:
-    """Tools as part of a cache's key: their schemas cannot be hashed, so what they say is."""
+    """Tools as part of a cache key: their schemas cannot be hashed, but their text can."""
 
     key: str = ""
     specs: tuple[ToolSpec, ...] = field(default=(), compare=False)
 
 
 class Renderer:
-    """Speaks the chat format of one tokenizer, whose template it reads at the start and never again for a known shape.
+    """Renders the chat format of one tokenizer. The template runs once per conversation shape.
 
         start(messages)          <bos> system user <prompt>                                mask 0
         ... sampled ...                                     a a a <end>                    mask 1
         extend(messages, stop)                                          \\n user <prompt>   mask 0
 
-    Nothing that was sampled is ever decoded and encoded again. Messages that the template refuses are presented
-    otherwise: a system message goes before the first user message, neighbouring user messages become one with a blank
-    line between, a tool message becomes a user message. An assistant message given to `start` is shown as its content
-    says. A date that the template writes is that of the day on which the shape was first rendered.
+    Sampled ids are never decoded and encoded again. Messages that the template refuses are presented differently: a
+    system message moves into the first user message, consecutive user messages become one with a blank line between, a
+    tool message becomes a user message. An assistant message in `start` is shown as its content. A date that the
+    template writes is that of the day on which the shape was first rendered.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, stop_ids: Iterable[int] = (), prefix: str = "") -> None:
         """`stop_ids`: further ids that end a turn, such as those of the model's generation config.
 
-        `prefix`: what every answer begins with; it is given, not sampled, so it is context (mask 0).
+        `prefix`: start of every answer; it is not sampled but context (mask 0).
         """
         self._template = ChatTemplate(tokenizer)
         backend_of(tokenizer)
@@ -63,25 +63,25 @@ class Renderer:
 
     @cached_property
     def renders_tools(self) -> bool:
-        """Does the chat template write the tools that it is given? One that refuses them does not."""
-        probe = ToolSpec(name="probe_of_tools", description="", parameters={"type": "object", "properties": {}})
-        asked = [{"role": "user", "content": "x"}]
+        """Whether the chat template shows tools. False if it refuses them."""
+        probe = ToolSpec(name="tool_probe", description="", parameters={"type": "object", "properties": {}})
+        messages = [{"role": "user", "content": "x"}]
         try:
-            return probe.name in self._template.render(asked, tools=[tool_schema(probe)])
+            return probe.name in self._template.render(messages, tools=[tool_schema(probe)])
         except RefusedError:
             return False
 
     def can_fit(self, messages: Sequence[Message], max_tokens: int) -> bool:
-        """False where the messages have more characters than so many tokens can stand for. Nothing is encoded.
+        """Return False if the messages have more characters than `max_tokens` can represent, without encoding them.
 
-        Blanks around a message do not count: a template may strip them.
+        Whitespace around a message does not count: a template may strip it.
         """
         return sum(len(message.content.strip()) for message in messages) <= max_tokens * self._codec.longest_token
 
     def start(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), tools_in_words: str = "") -> list[int]:
-        """The opening context, generation prompt included.
+        """Return the ids of the initial context, generation prompt included.
 
-        `tools_in_words`: goes to the end of the system message where the template does not tell of the tools.
+        `tools_in_words`: appended to the system message if the template does not show tools.
         """
         if tools and not self.renders_tools:
             messages, tools = with_system(messages, tools_in_words), ()
@@ -89,42 +89,44 @@ class Renderer:
         return [*self._start_programs(conversation_shape(messages), known).ids(messages), *self._prefix_ids]
 
     def extend(self, messages: Sequence[Message], stop: Stop) -> list[int]:
-        """What is appended to a sampled action: the rest of its turn, the messages, the generation prompt.
+        """Return the ids to append to a sampled action: the end of its turn, the messages, the generation prompt.
 
-        After EOS the token that ends the turn was sampled (whichever of `stop_ids`), so only what follows it comes;
-        after a stop string or at the length's limit it comes too.
+        After EOS the token that ends the turn was sampled (any of `stop_ids`), so it is not repeated; after a stop
+        string or at the token limit it is included.
         """
         return [*self._extend_programs(conversation_shape(messages), stop is Stop.EOS).ids(messages), *self._prefix_ids]
 
     def parse(self, ids: Sequence[int], stop: Stop) -> ParsedAction:
-        """What an action says. `parse_pieces` tells which tokens a span holds."""
+        """Parse an action. See `parse_pieces` for the tokens of a span."""
         ended = stop is Stop.EOS and len(ids) > 0 and ids[-1] in self.stop_ids
-        said = tuple(ids[:-1] if ended else ids)
-        return self._parsed(said) if len(said) <= CACHED_ACTION_LENGTH else self._parse(said)
+        action = tuple(ids[:-1] if ended else ids)
+        return self._parsed(action) if len(action) <= CACHED_ACTION_LENGTH else self._parse(action)
 
     def answer(self, text: str) -> list[int]:
-        """The ids of an answer that was written, its end included: as if a model had said it."""
+        """Encode a written answer, its end of turn included, as if the model had sampled it."""
         if not text.startswith(self._prefix):
-            raise UserError(f"an answer does not begin with rollout.prefix {self._prefix!r}: {text[:80]!r}")
+            raise UserError(
+                f"the answer {text[:80]!r} does not start with rollout.prefix {self._prefix!r}: change one of them"
+            )
         text = text.removeprefix(self._prefix)
         if self._markers.opens_think:
             text = text.removeprefix("<think>") if text.startswith("<think>") else f"</think>{text}"
         return [*self._codec.encode(text), *([] if self._turn_end is None else [self._turn_end])]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The exact text of any ids, special tokens included; bytes that are no UTF-8 become U+FFFD."""
+        """Return the exact text of any ids, special tokens included; invalid UTF-8 becomes U+FFFD."""
         return self._codec.decode(ids)
 
     def name_token(self, token_id: int) -> TokenName:
-        """How one id is written; bytes that are no whole character as \\xe4."""
+        """Return the text of one id; bytes that are not a whole character are written as \\xe4."""
         text = self._codec.pieces([token_id])[0].decode(errors="backslashreplace")
         return TokenName(id=token_id, text=text, special=token_id in self._codec.control_ids)
 
     def _parse(self, ids: tuple[int, ...]) -> ParsedAction:
         if not self._prefix:
             return parse_pieces(self._codec.pieces(ids), self._markers.opens_think)
-        given = [self._prefix.encode(), *self._codec.pieces(ids)]
-        parsed = parse_pieces(given, self._markers.opens_think)
+        pieces = [self._prefix.encode(), *self._codec.pieces(ids)]
+        parsed = parse_pieces(pieces, self._markers.opens_think)
         return replace(parsed, spans=tuple(sampled_span(span) for span in parsed.spans if span.end > 1))
 
     def _start_program(self, shape: ConversationShape, tools: _Tools) -> CompiledTemplate:
@@ -142,12 +144,12 @@ class Renderer:
 
 
 def sampled_span(span: Span) -> Span:
-    """Of a span over the prefix and what was sampled behind it, the sampled part: the prefix counts as one token."""
+    """Return the sampled part of a span over the prefix, which counts as one token, and the sampled tokens."""
     return Span(name=span.name, start=max(0, span.start - 1), end=span.end - 1)
 
 
 def with_system(messages: Sequence[Message], more: str) -> Sequence[Message]:
-    """`more` as the end of the system message, or as one where there is none."""
+    """Append `more` to the system message, or add one."""
     if not more:
         return messages
     if messages and messages[0].role == "system":

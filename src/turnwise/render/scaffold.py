@@ -1,13 +1,13 @@
-"""What a chat template writes around messages, derived from the template itself, never from a model's name.
+"""The text that a chat template writes around messages, derived from the template itself, never from a model's name.
 
-A conversation's shape (its roles, and which contents are empty) is rendered once with a mark in the place of every
-content; the text between the marks is the scaffolding:
+A conversation's shape (its roles, and which contents are empty) is rendered once with a placeholder for every content;
+the text between the placeholders is the scaffolding:
 
     <|im_start|>user\\n  z700c000z  <|im_end|>\\n<|im_start|>assistant\\n
     scaffolding        slot       scaffolding
 
-What follows an action is rendered after a stand-in conversation of one user and one assistant message and cut off
-behind it, so nothing that stands only at the beginning (a default system prompt, a date) can come again.
+What follows an action is rendered after a dummy conversation of one user and one assistant message that is cut off, so
+nothing that belongs only at the beginning (a default system prompt, a date) is repeated.
 """
 
 import re
@@ -35,49 +35,49 @@ THINK = "<think>"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnMarkers:
-    """How the template tells turns apart."""
+    """How the template delimits turns."""
 
     end: str | None
-    """The token that ends an assistant's turn; None where the template has none."""
+    """Token that ends an assistant's turn; None if the template has none."""
     delimiters: frozenset[str]
-    """Added tokens between turns, `end` among them, whether the tokenizer calls them special or not."""
+    """Added tokens between turns, `end` included, whether or not the tokenizer placeholders them as special."""
     opens_think: bool
-    """The generation prompt already opens a <think> block."""
+    """Whether the generation prompt opens a <think> block."""
 
 
 def start_parts(
     template: ChatTemplate, shape: ConversationShape, tools: Sequence[ToolSpec], control: re.Pattern[str]
 ) -> tuple[TemplatePart, ...]:
-    """An opening context with its generation prompt. What `control` matches in the tools' texts is quoted."""
+    """Return an initial context with its generation prompt. Matches of `control` in tools' texts become literals."""
     schemas = [tool_schema(spec) for spec in tools]
-    marks = Placeholders(avoid=repr(schemas))
+    placeholders = Placeholders(avoid=repr(schemas))
     quoted: list[str] = []
-    schemas = [_quote(schema, control, marks, quoted) for schema in schemas]
-    return _first_accepted(template, [ProbeSetting(marks=marks, tools=schemas, quoted=quoted)], shape)
+    schemas = [_quote(schema, control, placeholders, quoted) for schema in schemas]
+    return _first_accepted(template, [ProbeSetting(placeholders=placeholders, tools=schemas, quoted=quoted)], shape)
 
 
 def extend_parts(template: ChatTemplate, shape: ConversationShape, end: str | None = None) -> tuple[TemplatePart, ...]:
-    """All that follows an action's text: the turn's end, the messages, the generation prompt.
+    """Return what follows an action's text: the end of the turn, the messages, the generation prompt.
 
-    Some templates take a tool message only after an assistant message that calls, and show the call behind its text;
-    there the turn's end is found by its token.
+    Some templates accept a tool message only after an assistant message with a call, which they show after its text;
+    the end of the turn is then located by its token.
     """
-    marks = Placeholders()
-    settings = [ProbeSetting(marks=marks, lead=_lead(marks))]
+    placeholders = Placeholders()
+    settings = [ProbeSetting(placeholders=placeholders, lead=_lead(placeholders))]
     if end is not None and any(role == "tool" for role, _ in shape):
-        settings.append(ProbeSetting(marks=marks, lead=_lead(marks, calls=True), resume_at=end))
+        settings.append(ProbeSetting(placeholders=placeholders, lead=_lead(placeholders, calls=True), resume_at=end))
     return _first_accepted(template, settings, shape)
 
 
 def after_turn_end(parts: tuple[TemplatePart, ...], end: str | None) -> tuple[TemplatePart, ...]:
-    """What is left to append when the turn's end was sampled."""
+    """Return what to append if the end of the turn was sampled."""
     if end is None or not parts or not isinstance(parts[0], str) or end not in parts[0]:
         return parts
     return (parts[0].partition(end)[2], *parts[1:])
 
 
 def find_markers(template: ChatTemplate, added: re.Pattern[str], eos: str | None) -> TurnMarkers:
-    """Reads the turn's end and the delimiters off one exchange. `added` matches the tokenizer's added tokens."""
+    """Find the end of turn and the delimiters in one exchange. `added` matches the tokenizer's added tokens."""
     parts = extend_parts(template, (("user", True),))
     header, footer = (part if isinstance(part, str) else "" for part in (parts[0], parts[-1]))
     found = added.findall(header) + added.findall(footer.partition(THINK)[0])
@@ -90,8 +90,8 @@ def find_markers(template: ChatTemplate, added: re.Pattern[str], eos: str | None
 
 
 def _turn_end(template: ChatTemplate, header: str, added: re.Pattern[str], eos: str | None) -> str | None:
-    """The first added token after an assistant's text where nothing follows it, or the eos between two turns."""
-    setting = ProbeSetting(marks=(marks := Placeholders()), lead=_lead(marks))
+    """Return the first added token after the last assistant text, or the eos token between two turns."""
+    setting = ProbeSetting(placeholders=(placeholders := Placeholders()), lead=_lead(placeholders))
     try:
         last = added.search(after_lead(template.render(setting.lead, prompt=False), setting))
     except RefusedError:
@@ -105,42 +105,43 @@ def _turn_end(template: ChatTemplate, header: str, added: re.Pattern[str], eos: 
 def _first_accepted(
     template: ChatTemplate, settings: Sequence[ProbeSetting], shape: ConversationShape
 ) -> tuple[TemplatePart, ...]:
-    """The first arrangement that shows everything. A message that happens to be empty does not make a role accepted."""
+    """Return the first arrangement that shows everything, checked with content in all messages."""
     reasons = []
     full = tuple((role, True) for role, _ in shape)
-    for placed in arrangements([role for role, _ in shape]):
+    for arranged in arrangements([role for role, _ in shape]):
         for setting in settings:
             try:
-                parts = TemplateProbe(template, setting, full, placed).parts()
-                return parts if shape == full else TemplateProbe(template, setting, shape, placed).parts()
+                parts = TemplateProbe(template, setting, full, arranged).parts()
+                return parts if shape == full else TemplateProbe(template, setting, shape, arranged).parts()
             except RefusedError as refused:
                 reasons.append(str(refused))
     roles = ", ".join(role for role, _ in shape)
-    raise UserError(f"the chat template refuses the messages [{roles}]: {reasons[0]}; {HOW_TO_FIX}")
+    raise UserError(f"the chat template refuses the messages [{roles}] ({reasons[0]}): {HOW_TO_FIX}")
 
 
-def _lead(marks: Placeholders, calls: bool = False) -> list[dict[str, Any]]:
-    """A stand-in for all that came before: one question and one answer, with a call where asked."""
-    answer: dict[str, Any] = {"role": "assistant", "content": marks("a")}
+def _lead(placeholders: Placeholders, calls: bool = False) -> list[dict[str, Any]]:
+    """Return a dummy for the context before: one question and one answer, with a call if requested."""
+    answer: dict[str, Any] = {"role": "assistant", "content": placeholders("a")}
     if calls:
-        function = {"name": marks("a"), "arguments": {marks("a"): marks("a")}}
-        answer["tool_calls"] = [{"id": marks("x"), "type": "function", "function": function}]
-    return [{"role": "user", "content": marks("u")}, answer]
+        function = {"name": placeholders("a"), "arguments": {placeholders("a"): placeholders("a")}}
+        answer["tool_calls"] = [{"id": placeholders("x"), "type": "function", "function": function}]
+    return [{"role": "user", "content": placeholders("u")}, answer]
 
 
-def _quote(value: Any, control: re.Pattern[str], marks: Placeholders, quoted: list[str]) -> Any:
-    """`value` with a mark in the place of every control token in its strings, noted in `quoted`."""
+def _quote(value: Any, control: re.Pattern[str], placeholders: Placeholders, quoted: list[str]) -> Any:
+    """Replace control tokens in the strings of `value` by placeholders, and append them to `quoted`."""
     if isinstance(value, str):
 
-        def note(match: re.Match[str]) -> str:
+        def replace(match: re.Match[str]) -> str:
             quoted.append(match[0])
-            return marks("t", len(quoted) - 1)
+            return placeholders("t", len(quoted) - 1)
 
-        return control.sub(note, value)
+        return control.sub(replace, value)
     if isinstance(value, Mapping):
         return {
-            _quote(key, control, marks, quoted): _quote(item, control, marks, quoted) for key, item in value.items()
+            _quote(key, control, placeholders, quoted): _quote(item, control, placeholders, quoted)
+            for key, item in value.items()
         }
     if isinstance(value, list | tuple):
-        return [_quote(item, control, marks, quoted) for item in value]
+        return [_quote(item, control, placeholders, quoted) for item in value]
     return value

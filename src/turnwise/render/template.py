@@ -1,4 +1,4 @@
-"""Places in the scaffolding that show content, and what templates do to content before they show it."""
+"""Chat templates, probed with placeholders to find where they show content and how they change it."""
 
 import json
 import re
@@ -15,21 +15,21 @@ from turnwise.core.messages import Message, Role
 
 TRUSTED_ROLES = ("system", "assistant")
 BLANK_LINE = "\n\n"
-"""Between contents that share one message."""
+"""Separator of contents that are merged into one message."""
 
 
 class TemplateSlot(Protocol):
-    """A place whose text is content: it never becomes a special token."""
+    """Position in the template's output that shows content, which never becomes a special token."""
 
     def text(self, messages: Sequence[Message]) -> str: ...
 
     def trusted(self, messages: Sequence[Message]) -> bool:
-        """Whether marks such as <think> in it mean what they say: an agent's and a prompt's do, a tool's do not."""
+        """Return whether markup such as <think> may become tokens: in agents' texts and prompts, not in tools'."""
         ...
 
 
 TemplatePart = str | TemplateSlot
-"""Scaffolding, which may hold special tokens, or a place for content, which may not."""
+"""Scaffolding text, which may contain special tokens, or a slot for content, which may not."""
 
 
 def unchanged(text: str) -> str:
@@ -51,15 +51,15 @@ CONTENT_CHANGES: tuple[Callable[[str], str], ...] = (
     inside_json,
     lambda text: inside_json(text.strip()),
 )
-"""What templates do to a content before they show it."""
+"""Changes that templates make to content."""
 
 PROBES = ('\n {}"é\\ \n', " \n{}<b>&'\n ")
-"""Texts that every two of CHANGES treat differently; {} is the slot's mark."""
+"""Texts on which any two of CONTENT_CHANGES differ; {} is the placeholder."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContentSlot:
-    """Shows the contents of `members`, joined by a blank line, as `change` leaves them."""
+    """Shows the contents of messages `members`, joined by a blank line and changed by `change`."""
 
     members: tuple[int, ...]
     change: Callable[[str], str] = unchanged
@@ -75,7 +75,7 @@ class ContentSlot:
 
 @dataclass(frozen=True, slots=True)
 class CallIdSlot:
-    """Shows which call a tool message answers."""
+    """Shows the id of the call that a tool message answers."""
 
     member: int
 
@@ -88,7 +88,7 @@ class CallIdSlot:
 
 @dataclass(frozen=True, slots=True)
 class LiteralSlot:
-    """A word of a tool's description that looks like a special token and must not become one."""
+    """Text in a tool's description that looks like a special token and must not become one."""
 
     word: str
 
@@ -99,15 +99,15 @@ class LiteralSlot:
         return False
 
 
-HOW_TO_FIX = "give another with --model.chat_template FILE"
+HOW_TO_FIX = "use another with --model.chat_template FILE"
 
 
 class RefusedError(Exception):
-    """The template will not render these messages, or does not show all of them."""
+    """The template does not accept these messages or does not show all of them."""
 
 
 class ChatTemplate:
-    """Renders plain dictionaries. What it raises tells a template that cannot be used from one that says no."""
+    """Renders message dictionaries. Raises UserError for a broken template, RefusedError for refused messages."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         if not tokenizer.chat_template:
@@ -117,7 +117,7 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = (), prompt: bool = True
     ) -> str:
-        """The text of `messages`, with the generation prompt unless `prompt` is False."""
+        """Return the text of `messages`, with the generation prompt unless `prompt` is False."""
         try:
             text: str = self._tokenizer.apply_chat_template(
                 list(messages), tools=list(tools) or None, add_generation_prompt=prompt, tokenize=False
@@ -126,29 +126,29 @@ class ChatTemplate:
             raise UserError(
                 f"the chat template is broken at line {error.lineno}: {error.message}; {HOW_TO_FIX}"
             ) from error
-        except Exception as error:  # a template is a program: it may divide by zero, recurse or ask for all memory
+        except Exception as error:  # a template is a program and can fail in any way
             kind = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
             raise RefusedError(" ".join(f"{kind}{error}".split())) from error
         return text
 
 
 ConversationShape = tuple[tuple[Role, bool], ...]
-"""Of each message: its role, and whether it has any content (templates treat empty contents in their own way)."""
+"""(role, whether it has content) of each message; templates treat empty content differently."""
 
 FOLDED_ROLES: tuple[tuple[Role, ...], ...] = ((), ("system",), ("tool",), ("system", "tool"))
-"""Which roles become user messages, for templates that refuse them; the faithful way first."""
+"""Roles presented as user messages to templates that refuse them; the unchanged roles come first."""
 
 
 def conversation_shape(messages: Sequence[Message]) -> ConversationShape:
     if any(message.images for message in messages):
-        raise UserError("only text can be rendered: leave the images out of the messages")
+        raise UserError("only text can be rendered: remove the images from the messages")
     return tuple((message.role, bool(message.content)) for message in messages)
 
 
 class Placeholders:
-    """Unlikely words that stand for contents: plain letters and digits, so trimming and quoting leave them whole.
+    """Unlikely words in place of contents: letters and digits only, which trimming and quoting do not change.
 
-    Nine characters long, because some templates insist on that for the id of a call.
+    Nine characters long, because some templates require that of call ids.
     """
 
     def __init__(self, avoid: str = "") -> None:
@@ -161,94 +161,101 @@ class Placeholders:
 
 @dataclass(frozen=True, slots=True)
 class TemplateMessage:
-    """One message as the template gets it, and the given messages that it holds."""
+    """One message as the template gets it, and the indices of the original messages in it."""
 
     role: Role
     members: tuple[int, ...]
 
 
 def arrangements(roles: Sequence[Role]) -> Iterator[tuple[TemplateMessage, ...]]:
-    """Ways to present messages, for templates that refuse a role or two user messages in a row."""
+    """Yield ways to present messages, for templates that refuse a role or consecutive user messages."""
     return iter(dict.fromkeys(_arrange(roles, folded, merge) for folded in FOLDED_ROLES for merge in (False, True)))
 
 
 def _arrange(roles: Sequence[Role], folded: Sequence[Role], merge: bool) -> tuple[TemplateMessage, ...]:
-    """Roles in `folded` as user messages. A folded system message opens the user message behind it; with `merge`, all
-    neighbouring user messages become one.
+    """Present roles in `folded` as user messages.
+
+    A folded system message starts the user message after it; with `merge`, consecutive user messages become one.
     """
-    placed: list[TemplateMessage] = []
-    for index, given in enumerate(roles):
-        role: Role = "user" if given in folded else given
+    arranged: list[TemplateMessage] = []
+    for index, original in enumerate(roles):
+        role: Role = "user" if original in folded else original
         joins = merge or (index > 0 and roles[index - 1] == "system")
-        if joins and role == "user" and placed and placed[-1].role == "user":
-            placed[-1] = replace(placed[-1], members=(*placed[-1].members, index))
+        if joins and role == "user" and arranged and arranged[-1].role == "user":
+            arranged[-1] = replace(arranged[-1], members=(*arranged[-1].members, index))
         else:
-            placed.append(TemplateMessage(role, (index,)))
-    return tuple(placed)
+            arranged.append(TemplateMessage(role, (index,)))
+    return tuple(arranged)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeSetting:
-    """What stands around the messages in every rendering of them."""
+    """Surroundings of the messages in every rendering."""
 
-    marks: Placeholders
+    placeholders: Placeholders
     lead: Sequence[dict[str, Any]] = ()
-    """Messages before, the last one showing the mark "a"; they are cut off again behind it."""
+    """Messages before, removed from the output after the placeholder "a" in the last one."""
     resume_at: str = ""
-    """Where the text goes on behind the lead: from the first of this."""
+    """Text after the lead at which the output resumes."""
     tools: Sequence[dict[str, Any]] = ()
     quoted: Sequence[str] = ()
-    """The words behind the marks "t" in `tools`."""
+    """Original texts of the placeholders "t" in `tools`."""
 
 
 class TemplateProbe:
-    """One arrangement of a shape on its way through the template."""
+    """Renders one arrangement of a conversation shape with placeholders."""
 
     def __init__(
         self,
         template: ChatTemplate,
         setting: ProbeSetting,
         shape: ConversationShape,
-        placed: tuple[TemplateMessage, ...],
+        arranged: tuple[TemplateMessage, ...],
     ) -> None:
-        self._template, self._setting, self._placed = template, setting, placed
-        self._filled = [tuple(member for member in one.members if shape[member][1]) for one in placed]
+        self._template, self._setting, self._arranged = template, setting, arranged
+        self._filled = [tuple(member for member in one.members if shape[member][1]) for one in arranged]
 
     def parts(self) -> tuple[TemplatePart, ...]:
-        """The scaffolding with its slots."""
-        marks, quoted = self._setting.marks, self._setting.quoted
-        contents = [marks("c", index) if members else "" for index, members in enumerate(self._filled)]
+        """Return the scaffolding with its slots."""
+        placeholders, quoted = self._setting.placeholders, self._setting.quoted
+        contents = [placeholders("c", index) if members else "" for index, members in enumerate(self._filled)]
         text = self._render(contents)
-        if missing := [one.role for one, mark in zip(self._placed, contents, strict=True) if mark not in text]:
+        if missing := [
+            one.role for one, placeholder in zip(self._arranged, contents, strict=True) if placeholder not in text
+        ]:
             raise RefusedError(f"it does not show a {missing[0]} message")
-        fillers: dict[str, TemplateSlot] = {marks("t", number): LiteralSlot(word) for number, word in enumerate(quoted)}
-        for index, (one, members) in enumerate(zip(self._placed, self._filled, strict=True)):
-            fillers[marks("i", index)] = CallIdSlot(one.members[0])
+        fillers: dict[str, TemplateSlot] = {
+            placeholders("t", number): LiteralSlot(word) for number, word in enumerate(quoted)
+        }
+        for index, (one, members) in enumerate(zip(self._arranged, self._filled, strict=True)):
+            fillers[placeholders("i", index)] = CallIdSlot(one.members[0])
             if members:
                 fillers[contents[index]] = ContentSlot(members, self._change(contents, index, text))
-        return tuple(fillers.get(piece, piece) for piece in marks.pattern.split(text) if piece)
+        return tuple(fillers.get(piece, piece) for piece in placeholders.pattern.split(text) if piece)
 
     def _change(self, contents: list[str], index: int, text: str) -> Callable[[str], str]:
-        """What the template does to the content at `index`."""
+        """Return the change that the template makes to the content at `index`."""
         probes = [probe.format(contents[index]) for probe in PROBES]
-        seen = [self._render([*contents[:index], probe, *contents[index + 1 :]]) for probe in probes]
+        rendered = [self._render([*contents[:index], probe, *contents[index + 1 :]]) for probe in probes]
         for change in CONTENT_CHANGES:
-            if seen == [text.replace(contents[index], change(probe)) for probe in probes]:
+            if rendered == [text.replace(contents[index], change(probe)) for probe in probes]:
                 return change
-        raise RefusedError(f"it rewrites the text of a {self._placed[index].role} message")
+        raise RefusedError(f"it rewrites the text of a {self._arranged[index].role} message")
 
     def _render(self, contents: Sequence[str]) -> str:
         setting = self._setting
         messages = list(setting.lead)
-        for index, (one, content) in enumerate(zip(self._placed, contents, strict=True)):
+        for index, (one, content) in enumerate(zip(self._arranged, contents, strict=True)):
             message = {"role": one.role, "content": content}
-            messages.append(message | {"tool_call_id": setting.marks("i", index)} if one.role == "tool" else message)
+            messages.append(
+                message | {"tool_call_id": setting.placeholders("i", index)} if one.role == "tool" else message
+            )
         text = self._template.render(messages, tools=setting.tools)
         return after_lead(text, setting) if setting.lead else text
 
 
 def after_lead(text: str, setting: ProbeSetting) -> str:
-    _, found, rest = text.rpartition(setting.marks("a"))
+    _, found, rest = text.rpartition(setting.placeholders("a"))
     begin = rest.find(setting.resume_at)
     if not found or begin < 0:
         raise RefusedError("it does not show an assistant message")
