@@ -1,4 +1,4 @@
-"""Tables of tasks: JSONL and CSV, as programs and people write them."""
+"""Task rows in JSONL and CSV files."""
 
 from pathlib import Path
 
@@ -14,19 +14,19 @@ def written(folder: Path, name: str, text: str, encoding: str = "utf-8") -> str:
     return str(folder / name)
 
 
-def test_a_file_may_begin_with_the_mark_of_its_encoding(tmp_path: Path) -> None:
+def test_read_rows_accepts_a_byte_order_mark(tmp_path: Path) -> None:
     line = '{"question": "2 + 3?", "answer": 5}\n'
     assert read_rows(written(tmp_path, "marked.jsonl", line, "utf-8-sig")) == ({"question": "2 + 3?", "answer": 5},)
     table = "question,answer\n2 + 3?,5\n"
     assert read_rows(written(tmp_path, "marked.csv", table, "utf-8-sig")) == ({"question": "2 + 3?", "answer": "5"},)
 
 
-def test_a_line_ends_where_it_ends_and_not_at_what_a_text_may_hold(tmp_path: Path) -> None:
+def test_unicode_line_separators_do_not_split_rows(tmp_path: Path) -> None:
     path = written(tmp_path, "lines.jsonl", '{"question": "a\u2028b\x85c"}\r\n\r\n{"question": "d"}')
     assert [row["question"] for row in read_rows(path)] == ["a\u2028b\x85c", "d"]
 
 
-def test_a_table_of_csv_is_read_by_its_first_row(tmp_path: Path) -> None:
+def test_csv_columns_come_from_the_first_row(tmp_path: Path) -> None:
     text = 'question,answer,split\r\n"Which, ""a"" or\nb?",a,train\r\n2 + 3?,5,test\r\n7?,7,\r\n'
     path = written(tmp_path, "rows.csv", text)
     first, second, third = read_rows(path)
@@ -35,21 +35,21 @@ def test_a_table_of_csv_is_read_by_its_first_row(tmp_path: Path) -> None:
 
 
 WRONG = {
-    "question,answer\n1?,2,3\n": "line 2 has not as many values as the first row: mend it",
-    "question,answer\n1?\n": "line 2 has not as many values as the first row: mend it",
-    'question,answer\n"1?,2\n': "is no CSV (unexpected end of data): mend it",
-    "q,answer\n1?,2\n": "line 2 has no question: give it one of question, prompt, problem, input",
-    "": "holds no row",
+    "question,answer\n1?,2,3\n": "line 2 has more or fewer values than columns: fix it",
+    "question,answer\n1?\n": "line 2 has more or fewer values than columns: fix it",
+    'question,answer\n"1?,2\n': "is not valid CSV (unexpected end of data): fix it",
+    "q,answer\n1?,2\n": "line 2 has no question: add one of the columns question, prompt, problem, input",
+    "": "has no rows",
 }
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_what_is_no_table_is_told_with_its_line(text: str, tmp_path: Path) -> None:
+def test_malformed_file_error_names_the_line(text: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as told:
         read_rows(written(tmp_path, "rows.csv", text))
     assert WRONG[text] in str(told.value) and "\n" not in str(told.value)
 
 
-def test_a_table_is_looked_for_beside_the_settings(tmp_path: Path) -> None:
+def test_task_file_is_relative_to_the_recipe(tmp_path: Path) -> None:
     recipe = written(tmp_path, "own.toml", '[env]\nkind = "tools"\ntasks = "rows.csv"\n')
     assert settings_for(recipe)["env"]["tasks"] == f"{tmp_path}/rows.csv"

@@ -1,4 +1,4 @@
-"""Text to SQL: queries are judged by what they give, on a database that was seen and on one that was not."""
+"""text_to_sql: queries are judged by their results on a shown and on a hidden database."""
 
 import asyncio
 import random
@@ -39,7 +39,7 @@ def make(index: int = 0, split: Split = "train", member: int = 0, **params: Any)
 
 
 def play(said: Sequence[str], index: int = 0, **params: Any) -> tuple[list[StepResult], TextToSql]:
-    """`said`: answers; GOLD in them stands for the right query."""
+    """Play these answers; GOLD in them stands for the reference query."""
 
     async def run() -> tuple[list[StepResult], TextToSql]:
         runner = make(index, **params)
@@ -57,7 +57,7 @@ def text_of(result: StepResult) -> str:
 
 
 @pytest.mark.parametrize("params", [{}, {"level": "easy", "style": "llama"}, TINY_PARAMS], ids=str)
-def test_the_solver_solves_every_task(params: dict[str, Any]) -> None:
+def test_solver_solves_every_task(params: dict[str, Any]) -> None:
     async def solve(index: int) -> bool:
         runner = make(index, **params)
         await runner.start()
@@ -75,7 +75,7 @@ def test_the_solver_solves_every_task(params: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("maker", [*ONE_TABLE_QUESTIONS, *ADVANCED_QUESTIONS], ids=lambda maker: maker.__name__)
-def test_every_kind_of_question_has_answers_and_says_truly_whether_it_asks_for_an_order(maker: Any) -> None:
+def test_every_generator_gives_answerable_questions(maker: Any) -> None:
     rng, found = random.Random(0), 0
     for schema in SCHEMAS.values():
         for _ in range(5):
@@ -87,14 +87,14 @@ def test_every_kind_of_question_has_answers_and_says_truly_whether_it_asks_for_a
     assert found >= 15
 
 
-def test_all_of_sql_that_was_promised_is_asked_for() -> None:
+def test_questions_cover_the_promised_sql() -> None:
     rng = random.Random(0)
     queries = " ".join(maker(rng, SCHEMAS["shop"]).query for maker in QUESTION_GENERATORS["full"] for _ in range(20))
     for word in ("WHERE", "COUNT", "JOIN", "GROUP BY", "ORDER BY", "LIMIT", "HAVING", "DISTINCT", "IS NULL", "(SELECT"):
         assert word in queries
 
 
-def test_the_schema_is_shown_as_the_database_has_it() -> None:
+def test_prompt_shows_the_schema_of_the_database() -> None:
     async def opening() -> str:
         return (await make().start()).messages[1].content
 
@@ -103,10 +103,10 @@ def test_the_schema_is_shown_as_the_database_has_it() -> None:
     for schema in (*SCHEMAS.values(), TINY):
         with closing(make_database(schema, random.Random(1))) as connection:
             made = [sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE type = 'table'")]
-        assert made == [table.create for table in schema.tables]
+        assert made == [table.create_statement for table in schema.tables]
 
 
-def test_a_call_shows_the_result_and_the_error() -> None:
+def test_trial_query_shows_its_result_or_error() -> None:
     call = '<tool_call>{"name": "sql", "arguments": {"query": "%s"}}</tool_call>'
     said = [call % query for query in ("SELECT 6 * 7 AS n", "SELECT nonsense", "DELETE FROM x")]
     results, _ = play([*said, answered("GOLD")])
@@ -115,7 +115,7 @@ def test_a_call_shows_the_result_and_the_error() -> None:
     assert sum(each.reward for each in results) == 1.0
 
 
-def test_a_query_that_fails_may_be_mended_and_one_that_is_wrong_ends_it() -> None:
+def test_failing_answer_may_be_corrected_and_wrong_one_ends() -> None:
     results, _ = play([answered("SELEC"), answered("SELECT x FROM nowhere"), answered("GOLD")])
     assert [each.over for each in results] == [False, False, True] and results[2].success
     assert "syntax error" in text_of(results[0]) and "no such table: nowhere" in text_of(results[1])
@@ -124,13 +124,13 @@ def test_a_query_that_fails_may_be_mended_and_one_that_is_wrong_ends_it() -> Non
     assert wrong.terminated and not wrong.success and wrong.reward == 0
 
 
-def test_after_five_tries_it_is_over() -> None:
+def test_episode_ends_after_five_failing_answers() -> None:
     results, _ = play([answered("SELEC")] * 5)
     assert [each.over for each in results] == [False] * 4 + [True]
     assert results[-1].truncated and not results[-1].success
 
 
-def test_the_bars_of_sql_are_no_separator_of_actions() -> None:
+def test_concatenation_operator_is_not_an_action_separator() -> None:
     results, env = play([answered("SELECT 'a' || 'b' || x")])
     assert results[0].info["actions"] == ["SELECT 'a' || 'b' || x"] and "no such column: x" in text_of(results[0])
     doubled = "SELECT '' || q.one FROM (SELECT 'x' || 'y' AS one) q"
@@ -142,8 +142,8 @@ def literal(value: Any) -> str:
 
 
 @pytest.mark.parametrize("params", [{}, TINY_PARAMS], ids=str)
-def test_a_query_that_is_right_by_luck_on_the_seen_rows_does_not_count(params: dict[str, Any]) -> None:
-    """The very rows that are wanted, written down as constants, in the right order."""
+def test_query_right_only_on_the_shown_database_fails(params: dict[str, Any]) -> None:
+    """The query returns the expected rows as constants, in the right order."""
     for index in range(25):
         _, env = play([], index, **params)
         wanted = env.shown[1]
@@ -154,7 +154,7 @@ def test_a_query_that_is_right_by_luck_on_the_seen_rows_does_not_count(params: d
         assert result.over and not result.success, query
 
 
-def test_another_way_to_say_the_same_is_as_right() -> None:
+def test_equivalent_query_is_right() -> None:
     for index in range(12):
         wrapped = "WITH answer AS (GOLD) SELECT * FROM answer;"
         for query in (wrapped, "```sql\nGOLD\n```", "So:\n```SQLite\nGOLD;\n```", "  GOLD  ", "/* why not */ GOLD"):
@@ -162,7 +162,7 @@ def test_another_way_to_say_the_same_is_as_right() -> None:
             assert result.success, query
 
 
-def test_the_order_counts_where_the_question_asks_for_one() -> None:
+def test_row_order_counts_only_if_asked_for() -> None:
     seen = set()
     for index in range(60):
         _, env = play([], index)
@@ -184,7 +184,7 @@ def begun(level: str, seed: int) -> TextToSql:
 
 
 def only_on_hidden(env: TextToSql, query: str) -> str:
-    """As the question's query, but where the shown database does not look like this it gives `query`'s value."""
+    """The reference query on the shown database, but `query` on any other."""
     first = env.schema.tables[0]
     seen = run_query(env.shown[0], f"SELECT group_concat({first.label.name}) FROM {first.name}", LIMITS).rows[0][0]
     here = f"(SELECT group_concat({first.label.name}) FROM {first.name}) = '{seen}'"
@@ -195,7 +195,7 @@ BREAKING = ("json('{' || (SELECT group_concat(name) FROM sqlite_master))", "abs(
 
 
 @pytest.mark.parametrize("breaking", BREAKING)
-def test_nothing_is_told_of_the_hidden_database_not_even_an_error(breaking: str) -> None:
+def test_errors_of_the_hidden_database_are_not_shown(breaking: str) -> None:
     env = begun("easy", 3)
     query = only_on_hidden(env, breaking)
     assert equal_results(run_query(env.shown[0], query, LIMITS), env.shown[1], env.question.ordered)
@@ -205,7 +205,7 @@ def test_nothing_is_told_of_the_hidden_database_not_even_an_error(breaking: str)
     assert outcome.over and not outcome.success and outcome.text == "Wrong." and outcome.reward == 0
 
 
-def test_a_query_that_does_not_end_is_the_agents_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_query_is_an_error_of_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     run, let_go = sql_query._run, threading.Event()
 
     def hang(place: Any, query: str, limits: SqlLimits) -> QueryResult:
@@ -225,7 +225,7 @@ def test_a_query_that_does_not_end_is_the_agents_fault(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("level", ["tiny", "easy", "full"])
-def test_no_question_is_one_of_two_splits(level: str) -> None:
+def test_splits_share_no_question(level: str) -> None:
     questions: dict[Split, set[str]] = {"train": set(), "validation": set(), "test": set()}
     for split, found in questions.items():
         for index in range(40):
@@ -237,7 +237,7 @@ def test_no_question_is_one_of_two_splits(level: str) -> None:
     assert len(train) >= (30 if level == "tiny" else 35)
 
 
-def test_whole_schemas_can_be_held_out() -> None:
+def test_schemas_can_be_held_out() -> None:
     held = ["music", "school"]
     names: dict[Split, set[str]] = {"train": set(), "validation": set(), "test": set()}
     for split, found in names.items():
@@ -253,19 +253,19 @@ def test_whole_schemas_can_be_held_out() -> None:
     ("params", "said"),
     [
         ({"held_out": list(SCHEMAS)}, "leave one for training"),
-        ({"held_out": ["music"], "level": "tiny"}, "cannot be held_out"),
+        ({"held_out": ["music"], "level": "tiny"}, "cannot be held out"),
         ({"held_out": ["zoo"]}, "held_out"),
         ({"level": "huge"}, "level"),
         ({"style": "python"}, "style"),
     ],
 )
-def test_wrong_parameters_get_one_clear_line(params: dict[str, Any], said: str) -> None:
+def test_invalid_parameters_are_rejected(params: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said) as caught:
         load_spec(NAME).check_params(params)
     assert "\n" not in str(caught.value)
 
 
-def test_databases_of_one_question_differ_between_episodes_and_stay_within_a_group() -> None:
+def test_databases_are_shared_by_a_group_and_differ_between_tasks() -> None:
     images = set()
     for index in range(20):
         runner, twin = make(index, level="tiny"), make(index, level="tiny", member=3)
@@ -291,7 +291,7 @@ HOSTILE = (
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_a_hostile_answer_is_told_what_is_wrong_and_wins_nothing(text: str) -> None:
+def test_hostile_answer_gets_an_error_and_no_reward(text: str) -> None:
     results, env = play([answered(text)] * 2)
     assert not any(result.success or result.reward for result in results)
     with closing(make_database(env.schema, random.Random(0))) as connection:
@@ -330,14 +330,14 @@ def test_random_play_is_legal_and_rarely_right(params: dict[str, Any]) -> None:
     assert asyncio.run(all_of_them()) <= 15
 
 
-def test_the_prompt_of_tiny_is_short() -> None:
+def test_prompt_of_level_tiny_is_short() -> None:
     runner = make(0, **TINY_PARAMS)
     opening = asyncio.run(runner.start())
     assert sum(len(message.content) for message in opening.messages) < 300
     assert len(runner.env.question.query) < 40
 
 
-def test_the_solver_answers_once_something_was_tried_so_that_it_never_runs_out_of_calls_or_turns() -> None:
+def test_solver_answers_after_one_trial() -> None:
     call = '<tool_call>{"name": "sql", "arguments": {"query": "SELECT 1"}}</tool_call>'
     for said in ([call] * 4, [answered("SELEC")] * 4):
         _, env = play(said)

@@ -1,4 +1,4 @@
-"""Text to SQL: who overlooks a word of the question is wrong, and there are questions enough."""
+"""text_to_sql databases: careless readings of a question are wrong, and there are enough questions."""
 
 import random
 import re
@@ -15,14 +15,14 @@ from turnwise.envs.text_to_sql.questions import PlantedRows, SqlQuestion
 from turnwise.envs.text_to_sql.schemas import SCHEMAS, TINY
 
 
-def begun(level: str, seed: int) -> TextToSql:
+def make_env(level: str, seed: int) -> TextToSql:
     env = TextToSql({"level": level})
     env.reset(random.Random(seed))
     return env
 
 
 @pytest.mark.parametrize(
-    ("slip", "pattern", "instead"),
+    ("mistake", "pattern", "replacement"),
     [
         ("no WHERE", r" WHERE .*?(?= GROUP BY| ORDER BY|$)", ""),
         ("no HAVING", r" HAVING .*$", ""),
@@ -38,24 +38,24 @@ def begun(level: str, seed: int) -> TextToSql:
         ("another column in its condition", r"\b[abd]\b(?=[<>=])", lambda found: "abda"["abd".index(found[0]) + 1]),
     ],
 )
-def test_a_query_that_overlooks_a_word_is_wrong(slip: str, pattern: str, instead: Any) -> None:
+def test_query_with_one_mistake_is_wrong(mistake: str, pattern: str, replacement: Any) -> None:
     tried = 0
     for level, count in (("tiny", 40), ("easy", 60), ("full", 60)):
         for seed in range(count):
-            env = begun(level, seed)
-            changed = re.sub(pattern, instead, env.question.query)
+            env = make_env(level, seed)
+            changed = re.sub(pattern, replacement, env.question.query)
             if changed != env.question.query:
                 tried += 1
                 outcome = env.step(changed)
-                assert outcome.over and not outcome.success, f"{slip}: {env.question.text} {changed}"
+                assert outcome.over and not outcome.success, f"{mistake}: {env.question.text} {changed}"
     assert tried >= 3
 
 
 @pytest.mark.parametrize(
     "maker", [*QUESTION_GENERATORS["full"], *QUESTION_GENERATORS["tiny"]], ids=lambda maker: maker.__name__
 )
-def test_databases_that_tell_are_found_for_every_kind_of_question(maker: Any) -> None:
-    """Else a kind would vanish without a word."""
+def test_check_databases_are_found_for_every_generator(maker: Any) -> None:
+    """Otherwise a generator would silently contribute no task."""
     rng, found = random.Random(0), 0
     schemas = [TINY] if maker in QUESTION_GENERATORS["tiny"] else list(SCHEMAS.values())
     for turn in range(12):
@@ -64,23 +64,23 @@ def test_databases_that_tell_are_found_for_every_kind_of_question(maker: Any) ->
     assert found >= 10
 
 
-def test_near_misses_are_those_of_the_query() -> None:
+def test_make_distractors_edits_the_query() -> None:
     query = "SELECT DISTINCT a FROM t WHERE b > 5"
-    wanted = {
+    expected = {
         "SELECT DISTINCT a FROM t",
         "SELECT DISTINCT a FROM t WHERE b >= 5",
         "SELECT DISTINCT a FROM t WHERE b > 6",
         "SELECT DISTINCT a FROM t WHERE b > 4",
         "SELECT a FROM t WHERE b > 5",
     }
-    assert set(make_distractors(SqlQuestion(text="?", query=query))) == wanted
-    assert set(make_distractors(SqlQuestion(text="?", query=query, alike=("b", "d")))) == wanted | {
+    assert set(make_distractors(SqlQuestion(text="?", query=query))) == expected
+    assert set(make_distractors(SqlQuestion(text="?", query=query, similar_columns=("b", "d")))) == expected | {
         "SELECT DISTINCT a FROM t WHERE d > 5"
     }
     assert make_distractors(SqlQuestion(text="?", query="SELECT a, COUNT(*) FROM t GROUP BY a")) == ()
 
 
-def test_a_planted_number_stands_in_as_many_rows_as_it_should() -> None:
+def test_plant_rows_changes_the_right_number_of_rows() -> None:
     for seed in range(5):
         rng = random.Random(seed)
         with closing(make_database(SCHEMAS["shop"], rng)) as connection:
@@ -93,11 +93,11 @@ def test_a_planted_number_stands_in_as_many_rows_as_it_should() -> None:
             assert others.fetchall() == []
 
 
-def test_every_split_of_tiny_has_many_questions_and_they_are_short() -> None:
+def test_level_tiny_has_many_short_questions_in_every_split() -> None:
     rng, env, texts = random.Random(0), TextToSql({"level": "tiny"}), set[str]()
     for _ in range(4000):
-        env.schema, env.seen = TINY, ""
-        env.question = env._question(rng)
+        env.schema, env.last_query = TINY, ""
+        env.question = env._draw_question(rng)
         texts.add(env.state_key())
         assert len(env.question.query) < 40 and len(env.question.text) < 20
     counts = Counter(split_of_state(text) for text in texts)

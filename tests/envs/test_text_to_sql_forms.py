@@ -1,4 +1,4 @@
-"""Text to SQL: whoever says the same in other words is right."""
+"""text_to_sql: equivalent forms of the reference query are right."""
 
 import random
 import re
@@ -60,7 +60,7 @@ def begun() -> list[TextToSql]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_another_form_of_the_right_query_is_right(form: str, begun: list[TextToSql]) -> None:
+def test_equivalent_form_of_the_query_is_right(form: str, begun: list[TextToSql]) -> None:
     tried = 0
     for env in begun:
         query = re.sub(*FORMS[form], env.question.query)

@@ -272,7 +272,7 @@ def test_tables_of_tasks_may_stand_beside_the_kind(own: dict[str, Any]) -> None:
         ({"reward": [{"use": "exact_match"}, {"use": "exact_match"}]}, "name"),
         (
             {"reward": [{"use": "exact_match", "against": "nowhere"}]},
-            'column "nowhere", which row 1 lacks: there are gold, question',
+            'column "nowhere", which is missing in row 1: there are gold, question',
         ),
     ],
 )

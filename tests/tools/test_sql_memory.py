@@ -51,7 +51,7 @@ def test_databases_are_built_while_a_query_uses_all_memory() -> None:
 
 
 def test_out_of_memory_work_is_repeated_exclusively(monkeypatch: pytest.MonkeyPatch) -> None:
-    calm, made, alone = reset(), databases._made, list[bool]()
+    calm, made, alone = reset(), databases._build_database, list[bool]()
 
     def greedy(*given: Any) -> Any:
         alone.append(sql_query._memory_lock._closed)
@@ -59,7 +59,7 @@ def test_out_of_memory_work_is_repeated_exclusively(monkeypatch: pytest.MonkeyPa
             raise MemoryError
         return made(*given)
 
-    monkeypatch.setattr(databases, "_made", greedy)
+    monkeypatch.setattr(databases, "_build_database", greedy)
     env = reset()
     assert (env.question, env.shown, env.hidden) == (calm.question, calm.shown, calm.hidden)
     assert alone[:2] == [False, True]
@@ -71,7 +71,7 @@ def test_failed_copy_counts_as_out_of_memory() -> None:
             raise sqlite3.OperationalError("unable to serialize 'main'")
 
     with pytest.raises(MemoryError):
-        databases._image(Full())  # type: ignore[arg-type]
+        databases._serialize(Full())  # type: ignore[arg-type]
 
 
 def test_other_errors_are_raised_at_once() -> None:

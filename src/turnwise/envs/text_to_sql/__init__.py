@@ -1,1 +1,1 @@
-"""Questions about generated databases, answered with queries."""
+"""Answer questions about generated databases with SQL queries."""

@@ -1,4 +1,4 @@
-"""text_to_sql: a schema, a question, and a query that answers it."""
+"""text_to_sql: write a query that answers a question about a database; a hidden second database checks it."""
 
 import asyncio
 import random
@@ -39,13 +39,13 @@ QUESTION_GENERATORS: dict[Level, tuple[QuestionGenerator, ...]] = {
     "full": ONE_TABLE_QUESTIONS + ADVANCED_QUESTIONS,
 }
 LIMITS = SqlLimits(timeout_s=10.0, max_steps=200_000, max_rows=500, max_value=1_000)
-"""These databases are small: the steps end what is too much, alike on every machine and before all memory is taken."""
+"""The databases are small: the step limit stops runaway queries at the same point on every machine."""
 
 
 @tool(timeout_s=max_call_seconds(LIMITS), concurrency=CONCURRENCY)
 def sql(query: str, state: "TextToSql") -> str:
     """Runs a query and shows its result."""
-    return state.look(query)
+    return state.show_result(query)
 
 
 class TextToSql(ToolEnv):
@@ -60,20 +60,20 @@ class TextToSql(ToolEnv):
         style: Literal["hermes", "llama", "mistral", "answer"] = "hermes"
         """How calls are written: hermes (also Qwen), llama, mistral, answer (small models)."""
         max_tool_calls: Positive = 4
-        """Queries that may be tried before one is handed in, at most."""
+        """Trial queries before the answer, at most."""
         level: Level = "full"
-        """easy: one table; full: also groups, joins, nested queries; tiny: a small table, questions of a few words."""
+        """easy: one table; full: also groups, joins, nested queries; tiny: one small table and few words."""
         held_out: tuple[SchemaName, ...] = ()
-        """Schemas that only the test split has, and it has no other; none: all splits share all of them."""
+        """Schemas only for the test split, which then has no others; empty: all splits share all schemas."""
         max_rows: Positive = 10
-        """Rows of a result that are shown."""
+        """Rows of a result that the agent sees."""
 
         @model_validator(mode="after")
-        def _something_is_left(self) -> Self:
+        def _schemas_remain(self) -> Self:
             if set(self.held_out) == set(SCHEMAS):
-                raise ValueError("held_out names every schema: leave one for training")
+                raise ValueError("held_out lists every schema: leave one for training")
             if self.held_out and self.level == "tiny":
-                raise ValueError("the level tiny has one schema, which cannot be held_out: leave that empty")
+                raise ValueError("level tiny has one schema, which cannot be held out: leave held_out empty")
             return self
 
     params: Params
@@ -88,42 +88,42 @@ class TextToSql(ToolEnv):
     def rules(self) -> str:
         if self.params.level == "tiny":
             return "Answer with a query."
-        wanted = "Select what is asked for, in that order, and nothing else."
+        form = "Select what is asked for, in that order, and nothing else."
         return (
-            f"{super().rules()} {wanted} If it fails you see why and may answer again; a wrong result ends the episode."
+            f"{super().rules()} {form} If it fails you see why and may answer again; a wrong result ends the episode."
         )
 
     def reset(self, rng: random.Random) -> str:
-        self.seen = ""
+        self.last_query = ""
         while True:
-            self.schema = self._schema(rng)
-            self.question = self._question(rng)
+            self.schema = self._draw_schema(rng)
+            self.question = self._draw_question(rng)
             if self.split not in (None, split_of_state(self.state_key())):
                 continue
             if (pair := make_check_databases(self.question, self.schema, rng)) is not None:
                 self.shown, self.hidden = pair
-                return f"{self._tables()}\n{self.question.text}"
+                return f"{self._schema_text()}\n{self.question.text}"
 
-    def _schema(self, rng: random.Random) -> Schema:
+    def _draw_schema(self, rng: random.Random) -> Schema:
         if self.params.level == "tiny":
             return TINY
-        held = set(self.params.held_out)
-        names = [name for name in SCHEMAS if self.split is None or not held or (name in held) == (self.split == "test")]
+        held_out, for_test = set(self.params.held_out), self.split == "test"
+        names = [name for name in SCHEMAS if self.split is None or not held_out or (name in held_out) == for_test]
         return SCHEMAS[rng.choice(names)]
 
-    def _question(self, rng: random.Random) -> SqlQuestion:
-        makers = QUESTION_GENERATORS[self.params.level]
-        return rng.choice(makers)(rng, self.schema)
+    def _draw_question(self, rng: random.Random) -> SqlQuestion:
+        generate = rng.choice(QUESTION_GENERATORS[self.params.level])
+        return generate(rng, self.schema)
 
-    def _tables(self) -> str:
+    def _schema_text(self) -> str:
         if self.params.level != "tiny":
-            return self.schema.create()
+            return self.schema.create_statement()
         (table,) = self.schema.tables
         return f"{table.name}({', '.join(column.name for column in table.columns)})"
 
-    def look(self, query: str) -> str:
-        """What a query shows; a ToolError is what is wrong with it."""
-        self.seen = query  # even if it fails: the error has been seen
+    def show_result(self, query: str) -> str:
+        """Run a trial query and return its result as text; raises ToolError if it fails."""
+        self.last_query = query  # also if it fails: the agent sees the error
         limits = replace(LIMITS, max_rows=self.params.max_rows)
         return format_table(run_query(self.shown.image, extract_query(query), limits))
 
@@ -131,42 +131,42 @@ class TextToSql(ToolEnv):
         return await asyncio.wrap_future(run_in_daemon_thread(partial(self.step, action)))
 
     def step(self, action: str) -> Outcome:
-        """A query that fails may be mended; one that says something else has been handed in.
+        """A query that fails on the shown database may be corrected; one with a wrong result ends the episode.
 
-        Of the hidden database nothing is told, not even an error: its text may hold what stands there.
+        The agent sees nothing of the hidden database, not even an error, whose text could contain its values.
         """
         query = extract_query(action)
         try:
-            right = self._right(query, self.shown)
+            right = self._is_right(query, self.shown)
         except ToolError as error:
-            self.seen = query
+            self.last_query = query
             return goes_on(str(error))
-        return won("Right.") if right and self._right_unseen(query) else lost("Wrong.")
+        return won("Right.") if right and self._is_right_on_hidden(query) else lost("Wrong.")
 
-    def _right_unseen(self, query: str) -> bool:
+    def _is_right_on_hidden(self, query: str) -> bool:
         try:
-            return self._right(query, self.hidden)
+            return self._is_right(query, self.hidden)
         except ToolError:
             return False
 
-    def _right(self, query: str, database: CheckDatabase) -> bool:
-        return equal_results(run_query(database.image, query, LIMITS), database.wanted, self.question.ordered)
+    def _is_right(self, query: str, database: CheckDatabase) -> bool:
+        return equal_results(run_query(database.image, query, LIMITS), database.expected, self.question.ordered)
 
     def solve(self) -> list[str]:
-        """A look at what the query gives, unless something was tried already, then the query."""
+        """Try the query first, unless one was tried already, then answer with it."""
         query = self.question.query
-        if self.seen or self.max_turns == 1 or self.params.level == "tiny":
+        if self.last_query or self.max_turns == 1 or self.params.level == "tiny":
             return [query]
         return [self.call("sql", query=query)]
 
     def random_answer(self, rng: random.Random) -> str:
-        """The answer to another question."""
-        query = self._question(rng).query
+        """The query of another random question, as a trial or as the answer."""
+        query = self._draw_question(rng).query
         return self.call("sql", query=query) if rng.random() < 0.3 else self.reply([query])
 
     def state_key(self) -> str:
-        """The question, and the last query of which the agent has seen what it gives."""
-        return f"{self.schema.name}: {self.question.text}" + (f"\n{self.seen}" if self.seen else "")
+        """The question and the last query whose result the agent has seen."""
+        return f"{self.schema.name}: {self.question.text}" + (f"\n{self.last_query}" if self.last_query else "")
 
     def draw(self) -> Picture:
         return Picture(rows=((self.question.text,),), caption=self.schema.name)

@@ -1,4 +1,4 @@
-"""A question with the query that answers it."""
+"""Question generators: a question and the query that answers it, on one table, on several, or on the tiny table."""
 
 import random
 from collections.abc import Callable
@@ -9,14 +9,14 @@ from turnwise.envs.text_to_sql.schemas import ColumnSpec, Schema, TableSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlantedRows:
-    """Rows that a database must have, so that those who read the question carelessly find something else."""
+    """Values that a database must contain, so that a careless reading of the question gives another result."""
 
     table: str
     column: str
     values: tuple[int, ...]
-    """Each is given to another row."""
+    """Each goes to another row."""
     ref: str = ""
-    """If given, then instead to all rows that refer to one and the same by this column."""
+    """Reference column: each value goes to all rows with the same reference, instead of to one row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,41 +24,41 @@ class SqlQuestion:
     text: str
     query: str
     ordered: bool = False
-    """The question asks for an order of rows."""
+    """The question asks for the rows in an order."""
     planted: PlantedRows | None = None
-    alike: tuple[str, ...] = ()
-    """Columns that are easily taken for one another: to take the wrong one must be wrong on one of two databases."""
+    similar_columns: tuple[str, ...] = ()
+    """Columns that are easily confused; distractors swap them."""
 
 
 AGGREGATES = {"average": "AVG", "highest": "MAX", "lowest": "MIN", "total": "SUM"}
-NEIGHBOURS: dict[str, tuple[int, ...]] = {">": (1,), "<": (-1,), ">=": (-1,), "=": ()}
-"""By sign: how far off is the row by which a bound and the next one differ."""
+BOUND_OFFSETS: dict[str, tuple[int, ...]] = {">": (1,), "<": (-1,), ">=": (-1,), "=": ()}
+"""comparison -> offset from the bound of the row that distinguishes the bound from the next one"""
 QuestionGenerator = Callable[[random.Random, Schema], SqlQuestion]
 
 
-def draw_table(rng: random.Random, schema: Schema, having: Callable[[TableSpec], object]) -> TableSpec:
-    return rng.choice([table for table in schema.tables if having(table)])
+def draw_table(rng: random.Random, schema: Schema, condition: Callable[[TableSpec], object]) -> TableSpec:
+    return rng.choice([table for table in schema.tables if condition(table)])
 
 
 def draw_bound(rng: random.Random, column: ColumnSpec) -> int:
-    """A number that some rows lie above and some below."""
+    """Draw a bound with rows above and below it."""
     span = column.high - column.low
     return rng.randint(column.low + span // 4, column.high - span // 4)
 
 
 def plant_at_bound(table: TableSpec, number: ColumnSpec, sign: str, bound: int) -> PlantedRows:
-    """Rows for which "above" and "at least" differ, and this bound and the next."""
-    values = (bound, *(bound + off for off in NEIGHBOURS[sign]))
+    """Plant rows that distinguish "above" from "at least", and this bound from the next."""
+    values = (bound, *(bound + offset for offset in BOUND_OFFSETS[sign]))
     return PlantedRows(table=table.name, column=number.name, values=values)
 
 
 def draw_group_condition(rng: random.Random, group: ColumnSpec) -> tuple[str, str]:
-    """A condition in words and in SQL."""
+    """Draw a condition; return (words, SQL)."""
     value = rng.choice(group.values)
     return f"{group.words} is {value}", f"{group.name} = '{value}'"
 
 
-def of_a_group(rng: random.Random, schema: Schema) -> SqlQuestion:
+def labels_in_group(rng: random.Random, schema: Schema) -> SqlQuestion:
     table = draw_table(rng, schema, lambda table: table.groups)
     words, condition = draw_group_condition(rng, rng.choice(table.groups))
     label = table.label
@@ -68,7 +68,7 @@ def of_a_group(rng: random.Random, schema: Schema) -> SqlQuestion:
     )
 
 
-def beyond(rng: random.Random, schema: Schema) -> SqlQuestion:
+def labels_beyond_bound(rng: random.Random, schema: Schema) -> SqlQuestion:
     table = draw_table(rng, schema, lambda table: table.numbers)
     number, (word, sign) = rng.choice(table.numbers), rng.choice((("above", ">"), ("below", "<")))
     bound, label = draw_bound(rng, number), table.label
@@ -79,7 +79,7 @@ def beyond(rng: random.Random, schema: Schema) -> SqlQuestion:
     )
 
 
-def how_many(rng: random.Random, schema: Schema) -> SqlQuestion:
+def count_above_bound(rng: random.Random, schema: Schema) -> SqlQuestion:
     table = draw_table(rng, schema, lambda table: table.numbers)
     number = rng.choice(table.numbers)
     bound = draw_bound(rng, number)
@@ -90,7 +90,7 @@ def how_many(rng: random.Random, schema: Schema) -> SqlQuestion:
     )
 
 
-def how_many_of_a_group(rng: random.Random, schema: Schema) -> SqlQuestion:
+def count_in_group(rng: random.Random, schema: Schema) -> SqlQuestion:
     table = draw_table(rng, schema, lambda table: table.groups)
     words, condition = draw_group_condition(rng, rng.choice(table.groups))
     return SqlQuestion(
@@ -99,11 +99,11 @@ def how_many_of_a_group(rng: random.Random, schema: Schema) -> SqlQuestion:
     )
 
 
-def different(rng: random.Random, schema: Schema) -> SqlQuestion:
+def distinct_groups(rng: random.Random, schema: Schema) -> SqlQuestion:
     table = draw_table(rng, schema, lambda table: table.groups and table.numbers)
     group, number = rng.choice(table.groups), rng.choice(table.numbers)
     span = number.high - number.low
-    bound = number.high - rng.randint(max(1, span // 8), span // 2)  # above it are few, so that each of them counts
+    bound = number.high - rng.randint(max(1, span // 8), span // 2)  # few rows are above it: each matters
     return SqlQuestion(
         text=f"Give every {group.words} once that {table.name} with {number.words} above {bound} have.",
         query=f"SELECT DISTINCT {group.name} FROM {table.name} WHERE {number.name} > {bound}",
@@ -111,7 +111,7 @@ def different(rng: random.Random, schema: Schema) -> SqlQuestion:
     )
 
 
-def aggregate(rng: random.Random, schema: Schema) -> SqlQuestion:
+def aggregate_of_group(rng: random.Random, schema: Schema) -> SqlQuestion:
     table = draw_table(rng, schema, lambda table: table.numbers and table.groups)
     number, (word, function) = rng.choice(table.numbers), rng.choice(sorted(AGGREGATES.items()))
     words, condition = draw_group_condition(rng, rng.choice(table.groups))
@@ -121,52 +121,53 @@ def aggregate(rng: random.Random, schema: Schema) -> SqlQuestion:
     )
 
 
-def missing(rng: random.Random, schema: Schema) -> SqlQuestion:
-    table = draw_table(rng, schema, lambda table: table.gapped)
-    column, label = rng.choice(table.gapped), table.label
+def labels_with_null(rng: random.Random, schema: Schema) -> SqlQuestion:
+    table = draw_table(rng, schema, lambda table: table.nullable)
+    column, label = rng.choice(table.nullable), table.label
     return SqlQuestion(
         text=f"Give the {label.words} of every {table.noun} that has no {column.words}.",
         query=f"SELECT {label.name} FROM {table.name} WHERE {column.name} IS NULL",
     )
 
 
-def first_few(rng: random.Random, schema: Schema) -> SqlQuestion:
-    """SQLite gives equals by the smaller id if it is not told: so the larger is asked for, and there are equals."""
+def top_rows(rng: random.Random, schema: Schema) -> SqlQuestion:
+    """Ties are planted and ordered by the larger id, because SQLite returns the smaller id first by default."""
     table = draw_table(rng, schema, lambda table: table.numbers)
     number, (word, order) = rng.choice(table.numbers), rng.choice((("highest", "DESC"), ("lowest", "ASC")))
-    count, label, most = rng.randint(2, 5), table.label, number.high if order == "DESC" else number.low
+    count, label, extreme = rng.randint(2, 5), table.label, number.high if order == "DESC" else number.low
     return SqlQuestion(
         text=f"Give the {label.words} and the {number.words} of the {count} {table.name} with the {word} "
         f"{number.words}, the {word} first and of equals the larger id first.",
         query=f"SELECT {label.name}, {number.name} FROM {table.name} "
         f"ORDER BY {number.name} {order}, id DESC LIMIT {count}",
         ordered=True,
-        planted=PlantedRows(table=table.name, column=number.name, values=(most, most)),
+        planted=PlantedRows(table=table.name, column=number.name, values=(extreme, extreme)),
     )
 
 
 ONE_TABLE_QUESTIONS: tuple[QuestionGenerator, ...] = (
-    of_a_group,
-    beyond,
-    how_many,
-    how_many_of_a_group,
-    different,
-    aggregate,
-    missing,
-    first_few,
+    labels_in_group,
+    labels_beyond_bound,
+    count_above_bound,
+    count_in_group,
+    distinct_groups,
+    aggregate_of_group,
+    labels_with_null,
+    top_rows,
 )
 
 
-def _joined(rng: random.Random, schema: Schema) -> tuple[TableSpec, ColumnSpec, TableSpec, str]:
-    """A table, its column that refers to another, that other, and how a query joins them.
+def _draw_join(rng: random.Random, schema: Schema) -> tuple[TableSpec, ColumnSpec, TableSpec, str]:
+    """Return (table, its reference column, the referenced table, SQL of their join).
 
-    All that refer have numbers, and all that are referred to have groups."""
+    In all schemas, tables with references have numbers, and referenced tables have groups.
+    """
     table, ref = rng.choice([(table, ref) for table in schema.tables for ref in table.refs])
-    target = schema.target(ref)
+    target = schema.referenced_table(ref)
     return table, ref, target, f"{table.name} JOIN {target.name} ON {table.name}.{ref.name} = {target.name}.id"
 
 
-def _of(table: TableSpec, column: ColumnSpec) -> str:
+def _qualified(table: TableSpec, column: ColumnSpec) -> str:
     return f"{table.name}.{column.name}"
 
 
@@ -189,18 +190,18 @@ def aggregate_by_group(rng: random.Random, schema: Schema) -> SqlQuestion:
     )
 
 
-def large_groups(rng: random.Random, schema: Schema) -> SqlQuestion:
+def groups_above_count(rng: random.Random, schema: Schema) -> SqlQuestion:
     table = draw_table(rng, schema, lambda table: table.groups)
     group = rng.choice(table.groups)
-    usual = sum(table.rows) // 2 // len(group.values)  # some have more, and some have fewer
-    count = rng.randint(max(1, usual - 1), usual + 1)
+    typical = sum(table.rows) // 2 // len(group.values)  # some have more, and some have fewer
+    count = rng.randint(max(1, typical - 1), typical + 1)
     return SqlQuestion(
         text=f"Give every {group.words} that more than {count} {table.name} have.",
         query=f"SELECT {group.name} FROM {table.name} GROUP BY {group.name} HAVING COUNT(*) > {count}",
     )
 
 
-def above_average(rng: random.Random, schema: Schema) -> SqlQuestion:
+def labels_beyond_average(rng: random.Random, schema: Schema) -> SqlQuestion:
     table = draw_table(rng, schema, lambda table: table.numbers)
     number, label = rng.choice(table.numbers), table.label
     word, sign = rng.choice((("above", ">"), ("below", "<")))
@@ -212,68 +213,68 @@ def above_average(rng: random.Random, schema: Schema) -> SqlQuestion:
     )
 
 
-def with_its_target(rng: random.Random, schema: Schema) -> SqlQuestion:
-    table, _, target, join = _joined(rng, schema)
+def labels_with_target(rng: random.Random, schema: Schema) -> SqlQuestion:
+    table, _, target, join = _draw_join(rng, schema)
     words, condition = draw_group_condition(rng, rng.choice(target.groups))
     return SqlQuestion(
         text=f"Give the {table.label.words} of every {table.noun} whose {target.noun}'s {words}, "
         f"and the {target.label.words} of that {target.noun}.",
-        query=f"SELECT {_of(table, table.label)}, {_of(target, target.label)} FROM {join} "
+        query=f"SELECT {_qualified(table, table.label)}, {_qualified(target, target.label)} FROM {join} "
         f"WHERE {target.name}.{condition}",
     )
 
 
 def count_by_target(rng: random.Random, schema: Schema) -> SqlQuestion:
-    table, _, target, join = _joined(rng, schema)
+    table, _, target, join = _draw_join(rng, schema)
     return SqlQuestion(
         text=f"For each {target.noun} that has any {table.name}: give its {target.label.words} and how many.",
-        query=f"SELECT {_of(target, target.label)}, COUNT(*) FROM {join} GROUP BY {target.name}.id",
+        query=f"SELECT {_qualified(target, target.label)}, COUNT(*) FROM {join} GROUP BY {target.name}.id",
     )
 
 
-def aggregate_by_targets_group(rng: random.Random, schema: Schema) -> SqlQuestion:
-    table, _, target, join = _joined(rng, schema)
+def aggregate_by_target_group(rng: random.Random, schema: Schema) -> SqlQuestion:
+    table, _, target, join = _draw_join(rng, schema)
     number, group = rng.choice(table.numbers), rng.choice(target.groups)
     word, function = rng.choice(sorted(AGGREGATES.items()))
-    by = _of(target, group)
+    by = _qualified(target, group)
     return SqlQuestion(
         text=f"For each {group.words} of {target.name}: give the {group.words} and the {word} {number.words} of the "
         f"{table.name} of these {target.name}; leave out those without any.",
-        query=f"SELECT {by}, {function}({_of(table, number)}) FROM {join} GROUP BY {by}",
+        query=f"SELECT {by}, {function}({_qualified(table, number)}) FROM {join} GROUP BY {by}",
     )
 
 
-def without_any(rng: random.Random, schema: Schema) -> SqlQuestion:
-    table, ref, target, _ = _joined(rng, schema)
+def targets_without_rows(rng: random.Random, schema: Schema) -> SqlQuestion:
+    table, ref, target, _ = _draw_join(rng, schema)
     return SqlQuestion(
         text=f"Give the {target.label.words} of every {target.noun} without any {table.name}.",
         query=f"SELECT {target.label.name} FROM {target.name} WHERE id NOT IN (SELECT {ref.name} FROM {table.name})",
     )
 
 
-def with_most(rng: random.Random, schema: Schema) -> SqlQuestion:
-    """SQLite gives equals by the larger id if it is not told: it makes the groups in the order that is asked for."""
-    table, _, target, join = _joined(rng, schema)
+def targets_with_most_rows(rng: random.Random, schema: Schema) -> SqlQuestion:
+    """Ties are ordered by the smaller id, because SQLite returns the larger id first here by default."""
+    table, _, target, join = _draw_join(rng, schema)
     count = rng.randint(1, 3)
     which = f"{target.noun}" if count == 1 else f"{count} {target.name}"
     return SqlQuestion(
         text=f"Give the {target.label.words} of the {which} with the most {table.name} and how many these are, "
         "the most first and of equals the smaller id first.",
-        query=f"SELECT {_of(target, target.label)}, COUNT(*) FROM {join} GROUP BY {target.name}.id "
+        query=f"SELECT {_qualified(target, target.label)}, COUNT(*) FROM {join} GROUP BY {target.name}.id "
         f"ORDER BY COUNT(*) DESC, {target.name}.id LIMIT {count}",
         ordered=True,
     )
 
 
-def targets_beyond(rng: random.Random, schema: Schema) -> SqlQuestion:
-    table, ref, target, join = _joined(rng, schema)
+def targets_beyond_average(rng: random.Random, schema: Schema) -> SqlQuestion:
+    table, ref, target, join = _draw_join(rng, schema)
     number = rng.choice(table.numbers)
     bound = draw_bound(rng, number)
     return SqlQuestion(
         text=f"Give the {target.label.words} of every {target.noun} whose {table.name} have an average {number.words} "
         f"above {bound}.",
-        query=f"SELECT {_of(target, target.label)} FROM {join} GROUP BY {target.name}.id "
-        f"HAVING AVG({_of(table, number)}) > {bound}",
+        query=f"SELECT {_qualified(target, target.label)} FROM {join} GROUP BY {target.name}.id "
+        f"HAVING AVG({_qualified(table, number)}) > {bound}",
         planted=PlantedRows(table=table.name, column=number.name, values=(bound, bound + 1), ref=ref.name),
     )
 
@@ -281,68 +282,68 @@ def targets_beyond(rng: random.Random, schema: Schema) -> SqlQuestion:
 ADVANCED_QUESTIONS: tuple[QuestionGenerator, ...] = (
     count_by_group,
     aggregate_by_group,
-    large_groups,
-    above_average,
-    with_its_target,
+    groups_above_count,
+    labels_beyond_average,
+    labels_with_target,
     count_by_target,
-    aggregate_by_targets_group,
-    without_any,
-    with_most,
-    targets_beyond,
+    aggregate_by_target_group,
+    targets_without_rows,
+    targets_with_most_rows,
+    targets_beyond_average,
 )
 
 
-FUNCTIONS = ("MAX", "MIN", "SUM", "AVG")
+AGGREGATE_FUNCTIONS = ("MAX", "MIN", "SUM", "AVG")
 
 
 def small_value(rng: random.Random, schema: Schema) -> SqlQuestion:
     (table,) = schema.tables
     number, value = rng.choice(table.numbers), rng.choice(table.label.values)
-    return _asked(table, f"{number.name} of {value}", number.name, f"{table.label.name}='{value}'")
+    return _small_question(table, f"{number.name} of {value}", number.name, f"{table.label.name}='{value}'")
 
 
 def small_label_if(rng: random.Random, schema: Schema) -> SqlQuestion:
     (table,) = schema.tables
-    condition, planted = _condition(rng, table)
-    return _asked(table, f"{table.label.name} if {condition}", table.label.name, condition, planted)
+    condition, planted = _draw_condition(rng, table)
+    return _small_question(table, f"{table.label.name} if {condition}", table.label.name, condition, planted)
 
 
 def small_count_if(rng: random.Random, schema: Schema) -> SqlQuestion:
     (table,) = schema.tables
-    condition, planted = _condition(rng, table)
-    return _asked(table, f"how many {condition}", "COUNT(*)", condition, planted)
+    condition, planted = _draw_condition(rng, table)
+    return _small_question(table, f"how many {condition}", "COUNT(*)", condition, planted)
 
 
 def small_aggregate(rng: random.Random, schema: Schema) -> SqlQuestion:
     (table,) = schema.tables
-    number, function = rng.choice(table.numbers), rng.choice(FUNCTIONS)
-    return _asked(table, f"{function.lower()} {number.name}", f"{function}({number.name})")
+    number, function = rng.choice(table.numbers), rng.choice(AGGREGATE_FUNCTIONS)
+    return _small_question(table, f"{function.lower()} {number.name}", f"{function}({number.name})")
 
 
 def small_aggregate_if(rng: random.Random, schema: Schema) -> SqlQuestion:
     (table,) = schema.tables
-    number, function = rng.choice(table.numbers), rng.choice(FUNCTIONS)
-    condition, planted = _condition(rng, table, but=number.name)
-    return _asked(
+    number, function = rng.choice(table.numbers), rng.choice(AGGREGATE_FUNCTIONS)
+    condition, planted = _draw_condition(rng, table, exclude=number.name)
+    return _small_question(
         table, f"{function.lower()} {number.name} if {condition}", f"{function}({number.name})", condition, planted
     )
 
 
-def _condition(rng: random.Random, table: TableSpec, but: str = "") -> tuple[str, PlantedRows]:
-    """`a>3`, which reads alike in words and in SQL; never such that no row can fulfil it. `but`: not of this column."""
-    number, sign = rng.choice([number for number in table.numbers if number.name != but]), rng.choice("=<>")
+def _draw_condition(rng: random.Random, table: TableSpec, exclude: str = "") -> tuple[str, PlantedRows]:
+    """Draw a satisfiable condition such as `a>3` on any column but `exclude`."""
+    number, sign = rng.choice([number for number in table.numbers if number.name != exclude]), rng.choice("=<>")
     value = rng.randint(number.low + (sign == "<"), number.high - (sign == ">"))
     return f"{number.name}{sign}{value}", plant_at_bound(table, number, sign, value)
 
 
-def _asked(
-    table: TableSpec, words: str, what: str, condition: str = "", planted: PlantedRows | None = None
+def _small_question(
+    table: TableSpec, words: str, selected: str, condition: str = "", planted: PlantedRows | None = None
 ) -> SqlQuestion:
     return SqlQuestion(
         text=f"{words}?",
-        query=f"SELECT {what} FROM {table.name}" + (f" WHERE {condition}" if condition else ""),
+        query=f"SELECT {selected} FROM {table.name}" + (f" WHERE {condition}" if condition else ""),
         planted=planted,
-        alike=tuple(number.name for number in table.numbers),
+        similar_columns=tuple(number.name for number in table.numbers),
     )
 
 

@@ -1,24 +1,24 @@
-"""What a database is made of: tables and columns, with what is needed to fill them and to speak of them."""
+"""Database schemas: tables and columns, with what is needed to fill them and to phrase questions about them."""
 
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-Kind = Literal["key", "label", "group", "number", "money", "day", "ref"]
-TYPES: dict[Kind, str] = {"label": "TEXT", "group": "TEXT", "money": "REAL", "day": "TEXT"}
+ColumnKind = Literal["key", "label", "group", "number", "money", "day", "ref"]
+SQL_TYPES: dict[ColumnKind, str] = {"label": "TEXT", "group": "TEXT", "money": "REAL", "day": "TEXT"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnSpec:
     name: str
-    kind: Kind
+    kind: ColumnKind
     values: tuple[str, ...] = ()
-    """Of a label, which no two rows share, or of a group, which many do."""
+    """Possible values of a label, which is unique per row, or of a group, which rows share."""
     low: int = 0
     high: int = 0
-    """Of a number."""
-    gaps: float = 0.0
-    """The share of rows that have no value."""
+    """Range of a number."""
+    nulls: float = 0.0
+    """Probability that a row has NULL here."""
 
     @property
     def words(self) -> str:
@@ -29,14 +29,14 @@ class ColumnSpec:
 class TableSpec:
     name: str
     noun: str
-    """One row of it; the table's name is the plural."""
+    """What a row is called; the table's name is the plural."""
     columns: tuple[ColumnSpec, ...]
     rows: tuple[int, int]
-    """At least and at most."""
+    """Fewest and most rows."""
 
     @cached_property
     def label(self) -> ColumnSpec:
-        """What a row is called by; of those without a name, their key."""
+        """Column that identifies a row in questions: its label, else its key."""
         return next((column for column in self.columns if column.kind == "label"), self.columns[0])
 
     @cached_property
@@ -45,63 +45,61 @@ class TableSpec:
 
     @cached_property
     def numbers(self) -> tuple[ColumnSpec, ...]:
-        """Those that every row has."""
-        return tuple(column for column in self.columns if column.kind in ("number", "money") and not column.gaps)
+        """Numeric columns without NULL."""
+        return tuple(column for column in self.columns if column.kind in ("number", "money") and not column.nulls)
 
     @cached_property
-    def gapped(self) -> tuple[ColumnSpec, ...]:
-        return tuple(column for column in self.columns if column.gaps)
+    def nullable(self) -> tuple[ColumnSpec, ...]:
+        return tuple(column for column in self.columns if column.nulls)
 
     @cached_property
     def refs(self) -> tuple[ColumnSpec, ...]:
         return tuple(column for column in self.columns if column.kind == "ref")
 
     @cached_property
-    def create(self) -> str:
+    def create_statement(self) -> str:
         """
         CREATE TABLE books (id INTEGER PRIMARY KEY, title TEXT, author_id INTEGER)
         """
-        return f"CREATE TABLE {self.name} ({', '.join(map(_declared, self.columns))})"
+        return f"CREATE TABLE {self.name} ({', '.join(map(_declare, self.columns))})"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schema:
     name: str
     tables: tuple[TableSpec, ...]
-    """Each after those that it refers to."""
+    """In an order in which references point backwards."""
 
-    def target(self, ref: ColumnSpec) -> TableSpec:
-        """The table that `author_id` refers to."""
+    def referenced_table(self, ref: ColumnSpec) -> TableSpec:
+        """Return the table that a column such as `author_id` refers to."""
         return next(table for table in self.tables if table.noun == ref.name.removesuffix("_id"))
 
-    def create(self) -> str:
-        return "\n".join(f"{table.create};" for table in self.tables)
+    def create_statement(self) -> str:
+        return "\n".join(f"{table.create_statement};" for table in self.tables)
 
 
-def _declared(column: ColumnSpec) -> str:
+def _declare(column: ColumnSpec) -> str:
     if column.kind == "key":
         return f"{column.name} INTEGER PRIMARY KEY"
     if column.kind == "ref":
         return f"{column.name} INTEGER"
-    return f"{column.name} {TYPES.get(column.kind, 'INTEGER')}"
+    return f"{column.name} {SQL_TYPES.get(column.kind, 'INTEGER')}"
 
 
-FIRST_NAMES = (
-    "Ada Ben Cleo Dan Ella Finn Gina Hugo Ida Jan Kira Lars Mia Nils Olga Paul Rosa Sven Tina Udo Vera Will Yara"
-)
-PEOPLE = tuple(FIRST_NAMES.split())
+_PEOPLE = "Ada Ben Cleo Dan Ella Finn Gina Hugo Ida Jan Kira Lars Mia Nils Olga Paul Rosa Sven Tina Udo Vera Will Yara"
+PEOPLE = tuple(_PEOPLE.split())
 COLOURS = ("red", "blue", "green", "black", "white", "pink", "grey", "gold", "brown", "lime", "navy", "teal")
 CITIES = ("Bergen", "Cairo", "Lima", "Oslo", "Quito", "Turin")
 COUNTRIES = ("Brazil", "Egypt", "India", "Japan", "Kenya", "Norway")
 OBJECTS = tuple(
-    f"{kind} {thing}"
+    f"{kind} {noun}"
     for kind in ("Big", "Blue", "Old", "Plain")
-    for thing in ("Chair", "Cup", "Lamp", "Pen", "Vase", "Bag")
+    for noun in ("Chair", "Cup", "Lamp", "Pen", "Vase", "Bag")
 )
 TITLES = tuple(
-    f"{kind} {thing}"
+    f"{kind} {noun}"
     for kind in ("Cold", "Lost", "Quiet", "Red")
-    for thing in ("Harbour", "Moon", "River", "Song", "Tower", "Wind")
+    for noun in ("Harbour", "Moon", "River", "Song", "Tower", "Wind")
 )
 
 
@@ -117,8 +115,8 @@ def _group(name: str, *values: str) -> ColumnSpec:
     return ColumnSpec(name=name, kind="group", values=values)
 
 
-def _number(name: str, low: int, high: int, gaps: float = 0.0) -> ColumnSpec:
-    return ColumnSpec(name=name, kind="number", low=low, high=high, gaps=gaps)
+def _number(name: str, low: int, high: int, nulls: float = 0.0) -> ColumnSpec:
+    return ColumnSpec(name=name, kind="number", low=low, high=high, nulls=nulls)
 
 
 def _money(name: str, low: int, high: int) -> ColumnSpec:
@@ -129,8 +127,8 @@ def _ref(noun: str) -> ColumnSpec:
     return ColumnSpec(name=f"{noun}_id", kind="ref")
 
 
-def _day(name: str, gaps: float = 0.0) -> ColumnSpec:
-    return ColumnSpec(name=name, kind="day", gaps=gaps)
+def _day(name: str, nulls: float = 0.0) -> ColumnSpec:
+    return ColumnSpec(name=name, kind="day", nulls=nulls)
 
 
 def _table(name: str, noun: str, *columns: ColumnSpec, rows: tuple[int, int] = (8, 14)) -> TableSpec:
@@ -140,7 +138,7 @@ def _table(name: str, noun: str, *columns: ColumnSpec, rows: tuple[int, int] = (
 SHOP = Schema(
     name="shop",
     tables=(
-        _table("customers", "customer", _label(PEOPLE), _group("city", *CITIES), _number("age", 18, 80, gaps=0.2)),
+        _table("customers", "customer", _label(PEOPLE), _group("city", *CITIES), _number("age", 18, 80, nulls=0.2)),
         _table(
             "products",
             "product",
@@ -155,7 +153,7 @@ SHOP = Schema(
             _ref("customer"),
             _ref("product"),
             _number("quantity", 1, 9),
-            _day("shipped", gaps=0.2),
+            _day("shipped", nulls=0.2),
             rows=(20, 32),
         ),
     ),
@@ -185,7 +183,7 @@ SCHOOL = Schema(
             _ref("student"),
             _ref("course"),
             _number("hours", 5, 80),
-            _number("score", 1, 100, gaps=0.25),
+            _number("score", 1, 100, nulls=0.25),
             rows=(20, 32),
         ),
     ),
@@ -209,7 +207,7 @@ LIBRARY = Schema(
             _ref("book"),
             _group("branch", "east", "north", "west"),
             _number("days", 1, 60),
-            _day("returned", gaps=0.3),
+            _day("returned", nulls=0.3),
             rows=(18, 30),
         ),
     ),
@@ -238,7 +236,7 @@ FLIGHTS = Schema(
             _ref("airport"),
             _number("distance", 100, 9000),
             _money("fare", 40, 900),
-            _number("delay", 1, 90, gaps=0.4),
+            _number("delay", 1, 90, nulls=0.4),
             rows=(20, 32),
         ),
     ),
@@ -257,7 +255,7 @@ HOSPITAL = Schema(
             _ref("patient"),
             _money("cost", 20, 400),
             _number("minutes", 5, 60),
-            _day("follow_up", gaps=0.5),
+            _day("follow_up", nulls=0.5),
             rows=(20, 32),
         ),
     ),
@@ -266,7 +264,11 @@ MUSIC = Schema(
     name="music",
     tables=(
         _table(
-            "artists", "artist", _label(PEOPLE), _group("country", *COUNTRIES), _number("founded", 1960, 2020, gaps=0.2)
+            "artists",
+            "artist",
+            _label(PEOPLE),
+            _group("country", *COUNTRIES),
+            _number("founded", 1960, 2020, nulls=0.2),
         ),
         _table(
             "albums",
@@ -297,4 +299,4 @@ TINY = Schema(
         ),
     ),
 )
-"""One table and very short words, for a model of a million parameters."""
+"""One table with one-letter columns, for a model of a million parameters."""

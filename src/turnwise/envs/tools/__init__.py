@@ -1,1 +1,1 @@
-"""Questions from a file, tools, and a reward function: all that a person writes."""
+"""Questions from a file, any tools and any reward: an environment without code."""

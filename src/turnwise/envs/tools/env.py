@@ -1,10 +1,10 @@
-"""Any questions with any tools: `kind = "tools"`, a file of rows, a list of tools and what answers are worth.
+"""Any questions with any tools, configured in a recipe: a file of rows, a list of tools, and rewards.
 
 [env]
 kind = "tools"
-tasks = "questions.jsonl"                 # any rows; the whole row goes to the rewards
+tasks = "questions.jsonl"                 # the whole row is passed to the rewards
 tools = ["python", "mytools.py:weather", { use = "search", index = "corpus" }, { mcp = "npx -y some-server" }]
-reward = "myreward.py:score"              # score(answer, row) -> a number; 1 is right
+reward = "myreward.py:score"              # score(answer, row) -> number; 1 is right
 """
 
 import json
@@ -26,10 +26,10 @@ from turnwise.rewards.rubric import Forgeable
 from turnwise.tools.tool import NeedsServer, Tool, ToolSource
 from turnwise.tools.toolbox import EpisodeTools
 
-MANY_ROWS = 100
-"""Of which the tests are looked at before a run starts."""
-EACH_TOOL = 'tool: "python", "FILE.py:function" or a table such as { use = "search", index = "FOLDER" }'
-EACH_REWARD = 'reward: a name, "FILE.py:function" or a table such as { use = "exact_match" }'
+ROWS_TO_CHECK = 100
+"""Rows whose tests are checked before a run starts."""
+TOOL_FORMS = 'tool: "python", "FILE.py:function" or a table such as { use = "search", index = "FOLDER" }'
+REWARD_FORMS = 'reward: a name, "FILE.py:function" or a table such as { use = "exact_match" }'
 
 
 class Tools(ToolEnv):
@@ -37,23 +37,23 @@ class Tools(ToolEnv):
 
     class Params(ToolEnv.Params):
         tasks: str
-        """A JSONL or CSV file of rows. The question is in `question`, `prompt`, `problem` or `input`."""
+        """JSONL or CSV file of rows, with the question in a column `question`, `prompt`, `problem` or `input`."""
         tools: tuple[str | dict[str, Any], ...] = Field(min_length=1)
-        """Each python, FILE.py:function, a table like {use = "search", index = FOLDER}, or {mcp = COMMAND or URL}."""
+        """List of python, FILE.py:function, {use = "search", index = FOLDER} and {mcp = COMMAND or URL}."""
         reward: Rewards
-        """FILE.py:function from the answer and its row to a number, a reward by name, or a list of tables: `use`."""
+        """FILE.py:function of (answer, row), the name of a reward, or a list of names and tables with `use`."""
         success_at: float = 1.0
-        """The first reward's value from which an answer counts as right."""
+        """Lowest value of the first reward at which an answer counts as success."""
 
         @field_validator("tools", mode="before")
         @classmethod
-        def _listed_tools(cls, given: Any) -> Any:
-            return _listed(given, "tools", EACH_TOOL)
+        def _tools_are_a_list(cls, value: Any) -> Any:
+            return _check_list(value, "tools", TOOL_FORMS)
 
         @field_validator("reward", mode="before")
         @classmethod
-        def _listed_rewards(cls, given: Any) -> Any:
-            return given if isinstance(given, str) else _listed(given, "reward", EACH_REWARD)
+        def _rewards_are_a_list(cls, value: Any) -> Any:
+            return value if isinstance(value, str) else _check_list(value, "reward", REWARD_FORMS)
 
     params: Params
 
@@ -63,17 +63,19 @@ class Tools(ToolEnv):
         super().check(params)
         for name, part in rubric_of(params.reward).parts.items():
             column = getattr(part, "against", "")
-            lacking = next((number for number, row in enumerate(rows) if column and column not in row), None)
-            if lacking is not None:
-                told = f'the reward {name} compares with the column "{column}", which row {lacking + 1} lacks'
-                raise UserError(f"{told}:{suggest_and_list(column, rows[lacking])}")
+            incomplete = next((number for number, row in enumerate(rows) if column and column not in row), None)
+            if incomplete is not None:
+                raise UserError(
+                    f'the reward {name} compares with the column "{column}", which is missing in row {incomplete + 1}:'
+                    f"{suggest_and_list(column, rows[incomplete])}"
+                )
 
     @classmethod
     def notes(cls, params: Any) -> list[str]:
-        rows, parts = read_rows(params.tasks)[:MANY_ROWS], rubric_of(params.reward).parts
+        rows, parts = read_rows(params.tasks)[:ROWS_TO_CHECK], rubric_of(params.reward).parts
         return [
-            f"note: the reward {name} has tests that code could claim to pass, as it runs beside them: write them as "
-            "assert CALL == VALUE (docs/rewards.md)"
+            f"note: the reward {name} has tests that submitted code could forge, because it runs beside them: "
+            "write them as assert CALL == VALUE (docs/rewards.md)"
             for name, part in parts.items()
             if isinstance(part, Forgeable) and any(map(part.can_be_forged, rows))
         ]
@@ -104,7 +106,7 @@ class Tools(ToolEnv):
         return get_question(self.row)
 
     def step(self, action: str) -> Outcome:
-        raise RuntimeError("answers are judged by awaiting: a ToolEnvRunner plays this environment")
+        raise RuntimeError("answers are judged asynchronously: run this environment with a ToolEnvRunner")
 
     async def judge(self, action: str, said: Sequence[Message], tools: EpisodeTools) -> Outcome:
         return await judged(
@@ -121,12 +123,12 @@ class Tools(ToolEnv):
         return get_question(self.row)
 
 
-def _listed(given: Any, name: str, each: str) -> Any:
-    """`given` if it is a list of texts and tables; what is none is told as a recipe would write it."""
-    if isinstance(given, str):
-        raise ValueError(f"must be a list: {name} = {json.dumps([given], ensure_ascii=False)}")
-    if isinstance(given, Mapping):
+def _check_list(value: Any, name: str, form: str) -> Any:
+    """Return a list of strings and tables as it is; else raise ValueError with the form that a recipe needs."""
+    if isinstance(value, str):
+        raise ValueError(f"must be a list: {name} = {json.dumps([value], ensure_ascii=False)}")
+    if isinstance(value, Mapping):
         raise ValueError(f"must be a list: {name} = [{{ ... }}], with that table in it")
-    if not isinstance(given, list | tuple) or not given or not all(isinstance(one, str | Mapping) for one in given):
-        raise ValueError(f"must be a list of at least one {each}")
-    return given
+    if not isinstance(value, list | tuple) or not value or not all(isinstance(item, str | Mapping) for item in value):
+        raise ValueError(f"must be a list of at least one {form}")
+    return value

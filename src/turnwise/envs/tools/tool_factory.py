@@ -1,4 +1,4 @@
-"""Tools as a recipe names them: python, search, sql, servers, and functions of the user's."""
+"""Make tools from the entries of a recipe: python, search, sql, MCP servers, and functions of the user."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,42 +16,39 @@ from turnwise.tools.tool import Tool, ToolSource
 ToolEntry = str | Mapping[str, Any]
 
 
-def make_python(options: Mapping[str, Any]) -> Tool:
-    """Its options are the sandbox's limits, such as timeout_s and memory_mb."""
+def make_python_tool(options: Mapping[str, Any]) -> Tool:
+    """Options: the limits of the sandbox, such as timeout_s and memory_mb."""
     from turnwise.tools.python import PythonTool, SandboxLimits
 
     return PythonTool(read_options(SandboxLimits, options, "the tool python"))
 
 
 TOOL_FACTORIES: dict[str, Callable[[Mapping[str, Any]], Tool]] = {
-    "python": make_python,
+    "python": make_python_tool,
     "search": make_search_tool,
     "sql": make_sql_tool,
 }
 
 
-def make_tools(given: Sequence[ToolEntry]) -> list[Tool]:
-    return [_tool(each) for each in given if not _is_server(each)]
+def make_tools(entries: Sequence[ToolEntry]) -> list[Tool]:
+    return [_make_tool(entry) for entry in entries if not _is_mcp_server(entry)]
 
 
-def make_sources(given: Sequence[ToolEntry]) -> list[ToolSource]:
-    return [make_mcp_source(each) for each in given if isinstance(each, Mapping) and _is_server(each)]
+def make_sources(entries: Sequence[ToolEntry]) -> list[ToolSource]:
+    return [make_mcp_source(entry) for entry in entries if isinstance(entry, Mapping) and _is_mcp_server(entry)]
 
 
-def _is_server(given: ToolEntry) -> bool:
-    return isinstance(given, Mapping) and "mcp" in given
+def _is_mcp_server(entry: ToolEntry) -> bool:
+    return isinstance(entry, Mapping) and "mcp" in entry
 
 
-def _tool(given: ToolEntry) -> Tool:
-    if isinstance(given, Mapping):
-        use, options = given.get("use"), {name: value for name, value in given.items() if name != "use"}
+def _make_tool(entry: ToolEntry) -> Tool:
+    if isinstance(entry, Mapping):
+        use, options = entry.get("use"), {name: value for name, value in entry.items() if name != "use"}
         if use not in TOOL_FACTORIES:
-            raise UserError(f"env.params.tools: a table needs use or mcp, and use = {use!r} is unknown:{_near(use)}")
+            near = suggest(str(use), TOOL_FACTORIES)
+            raise UserError(f"env.params.tools: a table needs use or mcp, and use = {use!r} is unknown:{near}")
         return TOOL_FACTORIES[use](options)
-    if given in TOOL_FACTORIES:
-        return TOOL_FACTORIES[given]({})
-    return from_function(load_function(given, "env.params.tools", instead=TOOL_FACTORIES))
-
-
-def _near(use: object) -> str:
-    return suggest(str(use), TOOL_FACTORIES)
+    if entry in TOOL_FACTORIES:
+        return TOOL_FACTORIES[entry]({})
+    return from_function(load_function(entry, "env.params.tools", instead=TOOL_FACTORIES))
