@@ -69,9 +69,7 @@ def _read_csv(file: Path) -> Iterator[tuple[int, Any]]:
         try:
             for row in table:
                 if None in row or None in row.values():
-                    raise UserError(
-                        f"{file} line {table.line_num} has more or fewer values than columns: fix it"
-                    )
+                    raise UserError(f"{file} line {table.line_num} has more or fewer values than columns: fix it")
                 yield table.line_num, dict(row)
         except csv.Error as error:
             raise UserError(f"{file} line {table.line_num} is not valid CSV ({error}): fix it") from error
@@ -79,9 +77,7 @@ def _read_csv(file: Path) -> Iterator[tuple[int, Any]]:
 
 def _check_row(row: Any, where: str) -> Row:
     if not isinstance(row, dict) or not any(name in row for name in QUESTION_COLUMNS):
-        raise UserError(
-            f"{where} has no question: add one of the columns {', '.join(QUESTION_COLUMNS)}"
-        )
+        raise UserError(f"{where} has no question: add one of the columns {', '.join(QUESTION_COLUMNS)}")
     if row.get("split") not in (None, "", *FIRST_SEED):
         raise UserError(f"{where}: unknown split {row['split']!r}: use {', '.join(FIRST_SEED)}, or leave it out")
     return row

@@ -1,1 +1,1 @@
-"""A small shop: search, look, choose, buy."""
+"""Search a small web shop and buy the product that an instruction describes."""

@@ -1,4 +1,4 @@
-"""What the shop may have: kinds of goods with the attributes, options and prices that belong to them."""
+"""The shop's catalogue: product types, generated products, goals, search by BM25, and the score of a purchase."""
 
 import math
 import random
@@ -16,11 +16,11 @@ class ProductType:
     name: str
     department: str
     attributes: tuple[str, ...]
-    """Told on the page with features. A product has some of them."""
+    """Shown on the page of features. A product has some of them."""
     options: tuple[tuple[str, tuple[str, ...]], ...]
-    """Name and values; a product offers some of the values."""
+    """(name, values); a product offers some of the values."""
     prices: tuple[int, int]
-    """In dollars, from and to."""
+    """Lowest and highest price in dollars."""
 
 
 COLORS = ("color", ("black", "blue", "green", "grey", "pink", "red", "white", "yellow"))
@@ -28,13 +28,13 @@ CLOTHES_SIZES = ("size", ("small", "medium", "large", "x-large"))
 SHOE_SIZES = ("size", ("6", "7", "8", "9", "10", "11"))
 FITS = ("machine washable", "slim fit", "long sleeve", "stretch fabric", "quick dry", "pure cotton", "soft wool")
 SOLES = ("rubber sole", "non slip", "water resistant", "memory foam", "leather upper", "light weight")
-HOMELY = ("easy to clean", "easy to assemble", "solid wood", "stainless steel", "space saving", "fade resistant")
+HOUSEHOLD = ("easy to clean", "easy to assemble", "solid wood", "stainless steel", "space saving", "fade resistant")
 GADGETS = ("fast charging", "wireless", "noise cancelling", "long lasting battery", "high resolution", "usb port")
 CARE = ("cruelty free", "fragrance free", "alcohol free", "for sensitive skin", "natural oils", "paraben free")
 FOOD = ("gluten free", "sugar free", "low sodium", "organic", "non gmo", "dairy free")
 
 
-def _kinds(
+def _product_types(
     department: str,
     names: str,
     attributes: tuple[str, ...],
@@ -48,18 +48,18 @@ def _kinds(
 
 
 PRODUCT_TYPES = (
-    *_kinds("clothes", "shirt, sweater, jacket, dress", FITS, (COLORS, CLOTHES_SIZES), (12, 70)),
-    *_kinds("shoes", "sneakers, sandals, boots", SOLES, (COLORS, SHOE_SIZES), (20, 120)),
-    *_kinds("home", "table lamp, bookshelf, side table, shower curtain", HOMELY, (COLORS,), (15, 160)),
-    *_kinds("electronics", "headphones, speaker, tablet, keyboard", GADGETS, (COLORS,), (18, 220)),
-    *_kinds(
+    *_product_types("clothes", "shirt, sweater, jacket, dress", FITS, (COLORS, CLOTHES_SIZES), (12, 70)),
+    *_product_types("shoes", "sneakers, sandals, boots", SOLES, (COLORS, SHOE_SIZES), (20, 120)),
+    *_product_types("home", "table lamp, bookshelf, side table, shower curtain", HOUSEHOLD, (COLORS,), (15, 160)),
+    *_product_types("electronics", "headphones, speaker, tablet, keyboard", GADGETS, (COLORS,), (18, 220)),
+    *_product_types(
         "beauty",
         "face cream, shampoo, lip balm",
         CARE,
         (("scent", ("lavender", "lemon", "rose", "vanilla")), ("pack", ("1 pack", "2 pack", "4 pack"))),
         (4, 45),
     ),
-    *_kinds(
+    *_product_types(
         "grocery",
         "granola, trail mix, crackers",
         FOOD,
@@ -74,9 +74,9 @@ STYLES = ("classic", "everyday", "modern", "outdoor", "premium", "simple", "trav
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
     code: str
-    """What it is clicked by."""
+    """Name of its button."""
     title: str
-    kind: ProductType
+    product_type: ProductType
     attributes: tuple[str, ...]
     options: tuple[tuple[str, tuple[str, ...]], ...]
     cents: int
@@ -88,69 +88,71 @@ class Product:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """What somebody wants: at least one product is all of it."""
+    """An instruction that at least one product fulfils."""
 
-    kind: ProductType
+    product_type: ProductType
     attributes: tuple[str, ...]
     options: tuple[tuple[str, str], ...]
-    """Name and value."""
+    """(name, value)"""
     dollars: int
-    """It may cost so much."""
+    """Highest price."""
     target: Product
-    """One that is all of it."""
+    """A product that fulfils the goal."""
 
     @property
-    def thing(self) -> str:
-        """What is wanted, for whatever price."""
-        chosen = "".join(f", {name} {value}" for name, value in self.options)
-        return f"{self.kind.name} with {' and '.join(self.attributes)}{chosen}"
+    def description(self) -> str:
+        """The goal without its price."""
+        selected = "".join(f", {name} {value}" for name, value in self.options)
+        return f"{self.product_type.name} with {' and '.join(self.attributes)}{selected}"
 
     @property
     def text(self) -> str:
-        return f"Wanted: {self.thing}, for at most {self.dollars} dollars."
+        return f"Wanted: {self.description}, for at most {self.dollars} dollars."
 
 
 @lru_cache(maxsize=8)
 def make_catalogue(number: int, size: int) -> tuple[Product, ...]:
-    """Shop `number`: every process makes the same one."""
+    """Generate the products of shop `number`; the same in every process."""
     rng = random_stream("web_shop", number, size)
-    return tuple(_product(rng, place) for place in range(size))
+    return tuple(_draw_product(rng, index) for index in range(size))
 
 
-def _product(rng: random.Random, place: int) -> Product:
-    kind = rng.choice(PRODUCT_TYPES)
-    attributes = tuple(sorted(rng.sample(kind.attributes, rng.randint(2, 3))))
-    options = tuple((name, _some(rng, values)) for name, values in kind.options)
+def _draw_product(rng: random.Random, index: int) -> Product:
+    product_type = rng.choice(PRODUCT_TYPES)
+    attributes = tuple(sorted(rng.sample(product_type.attributes, rng.randint(2, 3))))
+    options = tuple((name, _draw_values(rng, values)) for name, values in product_type.options)
     shown = rng.choice(attributes)
     return Product(
-        code=f"B{place:04d}",
-        title=f"{rng.choice(BRANDS)} {rng.choice(STYLES)} {kind.name}, {shown}",
-        kind=kind,
+        code=f"B{index:04d}",
+        title=f"{rng.choice(BRANDS)} {rng.choice(STYLES)} {product_type.name}, {shown}",
+        product_type=product_type,
         attributes=attributes,
         options=options,
-        cents=rng.randint(kind.prices[0] * 100, kind.prices[1] * 100),
+        cents=rng.randint(product_type.prices[0] * 100, product_type.prices[1] * 100),
     )
 
 
-def _some(rng: random.Random, values: tuple[str, ...]) -> tuple[str, ...]:
-    """At least two, in the order that they have."""
-    chosen = set(rng.sample(values, rng.randint(2, len(values))))
-    return tuple(value for value in values if value in chosen)
+def _draw_values(rng: random.Random, values: tuple[str, ...]) -> tuple[str, ...]:
+    """Draw at least two of the values, in their order."""
+    selected = set(rng.sample(values, rng.randint(2, len(values))))
+    return tuple(value for value in values if value in selected)
 
 
 def make_goal(rng: random.Random, products: tuple[Product, ...]) -> Goal:
-    """A product is drawn first, so that there is one that is all of it."""
+    """Draw a product, then a goal that it fulfils."""
     target = rng.choice(products)
     attributes = tuple(sorted(rng.sample(target.attributes, rng.randint(1, 2))))
     options = tuple((name, rng.choice(values)) for name, values in target.options)
     dollars = -(-target.cents // 100) + rng.choice((0, 5, 10, 20))
-    return Goal(kind=target.kind, attributes=attributes, options=options, dollars=dollars, target=target)
+    return Goal(
+        product_type=target.product_type, attributes=attributes, options=options, dollars=dollars, target=target
+    )
 
 
 K1, B = 1.2, 0.75
-MOST_WORDS = 40
-"""Of a query: more say nothing new."""
-MOST_RESULTS = 50
+MAX_QUERY_WORDS = 40
+"""Words of a query that count."""
+MAX_RESULTS = 50
 WORD = re.compile(r"[a-z0-9]+")
 
 
@@ -159,31 +161,33 @@ def tokenize(text: str) -> list[str]:
 
 
 class ProductIndex:
+    """BM25 over titles and features (Robertson and Zaragoza 2009); ties are in the order of the catalogue."""
+
     def __init__(self, products: tuple[Product, ...]) -> None:
         self.products = products
-        texts = [tokenize(_indexed(product)) for product in products]
-        mean = sum(map(len, texts)) / len(texts)
-        known = Counter(word for text in texts for word in set(text))
-        self._postings: dict[str, list[tuple[int, float]]] = {word: [] for word in known}
-        for place, text in enumerate(texts):
-            norm = K1 * (1 - B + B * len(text) / mean)
+        texts = [tokenize(_index_text(product)) for product in products]
+        mean_length = sum(map(len, texts)) / len(texts)
+        document_counts = Counter(word for text in texts for word in set(text))
+        self._postings: dict[str, list[tuple[int, float]]] = {word: [] for word in document_counts}
+        for index, text in enumerate(texts):
+            length_norm = K1 * (1 - B + B * len(text) / mean_length)
             for word, count in Counter(text).items():
-                rarity = math.log(1 + (len(texts) - known[word] + 0.5) / (known[word] + 0.5))
-                self._postings[word].append((place, rarity * count * (K1 + 1) / (count + norm)))
+                idf = math.log(1 + (len(texts) - document_counts[word] + 0.5) / (document_counts[word] + 0.5))
+                self._postings[word].append((index, idf * count * (K1 + 1) / (count + length_norm)))
 
     def search(self, query: str) -> tuple[Product, ...]:
-        """The best first, each with at least one word of the query."""
+        """Return the products with at least one word of the query, the best first."""
         scores: defaultdict[int, float] = defaultdict(float)
-        for word in sorted(set(tokenize(query)[:MOST_WORDS])):
-            for place, score in self._postings.get(word, ()):
-                scores[place] += score
-        best = sorted(scores, key=lambda place: (-round(scores[place], 9), place))[:MOST_RESULTS]
-        return tuple(self.products[place] for place in best)
+        for word in sorted(set(tokenize(query)[:MAX_QUERY_WORDS])):
+            for index, weight in self._postings.get(word, ()):
+                scores[index] += weight
+        best = sorted(scores, key=lambda index: (-round(scores[index], 9), index))[:MAX_RESULTS]
+        return tuple(self.products[index] for index in best)
 
 
-def _indexed(product: Product) -> str:
+def _index_text(product: Product) -> str:
     values = " ".join(value for _, offered in product.options for value in offered)
-    return f"{product.title} {product.kind.department} {' '.join(product.attributes)} {values}"
+    return f"{product.title} {product.product_type.department} {' '.join(product.attributes)} {values}"
 
 
 @lru_cache(maxsize=8)
@@ -191,17 +195,26 @@ def shared_index(number: int, size: int) -> ProductIndex:
     return ProductIndex(make_catalogue(number, size))
 
 
-def score(wish: Goal, bought: Product, chosen: Mapping[str, str]) -> float:
-    """`chosen`: values of options by name, as they were when it was bought."""
-    attributes = sum(attribute in bought.attributes for attribute in wish.attributes)
-    options = sum(chosen.get(name) == value for name, value in wish.options)
-    price = bought.cents <= wish.dollars * 100
-    return type_match(wish, bought) * (attributes + options + price) / (len(wish.attributes) + len(wish.options) + 1)
+def score_purchase(goal: Goal, bought: Product, selected: Mapping[str, str]) -> float:
+    """Score a purchase from 0 to 1 by the formula of WebShop (Yao et al. 2022, arXiv 2207.01206).
+
+        r = r_type * (matching attributes + matching options + price is right) / (attributes + options + 1)
+
+    `selected`: option -> value at the time of the purchase.
+    """
+    attributes = sum(attribute in bought.attributes for attribute in goal.attributes)
+    options = sum(selected.get(name) == value for name, value in goal.options)
+    price = bought.cents <= goal.dollars * 100
+    return type_match(goal, bought) * (attributes + options + price) / (len(goal.attributes) + len(goal.options) + 1)
 
 
-def type_match(wish: Goal, bought: Product) -> float:
-    if bought.kind == wish.kind:
+def type_match(goal: Goal, bought: Product) -> float:
+    """r_type: 1 for the right type, 0.5 for the same department, 0.1 if the titles share a word, else 0.
+
+    The published score estimates this from texts and categories; here it is known.
+    """
+    if bought.product_type == goal.product_type:
         return 1.0
-    if bought.kind.department == wish.kind.department:
+    if bought.product_type.department == goal.product_type.department:
         return 0.5
-    return 0.1 if set(tokenize(bought.title)) & set(tokenize(wish.target.title)) else 0.0
+    return 0.1 if set(tokenize(bought.title)) & set(tokenize(goal.target.title)) else 0.0

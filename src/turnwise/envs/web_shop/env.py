@@ -1,4 +1,4 @@
-"""web_shop: a wish, a shop to search, and a purchase that is worth as much of the wish as it fulfils."""
+"""web_shop: buy the product that an instruction describes; the reward is the share of it that the purchase fulfils."""
 
 import random
 import re
@@ -10,7 +10,7 @@ from pydantic import Field
 from turnwise.core.messages import Picture
 from turnwise.envs.seeds import split_of_state
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, goes_on, lost, won
-from turnwise.envs.web_shop.catalogue import Goal, Product, make_catalogue, make_goal, score, shared_index
+from turnwise.envs.web_shop.catalogue import Goal, Product, make_catalogue, make_goal, score_purchase, shared_index
 from turnwise.envs.web_shop.pages import (
     BACK,
     BUY,
@@ -25,9 +25,9 @@ from turnwise.envs.web_shop.pages import (
 )
 
 ACTION = re.compile(r"\A(search|click)\s*\[([^\[\]]*)\]\Z", re.IGNORECASE)
-"""One of them: no brackets within brackets."""
-LONGEST = 300
-"""Characters of what stands in the brackets."""
+"""An action. Brackets do not nest."""
+MAX_ARGUMENT_CHARS = 300
+"""Longest text in the brackets."""
 
 
 class WebShop(TextEnv):
@@ -41,100 +41,103 @@ class WebShop(TextEnv):
 
     class Params(StrictParams):
         products: Annotated[int, Field(ge=50, le=5000)] = 500
-        """Of the catalogue."""
+        """Products in the catalogue, 50 to 5000."""
         shop: Annotated[int, Field(ge=0)] = 0
-        """The number of the catalogue: each is another one. All splits shop in the same."""
+        """Seed of the catalogue. All splits use the same catalogue."""
         per_page: Annotated[int, Field(ge=3, le=50)] = 10
-        """Results on a page."""
+        """Search results per page, 3 to 50."""
 
     params: Params
 
     def reset(self, rng: random.Random) -> str:
-        self.wish = self._drawn(rng)
+        self.goal = self._draw_goal(rng)
         self.page: Page = SearchPage()
-        self.seen: dict[str, str] = {}
-        """The fullest page that was shown of each product, by its code."""
+        self.pages_seen: dict[str, str] = {}
+        """product code -> the most detailed page of it that was shown"""
         return self.observe()
 
-    def _drawn(self, rng: random.Random) -> Goal:
-        """Of the same split as its product: else another's wish might differ from it in the price alone."""
+    def _draw_goal(self, rng: random.Random) -> Goal:
+        """Draw a goal in the split of its product: otherwise goals of two splits could differ in the price alone."""
         catalogue = make_catalogue(self.params.shop, self.params.products)
         while True:
-            wish = make_goal(rng, catalogue)
-            if split_of_state(wish.thing) == split_of_state(self._key(wish.target)):
-                return wish
+            goal = make_goal(rng, catalogue)
+            if split_of_state(goal.description) == split_of_state(self._product_key(goal.target)):
+                return goal
 
     def start_key(self) -> str:
-        """The product: who has learnt to find it in training, for however much, does not meet it in the test."""
-        return self._key(self.wish.target)
+        """The product: one that was trained on, at whatever price, does not occur in the test split."""
+        return self._product_key(self.goal.target)
 
-    def _key(self, product: Product) -> str:
+    def _product_key(self, product: Product) -> str:
         return f"{self.params.shop}, {self.params.products}: {product.code}"
 
     def observe(self) -> str:
-        return f"{self.wish.text}\n{self.page.text}"
+        return f"{self.goal.text}\n{self.page.text}"
 
     def step(self, action: str) -> Outcome:
-        read = ACTION.match(action.strip())
-        if read is None or len(read[2]) > LONGEST:
+        match = ACTION.match(action.strip())
+        if match is None or len(match[2]) > MAX_ARGUMENT_CHARS:
             raise ValueError("neither search[...] nor click[...]")
-        verb, inside = read[1].lower(), " ".join(read[2].split())
+        verb, argument = match[1].lower(), " ".join(match[2].split())
         if verb == "search":
-            self.page = self._searched(inside)
+            self.page = self._search(argument)
             return goes_on(self.observe())
-        name = next((button for button in self.page.buttons if button.lower() == inside.lower()), None)
+        name = next((button for button in self.page.buttons if button.lower() == argument.lower()), None)
         if name is None:
             raise ValueError("no such button on this page")
-        return self._bought() if name == BUY else self._clicked(name)
+        return self._buy() if name == BUY else self._click(name)
 
-    def _searched(self, query: str) -> ResultsPage:
+    def _search(self, query: str) -> ResultsPage:
         if not isinstance(self.page, SearchPage) or not query:
             raise ValueError("search needs words, on the search page")
         found = shared_index(self.params.shop, self.params.products).search(query)
-        return ResultsPage(found=found, number=1, per_page=self.params.per_page)
+        return ResultsPage(found=found, page_number=1, per_page=self.params.per_page)
 
-    def _clicked(self, name: str) -> Outcome:
+    def _click(self, name: str) -> Outcome:
         match self.page:
             case ResultsPage():
                 self.page = _from_results(self.page, name)
             case ProductPage():
                 self.page = _from_product(self.page, name)
-        if isinstance(self.page, ProductPage) and (self.page.features or self.page.product.code not in self.seen):
-            self.seen[self.page.product.code] = self.page.text
+        if isinstance(self.page, ProductPage) and (
+            self.page.show_features or self.page.product.code not in self.pages_seen
+        ):
+            self.pages_seen[self.page.product.code] = self.page.text
         return goes_on(self.observe())
 
-    def _bought(self) -> Outcome:
+    def _buy(self) -> Outcome:
         if not isinstance(self.page, ProductPage):
             raise ValueError("there is nothing to buy here")
-        worth = score(self.wish, self.page.product, self.page.chosen)
-        told = f"You bought {self.page.product.title}. It is worth {worth:.2f} of 1."
-        return won(told, worth) if worth == 1 else lost(told, worth)
+        score = score_purchase(self.goal, self.page.product, self.page.selected)
+        text = f"You bought {self.page.product.title}. It is worth {score:.2f} of 1."
+        return won(text, score) if score == 1 else lost(text, score)
 
     def random_action(self, rng: random.Random) -> str:
-        """Buying is one button among many: it comes late enough to see pages."""
+        """Buying is one button among many, so random play sees pages before it buys."""
         if not self.page.buttons:
             product = rng.choice(make_catalogue(self.params.shop, self.params.products))
-            return f"search[{product.kind.name}]"
+            return f"search[{product.product_type.name}]"
         return f"click[{rng.choice(self.page.buttons)}]"
 
     def solve(self) -> list[str]:
-        """One click at a time, of a player that sees no more than a model does.
+        """The next action of the scripted player, which sees no more than a model does.
 
-        It wins but for a wish in a thousand, where it runs out of turns among many products that nearly fit."""
-        return [next_action(self.wish.text, self.page.text, self.seen)]
+        It fails in one task of a thousand, where many products nearly fit and the turns run out.
+        """
+        return [next_action(self.goal.text, self.page.text, self.pages_seen)]
 
     def state_key(self) -> str:
         return self.observe()
 
     def draw(self) -> Picture:
-        return Picture(rows=tuple((line,) for line in self.page.text.splitlines()), caption=self.wish.text)
+        return Picture(rows=tuple((line,) for line in self.page.text.splitlines()), caption=self.goal.text)
 
 
 def _from_results(page: ResultsPage, name: str) -> Page:
     if name == BACK:
         return SearchPage()
     if name in (NEXT, PREVIOUS):
-        return replace(page, number=page.number + (1 if name == NEXT else -1))
+        return replace(page, page_number=page.page_number + (1 if name == NEXT else -1))
     return ProductPage(product=next(product for product in page.shown if product.code == name), results=page)
 
 
@@ -144,5 +147,5 @@ def _from_product(page: ProductPage, name: str) -> Page:
     if name == PREVIOUS:
         return page.results
     if name == FEATURES:
-        return replace(page, features=True)
-    return replace(page, chosen={**page.chosen, page.option_of(name): name})
+        return replace(page, show_features=True)
+    return replace(page, selected={**page.selected, page.option_of(name): name})

@@ -1,4 +1,9 @@
-"""The shop's pages: what stands on each, and what can be clicked there. A page never changes; a click gives another."""
+"""The shop's pages as immutable values with their text and buttons, and a scripted player that reads them.
+
+The player knows only the instruction, the current page and the pages that it has seen, like a model. It searches for
+the words of the instruction, opens results of the right type and price in order, reads the features where the title
+does not decide, selects the options and buys.
+"""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +18,7 @@ BACK, NEXT, PREVIOUS, FEATURES, BUY = "Back to Search", "Next >", "< Prev", "Fea
 class SearchPage:
     @property
     def text(self) -> str:
-        """Not in brackets: there is nothing to click."""
+        """Without brackets: there is nothing to click."""
         return "Search page"
 
     @property
@@ -24,51 +29,53 @@ class SearchPage:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultsPage:
     found: tuple[Product, ...]
-    number: int
-    """From 1."""
+    page_number: int
+    """Starts at 1."""
     per_page: int
 
     @property
-    def pages(self) -> int:
+    def num_pages(self) -> int:
         return max(1, -(-len(self.found) // self.per_page))
 
     @property
     def shown(self) -> tuple[Product, ...]:
-        return self.found[(self.number - 1) * self.per_page : self.number * self.per_page]
+        return self.found[(self.page_number - 1) * self.per_page : self.page_number * self.per_page]
 
     @property
     def text(self) -> str:
-        head = f"Page {self.number} of {self.pages}, {len(self.found)} results"
-        return "\n".join([head, _row(self._ways), *(f"[{each.code}] {each.title} {each.price}" for each in self.shown)])
+        head = f"Page {self.page_number} of {self.num_pages}, {len(self.found)} results"
+        return "\n".join(
+            [head, _button_row(self._navigation), *(f"[{each.code}] {each.title} {each.price}" for each in self.shown)]
+        )
 
     @property
-    def _ways(self) -> tuple[str, ...]:
-        return (BACK, *[PREVIOUS] * (self.number > 1), *[NEXT] * (self.number < self.pages))
+    def _navigation(self) -> tuple[str, ...]:
+        return (BACK, *[PREVIOUS] * (self.page_number > 1), *[NEXT] * (self.page_number < self.num_pages))
 
     @property
     def buttons(self) -> tuple[str, ...]:
-        return (*self._ways, *(product.code for product in self.shown))
+        return (*self._navigation, *(product.code for product in self.shown))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductPage:
     product: Product
     results: ResultsPage
-    """Where it was found."""
-    chosen: Mapping[str, str] = field(default_factory=dict)
-    features: bool = False
-    """They are shown."""
+    """The results page that led here."""
+    selected: Mapping[str, str] = field(default_factory=dict)
+    show_features: bool = False
+    """The list of features is shown."""
 
     @property
     def text(self) -> str:
         lines = [f"{self.product.title} {self.product.price}"]
         lines += [f"{name}: {self._values(name, values)}" for name, values in self.product.options]
-        if self.features:
+        if self.show_features:
             lines.append(f"Features: {', '.join(self.product.attributes)}")
-        return "\n".join([*lines, _row((BACK, PREVIOUS, FEATURES, BUY))])
+        return "\n".join([*lines, _button_row((BACK, PREVIOUS, FEATURES, BUY))])
 
     def _values(self, name: str, values: tuple[str, ...]) -> str:
-        return " ".join(f"[{value}]{' (chosen)' * (self.chosen.get(name) == value)}" for value in values)
+        return " ".join(f"[{value}]{' (chosen)' * (self.selected.get(name) == value)}" for value in values)
 
     @property
     def buttons(self) -> tuple[str, ...]:
@@ -76,83 +83,83 @@ class ProductPage:
         return (*values, BACK, PREVIOUS, FEATURES, BUY)
 
     def option_of(self, value: str) -> str:
-        """The name of the option that has this value."""
+        """Return the option that has this value."""
         return next(name for name, values in self.product.options if value in values)
 
 
 Page = SearchPage | ResultsPage | ProductPage
 
 
-def _row(names: tuple[str, ...]) -> str:
+def _button_row(names: tuple[str, ...]) -> str:
     return " ".join(f"[{name}]" for name in names)
 
 
-WISH = re.compile(r"\AWanted: (.+?) with (.+), for at most (\d+) dollars\.\Z")
+GOAL = re.compile(r"\AWanted: (.+?) with (.+), for at most (\d+) dollars\.\Z")
 RESULT = re.compile(r"^\[(B\d+)\] (.+) \$(\d+\.\d\d)$", re.MULTILINE)
 OPTION = re.compile(r"^\w+: (\[.+)$", re.MULTILINE)
 VALUE = re.compile(r"\[([^\]]+)\]( \(chosen\))?")
-TOLD = re.compile(r"^Features: (.+)$", re.MULTILINE)
+FEATURE_LIST = re.compile(r"^Features: (.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedGoal:
-    """The instruction as it is read."""
+    """The instruction as the player parses it."""
 
-    kind: str
+    product_type: str
     attributes: tuple[str, ...]
     values: tuple[str, ...]
-    """Of options."""
+    """Values of options."""
     dollars: int
 
 
 def parse_goal(text: str) -> ParsedGoal:
-    found = WISH.match(text)
+    found = GOAL.match(text)
     if found is None:
-        raise ValueError(f"no wish: {text[:80]!r}")
+        raise ValueError(f"not an instruction: {text[:80]!r}")
     attributes, *options = found[2].split(", ")
     return ParsedGoal(
-        kind=found[1],
+        product_type=found[1],
         attributes=tuple(attributes.split(" and ")),
         values=tuple(option.partition(" ")[2] for option in options),
         dollars=int(found[3]),
     )
 
 
-def next_action(wish: str, page: str, seen: Mapping[str, str]) -> str:
-    """`seen`: the fullest page of every product that was looked at, by its code."""
-    wanted = parse_goal(wish)
+def next_action(goal: str, page: str, pages_seen: Mapping[str, str]) -> str:
+    """`pages_seen`: product code -> the most detailed page of it so far"""
+    wanted = parse_goal(goal)
     if f"[{BUY}]" in page:
         return _on_product(wanted, page)
     if f"[{BACK}]" in page:
-        return _on_results(wanted, page, seen)
-    return f"search[{' '.join((wanted.kind, *wanted.attributes, *wanted.values))}]"
+        return _on_results(wanted, page, pages_seen)
+    return f"search[{' '.join((wanted.product_type, *wanted.attributes, *wanted.values))}]"
 
 
-def _on_results(wanted: ParsedGoal, page: str, seen: Mapping[str, str]) -> str:
+def _on_results(wanted: ParsedGoal, page: str, pages_seen: Mapping[str, str]) -> str:
     for code, title, dollars in RESULT.findall(page):
-        could_be = wanted.kind in title and float(dollars) <= wanted.dollars
-        if could_be and not (code in seen and matches_goal(wanted, seen[code]) is False):
+        is_candidate = wanted.product_type in title and float(dollars) <= wanted.dollars
+        if is_candidate and not (code in pages_seen and matches_goal(wanted, pages_seen[code]) is False):
             return f"click[{code}]"
     return f"click[{NEXT if f'[{NEXT}]' in page else BACK}]"
 
 
 def _on_product(wanted: ParsedGoal, page: str) -> str:
-    fitting = matches_goal(wanted, page)
-    if fitting is None:
+    matches = matches_goal(wanted, page)
+    if matches is None:
         return f"click[{FEATURES}]"
-    if not fitting:
+    if not matches:
         return f"click[{PREVIOUS}]"
-    chosen = {value for line in OPTION.findall(page) for value, mark in VALUE.findall(line) if mark}
-    missing = [value for value in wanted.values if value not in chosen]
+    selected = {value for line in OPTION.findall(page) for value, selected_mark in VALUE.findall(line) if selected_mark}
+    missing = [value for value in wanted.values if value not in selected]
     return f"click[{missing[0]}]" if missing else f"click[{BUY}]"
 
 
 def matches_goal(wanted: ParsedGoal, page: str) -> bool | None:
-    """Whether a product is what is wanted; None: its features would tell."""
+    """Whether the product on this page fulfils the goal; None: its features decide."""
     title, _, price = page.partition("\n")[0].rpartition(" $")
     offered = {value for line in OPTION.findall(page) for value, _ in VALUE.findall(line)}
-    if wanted.kind not in title or float(price) > wanted.dollars or not offered.issuperset(wanted.values):
+    if wanted.product_type not in title or float(price) > wanted.dollars or not offered.issuperset(wanted.values):
         return False
-    if told := TOLD.search(page):
-        return set(told[1].split(", ")).issuperset(wanted.attributes)
+    if feature_list := FEATURE_LIST.search(page):
+        return set(feature_list[1].split(", ")).issuperset(wanted.attributes)
     return True if all(attribute in title for attribute in wanted.attributes) else None
