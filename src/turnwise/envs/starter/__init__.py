@@ -1,1 +1,1 @@
-"""What `turnwise envs new` writes: an environment with its test, to start from."""
+"""`turnwise envs new NAME`: templates of an environment and its test."""

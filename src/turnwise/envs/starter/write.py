@@ -1,4 +1,4 @@
-"""`turnwise envs new NAME`: a working environment and its test, to start from."""
+"""Write the starter environment and its test from templates."""
 
 import keyword
 import re
@@ -10,21 +10,21 @@ from turnwise.core.errors import UserError
 
 
 def write_starter(name: str, folder: Path) -> tuple[Path, Path]:
-    """`name`: of the class, as GuessNumber. Returns the two files; one that exists is never overwritten."""
+    """Write the environment class `name` and its test into `folder`; return both files. Never overwrites a file."""
     if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", name) or keyword.iskeyword(name):
-        raise UserError(f'"{name}" cannot name a class: give letters and digits, the first a capital, as GuessNumber')
+        raise UserError(
+            f'"{name}" cannot name a class: use letters and digits and start with a capital, such as GuessNumber'
+        )
     module = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
     files = folder / f"{module}.py", folder / f"test_{module}.py"
     for file in files:
         if file.exists():
-            raise UserError(f"{file} exists: choose another name, or remove it first")
+            raise UserError(f"{file} exists: choose another name, or remove the file")
     words = {"name": name, "module": module, "file": files[0].name, "test": files[1].name}
     for file, starter in zip(files, ("env.txt", "test.txt"), strict=True):
         text = (resources.files("turnwise.envs.starter") / starter).read_text(encoding="utf-8")
         try:
             file.write_text(Template(text).substitute(words), encoding="utf-8")
         except OSError as error:
-            raise UserError(
-                f"{file} cannot be written ({error.strerror}): go to a folder that you can write to"
-            ) from error
+            raise UserError(f"{file} cannot be written ({error.strerror}): change to a writable folder") from error
     return files
