@@ -1,4 +1,4 @@
-"""What the tests of retrieval share: a small corpus on disk, its index, and episodes that call the tool."""
+"""A small corpus on disk, its index, and episodes that call the search tool."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ def write_rows(file: Path, rows: Sequence[dict[str, Any]] = ROWS) -> Path:
 
 
 def make_index(folder: Path, rows: Sequence[dict[str, Any]] = ROWS, **options: Any) -> Path:
-    """Its folder."""
+    """Folder of the index."""
     folder.mkdir(exist_ok=True)
     build_index([write_rows(folder / "rows.jsonl", rows)], folder / "index", **options)
     return folder / "index"
@@ -37,7 +37,7 @@ def titles(hits: Sequence[SearchResult]) -> list[str]:
 
 
 def call_all(tool: Tool, calls: Sequence[dict[str, Any]]) -> list[ToolResult]:
-    """Each by an episode of its own, at the same time, through the real box."""
+    """Run each search in its own episode, concurrently, through a ToolBox."""
 
     async def one(box: ToolBox, number: int, arguments: dict[str, Any]) -> ToolResult:
         async with box.open(number) as tools:
@@ -51,7 +51,7 @@ def call_all(tool: Tool, calls: Sequence[dict[str, Any]]) -> list[ToolResult]:
 
 
 class Scripted:
-    """Finds the query itself, as a title; keeps what it was asked in one call."""
+    """Searcher that returns the query as a title and records the queries of each call."""
 
     def __init__(self) -> None:
         self.asked: list[list[str]] = []

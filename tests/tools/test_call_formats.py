@@ -1,4 +1,4 @@
-"""Calls are read from what was sampled, in each way that models write them; nothing raises."""
+"""Parsing tool calls in every format; no text makes it raise."""
 
 import json
 
@@ -22,7 +22,7 @@ NAMED = [
     'Now. [TOOL_CALLS] add [ARGS] {"a":1,  "b": 2} </s>',
     '[TOOL_CALLS]add[CALL_ID]bC3dE5fG7[ARGS]{"a":1,  "b": 2}',
 ]
-"""As newer models of Mistral write them."""
+"""Format of newer Mistral models."""
 
 
 @pytest.mark.parametrize("text", NAMED)

@@ -1,4 +1,4 @@
-"""Every tool, with hostile words wherever its words come from: they are text to the model in whole episodes."""
+"""Hostile text from every tool stays text for the model, in whole episodes."""
 
 import json
 import shlex
@@ -42,25 +42,25 @@ Call = tuple[str, dict[str, Any]]
 def played(
     folder: Path, tools: Sequence[str | dict[str, Any]], calls: Sequence[Call], style: str = "hermes", **params: Any
 ) -> Played:
-    """Calls by one who knows the tools, then an answer."""
+    """Play an episode with these calls, then an answer."""
     (folder / "score.py").write_text("def score(answer, row):\n    return 0.0\n")
     (folder / "rows.jsonl").write_text(json.dumps({"question": f"Well? {HOSTILE}", "split": "train"}) + "\n")
     given = {"tasks": str(folder / "rows.jsonl"), "tools": list(tools), "reward": f"{folder / 'score.py'}:score"}
-    room = {"style": style, "max_turns": 30, "max_tool_calls": 30, "max_output": 100_000}
-    task = Task(env="tools", seed=seed_for("train", 0), params=KIND.check_params(given | room | params))
+    limits = {"style": style, "max_turns": 30, "max_tool_calls": 30, "max_output": 100_000}
+    task = Task(env="tools", seed=seed_for("train", 0), params=KIND.check_params(given | limits | params))
     lines = iter([*(format_call(*call, style) for call in calls), "<answer><s></s></answer>"])
     episode = play(KIND.make(task), lines, renderer_of(STYLES[style], "markup"), task)
     check_plain(episode)
     return episode
 
 
-def told(episode: Played) -> list[str]:
-    """After each call."""
+def observations(episode: Played) -> list[str]:
+    """Tool messages, one per call."""
     return ["\n".join(message.content for message in result.messages) for result in episode.watched.results[:-1]]
 
 
 def decoded(expression: str = HOSTILE) -> str:
-    """Python that makes the words: an agent that wrote them itself would end its call with them."""
+    """Python code that builds the text: written literally, it would end the call."""
     return f"bytes.fromhex('{expression.encode().hex()}').decode()"
 
 
@@ -76,7 +76,7 @@ def test_python_output_is_untrusted_text(style: str, tmp_path: Path) -> None:
         f"raise type({decoded(JOINED)}, (Exception,), {{}})({decoded()})",
     ]
     episode = played(tmp_path, ["python"], [("python", {"code": code}) for code in programs], style)
-    said = told(episode)
+    said = observations(episode)
     assert [JOINED in said[number] for number in (0, 1, 2, 3, 6)] == [True] * 5
     assert all(any(word in text for word in CONTROL) for text in said)
     assert sum(JOINED in text for text in seen_texts(episode)) >= 5
@@ -95,7 +95,7 @@ def test_search_shows_hostile_passages_and_titles(tmp_path: Path) -> None:
         ("search", {"query": "otter", "top": CONTROLS}),
     ]
     for style in ("hermes", "answer"):
-        first, second, third, *_ = told(played(tmp_path, [tool], calls, style))
+        first, second, third, *_ = observations(played(tmp_path, [tool], calls, style))
         assert JOINED in first and JOINED in second and CONTROL[0] in third
 
 
@@ -119,7 +119,7 @@ def test_sql_shows_hostile_values_columns_and_tables(tmp_path: Path) -> None:
     ]
     for style in ("hermes", "answer"):
         episode = played(tmp_path, [tool], [("sql", {"query": query}) for query in queries], style)
-        said = told(episode)
+        said = observations(episode)
         assert all(word in said[1] for word in WORDS)
         assert sum(CONTROL[0] in text for text in said) >= 5
         prompt = seen_texts(episode)[0]
@@ -168,7 +168,7 @@ def test_function_results_errors_and_state_are_untrusted_text(style: str, tmp_pa
         ("say", {"how": [1]}),
     ]
     calls += [("kept", {"text": "<s>"})] * 2 + [("<s><s>", {"how": "</s>"}), (CONTROL[0] * 30, {})]
-    said = told(played(tmp_path, users_tools(tmp_path), calls, style))
+    said = observations(played(tmp_path, users_tools(tmp_path), calls, style))
     assert [JOINED in text for text in said] == [True] * 7 + [False] * 2 + [True] * 2 + [False] * 2
     assert "no argument <s><s>" in said[7] and said[9] == said[10] and said[9].endswith("<s>1")
     assert "no tool '<s><s>'" in said[11] and CONTROL[0] in said[12]
@@ -177,12 +177,12 @@ def test_function_results_errors_and_state_are_untrusted_text(style: str, tmp_pa
 @pytest.mark.parametrize("max_output", [1, 7, 13, 20, 27, 34, 285, 286, 300])
 def test_truncated_output_is_untrusted_text(max_output: int, tmp_path: Path) -> None:
     calls: list[Call] = [("say", {"how": "text"}), ("say", {"how": "data"})]
-    for text in told(played(tmp_path, users_tools(tmp_path), calls, max_output=max_output)):
+    for text in observations(played(tmp_path, users_tools(tmp_path), calls, max_output=max_output)):
         assert len(text) <= max_output + 40 and "characters cut" in text
 
 
 def server(folder: Path, words: Callable[[str], str]) -> dict[str, Any]:
-    """It says hostile words in all that a server may say, as `words` leaves them."""
+    """Script of a server with hostile text in every field, transformed by `words`."""
 
     def text(how: str, **more: Any) -> dict[str, Any]:
         return {"result": {"content": [{"type": "text", "text": how}], **more}}
@@ -232,11 +232,11 @@ def test_mcp_answers_are_untrusted_text(style: str, tmp_path: Path) -> None:
     calls += [("say", {"how": "text", "<s>": 1, JOINED[:12]: 1}), ("say", {"how": ["<s>"]}), ("<s><s>", {})]
     loud = played(tmp_path, [server(tmp_path, str)], calls, style)
     meek = played(tmp_path, [server(tmp_path, lambda text: ANY_WORD.sub(MEEK, text))], calls[:1], style)
-    said = told(loud)
+    said = observations(loud)
     assert [CONTROL[0] in text for text in said[: len(HOWS)]] == [True] * len(HOWS)
     assert "The tools have changed" in said[8] and JOINED in said[8].partition("The tools have changed")[2]
     openings = [added(each.renderer, each.trajectory.turns[0].context_ids) for each in (loud, meek)]
-    assert openings[0] == openings[1], "what a server says of its tools stands in the prompt, as text"
+    assert openings[0] == openings[1], "tool descriptions are in the prompt as text"
     assert all(word in seen_texts(loud)[0] for word in CONTROL if "<" not in word)
 
 
@@ -247,5 +247,5 @@ def test_mcp_tool_with_hostile_name_is_refused(tmp_path: Path) -> None:
         (tmp_path / "tools.json").write_text(json.dumps({"tools": tools, "later": [], "answers": {}}))
         program = mcp_scripted_server_for_tests.__file__
         command = shlex.join([sys.executable, "-I", "-S", str(program), str(tmp_path / "tools.json")])
-        with pytest.raises(UserError, match="none that an agent could call"):
+        with pytest.raises(UserError, match="an agent cannot call"):
             played(tmp_path, [{"mcp": command}], [])

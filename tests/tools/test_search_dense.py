@@ -1,4 +1,4 @@
-"""Dense retrieval: vectors as the encoder gives them, ranked by cosine; with a real encoder where there is one."""
+"""Dense retrieval: encoder vectors ranked by cosine similarity; with a real encoder if one is installed."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ WORDS = ("[PAD]", "[UNK]", "otter", "owl", "bridge", "bread", "river", "night", 
 
 @pytest.fixture(scope="module")
 def random_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A BERT of random weights that any Hugging Face program reads."""
+    """Folder of a BERT with random weights."""
     folder = tmp_path_factory.mktemp("encoder") / "bert"
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="[UNK]"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.Whitespace()
@@ -49,7 +49,7 @@ def test_encoder_returns_normalized_mean_over_tokens(random_bert: Path) -> None:
     together = encoder.encode(texts)
     assert together.dtype == np.float32 and np.allclose(np.linalg.norm(together, axis=1), 1, atol=1e-5)
     alone = np.concatenate([encoder.encode([text]) for text in texts])
-    assert np.allclose(together, alone, atol=1e-5), "what stands beside a text in a batch changes nothing"
+    assert np.allclose(together, alone, atol=1e-5), "other texts in the batch do not matter"
     model = BertModel.from_pretrained(random_bert).eval()
     with torch.no_grad():
         states = model(torch.tensor([[2, 6]])).last_hidden_state[0].mean(dim=0)

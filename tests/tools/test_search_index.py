@@ -1,4 +1,4 @@
-"""An index: ranks as its formula says, is whole or not there, and says in one line what is wrong with it."""
+"""Search indexes: BM25 ranking, atomic builds, and errors for damaged folders."""
 
 import json
 import math
@@ -121,7 +121,7 @@ def cut(path: Path) -> None:
 
 
 def scramble(path: Path) -> None:
-    """Of the same length, so that only reading it tells."""
+    """Damage without a change of size, which only reading detects."""
     path.write_bytes(b"\x00" * path.stat().st_size)
 
 

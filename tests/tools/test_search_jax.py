@@ -1,4 +1,4 @@
-"""bm25s tries jax when it is imported, which takes most of a GPU's memory: search keeps it from that."""
+"""bm25s must not import jax, which would reserve most of the GPU memory."""
 
 import subprocess
 import sys

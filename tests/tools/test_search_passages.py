@@ -1,4 +1,4 @@
-"""Passages: what is read of files, how long texts are cut, and that nothing of a corpus is more than text."""
+"""Reading documents, splitting them into passages, and cleaning their text."""
 
 import json
 import os

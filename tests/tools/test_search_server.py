@@ -1,4 +1,4 @@
-"""A server over an index, and the tool over its address: the same answers, few requests, limits and a key."""
+"""Search server and its client: equal results, batched requests, limits and keys."""
 
 import asyncio
 import http.client
@@ -164,7 +164,7 @@ def test_server_survives_disconnecting_client() -> None:
 
 
 class Answers(BaseHTTPRequestHandler):
-    """A server that is none of ours."""
+    """Handler that answers with scripted statuses and bodies."""
 
     protocol_version = "HTTP/1.1"
     script: list[tuple[int, bytes]]

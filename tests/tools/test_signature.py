@@ -1,4 +1,4 @@
-"""A tool's arguments in a few words: what must be given, of which type, and which values there are."""
+"""Short signatures and example arguments of tools."""
 
 import enum
 from typing import Any, Literal
@@ -23,17 +23,17 @@ class Point(BaseModel):
 
 
 def room(name: str) -> str:
-    """One text."""
+    """One string."""
     return name
 
 
 def quote(city: str, nights: int, unit: Literal["C", "F"] = "C", by: float | None = None, note: str = "") -> str:
-    """Of all kinds."""
+    """Arguments of all types."""
     return f"{city}{nights}{unit}{by}{note}"
 
 
 def dye(colour: Colour, size: list[int], at: Point | None, much: int | str, also: list[Point] | None = None) -> str:
-    """Of made-up types."""
+    """Arguments of user-defined types."""
     return f"{colour}{size}{at}{much}{also}"
 
 

@@ -1,4 +1,4 @@
-"""Functions that would run for long inside a single step: bounded by their arguments, not by the clock."""
+"""SQL functions that could run for long inside a single step are bounded by their arguments."""
 
 import sqlite3
 from contextlib import closing
@@ -14,7 +14,7 @@ from work_for_tests import hang_guard
 
 HUGE = 2**31 - 1
 LIMITS = SqlLimits(timeout_s=30.0)
-"""So long that nothing is stopped by the clock: what ends, ends by itself."""
+"""Limits that the clock never reaches."""
 ENDLESS = [
     f"printf('%.*c', {HUGE}, 'x')",
     f"format('%.*c', {HUGE}, 'x')",
@@ -39,7 +39,7 @@ ENDLESS = [
 
 @pytest.mark.parametrize("value", ENDLESS)
 def test_printf_of_huge_text_is_null(value: str) -> None:
-    """As in SQLite, which counts that far first."""
+    """SQLite returns NULL too, after counting that far."""
     assert run_query(b"", f"SELECT {value}", LIMITS).rows == ((None,),)
 
 
@@ -81,7 +81,7 @@ def test_printf_matches_sqlite(template: str, values: list[str]) -> None:
 
 
 def test_printf_template_is_parsed_in_linear_time() -> None:
-    """A million signs that could be flags, digits or both: by the square this would take hours."""
+    """A million characters that could be flags or digits; quadratic time would take hours."""
     with hang_guard(), closing(FunctionOverrides(10_000)) as functions:
         for signs in ("0", "1", "l", ".", "*", ".0", "%"):
             assert functions._repeats_too_often("%." + signs * (1_000_000 // len(signs)), []) is False

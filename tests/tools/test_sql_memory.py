@@ -1,4 +1,4 @@
-"""SQLite's memory is one for all in this process: nobody fails because another has taken it."""
+"""SQLite's heap limit is shared by the process: no query fails because another one uses it up."""
 
 import random
 import sqlite3
@@ -18,7 +18,7 @@ from turnwise.tools.sql.threads import SharedLock, run_in_daemon_thread
 from turnwise.tools.tool import ToolError
 
 GREEDY = "WITH n(x, y) AS (SELECT 1, hex(zeroblob(%d)) UNION SELECT x + 1, y FROM n) SELECT count(*) FROM n"
-"""Keeps all that it makes."""
+"""Query that keeps all of its rows in memory."""
 
 
 def reset(level: str = "full") -> TextToSql:
@@ -28,7 +28,7 @@ def reset(level: str = "full") -> TextToSql:
 
 
 def take_all(taken: threading.Event) -> None:
-    """As a greedy query does, until somebody wants to be alone."""
+    """Use up the memory until someone waits for the exclusive lock."""
     with sql_query._memory_lock.shared(), closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         connection.execute(f"PRAGMA hard_heap_limit = {HEAP_BYTES}")
         connection.execute("CREATE TABLE t (x)")

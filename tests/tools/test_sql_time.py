@@ -1,4 +1,4 @@
-"""Queries that take long inside a single step, where SQLite does not look at the clock; and the clock itself."""
+"""Time limits of queries, also within a single step, and functions of the current time."""
 
 import asyncio
 import sqlite3
@@ -28,7 +28,7 @@ LIMITS = SqlLimits(timeout_s=60.0)
 LONG = """WITH a AS MATERIALIZED (SELECT replace(hex(zeroblob(2400)), '0', 'aa') t),
 b AS MATERIALIZED (SELECT replace(hex(zeroblob(1200)), '0', 'aa') || 'b' s),
 n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1000) """
-"""Two texts that are as long as they may be, for which a search is as slow as it can be, a thousand times."""
+"""A thousand slow searches in texts of maximum length."""
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def image() -> bytes:
 
 @pytest.fixture
 def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """A query named HANG runs until the event is set, and no limit of SQLite's ends it."""
+    """The query HANG runs until the event is set, beyond all limits."""
     run, let_go = sql_query._run, threading.Event()
 
     def hang(database: Any, query: str, limits: SqlLimits) -> QueryResult:
@@ -64,7 +64,7 @@ def queries_since(before: set[threading.Thread]) -> list[threading.Thread]:
 
 
 def tree(count: int) -> str:
-    """x + x + ..., so many of them and not deep."""
+    """x + x + ... with `count` terms, without deep nesting."""
     return "x" if count == 1 else f"({tree(count // 2)}+{tree(count - count // 2)})"
 
 
@@ -80,7 +80,7 @@ SLOW = {
 
 @pytest.mark.parametrize("name", SLOW)
 def test_single_row_stays_within_time_limit(image: bytes, name: str) -> None:
-    """Between two looks at the clock nothing interrupts a query: how much may be between them is what is limited."""
+    """Nothing interrupts a query between two checks of the clock, so the work between them is limited."""
     before = set(threading.enumerate())
     try:
         run_query(image, LONG + SLOW[name], SqlLimits(timeout_s=0.5))
@@ -117,7 +117,7 @@ def test_hanging_query_is_the_agents_fault(tmp_path: Path, hanging: threading.Ev
 
 
 def test_waiting_for_the_lock_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody is alone for longer than the limit and its grace; who waited meanwhile is still answered."""
+    """A query that waits longer than its limit for the exclusive lock is still answered."""
     inside, go = threading.Event(), threading.Event()
 
     def alone() -> None:

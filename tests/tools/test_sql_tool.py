@@ -1,4 +1,4 @@
-"""The tool sql: it reads and nothing else, however it is asked, and no query costs more than its limits."""
+"""The tool sql: read-only whatever the query, and within its limits."""
 
 import asyncio
 import hashlib
@@ -39,7 +39,7 @@ QUICK = SqlLimits(timeout_s=60.0)
 
 @pytest.fixture
 def file(tmp_path: Path) -> Iterator[Path]:
-    """Whatever a test does to it: afterwards its bytes are what they were, and nothing stands beside it."""
+    """Database file. Afterwards its bytes must be unchanged, with no other file beside it."""
     path = tmp_path / "strange name?#%41.db"
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(CONTENT)
@@ -298,7 +298,7 @@ def test_step_limit_is_deterministic(image: bytes) -> None:
 
 
 def test_query_out_of_memory_because_of_others_succeeds(image: bytes) -> None:
-    """Many at once, some of them greedy: those are refused, and nobody else is."""
+    """Of many concurrent queries only those that use too much memory are refused."""
     greedy, modest = BOMBS["a table of everything"], "SELECT count(*) FROM rooms a, rooms b"
     answers: list[tuple[str, object]] = []
 
@@ -376,7 +376,7 @@ def test_query_does_not_block_the_event_loop(file: Path, monkeypatch: pytest.Mon
 
     def held(*given: Any) -> QueryResult:
         running.set()
-        assert go.wait(60), "the event loop stands still"
+        assert go.wait(60), "the event loop is blocked"
         return run(*given)
 
     monkeypatch.setattr(sql_query, "_run", held)
@@ -428,7 +428,7 @@ def test_wal_database_is_read_without_writing(file: Path) -> None:
         connection.execute("INSERT INTO people VALUES (4, 'Ian', 50)")
         connection.commit()
         log = run_query(twin, "SELECT count(*) FROM people", QUICK)
-        assert log.rows == ((4,),), "what still stands in the log is read"
+        assert log.rows == ((4,),), "the write-ahead log is read"
     assert [found.name for found in file.parent.iterdir() if found.name.startswith("twin")] == ["twin.db"]
     before = twin.read_bytes()
     assert run_query(twin, "SELECT count(*) FROM people", QUICK).rows == ((4,),)

@@ -1,4 +1,4 @@
-"""A function is a tool: its types are the schema, and what fails is laid at the right door."""
+"""Function tools: schema, validation, retries, caching, and errors attributed to agent or tool."""
 
 import asyncio
 import functools
@@ -225,7 +225,7 @@ def exits() -> str:
 
 
 def interrupts() -> str:
-    """As Ctrl-C does."""
+    """Raise KeyboardInterrupt, like Ctrl-C."""
     raise KeyboardInterrupt
 
 
@@ -265,11 +265,11 @@ def line_of(function: Callable[..., Any]) -> int:
     ],
 )
 def test_tool_bug_is_reported_with_its_line(function: Callable[..., Any], said: str) -> None:
-    """Neither an exit that ends the thread alone nor a time-out of the tool's own is waited for."""
-    with pytest.raises(InfrastructureFailure) as told:
+    """SystemExit and the tool's own TimeoutError are reported without waiting."""
+    with pytest.raises(InfrastructureFailure) as error:
         answers([function], call(function.__name__))
     place = f"test_tool_functions.py:{line_of(function)}"
-    assert str(told.value) == f"the tool {function.__name__}: {place}: {said}, 3 times"
+    assert str(error.value) == f"the tool {function.__name__}: {place}: {said}, 3 times"
 
 
 def test_bug_behind_decorator_is_reported_at_tool_line() -> None:
@@ -289,9 +289,9 @@ def test_bug_behind_decorator_is_reported_at_tool_line() -> None:
     ],
 )
 def test_unknown_rule_is_a_user_error(rules: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as error:
         tool(**rules)(add)
-    assert str(told.value).startswith(said)
+    assert str(error.value).startswith(said)
 
 
 def undocumented(a: int) -> int:

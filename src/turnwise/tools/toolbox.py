@@ -171,7 +171,7 @@ def _unknown_tool(name: str, tools: Iterable[str]) -> str:
 
 
 def _parse_arguments(text: str, spec: ToolSpec) -> dict[str, Any]:
-    """Parse the JSON object. If the tool's only required argument is a string, plain text stands for that argument."""
+    """Parse the JSON object. If the tool's only required argument is a string, plain text is used as that argument."""
     name = sole_text_argument(spec)
     if name is not None and not text.lstrip().startswith("{"):
         return {name: text}

@@ -1,4 +1,4 @@
-"""A query is found in what was written around it."""
+"""Extracting the query from a model's answer."""
 
 import pytest
 
@@ -31,6 +31,6 @@ def test_extract_query_takes_last_block_or_whole_text(answer: str, query: str) -
 
 @pytest.mark.parametrize("hostile", ["`" * 10**6, "```sql\n" * 200_000, "``` " * 300_001, "```" + "sql" * 500_000])
 def test_extract_query_takes_linear_time(hostile: str) -> None:
-    """A millisecond a hundred kilobytes; hours, were it to grow with the square."""
+    """1 ms per 100 kB; quadratic time would take hours."""
     with hang_guard():
         extract_query(hostile)

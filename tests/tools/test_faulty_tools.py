@@ -1,4 +1,4 @@
-"""A fifth of all calls break for reasons that are ours: nothing is lost, doubled or trained as a failure."""
+"""Tools that fail in a fifth of the calls: no episode is lost, duplicated or trained as a failure."""
 
 import asyncio
 import random
