@@ -66,5 +66,5 @@ def test_hub_that_never_answers_times_out(monkeypatch: pytest.MonkeyPatch) -> No
         UserError, match="is not in the local cache and the Hugging Face hub cannot be reached: connect"
     ):
         is_hub_available("owner/name")
-    assert not answered.is_set(), "nobody waited for it"
+    assert not answered.is_set(), "the call returned before the answer"
     answered.set()

@@ -1,1 +1,1 @@
-"""Policies that generate: native (in process, shares the learner's weights) and scripted (tests)."""
+"""Engines that generate: native (in process, shares the learner's weights), paged (on a GPU), openai, scripted."""

@@ -8,7 +8,7 @@ from turnwise.core.task import EpisodeKey
 from turnwise.core.trajectory import Stop
 
 Script = Callable[[EpisodeKey, int, list[int]], Sequence[int]]
-"""(episode, turn, all ids so far) -> the ids to say."""
+"""(episode, turn, all ids so far) -> ids to generate."""
 
 
 class ScriptedSession:
@@ -24,12 +24,12 @@ class ScriptedSession:
         if restart:
             self._context.clear()
         self._context.extend(ids)
-        said = list(self._script(self._key, self._turn, list(self._context)))[: sampling.max_tokens]
+        generated = list(self._script(self._key, self._turn, list(self._context)))[: sampling.max_tokens]
         self._turn += 1
-        self._context.extend(said)
-        stop = Stop.EOS if said and said[-1] in self._stop_ids else Stop.LENGTH
+        self._context.extend(generated)
+        stop = Stop.EOS if generated and generated[-1] in self._stop_ids else Stop.LENGTH
         return Completion(
-            ids=tuple(said), logprobs=(0.0,) * len(said), stop=stop, temperature=sampling.temperature or 1.0
+            ids=tuple(generated), logprobs=(0.0,) * len(generated), stop=stop, temperature=sampling.temperature or 1.0
         )
 
 

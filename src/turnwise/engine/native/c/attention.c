@@ -1,35 +1,35 @@
-/* Attention of new tokens over a cache of slots: the same as rows.py, in one call a layer.
+/* Attention of new tokens over a cache of slots: `torch_attention` of attention.py, in one call per layer.
 
-   keys    [slots, KV, D, capacity]     positions lie side by side, so that scores are made for several at once
+   keys    [slots, KV, D, capacity]     positions are adjacent, so that scores are computed for several at once
    values  [slots, KV, capacity, D]
-   query   [N, H, D], key and value [N, KV, D], of any strides but 1 in D; out [N, H, D] without gaps
+   query   [N, H, D], key and value [N, KV, D], with stride 1 in D and any other strides; out [N, H, D] is contiguous
 
-   A row is one session's new tokens: they are written to its slot, and each then sees the positions up to its own.
-   D and the capacity are multiples of 16. Every row and head is computed apart from all others, so what a session
-   gets does not depend on who shares the pass. */
+   A row is one session's new tokens: they are written to its slot, and each then attends to positions up to its own.
+   D and the capacity are multiples of 16. Every row and head is computed independently, so the result of a session
+   does not depend on the other sessions of the pass. */
 
 #include "vectors.h"
 
-#define BLOCK 4       /* queries that read a key together, at most; constant wherever loops run over it */
+#define BLOCK 4       /* maximum of queries that share a loaded key; a constant in the loops over it */
 #define PARTS (16 / LANES) /* vectors that hold 16 numbers of a value */
-#define LOWEST -1e30f /* the score of what is not seen */
+#define LOWEST -1e30f /* score of masked positions */
 
 typedef struct {
     int64_t slot, past, new, skip, token;
-    /* `skip` of the first new tokens see nothing: nobody reads them. `token`: the first one's number among all. */
+    /* `skip`: the first new tokens, whose output is not used. `token`: index of the first new token in the pass. */
 } Row;
 
 typedef struct {
     int64_t heads, kv, size, capacity;
     int64_t first, shared; /* positions below `shared` are equal in all slots of the call, and read from slot `first` */
-    int64_t window;        /* how many positions a token sees, itself included; 0: all */
+    int64_t window;        /* size of the sliding window, the token included; 0: no window */
     float scale;
     const float *query, *key, *value;
     int64_t query_token, query_head, key_token, key_head, value_token, value_head; /* strides */
     float *keys, *values, *out;
 } Call;
 
-/* scores[i][j] = query i . key j for `depth` vectors of positions from j on. Queries lie `size` apart. */
+/* scores[i][j] = query i . key j for `depth` vectors of positions from j on. Queries are `size` apart. */
 INLINE void score_tile(const float *keys, int64_t capacity, int64_t size, const float *queries, int64_t j,
                        float *scores, int64_t span, int block, int depth) {
     vec sums[SUMS] = {{0}};
@@ -44,7 +44,7 @@ INLINE void score_tile(const float *keys, int64_t capacity, int64_t size, const 
             store(scores + i * span + j + k * LANES, sums[i * depth + k]);
 }
 
-/* For positions from..to, in whole vectors. SUMS of them at a time keep the processor busy. */
+/* For positions from..to, in whole vectors. SUMS accumulators at a time hide latency. */
 INLINE void score(const float *keys, int64_t capacity, int64_t size, const float *queries, int64_t from, int64_t to,
                   float *scores, int64_t span, int block) {
     const int depth = SUMS / block;
@@ -117,19 +117,19 @@ static void write_new(const Call *call, const Row *row, int64_t head, float *key
 }
 
 /* Up to `block` queries of one row that read the same keys: number q is token q / group, head q % group of its group.
-   `room` holds BLOCK queries, BLOCK outputs and BLOCK rows of scores. */
-INLINE void attend_block(const Call *call, const Row *row, int64_t head, int64_t start, int64_t stop, float *room,
+   `scratch` holds BLOCK queries, BLOCK outputs and BLOCK rows of scores. */
+INLINE void attend_block(const Call *call, const Row *row, int64_t head, int64_t start, int64_t stop, float *scratch,
                          int block) {
     int64_t size = call->size, group = call->heads / call->kv, span = call->capacity, count = stop - start;
-    float *queries = room, *out = room + BLOCK * size, *scores = room + 2 * BLOCK * size;
-    memset(room, 0, 2 * BLOCK * size * sizeof(float));
+    float *queries = scratch, *out = scratch + BLOCK * size, *scores = scratch + 2 * BLOCK * size;
+    memset(scratch, 0, 2 * BLOCK * size * sizeof(float));
     for (int64_t i = 0; i < count; i++) {
         int64_t token = row->token + (start + i) / group, own = head * group + (start + i) % group;
         const float *query = call->query + token * call->query_token + own * call->query_head;
         for (int64_t d = 0; d < size; d++)
             queries[i * size + d] = query[d] * call->scale;
     }
-    int64_t low = row->past + start / group, high = row->past + (stop - 1) / group + 1; /* first query, behind the last */
+    int64_t low = row->past + start / group, high = row->past + (stop - 1) / group + 1; /* first query, after the last */
     int64_t from = call->window && low >= call->window ? (low - call->window + 1) / LANES * LANES : 0;
     int64_t to = (high + LANES - 1) / LANES * LANES, middle = call->shared > from ? call->shared : from;
     int64_t plane = size * call->capacity;
@@ -154,7 +154,7 @@ INLINE void attend_block(const Call *call, const Row *row, int64_t head, int64_t
     }
 }
 
-static void attend_row(const Call *call, const Row *row, int64_t head, float *room) {
+static void attend_row(const Call *call, const Row *row, int64_t head, float *scratch) {
     int64_t group = call->heads / call->kv, plane = (row->slot * call->kv + head) * call->size * call->capacity;
     write_new(call, row, head, call->keys + plane, call->values + plane);
     for (int64_t t = 0; t < row->skip; t++)
@@ -163,29 +163,29 @@ static void attend_row(const Call *call, const Row *row, int64_t head, float *ro
     for (int64_t start = row->skip * group; start < row->new * group; start += BLOCK) {
         int64_t left = row->new * group - start;
         if (left == 1)
-            attend_block(call, row, head, start, start + 1, room, 1);
+            attend_block(call, row, head, start, start + 1, scratch, 1);
         else if (left == 2)
-            attend_block(call, row, head, start, start + 2, room, 2);
+            attend_block(call, row, head, start, start + 2, scratch, 2);
         else
-            attend_block(call, row, head, start, start + (left < BLOCK ? left : BLOCK), room, BLOCK);
+            attend_block(call, row, head, start, start + (left < BLOCK ? left : BLOCK), scratch, BLOCK);
     }
 }
 
-/* 0, or 1 where memory ran out. */
+/* Returns 0, or 1 if out of memory. */
 int attend(const Call *call, const Row *rows, int64_t count) {
     int failed = 0;
 #pragma omp parallel if (count > 1)
     {
-        float *room = malloc(BLOCK * (2 * call->size + call->capacity) * sizeof(float));
-        if (room == NULL) {
+        float *scratch = malloc(BLOCK * (2 * call->size + call->capacity) * sizeof(float));
+        if (scratch == NULL) {
 #pragma omp atomic write
             failed = 1;
         }
 #pragma omp for schedule(dynamic, 4)
         for (int64_t item = 0; item < count * call->kv; item++)
-            if (room != NULL)
-                attend_row(call, rows + item / call->kv, item % call->kv, room);
-        free(room);
+            if (scratch != NULL)
+                attend_row(call, rows + item / call->kv, item % call->kv, scratch);
+        free(scratch);
     }
     return failed;
 }

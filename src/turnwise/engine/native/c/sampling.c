@@ -1,22 +1,22 @@
-/* Drawing tokens: the same as sampling.py, in one call a pass. */
+/* Sampling: `sample` of sampling.py, in one call per pass. */
 
 #include <math.h>
 
 #include "vectors.h"
 
-#define CHUNK 64 /* tokens whose weights are summed before they are looked at one by one */
+#define CHUNK 64 /* tokens per partial sum; only one chunk is searched token by token */
 
 typedef struct {
     const float *logits; /* [rows, vocabulary], `stride` apart */
     int64_t stride, vocabulary;
-    const int64_t *rows; /* of each draw */
+    const int64_t *rows; /* row of each draw */
     const uint64_t *addresses, *counters;
-    const float *temperatures; /* 0: the likeliest token */
+    const float *temperatures; /* 0: the most likely token */
     int64_t *tokens;
     float *logprobs;
 } Draws;
 
-/* SplitMix64: 23 bits and a half, as a number in (0, 1). */
+/* SplitMix64: 23 bits plus 1/2, as a number in (0, 1). */
 static double uniform(uint64_t address, uint64_t counter) {
     uint64_t state = address + (counter + 1) * 0x9E3779B97F4A7C15u;
     state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -69,7 +69,7 @@ static int64_t find(const float *weights, const double *sums, int64_t count, dou
         if (weights[token] > weights[last])
             last = token;
     }
-    return last; /* the sum in another order was larger by a rounding error: the likeliest of the chunk */
+    return last; /* rounding: the total was summed in another order; take the most likely token of the chunk */
 }
 
 static int64_t first_with(const float *logits, int64_t count, float logit) {
@@ -93,7 +93,7 @@ static void draw_one(const Draws *draws, int64_t number, float *weights, double 
     draws->logprobs[number] = (logits[token] - top) / temperature - log(sum);
 }
 
-/* 0, or 1 where memory ran out. */
+/* Returns 0, or 1 if out of memory. */
 int draw(const Draws *draws, int64_t count) {
     int failed = 0;
 #pragma omp parallel if (count > 8)

@@ -1,4 +1,4 @@
-/* As many numbers at a time as a register of the processor holds: compilers keep wider vectors in memory. */
+/* Vectors as wide as the CPU's registers: compilers spill wider ones to memory. */
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -6,7 +6,7 @@
 
 #if defined(__AVX512F__)
 #define LANES 16
-#define SUMS 8 /* vectors of sums that a loop keeps in registers, beside what it reads */
+#define SUMS 8 /* accumulators that a loop keeps in registers */
 #elif defined(__AVX__)
 #define LANES 8
 #define SUMS 8
@@ -34,10 +34,10 @@ INLINE vec load(const float *from) { return *(const vec *)from; }
 INLINE void store(float *to, vec what) { *(vec *)to = what; }
 INLINE vec all(float number) { return number - (vec){0}; }
 INLINE vec choose(ints mask, vec one, vec other) { return (vec)((mask & (ints)one) | (~mask & (ints)other)); }
-/* The second where one of them is NaN. */
+/* Returns `other` if either is NaN. */
 INLINE vec larger(vec one, vec other) { return choose(one > other, one, other); }
 
-/* e^x for x <= 0, 0 below -87, NaN where x is: 2^n e^r with |r| <= ln 2 / 2, the latter by its series. */
+/* e^x for x <= 0, 0 below -87, NaN for NaN: 2^n e^r with |r| <= ln 2 / 2, the latter by its series. */
 INLINE vec exponential(vec x) {
     ints nothing = x < all(-87.0f);
     x = larger(all(-87.0f), x);
