@@ -38,7 +38,7 @@ from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import TextEnv
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
-from turnwise.rewards.scoring import ENV, Scoring, score_groups
+from turnwise.rewards.scoring import ENV, RewardSet, score_groups
 from turnwise.rollout.collect import Collector
 from turnwise.rollout.context import FullContext
 from turnwise.rollout.limits import Limits
@@ -54,7 +54,7 @@ ALLOWED_MS = 0.3
 ENDLESS = 10**9
 WARM_UP = 50
 """Tasks of which many an environment makes tables that serve all later ones."""
-SCORING = Scoring(format_penalty=0.1, functions={}, weights={ENV: 1.0})
+REWARDS = RewardSet(format_penalty=0.1, functions={}, weights={ENV: 1.0})
 
 Found = TypeVar("Found")
 
@@ -224,7 +224,7 @@ async def whole_path(case: Case, tasks: Sequence[Task], group_size: int) -> tupl
     )
     began = time.thread_time()
     collected = await collector.collect(tasks, group_size=group_size, round=0)
-    groups = (await score_groups(collected.groups, SCORING)).groups
+    groups = (await score_groups(collected.groups, REWARDS)).groups
     seconds = time.thread_time() - began
     turns = sum(each.num_turns for group in groups for each in group.trajectories)
     assert turns == engine.calls, "a turn is one answer"

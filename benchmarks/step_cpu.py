@@ -41,7 +41,7 @@ from turnwise.models.loading.load import LoadedModel
 from turnwise.recipes.build import (
     build_coefficients,
     build_learner,
-    build_scoring,
+    build_rewards,
     estimate_settings,
     filter_settings,
     load_policy,
@@ -50,6 +50,7 @@ from turnwise.recipes.build import (
 from turnwise.recipes.environment_mix import build_environment_mix
 from turnwise.recipes.memory import memory_plan
 from turnwise.render.renderer import Renderer
+from turnwise.rewards.judge.registry import JudgeRegistry
 from turnwise.rollout.collect import Collector
 from turnwise.rollout.context import FullContext
 from turnwise.rollout.limits import Limits
@@ -126,7 +127,7 @@ def turnwise_side(job: Job, loaded: LoadedModel, make_engine: MakeEngine = cpu_e
         tasks=job.source(),
         collector=collector,
         greedy=None,
-        scoring=build_scoring(config, renderer.decode),
+        rewards=build_rewards(config, JudgeRegistry(), renderer.decode),
         filter=filter_settings(config),
         learner=learner,
         groups=job.groups,

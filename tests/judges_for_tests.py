@@ -107,8 +107,8 @@ def settings_for(url: str, folder: Path, **options: Any) -> JudgeSettings:
     return JudgeSettings(model="m", rubric="names the capital", endpoint=url, cache=str(folder), **options)
 
 
-def bench_of(settings: JudgeSettings, slept: list[float] | None = None) -> JudgeClient:
-    """A bench of its own, as a new process would have it, whose client does not really wait."""
+def client_of(settings: JudgeSettings, slept: list[float] | None = None) -> JudgeClient:
+    """A new client, as another process would have it, which does not really sleep."""
     counts = JudgeCounts()
 
     async def sleep(seconds: float) -> None:
@@ -116,8 +116,8 @@ def bench_of(settings: JudgeSettings, slept: list[float] | None = None) -> Judge
             slept.append(seconds)
         await asyncio.sleep(0)
 
-    meter = JudgeBudget(settings.max_calls, settings.max_tokens_total, counts)
-    return JudgeClient(settings, EndpointJudgeModel(settings, meter, sleep), AnswerCache(settings.cache), counts)
+    budget = JudgeBudget(settings.max_calls, settings.max_tokens_total, counts)
+    return JudgeClient(settings, EndpointJudgeModel(settings, budget, sleep), AnswerCache(settings.cache), counts)
 
 
 def fenced(messages: list[dict[str, str]]) -> tuple[list[tuple[str, str]], str]:

@@ -59,3 +59,39 @@ def test_only_names_are_names_of_variables(value: str) -> None:
         with pytest.raises(ValueError, match="no name of a variable") as told:
             name_of_variable(value)
         assert str(told.value) == "that is no name of a variable: put the key into one, and its name here"
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://h/v1", "http://", "", "http://h:port/v1", "http://[h/v1"])
+def test_split_url_rejects_what_is_not_a_url(url: str) -> None:
+    with pytest.raises(UserError, match="must be a URL such as"):
+        split_url(url, **GIVEN)
+
+
+def read_openai_key(url: str, variable: str | None, environment: dict[str, str]) -> str | None:
+    parts = split_url(url, **GIVEN)
+    return read_key(parts, variable, default="OPENAI_API_KEY", option="--api-key-env", environment=environment)
+
+
+def test_read_key_prefers_the_named_variable() -> None:
+    url, variables = "https://api.example.com/v1", {"OPENAI_API_KEY": " one\n", "MINE": "two", "BAD": "a\nb"}
+    assert read_openai_key(url, None, variables) == "one"
+    assert read_openai_key(url, "MINE", variables) == "two"
+    assert read_openai_key(url, None, {}) is None
+    with pytest.raises(UserError, match="the key in the variable that --api-key-env names holds characters"):
+        read_openai_key(url, "BAD", variables)
+
+
+@pytest.mark.parametrize(
+    ("url", "sent"),
+    [
+        ("http://localhost:8000/v1", True),
+        ("http://127.0.0.1/v1", True),
+        ("http://[::1]:8000/v1", True),
+        ("http://10.0.0.5:8000/v1", False),
+        ("http://localhost.evil.com/v1", False),
+        ("https://10.0.0.5/v1", True),
+    ],
+)
+def test_read_key_never_sends_the_default_key_over_plain_http(url: str, sent: bool) -> None:
+    assert (read_openai_key(url, None, {"OPENAI_API_KEY": "k"}) == "k") is sent
+    assert read_openai_key(url, "MINE", {"MINE": "k"}) == "k"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from endpoint_for_tests import Server, completion, serving
-from turnwise.core.errors import InfrastructureFailure, UserError
+from turnwise.core.errors import InfrastructureFailure, Outage, UserError
 from turnwise.core.messages import (
     ImagePart,
     Message,
@@ -24,7 +24,7 @@ from turnwise.core.protocols import Sampling
 from turnwise.core.trajectory import Stop
 from turnwise.engine.openai import client as client_module
 from turnwise.engine.openai.client import ChatClient
-from turnwise.engine.openai.endpoint import ContextLengthError, Endpoint
+from turnwise.engine.openai.endpoint import ContextLengthError, Endpoint, EndpointError, EndpointOutage
 from turnwise.engine.openai.messages import Reply
 
 HELLO = (system("rules"), user("number 7"))
@@ -52,13 +52,13 @@ def talk(
 ) -> Reply:
     async def ask() -> Reply:
         endpoint = replace(Endpoint(url=url, model="m", timeout_s=120, retries=4), **settings)
-        async with ChatClient(endpoint, sleep=waits or Waits(), chance=lambda: 0.5) as chat:
+        async with ChatClient(endpoint, sleep=waits or Waits(), jitter=lambda: 0.5) as chat:
             return await chat.reply(messages, tools, sampling, seed=11)
 
     return asyncio.run(ask())
 
 
-def test_a_plain_exchange() -> None:
+def test_client_sends_a_request_and_reads_the_reply() -> None:
     server = Server()
     with serving(server) as url:
         reply = talk(url)
@@ -76,7 +76,7 @@ def test_a_plain_exchange() -> None:
     assert server.keys == [None]
 
 
-def test_all_that_is_set_is_sent_and_calls_come_back() -> None:
+def test_client_sends_all_options_and_reads_tool_calls() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
     message = {"role": "assistant", "content": None, "tool_calls": [call, {"function": {"name": 3}}]}
     server = Server(answer=lambda request: {"choices": [{"message": message, "finish_reason": "length"}]})
@@ -98,22 +98,22 @@ def test_all_that_is_set_is_sent_and_calls_come_back() -> None:
     assert sent["messages"][3]["content"][1]["image_url"]["url"].startswith("data:image/png;base64,")
 
 
-PASSING = ["429", "500", "502", "503", "504", "529", "408", "cut", "cut body", "late", "garbage", "empty"]
+TRANSIENT = ["429", "500", "502", "503", "504", "529", "408", "cut", "cut body", "late", "garbage", "empty"]
 
 
-@pytest.mark.parametrize("fault", PASSING)
-def test_what_may_pass_is_tried_again(fault: str) -> None:
+@pytest.mark.parametrize("fault", TRANSIENT)
+def test_client_retries_transient_failures(fault: str) -> None:
     server, waits = Server(faults=lambda said: [fault, fault]), Waits()
     with serving(server) as url:
         reply = talk(url, waits=waits, timeout_s=3.0 if fault == "late" else 120.0)
     assert (reply.message.content, reply.retries) == ("<think>easy</think><answer>8</answer>", 2)
     assert len(server.requests) == 3
-    assert waits.seconds == pytest.approx([0.5 * 0.75, 1.0 * 0.75]), "twice as long each time, spread by chance"
+    assert waits.seconds == pytest.approx([0.5 * 0.75, 1.0 * 0.75]), "twice as long each time, spread by jitter"
 
 
-def test_what_does_not_pass_is_a_failure_of_the_infrastructure() -> None:
+def test_client_raises_infrastructure_failure_after_retries() -> None:
     server, waits = Server(faults=lambda said: ["503"] * 9), Waits()
-    with serving(server) as url, pytest.raises(InfrastructureFailure, match=r"answers 503 \(not now\), 5 times"):
+    with serving(server) as url, pytest.raises(InfrastructureFailure, match=r"answered 503 \(not now\), 5 times"):
         talk(url, waits=waits)
     assert len(server.requests) == 5
     assert waits.seconds == pytest.approx([0.375, 0.75, 1.5, 3.0])
@@ -126,7 +126,7 @@ def test_what_does_not_pass_is_a_failure_of_the_infrastructure() -> None:
 
 
 @pytest.mark.parametrize("fault", ["429 retry-after=7", "503 retry-after=7"])
-def test_retry_after_is_respected(fault: str) -> None:
+def test_client_respects_retry_after(fault: str) -> None:
     waits = Waits()
     with serving(Server(faults=lambda said: [fault])) as url:
         talk(url, waits=waits)
@@ -134,11 +134,11 @@ def test_retry_after_is_respected(fault: str) -> None:
     assert sum(waits.seconds) < 16
 
 
-def test_what_one_request_was_asked_to_wait_all_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_applies_retry_after_to_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     server, waits = Server(faults=lambda said: ["429 retry-after=50"] if said == [1] else []), Waits()
 
     async def both(url: str) -> None:
-        async with ChatClient(Endpoint(url=url, model="m"), sleep=waits, chance=lambda: 0.0) as chat:
+        async with ChatClient(Endpoint(url=url, model="m"), sleep=waits, jitter=lambda: 0.0) as chat:
             await chat.reply([user("number 1")], (), SAMPLING, 0)
             waits.seconds.clear()
             await chat.reply([user("number 2")], (), SAMPLING, 0)
@@ -148,46 +148,58 @@ def test_what_one_request_was_asked_to_wait_all_wait(monkeypatch: pytest.MonkeyP
     assert waits.seconds == [pytest.approx(50, abs=5)]
 
 
-TOLD = {
-    "401": r"wants a key \(401\) \(not now\): set OPENAI_API_KEY, or name the variable .* --api-key-env",
-    "403": r"wants a key \(403\)",
-    "404": r'answers 404 \(not now\): check --model "m", and that --endpoint ends as in /v1',
-    "400": r"refuses the request \(400\) \(not now\): change what it names",
-    "422": r"refuses the request \(422\)",
-    "501": r"refuses the request \(501\)",
-    "307 location=http://other/v1": r"answers 307, a redirect to http://other/v1: give the endpoint's own address",
-    "429 retry-after=7200": r"asks to wait 7200 s: try again after that",
-    '429 body={"error": {"code": "insufficient_quota"}}': r"quota is used up",
+LASTING = {
+    "401": ("unauthorized", r"^127.0.0.1 requires a key \(401\) \(not now\)$"),
+    "403": ("unauthorized", r"^127.0.0.1 requires a key \(403\)"),
+    "404": ("not_found", r"^127.0.0.1 answered 404 \(not now\)$"),
+    "400": ("rejected", r"^127.0.0.1 rejected the request \(400\) \(not now\)$"),
+    "422": ("rejected", r"rejected the request \(422\)"),
+    "501": ("rejected", r"rejected the request \(501\)"),
+    "307 location=http://other/v1": ("redirect", r"answered 307, a redirect to http://other/v1$"),
+    "429 retry-after=7200": ("wait", r"answered 429 \(not now\) and asks to wait 7200 s$"),
+    '429 body={"error": {"code": "insufficient_quota"}}': ("quota", r"^the quota at 127.0.0.1 is used up$"),
 }
 
 
-@pytest.mark.parametrize("fault", TOLD)
-def test_what_does_not_mend_itself_is_told_at_once_in_one_line(fault: str) -> None:
+@pytest.mark.parametrize("fault", LASTING)
+def test_client_raises_lasting_errors_at_once(fault: str) -> None:
     server, waits = Server(faults=lambda said: [fault] * 9), Waits()
-    with serving(server) as url, pytest.raises(UserError, match=TOLD[fault]) as told:
+    reason, message = LASTING[fault]
+    with serving(server) as url, pytest.raises(EndpointError, match=message) as caught:
         talk(url, waits=waits)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
+    assert (caught.value.reason, caught.value.status) == (reason, int(fault[:3]))
+    assert caught.value.endpoint.url == url
+    assert isinstance(caught.value, Outage) == (reason in ("unauthorized", "wait", "quota"))
     assert (len(server.requests), waits.seconds) == (1, [])
 
 
-def test_nothing_there_is_told_after_the_tries() -> None:
+def test_endpoint_error_with_advice_keeps_its_class() -> None:
+    endpoint = Endpoint(url="http://h/v1", model="m")
+    lasting = EndpointError("h answered 404", endpoint=endpoint, reason="not_found", status=404)
+    outage = EndpointOutage("no answer", endpoint=endpoint, reason="unreachable")
+    assert str(lasting.with_advice("check --model")) == "h answered 404: check --model"
+    assert str(outage.with_advice("start it", prefix="the judge m: ")) == "the judge m: no answer: start it"
+    assert type(lasting.with_advice("")) is UserError and type(outage.with_advice("")) is Outage
+
+
+def test_client_reports_an_unreachable_endpoint_after_retries() -> None:
     with serving(Server()) as url:
         pass
     waits = Waits()
-    with pytest.raises(
-        UserError, match=r"nothing answers at http://127.0.0.1:\d+/v1/chat/completions: .*is it running"
-    ):
+    with pytest.raises(EndpointOutage, match=r"^no answer from http://127.0.0.1:\d+/v1/chat/completions \(") as caught:
         talk(url, waits=waits)
+    assert caught.value.reason == "unreachable"
     assert len(waits.seconds) == 4
 
 
-def test_the_key_is_sent_and_told_to_nobody() -> None:
+def test_client_sends_the_key_and_never_shows_it() -> None:
     key = "sk-very-secret"
     echo = f'401 body={{"error": {{"message": "wrong key {key}"}}}}'
     server = Server(faults=lambda said: [echo])
     with (
         serving(server) as url,
-        pytest.raises(UserError, match=r"refuses the key \(401\) \(wrong key \*\*\*\)") as told,
+        pytest.raises(UserError, match=r"refused the key \(401\) \(wrong key \*\*\*\)") as told,
     ):
         talk(url, key=key)
     assert server.keys == [f"Bearer {key}"]
@@ -196,12 +208,12 @@ def test_the_key_is_sent_and_told_to_nobody() -> None:
 
 
 @pytest.mark.parametrize("body", ["context_length_exceeded", "This model's maximum context length is 10 tokens"])
-def test_a_conversation_that_is_too_long_is_its_own_failure(body: str) -> None:
+def test_client_raises_context_length_error(body: str) -> None:
     with serving(Server(faults=lambda said: [f"400 body={body}"])) as url, pytest.raises(ContextLengthError):
         talk(url)
 
 
-def test_an_endpoint_that_calls_the_budget_otherwise_gets_it_so() -> None:
+def test_client_adapts_to_max_completion_tokens() -> None:
     fault = "400 body=Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
     server, waits = Server(faults=lambda said: [fault]), Waits()
     with serving(server) as url:
@@ -213,21 +225,21 @@ def test_an_endpoint_that_calls_the_budget_otherwise_gets_it_so() -> None:
     assert sum(waits.seconds) == 0
 
 
-def test_an_endpoint_that_takes_no_seed_gets_none() -> None:
+def test_client_adapts_to_endpoints_without_seed() -> None:
     server = Server(faults=lambda said: ["422 body=extra fields not permitted: seed"])
     with serving(server) as url:
         talk(url)
     assert ["seed" in sent for sent in server.requests] == [True, False]
 
 
-def test_an_endless_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_limits_the_length_of_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "MAX_BYTES", 1000)
     server = Server(answer=lambda request: completion("x" * 5000))
     with serving(server) as url, pytest.raises(InfrastructureFailure, match="longer than 1000 bytes"):
         talk(url, retries=1)
 
 
-def test_text_that_utf_8_cannot_hold_goes_both_ways() -> None:
+def test_client_handles_unpaired_surrogates() -> None:
     server = Server(answer=lambda request: completion("half \ud83d"))
     with serving(server) as url:
         reply = talk(url, messages=(user("number 7"), assistant("half \ud83d"), user("number 8")))

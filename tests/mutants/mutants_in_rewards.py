@@ -1,9 +1,15 @@
-"""Mutants of turnwise.rewards: what an answer is worth."""
+"""Mutants of turnwise.rewards."""
 
 from mutant_for_tests import mutants
 
 WORTH = ("rewards/test_worth_of_answers.py",)
-SCORING = (*WORTH, "rewards/test_scoring.py", "rewards/test_scoring_judges.py", "rewards/test_functions.py")
+SCORING = (
+    *WORTH,
+    "rewards/test_parts_rubric.py",
+    "rewards/test_scoring.py",
+    "rewards/test_scoring_judges.py",
+    "rewards/test_functions.py",
+)
 PARTS = (*WORTH, "rewards/test_parts_rubric.py")
 CODE = (*WORTH, "rewards/test_parts_code.py")
 SQL = (*WORTH, "rewards/test_sql_equality.py")
@@ -19,17 +25,24 @@ IN_REWARDS = (
         ("reward weights are not read", "[weights[name] * reward for", "[reward for"),
         ("the recorded penalty has the wrong sign", "0.0 - sum(penalties)", "sum(penalties)"),
         ("a group of one goes on", "len(members) < min(MIN_MEMBERS, size)", "len(members) < 1"),
-        ("the environment's weight is not read", "and scoring.weights[ENV] == 1.0", ""),
+        ("the environment's weight is not read", "and rewards.weights[ENV] == 1.0", ""),
         (
             "the environment's reward is recorded with its penalty",
-            "for name, rewards in parts.items() if name != ENV}",
-            "for name, rewards in parts.items()}",
+            "totals = {name: sum(turns) for name, turns in named.items()}",
+            "totals = {name: sum(turns) for name, turns in {ENV: member.turn_rewards, **named}.items()}",
         ),
         (
             "turns are added up",
-            "summed = tuple(map(sum, zip(*weighted, strict=True)))",
-            "summed = (*[0.0] * (len(trajectory.turns) - 1), sum(map(sum, weighted)))",
+            "return tuple(map(sum, zip(*weighted, strict=True)))",
+            "return (*[0.0] * (len(weighted[0]) - 1), sum(map(sum, weighted)))",
         ),
+        ("a part may give NaN", "if not math.isfinite(score):", "if math.isinf(score):"),
+        (
+            "an unavailable part fails the environment",
+            "raise _reward_failure(name, failure) from failure\n    except FOREIGN",
+            "raise EnvironmentFailure(str(failure)) from failure\n    except FOREIGN",
+        ),
+        ("success takes more than the bound", ">= success_at", "> success_at"),
     ),
     *mutants(
         "rewards/functions.py",
@@ -38,17 +51,6 @@ IN_REWARDS = (
         ("the outcome counts at the first turn", "([0.0] * turns + [plain])[1:]", "([plain] + [0.0] * turns)[:turns]"),
         ("too many numbers are cut off", "if len(plain) != turns:", "if len(plain) < turns:"),
         ("rewards may be infinite", "if not all(map(math.isfinite, numbers)):", "if any(map(math.isnan, numbers)):"),
-    ),
-    *mutants(
-        "rewards/rubric.py",
-        PARTS,
-        ("weights of parts are not read", "self.weights[name] * value for", "value for"),
-        ("a part may give NaN", "if not math.isfinite(value):", "if math.isinf(value):"),
-        (
-            "a part that waits in vain is the environment's failure",
-            'raise RewardFailure(f"the reward {name}: {failure}")',
-            'raise EnvironmentFailure(f"the reward {name}: {failure}")',
-        ),
     ),
     *mutants(
         "rewards/text_answers.py",
@@ -128,11 +130,11 @@ IN_REWARDS = (
         "rewards/judge/judges.py",
         JUDGES,
         ("the second order counts for the wrong one", "(first + 1 - second) / 2", "(first + second) / 2"),
-        ("a verdict at the first turn", "(*zeros[1:], value)", "(value, *zeros[1:])"),
+        ("a verdict at the first turn", "(*zeros[1:], reward)", "(reward, *zeros[1:])"),
         (
             "twins lose against each other",
-            "won = [EVEN * twins for twins in met]",
-            "won = [0.0 * twins for twins in met]",
+            "won = [TIE * duplicates for duplicates in met]",
+            "won = [0.0 * duplicates for duplicates in met]",
         ),
         ("an opponent's share is the member's own", "(other, one, 1 - share)", "(other, one, share)"),
     ),

@@ -270,7 +270,7 @@ def test_an_endpoint_that_goes_away_stops_it_and_what_is_done_is_kept(
     server = Server(faults=lambda said: [] if said[0] in known or not down[0] else ["503"] * 99)
     wire, overrides = EndpointOptions(concurrency=2, retries=1), [("rollout.attempts", 2)]
     with serving(server) as url:
-        told = r"3 episodes in a row broke: 127.0.0.1 answers 503 .*: mend that first; .* turnwise eval --resume .*out"
+        told = r"3 episodes in a row broke: 127.0.0.1 answered 503 .*: mend that first; .* turnwise eval --resume .*out"
         with pytest.raises(UserError, match=told):
             run(env, url, out=tmp_path / "out", seeds="0-30", wire=wire, overrides=overrides)
         assert seeds_of(saved(tmp_path / "out")) == expected(4)
@@ -294,7 +294,10 @@ def test_episodes_that_broke_are_told_and_tried_again_later(env: str, tmp_path: 
 
 
 def test_a_refusal_leaves_no_folder(env: str, tmp_path: Path) -> None:
-    with serving(Server(faults=lambda said: ["401"] * 99)) as url, pytest.raises(UserError, match="wants a key"):
+    with (
+        serving(Server(faults=lambda said: ["401"] * 99)) as url,
+        pytest.raises(UserError, match=r"requires a key .*: set OPENAI_API_KEY, or name .* --api-key-env"),
+    ):
         run(env, url, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -9,7 +9,7 @@ from turnwise.recipes import validate
 from turnwise.recipes.configure import configure, recipe_names
 from turnwise.recipes.training_run import resolve
 from turnwise.recipes.validate import check
-from turnwise.rewards.judge.registry import bench_for, counted, take_up
+from turnwise.rewards.judge.registry import JudgeRegistry
 from turnwise.rewards.judge.settings import JudgeSettings
 
 
@@ -100,22 +100,16 @@ def test_judges_that_compare_need_somebody_to_compare_with(
         assert complaint in refused(**settings)
 
 
-def test_each_run_of_a_process_has_a_budget_of_its_own(tmp_path: Path) -> None:
-    judge = {**JUDGE, "cache": str(tmp_path)}
-    config = build({}, [("reward.judges", (judge,))])
-    check(config)
-    used = bench_for(JudgeSettings(**judge))
-    used.counts.calls = 10_000
-    take_up({"another": {"calls": 5}})
-    check(config)
-    fresh = bench_for(JudgeSettings(**judge))
-    assert fresh is not used and fresh.counts.calls == 0 and "another" not in counted()
+def test_check_asks_for_the_judges_of_the_registry_it_is_given(tmp_path: Path) -> None:
+    judges, judge = JudgeRegistry(), {**JUDGE, "cache": str(tmp_path)}
+    check(build({}, [("reward.judges", (judge,))]), judges=judges)
+    assert judges.clients == [judges.client(JudgeSettings(**judge))]
 
 
 def test_a_reward_of_the_wrong_kind_is_refused_before_a_run(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def kind(answer, row):\n    return 0.0\n")
     told = refused(reward__functions=(f"{tmp_path}/mine.py:kind",))
-    assert told == "the reward kind takes other arguments: write function(trajectory)"
+    assert told == "the reward kind must take one argument: write function(trajectory)"
 
 
 def test_check_refuses_more_threads_than_the_machine_allows(monkeypatch: pytest.MonkeyPatch) -> None:

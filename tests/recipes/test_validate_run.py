@@ -95,9 +95,9 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a judge that is not there": (
         {"reward": [judge(endpoint=f"{NOBODY}/v1")]},
-        "nothing answers at http://127.0.0.1:9/",
+        "no answer from http://127.0.0.1:9/",
     ),
-    "a judge without its key": ({"reward": [judge()]}, "wants a key: set OPENAI_API_KEY"),
+    "a judge without its key": ({"reward": [judge()]}, "requires a key: set OPENAI_API_KEY"),
     "a judge that is no model": ({"reward": [judge(endpoint="local", model="tinny")]}, 'did you mean "tiny"'),
 }
 
@@ -137,7 +137,7 @@ def toml(value: Any) -> str:
 @pytest.mark.usefixtures("no_model")
 def test_a_judge_of_groups_is_asked_too(tmp_path: Path) -> None:
     one = {name: value for name, value in judge(endpoint=f"{NOBODY}/v1").items() if name != "use"}
-    with pytest.raises(UserError, match=f"the judge m: nothing answers at {NOBODY}/v1/chat/completions"):
+    with pytest.raises(UserError, match=f"the judge m: no answer from {NOBODY}/v1/chat/completions"):
         train(small(tmp_path, reward__judges=(one,)), console=quiet())
 
 
@@ -150,7 +150,7 @@ def test_a_judge_that_wants_a_key_is_told_from_one_that_lists_no_models(
         if fits:
             check_run(config)
         else:
-            with pytest.raises(UserError, match=rf"the judge m: 127.0.0.1 wants a key \({status}\): set OPENAI"):
+            with pytest.raises(UserError, match=rf"the judge m: 127.0.0.1 requires a key \({status}\): set OPENAI"):
                 check_run(config)
 
 

@@ -46,7 +46,7 @@ ONE = [1.5, np.float32(1.5), np.float64(1.5), np.array(1.5), torch.tensor(1.5), 
 
 
 @pytest.mark.parametrize("given", ONE, ids=lambda given: type(given).__name__)
-def test_one_number_of_any_kind_is_the_last_turns(given: Any) -> None:
+def test_trajectory_reward_gives_one_number_to_the_last_turn(given: Any) -> None:
     assert rewarded(given) == (0.0, 1.5)
     assert all(type(number) is float for number in rewarded(given))
 
@@ -54,15 +54,15 @@ def test_one_number_of_any_kind_is_the_last_turns(given: Any) -> None:
 @pytest.mark.parametrize(
     "given", [(2, 1.5), [np.int64(2), np.float32(1.5)], np.array([2, 1.5]), torch.tensor([2, 1.5])]
 )
-def test_one_number_a_turn_is_each_turns(given: Any) -> None:
+def test_trajectory_reward_accepts_one_number_per_turn(given: Any) -> None:
     assert rewarded(given) == (2.0, 1.5)
 
 
-def test_true_and_false_count_as_1_and_0() -> None:
+def test_trajectory_reward_counts_booleans_as_1_and_0() -> None:
     assert (rewarded(True), rewarded(np.bool_(True)), rewarded(False)) == ((0.0, 1.0), (0.0, 1.0), (0.0, 0.0))
 
 
-def test_an_episode_without_a_turn_has_nothing_to_reward() -> None:
+def test_trajectory_reward_of_an_empty_episode_is_empty() -> None:
     assert rewarded(1.5, turns=0) == ()
 
 
@@ -70,24 +70,24 @@ WRONG = ["1.5", None, 1j, {}, math.nan, -math.inf, np.float32("nan"), torch.tens
 
 
 @pytest.mark.parametrize("given", WRONG, ids=lambda given: str(given)[:9])
-def test_what_is_no_finite_number_is_refused(given: Any) -> None:
+def test_trajectory_reward_rejects_values_that_are_not_finite(given: Any) -> None:
     for reward in (given, [0.0, given]):
-        with pytest.raises(UserError, match="give finite numbers"):
+        with pytest.raises(UserError, match="return finite numbers"):
             rewarded(reward)
 
 
 @pytest.mark.parametrize("given", [[1.0], (1.0, 2.0, 3.0), np.zeros(3), []])
-def test_another_count_than_the_turns_is_refused(given: Any) -> None:
-    with pytest.raises(UserError, match="give one number, or one for each of 2 turns"):
+def test_trajectory_reward_rejects_a_wrong_number_of_values(given: Any) -> None:
+    with pytest.raises(UserError, match="return one number, or one for each of 2 turns"):
         rewarded(given)
 
 
-NO_NUMBER = {"None": None, "the text '1.5'": "1.5"}
+NO_NUMBER = {r"None \(is a return missing\?\)": None, "the text '1.5'": "1.5"}
 
 
 @pytest.mark.parametrize("shown", NO_NUMBER)
-def test_what_was_given_instead_is_told_with_the_place_of_the_function(shown: str) -> None:
-    with pytest.raises(Outage, match=rf"^the reward <lambda> gave {shown} \(test_functions.py:\d+\)"):
+def test_trajectory_reward_error_shows_value_and_source_line(shown: str) -> None:
+    with pytest.raises(Outage, match=rf"^the reward <lambda> returned {shown} \(test_functions.py:\d+\)"):
         rewarded(NO_NUMBER[shown])
 
 
@@ -99,8 +99,8 @@ def raises(error: BaseException) -> Any:
 
 
 @pytest.mark.parametrize("error", [KeyError("price"), SystemExit(3)])
-def test_what_it_raises_is_told_with_the_line_that_raised(error: BaseException) -> None:
-    what = "raised KeyError: 'price'" if isinstance(error, KeyError) else "ended the program"
+def test_trajectory_reward_error_names_the_line_that_raised(error: BaseException) -> None:
+    what = "raised KeyError: 'price'" if isinstance(error, KeyError) else "called sys.exit"
     line = raises(error).__code__.co_firstlineno + 1
     with pytest.raises(Outage, match=f"^the reward score {what} at test_functions.py:{line}: "):
         asyncio.run(trajectory_reward(raises(error))(Trajectory))  # type: ignore[arg-type]
@@ -128,20 +128,20 @@ class Shop:
 
 
 WRONG_KIND = {
-    two: r"takes other arguments: write function\(trajectory\)",
-    of_answers: r"is one of answers, .*: name it in env.params.reward",
-    yields: r"yields, .*: let it return one",
-    yields_later: r"yields, .*: let it return one",
+    two: r"must take one argument: write function\(trajectory\)",
+    of_answers: r"takes an answer, .*: name it in env.params.reward",
+    yields: r"is a generator: return a number",
+    yields_later: r"is a generator: return a number",
     Shop: r"is a class: give a function",
 }
 
 
 @pytest.mark.parametrize("function", WRONG_KIND, ids=lambda function: function.__name__)
-def test_a_function_of_the_wrong_kind_is_refused_before_it_is_called(function: Any) -> None:
+def test_trajectory_reward_rejects_wrong_signatures(function: Any) -> None:
     with pytest.raises(UserError, match=f"^the reward {function.__name__} {WRONG_KIND[function]}"):
         trajectory_reward(function)
 
 
-def test_rows_of_rows_are_no_numbers() -> None:
-    with pytest.raises(UserError, match="give finite numbers"):
+def test_trajectory_reward_rejects_nested_arrays() -> None:
+    with pytest.raises(UserError, match="return finite numbers"):
         rewarded(np.zeros((2, 2)))

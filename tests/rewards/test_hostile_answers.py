@@ -20,6 +20,8 @@ from turnwise.rewards.factory import REWARD_TYPES, build_rubric
 from turnwise.rewards.judge.prompts import AGENT, UnreadableVerdict, absolute_prompt, read_score
 from turnwise.rewards.math_answers import SymbolicMath
 from turnwise.rewards.rubric import BuiltInReward, Submission
+from turnwise.rewards.scoring import score_submission
+from turnwise.rewards.services import RewardServices
 from turnwise.rewards.text_answers import LengthPenalty
 from turnwise.rewards.unit_tests import ExpressionResult, UnitTests, extract_code
 from turnwise.sandbox.types import SandboxUnavailable
@@ -45,12 +47,12 @@ def score(table: dict[str, Any], row: dict[str, Any], answer: str) -> float:
 
 
 async def _scored(table: dict[str, Any], row: dict[str, Any], answers: list[str]) -> list[float]:
-    rubric = build_rubric([table], lambda given: pytest.fail(given))
+    rubric = build_rubric([table], lambda given: pytest.fail(given), RewardServices())
 
     async def scored(answer: str) -> float:
         messages = (user("?"), assistant(answer))
-        (value,) = (await rubric.score(Submission(question="?", answer=answer, row=row, messages=messages))).values()
-        return value
+        submission = Submission(question="?", answer=answer, row=row, messages=messages)
+        return (await score_submission(rubric, submission)).reward
 
     return list(await asyncio.gather(*map(scored, answers)))
 
@@ -68,20 +70,20 @@ def no_warning(caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest)
 
 
 @pytest.mark.parametrize(("table", "row"), IN_PROCESS, ids=lambda each: str(each)[:50])
-def test_nasty_answers_get_a_score(table: dict[str, Any], row: dict[str, Any]) -> None:
+def test_rewards_score_hostile_answers(table: dict[str, Any], row: dict[str, Any]) -> None:
     check(asyncio.run(_scored(table, row, list(NASTY))))
 
 
 @settings(max_examples=60, deadline=None)
 @given(ANSWERS)
-def test_any_answer_gets_a_score(answer: str) -> None:
+def test_rewards_score_any_text(answer: str) -> None:
     for table, row in IN_PROCESS:
         check([score(table, row, answer)])
 
 
 @settings(max_examples=30, deadline=None)
 @given(ANSWERS)
-def test_any_answer_gets_a_score_by_a_pattern(answer: str) -> None:
+def test_regex_scores_any_text(answer: str) -> None:
     check([score({"use": "regex", "pattern": r"^\s*(\w+[ ,]?)+$"}, {}, answer)])
 
 
@@ -94,7 +96,7 @@ def database(tmp_path: Path) -> str:
     return str(tmp_path / "d.db")
 
 
-def test_nasty_queries_get_a_score(database: str) -> None:
+def test_sql_scores_hostile_queries(database: str) -> None:
     row = {"sql": "select a, b from t", "database": database}
     queries = [*NASTY, *(f"SELECT {text}" for text in NASTY), "select b, a from t", "select 1e999, a from t"]
     check(asyncio.run(_scored({"use": "sql", "timeout_s": 0.5}, row, queries)))
@@ -104,7 +106,7 @@ TESTS: list[Any] = [["assert f(1) == 2", "assert f(2) == {1: 2}"], [{"input": [1
 
 
 @pytest.mark.parametrize("tests", TESTS, ids=["asserts", "pairs"])
-def test_nasty_code_gets_a_score(tests: Any, optional_part: Callable[..., NoReturn]) -> None:
+def test_unit_tests_score_hostile_code(tests: Any, optional_part: Callable[..., NoReturn]) -> None:
     try:
         check(asyncio.run(_scored({"use": "unit_tests", "timeout_s": 2.0}, {"tests": tests}, list(NASTY))))
     except SandboxUnavailable as error:
@@ -113,7 +115,7 @@ def test_nasty_code_gets_a_score(tests: Any, optional_part: Callable[..., NoRetu
 
 @settings(max_examples=60, deadline=None)
 @given(ANSWERS)
-def test_any_printed_value_is_compared(text: str) -> None:
+def test_expression_result_compares_any_printed_text(text: str) -> None:
     for wanted in (1, {"1": [2]}, [[1]], "x", None, float("nan")):
         for as_json in (False, True):
             assert ExpressionResult(True, text).is_value(wanted, same_type=False, as_json=as_json) in (True, False)
@@ -121,13 +123,13 @@ def test_any_printed_value_is_compared(text: str) -> None:
 
 @settings(deadline=None)
 @given(ANSWERS)
-def test_any_answer_can_be_shown_to_a_judge(answer: str) -> None:
+def test_judge_prompt_accepts_any_text(answer: str) -> None:
     judge = REWARD_TYPES["judge"](model="m", rubric="r")
     messages = absolute_prompt(((AGENT, answer),), answer, answer, judge)
     assert "".join(message.content for message in messages).encode()
 
 
-def test_fences_are_found_in_linear_time() -> None:
+def test_extract_code_takes_linear_time() -> None:
     """In two million characters: were it by the square, it would take hours."""
     length = 2_000_000
     texts = ["```" + " " * length, "```python" + "\t" * length, "```" * (length // 3), "``` \n" * (length // 5)]
@@ -166,7 +168,9 @@ DEFECTS = [
 
 
 @pytest.mark.parametrize("error", DEFECTS, ids=lambda error: type(error).__name__)
-def test_boundary_gives_the_worst_score_and_logs_it(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+def test_built_in_reward_logs_errors_and_gives_the_worst_score(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
     answered = Submission(question="?", answer="7" * 999, row={"error": error})
     with caplog.at_level(logging.WARNING):
         assert asyncio.run(Breaks()(answered)) == 0.0 and asyncio.run(Costs()(answered)) == -1.0
@@ -178,19 +182,19 @@ def test_boundary_gives_the_worst_score_and_logs_it(error: Exception, caplog: py
 @pytest.mark.parametrize(
     "error", [UserError("u"), Outage("o"), EnvironmentFailure("e"), InfrastructureFailure("i"), RewardFailure("r")]
 )
-def test_boundary_passes_what_no_answer_brings_about(error: Exception) -> None:
+def test_built_in_reward_passes_failures_not_caused_by_answers(error: Exception) -> None:
     with pytest.raises(type(error)):
         asyncio.run(Breaks()(Submission(question="?", answer="", row={"error": error})))
 
 
-def test_boundary_is_around_every_part_but_the_judge() -> None:
+def test_all_reward_types_but_judges_are_built_in_rewards() -> None:
     assert {name for name, part in REWARD_TYPES.items() if not issubclass(part, BuiltInReward)} == {"judge"}
     for part in (SymbolicMath, UnitTests, LengthPenalty):
         assert "__call__" not in vars(part), "score is what a part defines"
     assert REWARD_TYPES["length"](soft=1, hard=2).worst == REWARD_TYPES["repetition"]().worst == -1.0
 
 
-def test_boundary_takes_a_full_disk_for_infrastructure() -> None:
+def test_built_in_reward_passes_os_errors() -> None:
     class Disk(BuiltInReward):
         async def score(self, answered: Submission) -> float:
             raise OSError(28, "No space left on device")

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from judges_for_tests import JudgeServer, attempts, bench_of, decode, fenced, group_of, member, serving, settings_for
+from judges_for_tests import JudgeServer, attempts, client_of, decode, fenced, group_of, member, serving, settings_for
 from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.core.protocols import GroupReward, RewardResult
 from turnwise.core.trajectory import Trajectory
-from turnwise.rewards.factory import build_group_judges
+from turnwise.rewards.factory import build_group_judges, judge_weights
 from turnwise.rewards.judge.budget import JudgeCounts
 from turnwise.rewards.judge.judges import GroupJudge, _pairs
-from turnwise.rewards.judge.registry import forget_benches
+from turnwise.rewards.judge.registry import JudgeRegistry
 
 
 def by_number(messages: list[dict[str, str]]) -> str:
@@ -33,12 +33,12 @@ def higher_wins(messages: list[dict[str, str]]) -> str:
 def judged(server: JudgeServer, folder: Path, *members: Trajectory, **options: Any) -> Any:
     with serving(server) as url:
         settings = settings_for(url, folder, **options)
-        judge: GroupReward = GroupJudge(settings=settings, bench=bench_of(settings), decode=decode)
+        judge: GroupReward = GroupJudge(settings=settings, client=client_of(settings), decode=decode)
         results = asyncio.run(judge(group_of(*members)))
     return [result.turn_rewards for result in results if isinstance(result, RewardResult)]
 
 
-def test_all_members_are_scored_in_one_call_with_what_they_share_told_once(tmp_path: Path) -> None:
+def test_relative_judge_shows_the_common_prefix_once(tmp_path: Path) -> None:
     server = JudgeServer(by_number)
     members = [member("I look.", "7"), member("I look.", "2"), member("I look.", "10"), member("4")]
     assert judged(server, tmp_path, *members, mode="relative") == [(0.0, 0.7), (0.0, 0.2), (0.0, 1.0), (0.4,)]
@@ -48,7 +48,7 @@ def test_all_members_are_scored_in_one_call_with_what_they_share_told_once(tmp_p
     assert text.count("I look.") == 3, "the fourth did not look, so that is not shared"
 
 
-def test_a_longer_shared_beginning_is_told_once_too(tmp_path: Path) -> None:
+def test_relative_judge_shows_a_long_common_prefix_once(tmp_path: Path) -> None:
     server = JudgeServer(by_number)
     members = [member("I look.", str(score)) for score in (3, 9)]
     assert judged(server, tmp_path, *members, mode="relative") == [(0.0, 0.3), (0.0, 0.9)]
@@ -57,7 +57,7 @@ def test_a_longer_shared_beginning_is_told_once_too(tmp_path: Path) -> None:
 
 
 class Recorded:
-    """A bench without a wire."""
+    """A client without a connection."""
 
     def __init__(self) -> None:
         self.asked: list[list[dict[str, str]]] = []
@@ -69,14 +69,14 @@ class Recorded:
 
 
 def recorded(*members: Trajectory) -> tuple[list[tuple[float, ...]], list[list[dict[str, str]]]]:
-    bench = Recorded()
+    client = Recorded()
     settings = settings_for("http://x/v1", Path("unused"), mode="relative")
-    judge = GroupJudge(settings=settings, bench=bench, decode=decode)  # type: ignore[arg-type]
-    return [result.turn_rewards for result in asyncio.run(judge(group_of(*members))) if result], bench.asked
+    judge = GroupJudge(settings=settings, client=client, decode=decode)  # type: ignore[arg-type]
+    return [result.turn_rewards for result in asyncio.run(judge(group_of(*members))) if result], client.asked
 
 
 @given(scores=st.lists(st.integers(0, 10), min_size=2, max_size=6), seed=st.randoms(use_true_random=False))
-def test_the_order_of_members_changes_neither_scores_nor_the_request(scores: list[int], seed: Any) -> None:
+def test_relative_judge_ignores_the_order_of_members(scores: list[int], seed: Any) -> None:
     other = list(scores)
     seed.shuffle(other)
     even = len(set(scores)) == 1
@@ -88,7 +88,7 @@ def test_the_order_of_members_changes_neither_scores_nor_the_request(scores: lis
     assert requests[0] == requests[1] and len(requests[0]) == (not even)
 
 
-def test_places_are_shuffled_so_that_the_same_member_is_not_always_first() -> None:
+def test_relative_judge_shuffles_members() -> None:
     firsts = set()
     for group in range(12):
         found, asked = recorded(*(member(f"try {group} of {number} says {number}") for number in range(4)))
@@ -99,20 +99,20 @@ def test_places_are_shuffled_so_that_the_same_member_is_not_always_first() -> No
 
 @pytest.mark.parametrize("mode", ["relative", "pairwise"])
 @pytest.mark.parametrize("members", [[member("1")], [member("1", number=0), member("1", number=1)], [member()]])
-def test_where_there_is_nothing_to_compare_nobody_is_asked(mode: str, members: Any, tmp_path: Path) -> None:
+def test_comparing_judges_skip_groups_of_equal_members(mode: str, members: Any, tmp_path: Path) -> None:
     server = JudgeServer(by_number)
     assert judged(server, tmp_path, *members, mode=mode) == [(0.5,) * len(each.turns) for each in members]
     assert server.requests == []
 
 
-def test_members_that_did_the_same_are_asked_for_once_and_get_the_same(tmp_path: Path) -> None:
+def test_group_judge_scores_equal_members_once(tmp_path: Path) -> None:
     server = JudgeServer(by_number)
     members = [member("3"), member("8"), member("3"), member("8"), member()]
     assert judged(server, tmp_path, *members, mode="relative") == [(0.3,), (0.8,), (0.3,), (0.8,), ()]
     assert len(attempts(server.requests[0]["messages"])) == 2
 
 
-def test_pairs_are_asked_in_both_orders_and_give_the_share_of_wins(tmp_path: Path) -> None:
+def test_pairwise_judge_gives_the_share_of_wins(tmp_path: Path) -> None:
     server = JudgeServer(higher_wins)
     members = [member("a 5"), member("b 9"), member("c 5"), member("d 1")]
     assert judged(server, tmp_path, *members, mode="pairwise") == [(0.5,), (1.0,), (0.5,), (0.0,)]
@@ -121,20 +121,20 @@ def test_pairs_are_asked_in_both_orders_and_give_the_share_of_wins(tmp_path: Pat
     assert all((second, first) in orders for first, second in orders)
 
 
-def test_a_judge_that_always_prefers_the_first_favours_nobody(tmp_path: Path) -> None:
+def test_pairwise_judge_cancels_position_bias(tmp_path: Path) -> None:
     server = JudgeServer(lambda messages: '{"winner": "1"}')
     members = [member(str(number)) for number in range(4)]
     assert judged(server, tmp_path, *members, mode="pairwise") == [(0.5,)] * 4
 
 
-def test_twins_count_as_opponents(tmp_path: Path) -> None:
+def test_pairwise_judge_counts_duplicates_as_opponents(tmp_path: Path) -> None:
     """Of three others two are beaten by the best; the middle one ties with its twin and loses once."""
     members = [member("5"), member("5"), member("9"), member("1")]
     found = judged(JudgeServer(higher_wins), tmp_path, *members, mode="pairwise")
     assert found == [((0.5 + 0 + 1) / 3,)] * 2 + [(1.0,), (0.0,)]
 
 
-def test_a_bound_on_opponents_bounds_the_calls(tmp_path: Path) -> None:
+def test_pairwise_judge_limits_opponents(tmp_path: Path) -> None:
     server = JudgeServer(higher_wins)
     members = [member(str(number)) for number in range(8)]
     found = judged(server, tmp_path, *members, mode="pairwise", opponents=2)
@@ -143,14 +143,14 @@ def test_a_bound_on_opponents_bounds_the_calls(tmp_path: Path) -> None:
 
 
 @given(count=st.integers(2, 12), opponents=st.integers(0, 14))
-def test_everybody_meets_as_many_and_no_pair_comes_twice(count: int, opponents: int) -> None:
+def test_pairs_are_unique_and_equally_many_for_each_member(count: int, opponents: int) -> None:
     pairs = _pairs(count, opponents)
     met = [sum(place in pair for pair in pairs) for place in range(count)]
     assert len(set(met)) == 1 and met[0] >= min(opponents or count, count - 1)
     assert len({frozenset(pair) for pair in pairs}) == len(pairs) and all(a != b for a, b in pairs)
 
 
-def test_an_absolute_judge_scores_each_member_alone(tmp_path: Path) -> None:
+def test_absolute_judge_scores_each_member_alone(tmp_path: Path) -> None:
     def script(messages: list[dict[str, str]]) -> str:
         said = [text for kind, text in fenced(messages)[0] if kind == "agent"]
         return json.dumps({"score": int(said[-1])})
@@ -167,24 +167,24 @@ def by_last_word(messages: list[dict[str, str]]) -> str:
     return "I cannot." if "banana" in said else json.dumps({"score": int(said.split()[-1])})
 
 
-def test_a_member_that_derails_an_absolute_judge_takes_no_other_with_it(tmp_path: Path) -> None:
+def test_absolute_judge_failure_affects_one_member_only(tmp_path: Path) -> None:
     members = [member("it is 7"), member("banana"), member("2"), member("banana"), member()]
     with serving(JudgeServer(by_last_word)) as url:
         settings = settings_for(url, tmp_path)
-        bench = bench_of(settings)
-        found = asyncio.run(GroupJudge(settings=settings, bench=bench, decode=decode)(group_of(*members)))
-    told = "the judge m gave no verdict, 3 times: that is not one JSON object and nothing else"
+        client = client_of(settings)
+        found = asyncio.run(GroupJudge(settings=settings, client=client, decode=decode)(group_of(*members)))
+    told = "the judge m gave no verdict (asked 3 times): that is not one JSON object and nothing else"
     given = [each.turn_rewards if isinstance(each, RewardResult) else str(each) for each in found]
     assert given == [(0.7,), told, (0.2,), told, ()]
-    assert bench.counts.left_out == 2 and bench.counts.metrics()["judge/left_out"] == 2.0
+    assert client.counts.left_out == 2 and client.counts.metrics()["judge/left_out"] == 2.0
 
 
-def test_a_group_of_which_no_member_is_judged_fails_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(InfrastructureFailure, match="gave no verdict, 3 times"):
+def test_absolute_judge_raises_if_no_member_has_a_verdict(tmp_path: Path) -> None:
+    with pytest.raises(InfrastructureFailure, match=r"gave no verdict \(asked 3 times\)"):
         judged(JudgeServer(by_last_word), tmp_path, member("a banana"), member("two bananas"))
 
 
-def test_what_a_user_can_mend_ends_the_run_though_others_were_judged(tmp_path: Path) -> None:
+def test_absolute_judge_raises_user_errors(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="budget of 2 calls is spent"):
         judged(JudgeServer(by_last_word), tmp_path, *(member(str(score)) for score in range(3)), max_calls=2)
 
@@ -198,24 +198,24 @@ MISSING = {
 
 
 @pytest.mark.parametrize("what", MISSING)
-def test_scores_that_do_not_fit_the_members_are_no_verdict(what: str, tmp_path: Path) -> None:
+def test_relative_judge_rejects_scores_that_do_not_match_members(what: str, tmp_path: Path) -> None:
     with pytest.raises(InfrastructureFailure, match="gave no verdict"):
         judged(JudgeServer(lambda messages: MISSING[what]), tmp_path, member("1"), member("2"), mode="relative")
 
 
 @pytest.mark.parametrize("winner", ['"3"', "true", "1.0", "null", '"first"'])
-def test_a_winner_that_nobody_is_is_no_verdict(winner: str, tmp_path: Path) -> None:
+def test_pairwise_judge_rejects_unknown_winners(winner: str, tmp_path: Path) -> None:
     server = JudgeServer(lambda messages: f'{{"winner": {winner}}}')
     with pytest.raises(InfrastructureFailure, match="gave no verdict"):
         judged(server, tmp_path, member("1"), member("2"), mode="pairwise")
 
 
-def test_judges_of_a_recipe_have_names_and_weights(tmp_path: Path) -> None:
-    forget_benches()
+def test_build_group_judges_reads_names_and_weights(tmp_path: Path) -> None:
     common = {"model": "m", "rubric": "r", "endpoint": "http://127.0.0.1:1/v1", "cache": str(tmp_path)}
-    made = build_group_judges([{**common, "mode": "relative", "weight": -0.5}, {**common, "name": "other"}], decode)
-    assert made.weights == {"judge": -0.5, "other": 1.0}
-    assert [reward.settings.mode for reward in made.rewards.values()] == ["relative", "absolute"]  # type: ignore[attr-defined]
+    tables = [{**common, "mode": "relative", "weight": -0.5}, {**common, "name": "other"}]
+    judges = build_group_judges(tables, JudgeRegistry(), decode)
+    assert judge_weights(tables) == {"judge": -0.5, "other": 1.0}
+    assert {name: judge.settings.mode for name, judge in judges.items()} == {"judge": "relative", "other": "absolute"}  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -231,10 +231,10 @@ def test_judges_of_a_recipe_have_names_and_weights(tmp_path: Path) -> None:
         ([{"model": "m", "rubric": "r", "endpoint": "local", "key_file": "k"}], "key_file has no effect"),
         ([{"model": "m", "rubric": "r", "endpoint": "local", "timeout_s": 60.0}], "timeout_s has no effect"),
         ([{"model": "m", "rubric": "r", "endpoint": "local", "retries": 0}], "retries has no effect"),
-        ([{"model": "m", "rubric": "r", "scale": [3, 3]}], "scale must go from a lower number to a higher one"),
+        ([{"model": "m", "rubric": "r", "scale": [3, 3]}], "scale must be a lower number followed by a higher one"),
     ],
 )
-def test_mistakes_are_one_line(tables: Any, line: str) -> None:
+def test_build_group_judges_explains_mistakes_in_one_line(tables: Any, line: str) -> None:
     with pytest.raises(UserError) as error:
-        build_group_judges(tables, decode)
+        build_group_judges(tables, JudgeRegistry(), decode)
     assert line in str(error.value) and "\n" not in str(error.value)

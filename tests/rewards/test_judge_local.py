@@ -12,16 +12,16 @@ from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
 from turnwise.rewards.judge.budget import JudgeBudget, JudgeCounts
 from turnwise.rewards.judge.client import AnswerCache, JudgeClient
-from turnwise.rewards.judge.judges import AnswerJudge
+from turnwise.rewards.judge.judges import AnswerJudge, AnswerJudgeSettings
 from turnwise.rewards.judge.local import LoadedJudge, LocalJudgeModel
 from turnwise.rewards.judge.prompts import absolute_prompt, read_score
-from turnwise.rewards.judge.registry import bench_for, forget_benches, judge_metrics
+from turnwise.rewards.judge.registry import JudgeRegistry
 from turnwise.rewards.rubric import Submission
 
 ANSWERED = Submission(question="The capital?", answer="Paris", row={})
 
 
-def test_a_local_model_that_says_a_score_is_read_as_an_endpoint_is(tmp_path: Path) -> None:
+def test_local_judge_reads_and_caches_scores(tmp_path: Path) -> None:
     renderer = Renderer(tiny_tokenizer())
     heard: list[str] = []
 
@@ -29,26 +29,28 @@ def test_a_local_model_that_says_a_score_is_read_as_an_endpoint_is(tmp_path: Pat
         heard.append(renderer.decode(ids))
         return renderer.answer('{"score": 3}')
 
-    judge = AnswerJudge(model="tiny", rubric="is right", endpoint="local", cache=str(tmp_path))
+    judge = AnswerJudgeSettings(model="tiny", rubric="is right", endpoint="local", cache=str(tmp_path))
     counts = JudgeCounts()
     policy = ScriptedEngine(script, sorted(renderer.stop_ids))
-    complete = LocalJudgeModel(judge, JudgeBudget(10, 100_000, counts), lambda: LoadedJudge(policy, renderer))
-    bench = JudgeClient(judge, complete, AnswerCache(judge.cache), counts)
+    model = LocalJudgeModel(judge, JudgeBudget(10, 100_000, counts), lambda: LoadedJudge(policy, renderer))
+    client = JudgeClient(judge, model, AnswerCache(judge.cache), counts)
     messages = absolute_prompt((("agent", "Paris"),), "The capital?", "", judge)
     for _ in range(2):
-        assert asyncio.run(bench.ask(messages, lambda text: read_score(text, judge.scale))) == 0.3
+        assert asyncio.run(client.ask(messages, lambda text: read_score(text, judge.scale))) == 0.3
     assert len(heard) == 1 and "The rubric: is right" in heard[0]
     assert (counts.calls, counts.cached) == (1, 1) and counts.tokens > 100
 
 
-def test_tiny_itself_runs_through_the_native_engine_and_what_it_says_is_no_verdict(tmp_path: Path) -> None:
+def test_local_judge_runs_the_native_engine(tmp_path: Path) -> None:
     """An untrained model says nothing that can be read: asked again, counted, and never a score."""
-    forget_benches()
-    judge = AnswerJudge(model="tiny", rubric="is right", endpoint="local", cache=str(tmp_path), max_tokens=4, asks=2)
-    with pytest.raises(InfrastructureFailure, match="the judge tiny gave no verdict, 2 times"):
+    judges = JudgeRegistry()
+    options = {"model": "tiny", "rubric": "is right", "endpoint": "local", "cache": str(tmp_path)}
+    settings = AnswerJudgeSettings(**options, max_tokens=4, asks=2)
+    judge = AnswerJudge(settings=settings, client=judges.client(settings))
+    with pytest.raises(InfrastructureFailure, match=r"the judge tiny gave no verdict \(asked 2 times\)"):
         asyncio.run(judge(ANSWERED))
-    counts = bench_for(judge).counts
+    counts = judge.client.counts
     assert (counts.calls, counts.unreadable) == (2, 2)
-    assert counts.tokens > 2 * 100 and judge_metrics()["judge/unreadable"] == 2
+    assert counts.tokens > 2 * 100 and judges.metrics()["judge/unreadable"] == 2
     with pytest.raises(InfrastructureFailure):
         asyncio.run(judge(ANSWERED))  # another event loop: the model is not loaded again

@@ -62,7 +62,7 @@ async def _one(answer: str, tests: Any, **options: Any) -> float:
     return await part(Submission(question="", answer=answer, row={"tests": tests}))
 
 
-def test_the_share_of_tests_that_pass_whatever_the_code_does(optional_part: Callable[..., NoReturn]) -> None:
+def test_unit_tests_give_the_share_of_passed_tests(optional_part: Callable[..., NoReturn]) -> None:
     """All in one event loop, which has one sandbox. At the end two where a function is named, and is not."""
     helped = f"{GOOD}\ndef helper(a, b):\n    return 0"
 
@@ -76,7 +76,7 @@ def test_the_share_of_tests_that_pass_whatever_the_code_does(optional_part: Call
         optional_part(str(error))
 
 
-def test_a_forged_value_that_would_take_long_to_read_is_none() -> None:
+def test_evaluate_expressions_ignores_long_forged_values() -> None:
     """Multiples of 2^61 - 1 have one hash: a set of 15,000 of them takes seconds to build."""
     alike = "{" + ",".join(str(number * (2**61 - 1)) for number in range(1, 15_500)) + "}"
     nested = "[" * 500 + "]" * 500
@@ -94,11 +94,11 @@ def test_a_forged_value_that_would_take_long_to_read_is_none() -> None:
         (["def test_a():\n    assert f(3) == 9\n"], True),
     ],
 )
-def test_tests_that_code_could_claim_to_pass_are_known(tests: Any, forged: bool) -> None:
+def test_unit_tests_know_which_tests_can_be_forged(tests: Any, forged: bool) -> None:
     assert UnitTests().can_be_forged({"tests": tests}) is forged
 
 
-def test_a_sandbox_that_breaks_is_an_infrastructure_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unit_tests_raise_when_the_sandbox_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     tool, _ = _sandbox(PATIENT_S, 1024, 16)
 
     async def broken(seed: int) -> Any:
@@ -110,12 +110,12 @@ def test_a_sandbox_that_breaks_is_an_infrastructure_failure(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("tests", [None, [], "", "x = 1", 7, [1, 2], [{"input": 1}], "assert ((", ["assert 1"] * 501])
-def test_a_column_that_holds_no_tests_is_told(tests: Any) -> None:
+def test_parse_tests_rejects_columns_without_tests(tests: Any) -> None:
     with pytest.raises(UserError, match='the column "tests"'):
         parse_tests(tests, GOOD, "", "tests")
 
 
-def test_what_should_come_out_is_never_told_inside() -> None:
+def test_sandboxed_code_never_sees_expected_values() -> None:
     setup, cases = parse_tests(ASSERTS, GOOD, "", "tests")
     assert setup == "import math"
     assert [(case.expression, case.wanted) for case in cases[:3]] == [
@@ -125,7 +125,7 @@ def test_what_should_come_out_is_never_told_inside() -> None:
     ]
 
 
-def test_only_a_value_that_came_out_is_compared() -> None:
+def test_expression_result_compares_plain_values() -> None:
     assert ExpressionResult(True, "3").is_value(3, same_type=True) and not ExpressionResult(False, "3").is_value(
         3, same_type=True
     )
@@ -135,6 +135,6 @@ def test_only_a_value_that_came_out_is_compared() -> None:
     assert not ExpressionResult(True, "__import__('os')").is_value(3, same_type=False)
 
 
-def test_the_last_block_is_the_code() -> None:
+def test_extract_code_takes_the_last_block() -> None:
     assert extract_code("```py\na\n```\n```\nb\n```") == "b\n"
     assert extract_code("a = 1") == "a = 1"

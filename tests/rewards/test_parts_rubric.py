@@ -16,6 +16,8 @@ from turnwise.core.errors import EnvironmentFailure, Outage, UserError
 from turnwise.core.messages import assistant, user
 from turnwise.rewards.factory import REWARD_TYPES, build_rubric
 from turnwise.rewards.rubric import Rubric, Submission
+from turnwise.rewards.scoring import score_submission
+from turnwise.rewards.services import RewardServices
 from turnwise.rewards.text_answers import f1, normalise_answer
 from turnwise.tools.tool import ToolResult
 from work_for_tests import hang_guard
@@ -26,11 +28,10 @@ def no_files(given: str) -> Any:
 
 
 def score(given: Any, answer: str, row: Mapping[str, Any] | None = None, said: tuple[str, ...] = ()) -> float:
-    rubric = build_rubric([given], no_files)
+    rubric = build_rubric([given], no_files, RewardServices())
     messages = (user("?"), *(assistant(text) for text in said))
     answered = Submission(question="?", answer=answer, row=row or {}, messages=messages if said else ())
-    (value,) = asyncio.run(rubric.score(answered)).values()
-    return value
+    return asyncio.run(score_submission(rubric, answered)).reward
 
 
 @pytest.mark.parametrize(
@@ -60,12 +61,12 @@ def score(given: Any, answer: str, row: Mapping[str, Any] | None = None, said: t
         ("math", "x-1", "1+x", 0.0),
     ],
 )
-def test_answers_are_compared_with_the_accepted_ones(use: str, answer: str, gold: Any, value: float) -> None:
+def test_text_rewards_compare_with_accepted_answers(use: str, answer: str, gold: Any, value: float) -> None:
     assert score(use, answer, {"answer": gold}) == pytest.approx(value)
     assert score({"use": use, "against": "gold"}, answer, {"gold": gold}) == pytest.approx(value)
 
 
-def test_a_list_of_guesses_can_be_worth_nothing() -> None:
+def test_f1_can_require_precision() -> None:
     strict = {"use": "f1", "precision": 0.5}
     assert score(strict, "red 4", {"answer": "4"}) == 0.0
     assert score(strict, "Eiffel Tower Paris", {"answer": "Eiffel Tower"}) == pytest.approx(0.8)
@@ -73,28 +74,30 @@ def test_a_list_of_guesses_can_be_worth_nothing() -> None:
 
 
 @given(st.text(), st.text())
-def test_f1_is_even_handed_and_1_for_the_same(one: str, other: str) -> None:
+def test_f1_is_symmetric_and_1_for_equal_answers(one: str, other: str) -> None:
     assert f1(one, other) == f1(other, one) and 0 <= f1(one, other) <= 1
     assert f1(one, one) == 1 and (
         f1(one, other) < 1 or sorted(normalise_answer(one)) == sorted(normalise_answer(other))
     )
 
 
-def test_a_column_that_a_row_lacks_is_told_with_the_nearest() -> None:
-    with pytest.raises(UserError, match=r'"answer", which a row lacks: did you mean "answers"\? \(there are answers\)'):
+def test_missing_column_error_suggests_the_closest() -> None:
+    with pytest.raises(
+        UserError, match=r'"answer", which a task row lacks: did you mean "answers"\? \(there are answers\)'
+    ):
         score("exact_match", "x", {"answers": "x"})
-    with pytest.raises(UserError, match="is no answer"):
+    with pytest.raises(UserError, match="holds no answer"):
         score("exact_match", "x", {"answer": []})
 
 
-def test_a_pattern_matches_anywhere_or_the_whole() -> None:
+def test_regex_searches_or_matches_the_whole_text() -> None:
     assert score({"use": "regex", "pattern": r"\[\d+\]"}, "as in [12].") == 1.0
     assert score({"use": "regex", "pattern": r"\[\d+\]", "match": "full"}, "as in [12].") == 0.0
     assert score({"use": "regex", "pattern": "PARIS", "ignore_case": True}, "paris") == 1.0
     assert score({"use": "regex", "pattern": "cite", "of": "said"}, "no", said=("I cite", "no")) == 1.0
 
 
-def test_a_hostile_text_on_a_pattern_of_many_ways_is_no_match_in_time_and_holds_nobody_up(
+def test_regex_times_out_without_blocking_the_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     part = REWARD_TYPES["regex"](pattern=r"(?:a|a|aa)+$", match="full", timeout_s=0.1)
@@ -111,7 +114,7 @@ def test_a_hostile_text_on_a_pattern_of_many_ways_is_no_match_in_time_and_holds_
 
 
 @pytest.mark.parametrize(("words", "cost"), [(0, 0.0), (10, 0.0), (15, -0.5), (20, -1.0), (500, -1.0)])
-def test_length_costs_from_soft_to_hard(words: int, cost: float) -> None:
+def test_length_penalty_grows_from_soft_to_hard(words: int, cost: float) -> None:
     table = {"use": "length", "soft": 10, "hard": 20}
     assert score({**table, "of": "answer"}, "w " * words) == cost
     assert score(table, "w", said=("w " * words, "w")) == pytest.approx(max(-1.0, min(0.0, (9 - words) / 10)))
@@ -121,11 +124,11 @@ def test_length_costs_from_soft_to_hard(words: int, cost: float) -> None:
 @pytest.mark.parametrize(
     ("text", "cost"), [("a b c d", 0.0), ("a b a b a b", -(1 - 2 / 5)), ("a " * 101, -0.99), ("a", 0.0), ("", 0.0)]
 )
-def test_repetition_costs_its_share(text: str, cost: float) -> None:
+def test_repetition_penalty_is_the_share_of_repeats(text: str, cost: float) -> None:
     assert score({"use": "repetition", "n": 2}, text) == pytest.approx(cost)
 
 
-def test_characters_repeat_where_there_are_no_spaces() -> None:
+def test_repetition_penalty_counts_characters() -> None:
     assert score({"use": "repetition", "n": 3, "unit": "characters"}, "abcabc") == pytest.approx(-(1 - 3 / 4))
 
 
@@ -148,14 +151,14 @@ def database(tmp_path: Path) -> str:
         ("nonsense", 0.0),
     ],
 )
-def test_queries_are_worth_what_they_give(query: str, value: float, database: str) -> None:
+def test_sql_reward_compares_results(query: str, value: float, database: str) -> None:
     assert score("sql", query, {"sql": "select a, b from t", "database": database}) == value
     assert (
         score({"use": "sql", "database": database, "against": "gold"}, query, {"gold": "select a, b from t"}) == value
     )
 
 
-def test_the_order_of_rows_counts_where_it_is_asked_for(database: str) -> None:
+def test_sql_reward_compares_row_order_if_the_query_is_ordered(database: str) -> None:
     row = {"sql": "select a from t order by a", "database": database}
     assert score("sql", "select a from t order by a desc", row) == 0.0
     with pytest.raises(EnvironmentFailure, match="the query of a row fails"):
@@ -165,13 +168,13 @@ def test_the_order_of_rows_counts_where_it_is_asked_for(database: str) -> None:
 TABLES: list[tuple[Any, str]] = [
     ("exact_macth", 'no reward "exact_macth": did you mean "exact_match"? (or give FILE.py:function)'),
     ([], "reward is an empty list"),
-    ([{"weight": 1}], "a reward says nothing of what it uses"),
-    (["f1", "f1"], 'two rewards are called "f1": give one of them another with name'),
-    ([{"use": "f1", "name": "env"}], 'no reward can be called "env"'),
-    ([{"use": "f1", "name": "format"}], 'no reward can be called "format"'),
-    ([{"use": "f1", "weight": "much"}], 'the weight of the reward "f1" is no number'),
-    ([{"use": "f1", "weight": True}], 'the weight of the reward "f1" is no number'),
-    ([{"use": "f1", "weight": float("nan")}], 'the weight of the reward "f1" is no number'),
+    ([{"weight": 1}], "a reward does not say what it uses"),
+    (["f1", "f1"], 'two rewards are called "f1": rename one of them with name'),
+    ([{"use": "f1", "name": "env"}], 'the reward name "env" is reserved'),
+    ([{"use": "f1", "name": "format"}], 'the reward name "format" is reserved'),
+    ([{"use": "f1", "weight": "much"}], 'the weight of the reward "f1" is not a number'),
+    ([{"use": "f1", "weight": True}], 'the weight of the reward "f1" is not a number'),
+    ([{"use": "f1", "weight": float("nan")}], 'the weight of the reward "f1" is not a number'),
     ([{"use": "f1", "agianst": "x"}], 'the reward "f1" has no option "agianst": did you mean "against"?'),
     ([{"use": "f1", "weigth": 2}], 'the reward "f1" has no option "weigth": did you mean "weight"?'),
     ([{"use": "f1", "zzz": 2}], ", name, "),
@@ -181,37 +184,37 @@ TABLES: list[tuple[Any, str]] = [
     ([{"use": "repetition", "n": 0}], 'the reward "repetition", n: input should be greater than or equal to 1'),
     (
         [{"use": "my.py:f", "scale": 2}],
-        'the reward "my.py:f" has no option "scale": beside a function there are name and weight',
+        'the reward "my.py:f" has no option "scale": functions take only name and weight',
     ),
     ([{"use": "judge", "model": "m", "rubric": "r", "mode": "pairwise"}], "put it into [reward] judges"),
 ]
 
 
 @pytest.mark.parametrize(("given", "line"), TABLES, ids=lambda each: str(each)[:40])
-def test_mistakes_are_one_line_with_the_mend(given: Any, line: str) -> None:
+def test_build_rubric_explains_mistakes_in_one_line(given: Any, line: str) -> None:
     with pytest.raises(UserError) as error:
-        build_rubric(given, no_files)
+        build_rubric(given, no_files, RewardServices())
     assert line in str(error.value) and "\n" not in str(error.value)
 
 
 def total(rubric: Rubric, answered: Submission) -> tuple[dict[str, float], float]:
-    values = asyncio.run(rubric.score(answered))
-    return values, rubric.total(values)
+    score = asyncio.run(score_submission(rubric, answered))
+    return dict(score.parts), score.reward
 
 
-def test_parts_are_recorded_by_name_and_weighted_with_their_sign() -> None:
+def test_score_submission_weights_parts() -> None:
     given = [
         {"use": "exact_match", "weight": 2},
         {"use": "f1", "weight": -0.5},
         {"use": "f1", "name": "other", "against": "b", "weight": 0.25},
     ]
     answered = Submission(question="", answer="a tower", row={"answer": "tower", "b": "big tower"})
-    values, reward = total(build_rubric(given, no_files), answered)
+    values, reward = total(build_rubric(given, no_files, RewardServices()), answered)
     assert values == pytest.approx({"exact_match": 1.0, "f1": 1.0, "other": 2 / 3})
     assert reward == pytest.approx(2 - 0.5 + 0.25 * 2 / 3)
 
 
-def test_functions_of_the_users_are_parts_async_or_not_and_may_run_tools() -> None:
+def test_answer_reward_may_be_async_and_run_tools() -> None:
     async def run_tool(name: str, arguments: Mapping[str, Any]) -> ToolResult:
         return ToolResult(text=f"{name} {arguments['code']}")
 
@@ -225,15 +228,15 @@ def test_functions_of_the_users_are_parts_async_or_not_and_may_run_tools() -> No
     functions = {"a.py:checked": checked, "b.py:later": later, "c.py:now": lambda answer, row, more=0: 3}
     given = ["a.py:checked", {"use": "b.py:later", "weight": 0.1}, {"use": "c.py:now", "name": "three"}]
     answered = Submission(question="", answer="42", row={"factor": 5}, run_tool=run_tool)
-    values, reward = total(build_rubric(given, functions.__getitem__), answered)
+    values, reward = total(build_rubric(given, functions.__getitem__, RewardServices()), answered)
     assert values == {"checked": 1.0, "later": 10.0, "three": 3.0} and reward == 5.0
-    alone = build_rubric("b.py:later", functions.__getitem__)
+    alone = build_rubric("b.py:later", functions.__getitem__, RewardServices())
     assert total(alone, answered) == ({"later": 10.0}, 10.0)
 
 
-def test_functions_that_cannot_be_called_so_are_told() -> None:
-    with pytest.raises(UserError, match=r"write function\(answer, row\) or function\(answered\)"):
-        build_rubric("a.py:f", lambda given: lambda a, b, c: 0)
+def test_answer_reward_rejects_three_arguments() -> None:
+    with pytest.raises(UserError, match=r"write function\(answer, row\) or function\(submission\)"):
+        build_rubric("a.py:f", lambda given: lambda a, b, c: 0, RewardServices())
 
 
 def yields(answer: str, row: Any) -> Any:
@@ -241,19 +244,19 @@ def yields(answer: str, row: Any) -> Any:
 
 
 WRONG_KIND: list[tuple[Any, str]] = [
-    (lambda row, answer: 0, r"is given the answer first, and then its row: write function\(answer, row\)"),
-    (lambda answer: 0, r"takes answer alone, and would be given the whole episode: write function\(answer, row\)"),
-    (lambda trajectory: 0, "is one of trajectories: name it in reward.functions"),
-    (lambda answer, row, *, factor: 0, "takes other arguments"),
-    (yields, "yields, .*: let it return one"),
+    (lambda row, answer: 0, r"takes the row first, but the answer comes first: write function\(answer, row\)"),
+    (lambda answer: 0, r"takes answer alone, but would be given the whole submission: write function\(answer, row\)"),
+    (lambda trajectory: 0, "takes a trajectory: name it in reward.functions"),
+    (lambda answer, row, *, factor: 0, "must take one or two arguments"),
+    (yields, "is a generator: return a number instead of yielding"),
     (Submission, "is a class: give a function"),
 ]
 
 
 @pytest.mark.parametrize(("function", "told"), WRONG_KIND, ids=[told[:30] for _, told in WRONG_KIND])
-def test_functions_of_the_wrong_kind_are_told_before_they_are_called(function: Any, told: str) -> None:
+def test_answer_reward_rejects_wrong_signatures(function: Any, told: str) -> None:
     with pytest.raises(UserError, match=f'^the reward "a.py:f" {told}'):
-        build_rubric("a.py:f", lambda given: function)
+        build_rubric("a.py:f", lambda given: function, RewardServices())
 
 
 BROKEN: list[tuple[Any, str]] = [
@@ -262,24 +265,24 @@ BROKEN: list[tuple[Any, str]] = [
         r"raised KeyError: 'anser' at \S+:\d+: .*: did you mean \"answer\"\? \(there are answer, n\)",
     ),
     (lambda row: row["price"], r"raised KeyError: 'price' at \S+:\d+: .*: there are answer, n$"),
-    (lambda row: {}["answer"], r"raised KeyError: 'answer' at \S+:\d+: let it give 0 where it cannot read an answer"),
-    (lambda row: int("three"), r"raised ValueError: invalid .* at \S+:\d+: let it give 0 where it cannot"),
-    (lambda row: None, r"gave None \(\S+:\d+\), as where a path of it returns nothing: let it give a finite number"),
-    (lambda row: "1.0", r"gave the text '1.0' \(\S+:\d+\): let it give a finite number"),
-    (lambda row: {"score": 1}, r"gave {'score': 1} \(\S+:\d+\): let it give a finite number"),
-    (lambda row: math.nan, r"gave nan \(\S+:\d+\): let it give a finite number"),
+    (lambda row: {}["answer"], r"raised KeyError: 'answer' at \S+:\d+: return 0 for answers that it cannot read"),
+    (lambda row: int("three"), r"raised ValueError: invalid .* at \S+:\d+: return 0 for answers"),
+    (lambda row: None, r"returned None \(is a return missing\?\) \(\S+:\d+\): return a finite number"),
+    (lambda row: "1.0", r"returned the text '1.0' \(\S+:\d+\): return a finite number"),
+    (lambda row: {"score": 1}, r"returned {'score': 1} \(\S+:\d+\): return a finite number"),
+    (lambda row: math.nan, r"returned nan \(\S+:\d+\): return a finite number"),
 ]
 
 
 @pytest.mark.parametrize(("does", "told"), BROKEN, ids=[told[:30] for _, told in BROKEN])
-def test_functions_that_break_are_told_with_what_they_did_and_where(does: Any, told: str) -> None:
-    part = build_rubric("a.py:f", lambda given: lambda answer, row: does(row))
+def test_answer_reward_error_names_cause_and_line(does: Any, told: str) -> None:
+    part = build_rubric("a.py:f", lambda given: lambda answer, row: does(row), RewardServices())
     told = told.replace(r"\S+", r"test_parts_rubric\.py")
     with pytest.raises(Outage, match=f"^the reward \"a.py:f\", on the answer 'three', {told}"):
         total(part, Submission(question="", answer="three", row={"answer": "3", "n": 1}))
 
 
-def test_every_option_of_every_part_is_explained_or_plain() -> None:
+def test_reward_types_are_documented_strict_models() -> None:
     assert set(REWARD_TYPES) == {
         "exact_match", "f1", "math", "unit_tests", "sql", "regex", "length", "repetition", "judge"
     }  # fmt: skip

@@ -35,13 +35,13 @@ def played(rewards: Sequence[float], invalid: Sequence[bool] | None = None, memb
     )
 
 
-def test_the_penalty_is_subtracted_once_from_each_invalid_turn_and_nowhere_else() -> None:
+def test_score_trajectory_penalises_invalid_turns() -> None:
     scored = score_trajectory(played([0.0, -0.1, 1.0], [True, False, True]), 0.25)
     assert scored.turn_rewards == (-0.25, -0.1, 0.75)
     assert scored.rewards == {"env": 0.9, "format": -0.5}
 
 
-def test_a_trajectory_without_fault_keeps_its_rewards() -> None:
+def test_score_trajectory_keeps_rewards_of_valid_turns() -> None:
     scored = score_trajectory(played([0.5, 1.0]), 0.25)
     assert scored.turn_rewards == (0.5, 1.0)
     assert math.copysign(1, scored.rewards["format"]) == 1  # 0, not -0
@@ -51,9 +51,7 @@ def test_a_trajectory_without_fault_keeps_its_rewards() -> None:
     turns=st.lists(st.tuples(st.floats(-10, 10), st.booleans()), max_size=6),
     penalty=st.floats(0, 2),
 )
-def test_scoring_twice_counts_nothing_twice_and_the_parts_sum_up(
-    turns: list[tuple[float, bool]], penalty: float
-) -> None:
+def test_score_trajectory_is_idempotent(turns: list[tuple[float, bool]], penalty: float) -> None:
     once = score_trajectory(played([r for r, _ in turns], [bad for _, bad in turns]), penalty)
     assert score_trajectory(once, penalty) == once
     assert once.total_reward == pytest.approx(once.rewards["env"] + once.rewards["format"], abs=1e-9)
@@ -62,7 +60,7 @@ def test_scoring_twice_counts_nothing_twice_and_the_parts_sum_up(
     )
 
 
-def test_a_group_keeps_its_members_and_all_else_about_them() -> None:
+def test_score_group_changes_nothing_but_rewards() -> None:
     members = (played([1.0], [True], member=0), played([0.0], member=1))
     scored = score_group(Group(task=TASK, trajectories=members), 0.5)
     assert [member.turn_rewards for member in scored.trajectories] == [(0.5,), (0.0,)]

@@ -14,7 +14,7 @@ from turnwise.core.errors import InfrastructureFailure
 from turnwise.core.protocols import RewardResult
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.rewards.functions import trajectory_reward
-from turnwise.rewards.scoring import ScoredGroups, Scoring, score_groups
+from turnwise.rewards.scoring import RewardSet, ScoredGroups, score_groups
 from virtual_time_for_tests import block as hold_loop
 from virtual_time_for_tests import follow_virtual_time, run_in_virtual_time
 
@@ -42,18 +42,18 @@ def groups(count: int = 1) -> list[Group]:
     return [Group(task=replace(TASK, seed=seed), trajectories=tuple(members)) for seed in range(count)]
 
 
-def scored(scoring: Scoring, count: int = 1) -> ScoredGroups:
-    return asyncio.run(score_groups(groups(count), scoring))
+def scored(rewards: RewardSet, count: int = 1) -> ScoredGroups:
+    return asyncio.run(score_groups(groups(count), rewards))
 
 
-def test_a_judge_of_groups_is_weighed_and_added_beside_the_functions_and_recorded_by_its_name() -> None:
-    scoring = Scoring(
+def test_score_groups_adds_weighted_functions_and_judges() -> None:
+    rewards = RewardSet(
         format_penalty=0.1,
         functions={"steady": per_turn},
         judges={"taste": by_place},
         weights={"env": 1.0, "steady": 2.0, "taste": -10.0},
     )
-    (group,) = scored(scoring).groups
+    (group,) = scored(rewards).groups
     assert [member.turn_rewards for member in group.trajectories] == [
         (-0.1 + 1.0, 1.0 + 1.0),
         (2.0 + 1.0 - 10.0,),
@@ -64,27 +64,27 @@ def test_a_judge_of_groups_is_weighed_and_added_beside_the_functions_and_recorde
     assert [member.rewards["env"] for member in group.trajectories] == [1.0, 2.0, 3.0]
 
 
-def test_a_group_that_its_judge_fails_on_is_left_out_and_counted_and_never_scored_zero() -> None:
-    scoring = Scoring(
+def test_score_groups_drops_groups_that_a_judge_fails_on() -> None:
+    rewards = RewardSet(
         format_penalty=0.0, functions={}, judges={"taste": fails_on_odd_seeds}, weights={"env": 1.0, "taste": 1.0}
     )
-    found = scored(scoring, count=5)
+    found = scored(rewards, count=5)
     assert [group.task.seed for group in found.groups] == [0, 2, 4]
     assert found.failures == ("the reward taste: the judge is gone",) * 2
-    assert (found.left_out, found.last_failure) == (6, "the reward taste: the judge is gone")
+    assert (found.dropped_members, found.last_failure) == (6, "the reward taste: the judge is gone")
 
 
-def test_what_an_environment_names_of_its_reward_is_recorded_and_counts_once() -> None:
+def test_score_groups_records_named_parts_of_env_rewards() -> None:
     turn = played([1.5]).turns[0]
     named = replace(turn, info={"rewards": {"exact_match": 1.0, "judge": 0.5}})
     member = replace(played([1.5]), turns=(named,))
-    scoring = Scoring(format_penalty=0.0, functions={}, judges={}, weights={"env": 1.0})
-    group = asyncio.run(score_groups([Group(task=TASK, trajectories=(member,))], scoring)).groups[0]
+    rewards = RewardSet(format_penalty=0.0, functions={}, judges={}, weights={"env": 1.0})
+    group = asyncio.run(score_groups([Group(task=TASK, trajectories=(member,))], rewards)).groups[0]
     assert group.trajectories[0].rewards == {"exact_match": 1.0, "judge": 0.5, "env": 1.5, "format": 0.0}
     assert group.trajectories[0].total_reward == 1.5
 
 
-def left_out(*places: int) -> ScoredGroups:
+def drop(*places: int) -> ScoredGroups:
     """Of three members those at `places` get no verdict."""
 
     async def judge(group: Group) -> tuple[RewardResult | InfrastructureFailure, ...]:
@@ -95,50 +95,57 @@ def left_out(*places: int) -> ScoredGroups:
 
     judges = {"taste": judge, "other": by_place}
     weights = {"env": 1.0, "taste": 1.0, "other": 0.0}
-    return scored(Scoring(format_penalty=0.0, functions={"steady": per_turn}, judges=judges, weights=weights | STEADY))
+    return scored(
+        RewardSet(format_penalty=0.0, functions={"steady": per_turn}, judges=judges, weights=weights | STEADY)
+    )
 
 
 STEADY = {"steady": 10.0}
 
 
-def test_a_member_without_a_verdict_is_left_out_and_the_others_keep_their_own() -> None:
-    (group,) = left_out(1).groups
+def test_score_groups_drops_members_without_a_verdict() -> None:
+    (group,) = drop(1).groups
     assert [member.turn_rewards for member in group.trajectories] == [
         (10 * 0.5, 1.0 + 5.0),
         (5.0, 5.0, 3.0 + 5.0 + 2.0),
     ]
-    assert left_out(1).failures == ()
-    assert (left_out(1).left_out, left_out(1).last_failure) == (1, "the reward taste: no idea of 1")
+    assert drop(1).failures == ()
+    assert (drop(1).dropped_members, drop(1).last_failure) == (
+        1,
+        "the reward taste: no idea of 1",
+    )
 
 
-def test_a_group_of_which_fewer_than_two_are_left_is_left_out() -> None:
-    found = left_out(0, 2)
-    told = "there is no verdict on 2 of a group's 3 members: the reward taste: no idea of 2"
-    assert found.groups == [] and found.failures == (told,) and found.left_out == 3
+def test_score_groups_drops_groups_of_fewer_than_two() -> None:
+    found = drop(0, 2)
+    told = "2 of a group's 3 members have no reward: the reward taste: no idea of 2"
+    assert found.groups == [] and found.failures == (told,) and found.dropped_members == 3
 
 
-def test_a_group_of_one_that_is_judged_is_whole() -> None:
-    scoring = Scoring(format_penalty=0.0, functions={}, judges={"taste": by_place}, weights={"env": 1.0, "taste": 1.0})
+def test_score_groups_keeps_a_judged_group_of_one() -> None:
+    rewards = RewardSet(
+        format_penalty=0.0, functions={}, judges={"taste": by_place}, weights={"env": 1.0, "taste": 1.0}
+    )
     alone = Group(task=TASK, trajectories=(played([2.0]),))
-    assert len(asyncio.run(score_groups([alone], scoring)).groups) == 1
+    assert len(asyncio.run(score_groups([alone], rewards)).groups) == 1
 
 
-def test_a_member_that_a_function_cannot_reach_the_world_for_is_left_out_alone() -> None:
+def test_score_groups_drops_members_whose_function_fails() -> None:
     def reach(longest: int) -> ScoredGroups:
         def score(trajectory: Trajectory) -> float:
             if len(trajectory.turns) > longest:
                 raise InfrastructureFailure("the server is gone")
             return 0.5
 
-        scoring = Scoring(
+        rewards = RewardSet(
             format_penalty=0.0, functions={"score": trajectory_reward(score)}, weights={"env": 1, "score": 1}
         )
-        return scored(scoring)
+        return scored(rewards)
 
     (group,) = reach(2).groups
     assert [member.turn_rewards for member in group.trajectories] == [(0.0, 1.5), (2.5,)]
-    told = "there is no verdict on 2 of a group's 3 members: the reward score: the server is gone"
-    assert reach(1) == ScoredGroups(groups=[], failures=(told,), left_out=3, last_failure=told)
+    told = "2 of a group's 3 members have no reward: the reward score: the server is gone"
+    assert reach(1) == ScoredGroups(groups=[], failures=(told,), dropped_members=3, last_failure=told)
 
 
 async def hang(trajectory: Trajectory) -> float:
@@ -159,20 +166,20 @@ def block(trajectory: Trajectory) -> float:
 @pytest.mark.parametrize(
     ("late", "told"),
     [
-        (hang, r"the reward score gave nothing within rollout\.timeout_s 0\.5"),
+        (hang, r"the reward score returned nothing within rollout\.timeout_s 0\.5"),
         (hang_busily, r"the reward score ran for 0\.5 s without a pause, at test_scoring_judges\.py:\d+"),
         (block, r"the reward score ran for 0\.5 s without a pause, at test_scoring_judges\.py:\d+"),
     ],
 )
-def test_score_groups_leaves_out_a_member_whose_function_never_returns(
+def test_score_groups_drops_members_whose_function_hangs(
     late: Callable[[Trajectory], float | Awaitable[float]], told: str
 ) -> None:
     def score(trajectory: Trajectory) -> float | Awaitable[float]:
         return late(trajectory) if len(trajectory.turns) == 1 else 0.5
 
     functions = {"score": trajectory_reward(score)}
-    found = scored(Scoring(format_penalty=0.0, functions=functions, weights={"env": 1, "score": 1}, timeout_s=0.5))
-    assert [len(group.trajectories) for group in found.groups] == [2] and found.left_out == 1
+    found = scored(RewardSet(format_penalty=0.0, functions=functions, weights={"env": 1, "score": 1}, timeout_s=0.5))
+    assert [len(group.trajectories) for group in found.groups] == [2] and found.dropped_members == 1
     assert re.search(told, found.last_failure)
 
 
@@ -189,19 +196,19 @@ async def take_turns(trajectory: Trajectory, lock: asyncio.Lock) -> float:
 
 
 @pytest.mark.parametrize("one", [block_then_wait, take_turns])
-def test_score_groups_never_charges_a_function_for_other_calls(
+def test_score_groups_does_not_time_other_calls(
     one: Callable[[Trajectory, asyncio.Lock], Awaitable[float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All fifteen calls together take longer than the limit, each alone a fraction of it."""
     follow_virtual_time(monkeypatch)
     lock = asyncio.Lock()
     functions = {"score": trajectory_reward(lambda trajectory: one(trajectory, lock))}
-    scoring = Scoring(format_penalty=0.0, functions=functions, weights={"env": 1, "score": 1}, timeout_s=1.0)
-    found = run_in_virtual_time(score_groups(groups(5), scoring))
-    assert (found.left_out, found.last_failure) == (0, "")
+    rewards = RewardSet(format_penalty=0.0, functions=functions, weights={"env": 1, "score": 1}, timeout_s=1.0)
+    found = run_in_virtual_time(score_groups(groups(5), rewards))
+    assert (found.dropped_members, found.last_failure) == (0, "")
 
 
-def test_score_groups_ends_where_every_call_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_score_groups_ends_when_every_call_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls that are cut off give the others no more time."""
     follow_virtual_time(monkeypatch)
 
@@ -212,9 +219,9 @@ def test_score_groups_ends_where_every_call_hangs(monkeypatch: pytest.MonkeyPatc
         return await hang(trajectory)
 
     async def scenario() -> float:
-        await score_groups(groups(5), scoring)
+        await score_groups(groups(5), rewards)
         return asyncio.get_running_loop().time()
 
     functions = {"score": trajectory_reward(hang_from_now_on)}
-    scoring = Scoring(format_penalty=0.0, functions=functions, weights={"env": 1, "score": 1}, timeout_s=1.0)
-    assert run_in_virtual_time(scenario()) < 0.05 * sum(range(15)) + 2 * scoring.timeout_s
+    rewards = RewardSet(format_penalty=0.0, functions=functions, weights={"env": 1, "score": 1}, timeout_s=1.0)
+    assert run_in_virtual_time(scenario()) < 0.05 * sum(range(15)) + 2 * rewards.timeout_s

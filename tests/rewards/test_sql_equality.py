@@ -26,24 +26,24 @@ def same(one: QueryResult, other: QueryResult, ordered: bool = False) -> bool:
     return found
 
 
-def test_the_order_of_rows_counts_only_where_it_was_asked_for() -> None:
+def test_equal_results_compares_row_order_on_request() -> None:
     up, down = rows([1], [2], [3]), rows([3], [2], [1])
     assert same(up, down) and not same(up, down, ordered=True) and same(up, up, ordered=True)
 
 
-def test_a_row_that_comes_twice_must_come_twice() -> None:
+def test_equal_results_counts_duplicate_rows() -> None:
     assert not same(rows([1], [1], [2]), rows([1], [2], [2]))
     assert not same(rows([1], [1]), rows([1]))
     assert same(rows([1], [2], [1]), rows([1], [1], [2]))
 
 
-def test_names_of_columns_count_for_nothing_and_their_order_counts() -> None:
+def test_equal_results_ignores_column_names() -> None:
     assert same(rows([1, "a"], columns=("x", "y")), rows([1, "a"], columns=("n", "count(*)")))
     assert not same(rows([1, "a"]), rows(["a", 1]))
     assert not same(rows([1]), rows([1, 1]))
 
 
-def test_no_rows_equal_no_rows_of_as_many_columns() -> None:
+def test_equal_results_compares_empty_results_by_columns() -> None:
     assert same(rows(columns=("a",)), rows(columns=("b",)))
     assert not same(rows(columns=("a",)), rows(columns=("a", "b")))
     assert not same(rows(columns=("a",)), rows([None]))
@@ -78,12 +78,12 @@ def test_no_rows_equal_no_rows_of_as_many_columns() -> None:
         (float("inf"), 1e308, False),
     ],
 )
-def test_values_are_equal_as_values(one: Any, other: Any, equal: bool) -> None:
+def test_equal_results_compares_values(one: Any, other: Any, equal: bool) -> None:
     for ordered in (True, False):
         assert same(rows([one]), rows([other]), ordered) == equal
 
 
-def test_work_grows_with_the_rows_in_whatever_order_they_come() -> None:
+def test_equal_results_is_fast_in_any_row_order() -> None:
     """Numbers whose first digits are the same: to look for each among all others would take long."""
 
     def work(count: int) -> int:
@@ -95,12 +95,12 @@ def test_work_grows_with_the_rows_in_whatever_order_they_come() -> None:
     assert work(800) < 2.2 * work(400)
 
 
-def test_a_result_that_was_cut_short_equals_nothing() -> None:
+def test_equal_results_rejects_truncated_results() -> None:
     assert not same(rows([1], more=3), rows([1], more=3))
     assert not same(rows([1], more=1), rows([1]))
 
 
-def test_numbers_that_are_nearly_equal_find_each_other_whatever_stands_beside_them() -> None:
+def test_equal_results_matches_nearly_equal_numbers() -> None:
     near = rows([0.1 + 0.2, "b"], [0.3, "a"], [1.0, None])
     assert same(near, rows([0.3, "b"], [0.1 + 0.2, "a"], [1.0, None]))
     assert not same(near, rows([0.3, "b"], [0.3, "b"], [1.0, None]))
@@ -111,7 +111,7 @@ TABLES = st.lists(st.tuples(CELLS, CELLS), max_size=12)
 
 
 @given(TABLES, st.randoms())
-def test_a_shuffled_result_is_equal_and_a_changed_one_is_not(table: list[tuple[Any, ...]], rng: random.Random) -> None:
+def test_equal_results_ignores_row_order(table: list[tuple[Any, ...]], rng: random.Random) -> None:
     shuffled = list(table)
     rng.shuffle(shuffled)
     assert same(rows(*table, columns=("a", "b")), rows(*shuffled, columns=("a", "b")))
@@ -135,5 +135,5 @@ def test_a_shuffled_result_is_equal_and_a_changed_one_is_not(table: list[tuple[A
         ("SELECT a /* ORDER BY a */ FROM t -- order by a", False),
     ],
 )
-def test_an_order_is_asked_for_outside_of_brackets(query: str, ordered: bool) -> None:
+def test_has_order_by_ignores_subqueries(query: str, ordered: bool) -> None:
     assert has_order_by(query) == ordered

@@ -32,7 +32,7 @@ def scored(answer: str, database: str, **options: Any) -> float:
     return asyncio.run(SqlResult(max_value=50_000, **options)(Submission(question="?", answer=answer, row=row)))
 
 
-def test_an_answer_that_does_not_end_is_wrong_and_nobody_waits(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sql_reward_times_out_without_blocking_the_loop(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run, let_go, hung = sql_query._run, threading.Event(), threading.Event()
 
     def hang(place: Any, query: str, limits: SqlLimits) -> QueryResult:
@@ -48,7 +48,7 @@ def test_an_answer_that_does_not_end_is_wrong_and_nobody_waits(database: str, mo
     let_go.set()
 
 
-def test_rows_of_long_texts_can_be_allowed(database: str) -> None:
+def test_sql_reward_max_value_is_an_option(database: str) -> None:
     assert scored(RIGHT, database) == 1.0
     short = Submission(question="?", answer=RIGHT, row={"sql": RIGHT, "database": database})
     with pytest.raises(EnvironmentFailure, match="too big"):

@@ -10,7 +10,7 @@ import pytest
 from episodes_for_tests import group_of, turn_of
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, RewardFailure
 from turnwise.rewards.rubric import Rubric, Submission
-from turnwise.rewards.scoring import ENV, Scoring, score_groups
+from turnwise.rewards.scoring import ENV, RewardSet, score_groups, score_submission
 from turnwise.rewards.sql_results import equal_results
 from turnwise.rewards.text_answers import F1, ExactMatch, f1
 from turnwise.rewards.unit_tests import evaluate_expressions, parse_tests
@@ -21,42 +21,42 @@ def answered(answer: str, /, **row: Any) -> Submission:
     return Submission(question="?", answer=answer, row=row)
 
 
-def test_environment_reward_is_weighted_where_it_is_the_only_one() -> None:
+def test_score_groups_weights_the_only_reward() -> None:
     group = group_of([[turn_of([3], [4], extends=False, reward=1.0)], [turn_of([3], [5], extends=False, reward=0.5)]])
-    scoring = Scoring(format_penalty=0.0, functions={}, weights={ENV: 2.0})
-    (scored,) = asyncio.run(score_groups([group], scoring)).groups
+    rewards = RewardSet(format_penalty=0.0, functions={}, weights={ENV: 2.0})
+    (scored,) = asyncio.run(score_groups([group], rewards)).groups
     assert [each.turn_rewards for each in scored.trajectories] == [(2.0,), (1.0,)]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_part_that_gives_no_finite_number_fails_the_environment(value: float) -> None:
+def test_score_submission_rejects_scores_that_are_not_finite(value: float) -> None:
     async def broken(answered: Submission) -> float:
         return value
 
     with pytest.raises(EnvironmentFailure, match="the reward broken gave"):
-        asyncio.run(Rubric(parts={"broken": broken}, weights={"broken": 1.0}).score(answered("x")))
+        asyncio.run(score_submission(Rubric(parts={"broken": broken}, weights={"broken": 1.0}), answered("x")))
 
 
-def test_part_whose_service_is_gone_is_a_missing_reward() -> None:
+def test_score_submission_reports_unavailable_services() -> None:
     async def gone(answered: Submission) -> float:
         raise InfrastructureFailure("no answer")
 
     with pytest.raises(RewardFailure, match="the reward gone: no answer"):
-        asyncio.run(Rubric(parts={"gone": gone}, weights={"gone": 1.0}).score(answered("x")))
+        asyncio.run(score_submission(Rubric(parts={"gone": gone}, weights={"gone": 1.0}), answered("x")))
 
 
-def test_repeated_words_count_as_often_as_the_reference_has_them() -> None:
+def test_f1_counts_repeated_words_as_often_as_the_reference() -> None:
     assert f1("paris paris paris", "paris") == pytest.approx(0.5)
     assert f1("new new york", "new new york york") == pytest.approx(6 / 7)
 
 
-def test_share_that_reaches_the_bound_counts() -> None:
+def test_f1_at_least_is_inclusive() -> None:
     half = answered("paris rome", answer="paris berlin")
     assert asyncio.run(F1(at_least=0.5)(half)) == pytest.approx(0.5)
     assert asyncio.run(F1(at_least=0.51)(half)) == 0.0
 
 
-def test_any_accepted_answer_matches() -> None:
+def test_exact_match_accepts_any_reference() -> None:
     assert asyncio.run(ExactMatch()(answered("NYC", answer=["New York", "NYC"]))) == 1.0
     assert asyncio.run(ExactMatch()(answered("Boston", answer=["New York", "NYC"]))) == 0.0
 
@@ -71,19 +71,19 @@ class Said:
         return SimpleNamespace(output=self.output)
 
 
-def test_expressions_without_a_result_and_those_that_raised_have_no_value() -> None:
+def test_expressions_that_raise_have_no_value() -> None:
     lines = ['tested:[true, "1"]', 'tested:[false, "1"]']
     given, _ = asyncio.run(evaluate_expressions(Said("\n".join(lines)), "", ["f(1)", "f(2)", "f(3)"]))
     assert [each.is_value(1, same_type=False) for each in given] == [True, False, False]
 
 
-def test_asserted_difference_is_not_an_equality() -> None:
+def test_parse_tests_keeps_inequalities() -> None:
     _, (case,) = parse_tests("assert f(1) != 2", "", "", "tests")
     assert case.inside and case.wanted is True and case.expression == "bool(f(1) != 2)"
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_results_with_fewer_rows_are_not_equal(ordered: bool) -> None:
+def test_equal_results_rejects_fewer_rows(ordered: bool) -> None:
     one, two = (QueryResult(columns=("n",), rows=((1,), (2,))[:count]) for count in (1, 2))
     assert not equal_results(one, two, ordered) and not equal_results(two, one, ordered)
     assert equal_results(two, two, ordered)

@@ -24,6 +24,8 @@ from turnwise.envs.registry import load_spec
 from turnwise.render.codec import Codec
 from turnwise.rewards.factory import build_rubric
 from turnwise.rewards.rubric import Rubric, Submission
+from turnwise.rewards.scoring import score_submission
+from turnwise.rewards.services import RewardServices
 from turnwise.rollout.context import ContextState, FullContext
 from turnwise.rollout.episode import run_episode
 from turnwise.rollout.limits import EpisodeClock, Limits
@@ -169,7 +171,7 @@ def test_a_reward_that_hangs_is_told_by_its_name() -> None:
     class Judged(TalkingEnv):
         async def step(self, message: Message) -> StepResult:
             rubric = Rubric(parts={"form": quick, "judge": slow}, weights={"form": 1.0, "judge": 1.0})
-            await rubric.score(Submission(question="", answer="", row={}))
+            await score_submission(rubric, Submission(question="", answer="", row={}))
             return await super().step(message)
 
     with pytest.raises(InfrastructureFailure, match=r"^the reward judge was waited for when rollout\.timeout_s 0\.1"):
@@ -204,8 +206,8 @@ def test_a_rubric_function_that_blocks_is_interrupted() -> None:
 
     class Judged(TalkingEnv):
         async def step(self, message: Message) -> StepResult:
-            rubric = build_rubric("mine.py:blocks", lambda given: blocks)
-            await rubric.score(Submission(question="", answer="", row={}))
+            rubric = build_rubric("mine.py:blocks", lambda given: blocks, RewardServices())
+            await score_submission(rubric, Submission(question="", answer="", row={}))
             return await super().step(message)
 
     told = (

@@ -21,6 +21,8 @@ from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
 from turnwise.rewards.factory import build_rubric
 from turnwise.rewards.rubric import Rubric, Submission
+from turnwise.rewards.scoring import score_submission
+from turnwise.rewards.services import RewardServices
 from turnwise.rollout.collect import Collector
 from turnwise.rollout.context import FullContext
 from turnwise.rollout.context_modes import _written
@@ -142,10 +144,11 @@ def leaving_tool(text: str) -> str:
 
 def test_exit_of_a_reward_is_not_the_runs() -> None:
     answered = Submission(question="", answer="", row={})
-    with pytest.raises(Outage, match="ended the program"):
-        asyncio.run(build_rubric("a.py:f", lambda given: leave).score(answered))
+    with pytest.raises(Outage, match=r"called sys\.exit"):
+        rubric = build_rubric("a.py:f", lambda given: leave, RewardServices())
+        asyncio.run(score_submission(rubric, answered))
     with pytest.raises(EnvironmentFailure, match="SystemExit"):
-        asyncio.run(Rubric(parts={"a": leave_later}, weights={"a": 1.0}).score(answered))
+        asyncio.run(score_submission(Rubric(parts={"a": leave_later}, weights={"a": 1.0}), answered))
 
 
 def test_exit_of_a_tool_or_a_summary_hook_is_infrastructure() -> None:

@@ -13,8 +13,9 @@ from turnwise.core.errors import InfrastructureFailure, Outage
 from turnwise.core.protocols import RewardResult
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Group, Trajectory
-from turnwise.recipes.build import build_scoring, filter_settings
-from turnwise.rewards.scoring import Scoring
+from turnwise.recipes.build import build_rewards, filter_settings
+from turnwise.rewards.judge.registry import JudgeRegistry
+from turnwise.rewards.scoring import RewardSet
 from turnwise.rollout.collect import CollectedGroups
 from turnwise.rollout.failures import DroppedEpisodes
 from turnwise.rollout.tasks import EnvMixEntry, TaskSource
@@ -48,14 +49,14 @@ class FakeCollector:
 
 
 def gathered(
-    collector: FakeCollector, greedy: FakeCollector | None = None, scoring: Scoring | None = None, **settings: Any
+    collector: FakeCollector, greedy: FakeCollector | None = None, rewards: RewardSet | None = None, **settings: Any
 ) -> RolloutResult:
     config = settings_of(**settings)
     gatherer = RolloutStage(
         tasks=TASKS,
         collector=collector,  # type: ignore[arg-type]
         greedy=greedy,  # type: ignore[arg-type]
-        scoring=scoring or build_scoring(config, str),
+        rewards=rewards or build_rewards(config, JudgeRegistry(), str),
         filter=filter_settings(config),
         learner=make_learner(config),
         groups=4,
@@ -109,7 +110,7 @@ def test_greedy_members_play_the_kept_tasks_and_a_group_without_one_is_dropped()
     assert found.baselines == {("test", found.groups[0].task.seed): 0.25}
 
 
-def judged_unless(fails: Any) -> Scoring:
+def judged_unless(fails: Any) -> RewardSet:
     """A reward that is gone for members that `fails` says."""
 
     async def score(trajectory: Trajectory) -> RewardResult:
@@ -117,16 +118,16 @@ def judged_unless(fails: Any) -> Scoring:
             raise InfrastructureFailure("the judge is gone")
         return RewardResult(turn_rewards=(1.0,) * len(trajectory.turns))
 
-    return Scoring(format_penalty=0.0, functions={"taste": score}, weights={"env": 1.0, "taste": 1.0})
+    return RewardSet(format_penalty=0.0, functions={"taste": score}, weights={"env": 1.0, "taste": 1.0})
 
 
 def test_members_without_a_reward_are_counted_and_every_step_tells_how_many() -> None:
     assert gathered(FakeCollector()).metrics()["rollout/members_unscored"] == 0.0
-    found = gathered(FakeCollector(), scoring=judged_unless(lambda each: each.total_reward > 0))
+    found = gathered(FakeCollector(), rewards=judged_unless(lambda each: each.total_reward > 0))
     assert found.metrics()["rollout/members_unscored"] == 2.0 and len(found.kept) == 4
     assert found.lost == DroppedEpisodes(dropped=2, total=12, reason="the reward taste: the judge is gone")
     with pytest.raises(Outage, match=r"no group of this step could be scored .*taste: the judge is gone"):
-        gathered(FakeCollector(), scoring=judged_unless(lambda each: True))
+        gathered(FakeCollector(), rewards=judged_unless(lambda each: True))
 
 
 def test_members_whose_group_is_gone_are_lost_too() -> None:

@@ -11,7 +11,8 @@ from episodes_for_tests import group_of, turn_of
 from learners_for_tests import make_learner, settings_of
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Group
-from turnwise.recipes.build import build_scoring, filter_settings
+from turnwise.recipes.build import build_rewards, filter_settings
+from turnwise.rewards.judge.registry import JudgeRegistry
 from turnwise.rollout.collect import CollectedGroups
 from turnwise.rollout.tasks import EnvMixEntry, TaskSource
 from turnwise.training.rollout_stage import RolloutStage, filter_groups
@@ -45,7 +46,7 @@ def test_refill_trains_no_more_groups_than_asked_for() -> None:
         tasks=TaskSource(mix=(EnvMixEntry(env="test"),), run_seed=0),
         collector=FakeCollector(),  # type: ignore[arg-type]
         greedy=None,
-        scoring=build_scoring(config, str),
+        rewards=build_rewards(config, JudgeRegistry(), str),
         filter=filter_settings(config),
         learner=make_learner(config),
         groups=4,

@@ -22,11 +22,12 @@ from turnwise.core.trajectory import Group
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.recipes.build import (
     build_coefficients,
-    build_scoring,
+    build_rewards,
     estimate_settings,
     filter_settings,
     update_settings,
 )
+from turnwise.rewards.judge.registry import JudgeRegistry
 from turnwise.rollout.collect import CollectedGroups
 from turnwise.rollout.tasks import Curriculum, EnvMixEntry, TaskSource, task_name
 from turnwise.training.checkpoints import State
@@ -136,7 +137,7 @@ def run(
         tasks=TaskSource(mix=(EnvMixEntry(env="test"),), run_seed=0, curriculum=curriculum),
         collector=FakeCollector(),  # type: ignore[arg-type]
         greedy=None,
-        scoring=build_scoring(config, str),
+        rewards=build_rewards(config, JudgeRegistry(), str),
         filter=filter_settings(config),
         learner=learner,
         groups=GROUPS,

@@ -5,9 +5,9 @@ import difflib
 import inspect
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -19,6 +19,9 @@ from turnwise.envs.catalogue import install_command
 from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.seeds import FIRST_SEED, split_of_seed
 from turnwise.envs.text_env import PROMPT_PARAMS, TextEnv, env_docstring, params_model
+
+if TYPE_CHECKING:
+    from turnwise.rewards.services import RewardServices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +41,8 @@ class EnvSpec:
     id: str
     """What `registry.load` takes: a built-in name or FILE.py:Class; empty if the class stands in no file."""
     cls: type[TextEnv]
+    services: "RewardServices | None" = field(default=None, repr=False, compare=False)
+    """Judges that rubrics of the run share. None: each episode has its own."""
 
     @property
     def summary(self) -> str:
@@ -99,6 +104,7 @@ class EnvSpec:
         world = replace(full, params={name: value for name, value in full.params.items() if name not in PROMPT_PARAMS})
         env = self.cls(full.params, rng=random_stream("luck", *world.parts, member, attempt))
         env.split, env.index = full.split, full.seed - FIRST_SEED[full.split]
+        env.services = self.services
         start_rng = random_stream("start", *world.parts)
         runner = env.runner or TextEnvRunner
         return runner(env, start_rng, address("tools", *world.parts, member, attempt))

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
@@ -27,6 +27,9 @@ from turnwise.core.messages import Picture
 from turnwise.core.random_streams import random_stream
 from turnwise.core.task import Split
 from turnwise.envs.answers import format_answer
+
+if TYPE_CHECKING:
+    from turnwise.rewards.services import RewardServices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +93,8 @@ class TextEnv(ABC):
     For worlds of so few start states that seeds of different splits would meet; it makes them anew at every call."""
     index: int = 0
     """The task's number in its split, for environments whose tasks are counted."""
+    services: "RewardServices | None" = None
+    """Judges of the run, for environments that score answers with a rubric."""
     split: Split | None = None
     """The task's, for environments whose splits differ in more than seeds; None: made by hand, without a task."""
 

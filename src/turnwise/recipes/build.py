@@ -34,7 +34,8 @@ from turnwise.recipes.sources import use_own_adapter
 from turnwise.render.renderer import Renderer
 from turnwise.rewards.factory import build_group_judges, judge_weights
 from turnwise.rewards.functions import trajectory_reward
-from turnwise.rewards.scoring import ENV, Scoring
+from turnwise.rewards.judge.registry import JudgeRegistry
+from turnwise.rewards.scoring import ENV, RewardSet
 from turnwise.rollout.collect import Collector
 from turnwise.rollout.limits import Limits
 from turnwise.training.estimate import AdaptiveCoefficients, EstimateSettings, RewardSettings
@@ -355,16 +356,16 @@ def reward_weights(config: Config) -> dict[str, float]:
     return own | judge_weights(config.reward.judges)
 
 
-def build_scoring(config: Config, decode: Callable[[Sequence[int]], str]) -> Scoring:
+def build_rewards(config: Config, judges: JudgeRegistry, decode: Callable[[Sequence[int]], str]) -> RewardSet:
     """`decode`: token ids as text, for judges."""
     functions = {
         each.rpartition(":")[2]: trajectory_reward(load_function(each, "reward.functions"))
         for each in config.reward.functions
     }
-    return Scoring(
+    return RewardSet(
         format_penalty=config.reward.format_penalty,
         functions=functions,
-        judges=build_group_judges(config.reward.judges, decode, taken=tuple(functions)).rewards,
+        judges=build_group_judges(config.reward.judges, judges, decode, taken=tuple(functions)),
         weights=reward_weights(config),
         timeout_s=config.rollout.timeout_s,
     )

@@ -9,11 +9,13 @@ from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.task import Split, Task
 from turnwise.envs.registry import load_spec
+from turnwise.envs.rubric_env import RubricEnv
 from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import params_model
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.evaluation.statistics import wilson_of_rate
+from turnwise.rewards.services import RewardServices
 from turnwise.rollout.selfplay import SelfPlayTasks
 from turnwise.rollout.tasks import Curriculum, EnvMixEntry, TaskSource
 
@@ -35,6 +37,13 @@ class EnvironmentMix:
     @property
     def with_params(self) -> list[tuple[EnvSpec, dict[str, Any]]]:
         return [(self.kinds[world.env], dict(world.params)) for world in self.worlds]
+
+    def with_services(self, services: RewardServices) -> "EnvironmentMix":
+        """Return the same environments with rubrics that use `services`, built now so that errors come first."""
+        for kind, params in self.with_params:
+            if issubclass(kind.cls, RubricEnv):
+                kind.cls.build_rubric(params_model(kind.cls).model_validate(params), services)
+        return replace(self, kinds={name: replace(kind, services=services) for name, kind in self.kinds.items()})
 
     def make(self, task: Task, member: int = 0, attempt: int = 0) -> TextEnvRunner:
         return self.kinds[task.env].make(task, member, attempt)

@@ -12,11 +12,12 @@ import torch
 
 from turnwise.config.load import Overrides, build, read_run
 from turnwise.config.schema import Config
+from turnwise.config.secrets import read_key, split_url
 from turnwise.core.errors import UserError
 from turnwise.core.protocols import Sampling
 from turnwise.core.token_name import TokenName
 from turnwise.engine.openai.client import ChatClient
-from turnwise.engine.openai.endpoint import Endpoint, read_key
+from turnwise.engine.openai.endpoint import EXAMPLE_URL, KEY_VARIABLE, Endpoint, EndpointError
 from turnwise.envs.registry import ENVIRONMENTS
 from turnwise.envs.spec import EnvSpec
 from turnwise.evaluation.episodes import Player
@@ -191,15 +192,30 @@ class EndpointOptions:
     retries: int = 6
 
     def endpoint(self, url: str, model: str) -> Endpoint:
-        key = read_key(url, self.key_variable)
-        return Endpoint(
-            url=url,
-            model=model,
-            key=key,
-            key_source=self.key_variable or "",
-            timeout_s=self.timeout_s,
-            retries=self.retries,
-        )
+        fix = "name the variable that holds it with --api-key-env"
+        parts = split_url(url, option="--endpoint", example=EXAMPLE_URL, mend=fix)
+        key = read_key(parts, self.key_variable, default=KEY_VARIABLE, option="--api-key-env")
+        return Endpoint(url=url, model=model, key=key, timeout_s=self.timeout_s, retries=self.retries)
+
+    def advice(self, error: EndpointError) -> str:
+        """Return which option of the command line to change."""
+        match error.reason:
+            case "unreachable":
+                return "check that it is running and that --endpoint is its address"
+            case "unauthorized" if error.endpoint.key and self.key_variable:
+                return f"replace the key in {self.key_variable}"
+            case "unauthorized":
+                return f"set {KEY_VARIABLE}, or name the variable that holds the key with --api-key-env"
+            case "quota":
+                return "raise it there"
+            case "wait":
+                return "try again after that"
+            case "not_found":
+                return f'check --model "{error.endpoint.model}", and that --endpoint ends in /v1'
+            case "redirect":
+                return "give the final address with --endpoint"
+            case "rejected":
+                return "change what it names, or choose another --model"
 
 
 DEFAULT_ENDPOINT_OPTIONS = EndpointOptions()
@@ -238,19 +254,24 @@ def open_policy(
     """Loads a model at once, which runs loops of its own. `show`: what its warm-up is told of."""
     if contestant.url is None:
         return nullcontext(_local_policy(contestant.config, kind, params, show))
-    return _remote(contestant.config, kind, wire.endpoint(contestant.url, contestant.source), wire.concurrency)
+    return _remote(contestant.config, kind, wire.endpoint(contestant.url, contestant.source), wire)
 
 
 @asynccontextmanager
 async def _remote(
-    config: Config, kind: EnvSpec, endpoint: Endpoint, concurrency: int
+    config: Config, kind: EnvSpec, endpoint: Endpoint, wire: EndpointOptions
 ) -> AsyncIterator[EvaluationPolicy]:
     limits = Limits(
         sampling=_sampling(config), max_tokens=config.rollout.max_tokens, timeout_s=config.rollout.timeout_s
     )
     async with ChatClient(endpoint) as chat:
         player = ChatRunner(chat=chat, make_env=kind.make, limits=limits)
-        yield EvaluationPolicy(player=player, decode=lambda ids: "", name_token=_nameless, in_flight=concurrency)
+        try:
+            yield EvaluationPolicy(
+                player=player, decode=lambda ids: "", name_token=_nameless, in_flight=wire.concurrency
+            )
+        except EndpointError as error:
+            raise error.with_advice(wire.advice(error)) from None
 
 
 def _local_policy(

@@ -46,6 +46,7 @@ from turnwise.record.evaluation_folder import EvaluationFolder, read_plan
 from turnwise.report.evaluation_progress import EvaluationProgress
 from turnwise.report.html_report import write_report
 from turnwise.report.terminal import make_console, sanitize_line
+from turnwise.rewards.services import RewardServices
 from turnwise.rollout.failures import DroppedEpisodes, check_dropped
 
 Done = dict[tuple[TaskId, int], Trajectory]
@@ -208,6 +209,8 @@ def evaluate(
     console = console or make_console()
     if asked.note:
         console.print(sanitize_line(asked.note), soft_wrap=True)
+    services = RewardServices()  # one budget for all contestants
+    asked = replace(asked, kind=replace(asked.kind, services=services))
     results = Results(
         environment=asked.kind.name,
         params=asked.params,
@@ -215,7 +218,7 @@ def evaluate(
         tasks=len(asked.seeds),
         tries=asked.tries,
         contestants=asked.contestants,
-        evaluations=[_Table(asked, each, folder, wire, console).play() for each in asked.contestants],
+        evaluations=[_Table(asked, each, folder, wire, console, services).play() for each in asked.contestants],
     )
     show(results, console)
     return results
@@ -230,6 +233,7 @@ class _Table:
     folder: EvaluationFolder | None
     wire: EndpointOptions
     console: Console
+    services: RewardServices
 
     def play(self) -> Evaluation:
         wanted = all_tries(self.asked.tasks(), self.asked.tries)
@@ -267,7 +271,8 @@ class _Table:
         with view:
             asked = self.asked
             warmup = partial(view.set_phase, "warm-up")
-            return asyncio.run(play(open_policy(self.contestant, asked.kind, asked.params, self.wire, warmup)))
+            policy = open_policy(self.contestant, asked.kind, asked.params, self.wire, warmup)
+            return asyncio.run(self.services.run(play(policy)))
 
     def _finished(
         self, seat: EvaluationPolicy, done: Done, progress: EvaluationProgress

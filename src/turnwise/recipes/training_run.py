@@ -31,7 +31,8 @@ from turnwise.report.html_report import REPORT_NAME as REPORT
 from turnwise.report.html_report import write_report
 from turnwise.report.progress import Progress
 from turnwise.report.terminal import sanitize_line
-from turnwise.rewards.judge.registry import accounted
+from turnwise.rewards.judge.registry import JudgeRegistry
+from turnwise.rewards.services import RewardServices
 from turnwise.training.checkpoints import Checkpoints, State, restore, step_folders
 
 Summary = dict[str, Any]
@@ -51,8 +52,7 @@ def open_run(
             if config.record.report and not (folder.path / REPORT).exists():
                 write_report(folder.path)
             raise UserError(f"{path} is finished: {finished.replace('PATH', str(path))}")
-        usage = JudgeUsage(folder.path)
-        with clean_up_failed_start(folder, resume, command), accounted(usage.read(), usage.add):
+        with clean_up_failed_start(folder, resume, command):
             if not resume:
                 write_provenance(folder.path, source_files(config))
             elif (changed := describe_changes(folder.path)) is not None:
@@ -185,9 +185,14 @@ class TrainingRun(ABC):
 
     planned_steps: int = field(init=False)
     """Steps that the progress display starts with; a loop may correct it."""
+    services: RewardServices = field(init=False)
+    """Judges of the run. They continue from what it has spent and log each further request in its folder."""
 
     def __post_init__(self) -> None:
         self.planned_steps = self.config.train.steps
+        usage = JudgeUsage(self.folder.path)
+        self.services = RewardServices(JudgeRegistry(spent=usage.read(), on_spend=usage.add))
+        self.environments = self.environments.with_services(self.services)
 
     @abstractmethod
     def build(self, progress: Progress, limit_s: float | None, resume: bool) -> tuple[TrainingLoop, State]: ...
@@ -206,7 +211,7 @@ class TrainingRun(ABC):
         with Progress(self.planned_steps, self.console, title=self.folder.path.name, limit_s=limit_s) as progress:
             loop, state = self.build(progress, limit_s, resume)
             with track_metrics(config, self.folder, progress.note, after=state.step if resume else None):
-                return asyncio.run(self._train(loop, state))
+                return asyncio.run(self.services.run(self._train(loop, state)))
 
     async def _train(self, loop: TrainingLoop, state: State) -> Summary:
         """Train between two evaluations. An evaluation that is recorded already is not repeated."""

@@ -34,7 +34,7 @@ from turnwise.recipes.unused_settings import check_setting_is_used
 from turnwise.record.trackers import check_trackers
 from turnwise.rewards.factory import build_group_judges
 from turnwise.rewards.functions import trajectory_reward
-from turnwise.rewards.judge.registry import benches, forget_benches
+from turnwise.rewards.judge.registry import JudgeRegistry
 from turnwise.rewards.scoring import ENV, FORMAT
 from turnwise.tools.tool import NeedsServer
 
@@ -51,9 +51,10 @@ def check_run(
     if resume and config.record.name is not None:
         config = use_own_adapter(config, Path(config.record.folder) / config.record.name)
     worlds = build_environment_mix(config, kind)
+    judges = JudgeRegistry()
     for each in worlds.kinds.values():
-        check(config, each, given)
-    check_servers(worlds.with_params, judges=benches())
+        check(config, each, given, judges)
+    check_servers(worlds.with_params, judges=judges.clients)
     return worlds
 
 
@@ -91,7 +92,9 @@ NAMES: dict[str, Iterable[str]] = {
 }
 
 
-def check(config: Config, kind: EnvSpec | None = None, given: Iterable[str] = ()) -> None:
+def check(
+    config: Config, kind: EnvSpec | None = None, given: Iterable[str] = (), judges: JudgeRegistry | None = None
+) -> None:
     """Refuses names that do not exist and combinations that make no sense, with the reason.
 
     `kind`: the environment, where it is known; `given`: the keys that a person typed, which must have an effect.
@@ -113,8 +116,7 @@ def check(config: Config, kind: EnvSpec | None = None, given: Iterable[str] = ()
         token_rule(rule)
     for function in config.reward.functions:
         trajectory_reward(load_function(function, "reward.functions"))
-    forget_benches()
-    build_group_judges(config.reward.judges, decode=str, taken=_reward_names(config))
+    build_group_judges(config.reward.judges, judges or JudgeRegistry(), decode=str, taken=_reward_names(config))
     if kind is not None and _plays_itself(config):
         _check_game(config, kind)
     if kind is not None and ADVANTAGES[config.algo.advantage].needs_states and _without_states(kind):

@@ -1,1 +1,1 @@
-"""What a trajectory is worth: the environment's rewards, the format penalty, weighted reward functions."""
+"""Rewards: reward functions, rubrics, built-in rewards and judges. `scoring` is where scores are computed."""

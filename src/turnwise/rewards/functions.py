@@ -1,4 +1,8 @@
-"""Functions of the user's that give rewards: what they may be, and what is said where they break."""
+"""Reward functions written by users: of trajectories (`reward.functions`) or of answers (FILE.py:function in a rubric).
+
+A function may be async. An InfrastructureFailure that it raises drops the episode; any other exception, and a result
+that is not a finite number, stops the run and names the file and line.
+"""
 
 import inspect
 import math
@@ -9,123 +13,159 @@ from turnwise.core.blocking import EventLoopBlocked, blocking_limit, interruptib
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, Outage, RewardFailure, UserError
 from turnwise.core.protocols import Reward, RewardResult
 from turnwise.core.source_location import error_location, source_location
+from turnwise.core.suggestions import suggest_and_list
 from turnwise.core.trajectory import Trajectory
+from turnwise.rewards.rubric import RubricPart, Submission
 
 MAX_SHOWN = 60
+"""Characters of a value or an answer that an error quotes."""
+ANSWER_PARAMETERS = {"answer", "row", "submission", "answered"}
+"""Parameter names that tell a function of answers from one of trajectories."""
+
+
+def trajectory_reward(function: Callable[[Trajectory], Any]) -> Reward:
+    """Wrap `function(trajectory)`, which returns a number for the last turn or one number per turn."""
+    label = f"the reward {getattr(function, '__name__', 'reward')}"
+    check_reward_function(function, label)
+    if not accepts_arguments(function, 1):
+        raise UserError(f"{label} must take one argument: write function(trajectory)")
+    if ANSWER_PARAMETERS & set(required_parameters(function)):
+        raise UserError(f"{label} takes an answer, but reward.functions get trajectories: name it in env.params.reward")
+
+    async def reward(trajectory: Trajectory) -> RewardResult:
+        result = await call_reward_function(function, trajectory, label=label, fix=lambda error: "fix it")
+        return RewardResult(turn_rewards=_turn_rewards(result, len(trajectory.turns), function, label))
+
+    return reward
+
+
+def answer_reward(function: Callable[..., Any], use: str) -> RubricPart:
+    """Wrap `function(answer, row)` or `function(submission)`. `use`: its name in the recipe, FILE.py:function."""
+    check_reward_function(function, f'the reward "{use}"')
+    whole = _takes_submission(function, use)
+
+    async def part(submission: Submission) -> float:
+        arguments = (submission,) if whole else (submission.answer, submission.row)
+        label = f'the reward "{use}", on the answer {submission.answer[:MAX_SHOWN]!r},'
+        result = await call_reward_function(
+            function, *arguments, label=label, fix=lambda error: _suggest_fix(error, submission)
+        )
+        if not math.isfinite(score := to_float(result)):
+            raise not_a_number(result, function, label, "return a finite number")
+        return score
+
+    return part
+
+
+def check_reward_function(function: Callable[..., Any], label: str) -> None:
+    """Reject callables that can be called and yet never return a reward."""
+    if isinstance(function, type):
+        raise UserError(f"{label} is a class: give a function")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise UserError(f"{label} is a generator: return a number instead of yielding")
+
+
+async def call_reward_function(
+    function: Callable[..., Any], *arguments: Any, label: str, fix: Callable[[Exception], str]
+) -> Any:
+    """Return the function's result. `label` names it in errors; `fix` words the advice for an exception it raised.
+
+    Exceptions stop the run: if the episode were retried, only episodes that the function can read would be trained on.
+    """
+
+    async def called() -> Any:
+        result = function(*arguments)
+        return await result if inspect.isawaitable(result) else result
+
+    try:
+        return await interruptible(called(), blocking_limit.get(), label)
+    except EventLoopBlocked as error:
+        raise RewardFailure(f"{error}: make it faster, or raise rollout.timeout_s") from error
+    except (UserError, EnvironmentFailure, InfrastructureFailure):
+        raise
+    except SystemExit as error:
+        raise Outage(
+            f"{label} called sys.exit at {error_location(error, function)}: return a number instead"
+        ) from error
+    except Exception as error:
+        what = ": ".join(filter(None, (type(error).__name__, " ".join(str(error).split()))))
+        raise Outage(f"{label} raised {what} at {error_location(error, function)}: {fix(error)}") from error
 
 
 def accepts_arguments(function: Callable[..., Any], count: int) -> bool:
-    """Whether it can be called with that many arguments."""
+    """Return whether the function can be called with `count` positional arguments."""
     try:
         inspect.signature(function).bind(*[None] * count)
     except TypeError:
         return False
-    except ValueError:  # of another language than Python: nothing is known of it
+    except ValueError:  # not written in Python: it has no signature to check
         return True
     return True
 
 
 def required_parameters(function: Callable[..., Any]) -> list[str]:
-    """The names of those that it cannot be called without."""
+    """Return the names of the parameters without a default."""
     try:
-        found = inspect.signature(function).parameters.values()
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return []
-    return [each.name for each in found if each.default is each.empty and each.kind is not each.VAR_POSITIONAL]
-
-
-def check_reward_function(function: Callable[..., Any], told: str) -> None:
-    """Refuses what is called without a mistake and yet gives no reward."""
-    if isinstance(function, type):
-        raise UserError(f"{told} is a class: give a function")
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise UserError(f"{told} yields, so that calling it gives no number: let it return one")
-
-
-async def call_reward_function(
-    function: Callable[..., Any], *arguments: Any, told: str, mend: Callable[[Exception], str]
-) -> Any:
-    """What it gives; `told`: how an error names it, `mend`: what to do about one that it raises.
-
-    Run again, only episodes that it can read would be trained on: its bugs stop the run.
-    """
-
-    async def called() -> Any:
-        given = function(*arguments)
-        return await given if inspect.isawaitable(given) else given
-
-    try:
-        return await interruptible(called(), blocking_limit.get(), told)
-    except EventLoopBlocked as error:
-        raise RewardFailure(f"{error}: let it return sooner, or raise rollout.timeout_s") from error
-    except (UserError, EnvironmentFailure, InfrastructureFailure):
-        raise
-    except SystemExit as error:
-        raise Outage(
-            f"{told} ended the program at {error_location(error, function)}: let it return a number"
-        ) from error
-    except Exception as error:
-        what = ": ".join(filter(None, (type(error).__name__, " ".join(str(error).split()))))
-        raise Outage(f"{told} raised {what} at {error_location(error, function)}: {mend(error)}") from error
+    return [each.name for each in parameters if each.default is each.empty and each.kind is not each.VAR_POSITIONAL]
 
 
 def to_float(value: Any) -> float:
-    """Whatever is a real number, of any library; NaN for what is none."""
+    """Convert a real number of any library to float; NaN for anything else."""
     try:
         return float(value) if hasattr(value, "__float__") else math.nan
     except (TypeError, ValueError, OverflowError):
         return math.nan
 
 
-def not_a_number(given: Any, function: Callable[..., Any], told: str, mend: str) -> Outage:
-    """What is said of one that gave this."""
-    why = ", as where a path of it returns nothing" if given is None else ""
-    return Outage(f"{told} gave {describe_value(given)} ({source_location(function)}){why}: {mend}")
+def not_a_number(value: Any, function: Callable[..., Any], label: str, fix: str) -> Outage:
+    """Return the error for a function that returned `value`."""
+    hint = " (is a return missing?)" if value is None else ""
+    return Outage(f"{label} returned {describe_value(value)}{hint} ({source_location(function)}): {fix}")
 
 
-def describe_value(given: Any) -> str:
-    """Return what a user's function gave, short enough for an error."""
+def describe_value(value: Any) -> str:
+    """Describe what a user's function returned, in a few words for an error."""
     try:
-        text = repr(given)
-    except Exception:  # whatever its __repr__ does; an int of 5000 digits has none
-        return f"a value of type {type(given).__name__}"
+        text = repr(value)
+    except Exception:  # any __repr__; an int of 5000 digits has none
+        return f"a value of type {type(value).__name__}"
     text = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
-    return f"the text {text}" if isinstance(given, str) else text
+    return f"the text {text}" if isinstance(value, str) else text
 
 
-ANSWER_PARAMETERS = {"answer", "row", "answered"}
-"""What functions of another kind call their arguments."""
-
-
-def trajectory_reward(function: Callable[[Trajectory], Any]) -> Reward:
-    """`function(trajectory)` gives a number, for the last turn, or one number a turn; it may be async.
-
-    An InfrastructureFailure of its own leaves the episode out; whatever else it raises is its author's to mend.
-    """
-    told = f"the reward {getattr(function, '__name__', 'reward')}"
-    check_reward_function(function, told)
-    if not accepts_arguments(function, 1):
-        raise UserError(f"{told} takes other arguments: write function(trajectory)")
-    if ANSWER_PARAMETERS & set(required_parameters(function)):
-        raise UserError(
-            f"{told} is one of answers, and reward.functions get trajectories: name it in env.params.reward"
-        )
-
-    async def reward(trajectory: Trajectory) -> RewardResult:
-        given = await call_reward_function(function, trajectory, told=told, mend=lambda error: "mend it")
-        return RewardResult(turn_rewards=_by_turn(given, len(trajectory.turns), function, told))
-
-    return reward
-
-
-def _by_turn(given: Any, turns: int, function: Callable[..., Any], told: str) -> tuple[float, ...]:
-    plain = given.tolist() if hasattr(given, "tolist") else given  # numpy's and torch's, of any shape
+def _turn_rewards(result: Any, turns: int, function: Callable[..., Any], label: str) -> tuple[float, ...]:
+    plain = result.tolist() if hasattr(result, "tolist") else result  # numpy and torch, of any shape
     if not isinstance(plain, Sequence) or isinstance(plain, str):
-        plain = ([0.0] * turns + [plain])[1:] if turns else []  # an episode that had no turn has none to reward
+        plain = ([0.0] * turns + [plain])[1:] if turns else []  # an episode without turns has none to reward
     if len(plain) != turns:
-        mend = f"give one number, or one for each of {turns} turns"
-        raise not_a_number(given, function, told, mend)
+        raise not_a_number(result, function, label, f"return one number, or one for each of {turns} turns")
     numbers = tuple(map(to_float, plain))
     if not all(map(math.isfinite, numbers)):
-        raise not_a_number(given, function, told, "give finite numbers")
+        raise not_a_number(result, function, label, "return finite numbers")
     return numbers
+
+
+def _suggest_fix(error: Exception, submission: Submission) -> str:
+    if isinstance(error, KeyError) and error.args and (name := str(error.args[0])) not in submission.row:
+        columns = suggest_and_list(name, map(str, submission.row))
+        return f"if that is a column, the task row has none of this name:{columns}"
+    return "return 0 for answers that it cannot read"
+
+
+def _takes_submission(function: Callable[..., Any], use: str) -> bool:
+    """Return whether the function takes a `Submission`, rather than the answer and its row."""
+    names, fix = required_parameters(function), "write function(answer, row) or function(submission)"
+    if not accepts_arguments(function, 2) and not accepts_arguments(function, 1):
+        raise UserError(f'the reward "{use}" must take one or two arguments: {fix}')
+    if names == ["row", "answer"]:
+        raise UserError(f'the reward "{use}" takes the row first, but the answer comes first: {fix}')
+    if accepts_arguments(function, 2):
+        return False
+    if names in (["answer"], ["row"]):
+        raise UserError(f'the reward "{use}" takes {names[0]} alone, but would be given the whole submission: {fix}')
+    if names == ["trajectory"]:
+        raise UserError(f'the reward "{use}" takes a trajectory: name it in reward.functions, or {fix}')
+    return True

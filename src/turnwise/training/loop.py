@@ -18,7 +18,7 @@ from turnwise.record.metrics import rollout_metrics
 from turnwise.record.run_folder import RunFolder
 from turnwise.report.pictures.trajectory_images import TrajectoryImages
 from turnwise.report.progress import Progress
-from turnwise.rewards.judge.registry import counted, judge_metrics, take_up
+from turnwise.rewards.services import RewardServices
 from turnwise.rollout.collect import Collector
 from turnwise.rollout.failures import DropMonitor
 from turnwise.training.checkpoints import Checkpoints, State
@@ -57,6 +57,7 @@ class Loop:
         pictures: TrajectoryImages,
         validation_tasks: Sequence[Task] = (),
         opponents: Opponents | None = None,
+        services: RewardServices | None = None,
         max_seconds: float | None = None,
         release_cache: bool = False,
     ) -> None:
@@ -71,6 +72,7 @@ class Loop:
         self.watcher, self.losses = AlarmWatcher(report=self._alarm, settings=alarm_settings), DropMonitor()
         self.decode, self.name_token, self.pictures = decode, name_token, pictures
         self.validation_tasks, self.opponents = validation_tasks, opponents
+        self.services = services or RewardServices()
         self.max_seconds, self.release_cache = max_seconds, release_cache
         self._published: int | None = None
         """Version of the weights that the engine generates with."""
@@ -84,7 +86,7 @@ class Loop:
     async def run(self, state: State) -> State:
         """Train until the last step or the time limit. Saves a checkpoint at the end, and when cancelled (Ctrl-C)."""
         began = time.perf_counter()
-        take_up(state.judges)
+        self.services.judges.restore(state.judges)
         self.progress.begin(state.step)
         self.watcher.begin(self.folder.read_metrics(), state)
         try:
@@ -105,7 +107,7 @@ class Loop:
         return state
 
     def _save(self, state: State, *, best: bool = False) -> None:
-        self.checkpoints.save(self.learner, replace(state, judges=counted()), best=best)
+        self.checkpoints.save(self.learner, replace(state, judges=self.services.judges.counts()), best=best)
         if self.opponents is not None and not best:
             self.opponents.drop_unneeded(state.step)
 
@@ -232,7 +234,7 @@ class Loop:
             **{f"rollout/{name}": float(count) for name, count in rollout.counts.items()},
             **{f"train/{name}": value for name, value in learnt.items()},
             **{f"train/{name}": value for name, value in (estimated.metrics if estimated else {}).items()},
-            **judge_metrics(),
+            **self.services.metrics(),
             "train/skipped_steps": float(self.learner.skipped_steps),
             **diagnosed,
             **timer.metrics(metrics["rollout/sampled_tokens"] + metrics["rollout/context_tokens"]),

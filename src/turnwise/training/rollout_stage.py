@@ -12,7 +12,7 @@ from turnwise.core.errors import Outage
 from turnwise.core.samples import Learner, Needs
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.samples import build_samples
-from turnwise.rewards.scoring import ScoredGroups, Scoring, count_members, score_groups
+from turnwise.rewards.scoring import RewardSet, ScoredGroups, count_members, score_groups
 from turnwise.rollout.collect import CollectedGroups, Collector, DrawCounts, GroupCollector
 from turnwise.rollout.failures import DroppedEpisodes
 from turnwise.rollout.tasks import SuccessCounts, TaskSource
@@ -61,7 +61,7 @@ class RolloutStage:
     collector: GroupCollector
     greedy: Collector | None
     """Plays one untrained member of each group that is kept; None: the estimator asks for none."""
-    scoring: Scoring
+    rewards: RewardSet
     filter: FilterSettings
     learner: Learner
     groups: int
@@ -112,11 +112,11 @@ class RolloutStage:
 
     async def _scored(self, collected: CollectedGroups, counts: Counter[str], lost: DroppedEpisodes) -> ScoredGroups:
         """What happened on the way is counted, and what the last member was lost to is kept."""
-        scored = await score_groups(collected.groups, self.scoring)
+        scored = await score_groups(collected.groups, self.rewards)
         if not scored.groups:
             raise Outage(f"no group of this step could be scored ({scored.last_failure}): mend that first")
         counts += collected.counts
-        counts += Counter(groups_unscored=len(scored.failures), members_unscored=scored.left_out)
+        counts += Counter(groups_unscored=len(scored.failures), members_unscored=scored.dropped_members)
         lost.reason = scored.last_failure or str(collected.last_failure or lost.reason)
         return scored
 

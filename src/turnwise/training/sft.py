@@ -29,7 +29,7 @@ from turnwise.envs.tool_env import ToolEnv
 from turnwise.evaluation.episodes import Evaluation
 from turnwise.record.run_folder import RunFolder
 from turnwise.report.progress import Progress
-from turnwise.rewards.rubric import first_part_only
+from turnwise.rewards.scoring import first_part_only
 from turnwise.rollout.collect import Collector
 from turnwise.rollout.failures import creation_boundary, failure_boundary, run_with_retries
 from turnwise.training.checkpoints import Checkpoints, State

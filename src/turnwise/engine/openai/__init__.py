@@ -1,1 +1,1 @@
-"""Any OpenAI-compatible chat endpoint: messages in, messages out, nothing to train on."""
+"""Client for OpenAI-compatible chat endpoints."""

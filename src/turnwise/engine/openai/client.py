@@ -1,4 +1,4 @@
-"""Speaks to a chat endpoint: one request a turn, sent again after failures that may pass, told at once otherwise."""
+"""Client of a chat endpoint: one request per turn, retried after transient failures."""
 
 import asyncio
 import json
@@ -11,23 +11,23 @@ from typing import Any, Self
 
 import httpx2
 
-from turnwise.core.errors import InfrastructureFailure, Outage, format_times
+from turnwise.core.errors import InfrastructureFailure, format_times
 from turnwise.core.messages import Message, ToolSpec
 from turnwise.core.protocols import Sampling
-from turnwise.engine.openai.endpoint import Endpoint, TransientError, error_detail, error_for_status
+from turnwise.engine.openai.endpoint import Endpoint, EndpointOutage, TransientError, error_detail, error_for_status
 from turnwise.engine.openai.messages import MalformedReply, Reply, message_json, parse_reply, tools_json
 
 MAX_BYTES = 8_000_000
-"""Of one answer."""
+"""Longest answer that is read."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
 
 log = logging.getLogger(__name__)
 
 
 class ChatClient:
-    """`async with ChatClient(endpoint) as chat:` then `reply` as often as you like, at the same time too.
+    """`async with ChatClient(endpoint) as chat:` then any number of concurrent `await chat.reply(...)`.
 
-    A request that is sent again is sampled again: an answer counts once it was read whole, and nothing else does.
+    A retried request is sampled again. Only an answer that was read completely counts.
     """
 
     def __init__(
@@ -35,10 +35,10 @@ class ChatClient:
         endpoint: Endpoint,
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        chance: Callable[[], float] = random.random,
+        jitter: Callable[[], float] = random.random,
     ) -> None:
-        """`chance`: spreads what is sent again, so it must differ between processes; nothing evaluated hangs on it."""
-        self._endpoint, self._sleep, self._chance = endpoint, sleep, chance
+        """`jitter`: number in [0, 1) that spreads retries. It must differ between processes and affects no result."""
+        self._endpoint, self._sleep, self._jitter = endpoint, sleep, jitter
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if endpoint.key is not None:
             headers["Authorization"] = f"Bearer {endpoint.key}"
@@ -47,9 +47,10 @@ class ChatClient:
             timeout=httpx2.Timeout(endpoint.timeout_s, pool=None),
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
         )
-        self._budget, self._seeds = "max_tokens", True
+        self._budget_name, self._sends_seed = "max_tokens", True
         self._answered = False
-        self._quiet_until = 0.0
+        """Whether the endpoint has ever answered."""
+        self._paused_until = 0.0
 
     async def __aenter__(self) -> Self:
         return self
@@ -57,42 +58,50 @@ class ChatClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
         await self._http.aclose()
 
     async def reply(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling, seed: int
     ) -> Reply:
-        """The model's next turn. An endpoint that stays broken is an InfrastructureFailure."""
+        """Return the model's next turn.
+
+        Raises InfrastructureFailure if all retries failed, EndpointError if retries cannot help or the endpoint has
+        never answered, and ContextLengthError if the conversation is too long.
+        """
         last = TransientError("")
         for sent in range(self._endpoint.retries + 1):
-            await self._calm()
+            await self._wait_for_pause()
             try:
-                return replace(await self._once(messages, tools, sampling, seed), retries=sent)
+                return replace(await self._send(messages, tools, sampling, seed), retries=sent)
             except TransientError as failure:
                 last = failure
             if sent < self._endpoint.retries:
-                await self._wait(sent, last)
+                await self._back_off(sent, last)
         if not self._answered:
-            raise Outage(f"nothing answers at {self._endpoint.chat_url}: {last}: is it running, is that its address?")
+            what = f"no answer from {self._endpoint.chat_url} ({last})"
+            raise EndpointOutage(what, endpoint=self._endpoint, reason="unreachable")
         raise InfrastructureFailure(f"{last}, {format_times(self._endpoint.retries + 1)}")
 
-    async def _calm(self) -> None:
-        """What one request was asked to wait, all wait."""
-        if (left := self._quiet_until - asyncio.get_running_loop().time()) > 0:
+    async def _wait_for_pause(self) -> None:
+        """A Retry-After that one request was given holds for all requests."""
+        if (left := self._paused_until - asyncio.get_running_loop().time()) > 0:
             await self._sleep(left)
 
-    async def _wait(self, sent: int, failure: TransientError) -> None:
-        """Twice as long each time, or as long as the endpoint asks; spread out, so that not all come back at once."""
+    async def _back_off(self, sent: int, failure: TransientError) -> None:
+        """Wait twice as long each time, or as long as the endpoint asks, spread so that not all come back at once."""
         longest = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**sent)
-        wait_s = longest * (0.5 + 0.5 * self._chance())
+        wait_s = longest * (0.5 + 0.5 * self._jitter())
         if failure.after_s is not None:
-            self._quiet_until = max(self._quiet_until, asyncio.get_running_loop().time() + failure.after_s)
-            wait_s = failure.after_s + min(1.0, longest) * self._chance() * bool(failure.after_s)
+            self._paused_until = max(self._paused_until, asyncio.get_running_loop().time() + failure.after_s)
+            wait_s = failure.after_s + min(1.0, longest) * self._jitter() * bool(failure.after_s)
         if wait_s >= 5:
-            log.info("%s; trying again in %.0f s", failure, wait_s)
+            log.info("%s; retrying in %.0f s", failure, wait_s)
         await self._sleep(wait_s)
 
-    async def _once(
+    async def _send(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling, seed: int
     ) -> Reply:
         request = self._request(messages, tools, sampling, seed)
@@ -104,8 +113,8 @@ class ChatClient:
         except httpx2.RequestError as error:
             raise TransientError(f"the connection failed ({type(error).__name__}: {error})") from error
         if status != 200:
-            if status in (400, 422) and self._adapted(request, body):
-                raise TransientError("it takes no such parameter", after_s=0.0)
+            if status in (400, 422) and self._adapt(request, body):
+                raise TransientError("it does not take this parameter", after_s=0.0)
             raise error_for_status(self._endpoint, status, headers, body)
         try:
             return parse_reply(body)
@@ -126,29 +135,29 @@ class ChatClient:
     def _request(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling, seed: int
     ) -> dict[str, Any]:
-        """What is at its default is left out: endpoints differ in what they take."""
+        """Leave out parameters at their defaults: endpoints differ in what they take."""
         request: dict[str, Any] = {
             "model": self._endpoint.model,
             "messages": [message_json(message) for message in messages],
             "temperature": sampling.temperature,
-            self._budget: sampling.max_tokens,
+            self._budget_name: sampling.max_tokens,
         }
         optional = {
-            "seed": (seed, self._seeds),
+            "seed": (seed, self._sends_seed),
             "top_p": (sampling.top_p, sampling.top_p < 1),
             "top_k": (sampling.top_k, sampling.top_k > 0),
             "stop": (list(sampling.stop), bool(sampling.stop)),
             "tools": (tools_json(tools), bool(tools)),
         }
-        return request | {name: value for name, (value, given) in optional.items() if given}
+        return request | {name: value for name, (value, is_set) in optional.items() if is_set}
 
-    def _adapted(self, request: dict[str, Any], body: bytes) -> bool:
-        """Newer models call the budget by another name, and some take no seed: neither is worth failing for."""
+    def _adapt(self, request: dict[str, Any], body: bytes) -> bool:
+        """Adapt to models that call the token budget differently or take no seed; return whether anything changed."""
         if "max_tokens" in request and b"max_completion_tokens" in body:
-            self._budget = "max_completion_tokens"
+            self._budget_name = "max_completion_tokens"
             return True
         if "seed" in request and b"seed" in body:
-            self._seeds = False
-            log.info("%s takes no seed: its answers will differ when they are asked for again", self._endpoint.model)
+            self._sends_seed = False
+            log.info("%s takes no seed: repeated requests will give different answers", self._endpoint.model)
             return True
         return False

@@ -1,61 +1,62 @@
-"""Where an endpoint is, and the key to it. The key is in no file, no log and no message."""
+"""The address of a chat endpoint, and the errors that its requests end with.
+
+Errors carry data and say what happened. How to fix it is up to the caller, who knows which option or setting to change.
+"""
 
 import email.utils
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from urllib.parse import SplitResult
+from typing import Literal
+from urllib.parse import urlsplit
 
-from turnwise.config import secrets
 from turnwise.core.errors import Outage, UserError
 
 KEY_VARIABLE = "OPENAI_API_KEY"
+"""Environment variable that holds the key unless another one is named."""
+EXAMPLE_URL = "http://localhost:8000/v1"
 PATH = "/chat/completions"
+RETRYABLE = frozenset({408, 409, 425, 429})
+NOT_RETRYABLE = frozenset({501, 505})
+"""Server errors that a retry does not fix."""
+MAX_DETAIL = 200
+"""Characters of the endpoint's own error message that are quoted."""
+MAX_WAIT_S = 300.0
+"""Longest Retry-After that is waited for."""
+
+Reason = Literal["unreachable", "unauthorized", "quota", "wait", "not_found", "redirect", "rejected"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     url: str
-    """As OpenAI's base URL, https://host/v1, or with /chat/completions behind it."""
+    """OpenAI's base URL form, https://host/v1, or with /chat/completions appended."""
     model: str
     key: str | None = field(default=None, repr=False)
-    key_source: str = ""
-    """What the user named it by, for an endpoint that refuses it; empty: it was looked for in OPENAI_API_KEY."""
     timeout_s: float = 120.0
-    """Of one request, from its first byte to the answer's last."""
+    """Time limit of one request, up to the last byte of the answer."""
     retries: int = 6
-    """How often a request is sent again after a failure that may pass."""
+    """Retries after transient failures."""
 
     @property
     def chat_url(self) -> str:
-        parts = split_url(self.url)
+        parts = urlsplit(self.url)
         path = parts.path.rstrip("/")
         return parts._replace(path=path if path.endswith(PATH) else path + PATH, fragment="").geturl()
 
+    @property
+    def models_url(self) -> str:
+        parts = urlsplit(self.chat_url)
+        return parts._replace(path=parts.path.removesuffix(PATH) + "/models").geturl()
 
-def split_url(url: str) -> SplitResult:
-    """Refuses what is no address of an endpoint, or holds a key."""
-    mend = "give it as a key, with --api-key-env NAME"
-    return secrets.split_url(url, option="--endpoint", example="http://localhost:8000/v1", mend=mend)
-
-
-def read_key(url: str, variable: str | None, environment: Mapping[str, str] = os.environ) -> str | None:
-    """The key from the variable that was named, or else from OPENAI_API_KEY where there is one."""
-    given = {"default": KEY_VARIABLE, "option": "--api-key-env"}
-    return secrets.read_key(split_url(url), variable, **given, environment=environment)
-
-
-RETRYABLE = frozenset({408, 409, 425, 429})
-PERMANENT = frozenset({501, 505})
-"""Server errors that another try does not mend."""
-MAX_DETAIL = 200
-MAX_WAIT_S = 300.0
+    @property
+    def host(self) -> str:
+        return urlsplit(self.url).hostname or ""
 
 
 class TransientError(Exception):
-    """A failure that another try may not meet. `after_s`: how long the endpoint asks to be left alone."""
+    """A failure that a retry may not meet. `after_s`: how long the endpoint asks to wait."""
 
     def __init__(self, what: str, after_s: float | None = None) -> None:
         super().__init__(what)
@@ -66,23 +67,48 @@ class ContextLengthError(Exception):
     """The conversation is longer than the model's context."""
 
 
+class EndpointError(UserError):
+    """A request that fails however often it is sent."""
+
+    def __init__(self, what: str, *, endpoint: Endpoint, reason: Reason, status: int | None = None) -> None:
+        super().__init__(what)
+        self.endpoint, self.reason, self.status = endpoint, reason, status
+
+    def with_advice(self, advice: str, prefix: str = "") -> UserError:
+        """Return the error that a caller's users see."""
+        return UserError(f"{prefix}{self}: {advice}")
+
+
+class EndpointOutage(EndpointError, Outage):
+    """An EndpointError that no setting of the run causes: once it is fixed, the run can continue."""
+
+    def with_advice(self, advice: str, prefix: str = "") -> UserError:
+        return Outage(f"{prefix}{self}: {advice}")
+
+
 def error_for_status(endpoint: Endpoint, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
-    """The exception that a status other than 200 stands for."""
-    detail = error_detail(endpoint, body)
-    where = split_url(endpoint.url).hostname
-    if status in RETRYABLE or (status >= 500 and status not in PERMANENT):
-        if b"insufficient_quota" in body:
-            return Outage(f"{where} says that its quota is used up: pay for more")
-        return _passing(f"{where} answers {status}{detail}", headers)
-    if status in (400, 413) and _too_long(body):
-        return ContextLengthError(f"{where} answers {status}{detail}")
+    """Return the exception for a response with a status other than 200."""
+    answered = f"{endpoint.host} answered {status}{error_detail(endpoint, body)}"
+    if status in RETRYABLE or (status >= 500 and status not in NOT_RETRYABLE):
+        return _retryable(endpoint, status, answered, headers, body)
+    if status in (400, 413) and _is_too_long(body):
+        return ContextLengthError(answered)
     if status in (401, 403):
-        return Outage(f"{where} {_refusal(endpoint, status, detail)}")
-    return UserError(f"{where} {_complaint(endpoint, status, headers, detail)}")
+        problem = "refused the key" if endpoint.key else "requires a key"
+        what = f"{endpoint.host} {problem} ({status}){error_detail(endpoint, body)}"
+        return EndpointOutage(what, endpoint=endpoint, reason="unauthorized", status=status)
+    if status == 404:
+        return EndpointError(answered, endpoint=endpoint, reason="not_found", status=status)
+    if 300 <= status < 400:
+        target = " ".join(headers.get("location", "another address").split())[:MAX_DETAIL]
+        what = f"{endpoint.host} answered {status}, a redirect to {target}"
+        return EndpointError(what, endpoint=endpoint, reason="redirect", status=status)
+    what = f"{endpoint.host} rejected the request ({status}){error_detail(endpoint, body)}"
+    return EndpointError(what, endpoint=endpoint, reason="rejected", status=status)
 
 
 def error_detail(endpoint: Endpoint, body: bytes) -> str:
-    """What the endpoint says of the error, as " (...)": one short harmless line, without the key."""
+    """Return the endpoint's own error message as " (...)": one short printable line without the key."""
     text = body[:20_000].decode(errors="replace")
     try:
         answer = json.loads(text)
@@ -97,15 +123,8 @@ def error_detail(endpoint: Endpoint, body: bytes) -> str:
     return f" ({line[:MAX_DETAIL]}{'...' if len(line) > MAX_DETAIL else ''})" if line else ""
 
 
-def _passing(what: str, headers: Mapping[str, str]) -> Exception:
-    after_s = retry_after(headers.get("retry-after"))
-    if after_s is not None and after_s > MAX_WAIT_S:
-        return Outage(f"{what} and asks to wait {after_s:.0f} s: try again after that")
-    return TransientError(what, after_s)
-
-
 def retry_after(value: str | None, now: Callable[[], float] = time.time) -> float | None:
-    """Seconds that a Retry-After header asks for, in seconds or as a date; None where it says nothing readable."""
+    """Return the seconds in a Retry-After header, a number or a date; None if it cannot be read."""
     if value is None:
         return None
     try:
@@ -118,21 +137,16 @@ def retry_after(value: str | None, now: Callable[[], float] = time.time) -> floa
     return max(0.0, seconds) if seconds == seconds else None
 
 
-def _too_long(body: bytes) -> bool:
-    return any(word in body for word in (b"context_length_exceeded", b"maximum context length", b"context window"))
+def _retryable(endpoint: Endpoint, status: int, answered: str, headers: Mapping[str, str], body: bytes) -> Exception:
+    if b"insufficient_quota" in body:
+        what = f"the quota at {endpoint.host} is used up"
+        return EndpointOutage(what, endpoint=endpoint, reason="quota", status=status)
+    after_s = retry_after(headers.get("retry-after"))
+    if after_s is not None and after_s > MAX_WAIT_S:
+        what = f"{answered} and asks to wait {after_s:.0f} s"
+        return EndpointOutage(what, endpoint=endpoint, reason="wait", status=status)
+    return TransientError(answered, after_s)
 
 
-def _refusal(endpoint: Endpoint, status: int, detail: str) -> str:
-    if endpoint.key and endpoint.key_source:
-        return f"refuses the key in {endpoint.key_source} ({status}){detail}: put the right one there"
-    given = "refuses the key" if endpoint.key else "wants a key"
-    return f"{given} ({status}){detail}: set {KEY_VARIABLE}, or name the variable that holds it with --api-key-env"
-
-
-def _complaint(endpoint: Endpoint, status: int, headers: Mapping[str, str], detail: str) -> str:
-    if status == 404:
-        return f'answers 404{detail}: check --model "{endpoint.model}", and that --endpoint ends as in /v1'
-    if 300 <= status < 400:
-        target = " ".join(headers.get("location", "elsewhere").split())[:MAX_DETAIL]
-        return f"answers {status}, a redirect to {target}: give the endpoint's own address"
-    return f"refuses the request ({status}){detail}: change what it names, or choose another --model"
+def _is_too_long(body: bytes) -> bool:
+    return any(words in body for words in (b"context_length_exceeded", b"maximum context length", b"context window"))

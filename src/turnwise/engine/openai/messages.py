@@ -1,4 +1,7 @@
-"""Messages and tools as a chat endpoint takes them."""
+"""JSON of the chat API: messages and tools as requests, answers as replies.
+
+An answer may hold anything at all; one that is not a chat completion raises `MalformedReply`.
+"""
 
 import base64
 import json
@@ -48,41 +51,41 @@ def _content(message: Message) -> str | list[dict[str, Any]]:
 
 
 def _data_url(image: bytes) -> str:
-    kind = next((kind for start, kind in IMAGE_TYPES.items() if image.startswith(start)), "image/png")
-    return f"data:{kind};base64,{base64.b64encode(image).decode('ascii')}"
+    mime = next((mime for magic, mime in IMAGE_TYPES.items() if image.startswith(magic)), "image/png")
+    return f"data:{mime};base64,{base64.b64encode(image).decode('ascii')}"
 
 
 MAX_CHARS = 200_000
-"""Of what was said, and of a call's arguments: the rest is cut off."""
+"""Length at which a message and a call's arguments are cut."""
 MAX_CALLS = 64
 MAX_COUNT = 10**9
 
 
 class MalformedReply(Exception):
-    """The endpoint's answer is no chat completion."""
+    """The endpoint's answer is not a chat completion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """One turn of the model. Token counts are the endpoint's own; None where it gives none."""
+    """One turn of the model. Token counts are the endpoint's; None if it gives none."""
 
     message: Message
     stop: Stop
     prompt_tokens: int | None
     sampled_tokens: int | None
     retries: int = 0
-    """How often the request was sent again before this answer came."""
+    """Times that the request was retried."""
 
 
 def parse_reply(data: bytes) -> Reply:
     try:
         answer = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise MalformedReply("its answer is no JSON") from error
+        raise MalformedReply("its answer is not JSON") from error
     choice = _first(_field(answer, "choices"))
     message = _field(choice, "message")
     if not isinstance(message, dict):
-        raise MalformedReply("its answer holds no message")
+        raise MalformedReply("its answer has no message")
     usage = _field(answer, "usage")
     return Reply(
         message=Message(role="assistant", parts=text_parts(_text(message.get("content"))), tool_calls=_calls(message)),
@@ -101,18 +104,18 @@ def _first(values: Any) -> Any:
 
 
 def _text(content: Any) -> str:
-    """Text, or the text among a list of parts; a message that only calls tools has none."""
+    """Return the text of a string or of a list of parts; empty for a message that only calls tools."""
     if content is None:
         return ""
     if isinstance(content, list):
         content = "".join(part for part in (_field(each, "text") for each in content) if isinstance(part, str))
     if not isinstance(content, str):
-        raise MalformedReply("its message is no text")
+        raise MalformedReply("its message is not text")
     return replace_surrogates(content)[:MAX_CHARS]
 
 
 def replace_surrogates(text: str) -> str:
-    """Without halves of surrogate pairs, which JSON can spell and UTF-8 cannot."""
+    """Replace unpaired surrogates, which JSON can express and UTF-8 cannot."""
     return text.encode(errors="replace").decode()
 
 
@@ -122,7 +125,7 @@ def _calls(message: dict[str, Any]) -> tuple[ToolCall, ...]:
 
 
 def _read_calls(calls: Sequence[Any]) -> Iterator[ToolCall]:
-    """The calls that have a name and arguments; an endpoint that writes others does not get them run."""
+    """Yield the calls that have a name and arguments; malformed ones are skipped."""
     for number, call in enumerate(calls):
         function, call_id = _field(call, "function"), _field(call, "id")
         name, arguments = _field(function, "name"), _field(function, "arguments")

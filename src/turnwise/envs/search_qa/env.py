@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from turnwise.core.messages import Message, Picture
 from turnwise.core.protocols import StepResult
 from turnwise.envs.answers import format_answer
-from turnwise.envs.rubrics import Rewards, judged, judges_of_reward, rubric_of
+from turnwise.envs.rubric_env import RubricEnv
 from turnwise.envs.search_qa.knowledge_base import (
     MIN_PEOPLE_PASSAGES,
     SMALL_ENTITIES,
@@ -24,6 +24,7 @@ from turnwise.envs.search_qa.knowledge_base import (
 )
 from turnwise.envs.text_env import Outcome, lost, won
 from turnwise.envs.tool_env import ToolEnv, ToolEnvRunner
+from turnwise.rewards.rubric import RewardSettings
 from turnwise.rewards.text_answers import exact_match, thresholded_f1
 from turnwise.tools.call_formats import parse_calls
 from turnwise.tools.search.types import Passage
@@ -172,7 +173,7 @@ def grade_answer(answer: str, expected: str) -> float:
     return thresholded_f1(answer, expected, MIN_F1, MIN_PRECISION)
 
 
-class DeepSearch(SearchQA):
+class DeepSearch(RubricEnv, SearchQA):
     """Answer the question in a few words; it takes several searches, each for what the last one told."""
 
     max_turns = 10
@@ -184,7 +185,7 @@ class DeepSearch(SearchQA):
         """Passages that an answer needs, at least, 1 to 3."""
         max_tool_calls: Annotated[int, Field(ge=1)] = 8
         """Tool calls per episode, at most."""
-        reward: Rewards = (
+        reward: RewardSettings = (
             {"use": "exact_match", "weight": 0.5},
             {"use": "f1", "at_least": MIN_F1, "precision": MIN_PRECISION, "weight": 0.5},
         )
@@ -199,13 +200,8 @@ class DeepSearch(SearchQA):
     params: Params
 
     @classmethod
-    def check(cls, params: Any) -> None:
-        super().check(params)
-        rubric_of(params.reward)
-
-    @classmethod
     def servers(cls, params: Any) -> list[NeedsServer]:
-        return judges_of_reward(params.reward)
+        return cls.judges(params)
 
     def draw_hops(self, rng: random.Random) -> int:
         return rng.randint(self.params.fewest_hops, self.params.hops)
@@ -216,7 +212,5 @@ class DeepSearch(SearchQA):
         return {"answer": self.question.answer, "hops": len(self.question.path)}
 
     async def judge(self, action: str, said: Sequence[Message], tools: EpisodeTools) -> Outcome:
-        outcome = await judged(
-            self.params.reward, question=self.question.text, answer=action, row=self.row, said=said, tools=tools
-        )
+        outcome = await self.score(question=self.question.text, answer=action, row=self.row, said=said, tools=tools)
         return replace(outcome, text="Right." if outcome.success else self.correction)

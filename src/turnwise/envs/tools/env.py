@@ -18,11 +18,11 @@ from turnwise.core.errors import UserError
 from turnwise.core.messages import Message
 from turnwise.core.suggestions import suggest_and_list
 from turnwise.core.task import Split
-from turnwise.envs.rubrics import Rewards, judged, judges_of_reward, rubric_of
+from turnwise.envs.rubric_env import RubricEnv
 from turnwise.envs.text_env import Outcome
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.envs.tools.task_rows import get_question, read_rows, rows_of_split
-from turnwise.rewards.rubric import Forgeable
+from turnwise.rewards.rubric import Forgeable, RewardSettings
 from turnwise.tools.tool import NeedsServer, Tool, ToolSource
 from turnwise.tools.toolbox import EpisodeTools
 
@@ -32,7 +32,7 @@ TOOL_FORMS = 'tool: "python", "FILE.py:function" or a table such as { use = "sea
 REWARD_FORMS = 'reward: a name, "FILE.py:function" or a table such as { use = "exact_match" }'
 
 
-class Tools(ToolEnv):
+class Tools(RubricEnv):
     """Answer the question; use the tools where they help."""
 
     class Params(ToolEnv.Params):
@@ -40,7 +40,7 @@ class Tools(ToolEnv):
         """JSONL or CSV file of rows, with the question in a column `question`, `prompt`, `problem` or `input`."""
         tools: tuple[str | dict[str, Any], ...] = Field(min_length=1)
         """List of python, FILE.py:function, {use = "search", index = FOLDER} and {mcp = COMMAND or URL}."""
-        reward: Rewards
+        reward: RewardSettings
         """FILE.py:function of (answer, row), the name of a reward, or a list of names and tables with `use`."""
         success_at: float = 1.0
         """Lowest value of the first reward at which an answer counts as success."""
@@ -61,9 +61,8 @@ class Tools(ToolEnv):
     def check(cls, params: Any) -> None:
         rows = read_rows(params.tasks)
         super().check(params)
-        for name, part in rubric_of(params.reward).parts.items():
-            column = getattr(part, "against", "")
-            incomplete = next((number for number, row in enumerate(rows) if column and column not in row), None)
+        for name, column in cls.build_rubric(params).columns.items():
+            incomplete = next((number for number, row in enumerate(rows) if column not in row), None)
             if incomplete is not None:
                 raise UserError(
                     f'the reward {name} compares with the column "{column}", which is missing in row {incomplete + 1}:'
@@ -72,7 +71,7 @@ class Tools(ToolEnv):
 
     @classmethod
     def notes(cls, params: Any) -> list[str]:
-        rows, parts = read_rows(params.tasks)[:ROWS_TO_CHECK], rubric_of(params.reward).parts
+        rows, parts = read_rows(params.tasks)[:ROWS_TO_CHECK], cls.build_rubric(params).parts
         return [
             f"note: the reward {name} has tests that submitted code could forge, because it runs beside them: "
             "write them as assert CALL == VALUE (docs/rewards.md)"
@@ -94,7 +93,7 @@ class Tools(ToolEnv):
 
     @classmethod
     def servers(cls, params: Any) -> list[NeedsServer]:
-        return [*super().servers(params), *judges_of_reward(params.reward)]
+        return [*super().servers(params), *cls.judges(params)]
 
     @classmethod
     def size(cls, params: Any, split: Split) -> int:
@@ -109,8 +108,7 @@ class Tools(ToolEnv):
         raise RuntimeError("answers are judged asynchronously: run this environment with a ToolEnvRunner")
 
     async def judge(self, action: str, said: Sequence[Message], tools: EpisodeTools) -> Outcome:
-        return await judged(
-            self.params.reward,
+        return await self.score(
             question=get_question(self.row),
             answer=action,
             row=self.row,

@@ -1,1 +1,1 @@
-"""Judges: a model that scores answers, behind an endpoint or here, within a budget and once for each request."""
+"""Judges: models that score answers or groups, behind an endpoint or loaded here, within a budget, with a cache."""

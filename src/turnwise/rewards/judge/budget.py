@@ -1,4 +1,4 @@
-"""A budget of calls and tokens. Both are reserved before a request is sent: many at once cannot overrun it."""
+"""Counters and budget of a judge. Calls and tokens are reserved before a request, so concurrent ones cannot overrun."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -7,34 +7,35 @@ from dataclasses import asdict, dataclass
 from turnwise.core.errors import UserError
 from turnwise.rewards.per_loop import PerLoop
 
-MORE = "raise its {}; a run goes on so with --from RUN --model.name RUN"
-"""A run that is resumed keeps its settings, and what it has spent."""
+CONTINUE = "raise its {} and continue with --from RUN --model.name RUN (a resumed run keeps its settings)"
 
-Note = Callable[[int, int], None]
-"""Takes calls and tokens as they are reserved, and as tokens turn out fewer or more, which may be below 0."""
+OnSpend = Callable[[int, int], None]
+"""Called with calls and tokens: before a request what is reserved, after it the difference to what it cost."""
 
 
 @dataclass(slots=True)
 class JudgeCounts:
-    calls: int = 0
-    """Requests that were sent, those that were sent again included."""
-    tokens: int = 0
-    """Read and written, as the endpoint counts them; estimated where it does not."""
-    cached: int = 0
-    """Verdicts that cost nothing: kept from before, or asked for by another at the same time."""
-    retried: int = 0
-    """Requests that met a failure which may pass."""
-    unreadable: int = 0
-    """Answers that were no verdict, and were asked for again."""
-    left_out: int = 0
-    """Members of groups that there was no verdict on: the rest of their group is trained."""
-    seconds: float = 0.0
-    """Waiting for the judge, those who wait at the same time added up."""
+    """Counters of a judge since the run began."""
 
-    def take_up(self, before: Mapping[str, float]) -> None:
-        """Counts go on from those of `before`, by their names, where they are not beyond them."""
+    calls: int = 0
+    """Requests sent, including retries."""
+    tokens: int = 0
+    """Prompt and completion tokens as counted by the endpoint; estimated if it does not count them."""
+    cached: int = 0
+    """Verdicts that cost nothing: from the cache, or shared with an equal request that was running."""
+    retried: int = 0
+    """Requests that met a transient failure."""
+    unreadable: int = 0
+    """Answers that were not a verdict, so that the judge was asked again."""
+    left_out: int = 0
+    """Group members without a verdict. The rest of their group is trained."""
+    seconds: float = 0.0
+    """Waiting time, summed over concurrent requests."""
+
+    def raise_to(self, counts: Mapping[str, float]) -> None:
+        """Raise each counter to its value in `counts`, where that is higher."""
         for name, value in asdict(self).items():
-            setattr(self, name, max(value, before.get(name, 0)))
+            setattr(self, name, max(value, counts.get(name, 0)))
 
     def metrics(self) -> dict[str, float]:
         return {f"judge/{name}": float(value) for name, value in asdict(self).items()}
@@ -42,53 +43,55 @@ class JudgeCounts:
 
 @dataclass(slots=True)
 class Reservation:
-    """One request's share of the budget, until it is known what it cost."""
+    """One request's share of the budget, until its cost is known."""
 
-    meter: "JudgeBudget"
-    reserved: int
+    budget: "JudgeBudget"
+    tokens: int
     open: bool = True
 
-    def close(self, tokens: int) -> None:
-        """`tokens`: what the request cost. Closing again changes nothing."""
+    def settle(self, cost: int) -> None:
+        """Replace the reserved tokens by what the request cost. Only the first call has an effect."""
         if self.open:
             self.open = False
-            self.meter.settle(self.reserved, tokens)
+            self.budget.settle(self.tokens, cost)
 
 
 class JudgeBudget:
-    def __init__(self, max_calls: int, max_tokens: int, counts: JudgeCounts, note: Note = lambda *_: None) -> None:
-        self.counts, self._note = counts, note
+    def __init__(
+        self, max_calls: int, max_tokens: int, counts: JudgeCounts, on_spend: OnSpend = lambda *_: None
+    ) -> None:
+        self.counts, self._on_spend = counts, on_spend
         self._max_calls, self._max_tokens = max_calls, max_tokens
         self._reserved = 0
         self._settled = PerLoop(asyncio.Event)
 
-    async def sending(self, tokens: int) -> Reservation:
-        """Before each request, which costs `tokens` at most. A UserError where the budget is spent.
+    async def reserve(self, tokens: int) -> Reservation:
+        """Reserve one call and `tokens`, the most that it can cost. Raises UserError if the budget is spent.
 
-        Waits where requests under way may turn out to leave enough; unblocked by `settle`.
+        Waits while running requests may turn out cheaper and leave enough; unblocked by `settle`.
         """
         while self._reserved and self._left() < tokens and self.counts.calls < self._max_calls:
             settled = self._settled.get()
             settled.clear()
             await settled.wait()
         if self.counts.calls >= self._max_calls:
-            raise UserError(f"the judge's budget of {self._max_calls} calls is spent: {MORE.format('max_calls')}")
+            raise UserError(f"the judge's budget of {self._max_calls} calls is spent: {CONTINUE.format('max_calls')}")
         if self._left() < tokens:
             raise UserError(
                 f"the judge's budget of {self._max_tokens} tokens is spent ({self.counts.tokens} used, the next call "
-                f"may take {tokens}): {MORE.format('max_tokens_total')}"
+                f"may take {tokens}): {CONTINUE.format('max_tokens_total')}"
             )
-        self._note(1, tokens)
+        self._on_spend(1, tokens)
         self.counts.calls += 1
         self._reserved += tokens
         return Reservation(self, tokens)
 
-    def settle(self, reserved: int, tokens: int) -> None:
+    def settle(self, reserved: int, cost: int) -> None:
         self._reserved -= reserved
-        self.counts.tokens += tokens
+        self.counts.tokens += cost
         self._settled.get().set()
-        if tokens != reserved:
-            self._note(0, tokens - reserved)
+        if cost != reserved:
+            self._on_spend(0, cost - reserved)
 
     def _left(self) -> int:
         return self._max_tokens - self.counts.tokens - self._reserved

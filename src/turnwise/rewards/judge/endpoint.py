@@ -1,28 +1,28 @@
-"""A judge behind an OpenAI-compatible endpoint. Its key is read where the settings say, and told to nobody else."""
+"""A judge behind an OpenAI-compatible endpoint."""
 
 import asyncio
 import os
-import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 
-from turnwise.core.errors import InfrastructureFailure, Outage, UserError
+from turnwise.config.secrets import read_key, split_url
+from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.core.messages import Message, ToolSpec
 from turnwise.core.protocols import Sampling
 from turnwise.engine.openai.client import ChatClient
 from turnwise.engine.openai.endpoint import (
+    EXAMPLE_URL,
     KEY_VARIABLE,
-    PATH,
     ContextLengthError,
     Endpoint,
+    EndpointError,
+    EndpointOutage,
     TransientError,
     error_for_status,
-    read_key,
-    split_url,
 )
 from turnwise.engine.openai.messages import Reply
 from turnwise.rewards.judge.budget import JudgeBudget
@@ -30,84 +30,98 @@ from turnwise.rewards.judge.client import estimate_tokens
 from turnwise.rewards.judge.settings import JudgeSettings
 from turnwise.rewards.per_loop import PerLoop
 
-OPENAI, BASE_URL = "https://api.openai.com/v1", "OPENAI_BASE_URL"
-OPTIONS = {"--api-key-env": "key_env", "--endpoint": "endpoint", "--model": "model"}
-"""The client's words are for a command line; a judge has settings."""
-LONGEST_KEY = 10_000
-READY_S = 10.0
+OPENAI_URL, URL_VARIABLE = "https://api.openai.com/v1", "OPENAI_BASE_URL"
+MAX_KEY_CHARS = 10_000
+CHECK_TIMEOUT_S = 10.0
 
 Sleep = Callable[[float], Awaitable[None]]
 
 
 class EndpointJudgeModel:
-    def __init__(self, settings: JudgeSettings, meter: JudgeBudget, sleep: Sleep = asyncio.sleep) -> None:
-        with _in_our_words(settings.model):
+    """A `JudgeModel` that asks an endpoint."""
+
+    def __init__(self, settings: JudgeSettings, budget: JudgeBudget, sleep: Sleep = asyncio.sleep) -> None:
+        try:
             endpoint = _endpoint(settings)
-            self.identity = (endpoint.chat_url, endpoint.model)
-        self._endpoint = endpoint
+        except UserError as error:
+            raise UserError(f"the judge {settings.model}: {error}") from None
+        self.identity = (endpoint.chat_url, endpoint.model)
+        self._settings, self._endpoint = settings, endpoint
         self._sampling = Sampling(max_tokens=settings.max_tokens, temperature=settings.temperature)
-        self._client = PerLoop(lambda: MeteredClient(endpoint, meter, sleep))
+        self._client = PerLoop(lambda: MeteredClient(endpoint, budget, sleep))
 
     async def __call__(self, messages: Sequence[Message]) -> str:
-        with _in_our_words(self._endpoint.model):
+        with self._advising():
             try:
                 reply = await self._client.get().reply(messages, (), self._sampling, seed=0)
-            except ContextLengthError as full:
-                raise UserError(f"{full}: that is too long for this judge: lower its max_chars") from full
+            except ContextLengthError as error:
+                raise UserError(f"{self._label}: {error}: the request is too long, so lower max_chars") from error
             except InfrastructureFailure as failure:
-                url, model = self.identity
-                raise InfrastructureFailure(f"the judge {model} at {url}: {failure}") from failure
+                raise InfrastructureFailure(f"{self._label} at {self._endpoint.chat_url}: {failure}") from failure
         return reply.message.content
 
     async def check_server(self) -> None:
-        """Asks for the list of its models, which costs nothing. One that has no such list is there all the same."""
-        chat = split_url(self._endpoint.chat_url)
-        url = chat._replace(path=chat.path.removesuffix(PATH) + "/models").geturl()
-        headers = {} if self._endpoint.key is None else {"Authorization": f"Bearer {self._endpoint.key}"}
+        """Request the list of models, which costs nothing. Endpoints without such a list pass."""
+        endpoint = self._endpoint
+        headers = {} if endpoint.key is None else {"Authorization": f"Bearer {endpoint.key}"}
+        with self._advising():
+            try:
+                async with (
+                    httpx2.AsyncClient(headers=headers, timeout=CHECK_TIMEOUT_S) as client,
+                    client.stream("GET", endpoint.models_url) as response,
+                ):
+                    status = response.status_code
+            except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+                what = f"no answer from {endpoint.chat_url} ({type(error).__name__})"
+                raise EndpointOutage(what, endpoint=endpoint, reason="unreachable") from error
+            except httpx2.RequestError:  # it is there, and perhaps busy: requests are retried
+                return
+            if status in (401, 403):
+                raise error_for_status(endpoint, status, {}, b"")
+
+    async def close(self) -> None:
+        if (client := self._client.take()) is not None:
+            await client.close()
+
+    @property
+    def _label(self) -> str:
+        return f"the judge {self._settings.model}"
+
+    @contextmanager
+    def _advising(self) -> Iterator[None]:
+        """Add which setting of the judge to change to errors of the endpoint."""
         try:
-            async with (
-                httpx2.AsyncClient(headers=headers, timeout=READY_S) as client,
-                client.stream("GET", url) as response,
-            ):
-                status = response.status_code
-        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-            raise Outage(
-                f"the judge {self._endpoint.model}: nothing answers at {self._endpoint.chat_url} "
-                f"({type(error).__name__}): start it, or mend endpoint"
-            ) from error
-        except httpx2.RequestError:  # it is there, and perhaps busy: requests are sent again
-            return
-        if status in (401, 403):
-            with _in_our_words(self._endpoint.model):
-                raise error_for_status(self._endpoint, status, {}, b"")
+            yield
+        except EndpointError as error:
+            raise error.with_advice(_advice(error, self._settings), prefix=f"{self._label}: ") from None
 
 
 class MeteredClient(ChatClient):
-    """A client that asks the budget before each request, those that are sent again included."""
+    """A client that reserves from the budget before each request, including retries."""
 
-    def __init__(self, endpoint: Endpoint, meter: JudgeBudget, sleep: Sleep) -> None:
+    def __init__(self, endpoint: Endpoint, budget: JudgeBudget, sleep: Sleep) -> None:
         super().__init__(endpoint, sleep=sleep)
-        self._meter = meter
+        self._budget = budget
 
-    async def _once(
+    async def _send(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling, seed: int
     ) -> Reply:
         prompt = estimate_tokens(messages)
-        ticket = await self._meter.sending(prompt + sampling.max_tokens)
-        cost = ticket.reserved  # of one that is cut off nobody knows what it cost
+        reservation = await self._budget.reserve(prompt + sampling.max_tokens)
+        cost = reservation.tokens  # a request that is cut off may have cost this much
         try:
-            reply = await super()._once(messages, tools, sampling, seed)
+            reply = await super()._send(messages, tools, sampling, seed)
             cost = _cost(reply, prompt)
             return reply
         except TransientError as failure:
-            self._meter.counts.retried += 1
-            cost = cost if failure.__cause__ is not None else 0  # without a cause the endpoint itself refused it
+            self._budget.counts.retried += 1
+            cost = cost if failure.__cause__ is not None else 0  # without a cause the endpoint refused the request
             raise
         except (UserError, ContextLengthError):
             cost = 0
             raise
         finally:
-            ticket.close(cost)
+            reservation.settle(cost)
 
 
 def _cost(reply: Reply, prompt: int) -> int:
@@ -117,32 +131,44 @@ def _cost(reply: Reply, prompt: int) -> int:
 
 
 def _endpoint(settings: JudgeSettings) -> Endpoint:
-    url = settings.endpoint or os.environ.get(BASE_URL, "").strip() or OPENAI
-    key = _file_key(settings.key_file) if settings.key_file else read_key(url, settings.key_env or None)
-    if key is None and split_url(url).hostname == split_url(OPENAI).hostname:
-        raise UserError(f"{OPENAI} wants a key: set {KEY_VARIABLE}, or give endpoint = the URL of another")
-    given: dict[str, Any] = {"timeout_s": settings.timeout_s, "retries": settings.retries}
-    key_source = f"key_file {settings.key_file}" if settings.key_file else settings.key_env
-    return Endpoint(url=url, model=settings.model, key=key, key_source=key_source, **given)
+    url = settings.endpoint or os.environ.get(URL_VARIABLE, "").strip() or OPENAI_URL
+    parts = split_url(url, option="endpoint", example=EXAMPLE_URL, mend="name the variable that holds it in key_env")
+    if settings.key_file:
+        key: str | None = _read_key_file(settings.key_file)
+    else:
+        key = read_key(parts, settings.key_env or None, default=KEY_VARIABLE, option="key_env")
+    if key is None and parts.hostname == urlsplit(OPENAI_URL).hostname:
+        raise UserError(f"{OPENAI_URL} requires a key: set {KEY_VARIABLE}, or set endpoint to another URL")
+    return Endpoint(url=url, model=settings.model, key=key, timeout_s=settings.timeout_s, retries=settings.retries)
 
 
-def _file_key(file: str) -> str:
+def _read_key_file(name: str) -> str:
     try:
-        with Path(file).expanduser().open(encoding="utf-8") as opened:
-            key = opened.read(LONGEST_KEY).strip()
+        with Path(name).expanduser().open(encoding="utf-8") as file:
+            key = file.read(MAX_KEY_CHARS).strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"key_file {file} cannot be read ({type(error).__name__}): give a file with the key") from error
+        raise UserError(f"key_file {name} cannot be read ({type(error).__name__}): give a file with the key") from error
     if not key or not (key.isascii() and key.isprintable()) or " " in key:
-        raise UserError(f"key_file {file} holds no key: give a file with the key alone")
+        raise UserError(f"key_file {name} does not hold a key: give a file with nothing but the key")
     return key
 
 
-@contextmanager
-def _in_our_words(model: str) -> Iterator[None]:
-    try:
-        yield
-    except UserError as error:
-        text = str(error)
-        for option, ours in OPTIONS.items():
-            text = re.sub(rf"{option}(?![\w.-])", ours, text)  # --model.name is another
-        raise type(error)(text if text.startswith("the judge") else f"the judge {model}: {text}") from None
+def _advice(error: EndpointError, settings: JudgeSettings) -> str:
+    source = f"key_file {settings.key_file}" if settings.key_file else settings.key_env
+    match error.reason:
+        case "unreachable":
+            return "start it, or correct endpoint"
+        case "unauthorized" if error.endpoint.key and source:
+            return f"replace the key in {source}"
+        case "unauthorized":
+            return f"set {KEY_VARIABLE}, or name the variable that holds the key in key_env"
+        case "quota":
+            return "raise it there"
+        case "wait":
+            return "try again after that"
+        case "not_found":
+            return f'check model = "{settings.model}", and that endpoint ends in /v1'
+        case "redirect":
+            return "set endpoint to the final address"
+        case "rejected":
+            return "change what it names, or choose another model"

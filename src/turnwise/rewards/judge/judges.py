@@ -1,7 +1,8 @@
-"""Judges of whole groups: each member against the rubric, all of them in one call, or two at a time.
+"""Rewards that a judge gives: of one answer (a part of a rubric), or of the members of a group (`reward.judges`).
 
-Members that did the same get the same, and are asked for once; where all did the same there is nothing to compare.
-Members come in an order that their own texts decide, so that no place in the group favours one.
+A group is judged member by member (absolute), all members in one call (relative), or two at a time (pairwise).
+Members with equal transcripts get equal rewards and are judged once; a group of equal members costs no call. The order
+of the members depends only on their transcripts, so that no index in the group has an advantage.
 """
 
 import asyncio
@@ -19,7 +20,6 @@ from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.core.protocols import RewardResult
 from turnwise.core.random_streams import random_stream
 from turnwise.core.trajectory import Group, Trajectory
-from turnwise.rewards.judge import prompts
 from turnwise.rewards.judge.client import JudgeClient
 from turnwise.rewards.judge.prompts import (
     AGENT,
@@ -27,161 +27,174 @@ from turnwise.rewards.judge.prompts import (
     Transcript,
     absolute_prompt,
     common_prefix_length,
+    pairwise_prompt,
     read_score,
     read_scores,
     read_winner,
+    relative_prompt,
     transcript_of_messages,
     transcript_of_trajectory,
 )
-from turnwise.rewards.judge.registry import bench_for
 from turnwise.rewards.judge.settings import JudgeSettings
 from turnwise.rewards.rubric import Submission, reference_answers, select_text
 
-EVEN = 0.5
-"""What members are worth that nothing tells apart."""
-Found = TypeVar("Found")
-Values = Mapping[Transcript, float | InfrastructureFailure]
-"""What each is worth, or why there is no verdict on it."""
+TIE = 0.5
+"""Reward of members that are equal."""
+Result = TypeVar("Result")
+Rewards = Mapping[Transcript, float | InfrastructureFailure]
+"""Reward of each transcript, or why it has no verdict."""
+
+_judges_skipped: ContextVar[bool] = ContextVar("judges_skipped", default=False)
+
+
+@contextmanager
+def skip_judges() -> Iterator[None]:
+    """Let judges in rubrics score 0 without being asked, for episodes whose rewards nobody reads (warm-up)."""
+    token = _judges_skipped.set(True)
+    try:
+        yield
+    finally:
+        _judges_skipped.reset(token)
+
+
+class AnswerJudgeSettings(JudgeSettings):
+    """Options of a judge that is a part of a rubric."""
+
+    @model_validator(mode="after")
+    def _is_absolute(self) -> Self:
+        if self.mode != "absolute":
+            raise ValueError(f'mode = "{self.mode}" compares members of a group: put it into [reward] judges')
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerJudge:
+    """A part of a rubric: the judge's score of an answer, 0 to 1."""
+
+    settings: AnswerJudgeSettings
+    client: JudgeClient
+
+    async def __call__(self, submission: Submission) -> float:
+        if _judges_skipped.get():
+            return 0.0
+        settings = self.settings
+        transcript: Transcript = ((AGENT, select_text(submission, "answer")),)
+        if settings.shows == "episode" and submission.messages:
+            transcript = transcript_of_messages(submission.messages)
+        accepted = reference_answers(submission.row, settings.against) if settings.against else []
+        messages = absolute_prompt(transcript, submission.question, "\nor: ".join(accepted), settings)
+        return await self.client.ask(messages, lambda text: read_score(text, settings.scale))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupJudge:
-    """core.protocols.GroupReward; what a member is worth stands at its last turn."""
+    """A `core.protocols.GroupReward`. A member's reward is given to its last turn."""
 
     settings: JudgeSettings
-    bench: JudgeClient
+    client: JudgeClient
     decode: Decode
-    """Token ids as text: what the agent was shown is kept as ids alone."""
+    """Token ids to text: trajectories store observations as token ids."""
 
     async def __call__(self, group: Group) -> tuple[RewardResult | InfrastructureFailure, ...]:
-        told = [transcript_of_trajectory(trajectory, self.decode) for trajectory in group.trajectories]
-        values: Values = {(): 0.0, **await self._values(Counter(each for each in told if each))}
-        self.bench.counts.left_out += sum(isinstance(values[each], InfrastructureFailure) for each in told)
-        pairs = zip(group.trajectories, told, strict=True)
-        return tuple(_at_the_end(member, values[each]) for member, each in pairs)
+        transcripts = [transcript_of_trajectory(trajectory, self.decode) for trajectory in group.trajectories]
+        rewards: Rewards = {(): 0.0, **await self._judge(Counter(each for each in transcripts if each))}
+        self.client.counts.left_out += sum(isinstance(rewards[each], InfrastructureFailure) for each in transcripts)
+        members = zip(group.trajectories, transcripts, strict=True)
+        return tuple(_at_last_turn(member, rewards[transcript]) for member, transcript in members)
 
-    async def _values(self, counted: Counter[Transcript]) -> Values:
-        if len(counted) == 1 and self.settings.mode != "absolute":
-            return dict.fromkeys(counted, EVEN)
-        return await MODES[self.settings.mode](counted, self.settings, self.bench) if counted else {}
+    async def _judge(self, counts: Counter[Transcript]) -> Rewards:
+        if len(counts) == 1 and self.settings.mode != "absolute":
+            return dict.fromkeys(counts, TIE)
+        return await MODES[self.settings.mode](counts, self.settings, self.client) if counts else {}
 
 
-def _at_the_end(trajectory: Trajectory, value: float | InfrastructureFailure) -> RewardResult | InfrastructureFailure:
-    if isinstance(value, InfrastructureFailure):
-        return value
+def _at_last_turn(
+    trajectory: Trajectory, reward: float | InfrastructureFailure
+) -> RewardResult | InfrastructureFailure:
+    if isinstance(reward, InfrastructureFailure):
+        return reward
     zeros = (0.0,) * len(trajectory.turns)
-    return RewardResult(turn_rewards=(*zeros[1:], value) if zeros else ())
+    return RewardResult(turn_rewards=(*zeros[1:], reward) if zeros else ())
 
 
-async def absolute(counted: Counter[Transcript], settings: JudgeSettings, bench: JudgeClient) -> Values:
-    """One that derails the judge takes no other with it."""
+async def judge_absolute(counts: Counter[Transcript], settings: JudgeSettings, client: JudgeClient) -> Rewards:
+    """Score each member alone. A member for which the judge gives no verdict does not affect the others."""
 
     async def score(member: Transcript) -> float | InfrastructureFailure:
-        messages = prompts.absolute_prompt(member, "", "", settings)
+        messages = absolute_prompt(member, "", "", settings)
         try:
-            return await bench.ask(messages, lambda text: read_score(text, settings.scale))
+            return await client.ask(messages, lambda text: read_score(text, settings.scale))
         except InfrastructureFailure as failure:
             return failure
 
-    found = dict(zip(counted, await _together([score(member) for member in counted]), strict=True))
-    failures = [each for each in found.values() if isinstance(each, InfrastructureFailure)]
-    if len(failures) == len(found):
+    rewards = dict(zip(counts, await _gather([score(member) for member in counts]), strict=True))
+    failures = [each for each in rewards.values() if isinstance(each, InfrastructureFailure)]
+    if len(failures) == len(rewards):
         raise failures[0]
-    return found
+    return rewards
 
 
-async def relative(counted: Counter[Transcript], settings: JudgeSettings, bench: JudgeClient) -> Values:
-    prefix, members = _shuffled(counted)
+async def judge_relative(counts: Counter[Transcript], settings: JudgeSettings, client: JudgeClient) -> Rewards:
+    """Score all members in one call."""
+    prefix, members = _shuffle(counts)
     labels = [str(number) for number in range(1, len(members) + 1)]
-    messages = prompts.relative_prompt(prefix, [member[len(prefix) :] for member in members], settings)
-    scores = await bench.ask(messages, lambda text: read_scores(text, labels, settings.scale))
+    messages = relative_prompt(prefix, [member[len(prefix) :] for member in members], settings)
+    scores = await client.ask(messages, lambda text: read_scores(text, labels, settings.scale))
     return {member: scores[label] for member, label in zip(members, labels, strict=True)}
 
 
-async def pairwise(counted: Counter[Transcript], settings: JudgeSettings, bench: JudgeClient) -> Values:
-    """The share of comparisons that a member wins, a tie counting half. Every pair is asked for in both orders."""
-    prefix, members = _shuffled(counted)
+async def judge_pairwise(counts: Counter[Transcript], settings: JudgeSettings, client: JudgeClient) -> Rewards:
+    """Return the share of comparisons that a member wins; a tie counts half. Each pair is judged in both orders."""
+    prefix, members = _shuffle(counts)
     pairs = _pairs(len(members), settings.opponents)
-    own = [member[len(prefix) :] for member in members]
-    asked = [
-        bench.ask(prompts.pairwise_prompt(prefix, own[first], own[second], settings), read_winner)
+    rest = [member[len(prefix) :] for member in members]
+    requests = [
+        client.ask(pairwise_prompt(prefix, rest[first], rest[second], settings), read_winner)
         for one, other in pairs
         for first, second in ((one, other), (other, one))
     ]
-    points = await _together(asked)
-    met = [float(counted[member] - 1) for member in members]
-    won = [EVEN * twins for twins in met]
+    points = await _gather(requests)
+    met = [float(counts[member] - 1) for member in members]
+    won = [TIE * duplicates for duplicates in met]
     for (one, other), first, second in zip(pairs, points[::2], points[1::2], strict=True):
-        share = (first + 1 - second) / 2  # of the one, over both orders
-        for place, rival, value in ((one, other, share), (other, one, 1 - share)):
-            won[place] += counted[members[rival]] * value
-            met[place] += counted[members[rival]]
-    return {member: won[place] / met[place] for place, member in enumerate(members)}
+        share = (first + 1 - second) / 2  # of `one`, over both orders
+        for index, opponent, value in ((one, other, share), (other, one, 1 - share)):
+            won[index] += counts[members[opponent]] * value
+            met[index] += counts[members[opponent]]
+    return {member: won[index] / met[index] for index, member in enumerate(members)}
 
 
-MODES: Mapping[str, Callable[[Counter[Transcript], JudgeSettings, JudgeClient], Awaitable[Values]]] = {
-    "absolute": absolute,
-    "relative": relative,
-    "pairwise": pairwise,
+MODES: Mapping[str, Callable[[Counter[Transcript], JudgeSettings, JudgeClient], Awaitable[Rewards]]] = {
+    "absolute": judge_absolute,
+    "relative": judge_relative,
+    "pairwise": judge_pairwise,
 }
 
 
-def _shuffled(counted: Counter[Transcript]) -> tuple[Transcript, list[Transcript]]:
-    """What all begin with, and the members in an order that depends on nothing but what they are."""
-    members = sorted(counted)
+def _shuffle(counts: Counter[Transcript]) -> tuple[Transcript, list[Transcript]]:
+    """Return the common prefix, and the members in an order that depends on nothing but their transcripts."""
+    members = sorted(counts)
     random_stream("judge", members).shuffle(members)
     return members[0][: common_prefix_length(members)], members
 
 
 def _pairs(count: int, opponents: int) -> list[tuple[int, int]]:
-    """All, or in a circle each with those next to it: as many for everyone."""
+    """Return all pairs, or, with `opponents`, those of neighbours on a circle: equally many for each member."""
     reach = (opponents + 1) // 2
     if not reach or 2 * reach >= count - 1:
         return list(combinations(range(count), 2))
-    return [(place, (place + step) % count) for step in range(1, reach + 1) for place in range(count)]
+    return [(index, (index + step) % count) for step in range(1, reach + 1) for index in range(count)]
 
 
-async def _together(asked: Sequence[Awaitable[Found]]) -> list[Found]:
-    """One that fails ends the others: what they would find is of no use without it."""
+async def _gather(awaitables: Sequence[Awaitable[Result]]) -> list[Result]:
+    """Await all; the first failure cancels the others, since the results are of no use without it."""
 
-    async def wait(each: Awaitable[Found]) -> Found:
+    async def wait(each: Awaitable[Result]) -> Result:
         return await each
 
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(wait(each)) for each in asked]
+            tasks = [group.create_task(wait(each)) for each in awaitables]
     except* (UserError, InfrastructureFailure) as failures:
         raise failures.exceptions[0] from None
     return [task.result() for task in tasks]
-
-
-_silent: ContextVar[bool] = ContextVar("silent", default=False)
-
-
-@contextmanager
-def skip_judges() -> Iterator[None]:
-    """For play whose reward nobody reads, as the warm-up's: a judge would be paid for noise."""
-    token = _silent.set(True)
-    try:
-        yield
-    finally:
-        _silent.reset(token)
-
-
-class AnswerJudge(JudgeSettings):
-    """A model's score for the answer, 0 to 1."""
-
-    @model_validator(mode="after")
-    def _alone(self) -> Self:
-        if self.mode != "absolute":
-            raise ValueError(f'mode = "{self.mode}" compares members of a group: put it into [reward] judges')
-        return self
-
-    async def __call__(self, answered: Submission) -> float:
-        if _silent.get():
-            return 0.0
-        answer = ((AGENT, select_text(answered, "answer")),)
-        shown = transcript_of_messages(answered.messages) if self.shows == "episode" and answered.messages else answer
-        reference = "\nor: ".join(reference_answers(answered.row, self.against)) if self.against else ""
-        messages = absolute_prompt(shown, answered.question, reference, self)
-        return await bench_for(self).ask(messages, lambda text: read_score(text, self.scale))

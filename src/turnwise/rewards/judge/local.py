@@ -1,4 +1,4 @@
-"""A judge that is loaded here: any model that turnwise trains can judge, through the same engine."""
+"""A judge that is loaded in this process. Any model that turnwise can train can judge, through the same engine."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,33 +23,33 @@ from turnwise.rewards.judge.settings import LOCAL, JudgeSettings
 from turnwise.rewards.per_loop import PerLoop
 
 CACHE_SHARE = 0.3
-"""Of a GPU's free memory, for the judge's cache; the learner needs the rest."""
+"""Share of a GPU's free memory for the judge's KV cache. The learner needs the rest."""
 MAX_TOKENS = 32_768
-"""Tokens of a request and its answer, on a GPU."""
+"""Length of a request with its answer on a GPU, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedJudge:
-    """A policy, and what turns messages into its tokens."""
-
     policy: Policy
     renderer: Renderer
 
 
 class LocalJudgeModel:
+    """A `JudgeModel` that samples from a model. The model is loaded when it is first asked."""
+
     def __init__(
-        self, settings: JudgeSettings, meter: JudgeBudget, make: Callable[[], LoadedJudge] | None = None
+        self, settings: JudgeSettings, budget: JudgeBudget, load: Callable[[], LoadedJudge] | None = None
     ) -> None:
-        """`make`: gives the model, which is loaded when it is first asked; none: as the settings name it."""
-        self._settings, self._meter = settings, meter
-        if make is None:
+        """`load`: loads the judge; None: the model that the settings name."""
+        self._settings, self._budget = settings, budget
+        if load is None:
             _check_model(settings.model)
         self._sampling = Sampling(max_tokens=settings.max_tokens, temperature=settings.temperature)
-        self._speaker = PerLoop(make or self._load)
+        self._judge = PerLoop(load or self._load)
 
     @property
     def identity(self) -> tuple[str, str]:
-        """A folder by its place and its age: other weights give other answers."""
+        """A folder is identified by its path and modification time: other weights give other answers."""
         folder = Path(self._settings.model).expanduser()
         if not folder.exists():
             return LOCAL, self._settings.model
@@ -57,17 +57,20 @@ class LocalJudgeModel:
         return LOCAL, f"{folder.resolve()} {newest}"
 
     async def __call__(self, messages: Sequence[Message]) -> str:
-        speaker = self._speaker.get()
-        ids = speaker.renderer.start(messages)
-        ticket = await self._meter.sending(len(ids) + self._sampling.max_tokens)
+        judge = self._judge.get()
+        ids = judge.renderer.start(messages)
+        reservation = await self._budget.reserve(len(ids) + self._sampling.max_tokens)
         cost = len(ids)
         try:
-            async with speaker.policy.open(_key(messages)) as session:
+            async with judge.policy.open(_key(messages)) as session:
                 completion = await session.generate(ids, self._sampling)
             cost += len(completion.ids)
         finally:
-            ticket.close(cost)
-        return speaker.renderer.parse(completion.ids, completion.stop).message.content
+            reservation.settle(cost)
+        return judge.renderer.parse(completion.ids, completion.stop).message.content
+
+    async def close(self) -> None:
+        self._judge.take()
 
     def _load(self) -> LoadedJudge:
         renderer, model = self._model
@@ -76,20 +79,20 @@ class LocalJudgeModel:
 
     @cached_property
     def _model(self) -> tuple[Renderer, Any]:
-        """Loaded once, however many event loops there are."""
+        """Loaded once, also if several event loops use it."""
         loaded = load_model(self._settings.model, device=self._settings.device, attn_implementation=ATTENTION)
         loaded.model.requires_grad_(False)
         return Renderer(loaded.tokenizer, loaded.stop_ids), loaded.model
 
 
 def _check_model(name: str) -> None:
-    """What can be said of it before it is read: it is loaded long after a run has started."""
+    """Reject unknown names before the run starts: the model is loaded long after."""
     if name not in model_names() and not is_hub_name(name) and not (name and Path(name).expanduser().exists()):
         near = suggest(name, model_names())
-        raise UserError(f'the judge: unknown model "{name}":{near} (or give a hub name (owner/name) or a folder)')
+        raise UserError(f'the judge: unknown model "{name}":{near} (or give a hub name, owner/name, or a folder)')
 
 
 def _key(messages: Sequence[Message]) -> EpisodeKey:
-    """Equal requests draw equal tokens, where the temperature leaves them a choice."""
+    """Return a key that depends on the request alone: equal requests sample equal tokens."""
     seed = address("judge", [(message.role, message.content) for message in messages])
     return EpisodeKey(run_seed=0, round=0, task=Task(env="judge", seed=seed))
