@@ -41,7 +41,7 @@ ENVIRONMENTS: dict[str, Settings] = {
     "frozen_lake": {"rollout.max_tokens": 500, "env.params.max_turns": 2, "env.params.max_actions": 4},
     "sokoban": {"rollout.max_tokens": 600, "env.params.size": 5, "env.params.max_turns": 2},
     "lookup": {"rollout.max_tokens": 600, "env.params.max_turns": 2},
-    "tic_tac_toe": {"rollout.max_tokens": 700, "env.params.max_turns": 3},
+    "tic_tac_toe": {"rollout.max_tokens": 700, "env.params.max_turns": 5},
 }
 """Environments of several kinds, with episodes that are short."""
 MIXED = ("frozen_lake", "countdown")
@@ -116,14 +116,7 @@ def draw_settings(rng: random.Random, rewards: Path) -> Settings:
             "lora.alpha": pick([None, 3.0]),
         }
     if maybe() < 0.4:
-        given |= {
-            "context.mode": pick(["window", "turn", "summary"]),
-            "context.turns": rng.randint(0, 2),
-            "context.keep_opening": pick([True, False]),
-            "context.memory": pick(["exchanges", "actions"]),
-            "context.summary_every": pick([1, 2]),
-            "context.summary_tokens": 6,
-        }
+        given |= draw_context(rng)
     if kind == "tic_tac_toe" and maybe() < 0.7:
         given |= {
             "selfplay.opponent": pick(["self", "past"]),
@@ -167,6 +160,16 @@ def draw_settings(rng: random.Random, rewards: Path) -> Settings:
         "diagnose.gradients_every": pick([0, 0, 0, 2]),
     }
     return given
+
+
+def draw_context(rng: random.Random) -> Settings:
+    mode, turns = rng.choice(["window", "turn", "summary"]), {"context.turns": rng.randint(0, 2)}
+    settings: dict[str, Settings] = {
+        "window": turns,
+        "turn": turns | {"context.memory": rng.choice(["exchanges", "actions"])},
+        "summary": {"context.summary_every": rng.choice([1, 2]), "context.summary_tokens": 6},
+    }
+    return {"context.mode": mode, "context.keep_opening": rng.choice([True, False]), **settings[mode]}
 
 
 def draw_moments(rng: random.Random) -> list[Moment]:

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from killed_runs import STOPPED, Moment, find_failure
+from random_runs import ENVIRONMENTS, draw_case
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "0"))
 FIRST = int(os.environ.get("TURNWISE_SOAK_SEED", "0"))
@@ -22,3 +24,36 @@ def test_killed_and_resumed_random_runs_end_alike(part: int, tmp_path: Path) -> 
     command = [sys.executable, str(script), str(tmp_path), str(first), str(PER_TEST)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+
+
+def test_draws_reach_every_environment_and_section(tmp_path: Path) -> None:
+    """Settings that do not fit together are drawn again: a section that never fits would never be tested."""
+    drawn = [draw_case(number, tmp_path)[0] for number in range(100)]
+
+    def values(name: str) -> set[str]:
+        return {settings[name] for settings in drawn if name in settings}
+
+    assert values("env.kind") == set(ENVIRONMENTS)
+    assert values("context.mode") == {"window", "turn", "summary"}
+    assert values("selfplay.opponent") == {"self", "past"}
+    for name in ("lora.rank", "curriculum.pool", "reward.functions", "algo.kl_coef", "algo.filter", "env.mix."):
+        assert any(key.startswith(name) for settings in drawn for key in settings), name
+
+
+@pytest.mark.parametrize(
+    ("moments", "statuses", "failure"),
+    [
+        ([("stop", 0.9)], [STOPPED], None),
+        ([("half", 1), ("stop", 0.8), ("time", 0.7)], [-9, STOPPED], None),
+        ([("time", 0.9)], [-9], None),
+        ([("stop", 0.0), ("event", 0.5)], [-15, -9, 0], None),
+        ([("event", 0.5)], [-9, 1], "start 1 ended with status 1"),
+        ([("event", 0.5)], [-9, -9], "start 1 ended with status -9"),
+        ([("stop", 0.5)], [1, 0], "start 0 ended with status 1"),
+        ([("line", 3)], [STOPPED, 0], f"start 0 ended with status {STOPPED}"),
+    ],
+)
+def test_find_failure_allows_kills_and_stops_at_their_moments(
+    moments: list[Moment], statuses: list[int], failure: str | None
+) -> None:
+    assert find_failure(moments, statuses) == failure
