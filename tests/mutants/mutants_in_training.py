@@ -146,8 +146,8 @@ IN_TRAINING = (
         ),
         (
             "the worst policy is kept as the best",
-            "evaluation.success > state.best_success",
-            "evaluation.success < state.best_success",
+            "success > state.best_success",
+            "success < state.best_success",
         ),
         (
             "the curriculum sees only what was trained",

@@ -29,7 +29,7 @@ from turnwise.record.run_folder import RunFolder
 from turnwise.record.trajectories import trajectory_from_row
 from turnwise.rollout.collect import CollectedGroups, Collector
 from turnwise.training import loop
-from turnwise.training.checkpoints import read_state
+from turnwise.training.checkpoints import Checkpoints, read_state
 from turnwise.training.update import update
 
 
@@ -254,6 +254,28 @@ def test_ctrl_c_leaves_a_run_that_goes_on_as_if_nothing_had_happened(
     kept = [path.name for path in (tmp_path / "run/checkpoints").iterdir() if path.name != "best"]
     assert kept == [f"step_{done:06d}"]
     assert main(["train", "--resume", str(tmp_path / "run")]) == 0
+    assert_same_run(tmp_path / "run", run)
+    assert read_state(tmp_path / "run/checkpoints/best") == read_state(run / "checkpoints/best")
+
+
+def test_kill_between_validation_and_best_checkpoint_keeps_the_best(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped in the first validation, resumed, and killed when that is recorded and its checkpoint is not."""
+    save, config = Checkpoints.save, small(tmp_path, checkpoint__every=50)
+
+    def kill_at_best(self: Checkpoints, *given: Any, best: bool = False) -> Path:
+        if best:
+            raise Killed
+        return save(self, *given)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        in_an_episode(round=0, group_size=1, call=1)(patch)
+        train(config, console=quiet())
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Checkpoints, "save", kill_at_best)
+        train(config, resume=True, console=quiet())
+    train(config, resume=True, console=quiet())
     assert_same_run(tmp_path / "run", run)
     assert read_state(tmp_path / "run/checkpoints/best") == read_state(run / "checkpoints/best")
 

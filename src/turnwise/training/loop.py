@@ -27,7 +27,13 @@ from turnwise.training.estimate import AdaptiveCoefficients, Estimate, EstimateS
 from turnwise.training.rollback import AlarmWatcher, roll_back
 from turnwise.training.rollout_stage import RolloutResult, RolloutStage
 from turnwise.training.selfplay import Opponents
-from turnwise.training.step_record import StepTimer, TokenStatistics, evaluate_and_record, trajectory_rows
+from turnwise.training.step_record import (
+    StepTimer,
+    TokenStatistics,
+    evaluate_and_record,
+    recorded_success,
+    trajectory_rows,
+)
 from turnwise.training.update import UpdateSettings, update
 
 LENGTH_STOP_WARNING = 0.2
@@ -93,8 +99,8 @@ class Loop:
             await self._publish(state.step)
             if self.opponents is not None:
                 await self.opponents.begin(state.step)
-            if self._evaluation_due(state.step) and not self._evaluated(state.step):  # interrupted during it
-                state = await self._finish_step(state)
+            if self._evaluation_due(state.step):  # stopped before it was done, or killed before it was acted on
+                state = await self._finish_step(state, recorded_success(self.folder, state.step))
             while state.step < self.steps and not self._out_of_time(began):
                 state = await self._step(state)
                 state = await self._finish_step(state)
@@ -245,16 +251,20 @@ class Loop:
         self.progress.step(number - 1, row)
         return row
 
-    async def _finish_step(self, state: State) -> State:
-        """Publish the weights; evaluate and save a checkpoint when they are due. No session is open here."""
+    async def _finish_step(self, state: State, success: float | None = None) -> State:
+        """Publish the weights; evaluate and save a checkpoint when they are due. No session is open here.
+
+        `success`: of this step's validation if it was recorded before the run was resumed.
+        """
         config, number = self.config, state.step
         await self._publish(number)
         if self.opponents is not None:
             await self.opponents.after(number)
         if self._evaluation_due(number):
-            evaluation = await self.evaluate("validation", self.validation_tasks, number)
-            if config.checkpoint.keep_best and (state.best_success is None or evaluation.success > state.best_success):
-                state = replace(state, best_success=evaluation.success)
+            if success is None:
+                success = (await self.evaluate("validation", self.validation_tasks, number)).success
+            if config.checkpoint.keep_best and (state.best_success is None or success > state.best_success):
+                state = replace(state, best_success=success)
                 self._save(state, best=True)
         if number % config.checkpoint.every == 0 and number < self.steps:
             self._save(state)
@@ -263,9 +273,6 @@ class Loop:
     def _evaluation_due(self, number: int) -> bool:
         """The evaluations before and after training belong to the caller."""
         return 0 < number < self.steps and is_due(self.config.eval.every, number)
-
-    def _evaluated(self, number: int) -> bool:
-        return any("eval/name" in row and row["step"] == number for row in self.folder.read_metrics())
 
     async def evaluate(self, name: str, tasks: Sequence[Task], number: int) -> Evaluation:
         await self._publish(number)

@@ -33,7 +33,7 @@ from turnwise.rewards.scoring import first_part_only
 from turnwise.rollout.collect import Collector
 from turnwise.rollout.failures import creation_boundary, failure_boundary, run_with_retries
 from turnwise.training.checkpoints import Checkpoints, State
-from turnwise.training.step_record import StepTimer, evaluate_and_record
+from turnwise.training.step_record import StepTimer, evaluate_and_record, recorded_success
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +90,8 @@ class SftLoop:
         began, limit = time.perf_counter(), self.settings.max_seconds
         self.progress.begin(state.step, self.steps)
         try:
-            if self._evaluation_due(state.step) and not self._evaluated(state.step):  # stopped before or in it
-                state = await self._between(state)
+            if self._evaluation_due(state.step):  # stopped before it was done, or killed before it was acted on
+                state = await self._between(state, recorded_success(self.folder, state.step))
             while state.step < self.steps and (limit is None or time.perf_counter() - began <= limit):
                 if self.release_cache:
                     await self.engine.sleep()
@@ -124,12 +124,17 @@ class SftLoop:
         self.progress.step(state.step, row)
         return replace(state, step=number, skipped_steps=self.learner.skipped_steps)
 
-    async def _between(self, state: State) -> State:
+    async def _between(self, state: State, success: float | None = None) -> State:
+        """Evaluate and checkpoint when it is time.
+
+        `success`: of this step's validation, if it was recorded before the run was resumed.
+        """
         settings, number = self.settings, state.step
         if self._evaluation_due(number):
-            found = await self.evaluate("validation", settings.eval_tasks, number)
-            if settings.keep_best and (state.best_success is None or found.success > state.best_success):
-                state = replace(state, best_success=found.success)
+            if success is None:
+                success = (await self.evaluate("validation", settings.eval_tasks, number)).success
+            if settings.keep_best and (state.best_success is None or success > state.best_success):
+                state = replace(state, best_success=success)
                 self.checkpoints.save(self.learner, state, best=True)
         if number % settings.checkpoint_every == 0 and number < self.steps:
             self.checkpoints.save(self.learner, state)
@@ -142,9 +147,6 @@ class SftLoop:
     def _evaluation_due(self, number: int) -> bool:
         every = self.settings.eval_every
         return every > 0 and 0 < number < self.steps and number % every == 0
-
-    def _evaluated(self, number: int) -> bool:
-        return any("eval/name" in row and row["step"] == number for row in self.folder.read_metrics())
 
 
 def train_on_demonstrations(learner: Learner, samples: Sequence[Sample], micro_tokens: int) -> tuple[float, float]:

@@ -1,5 +1,6 @@
 """What a loop measures besides learning: time, and success on held-out tasks."""
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -47,6 +48,14 @@ async def evaluate_and_record(
     row = {"step": step, "eval/name": name, **found.metrics(), **by_environment(found.trajectories), **clock.metrics()}
     folder.append_metrics(row)
     return found
+
+
+def recorded_success(folder: RunFolder, step: int) -> float | None:
+    """Return the success of a validation that the metrics have of this step, or None."""
+    for row in folder.read_metrics():
+        if row.get("eval/name") == "validation" and row["step"] == step:
+            return math.nan if row["eval/success"] is None else float(row["eval/success"])
+    return None
 
 
 def by_environment(trajectories: Sequence[Trajectory]) -> dict[str, float]:
