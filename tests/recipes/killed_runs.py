@@ -24,11 +24,14 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NoReturn
 
+from safetensors.torch import save_file
+
 from runs_for_tests import episodes, metrics, quiet, small
 from turnwise.cli.signals import StopSignals
 from turnwise.config.schema import Config
 from turnwise.recipes.run import train
 from turnwise.record import run_folder
+from turnwise.record.disk import append_bytes
 from turnwise.record.run_folder import RunFolder
 from turnwise.training import checkpoints
 from turnwise.training.checkpoints import read_state
@@ -83,25 +86,26 @@ def watch_changes(run: Path, at: int | None) -> list[str]:
     return seen
 
 
-def die_half_way_through(module: Any, name: str, number: int) -> None:
-    """Replaces a function that writes a file, so that call `number` leaves half of it and kills the process."""
-    plain, calls = getattr(module, name), 0
+def die_half_way_through(module: Any, write: Callable[..., None], number: int) -> None:
+    """Replaces a function that a module writes by, so that call `number` leaves half of the file and kills."""
+    assert getattr(module, write.__name__) is write
+    calls = 0
 
     def half(*given: Any) -> None:
         nonlocal calls
         calls += 1
         if calls <= number:
-            return plain(*given)
-        if name == "append":
+            return write(*given)
+        if write is append_bytes:
             path, data = given
             with path.open("ab", buffering=0) as file:
                 file.write(data[: len(data) // 2])
         else:
-            plain(*given)
+            write(*given)
             os.truncate(given[1], given[1].stat().st_size // 2)
         die()
 
-    setattr(module, name, half)
+    setattr(module, write.__name__, half)
 
 
 def training(config: Config, moment: Moment | None, *, resume: bool) -> int:
@@ -111,9 +115,9 @@ def training(config: Config, moment: Moment | None, *, resume: bool) -> int:
     def work() -> None:
         kind, number = moment or ("none", 0)
         if kind == "half":
-            die_half_way_through(checkpoints, "save_file", number)
+            die_half_way_through(checkpoints, save_file, number)
         elif kind == "line":
-            die_half_way_through(run_folder, "append", number)
+            die_half_way_through(run_folder, append_bytes, number)
         seen = watch_changes(run, number if kind == "event" else None)
         with StopSignals().handled(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "mkldnn_matmul failed")  # bfloat16 on a CPU without it
