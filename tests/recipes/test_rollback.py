@@ -43,12 +43,12 @@ def settings(folder: Path) -> Config:
 
 
 def alarm_at(*steps: int) -> Callable[..., AlarmState]:
-    def watch(rows: Any, active: frozenset[str], bounds: AlarmSettings) -> AlarmState:
+    def check_alarms(rows: Any, active: frozenset[str], bounds: AlarmSettings) -> AlarmState:
         step = int(rows[-1]["step"])
         raised = (Alarm(kind="test", step=step, message=f"at step {step}"),) if step in steps else ()
         return AlarmState(raised=raised, active=frozenset())
 
-    return watch
+    return check_alarms
 
 
 def alarmed(rows: Any, active: frozenset[str], bounds: AlarmSettings) -> AlarmState:
@@ -85,7 +85,7 @@ def run(folder: Path, patch: pytest.MonkeyPatch, stops: list[tuple[int, str]]) -
             raise Killed
         signal.raise_signal(signal.SIGINT)
 
-    patch.setattr(rollback, "watch", alarmed)
+    patch.setattr(rollback, "check_alarms", alarmed)
     for resume, (at, how) in enumerate(stops):
         patch.setattr(loop, "update", updating(at, lambda how=how: stop(how)))
         with pytest.raises((Killed, KeyboardInterrupt)):
@@ -102,7 +102,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
         told = run(folder, patch, [])
     assert told.count("alarm: at step") == 3 and told.count("no checkpoint to go back to yet") == 1
     assert told.count("went back to an earlier checkpoint") == 2
-    assert "learning rate times 0.5" in told and "learning rate times 0.25" in told
+    assert "learning rate multiplied by 0.5" in told and "learning rate multiplied by 0.25" in told
     return folder / "run"
 
 
@@ -120,7 +120,7 @@ def test_kill_before_old_checkpoints_are_deleted_changes_nothing(
     """Killed before step 1's is deleted, which step 3 would go back to, and before the last deletion of the run."""
     few = {"train__steps": 3, "checkpoint__keep_last": 1, "diagnose__rollback": True, "eval__every": 0}
     configs = {name: small(tmp_path / name, **few, eval__episodes=1) for name in ("plain", "killed")}
-    monkeypatch.setattr(rollback, "watch", alarm_at(3))
+    monkeypatch.setattr(rollback, "check_alarms", alarm_at(3))
     train(configs["plain"], console=quiet())
     for resume, name in enumerate(("step_000001", "step_000002")):
         with monkeypatch.context() as patch, pytest.raises(Killed):

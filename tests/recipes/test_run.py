@@ -20,6 +20,7 @@ from turnwise.core.errors import UserError
 from turnwise.envs.text_env import Outcome
 from turnwise.models.loading.load import load_model
 from turnwise.recipes import run as recipes_run
+from turnwise.recipes import training_run
 from turnwise.recipes.evaluation import evaluate_source
 from turnwise.recipes.export import export
 from turnwise.recipes.run import train, train_seeds
@@ -170,7 +171,7 @@ def test_kill_while_the_report_is_written_leaves_a_run_to_resume(
 
     short = {"train__steps": 1, "eval__every": 0, "eval__episodes": 1}
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(recipes_run, "write_report", kill)
+        patch.setattr(training_run, "write_report", kill)
         train(small(tmp_path, **short), console=quiet())
     assert not (tmp_path / "run/summary.json").exists()
     assert train(small(tmp_path, **short), resume=True, console=quiet())["finished"]
