@@ -12,14 +12,16 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from killed_runs import Moment, ended, find_failure, fork, killed_and_resumed, training, wait
 
 from turnwise.algos.advantages import ADVANTAGES
-from turnwise.algos.alarms import Alarm, AlarmState
+from turnwise.algos.alarms import Alarm, AlarmState, check_alarms
 from turnwise.algos.filters import FILTERS, SCORES
 from turnwise.algos.losses import AGGREGATIONS, LOSSES
 from turnwise.algos.off_policy import CORRECTIONS
@@ -197,17 +199,17 @@ def configured(settings: Settings, folder: Path) -> Config:
     return build({}, [*settings.items(), ("record.folder", str(folder)), ("record.name", "run")])
 
 
-def raise_alarms(number: int) -> None:
-    """Alarms at some steps of a run, so that it goes back; real ones need more steps than these runs have."""
+def raise_alarms(number: int) -> AbstractContextManager[object]:
+    """Raise alarms at some steps of a run, so that it rolls back; real ones need more steps than these runs have."""
     rng = random.Random(f"alarms {number}")
     steps = {step for step in range(1, 6) if rng.random() < 0.4}
 
-    def watch(rows: Sequence[dict[str, Any]], active: frozenset[str], settings: object) -> AlarmState:
+    def raise_some(rows: Sequence[dict[str, Any]], active: frozenset[str], settings: object) -> AlarmState:
         step = int(rows[-1]["step"])
         raised = (Alarm(kind="test", step=step, message=f"at step {step}"),) if step in steps else ()
         return AlarmState(raised=raised, active=frozenset())
 
-    rollback.watch = watch  # type: ignore[assignment]
+    return patch.object(rollback, check_alarms.__name__, raise_some)
 
 
 def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
@@ -219,8 +221,11 @@ def run_case(number: int, folder: Path) -> str | None:
     settings, moments = draw_case(number, folder)
     environment = tuple((name, value) for name, value in settings.items() if name.startswith(("env.p", "env.m")))
     warm_up(settings["env.kind"], environment)
-    if settings["diagnose.rollback"]:
-        raise_alarms(number)
+    with raise_alarms(number) if settings["diagnose.rollback"] else nullcontext():
+        return compare(settings, moments, folder)
+
+
+def compare(settings: Settings, moments: Sequence[Moment], folder: Path) -> str | None:
     began = time.perf_counter()
     if (status := wait(training(configured(settings, folder / "plain"), None, resume=False))) != 0:
         return f"the run left alone ended with status {status}"

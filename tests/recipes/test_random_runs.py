@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 from killed_runs import STOPPED, Moment, find_failure
-from random_runs import ENVIRONMENTS, draw_case
+from random_runs import ENVIRONMENTS, draw_case, raise_alarms
+
+from turnwise.algos.alarms import check_alarms
+from turnwise.training import rollback
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "0"))
 FIRST = int(os.environ.get("TURNWISE_SOAK_SEED", "0"))
@@ -57,3 +60,9 @@ def test_find_failure_allows_kills_and_stops_at_their_moments(
     moments: list[Moment], statuses: list[int], failure: str | None
 ) -> None:
     assert find_failure(moments, statuses) == failure
+
+
+def test_raise_alarms_does_not_reach_the_next_run() -> None:
+    with raise_alarms(0):
+        assert rollback.check_alarms is not check_alarms  # type: ignore[attr-defined]
+    assert rollback.check_alarms is check_alarms  # type: ignore[attr-defined]
