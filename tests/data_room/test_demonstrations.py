@@ -67,13 +67,13 @@ def test_what_follows_the_last_answer_is_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("{", "no conversation"),
-        ("[]", "no conversation"),
-        ({"messages": [{"role": "user"}]}, "no conversation"),
+        ("{", "not a conversation"),
+        ("[]", "not a conversation"),
+        ({"messages": [{"role": "user"}]}, "not a conversation"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "role"),
-        ({"messages": [{"role": "user", "content": [1]}]}, "content as text"),
+        ({"messages": [{"role": "user", "content": [1]}]}, "text content"),
         ({"messages": TALK[:2]}, "nothing to imitate"),
-        ({"messages": TALK[2:]}, "follows nothing"),
+        ({"messages": TALK[2:]}, "no message before it"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: object, problem: str) -> None:
@@ -85,5 +85,5 @@ def test_a_bad_line_is_named(tmp_path: Path, line: object, problem: str) -> None
 def test_a_file_that_is_no_text_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_bytes(b"\xff\xfe\x00")
     for file in (tmp_path / "x.jsonl", tmp_path / "none.jsonl"):
-        with pytest.raises(UserError, match="cannot be read"):
+        with pytest.raises(UserError, match="Cannot read"):
             list(read_conversations(file))

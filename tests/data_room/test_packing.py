@@ -125,5 +125,5 @@ def test_a_segment_in_which_nothing_was_sampled_harms_no_other() -> None:
 
 
 def test_a_sampled_token_without_a_context_is_refused() -> None:
-    with pytest.raises(ValueError, match="without a context"):
+    with pytest.raises(ValueError, match="no token before it"):
         pack(build_samples([trajectory_of([turn_of([], [4, 5], extends=False)])]))

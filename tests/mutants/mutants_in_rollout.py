@@ -72,8 +72,8 @@ IN_ROLLOUT = (
         ),
         (
             "the slack is kept when sliding",
-            "oldest=len(turns) - self._turns)",
-            "oldest=len(turns) - self._turns - self._slack)",
+            "first_shown=len(turns) - self._turns)",
+            "first_shown=len(turns) - self._turns - self._slack)",
         ),
     ),
     *mutants(
@@ -82,15 +82,15 @@ IN_ROLLOUT = (
         ("a summary a token late", "grown.context_length >= self.tokens", "grown.context_length > self.tokens"),
         (
             "a summary every turn after the first",
-            "len(grown.later) - grown.oldest >= self.turns",
-            "len(grown.later) >= self.turns",
+            "len(grown.observations) - grown.first_shown >= self.turns",
+            "len(grown.observations) >= self.turns",
         ),
         ("the thinking is part of the summary", '.rpartition("</think>")[2]', ""),
         ("later turns keep the summary's budget", "aside=False, max_new_tokens=None", "aside=False"),
         (
             "the hook reads the last observation",
-            "return told[: len(told) - len(pending.later[-1].messages)]",
-            "return told",
+            "return messages[: len(messages) - len(pending.observations[-1].messages)]",
+            "return messages",
         ),
     ),
     *mutants(
@@ -100,7 +100,7 @@ IN_ROLLOUT = (
         ("rewards are shown unasked", 'if self.rewards else ""', 'if not self.rewards else ""'),
         ("the oldest turns are remembered", "for entry in reversed(entries):", "for entry in entries:"),
         ("turns are numbered from 0", "enumerate(both, 1)", "enumerate(both, 0)"),
-        ("memory is longer than allowed", "left -= len(kept[-1]) + len(self._between)", "left -= len(kept[-1])"),
+        ("memory is longer than allowed", "left -= len(kept[-1]) + len(self._separator)", "left -= len(kept[-1])"),
     ),
     *mutants(
         "rollout/collect.py",
@@ -113,7 +113,7 @@ IN_ROLLOUT = (
             "not isinstance(failure, InfrastructureFailure) else",
         ),
         ("all episodes at once", "asyncio.Semaphore(max(1, self.in_flight // many))", "asyncio.Semaphore(total)"),
-        ("members share their randomness", "member=index, attempt=luck", "member=0, attempt=luck"),
+        ("members share their randomness", "member=index, attempt=attempt", "member=0, attempt=attempt"),
     ),
     *mutants(
         "rollout/failures.py",
@@ -126,16 +126,20 @@ IN_ROLLOUT = (
         (
             "an infrastructure failure draws other randomness",
             "            last = failure\n        except EnvironmentFailure",
-            "            last, luck = failure, luck + 1\n        except EnvironmentFailure",
+            "            last, attempt = failure, attempt + 1\n        except EnvironmentFailure",
         ),
-        ("an environment's failure meets the same randomness", "last, luck = failure, luck + 1", "last = failure"),
+        (
+            "an environment's failure meets the same randomness",
+            "last, attempt = failure, attempt + 1",
+            "last = failure",
+        ),
         ("an attempt too few", "range(attempts)", "range(attempts - 1)"),
     ),
     *mutants(
         "rollout/tasks.py",
         (*TASKS, "rollout/test_counted_tasks.py"),
         ("a refill draws the first tasks again", "][start:]", "][:count]"),
-        ("the same task twice in a step", "[place] = 0.0", "[place] += 0.0"),
+        ("the same task twice in a step", "[position] = 0.0", "[position] += 0.0"),
         (
             "every step draws the same tasks",
             'address("task", self.run_seed, step, index)',
@@ -146,7 +150,7 @@ IN_ROLLOUT = (
             "(number // many, self.mix[number % many])",
             "(number, self.mix[number % many])",
         ),
-        ("a step meets rows again", "chance.randrange(place, size)", "chance.randrange(size)"),
+        ("a step meets rows again", "rng.randrange(position, size)", "rng.randrange(size)"),
         (
             "training tasks are evaluated",
             "split=split, seed=seed_for(split, index)",
@@ -176,7 +180,7 @@ IN_ROLLOUT = (
         ("rollout/test_matches.py",),
         (
             "the policy plays its opponent's side",
-            "self.policy if own or self.opponent is None else self.opponent",
+            "self.policy if collected or self.opponent is None else self.opponent",
             "self.policy",
         ),
         ("sides are swapped", "running[player_of(key.task)].result()", "running[1 - player_of(key.task)].result()"),
@@ -185,7 +189,7 @@ IN_ROLLOUT = (
         "rollout/selfplay.py",
         ("rollout/test_matches.py",),
         ("the second side is never played", "as_player(task, number % 2)", "as_player(task, 0)"),
-        ("a refill draws the same matches", "start // many, success_counts", "0, measured"),
+        ("a refill draws the same matches", "start // players, success_counts", "0, measured"),
     ),
     *mutants(
         "rollout/chat_episode.py",

@@ -412,7 +412,7 @@ def test_an_environment_that_always_breaks_is_one_clear_error(tmp_path: Path) ->
             raise ConnectionError("the server is gone")
 
     for _ in range(2):  # the first leaves no folder that would stop the second
-        with pytest.raises(UserError, match=r"every episode failed.*the server is gone"):
+        with pytest.raises(UserError, match=r"Every episode failed.*the server is gone"):
             tw.train(
                 env=Broken,
                 steps=1,

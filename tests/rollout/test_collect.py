@@ -154,7 +154,7 @@ def test_a_group_meant_to_be_of_one_needs_only_one() -> None:
 
 
 def test_a_step_in_which_every_episode_fails_is_an_error_that_says_why() -> None:
-    with pytest.raises(UserError, match=r"every episode failed.*it broke"):
+    with pytest.raises(UserError, match=r"Every episode failed.*it broke"):
         collect(collector(lambda task, member, attempt: OneTurn(member, "step"), attempts=2))
 
 

@@ -60,7 +60,7 @@ def test_rewards_are_told_only_where_asked() -> None:
 
 def test_an_invalid_turn_is_told_as_one() -> None:
     turn = replace(turn_of([1], [2]), invalid=True, message=assistant("what?"))
-    assert memory(form="actions").tell(["seen"], [turn]) == "Turn 1: what? (invalid)\n\nTurn 2, now:"
+    assert memory(form="actions").render(["seen"], [turn]) == "Turn 1: what? (invalid)\n\nTurn 2, now:"
 
 
 def test_only_the_last_turns_are_told_and_none_where_none_is_wanted() -> None:
@@ -78,7 +78,7 @@ def test_an_opening_that_stays_is_not_told_again() -> None:
 def test_a_memory_is_never_longer_than_it_may_be(observations: list[str], chars: int, turns: int) -> None:
     made = [turn_of([1], [2]) for _ in observations]
     form = memory(chars=chars, turns=turns)
-    text = form.tell(observations, made)
+    text = form.render(observations, made)
     if turns:
         memory_text, _, now = text.rpartition("\n\n")
         assert now == f"Turn {len(made) + 1}, now:"
@@ -90,9 +90,9 @@ def test_a_memory_is_never_longer_than_it_may_be(observations: list[str], chars:
 def test_the_oldest_turns_are_left_out_first_and_the_newest_is_cut_in_its_middle() -> None:
     turns = [replace(turn_of([1], [2]), message=assistant(f"go {number}")) for number in range(3)]
     entry = len("Turn 3\nc\nYou: go 2")
-    assert memory(chars=2 * entry + 2).tell(["a", "b", "c"], turns).startswith("Turn 2\nb\nYou: go 1\n\nTurn 3\nc\n")
-    assert memory(chars=2 * entry + 1).tell(["a", "b", "c"], turns).startswith("Turn 3\nc\nYou: go 2\n\nTurn 4")
-    cut = memory(chars=40).tell(["a", "b", "c" * 500], turns).partition("\n\n")[0]
+    assert memory(chars=2 * entry + 2).render(["a", "b", "c"], turns).startswith("Turn 2\nb\nYou: go 1\n\nTurn 3\nc\n")
+    assert memory(chars=2 * entry + 1).render(["a", "b", "c"], turns).startswith("Turn 3\nc\nYou: go 2\n\nTurn 4")
+    cut = memory(chars=40).render(["a", "b", "c" * 500], turns).partition("\n\n")[0]
     assert len(cut) == 40 and cut.startswith("Turn 3\nccc") and " [...] " in cut and cut.endswith("You: go 2")
 
 

@@ -101,7 +101,7 @@ def test_exit_of_an_environment_is_its_failure(where: str) -> None:
 
 @pytest.mark.parametrize("where", PLACES)
 def test_environment_that_always_exits_stops_the_run_with_an_error(where: str) -> None:
-    with pytest.raises(Outage, match=r"every episode failed.*SystemExit: 0"):
+    with pytest.raises(Outage, match=r"Every episode failed.*SystemExit: 0"):
         collected(where, exits=100)
 
 

@@ -39,7 +39,7 @@ def test_rules_choose_by_span_turn_by_turn() -> None:
 
 
 def test_a_rule_that_gives_too_few_values_is_told_so() -> None:
-    with pytest.raises(UserError, match="gave 1 values for a turn of 5 sampled tokens"):
+    with pytest.raises(UserError, match="returned 1 values for a turn of 5 sampled tokens"):
         rule_masks([trajectory_of([thoughtful(0.0)])], lambda turn: [True])
 
 
@@ -122,5 +122,5 @@ def silent_start(reward: float) -> Turn:
 
 @pytest.mark.parametrize("rule", [lambda turn: None, lambda turn: 1 / 0])
 def test_a_rule_that_breaks_is_told_in_one_line(rule: Any) -> None:
-    with pytest.raises(UserError, match="the token rule failed"):
+    with pytest.raises(UserError, match="The token rule raised"):
         rule_masks([trajectory_of([thoughtful(0.0)])], rule)

@@ -1,1 +1,1 @@
-"""Advantages, losses, KL, entropy, aggregation, whitening: pure functions on tensors. Imports core only."""
+"""Advantages, losses, KL, reward normalisation, filters, diagnostics: pure functions on tensors. Imports core only."""

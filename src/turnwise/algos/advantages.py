@@ -1,4 +1,8 @@
-"""Advantages: how much better than expected each sampled token turned out, by the name of the estimator."""
+"""Advantages: how much better than expected each sampled token turned out. ADVANTAGES lists the estimators by name.
+
+With a critic: generalised advantage estimation over tokens, turns or both. Within a group: trajectories, or turns,
+compared with each other; a group of one and equal returns give exactly 0. Otherwise: a trajectory's own returns.
+"""
 
 import torch
 from torch import Tensor
@@ -28,8 +32,8 @@ def gae_scan(
 ) -> Tensor:
     """A = delta + d lambda A', delta = r + d V' - V, backwards over each row's steps where the mask is 1. [B, T]
 
-    V' and A' are those of the row's next such step; after the last, V' is `bootstrap` [B] (None: 0). `discounts` is
-    what each step's future is worth: 0 cuts the chain after it. 0 where the mask is 0, and nothing there is read.
+    V' and A' belong to the row's next such step; after the last, V' is `bootstrap` [B] (None: 0). `discounts` weigh
+    each step's future: 0 cuts the chain after it. The result is 0 where the mask is 0.
     """
     raw = torch.zeros_like(values)
     next_advantage = values.new_zeros(mask.shape[0])
@@ -44,15 +48,15 @@ def gae_scan(
 
 
 def discounted_returns(rewards: Tensor, mask: Tensor, discounts: Tensor) -> Tensor:
-    """R = r + d R' over each row's steps where the mask is 1: the scan of a critic that says 0. [B, T]"""
+    """R = r + d R' over each row's steps where the mask is 1: `gae_scan` with a critic of 0. [B, T]"""
     return gae_scan(rewards, torch.zeros_like(rewards), mask, discounts, lam=1.0)
 
 
 def gae(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
     """Generalised advantage estimation (Schulman et al. 2016) over the sampled tokens of each trajectory.
 
-    delta = r + gamma V' - V and A = delta + gamma lambda A', backwards; V' and A' are those of the next *sampled*
-    token, so observations neither discount nor break the chain.
+    delta = r + gamma V' - V and A = delta + gamma lambda A', backwards; V' and A' belong to the next *sampled* token,
+    so observations neither discount nor break the chain.
     """
     values, mask = _values(inputs), inputs.mask
     discounts = torch.full_like(values, params.gamma)
@@ -65,14 +69,14 @@ def turn_gae(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResul
     """GAE with a turn as one step, V at its last token e_k (turn-wise GAE of VAGEN, Wang et al. 2025).
 
     delta_k = r_k + gamma_turn V[e_k+1] - V[e_k] and A_k = delta_k + gamma_turn lambda_turn A_k+1, on all tokens of
-    turn k; r_k is all that the turn's tokens earned.
+    turn k; r_k is the sum of the turn's rewards.
     """
     turns = find_turns(inputs.mask, inputs.turn_ids)
     return _over_turns(inputs, params, turns, turns.at_ends(_values(inputs)))
 
 
 def step_gae(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
-    """`turn_gae` with V before the turn's first token: what the state was worth, not the answer (Agent-R1, 2025)."""
+    """`turn_gae` with V before the turn's first token: the value of the state, not of the answer (Agent-R1, 2025)."""
     turns = find_turns(inputs.mask, inputs.turn_ids)
     return _over_turns(inputs, params, turns, turns.at_starts(_values(inputs)))
 
@@ -82,7 +86,7 @@ def bi_level_gae(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageR
 
     Turns: `turn_gae`'s A_k, r_k being the reward at e_k alone. Tokens, backwards from A[e_k] = A_k:
     delta = r' + gamma V' - V, A = delta + gamma lambda A', r' being rewards that are not at a turn's end (a KL term).
-    The scan gets there with the turn's return A_k + V[e_k] as reward at e_k and no chain from one turn to the next.
+    The scan does this with the turn's return A_k + V[e_k] as reward at e_k and no chain from one turn to the next.
     """
     values, mask, turns = _values(inputs), inputs.mask, find_turns(inputs.mask, inputs.turn_ids)
     turn_values = turns.at_ends(values)
@@ -95,7 +99,7 @@ def bi_level_gae(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageR
 
 
 def _over_turns(inputs: AdvantageInputs, params: AdvantageParams, turns: TurnLayout, values: Tensor) -> AdvantageResult:
-    """One step a turn. The critic learns the turn's return at each of its tokens."""
+    """GAE with one step per turn. The critic learns the turn's return at each of its tokens."""
     raw = _turn_scan(turns.sums(inputs.token_rewards), values, turns, inputs, params)
     advantages = turns.spread(raw)
     if params.whiten:
@@ -114,7 +118,7 @@ def _turn_scan(
 
 def _values(inputs: AdvantageInputs) -> Tensor:
     if inputs.values is None:
-        raise ValueError("this estimator needs the critic's values")
+        raise ValueError("This estimator needs the critic's values.")
     return inputs.values
 
 
@@ -124,7 +128,7 @@ def grpo(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
 
 
 def dr_grpo(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
-    """R - mean within the group: without the std, easy and hard tasks keep their weight (Liu et al. 2025)."""
+    """R - mean within the group: not dividing by the std keeps the weight of easy and hard tasks (Liu et al. 2025)."""
     return broadcast_to_tokens(_returns(inputs).centred, inputs)
 
 
@@ -137,7 +141,7 @@ def rloo(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
 def reinforce_pp_baseline(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
     """R - mean within the group, then whitened over all sampled tokens (REINFORCE++-baseline, Hu 2025).
 
-    Tokens count, so long trajectories weigh more in the batch's mean. A group of one enters no statistic.
+    Statistics are over tokens, so long trajectories weigh more. A group of one is left out of them.
     """
     compared = inputs.mask & (_returns(inputs).size > 1)[:, None]
     return AdvantageResult(advantages=whiten(dr_grpo(inputs, params).advantages, compared))
@@ -146,7 +150,7 @@ def reinforce_pp_baseline(inputs: AdvantageInputs, params: AdvantageParams) -> A
 def opo(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
     """R - sum(length R) / sum(length) within the group (OPO, Hao et al. 2025).
 
-    The baseline of least variance, where a trajectory's squared gradient grows with the tokens that it sampled.
+    The minimum-variance baseline if a trajectory's squared gradient is proportional to its number of sampled tokens.
     """
     centred, lengths = _returns(inputs).centred, inputs.mask.sum(dim=1).double()
     group = inputs.group_ids.unique(return_inverse=True)[1]
@@ -157,8 +161,8 @@ def opo(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
 def gpg(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
     """(B / non-zero) (R - mean) within the group, for the loss -A log pi (GPG, Chu et al. 2025).
 
-    B counts the batch's trajectories and non-zero those that earned anything: a batch that earned little still takes
-    a whole step.
+    B is the number of trajectories and non-zero that of trajectories with a reward, so a batch with few rewards still
+    takes a full step.
     """
     group = _returns(inputs)
     trajectories, earned = inputs.mask.any(dim=1).sum().double(), (group.values != 0).sum().clamp(min=1)
@@ -166,9 +170,9 @@ def gpg(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
 
 
 def pass_at_k(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
-    """Only the group's best gets R_best - R_second, over the std (+ epsilon) if `by_std` (Tang et al. 2025).
+    """R_best - R_second for the group's best member only, over the std (+ epsilon) if `by_std` (Tang et al. 2025).
 
-    The gradient of the group's best reward, leave-one-out: it rewards trying differently. A tie gives 0.
+    The leave-one-out gradient of the group's best reward, which encourages diversity. A tie gives 0.
     """
     group, numbers = _returns(inputs), inputs.group_ids.unique(return_inverse=True)[1]
     scores = torch.where(inputs.mask.any(dim=1), group.centred, -torch.inf)
@@ -188,10 +192,10 @@ def gigpo(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
 
     R_k is the return from turn k on, discounted by gamma_turn; S are the group's turns that acted in the same state,
     revisits included. norm is (x - mean) / (std + epsilon), or x - mean without `by_std`. An episode counts once in
-    norm_G, however many turns it has; a state met once, or unknown (-1), says nothing.
+    norm_G, however many turns it has; a state visited once, or unknown (-1), contributes 0.
     """
     if inputs.state_ids is None:
-        raise ValueError("gigpo needs the states in which turns acted")
+        raise ValueError("gigpo needs state ids: the environment must implement state_key().")
     turns = find_turns(inputs.mask, inputs.turn_ids)
     episodes = return_statistics(inputs.token_rewards, inputs.mask, inputs.group_ids)
     states = turns.at_starts(inputs.state_ids)
@@ -208,8 +212,8 @@ def turn_grpo(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResu
 
     r_k is compared with the group's r_k at the same turn, R with the group's R; norm as in `gigpo`. The paper's
     A_turn + lambda A_outcome is this one at w = lambda / (1 + lambda), times 1 + lambda.
-    Members that had stopped before turn k are not in turn k's statistics. When to stop is the policy's choice, so that
-    comparison is biased: once the good ones have stopped, the best of the rest looks good.
+    Members that stopped before turn k are not in turn k's statistics. The policy chooses when to stop, so this
+    comparison is biased: after good members have stopped, the best of the rest looks good.
     """
     turns = find_turns(inputs.mask, inputs.turn_ids)
     episodes = return_statistics(inputs.token_rewards, inputs.mask, inputs.group_ids)
@@ -220,7 +224,7 @@ def turn_grpo(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResu
 
 
 def _onwards(rewards: Tensor, turns: TurnLayout, params: AdvantageParams) -> Tensor:
-    """[B, K]: the return from each turn on, discounted by turns, in float64."""
+    """[B, K]: discounted return from each turn on, in float64."""
     exact = rewards.double()
     return discounted_returns(exact, turns.mask, torch.full_like(exact, params.gamma_turn))
 
@@ -230,7 +234,7 @@ def _compared_turns(
 ) -> Tensor:
     """norm of [B, K] values among the compared turns of a group that have the same key; 0 for other turns.
 
-    `sizes` are the sums of absolute rewards behind the values: they say what is mere rounding.
+    `sizes` are sums of the absolute rewards, which bound the rounding error of the values.
     """
     groups = inputs.group_ids[:, None].expand_as(keys)[compared]
     rounding = rounding_error(sizes[compared], inputs.token_rewards.dtype)
@@ -247,7 +251,7 @@ def _on_turns(per_turn: Tensor, turns: TurnLayout, inputs: AdvantageInputs) -> A
 
 
 def reinforce(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
-    """The discounted return from each sampled token on, without a baseline (Williams 1992).
+    """Discounted return from each sampled token on, without a baseline (Williams 1992).
 
     R = r + gamma R', and R = r + gamma gamma_turn R' at a turn's end. With gamma 1 a turn's tokens share one return,
     discounted by turns only. Observations neither discount nor cut.
@@ -270,23 +274,23 @@ def reinforce_pp(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageR
 def remax(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
     """Undiscounted return from each sampled token on, minus the greedy rollout's return (ReMax, Li et al. 2023).
 
-    Where the reward comes at the end, as the paper assumes, that is R minus the greedy R on all tokens.
+    With the reward at the end, as in the paper, this is R minus the greedy R on all tokens.
     """
     if inputs.baseline is None:
-        raise ValueError("remax needs the return of each group's greedy rollout as baseline")
+        raise ValueError("remax needs the return of each group's greedy episode as baseline.")
     returns = discounted_returns(inputs.token_rewards, inputs.mask, torch.ones_like(inputs.token_rewards))
     return AdvantageResult(advantages=torch.where(inputs.mask, returns - inputs.baseline[:, None].to(returns), 0.0))
 
 
 def arpo(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
-    """The raw return R on all tokens (RAGEN's first family: identity normalisation)."""
+    """Raw return R on all tokens (first family of RAGEN: identity normalisation)."""
     return broadcast_to_tokens(return_statistics(inputs.token_rewards, inputs.mask, inputs.group_ids).values, inputs)
 
 
 def brpo(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
-    """(R - mean) / (std + epsilon) over the whole batch, each trajectory once (RAGEN's first family).
+    """(R - mean) / (std + epsilon) over the whole batch, each trajectory once (first family of RAGEN).
 
-    It assumes that tasks are alike: an easy task's trajectories all look good beside a hard one's.
+    Assumes similar tasks: all trajectories of an easy task look good beside those of a hard one.
     """
     batch = return_statistics(inputs.token_rewards, inputs.mask, torch.zeros_like(inputs.group_ids))
     return broadcast_to_tokens(batch.standardised(params.epsilon), inputs)

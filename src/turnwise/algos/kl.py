@@ -1,7 +1,8 @@
-"""Estimators of KL(pi | pi_ref) from one sampled token, x = log pi - log pi_ref (http://joschu.net/blog/kl-approx.html).
+"""Log-ratios of two policies, estimators of KL(pi | pi_ref), and the adaptive KL coefficient.
 
-As a loss they are not alike: the gradient of k1 has expectation 0 (it belongs into the reward), that of k2 is the
-gradient of the KL, that of k3 is close to it while the policies are.
+The estimators take one sampled token, x = log pi - log pi_ref (http://joschu.net/blog/kl-approx.html). As losses they
+differ: the gradient of k1 has expectation 0 (use it in the reward), that of k2 is the gradient of the KL, and that of
+k3 is close to it while the policies are close.
 """
 
 from collections.abc import Callable
@@ -11,11 +12,11 @@ import torch
 from torch import Tensor
 
 MAX_LOG_RATIO = 20.0
-"""exp of more than this is no ratio that anything can be learnt from, and soon infinite."""
+"""Bound of log-ratios: larger ones carry no learning signal and soon overflow."""
 
 
 MAX_K3 = 10.0
-"""Beyond it k3 is flat: exp(-x) of a single token must not own the step."""
+"""Upper bound of k3, so that exp(-x) of a single token cannot dominate the step."""
 
 
 KlEstimator = Callable[[Tensor, Tensor], Tensor]
@@ -26,22 +27,22 @@ def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
 
 
 def k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """x: unbiased, of high variance, may be negative."""
+    """x: unbiased, high variance, may be negative."""
     return logprobs - ref_logprobs
 
 
 def absolute(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """|x|: a distance, no estimate of the KL."""
+    """|x|: a distance, not an estimate of the KL."""
     return (logprobs - ref_logprobs).abs()
 
 
 def k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """x^2 / 2: of low variance, biased."""
+    """x^2 / 2: biased, low variance."""
     return 0.5 * (logprobs - ref_logprobs).square()
 
 
 def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """exp(-x) - 1 + x: unbiased, of low variance, never negative."""
+    """exp(-x) - 1 + x: unbiased, low variance, never negative."""
     x = clamp_log_ratio(logprobs - ref_logprobs)
     return ((-x).exp() - 1 + x).clamp(-MAX_K3, MAX_K3)
 
@@ -50,26 +51,26 @@ KL_ESTIMATORS: dict[str, KlEstimator] = {"k1": k1, "k2": k2, "k3": k3, "abs": ab
 
 
 def subtract_kl(token_rewards: Tensor, kl: Tensor, mask: Tensor, coef: float) -> Tensor:
-    """r_t - coef kl_t at every sampled token of [B, T], 0 elsewhere: the KL as part of what is optimised.
+    """r_t - coef kl_t at every sampled token of [B, T], 0 elsewhere: the KL as part of the reward.
 
-    Estimated with k1 between the old policy and the reference, it enters returns and advantages like any reward.
+    The KL is estimated with k1 between the old policy and the reference.
     """
     return torch.where(mask, token_rewards - coef * kl, 0.0)
 
 
 MAX_KL_ERROR = 0.2
-"""One update sees the KL at most this far, relatively, from its target."""
+"""Bound of the relative KL error in one update of the coefficient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KlCoefficient:
-    """The weight of the KL, moved towards a KL that is wanted (Ziegler et al. 2019). Its whole state is `value`."""
+    """Adaptive KL coefficient (Ziegler et al. 2019). Its only state is `value`."""
 
     value: float
     target: float | None = None
-    """The KL a token that is wanted; None: the weight stays as it is."""
+    """Target KL per token; None keeps the coefficient fixed."""
     horizon: float = 10000.0
-    """In how many trajectories the weight may change by a factor of about 1.2."""
+    """Number of trajectories in which the coefficient may change by a factor of about 1.2."""
 
     def update(self, kl: float, trajectories: int) -> "KlCoefficient":
         """value *= 1 + clip(KL / target - 1, +-0.2) n / horizon, after a step over n trajectories."""

@@ -1,8 +1,17 @@
-"""Policy losses: one number a sampled token. The caller multiplies by the aggregation's weights and sums.
+"""Policy losses, the value loss, and aggregation over tokens.
 
-r = pi / pi_old at a token, A its advantage. All of a segment's tokens are in one micro-batch, so that a ratio over a
-turn or a sequence does not depend on how the step was cut. What depends on all tokens of the optimiser step is chosen
-before its first gradient: `Loss.select`.
+A policy loss gives one number per sampled token; the total is the sum over tokens of aggregation weight * token loss.
+r = pi / pi_old at a token, A its advantage.
+
+Ratios are per token, per turn or per sequence (a sequence is a segment here); all tokens of a segment are in one
+micro-batch, so a ratio does not depend on how the step is split:
+
+    segment_ids   0 0 0 0 0 | 1 1 1 1
+    turn_ids      0 0 1 1 1 | 0 0 0 1
+    units, turn   0 0 1 1 1   2 2 2 3      tokens of one unit share one ratio
+
+Aggregation weights are computed once over all tokens of an optimizer step, so micro-batches, packing and ranks cannot
+change the result. A sequence is a trajectory there; one without sampled tokens does not count.
 """
 
 from collections.abc import Callable
@@ -24,107 +33,107 @@ RATIO_LEVELS: tuple[RatioLevel, ...] = ("token", "turn", "sequence")
 class LossInputs:
     """The M sampled tokens of a packed micro-batch."""
 
-    logprobs: Tensor  # [M] of the policy that learns: the only one with a gradient
-    old_logprobs: Tensor  # [M] what the ratio divides by
-    sampler_logprobs: Tensor  # [M] of the policy that sampled, which corrections compare with the old one
+    logprobs: Tensor  # [M] of the current policy: the only ones with a gradient
+    old_logprobs: Tensor  # [M] denominator of the ratio
+    sampler_logprobs: Tensor  # [M] of the policy that sampled the tokens
     advantages: Tensor  # [M]
-    segment_ids: Tensor  # [M] int64, equal on the tokens of one unbroken context
-    turn_ids: Tensor  # [M] int64, equal on the tokens of one turn of a segment
-    selected: Tensor | None = None  # [M] bool, the tokens that `Loss.select` chose; None: the loss selects none
+    segment_ids: Tensor  # [M] int64, equal on the tokens of one segment
+    turn_ids: Tensor  # [M] int64, equal on the tokens of one turn in a segment
+    selected: Tensor | None = None  # [M] bool, tokens chosen by `Loss.select`; None: no selection
 
     def __post_init__(self) -> None:
         others = (self.old_logprobs, self.sampler_logprobs, self.advantages, self.segment_ids, self.turn_ids)
-        given = others if self.selected is None else (*others, self.selected)
-        if self.logprobs.dim() != 1 or any(tensor.shape != self.logprobs.shape for tensor in given):
-            raise ValueError("log-probabilities, advantages, ids and selected tokens must be of one shape [M]")
+        tensors = others if self.selected is None else (*others, self.selected)
+        if self.logprobs.dim() != 1 or any(tensor.shape != self.logprobs.shape for tensor in tensors):
+            raise ValueError("Log-probabilities, advantages, ids and selected tokens must have the same shape [M].")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossParams:
-    """Which of them a loss reads stands in `Loss.reads`; the others do nothing."""
+    """Settings of the losses; `Loss.reads` lists the ones that a loss uses."""
 
     clip_low: float
-    """The ratio is clipped below at 1 - this (geo_mean: the log-ratio at -this); 1: no lower bound."""
+    """Lower clip: the ratio is at least 1 - clip_low (geo_mean: the log-ratio at least -clip_low); 1: no bound."""
     clip_high: float
-    """The ratio is clipped above at 1 + this (geo_mean: the log-ratio at this)."""
+    """Upper clip: the ratio is at most 1 + clip_high (geo_mean: the log-ratio at most clip_high)."""
     dual_clip: float | None
-    """Bounds the loss of a negative advantage at this many times it; None: no bound."""
+    """Bound of the loss for negative advantages, as a multiple of -A; None: no bound."""
     ratio_level: RatioLevel = "sequence"
-    """What gspo takes one ratio over: a token, a turn or a sequence."""
+    """Unit of gspo's ratio."""
     tau_positive: float = 1.0
-    """How sharply sapo fades a good token that moves away from ratio 1."""
+    """Sharpness of sapo's gate for positive advantages."""
     tau_negative: float = 1.05
-    """The same for a bad token: above `tau_positive`, since its gradient pushes up every other token."""
+    """Sharpness for negative advantages: above `tau_positive`, since their gradient raises all other tokens."""
     cov_share: float = 2e-4
     """Share of tokens that clip_cov (at most) and kl_cov select; at least one token."""
     cov_low: float = 1.0
-    """clip_cov selects among tokens whose covariance is above this ..."""
+    """Lower bound of the covariance of tokens that clip_cov selects."""
     cov_high: float = 5.0
-    """... and below this."""
+    """Upper bound of that covariance."""
     cov_kl_coef: float = 1.0
-    """Weight of kl_cov's penalty."""
+    """Weight of the penalty in kl_cov."""
     vespo_k_positive: float = 2.0
-    """vespo's exponent k of the sequence ratio w where A >= 0."""
+    """Exponent k of the sequence ratio w in vespo where A >= 0."""
     vespo_lambda_positive: float = 3.0
-    """vespo's decay lambda in w where A >= 0: the weight is largest at w = k / lambda."""
+    """Decay lambda in w in vespo where A >= 0; the weight is largest at w = k / lambda."""
     vespo_k_negative: float = 3.0
-    """The exponent where A < 0."""
+    """Exponent where A < 0."""
     vespo_lambda_negative: float = 2.0
-    """The decay where A < 0."""
+    """Decay where A < 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossResult:
     token_loss: Tensor  # [M]
     metrics: dict[str, Tensor]
-    """[M] each and without gradient; the caller averages them over all tokens of the optimiser step."""
+    """[M] each, without gradient; the caller averages them over all tokens of the optimizer step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
     compute: Callable[[LossInputs, LossParams], LossResult]
     reads: tuple[str, ...] = ()
-    """The fields of LossParams that change its result."""
+    """Fields of LossParams that change the result."""
     select: Callable[[LossInputs, LossParams, Tensor], Tensor] | None = None
-    """Choose tokens [M] bool among all trained tokens of an optimiser step, for `LossInputs.selected`. The tensor is
-    one uniform random number a token [M]. None: no token is treated apart."""
+    """Select tokens [M] bool among all trained tokens of an optimizer step, before its first gradient, for
+    `LossInputs.selected`. The tensor holds one uniform random number per token [M]. None: no selection."""
     adds_penalty: bool = False
-    """Has a term that does not vanish where the advantage is 0."""
+    """Has a term that is nonzero where the advantage is 0."""
 
 
 def unit_ids(segment_ids: Tensor, turn_ids: Tensor, level: RatioLevel) -> Tensor:
-    """[M] numbers from 0 that are equal where two tokens share a ratio; tokens may come in any order."""
+    """[M] unit number of each token, from 0; tokens may come in any order."""
     if level == "token":
         return torch.arange(segment_ids.shape[0], device=segment_ids.device)
     if level == "sequence":
         return segment_ids.unique(return_inverse=True)[1]
     if level == "turn":
         return torch.stack((segment_ids, turn_ids)).unique(dim=1, return_inverse=True)[1]
-    raise ValueError(f'a ratio is taken per {", ".join(RATIO_LEVELS)}, not per "{level}"')
+    raise ValueError(f'Unknown ratio level "{level}"; expected one of {", ".join(RATIO_LEVELS)}.')
 
 
 def sum_over(values: Tensor, units: Tensor) -> Tensor:
-    """[M] the sum over each token's unit; gradients reach every token of it."""
+    """[M] sum over each token's unit, with gradients to all of its tokens."""
     totals = values.new_zeros(units.shape[0]).index_add(0, units, values)
     return totals[units]
 
 
 def max_over(values: Tensor, units: Tensor) -> Tensor:
-    """[M] the largest value of each token's unit."""
+    """[M] largest value of each token's unit."""
     largest = values.new_full(units.shape, -torch.inf).scatter_reduce(0, units, values, "amax")
     return largest[units]
 
 
 def mean_over(values: Tensor, units: Tensor) -> Tensor:
-    """[M] the mean over each token's unit; gradients reach every token of it."""
+    """[M] mean over each token's unit, with gradients to all of its tokens."""
     return sum_over(values, units) / sum_over(torch.ones_like(values), units)
 
 
 def ppo(inputs: LossInputs, params: LossParams) -> LossResult:
     """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) (Schulman et al. 2017; clip-higher: DAPO, Yu et al. 2025).
 
-    Dual clip (Ye et al. 2020): where A < 0 the loss is at most -c A. A ratio far above 1 on a bad token would
-    otherwise give a loss without bound, since the clip binds only on the other side.
+    Dual clip (Ye et al. 2020): where A < 0 the loss is at most -c A. Otherwise a ratio far above 1 would give an
+    unbounded loss, since the clip acts only on the other side.
     """
     return _clipped_surrogate(clamp_log_ratio(inputs.logprobs - inputs.old_logprobs).exp(), inputs, params)
 
@@ -132,8 +141,8 @@ def ppo(inputs: LossInputs, params: LossParams) -> LossResult:
 def gspo(inputs: LossInputs, params: LossParams) -> LossResult:
     """ppo with s = exp(mean of log r over the sequence) for r, the gradient through the token (Zheng et al. 2025).
 
-    s_t = stop(s) pi / stop(pi): what is clipped is a whole sequence (or turn), yet each token keeps its own advantage.
-    At level "token" it is ppo.
+    s_t = stop(s) pi / stop(pi): a whole sequence (or turn) is clipped, and each token keeps its own advantage. With
+    ratio_level "token" this is ppo.
     """
     units = unit_ids(inputs.segment_ids, inputs.turn_ids, params.ratio_level)
     mean = mean_over((inputs.logprobs - inputs.old_logprobs).detach(), units)
@@ -157,8 +166,8 @@ def _clipped_surrogate(ratio: Tensor, inputs: LossInputs, params: LossParams) ->
 def cispo(inputs: LossInputs, params: LossParams) -> LossResult:
     """-stop(clip(r, 1 - clip_low, 1 + clip_high)) A log pi (MiniMax-M1, 2025).
 
-    The clipped ratio is a weight, so every token keeps a gradient: ppo's clip silences just the rare tokens that
-    turn a line of thought.
+    The clipped ratio is a weight, so every token keeps a gradient. The clip of ppo removes exactly the rare tokens that
+    change a line of reasoning.
     """
     ratio = clamp_log_ratio(inputs.logprobs - inputs.old_logprobs).detach().exp()
     weight = ratio.clamp(1 - params.clip_low, 1 + params.clip_high)
@@ -169,8 +178,8 @@ def cispo(inputs: LossInputs, params: LossParams) -> LossResult:
 def sapo(inputs: LossInputs, params: LossParams) -> LossResult:
     """-(4 / tau) sigmoid(tau (r - 1)) A, tau by the sign of A (soft adaptive policy optimisation, Gao et al. 2025).
 
-    A gate in place of the clip: the gradient fades smoothly on both sides of ratio 1, where it is the policy
-    gradient's.
+    A soft gate instead of the clip: the gradient decays smoothly on both sides of ratio 1, where it equals the policy
+    gradient.
     """
     ratio = clamp_log_ratio(inputs.logprobs - inputs.old_logprobs).exp()
     tau = torch.full_like(ratio, params.tau_negative).masked_fill(inputs.advantages > 0, params.tau_positive)
@@ -181,9 +190,9 @@ def sapo(inputs: LossInputs, params: LossParams) -> LossResult:
 def geo_mean(inputs: LossInputs, params: LossParams) -> LossResult:
     """-A exp(mean over the sequence of clipped log r) (geometric-mean policy optimisation, Zhao et al. 2025).
 
-    log r is clipped to [-clip_low, clip_high] where the clip makes the objective smaller, by the sign of A. The
-    gradient runs through the mean, so that a token's advantage moves its whole sequence. Meant for the aggregation
-    seq-mean-token-mean, which makes it the paper's: one term a sequence.
+    log r is clipped to [-clip_low, clip_high] where that lowers the objective, by the sign of A. The gradient flows
+    through the mean, so a token's advantage moves its whole sequence. With the aggregation seq-mean-token-mean this is
+    the paper's loss: one term per sequence.
     """
     log_ratio = clamp_log_ratio(inputs.logprobs - inputs.old_logprobs)
     clipped = log_ratio.clamp(-params.clip_low, params.clip_high)
@@ -199,7 +208,7 @@ def geo_mean(inputs: LossInputs, params: LossParams) -> LossResult:
 def reinforce(inputs: LossInputs, params: LossParams) -> LossResult:
     """-A log pi (Williams 1992): the policy gradient itself, for one pass over fresh samples.
 
-    GPG (Chu et al. 2025) has the same loss; what is its own is the advantage `gpg`.
+    GPG (Chu et al. 2025) uses the same loss with its own advantage, `gpg`.
     """
     return LossResult(token_loss=-inputs.advantages * inputs.logprobs, metrics=_metrics(inputs))
 
@@ -208,7 +217,7 @@ def vespo(inputs: LossInputs, params: LossParams) -> LossResult:
     """-stop(phi) A log pi, phi = exp(lambda + k log w - lambda w), w the sequence's ratio (VESPO, Shen et al. 2026).
 
     w is the product of a segment's token ratios, not their mean. phi is 1 at w = 1 and falls to 0 on both sides of its
-    maximum at k / lambda: it bounds the variance of w in place of a clip. k and lambda depend on the sign of A.
+    maximum at k / lambda: it bounds the variance of w instead of a clip. k and lambda depend on the sign of A.
     """
     sequences = unit_ids(inputs.segment_ids, inputs.turn_ids, "sequence")
     log_ratio = clamp_log_ratio(inputs.logprobs - inputs.old_logprobs).detach()
@@ -222,10 +231,10 @@ def vespo(inputs: LossInputs, params: LossParams) -> LossResult:
 
 
 def clip_cov(inputs: LossInputs, params: LossParams) -> LossResult:
-    """ppo without dual clip, and no gradient on the selected tokens (Clip-Cov, Cui et al. 2025, arXiv 2505.22617).
+    """ppo without dual clip and without gradients on selected tokens (Clip-Cov, Cui et al. 2025, arXiv 2505.22617).
 
-    Entropy falls mostly by few tokens: likely ones with a high advantage, whose covariance (A - mean A)
-    (log pi - mean log pi) is far above the others'. See `select_band`.
+    A few tokens cause most of the entropy loss: likely ones with a high advantage, whose covariance
+    (A - mean A)(log pi - mean log pi) is far above the others'. See `select_band`.
     """
     selected = _selected(inputs)
     result = ppo(inputs, replace(params, dual_clip=None))
@@ -234,9 +243,9 @@ def clip_cov(inputs: LossInputs, params: LossParams) -> LossResult:
 
 
 def select_band(inputs: LossInputs, params: LossParams, draws: Tensor) -> Tensor:
-    """For clip_cov: at random, a share of all tokens among those in the band that ppo does not clip. [M] bool
+    """Select tokens for clip_cov: a random share, among tokens in the band that ppo does not clip. [M] bool
 
-    At most max(1, int(cov_share M)) tokens with cov_low < covariance < cov_high: those of the smallest draws.
+    At most max(1, int(cov_share M)) tokens with cov_low < covariance < cov_high: those with the smallest draws.
     """
     clipped = ppo(inputs, replace(params, dual_clip=None)).metrics["clip_fraction"] > 0
     covariance = _covariance(inputs)
@@ -246,9 +255,10 @@ def select_band(inputs: LossInputs, params: LossParams, draws: Tensor) -> Tensor
 
 
 def kl_cov(inputs: LossInputs, params: LossParams) -> LossResult:
-    """-A r, and cov_kl_coef |log pi - log pi_old| more on the selected tokens (KL-Cov, Cui et al. 2025).
+    """-A r, plus cov_kl_coef |log pi - log pi_old| on the selected tokens (KL-Cov, Cui et al. 2025).
 
-    No clip. The penalty's gradient is 0 where pi = pi_old: it acts from the second optimiser step on. See `select_top`.
+    No clip. The penalty's gradient is 0 where pi = pi_old, so it acts from the second optimizer step on. See
+    `select_top`.
     """
     log_ratio = clamp_log_ratio(inputs.logprobs - inputs.old_logprobs)
     selected = _selected(inputs)
@@ -258,7 +268,7 @@ def kl_cov(inputs: LossInputs, params: LossParams) -> LossResult:
 
 
 def select_top(inputs: LossInputs, params: LossParams, draws: Tensor) -> Tensor:
-    """For kl_cov: the max(1, int(cov_share M)) tokens of the largest covariance, the earlier of equal ones. [M] bool"""
+    """Select the max(1, int(cov_share M)) tokens with the largest covariance for kl_cov; ties: the first. [M] bool"""
     return _mark(_covariance(inputs).argsort(descending=True, stable=True)[: _count(inputs, params)], inputs)
 
 
@@ -279,12 +289,12 @@ def _mark(tokens: Tensor, inputs: LossInputs) -> Tensor:
 
 def _selected(inputs: LossInputs) -> Tensor:
     if inputs.selected is None:
-        raise ValueError("this loss needs the tokens that its select chose over the whole optimiser step")
+        raise ValueError("This loss needs LossInputs.selected, from Loss.select over the whole optimizer step.")
     return inputs.selected
 
 
 def _metrics(inputs: LossInputs, **own: Tensor) -> dict[str, Tensor]:
-    """A loss's own numbers beside those of every loss: the token's ratio and an estimate of KL(pi_old | pi)."""
+    """Return the metrics of every loss, the ratio and an estimate of KL(pi_old | pi), and the loss's own."""
     log_ratio = clamp_log_ratio(inputs.logprobs - inputs.old_logprobs).detach()
     shared = {"ratio": log_ratio.exp(), "approx_kl": -log_ratio}
     return shared | {name: value.to(log_ratio.dtype) for name, value in own.items()}
@@ -310,10 +320,10 @@ LOSSES: dict[str, Loss] = {
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-    """0.5 max((V - R)^2, (clip(V, V_old +- c) - R)^2) a token, and where the clipped term won (1 or 0).
+    """0.5 max((V - R)^2, (clip(V, V_old +- c) - R)^2) per token, and 1 where the clipped term is larger, else 0.
 
-    V is clamped to [V_old - c, V_old + c] itself: V_old + clamp(V - V_old) differs in the last bit, and then the
-    clipped term wins by rounding where nothing was clipped.
+    V itself is clamped to [V_old - c, V_old + c]. V_old + clamp(V - V_old) differs in the last bit, so the clipped term
+    would be larger by rounding where nothing was clipped.
     """
     plain = (values - returns).square()
     clipped = (torch.clamp(values, old_values - clip, old_values + clip) - returns).square()
@@ -322,12 +332,12 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float)
 
 class Aggregation(Protocol):
     def __call__(self, sequences: Tensor, constant_length: float, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Weights [M] from the trajectory [M] int64 of each sampled token of the optimiser step."""
+        """Weights [M] from the trajectory index [M] int64 of each sampled token of the optimizer step."""
         ...
 
 
 def token_mean(sequences: Tensor, constant_length: float, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Every token counts the same: long trajectories weigh more."""
+    """Mean over tokens: long trajectories weigh more."""
     return _ones(sequences, dtype) / max(1, sequences.shape[0])
 
 
@@ -337,16 +347,15 @@ def seq_mean_token_sum(sequences: Tensor, constant_length: float, dtype: torch.d
 
 
 def seq_mean_token_mean(sequences: Tensor, constant_length: float, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Mean over trajectories of the mean over their tokens: every trajectory counts the same."""
+    """Mean over trajectories of the mean over their tokens: trajectories weigh the same."""
     _, sequence, lengths = sequences.unique(return_inverse=True, return_counts=True)
     return _ones(sequences, dtype) / (lengths[sequence] * max(1, lengths.shape[0]))
 
 
 def seq_mean_token_sum_norm(sequences: Tensor, constant_length: float, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Mean over trajectories of the sum over their tokens / a constant (Dr. GRPO): no bias by length.
+    """Mean over trajectories of the sum over their tokens / constant_length (Dr. GRPO): no length bias.
 
-    Some systems leave out the mean over trajectories, so that the loss grows with the batch: theirs is this one times
-    the number of trajectories.
+    Some systems sum over trajectories instead of averaging; their loss is this one times the number of trajectories.
     """
     return seq_mean_token_sum(sequences, constant_length, dtype) / constant_length
 

@@ -1,4 +1,7 @@
-"""Statistics within groups: each trajectory counts once, one that sampled nothing never."""
+"""Group statistics and whitening.
+
+Each trajectory counts once in a group's statistics; one without sampled tokens does not count.
+"""
 
 from dataclasses import dataclass
 
@@ -6,11 +9,11 @@ import torch
 from torch import Tensor
 
 STD_FLOOR = 1e-6
-"""A spread that is no larger is rounding or a tie: nothing is divided by it."""
+"""Smaller standard deviations are rounding errors or ties and are not divided by."""
 
 
 ROUNDING = 8
-"""Values that differ by no more than this many rounding errors of their own type count as equal."""
+"""Values that differ by at most this many rounding errors of their type count as equal."""
 
 
 VARIANCE_EPSILON = 1e-8
@@ -18,16 +21,16 @@ VARIANCE_EPSILON = 1e-8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStatistics:
-    """One entry a member, float64; all 0 for a trajectory that has no sampled token."""
+    """One float64 entry per member; all 0 for a trajectory without sampled tokens."""
 
     values: Tensor
-    """[N] what the statistics are of."""
+    """[N]"""
     centred: Tensor
     """[N] value minus the group's mean: exactly 0 in a group of one and where all values are equal."""
     std: Tensor
     """[N] unbiased standard deviation within the group."""
     size: Tensor
-    """[N] members of the group that count."""
+    """[N] number of members that count."""
 
     def standardised(self, epsilon: float = STD_FLOOR) -> Tensor:
         """(x - mean) / (std + epsilon), 0 where the std is at most STD_FLOOR."""
@@ -37,9 +40,8 @@ class GroupStatistics:
 def group_statistics(values: Tensor, groups: Tensor, rounding: Tensor | None = None) -> GroupStatistics:
     """Statistics of [N] values within groups [N], in float64.
 
-    `rounding` [N] is how far off each value may be (None: what the values' own type and size say). Members that differ
-    by no more count as equal: 0.1 + 0.2 against 0.3 would otherwise be blown up to an advantage by a division by
-    their std.
+    `rounding` [N] bounds the rounding error of each value (None: derived from the dtype and magnitude). Members that
+    differ by no more count as equal; otherwise dividing 0.1 + 0.2 - 0.3 by its std would give an advantage.
     """
     off = rounding_error(values.abs(), values.dtype) if rounding is None else rounding
     exact, group = values.double(), groups.unique(return_inverse=True)[1]
@@ -53,7 +55,7 @@ def group_statistics(values: Tensor, groups: Tensor, rounding: Tensor | None = N
 
 
 def rounding_error(absolute_sums: Tensor, dtype: torch.dtype) -> Tensor:
-    """How far off sums of rewards of this type may be, from the sums of their absolute values. float64"""
+    """Bound the rounding error of sums of rewards of this dtype, given the sums of absolute values. float64"""
     return ROUNDING * torch.finfo(dtype).eps * absolute_sums.double()
 
 
@@ -72,27 +74,27 @@ def return_statistics(token_rewards: Tensor, mask: Tensor, group_ids: Tensor) ->
 
 
 def reduce_by_group(values: Tensor, group: Tensor, reduction: str) -> Tensor:
-    """Reduces [N] values within groups numbered from 0 and gives every member its group's result."""
+    """Reduce [N] values within groups numbered from 0 and return each member's group result. [N]"""
     empty = values.new_zeros(values.shape[0])
     return empty.scatter_reduce(0, group, values, reduction, include_self=False)[group]
 
 
 def pair_ids(first: Tensor, second: Tensor) -> Tensor:
-    """[N] each -> [N] numbers that are equal where both are. (`unique` over pairs is tenfold slower than over each.)"""
+    """[N] ids that are equal where both inputs are. (`unique` over pairs is ten times slower than over each.)"""
     seconds, number = second.unique(return_inverse=True)
     return first.unique(return_inverse=True)[1] * len(seconds) + number
 
 
 def _at_rows(values: Tensor, counted: Tensor) -> Tensor:
-    """Puts the values of the counted rows at their places among all rows."""
+    """Scatter the counted rows' values into all rows, 0 elsewhere."""
     return values.new_zeros(counted.shape[0]).masked_scatter(counted, values)
 
 
 def whiten(values: Tensor, mask: Tensor) -> Tensor:
     """(x - mean) / sqrt(var + 1e-8) with the unbiased variance over `mask`; 0 where the mask is 0.
 
-    Equal values, and a single one, become exactly 0: `var_mean` updates a running mean, where a sum divided by the
-    count would leave rounding noise, which is then divided by 1e-4.
+    Equal values, or a single one, become exactly 0: `var_mean` uses a running mean, whereas sum / count would leave
+    rounding noise, which would then be divided by 1e-4.
     """
     selected = values[mask].double()
     if selected.numel() == 0:

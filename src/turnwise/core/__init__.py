@@ -1,1 +1,1 @@
-"""The nouns and the protocols. Imports nothing of turnwise."""
+"""Types and protocols. Imports nothing else from turnwise."""

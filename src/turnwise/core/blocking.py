@@ -1,10 +1,10 @@
-"""Interrupt code that blocks the event loop, which asyncio's own time-outs cannot reach.
+"""Interrupt code that blocks the event loop, which asyncio's time-outs cannot do.
 
     with allow_interrupts():
         await interruptible(env.step(action), seconds=600, who="the environment")
 
-SIGALRM does it, so it works in the main thread only, and only while nobody else uses that timer. Elsewhere code that
-blocks is not interrupted. Code that never returns to the Python interpreter (one long call into C) is not either.
+It uses SIGALRM, so it works only in the main thread and while no other code uses that timer. Code that never returns to
+the Python interpreter (one long call into C) is not interrupted.
 """
 
 import math
@@ -24,34 +24,34 @@ from turnwise.core.loop_clock import count_blocked
 Found = TypeVar("Found")
 
 GRACE_S = 10.0
-"""Least time that interrupted code has for its clean-up before the next interrupt; a tenth of its limit, if longer."""
+"""Least time for clean-up between an interrupt and the next one; a tenth of the limit if that is longer."""
 
 INTERVAL_S = 86_399.0
-"""Interval of the timer. It tells our timer from one that user code has set, which hardly has the same."""
+"""Interval of our timer. It distinguishes our timer from one set by user code."""
 
 blocking_limit: ContextVar[float] = ContextVar("blocking_limit", default=math.inf)
-"""Seconds that code of the user's may block: set for an episode, read in the tasks that its environment starts."""
+"""Seconds that user code may block: set per episode, read in the asyncio tasks that its environment starts."""
 
 
 class EventLoopBlocked(TimeoutError):
-    """Code of the user's blocked the event loop for too long, and was interrupted."""
+    """User code blocked the event loop for too long and was interrupted."""
 
 
 class _Interrupt(BaseException):
-    """Raised by the signal inside code that blocks. `except Exception` there must not catch it."""
+    """Raised by the signal handler inside blocking code, whose `except Exception` must not catch it."""
 
 
 class _Alarm:
-    """One timer for all, which user code may take over and leave in any state: nothing about it is assumed."""
+    """The process's single timer. User code may take it over and leave it in any state, so nothing is assumed."""
 
     def __init__(self) -> None:
         self._users = 0
         self._handler: Any = None
         self._fires_at = 0.0
         self.deadline = math.inf
-        """Deadline of the code that now runs; infinity where there is none."""
+        """Deadline of the running code; infinity if it has none."""
         self.grace_s = GRACE_S
-        """Time that this code has for its clean-up after an interrupt."""
+        """Time for clean-up after an interrupt."""
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -83,20 +83,20 @@ class _Alarm:
         return signal.getsignal(signal.SIGALRM) == self._fire
 
     def _is_running(self) -> bool:
-        """Whether the timer runs as it was set here: user code may have stopped it or set its own."""
+        """Return True if our timer is running: user code may have stopped it or set its own."""
         return signal.getitimer(signal.ITIMER_REAL)[1] == INTERVAL_S
 
     def arm(self, deadline: float, now: float) -> None:
-        """Make sure of a signal at the deadline or before, unless user code has its own handler and timer running.
+        """Ensure a signal at or before the deadline, unless user code has its own handler and timer running.
 
-        A handler that user code left behind without a timer is replaced, and given back at the end.
+        A handler that user code left behind without a timer is replaced, and restored at the end.
         """
         self.deadline = deadline
         if not self._users or deadline == math.inf:
             return
         running = self._is_running()
         if running and now < self._fires_at <= deadline:
-            return  # without a look at the handler, which costs ten times as much
+            return  # checking the handler as well would cost ten times as much
         if not self._is_handler():
             if not running and signal.getitimer(signal.ITIMER_REAL)[0]:
                 return  # somebody else's
@@ -128,21 +128,21 @@ def _in_main_thread() -> bool:
 
 
 def allow_interrupts() -> AbstractContextManager[None]:
-    """A context in which `interruptible` works: it holds SIGALRM, and gives it back at the end of the last of them."""
+    """Context in which `interruptible` works. It installs the SIGALRM handler; the last one to exit restores it."""
     return _alarm.installed()
 
 
 async def interruptible(awaitable: Awaitable[Found], seconds: float, who: str) -> Found:
-    """Await it; raise `EventLoopBlocked` where one stretch of it holds the event loop for more than `seconds`."""
+    """Await; raise `EventLoopBlocked` if it blocks the event loop for more than `seconds` without suspending."""
     if seconds == math.inf or not _in_main_thread():
         return await awaitable
     return await _Stretches(awaitable, seconds, who)
 
 
 class _Stretches(Generic[Found]):
-    """Runs an awaitable from one suspension to the next, each stretch with a deadline of its own.
+    """Runs an awaitable from one suspension to the next, each stretch with its own deadline.
 
-    While it is suspended, others run, and none of their time is its.
+    The time of other tasks that run while it is suspended does not count.
     """
 
     def __init__(self, awaitable: Awaitable[Found], seconds: float, who: str) -> None:
@@ -151,35 +151,35 @@ class _Stretches(Generic[Found]):
     def __await__(self) -> Generator[Any, Any, Found]:
         steps = _wait_for(self._awaitable)
         resume: Callable[..., Any] = steps.send
-        given: tuple[Any, ...] = (None,)
+        arguments: tuple[Any, ...] = (None,)
         while True:
             try:
-                waited_for = self._run(resume, given)
+                waited_for = self._run(resume, arguments)
             except StopIteration as end:
                 return end.value
             try:
-                resume, given = steps.send, ((yield waited_for),)
+                resume, arguments = steps.send, ((yield waited_for),)
             except BaseException as error:
-                resume, given = steps.throw, (error,)
+                resume, arguments = steps.throw, (error,)
 
-    def _run(self, resume: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+    def _run(self, resume: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         outer, outer_grace_s, now = _alarm.deadline, _alarm.grace_s, time.monotonic()
         try:
             try:
                 _alarm.grace_s = max(GRACE_S, self._seconds / 10)
                 _alarm.arm(min(outer, now + self._seconds), now)
-                return resume(*given)
+                return resume(*arguments)
             finally:
                 _alarm.deadline, _alarm.grace_s = outer, outer_grace_s
-                if outer == math.inf:  # else it is part of a stretch that is counted
+                if outer == math.inf:  # else it is part of an outer stretch, which counts it
                     count_blocked(time.monotonic() - now, own=True)
         except _Interrupt as interrupt:
             now = time.monotonic()
             if outer <= now:
-                raise  # the time was that of whoever waits for this one
+                raise  # the outer stretch ran out of time
             _alarm.arm(outer, now)
             raise EventLoopBlocked(
-                f"{self._who} ran for {self._seconds:g} s without a pause{_place(interrupt)}"
+                f"{self._who} ran for {self._seconds:g} s without a pause{_location(interrupt)}"
             ) from interrupt
 
 
@@ -188,7 +188,7 @@ async def _wait_for(awaitable: Awaitable[Found]) -> Found:
     return await awaitable
 
 
-def _place(interrupt: _Interrupt) -> str:
-    """Where the code was when the signal came: the frame before the handler's own."""
+def _location(interrupt: _Interrupt) -> str:
+    """Return where the signal interrupted the code: the frame before the handler's own."""
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(interrupt.__traceback__)][:-1]
     return f", at {Path(frames[-1][0]).name}:{frames[-1][1]}" if frames else ""

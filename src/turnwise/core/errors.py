@@ -1,35 +1,35 @@
-"""Errors that a person can mend: one line that says what is wrong and what to do about it."""
+"""Errors for users, whose message says what is wrong and what to do, and failures of environments and services."""
 
 
 class UserError(Exception):
-    """Something the user gave is wrong. The command line prints the message alone and exits with 2."""
+    """Invalid input of the user. The command line prints only the message and exits with 2."""
 
 
 class Outage(UserError):
-    """What a run depends on is gone, broken or refuses it, and no setting is wrong: mended, the run can go on."""
+    """A service that the run depends on is unavailable. The settings are fine: the run can resume once it is back."""
 
 
 class DivergedError(UserError):
-    """The weights are no longer finite. Nothing of the step that did it may be saved."""
+    """The weights are no longer finite. Nothing of that step may be saved."""
 
 
 class EnvironmentFailure(Exception):
-    """The environment broke. The member is run again; it is never trained on as reward 0."""
+    """The environment failed. The member is retried and never trained on as reward 0."""
 
 
 class InfrastructureFailure(Exception):
-    """An engine, tool server or network broke. The member is run again; it is never trained on as reward 0."""
+    """An engine, tool server or network failed. The member is retried and never trained on as reward 0."""
 
 
 class RewardFailure(InfrastructureFailure):
-    """A reward came to no verdict, as where its judge is gone: told apart from what the agent's world breaks by."""
+    """The reward could not be computed. Distinct from environment failures."""
 
 
 FOREIGN_ERRORS = (Exception, SystemExit)
-"""What code of others may raise, to be typed where it is called: `sys.exit(0)` in it must not end the run. Ctrl-C and a
-cancelled task pass."""
+"""Exceptions to catch around third-party and user code; `sys.exit(0)` there must not end the run. KeyboardInterrupt and
+CancelledError pass."""
 
 
 def format_times(count: int) -> str:
-    """How often something was tried, at the end of a failure's line."""
+    """Return "once" or "n times", for error messages."""
     return "once" if count == 1 else f"{count} times"

@@ -1,4 +1,4 @@
-"""A clock per episode or call that stands still while the code of others holds the event loop."""
+"""A clock per episode or call that stops while other code blocks the event loop."""
 
 import threading
 import time
@@ -9,14 +9,14 @@ from contextvars import ContextVar
 
 class _Thread(threading.local):
     held_s = 0.0
-    """Seconds in which code that is known to block has held this thread's event loop."""
+    """Seconds in which known blocking code has held this thread's event loop."""
 
 
 _thread = _Thread()
 
 
 class LoopClock:
-    """Seconds of wall time, less those in which others held the event loop and those of `pause_current_clock`."""
+    """Wall time in seconds, without the time in which others blocked the event loop or the clock was paused."""
 
     def __init__(self) -> None:
         self._own_s = 0.0
@@ -30,7 +30,7 @@ class LoopClock:
         return time.monotonic() - (_thread.held_s - self._own_s) - self._paused_s
 
     def count_own(self, seconds: float) -> None:
-        """Count time in which its own code held the event loop: `now` does not leave it out."""
+        """Count time in which the clock's own code blocked the event loop, which `now` includes."""
         self._own_s += seconds
 
     @contextmanager
@@ -47,11 +47,11 @@ class LoopClock:
 
 
 current_clock: ContextVar[LoopClock | None] = ContextVar("own_clock", default=None)
-"""The clock of the episode or call whose code runs, also in the tasks that it starts."""
+"""Clock of the running episode or call; inherited by the asyncio tasks that it starts."""
 
 
 def count_blocked(seconds: float, *, own: bool = False) -> None:
-    """Count time in which the event loop was held. `own`: by the code of `current_clock`, which goes on meanwhile."""
+    """Count time in which the event loop was blocked. `own`: by the code of `current_clock`, which keeps running."""
     _thread.held_s += seconds
     if own and (clock := current_clock.get()) is not None:
         clock.count_own(seconds)
@@ -59,7 +59,7 @@ def count_blocked(seconds: float, *, own: bool = False) -> None:
 
 @contextmanager
 def pause_current_clock() -> Iterator[None]:
-    """Stop `current_clock` while its code waits for another agent, whose own clock runs."""
+    """Pause `current_clock` while its code waits for another agent, whose own clock runs."""
     clock = current_clock.get()
     if clock is None:
         yield

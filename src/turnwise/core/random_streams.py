@@ -1,8 +1,8 @@
-"""Chance has addresses: every random number is a function of where it is used, never of what ran before it.
+"""Addressed randomness: a random number depends on where it is used, never on what ran before it.
 
-start state of a group       stream("start", task)
-later luck of one member     stream("luck", task, member, attempt)
-a sampled token              uniforms(key.address, how many tokens the episode has sampled)
+start state of a group          random_stream("start", task)
+later randomness of a member    random_stream("luck", task, member, attempt)
+a sampled token                 uniforms(key.address, index of the token in the episode)
 """
 
 import hashlib
@@ -14,11 +14,11 @@ _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=
 
 
 def address(*parts: Any) -> int:
-    """A 63-bit number for these parts: equal in every process and on every machine (`hash(str)` is not)."""
+    """Return a 63-bit hash of these parts, equal in every process and on every machine (unlike `hash(str)`)."""
     text = _ENCODER.encode(parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def random_stream(*parts: Any) -> random.Random:
-    """A random stream of its own for these parts."""
+    """Return the random generator of these parts."""
     return random.Random(address(*parts))

@@ -1,4 +1,4 @@
-"""Mistyped names: an error that names the nearest one saves a look into the manual."""
+"""Suggestions for mistyped names in error messages."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -7,16 +7,16 @@ MAX_LISTED = 12
 
 
 def closest_match(name: str, options: Iterable[str]) -> str | None:
-    """The option that was probably meant; None when nothing is near."""
+    """Return the most similar option; None if none is similar."""
     by_lower = {option.lower(): option for option in options}
     matches = difflib.get_close_matches(name.lower(), sorted(by_lower), n=1, cutoff=0.6)
     return by_lower[matches[0]] if matches else None
 
 
 def suggest(name: str, options: Iterable[str]) -> str:
-    """How an error about an unknown name ends: ` did you mean "x"?`, or what there is to choose from.
+    """Return ` did you mean "x"?`, or the list of options, for the end of an error after a colon.
 
-    It begins with a space and is never empty, so that it reads on after a colon.
+    The text starts with a space and is never empty.
     """
     known = sorted(set(options))
     meant = closest_match(name, known)
@@ -24,7 +24,7 @@ def suggest(name: str, options: Iterable[str]) -> str:
 
 
 def suggest_and_list(name: str, options: Iterable[str]) -> str:
-    """The same, with what there is in any case: of a user's own names, which no manual lists."""
+    """Return the suggestion and always the list of options, for names that the user defined."""
     known = sorted(set(options))
     meant = closest_match(name, known)
     return f" {list_options(known)}" if meant is None else f' did you mean "{meant}"? ({list_options(known)})'

@@ -1,4 +1,4 @@
-"""What is drawn: a task; and who runs it: an episode key."""
+"""Tasks and episode keys."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ Split = Literal["train", "validation", "test"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """The unit that mixtures and curricula draw. `params` holds plain JSON values."""
+    """An environment, its parameters, a seed and a split. `params` holds plain JSON values."""
 
     env: str
     seed: int
@@ -21,13 +21,13 @@ class Task:
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """What random streams of this task are addressed by: its start state depends on nothing else."""
+        """Address of the task's random streams. The start state depends on nothing else."""
         return (self.env, dict(self.params), self.split, self.seed)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeKey:
-    """Names one episode of a run. `round` is the training step, so that a task drawn again meets fresh samples."""
+    """Identifies one episode of a run. `round` is the training step, so a task drawn again gets new samples."""
 
     run_seed: int
     round: int
@@ -37,5 +37,5 @@ class EpisodeKey:
 
     @cached_property
     def address(self) -> int:
-        """What the episode's sampled tokens are addressed by."""
+        """Address of the episode's sampled tokens."""
         return address("sample", self.run_seed, self.round, self.task.parts, self.member, self.attempt)

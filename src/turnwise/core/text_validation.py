@@ -1,4 +1,4 @@
-"""Characters that JSON can spell and that files, servers, interpreters and databases do not take."""
+"""Characters that JSON can encode but files, servers, interpreters and databases reject."""
 
 import re
 from collections.abc import Iterator
@@ -8,21 +8,21 @@ INVALID_CHARACTER = re.compile("[\0\ud800-\udfff]")
 
 
 def find_invalid_character(value: Any) -> str | None:
-    """What is broken in a text, or in one of those in a value of JSON, in a few words; None: all are whole."""
+    """Describe the first invalid character in the texts of a JSON value; None if there is none."""
     found = next(filter(None, map(INVALID_CHARACTER.search, _texts(value))), None)
     if found is None:
         return None
-    return "a null character" if found[0] == "\0" else "half a character"
+    return "a null character" if found[0] == "\0" else "an unpaired surrogate"
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Keys too. A list of what is left, since values may be nested more deeply than calls can be."""
-    left = [value]
-    while left:
-        each = left.pop()
+    """Yield all texts, including keys. Iterative, because values may be nested beyond the recursion limit."""
+    stack = [value]
+    while stack:
+        each = stack.pop()
         if isinstance(each, str):
             yield each
         elif isinstance(each, dict):
-            left += [*each, *each.values()]
+            stack += [*each, *each.values()]
         elif isinstance(each, list):
-            left += each
+            stack += each

@@ -1,4 +1,4 @@
-"""How a token is written, for those who have no tokenizer."""
+"""Text of a token, for readers without the tokenizer."""
 
 from dataclasses import dataclass
 
@@ -7,5 +7,5 @@ from dataclasses import dataclass
 class TokenName:
     id: int
     text: str
-    """Bytes that are no whole character stand as \\xe4."""
+    """Incomplete UTF-8 bytes are escaped as \\xe4."""
     special: bool

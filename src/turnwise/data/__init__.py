@@ -1,1 +1,1 @@
-"""Trajectories to samples to packed batches."""
+"""Trajectories -> samples -> packed batches; demonstrations."""

@@ -1,7 +1,7 @@
-"""Demonstrations: what was shown and what was answered, as samples to imitate.
+"""Demonstrations: conversations to imitate, as samples.
 
-The answers were written, by a solver or a person, and never sampled: this is the one place where text that is trained
-on is encoded. What a run sampled itself is taken over as the ids that it recorded (`samples.samples_of`).
+Their answers were written by a solver or a person, not sampled. This is the only place where trained text is encoded;
+episodes of a run keep the ids that were sampled (`samples.build_samples`).
 """
 
 import json
@@ -21,17 +21,17 @@ from turnwise.render.renderer import Renderer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """One turn: what came before the answer, and the answer."""
+    """One turn: the messages before the answer, and the answer."""
 
     messages: tuple[Message, ...]
     answer: str
     tools: tuple[ToolSpec, ...] = ()
-    """Of the first turn, as `Observation` has them."""
+    """Tools of the first turn, as in `Observation`."""
     tools_in_words: str = ""
 
 
 def build_demonstration(number: int, exchanges: Sequence[Exchange], renderer: Renderer) -> Sample:
-    """The whole conversation; its mask is 1 on the answers and their ends."""
+    """Encode a conversation as one sample; the mask is 1 on the answers and their end tokens."""
     ids: list[int] = []
     turn_ids: list[int] = []
     for turn, exchange in enumerate(exchanges):
@@ -54,14 +54,14 @@ def build_demonstration(number: int, exchanges: Sequence[Exchange], renderer: Re
 
 
 def read_conversations(file: Path) -> Iterator[list[Exchange]]:
-    """Of a JSONL file: one conversation a line, `{"messages": [{"role": ..., "content": ...}, ...]}`."""
+    """Read a JSONL file with one conversation per line: `{"messages": [{"role": ..., "content": ...}, ...]}`."""
     try:
         with file.open(encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     yield _exchanges(line, f"{file} line {number}")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} cannot be read as text: give a JSONL file of messages") from error
+        raise UserError(f"Cannot read {file} as text. Give a JSONL file of conversations.") from error
 
 
 def _exchanges(line: str, where: str) -> list[Exchange]:
@@ -69,7 +69,7 @@ def _exchanges(line: str, where: str) -> list[Exchange]:
         messages = [_message(row, where) for row in json.loads(line)["messages"]]
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f'{where} is no conversation: write {{"messages": [{{"role": ..., "content": ...}}]}}'
+            f'{where} is not a conversation. Expected {{"messages": [{{"role": ..., "content": ...}}]}}.'
         ) from error
     exchanges, shown = list[Exchange](), list[Message]()
     for message in messages:
@@ -77,16 +77,18 @@ def _exchanges(line: str, where: str) -> list[Exchange]:
             shown.append(message)
             continue
         if not shown:
-            raise UserError(f"{where}: an assistant's message follows nothing: put what it answers before it")
+            raise UserError(f"{where}: an assistant message has no message before it to answer.")
         exchanges.append(Exchange(messages=tuple(shown), answer=message.content))
         shown = []
     if not exchanges:
-        raise UserError(f"{where} has no message of the assistant: there is nothing to imitate")
+        raise UserError(f"{where} has no assistant message, so there is nothing to imitate.")
     return exchanges
 
 
 def _message(row: Any, where: str) -> Message:
     role, content = row["role"], row["content"]
     if role not in get_args(Role) or not isinstance(content, str) or row.get("tool_calls"):
-        raise UserError(f"{where}: a message has a role ({', '.join(get_args(Role))}) and its content as text, no more")
+        raise UserError(
+            f"{where}: a message needs a role ({', '.join(get_args(Role))}) and text content, and no tool calls."
+        )
     return Message(role=role, parts=text_parts(content))

@@ -1,4 +1,4 @@
-"""Samples to packed batches: no padding, and what members of a group have in common only once."""
+"""Pack samples into batches without padding; prompts shared by group members are computed once."""
 
 from collections.abc import Sequence
 
@@ -9,11 +9,11 @@ from turnwise.core.samples import Batch, Sample, TrainBatch, TrainSample
 from turnwise.data.token_table import count_sampled, gather_sampled
 
 SHORTEST_PREFIX = 8
-"""Fewer common tokens than this are not worth a row of their own."""
+"""Shortest shared prefix that gets its own row."""
 
 
 def prompt_length(sample: Sample) -> int:
-    """How many tokens can be shared: the first context but its last token, whose logits the sample learns from."""
+    """Number of tokens that can be shared: the first context without its last token, whose logits are trained on."""
     mask = sample.mask.numpy()
     first_sampled = int(mask.argmax())
     return (first_sampled if mask[first_sampled] else len(sample)) - 1
@@ -24,9 +24,9 @@ def prompt_key(sample: Sample) -> bytes:
 
 
 def micro_batches(samples: Sequence[Sample], max_tokens: int) -> list[list[int]]:
-    """Indices of samples that go together, with at most `max_tokens` to compute in each.
+    """Group sample indices into micro-batches of at most `max_tokens` computed tokens.
 
-    Samples that share their prompt are neighbours; a sample longer than `max_tokens` goes alone.
+    Samples with the same prompt are neighbours; a sample longer than `max_tokens` gets its own micro-batch.
     """
     keys = [prompt_key(sample) for sample in samples]
     order = sorted(range(len(samples)), key=lambda index: (keys[index], -len(samples[index]), index))
@@ -46,12 +46,14 @@ def micro_batches(samples: Sequence[Sample], max_tokens: int) -> list[list[int]]
 
 
 def pack(samples: Sequence[Sample]) -> Batch:
-    """Rows: first the beginnings that several samples share, then samples alone, then what is left of the others.
+    """Pack samples into rows: shared prompts, then samples without one, then the remainders of the others.
 
-    Longer ones come first, so that neighbours are of about one length.
+    Longer rows come first, so that neighbours have similar lengths.
     """
     if any(bool(sample.mask[0]) for sample in samples):
-        raise ValueError("a sampled token without a context has no logits it was sampled from")
+        raise ValueError(
+            "The first token of a sample is marked as sampled, but has no token before it that gives its logits."
+        )
     prompts, parent = _shared_prompts(samples)
     skip = [len(prompts[parent[index]]) if index in parent else 0 for index in range(len(samples))]
     order = sorted(range(len(samples)), key=lambda i: (i in parent, skip[i] - len(samples[i]), i))
@@ -79,9 +81,9 @@ def pack(samples: Sequence[Sample]) -> Batch:
 
 
 def _shared_prompts(samples: Sequence[Sample]) -> tuple[list[Tensor], dict[int, int]]:
-    """Beginnings that several samples have, and for each of these samples which one.
+    """Return the shared prompts and, for each sample with one, its index.
 
-    Members of a group share the whole prompt; what is left shares its common beginning, such as the rules.
+    Members of a group share the whole prompt; the other samples share their common prefix, such as the rules.
     """
     members: dict[bytes, list[int]] = {}
     for index, sample in enumerate(samples):
@@ -96,14 +98,14 @@ def _shared_prompts(samples: Sequence[Sample]) -> tuple[list[Tensor], dict[int, 
 
 
 def _common_length(samples: Sequence[Sample]) -> int:
-    """How many tokens all of these begin with, at most as many as can be shared."""
+    """Length of the common prefix, limited to tokens that can be shared."""
     shortest = min(prompt_length(sample) for sample in samples)
     rows = torch.stack([sample.ids[:shortest] for sample in samples])
     return int((rows == rows[0]).all(dim=0).long().cumprod(0).sum())
 
 
 def unpack(batch: Batch, values: Tensor) -> list[Tensor]:
-    """Values of the M sampled tokens, by the samples as they were given to `pack`."""
+    """Split values of the M sampled tokens by sample, in the order given to `pack`."""
     parts = values.split(list(batch.counts))
     return [part for _, part in sorted(zip(batch.order, parts, strict=True), key=lambda pair: pair[0])]
 

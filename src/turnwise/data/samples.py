@@ -1,4 +1,12 @@
-"""Trajectories to samples: one a segment, the mask born with the tokens."""
+"""Build samples from trajectories, one per segment, and the masks of trained tokens.
+
+Token rules choose which sampled tokens count, separately for the loss and for the advantage:
+
+turn       <think> a b </think> <answer> c </answer> end
+sampled       1    1 1     1        1    1     1      1
+think         .    1 1     .        .    .     .      .
+answer        .    . .     .        .    1     .      .
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -13,7 +21,7 @@ from turnwise.core.trajectory import Segment, Trajectory, Turn
 
 
 def build_samples(trajectories: Sequence[Trajectory]) -> list[Sample]:
-    """Every sampled token of every trajectory is in exactly one sample."""
+    """Build one sample per segment, so that every sampled token is in exactly one sample."""
     return [
         build_sample(index, segment)
         for index, trajectory in enumerate(trajectories)
@@ -22,7 +30,7 @@ def build_samples(trajectories: Sequence[Trajectory]) -> list[Sample]:
 
 
 def build_sample(trajectory: int, segment: Segment) -> Sample:
-    """By numpy, which reads Python's numbers several times as fast as torch does."""
+    """Build the sample of a segment. NumPy converts Python numbers several times faster than torch."""
     turns = segment.turns
     ids = [token for turn in turns for part in (turn.context_ids, turn.action_ids) for token in part]
     logprobs = [logprob for turn in turns for logprob in turn.action_logprobs]
@@ -31,34 +39,34 @@ def build_sample(trajectory: int, segment: Segment) -> Sample:
     temperatures = [temperature for turn in turns for temperature in (1.0, turn.temperature)]
     turn_ids = np.repeat(np.array(numbers, dtype=np.int64), sizes)
     mask = turn_ids >= 0
-    placed = np.zeros(len(ids), dtype=np.float32)
-    placed[mask] = logprobs
+    token_logprobs = np.zeros(len(ids), dtype=np.float32)
+    token_logprobs[mask] = logprobs
     return Sample(
         trajectory=trajectory,
         ids=torch.from_numpy(np.fromiter(ids, np.int64, len(ids))),
         mask=torch.from_numpy(mask),
         turn_ids=torch.from_numpy(turn_ids),
-        logprobs=torch.from_numpy(placed),
+        logprobs=torch.from_numpy(token_logprobs),
         temperatures=torch.from_numpy(np.repeat(np.array(temperatures, dtype=np.float32), sizes)),
     )
 
 
 TokenRule = Callable[[Turn], Sequence[bool]]
-"""One truth value for each of a turn's action ids."""
+"""Turn -> one bool per action id."""
 
 
 def sampled(turn: Turn) -> Sequence[bool]:
-    """All of them."""
+    """All sampled tokens."""
     return [True] * len(turn.action_ids)
 
 
 def think(turn: Turn) -> Sequence[bool]:
-    """The thinking, without its tags."""
+    """The thinking, without tags."""
     return _in_spans(turn, "think")
 
 
 def answer(turn: Turn) -> Sequence[bool]:
-    """The answer, without its tags: a turn that has none trains nothing, so its format is not learnt."""
+    """The answer, without tags. A turn without an answer trains nothing, so the format is not learnt."""
     return _in_spans(turn, "answer")
 
 
@@ -74,22 +82,22 @@ TOKEN_RULES: dict[str, TokenRule] = {"sampled": sampled, "think": think, "answer
 
 
 def rule_masks(trajectories: Sequence[Trajectory], rule: TokenRule) -> list[Tensor]:
-    """What the rule chooses among the sampled tokens of each segment, in the order of `build_samples`. [K] bool each"""
+    """Apply the rule to the sampled tokens of each segment, in the order of `build_samples`. [K] bool each"""
     return [
-        torch.from_numpy(np.concatenate([_checked(turn, rule) for turn in segment.turns]))
+        torch.from_numpy(np.concatenate([_apply_rule(turn, rule) for turn in segment.turns]))
         for trajectory in trajectories
         for segment in trajectory.segments()
     ]
 
 
-def _checked(turn: Turn, rule: TokenRule) -> NDArray[np.bool_]:
+def _apply_rule(turn: Turn, rule: TokenRule) -> NDArray[np.bool_]:
     try:
         chosen = np.fromiter(map(bool, rule(turn)), dtype=np.bool_)
-    except FOREIGN_ERRORS as error:  # the rule is the user's
-        raise UserError(f"the token rule failed: {type(error).__name__}: {error}") from error
+    except FOREIGN_ERRORS as error:  # user code
+        raise UserError(f"The token rule raised {type(error).__name__}: {error}") from error
     if len(chosen) != len(turn.action_ids):
         raise UserError(
-            f"a token rule gave {len(chosen)} values for a turn of {len(turn.action_ids)} sampled tokens: "
-            "give one for each of turn.action_ids"
+            f"The token rule returned {len(chosen)} values for a turn of {len(turn.action_ids)} sampled tokens. "
+            "Return one bool per element of turn.action_ids."
         )
     return chosen

@@ -11,7 +11,7 @@ from turnwise.recipes.environment_mix import EnvironmentMix
 from turnwise.record.run_folder import RunFolder
 from turnwise.report.progress import Progress
 from turnwise.rollout.collect import GroupCollector
-from turnwise.rollout.selfplay import MatchCollector, alternate_sides
+from turnwise.rollout.selfplay import MatchCollector, alternate_players
 from turnwise.rollout.tasks import TaskSource
 from turnwise.training.checkpoints import Checkpoints
 from turnwise.training.selfplay import FrozenPolicy, Ladder, Opponents, Snapshots
@@ -37,7 +37,7 @@ def build_selfplay(
     ladder = None
     if frozen is not None and games:
         against = match_collector(stack, worlds, frozen.engine)
-        ladder = Ladder(collector=against, tasks=alternate_sides(tasks.first_tasks("validation", games)))
+        ladder = Ladder(collector=against, tasks=alternate_players(tasks.first_tasks("validation", games)))
     opponents = Opponents(
         snapshots=Snapshots(
             folder.past, every=settings.snapshot_every, keep=settings.snapshots, tokenizer=loaded.tokenizer

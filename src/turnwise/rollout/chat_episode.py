@@ -1,10 +1,9 @@
-"""One episode of an agent that speaks messages, such as a chat endpoint.
+"""Run one episode of a chat model that exchanges messages, such as an endpoint.
 
-Its turns hold what was said and no token ids, so there is nothing in them to train on. What stands in a turn's `info`
-besides what the environment put there:
+Its turns have no token ids and cannot be trained on. A turn's `info` holds, besides the environment's own entries:
 
-    chat_messages   what was appended before the model spoke, as role and content
-    chat_usage      the endpoint's own token counts, and how often the request was sent again
+    chat_messages   messages appended before the model's reply, as role and content
+    chat_usage      the endpoint's token counts and number of retries
 """
 
 import asyncio
@@ -34,7 +33,7 @@ SEEDS = 2**31
 
 
 CHARS_PER_TOKEN = 4
-"""Where an endpoint counts no tokens; the limit of the context has to hold all the same."""
+"""Estimate for endpoints that report no token counts."""
 
 
 Found = TypeVar("Found")
@@ -60,18 +59,18 @@ class ChatRunner:
 
 
 async def run_chat_episode(key: EpisodeKey, env: Env, chat: ChatModel, limits: Limits) -> Trajectory:
-    """The time limit is the environment's alone: how long an endpoint lets one wait is no fault of the agent."""
-    played, token = EpisodeBuilder(), blocking_limit.set(limits.timeout_s)
+    """Run an episode. The time limit covers the environment only: a slow endpoint is not the agent's fault."""
+    builder, token = EpisodeBuilder(), blocking_limit.set(limits.timeout_s)
     try:
-        status = await _play(key, env, chat, limits, played)
+        status = await _play(key, env, chat, limits, builder)
     finally:
         blocking_limit.reset(token)
-    return played.trajectory(key, status)
+    return builder.build(key, status)
 
 
-async def _play(key: EpisodeKey, env: Env, chat: ChatModel, limits: Limits, played: EpisodeBuilder) -> Status:
-    opening, turns = await _in_time(env.start(), limits), played.turns
-    played.start = opening.picture
+async def _play(key: EpisodeKey, env: Env, chat: ChatModel, limits: Limits, builder: EpisodeBuilder) -> Status:
+    opening, turns = await _in_time(env.start(), limits), builder.turns
+    builder.start = opening.picture
     said, heard = list[Message](), opening.messages
     used = 0
     while used < limits.max_tokens:
@@ -81,7 +80,7 @@ async def _play(key: EpisodeKey, env: Env, chat: ChatModel, limits: Limits, play
             reply = await chat.reply(said, opening.tools, sampling, address("chat", key.address, len(turns)) % SEEDS)
         except ContextLengthError as full:
             if not turns:
-                raise UserError(f"{full}: the first observation is too long for this model") from full
+                raise UserError(f"The first observation is too long for this model: {full}") from full
             return Status.TRUNCATED_TOKENS
         step = await _in_time(env.step(reply.message), limits)
         turns.append(_turn(heard, reply, step, sampling, extends=bool(turns)))
@@ -98,7 +97,9 @@ async def _in_time(step: Awaitable[Found], limits: Limits) -> Found:
         async with asyncio.timeout(limits.timeout_s):
             return await interruptible(step, limits.timeout_s, "the environment")
     except TimeoutError as error:
-        raise EnvironmentFailure(f"{timeout_cause(error)} took longer than {limits.timeout_s:g} s") from error
+        raise EnvironmentFailure(
+            f"{timeout_cause(error)} took longer than rollout.timeout_s {limits.timeout_s:g} s"
+        ) from error
 
 
 def _used(reply: Reply, said: Sequence[Message]) -> int:
@@ -137,11 +138,11 @@ def _usage(reply: Reply) -> dict[str, Any]:
 
 
 def count_sampled_tokens(trajectory: Trajectory) -> int | None:
-    """What the model said, in its own tokens; None where an endpoint did not count them."""
+    """Return the number of tokens that the model sampled; None if an endpoint did not report it."""
     counts = [turn.info[USAGE_KEY]["sampled_tokens"] for turn in trajectory.turns if is_chat_turn(turn)]
     return None if None in counts else trajectory.num_sampled + sum(counts)
 
 
 def is_chat_turn(turn: Turn) -> bool:
-    """Whether the turn is one of an agent that speaks messages."""
+    """Return True for a turn of a chat model, which has no token ids."""
     return not turn.action_ids and USAGE_KEY in turn.info

@@ -1,4 +1,4 @@
-"""Many episodes at once: a fixed number in flight, a finished one replaced at once, failures run again."""
+"""Run groups of episodes: a fixed number in flight, each finished one replaced at once, failed ones retried."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -27,31 +27,31 @@ MakeEnv = Callable[[Task, int, int], Env]
 class CollectedGroups:
     groups: tuple[Group, ...]
     counts: Counter[str]
-    """Failed attempts by kind, members given up, those of them that lacked a reward alone, groups dropped."""
+    """Failed attempts by type, members given up, members given up for lack of a reward, groups dropped."""
     last_failure: Exception | None = None
-    """What the last member that was given up broke by."""
+    """Failure of the last member that was given up."""
 
 
 DrawCounts = Counter[tuple[tuple[str, int], ...]]
-"""How often what belongs together was drawn in a round."""
+"""How often each task (or match of two tasks) was drawn in a round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCollector(ABC):
-    """Runs groups of episodes. What runs them is said by those that are made of it."""
+    """Base of collectors: runs groups of episodes through the subclass's `episodes`."""
 
     in_flight: int
     attempts: int
     run_seed: int
 
     @property
-    def together(self) -> int:
-        """How many tasks in a row belong together: the n-th members of them run, and are run again, as one."""
+    def tasks_per_match(self) -> int:
+        """Number of consecutive tasks whose n-th members run, and are retried, together."""
         return 1
 
     @abstractmethod
     async def episodes(self, keys: Sequence[EpisodeKey]) -> Sequence[Trajectory]:
-        """Runs what belongs together: one key a task, one trajectory a key."""
+        """Run one episode per key and return one trajectory per key."""
 
     async def collect(
         self,
@@ -62,8 +62,8 @@ class GroupCollector(ABC):
         drawn: DrawCounts | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> CollectedGroups:
-        """`drawn`: of those who collect more than once in a round; it is counted on."""
-        many, counts = self.together, Counter[str]()
+        """Collect a group per task. Pass the same `drawn` to all calls of a round: it is updated in place."""
+        many, counts = self.tasks_per_match, Counter[str]()
         gate = asyncio.Semaphore(max(1, self.in_flight // many))
         total, done = len(tasks) * group_size, 0
         last_failure: Exception | None = None
@@ -72,7 +72,7 @@ class GroupCollector(ABC):
         async def member(tasks: Sequence[Task], index: int) -> Sequence[Trajectory | None]:
             nonlocal done, last_failure
             async with gate:
-                found = await self._tried(tasks, index, round, counts)
+                found = await self._run_member(tasks, index, round, counts)
             if isinstance(found, Exception):
                 last_failure = found
                 counts["members_given_up"] += len(tasks)
@@ -88,35 +88,36 @@ class GroupCollector(ABC):
                     [running.create_task(member(each, index)) for index in _numbers(each, group_size, drawn)]
                     for each in (tasks[first : first + many] for first in range(0, len(tasks), many))
                 ]
-        except ExceptionGroup as failures:  # of the program itself: the first says it, the others say it again
+        except ExceptionGroup as failures:  # bugs or user errors: one is enough to report
             raise failures.exceptions[0] from None
         results = [[each.result()[place] for each in row] for row in rows for place in range(many)]
         groups = self._groups(tasks, results, group_size, counts)
         if not groups:
-            raise Outage(f"every episode failed, none is left to train on; the last failure: {last_failure}")
+            raise Outage(f"Every episode failed, so there is nothing to train on. Last failure: {last_failure}")
         return CollectedGroups(groups=groups, counts=+counts, last_failure=last_failure)
 
-    async def _tried(
+    async def _run_member(
         self, tasks: Sequence[Task], index: int, round: int, counts: Counter[str]
     ) -> Sequence[Trajectory] | Exception:
-        """One member of each of these tasks; the last failure where every attempt broke."""
+        """Run one member of each of these tasks; return the last failure if all attempts failed."""
 
-        async def play(luck: int) -> Sequence[Trajectory]:
+        async def play(attempt: int) -> Sequence[Trajectory]:
             keys = [
-                EpisodeKey(run_seed=self.run_seed, round=round, task=task, member=index, attempt=luck) for task in tasks
+                EpisodeKey(run_seed=self.run_seed, round=round, task=task, member=index, attempt=attempt)
+                for task in tasks
             ]
             return await self.episodes(keys)
 
-        def broke(failure: Exception) -> None:
+        def count_failure(failure: Exception) -> None:
             counts["infra_errors" if isinstance(failure, InfrastructureFailure) else "env_errors"] += 1
 
-        return await run_with_retries(self.attempts, play, broke)
+        return await run_with_retries(self.attempts, play, count_failure)
 
     @staticmethod
     def _groups(
         tasks: Sequence[Task], results: list[list[Trajectory | None]], group_size: int, counts: Counter[str]
     ) -> tuple[Group, ...]:
-        """Groups go on with the members that are left; one alone has nothing to be compared with."""
+        """Build groups of the remaining members. A single one is dropped: there is nothing to compare it with."""
         groups = []
         for task, row in zip(tasks, results, strict=True):
             left = tuple(trajectory for trajectory in row if trajectory is not None)
@@ -128,8 +129,11 @@ class GroupCollector(ABC):
 
 
 def _numbers(tasks: Sequence[Task], group_size: int, drawn: DrawCounts) -> range:
-    """Members of a group. Where few tasks are drawn again and again, every group of one has members of its own: equal
-    numbers would be equal luck, and the same episodes once more."""
+    """Return the member numbers of a group.
+
+    A task that is drawn again in the same round gets new numbers. Equal numbers would give equal randomness and so
+    repeat the same episodes.
+    """
     name = tuple((task.env, task.seed) for task in tasks)
     first = drawn[name] * group_size
     drawn[name] += 1
@@ -138,12 +142,12 @@ def _numbers(tasks: Sequence[Task], group_size: int, drawn: DrawCounts) -> range
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collector(GroupCollector):
-    """Episodes of one policy, each in a world of its own."""
+    """Episodes of one policy, each in its own environment."""
 
     policy: Policy
     make_env: MakeEnv
     context: Context
-    """Stateless: what an episode has is in its turns."""
+    """Stateless: an episode's history is in its turns."""
     limits: Limits
 
     async def episodes(self, keys: Sequence[EpisodeKey]) -> Sequence[Trajectory]:
@@ -155,7 +159,7 @@ class Collector(GroupCollector):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyRunner:
-    """Plays as the collector does, but one episode when it is asked for."""
+    """Runs single episodes with a collector's policy, environment and limits."""
 
     collector: Collector
 
@@ -167,6 +171,6 @@ class PolicyRunner:
 async def run_guarded_episode(
     key: EpisodeKey, env: Env, policy: Policy, context: Context, limits: Limits
 ) -> Trajectory:
-    """One episode behind the boundary; its environment is closed however it ends."""
+    """Run one episode behind the failure boundary and close its environment however it ends."""
     async with guard_env(env, limits.timeout_s) as guarded, policy.open(key) as session:
         return await run_episode(key, guarded, session, context, limits)

@@ -1,4 +1,4 @@
-"""The last turns only, as they were: their observations and the very ids that were sampled."""
+"""Context modes that restart: a sliding window, a text memory per turn, and summaries."""
 
 import asyncio
 import inspect
@@ -18,14 +18,14 @@ CUT = " [...] "
 
 
 HOOK_CHARS = 20_000
-"""What a hook writes is cut here; the model's summary is bounded in tokens."""
+"""Longest summary of a hook, in characters. The model's own summary is limited in tokens."""
 
 
 class WindowContext(FullContext):
-    """A full history of `turns` turns besides the pending one, whole turns dropped from the front.
+    """Sliding window: the last `turns` turns in full, whole turns dropped from the front.
 
-    It grows by `slack` turns before it slides back to `turns`. A slide costs the engine a prefill and the learner a
-    segment of the whole window, so a slack of n makes n + 1 turns share one: with 0 every turn pays for all of it.
+    The window grows by `slack` turns before it slides back to `turns`. Each slide costs the engine a prefill and the
+    learner a segment of the whole window, so with a slack of n one slide serves n + 1 turns.
     """
 
     def __init__(self, renderer: Renderer, *, turns: int, slack: int, keep_opening: bool) -> None:
@@ -33,77 +33,77 @@ class WindowContext(FullContext):
         self._turns, self._slack, self._keep_opening = turns, slack, keep_opening
 
     async def next(self, pending: ContextState, turns: Sequence[Turn], messages: Sequence[Message]) -> ContextState:
-        grown = self._grown(pending, turns[-1], messages)
-        if len(turns) - pending.oldest <= self._turns + self._slack:
+        grown = self._grow(pending, turns[-1], messages)
+        if len(turns) - pending.first_shown <= self._turns + self._slack:
             return grown
-        return self._slid(grown, turns, oldest=len(turns) - self._turns)
+        return self._slide(grown, turns, first_shown=len(turns) - self._turns)
 
-    def _slid(self, grown: ContextState, turns: Sequence[Turn], oldest: int) -> ContextState:
-        """The rules and the oldest observation that stays open the context; stored ids are all that follows.
+    def _slide(self, grown: ContextState, turns: Sequence[Turn], first_shown: int) -> ContextState:
+        """Start a context with the permanent messages and the first shown observation, then splice in stored ids.
 
-        That observation is rendered from its message, since what was stored before it closes an action that is gone.
+        The first observation is rendered again: its stored ids begin by closing an action that is no longer shown.
         """
-        first, *rest = grown.later[oldest - 1 :]
+        first, *rest = grown.observations[first_shown - 1 :]
         opening = (*permanent_messages(grown.opening, self._keep_opening), *prepend_text("", first.messages))
         tail = [
             token
-            for turn, shown in zip(turns[oldest:], rest, strict=True)
+            for turn, shown in zip(turns[first_shown:], rest, strict=True)
             for part in (turn.action_ids, shown.ids)
             for token in part
         ]
-        return self._restarted(replace(grown, oldest=oldest), opening, tail)
+        return self._restart(replace(grown, first_shown=first_shown), opening, tail)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnMemory:
-    """How earlier turns are told.
+    """Text form of earlier turns.
 
-    Turn 3                exchanges: what was seen, and what was done about it
+    Turn 3                exchanges: observation and action
     You see a door.
     You: Open
 
-    Turn 3: Open          actions: only what was done
+    Turn 3: Open          actions: action only
     """
 
     form: Literal["exchanges", "actions"]
     turns: int
-    """The last so many of them."""
+    """Number of last turns to include."""
     chars: int
-    """Of all of it: the oldest turns are left out, and the newest is cut in its middle, where it is longer."""
+    """Limit of the whole text: the oldest turns are dropped first, then the newest is clipped in the middle."""
     rewards: bool
-    """Whether the environment's rewards are told too: then the model sees what it is trained by."""
+    """Include the environment's rewards, which shows the model what it is trained on."""
 
-    def tell(self, observations: Sequence[str], turns: Sequence[Turn]) -> str:
-        """The memory of these turns, each with what it answered; empty where there is nothing to tell."""
+    def render(self, observations: Sequence[str], turns: Sequence[Turn]) -> str:
+        """Return the text for these turns and the observations that they answered; empty if there are none."""
         first = max(0, len(turns) - self.turns)
         both = zip(observations[first:], turns[first:], strict=True)
-        told = self._bounded([self._entry(first + index, seen, turn) for index, (seen, turn) in enumerate(both, 1)])
-        return "" if not told else f"{self._between.join(told)}\n\nTurn {len(turns) + 1}, now:"
+        entries = self._limit([self._entry(first + index, seen, turn) for index, (seen, turn) in enumerate(both, 1)])
+        return "" if not entries else f"{self._separator.join(entries)}\n\nTurn {len(turns) + 1}, now:"
 
     @property
-    def _between(self) -> str:
+    def _separator(self) -> str:
         return "\n" if self.form == "actions" else "\n\n"
 
-    def _entry(self, number: int, seen: str, turn: Turn) -> str:
+    def _entry(self, number: int, observation: str, turn: Turn) -> str:
         outcome = f" (reward {turn.reward:g})" if self.rewards else ""
-        did = f"{action_text(turn.message)}{' (invalid)' if turn.invalid else ''}{outcome}"
+        action = f"{action_text(turn.message)}{' (invalid)' if turn.invalid else ''}{outcome}"
         if self.form == "actions":
-            return f"Turn {number}: {did}"
-        return "\n".join(part for part in (f"Turn {number}", seen, f"You: {did}") if part)
+            return f"Turn {number}: {action}"
+        return "\n".join(part for part in (f"Turn {number}", observation, f"You: {action}") if part)
 
-    def _bounded(self, entries: list[str]) -> list[str]:
+    def _limit(self, entries: list[str]) -> list[str]:
         kept: list[str] = []
         left = self.chars
         for entry in reversed(entries):
             if kept and len(entry) > left:
                 break
             kept.append(clip_middle(entry, left))
-            left -= len(kept[-1]) + len(self._between)
+            left -= len(kept[-1]) + len(self._separator)
         return kept[::-1]
 
 
 class TurnContext(FullContext):
-    """One segment a turn. The memory is plain text, encoded as content: nothing in it can become a special token."""
+    """One segment per turn. The memory is encoded as message content, so nothing in it becomes a special token."""
 
     def __init__(self, renderer: Renderer, *, memory: TurnMemory, keep_opening: bool) -> None:
         super().__init__(renderer)
@@ -112,28 +112,29 @@ class TurnContext(FullContext):
     async def next(self, pending: ContextState, turns: Sequence[Turn], messages: Sequence[Message]) -> ContextState:
         always = permanent_messages(pending.opening, self._keep_opening)
         first = [message for message in pending.opening.messages if message not in always]
-        seen = [_text(first), *(_text(shown.messages) for shown in pending.later)]
-        memory = self._memory.tell(seen, turns)
-        later = (*pending.later, StepObservation(messages=tuple(messages), ids=()))
-        return self._restarted(
-            replace(pending, later=later, oldest=len(turns)), (*always, *prepend_text(memory, messages))
+        seen = [_text(first), *(_text(shown.messages) for shown in pending.observations)]
+        memory = self._memory.render(seen, turns)
+        observations = (*pending.observations, StepObservation(messages=tuple(messages), ids=()))
+        return self._restart(
+            replace(pending, observations=observations, first_shown=len(turns)),
+            (*always, *prepend_text(memory, messages)),
         )
 
 
 def action_text(message: Message) -> str:
-    """What an action comes to, on one line: its answer, or all that was said outside of the thinking."""
+    """Return an action on one line: its answer, or all text outside the thinking."""
     answer = read_answer(message.content, several=False)
     spoken = strip_thinking(message.content)
     return " ".join((answer.actions[0] if answer.actions else spoken).split()) or "nothing"
 
 
 def clip_middle(text: str, chars: int) -> str:
-    """At most so many characters: the beginning and the end, where that is too few for all."""
+    """Shorten text to at most `chars` characters, keeping its beginning and end."""
     if len(text) <= chars:
         return text
-    room = max(0, chars - len(CUT))
-    head = room // 2
-    return f"{text[:head]}{CUT}{text[len(text) - (room - head) :]}"[:chars]
+    kept = max(0, chars - len(CUT))
+    head = kept // 2
+    return f"{text[:head]}{CUT}{text[len(text) - (kept - head) :]}"[:chars]
 
 
 def _text(messages: Sequence[Message]) -> str:
@@ -141,27 +142,27 @@ def _text(messages: Sequence[Message]) -> str:
 
 
 SummaryHook = Callable[[Sequence[Message]], str | Awaitable[str]]
-"""The episode's messages, its last observation left out, to a summary of them. It may be a coroutine function."""
+"""Function, possibly async, from the episode's messages without the last observation to a summary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryTrigger:
-    """A summary is due once the context has this many tokens or shows this many turns, whichever comes first."""
+    """Summarise once the context has this many tokens or shows this many turns; None disables a condition."""
 
     tokens: int | None
     turns: int | None
 
     def due(self, grown: ContextState) -> bool:
         long = self.tokens is not None and grown.context_length >= self.tokens
-        return long or (self.turns is not None and len(grown.later) - grown.oldest >= self.turns)
+        return long or (self.turns is not None and len(grown.observations) - grown.first_shown >= self.turns)
 
 
 class SummaryContext(FullContext):
-    """Between two summaries lies at least one turn of the environment.
+    """Context that grows until a summary is due and restarts with it. Summaries have an environment turn in between.
 
-    The model's summary is sampled, so it is a turn of its own, an aside: trained like any other, with no reward of its
-    own and no step of the environment. It is asked for before the newest observation is shown, which then opens the
-    new context: a long one cannot crowd the summary out.
+    The model's summary is sampled and therefore trained: a turn without a reward and without an environment step. It is
+    requested before the newest observation is shown, so a long observation cannot crowd it out; the observation then
+    opens the new context.
     """
 
     def __init__(
@@ -174,7 +175,7 @@ class SummaryContext(FullContext):
         writer: SummaryHook | None,
         keep_opening: bool,
     ) -> None:
-        """`writer`: None asks the model, with `prompt` and at most `max_tokens` for its answer."""
+        """`writer` None: ask the model with `prompt`, for at most `max_tokens` tokens."""
         super().__init__(renderer)
         self._when, self._prompt, self._max_tokens = when, prompt, max_tokens
         self._writer, self._keep_opening = writer, keep_opening
@@ -183,48 +184,48 @@ class SummaryContext(FullContext):
 
     async def next(self, pending: ContextState, turns: Sequence[Turn], messages: Sequence[Message]) -> ContextState:
         if pending.aside:
-            return self._resumed(pending, turns[-1].message.content.rpartition("</think>")[2])
-        grown = self._grown(pending, turns[-1], messages)
+            return self._resume(pending, turns[-1].message.content.rpartition("</think>")[2])
+        grown = self._grow(pending, turns[-1], messages)
         if not self._when.due(grown):
             return grown
         if self._writer is None:
-            return self._asked(pending, grown, turns[-1])
-        return self._resumed(grown, await _written(self._writer, episode_messages(grown, turns)))
+            return self._ask(pending, grown, turns[-1])
+        return self._resume(grown, await _written(self._writer, episode_messages(grown, turns)))
 
-    def _asked(self, pending: ContextState, grown: ContextState, turn: Turn) -> ContextState:
-        asked = self._appended(pending, turn, [user(self._prompt)])
-        return replace(asked, later=grown.later, aside=True, max_new_tokens=self._max_tokens)
+    def _ask(self, pending: ContextState, grown: ContextState, turn: Turn) -> ContextState:
+        asked = self._append(pending, turn, [user(self._prompt)])
+        return replace(asked, observations=grown.observations, aside=True, max_new_tokens=self._max_tokens)
 
-    def _resumed(self, pending: ContextState, summary: str) -> ContextState:
+    def _resume(self, pending: ContextState, summary: str) -> ContextState:
         text = f"Summary of the turns so far:\n{summary.strip() or 'none'}"
         opening = (
             *permanent_messages(pending.opening, self._keep_opening),
-            *prepend_text(text, pending.later[-1].messages),
+            *prepend_text(text, pending.observations[-1].messages),
         )
-        fresh = replace(pending, oldest=len(pending.later), aside=False, max_new_tokens=None)
-        return self._restarted(fresh, opening)
+        fresh = replace(pending, first_shown=len(pending.observations), aside=False, max_new_tokens=None)
+        return self._restart(fresh, opening)
 
 
 def episode_messages(pending: ContextState, turns: Sequence[Turn]) -> list[Message]:
-    """The whole episode in messages, up to the last action."""
-    told = list(pending.opening.messages)
-    for turn, shown in zip(turns, pending.later, strict=True):
-        told += [turn.message, *shown.messages]
-    return told[: len(told) - len(pending.later[-1].messages)]
+    """Return the episode's messages up to the last action."""
+    messages = list(pending.opening.messages)
+    for turn, shown in zip(turns, pending.observations, strict=True):
+        messages += [turn.message, *shown.messages]
+    return messages[: len(messages) - len(pending.observations[-1].messages)]
 
 
 async def _written(writer: SummaryHook, messages: Sequence[Message]) -> str:
-    """A hook's summary. One that fails is run again with its episode, as a tool or a server would be."""
+    """Call the summary hook. If it fails, the episode is retried, as for a failing tool."""
     try:
         text = writer(messages)
         text = await text if inspect.isawaitable(text) else text
     except (UserError, EnvironmentFailure, InfrastructureFailure):
         raise
     except asyncio.CancelledError as cancelled:
-        cancelled.add_note("the summary hook")  # whoever tells of a time-out can name it
+        cancelled.add_note("the summary hook")  # read by timeout_cause
         raise
     except FOREIGN_ERRORS as error:
         raise InfrastructureFailure(f"summary hook: {type(error).__name__}: {error}") from error
     if not isinstance(text, str):
-        raise UserError(f"the summary hook returned {type(text).__name__}: return text")
+        raise UserError(f"The summary hook must return a str, not {type(text).__name__}.")
     return text[:HOOK_CHARS]

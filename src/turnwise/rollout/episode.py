@@ -1,4 +1,4 @@
-"""One episode, from the first observation to its end."""
+"""Run one episode of a token policy, from the first observation to the end."""
 
 import time
 from dataclasses import dataclass, field
@@ -13,16 +13,18 @@ from turnwise.rollout.context import Context, ContextState
 from turnwise.rollout.limits import EpisodeClock, Limits, timeout_cause
 
 SUMMARY = StepResult(info={"summary": True})
-"""What an aside comes to: nothing happens, and nothing is earned."""
+"""Step result of a summary turn: the environment is not stepped and there is no reward."""
 
 
 @dataclass(slots=True, kw_only=True)
 class EpisodeBuilder:
+    """Turns of an episode so far, so that a time limit keeps the finished ones."""
+
     start: Picture | None = None
     turns: list[Turn] = field(default_factory=list)
     began: float = field(default_factory=time.perf_counter)
 
-    def trajectory(self, key: EpisodeKey, status: Status) -> Trajectory:
+    def build(self, key: EpisodeKey, status: Status) -> Trajectory:
         return Trajectory(
             task=key.task,
             member=key.member,
@@ -36,44 +38,52 @@ class EpisodeBuilder:
 
 
 async def run_episode(key: EpisodeKey, env: Env, session: Session, context: Context, limits: Limits) -> Trajectory:
-    """The episode is cut short where the agent's own sampling takes too long. Where its world does, that has failed: a
-    tool, a judge or a summary hook that hangs is never the agent's reward of 0.
+    """Run an episode; truncate it if the agent's own sampling takes too long.
+
+    If the environment takes too long, raise InfrastructureFailure: a tool, judge or hook that hangs must not count as a
+    reward of 0 for the agent.
     """
-    played, clock = EpisodeBuilder(), EpisodeClock(session, limits.timeout_s)
+    builder, clock = EpisodeBuilder(), EpisodeClock(session, limits.timeout_s)
     try:
         async with clock.limit():
-            status = await _play(key.task.env, env, session, context, limits, played, clock)
+            status = await _play(key.task.env, env, session, context, limits, builder, clock)
     except TimeoutError as error:
-        if clock.late is None:
+        if clock.expired is None:
             raise
-        if clock.late == "world":
-            late = (
-                f"{timeout_cause(error)} was waited for when rollout.timeout_s {limits.timeout_s:g} was over: raise it"
-            )
-            raise InfrastructureFailure(late) from error
+        if clock.expired == "environment":
+            raise InfrastructureFailure(
+                f"Timed out after rollout.timeout_s {limits.timeout_s:g} s, waiting for {timeout_cause(error)}. "
+                "Raise rollout.timeout_s if it needs longer."
+            ) from error
         status = Status.TRUNCATED_TIME
-    return played.trajectory(key, status)
+    return builder.build(key, status)
 
 
 async def _play(
-    name: str, env: Env, session: Session, context: Context, limits: Limits, played: EpisodeBuilder, clock: EpisodeClock
+    name: str,
+    env: Env,
+    session: Session,
+    context: Context,
+    limits: Limits,
+    builder: EpisodeBuilder,
+    clock: EpisodeClock,
 ) -> Status:
-    world, turns = f"the environment {name}", played.turns
-    opening = await clock.outside(env.start(), world)
-    played.start = opening.picture
+    env_name, turns = f"the environment {name}", builder.turns
+    opening = await clock.run_outside(env.start(), env_name)
+    builder.start = opening.picture
     if not context.can_fit(opening.messages, limits.max_tokens):
         return Status.TRUNCATED_TOKENS
     pending = context.start(opening)
     while (status := limits.check(pending)).ongoing:
         completion = await session.generate(pending.ids, limits.turn_sampling(pending), restart=not pending.extends)
         parsed = context.parse(completion)
-        step = SUMMARY if pending.aside else await clock.outside(env.step(parsed.message), world)
+        step = SUMMARY if pending.aside else await clock.run_outside(env.step(parsed.message), env_name)
         turns.append(_turn(pending, completion, parsed, step))
         if step.over:
             return step.status
         if not context.can_fit(step.messages, limits.max_tokens):
             return Status.TRUNCATED_TOKENS
-        pending = await clock.outside(context.next(pending, turns, step.messages), context.builder)
+        pending = await clock.run_outside(context.next(pending, turns, step.messages), context.builder)
     return status
 
 

@@ -1,7 +1,7 @@
-"""Members that broke, or that no reward was found for: a few are left out and counted, many stop the run.
+"""Failures of environments and infrastructure: attribute, retry, drop, and stop the run if too many are dropped.
 
-Those that are left are seldom like those that were lost: where a judge is gone, only answers that it had seen before
-still have a verdict, and training on them alone would favour them.
+Dropped episodes bias a step. When a judge is unavailable, for example, only episodes with cached verdicts remain, and
+training on those alone would favour them. So a few are dropped and counted; many stop the run.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ from turnwise.core.messages import Message
 from turnwise.core.protocols import Env, Observation, StepResult
 
 MAX_DROPPED_SHARE = 0.25
-"""The share of episodes that may be lost."""
+"""Largest share of episodes that may be dropped."""
 
 
 WINDOW_STEPS = 4
-"""Of training, over which that share is taken: after as many, one that lost more by itself stops nothing."""
+"""Training steps over which that share is taken. Once the window is full, a single bad step no longer stops the run."""
 
 
 Result = TypeVar("Result")
@@ -37,9 +37,9 @@ Result = TypeVar("Result")
 
 @contextmanager
 def failure_boundary(where: str, passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """The boundary: whatever an environment raises is the environment's failure, never the run's or the agent's.
+    """Convert any exception of an environment into EnvironmentFailure, so that it is neither the run's nor the agent's.
 
-    But for what a person must mend, such as a key that is refused or a budget that is spent: that stops the run.
+    Errors that the user has to fix (a rejected API key, an exhausted budget) pass through and stop the run.
     """
     typed: tuple[type[Exception], ...] = (UserError, EnvironmentFailure, InfrastructureFailure, *passing)
     try:
@@ -52,17 +52,17 @@ def failure_boundary(where: str, passing: tuple[type[Exception], ...] = ()) -> I
 
 @contextmanager
 def creation_boundary() -> Iterator[None]:
-    """The boundary around making an environment: what a user gave is not mended by trying again."""
+    """Failure boundary around the construction of an environment. User errors pass: retrying cannot fix them."""
     began = time.monotonic()
     try:
         with failure_boundary("making it", passing=(UserError,)):
             yield
     finally:
-        count_blocked(time.monotonic() - began)  # the running episodes wait meanwhile
+        count_blocked(time.monotonic() - began)  # construction blocks all running episodes
 
 
 class GuardedEnv:
-    """An environment behind that boundary. Closing it is bounded in time, as the episode is."""
+    """Environment whose exceptions pass through `failure_boundary`. `close` has a time limit."""
 
     def __init__(self, env: Env, close_timeout_s: float) -> None:
         self._env, self._close_timeout_s = env, close_timeout_s
@@ -83,37 +83,39 @@ class GuardedEnv:
 
 @asynccontextmanager
 async def guard_env(env: Env, timeout_s: float) -> AsyncIterator[GuardedEnv]:
-    """The environment behind the boundary, closed however its episode ends; what blocks in it can be interrupted."""
+    """Yield the guarded environment and close it however the episode ends. Blocking code in it can be interrupted."""
     guarded = GuardedEnv(env, timeout_s)
     with allow_interrupts():
         try:
             yield guarded
         except BaseException:
-            with suppress(EnvironmentFailure, InfrastructureFailure):  # the first failure is the one to tell
+            with suppress(EnvironmentFailure, InfrastructureFailure):  # report the first failure
                 await guarded.close()
             raise
         await guarded.close()
 
 
 async def run_with_retries(
-    attempts: int, play: Callable[[int], Awaitable[Result]], broke: Callable[[Exception], None] = lambda failure: None
+    attempts: int,
+    play: Callable[[int], Awaitable[Result]],
+    on_failure: Callable[[Exception], None] = lambda failure: None,
 ) -> Result | Exception:
-    """`play(luck)`, or the last failure where every attempt broke.
+    """Return the result of `play(attempt)`, or the last failure if all attempts failed.
 
-    What broke for reasons of infrastructure is played again with the same luck, so that the agent says and meets the
-    same: with other luck, what makes use of tools that fail would be seen more rarely than it is done. An environment
-    that broke meets other luck, which may spare it.
+    An infrastructure failure is retried with the same attempt number and thus the same randomness. New randomness
+    would bias training against whatever uses the failing tool. An environment failure is retried with the next attempt
+    number, since other randomness may avoid it.
     """
     last: Exception = RuntimeError("no attempt was made")
-    luck = 0
+    attempt = 0
     for _ in range(attempts):
         try:
-            return await play(luck)
+            return await play(attempt)
         except InfrastructureFailure as failure:
             last = failure
         except EnvironmentFailure as failure:
-            last, luck = failure, luck + 1
-        broke(last)
+            last, attempt = failure, attempt + 1
+        on_failure(last)
     return last
 
 

@@ -1,4 +1,4 @@
-"""How long an episode may be, in tokens and in time; limits in turns and actions are the environment's own."""
+"""Limits of an episode in tokens and time. Limits in turns and actions belong to the environment."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
@@ -17,41 +17,44 @@ Found = TypeVar("Found")
 
 
 OFTEN = 100
-"""Looks at the clock while one limit passes, at most."""
+"""Most checks of the clock within one time limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     sampling: Sampling
-    """Of a turn; its `max_tokens` is the most that a turn may sample."""
+    """Sampling of each turn; `max_tokens` is the limit per turn."""
     max_tokens: int
-    """Of the context, at any time. One that starts anew need not grow: what then ends an episode whose environment has
-    no limit of its own is the time."""
+    """Longest context, in tokens. A context that restarts may never reach it; then the time limit ends an episode whose
+    environment sets no limit of its own."""
     timeout_s: float
-    """Limit of the agent's own sampling, and again of everything outside it, as `EpisodeClock` measures them."""
+    """Limit in seconds for the agent's sampling and, separately, for everything else; see `EpisodeClock`."""
 
     def check(self, pending: ContextState) -> Status:
         return Status.ONGOING if pending.context_length < self.max_tokens else Status.TRUNCATED_TOKENS
 
     def turn_sampling(self, pending: ContextState) -> Sampling:
-        """The turn's budget shrinks to what is left, so that the last turn never overruns the context."""
+        """Return the sampling parameters of the next turn, with `max_tokens` reduced to what the context has left."""
         most = self.sampling.max_tokens if pending.max_new_tokens is None else pending.max_new_tokens
         most = min(most, self.max_tokens - pending.context_length)
         return self.sampling if most == self.sampling.max_tokens else replace(self.sampling, max_tokens=most)
 
 
 def timeout_cause(error: TimeoutError) -> str:
-    """Who was, when time was over: rewards that are cut off say so in a note; else it is all but the agent."""
+    """Return the name of what the episode waited for when time ran out.
+
+    A reward or summary hook that is cancelled adds its name as a note; otherwise it was the environment.
+    """
     notes: list[str] = getattr(error.__cause__, "__notes__", [])
     return notes[0] if notes else "the environment"
 
 
 class EpisodeClock:
-    """Two times, each with the limit `timeout_s`: that of the agent's own sampling, and that of the world outside.
+    """Two clocks with the limit `timeout_s` each: one for the agent's sampling, one for the environment.
 
-    The world is the environment with its tools and rewards, and a hook that writes summaries. Neither clock runs while
-    the episode waits for others: for a pass of the engine, for code of another episode that blocks the event loop, or
-    for the opponent's move. (In other threads than the main one, blocking code of other episodes is not noticed.)
+    The environment includes its tools and rewards and the summary hook. Both clocks stop while the episode waits for
+    others: for the engine's batch, for another episode's code that blocks the event loop, or for the opponent's move.
+    (Outside the main thread, blocking code of other episodes is not detected.)
     """
 
     def __init__(self, session: Session, timeout_s: float) -> None:
@@ -59,8 +62,8 @@ class EpisodeClock:
         self._own = LoopClock()
         self._outside_s = 0.0
         self._outside_since: float | None = None
-        self.late: Literal["agent", "world"] | None = None
-        """Who ran out of time."""
+        self.expired: Literal["agent", "environment"] | None = None
+        """Which clock ran out."""
 
     @property
     def outside_s(self) -> float:
@@ -69,7 +72,7 @@ class EpisodeClock:
 
     @asynccontextmanager
     async def limit(self) -> AsyncIterator[None]:
-        """Raises TimeoutError where one of the two runs out, which `late` then names."""
+        """Raise TimeoutError inside the block when a clock runs out; `expired` says which."""
         token, owner = blocking_limit.set(self._timeout_s), current_clock.set(self._own)
         try:
             async with asyncio.timeout(None) as self._cut:
@@ -90,11 +93,11 @@ class EpisodeClock:
         if (left := self._timeout_s - max(outside_s, sampling_s)) > 0:
             self._check_in(left)
         else:
-            self.late = "world" if outside_s >= self._timeout_s else "agent"
+            self.expired = "environment" if outside_s >= self._timeout_s else "agent"
             self._cut.reschedule(asyncio.get_running_loop().time())
 
-    async def outside(self, awaitable: Awaitable[Found], who: str) -> Found:
-        """Awaits something of the world, on its time. `who`: how an error names it where it blocks for too long."""
+    async def run_outside(self, awaitable: Awaitable[Found], who: str) -> Found:
+        """Await something on the environment's clock. `who` names it in errors."""
         before, self._outside_since = self._outside_s, self._own.now()
         try:
             found = await interruptible(awaitable, self._timeout_s - before, who)
@@ -102,12 +105,12 @@ class EpisodeClock:
             raise self._too_long(str(error)) from error
         finally:
             self._outside_s, self._outside_since = self.outside_s, None
-        if self._outside_s >= self._timeout_s:  # it blocked where nothing could interrupt it
+        if self._outside_s >= self._timeout_s:  # blocked where it could not be interrupted
             raise self._too_long(f"{who} took {self._outside_s - before:.3g} s")
         return found
 
     def _too_long(self, what: str) -> InfrastructureFailure:
         return InfrastructureFailure(
-            f"{what}; the episode's environment and hooks took {self.outside_s:.3g} s in all, and rollout.timeout_s is "
-            f"{self._timeout_s:g}: let it return sooner, or raise that"
+            f"{what}. The episode's environment and hooks took {self.outside_s:.3g} s in all, more than "
+            f"rollout.timeout_s {self._timeout_s:g}. Make it faster or raise rollout.timeout_s."
         )

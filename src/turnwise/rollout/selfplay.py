@@ -1,4 +1,4 @@
-"""Games of two sides: how the two episodes of a match run."""
+"""Self-play: tasks and matches of two-player games."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -15,66 +15,66 @@ from turnwise.rollout.limits import Limits
 from turnwise.rollout.tasks import SuccessCounts, TaskSource
 
 MakeMatch = Callable[[Task, int, int], tuple[Env, Env]]
-"""(task, member, attempt) -> the environments of a fresh game's two sides."""
+"""(task, member, attempt) -> the environments of a new game's two players."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelfPlayTasks(TaskSource):
-    """Every other task is one of the second side."""
+    """Tasks that alternate between the first and the second player."""
 
     both: bool
-    """The tasks are drawn in twos, the two sides of a match; else the sides of different ones take turns."""
+    """Draw tasks in pairs, the two players of one match; False: alternate players over different tasks."""
     random_moves: int = 0
-    """Of the training tasks: held-out ones begin as the game does."""
+    """Random opening moves of training tasks; held-out tasks start from the game's own start."""
 
     def draw(self, step: int, count: int, start: int = 0, success_counts: SuccessCounts | None = None) -> list[Task]:
-        many = 2 if self.both else 1
-        drawn = TaskSource.draw(self, step, count // many, start // many, success_counts)
-        opened = [replace(task, params={**task.params, "random_moves": self.random_moves}) for task in drawn]
-        return alternate_sides([task for task in opened for _ in range(many)], start)
+        players = 2 if self.both else 1
+        drawn = TaskSource.draw(self, step, count // players, start // players, success_counts)
+        tasks = [replace(task, params={**task.params, "random_moves": self.random_moves}) for task in drawn]
+        return alternate_players([task for task in tasks for _ in range(players)], start)
 
 
-def alternate_sides(tasks: Sequence[Task], start: int = 0) -> list[Task]:
-    """The tasks with the sides in turn, counted from `start`."""
+def alternate_players(tasks: Sequence[Task], start: int = 0) -> list[Task]:
+    """Assign the two players to the tasks in turn, counted from `start`."""
     return [as_player(task, number % 2) for number, task in enumerate(tasks, start)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchCollector(GroupCollector):
-    """A match is two episodes, one a side, which wait for each other's moves.
+    """Runs matches: two episodes, one per player, which wait for each other's moves.
 
-    They run together or not at all: where one breaks, the other is stopped, and both are run again.
+    If one episode fails, the other is cancelled and both are retried.
     """
 
     policy: Policy
     opponent: Policy | None
-    """Plays the side that a task is not, which is seen by nobody; None: the policy plays both, and the tasks come in
-    twos, as `SelfPlayTasks` draws them."""
+    """Policy of the other player, whose episode is not collected. None: the policy plays both, with tasks in pairs as
+    drawn by `SelfPlayTasks`."""
     make_match: MakeMatch
     context: Context
     limits: Limits
 
     @property
-    def together(self) -> int:
+    def tasks_per_match(self) -> int:
         return 2 if self.opponent is None else 1
 
     async def episodes(self, keys: Sequence[EpisodeKey]) -> Sequence[Trajectory]:
         first = keys[0]
         with creation_boundary():
-            seats = self.make_match(first.task, first.member, first.attempt)
-        played = {player_of(key.task) for key in keys}
+            envs = self.make_match(first.task, first.member, first.attempt)
+        collected = {player_of(key.task) for key in keys}
         try:
             async with asyncio.TaskGroup() as match:
                 running = [
                     match.create_task(
-                        self._side(replace(first, task=as_player(first.task, side)), seat, side in played)
+                        self._run_player(replace(first, task=as_player(first.task, player)), env, player in collected)
                     )
-                    for side, seat in enumerate(seats)
+                    for player, env in enumerate(envs)
                 ]
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
         return [running[player_of(key.task)].result() for key in keys]
 
-    async def _side(self, key: EpisodeKey, seat: Env, own: bool) -> Trajectory:
-        policy = self.policy if own or self.opponent is None else self.opponent
-        return await run_guarded_episode(key, seat, policy, self.context, self.limits)
+    async def _run_player(self, key: EpisodeKey, env: Env, collected: bool) -> Trajectory:
+        policy = self.policy if collected or self.opponent is None else self.opponent
+        return await run_guarded_episode(key, env, policy, self.context, self.limits)

@@ -15,41 +15,46 @@ from turnwise.core.trajectory import Group
 from turnwise.envs.seeds import SEEDS_PER_SPLIT, seed_for
 
 NUM_ADDRESSES = 1 << 63
-"""How many there are."""
+"""Number of random addresses: they have 63 bits."""
 
 
 SuccessCounts = Mapping[str, tuple[float, float]]
-"""By task: successes and tries, older ones counting less. Plain numbers, so that a checkpoint can hold them."""
+"""Task name -> (successes, tries), with older results decayed. Plain numbers, for the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvMixEntry:
-    """An environment with its parameters, one of those that a run draws from."""
+    """An environment of the mix, with its parameters and sampling weight."""
 
     env: str
     params: Mapping[str, Any] = field(default_factory=dict)
     weight: float = 1.0
     sizes: Mapping[Split, int] = field(default_factory=dict)
-    """How many tasks a split has, where they are counted: rows of a file. Else there is no end of them."""
+    """Number of tasks per split for environments with a fixed set of rows; empty: unlimited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curriculum:
+    """Draws tasks from a pool, mostly those that are sometimes solved.
+
+    A task that always succeeds or always fails gives all members of a group the same reward: nothing to learn from.
+    """
+
     pool: int
-    """Training tasks of each environment."""
+    """Number of training tasks per environment."""
     floor: float
-    """The weight, at least, of any task: what is never drawn is never found to have become easier."""
+    """Least weight of a task, so that every task is measured again sometimes."""
     memory: float
-    """What is left of a task's earlier measurements when it is success_counts again."""
+    """Decay of a task's earlier counts when it is measured again."""
 
     def weight(self, success_counts: SuccessCounts, task: str) -> float:
-        """From the floor to 1: 4 p (1 - p) of its rate of success p, which is guessed to be a half before any try."""
+        """Return max(floor, 4 p (1 - p)) for the success rate p, estimated as 1/2 before any try."""
         successes, tries = success_counts.get(task, (0.0, 0.0))
         rate = (successes + 1) / (tries + 2)
         return max(self.floor, 4 * rate * (1 - rate))
 
     def update(self, success_counts: SuccessCounts, groups: Iterable[Group]) -> dict[str, tuple[float, float]]:
-        """What is known once these groups were played; members that broke say nothing."""
+        """Return the counts after these groups; errored members are ignored."""
         found = dict(success_counts)
         for group in groups:
             sound = [each for each in group.trajectories if not each.status.errored]
@@ -61,7 +66,7 @@ class Curriculum:
         return found
 
     def metrics(self, success_counts: SuccessCounts) -> dict[str, float]:
-        """How many tasks were success_counts, and which share of these is nearly always or nearly never solved."""
+        """Return the number of measured tasks and the shares that are nearly always and nearly never solved."""
         rates = [successes / tries for successes, tries in success_counts.values()]
         if not rates:
             return {}
@@ -81,89 +86,91 @@ class TaskSource:
     mix: tuple[EnvMixEntry, ...]
     run_seed: int
     curriculum: Curriculum | None = None
-    """None: every task is a fresh one."""
+    """None: draw fresh tasks."""
 
     def draw(self, step: int, count: int, start: int = 0, success_counts: SuccessCounts | None = None) -> list[Task]:
-        """Draw tasks of the training split. Where they are rows, each comes once in a step before any comes again.
+        """Draw training tasks. In an environment with rows, none repeats within a step before all were drawn.
 
-        `start`: how many the step has drawn before; `success_counts`: how tasks fared so far, for the curriculum.
+        `start` is the number of tasks that the step has already drawn; `success_counts` are for the curriculum.
         """
-        worlds = [self._world(step, index) for index in range(start + count)]
-        draws = {world.env: self._draw(world, step, success_counts or {}) for world in worlds}
-        drawn = [(draws[world.env](index), world) for index, world in enumerate(worlds)]
-        return [self.task("train", place, world) for place, world in drawn][start:]
+        entries = [self._choose_env(step, index) for index in range(start + count)]
+        draws = {entry.env: self._draw(entry, step, success_counts or {}) for entry in entries}
+        drawn = [(draws[entry.env](index), entry) for index, entry in enumerate(entries)]
+        return [self.task("train", position, entry) for position, entry in drawn][start:]
 
-    def _draw(self, world: EnvMixEntry, step: int, success_counts: SuccessCounts) -> Callable[[int], int]:
-        """Return the function that draws the place, within its world's training split, of a step's task number."""
+    def _draw(self, entry: EnvMixEntry, step: int, success_counts: SuccessCounts) -> Callable[[int], int]:
+        """Return a function from a task's number within the step to its index in the training split."""
 
         def number(index: int) -> int:
             return address("task", self.run_seed, step, index)
 
-        rows = world.sizes.get("train")
+        rows = entry.sizes.get("train")
         if self.curriculum is not None:
-            pool = self._pool(world, self.curriculum.pool)
-            names = [task_name(world.env, seed_for("train", place)) for place in pool]
+            pool = self._pool(entry, self.curriculum.pool)
+            names = [task_name(entry.env, seed_for("train", position)) for position in pool]
             weights = [self.curriculum.weight(success_counts, name) for name in names]
             left = list[float]()
-            return lambda index: pool[_take(weights, left, number(index))]
+            return lambda index: pool[_draw_without_replacement(weights, left, number(index))]
         if rows is not None:
-            shuffled = _shuffled(rows, "rows", self.run_seed, step, world.env)
+            shuffled = _shuffled(rows, "rows", self.run_seed, step, entry.env)
             return lambda index: next(shuffled)
         return lambda index: number(index) % SEEDS_PER_SPLIT
 
-    def _pool(self, world: EnvMixEntry, size: int) -> Sequence[int]:
-        """Return the places that the curriculum draws from: the first tasks of the split, or a sample of its rows.
+    def _pool(self, entry: EnvMixEntry, size: int) -> Sequence[int]:
+        """Return the indices that the curriculum draws from: the first tasks of the split, or a sample of its rows.
 
-        Rows are sampled since files are often in order, as of difficulty. Fewer rows than `size`: all of them.
+        Rows are sampled because files are often sorted, for example by difficulty.
         """
-        rows = world.sizes.get("train")
+        rows = entry.sizes.get("train")
         if rows is None:
             return range(size)
-        shuffled = _shuffled(rows, "pool", self.run_seed, world.env)
+        shuffled = _shuffled(rows, "pool", self.run_seed, entry.env)
         return sorted(islice(shuffled, min(size, rows)))
 
     def first_tasks(self, split: Split, count: int) -> list[Task]:
-        """The first tasks of a split, as many of each world: the same in every run, so that evaluations compare."""
+        """Return the first tasks of a split, equally many per environment: the same in every run, for comparison."""
         many = len(self.mix)
-        places = [(number // many, self.mix[number % many]) for number in range(count)]
+        indices = [(number // many, self.mix[number % many]) for number in range(count)]
         return [
-            self.task(split, index, world) for index, world in places if index < world.sizes.get(split, SEEDS_PER_SPLIT)
+            self.task(split, index, entry)
+            for index, entry in indices
+            if index < entry.sizes.get(split, SEEDS_PER_SPLIT)
         ]
 
-    def task(self, split: Split, index: int, world: EnvMixEntry | None = None) -> Task:
-        world = self.mix[0] if world is None else world
-        return Task(env=world.env, params=world.params, split=split, seed=seed_for(split, index))
+    def task(self, split: Split, index: int, entry: EnvMixEntry | None = None) -> Task:
+        entry = self.mix[0] if entry is None else entry
+        return Task(env=entry.env, params=entry.params, split=split, seed=seed_for(split, index))
 
-    def _world(self, step: int, index: int) -> EnvMixEntry:
+    def _choose_env(self, step: int, index: int) -> EnvMixEntry:
         if len(self.mix) == 1:
             return self.mix[0]
-        weights = [world.weight for world in self.mix]
-        return self.mix[_drawn(weights, address("world", self.run_seed, step, index))]
+        weights = [entry.weight for entry in self.mix]
+        return self.mix[_draw_weighted(weights, address("world", self.run_seed, step, index))]
 
 
 def _shuffled(size: int, *parts: Any) -> Iterator[int]:
-    """0 to size - 1 in an order of its own, then again in another, without end; nothing is made before it is asked."""
+    """Yield 0 to size - 1 in random order, then again in another order, endlessly and lazily."""
     for epoch in count():
-        chance, moved = random_stream(*parts, epoch), dict[int, int]()
-        for place in range(size):
-            chosen = chance.randrange(place, size)
+        rng, moved = random_stream(*parts, epoch), dict[int, int]()
+        for position in range(size):
+            chosen = rng.randrange(position, size)
             yield moved.get(chosen, chosen)
-            moved[chosen] = moved.get(place, place)
+            moved[chosen] = moved.get(position, position)
 
 
-def _drawn(weights: Sequence[float], number: int) -> int:
-    """The place at which the running sum of the weights passes a share of their total that the address decides."""
+def _draw_weighted(weights: Sequence[float], number: int) -> int:
+    """Return an index drawn by weight, from a random address."""
     sums = list(accumulate(weights))
     return bisect_right(sums, number / NUM_ADDRESSES * sums[-1], hi=len(sums) - 1)
 
 
-def _take(weights: Sequence[float], left: list[float], number: int) -> int:
-    """Draw a place by its weight, without replacement: the same task twice in a step would be the same episodes twice.
+def _draw_without_replacement(weights: Sequence[float], left: list[float], number: int) -> int:
+    """Draw an index by weight without replacement: a task twice in a step would give the same episodes twice.
 
-    `left` holds the weights of the places not yet drawn and is refilled when none is left.
+    `left` holds the weights of the indices not yet drawn; it is refilled when it is used up.
     """
     if not any(left):
         left[:] = weights
-    place = _drawn(left, number)
-    left[place] = 0.0
-    return place
+    position = _draw_weighted(left, number)
+    left[position] = 0.0
+    return position
