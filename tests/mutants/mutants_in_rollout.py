@@ -186,10 +186,10 @@ IN_ROLLOUT = (
         ("sides are swapped", "running[player_of(key.task)].result()", "running[1 - player_of(key.task)].result()"),
     ),
     *mutants(
-        "rollout/selfplay.py",
+        "rollout/tasks.py",
         ("rollout/test_matches.py",),
         ("the second side is never played", "as_player(task, number % 2)", "as_player(task, 0)"),
-        ("a refill draws the same matches", "start // players, success_counts", "0, measured"),
+        ("a refill draws the same matches", "start // players, success_counts", "0, success_counts"),
     ),
     *mutants(
         "rollout/chat_episode.py",

@@ -20,8 +20,8 @@ from turnwise.engine.scripted import ScriptedEngine
 from turnwise.envs.games.selfplay import SelfPlayEnv, make_selfplay_envs, player_of
 from turnwise.envs.registry import load_spec
 from turnwise.rollout.collect import CollectedGroups
-from turnwise.rollout.selfplay import MakeMatch, MatchCollector, SelfPlayTasks
-from turnwise.rollout.tasks import EnvMixEntry
+from turnwise.rollout.selfplay import MakeMatch, MatchCollector
+from turnwise.rollout.tasks import EnvMixEntry, SelfPlayTasks
 from virtual_time_for_tests import follow_virtual_time, run_in_virtual_time
 
 KIND = load_spec("tic_tac_toe")

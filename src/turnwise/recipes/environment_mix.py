@@ -16,8 +16,7 @@ from turnwise.envs.text_env import params_model
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.evaluation.statistics import wilson_of_rate
 from turnwise.rewards.services import RewardServices
-from turnwise.rollout.selfplay import SelfPlayTasks
-from turnwise.rollout.tasks import Curriculum, EnvMixEntry, TaskSource
+from turnwise.rollout.tasks import Curriculum, EnvMixEntry, SelfPlayTasks, TaskSource
 
 FEW = 30
 """Held-out tasks below which an interval is wider than most that training gains."""

@@ -11,8 +11,8 @@ from turnwise.recipes.environment_mix import EnvironmentMix
 from turnwise.record.run_folder import RunFolder
 from turnwise.report.progress import Progress
 from turnwise.rollout.collect import GroupCollector
-from turnwise.rollout.selfplay import MatchCollector, alternate_players
-from turnwise.rollout.tasks import TaskSource
+from turnwise.rollout.selfplay import MatchCollector
+from turnwise.rollout.tasks import TaskSource, alternate_players
 from turnwise.training.checkpoints import Checkpoints
 from turnwise.training.selfplay import FrozenPolicy, Ladder, Opponents, Snapshots
 

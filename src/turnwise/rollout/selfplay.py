@@ -12,31 +12,9 @@ from turnwise.rollout.collect import GroupCollector, run_guarded_episode
 from turnwise.rollout.context import Context
 from turnwise.rollout.failures import creation_boundary
 from turnwise.rollout.limits import Limits
-from turnwise.rollout.tasks import SuccessCounts, TaskSource
 
 MakeMatch = Callable[[Task, int, int], tuple[Env, Env]]
 """(task, member, attempt) -> the environments of a new game's two players."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SelfPlayTasks(TaskSource):
-    """Tasks that alternate between the first and the second player."""
-
-    both: bool
-    """Draw tasks in pairs, the two players of one match; False: alternate players over different tasks."""
-    random_moves: int = 0
-    """Random opening moves of training tasks; held-out tasks start from the game's own start."""
-
-    def draw(self, step: int, count: int, start: int = 0, success_counts: SuccessCounts | None = None) -> list[Task]:
-        players = 2 if self.both else 1
-        drawn = TaskSource.draw(self, step, count // players, start // players, success_counts)
-        tasks = [replace(task, params={**task.params, "random_moves": self.random_moves}) for task in drawn]
-        return alternate_players([task for task in tasks for _ in range(players)], start)
-
-
-def alternate_players(tasks: Sequence[Task], start: int = 0) -> list[Task]:
-    """Assign the two players to the tasks in turn, counted from `start`."""
-    return [as_player(task, number % 2) for number, task in enumerate(tasks, start)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,13 +5,14 @@ A draw is a function of the run's seed, the step and the success counts alone, s
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, count, islice
 from typing import Any
 
 from turnwise.core.random_streams import address, random_stream
 from turnwise.core.task import Split, Task
 from turnwise.core.trajectory import Group
+from turnwise.envs.games.selfplay import as_player
 from turnwise.envs.seeds import SEEDS_PER_SPLIT, seed_for
 
 NUM_ADDRESSES = 1 << 63
@@ -146,6 +147,27 @@ class TaskSource:
             return self.mix[0]
         weights = [entry.weight for entry in self.mix]
         return self.mix[_draw_weighted(weights, address("world", self.run_seed, step, index))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelfPlayTasks(TaskSource):
+    """Tasks that alternate between the first and the second player."""
+
+    both: bool
+    """Draw tasks in pairs, the two players of one match; False: alternate players over different tasks."""
+    random_moves: int = 0
+    """Random opening moves of training tasks; held-out tasks start from the game's own start."""
+
+    def draw(self, step: int, count: int, start: int = 0, success_counts: SuccessCounts | None = None) -> list[Task]:
+        players = 2 if self.both else 1
+        drawn = TaskSource.draw(self, step, count // players, start // players, success_counts)
+        tasks = [replace(task, params={**task.params, "random_moves": self.random_moves}) for task in drawn]
+        return alternate_players([task for task in tasks for _ in range(players)], start)
+
+
+def alternate_players(tasks: Sequence[Task], start: int = 0) -> list[Task]:
+    """Assign the two players to the tasks in turn, counted from `start`."""
+    return [as_player(task, number % 2) for number, task in enumerate(tasks, start)]
 
 
 def _shuffled(size: int, *parts: Any) -> Iterator[int]:
