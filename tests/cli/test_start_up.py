@@ -75,6 +75,7 @@ def test_a_list_of_environments_imports_none_of_them(tmp_path: Path) -> None:
     assert [name for name in modules if name.startswith("turnwise.envs.")] == [
         "turnwise.envs.catalogue",
         "turnwise.envs.starter",
+        "turnwise.envs.starter.write",
     ]
 
 
