@@ -120,7 +120,7 @@ def test_the_trajectories_say_what_was_heard_and_said(env: str, tmp_path: Path) 
 
 def interrupt_after(count: int, patch: pytest.MonkeyPatch, error: BaseException) -> None:
     """Stops in the middle of writing episode `count`: half of its line is there."""
-    plain, done = EvaluationFolder.add, 0
+    plain, done = EvaluationFolder.add_episode, 0
 
     def add(self: EvaluationFolder, name: str, *given: Any) -> None:
         nonlocal done
@@ -133,7 +133,7 @@ def interrupt_after(count: int, patch: pytest.MonkeyPatch, error: BaseException)
             path.write_bytes(path.read_bytes()[:-50])
             raise error
 
-    patch.setattr(EvaluationFolder, "add", add)
+    patch.setattr(EvaluationFolder, "add_episode", add)
 
 
 class Killed(BaseException):
@@ -173,13 +173,13 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(
 
 def test_ctrl_c_says_how_to_go_on(env: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(Server()) as url, monkeypatch.context() as patch:
-        plain = EvaluationFolder.add
+        plain = EvaluationFolder.add_episode
 
         def add(self: EvaluationFolder, *given: Any) -> None:
             plain(self, *given)
             signal.raise_signal(signal.SIGINT)
 
-        patch.setattr(EvaluationFolder, "add", add)
+        patch.setattr(EvaluationFolder, "add_episode", add)
         with pytest.raises(
             KeyboardInterrupt, match=r"stopped; what is done is kept, go on with: turnwise eval --resume .*out"
         ):
