@@ -255,7 +255,7 @@ def test_several_models_are_compared_on_equal_tasks(env: str, tmp_path: Path) ->
     assert first["p"] == pytest.approx(2 * 2 / 2**12), "by Holm's rule for two comparisons"
     assert (second["success"], second["p"]) == (0.0, 1.0)
     text = printed(console)
-    assert "against m" in text
+    assert "vs m" in text
     assert "exact McNemar" in text
     svg = (tmp_path / "out/success.svg").read_text()
     assert all(f">{label}</text>" in svg for label in "mno")
