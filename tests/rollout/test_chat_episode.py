@@ -124,7 +124,7 @@ def test_an_endpoint_that_counts_nothing_still_meets_the_limit() -> None:
 def test_a_context_that_the_model_cannot_hold_is_truncated_but_not_at_the_start() -> None:
     found = play(Counting(), Talker("one", ContextLengthError("too long")))
     assert (found.status, found.num_turns) == (Status.TRUNCATED_TOKENS, 1)
-    with pytest.raises(UserError, match="the first observation is too long"):
+    with pytest.raises(UserError, match="The first observation is too long"):
         play(Counting(), Talker(ContextLengthError("too long")))
 
 
@@ -148,7 +148,7 @@ def test_an_environment_that_blocks_is_interrupted() -> None:
             time.sleep(60)
             return await super().step(action)
 
-    with pytest.raises(EnvironmentFailure, match=r"took longer than 0\.5 s"), allow_interrupts():
+    with pytest.raises(EnvironmentFailure, match=r"took longer than rollout\.timeout_s 0\.5 s"), allow_interrupts():
         play(Blocking(), Talker("x"), limits(timeout_s=0.5))
 
 
