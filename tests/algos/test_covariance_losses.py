@@ -101,7 +101,7 @@ def test_kl_cov_has_no_penalty_gradient_on_policy() -> None:
 
 @pytest.mark.parametrize("name", ["clip_cov", "kl_cov"])
 def test_a_covariance_loss_refuses_tokens_without_a_selection(name: str) -> None:
-    with pytest.raises(ValueError, match="whole optimiser step"):
+    with pytest.raises(ValueError, match="whole optimizer step"):
         LOSSES[name].compute(some_tokens(4), PARAMS)
 
 

@@ -151,7 +151,7 @@ def test_scores_of_groups(name: str, scores: list[float]) -> None:
 
 
 def test_scores_say_what_they_need() -> None:
-    of = {name: score.of for name, score in SCORES.items()}
+    of = {name: score.quantity for name, score in SCORES.items()}
     assert {name for name, column in of.items() if column == "entropy"} == {"entropy", "entropy_std"}
     assert of["length"] == "lengths"
     assert SCORES["entropy_std"].reduce(RETURNS, GROUPS, 4)[3].item() == pytest.approx(2**0.5)

@@ -151,7 +151,7 @@ def test_gspo_clips_whole_units() -> None:
 
 
 def test_an_unknown_level_is_refused() -> None:
-    with pytest.raises(ValueError, match=r'token, turn, sequence, not per "episode"'):
+    with pytest.raises(ValueError, match=r'Unknown ratio level "episode"; expected one of token, turn, sequence'):
         unit_ids(torch.zeros(3), torch.zeros(3), "episode")  # type: ignore[arg-type]
 
 
@@ -290,5 +290,5 @@ def test_losses_of_different_shapes_are_refused() -> None:
         )
 
     assert given(torch.zeros(3))
-    with pytest.raises(ValueError, match="one shape"):
+    with pytest.raises(ValueError, match="same shape"):
         given(torch.zeros(3, 1))

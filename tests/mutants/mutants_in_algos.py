@@ -375,8 +375,8 @@ IN_ALGOS = (
         ("distances count from the start", "last - turn_ids", "turn_ids"),
         (
             "momentum swapped",
-            "self.momentum * self.gamma + (1 - self.momentum) * wanted",
-            "(1 - self.momentum) * self.gamma + self.momentum * wanted",
+            "self.momentum * self.gamma + (1 - self.momentum) * fitted",
+            "(1 - self.momentum) * self.gamma + self.momentum * fitted",
         ),
         ("tokens are not counted", "each.count * distance**2", "distance**2"),
         ("the discount may exceed 1", "min(1.0, max(low, math.exp(rise / run)))", "max(low, math.exp(rise / run))"),

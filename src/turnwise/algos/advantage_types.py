@@ -44,7 +44,7 @@ class AdvantageInputs:
             raise ValueError("The mask must be bool, and rewards, turn ids, values and state ids must have its shape.")
         rows = (self.group_ids, self.bootstrap, self.baseline)
         if any(each is not None and each.shape != self.mask.shape[:1] for each in rows):
-            raise ValueError("Group ids, bootstrap and baseline must have one number per row.")
+            raise ValueError("Group ids, bootstrap and baseline must have the shape [B]: one number per row.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

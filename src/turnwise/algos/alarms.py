@@ -1,8 +1,8 @@
-"""Alarms: what is going wrong, in one line, from the history of a run's metrics.
+"""Alarms: detect from the history of metrics what is going wrong with a run, in one line each.
 
-Numbers are compared as means over a few steps: at the start, or at their height where they rose first, and now. A
-number that falls because the task is nearly solved is no alarm. Nor are gradients as large as at the start, when there
-was most to learn, or too small to be clipped.
+Metrics are compared as means over a few steps: now, and at the start or at their peak if they rose first. A metric that
+falls because the task is nearly solved raises no alarm, nor do gradients that are as large as at the start or too small
+to be clipped.
 """
 
 import math
@@ -23,46 +23,46 @@ GRAD_NORM = "train/grad_norm"
 INFORMATION = "diagnostics/mutual_information"
 
 History = Sequence[Mapping[str, Any]]
-"""Rows of metrics, oldest first, each with its "step"; a row need not have every key."""
+"""Rows of metrics, oldest first, each with a "step"; a row may lack any other key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlarmSettings:
     window: int = 5
-    """Rows that a mean is taken over."""
+    """Rows per mean."""
     min_rows: int = 10
-    """Rows with the number before anything is said about it; the mutual information, measured rarely, needs 4."""
+    """Least number of rows with a metric before it can raise an alarm; mutual information, measured rarely, needs 4."""
     solved: float = 0.9
-    """Success from which equal rewards and low entropy are what was wanted."""
+    """Success rate from which equal rewards and low entropy are expected."""
     near_solved: float = 0.8
-    """So they are from this success on, give or take its standard error, while it keeps up ..."""
+    """The same from this success rate, within its standard error, while it stays above `kept_success`."""
     kept_success: float = 0.85
-    """... to this share of its height."""
+    """Share of its peak that success must keep."""
     reward_std_share: float = 0.15
-    """Echo trap: reward std within groups below this share of its start ..."""
+    """Echo trap: reward std within groups below this share of its start, or `flat_groups`."""
     flat_groups: float = 0.7
-    """... or this share of groups, twice as many as at the start, without any, and no success gained."""
+    """Echo trap: share of groups without spread, at least twice that of the start, without a gain in success."""
     entropy_share: float = 0.1
     """Entropy collapse: entropy below this share of its start."""
     gradient_factor: float = 10.0
-    """Gradient spike: this many times the median of the `gradient_rows` before and of the first `min_rows`."""
+    """Gradient spike: multiple of the medians of the last `gradient_rows` and the first `min_rows`."""
     gradient_rows: int = 20
     max_grad_norm: float = 1.0
-    """The norm from which gradients are clipped: below it none is a spike."""
+    """Norm at which gradients are clipped; a smaller one is never a spike."""
     length_factor: float = 3.0
-    """Length explosion: this many times the length at the start, without more success."""
+    """Length explosion: multiple of the length at the start, without more success."""
     hacked_success: float = 0.5
-    """Hacked reward: success below this share of its start ..."""
+    """Hacked reward: success below this share of its start while reward rises by `hacked_rise`."""
     hacked_rise: float = 0.5
-    """... while reward rose by this share of the first spread within groups."""
+    """Rise of the reward, as a share of the initial std within groups."""
     information_share: float = 0.3
-    """Template collapse: mutual information below this share of its start ..."""
+    """Template collapse: mutual information below this share of its start at high entropy."""
     high_entropy_share: float = 0.5
-    """... while entropy is still above this share of its own."""
+    """Share of its start that entropy must keep to count as high."""
     min_information: float = 0.1
-    """In nats: where there never was more, the prompts have nothing to tell apart."""
+    """Least mutual information in nats; below it the prompts hardly differ and there is no alarm."""
     hysteresis: float = 1.5
-    """A raised alarm clears when its number is this many times better than what raised it."""
+    """An alarm clears when its metric is this factor better than the threshold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,14 +75,14 @@ class Alarm:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlarmState:
     raised: tuple[Alarm, ...]
-    """New at the last row."""
+    """Alarms raised by the last row."""
     active: frozenset[str]
-    """The kinds that hold now, to be given back at the next row: each is raised once until it clears."""
+    """Alarms that hold now; pass them to the next call, so that each is raised once until it clears."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trend:
-    """A number's way: means over a window."""
+    """Course of a metric, as means over a window."""
 
     start: float
     highest: float
@@ -91,7 +91,7 @@ class Trend:
 
     @property
     def reference(self) -> float:
-        """What a fall is measured by: the start, or the height of a number that at least doubled first."""
+        """Reference of a fall: the start, or the peak of a metric that at least doubled."""
         return self.highest if self.highest > 2 * self.start else self.start
 
     @property
@@ -104,7 +104,7 @@ class Trend:
 
 
 def check_alarms(history: History, active: frozenset[str], settings: AlarmSettings | None = None) -> AlarmState:
-    """What the last row of the history changes. Pure: the caller keeps `active`."""
+    """Evaluate the last row of the history. Pure: the caller keeps `active`."""
     if not history:
         return AlarmState(raised=(), active=active)
     settings = settings or AlarmSettings()
@@ -121,7 +121,7 @@ def check_alarms(history: History, active: frozenset[str], settings: AlarmSettin
 
 
 def echo_trap(history: History, settings: AlarmSettings, slack: float) -> str | None:
-    """Members of a group all fare alike though the task is not solved: rewards' spread falls first, then reward."""
+    """Members of a group get the same reward though the task is unsolved: first the spread falls, then the reward."""
     sign = _less_spread(history, settings, slack) or _flat_groups(history, settings, slack)
     if sign is None or _solved(history, settings):
         return None
@@ -140,7 +140,7 @@ def _less_spread(history: History, settings: AlarmSettings, slack: float) -> str
 
 
 def _flat_groups(history: History, settings: AlarmSettings, slack: float) -> str | None:
-    """A few groups that still differ can hold the mean spread up while all others have nothing left to learn from."""
+    """A few groups with spread can keep the mean up while all others have nothing left to learn from."""
     flat = _trend(history, FLAT_GROUPS, settings)
     if flat is None or flat.now < settings.flat_groups / slack or flat.now < 2 * flat.start:
         return None
@@ -150,7 +150,7 @@ def _flat_groups(history: History, settings: AlarmSettings, slack: float) -> str
 
 
 def reward_hacked(history: History, settings: AlarmSettings, slack: float) -> str | None:
-    """What is paid is not what is wanted. Success that was never there says nothing: rewards may lead up to it."""
+    """Reward rises while success falls. Without any success at the start there is nothing to compare."""
     reward, success = _trend(history, REWARD, settings), _trend(history, SUCCESS, settings)
     spread = _trend(history, REWARD_STD, settings)
     if reward is None or success is None or spread is None or success.start <= 0:
@@ -165,7 +165,7 @@ def reward_hacked(history: History, settings: AlarmSettings, slack: float) -> st
 
 
 def entropy_collapse(history: History, settings: AlarmSettings, slack: float) -> str | None:
-    """Nothing is explored any more."""
+    """The policy no longer explores."""
     entropy = _trend(history, ENTROPY, settings)
     if entropy is None or entropy.share >= settings.entropy_share * slack or _solved(history, settings):
         return None
@@ -173,7 +173,7 @@ def entropy_collapse(history: History, settings: AlarmSettings, slack: float) ->
 
 
 def gradient_spike(history: History, settings: AlarmSettings, slack: float) -> str | None:
-    """The point of no return of an echo trap; not finite counts as a spike."""
+    """The point of no return of an echo trap; a non-finite norm counts as a spike."""
     norms = [norm for _, norm in _series(history, GRAD_NORM)]
     before = [norm for norm in norms[:-1] if math.isfinite(norm)]
     if len(norms) < settings.min_rows or not before:
@@ -188,7 +188,7 @@ def gradient_spike(history: History, settings: AlarmSettings, slack: float) -> s
 
 
 def length_explosion(history: History, settings: AlarmSettings, slack: float) -> str | None:
-    """Answers grow and nothing is gained by it."""
+    """Responses get longer without more success."""
     length = _trend(history, LENGTH, settings)
     if length is None or length.start <= 0 or length.now <= settings.length_factor / slack * length.start:
         return None
@@ -198,7 +198,7 @@ def length_explosion(history: History, settings: AlarmSettings, slack: float) ->
 
 
 def template_collapse(history: History, settings: AlarmSettings, slack: float) -> str | None:
-    """High entropy with low mutual information: lively text that no longer depends on the prompt."""
+    """High entropy with low mutual information: varied text that no longer depends on the prompt."""
     information = _trend(history, INFORMATION, settings, window=2, min_rows=4)
     entropy = _trend(history, ENTROPY, settings)
     if information is None or entropy is None or information.reference < settings.min_information:
@@ -218,10 +218,10 @@ def _percent(share: float) -> str:
 
 
 def _solved(history: History, settings: AlarmSettings) -> bool:
-    """By success, or, where nothing ever counts as one, by a reward that rose clearly and stayed up.
+    """Solved by success or, if success is never reported, by a reward that rose clearly and stayed up.
 
-    Near the ceiling a task is solved by all members or by none: spread is gone before success is 1, and success varies
-    as that of a few independent groups does.
+    Near the ceiling a task is solved by all members or by none: the spread vanishes before success is 1, and success
+    varies like that of a few independent groups.
     """
     success = _trend(history, SUCCESS, settings)
     if success is not None and success.highest > 0:
@@ -236,9 +236,9 @@ def _solved(history: History, settings: AlarmSettings) -> bool:
 
 
 def _error_of(history: History, rate: float, settings: AlarmSettings) -> float:
-    """Return two standard errors of the mean over a window, if all members of a group fare alike.
+    """Return two standard errors of the mean over a window, with members of a group fully correlated.
 
-    0 where the number of groups is unknown.
+    0 if the number of groups is unknown.
     """
     groups = sum(count for _, count in _series(history[-settings.window :], GROUPS))
     return 2 * math.sqrt(max(0.0, rate * (1 - rate)) / groups) if groups > 0 else 0.0
@@ -266,7 +266,7 @@ def _trend(
 
 
 def _series(history: History, key: str) -> list[tuple[int, float]]:
-    """(step, value) of the rows that have a number there."""
+    """(step, value) of the rows that have this metric."""
     return [(int(row["step"]), float(row[key])) for row in history if isinstance(row.get(key), int | float)]
 
 

@@ -1,4 +1,15 @@
-"""What a step says of its own health: spread of rewards, repetition between members, where the gradient comes from."""
+"""Diagnostics of a step: repetition between members, gradient shares, explained variance, mutual information.
+
+Mutual information shows whether the reasoning depends on the prompt; template collapse keeps entropy high while every
+prompt gets the same text. It is computed from a matrix L [R, N] of log-likelihoods of reasoning z_i under prompt x_j
+(teacher forced), where column own_i is the prompt that z_i was sampled for:
+
+    matched_i  = L[i, own_i]                        log p(z_i | x_i)
+    marginal_i = logsumexp_j L[i, j] - log N        log p(z_i), with equally likely prompts
+
+L holds sums over the tokens, which estimate the mutual information itself, or means, which are not likelihoods of a
+mixture but compare reasonings of different lengths.
+"""
 
 import itertools
 import math
@@ -12,21 +23,21 @@ NGRAM = 4
 
 
 Actions = Sequence[int]
-"""All ids that a member sampled, turn after turn."""
+"""All sampled ids of a member, turn by turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repetition:
-    """How alike the members of groups are; both from 0 to 1, None where no group has two members."""
+    """Similarity of group members, from 0 to 1; None if no group has two members."""
 
     copies: float | None
-    """Share of members that sampled exactly what another member of their group did."""
+    """Share of members that sampled exactly the same ids as another member of their group."""
     overlap: float | None
-    """Share of a member's n-grams that a random other member of its group has too."""
+    """Share of a member's n-grams that a random other member of its group also has."""
 
 
 def measure_repetition(groups: Iterable[Sequence[Actions]]) -> Repetition:
-    """Means over the groups of two and more members. Linear in the tokens: no pair of members is compared."""
+    """Average over groups of at least two members. Linear in the tokens: members are not compared in pairs."""
     comparable = [group for group in groups if len(group) > 1]
     if not comparable:
         return Repetition(copies=None, overlap=None)
@@ -42,32 +53,32 @@ def _copies(group: Sequence[Actions]) -> float:
 
 
 def _overlap(group: Sequence[Actions]) -> float:
-    """An n-gram that c of K members have is met by each of them in c - 1 of the K - 1 others."""
+    """An n-gram of c of K members is shared by each of them with c - 1 of the K - 1 others."""
     counts = Counter(itertools.chain.from_iterable(_ngrams(member) for member in group))
     total = sum(counts.values())
     return sum(count * (count - 1) for count in counts.values()) / (total * (len(group) - 1)) if total else 0.0
 
 
 def _ngrams(member: Actions) -> set[tuple[int, ...]]:
-    """Those of NGRAM tokens; of a shorter member the whole of it, if there is anything."""
+    """Return the n-grams of NGRAM tokens; for a shorter member all its tokens, if any."""
     length = min(NGRAM, len(member))
     return {tuple(member[start : start + length]) for start in range(len(member) - length + 1) if length}
 
 
 def reward_std_buckets(reward_std: Tensor, num_buckets: int) -> Tensor:
-    """[G] which quantile of reward std each group is in: 0 the lowest. Buckets differ by at most one group.
+    """[G] quantile bucket of each group's reward std, 0 the lowest. Bucket sizes differ by at most one group.
 
-    Of equal groups the first comes first, so that every bucket has its share even when most stds are 0.
+    Ties keep their order, so every bucket gets its share even if most stds are 0.
     """
     ranks = reward_std.argsort(stable=True).argsort()
     return ranks * num_buckets // max(1, reward_std.shape[0])
 
 
 def gradient_shares(norms: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, ...]]:
-    """Each term's share of its gradient norms by bucket of reward std; all 0 where the term has no gradient.
+    """Return each term's gradient norms by bucket of reward std as shares; all 0 if the term has no gradient.
 
-    `norms` are those of the task, entropy and KL gradients of each bucket alone, without a step taken. A task gradient
-    that comes from the lowest buckets is noise; where it vanishes there, entropy and KL are all that moves the policy.
+    `norms` are those of the task, entropy and KL gradients of each bucket alone, without an update. A task gradient
+    from the lowest buckets is noise; where it vanishes, only entropy and KL move the policy.
     """
     shares = {}
     for term, of_buckets in norms.items():
@@ -77,9 +88,9 @@ def gradient_shares(norms: Mapping[str, Sequence[float]]) -> dict[str, tuple[flo
 
 
 def explained_variance(values: Tensor, returns: Tensor) -> float | None:
-    """1 - var(R - V) / var(R): 1 for a critic that knows, 0 for a constant one; None where R is constant.
+    """1 - var(R - V) / var(R): 1 for a perfect critic, 0 for a constant one; None if R is constant.
 
-    Returns that differ by rounding only count as constant: the ratio would be a number of fourteen digits.
+    Returns that differ only by rounding count as constant; otherwise the ratio would be huge.
     """
     if returns.numel() == 0 or returns.max() - returns.min() <= 1e-5 * returns.abs().max():
         return None
@@ -95,7 +106,7 @@ class MutualInformation:
     information: float
     """mean(matched - marginal), in nats; at most `bound`."""
     bound: float
-    """log N: every reasoning gives its prompt away."""
+    """log N: every reasoning identifies its prompt."""
     conditional_entropy: float
     """H(Z|X) = -mean(matched)."""
     entropy: float
@@ -103,7 +114,7 @@ class MutualInformation:
     zscore: float
     """mean((matched - marginal) / (marginal_std + 1e-3)): comparable between models and lengths."""
     marginal_std: float
-    """Of the population; smoothed over steps where a previous one was given."""
+    """Population standard deviation of marginal_i; smoothed over steps if the previous one is given."""
 
 
 def mutual_information(
@@ -114,7 +125,7 @@ def mutual_information(
     decay: float = 0.9,
     epsilon: float = 1e-3,
 ) -> MutualInformation:
-    """From L [R, N] and the own column [R] of each row.
+    """Estimate mutual information from L [R, N] and the own column [R] of each row.
 
     `previous_std` is the last step's `marginal_std`: the z-score then divides by a moving average and does not jump
     with the spread of one small batch.
@@ -139,7 +150,7 @@ def mutual_information(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retrieval:
-    """How often a reasoning's own prompt is among the k prompts under which it is likeliest."""
+    """How often a reasoning's own prompt is among the k prompts that make it most likely."""
 
     accuracy: float
     chance: float
@@ -152,7 +163,7 @@ class Retrieval:
 def measure_retrieval(
     likelihoods: Tensor, own: Tensor, prompts: Tensor, at: Sequence[int] = RETRIEVAL_AT
 ) -> dict[int, Retrieval]:
-    """By k, from L [R, N], the own column [R] of each row and a number [N] for each prompt: equal ones are matches."""
+    """Retrieval accuracy by k, from L [R, N], the own column [R] of each row and prompt ids [N]; equal ids match."""
     num_prompts = likelihoods.shape[1]
     ranked = likelihoods.argsort(dim=1, descending=True, stable=True)
     right = prompts[None, :] == prompts[own][:, None]  # [R, N]
@@ -166,7 +177,7 @@ def measure_retrieval(
 
 
 def information_metrics(measured: MutualInformation, found: dict[int, Retrieval]) -> dict[str, float]:
-    """Flat, for the metrics."""
+    """Flatten into metrics."""
     metrics = {
         "mutual_information": measured.information,
         "mutual_information_bound": measured.bound,

@@ -1,4 +1,4 @@
-"""Log-probability of what was sampled, and entropy of the full distribution at that token."""
+"""Log-probabilities of sampled tokens and entropies of their distributions."""
 
 from typing import Any
 
@@ -13,11 +13,11 @@ def entropy_from_logits(logits: Tensor) -> Tensor:
 
 
 def logprobs_and_entropy(logits: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-    """([M], [M]) at temperature: of the targets [M] and of the whole distributions, from logits [M, V].
+    """Return the log-probabilities of targets [M] and the entropies [M], at temperature, from logits [M, V].
 
-    Computed in float32 at least, whatever the logits are: bfloat16 would round log-probabilities to steps of 0.03 at 5.
-    The [M, V] matrix is by far the largest of a training step, so gradients are written out by hand: one matrix is
-    kept for the backward pass and two at most live beside the logits, where plain autograd keeps three.
+    Computed in at least float32: bfloat16 would round a log-probability of 5 to steps of 0.03. The [M, V] matrix is by
+    far the largest of a training step, so the backward pass is written by hand: it keeps one matrix, with at most two
+    beside the logits, where autograd keeps three.
     """
     logprobs, entropy = _LogprobsAndEntropy.apply(logits, targets, temperatures)
     return logprobs, entropy

@@ -1,4 +1,4 @@
-"""Filters: which groups of a step are trained, by a score of each. Nothing left is a legal answer.
+"""Filters: select the groups of a step to train on, by a score per group. The selection may be empty.
 
 StarPO-S (Wang et al. 2025, RAGEN) keeps the groups whose rewards differ most between members: a group whose members all
 fare alike teaches a relative advantage nothing, and as they spread, updates that follow noise end in collapse.
@@ -20,17 +20,17 @@ QUARTER = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupScore:
-    """What a group is ranked by: a number of each member, brought together over the group."""
+    """Score of a group: a quantity of each member, reduced over the group."""
 
     quantity: Literal["returns", "entropy", "lengths"]
-    """Of a member: its return; the mean entropy over its sampled tokens, which the learner must score first; its
-    number of sampled tokens."""
+    """Return of a member; mean entropy over its sampled tokens, which the learner must compute first; or number of
+    sampled tokens."""
     reduce: Callable[[Tensor, Tensor, int], Tensor]
     """(values [B], group_ids [B] from 0, number of groups G) -> scores [G] float64; 0 for a group without members."""
 
 
 def group_std(values: Tensor, group_ids: Tensor, num_groups: int) -> Tensor:
-    """The unbiased standard deviation; exactly 0 where all members are equal, and for one alone."""
+    """Unbiased standard deviation; exactly 0 for equal members and for a single one."""
     std = values.new_zeros(num_groups, dtype=torch.float64)
     return std.index_copy(0, group_ids, group_statistics(values, group_ids).std)
 
@@ -55,16 +55,16 @@ SCORES: dict[str, GroupScore] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterParams:
-    """Which of them a filter reads stands in `Filter.reads`; the others do nothing."""
+    """Settings of the filters; `Filter.reads` lists the ones that a filter uses."""
 
     value: float
-    """p of top_p and min_p, the share of top_k, the number of top_count, the bound of absolute."""
+    """p of top_p and min_p, share of top_k, number of groups of top_count, bound of absolute."""
     largest: bool = True
-    """Prefer high scores; False: low ones."""
+    """Prefer high scores; False: low scores."""
     keep_zero: bool = True
-    """False: groups of score 0 are left out first."""
+    """False: drop groups with score 0 first."""
     epsilon: float = 0.01
-    """What the sum that top_p wants may fall short of."""
+    """Tolerance of the sum in top_p."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,16 +72,16 @@ class Filter:
     compute: Callable[[Tensor, FilterParams], Tensor]
     """(scores [G], params) -> [G] bool, True: kept."""
     reads: tuple[str, ...] = ()
-    """The fields of FilterParams that change its result."""
+    """Fields of FilterParams that change the result."""
 
 
 def none(scores: Tensor, params: FilterParams) -> Tensor:
-    """Every group."""
+    """Keep every group."""
     return torch.ones_like(scores, dtype=torch.bool)
 
 
 def top_p(scores: Tensor, params: FilterParams) -> Tensor:
-    """The best groups until their scores sum to p sum(s) - epsilon; a score of 0 or less is never kept."""
+    """Keep the best groups until their scores sum to p sum(s) - epsilon; never those with a score of 0 or less."""
     candidates = (scores > 0) & _candidates(scores, params)
     wanted = params.value * scores[candidates].double().sum() - params.epsilon
     order = _ranked(scores, candidates, params)
@@ -92,7 +92,7 @@ def top_p(scores: Tensor, params: FilterParams) -> Tensor:
 
 
 def top_p_softmax(scores: Tensor, params: FilterParams) -> Tensor:
-    """The fewest best groups whose softmax(s) (softmax(-s) for low ones) sums to p, at least one; p >= 1: all."""
+    """Keep the fewest best groups whose softmax(s) (softmax(-s) for low ones) sums to p, at least one; p >= 1: all."""
     order = _ranked(scores, _candidates(scores, params), params)
     if params.value >= 1:
         return _kept(scores, order)
@@ -103,29 +103,29 @@ def top_p_softmax(scores: Tensor, params: FilterParams) -> Tensor:
 
 
 def top_k(scores: Tensor, params: FilterParams) -> Tensor:
-    """The best share of all groups, rounded down, at least one."""
+    """Keep the best share of all groups, rounded down, at least one."""
     count = math.floor(params.value * scores.shape[0] + 1e-9)  # 0.29 * 100 is 28.999...
     return top_count(scores, replace(params, value=max(1, count)))
 
 
 def top_count(scores: Tensor, params: FilterParams) -> Tensor:
-    """The best groups, this many."""
+    """Keep the best `value` groups."""
     return _kept(scores, _ranked(scores, _candidates(scores, params), params)[: int(params.value)])
 
 
 def quarter(scores: Tensor, params: FilterParams) -> Tensor:
-    """The best quarter: StarPO-S, by the standard deviation of rewards."""
+    """Keep the best quarter (StarPO-S, by the standard deviation of rewards)."""
     return top_k(scores, replace(params, value=QUARTER))
 
 
 def absolute(scores: Tensor, params: FilterParams) -> Tensor:
-    """Groups at or above a bound (at or below it for low ones), however many."""
+    """Keep all groups at or above a bound (at or below it for low scores)."""
     good = scores >= params.value if params.largest else scores <= params.value
     return good & _candidates(scores, params)
 
 
 def min_p(scores: Tensor, params: FilterParams) -> Tensor:
-    """s >= p max(s); for low ones s <= min(s) / p. Meant for scores that are not negative."""
+    """Keep s >= p max(s), or s <= min(s) / p for low scores. For non-negative scores."""
     candidates = _candidates(scores, params)
     if not candidates.any():
         return candidates
@@ -139,7 +139,7 @@ def _candidates(scores: Tensor, params: FilterParams) -> Tensor:
 
 
 def _ranked(scores: Tensor, candidates: Tensor, params: FilterParams) -> Tensor:
-    """Numbers of the candidates, best first; of equal ones the first comes first."""
+    """Indices of the candidates, best first; ties in order."""
     numbers = candidates.nonzero()[:, 0]
     return numbers[scores[numbers].argsort(descending=params.largest, stable=True)]
 
@@ -166,6 +166,5 @@ RATE_SCALES: dict[str, Callable[[float], float]] = {
     "share": lambda share: share,
     "root": math.sqrt,
 }
-"""Factor of a filtered step's learning rates, from the share of its groups that passed the filter: a step from few
-groups then moves policy and critic less. (A factor of the loss would do nothing under optimisers that divide by the
-gradient's size, as AdamW and Muon do.)"""
+"""Factor of the learning rates of a filtered step, from the share of groups that passed: fewer groups, a smaller step.
+(A factor of the loss would have no effect with AdamW and Muon, which normalise the gradient.)"""

@@ -1,7 +1,11 @@
-"""Off-policy corrections: a weight for each token's loss where the sampler was not the policy that a ratio divides by.
+"""Off-policy corrections, rejection and metrics, for tokens sampled by another policy than the old one.
 
-rho = pi_old / mu, with mu the sampler: another engine's rounding, or weights that have moved on since. The loss keeps
-its own ratio pi / pi_old; the weights carry no gradient.
+rho = pi_old / mu, where mu is the sampler: another engine's rounding, or older weights. A correction weighs each
+token's loss; the loss keeps its own ratio pi / pi_old, and weights carry no gradient. Rejection removes tokens, turns
+or sequences on which sampler and old policy disagree too much; it works with any correction. Removed tokens stay in the
+aggregation's denominator.
+
+The tokens were drawn from mu, so k2 and k3 estimate KL(mu | pi_old); KL(pi_old | mu) would need samples of pi_old.
 """
 
 from collections.abc import Callable
@@ -17,25 +21,25 @@ from turnwise.algos.losses import LossInputs, LossResult, RatioLevel, max_over, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorrectionParams:
-    """Which of them a correction reads stands in `Correction.reads`; the others do nothing."""
+    """Settings of the corrections; `Correction.reads` lists the ones that a correction uses."""
 
     level: RatioLevel = "token"
-    """Whose ratio is bounded: a token's, a turn's or a sequence's."""
+    """Unit whose ratio is bounded."""
     low: float = 0.0
-    """The lowest weight (truncated), or the lowest statistic that is kept (masked)."""
+    """Lowest weight (truncated), or lowest statistic that is kept (masked)."""
     high: float = 2.0
-    """The highest."""
+    """Highest weight or statistic."""
     pool: Literal["product", "mean"] = "product"
-    """How a turn's or sequence's tokens make one ratio: their product, the exact ratio of the whole but of a variance
-    that grows with its length; or their geometric mean, which is biased and stays near 1."""
+    """How token ratios are pooled over a turn or sequence: their product is the exact ratio, with a variance that grows
+    with the length; their geometric mean is biased and stays near 1."""
     statistic: Literal["ratio", "k2", "k3"] = "ratio"
-    """Return the statistic that `masked` compares with its bounds: rho or an estimate of KL(mu | pi_old), per unit."""
+    """Statistic that `masked` compares with its bounds: rho or an estimate of KL(mu | pi_old), per unit."""
     token_weights: bool = True
-    """Tokens that `masked` keeps weigh their own rho; False: that of their turn or sequence."""
+    """Weigh the tokens that `masked` keeps by their own rho; False: by that of their turn or sequence."""
     difference: float = 0.2
-    """How far a probability may move from the sampler's before `two_sided` drops its token."""
+    """Largest change of a token's probability from the sampler's before `two_sided` drops it."""
     normalise: bool = False
-    """Divide the weights by their mean over the optimiser step: see `compute_correction_scale`."""
+    """Divide the weights by their mean over the optimizer step; see `compute_correction_scale`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,16 +52,16 @@ class CorrectionResult:
 class Correction:
     compute: Callable[[LossInputs, CorrectionParams], CorrectionResult]
     reads: tuple[str, ...] = ()
-    """The fields of CorrectionParams that change its result."""
+    """Fields of CorrectionParams that change the result."""
 
 
 def none(inputs: LossInputs, params: CorrectionParams) -> CorrectionResult:
-    """1: the sampler counts as the old policy."""
+    """Weight 1: treat the sampler as the old policy."""
     return _inside(torch.ones_like(inputs.old_logprobs))
 
 
 def decoupled(inputs: LossInputs, params: CorrectionParams) -> CorrectionResult:
-    """rho = pi_prox / mu: the clip holds the policy near a recent one, whoever sampled (Hilton et al. 2022).
+    """rho = pi_prox / mu: the clip keeps the policy near a recent one, whatever the sampler (Hilton et al. 2022).
 
     `old_logprobs` are then those of the proximal policy, scored by the learner. Unbounded: `truncated` and `masked`
     are the same with bounds.
@@ -73,9 +77,9 @@ def truncated(inputs: LossInputs, params: CorrectionParams) -> CorrectionResult:
 
 
 def masked(inputs: LossInputs, params: CorrectionParams) -> CorrectionResult:
-    """rho where the statistic lies in [low, high], else 0 (IcePop, Ling team 2025; at sequences: Liu et al. 2025).
+    """rho where the statistic is in [low, high], else 0 (IcePop, Ling team 2025; at sequences: Liu et al. 2025).
 
-    The dropped tokens stay in the aggregation's weights: fewer trained tokens mean a smaller step, not larger shares
+    Dropped tokens stay in the aggregation's denominator: fewer trained tokens mean a smaller step, not larger shares
     for the others.
     """
     statistic = _statistic(inputs, params)
@@ -87,7 +91,7 @@ def masked(inputs: LossInputs, params: CorrectionParams) -> CorrectionResult:
 def two_sided(inputs: LossInputs, params: CorrectionParams) -> CorrectionResult:
     """0 where A > 0 and pi - mu > difference, or A < 0 and pi - mu < -difference; else 1.
 
-    A bound on the probability itself in place of its ratio: rare tokens may multiply, likely ones may not jump.
+    Bounds the probability instead of its ratio: rare tokens may grow by large factors, likely ones may not jump.
     """
     moved = inputs.logprobs.detach().exp() - inputs.sampler_logprobs.exp()
     too_high = (inputs.advantages > 0) & (moved > params.difference)
@@ -114,7 +118,7 @@ def compute_correction_scale(
 
 
 def apply_correction(result: LossResult, correction: CorrectionResult, scale: float = 1.0) -> LossResult:
-    """The loss with its tokens weighed, and the mean weight and the share outside the bounds among its metrics."""
+    """Weigh the token losses; add the weights and the share outside the bounds to the metrics."""
     weights = correction.weights * scale
     own = {"correction_weight": weights, "correction_outside": correction.outside.to(weights.dtype)}
     return LossResult(token_loss=result.token_loss * weights, metrics=result.metrics | own)
@@ -162,14 +166,14 @@ class RejectionParams:
     statistic: Literal["ratio", "k2", "k3"] = "ratio"
     """Statistic that the bounds apply to: rho, k2 = log(rho)^2 / 2 or k3 = rho - 1 - log rho."""
     pool: Literal["sum", "mean", "max"] = "mean"
-    """How the tokens of a turn or sequence make one statistic. Of rho the logarithm is pooled: the sum gives the ratio
-    of the whole, the mean its geometric mean."""
+    """How token statistics are pooled over a turn or sequence. For rho the logarithm is pooled: the sum gives the ratio
+    of the whole unit, the mean its geometric mean."""
     low: float = 0.0
     high: float = 2.0
     """Statistics outside [low, high] are rejected."""
     veto: float = 0.0
-    """Reject a sequence in which any token's rho is below this: one token that the old policy would never have drawn
-    makes the rest of its sequence unlikely too. 0: never."""
+    """Reject a sequence if any token's rho is below this: after a token that the old policy would never sample, the
+    rest of the sequence is unlikely too. 0 disables the veto."""
 
     @property
     def active(self) -> bool:
@@ -177,7 +181,7 @@ class RejectionParams:
 
 
 def find_rejected(inputs: LossInputs, params: RejectionParams) -> Tensor:
-    """Return where a token is rejected, by its statistic or by a veto in its sequence. [M] bool"""
+    """Mark tokens rejected by their unit's statistic or by a veto in their sequence. [M] bool"""
     log_rho = clamp_log_ratio(inputs.old_logprobs - inputs.sampler_logprobs)
     sequences = unit_ids(inputs.segment_ids, inputs.turn_ids, "sequence")
     rejected = max_over((log_rho.exp() < params.veto).to(log_rho.dtype), sequences) > 0
@@ -188,7 +192,7 @@ def find_rejected(inputs: LossInputs, params: RejectionParams) -> Tensor:
 
 
 def apply_rejection(result: LossResult, rejected: Tensor) -> LossResult:
-    """Remove rejected tokens from the loss, exactly: they get no gradient. Their share is a metric."""
+    """Remove rejected tokens from the loss, so that they get no gradient, and add their share to the metrics."""
     metrics = result.metrics | {"rejected": rejected.to(result.token_loss.dtype)}
     return LossResult(token_loss=result.token_loss.masked_fill(rejected, 0.0), metrics=metrics)
 

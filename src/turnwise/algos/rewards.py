@@ -1,7 +1,7 @@
-"""Normalisation of returns: each against those of its group, its environment or the batch, before advantages are taken.
+"""Rewards before advantages: normalise returns, combine several rewards, place rewards on tokens.
 
-Every row is a trajectory and counts once, however many turns or samples it became. Equal returns, and one that is
-alone in its scope, give exactly 0 (but for `identity`).
+Returns are normalised against those of their group, their environment or the batch. Every trajectory counts once,
+however many turns or samples it became. Equal returns, or a single one in its scope, give exactly 0 (but `identity`).
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ PROCESS_EPSILON = 1e-6
 
 
 def identity(scope: GroupStatistics) -> Tensor:
-    """x, as it is."""
+    """x, unchanged."""
     return scope.values
 
 
@@ -34,7 +34,7 @@ def mean_std(scope: GroupStatistics) -> Tensor:
 
 
 def asym_clip(scope: GroupStatistics) -> Tensor:
-    """`mean_std` within [-1, 3]: a rare success may stand out, a rare failure may not."""
+    """`mean_std` clamped to [-1, 3]: a rare success may stand out, a rare failure may not."""
     return scope.standardised().clamp(*ASYM_CLIP)
 
 
@@ -47,17 +47,17 @@ NORMALISERS: dict[str, Callable[[GroupStatistics], Tensor]] = {
 
 
 def by_group(group_ids: Tensor, env_ids: Tensor) -> Tensor:
-    """Against the trajectories from the same start state."""
+    """Compare with trajectories from the same start state."""
     return group_ids
 
 
 def by_environment(group_ids: Tensor, env_ids: Tensor) -> Tensor:
-    """Against all trajectories of the same environment tag."""
+    """Compare with all trajectories of the same environment."""
     return env_ids
 
 
 def by_batch(group_ids: Tensor, env_ids: Tensor) -> Tensor:
-    """Against all trajectories."""
+    """Compare with all trajectories."""
     return torch.zeros_like(group_ids)
 
 
@@ -69,18 +69,20 @@ SCOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def normalise(returns: Tensor, scope_ids: Tensor, name: str) -> Tensor:
-    """Returns [B], each normalised among those with its scope id [B]; `name` is one of NORMALISERS."""
+    """Normalise returns [B] within equal scope ids [B]; `name` is a key of NORMALISERS."""
     return NORMALISERS[name](group_statistics(returns, scope_ids)).to(returns.dtype)
 
 
 def combine_rewards(rewards: Tensor, weights: Tensor, group_ids: Tensor, name: str = "mean_std") -> Tensor:
-    """Several rewards [B, R] as one number a trajectory [B] (GDPO, Liu et al. 2026).
+    """Combine several rewards [B, R] into one per trajectory [B] (GDPO, Liu et al. 2026).
 
-    Each is normalised within the group, weighted [R] and added up; the sum is whitened over the batch. Added up first,
-    the reward of the largest spread would be the only one that the group's std lets through.
+    Each reward is normalised within its group, weighted [R] and summed; the sum is whitened over the batch. If they
+    were summed first, the reward with the largest spread would dominate the group's std.
     """
     if rewards.shape != (group_ids.shape[0], weights.shape[0]):
-        raise ValueError(f"rewards are {tuple(rewards.shape)}: a row a trajectory and a column a weight are needed")
+        raise ValueError(
+            f"rewards have shape {tuple(rewards.shape)}; expected one row per trajectory and one column per weight."
+        )
     columns = [normalise(column, group_ids, name) * weight for column, weight in zip(rewards.T, weights, strict=True)]
     total = torch.stack(columns, dim=1).sum(dim=1)
     return whiten(total, torch.ones_like(total, dtype=torch.bool))
@@ -89,7 +91,7 @@ def combine_rewards(rewards: Tensor, weights: Tensor, group_ids: Tensor, name: s
 def scale_process_rewards(process_rewards: Tensor, mask: Tensor) -> Tensor:
     """r / (max over the batch of |sum of r from a token on| + 1e-6), to be added to the outcome. [B, T]
 
-    PRIME's scaling (Cui et al. 2025): however many calls a trajectory makes, they never add up to more than 1.
+    Scaling of PRIME (Cui et al. 2025): process rewards never sum to more than 1, however many turns there are.
     """
     rewards = torch.where(mask, process_rewards, 0.0)
     onwards = rewards.flip(1).cumsum(dim=1)
@@ -98,10 +100,9 @@ def scale_process_rewards(process_rewards: Tensor, mask: Tensor) -> Tensor:
 
 
 def place_by_turn(turn_rewards: Tensor, mask: Tensor, turn_ids: Tensor) -> Tensor:
-    """Rewards [B, N] of turns 0 to N - 1 (0 beyond a row's last), each on its turn's last sampled token. [B, T]
+    """Place turn rewards [B, N] (0 beyond a row's last turn) on each turn's last sampled token. [B, T]
 
-    Nothing is lost: the reward of a turn that has no token in the mask goes to the last turn before it that has, or
-    else to the first.
+    The reward of a turn without tokens in the mask goes to the last turn before it that has some, or else to the first.
     """
     turns = find_turns(mask, turn_ids)
     ids = torch.where(turns.mask, turns.at_starts(turn_ids), turn_rewards.shape[1])  # [B, K], ascending
@@ -112,7 +113,7 @@ def place_by_turn(turn_rewards: Tensor, mask: Tensor, turn_ids: Tensor) -> Tenso
 
 
 def place_by_trajectory(turn_rewards: Tensor, mask: Tensor, turn_ids: Tensor) -> Tensor:
-    """The sum of a row's turn rewards on its last sampled token: turns share one outcome. [B, T]"""
+    """Place the sum of a row's turn rewards on its last sampled token. [B, T]"""
     return place_returns(turn_rewards.sum(dim=1), mask)
 
 
@@ -123,6 +124,6 @@ PLACEMENTS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 
 
 def place_returns(returns: Tensor, mask: Tensor) -> Tensor:
-    """Each row's number [B] on its last sampled token. [B, T]"""
+    """Place each row's return [B] on its last sampled token. [B, T]"""
     last = mask & (mask.flip(1).cumsum(dim=1).flip(1) == 1)
     return torch.where(last, returns[:, None], 0.0)
