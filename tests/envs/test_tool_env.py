@@ -339,7 +339,7 @@ def test_lookup_pays_the_right_call_once() -> None:
         params = kind.check_params({"call_reward": 0.5, "max_turns": 4})
         env = kind.make(Task(env="lookup", seed=seed_for("train", 1), params=params))
         await env.start()
-        asked = vars(env.env)["asked"]
+        asked = vars(env.env)["person"]
         other = next(name for name in vars(env.env)["rooms"] if name != asked)
         said = [f"<call>room {name}</call>" for name in (other, asked, asked)]
         found = [(await env.step(assistant(text))).reward for text in said]
@@ -428,5 +428,5 @@ def test_an_answer_is_right_from_the_value_that_the_recipe_says(
 def test_a_split_that_there_is_not_is_told_with_its_line(own: dict[str, Any], tmp_path: Path) -> None:
     rows = [{"question": "a?", "split": "train"}, {"question": "b?", "split": "val"}]
     (tmp_path / "split.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    with pytest.raises(UserError, match=r"line 2: split is 'val': say train, validation, test"):
+    with pytest.raises(UserError, match=r"line 2: unknown split 'val': use train, validation, test"):
         build_environment_mix(build({"env": {"kind": "tools", **own, "tasks": str(tmp_path / "split.jsonl")}}))

@@ -89,7 +89,7 @@ def test_packed_samples_do_not_influence_each_other() -> None:
 
 
 def test_sampled_token_without_context_is_an_error() -> None:
-    with pytest.raises(ValueError, match="without a context"):
+    with pytest.raises(ValueError, match="has no token before it"):
         pack([make_sample([1, 2, 3], 0)])
 
 

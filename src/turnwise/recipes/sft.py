@@ -107,6 +107,7 @@ def check_sft(config: Config, worlds: EnvironmentMix, given: Iterable[str] = ())
 
 class _ImitationRun(TrainingRun):
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.planned_steps = 1  # until the demonstrations are counted
 
     def build(self, progress: Progress, limit_s: float | None, resume: bool) -> tuple[SftLoop, State]:
