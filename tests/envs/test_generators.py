@@ -22,14 +22,14 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
-def test_no_generator_is_left_out() -> None:
+def test_cases_cover_every_generator() -> None:
     assert {case.env for case in CASES} == {
         name for name in ENVIRONMENTS if not load_spec(name).cls.needs and not load_spec(name).required_params
     }
 
 
 @every_case
-def test_every_task_can_be_solved_and_the_solver_does_so(case: Case) -> None:
+def test_solver_solves_every_task(case: Case) -> None:
     async def results() -> list[bool]:
         return [(await solved(case, index)).success for index in range(COUNT)]
 
@@ -37,20 +37,20 @@ def test_every_task_can_be_solved_and_the_solver_does_so(case: Case) -> None:
 
 
 @every_case
-def test_no_task_is_one_of_two_splits(case: Case) -> None:
+def test_splits_share_no_task(case: Case) -> None:
     """Where chance has different addresses tasks are different ones, though in a small world they may look alike."""
     tasks = [case.task(split, index) for split in SPLITS for index in range(COUNT)]
     assert len({task.seed for task in tasks}) == len({address("start", *task.parts) for task in tasks}) == 3 * COUNT
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.split_start_states], ids=lambda case: case.name)
-def test_no_start_state_is_one_of_two_splits(case: Case) -> None:
+def test_splits_share_no_start_state(case: Case) -> None:
     train, validation, test = (set(openings(case, split, COUNT)) for split in SPLITS)
     assert train and validation and test
     assert not (train & validation or train & test or validation & test)
 
 
-def test_environments_of_generated_worlds_split_their_start_states() -> None:
+def test_generated_environments_split_their_start_states() -> None:
     """The others have too few (a bandit, an empty board), or hide what differs."""
     own = {name for name in ENVIRONMENTS if not load_spec(name).cls.needs and load_spec(name).cls.split_start_states}
     made = {

@@ -128,7 +128,7 @@ class FactTable:
         self._check()
 
     def _check(self) -> None:
-        """Reject a table in which a question is misread or two secrets cannot be told apart: a player would loop."""
+        """Reject a table in which a question is misread or two secrets have equal answers: the solver would loop."""
         meanings: list[TopicQuestion | Guess] = [*self.questions, *map(Guess, self.secrets.values())]
         for meaning in meanings:
             if self.parse(meaning.text) != meaning:

@@ -29,7 +29,7 @@ class ColumnSpec:
 class TableSpec:
     name: str
     noun: str
-    """What a row is called; the table's name is the plural."""
+    """Singular name of a row; the table's name is the plural."""
     columns: tuple[ColumnSpec, ...]
     rows: tuple[int, int]
     """Fewest and most rows."""

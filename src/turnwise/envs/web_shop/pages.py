@@ -125,41 +125,41 @@ def parse_goal(text: str) -> ParsedGoal:
     )
 
 
-def next_action(goal: str, page: str, pages_seen: Mapping[str, str]) -> str:
+def next_action(instruction: str, page: str, pages_seen: Mapping[str, str]) -> str:
     """`pages_seen`: product code -> the most detailed page of it so far"""
-    wanted = parse_goal(goal)
+    goal = parse_goal(instruction)
     if f"[{BUY}]" in page:
-        return _on_product(wanted, page)
+        return _on_product(goal, page)
     if f"[{BACK}]" in page:
-        return _on_results(wanted, page, pages_seen)
-    return f"search[{' '.join((wanted.product_type, *wanted.attributes, *wanted.values))}]"
+        return _on_results(goal, page, pages_seen)
+    return f"search[{' '.join((goal.product_type, *goal.attributes, *goal.values))}]"
 
 
-def _on_results(wanted: ParsedGoal, page: str, pages_seen: Mapping[str, str]) -> str:
+def _on_results(goal: ParsedGoal, page: str, pages_seen: Mapping[str, str]) -> str:
     for code, title, dollars in RESULT.findall(page):
-        is_candidate = wanted.product_type in title and float(dollars) <= wanted.dollars
-        if is_candidate and not (code in pages_seen and matches_goal(wanted, pages_seen[code]) is False):
+        is_candidate = goal.product_type in title and float(dollars) <= goal.dollars
+        if is_candidate and not (code in pages_seen and matches_goal(goal, pages_seen[code]) is False):
             return f"click[{code}]"
     return f"click[{NEXT if f'[{NEXT}]' in page else BACK}]"
 
 
-def _on_product(wanted: ParsedGoal, page: str) -> str:
-    matches = matches_goal(wanted, page)
+def _on_product(goal: ParsedGoal, page: str) -> str:
+    matches = matches_goal(goal, page)
     if matches is None:
         return f"click[{FEATURES}]"
     if not matches:
         return f"click[{PREVIOUS}]"
     selected = {value for line in OPTION.findall(page) for value, selected_mark in VALUE.findall(line) if selected_mark}
-    missing = [value for value in wanted.values if value not in selected]
+    missing = [value for value in goal.values if value not in selected]
     return f"click[{missing[0]}]" if missing else f"click[{BUY}]"
 
 
-def matches_goal(wanted: ParsedGoal, page: str) -> bool | None:
+def matches_goal(goal: ParsedGoal, page: str) -> bool | None:
     """Whether the product on this page fulfils the goal; None: its features decide."""
     title, _, price = page.partition("\n")[0].rpartition(" $")
     offered = {value for line in OPTION.findall(page) for value, _ in VALUE.findall(line)}
-    if wanted.product_type not in title or float(price) > wanted.dollars or not offered.issuperset(wanted.values):
+    if goal.product_type not in title or float(price) > goal.dollars or not offered.issuperset(goal.values):
         return False
     if feature_list := FEATURE_LIST.search(page):
-        return set(feature_list[1].split(", ")).issuperset(wanted.attributes)
-    return True if all(attribute in title for attribute in wanted.attributes) else None
+        return set(feature_list[1].split(", ")).issuperset(goal.attributes)
+    return True if all(attribute in title for attribute in goal.attributes) else None
