@@ -55,15 +55,15 @@ IN_REWARDS = (
     *mutants(
         "rewards/text_answers.py",
         PARTS,
-        ("f1 is halved", "2 * shared / (len(got)", "shared / (len(got)"),
-        ("half of the answer is enough", "shared > precision * len(got)", "shared >= precision * len(got)"),
+        ("f1 is halved", "2 * shared / (len(words)", "shared / (len(words)"),
+        ("half of the answer is enough", "shared > precision * len(words)", "shared >= precision * len(words)"),
         ("articles count", "if word not in ARTICLES] or words)", "] or words)"),
         ("the bound itself is too little", "share >= at_least", "share > at_least"),
         ("thousands are two numbers", 'THOUSANDS.sub("", text.lower())', "text.lower()"),
         (
             "repeated words count again",
-            "shared = (Counter(got) & Counter(wanted)).total()",
-            "shared = sum(word in wanted for word in got)",
+            "shared = (Counter(words) & Counter(expected)).total()",
+            "shared = sum(word in expected for word in words)",
         ),
     ),
     *mutants(
@@ -76,8 +76,8 @@ IN_REWARDS = (
         PARTS,
         ("length is a bonus", "0.0 - min(1.0, max(", "min(1.0, max("),
         ("length is measured by the hard limit", "over / (self.hard - self.soft)", "over / self.hard"),
-        ("the last run is not looked at", "range(len(said) - self.n + 1)", "range(len(said) - self.n)"),
-        ("repetition is a bonus", "0.0 - (1 - len(set(runs)) / len(runs))", "(1 - len(set(runs)) / len(runs))"),
+        ("the last n-gram is not counted", "range(len(units) - self.n + 1)", "range(len(units) - self.n)"),
+        ("repetition is a bonus", "0.0 - (1 - len(set(ngrams)) / len(ngrams))", "(1 - len(set(ngrams)) / len(ngrams))"),
     ),
     *mutants(
         "rewards/text_answers.py",
@@ -99,7 +99,7 @@ IN_REWARDS = (
         CODE,
         ("a difference is taken for equality", "ast.Eq | ast.Is)", "ast.Eq | ast.Is | ast.NotEq)"),
         ("the first function is called", "found[-1] if found", "found[0] if found"),
-        ("a list is one argument", "if isinstance(given, list) else", "if isinstance(given, tuple) else"),
+        ("a list is one argument", "if isinstance(arguments, list) else", "if isinstance(arguments, tuple) else"),
     ),
     *mutants(
         "rewards/unit_tests.py",
@@ -115,7 +115,11 @@ IN_REWARDS = (
     *mutants(
         "rewards/sql_results.py",
         SQL,
-        ("fewer rows are enough", "if len(got.rows) != len(wanted.rows):", "if len(got.rows) > len(wanted.rows):"),
+        (
+            "fewer rows are enough",
+            "if len(actual.rows) != len(expected.rows):",
+            "if len(actual.rows) > len(expected.rows):",
+        ),
         ("rows are compared in order where nobody asked", "    if ordered:\n", "    if not ordered:\n"),
         ("an inner ORDER BY counts", "if depth == 0:", "if depth >= 0:"),
         ("one row answers for two", "        del left[match]\n", ""),
@@ -124,7 +128,7 @@ IN_REWARDS = (
             "isinstance(one, int) and isinstance(other, int)",
             "isinstance(one, str) and isinstance(other, str)",
         ),
-        ("a result that was cut short is compared", "if not (got.complete and wanted.complete) or", "if"),
+        ("a result that was cut short is compared", "if not (actual.complete and expected.complete) or", "if"),
     ),
     *mutants(
         "rewards/judge/judges.py",

@@ -145,8 +145,8 @@ def test_extract_code_takes_linear_time() -> None:
 class Breaks(BuiltInReward):
     """A part with a defect."""
 
-    async def score(self, answered: Submission) -> float:
-        raise answered.row["error"]
+    async def score(self, submission: Submission) -> float:
+        raise submission.row["error"]
 
 
 class Costs(Breaks):
@@ -171,9 +171,9 @@ DEFECTS = [
 def test_built_in_reward_logs_errors_and_gives_the_worst_score(
     error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    answered = Submission(question="?", answer="7" * 999, row={"error": error})
+    submission = Submission(question="?", answer="7" * 999, row={"error": error})
     with caplog.at_level(logging.WARNING):
-        assert asyncio.run(Breaks()(answered)) == 0.0 and asyncio.run(Costs()(answered)) == -1.0
+        assert asyncio.run(Breaks()(submission)) == 0.0 and asyncio.run(Costs()(submission)) == -1.0
     (record, _) = caplog.records
     assert f"Breaks raised {type(error).__name__}" in record.message and record.exc_info
     assert len(record.message) < 400
@@ -196,7 +196,7 @@ def test_all_reward_types_but_judges_are_built_in_rewards() -> None:
 
 def test_built_in_reward_passes_os_errors() -> None:
     class Disk(BuiltInReward):
-        async def score(self, answered: Submission) -> float:
+        async def score(self, submission: Submission) -> float:
             raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space"):

@@ -60,7 +60,7 @@ def test_client_uses_the_scale_of_the_settings(tmp_path: Path) -> None:
 
 def test_answer_judge_shows_question_reference_and_episode(tmp_path: Path) -> None:
     server = JudgeServer(lambda messages: '{"score": 4}')
-    answered = Submission(
+    submission = Submission(
         question="The capital?",
         answer="Paris",
         row={"gold": ["Paris", "paris"]},
@@ -71,7 +71,7 @@ def test_answer_judge_shows_question_reference_and_episode(tmp_path: Path) -> No
         judges, options = JudgeRegistry(), ({"against": "gold"}, {"shows": "episode"})
         settings = [AnswerJudgeSettings(**common, **each) for each in options]
         parts = [AnswerJudge(settings=each, client=judges.client(each)) for each in settings]
-        assert [asyncio.run(part(answered)) for part in parts] == [0.4, 0.4]
+        assert [asyncio.run(part(submission)) for part in parts] == [0.4, 0.4]
         assert judges.metrics()["judge/calls"] == 2 and judges.client(settings[0]).counts.calls == 1
     first, second = (fenced(request["messages"]) for request in server.requests)
     assert first[0] == [("question", "The capital?"), ("reference", "Paris\nor: paris"), ("agent", "Paris")]

@@ -12,7 +12,7 @@ from turnwise.rewards.unit_tests import (
     NO_RESULT,
     ExpressionResult,
     UnitTests,
-    _given,
+    _read_results,
     _sandbox,
     extract_code,
     parse_tests,
@@ -81,7 +81,7 @@ def test_evaluate_expressions_ignores_long_forged_values() -> None:
     alike = "{" + ",".join(str(number * (2**61 - 1)) for number in range(1, 15_500)) + "}"
     nested = "[" * 500 + "]" * 500
     output = f'tested:[true, "{alike}"]\ntested:[true, {nested}]\ntested:[true, "4"]\n'
-    assert _given(output, 3) == [NO_RESULT, NO_RESULT, ExpressionResult(True, "4")]
+    assert _read_results(output, 3) == [NO_RESULT, NO_RESULT, ExpressionResult(True, "4")]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_parse_tests_rejects_columns_without_tests(tests: Any) -> None:
 def test_sandboxed_code_never_sees_expected_values() -> None:
     setup, cases = parse_tests(ASSERTS, GOOD, "", "tests")
     assert setup == "import math"
-    assert [(case.expression, case.wanted) for case in cases[:3]] == [
+    assert [(case.expression, case.expected) for case in cases[:3]] == [
         ("add(1, 2)", 3),
         ("add(-1, 1)", 0),
         ("add([1], [2])", [1, 2]),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from math_answers_for_tests import RIGHT, WRONG
-from turnwise.rewards.math_answers import equal, equivalent, evaluated
+from turnwise.rewards.math_answers import equal, equivalent, evaluate
 from turnwise.rewards.math_text import parse
 from work_for_tests import count_lines, hang_guard
 
@@ -55,34 +55,34 @@ DIFFERENT = [
 
 
 @pytest.mark.parametrize(("one", "other"), EQUAL)
-def test_the_same_written_otherwise_is_equal(one: str, other: str) -> None:
+def test_equivalent_accepts_other_notations(one: str, other: str) -> None:
     assert equivalent(one, other)
 
 
 @pytest.mark.parametrize(("one", "other"), DIFFERENT)
-def test_what_differs_is_not_equal(one: str, other: str) -> None:
+def test_equivalent_rejects_different_values(one: str, other: str) -> None:
     assert not equivalent(one, other)
 
 
 @pytest.mark.parametrize(("answer", "reference"), RIGHT)
-def test_decimal_equals_what_it_rounds_to(answer: str, reference: str) -> None:
+def test_equivalent_accepts_rounded_decimals(answer: str, reference: str) -> None:
     assert equivalent(answer, reference)
 
 
 @pytest.mark.parametrize(("answer", "reference"), WRONG)
-def test_decimal_is_exact_where_the_reference_is(answer: str, reference: str) -> None:
+def test_equivalent_requires_exact_decimals(answer: str, reference: str) -> None:
     assert not equivalent(answer, reference)
 
 
 @given(st.integers(-(10**18), 10**18), st.integers(-3, 3).filter(bool), st.sampled_from(["", ".0", ".000000"]))
-def test_whole_number_beside_the_reference_is_wrong(reference: int, off: int, zeros: str) -> None:
+def test_equivalent_rejects_neighbouring_integers(reference: int, off: int, zeros: str) -> None:
     near = f"{reference + off}{zeros}"
     assert not equivalent(near, str(reference)) and not equivalent(near, f"{reference}.0")
     assert not equal(near, Fraction(reference))
     assert equivalent(f"{reference}{zeros}", str(reference)) and equal(f"{reference}{zeros}", Fraction(reference))
 
 
-def test_close_is_the_relative_error_of_any_decimal() -> None:
+def test_equivalent_close_is_a_relative_error() -> None:
     assert equivalent("41.8", "42", close=0.01) and not equivalent("41.5", "42", close=0.01)
     assert not equivalent("0.333333333", "1/3", close=0.0) and equivalent("0.75", "3/4", close=0.0)
     assert not equivalent("83/2", "42", close=0.5), "a fraction is not rounded"
@@ -96,7 +96,7 @@ TERMS = st.recursive(
 
 
 @given(TERMS)
-def test_a_term_equals_itself_in_other_words_and_not_its_neighbour(term: str) -> None:
+def test_equivalent_on_random_terms(term: str) -> None:
     assert equivalent(f"2*{term}-{term}", term)
     assert equivalent(f"0+{term}*1", term)
     assert not equivalent(f"{term}+1", term)
@@ -104,13 +104,13 @@ def test_a_term_equals_itself_in_other_words_and_not_its_neighbour(term: str) ->
 
 
 @given(TERMS)
-def test_values_are_those_of_python(term: str) -> None:
+def test_evaluate_agrees_with_python(term: str) -> None:
     point = {"x": Fraction(7, 3), "y": Fraction(-2)}
-    assert evaluated(parse(term), point) == eval(term, {}, {**point})
+    assert evaluate(parse(term), point) == eval(term, {}, {**point})
 
 
 @given(st.text(alphabet=r"0123456789.xyabsqrtpi+-*/^(){}\frac$, =", max_size=80))
-def test_no_text_breaks_it_and_none_takes_long(text: str) -> None:
+def test_equivalent_handles_any_text_quickly(text: str) -> None:
     with hang_guard():
         assert count_lines(lambda: equivalent(text, "x^2+1")) < MOST_LINES
 
@@ -130,7 +130,7 @@ def test_no_text_breaks_it_and_none_takes_long(text: str) -> None:
     ],
     ids=lambda text: text[:12],
 )
-def test_monsters_are_refused_with_little_work(text: str) -> None:
+def test_equivalent_bounds_the_work_of_huge_expressions(text: str) -> None:
     with hang_guard():
         assert not equivalent(text, "x")
         assert count_lines(lambda: equivalent(text, "x")) < MOST_LINES

@@ -30,8 +30,8 @@ def no_files(given: str) -> Any:
 def score(given: Any, answer: str, row: Mapping[str, Any] | None = None, said: tuple[str, ...] = ()) -> float:
     rubric = build_rubric([given], no_files, RewardServices())
     messages = (user("?"), *(assistant(text) for text in said))
-    answered = Submission(question="?", answer=answer, row=row or {}, messages=messages if said else ())
-    return asyncio.run(score_submission(rubric, answered)).reward
+    submission = Submission(question="?", answer=answer, row=row or {}, messages=messages if said else ())
+    return asyncio.run(score_submission(rubric, submission)).reward
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_sql_reward_compares_results(query: str, value: float, database: str) ->
 def test_sql_reward_compares_row_order_if_the_query_is_ordered(database: str) -> None:
     row = {"sql": "select a from t order by a", "database": database}
     assert score("sql", "select a from t order by a desc", row) == 0.0
-    with pytest.raises(EnvironmentFailure, match="the query of a row fails"):
+    with pytest.raises(EnvironmentFailure, match="the query of a task row fails"):
         score("sql", "select 1", {"sql": "select nothing from t", "database": database})
 
 
@@ -179,7 +179,7 @@ TABLES: list[tuple[Any, str]] = [
     ([{"use": "f1", "weigth": 2}], 'the reward "f1" has no option "weigth": did you mean "weight"?'),
     ([{"use": "f1", "zzz": 2}], ", name, "),
     ([{"use": "regex"}], 'the reward "regex" lacks its option "pattern"'),
-    ([{"use": "regex", "pattern": "("}], "the pattern is no regular expression"),
+    ([{"use": "regex", "pattern": "("}], "the pattern is not a regular expression"),
     ([{"use": "length", "soft": 5, "hard": 5}], "soft must be less than hard"),
     ([{"use": "repetition", "n": 0}], 'the reward "repetition", n: input should be greater than or equal to 1'),
     (
@@ -197,8 +197,8 @@ def test_build_rubric_explains_mistakes_in_one_line(given: Any, line: str) -> No
     assert line in str(error.value) and "\n" not in str(error.value)
 
 
-def total(rubric: Rubric, answered: Submission) -> tuple[dict[str, float], float]:
-    score = asyncio.run(score_submission(rubric, answered))
+def total(rubric: Rubric, submission: Submission) -> tuple[dict[str, float], float]:
+    score = asyncio.run(score_submission(rubric, submission))
     return dict(score.parts), score.reward
 
 
@@ -208,8 +208,8 @@ def test_score_submission_weights_parts() -> None:
         {"use": "f1", "weight": -0.5},
         {"use": "f1", "name": "other", "against": "b", "weight": 0.25},
     ]
-    answered = Submission(question="", answer="a tower", row={"answer": "tower", "b": "big tower"})
-    values, reward = total(build_rubric(given, no_files, RewardServices()), answered)
+    submission = Submission(question="", answer="a tower", row={"answer": "tower", "b": "big tower"})
+    values, reward = total(build_rubric(given, no_files, RewardServices()), submission)
     assert values == pytest.approx({"exact_match": 1.0, "f1": 1.0, "other": 2 / 3})
     assert reward == pytest.approx(2 - 0.5 + 0.25 * 2 / 3)
 
@@ -218,20 +218,20 @@ def test_answer_reward_may_be_async_and_run_tools() -> None:
     async def run_tool(name: str, arguments: Mapping[str, Any]) -> ToolResult:
         return ToolResult(text=f"{name} {arguments['code']}")
 
-    async def checked(answered: Submission) -> bool:
-        assert answered.run_tool is not None
-        return (await answered.run_tool("python", {"code": answered.answer})).text == "python 42"
+    async def checked(submission: Submission) -> bool:
+        assert submission.run_tool is not None
+        return (await submission.run_tool("python", {"code": submission.answer})).text == "python 42"
 
     async def later(answer: str, row: Mapping[str, Any]) -> float:
         return len(answer) * row["factor"]
 
     functions = {"a.py:checked": checked, "b.py:later": later, "c.py:now": lambda answer, row, more=0: 3}
     given = ["a.py:checked", {"use": "b.py:later", "weight": 0.1}, {"use": "c.py:now", "name": "three"}]
-    answered = Submission(question="", answer="42", row={"factor": 5}, run_tool=run_tool)
-    values, reward = total(build_rubric(given, functions.__getitem__, RewardServices()), answered)
+    submission = Submission(question="", answer="42", row={"factor": 5}, run_tool=run_tool)
+    values, reward = total(build_rubric(given, functions.__getitem__, RewardServices()), submission)
     assert values == {"checked": 1.0, "later": 10.0, "three": 3.0} and reward == 5.0
     alone = build_rubric("b.py:later", functions.__getitem__, RewardServices())
-    assert total(alone, answered) == ({"later": 10.0}, 10.0)
+    assert total(alone, submission) == ({"later": 10.0}, 10.0)
 
 
 def test_answer_reward_rejects_three_arguments() -> None:

@@ -17,7 +17,7 @@ from turnwise.rewards.unit_tests import evaluate_expressions, parse_tests
 from turnwise.tools.sql.query import QueryResult
 
 
-def answered(answer: str, /, **row: Any) -> Submission:
+def submission(answer: str, /, **row: Any) -> Submission:
     return Submission(question="?", answer=answer, row=row)
 
 
@@ -30,19 +30,19 @@ def test_score_groups_weights_the_only_reward() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_score_submission_rejects_scores_that_are_not_finite(value: float) -> None:
-    async def broken(answered: Submission) -> float:
+    async def broken(submission: Submission) -> float:
         return value
 
     with pytest.raises(EnvironmentFailure, match="the reward broken gave"):
-        asyncio.run(score_submission(Rubric(parts={"broken": broken}, weights={"broken": 1.0}), answered("x")))
+        asyncio.run(score_submission(Rubric(parts={"broken": broken}, weights={"broken": 1.0}), submission("x")))
 
 
 def test_score_submission_reports_unavailable_services() -> None:
-    async def gone(answered: Submission) -> float:
+    async def gone(submission: Submission) -> float:
         raise InfrastructureFailure("no answer")
 
     with pytest.raises(RewardFailure, match="the reward gone: no answer"):
-        asyncio.run(score_submission(Rubric(parts={"gone": gone}, weights={"gone": 1.0}), answered("x")))
+        asyncio.run(score_submission(Rubric(parts={"gone": gone}, weights={"gone": 1.0}), submission("x")))
 
 
 def test_f1_counts_repeated_words_as_often_as_the_reference() -> None:
@@ -51,14 +51,14 @@ def test_f1_counts_repeated_words_as_often_as_the_reference() -> None:
 
 
 def test_f1_at_least_is_inclusive() -> None:
-    half = answered("paris rome", answer="paris berlin")
+    half = submission("paris rome", answer="paris berlin")
     assert asyncio.run(F1(at_least=0.5)(half)) == pytest.approx(0.5)
     assert asyncio.run(F1(at_least=0.51)(half)) == 0.0
 
 
 def test_exact_match_accepts_any_reference() -> None:
-    assert asyncio.run(ExactMatch()(answered("NYC", answer=["New York", "NYC"]))) == 1.0
-    assert asyncio.run(ExactMatch()(answered("Boston", answer=["New York", "NYC"]))) == 0.0
+    assert asyncio.run(ExactMatch()(submission("NYC", answer=["New York", "NYC"]))) == 1.0
+    assert asyncio.run(ExactMatch()(submission("Boston", answer=["New York", "NYC"]))) == 0.0
 
 
 class Said:
@@ -79,7 +79,7 @@ def test_expressions_that_raise_have_no_value() -> None:
 
 def test_parse_tests_keeps_inequalities() -> None:
     _, (case,) = parse_tests("assert f(1) != 2", "", "", "tests")
-    assert case.inside and case.wanted is True and case.expression == "bool(f(1) != 2)"
+    assert case.inside and case.expected is True and case.expression == "bool(f(1) != 2)"
 
 
 @pytest.mark.parametrize("ordered", [True, False])

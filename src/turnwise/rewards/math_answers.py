@@ -1,9 +1,10 @@
-"""Whether two expressions are equal: exactly where they are rational, to fifty digits where roots are in them.
+"""Reward for mathematical answers: 1 if an answer equals the reference, however both are written.
 
-With variables, equal at random points wherever both have a value. Sizes are bounded, so no answer takes long.
+Rational values are compared exactly, values with roots to fifty digits, and expressions with variables at random
+points where both have a value. Sizes are bounded, so no answer takes long.
 
-A decimal may be rounded only where the reference cannot be written exactly in decimals (1/3, sqrt(2), 2 pi), or is a
-rounded decimal itself: then it must have six digits or more and be off by less than a 1 in the last of them.
+A decimal may be rounded only if the reference has no exact decimal (1/3, sqrt(2), 2 pi) or is a rounded decimal itself.
+It must then have six digits or more and be off by less than 1 in the last one.
 """
 
 import math
@@ -23,45 +24,45 @@ Value = Fraction | Decimal
 Number = TypeVar("Number", Fraction, Decimal)
 
 MOST_BITS = 4096
-"""Of a number on the way."""
+"""Bits of an intermediate number, at most."""
 DIGITS = Context(prec=60, Emax=999, Emin=-999, traps=[InvalidOperation, DivisionByZero, Overflow])
 SAME = Decimal("1e-50")
-"""How far two values with roots in them may lie apart, of their size: what their last digits are off by."""
+"""Relative difference of two values with roots that counts as rounding."""
 POINTS, LEAST_POINTS = 8, 2
 SIX_DIGITS = Fraction(1, 10**5)
-"""What a 1 in the last of six digits may be of a number. A decimal of fewer digits is not taken for a rounded one."""
+"""Largest relative size of the last digit at which a decimal counts as rounded: six digits."""
 DOUBLE = Fraction(1, 10**15)
-"""Relative error that arithmetic on doubles may leave in a decimal."""
+"""Relative error of double-precision arithmetic."""
 
 
 def exact(text: str) -> Fraction | None:
-    """The value of a number, a fraction or an expression of them; None for anything else."""
+    """Return the exact value of a rational expression; None for anything else."""
     with suppress(ValueError):
-        value = evaluated(parse(text), {})
+        value = evaluate(parse(text), {})
         return value if isinstance(value, Fraction) else None
     return None
 
 
-def equal(text: str, wanted: Fraction) -> bool:
-    """Whether `text` is that number; a decimal may be rounded where the number has no end in decimals."""
+def equal(text: str, expected: Fraction) -> bool:
+    """Return whether `text` is this number; a decimal may be rounded if the number has no finite decimal."""
     found = exact(text)
-    rounded = bool(decimals(text)) and not _ends(wanted)
-    return found is not None and _same(found, wanted, _rounding(text, "") if rounded else Fraction(0))
+    rounded = bool(decimals(text)) and not _ends(expected)
+    return found is not None and _same(found, expected, _rounding(text, "") if rounded else Fraction(0))
 
 
-def equivalent(text: str, wanted: str, close: float | None = None) -> bool:
-    """Whether two expressions mean the same; what is no expression must be the same text, spaces apart.
+def equivalent(text: str, expected: str, close: float | None = None) -> bool:
+    """Return whether two expressions are equal; texts that are not expressions must be the same but for spaces.
 
-    `close`: relative error that an answer with a decimal may have, whatever the reference is.
+    `close`: relative error that an answer with a decimal may have.
     """
-    text, wanted = _right_side(text, wanted)
+    text, expected = _right_side(text, expected)
     if (
-        TOKEN.findall(text[:MAX_EXPRESSION_CHARS]) == TOKEN.findall(wanted[:MAX_EXPRESSION_CHARS])
+        TOKEN.findall(text[:MAX_EXPRESSION_CHARS]) == TOKEN.findall(expected[:MAX_EXPRESSION_CHARS])
         and len(text) <= MAX_EXPRESSION_CHARS
     ):
         return bool(text)
     try:
-        one, other = parse(text), parse(wanted)
+        one, other = parse(text), parse(expected)
     except ValueError:
         return False
     if not decimals(text):
@@ -69,47 +70,47 @@ def equivalent(text: str, wanted: str, close: float | None = None) -> bool:
     elif close is not None:
         error = Fraction(close)
     else:
-        error = Fraction(0) if _is_exact(other, wanted) else _rounding(text, wanted)
-    compared = [_same(a, b, error) for a, b in _values(one, other, wanted)]
+        error = Fraction(0) if _is_exact(other, expected) else _rounding(text, expected)
+    compared = [_same(a, b, error) for a, b in _values(one, other, expected)]
     least = LEAST_POINTS if variables(one) | variables(other) else 1
     return len(compared) >= least and all(compared)
 
 
 def _is_exact(reference: Postfix, text: str) -> bool:
-    """Whether a decimal can be this reference exactly, so that a rounded one is wrong."""
+    """Return whether the reference has an exact decimal, so that a rounded one is wrong."""
     if variables(reference):
         whole = all(isinstance(item, Fraction | str) and item not in ("/", "sqrt") for item in reference)
         return whole and not decimals(text)
     try:
-        value = evaluated(reference, {})
+        value = evaluate(reference, {})
     except ValueError:
         return True
     return isinstance(value, Fraction) and (value.denominator == 1 if decimals(text) else _ends(value))
 
 
 def _ends(value: Fraction) -> bool:
-    """Whether the number has an end in decimals: no primes but 2 and 5 divide its denominator."""
+    """Return whether the number has a finite decimal: only 2 and 5 divide its denominator."""
     return 10 ** value.denominator.bit_length() % value.denominator == 0
 
 
-def _rounding(text: str, wanted: str) -> Fraction:
-    """Relative error that rounding explains: up to a 1 in the answer's last place, half of that in the reference's."""
-    places = [min(map(_last_place, decimals(text))), *(_last_place(each) / 2 for each in decimals(wanted))]
+def _rounding(text: str, expected: str) -> Fraction:
+    """Return the relative error of rounding: 1 in the answer's last digit, half of 1 in the reference's."""
+    places = [min(map(_last_place, decimals(text))), *(_last_place(each) / 2 for each in decimals(expected))]
     return max([DOUBLE, *(each for each in places if each <= SIX_DIGITS)])
 
 
 def _last_place(decimal: str) -> Fraction:
-    """What a 1 in its last place is of the number."""
+    """Return the relative size of 1 in the last digit."""
     digits, value = len(decimal.partition(".")[2]), Fraction(decimal)
     return Fraction(1, 10**digits) / value if value else Fraction(1)
 
 
-def _right_side(text: str, wanted: str) -> tuple[str, str]:
-    """What is compared. Either may say what it is of: x = 3 is 3, but not y = 3."""
-    (name, value), (wanted_name, wanted_value) = _named(plain(text)), _named(plain(wanted))
-    if name and wanted_name and name != wanted_name:
-        return plain(text), plain(wanted)
-    return value, wanted_value
+def _right_side(text: str, expected: str) -> tuple[str, str]:
+    """Return what to compare. Either side may name its variable: x = 3 equals 3, but not y = 3."""
+    (name, value), (expected_name, expected_value) = _named(plain(text)), _named(plain(expected))
+    if name and expected_name and name != expected_name:
+        return plain(text), plain(expected)
+    return value, expected_value
 
 
 def _named(text: str) -> tuple[str, str]:
@@ -118,18 +119,18 @@ def _named(text: str) -> tuple[str, str]:
 
 
 def _values(one: Postfix, other: Postfix, seed: str) -> Iterator[tuple[Value, Value]]:
-    """Both at the same points, those left out where one has no value."""
+    """Yield the values of both at the same points, skipping points where one has none."""
     names = sorted(variables(one) | variables(other))
     rng = random_stream("points of", seed)
     for number in range(POINTS if names else 1):
-        least = 1 if number % 2 else -9999  # roots have values at positive points only
+        least = 1 if number % 2 else -9999  # roots need positive points
         point = {name: Fraction(rng.randint(least, 9999), rng.randint(1, 97)) for name in names}
         with suppress(ValueError):
-            yield evaluated(one, point), evaluated(other, point)
+            yield evaluate(one, point), evaluate(other, point)
 
 
-def evaluated(postfix: Postfix, point: Mapping[str, Fraction]) -> Value:
-    """A ValueError where it has no value, or none of a bearable size."""
+def evaluate(postfix: Postfix, point: Mapping[str, Fraction]) -> Value:
+    """Return the value at a point; raises ValueError if there is none or it is too large."""
     stack: list[Value] = []
     try:
         with localcontext(DIGITS):
@@ -144,7 +145,7 @@ def evaluated(postfix: Postfix, point: Mapping[str, Fraction]) -> Value:
                     right, left = stack.pop(), stack.pop()
                     stack.append(_bounded(_calculated(left, item, right)))
     except (ArithmeticError, KeyError) as error:
-        raise ValueError("it has no value here") from error
+        raise ValueError("no value at this point") from error
     return stack[0]
 
 
@@ -167,18 +168,18 @@ def _joined(left: Number, operation: str, right: Number) -> Number:
 def _power(base: Value, exponent: Value) -> Value:
     if isinstance(exponent, Fraction) and exponent.denominator == 1:
         if isinstance(base, Fraction) and abs(exponent) * _bits(base) > MOST_BITS:
-            raise ValueError("too large a power")
+            raise ValueError("power too large")
         return base ** int(exponent)
     if exponent == Fraction(1, 2):
         return _root(base)
     if base <= 0:
-        raise ValueError("a root of a number below 0")
+        raise ValueError("root of a negative number")
     return _decimal(base) ** _decimal(exponent)
 
 
 def _root(value: Value) -> Value:
     if value < 0:
-        raise ValueError("a root of a number below 0")
+        raise ValueError("root of a negative number")
     if isinstance(value, Fraction):
         top, bottom = math.isqrt(value.numerator), math.isqrt(value.denominator)
         if top * top == value.numerator and bottom * bottom == value.denominator:
@@ -196,34 +197,34 @@ def _bits(value: Fraction) -> int:
 
 def _bounded(value: Value) -> Value:
     if isinstance(value, Fraction) and _bits(value) > MOST_BITS:
-        raise ValueError("too large a number")
+        raise ValueError("number too large")
     return value
 
 
-def _same(found: Value, wanted: Value, error: Fraction) -> bool:
-    """`error`: how far they may lie apart, of the size of `wanted`."""
-    if isinstance(found, Fraction) and isinstance(wanted, Fraction):
-        return found == wanted or abs(found - wanted) < error * abs(wanted)
+def _same(found: Value, expected: Value, error: Fraction) -> bool:
+    """Compare with relative tolerance `error`."""
+    if isinstance(found, Fraction) and isinstance(expected, Fraction):
+        return found == expected or abs(found - expected) < error * abs(expected)
     try:
         with localcontext(DIGITS):
-            one, other, part = _decimal(found), _decimal(wanted), _decimal(error)
+            one, other, part = _decimal(found), _decimal(expected), _decimal(error)
             apart, size = abs(one - other), max(abs(one), abs(other), Decimal(1))
             return apart <= SAME * size or apart < part * abs(other)
-    except ArithmeticError:  # one is too large for a number with roots, the other is not
+    except ArithmeticError:  # one value overflows Decimal, the other does not
         return False
 
 
 class SymbolicMath(BuiltInReward):
-    """1 where the answer means the same as one of the accepted ones, else 0. Nothing of it is run as code."""
+    """1 if the answer equals an accepted answer, however both are written, else 0. Nothing is run as code."""
 
     against: str = "answer"
-    """The column with the accepted answer, or a list of them."""
+    """Column with the accepted answer or a list of them."""
     close: Annotated[float, Field(ge=0, lt=1)] | None = None
-    """Relative error that an answer written as a decimal may have; 0: none. Left out, it must be exact where the
-    reference is (3, 3/4); of 1/3 or sqrt(2) it must have six digits or more and be off by less than 1 in the last."""
+    """Relative error that a decimal answer may have. Default: exact if the reference is exact (3, 3/4); for 1/3 or
+    sqrt(2) six digits or more, off by less than 1 in the last."""
 
-    async def score(self, answered: Submission) -> float:
-        answer = select_text(answered, "answer")
+    async def score(self, submission: Submission) -> float:
+        answer = select_text(submission, "answer")
         return float(
-            any(equivalent(answer, each, self.close) for each in reference_answers(answered.row, self.against))
+            any(equivalent(answer, each, self.close) for each in reference_answers(submission.row, self.against))
         )

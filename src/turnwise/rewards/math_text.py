@@ -1,6 +1,6 @@
-"""Mathematics as people and models write it, read by hand: no text can ever run as code.
+"""Parser for mathematical expressions in plain text or LaTeX. No text can ever run as code.
 
-Numbers, variables of one letter, pi, + - * / ^, roots and parentheses, plain or in LaTeX.
+Supports numbers, one-letter variables, pi, + - * / ^, square roots and parentheses.
 """
 
 import re
@@ -8,7 +8,7 @@ from decimal import Decimal
 from fractions import Fraction
 
 MAX_EXPRESSION_CHARS = 400
-"""Characters of one expression."""
+"""Length of an expression, at most."""
 BOXED = re.compile(r"^\\boxed\s*\{(.*)\}$", re.DOTALL)
 GROUPED = re.compile(r"(?<=[0-9])(?:,|\{,\}|\\,|_|\s)(?=[0-9]{3}(?:[^0-9]|$))")
 INNERMOST = (
@@ -16,7 +16,7 @@ INNERMOST = (
     (re.compile(r"\\sqrt\s*\{([^{}]+)\}"), r" sqrt(\1)"),
     (re.compile(r"\^\s*\{([^{}]+)\}"), r"^(\1)"),
 )
-"""What holds no further braces is rewritten, until nothing is left to rewrite."""
+"""Rewrites of innermost braces, applied until none is left."""
 SHORT_FRACTION = re.compile(r"\\[dt]?frac\s*([0-9])\s*([0-9])")
 WORDS = {
     r"\cdot": "*",
@@ -40,17 +40,17 @@ WORDS = {
 TOKEN = re.compile(r"[0-9]+\.?[0-9]*|\.[0-9]+|[A-Za-z]+|\S")
 DECIMAL = re.compile(r"[0-9]+\.[0-9]*|\.[0-9]+")
 PRIORITY = {"(": 0, "+": 1, "-": 1, "*": 2, "/": 2, "neg": 3, "^": 4, "sqrt": 5}
-"""A root takes what stands right behind it: sqrt(x)^2 is (sqrt(x))^2; and -x^2 is -(x^2)."""
+"""A root binds to the next operand: sqrt(x)^2 is (sqrt(x))^2; and -x^2 is -(x^2)."""
 PREFIXES = ("neg", "sqrt")
 PI = Decimal("3.1415926535897932384626433832795028841971693993751058209749445923")
 
 Item = Fraction | Decimal | str
 Postfix = tuple[Item, ...]
-"""Numbers and variables, each operation after what it works on: (1 + x) * 3 is 1 x + 3 *."""
+"""Postfix notation: (1 + x) * 3 is 1 x + 3 *."""
 
 
 def plain(text: str) -> str:
-    """Without what stands around an expression: spaces, dollar signs, a box, a full stop at the end."""
+    """Strip spaces, dollar signs, \\boxed and a final full stop."""
     text = text.strip().strip("$").strip()
     if boxed := BOXED.match(text):
         text = boxed[1].strip()
@@ -58,7 +58,7 @@ def plain(text: str) -> str:
 
 
 def parse(text: str) -> Postfix:
-    """The expression in postfix order; a ValueError if it is none. No recursion: nesting cannot exhaust the stack."""
+    """Parse an expression; raises ValueError. Not recursive, so nesting cannot exhaust the stack."""
     text = plain(text)
     if len(text) > MAX_EXPRESSION_CHARS:
         raise ValueError("too long for an expression")
@@ -66,7 +66,7 @@ def parse(text: str) -> Postfix:
 
 
 def decimals(text: str) -> list[str]:
-    """The numbers of an expression that have a decimal point."""
+    """Return the numbers in an expression that have a decimal point."""
     return [
         token for token in TOKEN.findall(_without_latex(plain(text)[:MAX_EXPRESSION_CHARS])) if DECIMAL.fullmatch(token)
     ]
@@ -78,7 +78,7 @@ def variables(postfix: Postfix) -> set[str]:
 
 def _without_latex(text: str) -> str:
     text = SHORT_FRACTION.sub(r"(\1/\2)", GROUPED.sub("", text))
-    for _ in range(MAX_EXPRESSION_CHARS):  # each round takes braces away
+    for _ in range(MAX_EXPRESSION_CHARS):  # each round removes braces
         before = text
         for pattern, plainly in INNERMOST:
             text = pattern.sub(plainly, text)
@@ -93,7 +93,7 @@ class _Reader:
     def __init__(self) -> None:
         self.output: list[Item] = []
         self.waiting: list[str] = []
-        """Operations and parentheses whose right side is not complete."""
+        """Operators and parentheses whose right side is not complete."""
         self.operand_next = True
 
     def read(self, tokens: list[str]) -> Postfix:
@@ -125,7 +125,7 @@ class _Reader:
             else:
                 self._operand(PI)
         elif len(token) > 2:
-            raise ValueError("a word")  # letters side by side are a product, but a word is none
+            raise ValueError("a word")  # two letters are a product, but a word is not
         else:
             for letter in token:
                 self._join()
@@ -136,7 +136,7 @@ class _Reader:
         self.operand_next = False
 
     def _join(self) -> None:
-        """What stands side by side is multiplied."""
+        """Multiply what is written side by side."""
         if not self.operand_next:
             self._operation("*")
 
@@ -152,7 +152,7 @@ class _Reader:
 
     def _operation(self, token: str) -> None:
         if token not in "+-*/^":
-            raise ValueError("no expression")
+            raise ValueError("not an expression")
         if self.operand_next:
             if token not in "+-":
                 raise ValueError("an operation without its left side")

@@ -1,9 +1,8 @@
-"""Whether two queries say the same: their results are compared, not their words.
+"""Reward for SQL: 1 if the answer's query gives the same result as the reference query.
 
-Names of columns count for nothing: `count(*)` and `count(*) AS n` are one answer. The order of columns does count:
-a question asks for things in an order, and were any order right, a query that selects everything would have more
-chances than one that selects what was asked. The order of rows counts where the question asks for one; elsewhere
-results are multisets: a row that comes twice must come twice.
+Column names are ignored: `count(*)` equals `count(*) AS n`. Column order counts, since otherwise a query that selects
+everything would have more chances than one that selects what was asked. Row order counts only if the reference query
+is ordered; otherwise results are compared as multisets.
 """
 
 import asyncio
@@ -26,21 +25,21 @@ from turnwise.tools.sql.tool import extract_query
 from turnwise.tools.tool import ToolError
 
 TOLERANCE = 1e-6
-"""Of a number's size: averages that were summed up in another order differ in their last digits."""
+"""Relative tolerance: averages computed in another order differ in the last digits."""
 TEXTS = re.compile(r"'[^']*'|\"[^\"]*\"|--[^\n]*|/\*.*?\*/", re.DOTALL)
 Row = Sequence[SqlValue]
 
 
-def equal_results(got: QueryResult, wanted: QueryResult, ordered: bool) -> bool:
-    """A result that was cut short equals nothing: what was not seen cannot be compared."""
-    if not (got.complete and wanted.complete) or len(got.columns) != len(wanted.columns):
+def equal_results(actual: QueryResult, expected: QueryResult, ordered: bool) -> bool:
+    """Compare two results. A truncated result equals nothing."""
+    if not (actual.complete and expected.complete) or len(actual.columns) != len(expected.columns):
         return False
-    if len(got.rows) != len(wanted.rows):
+    if len(actual.rows) != len(expected.rows):
         return False
     if ordered:
-        return all(map(_equal_rows, got.rows, wanted.rows))
-    left = sorted(got.rows, key=_sort_key)
-    for row in sorted(wanted.rows, key=_sort_key):  # both are sorted: what is looked for mostly stands first
+        return all(map(_equal_rows, actual.rows, expected.rows))
+    left = sorted(actual.rows, key=_sort_key)
+    for row in sorted(expected.rows, key=_sort_key):  # both are sorted: the match is mostly the first row
         match = next((number for number, other in enumerate(left) if _equal_rows(other, row)), None)
         if match is None:
             return False
@@ -49,7 +48,7 @@ def equal_results(got: QueryResult, wanted: QueryResult, ordered: bool) -> bool:
 
 
 def has_order_by(query: str) -> bool:
-    """Whether the query as a whole is ordered: an ORDER BY outside of all brackets."""
+    """Return whether the query has an ORDER BY outside of all parentheses."""
     depth, outside = 0, []
     for letter in TEXTS.sub("", query):
         depth += (letter == "(") - (letter == ")")
@@ -63,10 +62,7 @@ def _equal_rows(one: Row, other: Row) -> bool:
 
 
 def _equal_cells(one: SqlValue, other: SqlValue) -> bool:
-    """NULL equals NULL here, unlike in SQL: both queries say that nothing is known.
-
-    2 and 2.0 are one number, '2' is a text; whole numbers, such as ids, are exact.
-    """
+    """Compare cells. NULL equals NULL, unlike in SQL; 2 equals 2.0 but not '2'; integers, such as ids, are exact."""
     if isinstance(one, float | int) and isinstance(other, float | int):
         whole = isinstance(one, int) and isinstance(other, int)
         return one == other if whole else math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=TOLERANCE * TOLERANCE)
@@ -74,7 +70,7 @@ def _equal_cells(one: SqlValue, other: SqlValue) -> bool:
 
 
 def _sort_key(row: Row) -> tuple[tuple[tuple[int, float | str | bytes], ...], tuple[int | float, ...]]:
-    """Sorts any rows; numbers by so few digits that those which are equal stand together, then by all of them."""
+    """Return a sort key for any row: numbers by few digits, so that equal ones are neighbours, then by all digits."""
     return tuple(map(_cell_sort_key, row)), tuple(cell for cell in row if isinstance(cell, int | float))
 
 
@@ -87,40 +83,40 @@ def _cell_sort_key(cell: SqlValue) -> tuple[int, float | str | bytes]:
 
 
 class SqlResult(BuiltInReward):
-    """1 where the answer, a query, gives what the row's query gives, else 0. Both are run read-only."""
+    """1 if the answer's query gives the same result as the row's query, else 0. Both run read-only."""
 
     against: str = "sql"
-    """The column with the query that is right. Rows count in their order where it has an ORDER BY, also those that are
-    equal by it: let it name enough columns to leave none."""
+    """Column with the reference query. If it has an ORDER BY, row order counts, also among ties: order by enough
+    columns to leave none."""
     database: str = ""
-    """A SQLite file; empty: each row names its own in its column `database`."""
+    """SQLite file; empty: each row names its own in the column `database`."""
     timeout_s: Annotated[float, Field(gt=0, le=600)] = 5.0
-    """Of one query."""
+    """Time limit of one query, in seconds."""
     max_rows: Positive = 1000
-    """A result of more rows equals nothing."""
+    """Rows of a result, at most; larger results equal nothing."""
     max_value: Annotated[int, Field(ge=1_000, le=1_000_000)] = SqlLimits().max_value
-    """Bytes of one row. Longer ones cannot be read; with a higher limit one query may keep a core for longer."""
+    """Bytes of one row, at most. With a higher limit one query may occupy a core for longer."""
 
-    async def score(self, answered: Submission) -> float:
-        right = str(get_column(answered.row, self.against))
-        database = Path(self.database or str(get_column(answered.row, "database"))).expanduser()
-        said = extract_query(select_text(answered, "answer"))
-        return await asyncio.wrap_future(run_in_daemon_thread(partial(self._compared, database, said, right)))
+    async def score(self, submission: Submission) -> float:
+        reference = str(get_column(submission.row, self.against))
+        database = Path(self.database or str(get_column(submission.row, "database"))).expanduser()
+        query = extract_query(select_text(submission, "answer"))
+        return await asyncio.wrap_future(run_in_daemon_thread(partial(self._compare, database, query, reference)))
 
-    def _compared(self, database: Path, said: str, right: str) -> float:
-        """Blocks: many rows also take their time to compare."""
+    def _compare(self, database: Path, query: str, reference: str) -> float:
+        """Run both queries and compare. Blocks, since comparing many rows takes time as well."""
         try:
-            wanted = self._run(database, right)
+            expected = self._run(database, reference)
         except ToolError as error:
-            raise EnvironmentFailure(f"the query of a row fails, {right[:200]!r}: {error}") from error
+            raise EnvironmentFailure(f"the query of a task row fails, {reference[:200]!r}: {error}") from error
         try:
-            got = self._run(database, said)
-        except ToolError:  # too long is wrong too
+            actual = self._run(database, query)
+        except ToolError:  # also a time-out
             return 0.0
-        return float(equal_results(got, wanted, ordered=has_order_by(right)))
+        return float(equal_results(actual, expected, ordered=has_order_by(reference)))
 
     def _run(self, database: Path, query: str) -> QueryResult:
-        """ToolError: the query is at fault. What else SQLite raises is the database's failure, such as a lock."""
+        """Raise ToolError if the query is at fault, EnvironmentFailure if the database is, for example locked."""
         limits = SqlLimits(timeout_s=self.timeout_s, max_rows=self.max_rows, max_value=self.max_value)
         try:
             return run_query(database, query, limits)

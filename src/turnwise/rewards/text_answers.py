@@ -1,4 +1,4 @@
-"""Answers in words: the same, or how much of them is the same, nearly as SQuAD (arXiv 1606.05250) compares them."""
+"""Rewards for text: exact match and F1 nearly as in SQuAD (arXiv 1606.05250), patterns, length and repetition."""
 
 import asyncio
 import logging
@@ -17,15 +17,15 @@ from turnwise.rewards.rubric import BuiltInReward, Submission, TextSource, refer
 ARTICLES = ("a", "an", "the")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 AROUND = string.whitespace + ".,;:!?\"'`()[]{}$€£*_"
-"""What may stand around a number and says nothing of it."""
+"""Characters around a number that do not change it."""
 THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}\b)")
 
 
 def normalise_answer(text: str) -> str:
-    """Lower case, without punctuation, articles and spaces to spare.
+    """Return lower case without punctuation, articles and extra spaces.
 
-    Unlike SQuAD's it leaves numbers and single letters whole, since -5 is not 5, 3.5 not 35 and C++ not C, and an
-    article that is all there is.
+    Unlike SQuAD's normalize_answer it keeps numbers and single letters whole, since -5 is not 5, 3.5 not 35 and C++
+    not C, and an article that is the whole answer.
     """
     words = [word for each in THOUSANDS.sub("", text.lower()).split() if (word := _word(each))]
     return " ".join([word for word in words if word not in ARTICLES] or words)
@@ -43,48 +43,48 @@ def exact_match(answer: str, reference: str) -> float:
 
 
 def f1(answer: str, reference: str) -> float:
-    """The harmonic mean of precision and recall of the words."""
-    got, wanted = normalise_answer(answer).split(), normalise_answer(reference).split()
-    if not got or not wanted:
-        return float(got == wanted)
-    shared = (Counter(got) & Counter(wanted)).total()
-    return 2 * shared / (len(got) + len(wanted))
+    """Return the harmonic mean of precision and recall of the words."""
+    words, expected = normalise_answer(answer).split(), normalise_answer(reference).split()
+    if not words or not expected:
+        return float(words == expected)
+    shared = (Counter(words) & Counter(expected)).total()
+    return 2 * shared / (len(words) + len(expected))
 
 
 def thresholded_f1(answer: str, reference: str, at_least: float, precision: float) -> float:
-    """F1 where it is large enough and enough of the answer is right, else 0."""
-    share, got = f1(answer, reference), normalise_answer(answer).split()
-    shared = (Counter(got) & Counter(normalise_answer(reference).split())).total()
-    enough = not precision or shared > precision * len(got)
+    """Return F1 if it is at least `at_least` and more than `precision` of the answer's words are right, else 0."""
+    share, words = f1(answer, reference), normalise_answer(answer).split()
+    shared = (Counter(words) & Counter(normalise_answer(reference).split())).total()
+    enough = not precision or shared > precision * len(words)
     return share if share >= at_least and enough else 0.0
 
 
 class ExactMatch(BuiltInReward):
-    """1 where the answer is one of the accepted ones, else 0."""
+    """1 if the answer is one of the accepted answers, else 0."""
 
     against: str = "answer"
-    """The column with the accepted answer, or a list of them."""
+    """Column with the accepted answer or a list of them."""
 
-    async def score(self, answered: Submission) -> float:
-        answer = select_text(answered, "answer")
-        return max(exact_match(answer, each) for each in reference_answers(answered.row, self.against))
+    async def score(self, submission: Submission) -> float:
+        answer = select_text(submission, "answer")
+        return max(exact_match(answer, each) for each in reference_answers(submission.row, self.against))
 
 
 class F1(BuiltInReward):
-    """The share of words that the answer has in common with the nearest accepted one, 0 to 1."""
+    """F1 of the words with the closest accepted answer, 0 to 1."""
 
     against: str = "answer"
-    """The column with the accepted answer, or a list of them."""
+    """Column with the accepted answer or a list of them."""
     at_least: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """A smaller share counts as none: single words are soon guessed."""
+    """Lower values count as 0, since single words are easily guessed."""
     precision: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """More than this share of the answer's own words must be right: a list of guesses is worth nothing."""
+    """Share of the answer's words that must be exceeded by right ones; keeps lists of guesses from scoring."""
 
-    async def score(self, answered: Submission) -> float:
-        answer = select_text(answered, "answer")
+    async def score(self, submission: Submission) -> float:
+        answer = select_text(submission, "answer")
         return max(
             thresholded_f1(answer, each, self.at_least, self.precision)
-            for each in reference_answers(answered.row, self.against)
+            for each in reference_answers(submission.row, self.against)
         )
 
 
@@ -92,43 +92,43 @@ log = logging.getLogger(__name__)
 
 
 class RegexMatch(BuiltInReward):
-    """1 where the pattern matches, else 0.
+    """1 if the pattern matches, else 0.
 
-    The text is the agent's, which may be one on which a pattern of many ways takes hours: it gets `timeout_s` in a
-    thread beside the others, and then it counts as no match.
+    Matching runs in a thread with a time limit, since an answer can make an ambiguous pattern take hours; a time-out
+    counts as no match.
     """
 
     pattern: str
-    """As Python's `re` takes it."""
+    """Regular expression in the syntax of Python's `re`."""
     match: Literal["full", "search"] = "search"
-    """The whole text, or anywhere in it."""
+    """full: the whole text; search: anywhere in it."""
     of: TextSource = "answer"
-    """What is looked at: the answer, or all that the agent said."""
+    """Text to score: the answer, or everything that the agent said."""
     ignore_case: bool = False
     timeout_s: Annotated[float, Field(gt=0, le=60)] = 1.0
-    """Of one text."""
+    """Time limit per text, in seconds."""
 
     @model_validator(mode="after")
-    def _readable(self) -> Self:
+    def _compiles(self) -> Self:
         try:
             self._compiled()
         except regex.error as error:
-            raise ValueError(f"the pattern is no regular expression ({error}): mend it") from error
+            raise ValueError(f"the pattern is not a regular expression ({error}): fix it") from error
         return self
 
     def _compiled(self) -> Any:
         return regex.compile(self.pattern, regex.IGNORECASE if self.ignore_case else 0)
 
-    async def score(self, answered: Submission) -> float:
-        return float(await asyncio.to_thread(self._matches, select_text(answered, self.of)))
+    async def score(self, submission: Submission) -> float:
+        return float(await asyncio.to_thread(self._matches, select_text(submission, self.of)))
 
     def _matches(self, text: str) -> bool:
-        compiled = self._compiled()  # the library keeps what it compiled
+        compiled = self._compiled()  # cached by the library
         find = compiled.fullmatch if self.match == "full" else compiled.search
         try:
             return find(text, timeout=self.timeout_s, concurrent=True) is not None
         except TimeoutError:
-            log.warning("the pattern of a reward takes more than %g s on an answer, which counts as no match: "
+            log.warning("the pattern of a regex reward took more than %g s on an answer, which counts as no match; "
                         "nested repetition is the usual reason", self.timeout_s)  # fmt: skip
             return False
 
@@ -141,41 +141,41 @@ def split_units(text: str, unit: TextUnit) -> Sequence[str]:
 
 
 class LengthPenalty(BuiltInReward):
-    """0 up to `soft`, then evenly down to -1 at `hard` (the overlong cost of DAPO, arXiv 2503.14476)."""
+    """0 up to `soft`, then linearly down to -1 at `hard` (the overlong penalty of DAPO, arXiv 2503.14476)."""
 
     worst = -1.0
     soft: Annotated[int, Field(ge=0)]
-    """Up to here length costs nothing."""
+    """Length up to which there is no penalty."""
     hard: Positive
-    """From here on it costs 1."""
+    """Length from which the penalty is -1."""
     unit: TextUnit = "words"
     of: TextSource = "said"
-    """What is measured: the answer, or all that the agent said."""
+    """Text to measure: the answer, or everything that the agent said."""
 
     @model_validator(mode="after")
-    def _ordered(self) -> Self:
+    def _soft_is_below_hard(self) -> Self:
         if self.soft >= self.hard:
             raise ValueError("soft must be less than hard")
         return self
 
-    async def score(self, answered: Submission) -> float:
-        over = len(split_units(select_text(answered, self.of), self.unit)) - self.soft
+    async def score(self, submission: Submission) -> float:
+        over = len(split_units(select_text(submission, self.of), self.unit)) - self.soft
         return 0.0 - min(1.0, max(0.0, over / (self.hard - self.soft)))
 
 
 class RepetitionPenalty(BuiltInReward):
-    """Minus the share of runs of `n` words that were said before, 0 to -1."""
+    """Minus the share of n-grams that occurred before, 0 to -1."""
 
     worst = -1.0
     n: Annotated[int, Field(ge=1, le=32)] = 4
-    """How many in a row make a run."""
+    """Length of the n-grams."""
     unit: TextUnit = "words"
-    """Characters for languages without spaces; `n` then wants to be 10 or more."""
+    """words, or characters for languages without spaces; `n` should then be 10 or more."""
     of: TextSource = "said"
-    """What is looked at: the answer, or all that the agent said."""
+    """Text to score: the answer, or everything that the agent said."""
 
-    async def score(self, answered: Submission) -> float:
-        said = split_units(select_text(answered, self.of), self.unit)
+    async def score(self, submission: Submission) -> float:
+        units = split_units(select_text(submission, self.of), self.unit)
         hashable = str if self.unit == "characters" else tuple
-        runs = [hashable(said[start : start + self.n]) for start in range(len(said) - self.n + 1)]
-        return 0.0 - (1 - len(set(runs)) / len(runs)) if runs else 0.0
+        ngrams = [hashable(units[start : start + self.n]) for start in range(len(units) - self.n + 1)]
+        return 0.0 - (1 - len(set(ngrams)) / len(ngrams)) if ngrams else 0.0

@@ -1,6 +1,7 @@
-"""What an agent's code gives for some expressions, in a sandbox of its own; what that is worth is decided outside.
+"""Reward for code: the share of unit tests that it passes, run in the sandbox.
 
-Code can forge all that its session says, so the session is told what to calculate and never what should come out.
+Code can forge everything that its session prints, so the session gets the expressions to evaluate and never the
+expected values; results are compared outside.
 """
 
 import ast
@@ -22,7 +23,7 @@ from turnwise.sandbox.types import RunResult
 
 MARK = "tested:"
 MAX_VALUE_CHARS = 4000
-"""Characters of one value, written out."""
+"""Length of the repr of one value, at most."""
 HARNESS = """
 import json as _json
 
@@ -49,30 +50,30 @@ for _case in _json.loads({cases!r}):
 
 
 class CodeSession(Protocol):
-    """A session of the sandbox."""
+    """A sandbox session."""
 
     async def run(self, code: str) -> RunResult: ...
 
 
 @dataclass(frozen=True, slots=True)
 class ExpressionResult:
-    """What one expression gave: a value as Python writes it, or what went wrong."""
+    """Result of one expression: the repr of its value, or an error."""
 
     fine: bool
     text: str
 
-    def is_value(self, wanted: object, *, same_type: bool, as_json: bool = False) -> bool:
-        """Compared as values of Python's own kinds: what a class of the agent's would claim to equal counts nothing.
+    def is_value(self, expected: object, *, same_type: bool, as_json: bool = False) -> bool:
+        """Compare as plain Python values, so that a class with its own __eq__ cannot claim equality.
 
-        `same_type`: 1 is not 1.0, nor True. `as_json`: `wanted` comes from JSON, which knows no tuples.
+        `same_type`: 1 is neither 1.0 nor True. `as_json`: `expected` comes from JSON, which has no tuples.
         """
         if not self.fine:
             return False
         try:
             value = ast.literal_eval(self.text)
             value = plain_json(value) if as_json else value
-            return bool(value == wanted) and (not same_type or type(value) is type(wanted))
-        except Exception:  # the text is the agent's: whatever it makes this raise, it is no value
+            return bool(value == expected) and (not same_type or type(value) is type(expected))
+        except Exception:  # the agent wrote the text: whatever this raises, it is not a value
             return False
 
 
@@ -82,14 +83,14 @@ NO_RESULT = ExpressionResult(False, "nothing")
 async def evaluate_expressions(
     session: CodeSession, code: str, expressions: Sequence[str]
 ) -> tuple[list[ExpressionResult], RunResult]:
-    """The code, then every expression after it; those that it never came to gave nothing."""
+    """Run the code, then evaluate the expressions. Expressions that were not reached have no result."""
     harness = HARNESS.format(cases=json.dumps(list(expressions)), mark=MARK, longest=MAX_VALUE_CHARS)
     result = await session.run(code + "\n" + harness)
-    return _given(result.output, len(expressions)), result
+    return _read_results(result.output, len(expressions)), result
 
 
-def _given(output: str, count: int) -> list[ExpressionResult]:
-    """The last lines count: code may print what it likes before."""
+def _read_results(output: str, count: int) -> list[ExpressionResult]:
+    """Read the last lines, since code may print anything before."""
     lines = [line.removeprefix(MARK) for line in output.splitlines() if line.startswith(MARK)][-count:]
     found = [_read(line) for line in lines]
     return found + [NO_RESULT] * (count - len(found))
@@ -102,13 +103,13 @@ def _read(line: str) -> ExpressionResult:
         return NO_RESULT
     if (
         not isinstance(text, str) or len(text) > MAX_VALUE_CHARS
-    ):  # not what the harness writes; reading it could take long
+    ):  # not written by the harness; parsing it could take long
         return NO_RESULT
     return ExpressionResult(fine is True, text)
 
 
 def plain_json(value: Any) -> Any:
-    """As JSON has it, which knows no tuples."""
+    """Convert tuples to lists and keys to text, as in JSON."""
     if isinstance(value, list | tuple):
         return [plain_json(each) for each in value]
     if isinstance(value, dict):
@@ -122,39 +123,41 @@ MAX_TESTS = 500
 @dataclass(frozen=True, slots=True)
 class ExpressionCase:
     expression: str
-    wanted: Any
+    expected: Any
     as_json: bool = False
-    """The wanted value comes from JSON, which knows no tuples."""
+    """The expected value comes from JSON, which has no tuples."""
     inside: bool = False
-    """Decided where the code runs, which could claim the outcome: only whether it held comes out."""
+    """Evaluated to a bool inside the sandbox, where the code could forge it."""
 
-    def passed(self, given: ExpressionResult) -> bool:
-        return given.is_value(self.wanted, same_type=False, as_json=self.as_json)
+    def passed(self, result: ExpressionResult) -> bool:
+        return result.is_value(self.expected, same_type=False, as_json=self.as_json)
 
 
 def parse_tests(tests: Any, code: str, function: str, column: str) -> tuple[str, list[ExpressionCase]]:
-    """What runs before the tests, and the tests. A UserError where the column holds none."""
+    """Return the set-up code and the tests. Raises UserError if the column has none."""
     texts = [tests] if isinstance(tests, str) else tests
     if not isinstance(texts, list) or not texts:
-        raise UserError(f'the column "{column}" holds no tests: give Python text, or a list')
+        raise UserError(f'the column "{column}" holds no tests: give Python code or a list')
     if all(isinstance(each, str) for each in texts):
         setup, cases = _from_python("\n".join(texts), column)
     elif all(isinstance(each, dict) and {"input", "output"} <= each.keys() for each in texts):
         name = function or _last_function(code)
         setup, cases = "", [ExpressionCase(_call(name, each["input"]), each["output"], as_json=True) for each in texts]
     else:
-        raise UserError(f'the column "{column}" holds other things than tests: give texts, or {{"input", "output"}}')
+        raise UserError(
+            f'the column "{column}" holds values that are not tests: give Python code or {{"input", "output"}}'
+        )
     if not 0 < len(cases) <= MAX_TESTS:
         raise UserError(f'the column "{column}" holds {len(cases)} tests: give 1 to {MAX_TESTS}')
     return setup, cases
 
 
 def _from_python(text: str, column: str) -> tuple[str, list[ExpressionCase]]:
-    """Asserts and test functions are tests; what else stands there runs before them."""
+    """Asserts and test functions are tests; everything else is set-up."""
     try:
         body = ast.parse(text).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise UserError(f'the column "{column}" is no Python ({error}): mend the tests of that row') from error
+        raise UserError(f'the column "{column}" is not valid Python ({error}): fix the tests of that row') from error
     others = [node for node in body if not isinstance(node, ast.Assert)]
     return "\n".join(map(ast.unparse, others)), list(_cases(body))
 
@@ -173,7 +176,7 @@ def _assertion(test: ast.expr) -> ExpressionCase:
             return ExpressionCase(ast.unparse(test.left), ast.literal_eval(test.comparators[0]))
         except ValueError:
             pass
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):  # code that claims True of everything fails
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):  # fails objects that claim to be true
         return ExpressionCase(f"bool({ast.unparse(test.operand)})", False, inside=True)
     return ExpressionCase(f"bool({ast.unparse(test)})", True, inside=True)
 
@@ -186,11 +189,11 @@ def _last_function(code: str) -> str:
     return found[-1] if found else "f"
 
 
-def _call(name: str, given: Any) -> str:
-    """A list is the arguments in order, a table the arguments by name, anything else the only one."""
-    if isinstance(given, dict):
-        return f"{name}(**{given!r})"
-    return f"{name}({', '.join(map(repr, given))})" if isinstance(given, list) else f"{name}({given!r})"
+def _call(name: str, arguments: Any) -> str:
+    """Call with a list as positional arguments, a table as keyword arguments, anything else as the only argument."""
+    if isinstance(arguments, dict):
+        return f"{name}(**{arguments!r})"
+    return f"{name}({', '.join(map(repr, arguments))})" if isinstance(arguments, list) else f"{name}({arguments!r})"
 
 
 if TYPE_CHECKING:
@@ -198,54 +201,57 @@ if TYPE_CHECKING:
 
 BLOCK = re.compile(r"```[ \t]*(?:(?:python|py)[ \t]*)?\n(.*?)```", re.DOTALL | re.IGNORECASE)
 MAX_OUTPUT_CHARS = 400_000
-"""Characters of a run: what a hundred values take."""
+"""Characters of output per run, enough for a hundred values."""
 
 
 def extract_code(answer: str) -> str:
-    """The last fenced block, or all of it where there is none."""
+    """Return the last fenced code block, or the whole answer if there is none."""
     blocks = BLOCK.findall(answer)
     return str(blocks[-1] if blocks else answer)
 
 
 class UnitTests(BuiltInReward):
-    """The share of the row's tests that the answer's code passes, 0 to 1; each run in a fresh sandbox.
+    """Share of the row's tests that the answer's code passes, 0 to 1, in a fresh sandbox.
 
-    `assert CALL == VALUE` and tests of input and output are compared outside of it, where the code cannot reach; of
-    other tests the code could forge the outcome, as it shares their interpreter.
+    `assert CALL == VALUE` and input/output tests are compared outside of the sandbox. Other tests run in the same
+    interpreter as the code, which could forge their outcome.
     """
 
     against: str = "tests"
-    """The column with the tests: Python text of asserts and test functions, a list of such texts, or a list of
+    """Column with the tests: Python code with asserts and test functions, a list of such code, or a list of
     {"input": arguments, "output": value}."""
     function: str = ""
-    """The function that inputs go to; empty: the last one that the answer defines."""
+    """Function that input/output tests call; empty: the last one that the answer defines."""
     timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
-    """Of all tests of one answer together."""
+    """Time limit of all tests of one answer together, in seconds."""
     memory_mb: Annotated[int, Field(ge=64)] = 1024
+    """Memory limit of one sandbox, in MB."""
     concurrency: Positive = 16
-    """Answers that are tested at the same time."""
+    """Answers that are tested concurrently, at most."""
 
     def can_be_forged(self, row: Mapping[str, Any]) -> bool:
-        """Whether code could claim to pass a test of this row that it fails."""
+        """Return whether code could forge the outcome of a test in this row."""
         _, cases = parse_tests(get_column(row, self.against), "", self.function, self.against)
         return any(case.inside for case in cases)
 
-    async def score(self, answered: Submission) -> float:
-        code = extract_code(select_text(answered, "answer"))
-        setup, cases = parse_tests(get_column(answered.row, self.against), code, self.function, self.against)
+    async def score(self, submission: Submission) -> float:
+        code = extract_code(select_text(submission, "answer"))
+        setup, cases = parse_tests(get_column(submission.row, self.against), code, self.function, self.against)
         tool, gate = _sandbox(self.timeout_s, self.memory_mb, self.concurrency)
         async with gate.get():
             session = await tool.session(0)
             try:
-                given, _ = await evaluate_expressions(session, f"{code}\n{setup}", [case.expression for case in cases])
+                results, _ = await evaluate_expressions(
+                    session, f"{code}\n{setup}", [case.expression for case in cases]
+                )
             finally:
                 session.close()
-        return sum(map(ExpressionCase.passed, cases, given)) / len(cases)
+        return sum(map(ExpressionCase.passed, cases, results)) / len(cases)
 
 
 @lru_cache(maxsize=8)
 def _sandbox(timeout_s: float, memory_mb: int, concurrency: int) -> tuple["PythonTool", PerLoop[asyncio.Semaphore]]:
-    """One for all answers under equal limits, started when the first is tested."""
+    """Return the sandbox that all answers with equal limits share. It starts with the first answer."""
     from turnwise.tools.python import PythonTool, SandboxLimits
 
     limits: Any = SandboxLimits(timeout_s=timeout_s, memory_mb=memory_mb, output_chars=MAX_OUTPUT_CHARS)
