@@ -2,17 +2,17 @@
 
 from mutant_for_tests import mutants
 
-WORTH = ("rewards/test_worth_of_answers.py",)
+WORTH = ("rewards/test_reward_details.py",)
 SCORING = (
     *WORTH,
-    "rewards/test_parts_rubric.py",
+    "rewards/test_rubrics.py",
     "rewards/test_scoring.py",
-    "rewards/test_scoring_judges.py",
+    "rewards/test_scoring_groups.py",
     "rewards/test_functions.py",
 )
-PARTS = (*WORTH, "rewards/test_parts_rubric.py")
-CODE = (*WORTH, "rewards/test_parts_code.py")
-SQL = (*WORTH, "rewards/test_sql_equality.py")
+PARTS = (*WORTH, "rewards/test_rubrics.py")
+CODE = (*WORTH, "rewards/test_unit_tests.py")
+SQL = (*WORTH, "rewards/test_sql_results.py")
 JUDGES = ("rewards/test_judge_groups.py",)
 
 IN_REWARDS = (

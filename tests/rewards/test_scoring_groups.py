@@ -167,8 +167,8 @@ def block(trajectory: Trajectory) -> float:
     ("late", "told"),
     [
         (hang, r"the reward score returned nothing within rollout\.timeout_s 0\.5"),
-        (hang_busily, r"the reward score ran for 0\.5 s without a pause, at test_scoring_judges\.py:\d+"),
-        (block, r"the reward score ran for 0\.5 s without a pause, at test_scoring_judges\.py:\d+"),
+        (hang_busily, r"the reward score ran for 0\.5 s without a pause, at test_scoring_groups\.py:\d+"),
+        (block, r"the reward score ran for 0\.5 s without a pause, at test_scoring_groups\.py:\d+"),
     ],
 )
 def test_score_groups_drops_members_whose_function_hangs(

@@ -277,7 +277,7 @@ BROKEN: list[tuple[Any, str]] = [
 @pytest.mark.parametrize(("does", "told"), BROKEN, ids=[told[:30] for _, told in BROKEN])
 def test_answer_reward_error_names_cause_and_line(does: Any, told: str) -> None:
     part = build_rubric("a.py:f", lambda given: lambda answer, row: does(row), RewardServices())
-    told = told.replace(r"\S+", r"test_parts_rubric\.py")
+    told = told.replace(r"\S+", r"test_rubrics\.py")
     with pytest.raises(Outage, match=f"^the reward \"a.py:f\", on the answer 'three', {told}"):
         total(part, Submission(question="", answer="three", row={"answer": "3", "n": 1}))
 
