@@ -206,7 +206,7 @@ IN_TRAINING = (
     ),
     *mutants(
         "training/diagnostics.py",
-        ("training/test_diagnostics.py", "training/test_step_diagnostics.py"),
+        ("training/test_gradient_metrics.py", "training/test_step_diagnostics.py"),
         (
             "MI scores the text after the thinking",
             "turn.action_ids[: thoughts[0].end]",
@@ -223,7 +223,7 @@ IN_TRAINING = (
     ),
     *mutants(
         "training/learner.py",
-        ("training/test_step_critic.py", "training/test_learner.py", "training/test_diagnostics.py"),
+        ("training/test_step_critic.py", "training/test_learner.py", "training/test_gradient_metrics.py"),
         (
             "the measurement leaves its objective behind",
             "self.objective, self.settings = objective, settings\n\n",
@@ -381,7 +381,7 @@ IN_TRAINING = (
     ),
     *mutants(
         "training/rollback.py",
-        ("training/test_rollback.py", "recipes/test_rollback.py"),
+        ("training/test_alarm_watcher.py", "recipes/test_rollback.py"),
         ("a second rollback does not lower the rate", "rate_scale=RATE_CUT * state.rate_scale", "rate_scale=RATE_CUT"),
         ("a rollback keeps later checkpoints", "    checkpoints.drop_after(kept[0])\n", ""),
         (

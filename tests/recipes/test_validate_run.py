@@ -126,7 +126,7 @@ def test_a_servers_tool_that_cannot_be_called_is_told_before_a_run(tmp_path: Pat
     (tmp_path / "offers.json").write_text(json.dumps(offers))
     program = mcp_scripted_server_for_tests.__file__
     command = shlex.join([sys.executable, "-I", "-S", program, str(tmp_path / "offers.json")])
-    with pytest.raises(UserError, match="the name 'a b' is none that an agent could call"):
+    with pytest.raises(UserError, match="an agent cannot call a tool with the name 'a b'"):
         check_run(small(tmp_path, **tools(tmp_path, tools=[{"mcp": command}])))
 
 
@@ -204,11 +204,12 @@ def test_tests_that_code_could_claim_to_pass_are_told(test: str, notes: int, tmp
     file = tmp_path / "rows.jsonl"
     file.write_text(file.read_text().replace('"1"', json.dumps(test)))
     lines = describe_rows(build_environment_mix(config), config)
-    assert sum(line.startswith("note: the reward unit_tests has tests that code could") for line in lines) == notes
+    start = "note: the reward unit_tests has tests that submitted code could"
+    assert sum(line.startswith(start) for line in lines) == notes
 
 
 def test_a_run_begins_with_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run._Run, "train", lambda self, resume: {"finished": False, "steps": 0})
+    monkeypatch.setattr(run._ReinforcementRun, "train", lambda self, resume: {"finished": False, "steps": 0})
     console = quiet()
     train(small(tmp_path / "runs", **tools(tmp_path)), console=console)
     assert printed(console).startswith("rows.jsonl: 3 rows to train on, 2 to validate, 2 held out\nnote: 2 rows tell")
