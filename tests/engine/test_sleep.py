@@ -64,6 +64,18 @@ def test_sleep_with_an_open_session_raises(paged: bool) -> None:
     asyncio.run(scenario())
 
 
+def test_publish_with_an_open_session_raises() -> None:
+    async def scenario() -> None:
+        engine = make_engine()
+        async with engine.open(key(1)):
+            with pytest.raises(RuntimeError, match="while a session is open"):
+                await engine.publish(1, engine._model)
+        await engine.publish(1, engine._model)
+        assert engine.policy_version == 1
+
+    asyncio.run(scenario())
+
+
 def test_sleep_discards_a_pending_pass() -> None:
     """A cancelled session leaves a pending pass."""
 

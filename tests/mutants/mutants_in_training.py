@@ -88,7 +88,7 @@ IN_TRAINING = (
             "settings.kl_in_reward(old_logprobs,",
             "settings.kl_in_reward(own,",
         ),
-        ("KL in the reward ignores its coefficient", "table.mask, dials.kl.value)", "table.mask, 1.0)"),
+        ("KL in the reward ignores its coefficient", "table.mask, coefficients.kl.value)", "table.mask, 1.0)"),
         (
             "old log-probabilities are always the sampler's",
             'torch.cat(scores["logprobs"]) if "logprobs" in scores else own',
@@ -96,7 +96,7 @@ IN_TRAINING = (
         ),
         (
             "the adaptive gamma is not used",
-            "replace(settings.params, gamma_turn=dials.discount.gamma)",
+            "replace(settings.params, gamma_turn=coefficients.discount.gamma)",
             "settings.params",
         ),
     ),

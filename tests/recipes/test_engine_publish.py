@@ -114,8 +114,8 @@ def run_with(engine: Any, monkeypatch: pytest.MonkeyPatch, folder: Path, **setti
         built.append(engine(model, renderer, options))
         return built[-1]
 
-    monkeypatch.setitem(ENGINES, "native", build)
-    train(small(folder, **settings), console=quiet())
+    monkeypatch.setitem(ENGINES, "test", build)
+    train(small(folder, engine__kind="test", **settings), console=quiet())
     return built
 
 

@@ -29,6 +29,7 @@ def test_names_that_do_not_exist_are_refused_and_the_nearest_is_named() -> None:
     """An unknown estimator must never fall through to something that trains on zeros."""
     assert refused(algo__advantage="grop") == 'unknown algo.advantage "grop": did you mean "grpo"?'
     assert refused(algo__loss="pppo") == 'unknown algo.loss "pppo": did you mean "ppo"?'
+    assert refused(engine__kind="nativ") == 'unknown engine.kind "nativ": did you mean "native"?'
     assert "did you mean" in refused(algo__aggregation="tokenmean")
     assert "there are" in refused(algo__advantage="xyz")
 

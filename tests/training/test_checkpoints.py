@@ -2,6 +2,7 @@ import errno
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -260,6 +261,16 @@ def test_any_changed_bit_of_the_state_is_found_or_means_nothing(saved: Path, pla
         assert "damaged" in str(error)
     finally:
         path.write_bytes(whole)
+
+
+def test_read_state_accepts_the_earlier_name_of_the_coefficients(tmp_path: Path) -> None:
+    checkpoints_module._write_state(tmp_path, replace(state(1), coefficients={"kl_coef": 0.3}))
+    recorded = json.loads((tmp_path / "state.json").read_text())
+    del recorded["digest"]
+    recorded["dials"] = recorded.pop("coefficients")
+    digest = checkpoints_module._digest_of(recorded)
+    (tmp_path / "state.json").write_text(json.dumps({**recorded, "digest": digest}))
+    assert read_state(tmp_path) == replace(state(1), coefficients={"kl_coef": 0.3})
 
 
 @pytest.mark.parametrize("text", ["[]", "3", '"x"', "null", "{}", '{"step": 1, "files": {}}'])

@@ -17,6 +17,7 @@ from turnwise.algos.rewards import NORMALISERS
 from turnwise.config.schema import Config, ModelConfig, SystemConfig
 from turnwise.core.errors import UserError
 from turnwise.core.suggestions import suggest
+from turnwise.engine.engines import ENGINES
 from turnwise.envs.games.env import GameEnv
 from turnwise.envs.registry import load_function
 from turnwise.envs.spec import EnvSpec
@@ -107,6 +108,8 @@ def check(
         chosen = getattr(config.algo, name)
         if chosen not in options:
             raise UserError(f'unknown algo.{name} "{chosen}":{suggest(chosen, options)}')
+    if config.engine.kind not in ENGINES:
+        raise UserError(f'unknown engine.kind "{config.engine.kind}":{suggest(config.engine.kind, ENGINES)}')
     for test, complaint in COMBINATIONS:
         if test(config):
             raise UserError(complaint.format(**dict(config)))

@@ -112,7 +112,7 @@ def estimate(
     groups: Sequence[Group],
     learner: Learner,
     settings: EstimateSettings,
-    dials: AdaptiveCoefficients,
+    coefficients: AdaptiveCoefficients,
     baselines: Baselines | None = None,
 ) -> Estimate | None:
     """Scores and advantages; None where nothing is left to train on."""
@@ -139,14 +139,14 @@ def estimate(
     metrics = _mismatch_metrics(samples, scores)
     if settings.kl_in_reward is not None:
         kl = table.to_matrix([settings.kl_in_reward(old_logprobs, torch.cat(scores["ref_logprobs"]))])
-        rewards = subtract_kl(inputs.token_rewards, kl, table.mask, dials.kl.value)
+        rewards = subtract_kl(inputs.token_rewards, kl, table.mask, coefficients.kl.value)
         inputs = replace(inputs, token_rewards=rewards)
         metrics["kl"] = float(kl[table.mask].mean())
     advantage_masks = rule_masks(trajectories, settings.advantage_tokens)
     chosen = table.to_matrix(advantage_masks)
     if settings.advantage.along_tokens and settings.advantage_tokens is not sampled:
         inputs = restrict_to_tokens(inputs, chosen)
-    result = settings.advantage.compute(inputs, _params(settings, dials))
+    result = settings.advantage.compute(inputs, _params(settings, coefficients))
     advantages = torch.where(chosen, result.advantages, 0.0)
     metrics["advantage_std"] = float(advantages[table.mask].std(correction=0))
     if inputs.values is not None and result.returns is not None and inputs.mask.any():
@@ -169,8 +169,12 @@ def estimate(
     )
 
 
-def _params(settings: EstimateSettings, dials: AdaptiveCoefficients) -> AdvantageParams:
-    return settings.params if dials.discount is None else replace(settings.params, gamma_turn=dials.discount.gamma)
+def _params(settings: EstimateSettings, coefficients: AdaptiveCoefficients) -> AdvantageParams:
+    return (
+        settings.params
+        if coefficients.discount is None
+        else replace(settings.params, gamma_turn=coefficients.discount.gamma)
+    )
 
 
 def _foresight(inputs: AdvantageInputs) -> dict[int, CriticFit] | None:
