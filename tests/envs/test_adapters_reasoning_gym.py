@@ -117,7 +117,7 @@ def test_options_and_the_bar_of_success_are_the_datasets() -> None:
 @pytest.mark.parametrize(
     ("params", "line"),
     [
-        ({"task": "leg_countin"}, "did you mean leg_counting"),
+        ({"task": "leg_countin"}, 'did you mean "leg_counting"'),
         ({"task": "codeio"}, "code that a model wrote"),
         ({"options": {"legs": 3}}, "cannot be made so"),
         ({"options": {"min_animals": -4}}, "cannot be made so"),

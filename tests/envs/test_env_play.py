@@ -39,7 +39,7 @@ def test_a_human_who_follows_the_hints_wins():
 
 def test_what_the_model_would_see_is_shown():
     _, text = played(["q"])
-    assert "Walk over the ice" in text and "P" in text.split("</think>.")[1] and "You left." in text
+    assert "Walk over the ice" in text and "P" in text.split("</think>.")[1] and "You quit." in text
 
 
 def test_several_actions_and_raw_answers_work_and_rewards_are_shown():
@@ -66,7 +66,7 @@ def test_losing_is_said():
 
 def test_a_block_of_several_lines_is_one_answer():
     _, hints = played(["hint"], name="math_code", level=1)
-    block = hints.split("hint: ")[1].split("\nYou left.")[0].splitlines()
+    block = hints.split("hint: ")[1].split("\nYou quit.")[0].splitlines()
     assert block[0] == "```python" and block[-1] == "```"
     _, text = played(block, name="math_code", level=1)
     assert "turn 1 of 6: reward 0\n" in text and "invalid" not in text

@@ -99,24 +99,24 @@ def test_a_class_at_hand_says_from_where_it_can_be_loaded(coin):
 
 
 @pytest.mark.parametrize(
-    ("kind", "line"),
+    ("env_id", "line"),
     [
-        ("frozen_lak", "did you mean frozen_lake?"),
-        ("xyz", "choose one of bandit, frozen_lake, sokoban"),
+        ("frozen_lak", r'did you mean "frozen_lake"\?'),
+        ("xyz", "choose one that `turnwise envs` lists"),
         ("FOLDER/no_such.py:Coin", "no file"),
         ("FOLDER/my_env.py", "my_env.py:Class"),
-        ("FOLDER/my_env.py:Coins", "did you mean Coin?"),
-        ("FOLDER/my_env.py:Qq", "no class 'Qq'"),
-        ("FOLDER/my_env.py:NOT_A_CLASS", "no environment"),
-        ("FOLDER/my_env.py:TextEnv", "no environment"),
+        ("FOLDER/my_env.py:Coins", r'did you mean "Coin"\?'),
+        ("FOLDER/my_env.py:Qq", 'no class "Qq"'),
+        ("FOLDER/my_env.py:NOT_A_CLASS", "is not an environment"),
+        ("FOLDER/my_env.py:TextEnv", "is not an environment"),
         ("FOLDER/my_env.py:Half", "lacks step"),
         ("FOLDER/broken.py:Coin", "could not be loaded: ZeroDivisionError"),
     ],
 )
-def test_a_kind_that_cannot_be_loaded_gets_one_clear_line(coin, kind, line):
+def test_a_kind_that_cannot_be_loaded_gets_one_clear_line(coin, env_id, line):
     (coin.parent / "broken.py").write_text("1 / 0")
     with pytest.raises(UserError, match=line) as caught:
-        load_spec(kind.replace("FOLDER", str(coin.parent)))
+        load_spec(env_id.replace("FOLDER", str(coin.parent)))
     assert "\n" not in str(caught.value)
 
 
@@ -129,7 +129,7 @@ def test_parameters_are_filled_in_as_plain_json_values():
 
 @pytest.mark.parametrize(
     ("params", "line"),
-    [({"siz": 5}, "did you mean size"), ({"qqq": 1}, "choose from"), ({"size": 9}, "env.params.size: .*got 9")],
+    [({"siz": 5}, 'did you mean "size"'), ({"qqq": 1}, "choose from"), ({"size": 9}, "env.params.size: .*got 9")],
 )
 def test_a_wrong_parameter_gets_one_clear_line(params, line):
     with pytest.raises(UserError, match=line) as caught:
@@ -167,7 +167,7 @@ def test_streams_have_the_addresses_of_the_design():
 
 def test_a_seed_of_another_split_is_refused():
     for split, of in [("train", "test"), ("train", "validation"), ("test", "train")]:
-        with pytest.raises(UserError, match=f"of the {of} split, not {split}"):
+        with pytest.raises(UserError, match=f"to the {of} split, not {split}"):
             spec_of(Dice).make(Task(env="Dice", seed=seed_for(of, 0), split=split))
 
 

@@ -268,7 +268,7 @@ def test_max_turns_follows_the_target_unless_set():
         ({"target": 16, "max_actions": 15}, "target 16 needs 16 actions, and the limits allow 15"),
         ({"max_turns": 33, "max_actions_per_turn": 3}, "the limits allow 99"),
         ({"four_chance": 1.5}, "env.params.four_chance"),
-        ({"targets": 8}, "did you mean target"),
+        ({"targets": 8}, 'did you mean "target"'),
     ],
 )
 def test_unwinnable_parameters_are_rejected(params, line):

@@ -37,7 +37,7 @@ def test_write_starter_never_overwrites(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "mine", "1Mine", "My Env", "../Mine", "Mine:X", "True", "None"])
 def test_write_starter_rejects_invalid_class_names(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UserError, match="cannot name a class"):
+    with pytest.raises(UserError, match="is not a class name"):
         write_starter(name, tmp_path)
     assert not list(tmp_path.iterdir())
 

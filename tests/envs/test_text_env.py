@@ -210,7 +210,9 @@ def test_runner_reports_a_reward_that_cannot_be_trained_on(episode, reward, show
         def step(self, action):
             return won(reward=reward)
 
-    with pytest.raises(EnvironmentFailure, match=rf"^Broken.step gave the reward {shown}.*between -1e\+09 and 1e\+09$"):
+    with pytest.raises(
+        EnvironmentFailure, match=rf"^Broken.step returned the reward {shown}.*between -1e\+09 and 1e\+09$"
+    ):
         episode(make(Broken), ["<answer>1</answer>"])
 
 
@@ -269,7 +271,7 @@ def test_an_environment_is_single_use(episode, steps):
 
 
 def test_parameters_are_strict_and_frozen_whatever_the_author_wrote():
-    with pytest.raises(UserError, match="did you mean goal"):
+    with pytest.raises(UserError, match='did you mean "goal"'):
         make(Counter, goals=3)
     with pytest.raises(ValueError):
         make(Counter).env.params.goal = 3

@@ -287,9 +287,9 @@ def test_what_cannot_be_used_is_told_before_anything_starts(
 UNFIT: dict[str, tuple[list[Any], str]] = {
     "a class": (["Shop"], "Shop is a class, not a function: write a function. For state within an episode, take a"),
     "an object": (["shop"], "Shop is an object, not a function: write a function"),
-    "a method": (["Shop.buy"], 'own.py:Shop.buy": a function must stand by itself in its file, not in a class: move'),
+    "a method": (["Shop.buy"], 'own.py:Shop.buy": methods cannot be used: move'),
     "a mistyped function": (["Shap"], 'no function "Shap" in .*own.py: did you mean "shop"'),
-    "a state that nobody keeps": (["owned"], "the tool owned takes a state, and Tools keeps none for its tools: leave"),
+    "a state that nobody keeps": (["owned"], "the tool owned takes a state, but Tools has none for its tools: remove"),
     "two of one name": (["weather", "weather"], 'two tools are called "weather": rename one'),
     "two tables of one name": ([{"use": "python"}, "python"], 'two tools are called "python": rename one'),
 }
@@ -320,10 +320,10 @@ def test_a_wrong_rule_of_a_tool_is_told_with_its_file(own: dict[str, Any], tmp_p
 @pytest.mark.parametrize("others", [["weather"], ["weather", "python"], ["python", {"mcp": "http://127.0.0.1:9/mcp"}]])
 def test_fenced_blocks_call_python_alone(own: dict[str, Any], others: list[Any]) -> None:
     given = [own["tools"][0] if each == "weather" else each for each in others]
-    unreached = "weather" if "weather" in others else "those of a server"
-    with pytest.raises(UserError, match=f"calls the tool python and no other, so not {unreached}: leave them out"):
+    unreached = "weather" if "weather" in others else "a server's tools"
+    with pytest.raises(UserError, match=f"can call only the tool python, not {unreached}: remove them"):
         build_environment_mix(build({"env": {"kind": "tools", **own, "tools": given, "style": "python"}}))
-    with pytest.raises(UserError, match="so not room"):
+    with pytest.raises(UserError, match="python, not room"):
         build_environment_mix(build({"env": {"kind": "lookup", "params": {"style": "python"}}}))
 
 

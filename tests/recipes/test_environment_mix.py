@@ -57,7 +57,7 @@ def test_a_bad_mixture_is_one_line(mix: dict[str, object], problem: str) -> None
 
 
 def test_unknown_environments_parameters_and_names_in_use_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="did you mean frozen_lake"):
+    with pytest.raises(UserError, match='did you mean "frozen_lake"'):
         build_environment_mix(small(tmp_path, env__mix={"frozen_lak": 1}))
     with pytest.raises(UserError, match="no such parameter"):
         build_environment_mix(small(tmp_path, env__mix={"frozen_lake": {"params": {"sise": 4}}}))

@@ -1,4 +1,4 @@
-"""The answer format: `<answer>Up || Left</answer>`, with `<think>...</think>` around it if one likes."""
+"""The answer format: `<answer>Up || Left</answer>`, optionally with `<think>...</think>` before it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,17 +10,17 @@ SEPARATOR = "||"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What was read from one reply: actions, or a problem in a few words that the model is told."""
+    """Parsed reply: actions, or a short problem that is shown to the model."""
 
     actions: tuple[str, ...] = ()
     problem: str = ""
 
 
 def read_answer(text: str, *, several: bool) -> Answer:
-    """Reads the last complete answer that stands outside of the thinking. Any text is allowed; nothing raises.
+    """Parse the last complete answer outside of the thinking. Never raises.
 
-    `several`: whether the environment takes more than one action a turn. Where it takes one, the separator has no
-    meaning and belongs to the action, as in a query with `a || b`.
+    `several`: the environment takes more than one action per turn. Otherwise the separator is part of the action, as
+    in a SQL query with `a || b`.
     """
     spoken = strip_thinking(text)
     start = spoken.rfind("<answer>", 0, max(spoken.rfind("</answer>"), 0))
@@ -33,13 +33,13 @@ def read_answer(text: str, *, several: bool) -> Answer:
 
 
 def format_answer(actions: Sequence[str], think: str | None = None) -> str:
-    """An assistant's reply with these actions: what `read_answer` reads back."""
+    """Format a reply with these actions; the inverse of `read_answer`."""
     thought = "" if think is None else f"<think>{think}</think>"
     return f"{thought}<answer>{f' {SEPARATOR} '.join(actions)}</answer>"
 
 
 def match_name(action: str, names: Sequence[str]) -> str:
-    """The one of `names` that was meant, upper and lower case apart; a ValueError if there is none."""
+    """Return the name that equals `action`, ignoring case. Raises ValueError if there is none."""
     for name in names:
         if name.casefold() == action.casefold():
             return name

@@ -1,4 +1,4 @@
-"""The built-in environments as a list shows them. Imports none of them, so that the list is instant."""
+"""List of the built-in environments. Imports none of them, so that listing is instant."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,18 +7,18 @@ from importlib.util import find_spec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvEntry:
-    """What the class itself says, said again; a test holds both equal."""
+    """Copy of what the class declares; a test keeps both equal."""
 
     entry_point: str
-    """module:Class"""
+    """module:Class."""
     summary: str
-    """The first line of its docstring."""
+    """First line of the class's docstring."""
     needs: Mapping[str, str] = field(default_factory=dict)
-    """Optional dependencies: module -> what to install."""
+    """Optional dependencies: module -> package to install."""
 
 
 def install_command(needs: Mapping[str, str]) -> str | None:
-    """The line that installs what is missing; None if nothing is. Looks modules up without importing them."""
+    """Return the command that installs missing packages; None if none is missing. Imports nothing."""
     missing = [package for module, package in needs.items() if find_spec(module) is None]
     return f"pip install {' '.join(missing)}" if missing else None
 

@@ -1,9 +1,9 @@
-"""What environments on a grid share: directions, symbols, text."""
+"""Shared by grid environments: directions, symbols, text."""
 
 from collections.abc import Mapping, Sequence
 
 Cell = tuple[int, int]
-"""Row and column, from 0 at the top left."""
+"""Row and column, starting at 0 in the top left."""
 
 DIRECTIONS: dict[str, Cell] = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 
@@ -14,15 +14,15 @@ def neighbor(cell: Cell, direction: str) -> Cell:
 
 
 def grid_text(rows: Sequence[Sequence[str]], symbols: Mapping[str, str]) -> str:
-    """Named cells as symbols, a space between cells so that each is a token of its own."""
+    """Format named cells as symbols, separated by spaces so that each is a token."""
     return "\n".join(" ".join(symbols[name] for name in row) for row in rows)
 
 
 def cell_text(cell: Cell) -> str:
-    """As people count: row 1 is at the top, col 1 at the left."""
+    """Format a cell for the prompt, counting from row 1 and col 1."""
     return f"row {cell[0] + 1} col {cell[1] + 1}"
 
 
 def legend(symbols: Mapping[str, str]) -> str:
-    """The symbols in use, made of the same table as the grid: the two cannot disagree."""
+    """Describe the symbols, from the same table that the grid is drawn with."""
     return ", ".join(f"{symbol} {name.replace('_', ' ')}" for name, symbol in symbols.items()) + "."

@@ -1,4 +1,4 @@
-"""A human plays in the terminal and sees what a model would see: the way to debug an environment."""
+"""Play an environment in the terminal and see what a model would see, to debug it."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,13 +17,13 @@ ReadLine = Callable[[], str]
 Write = Callable[[str], None]
 
 
-def play(kind: EnvSpec, task: Task, read_line: ReadLine, write: Write) -> bool:
-    """Plays one episode and says whether it was won. `q` or the end of input leaves, `hint` asks the solver."""
-    return asyncio.run(_closed(kind.make(task), read_line, write))
+def play(spec: EnvSpec, task: Task, read_line: ReadLine, write: Write) -> bool:
+    """Play one episode; return whether it was won. `q` or end of input quits, `hint` asks the solver."""
+    return asyncio.run(_play_and_close(spec.make(task), read_line, write))
 
 
-async def _closed(runner: TextEnvRunner, read_line: ReadLine, write: Write) -> bool:
-    """What breaks is told in one line; servers and sandboxes end either way."""
+async def _play_and_close(runner: TextEnvRunner, read_line: ReadLine, write: Write) -> bool:
+    """Report failures in one line; close servers and sandboxes in any case."""
     try:
         return await _play(runner, read_line, write)
     except (EnvironmentFailure, InfrastructureFailure) as failure:
@@ -36,7 +36,7 @@ async def _play(runner: TextEnvRunner, read_line: ReadLine, write: Write) -> boo
     opening = await runner.start()
     for message in opening.messages:
         write(message.content + "\n")
-    if opening.tools:  # a model may read them in the words of its chat template
+    if opening.tools:  # a model sees them as its chat template formats them
         write(opening.tools_in_words + "\n")
     several = f"actions (several with {SEPARATOR} between them)" if runner.env.max_actions_per_turn > 1 else "an action"
     write(f"Type {several}, hint, or q.")
@@ -44,7 +44,7 @@ async def _play(runner: TextEnvRunner, read_line: ReadLine, write: Write) -> boo
     while True:
         text = _next_answer(runner, read_line, write)
         if text is None:
-            write("You left.")
+            write("You quit.")
             return False
         result = await runner.step(assistant(text))
         turn, total = turn + 1, total + result.reward
@@ -57,7 +57,7 @@ async def _play(runner: TextEnvRunner, read_line: ReadLine, write: Write) -> boo
 
 
 def _next_answer(runner: TextEnvRunner, read_line: ReadLine, write: Write) -> str | None:
-    """The next answer in the model's format; None to leave."""
+    """Read the next answer in the model's format; None to quit."""
     while True:
         try:
             line = read_line().strip()
@@ -78,7 +78,7 @@ def _is_call(runner: TextEnvRunner, line: str) -> bool:
 
 
 def _block(first: str, read_line: ReadLine) -> str | None:
-    """A fenced block, to the line that closes it."""
+    """Read a fenced block up to its closing line."""
     lines = [first]
     while len(lines) == 1 or lines[-1].strip() != "```":
         try:

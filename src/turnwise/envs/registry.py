@@ -1,6 +1,5 @@
-"""Environments by name, or by FILE.py:Class."""
+"""Load environments and functions: by name, or from a file as FILE.py:Class and FILE.py:function."""
 
-import difflib
 import hashlib
 import inspect
 import sys
@@ -12,17 +11,17 @@ from types import ModuleType
 from typing import Any
 
 from turnwise.core.errors import FOREIGN_ERRORS, UserError
-from turnwise.core.suggestions import suggest
+from turnwise.core.suggestions import closest_match, suggest
 from turnwise.envs.catalogue import CATALOGUE
 from turnwise.envs.spec import EnvSpec, validate_env_class
 from turnwise.envs.text_env import TextEnv
 
 ENVIRONMENTS: dict[str, str] = {name: entry.entry_point for name, entry in CATALOGUE.items()}
-"""name -> module:Class"""
+"""Name -> module:Class of the built-in environments."""
 
 
 def load_spec(env_id: str) -> EnvSpec:
-    """The environment of this name, or the class of this file."""
+    """Load the spec of a built-in environment, or of FILE.py:Class."""
     if env_id in ENVIRONMENTS:
         module, _, class_name = ENVIRONMENTS[env_id].partition(":")
         return EnvSpec(name=env_id, id=env_id, cls=validate_env_class(getattr(import_module(module), class_name)))
@@ -31,19 +30,19 @@ def load_spec(env_id: str) -> EnvSpec:
         return _load_from_file(env_id, Path(file), class_name)
     if env_id.endswith(".py"):
         raise UserError(f"{env_id} names no class: write {env_id}:Class")
-    near = difflib.get_close_matches(env_id, ENVIRONMENTS, n=1, cutoff=0.5)
-    mend = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(ENVIRONMENTS)}, or FILE.py:Class"
-    raise UserError(f"no environment {env_id!r}; {mend}")
+    near = closest_match(env_id, ENVIRONMENTS)
+    fix = f'did you mean "{near}"?' if near else "choose one that `turnwise envs` lists, or FILE.py:Class"
+    raise UserError(f'unknown environment "{env_id}": {fix}')
 
 
 def spec_of(cls: type[TextEnv]) -> EnvSpec:
-    """The kind of a class that a program has at hand, as in `tw.train(env=GuessNumber)`."""
-    for name, place in ENVIRONMENTS.items():
-        if place == f"{cls.__module__}:{cls.__qualname__}":
+    """Return the spec of a class, as in `tw.train(env=GuessNumber)`."""
+    for name, entry_point in ENVIRONMENTS.items():
+        if entry_point == f"{cls.__module__}:{cls.__qualname__}":
             return EnvSpec(name=name, id=name, cls=cls)
     try:
         file = inspect.getsourcefile(cls)
-    except (TypeError, OSError):  # typed at a prompt: it stands in no file
+    except (TypeError, OSError):  # defined at a prompt, not in a file
         file = None
     reachable = file is not None and Path(file).is_file() and cls.__qualname__ == cls.__name__
     return EnvSpec(
@@ -56,14 +55,14 @@ def spec_of(cls: type[TextEnv]) -> EnvSpec:
 def _load_from_file(env_id: str, file: Path, class_name: str) -> EnvSpec:
     module = import_file(file)
     if not hasattr(module, class_name):
-        near = difflib.get_close_matches(class_name, vars(module), n=1, cutoff=0.5)
-        mend = f"did you mean {near[0]}?" if near else "check the name after the colon"
-        raise UserError(f"no class {class_name!r} in {file}; {mend}")
+        near = closest_match(class_name, vars(module))
+        fix = f'did you mean "{near}"?' if near else "check the name after the colon"
+        raise UserError(f'no class "{class_name}" in {file}: {fix}')
     return EnvSpec(name=class_name, id=env_id, cls=validate_env_class(getattr(module, class_name)))
 
 
 def import_file(file: Path) -> ModuleType:
-    """Imports the file once a process, under a name that depends on its path alone."""
+    """Import a file once per process, under a module name that depends only on its path."""
     if not file.is_file():
         raise UserError(f"no file {file}: check the path before the colon")
     path = file.resolve()
@@ -85,24 +84,22 @@ def import_file(file: Path) -> ModuleType:
     return module
 
 
-def load_function(given: str, setting: str, instead: Iterable[str] = ()) -> Callable[..., Any]:
-    """The function; `setting` is named where it cannot be had, and what else could have been given `instead`."""
-    file, _, name = given.rpartition(":")
+def load_function(reference: str, setting: str, alternatives: Iterable[str] = ()) -> Callable[..., Any]:
+    """Load FILE.py:function. Errors name `setting` and the `alternatives` that it accepts instead."""
+    file, _, name = reference.rpartition(":")
     if not file.endswith(".py"):
-        others = [f'"{each}"' for each in instead]
-        what = f"is neither {' nor '.join(others)} nor" if others else "is no"
-        raise UserError(f'{setting} "{given}" {what} FILE.py:function: write one of them')
+        others = [f'"{each}"' for each in alternatives]
+        problem = f"is neither {' nor '.join(others)} nor" if others else "is not"
+        raise UserError(f'{setting} "{reference}" {problem} FILE.py:function: write one of them')
     if "." in name:
-        raise UserError(
-            f'{setting} "{given}": a function must stand by itself in its file, not in a class: move it out'
-        )
+        raise UserError(f'{setting} "{reference}": methods cannot be used: move the function out of its class')
     functions = {word: value for word, value in vars(import_file(Path(file))).items() if callable(value)}
     if name not in functions:
-        raise UserError(f'{setting}: no function "{name}" in {file}:{suggest(name, _named(functions))}')
+        raise UserError(f'{setting}: no function "{name}" in {file}:{suggest(name, _function_names(functions))}')
     function: Callable[..., Any] = functions[name]
     return function
 
 
-def _named(functions: Mapping[str, Callable[..., Any]]) -> list[str]:
-    """Those that somebody may have meant: a class is called to be made, not to answer."""
+def _function_names(functions: Mapping[str, Callable[..., Any]]) -> list[str]:
+    """Names to suggest: functions, not classes."""
     return [name for name, value in functions.items() if not isinstance(value, type)]

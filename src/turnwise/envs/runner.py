@@ -1,4 +1,4 @@
-"""Runs a `TextEnv` as the core's `Env`: reads answers, runs actions one by one, keeps the limits."""
+"""Run a `TextEnv` as a core `Env`: build the prompt, parse answers, run actions, enforce the limits."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,31 +15,32 @@ from turnwise.envs.text_env import Outcome, TextEnv
 from turnwise.rewards.functions import describe_value, to_float
 
 MAX_RESETS = 1000
-"""Start states that are drawn before a world counts as too small."""
+"""Start states that are drawn before the environment counts as too small for its split."""
 MAX_REWARD = 1e9
-"""Larger ones would overflow where returns are summed and squared in float32."""
+"""Larger rewards would overflow float32 when returns are summed and squared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnOutcome:
-    """What the actions of one turn came to."""
+    """Outcome of all actions of one turn."""
 
     actions: tuple[str, ...] = ()
     reward: float = 0.0
     over: bool = False
     success: bool = False
     problem: str = ""
-    """Why the turn is invalid; empty if it is not."""
+    """Why the turn is invalid; empty if it is valid."""
     ignored: int = 0
-    """Actions beyond the limit of a turn."""
+    """Number of actions beyond the limit per turn."""
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Of the reward, where the environment names them."""
+    """Reward components by name."""
 
 
 class TextEnvRunner:
-    """One episode of a `TextEnv`. `start_rng` is the stream of the start state; the later one is the env's `rng`.
+    """One episode of a `TextEnv`.
 
-    `seed`: the member's own, for runners that hold more than the environment.
+    `start_rng`: random stream of the start state; later randomness comes from the environment's `rng`.
+    `seed`: seed of the group member, for subclasses with further random state.
     """
 
     def __init__(self, env: TextEnv, start_rng: random.Random, seed: int = 0) -> None:
@@ -52,49 +53,51 @@ class TextEnvRunner:
 
     async def start(self) -> Observation:
         if self._observation is not None:
-            raise RuntimeError("an environment is single use: make another one")
-        with self._attributed("reset"):
+            raise RuntimeError("environments are single use: make another one")
+        with self._attribute_errors("reset"):
             self._observation = self._reset()
-        with self._attributed("its prompt"):
+        with self._attribute_errors("its prompt"):
             messages = (system(system_prompt(self.env)), user(self._observation))
         return Observation(messages=messages, picture=self._draw())
 
     def _reset(self) -> str:
-        """A start state of the task's split, where states have one."""
+        """Reset until the start state is in the task's split, if start states are split."""
         for _ in range(MAX_RESETS):
             observation = _text(self.env.reset(self._start_rng), "reset")
             if not self.env.split_start_states or self.env.split in (None, split_of_state(self.env.start_key())):
                 return observation
-        raise UserError(f"so small a world has no start state for the {self.env.split} split: make it larger")
+        raise UserError(
+            f"the environment is too small to have a start state in the {self.env.split} split: make it larger"
+        )
 
     async def step(self, action: Message) -> StepResult:
         if self._observation is None or self._over:
             raise RuntimeError("step before start, or after the end of the episode")
-        with self._attributed("state_key"):
+        with self._attribute_errors("state_key"):
             state = self.env.state_key()
         answer = read_answer(action.content, several=self.env.max_actions_per_turn > 1)
-        ran = await self._run(answer)
+        turn = await self._run(answer)
         self._turns += 1
-        self._actions += len(ran.actions)
-        truncated = not ran.over and bool(self._limit_reached())
-        self._over = ran.over or truncated
+        self._actions += len(turn.actions)
+        truncated = not turn.over and bool(self._limit_reached())
+        self._over = turn.over or truncated
         picture = self._draw()
         return StepResult(
-            messages=(user(self._reply(ran)),),
-            reward=ran.reward,
-            terminated=ran.over,
+            messages=(user(self._reply(turn)),),
+            reward=turn.reward,
+            terminated=turn.over,
             truncated=truncated,
-            success=ran.success,
-            invalid=bool(ran.problem),
-            info=turn_info(ran, state),
+            success=turn.success,
+            invalid=bool(turn.problem),
+            info=turn_info(turn, state),
             picture=picture,
         )
 
     async def close(self) -> None:
-        """A TextEnv holds nothing that would have to be given back."""
+        """Nothing to release."""
 
     async def _run(self, answer: Answer) -> TurnOutcome:
-        """Runs the actions until one ends the episode, is invalid, or a limit is reached; earlier ones stand."""
+        """Run actions until one ends the episode, is invalid, or reaches a limit. Earlier actions stay in effect."""
         if answer.problem:
             return TurnOutcome(problem=answer.problem, reward=self.env.invalid_reward)
         allowed = answer.actions[: self.env.max_actions_per_turn]
@@ -119,14 +122,14 @@ class TextEnvRunner:
         return TurnOutcome(actions=tuple(done), reward=reward, ignored=ignored)
 
     async def _judge(self, action: str) -> Outcome:
-        """What an action leads to; for runners whose environments wait for something before they can say."""
+        """Return the outcome of an action. Subclasses override it to await something."""
         return self.env.step(action)
 
     async def _act(self, action: str) -> Outcome:
-        """One action. A ValueError passes through: the action is invalid. Anything else is the environment's fault."""
+        """Run one action. ValueError passes through as an invalid action; other errors are the environment's."""
         names: Sequence[str] = self.env.action_names
         name = match_name(action, names) if names else action
-        with self._attributed("step", passing=(ValueError,)):
+        with self._attribute_errors("step", passing=(ValueError,)):
             outcome = await self._judge(name)
         if not isinstance(outcome, Outcome):
             raise EnvironmentFailure(
@@ -134,15 +137,15 @@ class TextEnvRunner:
             )
         _text(outcome.text, "step")
         reward = to_float(outcome.reward)
-        if not abs(reward) <= MAX_REWARD:  # NaN is not
+        if not abs(reward) <= MAX_REWARD:  # also catches NaN
             raise EnvironmentFailure(
-                f"{type(self.env).__name__}.step gave the reward {describe_value(outcome.reward)}: "
+                f"{type(self.env).__name__}.step returned the reward {describe_value(outcome.reward)}: "
                 f"return a number between -{MAX_REWARD:g} and {MAX_REWARD:g}"
             )
         return outcome if type(outcome.reward) is float else replace(outcome, reward=reward)
 
     def _draw(self) -> Picture | None:
-        with self._attributed("draw"):
+        with self._attribute_errors("draw"):
             picture = self.env.draw()
         if picture is not None and not isinstance(picture, Picture):
             raise EnvironmentFailure(
@@ -151,24 +154,24 @@ class TextEnvRunner:
         return picture
 
     def _limit_reached(self) -> str:
-        """Which of the limits that the prompt states was reached; empty if none."""
+        """Return the message of a reached limit; empty if none is."""
         if self.env.max_actions is not None and self._actions >= self.env.max_actions:
             return "No actions left."
         return "No turns left." if self._turns >= self.env.max_turns else ""
 
-    def _reply(self, ran: TurnOutcome) -> str:
-        """Short, since every token of it is paid for: what was wrong, if anything was, then the observation."""
-        lines = [ran.problem]
-        if ran.ignored:
-            lines.append(f"Too many actions: {len(ran.actions)} ran.")
+    def _reply(self, turn: TurnOutcome) -> str:
+        """Build a short reply, since every token costs: the problem, if any, then the observation."""
+        lines = [turn.problem]
+        if turn.ignored:
+            lines.append(f"Too many actions: {len(turn.actions)} ran.")
         lines.append(self._observation or "OK.")
-        if not ran.over:
+        if not turn.over:
             lines.append(self._limit_reached())
         return "\n".join(line for line in lines if line)
 
     @contextmanager
-    def _attributed(self, where: str, passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-        """Failures of the environment's own code are typed here, once: the member is run again, not rewarded 0."""
+    def _attribute_errors(self, where: str, passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+        """Turn errors of the environment's code into EnvironmentFailure: the member is retried, not rewarded 0."""
         typed: tuple[type[Exception], ...] = (UserError, EnvironmentFailure, InfrastructureFailure, *passing)
         try:
             yield
@@ -181,26 +184,26 @@ class TextEnvRunner:
 
 def _text(value: str, where: str) -> str:
     if not isinstance(value, str):
-        raise EnvironmentFailure(f"{where} gave {type(value).__name__} where the observation's text belongs")
+        raise EnvironmentFailure(f"{where} returned {type(value).__name__} instead of the observation's text")
     return value
 
 
-def turn_info(ran: TurnOutcome, state: str | None) -> dict[str, Any]:
-    """Facts of the turn as plain JSON values. `state` is the state in which the model acted."""
-    info: dict[str, Any] = {"actions": list(ran.actions), "success": ran.success}
-    if ran.problem:
-        info["problem"] = ran.problem
-    if ran.ignored:
-        info["ignored"] = ran.ignored
-    if ran.parts:
-        info["rewards"] = dict(ran.parts)
+def turn_info(turn: TurnOutcome, state: str | None) -> dict[str, Any]:
+    """Return facts of the turn as JSON values. `state`: the state in which the model acted."""
+    info: dict[str, Any] = {"actions": list(turn.actions), "success": turn.success}
+    if turn.problem:
+        info["problem"] = turn.problem
+    if turn.ignored:
+        info["ignored"] = turn.ignored
+    if turn.parts:
+        info["rewards"] = dict(turn.parts)
     if state is not None:
         info["state"] = state
     return info
 
 
 def system_prompt(env: TextEnv) -> str:
-    """Equal for all episodes of equal parameters. Terse: a model of under a million parameters reads it on a CPU."""
+    """Return the system message, the same for all episodes with the same parameters. Short, for tiny models."""
     lines = [env.rules()]
     if env.action_names and not shows_examples(env):
         lines.append(f"Actions: {', '.join(env.action_names)}.")
@@ -209,14 +212,14 @@ def system_prompt(env: TextEnv) -> str:
 
 
 def limits_text(env: TextEnv) -> str:
-    """Both kinds of limit, a turn's and the episode's, so that neither is taken for the other."""
-    a_turn = (
+    """State the limits per turn and per episode together, so that neither is mistaken for the other."""
+    per_turn = (
         "1 action a turn" if env.max_actions_per_turn == 1 else f"At most {env.max_actions_per_turn} actions a turn"
     )
     total = pluralize(env.max_turns, "turn")
     if env.max_actions is not None:
         total += f" and {pluralize(env.max_actions, 'action')}"
-    return f"{a_turn}; at most {total} in all."
+    return f"{per_turn}; at most {total} in all."
 
 
 def shows_examples(env: TextEnv) -> bool:

@@ -1,7 +1,6 @@
-"""A kind of environment: its class, with parameters checked and random streams addressed."""
+"""EnvSpec: an environment class under a name; validates parameters and makes episodes from tasks."""
 
 import ast
-import difflib
 import inspect
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,6 +13,7 @@ from pydantic.fields import FieldInfo
 
 from turnwise.core.errors import UserError
 from turnwise.core.random_streams import address, random_stream
+from turnwise.core.suggestions import closest_match
 from turnwise.core.task import Split, Task
 from turnwise.envs.catalogue import install_command
 from turnwise.envs.runner import TextEnvRunner
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvParameter:
-    """One thing that `env.params` may set."""
+    """One parameter of `env.params`, for lists."""
 
     name: str
     type: str
@@ -36,104 +36,106 @@ class EnvParameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvSpec:
+    """An environment that can be made: its class, with a name and an id."""
+
     name: str
-    """The tag of its tasks and records. It addresses chance, so it holds no path of this machine."""
+    """Name in tasks and records. It seeds random streams, so it contains no path of this machine."""
     id: str
-    """What `registry.load` takes: a built-in name or FILE.py:Class; empty if the class stands in no file."""
+    """Argument of `registry.load_spec`: a built-in name or FILE.py:Class; empty for a class that is in no file."""
     cls: type[TextEnv]
     services: "RewardServices | None" = field(default=None, repr=False, compare=False)
     """Judges that rubrics of the run share. None: each episode has its own."""
 
     @property
     def summary(self) -> str:
-        """The first line of its docstring."""
+        """First line of the class's docstring."""
         return env_docstring(self.cls).partition("\n")[0]
 
     @property
     def install_command(self) -> str | None:
-        """The line that installs what is missing; None if nothing is."""
+        """Command that installs missing packages; None if none is missing."""
         return install_command(self.cls.needs)
 
     @property
     def required_params(self) -> tuple[str, ...]:
-        """Parameters that have no default: it cannot be made without them."""
+        """Parameters without a default."""
         fields = params_model(self.cls).model_fields
         return tuple(name for name, field in fields.items() if field.is_required())
 
     def parameters(self) -> tuple[EnvParameter, ...]:
-        """All parameters, for a list that a person reads."""
-        meanings = _meanings(params_model(self.cls))
+        """Return all parameters with their types, defaults and descriptions."""
+        docstrings = _param_docstrings(params_model(self.cls))
         return tuple(
             EnvParameter(
                 name=name,
                 type=inspect.formatannotation(field.annotation).removeprefix("typing."),
                 default=_default(field),
-                description=field.description or meanings.get(name, ""),
+                description=field.description or docstrings.get(name, ""),
             )
             for name, field in params_model(self.cls).model_fields.items()
         )
 
     def check_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameters with defaults filled in, as plain JSON values."""
+        """Validate parameters and fill in defaults; return JSON values."""
         settings = params_model(self.cls)
         try:
             return settings.model_validate(dict(params)).model_dump(mode="json")
         except ValidationError as error:
-            raise UserError(self._complaint(error, settings)) from error
+            raise UserError(self._describe_error(error, settings)) from error
 
     def check_resources(self, params: Mapping[str, Any]) -> None:
-        """What the parameters name must be there."""
+        """Check what the parameters refer to, such as files. Raises UserError."""
         self.cls.check(params_model(self.cls).model_validate(dict(params)))
 
     def split_sizes(self, params: Mapping[str, Any]) -> dict[Split, int]:
-        """Of the splits whose tasks are counted."""
-        checked = params_model(self.cls).model_validate(dict(params))
-        found: dict[Split, int | None] = {split: self.cls.size(checked, split) for split in FIRST_SEED}
-        return {split: size for split, size in found.items() if size is not None}
+        """Return the number of tasks of each split that has a fixed number."""
+        validated = params_model(self.cls).model_validate(dict(params))
+        sizes: dict[Split, int | None] = {split: self.cls.size(validated, split) for split in FIRST_SEED}
+        return {split: size for split, size in sizes.items() if size is not None}
 
     def make(self, task: Task, member: int = 0, attempt: int = 0) -> TextEnvRunner:
-        """One episode's world. Members of a group share the start state and meet luck of their own."""
+        """Make one episode. Members of a group share the start state; later randomness is their own."""
         if self.install_command:
             raise UserError(f"{self.name} needs a package that is not installed: {self.install_command}")
         if task.env != self.name:
-            raise UserError(f"the task is one of {task.env!r}, not of {self.name!r}: give it env={self.name!r}")
+            raise UserError(f"the task belongs to {task.env!r}, not to {self.name!r}: create it with env={self.name!r}")
         if (split := split_of_seed(task.seed)) != task.split:
-            raise UserError(f"seed {task.seed} is of the {split} split, not {task.split}: take it from seed_for")
+            raise UserError(f"seed {task.seed} belongs to the {split} split, not {task.split}: use seed_for")
         full = replace(task, params=self.check_params(task.params))
-        # How a prompt is worded changes nothing about the world.
-        world = replace(full, params={name: value for name, value in full.params.items() if name not in PROMPT_PARAMS})
-        env = self.cls(full.params, rng=random_stream("luck", *world.parts, member, attempt))
+        # Random streams do not depend on how the prompt is worded.
+        key = replace(full, params={name: value for name, value in full.params.items() if name not in PROMPT_PARAMS})
+        env = self.cls(full.params, rng=random_stream("luck", *key.parts, member, attempt))
         env.split, env.index = full.split, full.seed - FIRST_SEED[full.split]
         env.services = self.services
-        start_rng = random_stream("start", *world.parts)
+        start_rng = random_stream("start", *key.parts)
         runner = env.runner or TextEnvRunner
-        return runner(env, start_rng, address("tools", *world.parts, member, attempt))
+        return runner(env, start_rng, address("tools", *key.parts, member, attempt))
 
-    def _complaint(self, error: ValidationError, settings: type[BaseModel]) -> str:
+    def _describe_error(self, error: ValidationError, settings: type[BaseModel]) -> str:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(name, settings.model_fields, n=1, cutoff=0.5)
-            mend = f"did you mean {near[0]}?" if near else f"choose from {', '.join(settings.model_fields)}"
-            return f"env.params.{name}: {self.name} has no such parameter; {mend}"
+            near = closest_match(name, settings.model_fields)
+            fix = f'did you mean "{near}"?' if near else f"choose from {', '.join(settings.model_fields)}"
+            return f"env.params.{name}: {self.name} has no such parameter: {fix}"
         if first["type"] == "missing":
             return f"env.params.{name} is missing: {self.name} needs {', '.join(self.required_params)}"
         where = f"env.params.{name}" if name else "env.params"
         return f"{where}: {first['msg'].removeprefix('Value error, ')} (got {first['input']!r})"
 
 
-def _meanings(settings: type[BaseModel]) -> dict[str, str]:
-    """The docstrings under the parameters, read when somebody asks: pydantic would read all sources at every start."""
+def _param_docstrings(settings: type[BaseModel]) -> dict[str, str]:
+    """Read the docstrings under the parameters from the source, only on request: pydantic would at every start."""
     found: dict[str, str] = {}
     for cls in reversed(settings.__mro__):
-        with suppress(OSError, TypeError, SyntaxError):  # made in a program, or without its source
+        with suppress(OSError, TypeError, SyntaxError):  # created at run time, or without its source
             body = ast.parse(inspect.cleandoc("\n" + inspect.getsource(cls))).body[0]
             if isinstance(body, ast.ClassDef):
-                found |= _docstrings(body)
+                found |= _field_docstrings(body)
     return found
 
 
-def _docstrings(body: ast.ClassDef) -> dict[str, str]:
+def _field_docstrings(body: ast.ClassDef) -> dict[str, str]:
     return {
         field.target.id: inspect.cleandoc(text.value.value)
         for field, text in pairwise(body.body)
@@ -144,15 +146,15 @@ def _docstrings(body: ast.ClassDef) -> dict[str, str]:
 
 def _default(field: FieldInfo) -> str:
     if field.is_required():
-        return "must be given"
+        return "required"
     return "depends on others" if field.default_factory else repr(field.get_default())
 
 
 def validate_env_class(cls: Any) -> type[TextEnv]:
-    """`cls` if it is an environment that can be made."""
+    """Return `cls` if it is a concrete environment class. Raises UserError."""
     name = getattr(cls, "__name__", repr(cls))
     if not (isinstance(cls, type) and issubclass(cls, TextEnv) and cls is not TextEnv):
-        raise UserError(f"{name} is no environment: make it a subclass of TextEnv")
+        raise UserError(f"{name} is not an environment: make it a subclass of TextEnv")
     if cls.__abstractmethods__:
         raise UserError(f"{name} lacks {' and '.join(sorted(cls.__abstractmethods__))}: define it")
     return cls

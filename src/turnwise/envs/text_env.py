@@ -1,15 +1,15 @@
-"""The easy way to write an environment: strings in, strings out, no async.
+"""TextEnv: write an environment with strings in and strings out, without async.
 
     class GuessNumber(TextEnv):
         \"\"\"I think of a number between 1 and 100.\"\"\"
         max_turns = 7
         def reset(self, rng): self.secret = rng.randint(1, 100); return "Guess my number (1-100)."
         def step(self, action):
-            guess = int(action)                     # ValueError -> invalid action; the episode goes on
+            guess = int(action)                     # ValueError -> invalid action; the episode continues
             if guess == self.secret: return won("Correct!")
             return goes_on("higher" if guess < self.secret else "lower")
 
-`runner.TextEnvRunner` turns an instance into the core's `Env`.
+`runner.TextEnvRunner` runs an instance as a core `Env`.
 """
 
 import inspect
@@ -34,69 +34,69 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one action led to. Made by `won`, `lost` and `goes_on`."""
+    """Result of one action. Created by `won`, `lost` and `goes_on`."""
 
     text: str
-    """The new observation. After several actions in one turn the model sees the last one's."""
+    """New observation. After several actions in one turn the model sees the last one."""
     reward: float
     over: bool
     success: bool
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Of the reward, by name and before they were weighted, where it has parts; recorded under these names."""
+    """Unweighted reward components by name; recorded under these names."""
 
 
 def won(text: str = "", reward: float = 1.0) -> Outcome:
-    """The episode ends with success."""
+    """End the episode with success."""
     return Outcome(text=text, reward=reward, over=True, success=True)
 
 
 def lost(text: str = "", reward: float = 0.0) -> Outcome:
-    """The episode ends without success."""
+    """End the episode without success."""
     return Outcome(text=text, reward=reward, over=True, success=False)
 
 
 def goes_on(text: str = "", reward: float = 0.0) -> Outcome:
-    """The episode goes on."""
+    """Continue the episode."""
     return Outcome(text=text, reward=reward, over=False, success=False)
 
 
 class StrictParams(BaseModel):
-    """An unknown or later changed parameter is an error."""
+    """Frozen parameters that reject unknown names."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 class TextEnv(ABC):
-    """An environment's rules. The docstring of a subclass opens the prompt; its first line names it in lists."""
+    """Rules of an environment. A subclass's docstring starts the prompt; its first line is shown in lists."""
 
     max_turns: int = 10
-    """Answers of the model in an episode, at most. This and the other two limits are parameters too."""
+    """Maximum number of model replies per episode. All three limits can be set in `env.params`."""
     max_actions_per_turn: int = 1
     max_actions: int | None = None
-    """Actions of an episode, at most; None: as many as the turns allow."""
+    """Maximum number of actions per episode; None: as many as the turns allow."""
     action_names: tuple[str, ...] = ()
-    """All actions, where they are a fixed list: the prompt names them, and others are invalid before `step`."""
+    """Fixed list of actions, if there is one: the prompt lists them, and others are invalid before `step`."""
     needs: Mapping[str, str] = MappingProxyType({})
-    """Optional dependencies: module -> what to install."""
+    """Optional dependencies: module -> package to install."""
 
     class Params(StrictParams):
-        """The environment's own parameters, reachable as `self.params`."""
+        """The environment's own parameters, available as `self.params`."""
 
     runner: ClassVar[Any] = None
-    """What runs its episodes: a subclass of TextEnvRunner; None: that one itself."""
+    """Subclass of TextEnvRunner that runs the episodes; None for TextEnvRunner itself."""
     params: Any
     rng: random.Random
-    """What the environment draws after `reset`: a stream of the member's own."""
+    """Random stream for everything after `reset`; each member of a group has its own."""
     split_start_states: bool = False
-    """True: every start state belongs to one split, by its `start_key()`, and `reset` is called until one does.
+    """Assign each start state to one split by `start_key()`; `reset` is called until the state is in the task's split.
 
-    For worlds of so few start states that seeds of different splits would meet; it makes them anew at every call."""
+    For environments with so few start states that different seeds would repeat them across splits."""
     index: int = 0
-    """The task's number in its split, for environments whose tasks are counted."""
+    """Index of the task in its split, for environments with a fixed number of tasks."""
     services: "RewardServices | None" = None
     """Judges of the run, for environments that score answers with a rubric."""
     split: Split | None = None
-    """The task's, for environments whose splits differ in more than seeds; None: made by hand, without a task."""
+    """Split of the task, for environments whose splits differ in more than seeds; None without a task."""
 
     def __init__(self, params: Mapping[str, Any] | None = None, rng: random.Random | None = None) -> None:
         self.params = params_model(type(self)).model_validate(dict(params or {}))
@@ -107,95 +107,96 @@ class TextEnv(ABC):
 
     @classmethod
     def check(cls, params: Any) -> None:
-        """Refuses parameters that cannot work although each is well formed, such as a file that is not there.
-
-        Called once, before anything starts."""
+        """Raise UserError for valid parameters that cannot work, such as a missing file. Called once, before a run."""
         return
 
     @classmethod
     def size(cls, params: Any, split: Split) -> int | None:
-        """How many tasks a split has, where they are counted; None: there is no end of them."""
+        """Return the number of tasks of a split; None if it is unlimited."""
         return None
 
     @abstractmethod
     def reset(self, rng: random.Random) -> str:
-        """Makes the start state from this stream and returns the first observation. Called once."""
+        """Create the start state from this random stream; return the first observation."""
 
     @abstractmethod
     def step(self, action: str) -> Outcome:
-        """Runs one action. A ValueError says that it is no legal action and must leave the state as it was."""
+        """Run one action. Raise ValueError for an illegal action, leaving the state unchanged."""
 
     def rules(self) -> str:
-        """What opens the prompt. It must not differ between episodes of equal parameters."""
+        """Return the start of the prompt. It must be the same for all episodes with the same parameters."""
         return env_docstring(type(self))
 
     def random_action(self, rng: random.Random) -> str | None:
-        """One legal action, for warm-up and fuzzing; None where the environment offers none."""
+        """Return a legal action, for warm-up and fuzzing; None if the environment cannot tell."""
         return rng.choice(self.action_names) if self.action_names else None
 
     def solve(self) -> list[str] | None:
-        """Actions that lead from the present state to success; None where there is no solver or no way."""
+        """Return actions that lead from the current state to success; None without a solver or a solution."""
         return None
 
     def explain(self, actions: Sequence[str]) -> str:
-        """A true line about why these come next, for demonstrations."""
+        """Explain these actions in one line, for demonstrations."""
         return f"Next: {', '.join(actions)}."
 
     def reply(self, actions: Sequence[str], think: str | None = None) -> str:
-        """An assistant's whole answer with these actions, for demonstrations."""
+        """Return a whole assistant reply with these actions, for demonstrations."""
         return format_answer(actions, think)
 
     def draw(self) -> Picture | None:
-        """The present state for humans."""
+        """Draw the current state for humans."""
         return None
 
     def state_key(self) -> str | None:
-        """Equal for equal states, so that turns that met the same state can be compared."""
+        """Return a key that is equal for equal states, so that turns in the same state can be compared."""
         return None
 
     def start_key(self) -> str | None:
-        """Key of the start state for `split_start_states`; equal for start states that give each other away."""
+        """Return the key for `split_start_states`; equal for start states that reveal each other's solution."""
         return self.state_key()
 
     @property
     def invalid_reward(self) -> float:
-        """Of a turn that ends with an invalid answer, besides the format penalty. Where turns cost, this does too."""
+        """Reward of a turn with an invalid answer, besides the format penalty. Should cost what a turn costs."""
         return 0.0
 
     @property
     def action_budget(self) -> int:
-        """Actions that all of the limits together allow in an episode: a start state must be solvable in these."""
+        """Number of actions that all limits allow together; start states must be solvable within it."""
         by_turns = self.max_turns * self.max_actions_per_turn
         return by_turns if self.max_actions is None else min(by_turns, self.max_actions)
 
     def random_answer(self, rng: random.Random) -> str | None:
-        """A legal answer of a random number of random actions; None where there is no `random_action`."""
+        """Return a legal reply with a random number of random actions; None without `random_action`."""
         count = rng.randint(1, min(self.max_actions_per_turn, self.action_budget))
         actions = [action for _ in range(count) if (action := self.random_action(rng)) is not None]
         return format_answer(actions) if actions else None
 
 
 def env_docstring(cls: type[TextEnv]) -> str:
-    """The nearest docstring of an environment, not `TextEnv`'s own; empty if it has none."""
-    own = (base.__doc__ for base in cls.__mro__ if issubclass(base, TextEnv) and base is not TextEnv)
-    return inspect.cleandoc(next((text for text in own if text), ""))
+    """Return the first docstring in the class hierarchy below TextEnv; empty if there is none."""
+    docstrings = (base.__doc__ for base in cls.__mro__ if issubclass(base, TextEnv) and base is not TextEnv)
+    return inspect.cleandoc(next((text for text in docstrings if text), ""))
 
 
 PROMPT_PARAMS = ("examples",)
-"""Of `env.params` those that change the prompt and nothing else: equal seeds are equal tasks, whatever they are."""
+"""Parameters that change only the prompt, not the task: they do not affect random streams."""
 
 
 @cache
 def params_model(cls: type[TextEnv]) -> type[BaseModel]:
-    """All that `env.params` may set: the environment's `Params`, and the limits with the class's values as defaults."""
+    """Return the model of `env.params`: the environment's `Params` plus the limits, with the class's defaults."""
     limits: dict[str, Any] = {
-        "max_turns": (int, Field(cls.max_turns, ge=1, description="Turns an episode, at most.")),
-        "max_actions_per_turn": (int, Field(cls.max_actions_per_turn, ge=1, description="Actions a turn, at most.")),
-        "max_actions": (int | None, Field(cls.max_actions, ge=1, description="Actions an episode, at most.")),
+        "max_turns": (int, Field(cls.max_turns, ge=1, description="Maximum number of turns per episode.")),
+        "max_actions_per_turn": (
+            int,
+            Field(cls.max_actions_per_turn, ge=1, description="Maximum number of actions per turn."),
+        ),
+        "max_actions": (int | None, Field(cls.max_actions, ge=1, description="Maximum number of actions per episode.")),
     }
     if cls.action_names:
-        shown = "The prompt shows each action as a whole answer, for models that copy more than they understand."
-        limits["examples"] = (bool, Field(False, description=shown))
+        description = "Show each action as a complete answer in the prompt, for small models that mostly copy."
+        limits["examples"] = (bool, Field(False, description=description))
     missing = {name: field for name, field in limits.items() if name not in cls.Params.model_fields}
     bases = (cls.Params,) if issubclass(cls.Params, StrictParams) else (cls.Params, StrictParams)
     return create_model(f"{cls.__name__}Params", __base__=bases, **missing)

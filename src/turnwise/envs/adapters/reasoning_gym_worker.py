@@ -1,11 +1,11 @@
 """One task of reasoning-gym, in its own process."""
 
-import difflib
 import math
 from typing import Any
 
 from reasoning_gym.factory import DATASETS, create_dataset
 
+from turnwise.core.suggestions import closest_match
 from turnwise.envs.adapters.reasoning_gym_answers import DESERVED, is_readable
 from turnwise.envs.adapters.worker import IllegalAction, InvalidSetting, WorkerEnv, WorkerStep
 
@@ -22,9 +22,9 @@ class ReasoningGymWorkerEnv(WorkerEnv):
         if task in REFUSED:
             raise InvalidSetting(f"env.params.task: {task} cannot be had, {REFUSED[task]}: choose another")
         if task not in DATASETS:
-            near = difflib.get_close_matches(task, DATASETS, n=1, cutoff=0.5)
-            mend = f"did you mean {near[0]}?" if near else "see reasoning_gym.factory.DATASETS"
-            raise InvalidSetting(f"env.params.task: reasoning-gym has no {task!r}; {mend}")
+            near = closest_match(task, DATASETS)
+            fix = f'did you mean "{near}"?' if near else "see reasoning_gym.factory.DATASETS"
+            raise InvalidSetting(f'env.params.task: reasoning-gym has no task "{task}": {fix}')
         self.task, self.options, self.success_at, self.tries = task, options, success_at, tries
         self._dataset(0)
 

@@ -13,7 +13,7 @@ def write_starter(name: str, folder: Path) -> tuple[Path, Path]:
     """Write the environment class `name` and its test into `folder`; return both files. Never overwrites a file."""
     if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", name) or keyword.iskeyword(name):
         raise UserError(
-            f'"{name}" cannot name a class: use letters and digits and start with a capital, such as GuessNumber'
+            f'"{name}" is not a class name: use letters and digits and start with a capital, such as GuessNumber'
         )
     module = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
     files = folder / f"{module}.py", folder / f"test_{module}.py"

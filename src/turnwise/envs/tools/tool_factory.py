@@ -51,4 +51,4 @@ def _make_tool(entry: ToolEntry) -> Tool:
         return TOOL_FACTORIES[use](options)
     if entry in TOOL_FACTORIES:
         return TOOL_FACTORIES[entry]({})
-    return from_function(load_function(entry, "env.params.tools", instead=TOOL_FACTORIES))
+    return from_function(load_function(entry, "env.params.tools", alternatives=TOOL_FACTORIES))
