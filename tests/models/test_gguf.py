@@ -133,5 +133,5 @@ def test_read_gguf_reports_a_damaged_file_in_one_line(file: Path, tmp_path: Path
 
 def test_read_gguf_names_missing_packages(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pretrained, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="pip install gguf accelerate"):
+    with pytest.raises(UserError, match=r"needs gguf and accelerate: run `pip install 'turnwise\[gguf\]'`"):
         load_model(str(file))

@@ -12,7 +12,7 @@ from models_for_tests import random_model
 from turnwise.core.errors import UserError
 from turnwise.models.loading import lora
 from turnwise.models.loading.load import load_model
-from turnwise.models.loading.lora import LoraSettings, add_lora, copy_adapter, merge_adapter, swap_adapter
+from turnwise.models.loading.lora import LoraSettings, add_lora, copy_adapter, has_adapter, merge_adapter, swap_adapter
 from turnwise.models.loading.save import save_model
 
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10]])
@@ -118,8 +118,20 @@ def test_add_lora_selects_targets_by_name(base: Path) -> None:
     add_lora(model, str(base), settings(targets=("q_proj", "v_proj")))
     named = {name.split(".")[-4] for name, each in model.named_parameters() if each.requires_grad}
     assert named == {"q_proj", "v_proj"}
-    with pytest.raises(UserError, match="no layers named"):
-        add_lora(load_model(str(base)).model, str(base), settings(targets=("nowhere",)))
+
+
+@pytest.mark.parametrize("targets", [("nowhere",), ("q_proj", "nowhere"), ("proj",)])
+def test_add_lora_lists_the_layers_for_an_unknown_target(base: Path, targets: tuple[str, ...]) -> None:
+    model = load_model(str(base)).model
+    layers = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, lm_head"
+    with pytest.raises(UserError, match=f"no layers named {targets[-1]} in .*: set lora.targets to some of {layers}$"):
+        add_lora(model, str(base), settings(targets=targets))
+    assert not has_adapter(model)
+
+
+def test_add_lora_rejects_a_target_that_is_not_linear(base: Path) -> None:
+    with pytest.raises(UserError, match=r"lora.targets self_attn are not all linear layers: .* some of q_proj, "):
+        add_lora(load_model(str(base)).model, str(base), settings(targets=("self_attn",)))
 
 
 def test_add_lora_covers_conv1d_layers() -> None:

