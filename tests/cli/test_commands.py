@@ -2,6 +2,7 @@
 
 import io
 import logging
+import re
 import sys
 from pathlib import Path
 
@@ -126,12 +127,19 @@ def test_train_help_names_the_most_used_settings_and_where_the_others_are(ask) -
 
 
 def test_help_all_lists_every_setting_once(ask) -> None:
-    lines = ask("train", "--help-all").out.splitlines()
+    blocks = re.split(r"^(?=--)", ask("train", "--help-all").out, flags=re.MULTILINE)
     for key in all_keys().values():
-        named = [line for line in lines if line.startswith((f"--{key.name} ", f"--{key.name}.NAME "))]
+        named = [block for block in blocks if block.startswith((f"--{key.name} ", f"--{key.name}.NAME "))]
         assert len(named) == 1
-        assert key.doc in named[0]
-        assert key.allowed in named[0]
+        assert f"{key.doc} ({key.allowed})" in " ".join(named[0].split())
+
+
+@pytest.mark.parametrize(("columns", "widest"), [(None, 100), ("60", 60)])
+def test_help_all_wraps_when_piped(ask, monkeypatch: pytest.MonkeyPatch, columns: str | None, widest: int) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns:
+        monkeypatch.setenv("COLUMNS", columns)
+    assert widest - 10 < max(map(len, ask("train", "--help-all").out.splitlines()[:-1])) <= widest
 
 
 def test_a_dry_run_prints_every_setting_and_starts_nothing(ask, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import shutil
 import textwrap
 
-from turnwise.cli.show import line, table
+from turnwise.cli.show import line
 from turnwise.config.keys import Key, all_keys, show_value
 
 MOST_USED = (
@@ -16,6 +16,8 @@ MOST_USED = (
     "train.learning_rate",
     "eval.every",
 )
+
+HELP_WIDTH = 100
 
 
 def most_used() -> str:
@@ -31,8 +33,12 @@ def most_used() -> str:
 
 
 def print_all_settings() -> None:
-    rows = [(option(key), show_value(key.default), f"{key.doc} ({key.allowed})") for key in all_keys().values()]
-    table(("setting", "default", "meaning"), rows)
+    """Print every setting and its default, its meaning below, wrapped to at most 100 columns."""
+    width = min(shutil.get_terminal_size(fallback=(HELP_WIDTH, 24)).columns, HELP_WIDTH)
+    wrapper = textwrap.TextWrapper(width, subsequent_indent="    ", break_on_hyphens=False)
+    for key in all_keys().values():
+        line(wrapper.fill(f"{option(key)} {show_value(key.default)}"))
+        line(wrapper.fill(f"    {key.doc} ({key.allowed})"))
     line("\nturnwise train RECIPE --dry-run prints the values of a recipe; turnwise envs NAME lists env.params")
 
 
