@@ -14,19 +14,27 @@ from turnwise.envs.starter.write import write_starter
 
 def test_starter_loads_and_passes_its_own_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["envs", "new", "FindTreasure"]) == 0
-    kind = load_spec(f"{tmp_path}/find_treasure.py:FindTreasure")
-    assert kind.summary.startswith("Walk to the treasure.")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_find_treasure.py"]
+    assert main(["envs", "new", "GuessNumber"]) == 0
+    kind = load_spec(f"{tmp_path}/guess_number.py:GuessNumber")
+    assert kind.summary.startswith("Guess number: ")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_guess_number.py"]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout
 
 
 def test_starter_test_fails_on_a_wrong_rule(tmp_path: Path) -> None:
     file, test = write_starter("Wrong", tmp_path)
-    file.write_text(file.read_text().replace('"Right" if self.treasure >', '"Left" if self.treasure >'))
+    file.write_text(file.read_text().replace("if guess < self.secret:", "if guess > self.secret:"))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test.name]
     assert subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode == 1
+
+
+def test_starter_names_its_class_in_both_files(tmp_path: Path) -> None:
+    file, test = write_starter("TowerOfHanoi", tmp_path)
+    assert (file.name, test.name) == ("tower_of_hanoi.py", "test_tower_of_hanoi.py")
+    text = file.read_text()
+    assert text.startswith('"""TowerOfHanoi, an environment') and '"""Tower of hanoi: ' in text
+    assert "from tower_of_hanoi import TowerOfHanoi" in test.read_text()
 
 
 def test_write_starter_never_overwrites(tmp_path: Path) -> None:

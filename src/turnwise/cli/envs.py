@@ -27,7 +27,8 @@ def envs(name: str | None = None, new_name: Annotated[str | None, Parameter(show
         if new_name is None:
             raise UserError("say how its class is to be called: turnwise envs new GuessNumber")
         file, test = write_starter(new_name, Path())
-        line(f"wrote {file} and {test}; next: turnwise play {file}:{new_name}, or turnwise train {file}:{new_name}")
+        line(f"wrote {file}, with a guessing game as an example to replace, and {test}")
+        line(f"next: turnwise play {file}:{new_name}, or turnwise train {file}:{new_name}")
         return
     if new_name is not None:
         raise UserError(f"{new_name} is one word too many: give one environment")

@@ -16,11 +16,12 @@ def write_starter(name: str, folder: Path) -> tuple[Path, Path]:
             f'"{name}" is not a class name: use letters and digits and start with a capital, such as GuessNumber'
         )
     module = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    title = module.replace("_", " ").capitalize()
     files = folder / f"{module}.py", folder / f"test_{module}.py"
     for file in files:
         if file.exists():
             raise UserError(f"{file} exists: choose another name, or remove the file")
-    words = {"name": name, "module": module, "file": files[0].name, "test": files[1].name}
+    words = {"name": name, "title": title, "module": module, "file": files[0].name, "test": files[1].name}
     for file, starter in zip(files, ("env.txt", "test.txt"), strict=True):
         text = (resources.files("turnwise.envs.starter") / starter).read_text(encoding="utf-8")
         try:
