@@ -8,6 +8,7 @@ from cyclopts import Parameter
 from turnwise.cli.options import command_app
 from turnwise.cli.show import line, table
 from turnwise.core.errors import UserError
+from turnwise.core.program import spell_command
 from turnwise.envs.catalogue import CATALOGUE, install_command
 from turnwise.envs.starter.write import write_starter
 
@@ -25,10 +26,11 @@ def envs(name: str | None = None, new_name: Annotated[str | None, Parameter(show
     """
     if name == "new":
         if new_name is None:
-            raise UserError("say how its class is to be called: turnwise envs new GuessNumber")
+            raise UserError(f"name the new class: {spell_command('envs', 'new', 'GuessNumber')}")
         file, test = write_starter(new_name, Path())
         line(f"wrote {file}, with a guessing game as an example to replace, and {test}")
-        line(f"next: turnwise play {file}:{new_name}, or turnwise train {file}:{new_name}")
+        line(f"next: {spell_command('play', f'{file}:{new_name}')}")
+        line(f"      {spell_command('train', f'{file}:{new_name}')}")
         return
     if new_name is not None:
         raise UserError(f"{new_name} is one word too many: give one environment")

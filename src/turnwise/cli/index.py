@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from turnwise.cli.options import command_app
 from turnwise.cli.show import line
 from turnwise.core.errors import UserError
+from turnwise.core.program import spell_command
 from turnwise.tools.search.types import PASSAGE_CHARS
 
 MIN_CHARS, MAX_CHARS = 100, 20_000
@@ -72,7 +73,7 @@ def index(
     )
     if summary := skipped.summary():
         line(summary)
-    line(f"next: turnwise search {to} QUERY")
+    line(f"next: {spell_command('search', to, 'QUERY')}")
 
 
 def encoder_name(model: str) -> str:
