@@ -35,6 +35,7 @@ help:
 
 demo: $(BASE)
 	@$(BIN)/turnwise train frozen_lake
+	@test -n "$$VIRTUAL_ENV" || echo "To type turnwise without its path, activate the environment first: source $(BIN)/activate"
 
 # Where every part is wanted, as in continuous integration, the browser and the fonts are of them.
 test: lint $(NPM) $(if $(TURNWISE_REQUIRE_ALL),browser-and-fonts)
@@ -86,7 +87,7 @@ clean:
 $(BASE): pyproject.toml
 	$(make-venv)
 	@echo "installing turnwise and what it needs into .venv (minutes the first time)"
-	@$(PIP) --editable '.[view,pictures]'
+	@$(PIP) --editable '.[view,pictures,lora,gguf]'
 	@touch $@
 
 $(EXTRAS): pyproject.toml
