@@ -43,7 +43,6 @@ from turnwise.recipes.build import (
     build_learner,
     build_rewards,
     estimate_settings,
-    filter_settings,
     load_policy,
     update_settings,
 )
@@ -128,7 +127,7 @@ def turnwise_side(job: Job, loaded: LoadedModel, make_engine: MakeEngine = cpu_e
         collector=collector,
         greedy=None,
         rewards=build_rewards(config, JudgeRegistry(), renderer.decode),
-        filter=filter_settings(config),
+        algo=config.algo,
         learner=learner,
         groups=job.groups,
         group_size=job.group_size,

@@ -110,24 +110,26 @@ def mc_return(record: Record) -> None:
     """One token a turn."""
     rewards = arrays_of(record)["rewards"][None]
     arrays = {"mask": torch.ones_like(rewards, dtype=torch.bool), "token_rewards": rewards}
-    returns = advantage("reinforce", arrays, AdvantageParams(gamma=record["params"]["gamma"])).advantages
+    returns = advantage("reinforce", arrays, AdvantageParams(whiten=False, gamma=record["params"]["gamma"])).advantages
     close_all(record, {"mc_return": returns[0]})
 
 
 def reinforce_pp(record: Record) -> None:
-    arrays, params = arrays_of(record), AdvantageParams(gamma=record["params"]["gamma"])
+    arrays, params = arrays_of(record), AdvantageParams(whiten=False, gamma=record["params"]["gamma"])
     returns = advantage("reinforce", arrays, params).advantages
     close_all(record, {"returns": returns, "adv": advantage("reinforce_pp", arrays, params).advantages})
 
 
 def turn_discounted_return(record: Record) -> None:
     arrays, gamma = arrays_of(record), record["params"]["gamma"]
-    close_all(record, {"returns": advantage("reinforce", arrays, AdvantageParams(gamma_turn=gamma)).advantages})
+    close_all(
+        record, {"returns": advantage("reinforce", arrays, AdvantageParams(whiten=False, gamma_turn=gamma)).advantages}
+    )
 
 
 def remax(record: Record) -> None:
     arrays = arrays_of(record)
-    advantages = advantage("remax", arrays, AdvantageParams()).advantages
+    advantages = advantage("remax", arrays, AdvantageParams(whiten=False)).advantages
     returns = torch.where(arrays["mask"], advantages + arrays["baseline"][:, None], 0.0)
     close_all(record, {"adv": advantages, "returns": returns})
 
@@ -154,7 +156,7 @@ def rows_to_compare(arrays: Arrays) -> tuple[Tensor, Tensor]:
 def run_group(name: str, record: Record, arrays: Arrays) -> tuple[Tensor, Tensor]:
     """The advantage of each row, and the rows to compare; asserts turnwise's own rules for the others."""
     given = record.get("params") or {}
-    params = AdvantageParams(epsilon=given.get("eps", 1e-6), by_std=given.get("norm_by_std", True))
+    params = AdvantageParams(whiten=False, epsilon=given.get("eps", 1e-6), by_std=given.get("norm_by_std", True))
     got = of_rows(advantage(name, arrays, params).advantages, arrays["mask"])
     compared, alone = rows_to_compare(arrays)
     assert (got[alone] == 0).all(), "a group of one has advantage 0"
@@ -185,7 +187,7 @@ def reinforce_pp_baseline(record: Record) -> None:
     arrays, expected = arrays_of(record), record["expected"]
     mask, (compared, alone) = arrays["mask"], rows_to_compare(arrays)
     theirs = torch.tensor(expected["seq_adv_raw"], dtype=torch.float64)
-    ours = of_rows(advantage("dr_grpo", arrays, AdvantageParams()).advantages, mask)
+    ours = of_rows(advantage("dr_grpo", arrays, AdvantageParams(whiten=False)).advantages, mask)
     close(record, ours[compared], theirs[compared], "seq_adv_raw")
     got, _ = run_group("reinforce_pp_baseline", record, arrays)
     lengths = torch.where(alone, 0, mask.sum(dim=1))
@@ -211,9 +213,13 @@ def gigpo(record: Record) -> None:
     joined, trajectory, column = join_steps(arrays_of(record))
     rows = rows_to_compare(joined)[0][trajectory]
     params = AdvantageParams(
-        gamma_turn=given["gamma"], by_std=given["method"] == "mean_std", epsilon=given["eps"], episode_weight=0.0
+        whiten=False,
+        gamma_turn=given["gamma"],
+        by_std=given["method"] == "mean_std",
+        epsilon=given["eps"],
+        episode_weight=0.0,
     )
-    returns = advantage("reinforce", joined, AdvantageParams(gamma_turn=given["gamma"])).advantages
+    returns = advantage("reinforce", joined, AdvantageParams(whiten=False, gamma_turn=given["gamma"])).advantages
     steps = advantage("gigpo", joined, params).advantages
     for key, matrix in {"discounted_step_return": returns, "step_part": steps}.items():
         theirs = torch.tensor(expected[key], dtype=torch.float64)

@@ -36,14 +36,14 @@ def ragen_filter(record: Record) -> None:
     name = TOP_P[given["top_p_prob_mode"]] if strategy == "top_p" else STRATEGIES[strategy]
     scores = score(rewards, METRICS[given.get("metric", "reward_std")])
     largest = {"largest": True, "smallest": False}[given["filter_type"]]
-    params = FilterParams(value=given["value"], largest=largest, keep_zero=given["include_zero"])
+    params = FilterParams(filter_value=given["value"], filter_largest=largest, filter_keep_zero=given["include_zero"])
     compare_selection(record, rewards, scores, FILTERS[name].compute(scores, params))
 
 
 def starpo_s_filter(record: Record) -> None:
     rewards, given = arrays_of(record)["rewards"], record["params"]
     scores = score(rewards, "reward_std")
-    params = FilterParams(value=given["ratio"], largest={"std": True, "std_rev": False}[given["type"]])
+    params = FilterParams(filter_value=given["ratio"], filter_largest={"std": True, "std_rev": False}[given["type"]])
     kept = FILTERS["top_k"].compute(scores, params)
     if given["ratio"] == 0.25:
         assert torch.equal(kept, FILTERS["quarter"].compute(scores, params))

@@ -1,6 +1,6 @@
 """How records of losses, corrections, KL, value, entropy and aggregation run through turnwise."""
 
-import math
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -130,7 +130,10 @@ def compute_loss(name: str, inputs: LossInputs, params: LossParams) -> LossResul
 
 def correction_of(arrays: Arrays, name: str, **params: Any) -> CorrectionResult:
     """With the weights divided by their mean over the batch where `normalise` is given."""
-    inputs, settings = loss_inputs(arrays, "adv_token"), CorrectionParams(**params)
+    inputs, settings = (
+        loss_inputs(arrays, "adv_token"),
+        CorrectionParams(**{f"correction_{name}": value for name, value in params.items()}),
+    )
     scale = compute_correction_scale(
         CORRECTIONS[name], inputs, settings, torch.ones_like(inputs.logprobs, dtype=torch.bool)
     )
@@ -139,7 +142,10 @@ def correction_of(arrays: Arrays, name: str, **params: Any) -> CorrectionResult:
 
 
 def rejected_of(arrays: Arrays, **params: Any) -> Tensor:
-    return find_rejected(loss_inputs(arrays, "adv_token"), RejectionParams(**params))
+    return find_rejected(
+        loss_inputs(arrays, "adv_token"),
+        RejectionParams(**{"reject" if name == "level" else f"reject_{name}": value for name, value in params.items()}),
+    )
 
 
 def policy_loss(name: str, default_mode: str = "token-mean") -> Callable[[Record], None]:
@@ -230,7 +236,7 @@ def decoupled_ppo(record: Record) -> None:
             {"mask": "masked", "clamp": "truncated"}[given["action"]],
             level=given["level"],
             low=given["lower"] or 0.0,
-            high=math.inf if given["upper"] is None else given["upper"],
+            high=sys.float_info.max if given["upper"] is None else given["upper"],
             pool={"mean": "mean", "sum": "product"}[given["agg"]],
             statistic=given["metric"].removeprefix("kl_"),
             token_weights=given["metric"] != "ratio",
@@ -320,7 +326,7 @@ def mis_weights(record: Record) -> None:
     bounds = {
         "truncate": {"high": high},
         "clip": {"low": 1 / high if low is None else low, "high": high},
-        "mask": {"high": math.inf},
+        "mask": {"high": sys.float_info.max},
     }[given["tis_mode"]]
     weights = placed(
         arrays,

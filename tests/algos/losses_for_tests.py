@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
+from params_for_tests import change
 from torch import Tensor
 
 from turnwise.algos.losses import Loss, LossInputs, LossParams, LossResult
@@ -72,8 +73,8 @@ def picked(given: LossInputs, tokens: Tensor) -> LossInputs:
 
 def changed_fields(params: Any, others: dict[str, Any]) -> dict[str, Any]:
     """One variant for each field, by the field's name."""
-    assert others.keys() == {field.name for field in fields(params)}
-    return {name: replace(params, **{name: value}) for name, value in others.items()}
+    assert others.keys() == set(type(params).model_fields)
+    return {name: change(params, **{name: value}) for name, value in others.items()}
 
 
 @st.composite

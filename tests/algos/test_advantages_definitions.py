@@ -1,12 +1,13 @@
 """Each estimator against its definition, for all inputs; and what each reads."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 import torch
 from advantage_definitions_for_tests import DEFINITIONS, by_definition
 from hypothesis import given
 from hypothesis import strategies as st
+from params_for_tests import change
 from trajectories_for_tests import PARAMS, compute, inputs, properties, random_inputs
 
 from turnwise.algos.advantage_types import AdvantageInputs, AdvantageParams
@@ -25,7 +26,7 @@ def test_every_estimator_has_a_definition() -> None:
 @given(given=inputs(), by_std=st.booleans())
 def test_an_estimator_is_its_definition(name: str, given: AdvantageInputs, by_std: bool) -> None:
     """Unsampled columns hold what is not a number: no estimator reads them."""
-    params = replace(PARAMS, by_std=by_std)
+    params = change(PARAMS, by_std=by_std)
     torch.testing.assert_close(compute(name, given, params), by_definition(name, given, params), rtol=1e-9, atol=1e-9)
 
 
@@ -34,7 +35,7 @@ def test_an_estimator_is_its_definition(name: str, given: AdvantageInputs, by_st
 @given(given=inputs())
 def test_the_critic_learns_the_raw_advantage_plus_what_it_said(name: str, given: AdvantageInputs) -> None:
     """Of estimators over turns: what it said where the turn is valued, at each of the turn's tokens."""
-    result = ADVANTAGES[name].compute(given, replace(PARAMS, whiten=True))
+    result = ADVANTAGES[name].compute(given, change(PARAMS, whiten=True))
     assert given.values is not None and result.returns is not None
     silent = ADVANTAGES[name].compute(replace(given, values=torch.where(given.mask, 0.0, given.values)), PARAMS)
     assert silent.returns is not None
@@ -50,13 +51,13 @@ def test_the_critic_learns_the_raw_advantage_plus_what_it_said(name: str, given:
         assert (result.returns[row][~sampled] == 0).all()
 
 
-@pytest.mark.parametrize("parameter", [field.name for field in fields(AdvantageParams)])
+@pytest.mark.parametrize("parameter", list(AdvantageParams.model_fields))
 @pytest.mark.parametrize("name", sorted(ADVANTAGES))
 def test_an_estimator_reads_the_parameters_that_it_says_and_no_other(name: str, parameter: str) -> None:
     given = random_inputs(seed=3, rows=9, columns=12, density=0.8, coarse=False)
-    base = replace(PARAMS, whiten=parameter == "whiten_over")
+    base = change(PARAMS, whiten=parameter == "whiten_over")
     changed = CHANGED[parameter] if parameter in CHANGED else getattr(PARAMS, parameter) / 2
-    differs = not torch.equal(compute(name, given, base), compute(name, given, replace(base, **{parameter: changed})))
+    differs = not torch.equal(compute(name, given, base), compute(name, given, change(base, **{parameter: changed})))
     assert differs == (parameter in ADVANTAGES[name].reads)
 
 
@@ -65,7 +66,7 @@ def test_an_estimator_reads_the_parameters_that_it_says_and_no_other(name: str, 
 @given(given=inputs())
 def test_whitening_by_token_counts_a_turn_as_often_as_it_has_tokens(name: str, given: AdvantageInputs) -> None:
     raw = [float(each) for each in compute(name, given)[given.mask]]
-    got = compute(name, given, replace(PARAMS, whiten=True, whiten_over="token"))[given.mask]
+    got = compute(name, given, change(PARAMS, whiten=True, whiten_over="token"))[given.mask]
     mean = sum(raw) / len(raw) if raw else 0.0
     variance = sum((each - mean) ** 2 for each in raw) / max(1, len(raw) - 1)
     expected = torch.tensor([(each - mean) / (variance + 1e-8) ** 0.5 for each in raw], dtype=torch.float64)

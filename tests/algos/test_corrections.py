@@ -31,7 +31,9 @@ TURNS = [0, 0, 1, 1, 2]
 def compute(name: str, given: LossInputs | None = None, **params: object) -> CorrectionResult:
     """Of five tokens in two segments and four turns unless others are given."""
     tokens = given or inputs([0.3] * 5, [1.0] * 5, SEGMENTS, TURNS, LOG_RHOS)
-    return CORRECTIONS[name].compute(tokens, CorrectionParams(**params))  # type: ignore[arg-type]
+    return CORRECTIONS[name].compute(
+        tokens, CorrectionParams(**{f"correction_{name}": value for name, value in params.items()})
+    )  # type: ignore[arg-type]
 
 
 def exps(*logs: float) -> list[float]:
@@ -207,7 +209,9 @@ def test_a_correction_reads_exactly_the_parameters_that_it_names(name: str) -> N
         log_rhos=[0.1, 0.5, -0.3, 0.05, -0.9],
         old=math.log(0.4),
     )
-    base = CorrectionParams(level="turn", low=0.3, high=2.0, token_weights=False)
+    base = CorrectionParams(
+        correction_level="turn", correction_low=0.3, correction_high=2.0, correction_token_weights=False
+    )
     others = {
         "level": "sequence",
         "low": 0.8,

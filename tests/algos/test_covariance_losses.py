@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from losses_for_tests import PARAMS, inputs, run
+from params_for_tests import change
 from torch import Tensor
 
 from turnwise.algos.losses import LOSSES, LossInputs, LossParams, select_band, select_top
@@ -47,7 +48,7 @@ def uniform(count: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("share", [0.0001, 0.1, 1.0])
 def test_clip_cov_selects_the_smallest_draws_in_the_band(seed: int, share: float) -> None:
     given, draws = some_tokens(60, seed), uniform(60, seed)
-    params = replace(PARAMS, cov_share=share, cov_low=-0.5, cov_high=0.5)
+    params = change(PARAMS, cov_share=share, cov_low=-0.5, cov_high=0.5)
     covariance, clipped = covariances(given), clipped_by_ppo(given, params)
     band = [index for index in range(60) if -0.5 < covariance[index] < 0.5 and not clipped[index]]
     assert any(clipped) and len(band) > 6, "the band leaves some out"
@@ -56,7 +57,7 @@ def test_clip_cov_selects_the_smallest_draws_in_the_band(seed: int, share: float
 
 
 def test_clip_cov_selects_nothing_outside_an_empty_band() -> None:
-    params = replace(PARAMS, cov_share=1.0, cov_low=100.0, cov_high=200.0)
+    params = change(PARAMS, cov_share=1.0, cov_low=100.0, cov_high=200.0)
     assert not select_band(some_tokens(20), params, uniform(20)).any()
 
 
@@ -66,7 +67,7 @@ def test_kl_cov_selects_the_largest_covariances(seed: int, share: float) -> None
     given = some_tokens(60, seed)
     covariance = covariances(given)
     expected = sorted(range(60), key=lambda index: -covariance[index])[: max(1, int(share * 60))]
-    found = select_top(given, replace(PARAMS, cov_share=share), NO_DRAWS)
+    found = select_top(given, change(PARAMS, cov_share=share), NO_DRAWS)
     assert found.nonzero()[:, 0].tolist() == sorted(expected)
 
 
@@ -74,7 +75,7 @@ def test_clip_cov_gives_selected_tokens_no_gradient_and_others_that_of_ppo() -> 
     given = some_tokens(40)
     selected = uniform(40) < 0.3
     result, gradient = run(LOSSES["clip_cov"], replace(given, selected=selected))
-    ppo, ppo_gradient = run(LOSSES["ppo"], given, replace(PARAMS, dual_clip=None))
+    ppo, ppo_gradient = run(LOSSES["ppo"], given, change(PARAMS, dual_clip=None))
     assert (ppo_gradient[selected] != 0).any()
     assert (gradient[selected] == 0).all() and (result.token_loss[selected] == 0).all()
     assert torch.equal(gradient[~selected], ppo_gradient[~selected])
@@ -85,7 +86,7 @@ def test_clip_cov_gives_selected_tokens_no_gradient_and_others_that_of_ppo() -> 
 def test_kl_cov_penalises_selected_tokens_only() -> None:
     given = some_tokens(40)
     selected = uniform(40) < 0.3
-    result, gradient = run(LOSSES["kl_cov"], replace(given, selected=selected), replace(PARAMS, cov_kl_coef=0.5))
+    result, gradient = run(LOSSES["kl_cov"], replace(given, selected=selected), change(PARAMS, cov_kl_coef=0.5))
     for index in range(40):
         advantage, log_ratio = given.advantages[index].item(), (given.logprobs - given.old_logprobs)[index].item()
         penalty, slope = (0.5 * abs(log_ratio), 0.5 * math.copysign(1, log_ratio)) if selected[index] else (0.0, 0.0)

@@ -15,9 +15,12 @@ every_filter = pytest.mark.parametrize("name", FILTERS)
 distinct = st.lists(st.integers(0, 1000), min_size=1, max_size=12, unique=True)
 
 
-def kept(name: str, scores: list[float], value: float = 0.5, **params: bool | float) -> list[int]:
-    """Numbers of the groups that stay."""
-    chosen = FILTERS[name].compute(torch.tensor(scores, dtype=torch.float64), FilterParams(value=value, **params))
+def kept(
+    name: str, scores: list[float], value: float = 0.5, *, largest: bool = True, keep_zero: bool = True
+) -> list[int]:
+    """Return the indices of the groups that a filter keeps."""
+    params = FilterParams(filter_value=value, filter_largest=largest, filter_keep_zero=keep_zero)
+    chosen = FILTERS[name].compute(torch.tensor(scores, dtype=torch.float64), params)
     assert chosen.shape == (len(scores),) and chosen.dtype == torch.bool
     return chosen.nonzero()[:, 0].tolist()
 
@@ -30,9 +33,8 @@ SCORED = [3.0, 0.0, 5.0, 1.0, 1.0]
     [
         ("none", {}, [0, 1, 2, 3, 4]),
         ("top_p", {"value": 0.5}, [2]),  # 5 of 10 reach 5 - 0.01
-        ("top_p", {"value": 0.5, "epsilon": 0.0}, [2]),
-        ("top_p", {"value": 0.51, "epsilon": 0.0}, [0, 2]),
-        ("top_p", {"value": 0.801}, [0, 2]),  # 8 fall short of 8.01 by no more than epsilon
+        ("top_p", {"value": 0.51}, [0, 2]),
+        ("top_p", {"value": 0.801}, [0, 2]),  # 8 fall short of 8.01 by no more than the slack
         ("top_p", {"value": 0.81}, [0, 2, 3]),
         ("top_p", {"value": 1.0}, [0, 2, 3, 4]),  # never the 0
         ("top_p", {"value": 0.3, "largest": False}, [0, 3, 4]),  # from below: 1, 1, 3
@@ -72,7 +74,7 @@ def test_where_all_groups_fare_alike_nothing_need_be_left(name: str) -> None:
 
 def test_top_p_never_keeps_a_group_of_score_zero_even_where_all_are() -> None:
     assert kept("top_p", [0.0, 0.0], 1.0) == []
-    assert kept("top_p", [0.0, 1e-3], 0.9) == [1], "less than epsilon in all: still the best"
+    assert kept("top_p", [0.0, 1e-3], 0.9) == [1], "less than the slack in all: still the best"
 
 
 @every_filter
@@ -119,11 +121,11 @@ def test_a_kept_group_is_at_least_as_good_as_one_left_out(
 @every_filter
 def test_a_filter_reads_exactly_the_parameters_that_it_names(name: str) -> None:
     """Each changed in turn, on scores where it matters for this filter."""
-    others = {"value": 0.9, "largest": False, "keep_zero": False, "epsilon": 2.0}
-    cases = [([3.0, 0.0, 5.0, 1.0, 1.5], 0.5), ([0.0, 0.0, 0.0], 1.0), ([5.0, 4.0, 3.0, 2.0], 2.0), ([0.0] * 3, -1.0)]
+    others = {"filter_value": 0.9, "filter_largest": False, "filter_keep_zero": False}
+    cases = [([3.0, 0.0, 5.0, 1.0, 1.5], 0.5), ([0.0, 0.0, 0.0], 1.0), ([5.0, 4.0, 3.0, 2.0], 2.0), ([0.0] * 3, 0.0)]
     read = set()
     for scores, value in cases:
-        base = FilterParams(value=value)
+        base = FilterParams(filter_value=value)
         for field, params in changed_fields(base, others).items():
             before, after = (FILTERS[name].compute(torch.tensor(scores), each) for each in (base, params))
             if not torch.equal(before, after):

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from losses_for_tests import PARAMS, Tokens, changed_fields, inputs, inputs_of, picked, run, select, token_batches
+from params_for_tests import change
 from torch import Tensor
 
 from turnwise.algos.losses import LOSSES, RATIO_LEVELS, LossInputs, LossParams, LossResult, RatioLevel, unit_ids
@@ -50,7 +51,7 @@ def test_the_clipped_losses_case_by_case(
 
 
 def test_without_dual_clip_the_loss_has_no_bound() -> None:
-    result, gradient = one("ppo", 3.5, -2.0, replace(PARAMS, dual_clip=None))
+    result, gradient = one("ppo", 3.5, -2.0, change(PARAMS, dual_clip=None))
     assert result.token_loss.item() == pytest.approx(7.0)
     assert gradient == pytest.approx(7.0)
     assert result.metrics["clip_fraction_low"].item() == 0
@@ -162,7 +163,7 @@ def test_gspo_at_token_level_is_ppo_and_so_it_is_where_every_sequence_is_one_tok
     alone = replace(tokens, segments=list(range(count)))
     ppo, gradient = run(LOSSES["ppo"], inputs_of(tokens))
     for case, level in ((tokens, "token"), (alone, "sequence"), (alone, "turn")):
-        params = replace(PARAMS, ratio_level=level)
+        params = change(PARAMS, ratio_level=level)
         got, got_gradient = run(LOSSES["gspo"], inputs_of(case), params)
         torch.testing.assert_close(got.token_loss, ppo.token_loss)
         torch.testing.assert_close(got_gradient, gradient)
@@ -172,8 +173,8 @@ def test_gspo_at_token_level_is_ppo_and_so_it_is_where_every_sequence_is_one_tok
 @given(token_batches())
 def test_gspo_per_turn_is_per_sequence_where_segments_have_one_turn(tokens: Tokens) -> None:
     given = inputs_of(replace(tokens, turns=[3] * len(tokens.turns)))
-    per_turn, _ = run(LOSSES["gspo"], given, replace(PARAMS, ratio_level="turn"))
-    per_sequence, _ = run(LOSSES["gspo"], given, replace(PARAMS, ratio_level="sequence"))
+    per_turn, _ = run(LOSSES["gspo"], given, change(PARAMS, ratio_level="turn"))
+    per_sequence, _ = run(LOSSES["gspo"], given, change(PARAMS, ratio_level="sequence"))
     torch.testing.assert_close(per_turn.token_loss, per_sequence.token_loss)
 
 
@@ -197,7 +198,7 @@ def test_on_policy_every_loss_has_the_policy_gradient(name: str, tokens: Tokens)
 def test_neither_order_nor_micro_batches_change_a_token(
     name: str, level: RatioLevel, tokens: Tokens, random: Random
 ) -> None:
-    params = replace(PARAMS, ratio_level=level, cov_share=0.4, cov_low=-0.1)
+    params = change(PARAMS, ratio_level=level, cov_share=0.4, cov_low=-0.1)
     given = select(LOSSES[name], inputs_of(tokens), params)
     whole, gradient = run(LOSSES[name], given, params)
     everyone = list(range(len(tokens.segments)))
@@ -217,8 +218,8 @@ def test_neither_order_nor_micro_batches_change_a_token(
 @given(token_batches())
 def test_flipping_all_advantages_of_an_unclipped_loss_flips_it(name: str, tokens: Tokens) -> None:
     wide = LossParams(clip_low=1.0, clip_high=99.0, dual_clip=None, tau_positive=1.0, tau_negative=1.0)
-    wide = replace(wide, clip_low=99.0) if name == "geo_mean" else wide
-    wide = replace(wide, vespo_k_negative=wide.vespo_k_positive, vespo_lambda_negative=wide.vespo_lambda_positive)
+    wide = change(wide, clip_low=99.0) if name == "geo_mean" else wide
+    wide = change(wide, vespo_k_negative=wide.vespo_k_positive, vespo_lambda_negative=wide.vespo_lambda_positive)
     flipped = replace(tokens, advantages=[-advantage for advantage in tokens.advantages])
     result, _ = run(LOSSES[name], inputs_of(tokens), wide)
     torch.testing.assert_close(run(LOSSES[name], inputs_of(flipped), wide)[0].token_loss, -result.token_loss)
@@ -234,7 +235,7 @@ def test_a_loss_reads_exactly_the_parameters_that_it_names(name: str) -> None:
         turns=[0, 0, 1, 1, 2, 0, 1],
     )
     loss = LOSSES[name]
-    base = replace(PARAMS, ratio_level="turn", cov_share=0.3, cov_low=-0.6, cov_high=1.0)
+    base = change(PARAMS, ratio_level="turn", cov_share=0.3, cov_low=-0.6, cov_high=1.0)
     before = run(loss, given, base)[0].token_loss
     others = {
         "clip_low": 0.1,
@@ -263,7 +264,7 @@ def test_a_loss_reads_exactly_the_parameters_that_it_names(name: str) -> None:
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 def test_ratios_beyond_all_bounds_stay_finite(name: str, advantage: float) -> None:
     given = inputs([300.0, -300.0], [advantage] * 2, segments=[0, 1], old=-300.0)
-    result, gradient = run(LOSSES[name], given, replace(PARAMS, dual_clip=None))
+    result, gradient = run(LOSSES[name], given, change(PARAMS, dual_clip=None))
     assert result.token_loss.isfinite().all() and gradient.isfinite().all()
     assert result.metrics["approx_kl"].tolist() == [-20, 20]
 

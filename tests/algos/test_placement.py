@@ -8,6 +8,7 @@ import torch
 from golden_for_tests import GOLDEN
 from hypothesis import given
 from hypothesis import strategies as st
+from params_for_tests import change
 from torch import Tensor
 from trajectories_for_tests import PARAMS, compute, inputs, properties
 
@@ -133,7 +134,7 @@ def test_an_advantage_mask_gives_others_zero_and_a_full_one_changes_nothing(
 @given(inputs(), st.integers(0, 1000))
 def test_undiscounted_returns_to_go_are_the_same_at_tokens_that_are_left_in(given: AdvantageInputs, seed: int) -> None:
     """But at the first, which also gets what came before it."""
-    params = replace(PARAMS, gamma=1.0, gamma_turn=1.0)
+    params = change(PARAMS, gamma=1.0, gamma_turn=1.0)
     seen = restrict_to_tokens(given, chosen_tokens(given, seed))
     later = seen.mask & (seen.mask.cumsum(dim=1) > 1)
     restricted, whole = compute("reinforce", seen, params), compute("reinforce", given, params)

@@ -2,11 +2,11 @@
 
 import math
 import random
-from dataclasses import replace
 
 import pytest
 import torch
 from losses_for_tests import PARAMS, inputs, picked, run
+from params_for_tests import change
 
 from turnwise.algos.losses import LOSSES, LossInputs, RatioLevel
 from turnwise.algos.off_policy import (
@@ -49,8 +49,10 @@ def test_a_unit_is_rejected_by_its_pooled_statistic(level: RatioLevel, statistic
     seen = set()
     for seed in range(6):
         given, log_rhos, owners = some_tokens(seed)
-        params = RejectionParams(level=level, statistic=statistic, pool=pool, low=0.07, high=0.6)  # type: ignore[arg-type]
-        params = replace(params, low=0.8, high=1.25) if statistic == "ratio" else params
+        params = RejectionParams(
+            reject=level, reject_statistic=statistic, reject_pool=pool, reject_low=0.07, reject_high=0.6
+        )  # type: ignore[arg-type]
+        params = change(params, reject_low=0.8, reject_high=1.25) if statistic == "ratio" else params
         units = [unit(owner, index, level) for index, owner in enumerate(owners)]
         expected = []
         for own in units:
@@ -59,7 +61,7 @@ def test_a_unit_is_rejected_by_its_pooled_statistic(level: RatioLevel, statistic
             ]
             pooled = POOLS[pool](terms)
             pooled = math.exp(pooled) if statistic == "ratio" else pooled
-            expected.append(pooled < params.low or pooled > params.high)
+            expected.append(pooled < params.reject_low or pooled > params.reject_high)
         assert find_rejected(given, params).tolist() == expected
         seen |= set(expected)
     assert seen == {True, False}
@@ -67,15 +69,15 @@ def test_a_unit_is_rejected_by_its_pooled_statistic(level: RatioLevel, statistic
 
 def test_a_veto_rejects_the_whole_sequence_of_one_token() -> None:
     given = inputs([0.0] * 5, [1.0] * 5, [0, 0, 0, 1, 1], [0, 0, 1, 0, 0], [0.1, 0.2, -9.3, -9.1, 3.0])
-    assert find_rejected(given, RejectionParams(veto=1e-4)).tolist() == [True] * 3 + [False] * 2
+    assert find_rejected(given, RejectionParams(reject_veto=1e-4)).tolist() == [True] * 3 + [False] * 2
     assert not find_rejected(given, RejectionParams()).any()
-    both = RejectionParams(veto=1e-4, level="token", high=2.0)
+    both = RejectionParams(reject_veto=1e-4, reject="token", reject_high=2.0)
     assert find_rejected(given, both).tolist() == [True] * 3 + [False, True]
 
 
 def test_k3_of_a_rejection_is_not_bounded() -> None:
     given = inputs([0.0], [1.0], log_rhos=[6.0])
-    assert find_rejected(given, RejectionParams(level="token", statistic="k3", high=300.0)).all()
+    assert find_rejected(given, RejectionParams(reject="token", reject_statistic="k3", reject_high=300.0)).all()
 
 
 @pytest.mark.parametrize("direction", [1, -1])
@@ -86,14 +88,15 @@ def test_k3_measures_the_divergence_of_the_sampler_from_the_old_policy(direction
     given = inputs([0.0] * 10, [1.0] * 10, log_rhos=[math.log(pi[each] / mu[each]) for each in choices])
     divergence = sum(m * math.log(m / p) for m, p in zip(mu, pi, strict=True))
     below, above = (
-        RejectionParams(level="sequence", statistic="k3", high=divergence * factor) for factor in (0.999, 1.001)
+        RejectionParams(reject="sequence", reject_statistic="k3", reject_high=divergence * factor)
+        for factor in (0.999, 1.001)
     )
     assert find_rejected(given, below).all() and not find_rejected(given, above).any()
 
 
 def test_rejected_tokens_get_exactly_no_gradient_and_others_keep_theirs() -> None:
     given, _, _ = some_tokens(0)
-    rejected = find_rejected(given, RejectionParams(level="turn", low=0.8, high=1.25))
+    rejected = find_rejected(given, RejectionParams(reject="turn", reject_low=0.8, reject_high=1.25))
     assert rejected.any() and not rejected.all()
     plain, gradient = run(LOSSES["ppo"], given)
     result = apply_rejection(plain, rejected)
@@ -108,7 +111,7 @@ def test_rejected_tokens_get_exactly_no_gradient_and_others_keep_theirs() -> Non
 @pytest.mark.parametrize("level", LEVELS)
 def test_micro_batches_do_not_change_what_is_rejected(level: RatioLevel) -> None:
     given, _, owners = some_tokens(3)
-    params = RejectionParams(level=level, statistic="k2", pool="max", high=0.1, veto=0.4)
+    params = RejectionParams(reject=level, reject_statistic="k2", reject_pool="max", reject_high=0.1, reject_veto=0.4)
     whole = find_rejected(given, params)
     for segment in range(4):
         own = torch.tensor([index for index, owner in enumerate(owners) if owner[0] == segment])
@@ -119,7 +122,7 @@ def test_micro_batches_do_not_change_what_is_rejected(level: RatioLevel) -> None
 def test_normalised_weights_have_mean_one_over_their_units(level: RatioLevel) -> None:
     given, _, owners = some_tokens(1)
     trained = torch.tensor([index % 5 != 0 for index in range(len(owners))])
-    params = CorrectionParams(level=level, high=1.3, normalise=True)
+    params = CorrectionParams(correction_level=level, correction_high=1.3, correction_normalise=True)
     scale = compute_correction_scale(CORRECTIONS["truncated"], given, params, trained)
     weights = CORRECTIONS["truncated"].compute(given, params).weights.tolist()
     units = {unit(owner, index, level): index for index, owner in enumerate(owners) if trained[index]}
@@ -134,7 +137,7 @@ def test_decoupled_weights_are_normalised_by_tokens_whatever_the_level() -> None
     given, log_rhos, owners = some_tokens(2)
     everything = torch.ones(len(owners), dtype=torch.bool)
     mean = sum(map(math.exp, log_rhos)) / len(log_rhos)
-    params = CorrectionParams(level="sequence", normalise=True)
+    params = CorrectionParams(correction_level="sequence", correction_normalise=True)
     assert compute_correction_scale(CORRECTIONS["decoupled"], given, params, everything) == pytest.approx(1 / mean)
 
 
@@ -144,4 +147,7 @@ def test_decoupled_weights_are_normalised_by_tokens_whatever_the_level() -> None
 def test_weights_keep_their_scale_where_nothing_is_to_normalise(name: str, normalise: bool, share: float) -> None:
     given, _, owners = some_tokens(2)
     trained = torch.full((len(owners),), share > 0)
-    assert compute_correction_scale(CORRECTIONS[name], given, CorrectionParams(normalise=normalise), trained) == 1.0
+    assert (
+        compute_correction_scale(CORRECTIONS[name], given, CorrectionParams(correction_normalise=normalise), trained)
+        == 1.0
+    )

@@ -11,6 +11,7 @@ from turnwise.algos.advantage_types import AdvantageInputs, AdvantageParams
 from turnwise.algos.advantages import ADVANTAGES
 
 PARAMS = AdvantageParams(
+    whiten=False,
     gamma=0.9,
     lam=0.8,
     gamma_turn=0.7,

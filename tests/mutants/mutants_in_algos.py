@@ -150,7 +150,11 @@ IN_ALGOS = (
     *mutants(
         "algos/off_policy.py",
         CORRECTIONS,
-        ("masked drops only what breaks both bounds", "(statistic < params.low) | (", "(statistic < params.low) & ("),
+        (
+            "masked drops only what breaks both bounds",
+            "(statistic < params.correction_low) | (",
+            "(statistic < params.correction_low) & (",
+        ),
         within="masked",
     ),
     *mutants(
@@ -340,12 +344,24 @@ IN_ALGOS = (
     *mutants(
         "algos/filters.py",
         ("algos/test_filters.py",),
-        ("worst groups first", "argsort(descending=params.largest", "argsort(descending=not params.largest"),
+        (
+            "worst groups first",
+            "argsort(descending=params.filter_largest",
+            "argsort(descending=not params.filter_largest",
+        ),
         ("the best half is the quarter", "QUARTER = 0.25", "QUARTER = 0.5"),
-        ("keep_zero inverted", "| params.keep_zero", "| (not params.keep_zero)"),
-        ("the bound itself does not pass", "good = scores >= params.value if", "good = scores > params.value if"),
+        ("keep_zero inverted", "| params.filter_keep_zero", "| (not params.filter_keep_zero)"),
+        (
+            "the bound itself does not pass",
+            "good = scores >= params.filter_value if",
+            "good = scores > params.filter_value if",
+        ),
         ("top_p stops a group early", "before < wanted", "before + scores[order] < wanted"),
-        ("low scores get the high ones' softmax", "(scores if params.largest else -scores)[order]", "scores[order]"),
+        (
+            "low scores get the high ones' softmax",
+            "(scores if params.filter_largest else -scores)[order]",
+            "scores[order]",
+        ),
         ("a mean score is a sum", " / group_ids.bincount(minlength=num_groups).clamp(min=1)", ""),
         ("top_k rounds up", "math.floor(", "math.ceil("),
         ("root scale is linear", '"root": math.sqrt', '"root": lambda share: share'),
@@ -353,10 +369,18 @@ IN_ALGOS = (
     *mutants(
         "algos/off_policy.py",
         CORRECTIONS,
-        ("two_sided drops bad tokens that rose", "moved < -params.difference", "moved < params.difference"),
+        (
+            "two_sided drops bad tokens that rose",
+            "moved < -params.correction_difference",
+            "moved < params.correction_difference",
+        ),
         ("the weights are not applied", "result.token_loss * weights", "result.token_loss"),
-        ("truncated has no lower bound", ".clamp(params.low, params.high)", ".clamp(max=params.high)"),
-        ("pools swapped", 'params.pool == "product"', 'params.pool != "product"'),
+        (
+            "truncated has no lower bound",
+            ".clamp(params.correction_low, params.correction_high)",
+            ".clamp(max=params.correction_high)",
+        ),
+        ("pools swapped", 'params.correction_pool == "product"', 'params.correction_pool != "product"'),
         ("two_sided compares the old policy", "inputs.logprobs.detach().exp()", "inputs.old_logprobs.exp()"),
     ),
     *mutants(

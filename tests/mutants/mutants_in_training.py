@@ -11,7 +11,11 @@ IN_TRAINING = (
     *mutants(
         "training/objective.py",
         STEP,
-        ("entropy bonus with the wrong sign", "- self.entropy_coef * entropy", "+ self.entropy_coef * entropy"),
+        (
+            "entropy bonus with the wrong sign",
+            "- self.algo.entropy_coef * entropy",
+            "+ self.algo.entropy_coef * entropy",
+        ),
         ("KL with the wrong sign", "tokens + kl_coef * kl", "tokens - kl_coef * kl"),
         (
             "KL of the other direction",
@@ -25,7 +29,7 @@ IN_TRAINING = (
             'self.correction is not CORRECTIONS["none"]',
             'self.correction is CORRECTIONS["none"]',
         ),
-        ("value_coef is not read", "self.value_coef * (batch", "(batch"),
+        ("value_coef is not read", "self.algo.value_coef * (batch", "(batch"),
         ("the critic has the policy's weights", "batch.value_weights * token_loss", "batch.weights * token_loss"),
         (
             "the sampler is the old policy",
@@ -96,8 +100,8 @@ IN_TRAINING = (
         ),
         (
             "the adaptive gamma is not used",
-            "replace(settings.params, gamma_turn=coefficients.discount.gamma)",
-            "settings.params",
+            'algo.model_copy(update={"gamma_turn": discount.gamma})',
+            "algo",
         ),
     ),
     *mutants(
@@ -184,8 +188,8 @@ IN_TRAINING = (
         ("training/test_step_statistics.py",),
         (
             "tokens outside of the loss are selected",
-            "loss.select(_pick(inputs, trained), objective.loss_params, draws[trained])",
-            "loss.select(inputs, objective.loss_params, draws)[trained]",
+            "loss.select(_pick(inputs, trained), objective.algo, draws[trained])",
+            "loss.select(inputs, objective.algo, draws)[trained]",
         ),
         (
             "the covariance of the old policy",

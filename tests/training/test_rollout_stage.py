@@ -13,7 +13,7 @@ from turnwise.core.errors import InfrastructureFailure, Outage
 from turnwise.core.protocols import RewardResult
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Group, Trajectory
-from turnwise.recipes.build import build_rewards, filter_settings
+from turnwise.recipes.build import build_rewards
 from turnwise.rewards.judge.registry import JudgeRegistry
 from turnwise.rewards.scoring import RewardSet
 from turnwise.rollout.collect import CollectedGroups
@@ -57,7 +57,7 @@ def gathered(
         collector=collector,  # type: ignore[arg-type]
         greedy=greedy,  # type: ignore[arg-type]
         rewards=rewards or build_rewards(config, JudgeRegistry(), str),
-        filter=filter_settings(config),
+        algo=config.algo,
         learner=make_learner(config),
         groups=4,
         group_size=3,
@@ -140,5 +140,5 @@ def test_members_whose_group_is_gone_are_lost_too() -> None:
 def test_every_score_ranks_groups(by: str) -> None:
     config = settings_of(algo__filter="top_count", algo__filter_value=1, algo__filter_by=by)
     groups = random_groups(groups=3)
-    kept = [filter_groups(groups, make_learner(config), filter_settings(config), size) for size in (10**6, 20)]
+    kept = [filter_groups(groups, make_learner(config), config.algo, size) for size in (10**6, 20)]
     assert len(kept[0]) == 1 and kept[0] == kept[1], "whatever the micro-batches"

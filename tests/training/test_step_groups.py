@@ -11,7 +11,7 @@ from episodes_for_tests import group_of, turn_of
 from learners_for_tests import make_learner, settings_of
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Group
-from turnwise.recipes.build import build_rewards, filter_settings
+from turnwise.recipes.build import build_rewards
 from turnwise.rewards.judge.registry import JudgeRegistry
 from turnwise.rollout.collect import CollectedGroups
 from turnwise.rollout.tasks import EnvMixEntry, TaskSource
@@ -47,7 +47,7 @@ def test_refill_trains_no_more_groups_than_asked_for() -> None:
         collector=FakeCollector(),  # type: ignore[arg-type]
         greedy=None,
         rewards=build_rewards(config, JudgeRegistry(), str),
-        filter=filter_settings(config),
+        algo=config.algo,
         learner=make_learner(config),
         groups=4,
         group_size=2,
@@ -72,11 +72,11 @@ def test_entropy_score_is_a_mean_over_tokens_however_many_there_are() -> None:
     plain = plain_model(learner.model)
     entropies = [[token.entropy.item() for token in tokens_of([each], plain)] for each in (long, short)]
     assert max(entropies[0]) < min(entropies[1]) and sum(entropies[0]) > sum(entropies[1])
-    assert filter_groups([long, short], learner, filter_settings(config), 1000) == [short]
+    assert filter_groups([long, short], learner, config.algo, 1000) == [short]
 
 
 def test_reward_score_counts_all_turns() -> None:
     config = settings_of(algo__filter="top_count", algo__filter_value=1, algo__filter_by="reward_std")
     early = group(0, ([4], (1.0, 0.5)), ([5], (0.0, 0.5)))
     late = group(1, ([4], (0.0, 0.7)), ([5], (0.0, 0.1)))
-    assert filter_groups([late, early], make_learner(config), filter_settings(config), 1000) == [early]
+    assert filter_groups([late, early], make_learner(config), config.algo, 1000) == [early]

@@ -24,7 +24,6 @@ from turnwise.recipes.build import (
     build_coefficients,
     build_rewards,
     estimate_settings,
-    filter_settings,
     update_settings,
 )
 from turnwise.rewards.judge.registry import JudgeRegistry
@@ -138,7 +137,7 @@ def run(
         collector=FakeCollector(),  # type: ignore[arg-type]
         greedy=None,
         rewards=build_rewards(config, JudgeRegistry(), str),
-        filter=filter_settings(config),
+        algo=config.algo,
         learner=learner,
         groups=GROUPS,
         group_size=3,

@@ -17,7 +17,10 @@ CUT = (Status.TRUNCATED_TOKENS, Status.TRUNCATED_TIME)
 
 
 def update_of(**changes: object) -> UpdateSettings:
-    return replace(update_settings(settings_of()), **changes)  # type: ignore[arg-type]
+    """`changes` of training settings, or of the update's own."""
+    settings = update_settings(settings_of())
+    own = {name: changes.pop(name) for name in list(changes) if name in UpdateSettings.__slots__}
+    return replace(settings, train=settings.train.model_copy(update=changes), **own)  # type: ignore[arg-type]
 
 
 @settings(max_examples=50)

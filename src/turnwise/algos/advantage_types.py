@@ -15,10 +15,11 @@ Entries where the mask is 0 are never read.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
+
+from turnwise.core.algorithm import AdvantageParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,34 +46,6 @@ class AdvantageInputs:
         rows = (self.group_ids, self.bootstrap, self.baseline)
         if any(each is not None and each.shape != self.mask.shape[:1] for each in rows):
             raise ValueError("Group ids, bootstrap and baseline must have the shape [B]: one number per row.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdvantageParams:
-    """Settings of the estimators; `Advantage.reads` lists the ones that an estimator uses."""
-
-    gamma: float = 1.0
-    """Discount per sampled token."""
-    lam: float = 1.0
-    """GAE lambda between tokens; 1 uses rewards only, less relies more on the critic."""
-    gamma_turn: float = 1.0
-    """Discount per turn; estimators that also read gamma apply both at the end of a turn."""
-    lam_turn: float = 1.0
-    """GAE lambda between turns."""
-    whiten: bool = False
-    """Whiten advantages over the batch, after the returns are computed (estimators with a critic)."""
-    whiten_over: Literal["turn", "token"] = "turn"
-    """Unit that whitening counts where a turn has one advantage: each turn once, or each of its tokens."""
-    by_std: bool = True
-    """Divide by the standard deviation of the compared values."""
-    episode_weight: float = 1.0
-    """Weight of the episode's advantage in gigpo."""
-    step_weight: float = 1.0
-    """Weight of the advantage among turns from the same state in gigpo."""
-    outcome_weight: float = 0.5
-    """Share of the trajectory's advantage in turn_grpo; the turn's own has the rest."""
-    epsilon: float = 1e-6
-    """Added to denominators."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,15 +6,18 @@ fare alike teaches a relative advantage nothing, and as they spread, updates tha
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from turnwise.algos.stats import group_statistics
+from turnwise.core.algorithm import FilterParams
 
 ZERO_SCORE = 1e-10
+TOP_P_SLACK = 0.01
+"""How far the sum of scores that top_p keeps may fall short of its share."""
 QUARTER = 0.25
 
 
@@ -54,20 +57,6 @@ SCORES: dict[str, GroupScore] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FilterParams:
-    """Settings of the filters; `Filter.reads` lists the ones that a filter uses."""
-
-    value: float
-    """p of top_p and min_p, share of top_k, number of groups of top_count, bound of absolute."""
-    largest: bool = True
-    """Prefer high scores; False: low scores."""
-    keep_zero: bool = True
-    """False: drop groups with score 0 first."""
-    epsilon: float = 0.01
-    """Tolerance of the sum in top_p."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
     compute: Callable[[Tensor, FilterParams], Tensor]
     """(scores [G], params) -> [G] bool, True: kept."""
@@ -81,9 +70,9 @@ def none(scores: Tensor, params: FilterParams) -> Tensor:
 
 
 def top_p(scores: Tensor, params: FilterParams) -> Tensor:
-    """Keep the best groups until their scores sum to p sum(s) - epsilon; never those with a score of 0 or less."""
+    """Keep the best groups until their scores sum to p sum(s) - TOP_P_SLACK; never one with a score of 0 or less."""
     candidates = (scores > 0) & _candidates(scores, params)
-    wanted = params.value * scores[candidates].double().sum() - params.epsilon
+    wanted = params.filter_value * scores[candidates].double().sum() - TOP_P_SLACK
     order = _ranked(scores, candidates, params)
     before = scores[order].double().cumsum(0) - scores[order]
     needed = before < wanted
@@ -94,33 +83,33 @@ def top_p(scores: Tensor, params: FilterParams) -> Tensor:
 def top_p_softmax(scores: Tensor, params: FilterParams) -> Tensor:
     """Keep the fewest best groups whose softmax(s) (softmax(-s) for low ones) sums to p, at least one; p >= 1: all."""
     order = _ranked(scores, _candidates(scores, params), params)
-    if params.value >= 1:
+    if params.filter_value >= 1:
         return _kept(scores, order)
-    shares = (scores if params.largest else -scores)[order].double().softmax(dim=0)
-    needed = shares.cumsum(0) - shares < params.value
+    shares = (scores if params.filter_largest else -scores)[order].double().softmax(dim=0)
+    needed = shares.cumsum(0) - shares < params.filter_value
     needed[:1] = True
     return _kept(scores, order[needed])
 
 
 def top_k(scores: Tensor, params: FilterParams) -> Tensor:
     """Keep the best share of all groups, rounded down, at least one."""
-    count = math.floor(params.value * scores.shape[0] + 1e-9)  # 0.29 * 100 is 28.999...
-    return top_count(scores, replace(params, value=max(1, count)))
+    count = math.floor(params.filter_value * scores.shape[0] + 1e-9)  # 0.29 * 100 is 28.999...
+    return top_count(scores, params.model_copy(update={"filter_value": max(1, count)}))
 
 
 def top_count(scores: Tensor, params: FilterParams) -> Tensor:
-    """Keep the best `value` groups."""
-    return _kept(scores, _ranked(scores, _candidates(scores, params), params)[: int(params.value)])
+    """Keep the best `filter_value` groups."""
+    return _kept(scores, _ranked(scores, _candidates(scores, params), params)[: int(params.filter_value)])
 
 
 def quarter(scores: Tensor, params: FilterParams) -> Tensor:
     """Keep the best quarter (StarPO-S, by the standard deviation of rewards)."""
-    return top_k(scores, replace(params, value=QUARTER))
+    return top_k(scores, params.model_copy(update={"filter_value": QUARTER}))
 
 
 def absolute(scores: Tensor, params: FilterParams) -> Tensor:
     """Keep all groups at or above a bound (at or below it for low scores)."""
-    good = scores >= params.value if params.largest else scores <= params.value
+    good = scores >= params.filter_value if params.filter_largest else scores <= params.filter_value
     return good & _candidates(scores, params)
 
 
@@ -129,34 +118,34 @@ def min_p(scores: Tensor, params: FilterParams) -> Tensor:
     candidates = _candidates(scores, params)
     if not candidates.any():
         return candidates
-    best = scores[candidates].max() if params.largest else scores[candidates].min()
-    good = scores >= params.value * best if params.largest else scores * params.value <= best
+    best = scores[candidates].max() if params.filter_largest else scores[candidates].min()
+    good = scores >= params.filter_value * best if params.filter_largest else scores * params.filter_value <= best
     return good & candidates
 
 
 def _candidates(scores: Tensor, params: FilterParams) -> Tensor:
-    return (scores.abs() > ZERO_SCORE) | params.keep_zero
+    return (scores.abs() > ZERO_SCORE) | params.filter_keep_zero
 
 
 def _ranked(scores: Tensor, candidates: Tensor, params: FilterParams) -> Tensor:
     """Indices of the candidates, best first; ties in order."""
     numbers = candidates.nonzero()[:, 0]
-    return numbers[scores[numbers].argsort(descending=params.largest, stable=True)]
+    return numbers[scores[numbers].argsort(descending=params.filter_largest, stable=True)]
 
 
 def _kept(scores: Tensor, numbers: Tensor) -> Tensor:
     return torch.zeros_like(scores, dtype=torch.bool).index_fill(0, numbers, True)
 
 
-_RANKED = ("value", "largest", "keep_zero")
+_RANKED = ("filter_value", "filter_largest", "filter_keep_zero")
 
 FILTERS: dict[str, Filter] = {
     "none": Filter(compute=none),
-    "top_p": Filter(compute=top_p, reads=("value", "largest", "epsilon")),
+    "top_p": Filter(compute=top_p, reads=("filter_value", "filter_largest")),
     "top_p_softmax": Filter(compute=top_p_softmax, reads=_RANKED),
     "top_k": Filter(compute=top_k, reads=_RANKED),
     "top_count": Filter(compute=top_count, reads=_RANKED),
-    "quarter": Filter(compute=quarter, reads=("largest", "keep_zero")),
+    "quarter": Filter(compute=quarter, reads=("filter_largest", "filter_keep_zero")),
     "absolute": Filter(compute=absolute, reads=_RANKED),
     "min_p": Filter(compute=min_p, reads=_RANKED),
 }

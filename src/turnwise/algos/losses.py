@@ -15,16 +15,14 @@ change the result. A sequence is a trajectory there; one without sampled tokens 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from turnwise.algos.kl import clamp_log_ratio
-
-RatioLevel = Literal["token", "turn", "sequence"]
-
+from turnwise.core.algorithm import LossParams, RatioLevel
 
 RATIO_LEVELS: tuple[RatioLevel, ...] = ("token", "turn", "sequence")
 
@@ -46,40 +44,6 @@ class LossInputs:
         tensors = others if self.selected is None else (*others, self.selected)
         if self.logprobs.dim() != 1 or any(tensor.shape != self.logprobs.shape for tensor in tensors):
             raise ValueError("Log-probabilities, advantages, ids and selected tokens must have the same shape [M].")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossParams:
-    """Settings of the losses; `Loss.reads` lists the ones that a loss uses."""
-
-    clip_low: float
-    """Lower clip: the ratio is at least 1 - clip_low (geo_mean: the log-ratio at least -clip_low); 1: no bound."""
-    clip_high: float
-    """Upper clip: the ratio is at most 1 + clip_high (geo_mean: the log-ratio at most clip_high)."""
-    dual_clip: float | None
-    """Bound of the loss for negative advantages, as a multiple of -A; None: no bound."""
-    ratio_level: RatioLevel = "sequence"
-    """Unit of gspo's ratio."""
-    tau_positive: float = 1.0
-    """Sharpness of sapo's gate for positive advantages."""
-    tau_negative: float = 1.05
-    """Sharpness for negative advantages: above `tau_positive`, since their gradient raises all other tokens."""
-    cov_share: float = 2e-4
-    """Share of tokens that clip_cov (at most) and kl_cov select; at least one token."""
-    cov_low: float = 1.0
-    """Lower bound of the covariance of tokens that clip_cov selects."""
-    cov_high: float = 5.0
-    """Upper bound of that covariance."""
-    cov_kl_coef: float = 1.0
-    """Weight of the penalty in kl_cov."""
-    vespo_k_positive: float = 2.0
-    """Exponent k of the sequence ratio w in vespo where A >= 0."""
-    vespo_lambda_positive: float = 3.0
-    """Decay lambda in w in vespo where A >= 0; the weight is largest at w = k / lambda."""
-    vespo_k_negative: float = 3.0
-    """Exponent where A < 0."""
-    vespo_lambda_negative: float = 2.0
-    """Decay where A < 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +201,7 @@ def clip_cov(inputs: LossInputs, params: LossParams) -> LossResult:
     (A - mean A)(log pi - mean log pi) is far above the others'. See `select_band`.
     """
     selected = _selected(inputs)
-    result = ppo(inputs, replace(params, dual_clip=None))
+    result = ppo(inputs, params.model_copy(update={"dual_clip": None}))
     metrics = result.metrics | {"cov_fraction": selected.to(inputs.advantages.dtype)}
     return LossResult(token_loss=result.token_loss.masked_fill(selected, 0.0), metrics=metrics)
 
@@ -247,7 +211,7 @@ def select_band(inputs: LossInputs, params: LossParams, draws: Tensor) -> Tensor
 
     At most max(1, int(cov_share M)) tokens with cov_low < covariance < cov_high: those with the smallest draws.
     """
-    clipped = ppo(inputs, replace(params, dual_clip=None)).metrics["clip_fraction"] > 0
+    clipped = ppo(inputs, params.model_copy(update={"dual_clip": None})).metrics["clip_fraction"] > 0
     covariance = _covariance(inputs)
     candidates = (covariance > params.cov_low) & (covariance < params.cov_high) & ~clipped
     first = draws.masked_fill(~candidates, torch.inf).argsort(stable=True)

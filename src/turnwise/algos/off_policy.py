@@ -10,36 +10,13 @@ The tokens were drawn from mu, so k2 and k3 estimate KL(mu | pi_old); KL(pi_old 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from turnwise.algos.kl import clamp_log_ratio, k2, k3
-from turnwise.algos.losses import LossInputs, LossResult, RatioLevel, max_over, mean_over, sum_over, unit_ids
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CorrectionParams:
-    """Settings of the corrections; `Correction.reads` lists the ones that a correction uses."""
-
-    level: RatioLevel = "token"
-    """Unit whose ratio is bounded."""
-    low: float = 0.0
-    """Lowest weight (truncated), or lowest statistic that is kept (masked)."""
-    high: float = 2.0
-    """Highest weight or statistic."""
-    pool: Literal["product", "mean"] = "product"
-    """How token ratios are pooled over a turn or sequence: their product is the exact ratio, with a variance that grows
-    with the length; their geometric mean is biased and stays near 1."""
-    statistic: Literal["ratio", "k2", "k3"] = "ratio"
-    """Statistic that `masked` compares with its bounds: rho or an estimate of KL(mu | pi_old), per unit."""
-    token_weights: bool = True
-    """Weigh the tokens that `masked` keeps by their own rho; False: by that of their turn or sequence."""
-    difference: float = 0.2
-    """Largest change of a token's probability from the sampler's before `two_sided` drops it."""
-    normalise: bool = False
-    """Divide the weights by their mean over the optimizer step; see `compute_correction_scale`."""
+from turnwise.algos.losses import LossInputs, LossResult, max_over, mean_over, sum_over, unit_ids
+from turnwise.core.algorithm import CorrectionParams, RejectionParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +49,7 @@ def decoupled(inputs: LossInputs, params: CorrectionParams) -> CorrectionResult:
 def truncated(inputs: LossInputs, params: CorrectionParams) -> CorrectionResult:
     """clamp(rho, low, high), rho of a token, turn or sequence: truncated importance sampling (Yao et al. 2025)."""
     rho = _unit_rho(inputs, params)
-    weights = rho.clamp(params.low, params.high)
+    weights = rho.clamp(params.correction_low, params.correction_high)
     return CorrectionResult(weights=weights, outside=weights != rho)
 
 
@@ -83,8 +60,8 @@ def masked(inputs: LossInputs, params: CorrectionParams) -> CorrectionResult:
     for the others.
     """
     statistic = _statistic(inputs, params)
-    outside = (statistic < params.low) | (statistic > params.high)
-    rho = _log_rho(inputs).exp() if params.token_weights else _unit_rho(inputs, params)
+    outside = (statistic < params.correction_low) | (statistic > params.correction_high)
+    rho = _log_rho(inputs).exp() if params.correction_token_weights else _unit_rho(inputs, params)
     return CorrectionResult(weights=rho.masked_fill(outside, 0.0), outside=outside)
 
 
@@ -94,8 +71,8 @@ def two_sided(inputs: LossInputs, params: CorrectionParams) -> CorrectionResult:
     Bounds the probability instead of its ratio: rare tokens may grow by large factors, likely ones may not jump.
     """
     moved = inputs.logprobs.detach().exp() - inputs.sampler_logprobs.exp()
-    too_high = (inputs.advantages > 0) & (moved > params.difference)
-    too_low = (inputs.advantages < 0) & (moved < -params.difference)
+    too_high = (inputs.advantages > 0) & (moved > params.correction_difference)
+    too_low = (inputs.advantages < 0) & (moved < -params.correction_difference)
     outside = too_high | too_low
     return CorrectionResult(weights=torch.ones_like(moved).masked_fill(outside, 0.0), outside=outside)
 
@@ -108,10 +85,10 @@ def compute_correction_scale(
     The corrected loss then keeps the scale of the uncorrected one (self-normalised importance sampling). A turn or
     sequence counts once where it is the unit of the weights. `inputs` are all tokens of the step.
     """
-    if not params.normalise or "normalise" not in correction.reads or not trained.any():
+    if not params.correction_normalise or "correction_normalise" not in correction.reads or not trained.any():
         return 1.0
     weights = correction.compute(inputs, params).weights.double()[trained]
-    level = params.level if "level" in correction.reads else "token"
+    level = params.correction_level if "correction_level" in correction.reads else "token"
     units = unit_ids(inputs.segment_ids, inputs.turn_ids, level)[trained].unique(return_inverse=True)[1]
     share = 1 / sum_over(torch.ones_like(weights), units)
     return float(share.sum() / (weights * share).sum())
@@ -133,62 +110,54 @@ def _log_rho(inputs: LossInputs) -> Tensor:
 
 
 def _unit_rho(inputs: LossInputs, params: CorrectionParams) -> Tensor:
-    units = unit_ids(inputs.segment_ids, inputs.turn_ids, params.level)
-    pool = sum_over if params.pool == "product" else mean_over
+    units = unit_ids(inputs.segment_ids, inputs.turn_ids, params.correction_level)
+    pool = sum_over if params.correction_pool == "product" else mean_over
     return clamp_log_ratio(pool(inputs.old_logprobs - inputs.sampler_logprobs, units)).exp()
 
 
 def _statistic(inputs: LossInputs, params: CorrectionParams) -> Tensor:
-    if params.statistic == "ratio":
+    if params.correction_statistic == "ratio":
         return _unit_rho(inputs, params)
-    estimator = {"k2": k2, "k3": k3}[params.statistic]
-    units = unit_ids(inputs.segment_ids, inputs.turn_ids, params.level)
+    estimator = {"k2": k2, "k3": k3}[params.correction_statistic]
+    units = unit_ids(inputs.segment_ids, inputs.turn_ids, params.correction_level)
     # The tokens are samples of mu, so KL(mu | pi_old) is what they can estimate: k3 = rho - 1 - log rho.
     return mean_over(estimator(inputs.sampler_logprobs, inputs.old_logprobs), units)
 
 
 CORRECTIONS: dict[str, Correction] = {
     "none": Correction(compute=none),
-    "decoupled": Correction(compute=decoupled, reads=("normalise",)),
-    "truncated": Correction(compute=truncated, reads=("level", "low", "high", "pool", "normalise")),
-    "masked": Correction(compute=masked, reads=("level", "low", "high", "pool", "statistic", "token_weights")),
-    "two_sided": Correction(compute=two_sided, reads=("difference",)),
+    "decoupled": Correction(compute=decoupled, reads=("correction_normalise",)),
+    "truncated": Correction(
+        compute=truncated,
+        reads=("correction_level", "correction_low", "correction_high", "correction_pool", "correction_normalise"),
+    ),
+    "masked": Correction(
+        compute=masked,
+        reads=(
+            "correction_level",
+            "correction_low",
+            "correction_high",
+            "correction_pool",
+            "correction_statistic",
+            "correction_token_weights",
+        ),
+    ),
+    "two_sided": Correction(compute=two_sided, reads=("correction_difference",)),
 }
 
 
 POOLS = {"sum": sum_over, "mean": mean_over, "max": max_over}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RejectionParams:
-    level: RatioLevel | Literal["none"] = "none"
-    """Unit that is rejected whole: a token, a turn or a sequence, which here is the segment."""
-    statistic: Literal["ratio", "k2", "k3"] = "ratio"
-    """Statistic that the bounds apply to: rho, k2 = log(rho)^2 / 2 or k3 = rho - 1 - log rho."""
-    pool: Literal["sum", "mean", "max"] = "mean"
-    """How token statistics are pooled over a turn or sequence. For rho the logarithm is pooled: the sum gives the ratio
-    of the whole unit, the mean its geometric mean."""
-    low: float = 0.0
-    high: float = 2.0
-    """Statistics outside [low, high] are rejected."""
-    veto: float = 0.0
-    """Reject a sequence if any token's rho is below this: after a token that the old policy would never sample, the
-    rest of the sequence is unlikely too. 0 disables the veto."""
-
-    @property
-    def active(self) -> bool:
-        return self.level != "none" or self.veto > 0
-
-
 def find_rejected(inputs: LossInputs, params: RejectionParams) -> Tensor:
     """Mark tokens rejected by their unit's statistic or by a veto in their sequence. [M] bool"""
     log_rho = clamp_log_ratio(inputs.old_logprobs - inputs.sampler_logprobs)
     sequences = unit_ids(inputs.segment_ids, inputs.turn_ids, "sequence")
-    rejected = max_over((log_rho.exp() < params.veto).to(log_rho.dtype), sequences) > 0
-    if params.level == "none":
+    rejected = max_over((log_rho.exp() < params.reject_veto).to(log_rho.dtype), sequences) > 0
+    if params.reject == "none":
         return rejected
     statistic = _pool_statistic(log_rho, inputs, params)
-    return rejected | (statistic < params.low) | (statistic > params.high)
+    return rejected | (statistic < params.reject_low) | (statistic > params.reject_high)
 
 
 def apply_rejection(result: LossResult, rejected: Tensor) -> LossResult:
@@ -198,13 +167,13 @@ def apply_rejection(result: LossResult, rejected: Tensor) -> LossResult:
 
 
 def _pool_statistic(log_rho: Tensor, inputs: LossInputs, params: RejectionParams) -> Tensor:
-    assert params.level != "none"
-    units = unit_ids(inputs.segment_ids, inputs.turn_ids, params.level)
-    pool = POOLS[params.pool]
-    if params.statistic == "ratio":
+    assert params.reject != "none"
+    units = unit_ids(inputs.segment_ids, inputs.turn_ids, params.reject)
+    pool = POOLS[params.reject_pool]
+    if params.reject_statistic == "ratio":
         return clamp_log_ratio(pool(log_rho, units)).exp()
     estimates = {"k2": 0.5 * log_rho.square(), "k3": log_rho.exp() - 1 - log_rho}  # no upper bound, unlike in a loss
-    return pool(estimates[params.statistic], units)
+    return pool(estimates[params.reject_statistic], units)
 
 
 OFF_POLICY_METRICS = (

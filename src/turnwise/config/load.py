@@ -15,8 +15,8 @@ from pydantic import ValidationError
 
 from turnwise.config.keys import FREE_TABLES, Key, all_keys, find_key, unknown_key
 from turnwise.config.schema import Config
-from turnwise.config.section import is_plain
 from turnwise.core.errors import UserError
+from turnwise.core.section import is_plain
 from turnwise.core.suggestions import suggest
 
 Settings = Mapping[str, Any]

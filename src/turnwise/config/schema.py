@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from turnwise.config.algorithm import AlgoConfig, CriticConfig, RewardConfig
-from turnwise.config.section import LearningRate, NonNegative, Positive, Section, Seed, Share, is_plain
+from turnwise.core.section import LearningRate, NonNegative, Positive, Section, Seed, Share, is_plain
 
 
 class MixedEnv(Section):

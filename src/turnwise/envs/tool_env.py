@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Literal
 
-from turnwise.config.section import Positive
 from turnwise.core.errors import UserError
 from turnwise.core.messages import (
     Message,
@@ -29,6 +28,7 @@ from turnwise.core.messages import (
     user,
 )
 from turnwise.core.protocols import Observation, StepResult
+from turnwise.core.section import Positive
 from turnwise.core.truncation import truncate_middle
 from turnwise.envs.answers import format_answer
 from turnwise.envs.runner import TextEnvRunner, TurnOutcome, pluralize, turn_info

@@ -6,12 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from turnwise.algos.advantage_types import AdvantageParams
 from turnwise.algos.advantages import ADVANTAGES
-from turnwise.algos.filters import FILTERS, SCORES, FilterParams
 from turnwise.algos.kl import KL_ESTIMATORS, KlCoefficient
-from turnwise.algos.losses import AGGREGATIONS, LOSSES, LossParams
-from turnwise.algos.off_policy import CORRECTIONS, CorrectionParams, RejectionParams
+from turnwise.algos.losses import LOSSES
 from turnwise.algos.turn_discount import AdaptiveDiscount
 from turnwise.config.algorithm import AlgoConfig
 from turnwise.config.schema import Config
@@ -42,7 +39,6 @@ from turnwise.training.estimate import AdaptiveCoefficients, EstimateSettings, R
 from turnwise.training.learner import LocalLearner
 from turnwise.training.objective import Objective
 from turnwise.training.optimizer import Optimizer, OptimizerSettings, Schedule, mark_embeddings
-from turnwise.training.rollout_stage import FilterSettings
 from turnwise.training.update import UpdateSettings
 from turnwise.training.warmup import load_warmed_up_tiny
 
@@ -212,7 +208,7 @@ def build_learner(config: Config, model: Any, plan: MemoryPlan | None = None) ->
         critic = TrunkCritic(model) if config.critic.kind == "trunk" else HeadCritic(model)
     return LocalLearner(
         model,
-        build_objective(config),
+        build_objective(config.algo),
         optimizer(model.parameters(), train.learning_rate, muon=train.optimizer == "muon"),
         kl_coef=0.0 if kl_in_reward(algo) else algo.kl_coef,
         keeps_reference=algo.kl_coef > 0,
@@ -224,54 +220,12 @@ def build_learner(config: Config, model: Any, plan: MemoryPlan | None = None) ->
     )
 
 
-def build_objective(config: Config) -> Objective:
-    algo = config.algo
-    return Objective(
-        loss=LOSSES[algo.loss],
-        loss_params=LossParams(
-            clip_low=algo.clip_low,
-            clip_high=algo.clip_high,
-            dual_clip=algo.dual_clip,
-            ratio_level=algo.ratio_level,
-            tau_positive=algo.tau_positive,
-            tau_negative=algo.tau_negative,
-            cov_share=algo.cov_share,
-            cov_low=algo.cov_low,
-            cov_high=algo.cov_high,
-            cov_kl_coef=algo.cov_kl_coef,
-            vespo_k_positive=algo.vespo_k_positive,
-            vespo_lambda_positive=algo.vespo_lambda_positive,
-            vespo_k_negative=algo.vespo_k_negative,
-            vespo_lambda_negative=algo.vespo_lambda_negative,
-        ),
-        correction=CORRECTIONS[algo.correction],
-        correction_params=CorrectionParams(
-            level=algo.correction_level,
-            low=algo.correction_low,
-            high=algo.correction_high,
-            pool=algo.correction_pool,
-            statistic=algo.correction_statistic,
-            token_weights=algo.correction_token_weights,
-            difference=algo.correction_difference,
-            normalise=algo.correction_normalise,
-        ),
-        rejection=RejectionParams(
-            level=algo.reject,
-            statistic=algo.reject_statistic,
-            pool=algo.reject_pool,
-            low=algo.reject_low,
-            high=algo.reject_high,
-            veto=algo.reject_veto,
-        ),
-        entropy_coef=algo.entropy_coef,
-        kl_estimator=KL_ESTIMATORS[kl_estimator(algo)],
-        value_coef=algo.value_coef,
-        value_clip=algo.value_clip,
-    )
+def build_objective(algo: AlgoConfig) -> Objective:
+    return Objective(algo=algo, kl_estimator=KL_ESTIMATORS[kl_estimator(algo)])
 
 
 def update_settings(config: Config, micro_tokens: int = MICRO_TOKENS) -> UpdateSettings:
-    algo, train = config.algo, config.train
+    algo = config.algo
     only_advantages = (
         algo.entropy_coef == 0
         and algo.kl_coef == 0
@@ -279,11 +233,8 @@ def update_settings(config: Config, micro_tokens: int = MICRO_TOKENS) -> UpdateS
         and not LOSSES[algo.loss].adds_penalty
     )
     return UpdateSettings(
-        objective=build_objective(config),
-        aggregation=AGGREGATIONS[algo.aggregation],
-        constant_length=algo.constant_length,
-        mini_batch=train.mini_batch,
-        epochs=train.epochs,
+        objective=build_objective(config.algo),
+        train=config.train,
         micro_tokens=micro_tokens,
         skip_idle=only_advantages,
         run_seed=config.seed,
@@ -293,19 +244,7 @@ def update_settings(config: Config, micro_tokens: int = MICRO_TOKENS) -> UpdateS
 def estimate_settings(config: Config, micro_tokens: int = MICRO_TOKENS) -> EstimateSettings:
     algo, advantage = config.algo, ADVANTAGES[config.algo.advantage]
     return EstimateSettings(
-        advantage=advantage,
-        params=AdvantageParams(
-            gamma=algo.gamma,
-            lam=algo.lam,
-            gamma_turn=1.0 if algo.gamma_turn == "adaptive" else algo.gamma_turn,
-            lam_turn=algo.lam_turn,
-            whiten=algo.whiten,
-            whiten_over=algo.whiten_over,
-            by_std=algo.by_std,
-            episode_weight=algo.episode_weight,
-            step_weight=algo.step_weight,
-            outcome_weight=algo.outcome_weight,
-        ),
+        algo=algo,
         rewards=RewardSettings(
             placement=reward_placement(algo),
             normalise=algo.normalise,
@@ -316,21 +255,10 @@ def estimate_settings(config: Config, micro_tokens: int = MICRO_TOKENS) -> Estim
         advantage_tokens=token_rule(algo.advantage_tokens),
         loss_tokens=token_rule(algo.loss_tokens),
         kl_in_reward=KL_ESTIMATORS[kl_estimator(algo)] if algo.kl_coef > 0 and kl_in_reward(algo) else None,
-        truncated=algo.truncated,
         needs=Needs(
             logprobs=algo.old_logprobs == "learner", values=advantage.needs_critic, ref_logprobs=algo.kl_coef > 0
         ),
         micro_tokens=micro_tokens,
-    )
-
-
-def filter_settings(config: Config) -> FilterSettings:
-    algo = config.algo
-    return FilterSettings(
-        filter=FILTERS[algo.filter],
-        params=FilterParams(value=algo.filter_value, largest=algo.filter_largest, keep_zero=algo.filter_keep_zero),
-        score=SCORES[algo.filter_by],
-        scale=algo.filter_scale,
     )
 
 

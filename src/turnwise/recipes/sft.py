@@ -185,7 +185,7 @@ def build_imitator(config: Config, model: Any, steps: int, plan: MemoryPlan | No
     )
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     plain = config.algo.model_copy(update={"loss": "reinforce", "correction": "none", "entropy_coef": 0.0})
-    objective = build_objective(config.model_copy(update={"algo": plain}))
+    objective = build_objective(plain)
     return LocalLearner(model, objective, Optimizer(trained, settings, schedule.share, on_host=plan.optimizer_on_host))
 
 

@@ -50,16 +50,16 @@ def _on(key: str, mend: str) -> Switch:
 
 def _by_parts() -> Iterator[tuple[tuple[str, ...], Switch]]:
     """What estimators, losses, corrections and filters say themselves."""
-    parts: dict[str, tuple[Mapping[str, Any], str]] = {
-        "advantage": (ADVANTAGES, ""),
-        "loss": (LOSSES, ""),
-        "correction": (CORRECTIONS, "correction_"),
-        "filter": (FILTERS, "filter_"),
+    parts: dict[str, Mapping[str, Any]] = {
+        "advantage": ADVANTAGES,
+        "loss": LOSSES,
+        "correction": CORRECTIONS,
+        "filter": FILTERS,
     }
-    for part, (options, prefix) in parts.items():
+    for part, options in parts.items():
         for field in sorted({field for option in options.values() for field in option.reads}):
             readers = [name for name, option in options.items() if field in option.reads]
-            yield (f"algo.{prefix}{field}",), _one_of(f"algo.{part}", readers)
+            yield (f"algo.{field}",), _one_of(f"algo.{part}", readers)
 
 
 WITH_CRITIC = [name for name, advantage in ADVANTAGES.items() if advantage.needs_critic]

@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
-from turnwise.config.section import Section
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
 from turnwise.core.messages import Message
+from turnwise.core.section import Section
 from turnwise.core.suggestions import suggest_and_list
 from turnwise.tools.tool import ToolResult
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 import regex  # type: ignore[import-untyped]
 from pydantic import Field, model_validator
 
-from turnwise.config.section import Positive
+from turnwise.core.section import Positive
 from turnwise.rewards.rubric import BuiltInReward, Submission, TextSource, reference_answers, select_text
 
 ARTICLES = ("a", "an", "the")

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Protocol, runtime_checkable
 
 from pydantic import Field
 
-from turnwise.config.section import Positive
 from turnwise.core.messages import ToolSpec
+from turnwise.core.section import Positive
 
 
 class ToolError(Exception):

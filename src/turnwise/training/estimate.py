@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from turnwise.algos.advantage_types import Advantage, AdvantageInputs, AdvantageParams, restrict_to_tokens
-from turnwise.algos.advantages import discounted_returns
+from turnwise.algos.advantages import ADVANTAGES, discounted_returns
 from turnwise.algos.diagnostics import explained_variance
 from turnwise.algos.kl import KlCoefficient, KlEstimator, subtract_kl
 from turnwise.algos.rewards import PLACEMENTS, SCOPES, combine_rewards, normalise, place_returns, scale_process_rewards
 from turnwise.algos.turn_discount import AdaptiveDiscount, CriticFit, critic_fit_by_distance, turn_distances
+from turnwise.config.algorithm import AlgoConfig
 from turnwise.core.samples import Learner, Needs, Sample
 from turnwise.core.trajectory import Group, Trajectory
 from turnwise.data.packing import micro_batches, pack, unpack
@@ -62,16 +63,17 @@ COLUMNS = ("logprobs", "entropy", "values", "ref_logprobs")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimateSettings:
-    advantage: Advantage
-    params: AdvantageParams
+    algo: AlgoConfig
     rewards: RewardSettings
     advantage_tokens: TokenRule
     loss_tokens: TokenRule
     kl_in_reward: KlEstimator | None
-    truncated: str
-    """"zero", "bootstrap" or "drop": see `AlgoConfig.truncated`."""
     needs: Needs
     micro_tokens: int
+
+    @property
+    def advantage(self) -> Advantage:
+        return ADVANTAGES[self.algo.advantage]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +118,7 @@ def estimate(
     baselines: Baselines | None = None,
 ) -> Estimate | None:
     """Scores and advantages; None where nothing is left to train on."""
-    trajectories, group_ids = trainable(groups, settings.truncated)
+    trajectories, group_ids = trainable(groups, settings.algo.truncated)
     if not trajectories:
         return None
     samples = build_samples(trajectories)
@@ -130,7 +132,7 @@ def estimate(
         group_ids=torch.tensor(group_ids),
         turn_ids=env_turn_ids(trajectories, table),
         values=table.to_matrix(scores["values"]) if "values" in scores else None,
-        bootstrap=_bootstrap(trajectories, samples, scores) if settings.truncated == "bootstrap" else None,
+        bootstrap=_bootstrap(trajectories, samples, scores) if settings.algo.truncated == "bootstrap" else None,
         state_ids=state_ids(trajectories, table) if settings.advantage.needs_states else None,
         baseline=None
         if baselines is None
@@ -146,7 +148,7 @@ def estimate(
     chosen = table.to_matrix(advantage_masks)
     if settings.advantage.along_tokens and settings.advantage_tokens is not sampled:
         inputs = restrict_to_tokens(inputs, chosen)
-    result = settings.advantage.compute(inputs, _params(settings, coefficients))
+    result = settings.advantage.compute(inputs, _params(settings.algo, coefficients))
     advantages = torch.where(chosen, result.advantages, 0.0)
     metrics["advantage_std"] = float(advantages[table.mask].std(correction=0))
     if inputs.values is not None and result.returns is not None and inputs.mask.any():
@@ -169,12 +171,10 @@ def estimate(
     )
 
 
-def _params(settings: EstimateSettings, coefficients: AdaptiveCoefficients) -> AdvantageParams:
-    return (
-        settings.params
-        if coefficients.discount is None
-        else replace(settings.params, gamma_turn=coefficients.discount.gamma)
-    )
+def _params(algo: AlgoConfig, coefficients: AdaptiveCoefficients) -> AdvantageParams:
+    """Return the parameters of this step's estimator, with the adaptive turn discount where there is one."""
+    discount = coefficients.discount
+    return algo if discount is None else algo.model_copy(update={"gamma_turn": discount.gamma})
 
 
 def _foresight(inputs: AdvantageInputs) -> dict[int, CriticFit] | None:

@@ -166,8 +166,8 @@ class LocalLearner:
         The other terms get coefficient 0; for a term other than "task" the batches must have advantages of 0.
         """
         objective, settings = self.objective, self.settings
-        entropy_coef = objective.entropy_coef if term == "entropy" else 0.0
-        self.objective = replace(objective, entropy_coef=entropy_coef, value_coef=0.0)
+        others = {"value_coef": 0.0} if term == "entropy" else {"value_coef": 0.0, "entropy_coef": 0.0}
+        self.objective = replace(objective, algo=objective.algo.model_copy(update=others))
         self.settings = replace(settings, kl_coef=settings.kl_coef if term == "kl" else 0.0)
         try:
             for batch in batches:

@@ -7,32 +7,32 @@ import torch
 from torch import Tensor
 
 from turnwise.algos.kl import KlEstimator
-from turnwise.algos.losses import Loss, LossInputs, LossParams, value_loss
+from turnwise.algos.losses import LOSSES, Loss, LossInputs, value_loss
 from turnwise.algos.off_policy import (
     CORRECTIONS,
     OFF_POLICY_METRICS,
     Correction,
-    CorrectionParams,
-    RejectionParams,
     apply_correction,
     apply_rejection,
     compute_off_policy_metrics,
     find_rejected,
 )
+from turnwise.config.algorithm import AlgoConfig
 from turnwise.core.samples import TrainBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    loss: Loss
-    loss_params: LossParams
-    correction: Correction
-    correction_params: CorrectionParams
-    rejection: RejectionParams
-    entropy_coef: float
+    algo: AlgoConfig
     kl_estimator: KlEstimator
-    value_coef: float
-    value_clip: float
+
+    @property
+    def loss(self) -> Loss:
+        return LOSSES[self.algo.loss]
+
+    @property
+    def correction(self) -> Correction:
+        return CORRECTIONS[self.algo.correction]
 
     def policy(
         self, batch: TrainBatch, logprobs: Tensor, entropy: Tensor, kl_coef: float
@@ -48,13 +48,13 @@ class Objective:
             turn_ids=batch.turn_ids,
             selected=batch.selected,
         )
-        result = self.loss.compute(inputs, self.loss_params)
+        result = self.loss.compute(inputs, self.algo)
         if self.correction is not CORRECTIONS["none"]:
-            correction = self.correction.compute(inputs, self.correction_params)
+            correction = self.correction.compute(inputs, self.algo)
             result = apply_correction(result, correction, batch.correction_scale)
-        if self.rejection.active:
-            result = apply_rejection(result, find_rejected(inputs, self.rejection))
-        tokens = result.token_loss - self.entropy_coef * entropy
+        if self.algo.rejects:
+            result = apply_rejection(result, find_rejected(inputs, self.algo))
+        tokens = result.token_loss - self.algo.entropy_coef * entropy
         metrics = {"policy_loss": result.token_loss.detach(), "entropy": entropy.detach(), **result.metrics}
         if batch.ref_logprobs is not None:
             kl = self.kl_estimator(logprobs, batch.ref_logprobs)
@@ -64,9 +64,9 @@ class Objective:
 
     def critic(self, batch: TrainBatch, values: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         assert batch.old_values is not None and batch.returns is not None and batch.value_weights is not None
-        token_loss, clipped = value_loss(values, batch.old_values, batch.returns, self.value_clip)
+        token_loss, clipped = value_loss(values, batch.old_values, batch.returns, self.algo.value_clip)
         metrics = {"value_loss": token_loss.detach(), "value_clip_fraction": clipped, "value": values.detach()}
-        return self.value_coef * (batch.value_weights * token_loss).sum(), metrics
+        return self.algo.value_coef * (batch.value_weights * token_loss).sum(), metrics
 
 
 MISMATCH_METRICS = ("mismatch", "mismatch_p99", "mismatch_ratio", *OFF_POLICY_METRICS)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from turnwise.algos.filters import FILTERS, RATE_SCALES, Filter, FilterParams, GroupScore
+from turnwise.algos.filters import FILTERS, RATE_SCALES, SCORES, GroupScore
+from turnwise.config.algorithm import AlgoConfig
 from turnwise.core.errors import Outage
 from turnwise.core.samples import Learner, Needs
 from turnwise.core.trajectory import Group, Trajectory
@@ -20,15 +21,6 @@ from turnwise.training.estimate import Baselines, score_samples
 
 ShowProgress = Callable[[str, int, int], None]
 """Phase, done, total."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FilterSettings:
-    filter: Filter
-    params: FilterParams
-    score: GroupScore
-    scale: str
-    """Factor of the learning rates: the name of one of RATE_SCALES."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +54,7 @@ class RolloutStage:
     greedy: Collector | None
     """Plays one untrained member of each group that is kept; None: the estimator asks for none."""
     rewards: RewardSet
-    filter: FilterSettings
+    algo: AlgoConfig
     learner: Learner
     groups: int
     group_size: int
@@ -90,7 +82,7 @@ class RolloutStage:
             lost.total += len(tasks) * self.group_size
             lost.dropped += len(tasks) * self.group_size - count_members(scored.groups)
             groups += scored.groups
-            kept += filter_groups(scored.groups, self.learner, self.filter, self.micro_tokens)
+            kept += filter_groups(scored.groups, self.learner, self.algo, self.micro_tokens)
             if len(kept) >= self.groups:
                 break
         kept_share, baselines = len(kept) / len(groups), None
@@ -104,7 +96,7 @@ class RolloutStage:
             groups=groups,
             kept=kept,
             kept_share=kept_share,
-            rate_scale=RATE_SCALES[self.filter.scale](kept_share),
+            rate_scale=RATE_SCALES[self.algo.filter_scale](kept_share),
             counts=counts,
             baselines=baselines,
             lost=lost,
@@ -139,18 +131,16 @@ class RolloutStage:
         return {(group.task.env, group.task.seed): group.trajectories[0].total_reward for group in scored.groups}
 
 
-def filter_groups(
-    groups: Sequence[Group], learner: Learner, settings: FilterSettings, micro_tokens: int
-) -> list[Group]:
+def filter_groups(groups: Sequence[Group], learner: Learner, algo: AlgoConfig, micro_tokens: int) -> list[Group]:
     """Those that are kept; perhaps none."""
-    if settings.filter is FILTERS["none"]:
+    if algo.filter == "none":
         return list(groups)
     members = [(number, each) for number, group in enumerate(groups) for each in group.trajectories if each.num_sampled]
     if not members:
         return []
-    values = _values([each for _, each in members], settings.score, learner, micro_tokens)
-    scores = settings.score.reduce(values, torch.tensor([number for number, _ in members]), len(groups))
-    kept = settings.filter.compute(scores, settings.params)
+    values = _values([each for _, each in members], SCORES[algo.filter_by], learner, micro_tokens)
+    scores = SCORES[algo.filter_by].reduce(values, torch.tensor([number for number, _ in members]), len(groups))
+    kept = FILTERS[algo.filter].compute(scores, algo)
     return [group for group, keep in zip(groups, kept.tolist(), strict=True) if keep]
 
 

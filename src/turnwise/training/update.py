@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from turnwise.algos.losses import Aggregation, LossInputs
+from turnwise.algos.losses import AGGREGATIONS, LossInputs
 from turnwise.algos.off_policy import compute_correction_scale
+from turnwise.config.schema import TrainConfig
 from turnwise.core.random_streams import address, random_stream
 from turnwise.core.samples import Learner, Needs, TrainSample
 from turnwise.data.packing import micro_batches, pack_train
@@ -20,10 +21,7 @@ from turnwise.training.step_record import TOKEN_SCORES, TokenStatistics
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateSettings:
     objective: Objective
-    aggregation: Aggregation
-    constant_length: int
-    mini_batch: int
-    epochs: int
+    train: TrainConfig
     micro_tokens: int
     skip_idle: bool
     """Leave out samples whose advantages are all 0: right where the loss has no other term than the advantage's."""
@@ -72,11 +70,11 @@ def update(
 
 def mini_batch_order(count: int, settings: UpdateSettings, step: int) -> Iterator[list[int]]:
     """Trajectory numbers of each optimiser step, shuffled anew each epoch."""
-    for epoch in range(settings.epochs):
+    for epoch in range(settings.train.epochs):
         order = list(range(count))
         random_stream("mini_batches", settings.run_seed, step, epoch).shuffle(order)
-        for start in range(0, count, settings.mini_batch):
-            yield order[start : start + settings.mini_batch]
+        for start in range(0, count, settings.train.mini_batch):
+            yield order[start : start + settings.train.mini_batch]
 
 
 def train_samples(estimated: Estimate, trajectories: set[int], settings: UpdateSettings) -> list[TrainSample]:
@@ -108,7 +106,9 @@ def _weights(estimated: Estimate, chosen: list[int], masks: list[Tensor], settin
     sizes = [len(mask) for mask in masks]
     owners = torch.tensor([estimated.samples[index].trajectory for index in chosen])
     counts = torch.cat(masks)
-    of_counting = settings.aggregation(owners.repeat_interleave(torch.tensor(sizes))[counts], settings.constant_length)
+    algo = settings.objective.algo
+    aggregation = AGGREGATIONS[algo.aggregation]
+    of_counting = aggregation(owners.repeat_interleave(torch.tensor(sizes))[counts], algo.constant_length)
     of_sampled = torch.zeros(len(counts)).masked_scatter(counts, of_counting)
     return scatter_sampled([estimated.samples[index] for index in chosen], of_sampled)
 
@@ -122,17 +122,17 @@ def add_step_statistics(
     log-probabilities. `seed` addresses its random numbers, one a sampled token in the order of the samples.
     """
     loss = objective.loss
-    if not samples or (loss.select is None and not objective.correction_params.normalise):
+    if not samples or (loss.select is None and not objective.algo.correction_normalise):
         return samples
     bare = [each.sample for each in samples]
     inputs = _step_inputs(samples, learner, micro_tokens, score=loss.select is not None)
     trained = gather_sampled(bare, [each.weights for each in samples]) != 0
-    scale = compute_correction_scale(objective.correction, inputs, objective.correction_params, trained)
+    scale = compute_correction_scale(objective.correction, inputs, objective.algo, trained)
     if loss.select is None:
         return [replace(each, correction_scale=scale) for each in samples]
     generator = torch.Generator().manual_seed(address(*seed))
     draws = torch.rand(len(trained), generator=generator)
-    chosen = loss.select(_pick(inputs, trained), objective.loss_params, draws[trained])
+    chosen = loss.select(_pick(inputs, trained), objective.algo, draws[trained])
     selected = scatter_sampled(bare, torch.zeros_like(trained).masked_scatter(trained, chosen))
     return [replace(each, selected=own, correction_scale=scale) for each, own in zip(samples, selected, strict=True)]
 

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from turnwise.config.section import Share
 from turnwise.core.messages import Picture
+from turnwise.core.section import Share
 from turnwise.envs.answers import match_name
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, lost, won
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from turnwise.config.section import Positive
+from turnwise.core.section import Positive
 from turnwise.envs.connect_four.game import BoardGeometry, ConnectFourGame, best_moves
 from turnwise.envs.games.env import GameEnv, GameParams
 

@@ -5,8 +5,8 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from turnwise.config.section import Positive
 from turnwise.core.messages import Picture
+from turnwise.core.section import Positive
 from turnwise.envs.countdown.puzzle import (
     evaluate,
     generate_puzzle,

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from turnwise.config.section import Share
 from turnwise.core.messages import Picture
+from turnwise.core.section import Share
 from turnwise.envs.frozen_lake.lake import MOVES, Lake, generate_lake, shortest_path
 from turnwise.envs.grid import Cell, cell_text, grid_text, legend
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv, goes_on, lost, won

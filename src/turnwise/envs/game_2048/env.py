@@ -8,8 +8,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from turnwise.config.section import Positive, Share
 from turnwise.core.messages import Picture
+from turnwise.core.section import Positive, Share
 from turnwise.envs.game_2048.game import (
     EMPTY_BOARD,
     PLAYER_STYLES,

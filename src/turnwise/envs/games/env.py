@@ -7,8 +7,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from turnwise.config.section import Positive, Share
 from turnwise.core.messages import Picture
+from turnwise.core.section import Positive, Share
 from turnwise.envs.games.game import (
     LEGEND,
     Game,

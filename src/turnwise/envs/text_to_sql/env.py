@@ -9,8 +9,8 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
-from turnwise.config.section import Positive
 from turnwise.core.messages import Message, Picture
+from turnwise.core.section import Positive
 from turnwise.envs.seeds import split_of_state
 from turnwise.envs.text_env import Outcome, goes_on, lost, won
 from turnwise.envs.text_to_sql.databases import CheckDatabase, make_check_databases

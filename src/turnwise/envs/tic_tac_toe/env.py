@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cache
 from statistics import fmean
 
-from turnwise.config.section import Positive
+from turnwise.core.section import Positive
 from turnwise.envs.games.env import GameEnv, GameParams
 
 MOVES = ("1", "2", "3", "4", "5", "6", "7", "8", "9")

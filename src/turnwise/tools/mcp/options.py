@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from turnwise.config.keys import read_options
 from turnwise.config.secrets import PLACEHOLDER, VARIABLE, refuse_keys, split_url
-from turnwise.config.section import Positive
 from turnwise.core.errors import UserError
+from turnwise.core.section import Positive
 from turnwise.tools.tool import ToolSource
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from turnwise.config.keys import read_options
-from turnwise.config.section import Positive
 from turnwise.core.errors import InfrastructureFailure, UserError
+from turnwise.core.section import Positive
 from turnwise.tools.function import from_function, tool
 from turnwise.tools.sql.query import (
     LATE_S,
