@@ -148,7 +148,6 @@ def test_one_table_where_a_list_of_them_belongs_is_told_as_a_recipe_writes_it() 
 
 
 def test_a_check_across_fields_names_the_mend() -> None:
-    assert "eval.top_p" in complaint(("rollout.top_p", "0.9"))
     assert complaint(("rollout.max_tokens", "64")).startswith("rollout.max_new_tokens must be below")
 
 

@@ -15,7 +15,7 @@ from turnwise.core.errors import UserError
 from turnwise.recipes.configure import configure
 from turnwise.recipes.eval_results import saved_contestants
 
-TIED_TO_OTHERS = {"rollout.top_p", "rollout.top_k", "rollout.max_tokens", "rollout.max_new_tokens"}
+TIED_TO_OTHERS = {"rollout.max_tokens", "rollout.max_new_tokens"}
 
 unicode_text = st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(
     ["none", "'none'", "''none'", "null"]
@@ -167,8 +167,9 @@ def test_tables_of_judges_keep_what_is_none(tmp_path: Path, judge: dict[str, Any
 
 
 def test_saved_settings_of_earlier_versions_lose_retired_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Earlier versions wrote system.deterministic into every file that they saved."""
+    """Earlier versions wrote these keys into every file that they saved."""
     old = to_toml(build({"env": {"kind": "bandit"}})).replace("[system]", "[system]\ndeterministic = true")
+    old = old.replace("[rollout]", "[rollout]\ntop_p = 1.0\ntop_k = 0")
     run, models = tmp_path / "run", tmp_path / "evaluation" / "models"
     for file in (run / "config.toml", models / "tiny.toml"):
         file.parent.mkdir(parents=True)
@@ -179,7 +180,7 @@ def test_saved_settings_of_earlier_versions_lose_retired_keys(tmp_path: Path, ca
     assert saved_contestants(models.parent, plan)[0].config.env.kind == "bandit"
     notes = [record.getMessage() for record in caplog.records]
     assert notes == [
-        f"note: {file} sets system.deterministic, which no longer exists: ignored"
+        f"note: ignored settings that no longer exist in {file}: system.deterministic, rollout.top_p, rollout.top_k"
         for file in (run / "config.toml", models / "tiny.toml")
     ]
 

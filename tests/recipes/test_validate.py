@@ -73,13 +73,6 @@ def test_remax_refuses_returns_in_other_units_than_the_greedy_ones(name: str) ->
     check(build({}, [("algo.advantage", "remax")]))
 
 
-@pytest.mark.parametrize(("key", "value"), [("rollout.top_p", 0.9), ("rollout.top_k", 5)])
-def test_training_on_truncated_samples_is_refused(key: str, value: float) -> None:
-    with pytest.raises(UserError, match="log-probabilities of another distribution"):
-        build({}, [(key, value)])
-    build({}, [(key.replace("rollout", "eval"), value)])
-
-
 JUDGE = {"model": "m", "rubric": "r", "endpoint": "http://127.0.0.1:1/v1"}
 
 

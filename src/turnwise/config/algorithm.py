@@ -21,27 +21,34 @@ class RewardConfig(Section):
     """"each": normalise every reward within its group, then add; "process": scale those before the last turn."""
 
 
-class AlgoConfig(AdvantageParams, LossParams, CorrectionParams, RejectionParams, FilterParams):
+class AlgorithmChoice(Section):
+    """Names of the algorithms; their parameters are in `core.algorithm`."""
+
     advantage: str = "grpo"
-    """How much better a token was than expected, by the name of the estimator."""
+    """Advantage estimator."""
     loss: str = "ppo"
-    """The policy loss, by its name."""
+    """Policy loss."""
     correction: str = "none"
-    """The weight of a token where the sampler was not the policy that the ratio divides by, by its name."""
+    """Weight of tokens whose sampler differs from the policy in the denominator of the ratio."""
     normalise: str = "identity"
-    """Of whole-trajectory returns, before advantages are taken: identity, mean, mean_std or asym_clip."""
+    """Normalisation of trajectory returns before the advantages: identity, mean, mean_std or asym_clip."""
     normalise_over: Literal["group", "environment", "batch"] = "group"
-    """What a return is compared with."""
-    filter: str = "none"
-    """Which groups of a step are trained, by the name of the filter."""
-    filter_by: str = "reward_std"
-    """What groups are ranked by."""
-    filter_scale: Literal["none", "share", "root"] = "none"
-    """Factor of the step's learning rates, policy and critic: 1, the share of groups that passed, or its root."""
-    filter_refill: Annotated[int, Field(ge=0)] = 0
-    """Roll out more tasks until as many groups as rollout.groups pass the filter, at most so many rounds."""
+    """Set of trajectories that returns are normalised over."""
     placement: Literal["turn", "trajectory"] | None = None
-    """A turn's reward on its last token, or all on the trajectory's; none: trajectory for reinforce_pp, else turn."""
+    """Last token of its turn or of the trajectory gets a reward; none: trajectory for reinforce_pp, else turn."""
+    filter: str = "none"
+    """Filter that selects the groups to train on."""
+    filter_by: str = "reward_std"
+    """Score that the filter ranks groups by."""
+    filter_scale: Literal["none", "share", "root"] = "none"
+    """Factor of the learning rates of policy and critic: 1, the share of groups that passed, or its square root."""
+    filter_refill: Annotated[int, Field(ge=0)] = 0
+    """Further rounds of rollouts, at most, until as many groups as rollout.groups pass the filter."""
+
+
+class AlgoConfig(
+    RejectionParams, CorrectionParams, LossParams, AdvantageParams, FilterParams, AlgorithmChoice
+):  # pydantic lists the fields of the last base first
     gamma_turn: Share | Literal["adaptive"] = 1.0  # type: ignore[assignment]
     """Discount from a turn to the next; "adaptive" follows how far the critic foresees."""
     loss_tokens: str = "sampled"

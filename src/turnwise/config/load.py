@@ -25,7 +25,7 @@ Overrides = Sequence[tuple[str, Any]]
 """Dotted key and value, in the order given: the last of a key counts. Text is read as on the command line."""
 
 CONFIG_FILE = "config.toml"
-RETIRED = ("system.deterministic",)
+RETIRED = ("system.deterministic", "rollout.top_p", "rollout.top_k")
 """Keys that earlier versions wrote into every config.toml, and that no longer exist."""
 
 log = logging.getLogger(__name__)
@@ -72,18 +72,21 @@ def read_settings(path: Path) -> dict[str, Any]:
 def read_saved_settings(path: Path) -> dict[str, Any]:
     """Return the settings that an earlier command saved with `to_toml`, without the keys retired since then."""
     settings = read_settings(path)
+    retired = []
     for name in RETIRED:
         section, _, key = name.partition(".")
         table = settings.get(section)
         if isinstance(table, dict) and key in table:
             del table[key]
-            _report_retired(path, name)
+            retired.append(name)
+    if retired:
+        _report_retired(path, ", ".join(retired))
     return settings
 
 
 @cache  # one file may be read several times by one command
-def _report_retired(path: Path, name: str) -> None:
-    log.warning("note: %s sets %s, which no longer exists: ignored", path, name)
+def _report_retired(path: Path, names: str) -> None:
+    log.warning("note: ignored settings that no longer exist in %s: %s", path, names)
 
 
 def _restore_none(settings: dict[str, Any]) -> None:

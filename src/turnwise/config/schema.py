@@ -105,10 +105,6 @@ class RolloutConfig(Section):
     """How often a member is run when its environment or infrastructure fails."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Of sampling in training."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Below 1 only for evaluation: training on truncated samples is refused."""
-    top_k: Annotated[int, Field(ge=0)] = 0
-    """Above 0 only for evaluation."""
     stop: tuple[str, ...] = ()
     """Strings that end a turn, besides the model's end-of-turn token."""
     prefix: str = ""
@@ -314,15 +310,6 @@ class Config(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     record: RecordConfig = RecordConfig()
     system: SystemConfig = SystemConfig()
-
-    @model_validator(mode="after")
-    def check_sampling(self) -> "Config":
-        if self.rollout.top_p < 1 or self.rollout.top_k > 0:
-            raise ValueError(
-                "rollout.top_p < 1 or rollout.top_k > 0 would train on log-probabilities of another distribution: "
-                "leave them at 1 and 0 (eval.top_p and eval.top_k are free)"
-            )
-        return self
 
     @model_validator(mode="after")
     def check_prefix(self) -> "Config":

@@ -35,7 +35,7 @@ from turnwise.rollout.tasks import EnvMixEntry
 
 SHARED = ("env", "rollout", "context", "eval")
 """What a model takes over from the run that it is compared with."""
-UNREAD = ("rollout.groups", "rollout.group_size", "rollout.temperature", "rollout.top_p", "rollout.top_k", "eval.every")
+UNREAD = ("rollout.groups", "rollout.group_size", "rollout.temperature", "eval.every")
 UNREAD_BY_ENDPOINTS = ("model.", "context.", "system.", "rollout.in_flight", "rollout.prefix")
 
 
