@@ -213,14 +213,14 @@ def test_a_correction_reads_exactly_the_parameters_that_it_names(name: str) -> N
         correction_level="turn", correction_low=0.3, correction_high=2.0, correction_token_weights=False
     )
     others = {
-        "level": "sequence",
-        "low": 0.8,
-        "high": 1.1,
-        "pool": "mean",
-        "statistic": "k3",
-        "token_weights": True,
-        "difference": 0.9,
-        "normalise": True,
+        "correction_level": "sequence",
+        "correction_low": 0.8,
+        "correction_high": 1.1,
+        "correction_pool": "mean",
+        "correction_statistic": "k3",
+        "correction_token_weights": True,
+        "correction_difference": 0.9,
+        "correction_normalise": True,
     }
 
     def weights(params: CorrectionParams) -> Tensor:
