@@ -44,6 +44,7 @@ CORE_ONLY = ("algos",)
 OPTIONAL = (
     "PIL",
     "gguf",
+    "math_verify",
     "peft",
     "torch.utils.tensorboard",
     "trackio",

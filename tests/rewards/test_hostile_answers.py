@@ -28,9 +28,13 @@ from turnwise.sandbox.types import SandboxUnavailable
 from work_for_tests import hang_guard
 
 MATH = ["7", "-3/4", "1/3", "0.333333", "sqrt(2)", "2 pi", "x^2 + 1", "sqrt(x)/3", "(1, 2)", r"\frac{1}{2}", "no sum"]
+LATEX = r"\{1, \sqrt{2}, \sin(x)\}"
+"""A reference that math-verify compares, if it is installed."""
+SERVICES = RewardServices()
 IN_PROCESS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     *(({"use": "math"}, {"answer": reference}) for reference in MATH),
     ({"use": "math", "close": 0.1}, {"answer": MATH}),
+    ({"use": "math"}, {"answer": LATEX}),
     ({"use": "exact_match"}, {"answer": ["1,234.5", "The \ud800"]}),
     ({"use": "f1", "precision": 0.5}, {"answer": ["a b", ""]}),
     ({"use": "length", "soft": 1, "hard": 9}, {}),
@@ -47,7 +51,7 @@ def score(table: dict[str, Any], row: dict[str, Any], answer: str) -> float:
 
 
 async def _scored(table: dict[str, Any], row: dict[str, Any], answers: list[str]) -> list[float]:
-    rubric = build_rubric([table], lambda given: pytest.fail(given), RewardServices())
+    rubric = build_rubric([table], lambda given: pytest.fail(given), SERVICES)
 
     async def scored(answer: str) -> float:
         messages = (user("?"), assistant(answer))
@@ -55,6 +59,12 @@ async def _scored(table: dict[str, Any], row: dict[str, Any], answers: list[str]
         return (await score_submission(rubric, submission)).reward
 
     return list(await asyncio.gather(*map(scored, answers)))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def closed_services() -> Any:
+    yield
+    asyncio.run(SERVICES.close())
 
 
 def check(values: list[float]) -> None:

@@ -111,6 +111,8 @@ def _build_part(
     column = str(part.against) if "against" in type(part).model_fields else ""
     if isinstance(part, AnswerJudgeSettings):
         return column, AnswerJudge(settings=part, client=services.judges.client(part))
+    if isinstance(part, SymbolicMath):
+        return column, part.with_verifier(services.math_verifier)
     return column, part
 
 

@@ -3,6 +3,10 @@
 Rational values are compared exactly, values with roots to fifty digits, and expressions with variables at random
 points where both have a value. Sizes are bounded, so no answer takes long.
 
+What this module can parse on both sides, it decides: math-verify would round decimals to six places, so that 2.0000001
+is 2, and takes a hundred times as long. Only where a side does not parse (sets, intervals, matrices, equations,
+functions, units, text around \\boxed) math-verify is asked, if it is installed (`math_verifier`).
+
 A decimal may be rounded only if the reference has no exact decimal (1/3, sqrt(2), 2 pi) or is a rounded decimal itself.
 It must then have six digits or more and be off by less than 1 in the last one.
 """
@@ -12,12 +16,24 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from decimal import Context, Decimal, DivisionByZero, InvalidOperation, Overflow, localcontext
 from fractions import Fraction
-from typing import Annotated, TypeVar
+from typing import Annotated, Self, TypeVar
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from turnwise.core.random_streams import random_stream
-from turnwise.rewards.math_text import MAX_EXPRESSION_CHARS, PREFIXES, TOKEN, Postfix, decimals, parse, plain, variables
+from turnwise.rewards.math_text import (
+    MAX_EXPRESSION_CHARS,
+    PREFIXES,
+    TOKEN,
+    Postfix,
+    decimals,
+    final_expression,
+    is_expression,
+    parse,
+    plain,
+    variables,
+)
+from turnwise.rewards.math_verifier import MathVerifier
 from turnwise.rewards.rubric import BuiltInReward, Submission, reference_answers, select_text
 
 Value = Fraction | Decimal
@@ -50,8 +66,8 @@ def equal(text: str, expected: Fraction) -> bool:
     return found is not None and _same(found, expected, _rounding(text, "") if rounded else Fraction(0))
 
 
-def equivalent(text: str, expected: str, close: float | None = None) -> bool:
-    """Return whether two expressions are equal; texts that are not expressions must be the same but for spaces.
+def compare(text: str, expected: str, close: float | None = None) -> bool | None:
+    """Return whether two expressions are equal; None if one is not an expression and they are not the same text.
 
     `close`: relative error that an answer with a decimal may have.
     """
@@ -64,7 +80,7 @@ def equivalent(text: str, expected: str, close: float | None = None) -> bool:
     try:
         one, other = parse(text), parse(expected)
     except ValueError:
-        return False
+        return None
     if not decimals(text):
         error = Fraction(0)
     elif close is not None:
@@ -214,8 +230,15 @@ def _same(found: Value, expected: Value, error: Fraction) -> bool:
         return False
 
 
+def _contradicts_itself(text: str) -> bool:
+    """Return whether an equation equates different numbers: 7 = 8, which math-verify takes for 8."""
+    return len({value for side in text.split("=") if (value := exact(side)) is not None}) > 1
+
+
 class SymbolicMath(BuiltInReward):
     """1 if the answer equals an accepted answer, however both are written, else 0. Nothing is run as code."""
+
+    _verifier: MathVerifier | None = PrivateAttr(default=None)
 
     against: str = "answer"
     """Column with the accepted answer or a list of them."""
@@ -223,8 +246,29 @@ class SymbolicMath(BuiltInReward):
     """Relative error that a decimal answer may have. Default: exact if the reference is exact (3, 3/4); for 1/3 or
     sqrt(2) six digits or more, off by less than 1 in the last."""
 
+    def with_verifier(self, verifier: MathVerifier) -> Self:
+        """Return a copy that asks the run's math-verify about what `compare` cannot decide."""
+        part = self.model_copy()
+        part._verifier = verifier
+        return part
+
     async def score(self, submission: Submission) -> float:
         answer = select_text(submission, "answer")
-        return float(
-            any(equivalent(answer, each, self.close) for each in reference_answers(submission.row, self.against))
-        )
+        for reference in reference_answers(submission.row, self.against):
+            if await self._is_right(answer, reference):
+                return 1.0
+        return 0.0
+
+    async def _is_right(self, answer: str, reference: str) -> bool:
+        verdict, verifier = compare(answer, reference, self.close), self._verifier
+        if verdict is not None or verifier is None:
+            return bool(verdict)
+        if not verifier.is_installed:
+            if not is_expression(reference):
+                verifier.hint(reference)
+            return False
+        answer = final_expression(answer)
+        verdict = compare(answer, reference, self.close)
+        if verdict is None and not _contradicts_itself(answer):
+            verdict = await verifier.verify(answer, reference)
+        return bool(verdict)

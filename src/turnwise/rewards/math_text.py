@@ -10,6 +10,7 @@ from fractions import Fraction
 MAX_EXPRESSION_CHARS = 400
 """Length of an expression, at most."""
 BOXED = re.compile(r"^\\boxed\s*\{(.*)\}$", re.DOTALL)
+INLINE = re.compile(r"(?<!\\)\$+([^$]+)\$+")
 GROUPED = re.compile(r"(?<=[0-9])(?:,|\{,\}|\\,|_|\s)(?=[0-9]{3}(?:[^0-9]|$))")
 INNERMOST = (
     (re.compile(r"\\[dt]?frac\s*\{([^{}]+)\}\s*\{([^{}]+)\}"), r"((\1)/(\2))"),
@@ -18,6 +19,7 @@ INNERMOST = (
 )
 """Rewrites of innermost braces, applied until none is left."""
 SHORT_FRACTION = re.compile(r"\\[dt]?frac\s*([0-9])\s*([0-9])")
+MIXED_NUMBER = re.compile(r"(?<![0-9.^])([0-9]+)\s*\\[dt]?frac\s*\{([0-9]+)\}\s*\{([0-9]+)\}")
 WORDS = {
     r"\cdot": "*",
     r"\times": "*",
@@ -57,12 +59,34 @@ def plain(text: str) -> str:
     return text[:-1].rstrip() if text.endswith(".") else text
 
 
+def final_expression(text: str) -> str:
+    """Return what is in the last \\boxed{...}, or in the only $...$; the whole text if there is neither."""
+    start = text.rfind(r"\boxed{")
+    if start >= 0:
+        depth = 0
+        for position in range(start + len(r"\boxed"), len(text)):
+            depth += {"{": 1, "}": -1}.get(text[position], 0)
+            if not depth:
+                return text[start + len(r"\boxed{") : position]
+    inline = INLINE.findall(text)
+    return str(inline[0]) if len(inline) == 1 else text
+
+
 def parse(text: str) -> Postfix:
     """Parse an expression; raises ValueError. Not recursive, so nesting cannot exhaust the stack."""
     text = plain(text)
     if len(text) > MAX_EXPRESSION_CHARS:
         raise ValueError("too long for an expression")
     return _Reader().read(TOKEN.findall(_without_latex(text)))
+
+
+def is_expression(text: str) -> bool:
+    """Return whether `parse` accepts the text."""
+    try:
+        parse(text)
+    except ValueError:
+        return False
+    return True
 
 
 def decimals(text: str) -> list[str]:
@@ -77,7 +101,8 @@ def variables(postfix: Postfix) -> set[str]:
 
 
 def _without_latex(text: str) -> str:
-    text = SHORT_FRACTION.sub(r"(\1/\2)", GROUPED.sub("", text))
+    text = SHORT_FRACTION.sub(r"\\frac{\1}{\2}", GROUPED.sub("", text))
+    text = MIXED_NUMBER.sub(r"(\1+\2/\3)", text)
     for _ in range(MAX_EXPRESSION_CHARS):  # each round removes braces
         before = text
         for pattern, plainly in INNERMOST:

@@ -1,9 +1,10 @@
-"""Everything that the rewards of one run share: judges, and rubrics that are already built."""
+"""Everything that the rewards of one run share: judges, the math verifier, and rubrics that are already built."""
 
 from collections.abc import Awaitable
 from typing import TypeVar
 
 from turnwise.rewards.judge.registry import JudgeRegistry
+from turnwise.rewards.math_verifier import MathVerifier
 from turnwise.rewards.rubric import Rubric
 
 T = TypeVar("T")
@@ -17,6 +18,7 @@ class RewardServices:
 
     def __init__(self, judges: JudgeRegistry | None = None) -> None:
         self.judges = judges or JudgeRegistry()
+        self.math_verifier = MathVerifier()
         self.rubrics: dict[str, Rubric] = {}
         """Rubrics by their settings as JSON."""
 
@@ -32,4 +34,7 @@ class RewardServices:
 
     async def close(self) -> None:
         """Close what the running event loop has open. It is opened again if it is needed."""
-        await self.judges.close()
+        try:
+            await self.judges.close()
+        finally:
+            self.math_verifier.close()

@@ -42,6 +42,7 @@ class MathCode(ToolEnv):
         return self.problem.question
 
     def step(self, action: str) -> Outcome:
+        # a rational number needs no math-verify, and results must not depend on whether it is installed
         return won("Right.") if equal(action, self.problem.answer) else lost("Wrong.")
 
     def solve(self) -> list[str]:
