@@ -96,7 +96,7 @@ def test_the_echo_trap_is_named_once_with_its_step_and_share() -> None:
     (alarm,) = alarms
     # the mean over five steps falls by 4.875 % of the start a step: 17.1 % at step 39, 12.25 % at step 40
     assert alarm.step == 40
-    assert alarm.message == "reward std within groups fell to 12 % of its start: the echo trap; step 40"
+    assert alarm.message == "reward std within groups fell to 12 % of its start: echo trap; step 40"
 
 
 def test_the_echo_trap_is_measured_from_the_height_where_spread_rose_first() -> None:
@@ -104,20 +104,20 @@ def test_the_echo_trap_is_measured_from_the_height_where_spread_rose_first() -> 
         return falling(0.05, 0.5, 1, 15)(step) if step < 30 else falling(0.5, 0.01, 30, 40)(step)
 
     (alarm,) = alarms_of(rows(noise=0.0, rollout__reward_group_std=course))
-    assert "of its height at step " in alarm.message
+    assert "of its peak at step " in alarm.message
 
 
 def test_repetition_is_part_of_the_echo_traps_line() -> None:
     history = [row | {"rollout/repetition": 0.93} for row in rows(rollout__reward_group_std=falling(0.4, 0.01))]
     (alarm,) = alarms_of(history)
-    assert ", members share 93 % of their text: the echo trap" in alarm.message
+    assert ", members share 93 % of their text: echo trap" in alarm.message
 
 
 def test_groups_without_spread_are_an_echo_trap_unless_success_was_gained() -> None:
     flat = {"rollout__zero_std_groups": falling(0.1, 0.9)}
     (alarm,) = alarms_of(rows(**flat))
     assert alarm.kind == "echo_trap"
-    assert "of the groups all rewards are alike" in alarm.message
+    assert "all rewards are equal in " in alarm.message
     assert alarms_of(rows(**flat, rollout__success=falling(0.3, 0.8))) == []
     assert alarms_of(rows(rollout__zero_std_groups=lambda _: 0.9)) == [], "so it was from the start"
     assert alarms_of(rows(rollout__zero_std_groups=falling(0.1, 0.5))) == []

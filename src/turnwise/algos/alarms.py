@@ -35,7 +35,7 @@ class AlarmSettings:
     solved: float = 0.9
     """Success rate from which equal rewards and low entropy are expected."""
     near_solved: float = 0.8
-    """The same from this success rate, within its standard error, while it stays above `kept_success`."""
+    """Lower success rate with the same effect, compared within its standard error, while `kept_success` holds."""
     kept_success: float = 0.85
     """Share of its peak that success must keep."""
     reward_std_share: float = 0.15
@@ -82,7 +82,7 @@ class AlarmState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trend:
-    """Course of a metric, as means over a window."""
+    """Means of a metric over a window: at the start, at the peak, and now."""
 
     start: float
     highest: float
@@ -96,7 +96,7 @@ class Trend:
 
     @property
     def reference_name(self) -> str:
-        return "its start" if self.reference == self.start else f"its height at step {self.highest_step}"
+        return "its start" if self.reference == self.start else f"its peak at step {self.highest_step}"
 
     @property
     def share(self) -> float:
@@ -123,13 +123,13 @@ def check_alarms(history: History, active: frozenset[str], settings: AlarmSettin
 def echo_trap(history: History, settings: AlarmSettings, slack: float) -> str | None:
     """Members of a group get the same reward though the task is unsolved: first the spread falls, then the reward."""
     sign = _less_spread(history, settings, slack) or _flat_groups(history, settings, slack)
-    if sign is None or _solved(history, settings):
+    if sign is None or _is_solved(history, settings):
         return None
     if reward_hacked(history, settings, slack) is not None:
         return None  # all members found the same loophole
     alike = _trend(history, REPETITION, settings)
     repeated = f", members share {_percent(alike.now)} of their text" if alike is not None else ""
-    return f"{sign}{repeated}: the echo trap"
+    return f"{sign}{repeated}: echo trap"
 
 
 def _less_spread(history: History, settings: AlarmSettings, slack: float) -> str | None:
@@ -144,9 +144,9 @@ def _flat_groups(history: History, settings: AlarmSettings, slack: float) -> str
     flat = _trend(history, FLAT_GROUPS, settings)
     if flat is None or flat.now < settings.flat_groups / slack or flat.now < 2 * flat.start:
         return None
-    if _gained(history, settings):
+    if _has_gained(history, settings):
         return None
-    return f"in {_percent(flat.now)} of the groups all rewards are alike, in {_percent(flat.start)} at the start"
+    return f"all rewards are equal in {_percent(flat.now)} of the groups, up from {_percent(flat.start)}"
 
 
 def reward_hacked(history: History, settings: AlarmSettings, slack: float) -> str | None:
@@ -160,14 +160,14 @@ def reward_hacked(history: History, settings: AlarmSettings, slack: float) -> st
         return None
     return (
         f"reward rose from {reward.start:.2f} to {reward.now:.2f} while success fell from {_percent(success.start)} to "
-        f"{_percent(success.now)}: what is paid is not what is wanted"
+        f"{_percent(success.now)}: reward hacking"
     )
 
 
 def entropy_collapse(history: History, settings: AlarmSettings, slack: float) -> str | None:
     """The policy no longer explores."""
     entropy = _trend(history, ENTROPY, settings)
-    if entropy is None or entropy.share >= settings.entropy_share * slack or _solved(history, settings):
+    if entropy is None or entropy.share >= settings.entropy_share * slack or _is_solved(history, settings):
         return None
     return f"entropy fell to {_percent(entropy.share)} of {entropy.reference_name}: the policy no longer explores"
 
@@ -181,7 +181,7 @@ def gradient_spike(history: History, settings: AlarmSettings, slack: float) -> s
     recent, first = before[-settings.gradient_rows :], before[: settings.min_rows]
     usual = max(statistics.median(recent), statistics.median(first))
     if not math.isfinite(norms[-1]):
-        return f"the gradient is not finite (its norm was {usual:.3g})"
+        return f"the gradient is not finite; its usual norm is {usual:.3g}"
     if usual <= 0 or norms[-1] <= max(settings.gradient_factor / slack * usual, settings.max_grad_norm):
         return None
     return f"gradient norm {norms[-1]:.3g} is {norms[-1] / usual:.0f} times its usual {usual:.3g}: a spike"
@@ -192,7 +192,7 @@ def length_explosion(history: History, settings: AlarmSettings, slack: float) ->
     length = _trend(history, LENGTH, settings)
     if length is None or length.start <= 0 or length.now <= settings.length_factor / slack * length.start:
         return None
-    if _solved(history, settings) or _gained(history, settings):
+    if _is_solved(history, settings) or _has_gained(history, settings):
         return None
     return f"responses are {length.now / length.start:.1f} times as long as at the start without more success"
 
@@ -205,7 +205,7 @@ def template_collapse(history: History, settings: AlarmSettings, slack: float) -
         return None
     dependent = information.share >= settings.information_share * slack
     quiet = entropy.share < settings.high_entropy_share
-    if dependent or quiet or _solved(history, settings):
+    if dependent or quiet or _is_solved(history, settings):
         return None
     return (
         f"mutual information of prompt and reasoning fell to {_percent(max(0.0, information.share))} of "
@@ -217,7 +217,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def _solved(history: History, settings: AlarmSettings) -> bool:
+def _is_solved(history: History, settings: AlarmSettings) -> bool:
     """Solved by success or, if success is never reported, by a reward that rose clearly and stayed up.
 
     Near the ceiling a task is solved by all members or by none: the spread vanishes before success is 1, and success
@@ -244,7 +244,7 @@ def _error_of(history: History, rate: float, settings: AlarmSettings) -> float:
     return 2 * math.sqrt(max(0.0, rate * (1 - rate)) / groups) if groups > 0 else 0.0
 
 
-def _gained(history: History, settings: AlarmSettings) -> bool:
+def _has_gained(history: History, settings: AlarmSettings) -> bool:
     success, reward = _trend(history, SUCCESS, settings), _trend(history, REWARD, settings)
     if success is not None and success.highest > 0:
         return success.now > success.start + 0.05
