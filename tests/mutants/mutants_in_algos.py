@@ -277,8 +277,8 @@ IN_ALGOS = (
         ),
         (
             "turn_grpo counts the turn by the outcome's weight",
-            "(1 - params.outcome_weight) * own",
-            "params.outcome_weight * own",
+            "(1 - params.outcome_weight) * by_turn",
+            "params.outcome_weight * by_turn",
         ),
         ("by_std is inverted", "if params.by_std else found.centred", "if not params.by_std else found.centred"),
     ),
@@ -356,7 +356,7 @@ IN_ALGOS = (
             "good = scores >= params.filter_value if",
             "good = scores > params.filter_value if",
         ),
-        ("top_p stops a group early", "before < wanted", "before + scores[order] < wanted"),
+        ("top_p stops a group early", "before < target", "before + scores[order] < target"),
         (
             "low scores get the high ones' softmax",
             "(scores if params.filter_largest else -scores)[order]",

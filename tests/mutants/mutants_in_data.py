@@ -85,6 +85,6 @@ IN_DATA = (
             "(Status.TRUNCATED_TOKENS, Status.TRUNCATED_TIME)",
             "(Status.TRUNCATED_TOKENS, Status.TRUNCATED_TIME, Status.TRUNCATED_TURNS)",
         ),
-        ("summaries count as turns", "sum(not turn.aside for turn in self.turns)", "len(self.turns)"),
+        ("summaries count as turns", "sum(not turn.is_summary for turn in self.turns)", "len(self.turns)"),
     ),
 )

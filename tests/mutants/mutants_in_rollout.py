@@ -86,7 +86,7 @@ IN_ROLLOUT = (
             "len(grown.observations) >= self.turns",
         ),
         ("the thinking is part of the summary", '.rpartition("</think>")[2]', ""),
-        ("later turns keep the summary's budget", "aside=False, max_new_tokens=None", "aside=False"),
+        ("later turns keep the summary's budget", "is_summary=False, max_new_tokens=None", "is_summary=False"),
         (
             "the hook reads the last observation",
             "return messages[: len(messages) - len(pending.observations[-1].messages)]",

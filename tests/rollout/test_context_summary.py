@@ -47,7 +47,7 @@ def test_the_model_sums_up_and_goes_on_with_its_summary() -> None:
 def test_a_summary_is_a_turn_that_is_trained_but_not_played() -> None:
     played = summed(turns=2)
     turns = played.trajectory.turns
-    assert [turn.aside for turn in turns] == [False, False, True, False, False, True, False]
+    assert [turn.is_summary for turn in turns] == [False, False, True, False, False, True, False]
     assert [turn.extends for turn in turns] == [False, True, True, False, True, True, False]
     assert [turn.reward for turn in turns] == [1.0, 2.0, 0.0, 3.0, 4.0, 0.0, 5.0]
     assert [message.content for message in played.env.heard] == ["a0", "a1", "a2", "a3", "a4"]
@@ -66,15 +66,15 @@ def test_summaries_are_no_turns_in_the_metrics() -> None:
 
 def test_a_summary_is_due_at_so_many_tokens_the_observation_counted() -> None:
     plain = summed(tokens=10_000)
-    assert not any(turn.aside for turn in plain.trajectory.turns)
+    assert not any(turn.is_summary for turn in plain.trajectory.turns)
     second = len(plain.witness.contexts[1])
-    assert [turn.aside for turn in summed(tokens=second).trajectory.turns][:2] == [False, True]
-    assert [turn.aside for turn in summed(tokens=second + 1).trajectory.turns][:3] == [False, False, True]
+    assert [turn.is_summary for turn in summed(tokens=second).trajectory.turns][:2] == [False, True]
+    assert [turn.is_summary for turn in summed(tokens=second + 1).trajectory.turns][:3] == [False, False, True]
 
 
 def test_a_turn_is_played_between_summaries_even_where_all_is_too_long() -> None:
-    asides = [turn.aside for turn in summed(tokens=1).trajectory.turns]
-    assert asides == [False, True] * 4 + [False]
+    summaries = [turn.is_summary for turn in summed(tokens=1).trajectory.turns]
+    assert summaries == [False, True] * 4 + [False]
 
 
 def test_a_summary_has_a_budget_of_its_own_that_shrinks_to_what_is_left() -> None:
@@ -88,7 +88,7 @@ def test_a_summary_has_a_budget_of_its_own_that_shrinks_to_what_is_left() -> Non
     assert tight.witness.budgets[:3] == [10, 10, 3]
     none = summed(long, {"max_new_tokens": 10, "max_tokens": asked}, turns=2, max_tokens=7)
     assert none.trajectory.status is Status.TRUNCATED_TOKENS
-    assert [turn.aside for turn in none.trajectory.turns] == [False, False]
+    assert [turn.is_summary for turn in none.trajectory.turns] == [False, False]
 
 
 def test_an_empty_summary_says_so() -> None:
@@ -110,7 +110,7 @@ def test_a_hook_gets_the_episode_up_to_the_last_action_and_no_token_is_sampled_f
         ["Rules.", "Find it.", "a0", "room 1", "a1"],
         ["Rules.", "Find it.", "a0", "room 1", "a1", "room 2", "a2", "room 3", "a0"],
     ]
-    assert not any(turn.aside for turn in played.trajectory.turns)
+    assert not any(turn.is_summary for turn in played.trajectory.turns)
     assert texts(played)[2].endswith("so far:\nnoted\n\nroom 2<|end|><|assistant|>")
     assert [turn.extends for turn in played.trajectory.turns] == [False, True, False, True, False]
 

@@ -91,7 +91,7 @@ def test_no_turn_overruns_the_context_whatever_was_dropped(
     for turn, context, budget in zip(
         played.trajectory.turns, played.witness.contexts, played.witness.budgets, strict=True
     ):
-        most = 32 if turn.aside else max_new_tokens
+        most = 32 if turn.is_summary else max_new_tokens
         assert budget == min(most, max_tokens - len(context)) >= 1
 
 

@@ -89,8 +89,8 @@ def restrict_to_tokens(inputs: AdvantageInputs, advantage_mask: Tensor) -> Advan
     before them, or else to the first one, so a trajectory's return does not depend on the mask.
     """
     mask = inputs.mask & advantage_mask
-    places = torch.arange(mask.shape[1], device=mask.device).expand(mask.shape)
-    before = torch.where(mask, places, -1).cummax(dim=1).values
+    positions = torch.arange(mask.shape[1], device=mask.device).expand(mask.shape)
+    before = torch.where(mask, positions, -1).cummax(dim=1).values
     target = torch.where(before < 0, mask.long().argmax(dim=1, keepdim=True), before)
     sampled = torch.where(inputs.mask, inputs.token_rewards, 0.0)
     moved = torch.zeros_like(sampled).scatter_add(1, target, sampled)
@@ -147,7 +147,7 @@ def find_turns(mask: Tensor, turn_ids: Tensor) -> TurnLayout:
 
 def _first_of_run(mask: Tensor, ids: Tensor) -> Tensor:
     """Mark sampled tokens whose sampled predecessor has another id or does not exist. [B, T]"""
-    places = torch.arange(mask.shape[1], device=mask.device).expand(mask.shape)
-    latest = torch.where(mask, places, -1).cummax(dim=1).values  # last sampled position so far
+    positions = torch.arange(mask.shape[1], device=mask.device).expand(mask.shape)
+    latest = torch.where(mask, positions, -1).cummax(dim=1).values  # last sampled position so far
     before = torch.cat([torch.full_like(latest[:, :1], -1), latest[:, :-1]], dim=1)
     return mask & ((before < 0) | (ids.gather(1, before.clamp(min=0)) != ids))

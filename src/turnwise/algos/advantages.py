@@ -218,8 +218,8 @@ def turn_grpo(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResu
     turns = find_turns(inputs.mask, inputs.turn_ids)
     episodes = return_statistics(inputs.token_rewards, inputs.mask, inputs.group_ids)
     rewards, sizes = turns.sums(inputs.token_rewards).double(), turns.sums(inputs.token_rewards.abs())
-    own = _compared_turns(rewards, sizes, turns.mask, turns.at_starts(inputs.turn_ids), inputs, params)
-    mixed = (1 - params.outcome_weight) * own + params.outcome_weight * _norm(episodes, params)[:, None]
+    by_turn = _compared_turns(rewards, sizes, turns.mask, turns.at_starts(inputs.turn_ids), inputs, params)
+    mixed = (1 - params.outcome_weight) * by_turn + params.outcome_weight * _norm(episodes, params)[:, None]
     return _on_turns(mixed, turns, inputs)
 
 
@@ -266,7 +266,7 @@ def reinforce_pp(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageR
     """`reinforce`'s returns, whitened over all sampled tokens of the batch (REINFORCE++, Hu 2025).
 
     The paper's reward is the outcome at the last token minus beta kl at each, which is how rewards are placed for it
-    (`Advantage.outcome_less_kl`).
+    (`Advantage.outcome_minus_kl`).
     """
     return AdvantageResult(advantages=whiten(reinforce(inputs, params).advantages, inputs.mask))
 

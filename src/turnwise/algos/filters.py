@@ -72,23 +72,23 @@ def none(scores: Tensor, params: FilterParams) -> Tensor:
 def top_p(scores: Tensor, params: FilterParams) -> Tensor:
     """Keep the best groups until their scores sum to p sum(s) - TOP_P_SLACK; never one with a score of 0 or less."""
     candidates = (scores > 0) & _candidates(scores, params)
-    wanted = params.filter_value * scores[candidates].double().sum() - TOP_P_SLACK
-    order = _ranked(scores, candidates, params)
+    target = params.filter_value * scores[candidates].double().sum() - TOP_P_SLACK
+    order = _rank(scores, candidates, params)
     before = scores[order].double().cumsum(0) - scores[order]
-    needed = before < wanted
+    needed = before < target
     needed[:1] = True
-    return _kept(scores, order[needed])
+    return _mark(scores, order[needed])
 
 
 def top_p_softmax(scores: Tensor, params: FilterParams) -> Tensor:
     """Keep the fewest best groups whose softmax(s) (softmax(-s) for low ones) sums to p, at least one; p >= 1: all."""
-    order = _ranked(scores, _candidates(scores, params), params)
+    order = _rank(scores, _candidates(scores, params), params)
     if params.filter_value >= 1:
-        return _kept(scores, order)
+        return _mark(scores, order)
     shares = (scores if params.filter_largest else -scores)[order].double().softmax(dim=0)
     needed = shares.cumsum(0) - shares < params.filter_value
     needed[:1] = True
-    return _kept(scores, order[needed])
+    return _mark(scores, order[needed])
 
 
 def top_k(scores: Tensor, params: FilterParams) -> Tensor:
@@ -99,7 +99,7 @@ def top_k(scores: Tensor, params: FilterParams) -> Tensor:
 
 def top_count(scores: Tensor, params: FilterParams) -> Tensor:
     """Keep the best `filter_value` groups."""
-    return _kept(scores, _ranked(scores, _candidates(scores, params), params)[: int(params.filter_value)])
+    return _mark(scores, _rank(scores, _candidates(scores, params), params)[: int(params.filter_value)])
 
 
 def quarter(scores: Tensor, params: FilterParams) -> Tensor:
@@ -127,13 +127,13 @@ def _candidates(scores: Tensor, params: FilterParams) -> Tensor:
     return (scores.abs() > ZERO_SCORE) | params.filter_keep_zero
 
 
-def _ranked(scores: Tensor, candidates: Tensor, params: FilterParams) -> Tensor:
+def _rank(scores: Tensor, candidates: Tensor, params: FilterParams) -> Tensor:
     """Indices of the candidates, best first; ties in order."""
     numbers = candidates.nonzero()[:, 0]
     return numbers[scores[numbers].argsort(descending=params.filter_largest, stable=True)]
 
 
-def _kept(scores: Tensor, numbers: Tensor) -> Tensor:
+def _mark(scores: Tensor, numbers: Tensor) -> Tensor:
     return torch.zeros_like(scores, dtype=torch.bool).index_fill(0, numbers, True)
 
 

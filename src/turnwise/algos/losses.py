@@ -257,11 +257,11 @@ def _selected(inputs: LossInputs) -> Tensor:
     return inputs.selected
 
 
-def _metrics(inputs: LossInputs, **own: Tensor) -> dict[str, Tensor]:
-    """Return the metrics of every loss, the ratio and an estimate of KL(pi_old | pi), and the loss's own."""
+def _metrics(inputs: LossInputs, **extra: Tensor) -> dict[str, Tensor]:
+    """Return the metrics of every loss, the ratio and an estimate of KL(pi_old | pi), and the extra ones of a loss."""
     log_ratio = clamp_log_ratio(inputs.logprobs - inputs.old_logprobs).detach()
     shared = {"ratio": log_ratio.exp(), "approx_kl": -log_ratio}
-    return shared | {name: value.to(log_ratio.dtype) for name, value in own.items()}
+    return shared | {name: value.to(log_ratio.dtype) for name, value in extra.items()}
 
 
 LOSSES: dict[str, Loss] = {

@@ -97,8 +97,8 @@ def compute_correction_scale(
 def apply_correction(result: LossResult, correction: CorrectionResult, scale: float = 1.0) -> LossResult:
     """Weigh the token losses; add the weights and the share outside the bounds to the metrics."""
     weights = correction.weights * scale
-    own = {"correction_weight": weights, "correction_outside": correction.outside.to(weights.dtype)}
-    return LossResult(token_loss=result.token_loss * weights, metrics=result.metrics | own)
+    extra = {"correction_weight": weights, "correction_outside": correction.outside.to(weights.dtype)}
+    return LossResult(token_loss=result.token_loss * weights, metrics=result.metrics | extra)
 
 
 def _inside(weights: Tensor) -> CorrectionResult:
@@ -188,13 +188,17 @@ OFF_POLICY_METRICS = (
 
 
 def compute_off_policy_metrics(logprobs: Tensor, sampler_logprobs: Tensor, sequences: Tensor, count: int) -> Tensor:
-    """Return the numbers of OFFPOLICY, from [M] log-probabilities and each token's sequence (0 to count - 1) each.
+    """Return the metrics in the order of OFF_POLICY_METRICS, from one entry [M] per sampled token.
 
-    kl_k1 is the mean of -d and kl_k3 that of exp(d) - 1 - d, both of KL(mu | pi). A perplexity is the mean over
-    sequences of exp(-mean log-probability), their ratio the mean over sequences of pi's over mu's. chi2 is the mean of
-    rho^2 minus 1, with rho = exp(d) of a token or exp(sum of d) of a sequence: an unbiased estimate of chi^2(pi | mu),
-    which a small batch can put below 0. Log-ratios are bounded, so that all of it stays finite. Sequences without a
-    token are left out of the means over sequences.
+    `sequences` [M] are sequence indices below `count`. With d = log pi - log mu:
+
+    kl_k1, kl_k3     mean of -d, and of exp(d) - 1 - d: estimates of KL(mu | pi)
+    ppl, ppl_sampler mean over sequences of exp(-mean log-probability) of pi, and of mu
+    ppl_ratio        mean over sequences of pi's perplexity over mu's
+    chi2             mean of rho^2 minus 1, rho = exp(d) of a token or exp(sum of d) of a sequence: an unbiased
+                     estimate of chi^2(pi | mu), which may be negative in a small batch
+
+    Log-ratios are bounded, so that all metrics are finite. Sequences without tokens do not count.
     """
     policy, sampler = logprobs.double(), sampler_logprobs.double()
     d = clamp_log_ratio(policy - sampler)

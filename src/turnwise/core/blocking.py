@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 
 from turnwise.core.loop_clock import count_blocked
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 GRACE_S = 10.0
 """Least time for clean-up between an interrupt and the next one; a tenth of the limit if that is longer."""
@@ -68,7 +68,7 @@ class _Alarm:
 
     def _install(self) -> bool:
         if signal.getitimer(signal.ITIMER_REAL)[0]:
-            return False  # somebody else's
+            return False  # used by other code
         self._handler = signal.signal(signal.SIGALRM, self._fire)
         return True
 
@@ -99,12 +99,12 @@ class _Alarm:
             return  # checking the handler as well would cost ten times as much
         if not self._is_handler():
             if not running and signal.getitimer(signal.ITIMER_REAL)[0]:
-                return  # somebody else's
+                return  # used by other code
             self._handler = signal.signal(signal.SIGALRM, self._fire)
         self._set(deadline - now, now)
 
     def _set(self, seconds: float, now: float) -> None:
-        seconds = max(seconds, 1e-3)  # 0 would switch it off
+        seconds = max(seconds, 1e-3)  # 0 would disable the timer
         self._fires_at = now + seconds
         signal.setitimer(signal.ITIMER_REAL, seconds, INTERVAL_S)
 
@@ -132,23 +132,23 @@ def allow_interrupts() -> AbstractContextManager[None]:
     return _alarm.installed()
 
 
-async def interruptible(awaitable: Awaitable[Found], seconds: float, who: str) -> Found:
+async def interruptible(awaitable: Awaitable[Result], seconds: float, who: str) -> Result:
     """Await; raise `EventLoopBlocked` if it blocks the event loop for more than `seconds` without suspending."""
     if seconds == math.inf or not _in_main_thread():
         return await awaitable
     return await _Stretches(awaitable, seconds, who)
 
 
-class _Stretches(Generic[Found]):
+class _Stretches(Generic[Result]):
     """Runs an awaitable from one suspension to the next, each stretch with its own deadline.
 
     The time of other tasks that run while it is suspended does not count.
     """
 
-    def __init__(self, awaitable: Awaitable[Found], seconds: float, who: str) -> None:
+    def __init__(self, awaitable: Awaitable[Result], seconds: float, who: str) -> None:
         self._awaitable, self._seconds, self._who = awaitable, seconds, who
 
-    def __await__(self) -> Generator[Any, Any, Found]:
+    def __await__(self) -> Generator[Any, Any, Result]:
         steps = _wait_for(self._awaitable)
         resume: Callable[..., Any] = steps.send
         arguments: tuple[Any, ...] = (None,)
@@ -172,7 +172,7 @@ class _Stretches(Generic[Found]):
             finally:
                 _alarm.deadline, _alarm.grace_s = outer, outer_grace_s
                 if outer == math.inf:  # else it is part of an outer stretch, which counts it
-                    count_blocked(time.monotonic() - now, own=True)
+                    count_blocked(time.monotonic() - now, by_current=True)
         except _Interrupt as interrupt:
             now = time.monotonic()
             if outer <= now:
@@ -183,7 +183,7 @@ class _Stretches(Generic[Found]):
             ) from interrupt
 
 
-async def _wait_for(awaitable: Awaitable[Found]) -> Found:
+async def _wait_for(awaitable: Awaitable[Result]) -> Result:
     """A coroutine has `send` and `throw`; the iterator that `__await__` returns need not."""
     return await awaitable
 

@@ -6,7 +6,7 @@ class UserError(Exception):
 
 
 class Outage(UserError):
-    """A service that the run depends on is unavailable. The settings are fine: the run can resume once it is back."""
+    """A service that the run depends on is unavailable. The settings are valid; resume the run once it is back."""
 
 
 class DivergedError(UserError):

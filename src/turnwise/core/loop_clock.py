@@ -46,14 +46,14 @@ class LoopClock:
             self._paused_at = None
 
 
-current_clock: ContextVar[LoopClock | None] = ContextVar("own_clock", default=None)
+current_clock: ContextVar[LoopClock | None] = ContextVar("current_clock", default=None)
 """Clock of the running episode or call; inherited by the asyncio tasks that it starts."""
 
 
-def count_blocked(seconds: float, *, own: bool = False) -> None:
-    """Count time in which the event loop was blocked. `own`: by the code of `current_clock`, which keeps running."""
+def count_blocked(seconds: float, *, by_current: bool = False) -> None:
+    """Count time in which the event loop was blocked. `by_current`: by code whose clock is `current_clock`."""
     _thread.held_s += seconds
-    if own and (clock := current_clock.get()) is not None:
+    if by_current and (clock := current_clock.get()) is not None:
         clock.count_own(seconds)
 
 

@@ -18,7 +18,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSpec:
-    """A tool as the model is told of it; `parameters` is a JSON schema."""
+    """Description of a tool for the model; `parameters` is a JSON schema."""
 
     name: str
     description: str
@@ -26,7 +26,7 @@ class ToolSpec:
 
 
 def tool_schema(spec: ToolSpec) -> dict[str, Any]:
-    """A tool as chat templates and endpoints expect it."""
+    """Return the tool in the format of chat templates and OpenAI-compatible endpoints."""
     function = {"name": spec.name, "description": spec.description, "parameters": dict(spec.parameters)}
     return {"type": "function", "function": function}
 
@@ -59,7 +59,7 @@ class Message:
     parts: tuple[ContentPart, ...] = ()
     tool_calls: tuple[ToolCall, ...] = ()
     call_id: str = ""
-    """The call that a tool message answers."""
+    """Id of the call that a tool message answers."""
 
     @property
     def content(self) -> str:
@@ -85,7 +85,7 @@ def assistant(content: str) -> Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A state as a grid of named cells; `record` draws it."""
+    """A state as a grid of named cells; `report` draws it."""
 
     rows: tuple[tuple[str, ...], ...]
     caption: str = ""

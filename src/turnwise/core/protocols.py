@@ -16,12 +16,12 @@ if TYPE_CHECKING:  # environments import this module and need no torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """How an episode opens."""
+    """Start of an episode: the first messages and the tools."""
 
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...] = ()
     tools_in_words: str = ""
-    """What they are and how to call them, for models whose chat template tells of none."""
+    """Description of the tools and of how to call them, for models whose chat template has no tools."""
     picture: Picture | None = None
 
 
@@ -36,7 +36,7 @@ class StepResult:
     """The turn limit that the prompt states was reached."""
     success: bool = False
     invalid: bool = False
-    """The answer could not be read, or was no legal action; the format penalty is subtracted in `rewards/`."""
+    """The action could not be parsed or is illegal; `rewards/` subtracts the format penalty."""
     info: Mapping[str, Any] = field(default_factory=dict)
     picture: Picture | None = None
 
@@ -52,7 +52,7 @@ class StepResult:
 
 
 class Env(Protocol):
-    """One episode's world. Single use: there is no reset, so state cannot leak."""
+    """The environment of one episode. Single use: there is no reset, so state cannot leak between episodes."""
 
     async def start(self) -> Observation: ...
     async def step(self, action: Message) -> StepResult: ...
@@ -61,7 +61,7 @@ class Env(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How tokens are drawn. Log-probabilities are those at `temperature`, before top-p and top-k."""
+    """Sampling settings. Log-probabilities are those at `temperature`, before top-p and top-k."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -73,14 +73,14 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What was sampled for one turn, the stop token included."""
+    """Sampled tokens of one turn, including the stop token."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     stop: Stop
     temperature: float
     policy_versions: tuple[int, ...] = ()
-    """Version of the weights that sampled each token; empty where unknown."""
+    """Version of the weights that sampled each token; empty if unknown."""
 
 
 class Session(Protocol):
@@ -88,16 +88,16 @@ class Session(Protocol):
 
     @property
     def sampling_s(self) -> float:
-        """Seconds that its own sampling has taken so far. Waiting for other sessions does not count."""
+        """Seconds of sampling for this session so far, without the time spent waiting for other sessions."""
         ...
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, restart: bool = False) -> Completion:
-        """Appends `ids` (after dropping all that came before if `restart`) and samples one turn."""
+        """Append `ids` to the context and sample one turn. `restart` first drops the context."""
         ...
 
 
 class Policy(Protocol):
-    """Something that generates: `async with policy.open(key) as session`."""
+    """Generates tokens: `async with policy.open(key) as session`."""
 
     def open(self, key: EpisodeKey) -> AbstractAsyncContextManager[Session]: ...
 
@@ -134,7 +134,7 @@ class Engine(Policy, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardResult:
-    """One value a turn, to be added to the trajectory's turn rewards."""
+    """One value per turn, to be added to the trajectory's turn rewards."""
 
     turn_rewards: tuple[float, ...]
 
@@ -144,6 +144,6 @@ class Reward(Protocol):
 
 
 class GroupReward(Protocol):
-    """A reward that compares the members of a group; one result a member, or why there is none for it."""
+    """A reward that compares the members of a group. Returns a result or a failure for each member."""
 
     async def __call__(self, group: Group) -> tuple[RewardResult | InfrastructureFailure, ...]: ...

@@ -3,6 +3,8 @@
 start state of a group          random_stream("start", task)
 later randomness of a member    random_stream("luck", task, member, attempt)
 a sampled token                 uniforms(key.address, index of the token in the episode)
+
+Changing the name of a stream changes its numbers.
 """
 
 import hashlib

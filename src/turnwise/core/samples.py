@@ -1,4 +1,4 @@
-"""What is trained: samples, packed batches, and the learner's protocol."""
+"""Training data (samples, packed batches) and the learner's protocol."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -13,16 +13,16 @@ from turnwise.core.protocols import WeightSource
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One segment of a trajectory as tensors of one length T.
+    """One segment of a trajectory, as tensors of equal length T.
 
     ids       s s u u a a u u a a
-    mask      0 0 0 0 1 1 0 0 1 1     sampled 1, everything else 0
+    mask      0 0 0 0 1 1 0 0 1 1     1 for sampled tokens
     turn_ids  . . . . 0 0 . . 1 1     -1 where the mask is 0
-    logprobs  . . . . p p . . p p     the sampler's, 0 where the mask is 0
+    logprobs  . . . . p p . . p p     of the sampler; 0 where the mask is 0
     """
 
     trajectory: int
-    """Index of its trajectory in the step; "sequence" in an aggregation is the trajectory."""
+    """Index of its trajectory in the step. Aggregations call a trajectory a sequence."""
     ids: Tensor  # [T] int64
     mask: Tensor  # [T] bool
     turn_ids: Tensor  # [T] int64
@@ -35,17 +35,17 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSample:
-    """A sample with what the update needs at every token, still of one length T, 0 where the mask is 0."""
+    """A sample with the inputs of the loss at every token; 0 where the mask is 0."""
 
     sample: Sample
-    old_logprobs: Tensor  # [T] what the ratio divides by
+    old_logprobs: Tensor  # [T] denominator of the ratio
     ref_logprobs: Tensor | None  # [T]
     old_values: Tensor | None  # [T]
     advantages: Tensor  # [T]
     returns: Tensor | None  # [T]
-    weights: Tensor  # [T] the whole aggregation: the loss is the sum over tokens of weight * token loss
+    weights: Tensor  # [T] aggregation weights: the loss is the sum over tokens of weight * token loss
     value_weights: Tensor | None  # [T] the same for the critic's loss
-    selected: Tensor | None = None  # [T] bool, tokens that the loss treats apart
+    selected: Tensor | None = None  # [T] bool, tokens selected by the loss, see `Loss.select`
     correction_scale: float = 1.0
     """Factor of the off-policy weights, the same on all tokens of an optimizer step."""
 
@@ -55,30 +55,30 @@ class TrainSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """B samples packed without padding: N tokens in rows, and the M sampled ones among them.
+    """B samples packed without padding: N tokens in rows, M of which were sampled.
 
-        samples   p p p a a | p p p b b b         two members of a group, with one prompt
-        rows      p p | p a a | p b b b           the prompt is a row of its own that both continue; its last token,
-                                                  whose logits they learn from, stays with each of them
+        samples   p p p a a | p p p b b b         two members of a group with the same prompt
+        rows      p p | p a a | p b b b           the shared prompt is a row that both continue; each keeps the prompt's
+                                                  last token, whose logits predict its first sampled token
 
     Token `targets[j]` was sampled from the logits at `sources[j]`, the token before it.
     """
 
     ids: Tensor  # [N]
-    positions: Tensor  # [N] in the sample
-    lengths: tuple[int, ...]  # of the rows
-    parents: tuple[int, ...]  # the row that each row continues, or -1
-    order: tuple[int, ...]  # [B] which sample each row is, shared prompts left out
-    counts: tuple[int, ...]  # [B] sampled tokens of each, in that order
+    positions: Tensor  # [N] position in the sample
+    lengths: tuple[int, ...]  # of each row
+    parents: tuple[int, ...]  # index of the row that each row continues, or -1
+    order: tuple[int, ...]  # [B] sample index of each row that is not a shared prompt
+    counts: tuple[int, ...]  # [B] number of sampled tokens, in that order
     sources: Tensor  # [M] index into [N]
     targets: Tensor  # [M] token ids
     temperatures: Tensor  # [M]
-    ends: Tensor  # [B] index into [N]: the last token of each, in that order
+    ends: Tensor  # [B] index into [N] of the last token, in that order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainBatch:
-    """A packed batch with the M sampled tokens' numbers beside it."""
+    """A packed batch with the loss inputs of its M sampled tokens."""
 
     batch: Batch
     sampler_logprobs: Tensor  # [M]
@@ -98,7 +98,7 @@ _Packed = TypeVar("_Packed", Batch, TrainBatch)
 
 
 def on_device(packed: _Packed, device: torch.device) -> _Packed:
-    """The same with its tensors there; the host does not wait for them to arrive."""
+    """Copy the tensors to the device without waiting for the transfer."""
     if device.type == "cpu":
         return packed
     moved: dict[str, Any] = {}
@@ -113,18 +113,18 @@ def on_device(packed: _Packed, device: torch.device) -> _Packed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """What the learner says of the M sampled tokens of a batch; only what was asked for."""
+    """Scores of the M sampled tokens of a batch; None if not requested."""
 
     logprobs: Tensor | None = None  # [M]
     entropy: Tensor | None = None  # [M]
     values: Tensor | None = None  # [M]
-    end_values: Tensor | None = None  # [B] after the last token of each sequence
+    end_values: Tensor | None = None  # [B] value after the last token of each sample
     ref_logprobs: Tensor | None = None  # [M]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What an algorithm asks of `Learner.score`."""
+    """Scores that an algorithm requests from `Learner.score`."""
 
     logprobs: bool = False
     entropy: bool = False

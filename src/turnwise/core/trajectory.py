@@ -1,4 +1,4 @@
-"""What happened: turns, trajectories, groups."""
+"""Recorded episodes: turns, trajectories, groups."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -29,14 +29,14 @@ class Status(StrEnum):
 
     @property
     def errored(self) -> bool:
-        """Broken by something that is not the agent: never trained on."""
+        """The environment or infrastructure failed; never trained on."""
         return self in (Status.ENV_ERROR, Status.INFRA_ERROR)
 
     @property
     def cut_short(self) -> bool:
-        """Ended by a limit that the prompt does not state, so its last value is not 0 by nature.
+        """Truncated by a limit that the prompt does not state, so the value after the last token need not be 0.
 
-        A turn limit stands in the prompt and counts as terminal.
+        The prompt states the turn limit, which therefore counts as terminal.
         """
         return self in (Status.TRUNCATED_TOKENS, Status.TRUNCATED_TIME)
 
@@ -60,37 +60,37 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What was appended, what the model answered, and what that was worth.
+    """One turn: the appended context, the sampled action and its reward.
 
     A trajectory of two turns with full history is one segment; the second turn extends the first:
 
         context_ids  action_ids | context_ids  action_ids
         s s s u u u  a a a      | u u u        a a
-        0 0 0 0 0 0  1 1 1      | 0 0 0        1 1        <- the mask is born here
+        0 0 0 0 0 0  1 1 1      | 0 0 0        1 1        <- loss mask
     """
 
     context_ids: tuple[int, ...]
-    """Appended before the model spoke: scaffolding, prompt, observation."""
+    """Ids appended before the action: template scaffolding, prompt, observation."""
     extends: bool
     """True: appended to the previous turn's context. False: a new context starts here."""
     action_ids: tuple[int, ...]
     action_logprobs: tuple[float, ...]
-    """Of the sampler, at `temperature`, before top-p and top-k."""
+    """Log-probabilities of the sampler at `temperature`, before top-p and top-k."""
     temperature: float
     spans: tuple[Span, ...]
     message: Message
     stop: Stop
     reward: float
-    """The environment's own reward for this turn; what is optimised is `Trajectory.turn_rewards`."""
+    """Reward of the environment alone; `Trajectory.turn_rewards` are the ones that are optimised."""
     invalid: bool = False
     info: Mapping[str, Any] = field(default_factory=dict)
     picture: Picture | None = None
     policy_versions: tuple[int, ...] = ()
-    """Version of the weights that sampled each token; empty where unknown, as for endpoints and demonstrations."""
+    """Version of the weights that sampled each token; empty if unknown, as for endpoints and demonstrations."""
 
     @property
-    def aside(self) -> bool:
-        """The model summed up its context for itself: sampled and trained, but no turn of the environment."""
+    def is_summary(self) -> bool:
+        """True if the model summarised its context: sampled and trained, but not an environment turn."""
         return self.info.get("summary") is True
 
 
@@ -110,12 +110,12 @@ class Trajectory:
     turns: tuple[Turn, ...]
     status: Status
     turn_rewards: tuple[float, ...]
-    """What is optimised, one a turn: the environment's rewards until `rewards/` makes a new trajectory of this one."""
+    """Optimised reward of each turn: the environment's, or in trajectories that `rewards/` returns the combined one."""
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """Totals by the name of the reward, before they were combined."""
+    """Total of each reward by name, before they are combined."""
     timings: Mapping[str, float] = field(default_factory=dict)
     start: Picture | None = None
-    """The state before the first turn; a turn's own picture is of the state after it."""
+    """State before the first turn; a turn's picture shows the state after it."""
 
     def __post_init__(self) -> None:
         if len(self.turn_rewards) != len(self.turns):
@@ -131,22 +131,22 @@ class Trajectory:
 
     @property
     def num_turns(self) -> int:
-        """Turns of the environment: asides are not among them."""
-        return sum(not turn.aside for turn in self.turns)
+        """Number of environment turns; summaries do not count."""
+        return sum(not turn.is_summary for turn in self.turns)
 
     @property
     def env_turn_ids(self) -> tuple[int, ...]:
-        """Number of the environment turn that each turn belongs to: what advantages count as turns.
+        """Index of the environment turn that each turn belongs to, which is the turn id in advantages.
 
-        turns     e s e e s e s     environment turns and summaries (asides)
+        turns     e s e e s e s     environment turns (e) and summaries (s)
         numbers   0 1 1 2 3 3 3     a summary and the environment turn that follows it are one decision
 
-        A summary that the episode ends with belongs to the last environment turn.
+        A summary at the end of an episode belongs to the last environment turn.
         """
         numbers, done, last = [], 0, max(0, self.num_turns - 1)
         for turn in self.turns:
             numbers.append(min(done, last))
-            done += not turn.aside
+            done += not turn.is_summary
         return tuple(numbers)
 
     def segments(self) -> Iterator[Segment]:

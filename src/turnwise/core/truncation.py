@@ -1,4 +1,4 @@
-"""Truncate long texts in the middle: the start tells what they are, the end how they finished."""
+"""Truncate long texts in the middle: their start and end usually matter most."""
 
 import codecs
 import re

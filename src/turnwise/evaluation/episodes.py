@@ -62,7 +62,7 @@ class Evaluation:
 
     def metrics(self) -> dict[str, float]:
         low, high = self.interval
-        turns = [turn for trajectory in self.trajectories for turn in trajectory.turns if not turn.aside]
+        turns = [turn for trajectory in self.trajectories for turn in trajectory.turns if not turn.is_summary]
         found = {
             "eval/success": self.success,
             "eval/success_low": low,

@@ -103,7 +103,7 @@ def _lengths(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "rollout/turns": _mean(trajectory.num_turns for trajectory in trajectories),
         "rollout/response_tokens": sampled / len(trajectories),
         "rollout/turn_tokens": sampled / len(turns),
-        "rollout/invalid": _mean(turn.invalid for turn in turns if not turn.aside),
+        "rollout/invalid": _mean(turn.invalid for turn in turns if not turn.is_summary),
         "rollout/length_stops": _mean(turn.stop is Stop.LENGTH for turn in turns),
         **_calls(turns, len(trajectories)),
     }

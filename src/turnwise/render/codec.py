@@ -58,7 +58,7 @@ def _byte_alphabet() -> dict[str, int]:
     """Return byte-level BPE's alphabet: printable Latin-1 bytes stand for themselves, others start at U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(hidden)}
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(hidden)}
 
 
 BYTE_ALPHABET = _byte_alphabet()

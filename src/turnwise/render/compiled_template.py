@@ -10,7 +10,7 @@ from turnwise.render.codec import AddedToken, Codec
 from turnwise.render.template import TemplatePart
 
 Before = Literal["nothing", "control", "text"]
-"""What precedes a text: the start of the context, a control token, or sampled text."""
+"""Predecessor of a text: the start of the context, a control token, or sampled text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,9 @@ class TextRun:
     rstrip: bool
 
     def text(self, messages: Sequence[Message]) -> str:
-        return self._stripped("".join([part if isinstance(part, str) else part.text(messages) for part in self.parts]))
+        return self._strip("".join([part if isinstance(part, str) else part.text(messages) for part in self.parts]))
 
-    def _stripped(self, text: str) -> str:
+    def _strip(self, text: str) -> str:
         if self.lstrip:
             text = text.lstrip()
         return text.rstrip() if self.rstrip else text
@@ -41,7 +41,7 @@ class TextRun:
             if not isinstance(part, str) and not part.trusted(messages):
                 untrusted.append((len(whole), len(whole) + len(shown)))
             whole += shown
-        stripped, length = len(whole) - len(whole.lstrip()) if self.lstrip else 0, len(self._stripped(whole))
+        stripped, length = len(whole) - len(whole.lstrip()) if self.lstrip else 0, len(self._strip(whole))
         positions = (
             match.start() + 1 - stripped
             for match in overlapping_matches(markup, whole)

@@ -20,7 +20,7 @@ from turnwise.rewards.rubric import RubricPart, Submission
 MAX_SHOWN = 60
 """Characters of a value or an answer that an error quotes."""
 ANSWER_PARAMETERS = {"answer", "row", "submission", "answered"}
-"""Parameter names that tell a function of answers from one of trajectories."""
+"""Parameter names by which a function of answers is distinguished from one of trajectories."""
 
 
 def trajectory_reward(function: Callable[[Trajectory], Any]) -> Reward:
@@ -73,12 +73,12 @@ async def call_reward_function(
     Exceptions stop the run: if the episode were retried, only episodes that the function can read would be trained on.
     """
 
-    async def called() -> Any:
+    async def call() -> Any:
         result = function(*arguments)
         return await result if inspect.isawaitable(result) else result
 
     try:
-        return await interruptible(called(), blocking_limit.get(), label)
+        return await interruptible(call(), blocking_limit.get(), label)
     except EventLoopBlocked as error:
         raise RewardFailure(f"{error}: make it faster, or raise rollout.timeout_s") from error
     except (UserError, EnvironmentFailure, InfrastructureFailure):

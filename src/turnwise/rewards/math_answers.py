@@ -111,8 +111,8 @@ def _ends(value: Fraction) -> bool:
 
 def _rounding(text: str, expected: str) -> Fraction:
     """Return the relative error of rounding: 1 in the answer's last digit, half of 1 in the reference's."""
-    places = [min(map(_last_place, decimals(text))), *(_last_place(each) / 2 for each in decimals(expected))]
-    return max([DOUBLE, *(each for each in places if each <= SIX_DIGITS)])
+    units = [min(map(_last_place, decimals(text))), *(_last_place(each) / 2 for each in decimals(expected))]
+    return max([DOUBLE, *(each for each in units if each <= SIX_DIGITS)])
 
 
 def _last_place(decimal: str) -> Fraction:
@@ -123,13 +123,13 @@ def _last_place(decimal: str) -> Fraction:
 
 def _right_side(text: str, expected: str) -> tuple[str, str]:
     """Return what to compare. Either side may name its variable: x = 3 equals 3, but not y = 3."""
-    (name, value), (expected_name, expected_value) = _named(plain(text)), _named(plain(expected))
+    (name, value), (expected_name, expected_value) = _split_name(plain(text)), _split_name(plain(expected))
     if name and expected_name and name != expected_name:
         return plain(text), plain(expected)
     return value, expected_value
 
 
-def _named(text: str) -> tuple[str, str]:
+def _split_name(text: str) -> tuple[str, str]:
     name, sign, value = (part.strip() for part in text.partition("="))
     return (name, value) if sign and len(name) == 1 and name.isalpha() else ("", text)
 
@@ -154,26 +154,26 @@ def evaluate(postfix: Postfix, point: Mapping[str, Fraction]) -> Value:
                 if not isinstance(item, str):
                     stack.append(item)
                 elif item in PREFIXES:
-                    stack.append(_bounded(-stack.pop() if item == "neg" else _root(stack.pop())))
+                    stack.append(_check_size(-stack.pop() if item == "neg" else _root(stack.pop())))
                 elif len(item) == 1 and item.isalpha():
                     stack.append(point[item])
                 else:
                     right, left = stack.pop(), stack.pop()
-                    stack.append(_bounded(_calculated(left, item, right)))
+                    stack.append(_check_size(_calculate(left, item, right)))
     except (ArithmeticError, KeyError) as error:
         raise ValueError("no value at this point") from error
     return stack[0]
 
 
-def _calculated(left: Value, operation: str, right: Value) -> Value:
+def _calculate(left: Value, operation: str, right: Value) -> Value:
     if operation == "^":
         return _power(left, right)
     if isinstance(left, Decimal) or isinstance(right, Decimal):
-        return _joined(_decimal(left), operation, _decimal(right))
-    return _joined(left, operation, right)
+        return _apply(_decimal(left), operation, _decimal(right))
+    return _apply(left, operation, right)
 
 
-def _joined(left: Number, operation: str, right: Number) -> Number:
+def _apply(left: Number, operation: str, right: Number) -> Number:
     if operation == "+":
         return left + right
     if operation == "-":
@@ -211,7 +211,7 @@ def _bits(value: Fraction) -> int:
     return max(value.numerator.bit_length(), value.denominator.bit_length())
 
 
-def _bounded(value: Value) -> Value:
+def _check_size(value: Value) -> Value:
     if isinstance(value, Fraction) and _bits(value) > MOST_BITS:
         raise ValueError("number too large")
     return value

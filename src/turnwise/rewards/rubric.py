@@ -107,5 +107,5 @@ def reference_answers(row: Mapping[str, Any], column: str) -> list[str]:
 def select_text(submission: Submission, source: TextSource) -> str:
     if source == "answer":
         return submission.answer[:MAX_CHARS]
-    said = [message.content for message in submission.messages if message.role == "assistant"]
-    return "\n".join(said or [submission.answer])[:MAX_CHARS]
+    texts = [message.content for message in submission.messages if message.role == "assistant"]
+    return "\n".join(texts or [submission.answer])[:MAX_CHARS]

@@ -45,7 +45,7 @@ class ContextState:
     """One per environment turn so far; the model now answers the last one."""
     first_shown: int = 0
     """First environment turn that the context shows in full."""
-    aside: bool = False
+    is_summary: bool = False
     """The model is asked for a summary, and the environment is not stepped."""
     max_new_tokens: int | None = None
     """Token budget of a summary; None: the budget of a turn."""

@@ -183,7 +183,7 @@ class SummaryContext(FullContext):
             self.builder = "the summary hook"
 
     async def next(self, pending: ContextState, turns: Sequence[Turn], messages: Sequence[Message]) -> ContextState:
-        if pending.aside:
+        if pending.is_summary:
             return self._resume(pending, turns[-1].message.content.rpartition("</think>")[2])
         grown = self._grow(pending, turns[-1], messages)
         if not self._when.due(grown):
@@ -194,7 +194,7 @@ class SummaryContext(FullContext):
 
     def _ask(self, pending: ContextState, grown: ContextState, turn: Turn) -> ContextState:
         asked = self._append(pending, turn, [user(self._prompt)])
-        return replace(asked, observations=grown.observations, aside=True, max_new_tokens=self._max_tokens)
+        return replace(asked, observations=grown.observations, is_summary=True, max_new_tokens=self._max_tokens)
 
     def _resume(self, pending: ContextState, summary: str) -> ContextState:
         text = f"Summary of the turns so far:\n{summary.strip() or 'none'}"
@@ -202,7 +202,7 @@ class SummaryContext(FullContext):
             *permanent_messages(pending.opening, self._keep_opening),
             *prepend_text(text, pending.observations[-1].messages),
         )
-        fresh = replace(pending, first_shown=len(pending.observations), aside=False, max_new_tokens=None)
+        fresh = replace(pending, first_shown=len(pending.observations), is_summary=False, max_new_tokens=None)
         return self._restart(fresh, opening)
 
 

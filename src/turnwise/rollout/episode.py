@@ -77,7 +77,7 @@ async def _play(
     while (status := limits.check(pending)).ongoing:
         completion = await session.generate(pending.ids, limits.turn_sampling(pending), restart=not pending.extends)
         parsed = context.parse(completion)
-        step = SUMMARY if pending.aside else await clock.run_outside(env.step(parsed.message), env_name)
+        step = SUMMARY if pending.is_summary else await clock.run_outside(env.step(parsed.message), env_name)
         turns.append(_turn(pending, completion, parsed, step))
         if step.over:
             return step.status

@@ -112,11 +112,11 @@ class LandlockJail:
             os.setresuid(user, user, user)
         syscalls.drop_capabilities()
         syscalls.set_no_new_privileges()
-        own = self._create_ruleset()
+        ruleset_of_session = self._create_ruleset()
         for descriptor, rights in self.coarse:
-            self._allow_open(own, descriptor, rights)
-        self._allow(own, scratch, SCRATCH_RIGHTS)
-        for ruleset in (self.exact, own):
+            self._allow_open(ruleset_of_session, descriptor, rights)
+        self._allow(ruleset_of_session, scratch, SCRATCH_RIGHTS)
+        for ruleset in (self.exact, ruleset_of_session):
             syscalls.syscall("restrict to the Python installation", "landlock_restrict_self", ruleset, 0)
 
     def seal(self) -> None:

@@ -91,7 +91,7 @@ def from_function(function: Callable[..., Any]) -> FunctionTool:
         )
     description = inspect.cleandoc(function.__doc__ or "")
     if not description:
-        raise UserError(f"the tool {name} has no docstring: write one that tells the model what the tool does")
+        raise UserError(f"the tool {name} has no docstring: write one that describes the tool for the model")
     arguments = _arguments_model(function)
     schema = arguments.model_json_schema()
     schema.pop("title", None)

@@ -284,7 +284,7 @@ def _by_turn(of_turns: Sequence[Sequence[int]], table: TokenTable) -> Tensor:
 
 def _states(trajectory: Trajectory, numbers: dict[str, int]) -> list[int]:
     """A summary acts in the state of the environment turn that it belongs to."""
-    acted = [turn for turn in trajectory.turns if not turn.aside]
+    acted = [turn for turn in trajectory.turns if not turn.is_summary]
     known = [_number(turn.info.get("state"), numbers) for turn in acted] or [-1]
     return [known[turn] for turn in trajectory.env_turn_ids]
 

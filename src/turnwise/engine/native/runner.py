@@ -176,7 +176,7 @@ class SlotRunner:
         first.pending = rest
 
     def _copy(self, source: CacheSlot, targets: list[CacheSlot], positions: int) -> None:
-        """Copy cached positions to the targets, in index of as many of their pending tokens."""
+        """Copy cached positions to the targets and remove as many of their pending tokens."""
         if not targets:
             return
         self._cache.copy(source.index, [slot.index for slot in targets], positions)

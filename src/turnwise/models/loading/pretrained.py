@@ -30,7 +30,7 @@ def read_folder(folder: Path, *, dtype: torch.dtype, attn_implementation: str) -
     if not (folder / "config.json").is_file():
         fix = "use a folder that save_pretrained or `turnwise export` wrote"
         if (folder / "checkpoints").is_dir():
-            fix = f"it is a run folder; `turnwise export {folder}` writes a model folder"
+            fix = f"it is a run folder; `turnwise export {folder} --to FOLDER` writes a model folder"
         raise UserError(f"{folder} is not a model folder, it has no config.json: {fix}")
     with quiet_transformers():
         return _read(str(folder), str(folder), dtype, attn_implementation, {"local_files_only": True})

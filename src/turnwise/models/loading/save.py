@@ -90,9 +90,9 @@ def _write_error(folder: Path, error: Exception) -> UserError:
 @torch.no_grad()
 def copy_parameters(model: Any, weights: WeightSource) -> None:
     """Copy weights into the model's own parameter storage, which an engine and a learner may share."""
-    own, new = dict(model.named_parameters()), dict(weights.named_parameters())
-    if own.keys() != new.keys():
-        raise ValueError(f"weights differ in names: {sorted(own.keys() ^ new.keys())[:3]}")
-    for name, parameter in own.items():
+    current, new = dict(model.named_parameters()), dict(weights.named_parameters())
+    if current.keys() != new.keys():
+        raise ValueError(f"weights differ in names: {sorted(current.keys() ^ new.keys())[:3]}")
+    for name, parameter in current.items():
         if parameter is not new[name]:
             parameter.copy_(new[name])

@@ -10,7 +10,7 @@ from turnwise.rewards.per_loop import PerLoop
 CONTINUE = "raise its {} and continue with --from RUN --model.name RUN (a resumed run keeps its settings)"
 
 OnSpend = Callable[[int, int], None]
-"""Called with calls and tokens: before a request what is reserved, after it the difference to what it cost."""
+"""Called with calls and tokens: before a request the reserved amount, after it the difference to the actual cost."""
 
 
 @dataclass(slots=True)

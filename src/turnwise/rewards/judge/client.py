@@ -1,4 +1,4 @@
-"""Client of a judge: equal requests are sent once, answers are cached, unreadable answers are asked for again."""
+"""Client of a judge: equal requests are sent once, answers are cached, and unreadable answers are requested again."""
 
 import asyncio
 import fcntl
@@ -36,7 +36,7 @@ class JudgeModel(Protocol):
 
     @property
     def identity(self) -> tuple[str, str]:
-        """Where the model is and which one it is. Part of the cache key."""
+        """Location and name of the model. Part of the cache key."""
         ...
 
     async def __call__(self, messages: Sequence[Message]) -> str:
@@ -52,8 +52,8 @@ def estimate_tokens(messages: Sequence[Message]) -> int:
 
 def request_key(identity: tuple[str, str], messages: Sequence[Message], temperature: float, max_tokens: int) -> str:
     """Return the cache key, which is equal for equal requests in every process."""
-    said = [(message.role, message.content) for message in messages]
-    text = json.dumps([*identity, said, temperature, max_tokens], ensure_ascii=True)
+    conversation = [(message.role, message.content) for message in messages]
+    text = json.dumps([*identity, conversation, temperature, max_tokens], ensure_ascii=True)
     return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
 
 
@@ -163,8 +163,8 @@ class JudgeClient:
             else:
                 self._cache.put(key, answer)
                 return answer
-        asked = format_times(self._settings.asks)
-        raise InfrastructureFailure(f"the judge {self._settings.model} gave no verdict (asked {asked}): {problem}")
+        count = format_times(self._settings.asks)
+        raise InfrastructureFailure(f"the judge {self._settings.model} gave no verdict (asked {count}): {problem}")
 
     async def _complete(self, messages: Sequence[Message]) -> str:
         async with self._gate.get():

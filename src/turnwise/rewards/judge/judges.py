@@ -49,7 +49,7 @@ _judges_skipped: ContextVar[bool] = ContextVar("judges_skipped", default=False)
 
 @contextmanager
 def skip_judges() -> Iterator[None]:
-    """Let judges in rubrics score 0 without being asked, for episodes whose rewards nobody reads (warm-up)."""
+    """Let judges in rubrics score 0 without being asked, for episodes whose rewards are not used (warm-up)."""
     token = _judges_skipped.set(True)
     try:
         yield

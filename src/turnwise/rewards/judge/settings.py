@@ -26,7 +26,7 @@ class JudgeSettings(Section):
     mode: Literal["absolute", "pairwise", "relative"] = "absolute"
     """absolute: each answer alone; pairwise: members of a group, two at a time; relative: a whole group in one call."""
     shows: Literal["answer", "episode"] = "answer"
-    """What a judge in a rubric sees: the question and the answer, or the whole episode."""
+    """Input of a judge in a rubric: the question and the answer, or the whole episode."""
     against: str = ""
     """Column of the task row with a reference answer for a judge in a rubric; empty: none."""
     scale: tuple[float, float] = (0.0, 10.0)

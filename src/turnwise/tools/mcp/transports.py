@@ -177,7 +177,7 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 
 
 def _terminate(process: asyncio.subprocess.Process) -> None:
-    """Tell the process guard to kill the process tree."""
+    """Let the process guard kill the process tree."""
     if process.returncode is None:
         with suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)

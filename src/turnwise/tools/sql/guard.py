@@ -1,4 +1,4 @@
-"""What a query may do: read the tables of its database, with functions that are harmless.
+"""Permissions of a query: it may read the tables of its database, with harmless functions.
 
 While compiling a statement, SQLite asks an authorizer about every single action, so comments, unusual spelling and
 views hide nothing. Whatever is not explicitly allowed is denied.
