@@ -1,17 +1,17 @@
-"""The built-in environments without a model: how fast tasks are made and steps are run, and what a turn costs on top.
+"""Speed of the built-in environments without a model, and turnwise's overhead per turn.
 
     python benchmarks/environments.py [NAME ...] [--quick] [--tasks 1000] [--groups 16] [--group-size 8] [--repeats 5]
 
-tasks   an environment is made and started, each time with another seed
-seen    of as many tasks of the test split, the share that opens like one of these: in a small world seeds that differ
-        still give start states that do not
-alone   its turns, with random legal answers straight into it; the time to think of these is not counted
-path    turns of the same random play through everything that a step of training runs besides the model: the collector,
-        rendering, parsing, the records, scoring. A scripted policy stands for the engine, thinks and says the tokens
-rest    the time of the path less that of the environments and that of the policy, a turn: what turnwise itself takes
+tasks     environments created and started, each with another seed
+overlap   share of as many test tasks that start like one of these tasks: in a small environment, different seeds can
+          give equal start states
+env       turns of the environment alone with random legal actions; choosing them is not counted
+rollout   turns of the same random play through everything that a training step runs besides the model: collector,
+          rendering, parsing, records, scoring. A scripted policy replaces the engine
+overhead  time of the rollout without environment and policy, per turn
 
-All is CPU time of one thread, so that what else runs on the machine counts little. Below an environment stands the
-largest of its variants; one that needs a package that is not installed is left out.
+All times are CPU times of one thread, which other load affects little. An environment with variants is followed by its
+largest one; environments that need a missing package are left out.
 """
 
 import argparse
@@ -48,83 +48,83 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sokoban": {"size": 8, "boxes": 2},
     "sudoku": {"size": 9},
 }
-"""The largest that are usual."""
+"""Largest common variant of an environment."""
 ALLOWED_MS = 0.3
-"""What turnwise itself may take, a turn."""
+"""Target of the overhead per turn."""
 ENDLESS = 10**9
 WARM_UP = 50
-"""Tasks of which many an environment makes tables that serve all later ones."""
+"""First tasks, which are not measured: some environments build tables with them that later tasks use."""
 REWARDS = RewardSet(format_penalty=0.1, functions={}, weights={ENV: 1.0})
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    kind: EnvSpec
+    spec: EnvSpec
     params: dict[str, Any]
 
     @property
     def name(self) -> str:
-        return " ".join([self.kind.name, *(f"{name}={value}" for name, value in self.params.items())])
+        return " ".join([self.spec.name, *(f"{name}={value}" for name, value in self.params.items())])
 
     def task(self, number: int, split: Split = "train") -> Task:
-        return Task(env=self.kind.name, params=self.params, split=split, seed=seed_for(split, number))
+        return Task(env=self.spec.name, params=self.params, split=split, seed=seed_for(split, number))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Effort:
+class Settings:
     tasks: int
     groups: int
     group_size: int
     repeats: int
 
 
-QUICK = Effort(tasks=5, groups=2, group_size=2, repeats=1)
+QUICK = Settings(tasks=5, groups=2, group_size=2, repeats=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     case: Case
     task_s: list[float]
-    seen: float
-    alone_s: float
-    """A turn."""
-    path_s: list[float]
-    """A turn, by repeat."""
-    rest_s: list[float]
-    """Likewise."""
+    overlap: float
+    env_s: float
+    """Seconds per turn."""
+    rollout_s: list[float]
+    """Seconds per turn, by repeat."""
+    overhead_s: list[float]
+    """Seconds per turn, by repeat."""
 
     @property
-    def rest_ms(self) -> float:
-        return 1000 * statistics.median(self.rest_s)
+    def overhead_ms(self) -> float:
+        return 1000 * statistics.median(self.overhead_s)
 
     def row(self) -> list[str]:
         return [
             self.case.name,
             f"{len(self.task_s) / sum(self.task_s):,.0f}",
             f"{1000 * statistics.median(self.task_s):.2f}",
-            f"{100 * self.seen:.1f} %",
-            f"{1 / self.alone_s:,.0f}",
-            f"{1 / statistics.median(self.path_s):,.0f}",
-            f"{self.rest_ms:.3f}",
-            f"{1000 * min(self.rest_s):.3f} to {1000 * max(self.rest_s):.3f}",
+            f"{100 * self.overlap:.1f} %",
+            f"{1 / self.env_s:,.0f}",
+            f"{1 / statistics.median(self.rollout_s):,.0f}",
+            f"{self.overhead_ms:.3f}",
+            f"{1000 * min(self.overhead_s):.3f} to {1000 * max(self.overhead_s):.3f}",
         ]
 
 
 @dataclass(slots=True)
 class Clock:
-    """CPU time spent inside of what it is held against. Nothing here ever waits, so no other episode runs meanwhile."""
+    """Accumulates the CPU time of awaitables. They never suspend, so no other episode runs meanwhile."""
 
     seconds: float = 0.0
     calls: int = 0
 
-    async def timed(self, work: Awaitable[Found]) -> Found:
+    async def time(self, work: Awaitable[Result]) -> Result:
         began = time.thread_time()
-        found = await work
+        result = await work
         self.seconds += time.thread_time() - began
         self.calls += 1
-        return found
+        return result
 
 
 class TimedEnv:
@@ -132,10 +132,10 @@ class TimedEnv:
         self._env, self._clock = env, clock
 
     async def start(self) -> Observation:
-        return await self._clock.timed(self._env.start())
+        return await self._clock.time(self._env.start())
 
     async def step(self, action: Message) -> StepResult:
-        return await self._clock.timed(self._env.step(action))
+        return await self._clock.time(self._env.step(action))
 
     async def close(self) -> None:
         await self._env.close()
@@ -151,7 +151,7 @@ class TimedSession:
         return self.session.sampling_s
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, restart: bool = False) -> Completion:
-        return await self.clock.timed(self.session.generate(ids, sampling, restart))
+        return await self.clock.time(self.session.generate(ids, sampling, restart))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,50 +168,50 @@ class TimedPolicy:
         return self._session(key)
 
 
-async def generation(case: Case, count: int, split: Split) -> tuple[list[float], list[str]]:
-    """Seconds of each task and what it says first; the first ones, which may fill tables made once, are left out."""
+async def start_tasks(case: Case, count: int, split: Split) -> tuple[list[float], list[str]]:
+    """Return seconds and first message of each task, without the warm-up tasks."""
     seconds, openings = [], []
     for number in range(WARM_UP + count):
         began = time.thread_time()
-        opening = await case.kind.make(case.task(number, split)).start()
+        opening = await case.spec.make(case.task(number, split)).start()
         seconds.append(time.thread_time() - began)
         openings.append(opening.messages[-1].content)
     return seconds[WARM_UP:], openings[WARM_UP:]
 
 
-async def alone(case: Case, tasks: Sequence[Task], group_size: int) -> Clock:
-    """Random play of every member straight in its environment; the clock runs during the steps."""
+async def run_env(case: Case, tasks: Sequence[Task], group_size: int) -> Clock:
+    """Play at random in the environments. The clock runs during the steps."""
     clock = Clock()
     for task in tasks:
         for member in range(group_size):
-            runner, rng, over = case.kind.make(task, member), random.Random(member), False
+            runner, rng, over = case.spec.make(task, member), random.Random(member), False
             await runner.start()
             while not over:
-                answer = assistant(thought(runner.env, rng))
-                over = (await clock.timed(runner.step(answer))).over
+                answer = assistant(random_answer(runner.env, rng))
+                over = (await clock.time(runner.step(answer))).over
     return clock
 
 
-def thought(env: TextEnv, rng: random.Random) -> str:
+def random_answer(env: TextEnv, rng: random.Random) -> str:
     answer = env.random_answer(rng)
     assert answer is not None, f"{type(env).__name__} has no random player"
     return answer
 
 
-async def whole_path(case: Case, tasks: Sequence[Task], group_size: int) -> tuple[float, float]:
-    """Seconds a turn of the whole path, and of it without environments and policy."""
-    renderer, worlds, engine = Renderer(tiny_tokenizer()), Clock(), Clock()
+async def run_rollout(case: Case, tasks: Sequence[Task], group_size: int) -> tuple[float, float]:
+    """Return seconds per turn of the rollout, and of the rollout without environments and policy."""
+    renderer, envs, engine = Renderer(tiny_tokenizer()), Clock(), Clock()
     players: dict[tuple[int, int], tuple[TextEnv, random.Random]] = {}
 
     def make_env(task: Task, member: int, attempt: int) -> TimedEnv:
         began = time.thread_time()
-        env = case.kind.make(task, member, attempt)
-        worlds.seconds += time.thread_time() - began
+        env = case.spec.make(task, member, attempt)
+        envs.seconds += time.thread_time() - began
         players[task.seed, member] = env.env, random.Random(member)
-        return TimedEnv(env, worlds)
+        return TimedEnv(env, envs)
 
     def script(key: EpisodeKey, turn: int, ids: list[int]) -> list[int]:
-        return renderer.answer(thought(*players[key.task.seed, key.member]))
+        return renderer.answer(random_answer(*players[key.task.seed, key.member]))
 
     collector = Collector(
         policy=TimedPolicy(ScriptedEngine(script, list(renderer.stop_ids)), engine),
@@ -227,47 +227,54 @@ async def whole_path(case: Case, tasks: Sequence[Task], group_size: int) -> tupl
     groups = (await score_groups(collected.groups, REWARDS)).groups
     seconds = time.thread_time() - began
     turns = sum(each.num_turns for group in groups for each in group.trajectories)
-    assert turns == engine.calls, "a turn is one answer"
-    return seconds / turns, (seconds - worlds.seconds - engine.seconds) / turns
+    assert turns == engine.calls, "each turn has one answer"
+    return seconds / turns, (seconds - envs.seconds - engine.seconds) / turns
 
 
-async def measure(case: Case, effort: Effort) -> Measured:
-    """Every part meets tasks of its own: what an environment keeps of earlier ones helps none."""
-    task_s, openings = await generation(case, effort.tasks, "train")
-    _, held_out = await generation(case, effort.tasks, "test")
+async def measure(case: Case, settings: Settings) -> Measured:
+    """Every part uses other tasks, so that no part benefits from what an environment cached."""
+    task_s, openings = await start_tasks(case, settings.tasks, "train")
+    _, held_out = await start_tasks(case, settings.tasks, "test")
     known = set(openings)
-    seen = statistics.fmean(opening in known for opening in held_out)
+    overlap = statistics.fmean(opening in known for opening in held_out)
     rounds = [
-        [case.task(WARM_UP + effort.tasks + number * effort.groups + place) for place in range(effort.groups)]
-        for number in range(2 + effort.repeats)
+        [case.task(WARM_UP + settings.tasks + number * settings.groups + index) for index in range(settings.groups)]
+        for number in range(2 + settings.repeats)
     ]
-    clock = await alone(case, rounds[0], effort.group_size)
-    paths = [await whole_path(case, tasks, effort.group_size) for tasks in rounds[1:]]
-    path_s, rest_s = map(list, zip(*paths[1:], strict=True))  # the first warms up
+    clock = await run_env(case, rounds[0], settings.group_size)
+    rollouts = [await run_rollout(case, tasks, settings.group_size) for tasks in rounds[1:]]
+    rollout_s, overhead_s = map(list, zip(*rollouts[1:], strict=True))  # the first is a warm-up
     return Measured(
-        case=case, task_s=task_s, seen=seen, alone_s=clock.seconds / clock.calls, path_s=path_s, rest_s=rest_s
+        case=case,
+        task_s=task_s,
+        overlap=overlap,
+        env_s=clock.seconds / clock.calls,
+        rollout_s=rollout_s,
+        overhead_s=overhead_s,
     )
 
 
 def cases(names: Sequence[str]) -> list[Case]:
-    found = []
-    for kind in map(load_spec, names):
-        variants = [{}, VARIANTS[kind.name]] if kind.name in VARIANTS else [{}]
-        found += [Case(kind=kind, params=params) for params in variants if not kind.install_command]
-    return found
+    selected = []
+    for spec in map(load_spec, names):
+        variants = [{}, VARIANTS[spec.name]] if spec.name in VARIANTS else [{}]
+        selected += [Case(spec=spec, params=params) for params in variants if not spec.install_command]
+    return selected
 
 
-def table_of(measured: Sequence[Measured], effort: Effort) -> Table:
-    episodes = f"{effort.groups} groups of {effort.group_size}"
-    table = Table(title=f"{effort.tasks} tasks; {episodes} episodes, medians of {effort.repeats} repeats; one thread")
+def table_of(measured: Sequence[Measured], settings: Settings) -> Table:
+    episodes = f"{settings.groups} groups of {settings.group_size}"
+    table = Table(
+        title=f"{settings.tasks} tasks; {episodes} episodes, medians of {settings.repeats} repeats; one thread"
+    )
     table.add_column("environment")
     for column in (
         "tasks/s",
-        "ms a task\n(median)",
-        "seen",
-        "alone\nturns/s",
-        "path\nturns/s",
-        "rest\nms a turn",
+        "ms per task\n(median)",
+        "overlap",
+        "env\nturns/s",
+        "rollout\nturns/s",
+        "overhead\nms per turn",
         "from .. to",
     ):
         table.add_column(column, justify="right")
@@ -278,30 +285,32 @@ def table_of(measured: Sequence[Measured], effort: Effort) -> Table:
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("environments", nargs="*", metavar="NAME", help="default: all that need nothing installed")
-    parser.add_argument("--quick", action="store_true", help="a few tasks of each, one repeat: does it run?")
-    parser.add_argument("--tasks", type=int, default=1000, help="made for the first two columns")
+    parser.add_argument("environments", nargs="*", metavar="NAME", help="default: all that need no further package")
+    parser.add_argument("--quick", action="store_true", help="few tasks and one repeat, as a test")
+    parser.add_argument("--tasks", type=int, default=1000, help="tasks to create per environment")
     parser.add_argument("--groups", type=int, default=16)
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=5)
     return parser.parse_args(words)
 
 
-def run(given: argparse.Namespace, console: Console) -> list[Measured]:
-    full = Effort(tasks=given.tasks, groups=given.groups, group_size=given.group_size, repeats=given.repeats)
-    effort = QUICK if given.quick else full
-    names = given.environments or [name for name in ENVIRONMENTS if not load_spec(name).cls.needs]
+def run(args: argparse.Namespace, console: Console) -> list[Measured]:
+    full = Settings(tasks=args.tasks, groups=args.groups, group_size=args.group_size, repeats=args.repeats)
+    settings = QUICK if args.quick else full
+    names = args.environments or [name for name in ENVIRONMENTS if not load_spec(name).cls.needs]
     measured = []
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        doing = progress.add_task("", total=None)
-        asked = cases(names)
-        for number, case in enumerate(asked):
-            progress.update(doing, description=case.name, completed=number, total=len(asked))
-            measured.append(asyncio.run(measure(case, effort)))
-    console.print(table_of(measured, effort))
-    if not given.quick:
-        above = [each.case.name for each in measured if each.rest_ms >= ALLOWED_MS]
-        console.print(f"rest below {ALLOWED_MS} ms a turn: " + ("all" if not above else f"not {', '.join(above)}"))
+        bar = progress.add_task("", total=None)
+        selected = cases(names)
+        for number, case in enumerate(selected):
+            progress.update(bar, description=case.name, completed=number, total=len(selected))
+            measured.append(asyncio.run(measure(case, settings)))
+    console.print(table_of(measured, settings))
+    if not args.quick:
+        above = [each.case.name for each in measured if each.overhead_ms >= ALLOWED_MS]
+        console.print(
+            f"overhead below {ALLOWED_MS} ms per turn: " + ("all" if not above else f"not {', '.join(above)}")
+        )
     return measured
 
 

@@ -1,6 +1,6 @@
-"""`lookup` whose tool breaks in a fifth of all calls, not by the agent's fault: env.kind for tool_learning.py.
+"""`lookup` with a tool that fails in a fifth of all calls: an env.kind for tool_learning.py.
 
-A broken call is made again, as tools' calls are; one that breaks three times breaks its episode, which is run again.
+Failed calls are retried. If a call fails three times, its episode is retried.
 """
 
 import os
@@ -9,20 +9,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from turnwise.envs.lookup.env import Lookup
-from turnwise.envs.lookup.env import room as sound_room
+from turnwise.envs.lookup.env import room as working_room
 from turnwise.tools.function import from_function
 from turnwise.tools.tool import Tool, ToolResult
 
-SHARE = float(os.environ.get("FAULTS", "0.2"))
-"""Of the calls; FAULTS=0 for the same tasks and the same luck without any."""
-LUCK = random.Random(0)
+FAILURE_RATE = float(os.environ.get("FAULTS", "0.2"))
+"""Share of the calls that fail; FAULTS=0 for the same tasks and randomness without failures."""
+RNG = random.Random(0)
 
 
 def room(name: str, state: Lookup) -> ToolResult:
     """The room of a person."""
-    if LUCK.random() < SHARE:
+    if RNG.random() < FAILURE_RATE:
         raise ConnectionError("the server is gone")
-    return sound_room(name, state)
+    return working_room(name, state)
 
 
 class FaultyLookup(Lookup):

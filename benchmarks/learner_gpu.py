@@ -1,11 +1,11 @@
-"""B3: one update on 512 trajectories of 300 to 700 tokens on one GPU: the learner against padded transformers.
+"""B3: one update on 512 trajectories of 300 to 700 tokens on one GPU: turnwise compared with padded transformers.
 
     python benchmarks/learner_gpu.py [--repeats 5] [--micro-tokens 65536]
 
-SmolLM2-135M in bfloat16, AdamW, PPO's loss on every token but the first of each (the worst case: log-probabilities of
-all tokens; `sampled` has it on 44 % of them, as a rollout of B1 leaves them). Nothing is shared between trajectories.
-transformers: the same trajectories padded to the longest of 64, its own SDPA attention, its own loss, torch's fused
-AdamW on bfloat16 parameters, nothing compiled. Tokens are real ones: padding does not count.
+SmolLM2-135M in bfloat16, AdamW, PPO loss. "all tokens": loss on every token except the first of each trajectory, the
+worst case; "sampled": on 44 % of them, as in a rollout of B1. Trajectories share no prefix. transformers: the same
+trajectories in padded batches of 64, with its own SDPA attention and loss, torch's fused AdamW on bfloat16 parameters,
+without compilation. Padding does not count as tokens.
 """
 
 import argparse
@@ -28,11 +28,11 @@ from turnwise.recipes.build import build_learner
 
 TRAJECTORIES, SHORTEST, LONGEST, PADDED_BATCH = 512, 300, 700, 64
 PROMPT, ROUND, ACTION = 200, 108, 48
-"""Tokens of a first prompt, of an observation with its action, of an action."""
+"""Tokens of the first prompt, of an observation and its action together, of an action."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class Measurement:
     side: str
     tokens: int
     seconds: list[float]
@@ -44,24 +44,24 @@ class Reading:
 
 
 def trajectories(every_token: bool) -> list[TrainSample]:
-    chance = torch.Generator().manual_seed(0)
-    made = []
+    rng = torch.Generator().manual_seed(0)
+    samples = []
     for number in range(TRAJECTORIES):
-        length = int(torch.randint(SHORTEST, LONGEST + 1, (1,), generator=chance))
-        places = torch.arange(length)
-        mask = places > 0 if every_token else (places >= PROMPT) & ((places - PROMPT) % ROUND < ACTION)
+        length = int(torch.randint(SHORTEST, LONGEST + 1, (1,), generator=rng))
+        positions = torch.arange(length)
+        mask = positions > 0 if every_token else (positions >= PROMPT) & ((positions - PROMPT) % ROUND < ACTION)
         ones = mask.float()
         sample = Sample(
             trajectory=number,
-            ids=torch.randint(20, 49000, (length,), generator=chance),
+            ids=torch.randint(20, 49000, (length,), generator=rng),
             mask=mask,
             turn_ids=torch.where(mask, 0, -1),
             logprobs=-10 * ones,
             temperatures=torch.ones(length),
         )
-        advantages = ones * float(torch.randn(1, generator=chance))
+        advantages = ones * float(torch.randn(1, generator=rng))
         weights = ones / (TRAJECTORIES * LONGEST)
-        made.append(
+        samples.append(
             TrainSample(
                 sample=sample,
                 old_logprobs=-10 * ones,
@@ -73,26 +73,28 @@ def trajectories(every_token: bool) -> list[TrainSample]:
                 value_weights=None,
             )
         )
-    return made
+    return samples
 
 
-def timed(side: str, tokens: int, update: Callable[[], None], repeats: int) -> Reading:
+def measure(side: str, tokens: int, update: Callable[[], None], repeats: int) -> Measurement:
     seconds = []
-    for _ in range(repeats + 2):  # the first two compile
+    for _ in range(repeats + 2):  # the first two include compilation
         torch.cuda.reset_peak_memory_stats()
         torch.cuda.synchronize()
         began = time.perf_counter()
         update()
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
-    return Reading(side=side, tokens=tokens, seconds=seconds[2:], memory_gib=torch.cuda.max_memory_allocated() / 2**30)
+    return Measurement(
+        side=side, tokens=tokens, seconds=seconds[2:], memory_gib=torch.cuda.max_memory_allocated() / 2**30
+    )
 
 
-def learner_readings(micro_tokens: int, repeats: int) -> list[Reading]:
-    """Packing included, as in training."""
+def measure_learner(micro_tokens: int, repeats: int) -> list[Measurement]:
+    """Measure updates including packing."""
     model = load_model("smollm2-135m", device="cuda", attn_implementation=ATTENTION).model
     compile_layers(model)
-    learner, readings = build_learner(Config(), model), []
+    learner, measurements = build_learner(Config(), model), []
     for name, every_token in (("turnwise, all tokens", True), ("turnwise, sampled", False)):
         samples = trajectories(every_token)
 
@@ -101,11 +103,11 @@ def learner_readings(micro_tokens: int, repeats: int) -> list[Reading]:
                 learner.forward_backward(pack_train([samples[index] for index in part]))
             learner.step()
 
-        readings.append(timed(name, sum(map(len, samples)), update, repeats))
-    return readings
+        measurements.append(measure(name, sum(map(len, samples)), update, repeats))
+    return measurements
 
 
-def padded_reading(repeats: int) -> Reading:
+def measure_padded(repeats: int) -> Measurement:
     model = load_model("smollm2-135m", device="cuda").model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
     samples = trajectories(True)
@@ -121,21 +123,21 @@ def padded_reading(repeats: int) -> Reading:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    return timed("transformers, padded", sum(map(len, samples)), update, repeats)
+    return measure("transformers, padded", sum(map(len, samples)), update, repeats)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--micro-tokens", type=int, default=65536)
-    given = parser.parse_args()
-    readings = [padded_reading(given.repeats)]
+    args = parser.parse_args()
+    measurements = [measure_padded(args.repeats)]
     torch.cuda.empty_cache()
-    readings += learner_readings(given.micro_tokens, given.repeats)
-    table = Table("side", "tokens", "seconds, median", "lowest", "highest", "tokens/s", "ratio", "GiB at its peak")
-    for each in readings:
+    measurements += measure_learner(args.micro_tokens, args.repeats)
+    table = Table("side", "tokens", "seconds, median", "lowest", "highest", "tokens/s", "ratio", "peak GiB")
+    for each in measurements:
         numbers = (statistics.median(each.seconds), min(each.seconds), max(each.seconds))
-        ratio = each.rate / readings[0].rate
+        ratio = each.rate / measurements[0].rate
         row = (each.side, str(each.tokens), *(f"{number:.3f}" for number in numbers))
         table.add_row(*row, f"{each.rate / 1e3:.0f}k", f"{ratio:.2f}", f"{each.memory_gib:.1f}")
     Console(width=120).print(table)

@@ -1,11 +1,11 @@
-"""What a plan says a training step needs, and what it takes: models of 1.5B and 7B parameters on GPUs of 24 and 80 GB.
+"""Planned and actual memory of a training step: models of 1.5B and 7B parameters on GPUs of 24 and 80 GiB.
 
     python benchmarks/memory_gpu.py [--case 1.5b] [--case 7b-lora] [--rounds 2] [--seconds 85]
 
-Weights are random, in the shapes of Qwen2.5-1.5B (all of it trained) and Qwen2.5-7B (LoRA of rank 16). Each case runs
-in a process of its own that torch allows 24 or 80 GiB, less what CUDA takes for itself. A round is 64 episodes of 3
-turns, 968 tokens each, through the engine, and one update over all of them through the learner, both as planned; the
-first round compiles and captures, later ones capture again where the cache was given back.
+Weights are random, in the shapes of Qwen2.5-1.5B (all weights trained) and Qwen2.5-7B (LoRA of rank 16). Each case runs
+in a separate process that torch limits to 24 or 80 GiB, minus the CUDA context. A round is a rollout of 64 episodes of
+3 turns, 968 tokens each, and one update on all of them, both as planned. The first round compiles and captures graphs;
+later rounds capture again if the KV cache was released.
 """
 
 import argparse
@@ -44,7 +44,7 @@ from turnwise.recipes.memory import memory_plan
 from turnwise.training.learner import LocalLearner
 
 EPISODES, PROMPT, TURNS, NEW, OBSERVATION = 64, 600, 3, 96, 40
-"""Of a round: episodes, tokens of the first prompt, turns, and of each turn the tokens sampled and told after it."""
+"""A round: episodes, tokens of the first prompt, turns, and per turn the sampled tokens and observation tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ CASES = {"1.5b": Case(shape="qwen2.5-1.5b", gib=24), "7b-lora": Case(shape="qwen
 
 
 def make_model(case: Case) -> Any:
-    """On the GPU at once: the host never holds it."""
+    """Create the model on the GPU directly, without a copy in host memory."""
     torch.manual_seed(0)
     with torch.device("cuda"):
         model = AutoModelForCausalLM.from_config(
@@ -76,29 +76,29 @@ def make_engine(config: Config, model: Any, plan: MemoryPlan) -> NativeEngine:
     return NativeEngine(model, **settings, runner=runner)
 
 
-def texts(vocabulary: int) -> list[list[list[int]]]:
-    """Of each episode what it is told before each turn: random tokens, nothing shared."""
-    chance = torch.Generator().manual_seed(1)
+def make_contexts(vocabulary: int) -> list[list[list[int]]]:
+    """Return random tokens that each episode gets before each turn. Episodes share nothing."""
+    rng = torch.Generator().manual_seed(1)
     sizes = [PROMPT, *[OBSERVATION] * (TURNS - 1)]
-    told = [torch.randint(20, vocabulary - 1000, (EPISODES, size), generator=chance).tolist() for size in sizes]
-    return [list(each) for each in zip(*told, strict=True)]
+    by_turn = [torch.randint(20, vocabulary - 1000, (EPISODES, size), generator=rng).tolist() for size in sizes]
+    return [list(each) for each in zip(*by_turn, strict=True)]
 
 
-async def play(engine: NativeEngine, told: list[list[list[int]]], round_number: int) -> list[list[Completion]]:
+async def roll_out(engine: NativeEngine, contexts: list[list[list[int]]], round_number: int) -> list[list[Completion]]:
     sampling = Sampling(max_tokens=NEW)
 
     async def episode(number: int) -> list[Completion]:
         key = EpisodeKey(run_seed=0, round=round_number, task=Task(env="benchmark", seed=number), member=0)
         async with engine.open(key) as session:
-            return [await session.generate(ids, sampling) for ids in told[number]]
+            return [await session.generate(ids, sampling) for ids in contexts[number]]
 
     return await asyncio.gather(*(episode(number) for number in range(EPISODES)))
 
 
-def to_train(number: int, told: list[list[int]], said: list[Completion]) -> TrainSample:
-    """An episode with an advantage of 1 or -1, every sampled token weighing the same."""
+def make_sample(number: int, contexts: list[list[int]], completions: list[Completion]) -> TrainSample:
+    """Return an episode with advantage 1 or -1 and equal weights on all sampled tokens."""
     ids, mask, logprobs = list[int](), list[bool](), list[float]()
-    for context, completion in zip(told, said, strict=True):
+    for context, completion in zip(contexts, completions, strict=True):
         ids += [*context, *completion.ids]
         mask += [False] * len(context) + [True] * len(completion.ids)
         logprobs += [0.0] * len(context) + list(completion.logprobs)
@@ -125,14 +125,14 @@ def to_train(number: int, told: list[list[int]], said: list[Completion]) -> Trai
 
 
 @dataclass(slots=True, kw_only=True)
-class Lap:
-    """Of one phase: seconds, and GiB at the peak, as tensors held them and as torch reserved them."""
+class PhaseMeter:
+    """Seconds and peak GiB of one phase, allocated by tensors and reserved by torch."""
 
     seconds: float = 0.0
-    held: float = 0.0
+    allocated: float = 0.0
     reserved: float = 0.0
 
-    def __enter__(self) -> "Lap":
+    def __enter__(self) -> "PhaseMeter":
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -142,32 +142,32 @@ class Lap:
     def __exit__(self, *_: object) -> None:
         torch.cuda.synchronize()
         self.seconds += time.perf_counter()
-        self.held = (torch.cuda.max_memory_allocated() + CUDA_CONTEXT) / GIB
+        self.allocated = (torch.cuda.max_memory_allocated() + CUDA_CONTEXT) / GIB
         self.reserved = (torch.cuda.max_memory_reserved() + CUDA_CONTEXT) / GIB
 
 
 def update(learner: LocalLearner, samples: list[TrainSample], plan: MemoryPlan) -> tuple[dict[str, float], float, int]:
-    """(what the step said, its seconds, passes)"""
+    """Return the metrics of the optimizer step, its seconds, and the number of passes."""
     parts = micro_batches([each.sample for each in samples], plan.micro_tokens)
     for part in parts:
         learner.forward_backward(pack_train([samples[index] for index in part]))
     torch.cuda.synchronize()
     began = time.perf_counter()
-    said = learner.step()
+    metrics = learner.step()
     torch.cuda.synchronize()
-    return said, time.perf_counter() - began, len(parts)
+    return metrics, time.perf_counter() - began, len(parts)
 
 
-def tell(text: str) -> None:
-    """At once: should a case run out of time or memory, this much is known of it."""
+def report_progress(text: str) -> None:
+    """Print at once, in case the process later runs out of time or memory."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
 def run_case(name: str, rounds: int) -> dict[str, Any]:
-    """In a process of its own; the result can be written as JSON."""
+    """Run a case in this process. The result can be written as JSON."""
     case, began = CASES[name], time.perf_counter()
-    torch.set_num_threads(os.cpu_count() or 1)  # optimiser states on the host are worked on by all of them
+    torch.set_num_threads(os.cpu_count() or 1)  # all threads update optimizer states on the host
     _, total = torch.cuda.mem_get_info()
     torch.cuda.set_per_process_memory_fraction((case.gib * GIB - CUDA_CONTEXT) / total)
     config = build({}, [("lora.rank", case.rank), ("train.learning_rate", 1e-6)])
@@ -175,41 +175,41 @@ def run_case(name: str, rounds: int) -> dict[str, Any]:
     compile_layers(model)
     plan = memory_plan(config, model)
     engine, learner = make_engine(config, model, plan), build_learner(config, model, plan)
-    told, found = texts(model.config.vocab_size), list[dict[str, Any]]()
+    contexts, results = make_contexts(model.config.vocab_size), list[dict[str, Any]]()
     ready = time.perf_counter() - began
-    tell(f"{name}: ready after {ready:.0f} s; {plan.describe()}")
+    report_progress(f"{name}: ready after {ready:.0f} s; {plan.describe()}")
     for number in range(rounds):
         captured = engine.stats().capture_s
-        with Lap() as rollout:
-            said = asyncio.run(play(engine, told, number))
-        tell(f"{name}: round {number} rolled out, {rollout}")
-        samples = [to_train(index, *pair) for index, pair in enumerate(zip(told, said, strict=True))]
+        with PhaseMeter() as rollout:
+            completions = asyncio.run(roll_out(engine, contexts, number))
+        report_progress(f"{name}: round {number} rollout, {rollout}")
+        samples = [make_sample(index, *pair) for index, pair in enumerate(zip(contexts, completions, strict=True))]
         if plan.releases_cache:
             asyncio.run(engine.sleep())
         learner.begin_step(StepSettings(step=number))
-        with Lap() as learning:
+        with PhaseMeter() as learning:
             step, step_s, passes = update(learner, samples, plan)
-        tell(f"{name}: round {number} learnt, {learning}")
-        laps = {"rollout": [rollout.seconds, rollout.held, rollout.reserved]}
-        laps["update"] = [learning.seconds, learning.held, learning.reserved]
-        found.append(
-            {**laps, "capture_s": engine.stats().capture_s - captured, "step_s": step_s, "passes": passes, **step}
+        report_progress(f"{name}: round {number} update, {learning}")
+        phases = {"rollout": [rollout.seconds, rollout.allocated, rollout.reserved]}
+        phases["update"] = [learning.seconds, learning.allocated, learning.reserved]
+        results.append(
+            {**phases, "capture_s": engine.stats().capture_s - captured, "step_s": step_s, "passes": passes, **step}
         )
     free, total = torch.cuda.mem_get_info()
     return {
         "plan": plan.describe(),
         "planned": [plan.rollout / GIB, plan.update / GIB, plan.host / GIB],
-        "room": plan.device_bytes / GIB,
+        "available": plan.device_bytes / GIB,
         "ready_s": ready,
-        "rounds": found,
+        "rounds": results,
         "context": (total - free - torch.cuda.memory_reserved()) / GIB,
     }
 
 
-def in_its_process(name: str, rounds: int, seconds: float) -> dict[str, Any] | None:
-    """None, with what it said on stderr, where it failed or took too long."""
+def run_in_subprocess(name: str, rounds: int, seconds: float) -> dict[str, Any] | None:
+    """Return the result, or None if the case failed or took too long; it reports on stderr."""
     with tempfile.TemporaryDirectory() as scratch:
-        out = Path(scratch) / "found.json"
+        out = Path(scratch) / "result.json"
         command = [sys.executable, __file__, "--inside", name, "--rounds", str(rounds), "--out", str(out)]
         try:
             subprocess.run(command, check=True, timeout=seconds)
@@ -222,21 +222,26 @@ def in_its_process(name: str, rounds: int, seconds: float) -> dict[str, Any] | N
 def show(results: dict[str, dict[str, Any]]) -> None:
     console = Console(width=150)
     table = Table(
-        "case", "round", "phase", "planned GiB", "peak held", "peak reserved", "there is", "seconds", "of these"
+        "case", "round", "phase", "planned GiB", "peak allocated", "peak reserved", "available", "seconds", "details"
     )
     for name, result in results.items():
         console.print(
-            f"{name}: {result['plan']}; ready after {result['ready_s']:.0f} s; CUDA's own {result['context']:.2f} GiB"
+            f"{name}: {result['plan']}; ready after {result['ready_s']:.0f} s; CUDA context {result['context']:.2f} GiB"
         )
         for number, each in enumerate(result["rounds"]):
             details = {
                 "rollout": f"capture {each['capture_s']:.2f}",
-                "update": f"optimiser {each['step_s']:.2f}, {each['passes']} passes",
+                "update": f"optimizer {each['step_s']:.2f}, {each['passes']} passes",
             }
-            for place, (phase, told) in enumerate(details.items()):
-                seconds, held, reserved = each[phase]
-                numbers = (f"{result['planned'][place]:.1f}", f"{held:.1f}", f"{reserved:.1f}", f"{result['room']:.1f}")
-                table.add_row(name, str(number), phase, *numbers, f"{seconds:.2f}", told)
+            for index, (phase, detail) in enumerate(details.items()):
+                seconds, allocated, reserved = each[phase]
+                numbers = (
+                    f"{result['planned'][index]:.1f}",
+                    f"{allocated:.1f}",
+                    f"{reserved:.1f}",
+                    f"{result['available']:.1f}",
+                )
+                table.add_row(name, str(number), phase, *numbers, f"{seconds:.2f}", detail)
             rest = {key: value for key, value in each.items() if isinstance(value, float) and not key.endswith("_s")}
             console.print(f"  round {number}: " + ", ".join(f"{key} {value:.4g}" for key, value in rest.items()))
     console.print(table)
@@ -246,16 +251,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--case", action="append", choices=CASES, help="default: all")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=85, help="of each case, at most")
+    parser.add_argument("--seconds", type=float, default=85, help="time limit of each case")
     parser.add_argument("--inside", choices=CASES, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.inside is not None:
-        given.out.write_text(json.dumps(run_case(given.inside, given.rounds)))
+    args = parser.parse_args()
+    if args.inside is not None:
+        args.out.write_text(json.dumps(run_case(args.inside, args.rounds)))
         return
-    found = {name: in_its_process(name, given.rounds, given.seconds) for name in given.case or CASES}
-    show({name: result for name, result in found.items() if result is not None})
-    sys.exit(None in found.values())
+    results = {name: run_in_subprocess(name, args.rounds, args.seconds) for name in args.case or CASES}
+    show({name: result for name, result in results.items() if result is not None})
+    sys.exit(None in results.values())
 
 
 if __name__ == "__main__":

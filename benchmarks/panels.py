@@ -15,27 +15,26 @@ BLUE, ORANGE = "#4c8fd6", "#e0722a"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """What one panel shows, from 0 to `top`."""
+    """Contents of one panel, whose vertical axis goes from 0 to `top`."""
 
     runs: Sequence[Sequence[float]]
-    """A number for each step, for each seed."""
+    """One value per step, for each seed."""
     title: str = ""
     after: float | None = None
-    """A share that was measured after the last step: a point in the other colour, and in words above the panel."""
+    """Share measured after the last step: shown as a point in another colour and as a number above the panel."""
     label: str = ""
-    """Of the vertical axis; drawn where the panel is the first of its row."""
+    """Label of the vertical axis; drawn if the panel is the first of its row."""
     top: float = 1.0
     colour: str = BLUE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """Where panels stand: row by row."""
+    """Layout of the panels, row by row. Sizes are those of one panel."""
 
     columns: int
     width: float
     height: float
-    """Of one panel."""
 
     def x(self, number: int) -> float:
         return LEFT + number % self.columns * (self.width + GAP_X)
@@ -45,7 +44,7 @@ class Grid:
 
 
 def small_multiples(title: str, panels: Sequence[Panel], grid: Grid) -> str:
-    """One SVG of all panels; the horizontal axis is the training step and as long as the longest run."""
+    """Return an SVG of all panels. The horizontal axis is the training step, up to that of the longest run."""
     steps = max(len(run) for panel in panels for run in panel.runs)
     width = grid.x(grid.columns - 1) + grid.width + RIGHT
     height = grid.y(len(panels) - 1) + grid.height + BOTTOM
@@ -66,21 +65,21 @@ def small_multiples(title: str, panels: Sequence[Panel], grid: Grid) -> str:
 def _heading(panel: Panel, x: float, y: float, grid: Grid) -> list[str]:
     parts = [_text(x, y - 8, panel.title, size=13)] if panel.title else []
     if panel.after is not None:
-        right, place = x + grid.width, y + grid.height * (1 - panel.after / panel.top)
+        right, height = x + grid.width, y + grid.height * (1 - panel.after / panel.top)
         parts.append(_text(right, y - 8, f"{100 * panel.after:.0f} %", anchor="end", fill=ORANGE))
-        parts.append(f'<circle cx="{right:.1f}" cy="{place:.1f}" r="4" fill="{ORANGE}"/>')
+        parts.append(f'<circle cx="{right:.1f}" cy="{height:.1f}" r="4" fill="{ORANGE}"/>')
     return parts
 
 
 def _frame(panel: Panel, x: float, y: float, grid: Grid, *, labelled: bool) -> list[str]:
-    """Three lines across; the first panel of a row says what they stand for."""
+    """Draw three horizontal lines, with labels in the first panel of a row."""
     parts = []
     for share in (0.0, 0.5, 1.0):
-        place = y + grid.height * (1 - share)
+        line_y = y + grid.height * (1 - share)
         stroke = GRID if share else INK
-        parts.append(f'<line x1="{x:g}" y1="{place:g}" x2="{x + grid.width:g}" y2="{place:g}" stroke="{stroke}"/>')
+        parts.append(f'<line x1="{x:g}" y1="{line_y:g}" x2="{x + grid.width:g}" y2="{line_y:g}" stroke="{stroke}"/>')
         if labelled:
-            parts.append(_text(x - 8, place + 4, f"{share * panel.top:g}", anchor="end"))
+            parts.append(_text(x - 8, line_y + 4, f"{share * panel.top:g}", anchor="end"))
     if labelled and panel.label:
         middle = y + grid.height / 2
         turn = f' transform="rotate(-90 16 {middle:g})"'
@@ -96,7 +95,7 @@ def _ticks(steps: int, x: float, y: float, grid: Grid) -> list[str]:
 
 
 def _lines(panel: Panel, x: float, y: float, grid: Grid, steps: int) -> list[str]:
-    """The thick line is the rolling mean, of all seeds; thin ones are what it is taken over."""
+    """Draw the rolling mean over all seeds as a thick line, the seeds (or the values of a single one) as thin lines."""
     rolled = [rolling_mean(run, window=max(1, len(run) // 15)) for run in panel.runs]
     thin = rolled if len(rolled) > 1 else panel.runs
     thick = [statistics.fmean(values) for values in zip(*rolled, strict=True)]
@@ -108,11 +107,11 @@ def _lines(panel: Panel, x: float, y: float, grid: Grid, steps: int) -> list[str
 
 
 def _line(values: Sequence[float], x: float, y: float, grid: Grid, *, steps: int, top: float, stroke: str) -> str:
-    places = " ".join(
+    points = " ".join(
         f"{x + grid.width * step / steps:.1f},{y + grid.height * (1 - min(1.0, max(0.0, value / top))):.1f}"
         for step, value in enumerate(values, start=1)
     )
-    return f'<polyline points="{places}" fill="none" {stroke} stroke-linejoin="round"/>'
+    return f'<polyline points="{points}" fill="none" {stroke} stroke-linejoin="round"/>'
 
 
 def _stroke(colour: str, width: float, opacity: float) -> str:
@@ -120,5 +119,5 @@ def _stroke(colour: str, width: float, opacity: float) -> str:
 
 
 def _text(x: float, y: float, words: str, *, anchor: str = "start", size: int = 12, fill: str = INK) -> str:
-    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
-    return f'<text {place} font-size="{size}" fill="{fill}">{escape(words)}</text>'
+    position = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    return f'<text {position} font-size="{size}" fill="{fill}">{escape(words)}</text>'

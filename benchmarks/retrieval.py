@@ -1,10 +1,10 @@
-"""Retrieval: what an index costs to build and to keep, and how many searches a second many episodes get from it.
+"""Retrieval: time and size of an index, and searches per second of many concurrent episodes.
 
     python benchmarks/retrieval.py [FILES...] [--seconds 5] [--dense MODEL] [--remote]
 
-FILES: a corpus, such as Debian's python3.11-doc (apt-get download python3.11-doc; dpkg-deb -x); without them one of
-about that size is generated. Every episode searches again as soon as it has its answer, through the box and the tool of
-training; no query comes twice, so nothing is answered from what was kept. --remote: over a server on this machine.
+FILES: a corpus, such as Debian's python3.11-doc (apt-get download python3.11-doc; dpkg-deb -x); by default a corpus of
+about that size is generated. Every episode searches again as soon as it has its result, through the toolbox and the
+search tool as in training. No query is repeated, so the cache is never hit. --remote: through a server on this machine.
 """
 
 import argparse
@@ -36,11 +36,11 @@ from turnwise.tools.toolbox import ToolBox
 
 EPISODES = (1, 64, 512)
 GENERATED_PAGES, GENERATED_WORDS = 530, 3600
-"""About as much text as python3.11-doc has."""
+"""About the size of python3.11-doc."""
 
 
-class Counting:
-    """Passes searches on, and counts the calls that they take."""
+class CountingSearcher:
+    """Forwards searches and records the size of each batch."""
 
     def __init__(self, searcher: Searcher) -> None:
         self._searcher, self.sizes = searcher, list[int]()
@@ -51,7 +51,7 @@ class Counting:
 
 
 def generate(folder: Path) -> Path:
-    """Pages of words whose frequencies fall as those of a language do."""
+    """Generate pages of random words with Zipf-like frequencies."""
     rng = random.Random(0)
     words = ["".join(rng.choices("abcdefghiklmnoprstu", k=rng.randint(2, 9))) for _ in range(20_000)]
     weights = [1 / (rank + 3) for rank in range(len(words))]
@@ -65,7 +65,7 @@ def generate(folder: Path) -> Path:
 
 
 def make_queries(index: SearchIndex) -> Iterator[str]:
-    """Three to six words of a passage and a number: always another query."""
+    """Yield distinct queries: three to six words of a passage and a number."""
     rng, number = random.Random(0), 0
     while True:
         words = tokenize(index.passages[rng.randrange(len(index.passages))].text) or ["word"]
@@ -73,9 +73,9 @@ def make_queries(index: SearchIndex) -> Iterator[str]:
         number += 1
 
 
-async def drive(searcher: Counting, queries: Iterator[str], episodes: int, seconds: float) -> list[float]:
-    """How long each search took."""
-    box, took, until = ToolBox([SearchTool(searcher)]), list[float](), time.perf_counter() + seconds
+async def drive(searcher: CountingSearcher, queries: Iterator[str], episodes: int, seconds: float) -> list[float]:
+    """Return the seconds of each search."""
+    box, durations, until = ToolBox([SearchTool(searcher)]), list[float](), time.perf_counter() + seconds
 
     async def episode(number: int) -> None:
         async with box.open(number) as tools:
@@ -84,10 +84,10 @@ async def drive(searcher: Counting, queries: Iterator[str], episodes: int, secon
                 result = await tools.call(call)
                 if result.failed:
                     raise RuntimeError(result.text)
-                took.append(time.perf_counter() - began)
+                durations.append(time.perf_counter() - began)
 
     await asyncio.gather(*map(episode, range(episodes)))
-    return took
+    return durations
 
 
 @contextmanager
@@ -104,17 +104,22 @@ def maybe_remote(index: SearchIndex, remote: bool) -> Iterator[Searcher]:
 def measure(console: Console, folder: Path, mode: Mode, seconds: float, remote: bool) -> None:
     index = open_index(folder, mode)
     queries = make_queries(index)
-    columns = ("episodes", "searches/s", "median ms", "99 % ms", "CPU ms a search", "searches a call")
+    columns = ("episodes", "searches/s", "median ms", "p99 ms", "CPU ms per search", "searches per batch")
     table = Table(*columns, title=mode, title_justify="left")
     with maybe_remote(index, remote) as searcher:
         for episodes in EPISODES:
-            counted = Counting(searcher)
+            counter = CountingSearcher(searcher)
             began, used = time.perf_counter(), time.process_time()
-            took = asyncio.run(drive(counted, queries, episodes, seconds))
-            rate, cpu = len(took) / (time.perf_counter() - began), (time.process_time() - used) / len(took)
-            slow = statistics.quantiles(took, n=100)[98]
-            cells = (f"{rate:,.0f}", f"{statistics.median(took) * 1e3:.2f}", f"{slow * 1e3:.2f}", f"{cpu * 1e3:.2f}")
-            table.add_row(str(episodes), *cells, f"{statistics.mean(counted.sizes):.1f}")
+            durations = asyncio.run(drive(counter, queries, episodes, seconds))
+            rate, cpu = len(durations) / (time.perf_counter() - began), (time.process_time() - used) / len(durations)
+            slow = statistics.quantiles(durations, n=100)[98]
+            cells = (
+                f"{rate:,.0f}",
+                f"{statistics.median(durations) * 1e3:.2f}",
+                f"{slow * 1e3:.2f}",
+                f"{cpu * 1e3:.2f}",
+            )
+            table.add_row(str(episodes), *cells, f"{statistics.mean(counter.sizes):.1f}")
     console.print(table)
 
 
@@ -124,21 +129,21 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--dense", metavar="MODEL")
     parser.add_argument("--remote", action="store_true")
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
     console = Console()
     with tempfile.TemporaryDirectory() as work:
-        files, folder = given.files or [generate(Path(work))], Path(work) / "index"
+        files, folder = args.files or [generate(Path(work))], Path(work) / "index"
         began, used = time.perf_counter(), time.process_time()
-        made = build_index(files, folder, dense=DenseSettings(model=given.dense) if given.dense else None)
-        size = sum(made.sizes.values()) / 1e6
+        index = build_index(files, folder, dense=DenseSettings(model=args.dense) if args.dense else None)
+        size = sum(index.sizes.values()) / 1e6
         console.print(
-            f"index: {made.files:,} files, {made.passages:,} passages, {size:.1f} MB, "
+            f"index: {index.files:,} files, {index.passages:,} passages, {size:.1f} MB, "
             f"built in {time.perf_counter() - began:.1f} s ({time.process_time() - used:.1f} s of CPU)"
         )
-        modes: tuple[Mode, ...] = ("lexical", "dense", "hybrid") if given.dense else ("lexical",)
+        modes: tuple[Mode, ...] = ("lexical", "dense", "hybrid") if args.dense else ("lexical",)
         for mode in modes:
-            measure(console, folder, mode, given.seconds, given.remote)
+            measure(console, folder, mode, args.seconds, args.remote)
 
 
 if __name__ == "__main__":

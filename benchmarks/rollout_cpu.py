@@ -1,15 +1,15 @@
-"""B2: rolling out 128 FrozenLake episodes on the CPU with the tiny model: the native engine against `generate`.
+"""B2: rollout of 128 FrozenLake episodes on the CPU with the tiny model: the native engine compared with `generate`.
 
     .venv/bin/python benchmarks/rollout_cpu.py [--threads 2] [--repeats 7] [--new-tokens 16]
 
 Both sides play the same tasks with the same weights, prompts, environments and sampling (temperature 1), render and
-parse with the same code, and return the log-probability of every sampled token. `generate` is run as its documentation
-says: left padding, attention mask, KV cache, SDPA attention, inference mode, all live episodes in one batch (or in
-batches of the size that proves fastest in the warm-up). It starts every turn from the whole context, as a loop around
-`generate` does; the native engine keeps each session's cache.
+parse with the same code, and return the log-probability of every sampled token. `generate` is used as documented: left
+padding, attention mask, KV cache, SDPA attention, inference mode, all running episodes in one batch (or in batches of
+the size that is fastest in the warm-up). It processes the whole context in every turn, as a loop around `generate`
+does; the native engine keeps the KV cache of each session.
 
-fixed    every episode is 5 turns of exactly N sampled tokens, so that both sides do equal work whatever they sample
-natural  the real game: a turn ends with its end token, an episode when it ends; the same policy, other luck
+fixed    every episode is 5 turns of exactly N sampled tokens, so that both sides do equal work
+natural  turns end with their end token and episodes when the game is over; both sides sample with other randomness
 """
 
 import argparse
@@ -45,7 +45,7 @@ from turnwise.rollout.tasks import EnvMixEntry, TaskSource
 
 EPISODES = 128
 NATURAL_TOKENS = 32
-"""Sampled tokens a turn, at most, in the natural variant: the recipe's limit."""
+"""Maximum of sampled tokens per turn in the natural variant, as in the recipe."""
 CHECK_TOLERANCE = 1e-3
 
 
@@ -55,38 +55,38 @@ class EndlessLake(FrozenLake):
     max_actions = None
 
     def step(self, action: str) -> Outcome:
-        """The same board and moves, but nothing ends the episode before its last turn."""
+        """Same board and moves, but the episode always lasts until its last turn."""
         return goes_on(super().step(action).text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     name: str
-    kind: EnvSpec
+    spec: EnvSpec
     groups: int
     group_size: int
     max_new_tokens: int
     stop_ids: tuple[int, ...]
-    """Empty: a turn is always `max_new_tokens` long."""
+    """Ids that end a turn; empty: every turn has `max_new_tokens` tokens."""
 
     def tasks(self, number: int) -> list[Task]:
-        world = EnvMixEntry(env=self.kind.name, params=self.kind.check_params({}))
-        return TaskSource(mix=(world,), run_seed=0).draw(number, self.groups)
+        entry = EnvMixEntry(env=self.spec.name, params=self.spec.check_params({}))
+        return TaskSource(mix=(entry,), run_seed=0).draw(number, self.groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
-    """One turn, from whichever side."""
+class PlayedTurn:
+    """One turn of either side."""
 
     context_ids: tuple[int, ...]
     action_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
 
 
-Episodes = list[list[Said]]
+Episodes = list[list[PlayedTurn]]
 Result = TypeVar("Result")
 Side = Callable[[int], Episodes]
-"""Plays all episodes of one repeat, given its number."""
+"""(number of the repeat) -> all its episodes."""
 
 
 def native_side(work: Workload, loaded: LoadedModel) -> Side:
@@ -94,7 +94,7 @@ def native_side(work: Workload, loaded: LoadedModel) -> Side:
     sampling = Sampling(max_tokens=work.max_new_tokens, temperature=1.0)
     collector = Collector(
         policy=NativeEngine(loaded.model, slots=EPISODES, stop_ids=work.stop_ids, decode=renderer.decode),
-        make_env=work.kind.make,
+        make_env=work.spec.make,
         context=FullContext(renderer),
         limits=Limits(sampling=sampling, max_tokens=4096, timeout_s=3600),
         in_flight=EPISODES,
@@ -110,7 +110,7 @@ def native_side(work: Workload, loaded: LoadedModel) -> Side:
 
 
 def _run(work: Coroutine[Any, Any, Result]) -> Result:
-    """`asyncio.run`, but for its habit of writing out the result (for the handler of Ctrl-C): milliseconds here."""
+    """Like `asyncio.run`, which also formats the result (for its Ctrl-C handler): milliseconds here."""
     results: list[Result] = []
 
     async def keep() -> None:
@@ -120,9 +120,9 @@ def _run(work: Coroutine[Any, Any, Result]) -> Result:
     return results[0]
 
 
-def _turns(trajectory: Trajectory) -> list[Said]:
+def _turns(trajectory: Trajectory) -> list[PlayedTurn]:
     return [
-        Said(context_ids=turn.context_ids, action_ids=turn.action_ids, logprobs=turn.action_logprobs)
+        PlayedTurn(context_ids=turn.context_ids, action_ids=turn.action_ids, logprobs=turn.action_logprobs)
         for turn in trajectory.turns
     ]
 
@@ -133,43 +133,43 @@ def generate_side(work: Workload, loaded: LoadedModel, batch_size: int) -> Side:
 
     async def play(number: int) -> Episodes:
         tasks = [task for task in work.tasks(number) for _ in range(work.group_size)]
-        envs = [work.kind.make(task, index % work.group_size) for index, task in enumerate(tasks)]
+        envs = [work.spec.make(task, index % work.group_size) for index, task in enumerate(tasks)]
         pending = [renderer.start((await env.start()).messages) for env in envs]
         episodes: Episodes = [[] for _ in envs]
         live = list(range(len(envs)))
         while live:
             contexts = [_context(episodes[index], pending[index]) for index in live]
-            going_on = []
+            still_live = []
             for index, (ids, logprobs) in zip(live, generate(contexts), strict=True):
                 stop = Stop.EOS if ids[-1] in work.stop_ids else Stop.LENGTH
                 result = await envs[index].step(renderer.parse(ids, stop).message)
                 episodes[index].append(
-                    Said(context_ids=tuple(pending[index]), action_ids=tuple(ids), logprobs=tuple(logprobs))
+                    PlayedTurn(context_ids=tuple(pending[index]), action_ids=tuple(ids), logprobs=tuple(logprobs))
                 )
                 if not result.over:
                     pending[index] = renderer.extend(result.messages, stop)
-                    going_on.append(index)
-            live = going_on
+                    still_live.append(index)
+            live = still_live
         return episodes
 
     return lambda number: _run(play(number))
 
 
-def _context(turns: Sequence[Said], pending: Sequence[int]) -> list[int]:
-    """All that the model has seen and said, as the ids that were sampled."""
+def _context(turns: Sequence[PlayedTurn], pending: Sequence[int]) -> list[int]:
+    """Return the whole context, with the sampled ids."""
     return [*(token for turn in turns for token in (*turn.context_ids, *turn.action_ids)), *pending]
 
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """transformers' `generate` on a list of contexts of any length."""
+    """Runs transformers' `generate` on contexts of any length."""
 
     loaded: LoadedModel
     work: Workload
     batch_size: int
 
     def __call__(self, contexts: Sequence[list[int]]) -> list[tuple[list[int], list[float]]]:
-        """Ids and log-probabilities of one turn for each; neighbours in length share a batch."""
+        """Return ids and log-probabilities of one turn for each context. Contexts of similar length share a batch."""
         order = sorted(range(len(contexts)), key=lambda index: len(contexts[index]))
         answers: dict[int, tuple[list[int], list[float]]] = {}
         for start in range(0, len(order), self.batch_size):
@@ -204,13 +204,13 @@ class Generate:
         return [self._cut(row, logprobs) for row, logprobs in rows]
 
     def _cut(self, row: list[int], logprobs: list[float]) -> tuple[list[int], list[float]]:
-        """Without what `generate` fills a row with after its end."""
-        end = next((place + 1 for place, token in enumerate(row) if token in self.work.stop_ids), len(row))
+        """Remove the padding that `generate` adds after the end of a row."""
+        end = next((index + 1 for index, token in enumerate(row) if token in self.work.stop_ids), len(row))
         return row[:end], logprobs[:end]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timed:
+class Measurement:
     seconds: float
     episodes: Episodes
 
@@ -219,14 +219,14 @@ class Timed:
         return sum(len(turn.action_ids) for turns in self.episodes for turn in turns)
 
 
-def timed(side: Side, number: int) -> Timed:
+def measure_side(side: Side, number: int) -> Measurement:
     began = time.perf_counter()
     episodes = side(number)
-    return Timed(seconds=time.perf_counter() - began, episodes=episodes)
+    return Measurement(seconds=time.perf_counter() - began, episodes=episodes)
 
 
 def check(work: Workload, native: Episodes, other: Episodes, model: Any) -> None:
-    """Both sides began with the same prompts, did equal work, and their log-probabilities are the model's own."""
+    """Check that both sides had the same prompts, did equal work, and returned the model's log-probabilities."""
     assert [turns[0].context_ids for turns in native] == [turns[0].context_ids for turns in other]
     if not work.stop_ids:
         shapes = [[[len(turn.action_ids) for turn in turns] for turns in side] for side in (native, other)]
@@ -235,19 +235,19 @@ def check(work: Workload, native: Episodes, other: Episodes, model: Any) -> None
         ids = torch.tensor(_context(turns, ()))
         with torch.inference_mode():
             logprobs = model(ids[None], use_cache=False).logits[0].log_softmax(dim=-1)
-        place = 0
+        position = 0
         for turn in turns:
-            place += len(turn.context_ids)
+            position += len(turn.context_ids)
             for token, logprob in zip(turn.action_ids, turn.logprobs, strict=True):
-                assert abs(float(logprobs[place - 1, token]) - logprob) < CHECK_TOLERANCE
-                place += 1
+                assert abs(float(logprobs[position - 1, token]) - logprob) < CHECK_TOLERANCE
+                position += 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class Comparison:
     work: Workload
-    native: list[Timed]
-    other: list[Timed]
+    native: list[Measurement]
+    other: list[Measurement]
     batch_size: int
 
     def row(self) -> list[str]:
@@ -261,7 +261,7 @@ class Measured:
         ]
 
     @staticmethod
-    def _cells(side: list[Timed]) -> list[str]:
+    def _cells(side: list[Measurement]) -> list[str]:
         seconds = statistics.median(each.seconds for each in side)
         rate = statistics.median(each.sampled / each.seconds for each in side)
         return [f"{seconds:.3f}", f"{EPISODES / seconds:.0f}", f"{rate:.0f}"]
@@ -269,20 +269,20 @@ class Measured:
 
 def measure(
     work: Workload, ours: LoadedModel, theirs: LoadedModel, repeats: int, batch_sizes: Sequence[int]
-) -> Measured:
+) -> Comparison:
     native = native_side(work, ours)
     others = {size: generate_side(work, theirs, size) for size in batch_sizes}
     first = native(0)
     for side in others.values():
         side(0)
-    warm = {size: timed(side, 0) for size, side in others.items()}
+    warm = {size: measure_side(side, 0) for size, side in others.items()}
     check(work, first, warm[batch_sizes[0]].episodes, theirs.model)
     best = min(warm, key=lambda size: warm[size].seconds)
     here, there = [], []
     for number in range(1, repeats + 1):
-        here.append(timed(native, number))
-        there.append(timed(others[best], number))
-    return Measured(work=work, native=here, other=there, batch_size=best)
+        here.append(measure_side(native, number))
+        there.append(measure_side(others[best], number))
+    return Comparison(work=work, native=here, other=there, batch_size=best)
 
 
 def workloads(new_tokens: int, stop_ids: tuple[int, ...]) -> list[Workload]:
@@ -290,13 +290,13 @@ def workloads(new_tokens: int, stop_ids: tuple[int, ...]) -> list[Workload]:
     return [
         Workload(
             name=f"{name}, {f'{groups} groups of {EPISODES // groups}' if groups < EPISODES else f'{EPISODES} tasks'}",
-            kind=kind,
+            spec=spec,
             groups=groups,
             group_size=EPISODES // groups,
             max_new_tokens=tokens,
             stop_ids=stops,
         )
-        for name, kind, tokens, stops in (
+        for name, spec, tokens, stops in (
             (f"fixed, 5 x {new_tokens} tokens", endless, new_tokens, ()),
             ("natural", real, NATURAL_TOKENS, stop_ids),
         )
@@ -304,13 +304,13 @@ def workloads(new_tokens: int, stop_ids: tuple[int, ...]) -> list[Workload]:
     ]
 
 
-def table_of(measured: Sequence[Measured], threads: int, repeats: int) -> Table:
+def table_of(measured: Sequence[Comparison], threads: int, repeats: int) -> Table:
     table = Table(title=f"{EPISODES} episodes, {threads} threads, medians of {repeats} alternating repeats")
     table.add_column("episodes")
     for side in ("turnwise", "generate"):
         for unit in ("s", "episodes/s", "sampled tokens/s"):
             table.add_column(f"{side}\n{unit}", justify="right")
-    table.add_column("its\nbatch", justify="right")
+    table.add_column("generate\nbatch", justify="right")
     table.add_column("ratio", justify="right")
     table.add_column("from .. to", justify="right")
     for each in measured:
@@ -320,20 +320,18 @@ def table_of(measured: Sequence[Measured], threads: int, repeats: int) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="default: one a core")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="default: one per core")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--new-tokens", type=int, default=16, help="sampled tokens a turn of the fixed variant")
-    parser.add_argument(
-        "--batch", type=int, nargs="+", default=[128, 64, 32], help="batch sizes generate may choose from"
-    )
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    parser.add_argument("--new-tokens", type=int, default=16, help="sampled tokens per turn of the fixed variant")
+    parser.add_argument("--batch", type=int, nargs="+", default=[128, 64, 32], help="batch sizes to try for generate")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     ours, _ = load_policy(Config(), build_environment_mix(Config()), lambda done, total: None)
     theirs = load_model(ours.name, attn_implementation="sdpa")
     measured = [
-        measure(work, ours, theirs, given.repeats, given.batch) for work in workloads(given.new_tokens, ours.stop_ids)
+        measure(work, ours, theirs, args.repeats, args.batch) for work in workloads(args.new_tokens, ours.stop_ids)
     ]
-    Console(width=150).print(table_of(measured, given.threads, given.repeats))
+    Console(width=150).print(table_of(measured, args.threads, args.repeats))
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@
 start       seconds to a self-tested sandbox with numpy and sympy imported
 first call  median milliseconds of a new session and its first call
 warm call   median milliseconds of a later call in the same session
-sessions/s  sessions with one call each, several at once
-calls/s     warm calls over several sessions at once
+sessions/s  sessions with one call each, several concurrently
+calls/s     warm calls of several concurrent sessions
 memory      proportional set size of a session that has used numpy and sympy
 """
 
@@ -30,14 +30,12 @@ USE_LIBRARIES = "import numpy, sympy\nx = sympy.Symbol('x')\nprint(sympy.solve(x
 
 
 @dataclass(frozen=True, kw_only=True)
-class Numbers:
-    """One row of the table."""
-
+class Measurement:
     start_s: float
     first_ms: float
     warm_ms: float
-    sessions_a_second: float
-    calls_a_second: float
+    sessions_per_s: float
+    calls_per_s: float
     memory_mb: float
 
 
@@ -53,7 +51,7 @@ async def one_call(box: Sandbox) -> None:
 
 
 async def medians(box: Sandbox, sessions: int) -> tuple[float, float]:
-    """First and warm call, one after another, in milliseconds."""
+    """Return the median milliseconds of first and of warm calls, run one after another."""
     first, warm = [], []
     for _ in range(sessions):
         async with box.session() as session:
@@ -89,7 +87,7 @@ async def call_rate(box: Sandbox, calls: int, at_once: int) -> float:
 
 
 async def memory(box: Sandbox, at_once: int) -> float:
-    """The mean over sessions that live at the same time, in MiB."""
+    """Return the mean MiB of sessions that run at the same time."""
     sessions = [box.session() for _ in range(at_once)]
     await asyncio.gather(*(session.run(USE_LIBRARIES) for session in sessions))
     pids = [session.pid for session in sessions]
@@ -99,7 +97,7 @@ async def memory(box: Sandbox, at_once: int) -> float:
     return statistics.mean(sizes) / MEBIBYTE
 
 
-async def measure(tier: str, sessions: int, calls: int, at_once: int) -> Numbers:
+async def measure(tier: str, sessions: int, calls: int, at_once: int) -> Measurement:
     begin = time.perf_counter()
     limits = SandboxLimits()
     box = await (start_unsafe_subprocess(limits) if tier == "unsafe_subprocess" else Sandbox.start(limits, tier))  # type: ignore[arg-type]
@@ -107,12 +105,12 @@ async def measure(tier: str, sessions: int, calls: int, at_once: int) -> Numbers
     async with box:
         await one_call(box)
         first_ms, warm_ms = await medians(box, sessions // 4)
-        return Numbers(
+        return Measurement(
             start_s=start_s,
             first_ms=first_ms,
             warm_ms=warm_ms,
-            sessions_a_second=await session_rate(box, sessions, at_once),
-            calls_a_second=await call_rate(box, calls, at_once),
+            sessions_per_s=await session_rate(box, sessions, at_once),
+            calls_per_s=await call_rate(box, calls, at_once),
             memory_mb=await memory(box, at_once),
         )
 
@@ -122,22 +120,22 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=200)
     parser.add_argument("--calls", type=int, default=2000)
     parser.add_argument("--at-once", type=int, default=16)
-    arguments = parser.parse_args()
+    args = parser.parse_args()
     table = Table("tier", "start s", "first call ms", "warm call ms", "sessions/s", "calls/s", "memory MiB")
     for tier in ("namespaces", "landlock", "unsafe_subprocess"):
         try:
-            found = asyncio.run(measure(tier, arguments.sessions, arguments.calls, arguments.at_once))
+            result = asyncio.run(measure(tier, args.sessions, args.calls, args.at_once))
         except SandboxUnavailable as error:
             table.add_row(tier, str(error))
             continue
         table.add_row(
             tier,
-            f"{found.start_s:.2f}",
-            f"{found.first_ms:.1f}",
-            f"{found.warm_ms:.2f}",
-            f"{found.sessions_a_second:.0f}",
-            f"{found.calls_a_second:.0f}",
-            f"{found.memory_mb:.1f}",
+            f"{result.start_s:.2f}",
+            f"{result.first_ms:.1f}",
+            f"{result.warm_ms:.2f}",
+            f"{result.sessions_per_s:.0f}",
+            f"{result.calls_per_s:.0f}",
+            f"{result.memory_mb:.1f}",
         )
     Console().print(table)
 

@@ -1,4 +1,4 @@
-"""The environment of `slow_tools.py`: every turn waits for a tool, and in lock-step for everybody else's too."""
+"""Environment of `slow_tools.py`: every turn waits for a tool, in lock-step also for those of other episodes."""
 
 import asyncio
 import math
@@ -14,7 +14,7 @@ from turnwise.envs.text_env import Outcome, TextEnv, goes_on
 TURNS = 5
 MEDIAN_S, SPREAD = 0.5, math.log(8 / 0.5) / statistics.NormalDist().inv_cdf(0.99)
 PARTIES = "SLOW_TOOLS_PARTIES"
-"""Environment variable: how many wait for each other; 1: nobody. Unset, as in the warm-up: tools answer at once."""
+"""Environment variable: number of episodes that wait for each other; 1: none. Unset (warm-up): tools are instant."""
 
 _barriers: dict[asyncio.AbstractEventLoop, asyncio.Barrier] = {}
 

@@ -1,14 +1,14 @@
-"""B6: slow tools, through `turnwise train`: episodes that go on alone against turns in lock-step.
+"""B6: `turnwise train` with slow tools: independent episodes compared with turns in lock-step.
 
     python benchmarks/slow_tools.py [--episodes 1024] [--in-flight 256] [--repeats 1] [--out FOLDER]
 
-Each side is a training step by the command itself, with its default settings but for the number of episodes. Every one
-of an episode's 5 turns waits for a tool whose latency is log-normal, with a median of 0.5 s and a 99th percentile of
-8 s, the same for the same call on both sides. In lock-step, as in many trainers, nobody samples again before the
-slowest tool of the batch has answered: the same engine, model and tools, with a barrier after the tool.
+Each side is one training step of the command with default settings except the number of episodes. Each of the 5 turns
+of an episode waits for a tool with log-normal latency: median 0.5 s, 99th percentile 8 s, and equal for equal calls on
+both sides. In lock-step, as in many trainers, no episode samples its next turn before the slowest tool of the batch has
+answered: the same engine, model and tools, with a barrier after the tool.
 
-    alone       as it is
-    lock-step   a barrier over all episodes in flight after every tool
+    independent   the default
+    lock-step     a barrier over all running episodes after every tool call
 """
 
 import argparse
@@ -31,15 +31,15 @@ ENV = Path(__file__).with_name("slow_tool_env.py").resolve()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class Measurement:
     order: str
     rollout_s: float
     command_s: float
     turns: float
 
 
-def run(order: str, name: str, out: Path, episodes: int, in_flight: int) -> Reading:
-    """One training step by the command. `order` warm-up: nothing is slow, which fills the cache of warm models."""
+def run(order: str, name: str, out: Path, episodes: int, in_flight: int) -> Measurement:
+    """Run one training step. Order "warm-up": tools are instant; it caches the warmed-up model."""
     command = [sys.executable, "-m", "turnwise", "train", f"{ENV}:Slow"]
     settings = {
         "train.steps": 1,
@@ -50,16 +50,16 @@ def run(order: str, name: str, out: Path, episodes: int, in_flight: int) -> Read
         "record.folder": out,
         "record.name": name,
     }
-    parties = {"alone": "1", "lock-step": str(in_flight)}
+    parties = {"independent": "1", "lock-step": str(in_flight)}
     env = {**os.environ, **({PARTIES: parties[order]} if order in parties else {})}
     began = time.perf_counter()
     with (out / f"{name}.log").open("w") as log:
-        given = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
-        subprocess.run([*command, *given], check=True, env=env, stdout=log, stderr=log)
+        options = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
+        subprocess.run([*command, *options], check=True, env=env, stdout=log, stderr=log)
     command_s = time.perf_counter() - began
     (row,) = training_rows(out / name)
-    assert row["rollout/episodes"] == episodes and row["rollout/turns"] == TURNS, "both sides play all of it"
-    return Reading(order=order, rollout_s=row["time/rollout_s"], command_s=command_s, turns=episodes * TURNS)
+    assert row["rollout/episodes"] == episodes and row["rollout/turns"] == TURNS, "an episode is missing or short"
+    return Measurement(order=order, rollout_s=row["time/rollout_s"], command_s=command_s, turns=episodes * TURNS)
 
 
 def main() -> None:
@@ -68,17 +68,18 @@ def main() -> None:
     parser.add_argument("--in-flight", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--out", type=Path, default=None)
-    given = parser.parse_args()
-    if given.episodes % given.in_flight or given.episodes % GROUP_SIZE:
+    args = parser.parse_args()
+    if args.episodes % args.in_flight or args.episodes % GROUP_SIZE:
         parser.error(f"--episodes must be a multiple of --in-flight and of {GROUP_SIZE}")
-    out = Path(tempfile.mkdtemp(prefix="slow_tools_")) if given.out is None else given.out
+    out = Path(tempfile.mkdtemp(prefix="slow_tools_")) if args.out is None else args.out
     out.mkdir(parents=True, exist_ok=True)
-    run("warm-up", "warm-up", out, 4 * GROUP_SIZE, given.in_flight)
+    run("warm-up", "warm-up", out, 4 * GROUP_SIZE, args.in_flight)
     table = Table("order", "rollout", "whole command", "turns", "rollout, ratio")
     ratios = []
-    for number in range(given.repeats):
+    for number in range(args.repeats):
         sides = [
-            run(order, f"{order}-{number}", out, given.episodes, given.in_flight) for order in ("alone", "lock-step")
+            run(order, f"{order}-{number}", out, args.episodes, args.in_flight)
+            for order in ("independent", "lock-step")
         ]
         ratios.append(sides[1].rollout_s / sides[0].rollout_s)
         for each in sides:

@@ -1,9 +1,9 @@
-"""Commands that answer without a model: help, lists, typing mistakes. How long each takes from an empty process.
+"""Start-up time of commands that need no model: help, lists, mistyped names.
 
     python benchmarks/start_up.py [--repeats 9]
 
-CPU is the processor time of the whole process, the least of all repeats, which a busy machine changes little; wall is
-the least by the clock. "libraries" imports what the command line is made of and does nothing: no command takes less.
+CPU is the CPU time of the whole process and wall its wall-clock time, each the minimum over the repeats. "libraries"
+only imports the command line's libraries: a lower bound for every command.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from rich.progress import track
 from rich.table import Table
 
 ALLOWED_S = 0.5
-"""CPU time of a command."""
+"""CPU time allowed for a command."""
 COMMANDS = (
     "--help",
     "envs",
@@ -38,7 +38,7 @@ class Cost:
 
 
 def measure(command: list[str], repeats: int) -> Cost:
-    """Return the least of several."""
+    """Return the minimum over the repeats."""
     costs = [run_once(command) for _ in range(repeats)]
     return Cost(cpu_s=min(cost.cpu_s for cost in costs), wall_s=min(cost.wall_s for cost in costs))
 

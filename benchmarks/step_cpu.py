@@ -1,19 +1,20 @@
-"""B4: a whole training step (rollout, reward, update) of the tiny model on the CPU: turnwise against TRL's GRPOTrainer.
+"""B4: a whole training step (rollout, reward, update) of the tiny model on the CPU, compared with TRL's GRPOTrainer.
 
     .venv/bin/python benchmarks/step_cpu.py --trl-python PATH [--threads 1] [--repeats 7] [--new-tokens 16]
         [--updates 1 4]
 
-PATH is a Python that has TRL (`python -m venv DIR; DIR/bin/pip install torch==2.13.0 'trl==1.16.*'`).
+PATH is a Python interpreter with TRL (`python -m venv DIR; DIR/bin/pip install torch==2.13.0 'trl==1.16.*'`).
 
-A step is 8 groups of 16 FrozenLake episodes of 5 turns and as many optimiser steps as --updates says. Both sides have
-the same weights, tokenizer, prompts, tasks, environment code and rewards, AdamW (fused), GRPO's advantages, PPO's
-clipped loss as a mean over tokens with an entropy bonus, float32. Every turn is exactly N sampled tokens and every
-episode all of its turns, so that both do equal work; that they did is checked in every step.
+A step is 8 groups of 16 FrozenLake episodes of 5 turns and --updates optimizer steps. Both sides have the same weights,
+tokenizer, prompts, tasks, environment code and rewards, fused AdamW, GRPO advantages, PPO's clipped loss as a mean over
+tokens with an entropy bonus, float32. Every turn has exactly N sampled tokens and every episode all of its turns, so
+that both sides do equal work; each step checks this.
 
-TRL runs both its ways, `rollout_func` and `environment_factory` (see trl_side.py), each in a process of its own that
-waits while another side works: transformers' `generate` with its KV cache, SDPA attention, no gradient checkpointing,
-nothing logged, saved or evaluated, and the batch sizes that prove fastest before the clock starts. With one optimiser
-step a generation, its default, TRL takes the old log-probabilities from the update itself; with more it computes them.
+TRL runs with both of its interfaces, `rollout_func` and `environment_factory` (see trl_side.py), each in a separate
+process that waits while another side works: transformers' `generate` with KV cache, SDPA attention, no gradient
+checkpointing, no logging, saving or evaluation, and the batch sizes that are fastest in a trial before the measurement.
+With one optimizer step per generation, its default, TRL takes the old log-probabilities from the update itself; with
+more it computes them.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
-from step_job import KIND, PARAMS, Job
+from step_job import PARAMS, SPEC, Job
 
 from turnwise.config.schema import AlgoConfig, Config, EnvConfig, RewardConfig, RolloutConfig, TrainConfig
 from turnwise.core.protocols import Sampling
@@ -62,22 +63,22 @@ WAYS = ("rollout_func", "environment_factory")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One step of whichever side."""
+    """One step of either side."""
 
     seconds: float
     cpu_s: float
-    """Of the processor, which others on the machine do not change much."""
+    """CPU seconds, which other load affects less."""
     rollout_s: float
-    """Rewards included."""
+    """Seconds of the rollout, including rewards."""
     sampled: list[int]
-    """Of each episode."""
+    """Sampled tokens of each episode."""
     tokens: int
-    """Of all episodes, prompts and observations included."""
+    """Tokens of all episodes, including prompts and observations."""
     prompts: list[list[int]]
 
 
 Side = Callable[[int], Step]
-"""Takes a step, given its number."""
+"""(number of the step) -> its measurement."""
 MakeEngine = Callable[[LoadedModel, Renderer, Job], NativeEngine]
 
 
@@ -109,13 +110,13 @@ def config_of(job: Job) -> Config:
 
 
 def turnwise_side(job: Job, loaded: LoadedModel, make_engine: MakeEngine = cpu_engine) -> Side:
-    """What `turnwise train` does in a step, but for its records."""
+    """Take steps as `turnwise train` does, without recording them."""
     config, renderer = config_of(job), Renderer(loaded.tokenizer)
     plan = memory_plan(config, loaded.model)
     learner = build_learner(config, loaded.model, plan)
     collector = Collector(
         policy=make_engine(loaded, renderer, job),
-        make_env=KIND.make,
+        make_env=SPEC.make,
         context=FullContext(renderer),
         limits=Limits(sampling=Sampling(max_tokens=job.new_tokens), max_tokens=4096, timeout_s=3600),
         in_flight=job.episodes,
@@ -134,13 +135,13 @@ def turnwise_side(job: Job, loaded: LoadedModel, make_engine: MakeEngine = cpu_e
         refill=0,
         micro_tokens=plan.micro_tokens,
     )
-    estimating, updating = estimate_settings(config, plan.micro_tokens), update_settings(config, plan.micro_tokens)
+    estimation, updating = estimate_settings(config, plan.micro_tokens), update_settings(config, plan.micro_tokens)
     assert not updating.skip_idle
 
     async def play(number: int, done: list[tuple[float, Sequence[Trajectory]]]) -> None:
         rollout = await rollout_stage.run(number, lambda phase, done, total: None)
         rolled_out = time.perf_counter()
-        estimated = estimate(rollout.kept, learner, estimating, build_coefficients(config))
+        estimated = estimate(rollout.kept, learner, estimation, build_coefficients(config))
         assert estimated is not None
         update(learner, estimated, updating, number)
         done.append((rolled_out, estimated.trajectories))
@@ -149,7 +150,7 @@ def turnwise_side(job: Job, loaded: LoadedModel, make_engine: MakeEngine = cpu_e
         done: list[tuple[float, Sequence[Trajectory]]] = []
         began, began_cpu = time.perf_counter(), time.process_time()
         asyncio.run(play(number, done))
-        settle(job)
+        synchronize(job)
         seconds, cpu_s = time.perf_counter() - began, time.process_time() - began_cpu
         ((rolled_out, trajectories),) = done
         return step_of(trajectories, seconds=seconds, cpu_s=cpu_s, rollout_s=rolled_out - began)
@@ -157,7 +158,7 @@ def turnwise_side(job: Job, loaded: LoadedModel, make_engine: MakeEngine = cpu_e
     return step
 
 
-def settle(job: Job) -> None:
+def synchronize(job: Job) -> None:
     if job.device != "cpu":
         torch.cuda.synchronize()
 
@@ -173,30 +174,30 @@ def step_of(trajectories: Sequence[Trajectory], **times: float) -> Step:
 
 
 class TrlSide:
-    """A process that takes a step for every line it is sent."""
+    """A TRL process, which takes a step for every line that it receives."""
 
-    def __init__(self, way: str, job: Job, steps: int, given: argparse.Namespace) -> None:
-        order = {
+    def __init__(self, way: str, job: Job, steps: int, args: argparse.Namespace) -> None:
+        request = {
             "way": way,
             "job": asdict(job),
             "steps": steps,
-            "threads": given.threads,
-            "micro_batches": given.micro_batch,
-            "generation_batches": given.generation_batch,
+            "threads": args.threads,
+            "micro_batches": args.micro_batch,
+            "generation_batches": args.generation_batch,
         }
         here = Path(__file__).resolve().parent
         paths = [str(here.parent / "src"), os.environ.get("PYTHONPATH", "")]
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-            "OMP_NUM_THREADS": str(given.threads),
+            "OMP_NUM_THREADS": str(args.threads),
             "TRL_EXPERIMENTAL_SILENCE": "1",
             "TRANSFORMERS_VERBOSITY": "error",
             "HF_HUB_OFFLINE": "1",
-            "MASTER_PORT": str(29500 + WAYS.index(way)),  # vLLM in its process has a group of one there
+            "MASTER_PORT": str(29500 + WAYS.index(way)),  # for vLLM's process group of one
         }
         self._process = subprocess.Popen(
-            [given.trl_python, str(here / "trl_side.py"), json.dumps(order)],
+            [args.trl_python, str(here / "trl_side.py"), json.dumps(request)],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -219,20 +220,20 @@ class TrlSide:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"TRL's side ended with {self._process.wait()}")
+            raise SystemExit(f"the TRL process exited with {self._process.wait()}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
 
 def check(job: Job, steps: Sequence[Step]) -> None:
-    """All sides began with the same prompts and trained as many episodes and sampled tokens."""
+    """Check that all sides had the same prompts and trained on equally many episodes and sampled tokens."""
     for step in steps:
         assert step.sampled == [job.turns * job.new_tokens] * job.episodes
         assert sorted(step.prompts) == sorted(steps[0].prompts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class Comparison:
     job: Job
     sides: dict[str, list[Step]]
     chosen: dict[str, dict[str, int]]
@@ -264,41 +265,41 @@ class Measured:
         ]
 
 
-def measure(job: Job, ours: Side, given: argparse.Namespace) -> Measured:
-    theirs = {way: TrlSide(way, job, given.warm_up + given.repeats, given) for way in given.ways}
+def measure(job: Job, ours: Side, args: argparse.Namespace) -> Comparison:
+    theirs = {way: TrlSide(way, job, args.warm_up + args.repeats, args) for way in args.ways}
     sides: dict[str, Side] = {**theirs, "turnwise": ours}
-    taken: dict[str, list[Step]] = {name: [] for name in sides}
-    for number in range(given.warm_up + given.repeats):
+    measured: dict[str, list[Step]] = {name: [] for name in sides}
+    for number in range(args.warm_up + args.repeats):
         steps = {name: side(number) for name, side in sides.items()}
         check(job, list(steps.values()))
-        took = ", ".join(f"{name} {step.seconds:.2f} s" for name, step in steps.items())
-        Console(stderr=True).print(f"step {number + 1}: {took}", highlight=False)
-        if number >= given.warm_up:
+        summary = ", ".join(f"{name} {step.seconds:.2f} s" for name, step in steps.items())
+        Console(stderr=True).print(f"step {number + 1}: {summary}", highlight=False)
+        if number >= args.warm_up:
             for name, step in steps.items():
-                taken[name].append(step)
+                measured[name].append(step)
     for side in theirs.values():
         side.close()
-    return Measured(job=job, sides=taken, chosen={name: side.chosen for name, side in theirs.items()})
+    return Comparison(job=job, sides=measured, chosen={name: side.chosen for name, side in theirs.items()})
 
 
-def show(measured: Sequence[Measured], given: argparse.Namespace) -> None:
+def show(measured: Sequence[Comparison], args: argparse.Namespace) -> None:
     job = measured[0].job
     title = (
         f"{job.episodes} episodes in {job.groups} groups, {job.turns} turns of {job.new_tokens} tokens, {job.device}, "
-        f"{given.threads} thread(s), medians of {given.repeats} alternating repeats"
+        f"{args.threads} thread(s), medians of {args.repeats} alternating repeats"
     )
     table = Table(title=title)
     columns = [
-        "optimiser\nsteps",
+        "optimizer\nsteps",
         "side",
-        "s a step",
+        "s per step",
         "from .. to",
         "CPU s",
         "rollout\ns",
         "update\ns",
         "sampled\ntokens",
     ]
-    for name in [*columns, "all\ntokens", "ratio", "from .. to", "ratio of\nCPU time", "its batches:\nrollout / loss"]:
+    for name in [*columns, "all\ntokens", "ratio", "from .. to", "ratio of\nCPU time", "TRL batches:\nrollout / loss"]:
         table.add_column(name, justify="left" if name == "side" else "right")
     for each in measured:
         for row in each.rows():
@@ -307,32 +308,36 @@ def show(measured: Sequence[Measured], given: argparse.Namespace) -> None:
     Console(width=175).print(table)
 
 
-def arguments(description: str | None) -> argparse.ArgumentParser:
+def argument_parser(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trl-python", required=True, help="a Python that has TRL")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--trl-python", required=True, help="Python interpreter with TRL")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="interfaces of TRL")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--warm-up", type=int, default=2, help="steps before the clock starts")
-    parser.add_argument("--new-tokens", type=int, default=16, help="sampled tokens a turn")
-    parser.add_argument("--updates", type=int, nargs="+", default=[1, 4], help="optimiser steps a step")
-    parser.add_argument("--micro-batch", type=int, nargs="+", help="episodes a backward pass that TRL may choose from")
-    parser.add_argument("--generation-batch", type=int, nargs="+", help="the same for `generate` in rollout_func")
+    parser.add_argument("--warm-up", type=int, default=2, help="steps before the measurement")
+    parser.add_argument("--new-tokens", type=int, default=16, help="sampled tokens per turn")
+    parser.add_argument("--updates", type=int, nargs="+", default=[1, 4], help="optimizer steps per training step")
+    parser.add_argument(
+        "--micro-batch", type=int, nargs="+", help="numbers of episodes per backward pass to try for TRL"
+    )
+    parser.add_argument(
+        "--generation-batch", type=int, nargs="+", help="batch sizes of `generate` to try in rollout_func"
+    )
     return parser
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = argument_parser(__doc__)
     parser.set_defaults(micro_batch=[8, 16, 32], generation_batch=[128, 32])
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     start = Config(env=EnvConfig(params=PARAMS))
     measured = []
-    for updates in given.updates:
+    for updates in args.updates:
         loaded, _ = load_policy(start, build_environment_mix(start), lambda done, total: None)
-        job = Job(model=loaded.name, new_tokens=given.new_tokens, updates=updates)
-        measured.append(measure(job, turnwise_side(job, loaded), given))
-        show(measured, given)
+        job = Job(model=loaded.name, new_tokens=args.new_tokens, updates=updates)
+        measured.append(measure(job, turnwise_side(job, loaded), args))
+        show(measured, args)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What both sides of step_cpu.py and step_gpu.py do in a step: the same tasks, environment, rewards and settings.
+"""The job of both sides of step_cpu.py and step_gpu.py: tasks, environment, rewards and settings.
 
-Imports neither turnwise's engine nor torch: the other side has an environment of packages of its own.
+Imports neither turnwise's engine nor torch, because TRL's process has other packages installed.
 """
 
 from collections.abc import Coroutine
@@ -23,26 +23,26 @@ class PayingLake(FrozenLake):
     max_actions = None
 
     def step(self, action: str) -> Outcome:
-        """The same board, moves and rewards, but nothing ends the episode before its last turn."""
+        """Same board, moves and rewards, but the episode always lasts until its last turn."""
         outcome = super().step(action)
         return goes_on(outcome.text, outcome.reward)
 
 
-KIND = EnvSpec(name="paying_lake", id="", cls=PayingLake)
+SPEC = EnvSpec(name="paying_lake", id="", cls=PayingLake)
 PARAMS = {"size": 4, "slippery": False, "max_turns": 5, "max_actions_per_turn": 1}
-"""Those of the recipe."""
+"""Parameters of the recipe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One step: `groups` x `group_size` episodes of `turns` turns of `new_tokens` sampled tokens, then `updates`
-    optimiser steps over as many parts of them."""
+    optimizer steps over as many parts of them."""
 
     model: str
-    """A folder."""
+    """Model folder."""
     device: str = "cpu"
     vllm: bool = False
-    """TRL samples with vLLM in its own process, as its documentation says for a GPU, and not with `generate`."""
+    """TRL samples with vLLM in its own process instead of `generate`."""
     groups: int = 8
     group_size: int = 16
     turns: int = 5
@@ -54,7 +54,7 @@ class Job:
     clip_low: float = 0.2
     clip_high: float = 0.28
     entropy_coef: float = 0.001
-    """Not 0, so that no side may leave out episodes whose advantage is 0."""
+    """Not 0, so that no side can skip episodes whose advantage is 0."""
     format_penalty: float = 0.1
 
     @property
@@ -66,32 +66,32 @@ class Job:
         return self.episodes // self.updates
 
     def source(self) -> TaskSource:
-        return TaskSource(mix=(EnvMixEntry(env=KIND.name, params=KIND.check_params(PARAMS)),), run_seed=0)
+        return TaskSource(mix=(EnvMixEntry(env=SPEC.name, params=SPEC.check_params(PARAMS)),), run_seed=0)
 
     def tasks(self, number: int) -> list[Task]:
         return self.source().draw(number, self.groups)
 
 
 class Game:
-    """One episode without asyncio: these environments never wait."""
+    """One episode without asyncio: these environments never suspend."""
 
     def __init__(self, task: Task, member: int, format_penalty: float) -> None:
-        self._env, self._format_penalty = KIND.make(task, member), format_penalty
-        self.opening: tuple[Message, ...] = at_once(self._env.start()).messages
+        self._env, self._format_penalty = SPEC.make(task, member), format_penalty
+        self.opening: tuple[Message, ...] = run_coroutine(self._env.start()).messages
         self.reward = 0.0
 
     def play(self, text: str) -> str:
-        """What the environment answers."""
-        result = at_once(self._env.step(assistant(text)))
+        """Play one turn and return the next observation."""
+        result = run_coroutine(self._env.step(assistant(text)))
         self.reward += result.reward - (self._format_penalty if result.invalid else 0.0)
         return result.messages[0].content
 
 
-def at_once(work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of a coroutine that waits for nothing."""
+def run_coroutine(work: Coroutine[Any, Any, Result]) -> Result:
+    """Return the result of a coroutine that never suspends."""
     try:
         work.send(None)
     except StopIteration as done:
         result: Result = done.value
         return result
-    raise RuntimeError("the environment waits for something")
+    raise RuntimeError("the environment suspended")

@@ -1,12 +1,12 @@
-"""TRL's side of step_cpu.py and step_gpu.py: takes the job as JSON, trains a step for every line it is given, and
-answers each with a line of JSON: its seconds, and what it sampled.
+"""TRL's side of step_cpu.py and step_gpu.py. It takes the job as JSON, trains one step for every line on stdin, and
+answers each with a line of JSON: the seconds and the sampled tokens.
 
-`rollout_func`           plays all turns itself with transformers' `generate`, in batches of `generation_batch`
-`environment_factory`    TRL plays: each answer is a call of the environment's one tool, as long as there are turns
+`rollout_func`           our function plays all turns with transformers' `generate`, in batches of `generation_batch`
+`environment_factory`    TRL plays: each answer is a call of the environment's only tool, until the turns are used up
 
-Two things the second way needs. The chat template does not list the tool: the system message says how to answer, and
-the prompts stay those of the other sides. And every answer is read as a call of that tool, by a response template,
-since an answer that is none would end the episode. TRL runs no tool after the last answer, so the reward does.
+The second interface needs two changes. The chat template does not list the tool, so that the prompts equal those of the
+other sides; the system message says how to answer. A response template parses every answer as a call of that tool,
+since any other answer would end the episode. TRL runs no tool after the last answer, so the reward function does.
 """
 
 import json
@@ -28,19 +28,19 @@ from trl import GRPOConfig, GRPOTrainer
 
 MARK = "MARK"
 LONGEST = 4096
-"""Tokens of an episode after its prompt, at most: more than there are."""
+"""Maximum of tokens of an episode after its prompt; never reached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What changes a side's speed and nothing else."""
+    """Settings that change only the speed."""
 
     micro_batch: int
     generation_batch: int
 
 
-class Watched(GRPOTrainer):
-    """Keeps what the last step sampled and how long that took."""
+class RecordingTrainer(GRPOTrainer):
+    """Keeps the sampled tokens of the last step and the seconds of its rollout."""
 
     last: dict[str, Any]
 
@@ -60,11 +60,11 @@ class Watched(GRPOTrainer):
 
 
 class Clock(TrainerCallback):
-    """Lets one step run for every `go`, and tells how long it took."""
+    """Runs one step for every `go` and reports its seconds."""
 
-    def __init__(self, updates: int, go: Callable[[], bool], tell: Callable[[dict[str, Any]], None]) -> None:
-        self.updates, self.go, self.tell = updates, go, tell
-        self.trainer: Watched
+    def __init__(self, updates: int, go: Callable[[], bool], report: Callable[[dict[str, Any]], None]) -> None:
+        self.updates, self.go, self.report = updates, go, report
+        self.trainer: RecordingTrainer
 
     def _start(self) -> None:
         self.began, self.began_cpu = time.perf_counter(), time.process_time()
@@ -76,15 +76,15 @@ class Clock(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
         if state.global_step % self.updates:
             return
-        _settle()
-        took = {"seconds": time.perf_counter() - self.began, "cpu_s": time.process_time() - self.began_cpu}
-        self.tell(took | self.trainer.last)
+        _synchronize()
+        times = {"seconds": time.perf_counter() - self.began, "cpu_s": time.process_time() - self.began_cpu}
+        self.report(times | self.trainer.last)
         if not self.go():
             control.should_training_stop = True
         self._start()
 
 
-def _settle() -> None:
+def _synchronize() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
@@ -98,51 +98,53 @@ def games_of(job: Job, number: int) -> list[Game]:
 
 
 Sampled = tuple[list[list[int]], list[list[float]]]
-"""Answers and their log-probabilities, where they are asked for."""
+"""Answers, and their log-probabilities if vLLM sampled them."""
 
 
 class Rollout:
-    """A `rollout_func`: all episodes speak at the same time; what was sampled is never encoded again."""
+    """A `rollout_func` that plays all episodes in lock-step. Sampled tokens are never re-encoded."""
 
     def __init__(self, job: Job, tokenizer: Any, batch: int) -> None:
         self.job, self.tokenizer, self.batch = job, tokenizer, batch
         self.around = self._scaffolding()
 
     def _scaffolding(self) -> list[str]:
-        """What the template writes before and after an observation that follows an answer without its end."""
-        said = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
-        before = self.tokenizer.apply_chat_template(said, tokenize=False)
+        """Return the template's text before and after an observation, from the end of the previous answer on."""
+        messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+        before = self.tokenizer.apply_chat_template(messages, tokenize=False)
         whole = self.tokenizer.apply_chat_template(
-            [*said, {"role": "user", "content": MARK}], tokenize=False, add_generation_prompt=True
+            [*messages, {"role": "user", "content": MARK}], tokenize=False, add_generation_prompt=True
         )
         return whole[before.rindex(self.tokenizer.eos_token) :].split(MARK)
 
     def __call__(self, prompts: Sequence[Any], trainer: GRPOTrainer) -> dict[str, Any]:
         games = games_of(self.job, trainer.state.global_step // self.job.updates)
-        opened = self.tokenizer.apply_chat_template(list(prompts), add_generation_prompt=True, return_dict=True)
-        prompt_ids = opened["input_ids"]
+        rendered = self.tokenizer.apply_chat_template(list(prompts), add_generation_prompt=True, return_dict=True)
+        prompt_ids = rendered["input_ids"]
         contexts = [list(ids) for ids in prompt_ids]
         masks: list[list[int]] = [[] for _ in games]
         logprobs: list[list[float]] = [[] for _ in games]
         for turn in range(self.job.turns):
-            answers, chances = self._vllm(contexts, trainer) if self.job.vllm else self._generate(contexts, trainer)
+            answers, answer_logprobs = (
+                self._vllm(contexts, trainer) if self.job.vllm else self._generate(contexts, trainer)
+            )
             texts = self.tokenizer.batch_decode(answers)
             replies = [game.play(text) for game, text in zip(games, texts, strict=True)]
-            told = self._told(replies) if turn + 1 < self.job.turns else [[] for _ in games]
-            for index, (answer, more) in enumerate(zip(answers, told, strict=True)):
+            observations = self._encode(replies) if turn + 1 < self.job.turns else [[] for _ in games]
+            for index, (answer, more) in enumerate(zip(answers, observations, strict=True)):
                 contexts[index] += [*answer, *more]
                 masks[index] += [1] * len(answer) + [0] * len(more)
-                logprobs[index] += [*chances[index], *(0.0 for _ in more)]
+                logprobs[index] += [*answer_logprobs[index], *(0.0 for _ in more)]
         completions = [context[len(ids) :] for context, ids in zip(contexts, prompt_ids, strict=True)]
         return {
             "prompt_ids": prompt_ids,
             "completion_ids": completions,
-            "logprobs": logprobs if self.job.vllm else None,  # TRL reads them where vLLM sampled, and nowhere else
+            "logprobs": logprobs if self.job.vllm else None,  # TRL reads them only if vLLM sampled
             "env_mask": masks,
             "earned": [game.reward for game in games],
         }
 
-    def _told(self, replies: Sequence[str]) -> list[list[int]]:
+    def _encode(self, replies: Sequence[str]) -> list[list[int]]:
         before, after = self.around
         ids: list[list[int]] = self.tokenizer([f"{before}{reply}{after}" for reply in replies])["input_ids"]
         return ids
@@ -164,7 +166,7 @@ class Rollout:
         return answers, [[each[0] for each in row] for row in logprobs]
 
 
-def earned_in_rollout(completions: Any, earned: list[float], **rest: Any) -> list[float]:
+def rollout_reward(completions: Any, earned: list[float], **rest: Any) -> list[float]:
     return earned
 
 
@@ -172,7 +174,7 @@ def earned_in_rollout(completions: Any, earned: list[float], **rest: Any) -> lis
 
 
 class Lake:
-    """An environment as TRL takes it: `reset`, and one tool."""
+    """An environment in TRL's interface: `reset` and one tool."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -197,8 +199,8 @@ class Lake:
         return self._game.reward
 
 
-def earned_in_environment(completions: Any, environments: list[Lake], **rest: Any) -> list[float]:
-    """Plays the last answer, which TRL's loop leaves."""
+def environment_reward(completions: Any, environments: list[Lake], **rest: Any) -> list[float]:
+    """Play the last answer, which TRL's loop does not, and return the rewards."""
     last = [completion[-1]["tool_calls"][0]["function"]["arguments"]["answer"] for completion in completions]
     return [environment._finish(answer) for environment, answer in zip(environments, last, strict=True)]
 
@@ -211,14 +213,14 @@ ANY_ANSWER_IS_A_CALL = {
 }
 
 
-def reads_calls(tokenizer: Any) -> Any:
-    """Without the list of tools in the prompt, and with every answer a call."""
+def set_tool_templates(tokenizer: Any) -> Any:
+    """Remove the list of tools from the prompt, and parse every answer as a call."""
     header = tokenizer.apply_chat_template([{"role": "user", "content": MARK}], tokenize=False)
     prompted = tokenizer.apply_chat_template(
         [{"role": "user", "content": MARK}], tokenize=False, add_generation_prompt=True
     )
     template: str = tokenizer.chat_template
-    if "tool_calls" not in template:  # TRL insists that a template can write calls; none is ever written here
+    if "tool_calls" not in template:  # TRL requires a template that can render calls, though none is rendered here
         content = "message['content']"
         template = template.replace(
             content, f"({content} + (message.tool_calls | tojson if message.tool_calls else ''))"
@@ -236,13 +238,13 @@ def reads_calls(tokenizer: Any) -> Any:
 
 
 def dataset_of(job: Job, steps: int, with_observation: bool) -> Dataset:
-    """A row a task, in the order in which they are played."""
+    """Return one row per task, in the order in which they are played."""
     rows = []
     for number in range(steps):
         for index, task in enumerate(job.tasks(number)):
             system, user = Game(task, 0, job.format_penalty).opening
-            told = user.content if with_observation else ""
-            prompt = [{"role": "system", "content": system.content}, {"role": "user", "content": told}]
+            observation = user.content if with_observation else ""
+            prompt = [{"role": "system", "content": system.content}, {"role": "user", "content": observation}]
             rows.append({"prompt": prompt, "number": number, "index": index})
     return Dataset.from_list(rows)
 
@@ -264,11 +266,11 @@ def config_of(job: Job, settings: Settings, steps: int, folder: str) -> GRPOConf
         max_completion_length=LONGEST,
         max_tool_calling_iterations=job.turns - 1,
         temperature=1.0,
-        # Turns of one length, on all sides: TRL cuts an answer at its end token, so it must not come.
+        # Turns have the same length on all sides. TRL cuts an answer at its end token, which must not be sampled.
         generation_kwargs={f"{limit}_{unit}": job.new_tokens for limit in ("max", "min")},
         use_vllm=job.vllm,
         vllm_mode="colocate",
-        vllm_gpu_memory_utilization=0.15,  # holds all episodes; turnwise has the same GPU
+        vllm_gpu_memory_utilization=0.15,  # enough for all episodes; turnwise uses the same GPU
         loss_type="dapo",
         scale_rewards="group",
         beta=0.0,
@@ -291,35 +293,35 @@ def config_of(job: Job, settings: Settings, steps: int, folder: str) -> GRPOConf
 
 def train(way: str, job: Job, settings: Settings, steps: int, clock: Clock) -> None:
     tokenizer = AutoTokenizer.from_pretrained(job.model, padding_side="left")
-    own: dict[str, Any]
+    interface: dict[str, Any]
     if way == "rollout_func":
         rollout = Rollout(job, tokenizer, settings.generation_batch)
-        own = {"rollout_func": rollout, "reward_funcs": earned_in_rollout}
+        interface = {"rollout_func": rollout, "reward_funcs": rollout_reward}
     else:
-        tokenizer = reads_calls(tokenizer)
-        own = {"environment_factory": partial(Lake, job), "reward_funcs": earned_in_environment}
+        tokenizer = set_tool_templates(tokenizer)
+        interface = {"environment_factory": partial(Lake, job), "reward_funcs": environment_reward}
     with tempfile.TemporaryDirectory() as folder:
-        trainer = Watched(
+        trainer = RecordingTrainer(
             model=job.model,
             args=config_of(job, settings, steps, folder),
             train_dataset=dataset_of(job, steps, with_observation=way == "rollout_func"),
             processing_class=tokenizer,
             callbacks=[clock],
-            **own,
+            **interface,
         )
         clock.trainer = trainer
         trainer.train()
 
 
 def seconds_of(way: str, job: Job, settings: Settings) -> float:
-    """Of one step: the processor's time, so that others on the machine do not choose."""
+    """Return the seconds of one step; CPU seconds on a CPU, which other load affects less."""
     steps: list[dict[str, Any]] = []
     train(way, job, settings, 1, Clock(job.updates, lambda: True, steps.append))
     return steps[0]["cpu_s" if job.device == "cpu" else "seconds"]
 
 
 def fastest(way: str, job: Job, micro_batches: Sequence[int], generation_batches: Sequence[int]) -> Settings:
-    """First the batch of `generate`, where it can be chosen, then that of the loss."""
+    """Choose the batch size of `generate` first, if there is one, then that of the loss."""
     fit = [size for size in micro_batches if job.mini_batch % size == 0]
     batches = generation_batches if way == "rollout_func" and not job.vllm else [job.episodes]
     first = _best(way, job, [Settings(micro_batch=fit[0], generation_batch=size) for size in batches])
@@ -331,20 +333,20 @@ def _best(way: str, job: Job, choices: Sequence[Settings]) -> Settings:
 
 
 def main() -> None:
-    order = json.loads(sys.argv[1])
-    torch.set_num_threads(order["threads"])
+    request = json.loads(sys.argv[1])
+    torch.set_num_threads(request["threads"])
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what the libraries print is no answer
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # output of the libraries is not an answer
     disable_progress_bar()
-    job, way = Job(**order["job"]), order["way"]
-    settings = fastest(way, job, order["micro_batches"], order["generation_batches"])
+    job, way = Job(**request["job"]), request["way"]
+    settings = fastest(way, job, request["micro_batches"], request["generation_batches"])
     answers.write(json.dumps({"micro_batch": settings.micro_batch, "batch": settings.generation_batch}) + "\n")
 
-    def tell(step: dict[str, Any]) -> None:
+    def report(step: dict[str, Any]) -> None:
         answers.write(json.dumps(step) + "\n")
 
-    clock = Clock(job.updates, lambda: bool(sys.stdin.readline()), tell)
-    train(way, job, settings, order["steps"], clock)
+    clock = Clock(job.updates, lambda: bool(sys.stdin.readline()), report)
+    train(way, job, settings, request["steps"], clock)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""The viewer's server over a long run: how long its answers take, and how much memory it holds.
+"""Response times and memory of the viewer's server with a long run.
 
     python benchmarks/viewer.py [--steps 10000] [--episodes 10] [--keys 60] [--folder FOLDER]
 
-The run is made up, with small trajectories: steps * episodes of them, and a row of metrics a step. The server runs as
-a process of its own, as `turnwise view` starts it, and is asked over HTTP. "first" is what it reads for the first
-time, by the clock and by the server's CPU time, which a busy machine changes less; "again" is the median of the same
-question once more. Memory is what the process holds after all of it, and its peak.
+The run is synthetic: steps * episodes small trajectories and one row of metrics per step. The server runs in a separate
+process, as `turnwise view` starts it, and is queried over HTTP. "first" is the first request, in wall-clock time and in
+CPU time of the server, which other load affects less; "again" is the median of repeated requests. Memory is the
+process's size after all requests, and its peak.
 """
 
 import argparse
@@ -36,7 +36,7 @@ START = "import sys; from turnwise.cli.view import view; from pathlib import Pat
 
 
 def trajectory(rng: random.Random, pool: list[dict[str, Any]], step: int, group: int, member: int) -> dict[str, Any]:
-    """Two short turns, as a run of frozen_lake writes them."""
+    """Return two short turns, as in a run of frozen_lake."""
     won = rng.random() < step / 20_000
     turns = rng.choices(pool, k=2)
     return {
@@ -56,7 +56,7 @@ def trajectory(rng: random.Random, pool: list[dict[str, Any]], step: int, group:
 
 
 def turn(rng: random.Random, number: int) -> dict[str, Any]:
-    """Of 24 tokens of context and 8 of action."""
+    """Return a turn of 24 context tokens and 8 action tokens."""
     action = [rng.randrange(1600) for _ in range(8)]
     return {
         "context": f"turn {number}: P _ _ _\n_ O _ _\n_ _ _ G",
@@ -91,14 +91,14 @@ def metrics_row(rng: random.Random, step: int, keys: int) -> dict[str, Any]:
 
 
 def make_run(folder: Path, *, steps: int, episodes: int, keys: int = 60, show: bool = False) -> None:
-    """A run's folder as training would have left it."""
+    """Write a run folder like that of a training run."""
     rng = random.Random(0)
     pool = [turn(rng, number) for number in range(200)]
     (folder / "trajectories").mkdir(parents=True)
     (folder / "config.toml").write_text(CONFIG.format(steps=steps))
     numbers = range(1, steps + 1)
     with (folder / "metrics.jsonl").open("wb") as metrics, (folder / "trajectories/index.jsonl").open("wb") as index:
-        for step in track(numbers, "making the run", transient=True) if show else numbers:
+        for step in track(numbers, "writing the run", transient=True) if show else numbers:
             metrics.write(encode(metrics_row(rng, step, keys)))
             rows = [trajectory(rng, pool, step, member // 5, member % 5) for member in range(episodes)]
             lines = [encode(row) for row in rows]
@@ -128,16 +128,16 @@ def encode(row: Mapping[str, Any]) -> bytes:
 
 
 class Server:
-    """`turnwise view` in a process of its own."""
+    """`turnwise view` in a separate process."""
 
     def __init__(self, folder: Path) -> None:
         self._process = subprocess.Popen([sys.executable, "-c", START, str(folder)], stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         self._address = next(word for word in self._process.stdout.readline().split() if word.startswith("http"))
-        self.ask("keys", run="-", tolerant=True)  # so that starting is not counted
+        self.ask("keys", run="-", tolerant=True)  # wait until the server has started
 
     def ask(self, name: str, *, tolerant: bool = False, **query: object) -> tuple[float, Any]:
-        """Seconds until the whole answer is here, and the answer."""
+        """Return the seconds until the whole response has arrived, and the response."""
         began = time.perf_counter()
         try:
             with urllib.request.urlopen(f"{self._address}api/{name}?{urlencode(query)}") as answer:
@@ -149,12 +149,12 @@ class Server:
         return time.perf_counter() - began, json.loads(body)
 
     def cpu_s(self) -> float:
-        """What it has worked since it began, in steps of 10 ms: on a busy machine the clock says more."""
+        """Return the CPU seconds of the server, in steps of 10 ms."""
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def memory_mb(self) -> tuple[float, float]:
-        """What it holds now, and the most that it held."""
+        """Return its current size and its peak."""
         text = Path(f"/proc/{self._process.pid}/status").read_text()
         found = dict(line.split(":", 1) for line in text.splitlines())
         return tuple(int(found[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM"))  # type: ignore[return-value]
@@ -164,8 +164,8 @@ class Server:
         self._process.wait()
 
 
-def questions(steps: int, total: int) -> dict[str, tuple[str, dict[str, Any]]]:
-    """What is asked, in the order of a person who opens the page."""
+def requests(steps: int, total: int) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Return API requests by label, in the order in which a user of the page causes them."""
     run = {"run": "long"}
     return {
         "list of runs": ("runs", {}),
@@ -176,8 +176,8 @@ def questions(steps: int, total: int) -> dict[str, tuple[str, dict[str, Any]]]:
         "trajectory, the last": ("trajectory", {**run, "number": total - 1}),
         "metrics, three": ("metrics", {**run, "keys": "rollout/success,train/metric_10,train/metric_11"}),
         "metrics, all": ("metrics", run),
-        "metrics, what is new": ("metrics", {**run, "after": steps}),
-        "search, not to be found": ("trajectories", {**run, "text": "nowhere to be found"}),
+        "metrics, new rows": ("metrics", {**run, "after": steps}),
+        "search without a match": ("trajectories", {**run, "text": "no such text"}),
         "common tasks with itself": ("common", {"one": "long", "other": "long"}),
     }
 
@@ -185,43 +185,41 @@ def questions(steps: int, total: int) -> dict[str, tuple[str, dict[str, Any]]]:
 def measure(server: Server, name: str, query: Mapping[str, Any]) -> tuple[float, float, float, Any]:
     before = server.cpu_s()
     first, answer = server.ask(name, **query)
-    worked = server.cpu_s() - before
+    cpu_s = server.cpu_s() - before
     again = statistics.median(server.ask(name, **query)[0] for _ in range(1 if "text" in query else REPEATS))
-    return first, worked, again, answer
+    return first, cpu_s, again, answer
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=10_000)
-    parser.add_argument("--episodes", type=int, default=10, help="a step")
-    parser.add_argument("--keys", type=int, default=60, help="metrics a row")
-    parser.add_argument("--folder", type=Path, help="where the run is made, or was made before")
-    given = parser.parse_args()
+    parser.add_argument("--episodes", type=int, default=10, help="episodes per step")
+    parser.add_argument("--keys", type=int, default=60, help="metrics per row")
+    parser.add_argument("--folder", type=Path, help="folder of the run; an existing run is used again")
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        folder = given.folder or Path(temporary)
+        folder = args.folder or Path(temporary)
         if not (folder / "long").exists():
-            make_run(folder / "long", steps=given.steps, episodes=given.episodes, keys=given.keys, show=True)
-        report(folder, given.steps, given.steps * given.episodes)
+            make_run(folder / "long", steps=args.steps, episodes=args.episodes, keys=args.keys, show=True)
+        report(folder, args.steps, args.steps * args.episodes)
 
 
 def report(folder: Path, steps: int, total: int) -> None:
     console, server = Console(), Server(folder)
     try:
         table = Table(
-            "asked", "first ms", "its CPU ms", "again ms", "answer kB", "allowed ms", title=f"{total} trajectories"
+            "request", "first ms", "CPU ms", "again ms", "response kB", "allowed ms", title=f"{total} trajectories"
         )
-        for label, (name, query) in questions(steps, total).items():
-            first, worked, again, answer = measure(server, name, query)
+        for label, (name, query) in requests(steps, total).items():
+            first, cpu_s, again, answer = measure(server, name, query)
             allowed = ALLOWED_S.get(label.split()[0].strip(","))
             limit = "" if allowed is None else f"{1000 * allowed:.0f}"
             note = f" ({answer['searched']} of {answer['of']} read)" if "searched" in answer else ""
             size = len(json.dumps(answer)) / 1000
-            table.add_row(
-                label + note, *(f"{1000 * each:.0f}" for each in (first, worked, again)), f"{size:.0f}", limit
-            )
+            table.add_row(label + note, *(f"{1000 * each:.0f}" for each in (first, cpu_s, again)), f"{size:.0f}", limit)
         console.print(table)
         now, peak = server.memory_mb()
-        console.print(f"memory of the server: {now:.0f} MB, at most {peak:.0f} MB (allowed {ALLOWED_MB:.0f} MB)")
+        console.print(f"memory of the server: {now:.0f} MB, peak {peak:.0f} MB (allowed {ALLOWED_MB:.0f} MB)")
         console.print(f"on {os.cpu_count()} cores")
     finally:
         server.close()

@@ -1,9 +1,9 @@
-"""The viewer's list of many runs: the first time, again, while runs grow, and for several who ask at once.
+"""Response times of the viewer's list of many runs: first request, repeated, with growing runs, and concurrent.
 
     python benchmarks/viewer_runs.py [--runs 1000] [--steps 200] [--folder FOLDER]
 
-Run folders are made up: half of the runs are finished, the others were stopped. The server runs as a process of its own
-and is asked over HTTP; "CPU" is the server's own time, which a busy machine changes less than the clock.
+Run folders are synthetic: half of the runs are finished, the others were stopped. The server runs in a separate process
+and is queried over HTTP. "CPU" is the CPU time of the server, which other load affects less than wall-clock time.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def make_runs(folder: Path, *, runs: int, steps: int) -> None:
     rng = random.Random(0)
     config = to_toml(build({}, [("train.steps", steps), ("algo.preset", "starpo_s")]))
     rows = [encode(metrics_row(rng, step, 60)) for step in range(1, steps + 1)]
-    for number in track(range(runs), "making the runs", transient=True):
+    for number in track(range(runs), "writing the runs", transient=True):
         path = folder / f"run-{number:04d}"
         (path / "trajectories").mkdir(parents=True)
         (path / "config.toml").write_text(config)
@@ -51,31 +51,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--folder", type=Path, help="where the runs are made, or were made before")
-    given = parser.parse_args()
+    parser.add_argument("--folder", type=Path, help="folder of the runs; existing runs are used again")
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        folder = given.folder or Path(temporary)
+        folder = args.folder or Path(temporary)
         if not (folder / "run-0000").exists():
-            make_runs(folder, runs=given.runs, steps=given.steps)
+            make_runs(folder, runs=args.runs, steps=args.steps)
         report(folder)
 
 
 def report(folder: Path) -> None:
     console, server = Console(), Server(folder)
     try:
-        table = Table("asked", "seconds", "CPU s", "allowed s", title="list of runs")
+        table = Table("request", "seconds", "CPU s", "allowed s", title="list of runs")
 
         def add(label: str, seconds: float, cpu_s: float, allowed: float | None) -> None:
             table.add_row(label, f"{seconds:.3f}", f"{cpu_s:.3f}", "" if allowed is None else f"{allowed}")
 
         began = server.cpu_s()
         first, answer = server.ask("runs")
-        add(f"the first, of {len(answer['runs'])} runs", first, server.cpu_s() - began, FIRST_S)
+        add(f"first, {len(answer['runs'])} runs", first, server.cpu_s() - began, FIRST_S)
         add("again", *measure(server, REPEATS), AGAIN_S)
         began, lists = time.perf_counter(), 0
         while any(run.get("partial") for run in server.ask("runs")[1]["runs"]):
             lists += 1
-        console.print(f"all metrics were read after {lists} further lists, {time.perf_counter() - began:.1f} s")
+        console.print(f"all metrics were read after {lists} further requests, {time.perf_counter() - began:.1f} s")
         add("again, all metrics read", *measure(server, REPEATS), AGAIN_S)
         for number in range(1, 2 * GROWN, 2):
             with (folder / f"run-{number:04d}/metrics.jsonl").open("ab") as file:
@@ -84,7 +84,7 @@ def report(folder: Path) -> None:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             before = server.cpu_s()
             times = list(pool.map(lambda _: server.ask("runs")[0], range(AT_ONCE)))
-            add(f"the slowest of {AT_ONCE} at once", max(times), (server.cpu_s() - before) / AT_ONCE, None)
+            add(f"slowest of {AT_ONCE} concurrent", max(times), (server.cpu_s() - before) / AT_ONCE, None)
         console.print(table)
         console.print(f"on {os.cpu_count()} cores")
     finally:
@@ -92,7 +92,7 @@ def report(folder: Path) -> None:
 
 
 def measure(server: Server, repeats: int) -> tuple[float, float]:
-    """The median of the seconds, and the mean of the server's CPU time."""
+    """Return the median seconds, and the mean CPU seconds of the server."""
     before = server.cpu_s()
     seconds = statistics.median(server.ask("runs")[0] for _ in range(repeats))
     return seconds, (server.cpu_s() - before) / repeats

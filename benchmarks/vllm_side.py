@@ -1,4 +1,4 @@
-"""vLLM's side of rollout_gpu.py: takes the job as JSON, writes the seconds of each repeat."""
+"""vLLM's side of rollout_gpu.py: takes the job as JSON and writes the seconds of each repeat."""
 
 import json
 import sys
@@ -11,18 +11,18 @@ from vllm import LLM, SamplingParams
 FIRST_ID, VOCABULARY = 20, 49000
 
 
-def texts(job: dict[str, int]) -> list[list[list[int]]]:
-    """As `Job.texts`."""
-    chance = torch.Generator().manual_seed(1)
+def make_contexts(job: dict[str, int]) -> list[list[list[int]]]:
+    """Return the same tokens as `Job.contexts`."""
+    rng = torch.Generator().manual_seed(1)
     sizes = [job["prompt"]] + [job["observation"]] * (job["turns"] - 1)
-    told = [torch.randint(FIRST_ID, VOCABULARY, (job["episodes"], size), generator=chance).tolist() for size in sizes]
-    return [list(each) for each in zip(*told, strict=True)]
+    by_turn = [torch.randint(FIRST_ID, VOCABULARY, (job["episodes"], size), generator=rng).tolist() for size in sizes]
+    return [list(each) for each in zip(*by_turn, strict=True)]
 
 
-def play(llm: LLM, told: list[list[list[int]]], job: dict[str, int], sampling: SamplingParams) -> None:
-    contexts: list[list[int]] = [[] for _ in told]
+def roll_out(llm: LLM, new: list[list[list[int]]], job: dict[str, int], sampling: SamplingParams) -> None:
+    contexts: list[list[int]] = [[] for _ in new]
     for turn in range(job["turns"]):
-        for context, each in zip(contexts, told, strict=True):
+        for context, each in zip(contexts, new, strict=True):
             context += each[turn]
         prompts = [{"prompt_token_ids": context} for context in contexts]
         outputs = llm.generate(prompts, sampling, use_tqdm=False)
@@ -32,11 +32,11 @@ def play(llm: LLM, told: list[list[list[int]]], job: dict[str, int], sampling: S
 
 
 def main() -> None:
-    order = json.loads(sys.argv[1])
-    job = order["job"]
+    request = json.loads(sys.argv[1])
+    job = request["job"]
     longest = job["prompt"] + job["turns"] * (job["observation"] + job["new_tokens"])
     llm = LLM(
-        model=order["model"],
+        model=request["model"],
         dtype="bfloat16",
         enable_prefix_caching=True,
         max_num_seqs=job["episodes"],
@@ -51,14 +51,14 @@ def main() -> None:
         max_tokens=job["new_tokens"],
         ignore_eos=True,
         detokenize=False,
-        logprobs=0 if order["logprobs"] else None,
+        logprobs=0 if request["logprobs"] else None,
     )
-    told, seconds = texts(job), []
-    for _ in range(order["repeats"] + 1):
+    contexts, seconds = make_contexts(job), []
+    for _ in range(request["repeats"] + 1):
         llm.reset_prefix_cache()
         torch.cuda.synchronize()
         began = time.perf_counter()
-        play(llm, told, job, sampling)
+        roll_out(llm, contexts, job, sampling)
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
     Path(sys.argv[2]).write_text(json.dumps(seconds[1:]))

@@ -104,6 +104,8 @@ def test_the_benchmark_of_environments_measures_every_column(monkeypatch: pytest
     assert [each.case.name for each in measured] == ["sokoban", "sokoban size=8 boxes=2", "tic_tac_toe"]
     assert len(environments.table_of(measured, environments.QUICK).columns) == len(measured[0].row())
     for each in measured:
-        assert 0 < each.rest_s[0] < each.path_s[0] and len(each.task_s) == 5
-        assert f"{each.rest_ms:.3f}" in console.file.getvalue()
-    assert measured[1].seen == 0.0 < measured[2].seen, "levels of that size never come twice, openings of a game do"
+        assert 0 < each.overhead_s[0] < each.rollout_s[0] and len(each.task_s) == 5
+        assert f"{each.overhead_ms:.3f}" in console.file.getvalue()
+    assert measured[1].overlap == 0.0 < measured[2].overlap, (
+        "levels of that size never come twice, openings of a game do"
+    )
