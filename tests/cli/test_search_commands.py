@@ -1,4 +1,4 @@
-"""turnwise index and turnwise search, as a person meets them."""
+"""`turnwise index` and `turnwise search`."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import pytest
 
 from turnwise.cli import main as cli
 
-KEY = "canary-key-of-the-command"
+KEY = "canary-key"
 
 
 @pytest.fixture
@@ -24,11 +24,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_files_are_indexed_and_searched(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_search_finds_indexed_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["index", "docs", "--to", "made/index"]) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert (
-        "wrote made/index: 2 passages from 2 files, 0.0 MB, in " in said and "next: turnwise search made/index" in said
+        "wrote made/index: 2 passages from 2 files, 0.0 MB, in " in output
+        and "next: turnwise search made/index" in output
     )
     assert cli.main(["search", "made/index", "mice by night", "--top", "1"]) == 0
     first, second = capsys.readouterr().out.splitlines()
@@ -37,19 +38,22 @@ def test_files_are_indexed_and_searched(folder: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == "nothing found\n"
 
 
-def test_files_that_were_not_read_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_index_reports_skipped_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["index", "docs", "--to", "whole"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 2, "nothing to tell"
+    assert len(capsys.readouterr().out.splitlines()) == 2, "nothing was skipped"
     (folder / "docs" / "report.pdf").write_bytes(b"%PDF")
     (folder / "docs" / "empty.txt").touch()
     assert cli.main(["index", "docs", "--to", "part"]) == 0
-    wrote, told, _ = capsys.readouterr().out.splitlines()
+    wrote, skipped, _ = capsys.readouterr().out.splitlines()
     assert "2 passages from 2 files" in wrote
-    assert told.startswith("skipped 1 file (report.pdf): not .txt, ") and "skipped 1 file (empty.txt): no text" in told
+    assert (
+        skipped.startswith("skipped 1 file (report.pdf): not .txt, ")
+        and "skipped 1 file (empty.txt): no text" in skipped
+    )
 
 
 @pytest.mark.parametrize(
-    ("tokens", "said"),
+    ("tokens", "message"),
     [
         ("index --to x", "no files given"),
         ("index docs", "--to is missing"),
@@ -64,14 +68,16 @@ def test_files_that_were_not_read_are_told(folder: Path, capsys: pytest.CaptureF
         ("search docs owl --top 0", "--top 0: must be from 1"),
     ],
 )
-def test_a_mistake_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str], tokens: str, said: str) -> None:
+def test_wrong_arguments_print_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], tokens: str, message: str
+) -> None:
     assert cli.main(tokens.split()) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert said in line
+    assert message in line
     assert sorted(path.name for path in folder.iterdir()) == ["docs"], "nothing is left behind"
 
 
-def test_an_index_is_served_with_a_key_until_ctrl_c(folder: Path) -> None:
+def test_search_serves_an_index_with_a_key_until_ctrl_c(folder: Path) -> None:
     assert cli.main(["index", "docs", "--to", "index"]) == 0
     process = subprocess.Popen(
         [sys.executable, "-m", "turnwise", "search", "index", "--serve", "--port", "0"],

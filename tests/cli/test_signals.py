@@ -1,4 +1,4 @@
-"""Signals that end a command, sent to a real process."""
+"""Signals that stop a command, sent to a real process."""
 
 import asyncio
 import os
@@ -53,7 +53,7 @@ def steps_done(run: Path) -> int:
 
 
 def ignore_ctrl_c() -> None:
-    """As a shell does for its background jobs."""
+    """Ignore SIGINT, as a shell does for its background jobs."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -63,15 +63,15 @@ def test_sigterm_saves_a_checkpoint_and_prints_how_to_resume(command: str, tmp_p
     process = start(command, tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, preexec_fn=ignore_ctrl_c)
     wait_for(lambda: steps_done(run) >= 2, process)
     process.send_signal(signal.SIGTERM)
-    _, told = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 128 + signal.SIGTERM, told
-    assert f"turnwise {command} --resume {run}" in told
+    _, stderr = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 128 + signal.SIGTERM, stderr
+    assert f"turnwise {command} --resume {run}" in stderr
     found = newest(run / "checkpoints")
     assert found is not None and found[1].step == steps_done(run) >= 2
 
 
-def test_ignored_hangup_stays_ignored() -> None:
-    """As under nohup. Whatever is handled is given back afterwards."""
+def test_ignored_sighup_stays_ignored() -> None:
+    """As under nohup. The previous handlers are restored afterwards."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with StopSignals().handled():
@@ -117,8 +117,8 @@ def test_ctrl_c_after_sigterm_stops_at_once() -> None:
     assert done == ["saving"]
 
 
-def test_closed_terminal_does_not_cost_the_checkpoint(tmp_path: Path) -> None:
-    """The terminal's hang-up comes as SIGHUP, and everything printed from then on fails."""
+def test_closed_terminal_still_saves_a_checkpoint(tmp_path: Path) -> None:
+    """A closing terminal sends SIGHUP, and everything printed from then on fails."""
     run = tmp_path / "run"
     ours, theirs = pty.openpty()
 

@@ -1,7 +1,4 @@
-"""Help and mistakes answer at once: torch and transformers are not imported for them.
-
-How long they take: benchmarks/start_up.py.
-"""
+"""Help, lists and errors import neither torch nor transformers. benchmarks/start_up.py measures their time."""
 
 import json
 import os
@@ -31,17 +28,17 @@ LIBRARIES = """
 attr attrs cyclopts docstring_parser rich markdown_it mdurl pygments annotated_types pydantic pydantic_core tomli_w
 typing_extensions typing_inspection
 """
-"""What the command line and the configuration are made of: a tenth of a second."""
+"""Third-party packages of the command line and the configuration; importing them takes a tenth of a second."""
 REPORT = """
 with open(sys.argv[1], "w") as file:
     json.dump(list(sys.modules), file)
 """
-MOST_OF_OURS = 100
+MAX_OWN_MODULES = 100
 """Modules of turnwise that a quick command may import."""
 
 
-def imported(code: str, typed: str, folder: Path) -> list[str]:
-    """The modules that the code imports in a new process."""
+def imported_modules(code: str, typed: str, folder: Path) -> list[str]:
+    """Return the modules that the code imports in a new process."""
     report = folder / "report.json"
     program = f"import json, sys\n{code}\n{REPORT}"
     subprocess.run([sys.executable, "-c", program, str(report), *typed.split()], capture_output=True, check=True)
@@ -49,29 +46,29 @@ def imported(code: str, typed: str, folder: Path) -> list[str]:
     return modules
 
 
-def others(modules: list[str]) -> set[str]:
-    """Packages beyond Python's own, ours and the libraries; names with an underscore are hooks of the installation."""
+def other_packages(modules: list[str]) -> set[str]:
+    """Return packages besides the standard library, turnwise and LIBRARIES; names with an underscore are install hooks."""
     found = {name.partition(".")[0] for name in modules if not name.startswith("_")}
     return found - sys.stdlib_module_names - {"turnwise", *LIBRARIES.split()}
 
 
 @pytest.mark.parametrize("typed", QUICK)
-def test_a_quick_command_imports_its_libraries_and_little_of_ours(typed: str, tmp_path: Path) -> None:
-    modules = imported(COMMAND, typed, tmp_path)
+def test_quick_commands_import_few_modules(typed: str, tmp_path: Path) -> None:
+    modules = imported_modules(COMMAND, typed, tmp_path)
     assert "turnwise.cli.main" in modules
-    assert others(modules) == set()
-    assert len([name for name in modules if name.startswith("turnwise")]) < MOST_OF_OURS
+    assert other_packages(modules) == set()
+    assert len([name for name in modules if name.startswith("turnwise")]) < MAX_OWN_MODULES
 
 
 @pytest.mark.parametrize("typed", LIGHT)
-def test_nothing_heavy_is_imported(typed: str, tmp_path: Path) -> None:
-    modules = imported(COMMAND, typed, tmp_path)
+def test_light_commands_import_no_heavy_package(typed: str, tmp_path: Path) -> None:
+    modules = imported_modules(COMMAND, typed, tmp_path)
     assert "turnwise.cli.main" in modules
     assert [name for name in HEAVY if name in modules] == []
 
 
-def test_a_list_of_environments_imports_none_of_them(tmp_path: Path) -> None:
-    modules = imported(COMMAND, "envs", tmp_path)
+def test_envs_imports_no_environment(tmp_path: Path) -> None:
+    modules = imported_modules(COMMAND, "envs", tmp_path)
     assert [name for name in modules if name.startswith("turnwise.envs.")] == [
         "turnwise.envs.catalogue",
         "turnwise.envs.starter",
@@ -79,11 +76,11 @@ def test_a_list_of_environments_imports_none_of_them(tmp_path: Path) -> None:
     ]
 
 
-def test_the_probe_would_notice_torch(tmp_path: Path) -> None:
-    assert "torch" in others(imported(COMMAND, "train frozen_lake --dry-run", tmp_path))
+def test_imported_modules_notices_torch(tmp_path: Path) -> None:
+    assert "torch" in other_packages(imported_modules(COMMAND, "train frozen_lake --dry-run", tmp_path))
 
 
-def test_the_installed_command_and_the_module_answer_alike() -> None:
+def test_installed_script_and_module_print_the_same() -> None:
     script = Path(sys.executable).parent / "turnwise"
     answers = [
         subprocess.run([*command, "recipes"], capture_output=True, text=True)
@@ -93,7 +90,7 @@ def test_the_installed_command_and_the_module_answer_alike() -> None:
     assert answers[0].stdout == answers[1].stdout
 
 
-def test_an_unexpected_failure_shows_its_traceback_and_exits_with_1() -> None:
+def test_unexpected_error_prints_a_traceback_and_exits_with_1() -> None:
     code = "import turnwise.cli.main as m, sys\ndef run(tokens): 1 / 0\nm.run = run\nsys.exit(m.main(['envs']))"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert answer.returncode == 1
@@ -102,7 +99,7 @@ def test_an_unexpected_failure_shows_its_traceback_and_exits_with_1() -> None:
 
 
 @pytest.mark.parametrize("typed", ["train --help-all", "recipes"])
-def test_a_reader_that_goes_away_is_no_complaint(typed: str) -> None:
+def test_closed_output_pipe_exits_quietly(typed: str) -> None:
     """Long output fails while it is written, short output at the last flush."""
     read, write = os.pipe()
     os.close(read)

@@ -348,11 +348,11 @@ MISTAKES = [
     ("tiny tiny bandit", "tiny is given twice"),
     ("tiny bandit --tries 0", "--tries 0: must be 1 or more"),
     ("tiny bandit --seeds 3,x", '--seeds: "x" is no seed'),
-    ("tiny bandit --seeds 3 --episodes 4", "--episodes and --seeds both say which tasks"),
+    ("tiny bandit --seeds 3 --episodes 4", "--episodes and --seeds both select the tasks"),
     ("tiny bandit --concurrency 3", "--concurrency has no effect without --endpoint"),
     ("tiny bandit --api-key-env A", "--api-key-env has no effect without --endpoint"),
-    ("tiny bandit --model m", "--endpoint URL and --model NAME belong together"),
-    ("bandit --endpoint http://h/v1", "--endpoint URL and --model NAME belong together"),
+    ("tiny bandit --model m", "--endpoint URL and --model NAME must be given together"),
+    ("bandit --endpoint http://h/v1", "--endpoint URL and --model NAME must be given together"),
     ("--endpoint http://h/v1 --model m", "say on what: turnwise eval ENV --endpoint http://h/v1 --model m"),
     ("bandit --endpoint h --model m", "--endpoint must be a URL such as"),
     ("bandit --endpoint http://h/v1 --model m --concurrency 0", "--concurrency 0: must be 1 or more"),
@@ -363,8 +363,8 @@ MISTAKES = [
     ("tiny bandit --temperature 0 --eval.top_p 0.5", "eval.top_p has no effect with eval.temperature 0.0"),
     ("tiny bandit --split train --eval.split test", "eval.split is given twice"),
     ("--resume nowhere", "nowhere is not an evaluation"),
-    ("tiny --resume x", "--resume goes on with what the evaluation began with: leave out tiny"),
-    ("--resume x --tries 3", "--resume goes on with what the evaluation began with: leave out --tries"),
+    ("tiny --resume x", "--resume continues an evaluation with the settings it started with: remove tiny"),
+    ("--resume x --tries 3", "--resume continues an evaluation with the settings it started with: remove --tries"),
 ]
 
 

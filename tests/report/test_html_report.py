@@ -262,17 +262,17 @@ def test_render_report_refuses_other_folders(tmp_path: Path) -> None:
 def test_report_command_finds_a_run_by_name_and_writes_to_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from turnwise.cli.report import app
+    from turnwise.cli.view import report_app
 
     make_run(tmp_path, {1: [episode()]})
     monkeypatch.chdir(tmp_path)
-    app(["lake"], result_action="return_value")
+    report_app(["lake"], result_action="return_value")
     assert (tmp_path / "runs/lake/report.html").exists()
-    app(["runs/lake", "--out", "deep/er.html"], result_action="return_value")
+    report_app(["runs/lake", "--out", "deep/er.html"], result_action="return_value")
     assert (tmp_path / "deep/er.html").read_text().startswith("<!doctype html>")
     assert capsys.readouterr().out.splitlines() == ["wrote runs/lake/report.html", "wrote deep/er.html"]
     with pytest.raises(UserError, match='No run or evaluation "laek" here or in runs/: did you mean "lake"'):
-        app(["laek"], result_action="return_value")
+        report_app(["laek"], result_action="return_value")
 
 
 def render(text: str) -> str:

@@ -191,10 +191,10 @@ def test_watch_refuses_other_folders(tmp_path: Path) -> None:
 def test_watch_command_finds_a_run_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from turnwise.cli.watch import app
+    from turnwise.cli.view import watch_app
 
     (tmp_path / "runs").mkdir()
     make_run(tmp_path / "runs" / "lake", steps=5)
     monkeypatch.chdir(tmp_path)
-    app(["lake"], result_action="return_value")
+    watch_app(["lake"], result_action="return_value")
     assert "5/20" in capsys.readouterr().out

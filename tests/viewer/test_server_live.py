@@ -19,7 +19,7 @@ from server_for_tests import add_episode, ask, client, episode, line, make_run
 from turnwise.viewer.app import make_app
 from turnwise.viewer.metrics import Metrics
 
-START = "from turnwise.cli.view import app; app()"
+START = "from turnwise.cli.view import view_app; view_app()"
 
 
 @pytest.fixture

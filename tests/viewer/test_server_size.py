@@ -16,7 +16,7 @@ from turnwise.viewer.lines import read_row
 
 ROOT = Path(__file__).parents[2]
 STEPS, EPISODES = 1000, 10
-START = "from turnwise.cli.view import app; app()"
+START = "from turnwise.cli.view import view_app; view_app()"
 
 
 @pytest.fixture(scope="module")

@@ -1,27 +1,28 @@
-"""The commands: where each lives, and its help. The first line is what the list of commands shows."""
+"""The commands: their modules and help texts. The list of commands shows the first line of each help text."""
 
 from dataclasses import dataclass
 
 from cyclopts import Group
 
-WORK = Group("Work", sort_key=0)
-LOOK = Group("Look around", sort_key=1)
+TRAIN = Group("Train and evaluate", sort_key=0)
+INSPECT = Group("Inspect", sort_key=1)
+SEARCH = Group("Search indexes", sort_key=2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     group: Group
     path: str
-    """Imported when the command runs, or its help is asked for."""
+    """module:app, imported when the command or its --help runs."""
     help: str
 
 
 COMMANDS = {
     "train": Command(
-        group=WORK,
-        path="turnwise.cli.train:app",
+        group=TRAIN,
+        path="turnwise.cli.train:train_app",
         help="""\
-Train an agent; leaves a run folder.
+Train an agent with reinforcement learning and write a run folder.
 
 turnwise train frozen_lake
 turnwise train sokoban --algo.advantage gae --train.steps 100
@@ -30,21 +31,21 @@ turnwise train --from RUN --train.learning_rate 3e-4
 turnwise train --resume RUN""",
     ),
     "sft": Command(
-        group=WORK,
-        path="turnwise.cli.sft:app",
+        group=TRAIN,
+        path="turnwise.cli.train:sft_app",
         help="""\
-Imitate a solver, a run's own successes, or talks from a file.
+Fine-tune on demonstrations from a solver, a run or a file.
 
 turnwise sft sokoban
 turnwise sft sokoban --demos RUN --model.name smollm2-135m --lora.rank 16
-turnwise sft sokoban --demos talks.jsonl --epochs 3
-turnwise train sokoban --model.name RUN     reinforcement learning from there""",
+turnwise sft sokoban --demos chats.jsonl --epochs 3
+turnwise train sokoban --model.name RUN     continue with reinforcement learning""",
     ),
     "eval": Command(
-        group=WORK,
-        path="turnwise.cli.evaluate:app",
+        group=TRAIN,
+        path="turnwise.cli.evaluate:eval_app",
         help="""\
-Success rates of runs, models and endpoints, with their intervals.
+Measure success rates of runs, models and endpoints, with intervals.
 
 turnwise eval RUN
 turnwise eval RUN frozen_lake --env.params.size 6
@@ -52,92 +53,94 @@ turnwise eval RUN smollm2-135m sokoban --episodes 64 --tries 4
 turnwise eval sokoban --endpoint http://localhost:8000/v1 --model NAME
 turnwise eval --resume FOLDER""",
     ),
-    "play": Command(
-        group=WORK,
-        path="turnwise.cli.play:app",
-        help="""\
-Play an environment yourself, as the agent sees it.
-
-turnwise play sokoban --seed 3
-turnwise play frozen_lake --env.params.slippery true
-turnwise play my_env.py:GuessNumber""",
-    ),
     "export": Command(
-        group=WORK,
-        path="turnwise.cli.export:app",
+        group=TRAIN,
+        path="turnwise.cli.models:export_app",
         help="""\
-Write a run's model as a plain Hugging Face folder.
+Save a run's model as a Hugging Face folder.
 
 turnwise export RUN --to FOLDER""",
     ),
     "merge": Command(
-        group=WORK,
-        path="turnwise.cli.merge:app",
+        group=TRAIN,
+        path="turnwise.cli.models:merge_app",
         help="""\
-Fold an adapter into its base model: a plain Hugging Face folder.
+Merge a LoRA adapter into its base model.
 
 turnwise merge RUN --into FOLDER
 turnwise merge ADAPTER --into FOLDER""",
     ),
-    "index": Command(
-        group=WORK,
-        path="turnwise.cli.index:app",
-        help="""\
-Build an index of files for the tool search.
-
-turnwise index docs notes.md rows.jsonl --to INDEX
-turnwise index docs --to INDEX --dense sentence-transformers/all-MiniLM-L6-v2""",
-    ),
-    "search": Command(
-        group=LOOK,
-        path="turnwise.cli.search:app",
-        help="""\
-Search an index, or serve it to runs.
-
-turnwise search INDEX "how to read a file"
-turnwise search INDEX --serve --port 8080""",
-    ),
     "view": Command(
-        group=LOOK,
-        path="turnwise.cli.view:app",
+        group=INSPECT,
+        path="turnwise.cli.view:view_app",
         help="""\
-Show runs in a browser: curves, every trajectory, every token.
+Browse runs in a web browser: curves, trajectories, tokens.
 
 turnwise view
 turnwise view runs/NAME --port 8000 --open""",
     ),
     "watch": Command(
-        group=LOOK,
-        path="turnwise.cli.watch:app",
+        group=INSPECT,
+        path="turnwise.cli.view:watch_app",
         help="""\
-Show a run's curves in the terminal while it goes on.
+Plot a running run's curves in the terminal.
 
 turnwise watch RUN""",
     ),
     "report": Command(
-        group=LOOK,
-        path="turnwise.cli.report:app",
+        group=INSPECT,
+        path="turnwise.cli.view:report_app",
         help="""\
 Write a run or an evaluation as one HTML file.
 
 turnwise report RUN
 turnwise report runs/eval-NAME --out report.html""",
     ),
+    "play": Command(
+        group=INSPECT,
+        path="turnwise.cli.environments:play_app",
+        help="""\
+Play an environment in the terminal, as the agent sees it.
+
+turnwise play sokoban --seed 3
+turnwise play frozen_lake --env.params.slippery true
+turnwise play my_env.py:GuessNumber""",
+    ),
     "recipes": Command(
-        group=LOOK, path="turnwise.cli.recipes:app", help="List the presets that train takes, or show one."
+        group=INSPECT, path="turnwise.cli.train:recipes_app", help="List the recipes for train, or print one."
     ),
     "envs": Command(
-        group=LOOK, path="turnwise.cli.envs:app", help="List the environments, show one, or write a new one."
+        group=INSPECT,
+        path="turnwise.cli.environments:envs_app",
+        help="List the environments, describe one, or start a new one.",
     ),
-    "models": Command(group=LOOK, path="turnwise.cli.models:app", help="List the models that have a short name."),
+    "models": Command(group=INSPECT, path="turnwise.cli.models:models_app", help="List the models with a short name."),
     "doctor": Command(
-        group=LOOK,
-        path="turnwise.cli.doctor:app",
+        group=INSPECT,
+        path="turnwise.cli.doctor:doctor_app",
         help="""\
-Check this machine, or plan a GPU's memory.
+Check this machine, or plan GPU memory for a model.
 
 turnwise doctor
 turnwise doctor --plan --model Qwen/Qwen2.5-1.5B-Instruct --gpu-memory 24
 turnwise doctor --plan --shape qwen2.5-7b --gpu-memory 80 --lora.rank 16""",
+    ),
+    "index": Command(
+        group=SEARCH,
+        path="turnwise.cli.search:index_app",
+        help="""\
+Build an index of documents for the search tool.
+
+turnwise index docs notes.md rows.jsonl --to INDEX
+turnwise index docs --to INDEX --dense sentence-transformers/all-MiniLM-L6-v2""",
+    ),
+    "search": Command(
+        group=SEARCH,
+        path="turnwise.cli.search:search_app",
+        help="""\
+Search an index, or serve it to runs over HTTP.
+
+turnwise search INDEX "how to read a file"
+turnwise search INDEX --serve --port 8080""",
     ),
 }

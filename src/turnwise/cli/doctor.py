@@ -1,23 +1,23 @@
-"""turnwise doctor"""
+"""`turnwise doctor`."""
 
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from turnwise.cli.options import ASK, Settings, command_app, settings
-from turnwise.cli.show import line, table
+from turnwise.cli.output import print_line, print_table
+from turnwise.cli.parsing import INFORMATION, Settings, command_app, merge_settings
 from turnwise.config.schema import RecordConfig
 from turnwise.core.errors import UserError
 from turnwise.recipes.doctor import examine
 
-app = command_app("doctor", "[--plan --model NAME [--gpu-memory GIB] [--SECTION.KEY VALUE]...]")
+doctor_app = command_app("doctor", "[--plan --model NAME [--gpu-memory GIB] [--SECTION.KEY VALUE]...]")
 
 
-@app.default
+@doctor_app.default
 def doctor(
     *,
-    plan: Annotated[bool, Parameter(group=ASK)] = False,
+    plan: Annotated[bool, Parameter(group=INFORMATION)] = False,
     model: Annotated[str | None, Parameter(metavar="NAME")] = None,
     shape: Annotated[str | None, Parameter(metavar="NAME")] = None,
     gpu_memory: Annotated[float | None, Parameter(metavar="GIB")] = None,
@@ -28,31 +28,33 @@ def doctor(
     Parameters
     ----------
     plan
-        Instead: what goes where when a model is trained on a GPU.
+        Print how training a model would use GPU memory, in place of the checks.
     model
-        Of the plan: a Hugging Face name or a folder; its weights are not read.
+        Hugging Face name or folder of the model to plan for; its weights are not loaded.
     shape
-        Of the plan, instead: one of the shapes that are known, such as qwen2.5-1.5b.
+        Built-in model shape to plan for, such as qwen2.5-1.5b, in place of --model.
     gpu_memory
-        Of the plan: the GPU's size in GiB; else that of the one here.
+        GPU memory in GiB to plan for. Default: the memory of this machine's GPU.
     """
     if plan:
-        show_plan(model, shape, gpu_memory, settings(overrides))
+        print_plan(model, shape, gpu_memory, merge_settings(overrides))
         return
     if model is not None or shape is not None or gpu_memory is not None or overrides:
-        raise UserError("a model, a GPU's size and settings are for a plan: add --plan")
+        raise UserError("a model, a GPU size and settings apply only to a memory plan: add --plan")
     findings = examine(Path(RecordConfig().folder))
-    table(("what", "found", "mend"), [(finding.name, finding.found, finding.mend) for finding in findings])
+    print_table(("check", "found", "fix"), [(finding.name, finding.found, finding.mend) for finding in findings])
     broken = [finding.name for finding in findings if finding.mend and finding.needed]
     if broken:
-        raise UserError(f"not ready, mend first: {', '.join(broken)}")
+        raise UserError(f"this machine is not ready; fix first: {', '.join(broken)}")
 
 
-def show_plan(model: str | None, shape: str | None, gpu_memory: float | None, overrides: list[tuple[str, str]]) -> None:
+def print_plan(
+    model: str | None, shape: str | None, gpu_memory: float | None, overrides: list[tuple[str, str]]
+) -> None:
     from turnwise.recipes.dry_run import HEADERS, report_plan
 
     report = report_plan(model, shape, gpu_memory, overrides)
-    table(HEADERS, report.rows)
-    line()
-    for each in report.lines:
-        line(each)
+    print_table(HEADERS, report.rows)
+    print_line()
+    for line in report.lines:
+        print_line(line)

@@ -1,107 +1,129 @@
-"""turnwise eval"""
+"""`turnwise eval`."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Group, Parameter
 
-from turnwise.cli.options import WHAT, Settings, command_app, settings
+from turnwise.cli.parsing import INPUT, Settings, command_app, merge_settings
 from turnwise.core.errors import UserError
 
 ENDPOINT = Group("Endpoint", sort_key=3)
 SECTIONS = ("env", "model", "rollout", "context", "eval", "system")
 
-app = command_app("eval", "SOURCE... [ENV] [OPTIONS] [--SECTION.KEY VALUE]...")
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskArguments:
+    episodes: Annotated[int | None, Parameter(metavar="N")] = None
+    """Number of tasks (eval.episodes)."""
+    seeds: Annotated[str | None, Parameter(metavar="3,7,10-20|FILE")] = None
+    """Indices of the tasks in the split, counted from 0, or a file that lists them; replaces --episodes."""
+    split: Literal["train", "validation", "test"] | None = None
+    """Task split (eval.split)."""
+    tries: Annotated[int | None, Parameter(metavar="K")] = None
+    """Episodes per task; reports pass@k up to this k."""
+    temperature: Annotated[float | None, Parameter(metavar="T")] = None
+    """Sampling temperature; 0 is greedy (eval.temperature)."""
 
 
-@app.default
+@Parameter(name="*", group=ENDPOINT)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointArguments:
+    endpoint: Annotated[str | None, Parameter(metavar="URL")] = None
+    """OpenAI-compatible server such as http://localhost:8000/v1, in place of SOURCE or in addition."""
+    model: Annotated[tuple[str, ...], Parameter(metavar="NAME")] = ()
+    """Model of the endpoint; repeat the option for several."""
+    api_key_env: Annotated[str | None, Parameter(metavar="VARIABLE")] = None
+    """Environment variable with the API key. Default: OPENAI_API_KEY."""
+    concurrency: Annotated[int | None, Parameter(metavar="N")] = None
+    """Maximum concurrent requests. Default: 16."""
+    timeout: Annotated[float | None, Parameter(metavar="SECONDS")] = None
+    """Time limit per request. Default: 120."""
+    retries: Annotated[int | None, Parameter(metavar="N")] = None
+    """Maximum retries of a failed request. Default: 6."""
+
+
+NO_TASK_ARGUMENTS, NO_ENDPOINT_ARGUMENTS = TaskArguments(), EndpointArguments()
+
+eval_app = command_app("eval", "SOURCE... [ENV] [OPTIONS] [--SECTION.KEY VALUE]...")
+
+
+@eval_app.default
 def evaluate(
     *sources: Annotated[str, Parameter(name="SOURCE... [ENV]")],
-    resume: Annotated[Path | None, Parameter(metavar="FOLDER", group=WHAT)] = None,
-    episodes: Annotated[int | None, Parameter(metavar="N")] = None,
-    seeds: Annotated[str | None, Parameter(metavar="3,7,10-20|FILE")] = None,
-    split: Literal["train", "validation", "test"] | None = None,
-    tries: Annotated[int | None, Parameter(metavar="K")] = None,
-    temperature: Annotated[float | None, Parameter(metavar="T")] = None,
+    resume: Annotated[Path | None, Parameter(metavar="FOLDER", group=INPUT)] = None,
+    tasks: TaskArguments = NO_TASK_ARGUMENTS,
     out: Annotated[Path | None, Parameter(metavar="FOLDER")] = None,
-    endpoint: Annotated[str | None, Parameter(metavar="URL", group=ENDPOINT)] = None,
-    model: Annotated[tuple[str, ...], Parameter(metavar="NAME", group=ENDPOINT)] = (),
-    api_key_env: Annotated[str | None, Parameter(metavar="VARIABLE", group=ENDPOINT)] = None,
-    concurrency: Annotated[int | None, Parameter(metavar="N", group=ENDPOINT)] = None,
-    timeout: Annotated[float | None, Parameter(metavar="SECONDS", group=ENDPOINT)] = None,
-    retries: Annotated[int | None, Parameter(metavar="N", group=ENDPOINT)] = None,
+    endpoint: EndpointArguments = NO_ENDPOINT_ARGUMENTS,
     overrides: Settings = (),
 ) -> None:
-    """Success rates of runs, models and endpoints.
+    """Measure success rates.
 
     Parameters
     ----------
     sources
-        Runs (folders, or names in runs/), RUN/checkpoints/NAME, or models as in model.name; all are compared with
-        the first. Then an environment, FILE.toml or FILE.py:Class; left out, the first run's own.
+        Runs (folders, or names in runs/), RUN/checkpoints/NAME, or models as in model.name. All are compared with the
+        first. Then an environment, FILE.toml or FILE.py:Class. Default: the environment of the first run.
     resume
-        Instead: go on with the evaluation in this folder.
-    episodes
-        How many tasks (eval.episodes).
-    seeds
-        Instead: these tasks of the split, counted from 0, or a file that lists them.
-    split
-        Which tasks (eval.split).
-    tries
-        Episodes of each task; gives pass@k up to this k.
-    temperature
-        Of sampling; 0 is greedy (eval.temperature).
+        Folder of an evaluation to continue, in place of SOURCE.
     out
-        Where to save; the same command into the same folder goes on where it was.
-    endpoint
-        Instead of a SOURCE, or besides: an OpenAI-compatible server, such as http://localhost:8000/v1.
-    model
-        A model of the endpoint; give it again for another.
-    api_key_env
-        The environment variable that holds the key; left out, OPENAI_API_KEY.
-    concurrency
-        Requests at the same time; left out, 16.
-    timeout
-        Of one request; left out, 120.
-    retries
-        How often a request is sent again when it fails; left out, 6.
+        Folder for the results. The same command with the same folder continues where it stopped.
     """
-    asked = {"episodes": episodes, "seeds": seeds, "split": split, "tries": tries, "temperature": temperature}
-    wire = {"api-key-env": api_key_env, "concurrency": concurrency, "timeout": timeout, "retries": retries}
     if resume is not None:
-        others = {**asked, "out": out, "endpoint": endpoint, "model": model or None}
-        _refuse_besides_resume([*sources, *_typed(others), *(f"--{key}" for key, _ in overrides)])
-    _refuse_halves(asked, endpoint, model, () if resume is not None else _typed(wire))
-    typed = settings(overrides, SECTIONS, eval__episodes=episodes, eval__temperature=temperature, eval__split=split)
+        check_resume_alone(sources, tasks, out, endpoint, overrides)
+    else:
+        check_combinations(tasks, endpoint)
+    settings = merge_settings(
+        overrides,
+        SECTIONS,
+        eval__episodes=tasks.episodes,
+        eval__temperature=tasks.temperature,
+        eval__split=tasks.split,
+    )
     from turnwise.recipes.eval_contestants import Remote, read_endpoint_options
     from turnwise.recipes.evaluation import ask, evaluate_into, go_on
 
-    line = read_endpoint_options(key_variable=api_key_env, concurrency=concurrency, timeout_s=timeout, retries=retries)
+    endpoint_options = read_endpoint_options(
+        key_variable=endpoint.api_key_env,
+        concurrency=endpoint.concurrency,
+        timeout_s=endpoint.timeout,
+        retries=endpoint.retries,
+    )
     if resume is not None:
-        go_on(resume, wire=line)
+        go_on(resume, wire=endpoint_options)
         return
-    remote = Remote(url=endpoint, models=model) if endpoint is not None else None
-    asked_for = ask(sources, remote=remote, overrides=typed, seeds=seeds, tries=tries)
-    evaluate_into(asked_for, out, wire=line)
+    remote = Remote(url=endpoint.endpoint, models=endpoint.model) if endpoint.endpoint is not None else None
+    request = ask(sources, remote=remote, overrides=settings, seeds=tasks.seeds, tries=tasks.tries)
+    evaluate_into(request, out, wire=endpoint_options)
 
 
-def _refuse_besides_resume(given: Sequence[str]) -> None:
-    if given:
-        raise UserError(f"--resume goes on with what the evaluation began with: leave out {given[0]}")
-
-
-def _refuse_halves(
-    asked: Mapping[str, object], endpoint: str | None, models: Sequence[str], wire: Sequence[str]
+def check_resume_alone(
+    sources: Sequence[str],
+    tasks: TaskArguments,
+    out: Path | None,
+    endpoint: EndpointArguments,
+    overrides: Sequence[tuple[str, str]],
 ) -> None:
-    """Options that need each other, and options that say the same."""
-    if (endpoint is None) != (not models):
-        raise UserError("--endpoint URL and --model NAME belong together: give both, or a model to run here as SOURCE")
-    if endpoint is None and wire:
-        raise UserError(f"{wire[0]} has no effect without --endpoint: leave it out")
-    if asked["episodes"] is not None and asked["seeds"] is not None:
-        raise UserError("--episodes and --seeds both say which tasks: leave one out")
+    """Reject everything beside --resume except the endpoint's connection options, which are not part of the results."""
+    others = {**asdict(tasks), "out": out, "endpoint": endpoint.endpoint, "model": endpoint.model or None}
+    typed = [*sources, *typed_options(others), *(f"--{key}" for key, _ in overrides)]
+    if typed:
+        raise UserError(f"--resume continues an evaluation with the settings it started with: remove {typed[0]}")
 
 
-def _typed(options: Mapping[str, object]) -> list[str]:
-    return [f"--{name}" for name, value in options.items() if value is not None]
+def check_combinations(tasks: TaskArguments, endpoint: EndpointArguments) -> None:
+    """Reject options that lack the option they need, and options that contradict each other."""
+    if (endpoint.endpoint is None) != (not endpoint.model):
+        raise UserError("--endpoint URL and --model NAME must be given together; a local model is given as SOURCE")
+    connection = {name: value for name, value in asdict(endpoint).items() if name not in ("endpoint", "model")}
+    if endpoint.endpoint is None and (typed := typed_options(connection)):
+        raise UserError(f"{typed[0]} has no effect without --endpoint: remove it")
+    if tasks.episodes is not None and tasks.seeds is not None:
+        raise UserError("--episodes and --seeds both select the tasks: remove one of them")
+
+
+def typed_options(values: Mapping[str, object]) -> list[str]:
+    return [f"--{name.replace('_', '-')}" for name, value in values.items() if value is not None]

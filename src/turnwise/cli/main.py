@@ -1,7 +1,8 @@
-"""The command line. A command's module is imported only when it runs, so that help and mistakes answer at once.
+"""Entry point of the command line. A command's module is imported only when the command runs, so that help and errors
+appear at once.
 
-Exit codes: 0 done, 1 an unexpected failure (with its traceback), 2 something given was wrong (one line on stderr),
-130 stopped by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP, 141 the reader of our output went away.
+Exit codes: 0 success, 1 unexpected error (with its traceback), 2 wrong input (one line on stderr), 130 stopped by
+Ctrl-C, 143 by SIGTERM, 129 by SIGHUP, 141 the reader of the output closed the pipe.
 """
 
 import logging
@@ -12,28 +13,26 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError, Group
 
 from turnwise.cli.commands import COMMANDS
-from turnwise.cli.mistakes import explain
-from turnwise.cli.options import DEFAULTS
-from turnwise.cli.overrides import split_overrides
+from turnwise.cli.parsing import DEFAULTS, explain, split_overrides
 from turnwise.cli.signals import StopSignals
 from turnwise.core.errors import UserError
 
 HELP = """\
 Train language-model agents that act over many turns.
 
-turnwise train frozen_lake               learn, with live progress and a report
-turnwise train sokoban --train.steps 50  any setting, as --SECTION.KEY VALUE
-turnwise train my_env.py:GuessNumber     an environment of your own
-turnwise eval RUN                        success rate with its interval
-turnwise view                            runs in a browser, token by token
-turnwise play sokoban                    play it yourself in the terminal
+turnwise train frozen_lake               train, with live progress and a report
+turnwise train sokoban --train.steps 50  change any setting: --SECTION.KEY VALUE
+turnwise train my_env.py:GuessNumber     train on your own environment
+turnwise eval RUN                        success rate with confidence interval
+turnwise view                            browse runs down to single tokens
+turnwise play sokoban                    play an environment in the terminal
 
-turnwise COMMAND --help says more of each."""
+turnwise COMMAND --help shows the options of a command."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command line and returns the exit code. An unexpected exception goes through, with its traceback."""
-    show_log()
+    """Run one command line and return the exit code. Unexpected exceptions propagate with their traceback."""
+    log_to_stderr()
     stop_signals = StopSignals()
     try:
         with stop_signals.handled():
@@ -46,28 +45,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"turnwise: {str(stop) or 'stopped'}\n")
         return 128 + stop_signals.received
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python's own last flush complains
+        # Python flushes stdout once more at exit, which would fail again and print an error.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     return 0
 
 
-class _Stderr(logging.Handler):
-    """Writes to what `sys.stderr` is at that moment: live progress puts itself between, and is then not torn."""
+class _StderrHandler(logging.Handler):
+    """Looks up `sys.stderr` for each record, because live progress replaces it to print above its own lines."""
 
     def emit(self, record: logging.LogRecord) -> None:
         sys.stderr.write(self.format(record) + "\n")
 
 
-def show_log() -> None:
-    """What the library says of work that takes long, such as a model's download, is shown to who waits for it."""
+def log_to_stderr() -> None:
+    """Print the library's log messages, which announce slow work such as downloading a model."""
     log = logging.getLogger("turnwise")
     if not log.handlers:
-        log.addHandler(_Stderr())
+        log.addHandler(_StderrHandler())
         log.setLevel(logging.INFO)
 
 
 def run(tokens: Sequence[str]) -> None:
-    """Parses, imports the command's module and calls it."""
+    """Parse the tokens, import the command's module and call it."""
     rest, overrides = split_overrides(tokens)
     try:
         command, bound, ignored = make_app().parse_args(rest)
@@ -86,7 +86,7 @@ def make_app() -> App:
         help=HELP,
         help_format="plaintext",
         version=_version,
-        group_commands=Group("Other", sort_key=2),
+        group_commands=Group("Other", sort_key=3),
         default_parameter=DEFAULTS,
         exit_on_error=False,
         print_error=False,

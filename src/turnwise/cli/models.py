@@ -1,17 +1,58 @@
-"""turnwise models"""
+"""`turnwise models`, `turnwise export` and `turnwise merge`."""
 
-from turnwise.cli.options import command_app
-from turnwise.cli.show import line, table
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from turnwise.cli.output import print_line, print_table
+from turnwise.cli.parsing import command_app
 from turnwise.models.loading.catalogue import CATALOGUE, OTHER_SOURCES
 
-app = command_app("models", "")
+models_app = command_app("models", "")
+export_app = command_app("export", "RUN --to FOLDER")
+merge_app = command_app("merge", "ADAPTER --into FOLDER")
 
 
-@app.default
+@models_app.default
 def models() -> None:
-    """List the models that have a short name."""
+    """List the models with a short name."""
     rows = [
         (entry.name, entry.parameters, entry.source, "yes" if entry.cached else "no", entry.note) for entry in CATALOGUE
     ]
-    table(("model", "parameters", "from", "here", "what it is"), rows)
-    line(f"\n{OTHER_SOURCES}; turnwise train RECIPE --model.name NAME")
+    print_table(("model", "parameters", "source", "downloaded", "description"), rows)
+    print_line(f"\n{OTHER_SOURCES}; turnwise train RECIPE --model.name NAME")
+
+
+@export_app.default
+def export(run: str, /, *, to: Annotated[Path, Parameter(metavar="FOLDER")]) -> None:
+    """Save a run's model.
+
+    Parameters
+    ----------
+    run
+        Run (its folder, or its name in runs/) or RUN/checkpoints/NAME.
+    to
+        New folder, readable by `from_pretrained`.
+    """
+    from turnwise.recipes.export import export as export_run
+
+    export_run(run, to)
+    print_line(f"wrote {to}")
+
+
+@merge_app.default
+def merge(adapter: str, /, *, into: Annotated[Path, Parameter(metavar="FOLDER")]) -> None:
+    """Merge a LoRA adapter into its base model.
+
+    Parameters
+    ----------
+    adapter
+        Folder in PEFT format, or a run that trained an adapter.
+    into
+        New folder, readable by `from_pretrained`.
+    """
+    from turnwise.recipes.export import merge as merge_adapter
+
+    merge_adapter(adapter, into)
+    print_line(f"wrote {into}")

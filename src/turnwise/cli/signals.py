@@ -1,7 +1,7 @@
-"""SIGTERM and SIGHUP end a command as Ctrl-C does: training saves a checkpoint and prints how to resume.
+"""SIGTERM and SIGHUP stop a command as Ctrl-C does: training saves a checkpoint and prints how to resume.
 
-Repeats of them are ignored, because a terminal that closes may send two. Ctrl-C after the first one ends the command at
-once.
+Repeated SIGTERM and SIGHUP are ignored, because a closing terminal may send two. Ctrl-C after the first one stops the
+command at once.
 """
 
 import os
@@ -15,7 +15,7 @@ from types import FrameType
 
 
 class StopSignals:
-    """`received` is the signal that ended the command; SIGINT unless another one did."""
+    """`received` is the signal that stopped the command; SIGINT unless another one arrived."""
 
     def __init__(self) -> None:
         self.received = signal.SIGINT
@@ -23,10 +23,10 @@ class StopSignals:
 
     @contextmanager
     def handled(self) -> Iterator[None]:
-        """Handle the signals in the block; those that the parent process ignores stay ignored, as SIGHUP under nohup.
+        """Handle the signals in the block. Signals that the parent process ignores stay ignored, like SIGHUP in nohup.
 
-        A shell's background job starts with SIGINT ignored. It gets its handler all the same, because asyncio cancels
-        its main task by that handler, and the other signals are passed on to it.
+        SIGINT is the exception: a shell starts background jobs with SIGINT ignored, but asyncio cancels its main task
+        through the SIGINT handler, which the other signals call. So the handler is installed all the same.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -44,9 +44,9 @@ class StopSignals:
                 signal.signal(number, handler)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        """Call the handler of SIGINT, whichever it is at that moment: Python's or asyncio's.
+        """Call the current SIGINT handler, Python's or asyncio's.
 
-        Only once: asyncio's raises KeyboardInterrupt at the second call, in the middle of the checkpoint.
+        Only once: at the second call asyncio's handler raises KeyboardInterrupt, which would interrupt the checkpoint.
         """
         replace_closed_outputs()
         if self._stopping:
@@ -58,13 +58,13 @@ class StopSignals:
 
 
 def replace_closed_outputs() -> None:
-    """Point outputs without a reader at /dev/null, so that printing to a closed terminal cannot cost the checkpoint."""
+    """Redirect outputs without a reader to /dev/null: printing to a closed terminal must not fail the checkpoint."""
     for stream in (sys.__stdout__, sys.__stderr__):
         if stream is None or stream.closed:
             continue
-        state = select.poll()
-        state.register(stream.fileno(), select.POLLOUT)
-        if any(found & (select.POLLHUP | select.POLLERR) for _, found in state.poll(0)):
-            empty = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(empty, stream.fileno())
-            os.close(empty)
+        poller = select.poll()
+        poller.register(stream.fileno(), select.POLLOUT)
+        if any(events & (select.POLLHUP | select.POLLERR) for _, events in poller.poll(0)):
+            devnull = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(devnull, stream.fileno())
+            os.close(devnull)

@@ -1,33 +1,75 @@
-"""turnwise train"""
+"""`turnwise train`, `turnwise sft` and `turnwise recipes`."""
 
+import shutil
+import textwrap
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from turnwise.cli.options import ASK, WHAT, Settings, command_app, settings
-from turnwise.cli.settings import most_used, print_all_settings
-from turnwise.cli.show import line
-from turnwise.config.keys import describe
+from turnwise.cli.output import print_line, print_table
+from turnwise.cli.parsing import INFORMATION, INPUT, Settings, command_app, merge_settings
+from turnwise.config.keys import Key, all_keys, describe, show_value
 from turnwise.config.load import parse_seeds
 from turnwise.core.errors import UserError
-from turnwise.recipes.configure import configure
+from turnwise.recipes.configure import configure, find_method, find_recipe, list_recipes, method_names
 
-app = command_app("train", "RECIPE [OPTIONS] [--SECTION.KEY VALUE]...", epilogue=most_used())
+COMMON_SETTINGS = (
+    "env.params",
+    "model.name",
+    "rollout.groups",
+    "rollout.group_size",
+    "algo.advantage",
+    "train.steps",
+    "train.learning_rate",
+    "eval.every",
+)
+HELP_WIDTH = 100
 
 
-@app.default
+def describe_common_settings() -> str:
+    """Return the settings that are changed most often, and how to list the others."""
+    width = shutil.get_terminal_size().columns
+    lines = ["Common settings with their defaults (a recipe may have others):"]
+    for key in (all_keys()[name] for name in COMMON_SETTINGS):
+        start = f"  {setting_option(key):<23} {show_value(key.default):<8} "
+        lines += textwrap.wrap(key.doc, width=width, initial_indent=start, subsequent_indent=" " * len(start))
+    lines.append("turnwise train --help-all describes all settings.")
+    lines.append("turnwise train RECIPE --dry-run prints all values of a recipe.")
+    return "\n".join(lines)
+
+
+def print_all_settings() -> None:
+    """Print every setting with its default, and its description below, wrapped to at most `HELP_WIDTH` columns."""
+    width = min(shutil.get_terminal_size(fallback=(HELP_WIDTH, 24)).columns, HELP_WIDTH)
+    wrapper = textwrap.TextWrapper(width, subsequent_indent="    ", break_on_hyphens=False)
+    for key in all_keys().values():
+        print_line(wrapper.fill(f"{setting_option(key)} {show_value(key.default)}"))
+        print_line(wrapper.fill(f"    {key.doc} ({key.allowed})"))
+    print_line("\nturnwise train RECIPE --dry-run prints the values of a recipe; turnwise envs NAME lists env.params")
+
+
+def setting_option(key: Key) -> str:
+    return f"--{key.name}.NAME" if "object" in key.types else f"--{key.name}"
+
+
+train_app = command_app("train", "RECIPE [OPTIONS] [--SECTION.KEY VALUE]...", epilogue=describe_common_settings())
+sft_app = command_app("sft", "RECIPE [OPTIONS] [--SECTION.KEY VALUE]...")
+recipes_app = command_app("recipes", "[NAME]")
+
+
+@train_app.default
 def train(
     recipe: str | None = None,
     /,
     *,
-    start_from: Annotated[str | None, Parameter(name="--from", metavar="RUN", group=WHAT)] = None,
-    resume: Annotated[str | None, Parameter(metavar="RUN", group=WHAT)] = None,
+    start_from: Annotated[str | None, Parameter(name="--from", metavar="RUN", group=INPUT)] = None,
+    resume: Annotated[str | None, Parameter(metavar="RUN", group=INPUT)] = None,
     seed: int | None = None,
     seeds: Annotated[str | None, Parameter(metavar="0,1,2")] = None,
     max_minutes: Annotated[float | None, Parameter(name="--max_minutes", metavar="N")] = None,
     name: Annotated[str | None, Parameter(metavar="NAME")] = None,
-    dry_run: Annotated[bool, Parameter(group=ASK)] = False,
-    help_all: Annotated[bool, Parameter(group=ASK)] = False,
+    dry_run: Annotated[bool, Parameter(group=INFORMATION)] = False,
+    help_all: Annotated[bool, Parameter(group=INFORMATION)] = False,
     overrides: Settings = (),
 ) -> None:
     """Train an agent.
@@ -35,43 +77,125 @@ def train(
     Parameters
     ----------
     recipe
-        A recipe, FILE.toml with settings of your own, an environment, or FILE.py:Class.
+        Recipe, environment, FILE.toml with your own settings, or FILE.py:Class.
     start_from
-        Instead: a new run with the settings of this one.
+        Run whose settings the new run takes, in place of a recipe.
     resume
-        Instead: go on with this run from its last checkpoint.
+        Run to continue from its last checkpoint, in place of a recipe.
     seed
-        Of everything drawn; equal seeds give equal runs.
+        Random seed; equal seeds give equal runs.
     seeds
-        A run for each, and one table over them.
+        Random seeds for several runs, one after another, with one table over them.
     max_minutes
-        Stop after this much training; can be resumed.
+        Training time limit in minutes; a stopped run can be resumed.
     name
-        Of the run folder.
+        Name of the run folder.
     dry_run
-        Print every setting, after checking it and that servers answer; train nothing.
+        Check and print all settings, and check that servers respond, without training.
     help_all
-        List every setting with its meaning.
+        Describe all settings.
     """
     if help_all:
         print_all_settings()
         return
     if seeds is not None and (other := "--seed" if seed is not None else "--resume" if resume is not None else None):
-        raise UserError(f"--seeds starts a run for each of them, so leave out {other}, or --seeds")
-    typed = settings(overrides, seed=seed, train__max_minutes=max_minutes, record__name=name)
-    config = configure(recipe, start_from=start_from, resume=resume, overrides=typed)
-    given = [key for key, _ in overrides]
-    several = parse_seeds(seeds) if seeds is not None else ()
+        raise UserError(f"--seeds starts one run per seed and cannot be combined with {other}: remove one of them")
+    settings = merge_settings(overrides, seed=seed, train__max_minutes=max_minutes, record__name=name)
+    config = configure(recipe, start_from=start_from, resume=resume, overrides=settings)
+    typed_keys = [key for key, _ in overrides]
+    several_seeds = parse_seeds(seeds) if seeds is not None else ()
     if dry_run:
         from turnwise.recipes.validate import check_run
 
-        check_run(config, given=given, resume=resume is not None)
-        line(describe(config))
+        check_run(config, given=typed_keys, resume=resume is not None)
+        print_line(describe(config))
         return
     from turnwise.recipes.run import train as train_run
     from turnwise.recipes.run import train_seeds
 
-    if several:
-        train_seeds(config, several, given=given)
+    if several_seeds:
+        train_seeds(config, several_seeds, given=typed_keys)
     else:
-        train_run(config, resume=resume is not None, given=given)
+        train_run(config, resume=resume is not None, given=typed_keys)
+
+
+@sft_app.default
+def sft(
+    recipe: str | None = None,
+    /,
+    *,
+    demos: Annotated[str | None, Parameter(metavar="solver|RUN|FILE.jsonl", group=INPUT)] = None,
+    resume: Annotated[str | None, Parameter(metavar="RUN", group=INPUT)] = None,
+    count: int | None = None,
+    epochs: int | None = None,
+    seed: int | None = None,
+    max_minutes: Annotated[float | None, Parameter(name="--max_minutes", metavar="N")] = None,
+    name: Annotated[str | None, Parameter(metavar="NAME")] = None,
+    overrides: Settings = (),
+) -> None:
+    """Fine-tune on demonstrations.
+
+    Parameters
+    ----------
+    recipe
+        Recipe, environment, FILE.toml with your own settings, or FILE.py:Class.
+    demos
+        Demonstrations: the environment's solver (default), the successful episodes of a run, or a JSONL file with one
+        {"messages": [...]} per line.
+    resume
+        Run to continue from its last checkpoint, in place of a recipe.
+    count
+        Maximum number of demonstrations (sft.count).
+    epochs
+        Passes over the demonstrations (sft.epochs).
+    seed
+        Random seed; equal seeds give equal runs.
+    max_minutes
+        Training time limit in minutes; a stopped run can be resumed.
+    name
+        Name of the run folder.
+    """
+    settings = merge_settings(
+        overrides,
+        seed=seed,
+        sft__demos=demos if resume is not None else demos or "solver",
+        sft__count=count,
+        sft__epochs=epochs,
+        train__max_minutes=max_minutes,
+        record__name=name,
+    )
+    config = configure(recipe, resume=resume, overrides=settings)
+    from turnwise.recipes.sft import sft as run_sft
+
+    run_sft(config, resume=resume is not None, given=[key for key, _ in overrides], recipe=recipe)
+
+
+@recipes_app.default
+def recipes(name: str | None = None, /, *, algos: bool = False) -> None:
+    """List the recipes, or print one.
+
+    Parameters
+    ----------
+    name
+        Recipe whose file to print. `turnwise train NAME --dry-run` prints it with all defaults.
+    algos
+        List published methods instead; every recipe accepts them as --algo.preset METHOD.
+    """
+    if algos:
+        list_methods(name)
+        return
+    if name is not None:
+        print_line(find_recipe(name).text.rstrip())
+        return
+    rows = [(recipe.name, recipe.environment, recipe.summary) for recipe in list_recipes()]
+    print_table(("recipe", "environment", "description"), rows)
+    print_line("\nturnwise recipes NAME prints one; turnwise train NAME runs it")
+    print_line("turnwise recipes --algos lists the methods for --algo.preset")
+
+
+def list_methods(name: str | None) -> None:
+    if name is not None:
+        print_line(find_method(name).text.rstrip())
+        return
+    print_table(("method", "description"), [(method, find_method(method).summary) for method in method_names()])
+    print_line("\nturnwise recipes --algos METHOD prints one; turnwise train RECIPE --algo.preset METHOD uses it")

@@ -1,21 +1,22 @@
-"""turnwise view"""
+"""`turnwise view`, `turnwise watch` and `turnwise report`."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from turnwise.cli.options import command_app
-from turnwise.cli.show import line
+from turnwise.cli.output import print_line, print_now
+from turnwise.cli.parsing import command_app
 from turnwise.core.errors import UserError
 
-NEEDED = ("fastapi", "starlette", "uvicorn")
+OPTIONAL_PACKAGES = ("fastapi", "starlette", "uvicorn")
 
-app = command_app("view", "[FOLDER] [--port N] [--open]")
+view_app = command_app("view", "[FOLDER] [--port N] [--open]")
+watch_app = command_app("watch", "RUN")
+report_app = command_app("report", "RUN [--out FILE]")
 
 
-@app.default
+@view_app.default
 def view(
     folder: Annotated[Path, Parameter(name="FOLDER")] = Path("runs"),
     /,
@@ -25,31 +26,58 @@ def view(
     token: Annotated[str | None, Parameter(metavar="TEXT")] = None,
     open_browser: Annotated[bool, Parameter(name="--open")] = False,
 ) -> None:
-    """Show runs in a browser.
+    """Browse runs in a web browser.
 
     Parameters
     ----------
     folder
-        The folder of runs, or one run; left out, runs.
+        Folder of runs, or one run. Default: runs.
     port
-        Where it listens; left out, 7860. 0: any that is free. From afar: ssh -L 7860:localhost:7860 MACHINE.
+        Port to listen on; 0 for any free port. Default: 7860. From another machine: ssh -L 7860:localhost:7860 MACHINE.
     host
-        Left out, 127.0.0.1: this machine alone. On any other address a token is asked for.
+        Address to listen on. Default: 127.0.0.1, this machine only. Other addresses require a token.
     token
-        What is asked for; left out, one is made where one is needed.
+        Access token. Default: a random one where a token is required.
     open_browser
-        Open the page.
+        Open the page in the browser.
     """
     try:
         from turnwise.viewer.serve import serve
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in NEEDED:
+        if (error.name or "").partition(".")[0] not in OPTIONAL_PACKAGES:
             raise
         raise UserError(f"the viewer needs {error.name}: pip install 'turnwise[view]'") from error
-    serve(folder, host=host, port=port, token=token, open_browser=open_browser, say=say)
+    serve(folder, host=host, port=port, token=token, open_browser=open_browser, say=print_now)
 
 
-def say(text: str) -> None:
-    """At once: who pipes the output waits for the address."""
-    line(text)
-    sys.stdout.flush()
+@watch_app.default
+def watch(run: str, /) -> None:
+    """Plot a running run's curves in the terminal.
+
+    Parameters
+    ----------
+    run
+        Run: its folder, or its name in runs/.
+    """
+    from turnwise.config.load import find_run
+    from turnwise.report.terminal import make_console
+    from turnwise.report.watch import watch as watch_run
+
+    watch_run(find_run(run), make_console())
+
+
+@report_app.default
+def report(run: str, /, *, out: Annotated[Path | None, Parameter(metavar="FILE")] = None) -> None:
+    """Write a run or an evaluation as one HTML file.
+
+    Parameters
+    ----------
+    run
+        Run or evaluation: its folder, or its name in runs/.
+    out
+        HTML file to write. Default: report.html in the folder.
+    """
+    from turnwise.record.run_folder import find_folder
+    from turnwise.report.html_report import write_report
+
+    print_line(f"wrote {write_report(find_folder(run), out)}")

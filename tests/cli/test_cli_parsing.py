@@ -1,21 +1,21 @@
-"""Dotted options are split from the others wherever they stand."""
+"""Splitting dotted options from the other tokens."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.cli.overrides import split_overrides
+from turnwise.cli.parsing import split_overrides
 from turnwise.core.errors import UserError
 
 
-def test_dotted_options_are_split_from_the_others() -> None:
+def test_split_overrides_separates_dotted_options() -> None:
     tokens = ["train", "frozen_lake", "--algo.clip_high", "0.28", "--seed", "3", "--train.steps=50", "--dry-run"]
     rest, overrides = split_overrides(tokens)
     assert rest == ["train", "frozen_lake", "--seed", "3", "--dry-run"]
     assert overrides == [("algo.clip_high", "0.28"), ("train.steps", "50")]
 
 
-def test_a_negative_number_a_path_and_an_equals_sign_are_values() -> None:
+def test_split_overrides_accepts_negative_numbers_and_equals_signs() -> None:
     tokens = ["--env.params.a", "-1", "my.env.py:Class", "--env.params.b=x=--y", "--env.params.c", "a=b.c"]
     assert split_overrides(tokens) == (
         ["my.env.py:Class"],
@@ -23,17 +23,17 @@ def test_a_negative_number_a_path_and_an_equals_sign_are_values() -> None:
     )
 
 
-def test_a_dot_in_an_ordinary_options_value_makes_no_setting_of_it() -> None:
+def test_split_overrides_ignores_dots_in_values() -> None:
     assert split_overrides(["--name=a.b", "--to", "x.y"]) == (["--name=a.b", "--to", "x.y"], [])
 
 
 @pytest.mark.parametrize("tokens", [["--algo.gamma"], ["--algo.gamma", "--seed", "3"]])
-def test_a_dotted_option_needs_a_value(tokens: list[str]) -> None:
+def test_split_overrides_requires_a_value(tokens: list[str]) -> None:
     with pytest.raises(UserError, match=r"--algo\.gamma needs a value"):
         split_overrides(tokens)
 
 
-def test_after_two_dashes_nothing_is_an_option() -> None:
+def test_split_overrides_stops_at_two_dashes() -> None:
     assert split_overrides(["--a.b", "1", "--", "--c.d", "2"]) == (["--", "--c.d", "2"], [("a.b", "1")])
 
 
@@ -43,7 +43,7 @@ others = st.sampled_from(["train", "--seed", "3", "--dry-run", "file.py:Class", 
 
 
 @given(st.lists(st.tuples(keys, texts) | others, max_size=6))
-def test_what_is_typed_in_either_form_arrives_unchanged_and_in_order(items: list[tuple[str, str] | str]) -> None:
+def test_split_overrides_treats_both_forms_alike(items: list[tuple[str, str] | str]) -> None:
     expected = [item for item in items if isinstance(item, tuple)]
     rest = [item for item in items if isinstance(item, str)]
     spaced = [token for item in items for token in ((f"--{item[0]}", item[1]) if isinstance(item, tuple) else (item,))]

@@ -1,0 +1,84 @@
+"""`turnwise envs` and `turnwise play`."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from turnwise.cli.output import print_line, print_table
+from turnwise.cli.parsing import Settings, command_app, merge_settings
+from turnwise.core.errors import UserError
+from turnwise.core.program import spell_command
+from turnwise.envs.catalogue import CATALOGUE, install_command
+from turnwise.envs.starter.write import write_starter
+
+envs_app = command_app("envs", "[NAME | new NAME]")
+play_app = command_app("play", "ENV [--seed N] [--env.params.NAME VALUE]...")
+
+
+@envs_app.default
+def envs(name: str | None = None, new_name: Annotated[str | None, Parameter(show=False)] = None, /) -> None:
+    """List the environments, describe one, or start a new one.
+
+    Parameters
+    ----------
+    name
+        Built-in environment or FILE.py:Class to describe. `new NAME` writes a template and its test to this folder.
+    """
+    if name == "new":
+        if new_name is None:
+            raise UserError(f"name the new class: {spell_command('envs', 'new', 'GuessNumber')}")
+        file, test = write_starter(new_name, Path())
+        print_line(f"wrote {file}, with a guessing game as an example to replace, and {test}")
+        print_line(f"next: {spell_command('play', f'{file}:{new_name}')}")
+        print_line(f"      {spell_command('train', f'{file}:{new_name}')}")
+        return
+    if new_name is not None:
+        raise UserError(f'unexpected argument "{new_name}": give one environment')
+    if name is not None:
+        print_parameters(name)
+        return
+    rows = [(listed, summarize(entry.summary, install_command(entry.needs))) for listed, entry in CATALOGUE.items()]
+    print_table(("environment", "description"), rows)
+    print_line("\nturnwise envs NAME lists the parameters; turnwise play NAME starts a game")
+
+
+def print_parameters(name: str) -> None:
+    from turnwise.envs.registry import load_spec
+
+    spec = load_spec(name)
+    print_line(f"{spec.name}: {summarize(spec.summary, spec.install_command)}\n")
+    rows = [
+        (f"--env.params.{parameter.name}", parameter.type, parameter.default, parameter.description)
+        for parameter in spec.parameters()
+    ]
+    print_table(("parameter", "type", "default", "description"), rows)
+
+
+def summarize(text: str, install: str | None) -> str:
+    return f"{text} (needs: {install})" if install else text
+
+
+@play_app.default
+def play(environment: Annotated[str, Parameter(name="ENV")], /, *, seed: int = 0, overrides: Settings = ()) -> None:
+    """Play an environment.
+
+    Parameters
+    ----------
+    environment
+        Recipe, environment (`turnwise envs` lists them), FILE.toml with your own settings, or FILE.py:Class.
+    seed
+        Index of the training task. Default: 0.
+    """
+    from turnwise.core.task import Task
+    from turnwise.envs.play import play as play_episode
+    from turnwise.envs.registry import load_spec
+    from turnwise.envs.seeds import seed_for
+    from turnwise.recipes.configure import configure
+
+    config = configure(environment, overrides=merge_settings(overrides, ("env",)))
+    spec = load_spec(config.env.kind)
+    params = spec.check_params(config.env.params)
+    spec.check_resources(params)
+    task = Task(env=spec.name, seed=seed_for("train", seed), params=params)
+    play_episode(spec, task, read_line=lambda: input("> "), write=print_line)

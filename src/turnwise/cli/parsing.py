@@ -1,0 +1,124 @@
+"""Command-line parsing: options that commands share, dotted settings (`--algo.clip_high 0.28`), and error messages."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from cyclopts import (
+    App,
+    CycloptsError,
+    Group,
+    MissingArgumentError,
+    Parameter,
+    RepeatArgumentError,
+    UnknownCommandError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
+
+from turnwise.core.errors import UserError
+from turnwise.core.suggestions import closest_match, suggest
+
+DEFAULTS = Parameter(show_default=False, negative=())
+
+INPUT = Group("Input", sort_key=0)
+OPTIONS = Group("Options", sort_key=1)
+INFORMATION = Group("Information", sort_key=2)
+
+Settings = Annotated[Sequence[tuple[str, str]], Parameter(parse=False)]
+"""Dotted options as (key, text) pairs. `main.run` splits them from the other options and passes them on."""
+
+RENAMED_OPTIONS: dict[tuple[str, ...], str] = {("sft", "--from"): "--demos"}
+"""(command, typed option) -> the option of that command, where another command uses the typed name."""
+
+
+def command_app(name: str, usage: str, epilogue: str | None = None) -> App:
+    """Return the parser of one command. Its help text is in `commands`, which loads without importing the command."""
+    return App(
+        name=name,
+        usage=f"Usage: turnwise {name} {usage}",
+        help_epilogue=epilogue,
+        help_format="plaintext",
+        default_parameter=DEFAULTS,
+        group_arguments=INPUT,
+        group_parameters=OPTIONS,
+        version_flags=(),
+    )
+
+
+def split_overrides(tokens: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Split dotted options from the other tokens and return both, in the order typed.
+
+    train frozen_lake --algo.clip_high 0.28 --seed 3 --train.steps=50
+    -> [train frozen_lake --seed 3], [(algo.clip_high, 0.28), (train.steps, 50)]
+    """
+    rest: list[str] = []
+    overrides: list[tuple[str, str]] = []
+    remaining = iter(tokens)
+    for token in remaining:
+        name, equals, text = token.partition("=")
+        if token == "--":
+            return [*rest, token, *remaining], overrides
+        if not (name.startswith("--") and "." in name):
+            rest.append(token)
+            continue
+        if not equals:
+            text = next(remaining, "--")
+            if text.startswith("--"):
+                raise UserError(f"{name} needs a value: {name} VALUE, or {name}=VALUE if the value starts with --")
+        overrides.append((name.removeprefix("--"), text))
+    return rest, overrides
+
+
+def merge_settings(
+    overrides: Sequence[tuple[str, str]], sections: Sequence[str] | None = None, **shortcuts: object
+) -> list[tuple[str, str]]:
+    """Return all settings that were typed, dotted or by a shortcut. Raises UserError for a setting given twice.
+
+    `sections`: the sections that the command reads; None: all.
+    `shortcuts`: values of options that stand for a setting: `train__max_minutes=10` sets train.max_minutes.
+    """
+    by_shortcut = [(name.replace("__", "."), str(value)) for name, value in shortcuts.items() if value is not None]
+    seen: set[str] = set()
+    for key, _ in [*overrides, *by_shortcut]:
+        name = key if key.startswith(("env.params.", "env.mix.")) else key.replace("-", "_")
+        if name in seen:
+            raise UserError(f"{name} is given twice: remove one of them")
+        seen.add(name)
+    for key, _ in overrides:
+        if sections is not None and key.partition(".")[0] not in sections:
+            raise UserError(f"--{key} has no effect here: this command reads only {', '.join(sections)}")
+    return [*overrides, *by_shortcut]
+
+
+def explain(error: CycloptsError, commands: Sequence[str]) -> str:
+    """Describe a parser error in one line, with the closest valid name if there is one."""
+    see_help = f"see `{' '.join(['turnwise', *(error.command_chain or ()), '--help'])}`"
+    if isinstance(error, UnknownCommandError) and error.unused_tokens:
+        return f'unknown command "{error.unused_tokens[0]}":{suggest(error.unused_tokens[0], commands)}'
+    if isinstance(error, UnknownOptionError):
+        typed = (error.token.keyword or error.token.value).partition("=")[0]
+        match = RENAMED_OPTIONS.get((*(error.command_chain or ()), typed)) or _closest_option(typed, error)
+        return f"unknown option {typed}: " + (f"did you mean {match}?" if match else see_help)
+    if isinstance(error, RepeatArgumentError):
+        return f"{error.token.keyword} is given twice: remove one of them"
+    if isinstance(error, MissingArgumentError) and error.keyword:
+        return f"{error.keyword} needs a value: {see_help}"
+    if isinstance(error, MissingArgumentError) and error.argument is not None:
+        return f"{error.argument.name} is missing: {see_help}"
+    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
+        return f'unexpected argument "{error.unused_tokens[0]}": {see_help}'
+    return str(error)
+
+
+def _closest_option(typed: str, error: UnknownOptionError) -> str | None:
+    """Return the closest option; in a command that takes settings, `--steps` also matches `--train.steps`."""
+    options = [name for argument in error.argument_collection if argument.parse for name in argument.names]
+    candidates = {name: [name] for name in [*options, "--help"]}
+    if any(not argument.parse for argument in error.argument_collection):
+        from turnwise.config.keys import all_keys
+
+        for key in all_keys().values():
+            if f"--{key.last}" not in options:
+                candidates.setdefault(f"--{key.last}", []).append(f"--{key.name}")
+    match = closest_match("--" + typed.lstrip("-").replace("-", "_"), candidates)
+    return " or ".join(candidates[match]) if match else None
