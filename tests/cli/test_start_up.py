@@ -47,7 +47,7 @@ def imported_modules(code: str, typed: str, folder: Path) -> list[str]:
 
 
 def other_packages(modules: list[str]) -> set[str]:
-    """Return packages besides the standard library, turnwise and LIBRARIES; names with an underscore are install hooks."""
+    """Return packages beyond Python, turnwise and LIBRARIES; names with an underscore are hooks of the installation."""
     found = {name.partition(".")[0] for name in modules if not name.startswith("_")}
     return found - sys.stdlib_module_names - {"turnwise", *LIBRARIES.split()}
 

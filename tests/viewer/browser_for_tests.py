@@ -119,13 +119,13 @@ def serving(root: Path) -> Iterator[str]:
     """A server over the folder, in a thread; gives its address."""
     import uvicorn
 
-    from turnwise.viewer.access import Door
-    from turnwise.viewer.app import make_app
-    from turnwise.viewer.serve import listen
+    from turnwise.viewer.access import AccessPolicy
+    from turnwise.viewer.api import make_app
+    from turnwise.viewer.server import listen
 
     listening = listen("127.0.0.1", 0)
     port = listening.getsockname()[1]
-    settings = uvicorn.Config(make_app(root, Door(host="127.0.0.1", port=port, token=None)), log_level="error")
+    settings = uvicorn.Config(make_app(root, AccessPolicy(host="127.0.0.1", port=port, token=None)), log_level="error")
     server = uvicorn.Server(settings)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()

@@ -8,8 +8,8 @@ from typing import Any
 from fastapi.testclient import TestClient
 from httpx2 import Response
 
-from turnwise.viewer.access import Door
-from turnwise.viewer.app import make_app
+from turnwise.viewer.access import AccessPolicy
+from turnwise.viewer.api import make_app
 
 CONFIG = """\
 seed = 3
@@ -109,8 +109,10 @@ def make_evaluation(folder: Path, models: Mapping[str, Sequence[Mapping[str, Any
     return folder
 
 
-def client(folder: Path, **door: Any) -> TestClient:
-    return TestClient(make_app(folder, Door(**door)), base_url="http://localhost:7860", follow_redirects=False)
+def client(folder: Path, **policy: Any) -> TestClient:
+    return TestClient(
+        make_app(folder, AccessPolicy(**policy)), base_url="http://localhost:7860", follow_redirects=False
+    )
 
 
 def ask(folder_or_client: Path | TestClient, name: str, **query: Any) -> dict[str, Any]:

@@ -6,8 +6,8 @@ import pytest
 from server_for_tests import client, make_run
 
 from turnwise.core.errors import UserError
-from turnwise.viewer.access import Door, host_name
-from turnwise.viewer.serve import address_of, checked_token, listen
+from turnwise.viewer.access import AccessPolicy, host_name
+from turnwise.viewer.server import listen, page_address, resolve_token
 
 TOKEN = "correct-horse-battery"
 
@@ -116,31 +116,31 @@ def test_the_way_after_the_token_leads_to_no_other_server(folder: Path) -> None:
 
 def test_a_token_is_asked_for_wherever_others_can_reach() -> None:
     for host in ("127.0.0.1", "localhost", "::1", "127.3.2.1"):
-        assert checked_token(host, None) is None
+        assert resolve_token(host, None) is None
     for host in ("0.0.0.0", "::", "192.168.0.7", "box.lan"):
-        made = checked_token(host, None)
+        made = resolve_token(host, None)
         assert made is not None
         assert len(made) >= 20
-        assert made != checked_token(host, None)
-    assert checked_token("127.0.0.1", TOKEN) == TOKEN
+        assert made != resolve_token(host, None)
+    assert resolve_token("127.0.0.1", TOKEN) == TOKEN
 
 
 @pytest.mark.parametrize("token", ["", "short", "with space in it", "with;semicolon", "ünïcödé-tokens"])
 def test_a_token_that_does_not_travel_is_refused(token: str) -> None:
     with pytest.raises(UserError, match="--token"):
-        checked_token("127.0.0.1", token)
+        resolve_token("127.0.0.1", token)
 
 
 def test_the_address_can_be_opened() -> None:
-    assert address_of(Door(port=7)) == "http://127.0.0.1:7/"
-    assert address_of(Door(host="::1", port=7, token=TOKEN)) == f"http://[::1]:7/?token={TOKEN}"
-    assert "0.0.0.0" not in address_of(Door(host="0.0.0.0", token=TOKEN))
+    assert page_address(AccessPolicy(port=7)) == "http://127.0.0.1:7/"
+    assert page_address(AccessPolicy(host="::1", port=7, token=TOKEN)) == f"http://[::1]:7/?token={TOKEN}"
+    assert "0.0.0.0" not in page_address(AccessPolicy(host="0.0.0.0", token=TOKEN))
 
 
 def test_a_taken_port_is_one_line_with_the_mend() -> None:
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=rf"port {port} is taken.*--port {port + 1}"):
+        with pytest.raises(UserError, match=rf"port {port} is in use.*--port {port + 1}"):
             listen("127.0.0.1", port)
 
 

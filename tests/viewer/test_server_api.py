@@ -25,7 +25,7 @@ PICTURE = {"rows": [["frozen", "hole"], ["player", "goal"]], "caption": "", "inf
 
 
 def test_nothing_of_the_server_imports_torch() -> None:
-    modules = "turnwise.viewer.app, turnwise.viewer.serve"
+    modules = "turnwise.viewer.api, turnwise.viewer.server"
     code = f"import sys, {modules}; assert not {{'torch', 'transformers'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -221,7 +221,7 @@ def test_a_search_goes_on_from_its_cursor(listed: Path) -> None:
 
 
 def test_a_search_that_takes_too_long_stops_and_always_gets_on(listed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("turnwise.viewer.search.LIMIT_S", 0.0)
+    monkeypatch.setattr("turnwise.viewer.search.TIME_LIMIT_S", 0.0)
     answer = ask(listed, "trajectories", run="a", text="answer", cursor=4)
     assert (answer["searched"], answer["next"], len(answer["rows"])) == (5, 5, 1)
 
@@ -251,7 +251,7 @@ def test_a_trajectory_is_shown_as_it_is_stored(tmp_path: Path) -> None:
     assert answer["row"] == shown
     assert answer["tokens"] == {"453": {"text": "<answer>", "special": True}, "7": {"text": "Ri", "special": False}}
     assert answer["pictures"] == [draw_picture_svg(PICTURE), draw_picture_svg(PICTURE), None]
-    assert (answer["mended"], answer["pictures_cut"]) == (False, False)
+    assert (answer["repaired"], answer["pictures_cut"]) == (False, False)
 
 
 def test_a_run_from_before_tokens_and_pictures_is_shown(tmp_path: Path) -> None:

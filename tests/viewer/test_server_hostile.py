@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from server_for_tests import CONFIG, add_episode, ask, client, episode, get, line, make_evaluation, make_run, turn
 
 from turnwise.record.jsonl_follower import LineFollower
-from turnwise.viewer.app import make_app
-from turnwise.viewer.columns import GrowingTable
+from turnwise.viewer.api import make_app
+from turnwise.viewer.table import TableBuilder
 
 SECRET = "what nobody may see"
 NAMES = ("config", "metrics", "keys", "alarms", "trajectories")
@@ -113,12 +113,12 @@ def test_the_models_of_an_evaluation_name_no_files_outside(root: Path) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "/static/../app.py",
-        "/static/%2e%2e/app.py",
-        "/static/..%2fapp.py",
+        "/static/../api.py",
+        "/static/%2e%2e/api.py",
+        "/static/..%2fapi.py",
         "/static//etc/passwd",
         "/static/%2fetc%2fpasswd",
-        "/static/..\\app.py",
+        "/static/..\\api.py",
         "/static/%00",
         "/../../etc/passwd",
         "/etc/passwd",
@@ -196,8 +196,8 @@ def test_a_broken_trajectory_is_an_answer_not_a_crash(tmp_path: Path) -> None:
     asked = client(tmp_path)
     for number in (0, 4):
         assert get(asked, "trajectory", run="a", number=number).status_code == 404
-    mended = ask(asked, "trajectory", run="a", number=1)
-    assert (mended["mended"], mended["row"]["turns"][0]["context"]) == (True, "caf\ufffd")
+    repaired = ask(asked, "trajectory", run="a", number=1)
+    assert (repaired["repaired"], repaired["row"]["turns"][0]["context"]) == (True, "caf\ufffd")
     assert ask(asked, "trajectory", run="a", number=2)["row"]["turns"] == 5
     assert ask(asked, "trajectory", run="a", number=3)["row"]["turns"][0]["context"] == "\ud800 half"
     assert [row["number"] for row in ask(asked, "trajectories", run="a", text="CAF")["rows"]] == [1]
@@ -253,7 +253,7 @@ def test_a_trajectory_beyond_all_bounds_is_refused_in_one_line(tmp_path: Path) -
 
 def test_a_trajectory_that_is_too_long_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_run(tmp_path / "a", [episode()])
-    monkeypatch.setattr("turnwise.viewer.trajectory.MAX_TRAJECTORY", 100)
+    monkeypatch.setattr("turnwise.viewer.trajectories.MAX_TRAJECTORY", 100)
     assert "too large" in get(tmp_path, "trajectory", run="a", number=0).json()["error"]
 
 
@@ -365,7 +365,7 @@ def test_one_broken_row_spoils_no_other(kinds: list[str]) -> None:
         row = {**sound, "number": number, "reward": 0.5, "environment": "e", "status": "s"}
         row |= {"step": "1"} if kind == "step is text" else {}
         rows.append({name: value for name, value in row.items() if kind != f"no {name}"})
-    table = GrowingTable()
+    table = TableBuilder()
     table.add(rows[:20])
     table.add(rows[20:])
     wanted = [number for number, kind in enumerate(kinds) if kind == "sound"]

@@ -16,8 +16,8 @@ import pytest
 from fastapi.routing import APIRoute
 from server_for_tests import add_episode, ask, client, episode, line, make_run
 
-from turnwise.viewer.app import make_app
-from turnwise.viewer.metrics import Metrics
+from turnwise.viewer.api import make_app
+from turnwise.viewer.metrics import MetricColumns
 
 START = "from turnwise.cli.view import view_app; view_app()"
 
@@ -52,9 +52,9 @@ def test_the_command_says_where_serves_and_ends_without_a_word(
     status, answer = body(asked, "/api/runs")
     assert (status, json.loads(answer)["runs"][0]["id"]) == (200, "a")
     for path in (
-        "/static/../app.py",
-        "/static/%2e%2e/app.py",
-        "/static/..%2fapp.py",
+        "/static/../api.py",
+        "/static/%2e%2e/api.py",
+        "/static/..%2fapi.py",
         "/../../../etc/passwd",
         "//etc/passwd",
     ):
@@ -113,7 +113,7 @@ def test_answers_hold_together_while_a_run_grows(tmp_path: Path, monkeypatch: py
             assert ask(asked, "trajectory", run="a", number=rows[-1]["number"])["row"]["step"] == rows[-1]["step"]
         return len(rows)
 
-    monkeypatch.setattr(Metrics, "_add", slowly(Metrics._add))
+    monkeypatch.setattr(MetricColumns, "_add", slowly(MetricColumns._add))
     with ThreadPoolExecutor(4) as pool:
         writing = pool.submit(write)
         list(pool.map(look, range(24)))

@@ -16,10 +16,9 @@ from server_for_tests import ask, client, line, make_run
 from turnwise.config.load import build, to_toml
 from turnwise.viewer import runs as runs_module
 from turnwise.viewer import settings as settings_module
-from turnwise.viewer.facts import run_facts
-from turnwise.viewer.root import Root
-from turnwise.viewer.runs import RunList
+from turnwise.viewer.runs import RunList, parse_main_settings
 from turnwise.viewer.settings import read_main_settings, read_toml
+from turnwise.viewer.viewed_folder import ViewedFolder
 
 SUMMARY = {"success_after": 0.5, "interval": [0.4, 0.6], "wall_s": 12.0, "steps": 3, "tokens": 90}
 
@@ -58,14 +57,14 @@ class Counted(io.BufferedReader):
 def bytes_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     """Bytes that were read by the server, by file. A file that was opened alone counts 0."""
     found: Counter[str] = Counter()
-    plain = Root.open
+    plain = ViewedFolder.open
 
-    def counting(self: Root, path: Path, *parts: str) -> BinaryIO:
+    def counting(self: ViewedFolder, path: Path, *parts: str) -> BinaryIO:
         name = "/".join((path.name, *parts))
         found[name] += 0
         return Counted(plain(self, path, *parts), name, found)
 
-    monkeypatch.setattr(Root, "open", counting)
+    monkeypatch.setattr(ViewedFolder, "open", counting)
     yield found
 
 
@@ -74,7 +73,7 @@ def listed(runs: RunList) -> dict[str, dict[str, Any]]:
 
 
 def test_run_list_reads_again_only_what_changed(folder: Path, bytes_read: Counter[str]) -> None:
-    runs = RunList(Root(folder))
+    runs = RunList(ViewedFolder(folder))
     first = listed(runs)
     assert len(first) == 6 and sum(bytes_read.values()) > 300_000
     bytes_read.clear()
@@ -93,7 +92,7 @@ def test_run_list_reads_again_only_what_changed(folder: Path, bytes_read: Counte
 
 
 def test_run_list_describes_finished_runs_by_their_summary(folder: Path, bytes_read: Counter[str]) -> None:
-    found = listed(RunList(Root(folder)))["run0"]
+    found = listed(RunList(ViewedFolder(folder)))["run0"]
     assert (found["status"], found["step"], found["wall_s"], found["tokens"]) == ("finished", 3, 12.0, 90)
     assert (found["success"], found["success_low"], found["success_high"]) == (0.5, 0.4, 0.6)
     assert "run0/metrics.jsonl" not in bytes_read and "run3/metrics.jsonl" in bytes_read
@@ -102,14 +101,14 @@ def test_run_list_describes_finished_runs_by_their_summary(folder: Path, bytes_r
 @pytest.mark.parametrize("odd", [{"steps": "3"}, {"interval": [0.1]}, {"tokens": None}, {"wall_s": "NaN"}])
 def test_run_list_reads_the_metrics_where_a_summary_does_not_say_all(folder: Path, odd: dict[str, Any]) -> None:
     (folder / "run0/summary.json").write_text(json.dumps(SUMMARY | odd))
-    found = listed(RunList(Root(folder)))["run0"]
+    found = listed(RunList(ViewedFolder(folder)))["run0"]
     assert (found["status"], found["step"], found["wall_s"], found["tokens"]) == ("finished", 100, 200.0, 1000)
 
 
 def test_run_list_reads_metrics_newer_than_the_summary(folder: Path) -> None:
     later = (folder / "run0/summary.json").stat().st_mtime_ns + 10**9
     os.utime(folder / "run0/metrics.jsonl", ns=(later, later))
-    assert listed(RunList(Root(folder)))["run0"]["step"] == 100
+    assert listed(RunList(ViewedFolder(folder)))["run0"]["step"] == 100
 
 
 def test_run_list_reads_a_bounded_part_of_the_metrics_at_a_time(
@@ -117,7 +116,7 @@ def test_run_list_reads_a_bounded_part_of_the_metrics_at_a_time(
 ) -> None:
     monkeypatch.setattr(runs_module, "READ_PER_LIST", 60_000)
     monkeypatch.setattr("turnwise.record.jsonl_follower.CHUNK", 20_000)
-    runs = RunList(Root(folder))
+    runs = RunList(ViewedFolder(folder))
     rows = listed(runs)
     assert [name for name, own in rows.items() if own.get("partial")] == ["run3", "run4", "run5"]
     assert all(rows[name]["step"] == 100 and rows[name]["success"] == 0.25 for name in ("run3", "run4", "run5"))
@@ -135,35 +134,35 @@ def test_run_list_reads_a_bounded_part_of_the_metrics_at_a_time(
 def test_a_run_that_is_slow_to_read_holds_up_no_other_request(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One list waits for a file of run3; a list of another part of the runs, and every other answer, does not."""
     reached, go_on = Event(), Event()
-    plain = Root.open
+    plain = ViewedFolder.open
 
-    def slow(self: Root, path: Path, *parts: str) -> BinaryIO:
+    def slow(self: ViewedFolder, path: Path, *parts: str) -> BinaryIO:
         if path.name == "run3" and parts == ("metrics.jsonl",) and not go_on.is_set():
             reached.set()
             assert go_on.wait(60)
         return plain(self, path, *parts)
 
-    runs = RunList(Root(folder))
-    monkeypatch.setattr(Root, "open", slow)
+    runs = RunList(ViewedFolder(folder))
+    monkeypatch.setattr(ViewedFolder, "open", slow)
     asked = client(folder)
     with ThreadPoolExecutor(2) as pool:
         waiting = pool.submit(listed, runs)
         assert reached.wait(60)
-        assert runs._entries[str(folder / "run5")].row(runs_module.Allowance(left=1000)) is not None
+        assert runs._entries[str(folder / "run5")].row(runs_module.ReadBudget(left=1000)) is not None
         assert ask(asked, "config", run="run4")["settings"]["env.kind"] == "frozen_lake"
         go_on.set()
         assert len(waiting.result(60)) == 6
 
 
 def test_lists_at_the_same_time_agree(folder: Path) -> None:
-    runs = RunList(Root(folder))
+    runs = RunList(ViewedFolder(folder))
     with ThreadPoolExecutor(8) as pool:
         lists = list(pool.map(lambda _: runs.rows(), range(16)))
     assert len(lists[0]) == 6 and all(found == lists[0] for found in lists)
 
 
 def test_run_list_forgets_runs_that_are_gone(folder: Path) -> None:
-    runs = RunList(Root(folder))
+    runs = RunList(ViewedFolder(folder))
     assert len(runs.rows()) == 6
     for name in ("run0", "run4"):
         (folder / name).rename(folder.parent / f"{name}-gone")
@@ -185,10 +184,10 @@ CONFIGS = {
 def test_main_settings_are_those_of_the_whole_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path / "a")
     (run / "config.toml").write_text(CONFIGS[name])
-    root, parsed = Root(tmp_path), list[int]()
-    whole = run_facts(read_toml(root, run, "config.toml"))
+    root, parsed = ViewedFolder(tmp_path), list[int]()
+    whole = parse_main_settings(read_toml(root, run, "config.toml"))
     monkeypatch.setattr(settings_module, "read_toml", lambda *given: [parsed.append(1), read_toml(*given)][1])
-    assert run_facts(read_main_settings(root, run)) == whole
+    assert parse_main_settings(read_main_settings(root, run)) == whole
     assert bool(parsed) == (name not in ("written", "params", "reward"))
 
 
@@ -197,7 +196,7 @@ def test_a_linked_file_is_followed_within_the_folder_alone(
 ) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "summary.json"
     elsewhere.write_text(json.dumps(SUMMARY))
-    root = Root(folder)
+    root = ViewedFolder(folder)
     (folder / "run5/summary.json").symlink_to(elsewhere)
     (folder / "run4/summary.json").symlink_to(folder / "run0/summary.json")
     assert root.stat(folder / "run5", "summary.json") is None

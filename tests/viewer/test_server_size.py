@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from server_for_tests import ask, client
 
-from turnwise.viewer.lines import read_row
+from turnwise.viewer.json_io import read_row
 
 ROOT = Path(__file__).parents[2]
 STEPS, EPISODES = 1000, 10
@@ -75,7 +75,7 @@ def test_only_what_is_new_is_read_again(long_run: Path, monkeypatch: pytest.Monk
     def refuse(row: bytes) -> None:
         raise AssertionError("a line was read twice")
 
-    for module in ("index", "rows"):
+    for module in ("index", "metrics"):
         monkeypatch.setattr(f"turnwise.viewer.{module}.read_row", refuse)
     assert ask(asked, "runs")["runs"][0]["step"] == STEPS
     assert ask(asked, "trajectories", run="long")["total"] == STEPS * EPISODES

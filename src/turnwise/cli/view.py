@@ -42,12 +42,12 @@ def view(
         Open the page in the browser.
     """
     try:
-        from turnwise.viewer.serve import serve
+        from turnwise.viewer.server import serve
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in OPTIONAL_PACKAGES:
             raise
         raise UserError(f"the viewer needs {error.name}: pip install 'turnwise[view]'") from error
-    serve(folder, host=host, port=port, token=token, open_browser=open_browser, say=print_now)
+    serve(folder, host=host, port=port, token=token, open_browser=open_browser, write=print_now)
 
 
 @watch_app.default

@@ -1,1 +1,1 @@
-"""The web page over a folder of runs. Reads files only."""
+"""Web viewer over run folders. Reads files only."""

@@ -1,4 +1,4 @@
-"""Who may look: the right host name, the token where there is one; and what a browser is told with each answer."""
+"""Access control: host names, the access token, and security headers of every response."""
 
 import hmac
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from fastapi import Response
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from turnwise.viewer.answers import error_answer
+from turnwise.viewer.json_io import error_response
 
-HEADERS = {
+SECURITY_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'self'; img-src 'self' data: blob:; object-src 'none'; base-uri 'none'; form-action 'none'; "
         "frame-ancestors 'none'"
@@ -24,41 +24,41 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
-OURS = (None, "same-origin", "none")
-"""Values of Sec-Fetch-Site: our own page, or an address that was typed. Older browsers send none."""
+ALLOWED_FETCH_SITES = (None, "same-origin", "none")
+"""Values of Sec-Fetch-Site: the viewer's own page, or a typed address. Older browsers send no such header."""
 API = "/api/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Door:
-    """Where the server listens, and what it asks for."""
+class AccessPolicy:
+    """The address that the server listens on, and the token it requires."""
 
     host: str = "127.0.0.1"
     port: int = 7860
     token: str | None = None
 
     @property
-    def cookie(self) -> str:
-        """With the port: browsers do not tell the ports of a host apart, and two viewers would share one cookie."""
+    def cookie_name(self) -> str:
+        """Contains the port, because browsers share cookies between the ports of a host, and so would two viewers."""
         return f"turnwise-{self.port}"
 
-    def knows(self, host: str) -> bool:
-        """Whether a Host header names this server; else a page of some other name was led here to read what we show.
+    def allows_host(self, host: str) -> bool:
+        """Return whether a Host header names this server; other names indicate DNS rebinding by a foreign page.
 
-        A server that listens on all addresses cannot know its names; there the token, which no other page has, decides.
+        A server on all addresses cannot know its names; there the token protects it.
         """
         name = host_name(host)
         return name in LOOPBACK_NAMES or name == self.host.lower() or (bool(name) and is_wildcard(self.host))
 
-    def opens(self, given: str | None) -> bool:
-        return self.token is None or (given is not None and hmac.compare_digest(given.encode(), self.token.encode()))
+    def allows_token(self, token: str | None) -> bool:
+        return self.token is None or (token is not None and hmac.compare_digest(token.encode(), self.token.encode()))
 
 
-class Guard:
-    """Stands before all pages and answers. Nothing is read of a run before it lets through."""
+class AccessMiddleware:
+    """Checks every request before any file of a run is read."""
 
-    def __init__(self, app: ASGIApp, door: Door) -> None:
-        self._app, self._door = app, door
+    def __init__(self, app: ASGIApp, policy: AccessPolicy) -> None:
+        self._app, self._policy = app, policy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -66,61 +66,67 @@ class Guard:
                 await self._app(scope, receive, send)
             return
 
-        async def send_told(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                tell(MutableHeaders(scope=message), scope["path"])
+                set_headers(MutableHeaders(scope=message), scope["path"])
             await send(message)
 
-        await (self._refusal(scope) or self._app)(scope, receive, send_told)
+        await (self._intercept(scope) or self._app)(scope, receive, send_with_headers)
 
-    def _refusal(self, scope: Scope) -> Response | None:
-        """What is answered in place of the page; None: it may be seen."""
-        headers, door = Headers(scope=scope), self._door
+    def _intercept(self, scope: Scope) -> Response | None:
+        """Return the response that replaces the requested one; None allows the request."""
+        headers, policy = Headers(scope=scope), self._policy
         hosts = headers.getlist("host")
-        if len(hosts) != 1 or not door.knows(hosts[0]):
-            return error_answer(
-                403, "this server does not go by that name: open it as localhost, or start with --host NAME"
+        if len(hosts) != 1 or not policy.allows_host(hosts[0]):
+            return error_response(
+                403, "the viewer does not serve this host name: open it as localhost, or start it with --host NAME"
             )
-        if scope["path"].startswith(API) and headers.get("sec-fetch-site") not in OURS:
-            return error_answer(403, "only this server's own page may ask: open the page itself")
-        if door.token is None:
+        if scope["path"].startswith(API) and headers.get("sec-fetch-site") not in ALLOWED_FETCH_SITES:
+            return error_response(403, "the API serves only the viewer's own page: open that page")
+        if policy.token is None:
             return None
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        asked = [value for name, value in query if name == "token"]
-        if asked and door.opens(asked[0]):
-            return self._welcome(scope["path"], [pair for pair in query if pair[0] != "token"])
-        if any(door.opens(given) for given in (bearer(headers), self._cookie(headers)) if given is not None):
+        tokens = [value for name, value in query if name == "token"]
+        if tokens and policy.allows_token(tokens[0]):
+            return self._set_cookie_and_redirect(scope["path"], [pair for pair in query if pair[0] != "token"])
+        if any(
+            policy.allows_token(token) for token in (bearer_token(headers), self._cookie(headers)) if token is not None
+        ):
             return None
-        return error_answer(401, "this viewer wants its token: open the whole address that `turnwise view` printed")
+        return error_response(401, "the viewer requires its token: open the whole address that `turnwise view` printed")
 
-    def _welcome(self, path: str, query: list[tuple[str, str]]) -> Response:
-        """Puts the token into a cookie and leads to the address without it: it stays in no history."""
-        place = "/" + path.lstrip("/")  # two slashes would name another server
-        response = Response(status_code=303, headers={"Location": f"{place}?{urlencode(query)}" if query else place})
-        response.set_cookie(self._door.cookie, self._door.token or "", httponly=True, samesite="strict", path="/")
+    def _set_cookie_and_redirect(self, path: str, query: list[tuple[str, str]]) -> Response:
+        """Store the token in a cookie and redirect to the address without it, so that no history contains it."""
+        location = "/" + path.lstrip("/")  # a second slash would make it the address of another server
+        response = Response(
+            status_code=303, headers={"Location": f"{location}?{urlencode(query)}" if query else location}
+        )
+        response.set_cookie(
+            self._policy.cookie_name, self._policy.token or "", httponly=True, samesite="strict", path="/"
+        )
         return response
 
     def _cookie(self, headers: Headers) -> str | None:
         try:
-            found = SimpleCookie(headers.get("cookie", "")).get(self._door.cookie)
+            cookie = SimpleCookie(headers.get("cookie", "")).get(self._policy.cookie_name)
         except CookieError:
             return None
-        return found.value if found is not None else None
+        return cookie.value if cookie is not None else None
 
 
-def bearer(headers: Headers) -> str | None:
-    kind, _, value = headers.get("authorization", "").partition(" ")
-    return value.strip() if kind.lower() == "bearer" else None
+def bearer_token(headers: Headers) -> str | None:
+    scheme, _, value = headers.get("authorization", "").partition(" ")
+    return value.strip() if scheme.lower() == "bearer" else None
 
 
-def tell(headers: MutableHeaders, path: str) -> None:
-    for name, value in HEADERS.items():
+def set_headers(headers: MutableHeaders, path: str) -> None:
+    for name, value in SECURITY_HEADERS.items():
         headers[name] = value
     headers["Cache-Control"] = "no-cache" if path.startswith("/static/") else "no-store"
 
 
 def host_name(host: str) -> str:
-    """Of a Host header, without the port: `[::1]:7860` is ::1."""
+    """Return the name in a Host header without the port: `[::1]:7860` gives ::1, a malformed header ""."""
     if host.startswith("["):
         name, closed, port = host[1:].partition("]")
         return name.lower() if closed and (not port or port.startswith(":")) else ""

@@ -1,29 +1,81 @@
-"""A run's metrics by column, read as the file grows."""
+"""Readers of `metrics.jsonl` that follow the file as it grows, and of `alarms.jsonl`."""
 
 import math
+import os
 import secrets
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
-from turnwise.viewer.lines import read_number
-from turnwise.viewer.root import is_unicode
-from turnwise.viewer.rows import RowReader
+from turnwise.record.jsonl_follower import LineFollower
+from turnwise.viewer.json_io import read_number, read_row
+from turnwise.viewer.viewed_folder import FileNotServed, ViewedFolder, is_unicode
 
+METRICS, ALARMS = "metrics.jsonl", "alarms.jsonl"
+MAX_LINE = 1 << 20
 MAX_COLUMNS = 1000
-"""Further metrics are left out: a file that names a new one on each line must not fill the memory."""
+"""Further metrics are dropped, so that a file with a new name on each line does not fill the memory."""
 MAX_TEXT = 200
+TAIL_BYTES = 16 << 10
+"""Bytes at the end of the file that describe a run's progress until the whole file is read."""
+MAX_ALARM_BYTES = 4 << 20
+MAX_ALARM_TEXT = 2000
+UNTIMED_EVALUATIONS = ("before", "after")
+"""Evaluations outside training, whose time does not count, as in the run's summary."""
+SUCCESS_INTERVAL = ("eval/success", "eval/success_low", "eval/success_high")
 
 
-class Metrics(RowReader):
-    """One number a row and metric, NaN where a row lacks it; short texts, such as an evaluation's name, beside them."""
+class MetricsReader(ABC):
+    """Passes each row of `metrics.jsonl` to `_add` once, and starts again when the file was truncated or replaced.
 
-    def _forget(self) -> None:
+    Not thread-safe.
+    """
+
+    def __init__(self, root: ViewedFolder, folder: Path) -> None:
+        self._root, self._folder = root, folder
+        self._follower = LineFollower(MAX_LINE)
+        self._clear()
+
+    @abstractmethod
+    def _clear(self) -> None: ...
+
+    @abstractmethod
+    def _add(self, row: Mapping[str, Any] | None) -> None:
+        """Take one row; None stands for a line that could not be read."""
+
+    def refresh(self, limit: int | None = None) -> int:
+        """Read new rows, or about `limit` bytes of them, and return the number of bytes read."""
+        try:
+            with self._root.open(self._folder, METRICS) as file:
+                if self._follower.is_replaced(file):
+                    self._restart()
+                before = self._follower.offset
+                for block in self._follower.read_blocks(file, limit):
+                    for line in block.lines:
+                        self._add(read_row(line))
+                return self._follower.offset - before
+        except FileNotServed:
+            if self._follower.has_read:
+                self._restart()
+            self._follower.caught_up = True  # there is nothing to read
+            return 0
+
+    def _restart(self) -> None:
+        self._follower.restart()
+        self._clear()
+
+
+class MetricColumns(MetricsReader):
+    """Metrics by column: one number per row, NaN where a row has none. Short texts, e.g. an evaluation's name, too."""
+
+    def _clear(self) -> None:
         self._rows = self._broken = 0
         self._numbers: dict[str, array[float]] = {}
         self._texts: dict[str, dict[int, str]] = {}
         self._generation = secrets.token_hex(4)
-        """Another one whenever rows that were given out are no longer those of the file."""
+        """Changes whenever rows that were returned are no longer those of the file."""
 
     def _add(self, row: Mapping[str, Any] | None) -> None:
         if row is None or type(row.get("step")) is not int:
@@ -31,46 +83,51 @@ class Metrics(RowReader):
             return
         for name, value in row.items():
             if type(value) is float or type(value) is int:
-                self._put(name, value)
+                self._add_number(name, value)
             elif isinstance(value, str | bool):
-                self._put_other(name, value)
+                self._add_text(name, value)
         self._rows += 1
 
-    def _put(self, name: str, value: float) -> None:
+    def _add_number(self, name: str, value: float) -> None:
         column = self._numbers.get(name)
         if column is None:
-            if not self._new(name):
+            if not self._accepts(name):
                 return
             column = self._numbers[name] = array("d")
         if len(column) < self._rows:
             column.extend([math.nan] * (self._rows - len(column)))
         try:
             column.append(value)
-        except OverflowError:  # a whole number beyond all floats
+        except OverflowError:  # an integer that is too large for a float
             column.append(math.nan)
 
-    def _put_other(self, name: str, value: str | bool) -> None:
+    def _add_text(self, name: str, value: str | bool) -> None:
+        """Add a number that is stored as text, such as "NaN", or else the text."""
         try:
-            self._put(name, read_number(value))
+            self._add_number(name, read_number(value))
         except ValueError:
-            if name in self._texts or self._new(name):
-                shown = str(value)[:MAX_TEXT].encode("utf-8", "replace").decode()
-                self._texts.setdefault(name, {})[self._rows] = shown
+            if name in self._texts or self._accepts(name):
+                text = str(value)[:MAX_TEXT].encode("utf-8", "replace").decode()
+                self._texts.setdefault(name, {})[self._rows] = text
 
-    def _new(self, name: str) -> bool:
+    def _accepts(self, name: str) -> bool:
+        """Return whether there is space for a new metric of this name."""
         return len(self._numbers) + len(self._texts) < MAX_COLUMNS and len(name) <= MAX_TEXT and is_unicode(name)
 
-    def keys(self) -> list[str]:
+    def names(self) -> list[str]:
         return sorted({*self._numbers, *self._texts})
 
-    def since(self, after: int, keys: Collection[str] | None, generation: str | None) -> dict[str, Any]:
-        """Rows from `after` on: what a page that holds that many lacks. All, where what it holds no longer holds."""
+    def since(self, after: int, names: Collection[str] | None, generation: str | None) -> dict[str, Any]:
+        """Return the rows from index `after` on, for a page that has the rows before.
+
+        If the page's rows are outdated, return all rows and "reset".
+        """
         reset = after > self._rows or (generation is not None and generation != self._generation)
         start = 0 if reset else max(after, 0)
-        chosen = [name for name in self.keys() if keys is None or name == "step" or name in keys]
+        selected = [name for name in self.names() if names is None or name == "step" or name in names]
         return {
             "rows": self._rows,
-            "columns": {name: self._column(name, start) for name in chosen},
+            "columns": {name: self._column(name, start) for name in selected},
             "next": self._rows,
             "generation": self._generation,
             "broken": self._broken + self._follower.too_long,
@@ -78,11 +135,99 @@ class Metrics(RowReader):
         }
 
     def _column(self, name: str, start: int) -> list[Any]:
-        """NaN for what is lacking; the answer writes it as null."""
-        held = self._numbers.get(name, array("d"))
-        values: list[Any] = held[start:].tolist()
+        """Return a column with NaN for missing values; the response encodes NaN as null."""
+        numbers = self._numbers.get(name, array("d"))
+        values: list[Any] = numbers[start:].tolist()
         values += [math.nan] * (self._rows - start - len(values))
         for position, text in self._texts.get(name, {}).items():
             if position >= start:
                 values[position - start] = text
         return values
+
+
+class RunProgress(MetricsReader):
+    """Step, success, time and tokens of a run: a few numbers, however long the run is."""
+
+    @property
+    def caught_up(self) -> bool:
+        return self._follower.caught_up
+
+    def _clear(self) -> None:
+        self.step: int | None = None
+        self.wall_s: float | None = None
+        self.tokens: int | None = None
+        self.is_sft = False
+        self._broken = 0
+        self._eval_success: tuple[float | None, ...] | None = None
+        self._rollout_success: float | None = None
+
+    @property
+    def broken(self) -> int:
+        return self._broken + self._follower.too_long
+
+    def _add(self, row: Mapping[str, Any] | None) -> None:
+        step = None if row is None else row.get("step")
+        if row is None or type(step) is not int:
+            self._broken += 1
+            return
+        self.step = step
+        self.is_sft = self.is_sft or "sft/digest" in row
+        for name in ("time/total_s", "time/warmup_s") if row.get("eval/name") not in UNTIMED_EVALUATIONS else ():
+            if (seconds := finite_or_none(row.get(name))) is not None:
+                self.wall_s = (self.wall_s or 0.0) + seconds
+        for name in ("rollout/sampled_tokens", "train/answer_tokens"):
+            if (tokens := finite_or_none(row.get(name))) is not None:
+                self.tokens = (self.tokens or 0) + int(tokens)
+        if SUCCESS_INTERVAL[0] in row:
+            self._eval_success = tuple(finite_or_none(row.get(name)) for name in SUCCESS_INTERVAL)
+        self._rollout_success = finite_or_none(row.get("rollout/success", self._rollout_success))
+
+    def read_tail(self) -> None:
+        """Read only the last rows, for step and success. Time and tokens are sums over all rows and stay unknown."""
+        self._restart()
+        try:
+            with self._root.open(self._folder, METRICS) as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - TAIL_BYTES))
+                lines = file.read(TAIL_BYTES).split(b"\n")
+        except FileNotServed:
+            return
+        for line in lines[1 if size > TAIL_BYTES else 0 : -1]:
+            self._add(read_row(line))
+        self.wall_s = self.tokens = None
+
+    def success(self) -> dict[str, float | None]:
+        """Return the last evaluation's success with its interval; before the first one, the last step's success."""
+        low, high = None, None
+        success = self._rollout_success
+        if self._eval_success is not None:
+            success, low, high = self._eval_success
+        return {"success": success, "success_low": low, "success_high": high}
+
+
+def finite_or_none(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # an integer that is too large for a float
+        return None
+
+
+def read_alarms(root: ViewedFolder, folder: Path) -> dict[str, Any]:
+    """Return a run's alarms; of a very large file, the last ones. A line that is still being written is left out."""
+    try:
+        with root.open(folder, ALARMS) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - MAX_ALARM_BYTES))
+            data = file.read(MAX_ALARM_BYTES)
+    except FileNotServed:
+        return {"alarms": [], "broken": 0}
+    lines = data.split(b"\n")[1 if size > MAX_ALARM_BYTES else 0 : -1]
+    rows = [read_row(line) for line in lines]
+    alarms = [
+        {"step": row["step"], "text": row["text"][:MAX_ALARM_TEXT]}
+        for row in rows
+        if row is not None and isinstance(row.get("step"), int) and isinstance(row.get("text"), str)
+    ]
+    return {"alarms": alarms, "broken": len(rows) - len(alarms)}

@@ -1,11 +1,12 @@
-"""The list of runs: an index in memory that is updated, not rebuilt.
+"""The list of runs: rows in memory that are updated when files change, not rebuilt.
 
-A run's row is made again only when one of its few small files changed, which a handful of `stat` calls tell. A finished
-run is described by its summary. Of others the metrics are read, `READ_PER_LIST` bytes per list over all runs: until a
-file was read to its end, its last rows say how far the run is, and the row is marked as `partial`.
+A row is rebuilt only if one of the run's few small files changed, which a handful of `stat` calls detect. A finished
+run is described by its summary. For other runs the metrics are read, at most `READ_PER_LIST` bytes per request over all
+runs. Until a run's metrics are read completely, its row is based on the last lines and marked as `partial`.
 """
 
 import fcntl
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -13,187 +14,203 @@ from typing import Any, Literal, NamedTuple
 
 from turnwise.core.errors import UserError
 from turnwise.record.disk import LOCK_NAME
-from turnwise.viewer.facts import RunFacts, evaluation_facts, progress_facts, run_facts
-from turnwise.viewer.lines import read_row
-from turnwise.viewer.progress import Progress
-from turnwise.viewer.root import CONFIG, PLAN, NotThere, Root
-from turnwise.viewer.rows import METRICS
-from turnwise.viewer.settings import read_main_settings, read_toml
+from turnwise.viewer.json_io import read_row
+from turnwise.viewer.metrics import METRICS, RunProgress, finite_or_none
+from turnwise.viewer.settings import get_setting, read_main_settings, read_toml
+from turnwise.viewer.viewed_folder import CONFIG, PLAN, FileNotServed, ViewedFolder
 
 SUMMARY = "summary.json"
 MAX_SUMMARY = 4 << 20
 READ_PER_LIST = 4 << 20
-"""Bytes of metrics that one list reads, so that it answers at once whatever the folder holds."""
+"""Bytes of metrics that one request reads, so that it responds quickly for any folder."""
 
 Status = Literal["running", "finished", "stopped"]
 
 
-class Stamp(NamedTuple):
-    """Another one where a file was written to, or replaced."""
+class FileStamp(NamedTuple):
+    """Changes when the file is written to or replaced."""
 
     modified_ns: int
     size: int
     inode: int
 
 
-class Stamps(NamedTuple):
-    """Of the files that a row is made from; None where there is none."""
+class RunStamps(NamedTuple):
+    """Stamps of the files that a row is built from; None for a missing file."""
 
-    config: Stamp | None
-    plan: Stamp | None
-    summary: Stamp | None
-    metrics: Stamp | None
-    lock: Stamp | None
-    trajectories: Stamp | None
+    config: FileStamp | None
+    plan: FileStamp | None
+    summary: FileStamp | None
+    metrics: FileStamp | None
+    lock: FileStamp | None
+    trajectories: FileStamp | None
 
     @property
     def updated(self) -> float | None:
-        """When its files last changed, in seconds since 1970."""
+        """Time of the last change, in seconds since 1970."""
         files = (self.metrics, self.config, self.plan, self.summary, self.trajectories)
-        return max((each.modified_ns / 1e9 for each in files if each is not None), default=None)
+        return max((stamp.modified_ns / 1e9 for stamp in files if stamp is not None), default=None)
 
 
-STAMPED = (CONFIG, PLAN, SUMMARY, METRICS, LOCK_NAME, "trajectories")
-"""The files, in the order of `Stamps`."""
+STAMPED_FILES = (CONFIG, PLAN, SUMMARY, METRICS, LOCK_NAME, "trajectories")
+"""File names in the order of `RunStamps`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MainSettings:
+    """The settings in a run's row; None for what `config.toml` lacks."""
+
+    environment: str | None = None
+    model: str | None = None
+    algorithm: str | None = None
+    steps: int | None = None
+    is_sft: bool = False
+    broken: int = 0
+    """1 if the file cannot be read; the run is listed all the same."""
 
 
 @dataclass(slots=True)
-class Allowance:
-    """Bytes that a list may still read."""
+class ReadBudget:
+    """Bytes of metrics that a request may still read."""
 
     left: int
 
 
 class RunList:
-    """Lists may be asked for at the same time: they share the entries, of which each has a lock of its own."""
+    """Thread-safe. Concurrent requests share the entries, each of which has its own lock."""
 
-    def __init__(self, root: Root) -> None:
+    def __init__(self, root: ViewedFolder) -> None:
         self._root = root
-        self._entries: dict[str, Entry] = {}
-        """By their folders."""
+        self._entries: dict[str, RunEntry] = {}
+        """By folder."""
         self._lock = Lock()
-        """Guards the dictionary alone: nothing is read while it is held."""
+        """Guards only the dictionary; no file is read while it is held."""
 
     def rows(self) -> list[dict[str, Any]]:
-        """A run that vanishes while the list is made is left out of it."""
-        runs, allowance = self._root.runs(), Allowance(left=READ_PER_LIST)
+        """Return one row per run. Runs that are deleted meanwhile are left out."""
+        runs, budget = self._root.list_runs(), ReadBudget(left=READ_PER_LIST)
         with self._lock:
-            self._entries = {folder: self._entries.get(folder) or Entry(self._root, Path(folder)) for _, folder in runs}
+            self._entries = {
+                folder: self._entries.get(folder) or RunEntry(self._root, Path(folder)) for _, folder in runs
+            }
             entries = [self._entries[folder] for _, folder in runs]
-        found = [(run_id, entry.row(allowance)) for (run_id, _), entry in zip(runs, entries, strict=True)]
-        return [{"id": run_id, **row} for run_id, row in found if row is not None]
+        rows = [(run_id, entry.row(budget)) for (run_id, _), entry in zip(runs, entries, strict=True)]
+        return [{"id": run_id, **row} for run_id, row in rows if row is not None]
 
 
-class Entry:
-    """A run's or an evaluation's row, and what it was made from."""
+class RunEntry:
+    """The row of a run or evaluation, and the file contents that it was built from."""
 
-    def __init__(self, root: Root, folder: Path) -> None:
+    def __init__(self, root: ViewedFolder, folder: Path) -> None:
         self._root, self._folder, self._lock = root, folder, Lock()
-        self._stamps: Stamps | None = None
+        self._stamps: RunStamps | None = None
         self._row: dict[str, Any] = {}
-        self._facts = RunFacts()
+        self._settings = MainSettings()
         self._plan: dict[str, Any] = {}
         self._broken_plan = 0
         self._summary: dict[str, Any] = {}
-        self._progress: Progress | None = None
-        self._tail: Progress | None = None
-        self._unlocked: Stamp | None = None
-        """The lock file that was found unlocked: whoever takes the lock writes to it."""
+        self._progress: RunProgress | None = None
+        self._tail: RunProgress | None = None
+        self._unlocked: FileStamp | None = None
+        """Stamp of the lock file when it was found unlocked; taking the lock writes to the file."""
 
-    def row(self, allowance: Allowance) -> dict[str, Any] | None:
-        """None where the run is gone."""
+    def row(self, budget: ReadBudget) -> dict[str, Any] | None:
+        """Return the current row, or None if the run was deleted."""
         with self._lock:
             try:
-                return self._updated(allowance)
-            except (NotThere, OSError):
+                return self._update(budget)
+            except (FileNotServed, OSError):
                 self._stamps = None
                 return None
 
-    def _updated(self, allowance: Allowance) -> dict[str, Any]:
+    def _update(self, budget: ReadBudget) -> dict[str, Any]:
         stamps = self._read_stamps()
         if stamps != self._stamps:
             self._read_small_files(stamps)
         elif self._row["status"] != "running" and not self._row.get("partial"):
             return self._row
-        own = self._evaluation(stamps) if stamps.plan is not None else self._run(stamps, allowance)
+        row = self._evaluation_row(stamps) if stamps.plan is not None else self._run_row(stamps, budget)
         self._stamps = stamps
-        self._row = {**own, "updated": stamps.updated}
+        self._row = {**row, "updated": stamps.updated}
         return self._row
 
-    def _read_stamps(self) -> Stamps:
-        found = (self._root.stat(self._folder, name) for name in STAMPED)
-        return Stamps(*(each and Stamp(each.st_mtime_ns, each.st_size, each.st_ino) for each in found))
+    def _read_stamps(self) -> RunStamps:
+        statuses = (self._root.stat(self._folder, name) for name in STAMPED_FILES)
+        return RunStamps(
+            *(status and FileStamp(status.st_mtime_ns, status.st_size, status.st_ino) for status in statuses)
+        )
 
-    def _read_small_files(self, stamps: Stamps) -> None:
+    def _read_small_files(self, stamps: RunStamps) -> None:
         before = self._stamps
         if before is None or stamps.config != before.config:
-            self._facts = self._read_facts() if stamps.plan is None else RunFacts()
+            self._settings = self._read_settings() if stamps.plan is None else MainSettings()
         if stamps.plan is not None and (before is None or stamps.plan != before.plan):
             self._plan, self._broken_plan = self._read_plan()
         if before is None or stamps.summary != before.summary:
             self._summary = self._read_summary() if stamps.summary is not None else {}
 
-    def _run(self, stamps: Stamps, allowance: Allowance) -> dict[str, Any]:
-        facts, status = self._facts, self._status(stamps)
-        known = progress_facts(self._summary) if status == "finished" and _ended_after_metrics(stamps) else None
-        partial = False
-        if known is None:
-            progress = self._read_progress(stamps, allowance)
-            partial = self._progress is not progress
-            known = {
+    def _run_row(self, stamps: RunStamps, budget: ReadBudget) -> dict[str, Any]:
+        settings, status = self._settings, self._status(stamps)
+        result = summarized_progress(self._summary) if status == "finished" and _ended_after_metrics(stamps) else None
+        is_partial = False
+        if result is None:
+            progress = self._read_progress(stamps, budget)
+            is_partial = self._progress is not progress
+            result = {
                 "step": progress.step,
                 **progress.success(),
                 "wall_s": progress.wall_s,
                 "tokens": progress.tokens,
                 "broken": progress.broken,
-                "imitates": progress.imitates,
+                "is_sft": progress.is_sft,
             }
-        imitates = facts.imitates or known.pop("imitates")
-        steps = self._summary.get("steps") if imitates else facts.steps
+        is_sft = settings.is_sft or result.pop("is_sft")
+        steps = self._summary.get("steps") if is_sft else settings.steps
         return {
-            "kind": "sft" if imitates else "run",
-            "environment": facts.environment,
-            "model": facts.model,
-            "algorithm": "sft" if imitates else facts.algorithm,
+            "kind": "sft" if is_sft else "run",
+            "environment": settings.environment,
+            "model": settings.model,
+            "algorithm": "sft" if is_sft else settings.algorithm,
             "status": status,
             "steps": steps if isinstance(steps, int) else None,
-            **known,
-            "broken": known["broken"] + facts.broken,
-            **({"partial": True} if partial else {}),
+            **result,
+            "broken": result["broken"] + settings.broken,
+            **({"partial": True} if is_partial else {}),
         }
 
-    def _evaluation(self, stamps: Stamps) -> dict[str, Any]:
-        own = evaluation_facts(self._plan, self._summary)
-        return {"kind": "evaluation", **own, "status": self._status(stamps), "broken": self._broken_plan}
+    def _evaluation_row(self, stamps: RunStamps) -> dict[str, Any]:
+        results = evaluation_results(self._plan, self._summary)
+        return {"kind": "evaluation", **results, "status": self._status(stamps), "broken": self._broken_plan}
 
-    def _read_progress(self, stamps: Stamps, allowance: Allowance) -> Progress:
-        """The progress from all metrics, or from the last rows while they are not all read."""
-        self._progress = self._progress or Progress(self._root, self._folder)
+    def _read_progress(self, stamps: RunStamps, budget: ReadBudget) -> RunProgress:
+        """Return the progress over all metrics, or over the last lines until all are read."""
+        self._progress = self._progress or RunProgress(self._root, self._folder)
         before = None if self._stamps is None else self._stamps.metrics
-        due = stamps.metrics != before or not self._progress.caught_up
-        if due and (allowance.left > 0 or stamps.metrics is None):
-            allowance.left -= self._progress.refresh(allowance.left)
-            due = not self._progress.caught_up
-        if not due:
+        is_outdated = stamps.metrics != before or not self._progress.caught_up
+        if is_outdated and (budget.left > 0 or stamps.metrics is None):
+            budget.left -= self._progress.refresh(budget.left)
+            is_outdated = not self._progress.caught_up
+        if not is_outdated:
             self._tail = None
             return self._progress
         if self._tail is None or stamps.metrics != before:
-            self._tail = Progress(self._root, self._folder)
+            self._tail = RunProgress(self._root, self._folder)
             self._tail.read_tail()
         return self._tail
 
-    def _read_facts(self) -> RunFacts:
+    def _read_settings(self) -> MainSettings:
         try:
-            return run_facts(read_main_settings(self._root, self._folder))
-        except NotThere:
+            return parse_main_settings(read_main_settings(self._root, self._folder))
+        except FileNotServed:
             raise
         except UserError:
-            return RunFacts(broken=1)
+            return MainSettings(broken=1)
 
     def _read_plan(self) -> tuple[dict[str, Any], int]:
+        """Return an evaluation's plan and 0; for an unreadable file, an empty plan and 1."""
         try:
             return read_toml(self._root, self._folder, PLAN), 0
-        except NotThere:
+        except FileNotServed:
             raise
         except UserError:
             return {}, 1
@@ -204,19 +221,19 @@ class Entry:
         except UserError:
             return {}
 
-    def _status(self, stamps: Stamps) -> Status:
-        """Finished: there is a summary that says so, and nobody began to write after it."""
+    def _status(self, stamps: RunStamps) -> Status:
+        """A run is finished if its summary says so and no process locked the folder later."""
         finished = bool(self._summary) and self._summary.get("finished") is not False
-        if finished and not _newer(stamps.lock, stamps.summary):
+        if finished and not _is_newer(stamps.lock, stamps.summary):
             return "finished"
-        if self._locked(stamps.lock):
+        if self._is_locked(stamps.lock):
             return "running"
         return "finished" if finished else "stopped"
 
-    def _locked(self, lock: Stamp | None) -> bool:
-        """Whether a process writes here.
+    def _is_locked(self, lock: FileStamp | None) -> bool:
+        """Return whether a process writes to the run.
 
-        The only way to ask is to take a shared lock for a moment; so it is asked only where there is no other answer.
+        The only way to find out is to take a shared lock for a moment, so this is done only if nothing else decides.
         """
         if lock is None or lock == self._unlocked:
             return False
@@ -225,15 +242,86 @@ class Entry:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
-        except (NotThere, OSError):
+        except (FileNotServed, OSError):
             return False
         self._unlocked = lock
         return False
 
 
-def _newer(one: Stamp | None, other: Stamp | None) -> bool:
+def _is_newer(one: FileStamp | None, other: FileStamp | None) -> bool:
     return one is not None and (other is None or one.modified_ns > other.modified_ns)
 
 
-def _ended_after_metrics(stamps: Stamps) -> bool:
-    return stamps.metrics is not None and not _newer(stamps.metrics, stamps.summary)
+def _ended_after_metrics(stamps: RunStamps) -> bool:
+    return stamps.metrics is not None and not _is_newer(stamps.metrics, stamps.summary)
+
+
+def parse_main_settings(config: Mapping[str, Any]) -> MainSettings:
+    """Join the names of mixed environments. The algorithm is the published method if the run names one."""
+    mix, steps = get_setting(config, "env", "mix"), get_setting(config, "train", "steps")
+    names = [_text_or_none(get_setting(config, "env", "kind")), *(mix if isinstance(mix, dict) else ())]
+    method, advantage = get_setting(config, "algo", "preset"), get_setting(config, "algo", "advantage")
+    return MainSettings(
+        environment=" + ".join(name for name in names if name) or None,
+        model=_text_or_none(get_setting(config, "model", "name")),
+        algorithm=_text_or_none(method) or _text_or_none(advantage),
+        steps=steps if isinstance(steps, int) else None,
+        is_sft=get_setting(config, "sft", "demos") is not None,
+    )
+
+
+def evaluation_results(plan: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the cells of an evaluation's row: the first model's success, and episodes as steps.
+
+    Most of them are in the summary, which is written at the end.
+    """
+    models = [table for table in _list(summary, "models") or _list(plan, "models") if isinstance(table, dict)]
+    first = models[0] if models else {}
+    episodes = [model["episodes"] for model in models if isinstance(model.get("episodes"), int)]
+    tokens = [model["episodes"] * model["sampled_tokens"] for model in models if _has_token_count(model)]
+    tasks, tries = summary.get("tasks"), summary.get("tries")
+    return {
+        "environment": _text_or_none(plan.get("environment")),
+        "model": _text_or_none(first.get("label")),
+        "algorithm": None,
+        "step": sum(episodes) if episodes else None,
+        "steps": tasks * tries * len(models) if isinstance(tasks, int) and isinstance(tries, int) else None,
+        **{name: _number_or_none(first.get(name)) for name in ("success", "success_low", "success_high")},
+        "wall_s": None,
+        "tokens": round(sum(tokens)) if tokens else None,
+        "models": [_text_or_none(model.get("label")) for model in models],
+    }
+
+
+def summarized_progress(summary: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the progress of a finished run from its summary; None if the summary lacks a part of it."""
+    interval = summary.get("interval")
+    low, high = interval if isinstance(interval, list) and len(interval) == 2 else (None, None)
+    progress = {
+        "step": summary.get("steps"),
+        "success": summary.get("success_after"),
+        "success_low": low,
+        "success_high": high,
+        "wall_s": summary.get("wall_s"),
+        "tokens": summary.get("tokens", summary.get("answer_tokens")),
+    }
+    if any(finite_or_none(value) is None for value in progress.values()) or not isinstance(progress["step"], int):
+        return None
+    return {**progress, "broken": 0, "is_sft": "answer_tokens" in summary}
+
+
+def _has_token_count(model: Mapping[str, Any]) -> bool:
+    return isinstance(model.get("episodes"), int) and isinstance(model.get("sampled_tokens"), float)
+
+
+def _list(table: Mapping[str, Any], name: str) -> list[Any]:
+    value = table.get(name)
+    return value if isinstance(value, list) else []
+
+
+def _text_or_none(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _number_or_none(value: object) -> float | None:
+    return value if isinstance(value, int | float) else None

@@ -1,77 +1,108 @@
-"""Full-text search over trajectories: it streams over the files, keeps none, and answers in time."""
+"""Lists of trajectories: filtered, sorted, paged and searched by text."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from turnwise.core.errors import UserError
-from turnwise.viewer.columns import Table
-from turnwise.viewer.lines import read_row
-from turnwise.viewer.query import Positions
-from turnwise.viewer.root import NotThere
-from turnwise.viewer.trajectory import turns_of
+from turnwise.viewer.json_io import read_row
+from turnwise.viewer.store import RunReader
+from turnwise.viewer.table import Positions, TrajectoryFilter, TrajectoryTable, select_rows
+from turnwise.viewer.trajectories import iter_turns
+from turnwise.viewer.viewed_folder import FileNotServed
 
-LIMIT_S = 2.0
+TIME_LIMIT_S = 2.0
+"""Seconds that one search request may take; it then returns what it has found and where to continue."""
 
 
-class Needle:
-    """A text to find, whatever its case."""
+def list_trajectories(
+    run: RunReader,
+    conditions: TrajectoryFilter,
+    *,
+    sort: str,
+    text: str | None,
+    offset: int,
+    limit: int,
+    cursor: int,
+) -> dict[str, Any]:
+    """Return a page of the matching rows. With `text`, search them for it from `cursor` on."""
+    table = run.table()
+    positions = select_rows(table, conditions, sort)
+    if text is None:
+        page = positions[offset : offset + limit]
+        found = {"total": len(positions), "rows": [table.row(int(position)) for position in page]}
+    else:
+        with run.line_reader() as read_line:
+            found = search_text(table, positions, text, read_line, cursor=cursor, limit=limit)
+    return {
+        **found,
+        "steps": np.unique(table.columns["step"]).tolist(),
+        "environments": table.sorted_names("environment"),
+        "statuses": table.sorted_names("status"),
+        "models": table.sorted_names("model"),
+        "broken": table.broken,
+    }
+
+
+def search_text(
+    table: TrajectoryTable,
+    candidates: Positions,
+    text: str,
+    read_line: Callable[[dict[str, Any]], bytes],
+    *,
+    cursor: int,
+    limit: int,
+) -> dict[str, Any]:
+    """Return the first `limit` rows that contain the text, from the candidate at `cursor` on.
+
+    Stops at the time limit. "next" is the cursor to continue from, null at the end.
+    """
+    query, deadline = TextQuery(text), time.monotonic() + TIME_LIMIT_S
+    rows: list[dict[str, Any]] = []
+    start = position = min(max(cursor, 0), len(candidates))
+    while position < len(candidates) and len(rows) < limit and (position == start or time.monotonic() < deadline):
+        row = table.row(int(candidates[position]))
+        position += 1
+        try:
+            if query.matches(read_line(row)):
+                rows.append(row)
+        except (FileNotServed, UserError):
+            continue  # deleted since it was indexed, or too large
+    return {
+        "total": len(rows),
+        "rows": rows,
+        "searched": position,
+        "of": len(candidates),
+        "next": position if position < len(candidates) else None,
+    }
+
+
+class TextQuery:
+    """A text to find in trajectories, ignoring case."""
 
     def __init__(self, text: str) -> None:
         self._text = text.lower()
         self._bytes = self._text.encode("utf-8", "replace")
-        self._plain = self._text.isascii() and self._text.isprintable() and not set(self._text) & {'"', "\\"}
-        """JSON writes it letter by letter, so that a line without these bytes is done with, unparsed."""
+        self._is_unescaped = self._text.isascii() and self._text.isprintable() and not set(self._text) & {'"', "\\"}
+        """JSON stores the text unchanged, so a line without these bytes need not be parsed."""
 
-    def within(self, line: bytes) -> bool:
-        """Whether a trajectory's line holds it in a context or a message. Bad bytes and broken lines do not matter."""
-        if self._plain and self._bytes not in line.lower():
+    def matches(self, line: bytes) -> bool:
+        """Return whether a context or message of a trajectory contains the text; False for a broken line."""
+        if self._is_unescaped and self._bytes not in line.lower():
             return False
         row = read_row(line) or read_row(line.decode("utf-8", "replace").encode())
-        return row is not None and any(self._text in text.lower() for text in texts_of(row))
+        return row is not None and any(self._text in text.lower() for text in iter_texts(row))
 
 
-def texts_of(row: Mapping[str, Any]) -> Iterator[str]:
-    """Everything that was said in a trajectory."""
-    for turn in turns_of(row):
-        message = turn.get("message")
-        said = message if isinstance(message, dict) else {}
-        calls = said.get("tool_calls")
-        values = [turn.get("context"), said.get("content")]
+def iter_texts(row: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the contexts, messages and tool calls of a trajectory."""
+    for turn in iter_turns(row):
+        stored = turn.get("message")
+        message = stored if isinstance(stored, dict) else {}
+        calls = message.get("tool_calls")
+        values = [turn.get("context"), message.get("content")]
         for call in calls if isinstance(calls, list) else ():
             values += [call.get("name"), call.get("arguments")] if isinstance(call, dict) else []
         yield from (value for value in values if isinstance(value, str))
-
-
-def search(
-    table: Table,
-    candidates: Positions,
-    text: str,
-    line_of: Callable[[dict[str, Any]], bytes],
-    *,
-    cursor: int,
-    limit: int,
-    clock: Callable[[], float] = time.monotonic,
-) -> dict[str, Any]:
-    """The first `limit` rows that hold the text, from the candidate at `cursor` on.
-
-    Where that takes too long, what was found so far; "next" is then the cursor to go on with, and null at the end.
-    """
-    needle, until = Needle(text), clock() + LIMIT_S
-    found: list[dict[str, Any]] = []
-    cursor = place = min(max(cursor, 0), len(candidates))
-    while place < len(candidates) and len(found) < limit and (place == cursor or clock() < until):
-        row = table.row(int(candidates[place]))
-        place += 1
-        try:
-            if needle.within(line_of(row)):
-                found.append(row)
-        except (NotThere, UserError):
-            continue  # gone since, or too large: not found in it
-    return {
-        "total": len(found),
-        "rows": found,
-        "searched": place,
-        "of": len(candidates),
-        "next": place if place < len(candidates) else None,
-    }

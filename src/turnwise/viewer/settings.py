@@ -1,4 +1,4 @@
-"""What a run or an evaluation was asked to do."""
+"""Settings of runs and evaluations, read from their TOML files."""
 
 import re
 import tomllib
@@ -8,47 +8,53 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.core.errors import UserError
-from turnwise.viewer.lines import parse
-from turnwise.viewer.root import CONFIG, PLAN, NotThere, Root
+from turnwise.viewer.json_io import parse_json
+from turnwise.viewer.viewed_folder import CONFIG, PLAN, FileNotServed, ViewedFolder
 
 MAX_TOML = 4 << 20
-MAIN = {"env": {"kind"}, "model": {"name"}, "algo": {"preset", "advantage"}, "train": {"steps"}, "sft": {"demos"}}
-"""Tables and keys of the settings that the list of runs shows."""
-LINES = re.compile(
+MAIN_SETTINGS = {
+    "env": {"kind"},
+    "model": {"name"},
+    "algo": {"preset", "advantage"},
+    "train": {"steps"},
+    "sft": {"demos"},
+}
+"""Tables and keys that the list of runs shows."""
+MAIN_LINES = re.compile(
     rb"^(?:\[(?P<table>[^]\n]*)\]|(?P<key>kind|name|preset|advantage|steps|demos) = (?P<value>.*))$", re.MULTILINE
 )
 NONE = "none"
-"""How a setting that holds nothing is spelled in TOML."""
+"""TOML spelling of a setting without a value."""
 
 
-def read_toml(root: Root, folder: Path, *parts: str) -> dict[str, Any]:
+def read_toml(root: ViewedFolder, folder: Path, *parts: str) -> dict[str, Any]:
     data = root.read(folder, *parts, limit=MAX_TOML)
     try:
         return tomllib.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{'/'.join(parts)} is no TOML: {str(error)[:200]}") from error
+        raise UserError(f"{'/'.join(parts)} is not valid TOML: {str(error)[:200]}") from error
 
 
-def read_main_settings(root: Root, folder: Path) -> dict[str, Any]:
-    """The settings of a run that its row in the list shows: parsing all of `config.toml` takes ten times as long.
+def read_main_settings(root: ViewedFolder, folder: Path) -> dict[str, Any]:
+    """Return the settings that the list of runs shows. Parsing all of `config.toml` takes ten times as long.
 
-    Only their lines are looked at, where the file has each of them as runs write it, a JSON value; else all of it is
-    parsed.
+    Reads only the lines of these settings if all of them are written as turnwise writes them, as one JSON value per
+    line; otherwise parses the whole file.
     """
     data = root.read(folder, CONFIG, limit=MAX_TOML)
-    table, found = "", dict[str, dict[str, Any]]()
-    with suppress(ValueError):  # a value over several lines, or one that is no JSON
-        for line in LINES.finditer(data):
+    table, settings = "", dict[str, dict[str, Any]]()
+    with suppress(ValueError):  # a value over several lines, or one that is not JSON
+        for line in MAIN_LINES.finditer(data):
             table = table if line["table"] is None else line["table"].decode()
-            if line["key"] is not None and (key := line["key"].decode()) in MAIN.get(table, ()):
-                found.setdefault(table, {})[key] = parse(line["value"])
-        if {name: found[name].keys() for name in found} == MAIN and _is_plain(data):
-            return found
+            if line["key"] is not None and (key := line["key"].decode()) in MAIN_SETTINGS.get(table, ()):
+                settings.setdefault(table, {})[key] = parse_json(line["value"])
+        if {name: settings[name].keys() for name in settings} == MAIN_SETTINGS and _is_plain(data):
+            return settings
     return read_toml(root, folder, CONFIG)
 
 
 def _is_plain(data: bytes) -> bool:
-    """Whether no line is part of a longer text, and no environments are mixed."""
+    """Return whether the file has no text over several lines and no mix of environments."""
     _, mix, after = data.partition(b"\n[env.mix]\n")
     return bool(mix) and after.lstrip().startswith(b"[") and b'"' * 3 not in data and b"'" * 3 not in data
 
@@ -57,40 +63,43 @@ def is_evaluation(folder: Path) -> bool:
     return (folder / PLAN).is_file()
 
 
-def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys, as they are typed. Dates, which JSON lacks, as text."""
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) pairs. Dates, which JSON lacks, become text."""
     for name, value in settings.items():
         if isinstance(value, dict) and value:
-            yield from flat(value, f"{prefix}{name}.")
+            yield from flatten(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value if isinstance(value, str | int | float | list) else str(value)
 
 
-def flat_settings(root: Root, folder: Path) -> dict[str, Any]:
-    """Of a run: its settings. Of an evaluation: its plan and its models' settings; of several, under their names."""
+def flat_settings(root: ViewedFolder, folder: Path) -> dict[str, Any]:
+    """Return a run's settings by dotted key; of an evaluation, its plan and its models' settings.
+
+    With several models, keys start with the name of the model.
+    """
     if not is_evaluation(folder):
-        return dict(flat(read_toml(root, folder, CONFIG)))
-    settings = dict(flat(read_toml(root, folder, PLAN), "evaluation."))
+        return dict(flatten(read_toml(root, folder, CONFIG)))
+    settings = dict(flatten(read_toml(root, folder, PLAN), "evaluation."))
     models = model_names(root, folder)
     for model in models:
         try:
-            own = read_toml(root, folder, "models", f"{model}.toml")
-        except NotThere:
+            model_settings = read_toml(root, folder, "models", f"{model}.toml")
+        except FileNotServed:
             continue
-        settings |= dict(flat(own, "" if len(models) == 1 else f"{model}."))
+        settings |= dict(flatten(model_settings, "" if len(models) == 1 else f"{model}."))
     return settings
 
 
-def model_names(root: Root, folder: Path) -> tuple[str, ...]:
-    """The models of an evaluation, in the order in which they were asked for."""
+def model_names(root: ViewedFolder, folder: Path) -> tuple[str, ...]:
+    """Return the models of an evaluation in the order of its plan."""
     models = read_toml(root, folder, PLAN).get("models")
-    listed = models if isinstance(models, list) else []
-    names = [each["name"] for each in listed if isinstance(each, dict) and isinstance(each.get("name"), str)]
+    tables = models if isinstance(models, list) else []
+    names = [table["name"] for table in tables if isinstance(table, dict) and isinstance(table.get("name"), str)]
     return tuple(dict.fromkeys(names))
 
 
-def dig(settings: Mapping[str, Any], *path: str) -> Any:
-    """A setting of tables that anyone may have written; None where it is not there, or says none."""
+def get_setting(settings: Mapping[str, Any], *path: str) -> Any:
+    """Return a nested setting of an unchecked file; None if it is missing or set to "none"."""
     value: Any = settings
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None

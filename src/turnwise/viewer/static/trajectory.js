@@ -32,7 +32,7 @@ export async function showTrajectory(main, query, signal) {
   }
   put(side, facts(answer.row));
   if (answer.pictures_cut) put(main, note("Its pictures are too large: the later states are not drawn."));
-  if (answer.mended) put(main, note("Some of its bytes are no UTF-8: they stand as �."));
+  if (answer.repaired) put(main, note("Some of its bytes are no UTF-8: they stand as �."));
   put(
     main,
     h(

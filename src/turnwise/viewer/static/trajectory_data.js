@@ -4,7 +4,7 @@ import { get } from "./api.js";
 
 const EMPTY = { context: "", context_ids: [], action_ids: [], spans: [], info: {}, stop: "eos" };
 
-/** {row, tokens, pictures, mended, pictures_cut}, see the server; the row's turns have all that views read. */
+/** {row, tokens, pictures, repaired, pictures_cut}, see the server; the row's turns have all that views read. */
 export async function fetchTrajectory(run, number, signal) {
   const answer = await get("trajectory", { run, number }, signal);
   const turns = Array.isArray(answer.row.turns) ? answer.row.turns : [];

@@ -1,0 +1,154 @@
+"""The web application: the page, its static files and the JSON API.
+
+Handlers are plain functions, which FastAPI runs in threads, so that a slow disk does not block the event loop.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse
+from fastapi.staticfiles import StaticFiles
+from starlette.exceptions import HTTPException
+
+from turnwise.core.errors import UserError
+from turnwise.viewer.access import AccessMiddleware, AccessPolicy
+from turnwise.viewer.json_io import encode_json, error_response, json_response
+from turnwise.viewer.metrics import read_alarms
+from turnwise.viewer.runs import RunList
+from turnwise.viewer.search import list_trajectories
+from turnwise.viewer.settings import flat_settings
+from turnwise.viewer.store import RunStore
+from turnwise.viewer.table import TrajectoryFilter, match_tasks
+from turnwise.viewer.viewed_folder import FileNotServed, ViewedFolder
+
+STATIC = Path(__file__).parent / "static"
+MAX_PAGE = 1000
+
+Count = Annotated[int, Query(ge=0, le=2**53)]
+PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE)]
+TaskCount = Annotated[int, Query(ge=1, le=10_000)]
+Integer = Annotated[int | None, Query(ge=-(2**63), le=2**63 - 1)]
+Bound = Annotated[float | None, Query(allow_inf_nan=False)]
+Text = Annotated[str, Query(max_length=10_000)]
+
+
+def make_app(folder: Path, policy: AccessPolicy | None = None) -> FastAPI:
+    """Return the web application over a folder of runs, or over a single run."""
+    app = FastAPI(title="turnwise", docs_url=None, redoc_url=None, openapi_url=None)
+    root = ViewedFolder(folder)
+    store = RunStore(root)
+    add_run_routes(app, root, store)
+    add_trajectory_routes(app, store)
+    add_page_routes(app)
+    app.add_exception_handler(UserError, respond_to_user_error)
+    app.add_exception_handler(OSError, respond_to_disk_error)
+    app.add_exception_handler(HTTPException, respond_to_http_error)
+    app.add_exception_handler(RequestValidationError, respond_to_wrong_query)
+    app.add_middleware(AccessMiddleware, policy=policy or AccessPolicy())
+    return app
+
+
+def add_page_routes(app: FastAPI) -> None:
+    @app.get("/")
+    def page() -> Response:
+        return FileResponse(STATIC / "index.html")
+
+    app.mount("/static", StaticFiles(directory=STATIC, check_dir=False))
+
+
+def add_run_routes(app: FastAPI, root: ViewedFolder, store: RunStore) -> None:
+    """Add the routes for the list of runs, settings, metrics and alarms."""
+    runs = RunList(root)
+
+    @app.get("/api/runs")
+    def list_runs(request: Request) -> Response:
+        return json_response(request, encode_json({"root": root.name, "runs": runs.rows()}))
+
+    @app.get("/api/config")
+    def config(request: Request, run: Text) -> Response:
+        return json_response(request, encode_json({"settings": flat_settings(root, root.find_run(run))}))
+
+    @app.get("/api/keys")
+    def keys(request: Request, run: Text) -> Response:
+        return json_response(request, encode_json({"keys": store.open(run).metric_names()}))
+
+    @app.get("/api/metrics")
+    def metrics(
+        request: Request, run: Text, after: Count = 0, keys: Text | None = None, generation: Text | None = None
+    ) -> Response:
+        names = None if keys is None else keys.split(",")
+        columns = store.open(run).metrics(after, names, generation)
+        return json_response(request, encode_json(columns, nonfinite="null"))
+
+    @app.get("/api/alarms")
+    def alarms(request: Request, run: Text) -> Response:
+        return json_response(request, encode_json(read_alarms(root, root.find_run(run))))
+
+
+def add_trajectory_routes(app: FastAPI, store: RunStore) -> None:
+    """Add the routes for lists of trajectories, single trajectories and shared tasks."""
+
+    @app.get("/api/trajectories")
+    def trajectories(
+        request: Request,
+        run: Text,
+        step: Integer = None,
+        group: Integer = None,
+        seed: Integer = None,
+        environment: Text | None = None,
+        status: Text | None = None,
+        model: Text | None = None,
+        reward_min: Bound = None,
+        reward_max: Bound = None,
+        text: Text | None = None,
+        sort: Text = "number",
+        offset: Count = 0,
+        limit: PageSize = 100,
+        cursor: Count = 0,
+    ) -> Response:
+        conditions = TrajectoryFilter(
+            step=step,
+            group=group,
+            seed=seed,
+            environment=environment or None,
+            status=status or None,
+            model=model or None,
+            reward_min=reward_min,
+            reward_max=reward_max,
+        )
+        page = list_trajectories(
+            store.open(run), conditions, sort=sort, text=text or None, offset=offset, limit=limit, cursor=cursor
+        )
+        return json_response(request, encode_json(page))
+
+    @app.get("/api/trajectory")
+    def trajectory(request: Request, run: Text, number: Count) -> Response:
+        return json_response(request, store.trajectory(run, number))
+
+    @app.get("/api/common")
+    def common_tasks(request: Request, one: Text, other: Text, offset: Count = 0, limit: TaskCount = 5000) -> Response:
+        tables = store.open(one).table(), store.open(other).table()
+        return json_response(request, encode_json(match_tasks(*tables, offset=offset, limit=limit)))
+
+
+def respond_to_user_error(request: Request, error: Exception) -> Response:
+    return error_response(404 if isinstance(error, FileNotServed) else 400, str(error))
+
+
+def respond_to_disk_error(request: Request, error: Exception) -> Response:
+    """Report a file that could be opened but not read, e.g. on a network drive that was disconnected."""
+    reason = error.strerror if isinstance(error, OSError) else None
+    return error_response(404, f"cannot read the run's files ({reason or type(error).__name__}): reload the page")
+
+
+def respond_to_http_error(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    return error_response(status, f"{request.url.path}: {error.detail if isinstance(error, HTTPException) else error}")
+
+
+def respond_to_wrong_query(request: Request, error: Exception) -> Response:
+    first: dict[str, Any] = error.errors()[0] if isinstance(error, RequestValidationError) else {}
+    parameter = ".".join(str(part) for part in first.get("loc", ())[1:])
+    return error_response(400, f"wrong value for {parameter}: {first.get('msg', error)}")

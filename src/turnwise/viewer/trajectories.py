@@ -1,0 +1,106 @@
+"""Single trajectories: the stored line with the texts of its tokens and pictures of its states."""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+from turnwise.core.errors import UserError
+from turnwise.report.pictures.picture import draw_picture_svg
+from turnwise.viewer.index import FOLDER, MAX_TOKEN_ID, MAX_TRAJECTORY
+from turnwise.viewer.json_io import encode_json, read_row
+from turnwise.viewer.viewed_folder import FileNotServed, ViewedFolder
+
+MAX_PICTURE_BYTES = 8 << 20
+"""Bytes of pictures in one response; further pictures are left out."""
+
+
+class LineReader:
+    """Reads stored lines of a run. Keeps the last file open for successive reads."""
+
+    def __init__(self, root: ViewedFolder, folder: Path) -> None:
+        self._root, self._folder = root, folder
+        self._name = ""
+        self._file: BinaryIO | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def read(self, name: str, row: Mapping[str, Any]) -> bytes:
+        """Return the line of file `name` at the offset and length of an index row, reading nothing else."""
+        offset, length = row["offset"], row["length"]
+        if not 0 < length <= MAX_TRAJECTORY or offset < 0:
+            raise UserError(f"trajectory {row['number']} has {length} bytes: too large to show, open {name} directly")
+        file = self._open(name)
+        if os.fstat(file.fileno()).st_size < offset + length:
+            raise FileNotServed(f"{name} does not match its index: the run may be restarting, reload the page")
+        file.seek(offset)
+        return file.read(length)
+
+    def _open(self, name: str) -> BinaryIO:
+        if self._file is None or self._name != name:
+            file = self._root.open(self._folder, FOLDER, name)
+            if self._file is not None:
+                self._file.close()
+            self._name, self._file = name, file
+        return self._file
+
+
+def decode_line(line: bytes, name: str) -> tuple[bytes, dict[str, Any], bool]:
+    """Return a stored line, its contents, and whether bytes that are not UTF-8 had to be replaced to read it."""
+    row = read_row(line)
+    if row is not None:
+        return line, row, False
+    repaired = line.decode("utf-8", "replace").encode()
+    row = read_row(repaired)
+    if row is None:
+        raise FileNotServed(f"{name} contains a line that is not JSON: restore the file from a copy of the run")
+    return repaired, row, True
+
+
+def encode_trajectory(line: bytes, row: Mapping[str, Any], repaired: bool, tokens: Mapping[str, Any]) -> bytes:
+    """Encode the response for one trajectory. It contains the stored line itself, so that numbers are shown exactly."""
+    pictures, cut = draw_pictures(row)
+    rest = {"tokens": tokens, "pictures": pictures, "pictures_cut": cut, "repaired": repaired}
+    return b'{"row":' + line + b"," + encode_json(rest)[1:]
+
+
+def token_ids(row: Mapping[str, Any]) -> set[int]:
+    """Return all token ids of the turns."""
+    lists = [turn.get(key) for turn in iter_turns(row) for key in ("context_ids", "action_ids")]
+    ids = {token for tokens in lists if isinstance(tokens, list) for token in tokens if type(token) is int}
+    return {token for token in ids if 0 <= token < MAX_TOKEN_ID}
+
+
+def draw_pictures(row: Mapping[str, Any]) -> tuple[list[str | None], bool]:
+    """Draw the start and the state after each turn as SVG, or None; also return whether some were left out."""
+    pictures: list[str | None] = []
+    size, cut = 0, False
+    for picture in (row.get("start"), *(turn.get("picture") for turn in iter_turns(row))):
+        svg = None if cut else draw_picture(picture)
+        size += len(svg or "")
+        cut = cut or size > MAX_PICTURE_BYTES
+        pictures.append(None if cut else svg)
+    return pictures, cut
+
+
+def draw_picture(picture: object) -> str | None:
+    """Return a stored picture as SVG, or None if it is malformed."""
+    if not isinstance(picture, dict):
+        return None
+    try:
+        return draw_picture_svg(picture)
+    except (KeyError, TypeError, ValueError, AttributeError, UserError):
+        return None
+
+
+def iter_turns(row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    turns = row.get("turns")
+    return (turn for turn in turns if isinstance(turn, dict)) if isinstance(turns, list) else iter(())
