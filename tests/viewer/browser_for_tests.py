@@ -1,4 +1,4 @@
-"""Runs that the page shows in tests, a server over them, and what is done to a page again and again."""
+"""Runs for the tests of the page, a server over them, and helpers to drive the page."""
 
 import json
 import re
@@ -24,7 +24,7 @@ ONE, TWO, OTHER, HOSTILE, LONG = "lake-seed0", "lake-seed1", "lake-faster", "hos
 STEPS = 4
 LONG_TOKENS = 120_000
 PATIENCE_MS = 60_000
-"""For anything to show: a busy machine is no failure."""
+"""Timeout for anything to appear, generous because the machine may be busy."""
 NASTY = (
     '<script>window.ran=1</script><img src=x onerror="window.ran=1"> \x1b[31mred\x1b[0m \u202egnp.exe '
     "漢字 かな 한글 🙂 ┌─┐\n│中│\n└─┘"
@@ -32,9 +32,9 @@ NASTY = (
 
 
 def make_runs(root: Path) -> None:
-    """A run of the tiny model, one that differs by its seed and one otherwise, a hostile one and a long one."""
-    given = {"env__kind": "frozen_lake", "eval__every": 2, "train__steps": STEPS, "checkpoint__every": STEPS}
-    train(small(root, record__name=ONE, **given), console=quiet())
+    """Write a run of the tiny model, one with another seed, one with another setting, a hostile one and a long one."""
+    settings = {"env__kind": "frozen_lake", "eval__every": 2, "train__steps": STEPS, "checkpoint__every": STEPS}
+    train(small(root, record__name=ONE, **settings), console=quiet())
     shutil.rmtree(root / ONE / "checkpoints")
     (root / ONE / "alarms.jsonl").write_text('{"step":2,"text":"entropy fell to <b>half</b>"}\n')
     vary(root / ONE, root / TWO, ("seed = 0\n\n[env]", "seed = 1\n\n[env]"), reward=0.25)
@@ -44,7 +44,7 @@ def make_runs(root: Path) -> None:
 
 
 def vary(path: Path, copy: Path, setting: tuple[str, str], reward: float) -> None:
-    """A second run for the price of a copy: another setting, and other numbers."""
+    """Copy a run with another setting and other numbers, which is faster than training it."""
     shutil.copytree(path, copy)
     config = copy / "config.toml"
     assert setting[0] in config.read_text()
@@ -116,7 +116,7 @@ def turn(ids: Sequence[int], *, extends: bool) -> dict[str, Any]:
 
 @contextmanager
 def serving(root: Path) -> Iterator[str]:
-    """A server over the folder, in a thread; gives its address."""
+    """Serve the folder from a thread and yield the address."""
     import uvicorn
 
     from turnwise.viewer.access import AccessPolicy
@@ -137,7 +137,7 @@ def serving(root: Path) -> Iterator[str]:
 
 
 def expect(what: Any) -> Any:
-    """Playwright's `expect`, found late: where Playwright is missing, tests are skipped and not broken."""
+    """Call Playwright's `expect`, imported here because tests are skipped where Playwright is missing."""
     from playwright.sync_api import expect as wait_until
 
     wait_until.set_options(timeout=PATIENCE_MS)
@@ -145,7 +145,7 @@ def expect(what: Any) -> Any:
 
 
 class Viewer:
-    """A page of the viewer, and what went wrong in it."""
+    """A page of the viewer, and the errors that it logged."""
 
     def __init__(self, page: "Page", root: Path, address: str) -> None:
         self.page, self.root, self.address = page, root, address
@@ -164,7 +164,7 @@ class Viewer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """Leaves a page on which nothing is shown, kept or going on; its files need not be loaded again."""
+        """Leave the page empty and idle, but loaded, for the next test."""
         if self.page.url.startswith(self.address):
             self.page.evaluate(
                 "localStorage.clear(); delete document.documentElement.dataset.theme; location.hash = '#/none'"
@@ -174,7 +174,7 @@ class Viewer:
             self.page.remove_listener(event, listener)
 
     def open(self, view: str, **entries: Any) -> None:
-        """Shows a view by its address, and waits for it."""
+        """Open a view by its address and wait for it."""
         pairs = [
             (name, each) for name, value in entries.items() for each in (value if isinstance(value, list) else [value])
         ]
@@ -188,12 +188,12 @@ class Viewer:
         return self.page.locator(selector).all_inner_texts()
 
     def entries(self) -> dict[str, str]:
-        """What the address says, but for lists."""
+        """Return the parameters in the address, without lists."""
         found = re.findall(r"[?&]([^=&]+)=([^&]*)", self.page.url)
         return dict(found)
 
     def saved(self, selector: str) -> bytes:
-        """What a click gives to save."""
+        """Return the file that a click downloads."""
         with self.page.expect_download() as download:
             self.page.locator(selector).click()
         return Path(download.value.path()).read_bytes()

@@ -1,4 +1,4 @@
-"""A browser and a folder of runs for the tests of the page; both are made once."""
+"""A browser and a folder of runs for the tests of the page, both created once."""
 
 import importlib.util
 import shutil
@@ -17,12 +17,12 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 @pytest.fixture(scope="session")
 def browser_path(optional_part: Callable[..., NoReturn]) -> str:
-    """Where the browser is; without one, or without what drives it, the test is skipped."""
+    """Path of the browser. Without a browser or Playwright the test is skipped."""
     if missing := [name for name in ("playwright", "fastapi", "uvicorn") if importlib.util.find_spec(name) is None]:
         optional_part(f"the page's tests need {', '.join(missing)}: pip install playwright 'turnwise[view]'")
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None:
-        pytest.skip("no browser to be had here, which these tests need: apt-get install chromium")
+        pytest.skip("these tests need a browser: apt-get install chromium")
     return found
 
 
@@ -39,9 +39,9 @@ def served(browser_path: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(scope="module")
 def page(browser_path: str, served: tuple[Path, str]) -> Iterator["Page"]:
-    """A browser for one file of tests, opened after the runs were made.
+    """A browser per test module, opened after the runs were written.
 
-    Its driver keeps an event loop going in this thread, so that nothing else can `asyncio.run` meanwhile.
+    Its driver runs an event loop in this thread, so that nothing else can call `asyncio.run` meanwhile.
     """
     from playwright.sync_api import sync_playwright
 
@@ -53,7 +53,7 @@ def page(browser_path: str, served: tuple[Path, str]) -> Iterator["Page"]:
 
 @pytest.fixture
 def viewer(page: "Page", served: tuple[Path, str]) -> Iterator["Viewer"]:
-    """The page, fresh and 1280 pixels wide. Nothing may go wrong in it, and nothing may be fetched from elsewhere."""
+    """A fresh page, 1280 pixels wide. It must log no error and fetch nothing from other servers."""
     from browser_for_tests import Viewer
 
     root, address = served

@@ -1,4 +1,4 @@
-"""Run folders by hand, small and odd ones too, and a client of the viewer's server over them."""
+"""Small hand-written run folders, and a client of the viewer's server over them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -70,7 +70,7 @@ def episode(step: int = 1, group: int = 0, member: int = 0, **given: Any) -> dic
 def make_run(
     folder: Path, episodes: Sequence[Mapping[str, Any]] = (), metrics: Sequence[Mapping[str, Any]] = ()
 ) -> Path:
-    """A run; its trajectories are written step by step, as training does."""
+    """Write a run, its trajectories step by step as in training."""
     (folder / "trajectories").mkdir(parents=True, exist_ok=True)
     (folder / "config.toml").write_text(CONFIG)
     (folder / "metrics.jsonl").write_bytes(b"".join(map(line, metrics)))
@@ -80,7 +80,7 @@ def make_run(
 
 
 def add_episode(folder: Path, row: Mapping[str, Any], raw: bytes | None = None) -> None:
-    """`raw`: what is written in place of the row's line, its newline included."""
+    """`raw`: written in place of the row's line, including its newline."""
     path = folder / f"trajectories/step_{row['step']:06d}.jsonl"
     offset = path.stat().st_size if path.exists() else 0
     written = line(row) if raw is None else raw
@@ -116,7 +116,7 @@ def client(folder: Path, **policy: Any) -> TestClient:
 
 
 def ask(folder_or_client: Path | TestClient, name: str, **query: Any) -> dict[str, Any]:
-    """An answer of the API that must be one."""
+    """Return a response of the API, which must succeed."""
     response = get(folder_or_client, name, **query)
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()

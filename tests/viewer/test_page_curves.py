@@ -1,4 +1,4 @@
-"""Curves in a real browser: what is drawn, moved, saved and fetched."""
+"""The curves view in a real browser."""
 
 import csv
 import io
@@ -26,7 +26,7 @@ def stored(viewer: Viewer, run: str, metric: str) -> dict[int, float]:
 
 
 def spot(area: "Locator", step: float, last: int = STEPS) -> tuple[float, float]:
-    """Where a step lies on a panel that shows all of them: between the margins of the plot."""
+    """Return the position of a step on a panel that shows all steps."""
     box = area.bounding_box()
     assert box is not None
     return box["x"] + 46 + (box["width"] - 56) * step / last, box["y"] + 60
@@ -36,18 +36,18 @@ def short(value: float) -> str:
     return f"{value:.4g}".replace("-", "−")
 
 
-def test_runs_are_overlaid_and_one_cursor_reads_all_panels(viewer: Viewer) -> None:
+def test_curves_overlay_runs_and_share_a_cursor(viewer: Viewer) -> None:
     viewer.open("curves", run=[ONE, TWO])
     viewer.page.mouse.move(*spot(viewer.page.locator(f"{REWARD} .area"), 3))
     for panel, metric in ((REWARD, "rollout/reward"), (ENTROPY, "train/entropy")):
         expect(viewer.page.locator(f"{panel} .readout .at")).to_have_text("step 3")
-        wanted = [short(stored(viewer, run, metric)[3]) for run in (ONE, TWO)]
-        expect(viewer.page.locator(f"{panel} .readout b")).to_have_text(wanted)
+        expected = [short(stored(viewer, run, metric)[3]) for run in (ONE, TWO)]
+        expect(viewer.page.locator(f"{panel} .readout b")).to_have_text(expected)
     looks = "lines => lines.map((line) => line.getAttribute('stroke') + line.getAttribute('stroke-dasharray'))"
     assert len(set(viewer.page.locator(".legend .swatch line").evaluate_all(looks))) == 2
 
 
-def test_the_cursor_moves_by_keys(viewer: Viewer) -> None:
+def test_arrow_keys_move_the_cursor(viewer: Viewer) -> None:
     viewer.open("curves", run=ONE)
     viewer.page.locator(f"{ENTROPY} .area").focus()
     for _ in range(3):
@@ -59,7 +59,7 @@ def test_the_cursor_moves_by_keys(viewer: Viewer) -> None:
     )
 
 
-def test_dragging_zooms_all_panels_and_a_double_click_resets(viewer: Viewer) -> None:
+def test_dragging_zooms_and_double_click_resets(viewer: Viewer) -> None:
     viewer.open("curves", run=ONE)
     area = viewer.page.locator(f"{REWARD} .area")
     viewer.page.mouse.move(*spot(area, 1))
@@ -77,7 +77,7 @@ def test_dragging_zooms_all_panels_and_a_double_click_resets(viewer: Viewer) -> 
     expect(viewer.page.get_by_role("button", name="Reset zoom")).to_be_disabled()
 
 
-def test_csv_holds_the_stored_numbers_and_evaluations_with_their_intervals(viewer: Viewer) -> None:
+def test_csv_contains_stored_numbers_and_evaluations(viewer: Viewer) -> None:
     viewer.open("curves", run=[ONE, TWO], smooth=0.9)
     viewer.page.locator(f"{SUCCESS}").hover()
     rows = list(csv.DictReader(io.StringIO(viewer.saved(f"{SUCCESS} button:has-text('CSV')").decode())))
@@ -92,7 +92,7 @@ def test_csv_holds_the_stored_numbers_and_evaluations_with_their_intervals(viewe
             assert saved == kept and kept
 
 
-def test_pictures_are_saved_with_the_curves_and_their_names(viewer: Viewer) -> None:
+def test_saved_pictures_contain_curves_and_legend(viewer: Viewer) -> None:
     viewer.open("curves", run=[ONE, TWO])
     svg = ElementTree.fromstring(viewer.saved(f"{REWARD} button:has-text('SVG')"))
     name = "{http://www.w3.org/2000/svg}"
@@ -104,7 +104,7 @@ def test_pictures_are_saved_with_the_curves_and_their_names(viewer: Viewer) -> N
     assert png.startswith(b"\x89PNG") and int.from_bytes(png[16:20], "big") == 1440
 
 
-def test_runs_that_differ_by_seed_alone_become_a_mean_with_a_range(viewer: Viewer) -> None:
+def test_seeds_option_draws_mean_and_range(viewer: Viewer) -> None:
     viewer.open("curves", run=[ONE, TWO, OTHER])
     viewer.page.get_by_label("Mean and range over seeds").check()
     viewer.page.mouse.move(*spot(viewer.page.locator(f"{ENTROPY} .area"), 2))
@@ -113,7 +113,7 @@ def test_runs_that_differ_by_seed_alone_become_a_mean_with_a_range(viewer: Viewe
     expect(viewer.page.locator(f"{ENTROPY} .readout b")).to_have_text([mean, short(other)])
 
 
-def test_smoothing_and_log_scale_stand_in_the_address(viewer: Viewer) -> None:
+def test_smoothing_and_log_scale_are_in_the_address(viewer: Viewer) -> None:
     viewer.open("curves", run=ONE)
     plain = viewer.saved(f"{ENTROPY} button:has-text('SVG')")
     viewer.page.locator("#smoothing").fill("0.8")
@@ -123,7 +123,7 @@ def test_smoothing_and_log_scale_stand_in_the_address(viewer: Viewer) -> None:
     assert b'stroke-opacity="0.28"' in changed and b'stroke-opacity="0.28"' not in plain
 
 
-def test_alarms_are_marks_whose_text_shows_on_hover_and_on_focus(viewer: Viewer) -> None:
+def test_alarm_marks_show_their_text_on_hover_and_focus(viewer: Viewer) -> None:
     viewer.open("curves", run=ONE)
     mark = viewer.page.locator(f"{ENTROPY} .alarm")
     expect(mark).to_have_count(1)
@@ -134,7 +134,7 @@ def test_alarms_are_marks_whose_text_shows_on_hover_and_on_focus(viewer: Viewer)
     assert viewer.page.locator(f"{REWARD} .alarm").count() == 1
 
 
-def test_other_metrics_are_folded_and_found_by_name(viewer: Viewer) -> None:
+def test_other_metrics_are_folded_and_found_by_filter(viewer: Viewer) -> None:
     viewer.open("curves", run=ONE)
     assert viewer.page.locator('.panel[data-metric="train/ratio"]').count() == 0
     viewer.page.locator("#filter").fill("ratio")
@@ -145,7 +145,7 @@ def test_other_metrics_are_folded_and_found_by_name(viewer: Viewer) -> None:
     expect(viewer.page.locator('.panel[data-metric="rollout/turns"]')).to_be_visible()
 
 
-def test_steps_of_a_running_run_appear_without_reload_but_not_in_a_hidden_tab(viewer: Viewer, tmp_path: Path) -> None:
+def test_running_run_updates_except_in_a_hidden_tab(viewer: Viewer, tmp_path: Path) -> None:
     path = viewer.root / "live"
     path.mkdir()
     (path / "config.toml").write_text('[env]\nkind = "bandit"\n[train]\nsteps = 9\n')
@@ -180,15 +180,15 @@ def test_steps_of_a_running_run_appear_without_reload_but_not_in_a_hidden_tab(vi
         path.rmdir()
 
 
-def evaluate(viewer: Viewer, module: str, code: str, *given: Any) -> Any:
-    script = f"async (given) => {{ const m = await import('/static/{module}.js'); return ({code})(m, ...given); }}"
-    return viewer.page.evaluate(script, list(given))
+def evaluate(viewer: Viewer, module: str, code: str, *arguments: Any) -> Any:
+    script = f"async (args) => {{ const m = await import('/static/{module}.js'); return ({code})(m, ...args); }}"
+    return viewer.page.evaluate(script, list(arguments))
 
 
-def test_thinning_keeps_each_pixels_extremes_and_the_order(viewer: Viewer) -> None:
+def test_thin_keeps_extremes_and_order(viewer: Viewer) -> None:
     viewer.open("runs")
-    chance = random.Random(5)
-    values = [chance.gauss(0, 1) for _ in range(10_000)]
+    rng = random.Random(5)
+    values = [rng.gauss(0, 1) for _ in range(10_000)]
     kept = evaluate(viewer, "series", "(m, y) => m.thin({x: y.map((_, i) => i), y}, 0, 9999, 300)", values)
     assert kept == sorted(set(kept)) and len(kept) <= 4 * 302
     buckets: dict[int, list[int]] = {}
@@ -199,7 +199,7 @@ def test_thinning_keeps_each_pixels_extremes_and_the_order(viewer: Viewer) -> No
         assert (min(drawn), max(drawn)) == (min(all_of_it), max(all_of_it))
 
 
-def test_smoothing_is_an_unbiased_moving_average(viewer: Viewer) -> None:
+def test_smooth_is_an_unbiased_moving_average(viewer: Viewer) -> None:
     viewer.open("runs")
     smooth = "(m, y, weight) => m.smooth({x: y.map((_, i) => i), y}, weight).y"
     assert evaluate(viewer, "series", smooth, [3, 3, 3], 0.9) == pytest.approx([3, 3, 3])

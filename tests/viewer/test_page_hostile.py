@@ -1,4 +1,4 @@
-"""Hostile content in a real browser: shown, not run."""
+"""Hostile content in a real browser is shown and not executed."""
 
 from typing import Any
 
@@ -25,18 +25,18 @@ def test_markup_is_text_in_every_view(viewer: Viewer) -> None:
         assert viewer.page.locator("main img:not(.picture)").count() == 0, view
 
 
-def test_escapes_and_direction_overrides_are_visible_marks(viewer: Viewer) -> None:
+def test_invisible_characters_become_visible_marks(viewer: Viewer) -> None:
     viewer.open("trajectory", run=HOSTILE, number=0)
-    told = viewer.page.locator(".context .text").first.inner_text()
-    assert told == VISIBLE
+    context = viewer.page.locator(".context .text").first.inner_text()
+    assert context == VISIBLE
     assert all(mark not in viewer.page.locator("main").inner_text() for mark in "\x1b\u202e")
     viewer.open("tokens", run=HOSTILE, number=0)
     assert viewer.page.locator('.token[data-id="2"]').inner_text() == " ⟦RLO⟧a"
     assert viewer.page.locator('.token[data-id="3"]').inner_text() == "⟦ESC⟧[0m"
 
 
-def test_a_picture_with_a_script_draws_and_runs_nothing(viewer: Viewer) -> None:
-    """Pictures come from the server as SVG; even one that an attacker wrote is an image and no document."""
+def test_script_in_a_picture_is_not_executed(viewer: Viewer) -> None:
+    """Pictures are SVG, shown as images: a script in them cannot run."""
     viewer.open("runs")
     start = "<svg xmlns='http://www.w3.org/2000/svg' width='9' height='9' onload='parent.ran=1'>"
     svg = f"{start}<script>parent.ran=1</script></svg>"
@@ -51,7 +51,7 @@ def test_a_picture_with_a_script_draws_and_runs_nothing(viewer: Viewer) -> None:
     assert viewer.page.evaluate("window.ran") is None
 
 
-def test_the_page_allows_no_inline_script(viewer: Viewer) -> None:
+def test_page_allows_no_inline_script(viewer: Viewer) -> None:
     viewer.open("runs")
     viewer.page.evaluate(
         "document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.ran=1'}))"

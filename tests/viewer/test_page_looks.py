@@ -1,4 +1,4 @@
-"""Every view fits a wide and a narrow screen; with TURNWISE_SCREENSHOTS=DIR, pictures of them are written there."""
+"""Layout of every view on wide and narrow screens. TURNWISE_SCREENSHOTS=DIR saves screenshots there."""
 
 import os
 from pathlib import Path
@@ -29,7 +29,7 @@ VIEWS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light")])
-def test_no_view_scrolls_sideways(viewer: Viewer, width: int, scheme: Any) -> None:
+def test_views_do_not_scroll_sideways(viewer: Viewer, width: int, scheme: Any) -> None:
     viewer.page.set_viewport_size({"width": width, "height": 860})
     viewer.page.emulate_media(color_scheme=scheme)
     for view, entries in VIEWS.items():
@@ -43,7 +43,7 @@ def test_no_view_scrolls_sideways(viewer: Viewer, width: int, scheme: Any) -> No
     assert viewer.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
 
 
-def test_all_can_be_reached_by_the_tab_key_and_shows_its_focus(viewer: Viewer) -> None:
+def test_tab_key_reaches_everything_with_visible_focus(viewer: Viewer) -> None:
     viewer.open("curves", run=ONE)
     reached = set()
     for _ in range(40):
@@ -51,15 +51,15 @@ def test_all_can_be_reached_by_the_tab_key_and_shows_its_focus(viewer: Viewer) -
         name, outline = viewer.page.evaluate(FOCUSED)
         reached.add(name)
         assert outline != "none" or name == "", name
-    assert {"Runs", "Trajectories", "Keys", "Success as CSV", "Success as PNG"} <= reached
+    assert {"Runs", "Trajectories", "Keyboard shortcuts", "Success as CSV", "Success as PNG"} <= reached
     assert any(name.startswith("Entropy: ") for name in reached) or any(name.startswith("Reward: ") for name in reached)
     assert any(name.startswith("alarm: step 2") for name in reached)
 
 
-def test_pictures_of_real_runs(page: "Page") -> None:
+def test_screenshots_of_real_runs(page: "Page") -> None:
     """For the docs: TURNWISE_SCREENSHOTS=docs/pictures TURNWISE_VIEWED=runs pytest tests/viewer/test_page_looks.py"""
     if not (SHOTS and VIEWED):
-        pytest.skip("no runs to take pictures of: TURNWISE_SCREENSHOTS and TURNWISE_VIEWED name folders")
+        pytest.skip("set TURNWISE_SCREENSHOTS and TURNWISE_VIEWED to folders for screenshots and runs")
     names = sorted(path.parent.name for path in Path(VIEWED).glob("*/config.toml"))[:3]
     with serving(Path(VIEWED)) as address:
         real = Viewer(page, Path(VIEWED), address)

@@ -1,4 +1,4 @@
-"""The table of runs in a real browser."""
+"""The view of runs in a real browser."""
 
 import tomllib
 
@@ -7,7 +7,7 @@ from browser_for_tests import HOSTILE, LONG, ONE, OTHER, STEPS, TWO, Viewer, exp
 NAMES = "table.runs td.col-id"
 
 
-def test_the_start_page_lists_all_runs_with_what_their_folders_say(viewer: Viewer) -> None:
+def test_start_page_lists_all_runs(viewer: Viewer) -> None:
     viewer.page.goto(viewer.address)
     expect(viewer.page.locator("table.runs tbody tr")).to_have_count(5)
     row = viewer.page.locator(f'tr[data-run="{ONE}"]')
@@ -20,7 +20,7 @@ def test_the_start_page_lists_all_runs_with_what_their_folders_say(viewer: Viewe
     expect(row.locator(".col-status")).to_contain_text("finished")
 
 
-def test_a_heading_sorts_and_sorts_the_other_way_and_the_address_keeps_it(viewer: Viewer) -> None:
+def test_headings_sort_and_the_address_keeps_the_order(viewer: Viewer) -> None:
     viewer.open("runs")
     viewer.page.get_by_role("button", name="Run", exact=True).click()
     assert viewer.texts(NAMES) == sorted([ONE, TWO, OTHER, HOSTILE, LONG])
@@ -32,7 +32,7 @@ def test_a_heading_sorts_and_sorts_the_other_way_and_the_address_keeps_it(viewer
     assert set(viewer.texts(NAMES)[:3]) == {ONE, TWO, OTHER}
 
 
-def test_typing_filters_by_any_text(viewer: Viewer) -> None:
+def test_filter_matches_any_column(viewer: Viewer) -> None:
     viewer.open("runs")
     viewer.page.keyboard.press("/")
     viewer.page.keyboard.type("frozen fast")
@@ -40,7 +40,7 @@ def test_typing_filters_by_any_text(viewer: Viewer) -> None:
     assert viewer.entries()["filter"] == "frozen+fast"
 
 
-def test_two_selected_runs_show_the_differences_of_their_settings(viewer: Viewer) -> None:
+def test_two_selected_runs_show_their_different_settings(viewer: Viewer) -> None:
     viewer.open("runs")
     viewer.page.get_by_label(f"Select {ONE}").check()
     viewer.page.get_by_label(f"Select {OTHER}").press("Space")
@@ -54,7 +54,7 @@ def test_two_selected_runs_show_the_differences_of_their_settings(viewer: Viewer
     expect(viewer.page.get_by_label(f"Select {OTHER}")).to_be_checked()
 
 
-def test_dark_and_light_follow_the_system_until_one_is_chosen(viewer: Viewer) -> None:
+def test_theme_follows_the_system_until_chosen(viewer: Viewer) -> None:
     viewer.page.emulate_media(color_scheme="dark")
     viewer.open("runs")
     paper = "getComputedStyle(document.querySelector('.bar')).backgroundColor"
@@ -66,7 +66,7 @@ def test_dark_and_light_follow_the_system_until_one_is_chosen(viewer: Viewer) ->
     assert viewer.page.evaluate(paper) == light
 
 
-def test_a_question_mark_shows_the_keys_of_the_view(viewer: Viewer) -> None:
+def test_question_mark_lists_the_keys(viewer: Viewer) -> None:
     viewer.open("curves", run=ONE)
     viewer.page.keyboard.press("?")
     expect(viewer.page.locator("dialog")).to_contain_text("in a panel: move the cursor")
@@ -76,7 +76,7 @@ def test_a_question_mark_shows_the_keys_of_the_view(viewer: Viewer) -> None:
     expect(viewer.page.locator(NAMES)).to_have_count(5)
 
 
-def test_an_unknown_run_is_one_line_with_a_way_on(viewer: Viewer) -> None:
+def test_unknown_run_shows_a_one_line_error(viewer: Viewer) -> None:
     viewer.open("trajectories", run="no/such")
     expect(viewer.page.get_by_role("alert")).to_have_count(1)
     assert "\n" not in viewer.page.get_by_role("alert").inner_text()

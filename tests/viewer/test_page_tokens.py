@@ -1,4 +1,4 @@
-"""The token view in a real browser: what is shown is what is stored."""
+"""The token view in a real browser shows the stored numbers."""
 
 import json
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ COLUMNS = {
 
 
 def shown(viewer: Viewer) -> dict[str, str]:
-    """What the inspector says."""
+    """Return the fields of the inspector."""
     return dict(
         viewer.page.locator(".inspector [data-field]").evaluate_all(
             "all => all.map((each) => [each.dataset.field, each.textContent])"
@@ -27,13 +27,13 @@ def shown(viewer: Viewer) -> dict[str, str]:
 
 
 def check(viewer: Viewer, turn: dict[str, Any], place: int) -> None:
-    """The inspector's numbers are those of a sampled token, to the last digit."""
-    said = shown(viewer)
-    assert int(said["id"]) == turn["action_ids"][place]
+    """Check the inspector's numbers against the stored ones of a sampled token, to the last digit."""
+    fields = shown(viewer)
+    assert int(fields["id"]) == turn["action_ids"][place]
     for field, column in COLUMNS.items():
-        assert float(said[field]) == turn[column][place]
-    assert float(said["difference"]) == turn["learner_logprobs"][place] - turn["action_logprobs"][place]
-    assert {"true": 1, "false": 0}.get(said["mask"], said["mask"]) in (
+        assert float(fields[field]) == turn[column][place]
+    assert float(fields["difference"]) == turn["learner_logprobs"][place] - turn["action_logprobs"][place]
+    assert {"true": 1, "false": 0}.get(fields["mask"], fields["mask"]) in (
         turn["loss_mask"][place],
         str(turn["loss_mask"][place]),
     )
@@ -43,7 +43,7 @@ def sampled(viewer: Viewer, turn: int, place: int) -> "Locator":
     return viewer.page.locator(f'.token.action[data-turn="{turn}"][data-index="{place}"]')
 
 
-def test_a_tokens_numbers_equal_the_stored_ones_on_hover(viewer: Viewer) -> None:
+def test_hover_shows_the_stored_numbers_of_a_token(viewer: Viewer) -> None:
     row = viewer.trajectories(ONE)[2]
     viewer.open("tokens", run=ONE, number=2)
     for number, turn in enumerate(row["turns"]):
@@ -52,7 +52,7 @@ def test_a_tokens_numbers_equal_the_stored_ones_on_hover(viewer: Viewer) -> None
             check(viewer, turn, place)
 
 
-def test_and_on_keyboard_focus_with_arrows_from_token_to_token(viewer: Viewer) -> None:
+def test_arrow_keys_move_between_tokens(viewer: Viewer) -> None:
     row = viewer.trajectories(ONE)[3]
     viewer.open("tokens", run=ONE, number=3)
     viewer.page.keyboard.press("i")
@@ -63,8 +63,12 @@ def test_and_on_keyboard_focus_with_arrows_from_token_to_token(viewer: Viewer) -
         check(viewer, turn, place)
     viewer.page.keyboard.press("Home")
     viewer.page.keyboard.press("ArrowLeft")
-    said = shown(viewer)
-    assert int(said["id"]) == turn["context_ids"][-1] and said["kind"].startswith("context") and "advantage" not in said
+    fields = shown(viewer)
+    assert (
+        int(fields["id"]) == turn["context_ids"][-1]
+        and fields["kind"].startswith("context")
+        and "advantage" not in fields
+    )
     assert len(row["turns"]) > 1
     viewer.page.keyboard.press("ArrowDown")
     check(viewer, row["turns"][1], 0)
@@ -72,7 +76,7 @@ def test_and_on_keyboard_focus_with_arrows_from_token_to_token(viewer: Viewer) -
     check(viewer, row["turns"][1], len(row["turns"][1]["action_ids"]) - 1)
 
 
-def test_all_ids_of_contexts_and_actions_stand_in_their_order(viewer: Viewer) -> None:
+def test_tokens_are_shown_in_order(viewer: Viewer) -> None:
     row = viewer.trajectories(ONE)[2]
     names = {
         each["id"]: each["text"] for each in map(json.loads, (viewer.root / ONE / "trajectories/tokens.jsonl").open())
@@ -87,7 +91,7 @@ def test_all_ids_of_contexts_and_actions_stand_in_their_order(viewer: Viewer) ->
     assert all(text.replace("↵", "") == names[each] for each, text in tokens)
 
 
-def test_colours_follow_the_chosen_quantity_and_never_stand_alone(viewer: Viewer) -> None:
+def test_colours_come_with_line_styles(viewer: Viewer) -> None:
     turn = viewer.trajectories(HOSTILE)[0]["turns"][0]
     viewer.open("tokens", run=HOSTILE, number=0)
     style = """(token) => {
@@ -106,12 +110,12 @@ def test_colours_follow_the_chosen_quantity_and_never_stand_alone(viewer: Viewer
     assert [
         sampled(viewer, 0, place).evaluate("(each) => each.classList.contains('struck')") for place in range(4)
     ] == [False, True] * 2
-    expect(viewer.page.locator(".token-legend")).to_contain_text("4 of 7 sampled tokens are counted")
+    expect(viewer.page.locator(".token-legend")).to_contain_text("4 of 7 sampled tokens are in the loss")
     viewer.page.get_by_label("Entropy").check(force=True)
     expect(viewer.page.locator(".token-legend")).to_contain_text("not recorded")
 
 
-def test_turns_and_segments_have_boundaries(viewer: Viewer) -> None:
+def test_turns_and_segments_have_headings(viewer: Viewer) -> None:
     viewer.open("tokens", run=HOSTILE, number=0)
     marks = viewer.page.locator(".tokens > *").evaluate_all(
         "all => all.map((each) => (each.querySelector('h4') ?? each).firstChild.textContent)"
@@ -121,12 +125,12 @@ def test_turns_and_segments_have_boundaries(viewer: Viewer) -> None:
     expect(viewer.page.locator(".segment")).to_have_count(1)
 
 
-def test_a_list_of_a_hundred_thousand_tokens_does_not_freeze_the_page(viewer: Viewer) -> None:
+def test_long_token_lists_are_rendered_in_part(viewer: Viewer) -> None:
     viewer.open("tokens", run=LONG, number=0)
     sampled(viewer, 0, 0).hover()
     assert viewer.page.locator(".token").count() < LONG_TOKENS / 10
     viewer.page.keyboard.press("i")
     viewer.page.keyboard.press("End")
-    expect(viewer.page.locator('.inspector [data-field="place"]')).to_have_text(f"turn 1, token {LONG_TOKENS - 1}")
+    expect(viewer.page.locator('.inspector [data-field="position"]')).to_have_text(f"turn 1, token {LONG_TOKENS - 1}")
     assert viewer.page.locator(".token").count() < LONG_TOKENS / 10
     assert float(shown(viewer)["logprob"]) == pytest.approx(-0.001 * ((LONG_TOKENS - 1) % 1000))

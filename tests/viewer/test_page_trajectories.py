@@ -1,4 +1,4 @@
-"""Trajectories in a real browser: the list, one as a conversation, groups and comparisons."""
+"""Trajectories in a real browser: list, conversation, groups and comparison."""
 
 import re
 from urllib.parse import unquote
@@ -17,7 +17,7 @@ def numbers(viewer: Viewer) -> list[int]:
     ]
 
 
-def test_the_list_sorts_by_reward_and_filters_by_step_and_status(viewer: Viewer) -> None:
+def test_list_sorts_and_filters(viewer: Viewer) -> None:
     stored = viewer.trajectories(ONE)
     viewer.open("trajectories", run=ONE)
     expect(viewer.page.locator(ROWS)).to_have_count(len(stored))
@@ -29,33 +29,33 @@ def test_the_list_sorts_by_reward_and_filters_by_step_and_status(viewer: Viewer)
     expect(viewer.page.locator(ROWS)).to_have_count(sum(each["step"] == 1 for each in stored))
     status = stored[0]["status"]
     viewer.page.get_by_label("Status").select_option(status)
-    wanted = [place for place, each in enumerate(stored) if each["step"] == 1 and each["status"] == status]
-    expect(viewer.page.locator(ROWS)).to_have_count(len(wanted))
-    assert sorted(numbers(viewer)) == wanted
+    expected = [place for place, each in enumerate(stored) if each["step"] == 1 and each["status"] == status]
+    expect(viewer.page.locator(ROWS)).to_have_count(len(expected))
+    assert sorted(numbers(viewer)) == expected
     viewer.page.go_back()
     expect(viewer.page.locator(ROWS)).to_have_count(sum(each["step"] == 1 for each in stored))
 
 
-def test_searching_finds_what_was_said_whatever_its_case(viewer: Viewer) -> None:
+def test_search_ignores_case(viewer: Viewer) -> None:
     stored = viewer.trajectories(ONE)
     viewer.open("trajectories", run=ONE)
     viewer.page.locator("#search").fill("<ANSWER>up")
     viewer.page.keyboard.press("Enter")
-    wanted = [
+    expected = [
         place
         for place, each in enumerate(stored)
         if any("<answer>Up" in turn["message"]["content"] for turn in each["turns"])
     ]
-    assert wanted and len(wanted) < len(stored)
+    assert expected and len(expected) < len(stored)
     expect(viewer.page.locator(".pager")).to_contain_text(f"searched {len(stored)} of {len(stored)}")
-    assert numbers(viewer) == wanted
+    assert numbers(viewer) == expected
     viewer.page.locator(ROWS).first.locator("td").last.click()
     expect(viewer.page.locator(".turn").first).to_be_visible()
     viewer.page.keyboard.press("j")
-    expect(viewer.page).to_have_url(re.compile(rf"number={wanted[1]}\b"))
+    expect(viewer.page).to_have_url(re.compile(rf"number={expected[1]}\b"))
 
 
-def test_a_trajectory_is_a_conversation_with_rewards_and_advantages(viewer: Viewer) -> None:
+def test_conversation_shows_rewards_and_advantages(viewer: Viewer) -> None:
     row = viewer.trajectories(ONE)[5]
     viewer.open("trajectory", run=ONE, number=5)
     cards = viewer.page.locator(".turn")
@@ -63,7 +63,7 @@ def test_a_trajectory_is_a_conversation_with_rewards_and_advantages(viewer: View
     for place, turn in enumerate(row["turns"]):
         card = cards.nth(place)
         assert card.locator(".model .text").inner_text().strip() == (
-            turn["message"]["content"].strip() or "(said nothing)"
+            turn["message"]["content"].strip() or "(empty message)"
         )
         reward = re.search(r"reward ([+−]?)(\S+)", card.locator(".chips").inner_text())
         assert reward is not None and float(reward[2]) == pytest.approx(abs(turn["turn_reward"]), rel=1e-3)
@@ -72,20 +72,20 @@ def test_a_trajectory_is_a_conversation_with_rewards_and_advantages(viewer: View
         assert advantage is not None and float(advantage[1].replace("−", "-") + advantage[2]) == pytest.approx(
             mean, rel=1e-3
         )
-    told = viewer.page.locator(".turn .context").first.inner_text()
-    assert row["turns"][0]["context"].rsplit("<|user|>", 1)[1].split("<|end|>")[0] in told
+    context = viewer.page.locator(".turn .context").first.inner_text()
+    assert row["turns"][0]["context"].rsplit("<|user|>", 1)[1].split("<|end|>")[0] in context
 
 
-def test_thinking_and_answer_are_told_apart(viewer: Viewer) -> None:
+def test_conversation_marks_thinking_and_answer(viewer: Viewer) -> None:
     viewer.open("trajectory", run=HOSTILE, number=0)
     first = viewer.page.locator(".turn").first
     expect(first.locator(".part.answer")).to_have_text("Left")
     expect(first.locator(".part.think")).to_contain_text("漢字 かな 한글")
 
 
-def test_a_row_that_lacks_what_later_runs_write_is_shown_all_the_same(viewer: Viewer) -> None:
+def test_incomplete_row_of_an_old_run_is_shown(viewer: Viewer) -> None:
     viewer.open("trajectory", run=HOSTILE, number=2)
-    expect(viewer.page.locator(".turn .model")).to_contain_text("(said nothing)")
+    expect(viewer.page.locator(".turn .model")).to_contain_text("(empty message)")
     expect(viewer.page.locator(".turn .chips")).to_contain_text("not trained")
     viewer.open("tokens", run=HOSTILE, number=2)
     expect(viewer.page.locator(".token.action")).to_have_text(["<script>", "漢"])
@@ -93,11 +93,11 @@ def test_a_row_that_lacks_what_later_runs_write_is_shown_all_the_same(viewer: Vi
 
 
 def drawn(viewer: Viewer) -> str:
-    """The picture that is shown, as the SVG that it is."""
+    """Return the SVG of the picture that is shown."""
     return unquote(viewer.page.locator("img.picture").get_attribute("src") or "").removeprefix("data:image/svg+xml,")
 
 
-def test_the_states_are_drawn_and_played_by_keys(viewer: Viewer) -> None:
+def test_keys_step_through_and_play_the_states(viewer: Viewer) -> None:
     moved = [each for each in enumerate(viewer.trajectories(ONE)) if each[1]["start"] != each[1]["turns"][0]["picture"]]
     number, row = max(moved, key=lambda each: len(each[1]["turns"]))
     viewer.open("trajectory", run=ONE, number=number)
@@ -117,7 +117,7 @@ def test_the_states_are_drawn_and_played_by_keys(viewer: Viewer) -> None:
     expect(label).to_have_text(f"after turn {states - 1} · {states}/{states}")
 
 
-def test_j_and_k_walk_through_the_list_and_back_returns_to_it(viewer: Viewer) -> None:
+def test_j_and_k_move_through_the_list(viewer: Viewer) -> None:
     viewer.open("trajectories", run=ONE, sort="-tokens")
     order = numbers(viewer)
     viewer.page.locator(ROWS).nth(1).locator("a.open").first.click()
@@ -127,12 +127,12 @@ def test_j_and_k_walk_through_the_list_and_back_returns_to_it(viewer: Viewer) ->
         expect(viewer.page).to_have_url(re.compile(rf"number={order[place]}\b.*at={place}$"))
         expect(viewer.page.locator("main")).to_have_attribute("aria-busy", "false")
     viewer.page.keyboard.press("k")
-    expect(viewer.page.get_by_text("That was the first one.")).to_be_visible()
+    expect(viewer.page.get_by_text("This is the first one.")).to_be_visible()
     viewer.page.go_back()
     assert viewer.entries()["sort"] == "-tokens" and "trajectories" in viewer.page.url
 
 
-def test_a_groups_members_stand_side_by_side(viewer: Viewer) -> None:
+def test_group_members_are_side_by_side(viewer: Viewer) -> None:
     members = [each for each in viewer.trajectories(ONE) if (each["step"], each["group"]) == (STEPS, 1)]
     viewer.open("group", run=ONE, step=STEPS, group=1)
     expect(viewer.page.locator(".column-head")).to_have_count(len(members))
@@ -146,7 +146,7 @@ def test_a_groups_members_stand_side_by_side(viewer: Viewer) -> None:
     assert lines == 1
 
 
-def test_two_runs_are_compared_on_the_tasks_that_both_met(viewer: Viewer) -> None:
+def test_compare_shows_tasks_of_both_runs(viewer: Viewer) -> None:
     seeds = {each["task"]["seed"] for each in viewer.trajectories(ONE)}
     viewer.open("compare", one=ONE, other=OTHER)
     expect(viewer.page.locator(".tasks tbody tr")).to_have_count(len(seeds))
@@ -160,4 +160,4 @@ def test_two_runs_are_compared_on_the_tasks_that_both_met(viewer: Viewer) -> Non
     viewer.page.locator(".compared select").first.select_option("2")
     expect(viewer.page).to_have_url(re.compile("m1=2"))
     viewer.open("compare", one=TWO, other=HOSTILE)
-    expect(viewer.page.get_by_text("They have no task in common")).to_be_visible()
+    expect(viewer.page.get_by_text("They share no task")).to_be_visible()

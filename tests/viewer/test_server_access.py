@@ -1,4 +1,4 @@
-"""Who may look, and what a browser is told."""
+"""Host names, tokens and security headers of the viewer's server."""
 
 from pathlib import Path
 
@@ -19,8 +19,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:7860", "127.0.0.1:9", "[::1]:7860", "LOCALHOST:1"])
-def test_loopback_names_are_let_in_at_any_port(folder: Path, host: str) -> None:
-    """Any port: a forwarded one is another."""
+def test_loopback_names_are_allowed_at_any_port(folder: Path, host: str) -> None:
+    """A forwarded port differs from the server's own."""
     assert client(folder).get("/api/runs", headers={"Host": host}).status_code == 200
 
 
@@ -36,34 +36,34 @@ def test_loopback_names_are_let_in_at_any_port(folder: Path, host: str) -> None:
         "[::1",
     ],
 )
-def test_other_names_are_not(folder: Path, host: str) -> None:
-    """A page that has its name lead to this machine (DNS rebinding) reads nothing."""
+def test_other_host_names_are_refused(folder: Path, host: str) -> None:
+    """DNS rebinding: a foreign page whose name resolves to this machine."""
     for path in ("/api/runs", "/", "/static/index.html"):
         response = client(folder).get(path, headers={"Host": host})
         assert response.status_code == 403
         assert "a" not in response.json().get("runs", [])
 
 
-def test_two_host_headers_are_not(folder: Path) -> None:
+def test_two_host_headers_are_refused(folder: Path) -> None:
     response = client(folder).get("/api/runs", headers=[("Host", "localhost"), ("Host", "localhost")])
     assert response.status_code == 403
 
 
-def test_the_given_host_is_a_name_too(folder: Path) -> None:
-    asked = client(folder, host="box.lan")
-    assert asked.get("/api/runs", headers={"Host": "box.lan:7860"}).status_code == 200
-    assert asked.get("/api/runs", headers={"Host": "other.lan:7860"}).status_code == 403
+def test_host_option_is_an_allowed_name(folder: Path) -> None:
+    browser = client(folder, host="box.lan")
+    assert browser.get("/api/runs", headers={"Host": "box.lan:7860"}).status_code == 200
+    assert browser.get("/api/runs", headers={"Host": "other.lan:7860"}).status_code == 403
 
 
 @pytest.mark.parametrize(
     ("site", "status"), [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)]
 )
-def test_only_our_own_page_may_ask(folder: Path, site: str, status: int) -> None:
+def test_api_serves_only_its_own_page(folder: Path, site: str, status: int) -> None:
     assert client(folder).get("/api/runs", headers={"Sec-Fetch-Site": site}).status_code == status
 
 
 @pytest.mark.parametrize("path", ["/", "/static/index.html", "/api/runs", "/api/nothing"])
-def test_every_answer_tells_the_browser_to_run_nothing_foreign(folder: Path, path: str) -> None:
+def test_every_response_has_security_headers(folder: Path, path: str) -> None:
     for response in (client(folder).get(path), client(folder, token=TOKEN).get(path)):
         policy = response.headers["content-security-policy"]
         assert policy.startswith("default-src 'self'; img-src 'self' data:")
@@ -88,56 +88,56 @@ def test_every_answer_tells_the_browser_to_run_nothing_foreign(folder: Path, pat
         {"Cookie": "\xff=;;;turnwise-7860"},
     ],
 )
-def test_without_the_token_nothing_is_shown(folder: Path, headers: dict[str, str]) -> None:
-    asked = client(folder, token=TOKEN)
+def test_requests_without_the_token_are_refused(folder: Path, headers: dict[str, str]) -> None:
+    browser = client(folder, token=TOKEN)
     for path in ("/", "/static/index.html", "/api/runs", "/api/config?run=a", "/api/runs?token=wrong", "/?token="):
-        response = asked.get(path, headers={name: value.encode("latin-1") for name, value in headers.items()})
+        response = browser.get(path, headers={name: value.encode("latin-1") for name, value in headers.items()})
         assert response.status_code == 401
         assert list(response.json()) == ["error"]
 
 
-def test_the_token_opens_as_bearer_and_once_in_the_address(folder: Path) -> None:
-    asked = client(folder, token=TOKEN)
-    assert asked.get("/api/runs", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
-    assert asked.get("/api/runs").status_code == 401
-    welcome = asked.get(f"/?token={TOKEN}&x=1%262")
-    assert (welcome.status_code, welcome.headers["location"]) == (303, "/?x=1%262")
-    cookie = welcome.headers["set-cookie"].lower()
+def test_token_is_accepted_as_bearer_and_in_the_address(folder: Path) -> None:
+    browser = client(folder, token=TOKEN)
+    assert browser.get("/api/runs", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+    assert browser.get("/api/runs").status_code == 401
+    redirect = browser.get(f"/?token={TOKEN}&x=1%262")
+    assert (redirect.status_code, redirect.headers["location"]) == (303, "/?x=1%262")
+    cookie = redirect.headers["set-cookie"].lower()
     assert cookie.startswith("turnwise-7860=")
     assert "httponly" in cookie
     assert "samesite=strict" in cookie
-    assert asked.get("/api/runs").status_code == 200
+    assert browser.get("/api/runs").status_code == 200
 
 
-def test_the_way_after_the_token_leads_to_no_other_server(folder: Path) -> None:
+def test_token_redirect_stays_on_this_server(folder: Path) -> None:
     response = client(folder, token=TOKEN).get(f"http://localhost:7860//evil.example/?token={TOKEN}")
     assert response.headers["location"] == "/evil.example/"
 
 
-def test_a_token_is_asked_for_wherever_others_can_reach() -> None:
+def test_token_is_required_on_reachable_addresses() -> None:
     for host in ("127.0.0.1", "localhost", "::1", "127.3.2.1"):
         assert resolve_token(host, None) is None
     for host in ("0.0.0.0", "::", "192.168.0.7", "box.lan"):
-        made = resolve_token(host, None)
-        assert made is not None
-        assert len(made) >= 20
-        assert made != resolve_token(host, None)
+        created = resolve_token(host, None)
+        assert created is not None
+        assert len(created) >= 20
+        assert created != resolve_token(host, None)
     assert resolve_token("127.0.0.1", TOKEN) == TOKEN
 
 
 @pytest.mark.parametrize("token", ["", "short", "with space in it", "with;semicolon", "ünïcödé-tokens"])
-def test_a_token_that_does_not_travel_is_refused(token: str) -> None:
+def test_token_with_unsafe_characters_is_refused(token: str) -> None:
     with pytest.raises(UserError, match="--token"):
         resolve_token("127.0.0.1", token)
 
 
-def test_the_address_can_be_opened() -> None:
+def test_page_address_contains_port_and_token() -> None:
     assert page_address(AccessPolicy(port=7)) == "http://127.0.0.1:7/"
     assert page_address(AccessPolicy(host="::1", port=7, token=TOKEN)) == f"http://[::1]:7/?token={TOKEN}"
     assert "0.0.0.0" not in page_address(AccessPolicy(host="0.0.0.0", token=TOKEN))
 
 
-def test_a_taken_port_is_one_line_with_the_mend() -> None:
+def test_port_in_use_error_suggests_another() -> None:
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=rf"port {port} is in use.*--port {port + 1}"):
@@ -145,10 +145,10 @@ def test_a_taken_port_is_one_line_with_the_mend() -> None:
 
 
 @pytest.mark.parametrize(("host", "port"), [("no.such.host.invalid", 0), ("127.0.0.1", 70000), ("192.0.2.1", 0)])
-def test_an_address_that_is_none_is_one_line(host: str, port: int) -> None:
+def test_listen_refuses_wrong_addresses(host: str, port: int) -> None:
     with pytest.raises(UserError, match="--"):
         listen(host, port)
 
 
-def test_host_names_lose_their_port() -> None:
+def test_host_name_drops_the_port() -> None:
     assert [host_name(each) for each in ("a:1", "a", "[::1]:2", "[::1]", "A.:3")] == ["a", "a", "::1", "::1", "a"]

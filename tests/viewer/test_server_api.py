@@ -1,4 +1,4 @@
-"""What the server answers about sound runs."""
+"""Responses of the API for intact runs."""
 
 import fcntl
 import gzip
@@ -24,13 +24,13 @@ ROWS = [
 PICTURE = {"rows": [["frozen", "hole"], ["player", "goal"]], "caption": "", "info": {}}
 
 
-def test_nothing_of_the_server_imports_torch() -> None:
+def test_server_does_not_import_torch() -> None:
     modules = "turnwise.viewer.api, turnwise.viewer.server"
     code = f"import sys, {modules}; assert not {{'torch', 'transformers'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_run_is_listed_with_what_its_files_say(tmp_path: Path) -> None:
+def test_runs_row_shows_settings_and_metrics(tmp_path: Path) -> None:
     make_run(tmp_path / "sweep/a", metrics=ROWS)
     answer = ask(tmp_path, "runs")
     (row,) = answer["runs"]
@@ -54,7 +54,7 @@ def test_a_run_is_listed_with_what_its_files_say(tmp_path: Path) -> None:
     }
 
 
-def test_a_run_is_running_while_its_lock_is_held_and_finished_by_its_summary(tmp_path: Path) -> None:
+def test_run_status_follows_lock_and_summary(tmp_path: Path) -> None:
     folder, asked = make_run(tmp_path / "a"), client(tmp_path)
     lock = FolderLock(folder)
     assert ask(asked, "runs")["runs"][0]["status"] == "running"
@@ -64,7 +64,7 @@ def test_a_run_is_running_while_its_lock_is_held_and_finished_by_its_summary(tmp
     assert ask(asked, "runs")["runs"][0]["status"] == "finished"
 
 
-def test_a_finished_run_that_goes_on_is_running(tmp_path: Path) -> None:
+def test_resumed_run_is_running(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a")
     (folder / "summary.json").write_text('{"steps": 10}')
     lock = FolderLock(folder)
@@ -76,7 +76,7 @@ def test_a_finished_run_that_goes_on_is_running(tmp_path: Path) -> None:
     assert ask(tmp_path, "runs")["runs"][0]["status"] == "finished"
 
 
-def test_looking_at_a_run_does_not_keep_its_lock(tmp_path: Path) -> None:
+def test_viewer_does_not_hold_the_lock_of_a_run(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a")
     (folder / ".lock").touch()
     ask(tmp_path, "runs")
@@ -84,18 +84,18 @@ def test_looking_at_a_run_does_not_keep_its_lock(tmp_path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_imitation_and_evaluations_are_told_apart(tmp_path: Path) -> None:
-    make_run(tmp_path / "imitates", metrics=[{"step": 0, "sft/digest": "ab"}, {"step": 1, "train/answer_tokens": 7}])
+def test_runs_rows_distinguish_sft_and_evaluations(tmp_path: Path) -> None:
+    make_run(tmp_path / "sft-run", metrics=[{"step": 0, "sft/digest": "ab"}, {"step": 1, "train/answer_tokens": 7}])
     folder = make_evaluation(tmp_path / "compared", {"b": [], "a": []})
     models = [{"label": "b", "success": 0.25, "success_low": 0.1, "success_high": 0.4, "episodes": 4}, {"label": "a"}]
     (folder / "summary.json").write_text(json.dumps({"tasks": 4, "tries": 1, "finished": True, "models": models}))
-    compared, imitates = ask(tmp_path, "runs")["runs"]
-    assert (imitates["kind"], imitates["algorithm"], imitates["tokens"]) == ("sft", "sft", 7)
+    compared, sft_run = ask(tmp_path, "runs")["runs"]
+    assert (sft_run["kind"], sft_run["algorithm"], sft_run["tokens"]) == ("sft", "sft", 7)
     assert (compared["kind"], compared["status"], compared["success"]) == ("evaluation", "finished", 0.25)
     assert (compared["models"], compared["step"], compared["steps"]) == (["b", "a"], 4, 8)
 
 
-def test_settings_are_flat(tmp_path: Path) -> None:
+def test_config_returns_dotted_keys(tmp_path: Path) -> None:
     make_run(tmp_path / "a")
     make_evaluation(tmp_path / "one", {"m": []})
     make_evaluation(tmp_path / "two", {"m": [], "n": []})
@@ -106,7 +106,7 @@ def test_settings_are_flat(tmp_path: Path) -> None:
     assert (two["evaluation.split"], two["n.algo.advantage"]) == ("test", "gae")
 
 
-def test_metrics_come_by_column_with_null_where_a_row_lacks_one(tmp_path: Path) -> None:
+def test_metrics_columns_have_null_for_missing_values(tmp_path: Path) -> None:
     make_run(tmp_path / "a", metrics=ROWS)
     answer = ask(tmp_path, "metrics", run="a")
     assert (answer["rows"], answer["next"], answer["broken"]) == (5, 5, 0)
@@ -118,7 +118,7 @@ def test_metrics_come_by_column_with_null_where_a_row_lacks_one(tmp_path: Path) 
     assert set(ask(tmp_path, "metrics", run="a", keys="eval/success")["columns"]) == {"step", "eval/success"}
 
 
-def test_only_new_rows_come_after_the_first_answer(tmp_path: Path) -> None:
+def test_metrics_returns_only_new_rows(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a", metrics=ROWS)
     asked = client(tmp_path)
     first = ask(asked, "metrics", run="a")
@@ -136,7 +136,7 @@ def test_only_new_rows_come_after_the_first_answer(tmp_path: Path) -> None:
     assert (nothing["columns"]["step"], "reset" in nothing) == ([], False)
 
 
-def test_a_run_that_was_cut_back_is_sent_whole(tmp_path: Path) -> None:
+def test_metrics_of_a_truncated_run_are_sent_again(tmp_path: Path) -> None:
     folder, asked = make_run(tmp_path / "a", metrics=ROWS), client(tmp_path)
     first = ask(asked, "metrics", run="a")
     assert ask(asked, "runs")["runs"][0]["tokens"] == 70
@@ -150,7 +150,7 @@ def test_a_run_that_was_cut_back_is_sent_whole(tmp_path: Path) -> None:
     assert (answer["reset"], answer["columns"]["step"]) == (True, [0, 0, *range(1, 9)])
 
 
-def test_alarms_are_told(tmp_path: Path) -> None:
+def test_alarms_skip_broken_lines(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a")
     assert ask(tmp_path, "alarms", run="a") == {"alarms": [], "broken": 0}
     (folder / "alarms.jsonl").write_bytes(line({"step": 12, "text": "entropy fell"}) + b"nonsense\n" + b'{"step"')
@@ -159,7 +159,7 @@ def test_alarms_are_told(tmp_path: Path) -> None:
 
 @pytest.fixture
 def listed(tmp_path: Path) -> Path:
-    """Two steps of two groups of two members."""
+    """A run of two steps with two groups of two members each."""
     rows = [episode(step, group, member) for step in (1, 2) for group in (0, 1) for member in (0, 1)]
     rows[5]["reward"], rows[5]["status"] = 0.5, "truncated_turns"
     rows[6]["task"]["env"], rows[7]["task"]["env"] = "sokoban", "bandit"
@@ -197,11 +197,13 @@ def listed(tmp_path: Path) -> Path:
         ({"text": "<answer>right", "step": 2, "sort": "-number"}, [7, 6, 5, 4]),
     ],
 )
-def test_the_list_is_filtered_searched_and_sorted(listed: Path, query: dict[str, object], numbers: list[int]) -> None:
+def test_trajectories_are_filtered_searched_and_sorted(
+    listed: Path, query: dict[str, object], numbers: list[int]
+) -> None:
     assert [row["number"] for row in ask(listed, "trajectories", run="a", **query)["rows"]] == numbers
 
 
-def test_a_row_of_the_list_is_that_of_the_index(listed: Path) -> None:
+def test_trajectories_row_equals_the_index_row(listed: Path) -> None:
     answer = ask(listed, "trajectories", run="a", limit=1, offset=5)
     index = (listed / "a/trajectories/index.jsonl").read_bytes().splitlines()
     assert answer["rows"] == [{"number": 5, **json.loads(index[5])}]
@@ -210,7 +212,7 @@ def test_a_row_of_the_list_is_that_of_the_index(listed: Path) -> None:
     assert answer["statuses"] == ["failed", "succeeded", "truncated_turns"]
 
 
-def test_a_search_goes_on_from_its_cursor(listed: Path) -> None:
+def test_search_continues_from_its_cursor(listed: Path) -> None:
     asked = client(listed)
     first = ask(asked, "trajectories", run="a", text="answer", limit=3)
     assert [row["number"] for row in first["rows"]] == [0, 1, 2]
@@ -220,27 +222,27 @@ def test_a_search_goes_on_from_its_cursor(listed: Path) -> None:
     assert (rest["searched"], rest["next"]) == (8, None)
 
 
-def test_a_search_that_takes_too_long_stops_and_always_gets_on(listed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_stops_at_the_time_limit_after_one_row(listed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("turnwise.viewer.search.TIME_LIMIT_S", 0.0)
     answer = ask(listed, "trajectories", run="a", text="answer", cursor=4)
     assert (answer["searched"], answer["next"], len(answer["rows"])) == (5, 5, 1)
 
 
-def test_new_trajectories_join_the_list(listed: Path) -> None:
+def test_trajectories_include_new_ones(listed: Path) -> None:
     asked = client(listed)
     assert ask(asked, "trajectories", run="a")["total"] == 8
     add_episode(listed / "a", episode(3))
     assert ask(asked, "trajectories", run="a")["rows"][-1]["step"] == 3
 
 
-def test_rewards_that_are_no_numbers_are_told_as_stored_and_stand_last(tmp_path: Path) -> None:
+def test_nonfinite_rewards_are_shown_as_stored_and_sort_last(tmp_path: Path) -> None:
     rows = [episode(1, 0, 0, reward="NaN"), episode(1, 0, 1, reward="-Infinity"), episode(1, 0, 2, reward=1)]
     make_run(tmp_path / "a", rows)
     for sort, rewards in (("reward", ["-Infinity", 1.0, "NaN"]), ("-reward", [1.0, "-Infinity", "NaN"])):
         assert [row["reward"] for row in ask(tmp_path, "trajectories", run="a", sort=sort)["rows"]] == rewards
 
 
-def test_a_trajectory_is_shown_as_it_is_stored(tmp_path: Path) -> None:
+def test_trajectory_returns_the_stored_line(tmp_path: Path) -> None:
     shown = episode(2, 1, 1, start=PICTURE, turns=[turn(picture=PICTURE), turn()])
     folder = make_run(tmp_path / "a", [episode(1), shown])
     tokens = [{"id": 453, "text": "<answer>", "special": True}, {"id": 7, "text": "Ri"}, {"id": 9, "text": "no"}]
@@ -254,7 +256,7 @@ def test_a_trajectory_is_shown_as_it_is_stored(tmp_path: Path) -> None:
     assert (answer["repaired"], answer["pictures_cut"]) == (False, False)
 
 
-def test_a_run_from_before_tokens_and_pictures_is_shown(tmp_path: Path) -> None:
+def test_trajectory_of_an_old_run_lacks_tokens_and_pictures(tmp_path: Path) -> None:
     old = episode()
     del old["start"], old["turns"][0]["picture"]
     make_run(tmp_path / "a", [old])
@@ -262,7 +264,7 @@ def test_a_run_from_before_tokens_and_pictures_is_shown(tmp_path: Path) -> None:
     assert (answer["row"], answer["tokens"], answer["pictures"]) == (old, {}, [None, None])
 
 
-def test_an_evaluation_is_listed_by_its_own_lines(tmp_path: Path) -> None:
+def test_evaluation_trajectories_are_indexed_by_line(tmp_path: Path) -> None:
     rows = [episode(0, task) for task in range(3)]
     folder, asked = make_evaluation(tmp_path / "e", {"b": rows[:2], "a": rows}), client(tmp_path)
     answer = ask(asked, "trajectories", run="e", sort="number")
@@ -285,7 +287,7 @@ def test_an_evaluation_is_listed_by_its_own_lines(tmp_path: Path) -> None:
     assert [row["number"] for row in ask(asked, "trajectories", run="e", text="right", group=2)["rows"]] == [4, 5]
 
 
-def test_common_tasks_have_equal_environment_and_seed(tmp_path: Path) -> None:
+def test_common_matches_environment_and_seed(tmp_path: Path) -> None:
     make_run(tmp_path / "a", [episode(1, 0, 0), episode(1, 0, 1), episode(1, 1, 0)])
     other = episode(0, 0, 1, task={"env": "frozen_lake", "seed": 100, "params": {}})
     strange = episode(0, 1, 1, task={"env": "sokoban", "seed": 101, "params": {}})
@@ -305,7 +307,7 @@ def test_common_tasks_have_equal_environment_and_seed(tmp_path: Path) -> None:
     ]
 
 
-def test_a_single_run_can_be_viewed(tmp_path: Path) -> None:
+def test_single_run_can_be_viewed(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a", [episode()])
     make_run(tmp_path / "b")
     assert [row["id"] for row in ask(folder, "runs")["runs"]] == ["a"]
@@ -313,7 +315,7 @@ def test_a_single_run_can_be_viewed(tmp_path: Path) -> None:
     assert get(folder, "config", run="b").status_code == 404
 
 
-def test_long_answers_are_packed_for_who_can_unpack_them(tmp_path: Path) -> None:
+def test_long_responses_are_compressed_on_request(tmp_path: Path) -> None:
     make_run(tmp_path / "a", metrics=[{"step": step} for step in range(2000)])
     asked = client(tmp_path)
     with asked.stream("GET", "/api/metrics?run=a", headers={"Accept-Encoding": "gzip"}) as response:
@@ -336,7 +338,7 @@ def test_long_answers_are_packed_for_who_can_unpack_them(tmp_path: Path) -> None
         ("trajectory", {"run": "a", "number": "x"}, "number"),
     ],
 )
-def test_a_wrong_question_is_one_line(tmp_path: Path, name: str, query: dict[str, str], word: str) -> None:
+def test_wrong_query_gets_a_one_line_error(tmp_path: Path, name: str, query: dict[str, str], word: str) -> None:
     make_run(tmp_path / "a")
     response = get(tmp_path, name, **query)
     assert response.status_code == 400

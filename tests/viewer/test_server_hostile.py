@@ -1,4 +1,4 @@
-"""Broken files, files that change underfoot, and requests that want what is not theirs."""
+"""Broken files, files that change while they are read, and requests for files outside the folder."""
 
 import json
 import os
@@ -16,13 +16,13 @@ from turnwise.record.jsonl_follower import LineFollower
 from turnwise.viewer.api import make_app
 from turnwise.viewer.table import TableBuilder
 
-SECRET = "what nobody may see"
+SECRET = "content outside the folder"
 NAMES = ("config", "metrics", "keys", "alarms", "trajectories")
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Iterator[Path]:
-    """A folder of runs with a run `a`, beside a run `secret` that is outside, and links that lead there."""
+    """A folder of runs with a run `a` and links to the run `secret` outside it."""
     outside = make_run(tmp_path / "secret", [episode(turns=[turn(SECRET)])], [{"step": 1, SECRET: 1.0}])
     (outside / "config.toml").write_text(f'{CONFIG}\n[x]\ny = "{SECRET}"\n')
     (tmp_path / "runs-too").mkdir()
@@ -67,7 +67,7 @@ def root(tmp_path: Path) -> Iterator[Path]:
         "/",
     ],
 )
-def test_no_run_outside_the_folder_is_read(root: Path, run: str) -> None:
+def test_runs_outside_the_folder_are_not_read(root: Path, run: str) -> None:
     asked = client(root)
     for sent in (run, f"{root}/{run}"):
         for name in NAMES:
@@ -78,7 +78,7 @@ def test_no_run_outside_the_folder_is_read(root: Path, run: str) -> None:
             assert list(response.json()) == ["error"]
 
 
-def test_absolute_paths_are_refused_even_to_the_run_itself(root: Path) -> None:
+def test_absolute_paths_are_refused(root: Path) -> None:
     assert get(root, "config", run=str(root / "a")).status_code == 404
 
 
@@ -90,7 +90,7 @@ def test_links_out_of_a_run_are_not_followed(root: Path) -> None:
     assert "linked" not in [row["id"] for row in ask(root, "runs")["runs"]]
 
 
-def test_a_trajectory_file_that_is_a_link_is_not_followed(root: Path) -> None:
+def test_linked_trajectory_file_is_not_followed(root: Path) -> None:
     shown = root / "a/trajectories/step_000001.jsonl"
     shown.unlink()
     shown.symlink_to(root.parent / "secret/trajectories/step_000001.jsonl")
@@ -98,7 +98,7 @@ def test_a_trajectory_file_that_is_a_link_is_not_followed(root: Path) -> None:
     assert (response.status_code, SECRET in response.text) == (404, False)
 
 
-def test_the_models_of_an_evaluation_name_no_files_outside(root: Path) -> None:
+def test_model_names_cannot_name_files_outside(root: Path) -> None:
     folder = make_evaluation(root / "e", {"m": []})
     names = ["../../../secret/trajectories/step_000001", "/etc/passwd", "", "..", "m\\u0000", "m"]
     listed = "".join(f'[[models]]\nname = "{name}"\n' for name in names)
@@ -129,14 +129,14 @@ def test_the_models_of_an_evaluation_name_no_files_outside(root: Path) -> None:
         "/api/../static/index.html",
     ],
 )
-def test_no_other_file_is_served(root: Path, path: str) -> None:
+def test_only_static_files_are_served(root: Path, path: str) -> None:
     response = client(root).get(path)
     assert response.status_code in (404, 400) or response.url.path.startswith("/static/index.html")
     assert "def make_app" not in response.text
     assert "root:" not in response.text
 
 
-def test_a_pipe_is_not_waited_for(root: Path) -> None:
+def test_pipes_are_not_read(root: Path) -> None:
     (root / "a/metrics.jsonl").unlink()
     os.mkfifo(root / "a/metrics.jsonl")
     os.mkfifo(root / "a/summary.json")
@@ -146,7 +146,7 @@ def test_a_pipe_is_not_waited_for(root: Path) -> None:
     assert (row["id"], row["step"], row["status"]) == ("a", None, "stopped")
 
 
-def test_only_reading_is_possible(root: Path) -> None:
+def test_api_allows_only_get(root: Path) -> None:
     asked = client(root)
     for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
         response = asked.request(method, "/api/runs")
@@ -184,7 +184,7 @@ def test_broken_lines_are_skipped_and_counted(tmp_path: Path) -> None:
     assert ask(asked, "runs")["runs"][0]["broken"] == len(BROKEN)
 
 
-def test_a_broken_trajectory_is_an_answer_not_a_crash(tmp_path: Path) -> None:
+def test_broken_trajectory_gets_a_response(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a")
     add_episode(folder, episode(1), raw=b'{"turns": nonsense\n')
     add_episode(folder, episode(2), raw=line(episode(2, turns=[turn("caf\xff")])).replace("ÿ".encode(), b"\xff"))
@@ -204,7 +204,7 @@ def test_a_broken_trajectory_is_an_answer_not_a_crash(tmp_path: Path) -> None:
     assert [row["number"] for row in ask(asked, "trajectories", run="a", text="half")["rows"]] == [3]
 
 
-def test_settings_that_are_no_toml_do_not_hide_a_run(tmp_path: Path) -> None:
+def test_run_with_broken_toml_is_listed(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a")
     (folder / "config.toml").write_bytes(b"\xff = [")
     (row,) = ask(tmp_path, "runs")["runs"]
@@ -215,7 +215,7 @@ def test_settings_that_are_no_toml_do_not_hide_a_run(tmp_path: Path) -> None:
     assert ask(tmp_path, "config", run="a")["settings"]["when"] == "2020-01-01"
 
 
-def test_html_and_scripts_in_names_stay_data(tmp_path: Path) -> None:
+def test_html_in_names_is_returned_as_json(tmp_path: Path) -> None:
     name = "<script>alert(1)<_script> & \"'"
     make_run(tmp_path / name, [episode(status="<img src=x onerror=alert(1)>")], [{"step": 1, "<b>\u202e": 1.0}])
     asked = client(tmp_path)
@@ -227,7 +227,7 @@ def test_html_and_scripts_in_names_stay_data(tmp_path: Path) -> None:
     assert missing.headers["x-content-type-options"] == "nosniff"
 
 
-def test_giant_lines_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_giant_lines_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("turnwise.record.jsonl_follower.CHUNK", 1 << 16)
     folder, asked = make_run(tmp_path / "a", metrics=[{"step": 1}]), client(tmp_path)
     with (folder / "metrics.jsonl").open("ab") as file:
@@ -239,7 +239,7 @@ def test_giant_lines_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (answer["columns"]["step"], answer["broken"]) == ([1, 3], 1)
 
 
-def test_a_trajectory_beyond_all_bounds_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_trajectory_with_wrong_bounds_is_refused(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a", [episode()])
     entry = json.loads((folder / "trajectories/index.jsonl").read_bytes())
     odd = [{"length": 2**40}, {"length": 0}, {"offset": 2**60}, {"length": entry["length"] + 50}, {"step": 10**15}]
@@ -251,13 +251,13 @@ def test_a_trajectory_beyond_all_bounds_is_refused_in_one_line(tmp_path: Path) -
     assert ask(tmp_path, "trajectories", run="a", text="x")["rows"] == []
 
 
-def test_a_trajectory_that_is_too_long_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trajectory_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_run(tmp_path / "a", [episode()])
     monkeypatch.setattr("turnwise.viewer.trajectories.MAX_TRAJECTORY", 100)
     assert "too large" in get(tmp_path, "trajectory", run="a", number=0).json()["error"]
 
 
-def test_token_lists_of_megabytes_are_shown(tmp_path: Path) -> None:
+def test_long_token_lists_are_returned_whole(tmp_path: Path) -> None:
     ids = list(range(150_000))
     long = turn(action_ids=ids, action_logprobs=[-0.123456789] * len(ids), advantages=None)
     folder = make_run(tmp_path / "a", [episode(turns=[long])])
@@ -265,14 +265,14 @@ def test_token_lists_of_megabytes_are_shown(tmp_path: Path) -> None:
     assert ask(tmp_path, "trajectory", run="a", number=0)["row"]["turns"] == [long]
 
 
-def test_metrics_with_endless_names_do_not_fill_the_memory(tmp_path: Path) -> None:
+def test_metrics_keep_a_bounded_number_of_names(tmp_path: Path) -> None:
     make_run(tmp_path / "a", metrics=[{"step": step, f"name {step}": 1.0} for step in range(3000)])
     answer = ask(tmp_path, "metrics", run="a")
     assert len(answer["columns"]) == 1000
     assert answer["columns"]["step"] == list(range(3000))
 
 
-def test_a_run_that_is_deleted_while_open_is_gone(tmp_path: Path) -> None:
+def test_deleted_run_disappears(tmp_path: Path) -> None:
     folder, asked = make_run(tmp_path / "a", [episode()], [{"step": 1}]), client(tmp_path)
     assert ask(asked, "trajectories", run="a")["total"] == 1
     shutil.rmtree(folder / "trajectories")
@@ -287,7 +287,7 @@ def test_a_run_that_is_deleted_while_open_is_gone(tmp_path: Path) -> None:
     assert ask(asked, "metrics", run="a", after=1)["columns"]["step"] in ([5, 6], [6])
 
 
-def test_a_run_that_is_cut_back_is_read_anew(tmp_path: Path) -> None:
+def test_truncated_index_is_read_again(tmp_path: Path) -> None:
     folder, asked = make_run(tmp_path / "a", [episode(1), episode(2), episode(3)]), client(tmp_path)
     assert ask(asked, "trajectories", run="a")["steps"] == [1, 2, 3]
     index = folder / "trajectories/index.jsonl"
@@ -300,8 +300,8 @@ def test_a_run_that_is_cut_back_is_read_anew(tmp_path: Path) -> None:
     assert [row["group"] for row in ask(asked, "trajectories", run="a")["rows"]] == [0, 7, 7, 7, 7]
 
 
-def test_a_file_that_was_cut_and_grew_beyond_is_read_anew(tmp_path: Path) -> None:
-    """Between two looks: it is longer than before, and yet another."""
+def test_replaced_index_that_is_longer_is_read_again(tmp_path: Path) -> None:
+    """Between two requests the file was replaced by a longer one."""
     folder, asked = make_run(tmp_path / "a", [episode(1), episode(2)]), client(tmp_path)
     ask(asked, "trajectories", run="a")
     shutil.rmtree(folder / "trajectories")
@@ -310,7 +310,7 @@ def test_a_file_that_was_cut_and_grew_beyond_is_read_anew(tmp_path: Path) -> Non
     assert [(row["group"], row["member"]) for row in rows] == [(group, 3) for group in range(5)]
 
 
-def test_an_evaluation_that_begins_anew_is_read_anew(tmp_path: Path) -> None:
+def test_restarted_evaluation_is_read_again(tmp_path: Path) -> None:
     folder, asked = make_evaluation(tmp_path / "e", {"m": [episode(0, 1), episode(0, 2)]}), client(tmp_path)
     assert ask(asked, "trajectories", run="e")["total"] == 2
     (folder / "trajectories/m.jsonl").write_bytes(line(episode(0, 9)))
@@ -319,7 +319,7 @@ def test_an_evaluation_that_begins_anew_is_read_anew(tmp_path: Path) -> None:
     assert ask(asked, "trajectories", run="e")["total"] == 0
 
 
-def test_the_cache_forgets_the_runs_looked_at_longest_ago(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_evicts_the_least_recently_viewed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("turnwise.viewer.store.MAX_RUNS", 2)
     for name in "abc":
         make_run(tmp_path / name, metrics=[{"step": 1}])
@@ -329,16 +329,16 @@ def test_the_cache_forgets_the_runs_looked_at_longest_ago(tmp_path: Path, monkey
     assert [first[name] == again[name] for name in "acb"] == [True, True, False]
 
 
-def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+def test_missing_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="no folder"):
         make_app(tmp_path / "none")
 
 
 @given(st.lists(st.binary(max_size=12).map(lambda data: data.replace(b"\n", b"")), max_size=8), st.data())
-def test_however_a_file_grows_each_short_line_is_given_once(
+def test_line_follower_returns_each_short_line_once(
     tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], data: st.DataObject
 ) -> None:
-    """Cut anywhere between two looks, with chunks smaller than lines: the same lines with their places."""
+    """Truncated anywhere between two reads, with chunks smaller than lines: the same lines with their offsets."""
     path = tmp_path_factory.mktemp("grows") / "file"
     text = b"".join(each + b"\n" for each in lines)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
@@ -358,7 +358,7 @@ def test_however_a_file_grows_each_short_line_is_given_once(
 
 
 @given(st.lists(st.sampled_from(["sound", "no step", "step is text", "no reward"]), max_size=40))
-def test_one_broken_row_spoils_no_other(kinds: list[str]) -> None:
+def test_table_builder_drops_only_broken_rows(kinds: list[str]) -> None:
     sound = dict.fromkeys(("step", "group", "member", "seed", "tokens", "offset", "length"), 1)
     rows = []
     for number, kind in enumerate(kinds):
@@ -368,6 +368,6 @@ def test_one_broken_row_spoils_no_other(kinds: list[str]) -> None:
     table = TableBuilder()
     table.add(rows[:20])
     table.add(rows[20:])
-    wanted = [number for number, kind in enumerate(kinds) if kind == "sound"]
-    assert table.table().columns["number"].tolist() == wanted
-    assert table.broken == len(kinds) - len(wanted)
+    expected = [number for number, kind in enumerate(kinds) if kind == "sound"]
+    assert table.table().columns["number"].tolist() == expected
+    assert table.broken == len(kinds) - len(expected)

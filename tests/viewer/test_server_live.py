@@ -1,4 +1,4 @@
-"""The server as a process, and while runs grow."""
+"""The server as a process, and concurrent requests while runs grow."""
 
 import http.client
 import inspect
@@ -24,14 +24,14 @@ START = "from turnwise.cli.view import view_app; view_app()"
 
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], http.client.HTTPConnection]]:
-    """`turnwise view` over a run, and a line to it that changes nothing of what is asked."""
+    """`turnwise view` over a run, and a connection that sends paths unchanged."""
     make_run(tmp_path / "a", [episode()])
     command = [sys.executable, "-c", START, str(tmp_path), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        said = process.stdout.readline()
-        place = urlsplit(next(word for word in said.split() if word.startswith("http://127.0.0.1:")))
-        asked = http.client.HTTPConnection(place.hostname or "", place.port, timeout=120)
+        printed = process.stdout.readline()
+        address = urlsplit(next(word for word in printed.split() if word.startswith("http://127.0.0.1:")))
+        asked = http.client.HTTPConnection(address.hostname or "", address.port, timeout=120)
         try:
             yield process, asked
         finally:
@@ -45,7 +45,7 @@ def body(asked: http.client.HTTPConnection, path: str, **headers: str) -> tuple[
     return response.status, response.read()
 
 
-def test_the_command_says_where_serves_and_ends_without_a_word(
+def test_view_prints_its_address_and_serves_until_sigint(
     started: tuple[subprocess.Popen[str], http.client.HTTPConnection],
 ) -> None:
     process, asked = started
@@ -66,30 +66,30 @@ def test_the_command_says_where_serves_and_ends_without_a_word(
     assert (*process.communicate(timeout=120), process.returncode) == ("", "", 0)
 
 
-def test_a_missing_package_is_one_line_with_the_mend() -> None:
+def test_view_names_the_missing_package() -> None:
     code = "import sys; sys.modules['fastapi'] = None; from turnwise.cli.view import view; view()"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "UserError: the viewer needs fastapi: pip install 'turnwise[view]'" in found.stderr
 
 
-def test_every_answer_is_made_in_a_thread(tmp_path: Path) -> None:
+def test_handlers_run_in_threads(tmp_path: Path) -> None:
     routes = [route for route in make_app(tmp_path).routes if isinstance(route, APIRoute)]
     assert len(routes) > 8
     assert not [route.path for route in routes if inspect.iscoroutinefunction(route.endpoint)]
 
 
 def slowly(action: Callable[..., None]) -> Callable[..., None]:
-    """Others get their turn in the middle of it."""
+    """Sleep before the action, so that other threads run in between."""
 
-    def slow(*given: Any) -> None:
+    def slow(*arguments: Any) -> None:
         time.sleep(0.0005)
-        action(*given)
+        action(*arguments)
 
     return slow
 
 
-def test_answers_hold_together_while_a_run_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many ask at once while lines come in pieces: each answer is the beginning of what was written."""
+def test_responses_are_consistent_while_a_run_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Concurrent requests while lines are written in pieces: each response is a prefix of what was written."""
     folder = make_run(tmp_path / "a")
     asked, steps = client(tmp_path), 40
 

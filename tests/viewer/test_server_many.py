@@ -1,4 +1,4 @@
-"""The list of many runs: what is read for it, counted in files and bytes."""
+"""The list of many runs: files and bytes read for it."""
 
 import io
 import json
@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 class Counted(io.BufferedReader):
-    """A file that counts what is read of it."""
+    """A file that counts the bytes read from it."""
 
     def __init__(self, file: BinaryIO, name: str, bytes_read: Counter[str]) -> None:
         super().__init__(io.FileIO(os.dup(file.fileno())))
@@ -55,7 +55,7 @@ class Counted(io.BufferedReader):
 
 @pytest.fixture
 def bytes_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
-    """Bytes that were read by the server, by file. A file that was opened alone counts 0."""
+    """Bytes that the server read, by file; 0 for a file that was only opened."""
     found: Counter[str] = Counter()
     plain = ViewedFolder.open
 
@@ -85,7 +85,7 @@ def test_run_list_reads_again_only_what_changed(folder: Path, bytes_read: Counte
     assert (again["run4"]["step"], again["run4"]["wall_s"], again["run4"]["tokens"]) == (101, 202.0, 1010)
     assert again["run1"]["success"] == 0.75
     assert bytes_read.keys() == {"run4/metrics.jsonl", "run1/summary.json"}
-    assert bytes_read["run4/metrics.jsonl"] < 10_000, "the new row, and what tells that the file is the same"
+    assert bytes_read["run4/metrics.jsonl"] < 10_000, "the new row, and the tail that shows the file was not replaced"
     assert {name: own for name, own in again.items() if name not in ("run1", "run4")} == {
         name: own for name, own in first.items() if name not in ("run1", "run4")
     }
@@ -99,7 +99,7 @@ def test_run_list_describes_finished_runs_by_their_summary(folder: Path, bytes_r
 
 
 @pytest.mark.parametrize("odd", [{"steps": "3"}, {"interval": [0.1]}, {"tokens": None}, {"wall_s": "NaN"}])
-def test_run_list_reads_the_metrics_where_a_summary_does_not_say_all(folder: Path, odd: dict[str, Any]) -> None:
+def test_run_list_reads_metrics_if_the_summary_is_incomplete(folder: Path, odd: dict[str, Any]) -> None:
     (folder / "run0/summary.json").write_text(json.dumps(SUMMARY | odd))
     found = listed(RunList(ViewedFolder(folder)))["run0"]
     assert (found["status"], found["step"], found["wall_s"], found["tokens"]) == ("finished", 100, 200.0, 1000)
@@ -131,8 +131,8 @@ def test_run_list_reads_a_bounded_part_of_the_metrics_at_a_time(
     assert {rows[name]["tokens"] for name in ("run3", "run4", "run5")} == {1000}
 
 
-def test_a_run_that_is_slow_to_read_holds_up_no_other_request(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One list waits for a file of run3; a list of another part of the runs, and every other answer, does not."""
+def test_slow_run_does_not_block_other_requests(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One list waits for a file of run3; other entries and other requests do not."""
     reached, go_on = Event(), Event()
     plain = ViewedFolder.open
 
@@ -154,14 +154,14 @@ def test_a_run_that_is_slow_to_read_holds_up_no_other_request(folder: Path, monk
         assert len(waiting.result(60)) == 6
 
 
-def test_lists_at_the_same_time_agree(folder: Path) -> None:
+def test_concurrent_lists_agree(folder: Path) -> None:
     runs = RunList(ViewedFolder(folder))
     with ThreadPoolExecutor(8) as pool:
         lists = list(pool.map(lambda _: runs.rows(), range(16)))
     assert len(lists[0]) == 6 and all(found == lists[0] for found in lists)
 
 
-def test_run_list_forgets_runs_that_are_gone(folder: Path) -> None:
+def test_run_list_drops_deleted_runs(folder: Path) -> None:
     runs = RunList(ViewedFolder(folder))
     assert len(runs.rows()) == 6
     for name in ("run0", "run4"):
@@ -181,7 +181,9 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_main_settings_are_those_of_the_whole_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_main_settings_equals_parsing_the_whole_file(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = make_run(tmp_path / "a")
     (run / "config.toml").write_text(CONFIGS[name])
     root, parsed = ViewedFolder(tmp_path), list[int]()
@@ -191,9 +193,7 @@ def test_main_settings_are_those_of_the_whole_file(name: str, tmp_path: Path, mo
     assert bool(parsed) == (name not in ("written", "params", "reward"))
 
 
-def test_a_linked_file_is_followed_within_the_folder_alone(
-    folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_linked_file_is_followed_only_within_the_folder(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "summary.json"
     elsewhere.write_text(json.dumps(SUMMARY))
     root = ViewedFolder(folder)

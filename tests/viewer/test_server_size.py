@@ -1,6 +1,6 @@
-"""A long run: what is asked costs what is shown, not what is there, and little memory.
+"""A long run: a request reads what it shows and keeps little in memory.
 
-A tenth of the run of benchmarks/viewer.py, which says how long answers take.
+The run is a tenth of the one in benchmarks/viewer.py, which measures response times.
 """
 
 import importlib
@@ -16,7 +16,6 @@ from turnwise.viewer.json_io import read_row
 
 ROOT = Path(__file__).parents[2]
 STEPS, EPISODES = 1000, 10
-START = "from turnwise.cli.view import view_app; view_app()"
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +27,7 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_long_run_is_read_once_and_one_trajectory_by_itself(long_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_run_is_read_once_and_trajectories_singly(long_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, read, lines = client(long_run), read_row, list[bytes]()
 
     def counted(line: bytes) -> dict[str, Any] | None:
@@ -40,7 +39,7 @@ def test_a_long_run_is_read_once_and_one_trajectory_by_itself(long_run: Path, mo
             monkeypatch.setattr(module, "read_row", counted)
     assert ask(asked, "runs")["runs"][0]["step"] == STEPS
     answer = ask(asked, "trajectories", run="long", sort="-reward")
-    assert STEPS * EPISODES <= len(lines) <= STEPS * (EPISODES + 2), "each line of the index and the metrics once"
+    assert STEPS * EPISODES <= len(lines) <= STEPS * (EPISODES + 2), "each line of index and metrics is read once"
     assert (answer["total"], len(answer["rows"]), len(answer["steps"])) == (STEPS * EPISODES, 100, STEPS)
     lines.clear()
     number = answer["rows"][0]["number"]
@@ -52,8 +51,8 @@ def test_a_long_run_is_read_once_and_one_trajectory_by_itself(long_run: Path, mo
     assert ask(asked, "metrics", run="long", after=STEPS - 1)["columns"]["step"] == [STEPS]
 
 
-def test_what_is_read_is_kept_small(long_run: Path) -> None:
-    """100,000 trajectories and 10,000 rows of metrics would take ten times this: the server stays below 300 MB."""
+def test_long_run_takes_little_memory(long_run: Path) -> None:
+    """100,000 trajectories and 10,000 metric rows would take ten times this, which keeps the server below 300 MB."""
     asked = client(long_run)
     ask(asked, "runs")
     tracemalloc.start()
@@ -67,7 +66,7 @@ def test_what_is_read_is_kept_small(long_run: Path) -> None:
     assert peak < 20 << 20
 
 
-def test_only_what_is_new_is_read_again(long_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_requests_read_only_new_lines(long_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = client(long_run)
     for name in ("runs", "trajectories", "metrics"):
         ask(asked, name, run="long")

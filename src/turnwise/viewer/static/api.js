@@ -1,8 +1,8 @@
-/** What the server knows, as JSON. */
+/** Requests to the server's JSON API. */
 
 export class ApiError extends Error {}
 
-/** GET /api/`name`. Parameters that are null or "" are left out; `signal` ends a request whose view is gone. */
+/** Return the response of GET /api/`name`. Null and "" parameters are left out; `signal` cancels the request. */
 export async function get(name, parameters = {}, signal = undefined) {
   const query = new URLSearchParams();
   for (const [key, value] of Object.entries(parameters)) {
@@ -13,9 +13,33 @@ export async function get(name, parameters = {}, signal = undefined) {
     response = await fetch(`/api/${name}?${query}`, { signal, credentials: "same-origin" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError("the server does not answer: is `turnwise view` still running?");
+    throw new ApiError("no response from the server: is `turnwise view` still running?");
   }
-  const answer = await response.json().catch(() => ({}));
-  if (!response.ok) throw new ApiError(answer.error ?? `the server answered ${response.status}`);
-  return answer;
+  const body = await response.json().catch(() => ({}));
+  if (!response.ok) throw new ApiError(body.error ?? `the server responded with status ${response.status}`);
+  return body;
+}
+
+export async function fetchRuns(signal) {
+  return (await get("runs", {}, signal)).runs;
+}
+
+/** Return the run that was updated last, or null. */
+export function newestRun(runs) {
+  return runs.reduce((best, run) => (best === null || (run.updated ?? 0) > (best.updated ?? 0) ? run : best), null);
+}
+
+const EMPTY_TURN = { context: "", context_ids: [], action_ids: [], spans: [], info: {}, stop: "eos" };
+
+/** Return {row, tokens, pictures, repaired, pictures_cut} of a trajectory. Fields that an old row lacks are empty. */
+export async function fetchTrajectory(run, number, signal) {
+  const answer = await get("trajectory", { run, number }, signal);
+  const turns = Array.isArray(answer.row.turns) ? answer.row.turns : [];
+  return { ...answer, tokens: answer.tokens ?? {}, row: { ...answer.row, turns: turns.map(completeTurn) } };
+}
+
+function completeTurn(turn) {
+  const fields = Object.entries(turn ?? {}).filter(([, value]) => value !== null);
+  const { content = "", ...message } = turn?.message ?? {};
+  return { ...EMPTY_TURN, ...Object.fromEntries(fields), message: { ...message, content: String(content ?? "") } };
 }

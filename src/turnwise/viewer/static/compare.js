@@ -1,17 +1,15 @@
-/** The view that compares: tasks that two runs or evaluations have both met, and what each did. */
+/** The comparison view: tasks that two runs or evaluations share, with the episodes of both. */
 
-import { get } from "./api.js";
+import { fetchRuns, fetchTrajectory, get } from "./api.js";
 import { h, note, put, replace, select } from "./dom.js";
 import { statusBadge, tone } from "./conversation.js";
 import { mean, signed } from "./format.js";
 import { bind } from "./keys.js";
 import { address, go } from "./router.js";
-import { runList } from "./run_list.js";
 import { sideBySide } from "./side_by_side.js";
-import { fetchTrajectory } from "./trajectory_data.js";
 
 export async function showCompare(main, query, signal) {
-  const list = (await runList(signal)).filter((run) => run.kind !== "sft").map((run) => run.id);
+  const list = (await fetchRuns(signal)).filter((run) => run.kind !== "sft").map((run) => run.id);
   const [one, other] = [query.get("one"), query.get("other")];
   const choose = (label, name, chosen) =>
     select(label, [["", "choose …"], ...list], chosen ?? "", (value) => go("compare", { one, other, [name]: value }));
@@ -29,14 +27,14 @@ export async function showCompare(main, query, signal) {
   if (!one || !other)
     return put(
       main,
-      note("Choose two runs or evaluations: tasks with equal environment and seed are put side by side."),
+      note("Choose two runs or evaluations to compare their episodes of the same tasks (equal environment and seed)."),
     );
   const { tasks, total } = await get("common", { one, other }, signal);
   if (!tasks.length)
     return put(
       main,
       note(
-        "They have no task in common: no environment and seed that both met. ",
+        "They share no task: no environment and seed occurs in both. ",
         "Evaluate both on the same seeds: turnwise eval ONE OTHER",
       ),
     );
@@ -48,21 +46,21 @@ class CompareView {
     Object.assign(this, { main, total, query, signal, one: query.get("one"), other: query.get("other") });
     this.models = { one: modelsOf(tasks, "one"), other: modelsOf(tasks, "other") };
     this.model = this.chosenModels();
-    this.tasks = tasks.map((task) => this.ofModels(task)).filter((task) => task.one.length && task.other.length);
+    this.tasks = tasks.map((task) => this.onlyModels(task)).filter((task) => task.one.length && task.other.length);
     this.order = query.get("order") ?? "difference";
     this.differing = query.get("differing") === "1";
   }
 
-  /** Of each side; an evaluation of several models is compared with itself by its first two. */
+  /** Return the model of each side. Comparing an evaluation with itself starts with its first two models. */
   chosenModels() {
     const { one, other } = this.models;
     const second = this.one === this.other ? (other[1] ?? other[0]) : other[0];
     return { one: this.query.get("one_model") ?? one[0], other: this.query.get("other_model") ?? second };
   }
 
-  ofModels(task) {
-    const own = (side) => task[side].filter((entry) => (entry.model ?? undefined) === this.model[side]);
-    return { ...task, one: own("one"), other: own("other") };
+  onlyModels(task) {
+    const ofModel = (side) => task[side].filter((entry) => (entry.model ?? undefined) === this.model[side]);
+    return { ...task, one: ofModel("one"), other: ofModel("other") };
   }
 
   name(side) {
@@ -104,7 +102,7 @@ class CompareView {
       checked: this.differing,
       onchange: () => go("compare", this.entries({ differing: box.checked ? 1 : null })),
     });
-    this.place = h("div", { class: "compared" });
+    this.episodes = h("div", { class: "compared" });
     const shown = this.shown();
     put(
       this.main,
@@ -114,17 +112,17 @@ class CompareView {
         this.chooseModel("Model", "one"),
         this.chooseModel("with", "other"),
         order,
-        h("label", { class: "check" }, box, "only where their success differs"),
+        h("label", { class: "check" }, box, "only tasks with different success"),
         h("span", { class: "faint" }, this.summary()),
       ),
       this.table(shown),
-      this.place,
+      this.episodes,
     );
     const [env, seed] = [this.query.get("env"), this.query.get("seed")];
     const chosen =
       env !== null ? this.tasks.find((task) => task.environment === env && String(task.seed) === seed) : shown[0];
-    const move = (way) => {
-      const next = shown[shown.indexOf(chosen) + way];
+    const move = (direction) => {
+      const next = shown[shown.indexOf(chosen) + direction];
       if (next) go("compare", this.choice(next), { replace: true });
     };
     bind("j", "next task", () => move(1), this.signal);
@@ -136,7 +134,8 @@ class CompareView {
     const better = this.tasks.filter((task) => gap(task) > 0).length;
     const worse = this.tasks.filter((task) => gap(task) < 0).length;
     const cut = this.total > this.tasks.length ? ` of ${this.total}` : "";
-    return `${this.tasks.length}${cut} common tasks: the first earns more in ${better}, the second in ${worse}`;
+    const counts = `higher reward for the first in ${better}, for the second in ${worse}`;
+    return `${this.tasks.length}${cut} shared tasks: ${counts}`;
   }
 
   shown() {
@@ -155,8 +154,8 @@ class CompareView {
         { dataset: { seed: task.seed } },
         h("td", {}, task.environment),
         h("td", { class: "number" }, h("a", { href: address("compare", this.choice(task)) }, task.seed)),
-        side(task.one),
-        side(task.other),
+        sideCell(task.one),
+        sideCell(task.other),
         h("td", { class: `number ${tone(gap(task))}` }, signed(gap(task))),
       ),
     );
@@ -165,17 +164,17 @@ class CompareView {
     );
     return h(
       "div",
-      { class: "scroll tasks", tabindex: "0", role: "group", "aria-label": "Common tasks" },
+      { class: "scroll tasks", tabindex: "0", role: "group", "aria-label": "Shared tasks" },
       h("table", { class: "list" }, h("thead", {}, h("tr", {}, heading)), h("tbody", {}, rows)),
     );
   }
 
   async open(task) {
     const pick = (name, side) => Math.min(Number(this.query.get(name) ?? 0), side.length - 1);
-    const places = [pick("m1", task.one), pick("m2", task.other)];
+    const tries = [pick("m1", task.one), pick("m2", task.other)];
     const chosen = [
-      [this.one, task.one[places[0]]],
-      [this.other, task.other[places[1]]],
+      [this.one, task.one[tries[0]]],
+      [this.other, task.other[tries[1]]],
     ];
     const answers = await Promise.all(chosen.map(([run, entry]) => fetchTrajectory(run, entry.number, this.signal)));
     const columns = chosen.map(([run, entry], index) => ({
@@ -193,16 +192,16 @@ class CompareView {
         ]),
         at,
         (value) =>
-          go("compare", { ...this.choice(task), m1: places[0], m2: places[1], [name]: value }, { replace: true }),
+          go("compare", { ...this.choice(task), m1: tries[0], m2: tries[1], [name]: value }, { replace: true }),
       );
     replace(
-      this.place,
+      this.episodes,
       h(
         "div",
         { class: "tools" },
         h("h2", {}, `${task.environment} · seed ${task.seed}`),
-        member("m1", task.one, places[0]),
-        member("m2", task.other, places[1]),
+        member("m1", task.one, tries[0]),
+        member("m2", task.other, tries[1]),
       ),
       sideBySide(columns, this.signal),
     );
@@ -219,8 +218,8 @@ const rate = (side) => mean(side.map((entry) => Number(entry.status === "succeed
 const gap = (task) =>
   (mean(task.one.map((entry) => entry.reward)) ?? 0) - (mean(task.other.map((entry) => entry.reward)) ?? 0);
 
-function side(entries) {
+function sideCell(entries) {
   const solved = entries.filter((entry) => entry.status === "succeeded").length;
-  const what = entries.length === 1 ? statusBadge(entries[0].status) : `${solved} of ${entries.length} succeeded`;
-  return h("td", {}, what, " ", h("span", { class: "faint" }, signed(mean(entries.map((entry) => entry.reward)))));
+  const summary = entries.length === 1 ? statusBadge(entries[0].status) : `${solved} of ${entries.length} succeeded`;
+  return h("td", {}, summary, " ", h("span", { class: "faint" }, signed(mean(entries.map((entry) => entry.reward)))));
 }

@@ -1,27 +1,31 @@
-/** A trajectory as a conversation: what the model was told, what it said, what came of it. */
+/** A trajectory as a conversation: context, message and outcome of each turn. */
 
-import { contextElements } from "./context_parts.js";
 import { h } from "./dom.js";
 import { mean, short, signed } from "./format.js";
-import { messageParts } from "./message_parts.js";
 
-const ROOM = 900;
+const CONTEXT_CHARACTERS = 900;
+const TAG = /<(\/?)(think|answer|tool_call)>/g;
 
-/** `shown(number)` is called when the turn is chosen; `look`: {vocabulary, room}, see `contextElements`. */
-export function turnCard(turn, index, shown, look = {}) {
+/** `onselect(index)`: called when the turn is selected; `options`: {vocabulary, maxCharacters} for `contextElements`. */
+export function turnCard(turn, index, onselect, options = {}) {
   const head = h(
     "header",
     {},
     h(
       "button",
-      { type: "button", class: "turn-number", title: "Show the state after this turn", onclick: () => shown?.(index) },
+      {
+        type: "button",
+        class: "turn-number",
+        title: "Show the state after this turn",
+        onclick: () => onselect?.(index),
+      },
       `Turn ${index + 1}`,
     ),
     turn.extends === false &&
       index > 0 &&
       h(
         "span",
-        { class: "badge", title: "A new context starts here: earlier turns are no longer seen" },
+        { class: "badge", title: "A new context starts here: the model no longer sees earlier turns" },
         "new segment",
       ),
     chips(turn),
@@ -30,7 +34,7 @@ export function turnCard(turn, index, shown, look = {}) {
     "article",
     { class: "turn", dataset: { turn: index } },
     head,
-    context(turn, look),
+    context(turn, options),
     message(turn),
     outcome(turn),
   );
@@ -42,10 +46,10 @@ function chips(turn) {
   return h(
     "span",
     { class: "chips" },
-    h("span", { class: `chip ${tone(reward)}`, title: "reward of this turn" }, "reward ", h("b", {}, signed(reward))),
+    h("span", { class: `chip ${tone(reward)}`, title: "Reward of this turn" }, "reward ", h("b", {}, signed(reward))),
     h(
       "span",
-      { class: `chip ${advantage === null ? "" : tone(advantage)}`, title: "mean advantage of its tokens" },
+      { class: `chip ${advantage === null ? "" : tone(advantage)}`, title: "Mean advantage of its tokens" },
       "advantage ",
       h("b", {}, advantage === null ? "not trained" : signed(advantage)),
     ),
@@ -60,13 +64,13 @@ export function tone(value) {
   return number > 0 ? "good" : number < 0 ? "bad" : "";
 }
 
-/** What was appended before the model spoke. */
-function context(turn, { vocabulary = {}, room = ROOM }) {
+/** The text that was appended before the model's message. */
+function context(turn, { vocabulary = {}, maxCharacters = CONTEXT_CHARACTERS }) {
   return h(
     "div",
-    { class: "said context" },
+    { class: "speech context" },
     h("h4", {}, "context"),
-    h("div", { class: "told" }, contextElements(turn, vocabulary, room)),
+    h("div", { class: "context-text" }, contextElements(turn, vocabulary, maxCharacters)),
   );
 }
 
@@ -82,15 +86,15 @@ function message(turn) {
   );
   return h(
     "div",
-    { class: "said model" },
+    { class: "speech model" },
     h("h4", {}, "model"),
-    h("pre", { class: "text", dir: "auto" }, parts.length ? parts : h("span", { class: "faint" }, "(said nothing)")),
+    h("pre", { class: "text", dir: "auto" }, parts.length ? parts : h("span", { class: "faint" }, "(empty message)")),
     calls.map((call) => h("pre", { class: "text call" }, h("b", {}, call.name), ` ${call.arguments}`)),
     images.length > 0 && h("p", { class: "note" }, `${images.length} images`),
   );
 }
 
-/** What the environment noted: the actions it read, and whatever else is short. */
+/** The environment's info, e.g. the actions that it parsed; long values are cut. */
 function outcome(turn) {
   const entries = Object.entries(turn.info ?? {}).filter(([name]) => name !== "state" && name !== "messages");
   if (!entries.length) return null;
@@ -101,7 +105,7 @@ function outcome(turn) {
   return h("footer", {}, items);
 }
 
-/** What is known of a trajectory, in one line each. */
+/** Facts about a trajectory, one per line. */
 export function facts(row) {
   const rewards = Object.entries(row.rewards ?? {})
     .map(([name, value]) => `${name} ${signed(value)}`)
@@ -139,4 +143,72 @@ export function statusBadge(status) {
     h("i", { "aria-hidden": "true" }, STATUS_SIGNS[status] ?? "…"),
     ` ${String(status).replaceAll("_", " ")}`,
   );
+}
+
+/** Split a turn's context into [{special, text}] by its token ids; null if the tokens do not give the stored text. */
+function contextParts(turn, vocabulary) {
+  const parts = [];
+  let text = "";
+  for (const id of turn.context_ids) {
+    const token = vocabulary[id];
+    if (!token) return null;
+    text += token.text;
+    const last = parts.at(-1);
+    if (last && last.special === Boolean(token.special)) last.text += token.special ? ` ${token.text}` : token.text;
+    else parts.push({ special: Boolean(token.special), text: token.text });
+  }
+  return text === turn.context && parts.some((part) => part.special) ? parts : null;
+}
+
+/** Return the context as elements. Only its last `maxCharacters` are shown, the rest is folded. */
+function contextElements(turn, vocabulary, maxCharacters) {
+  const parts = contextParts(turn, vocabulary) ?? [{ special: false, text: turn.context ?? "" }];
+  const [early, late] = foldAt(parts, maxCharacters);
+  const characters = early.reduce((sum, part) => sum + part.text.length, 0);
+  if (!characters) return late.map(partElement);
+  const fold = h("details", { class: "earlier" }, h("summary", {}, `${characters} earlier characters`));
+  fold.addEventListener("toggle", () => fold.append(...early.map(partElement)), { once: true });
+  return [fold, ...late.map(partElement)];
+}
+
+/** Split the parts into folded and shown ones; of a last text that is too long by itself, show the last lines. */
+function foldAt(parts, maxCharacters) {
+  let start = parts.length;
+  for (let length = 0; start > 0 && length + parts[start - 1].text.length <= maxCharacters; start--)
+    length += parts[start - 1].text.length;
+  const before = parts[start - 1];
+  if (!before || parts.slice(start).some((part) => !part.special)) return [parts.slice(0, start), parts.slice(start)];
+  const newline = before.text.indexOf("\n", before.text.length - maxCharacters);
+  const cut = newline < 0 || newline === before.text.length - 1 ? before.text.length - maxCharacters : newline + 1;
+  const [head, tail] = [before.text.slice(0, cut), before.text.slice(cut)].map((text) => ({ ...before, text }));
+  return [
+    [...parts.slice(0, start - 1), head],
+    [tail, ...parts.slice(start)],
+  ];
+}
+
+function partElement({ special, text }) {
+  return special ? h("div", { class: "marks" }, text) : h("pre", { class: "text", dir: "auto" }, text);
+}
+
+/** Split a message into [{kind: "think" | "answer" | "tool_call" | "plain" | "tag", text}] by its tags. */
+function messageParts(content) {
+  const parts = [];
+  const add = (kind, text) => text && parts.push({ kind, text });
+  let inside = startsThinking(content) ? "think" : "plain";
+  let done = 0;
+  for (const found of content.matchAll(TAG)) {
+    add(inside, content.slice(done, found.index));
+    add("tag", found[0]);
+    done = found.index + found[0].length;
+    inside = found[1] ? "plain" : found[2];
+  }
+  add(inside, content.slice(done));
+  return parts;
+}
+
+/** If the prompt ended with <think>, the message closes a tag that it did not open. */
+function startsThinking(content) {
+  const close = content.indexOf("</think>");
+  return close >= 0 && !content.slice(0, close).includes("<think>");
 }

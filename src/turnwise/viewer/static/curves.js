@@ -1,28 +1,26 @@
-/** The view of curves: a panel a metric, runs overlaid, one zoom and one cursor for all. */
+/** The curves view: one panel per metric with all runs, sharing a zoom and a cursor. */
 
-import { get } from "./api.js";
+import { fetchRuns, get, newestRun } from "./api.js";
 import { CurvesData } from "./curves_data.js";
 import { button, failure, h, input, note, put, replace, select } from "./dom.js";
 import { bind, explain } from "./keys.js";
-import { firstMetrics, otherMetrics } from "./metric_groups.js";
-import { look } from "./palette.js";
+import { mainMetrics, otherMetrics } from "./metric_groups.js";
+import { curveStyle, swatch } from "./palette.js";
 import { Panel, panelGrid } from "./panel.js";
 import { poll } from "./poll.js";
 import { address, go, remember } from "./router.js";
-import { runList, newestRun } from "./run_list.js";
-import { swatch } from "./swatch.js";
 
 export async function showCurves(main, query, signal) {
-  const all = await runList(signal);
+  const all = await fetchRuns(signal);
   const list = all.filter((run) => run.kind !== "evaluation");
   const evaluations = new Set(all.filter((run) => run.kind === "evaluation").map((run) => run.id));
-  const asked = query.getAll("run").filter((run) => !evaluations.has(run));
-  if (!asked.length) {
+  const runs = query.getAll("run").filter((run) => !evaluations.has(run));
+  if (!runs.length) {
     const newest = newestRun(list);
     if (newest) return go("curves", { run: newest.id }, { replace: true });
-    return put(main, h("h1", {}, "Curves"), note("No run has any yet. Start one with: turnwise train frozen_lake"));
+    return put(main, h("h1", {}, "Curves"), note("No runs yet. Start one with: turnwise train frozen_lake"));
   }
-  await new CurvesView(main, asked, query, list, signal).start();
+  await new CurvesView(main, runs, query, list, signal).start();
 }
 
 class CurvesView {
@@ -54,7 +52,7 @@ class CurvesView {
 
   async start() {
     await this.data.start();
-    await this.data.load(firstMetrics(this.data.keys).map(([, metric]) => metric));
+    await this.data.load(mainMetrics(this.data.keys).map(([, metric]) => metric));
     this.body = h("div", { class: "sections" });
     put(this.main, this.head(), this.controls(), this.body);
     this.fill();
@@ -66,15 +64,15 @@ class CurvesView {
     return this.list.some((run) => this.runs.includes(run.id) && run.status === "running");
   }
 
-  /** Runs that have just ended are asked once more: their last rows came in between. */
+  /** Fetch runs that have just ended once more, for their last rows. */
   async update() {
     const before = this.runningIds();
-    this.list = (await runList(this.signal)).filter((run) => run.kind !== "evaluation");
-    const due = new Set([...before, ...this.runningIds()]);
-    const changed = due.size ? await this.data.update(due) : new Set();
+    this.list = (await fetchRuns(this.signal)).filter((run) => run.kind !== "evaluation");
+    const toUpdate = new Set([...before, ...this.runningIds()]);
+    const changed = toUpdate.size ? await this.data.update(toUpdate) : new Set();
     if (changed.size) {
       const known = this.data.keys.length;
-      await this.refreshKeys(due);
+      await this.refreshKeys(toUpdate);
       if (this.data.keys.length !== known) this.fill();
       this.redraw(changed);
     }
@@ -84,7 +82,7 @@ class CurvesView {
   async refreshKeys(runs) {
     const answers = await Promise.all([...runs].map((run) => get("keys", { run }, this.signal)));
     this.data.keys = [...new Set([...this.data.keys, ...answers.flatMap((answer) => answer.keys)])];
-    await this.data.load(firstMetrics(this.data.keys).map(([, metric]) => metric));
+    await this.data.load(mainMetrics(this.data.keys).map(([, metric]) => metric));
   }
 
   runningIds() {
@@ -100,19 +98,19 @@ class CurvesView {
   fillLegend() {
     const groups = this.data.groups(this.state.seeds);
     const items = this.runs.map((run) => {
-      const place = groups.findIndex((group) => group.includes(run));
-      const off =
+      const index = groups.findIndex((group) => group.includes(run));
+      const remove =
         this.runs.length > 1 &&
         button("×", () => this.setRuns(this.runs.filter((each) => each !== run)), {
           class: "tiny",
-          "aria-label": `Without ${run}`,
+          "aria-label": `Remove ${run}`,
         });
       return h(
         "li",
         {},
-        swatch(look(place)),
-        h("a", { href: address("trajectories", { run }), title: "Its trajectories" }, run),
-        off,
+        swatch(curveStyle(index)),
+        h("a", { href: address("trajectories", { run }), title: "Show its trajectories" }, run),
+        remove,
       );
     });
     const others = this.list.map((run) => run.id).filter((id) => !this.runs.includes(id));
@@ -155,7 +153,7 @@ class CurvesView {
     this.reset = button("Reset zoom", () => this.setZoom(null, null), { disabled: !this.state.zoom });
     const filter = input("Filter", this.state.filter, () => {}, {
       type: "search",
-      placeholder: "name of a metric",
+      placeholder: "metric name",
       id: "filter",
     });
     filter.querySelector("input").addEventListener("input", (event) => this.setFilter(event.target.value));
@@ -211,22 +209,22 @@ class CurvesView {
     for (const panel of this.panels.values()) if (panel.plot && panel.element.isConnected) panel.drawCursor();
   }
 
-  /** The first panels open, the others folded by group; with a filter, all that fit, open. */
+  /** Show the main panels, and the others folded by group; with a filter, all matching ones unfolded. */
   fill() {
-    const wanted = this.state.filter.trim().toLowerCase();
-    const fits = (title, metric) =>
-      !wanted || metric.toLowerCase().includes(wanted) || title.toLowerCase().includes(wanted);
-    const first = firstMetrics(this.data.keys).filter(([title, metric]) => fits(title, metric));
+    const filter = this.state.filter.trim().toLowerCase();
+    const matches = (title, metric) =>
+      !filter || metric.toLowerCase().includes(filter) || title.toLowerCase().includes(filter);
+    const first = mainMetrics(this.data.keys).filter(([title, metric]) => matches(title, metric));
     const groups = otherMetrics(this.data.keys).map(([group, metrics]) => [
       group,
-      metrics.filter((metric) => fits(metric, metric)),
+      metrics.filter((metric) => matches(metric, metric)),
     ]);
-    const kept = groups.filter(([, metrics]) => metrics.length);
+    const shownGroups = groups.filter(([, metrics]) => metrics.length);
     replace(
       this.body,
       first.length > 0 && panelGrid(first.map(([title, metric]) => this.panel(title, metric))),
-      kept.map(([group, metrics]) => this.section(group, metrics, Boolean(wanted))),
-      !first.length && !kept.length && note(wanted ? "No metric has this in its name." : "No metric was written yet."),
+      shownGroups.map(([group, metrics]) => this.section(group, metrics, Boolean(filter))),
+      !first.length && !shownGroups.length && note(filter ? "No metric matches the filter." : "No metrics yet."),
     );
     this.redraw();
   }
@@ -248,14 +246,14 @@ class CurvesView {
       } catch (error) {
         return this.signal.aborted || put(grid, failure(error));
       }
-      const drawn = metrics.filter((metric) => this.runs.some((run) => this.data.series(run, metric).x.length));
+      const numeric = metrics.filter((metric) => this.runs.some((run) => this.data.series(run, metric).x.length));
       put(
         grid,
-        drawn.length
-          ? panelGrid(drawn.map((metric) => this.panel(metric, metric)))
-          : note("Text only: nothing to draw."),
+        numeric.length
+          ? panelGrid(numeric.map((metric) => this.panel(metric, metric)))
+          : note("These metrics are text and cannot be plotted."),
       );
-      this.redraw(new Set(drawn));
+      this.redraw(new Set(numeric));
     });
     details.open = open || this.opened.has(group);
     return details;
@@ -266,7 +264,7 @@ class CurvesView {
     return this.panels.get(metric);
   }
 
-  /** All panels, or those of some metrics; where the range of steps grew, all. */
+  /** Redraw the panels of some metrics, or all; all too if the range of steps grew. */
   redraw(metrics = null) {
     const [first, last] = this.data.range();
     const [from, to] = this.state.zoom ?? [first, last];
@@ -288,10 +286,10 @@ class CurvesView {
       },
       { signal: this.signal },
     );
-    bind("/", "go to the filter", () => document.getElementById("filter").focus(), this.signal);
+    bind("/", "focus the filter", () => document.getElementById("filter").focus(), this.signal);
     bind(["0", "Escape"], "reset the zoom", () => this.setZoom(null, null), this.signal);
     explain(["ArrowLeft", "ArrowRight"], "in a panel: move the cursor", this.signal);
     explain(["+", "-"], "in a panel: zoom around the cursor", this.signal);
-    explain(["drag"], "in a panel: zoom; double click resets", this.signal);
+    explain(["drag"], "in a panel: zoom; double-click resets", this.signal);
   }
 }

@@ -1,11 +1,9 @@
-/** The numbers behind the curves view: feeds of several runs, and plots made of them. */
+/** Data of the curves view: metrics of several runs, and the plots made from them. */
 
 import { get } from "./api.js";
-import { Feed } from "./feed.js";
 import { EVALUATION, SUCCESS, fixedRange } from "./metric_groups.js";
-import { look } from "./palette.js";
-import { meanAndRange, smooth } from "./series.js";
-import { bySettings, commonName } from "./seeds.js";
+import { curveStyle } from "./palette.js";
+import { meanAndRange, seriesOf, smooth } from "./series.js";
 
 export class CurvesData {
   constructor(runs, signal) {
@@ -13,8 +11,8 @@ export class CurvesData {
   }
 
   async start() {
-    const of = (name) => Promise.all(this.runs.map((run) => get(name, { run }, this.signal)));
-    const [keys, configs] = await Promise.all([of("keys"), of("config")]);
+    const getAll = (name) => Promise.all(this.runs.map((run) => get(name, { run }, this.signal)));
+    const [keys, configs] = await Promise.all([getAll("keys"), getAll("config")]);
     this.keys = [...new Set(keys.flatMap((answer) => answer.keys))];
     this.runs.forEach((run, index) => this.settings.set(run, configs[index].settings));
     await this.updateAlarms();
@@ -28,23 +26,23 @@ export class CurvesData {
     );
   }
 
-  /** Fetches further metrics of all runs. */
+  /** Fetch further metrics of all runs. */
   async load(metrics) {
-    const wanted = new Set(metrics);
-    if (wanted.has(SUCCESS)) EVALUATION.forEach((key) => wanted.add(key));
-    const missing = [...wanted].filter((key) => !this.feeds.some((feed) => feed.keys.includes(key)));
+    const keys = new Set(metrics);
+    if (keys.has(SUCCESS)) EVALUATION.forEach((key) => keys.add(key));
+    const missing = [...keys].filter((key) => !this.feeds.some((feed) => feed.keys.includes(key)));
     if (!missing.length) return;
     const feeds = this.runs.map((run) => new Feed(run, missing));
     await Promise.all(feeds.map((feed) => feed.update(this.signal)));
     this.feeds.push(...feeds);
   }
 
-  /** What is new of the runs named; answers the metrics that changed. */
+  /** Fetch new rows of the given runs and return the names of the metrics that changed. */
   async update(runs) {
     const changed = new Set();
-    const due = this.feeds.filter((feed) => runs.has(feed.run));
+    const feeds = this.feeds.filter((feed) => runs.has(feed.run));
     await Promise.all(
-      due.map(async (feed) => (await feed.update(this.signal)) && feed.keys.forEach((key) => changed.add(key))),
+      feeds.map(async (feed) => (await feed.update(this.signal)) && feed.keys.forEach((key) => changed.add(key))),
     );
     if (changed.size) await this.updateAlarms();
     if (EVALUATION.some((key) => changed.has(key))) changed.add(SUCCESS);
@@ -56,7 +54,7 @@ export class CurvesData {
     return feed ? feed.series(key) : { x: [], y: [] };
   }
 
-  /** The first and last step of all that is loaded. */
+  /** Return the first and last step of all loaded metrics. */
   range() {
     let last = 1;
     let first = Infinity;
@@ -69,11 +67,11 @@ export class CurvesData {
     return [first === Infinity ? 0 : first, last];
   }
 
-  /** `viewer`: {smoothing, log, seeds, from, to}. */
+  /** Return the plot of a metric. `view`: {smoothing, log, seeds, from, to}. */
   plot(metric, view) {
     const groups = this.groups(view.seeds);
     const curves = groups
-      .map((group, place) => this.curve(group, place, metric, view))
+      .map((group, index) => this.curve(group, index, metric, view))
       .filter((curve) => curve.x.length);
     return {
       curves,
@@ -85,13 +83,13 @@ export class CurvesData {
     };
   }
 
-  /** Runs that are drawn as one, and of each such group its place among the colours. */
+  /** Return groups of runs, each drawn as one curve; the index of a group selects its colour. */
   groups(seeds) {
-    return seeds ? bySettings(this.runs, this.settings) : this.runs.map((run) => [run]);
+    return seeds ? groupBySettings(this.runs, this.settings) : this.runs.map((run) => [run]);
   }
 
-  curve(group, place, metric, view) {
-    const style = look(place);
+  curve(group, index, metric, view) {
+    const style = curveStyle(index);
     const raw = group.map((run) => this.series(run, metric));
     if (group.length > 1)
       return {
@@ -105,7 +103,7 @@ export class CurvesData {
 
   evaluations(groups) {
     return this.runs.flatMap((run, index) => {
-      const { colour } = look(groups.findIndex((group) => group.includes(run)));
+      const { colour } = curveStyle(groups.findIndex((group) => group.includes(run)));
       const [middle, low, high] = EVALUATION.map((key) => this.series(run, key));
       const at = (series, step) => series.y[series.x.indexOf(step)] ?? null;
       return middle.x.map((x, row) => ({
@@ -120,9 +118,67 @@ export class CurvesData {
     });
   }
 
-  /** The stored numbers of a panel. */
+  /** Return the stored numbers of a panel, for CSV. */
   parts(metric) {
     const metrics = metric === SUCCESS ? [metric, ...EVALUATION] : [metric];
     return this.runs.flatMap((run) => metrics.map((each) => ({ run, metric: each, ...this.series(run, each) })));
   }
+}
+
+/** Some metrics of one run, with the rows added while it is running. */
+class Feed {
+  constructor(run, keys) {
+    this.run = run;
+    this.keys = keys;
+    this.columns = {};
+    this.seriesByKey = new Map(); // cleared when the columns change
+    this.next = 0;
+    this.generation = null; // changes when the file no longer contains the rows fetched so far
+  }
+
+  /** Fetch new rows and return whether there were any. */
+  async update(signal) {
+    const keys = ["step", ...this.keys.filter((key) => key !== "step")].join(",");
+    const answer = await get("metrics", { run: this.run, after: this.next, keys, generation: this.generation }, signal);
+    if (answer.reset) this.columns = {};
+    const fresh = answer.columns.step?.length ?? 0;
+    if (fresh || answer.reset) this.seriesByKey.clear();
+    for (const key of ["step", ...this.keys]) {
+      const column = (this.columns[key] ??= []);
+      const values = answer.columns[key] ?? new Array(fresh).fill(null);
+      for (const value of values) column.push(value);
+    }
+    this.next = answer.next;
+    this.generation = answer.generation;
+    return fresh > 0 || answer.reset === true;
+  }
+
+  series(key) {
+    if (!this.seriesByKey.has(key)) this.seriesByKey.set(key, seriesOf(this.columns, key));
+    return this.seriesByKey.get(key);
+  }
+}
+
+/** Settings that may differ between runs of the same experiment. */
+const SEED_SETTINGS = /^(seed|record\.name|record\.folder|system\.threads)$/;
+
+/** Group runs that differ only in their seed: [[run, ...], ...] in the order of the runs. */
+function groupBySettings(runs, settings) {
+  const groups = new Map();
+  for (const run of runs) {
+    const compared = Object.entries(settings.get(run) ?? { run }).filter(([key]) => !SEED_SETTINGS.test(key));
+    const key = JSON.stringify(compared.sort(([one], [other]) => (one < other ? -1 : 1)));
+    if (!groups.has(key)) groups.set(key, []);
+    groups.get(key).push(run);
+  }
+  return [...groups.values()];
+}
+
+/** Return a name for several runs: their common prefix. */
+function commonName(runs) {
+  if (runs.length === 1) return runs[0];
+  let length = 0;
+  while (runs.every((run) => length < run.length && run[length] === runs[0][length])) length += 1;
+  const name = runs[0].slice(0, length).replace(/[-_./ ]*(seed)?[-_./ ]*$/, "");
+  return `${name || runs[0]} (mean of ${runs.length} seeds)`;
 }

@@ -1,18 +1,18 @@
-/** Where the settings of two runs differ. */
+/** The settings in which two runs differ. */
 
 import { get } from "./api.js";
 import { failure, h, note, replace } from "./dom.js";
 
-export async function differences(place, [one, other], signal) {
+export async function showDifferences(element, [one, other], signal) {
   try {
     const [first, second] = await Promise.all([one, other].map((run) => get("config", { run }, signal)));
-    replace(place, table(one, other, first.settings, second.settings));
+    replace(element, table(one, other, first.settings, second.settings));
   } catch (error) {
-    if (error.name !== "AbortError") replace(place, failure(error));
+    if (error.name !== "AbortError") replace(element, failure(error));
   }
 }
 
-function shown(value) {
+function valueText(value) {
   if (value === undefined) return h("span", { class: "faint" }, "not set");
   return typeof value === "string" ? value : JSON.stringify(value);
 }
@@ -20,15 +20,14 @@ function shown(value) {
 function table(one, other, first, second) {
   const keys = [...new Set([...Object.keys(first), ...Object.keys(second)])].sort();
   const differing = keys.filter((key) => JSON.stringify(first[key]) !== JSON.stringify(second[key]));
-  const same = `${keys.length - differing.length} settings are equal.`;
-  if (!differing.length) return note(`The settings do not differ: ${same}`);
+  if (!differing.length) return note(`All ${keys.length} settings are equal.`);
   const rows = differing.map((key) =>
     h(
       "tr",
       {},
       h("th", { scope: "row" }, h("code", {}, key)),
-      h("td", {}, shown(first[key])),
-      h("td", {}, shown(second[key])),
+      h("td", {}, valueText(first[key])),
+      h("td", {}, valueText(second[key])),
     ),
   );
   const heading = h(
@@ -41,8 +40,8 @@ function table(one, other, first, second) {
   return h(
     "section",
     { class: "card differences" },
-    h("h2", {}, "Differences of their settings"),
+    h("h2", {}, "Different settings"),
     h("div", { class: "scroll" }, h("table", {}, h("thead", {}, heading), h("tbody", {}, rows))),
-    note(same),
+    note(`The other ${keys.length - differing.length} settings are equal.`),
   );
 }

@@ -1,15 +1,15 @@
-/** Elements without markup: text is only ever text, so that nothing that a model wrote can run. */
+/** Elements created without HTML: text stays text, so that nothing that a model wrote can run. */
 
 import { marked, textNodes } from "./visible.js";
 
-/** An element. Properties: class, style and dataset (objects), onclick and the like, else attributes; null: none. */
+/** Create an element. Properties: class, style and dataset (objects), event handlers (onclick), other attributes. */
 export function h(tag, properties, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties ?? {})) setProperty(element, name, value);
   return put(element, ...children);
 }
 
-/** Appends nodes and text; null and false are left out. */
+/** Append nodes and text; null and false are left out. */
 export function put(element, ...children) {
   for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined || child === false) continue;
@@ -37,11 +37,11 @@ export function button(label, onclick, properties) {
   return h("button", { type: "button", onclick, ...properties }, label);
 }
 
-/** A labelled choice. `options`: texts, or pairs of value and text. */
+/** Create a labelled select. `options`: texts, or pairs of value and text. */
 export function select(label, options, chosen, onchange) {
   const pairs = options.map((option) => (Array.isArray(option) ? option : [option, option]));
   const items = pairs.map(([value, text]) => h("option", { value, selected: String(value) === String(chosen) }, text));
-  // An option's value is read back from the element: hostile names must come back unchanged.
+  // h() marks invisible characters in attributes, but the value must be read back unchanged.
   items.forEach((item, index) => (item.value = pairs[index][0]));
   return h(
     "label",

@@ -1,23 +1,22 @@
-/** A plot as a file: a picture with its legend, or the numbers. */
+/** Downloads of plots, as a picture with a legend or as numbers. */
 
-import { csv, download, downloadText } from "./download.js";
 import { drawPlot, innerBox } from "./plot.js";
-import { inks } from "./palette.js";
+import { plotColours } from "./palette.js";
 import { CanvasSurface, SvgSurface } from "./surfaces.js";
 
 const WIDTH = 720;
 const HEIGHT = 360;
-const LINE = 16;
+const LEGEND_LINE = 16;
 
 function drawFigure(surface, title, plot) {
-  const ink = inks();
+  const colours = plotColours();
   const height = figureHeight(plot);
-  surface.text(WIDTH / 2, 18, title, { colour: ink.text, align: "center" });
+  surface.text(WIDTH / 2, 18, title, { colour: colours.text, align: "center" });
   const box = innerBox(WIDTH, HEIGHT, 30);
-  drawPlot(surface, plot, box, ink);
-  surface.text(box.right, HEIGHT + 10, "step", { colour: ink.faint, align: "right" });
+  drawPlot(surface, plot, box, colours);
+  surface.text(box.right, HEIGHT + 10, "step", { colour: colours.faint, align: "right" });
   plot.curves.forEach((curve, index) => {
-    const y = HEIGHT + 18 + index * LINE;
+    const y = HEIGHT + 18 + index * LEGEND_LINE;
     surface.line(
       [
         [box.left, y - 4],
@@ -25,36 +24,58 @@ function drawFigure(surface, title, plot) {
       ],
       { colour: curve.colour, dash: curve.dash, width: 1.8 },
     );
-    surface.text(box.left + 36, y, curve.name, { colour: ink.text });
+    surface.text(box.left + 36, y, curve.name, { colour: colours.text });
   });
   return height;
 }
 
 function figureHeight(plot) {
-  return HEIGHT + 16 + plot.curves.length * LINE;
+  return HEIGHT + 16 + plot.curves.length * LEGEND_LINE;
 }
 
 export function exportSvg(title, plot) {
-  const surface = new SvgSurface(WIDTH, figureHeight(plot), inks().paper);
+  const surface = new SvgSurface(WIDTH, figureHeight(plot), plotColours().background);
   drawFigure(surface, title, plot);
   downloadText(`${title}.svg`, surface.toString(), "image/svg+xml");
 }
 
 export function exportPng(title, plot) {
-  const sharp = 2;
+  const pixelRatio = 2;
   const canvas = document.createElement("canvas");
-  canvas.width = WIDTH * sharp;
-  canvas.height = figureHeight(plot) * sharp;
+  canvas.width = WIDTH * pixelRatio;
+  canvas.height = figureHeight(plot) * pixelRatio;
   const context = canvas.getContext("2d");
-  context.scale(sharp, sharp);
-  context.fillStyle = inks().paper;
+  context.scale(pixelRatio, pixelRatio);
+  context.fillStyle = plotColours().background;
   context.fillRect(0, 0, WIDTH, figureHeight(plot));
   drawFigure(new CanvasSurface(context), title, plot);
   canvas.toBlob((blob) => download(`${title}.png`, blob), "image/png");
 }
 
-/** `parts`: [{run, metric, x, y}], the numbers as stored, neither smoothed nor thinned. */
+/** `parts`: [{run, metric, x, y}] with the stored numbers, neither smoothed nor thinned. */
 export function exportCsv(title, parts) {
   const rows = parts.flatMap(({ run, metric, x, y }) => x.map((step, index) => [run, metric, step, y[index]]));
   downloadText(`${title}.csv`, csv([["run", "metric", "step", "value"], ...rows]), "text/csv");
+}
+
+function download(name, blob) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name.replace(/[^\p{L}\p{N}._-]+/gu, "_");
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}
+
+function downloadText(name, text, type) {
+  download(name, new Blob([text], { type }));
+}
+
+/** Format rows as CSV, with quotes where a cell needs them. */
+function csv(rows) {
+  return rows.map((row) => row.map(cell).join(",")).join("\n") + "\n";
+}
+
+function cell(value) {
+  const text = value === null || value === undefined ? "" : String(value);
+  return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }

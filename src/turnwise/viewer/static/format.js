@@ -1,6 +1,6 @@
-/** Numbers as people read them. Non-finite numbers are stored as text, which `Number` reads. */
+/** Formatting of numbers. Non-finite numbers are stored as text, which `Number` parses. */
 
-/** At most four significant digits; exact where that is as short. */
+/** Format with at most four significant digits. */
 export function short(value) {
   if (value === null || value === undefined || value === "") return "–";
   const number = Number(value);
@@ -13,7 +13,7 @@ export function short(value) {
   return text.replace("-", "−");
 }
 
-/** With its sign, for rewards and advantages. */
+/** Format with a sign, for rewards and advantages. */
 export function signed(value) {
   const text = short(value);
   return Number(value) > 0 ? `+${text}` : text;
@@ -42,7 +42,7 @@ export function duration(seconds) {
   return `${Math.floor(minutes / 60)} h ${String(minutes % 60).padStart(2, "0")} min`;
 }
 
-/** When, as told from now: `updated` is seconds since 1970. */
+/** Format a time as its distance from now; `updated`: seconds since 1970. */
 export function ago(updated, now = Date.now() / 1000) {
   if (updated === null || updated === undefined) return "–";
   const seconds = Math.max(0, now - updated);

@@ -1,28 +1,27 @@
-/** The view of a group: the members of one task at one step, side by side. */
+/** The view of a group: all members of one task at one step, side by side. */
 
-import { get } from "./api.js";
+import { fetchTrajectory, get } from "./api.js";
 import { h, note, put } from "./dom.js";
 import { mean, signed } from "./format.js";
 import { bind } from "./keys.js";
 import { address, go } from "./router.js";
 import { sideBySide } from "./side_by_side.js";
-import { fetchTrajectory } from "./trajectory_data.js";
 
-const MOST = 32;
+const MAX_MEMBERS = 32;
 
 export async function showGroup(main, query, signal) {
   const [run, step, group] = ["run", "step", "group"].map((name) => query.get(name));
-  const list = await get("trajectories", { run, step, group, sort: "member", limit: MOST }, signal);
+  const list = await get("trajectories", { run, step, group, sort: "member", limit: MAX_MEMBERS }, signal);
   const answers = await Promise.all(list.rows.map((row) => fetchTrajectory(run, row.number, signal)));
   const columns = answers.map((answer, index) => {
     const { number } = list.rows[index];
     const model = list.rows[index].model;
-    const who = model ? `${model} · try ${answer.row.member + 1}` : `member ${answer.row.member}`;
-    return { title: who, href: address("trajectory", { run, number }), answer };
+    const title = model ? `${model} · try ${answer.row.member + 1}` : `member ${answer.row.member}`;
+    return { title, href: address("trajectory", { run, number }), answer };
   });
   const rewards = answers.map((answer) => answer.row.reward);
-  const solved = answers.filter((answer) => answer.row.status === "succeeded").length;
-  const turn = (way) => go("group", { run, step, group: Number(group) + way }, { replace: true });
+  const successes = answers.filter((answer) => answer.row.status === "succeeded").length;
+  const move = (direction) => go("group", { run, step, group: Number(group) + direction }, { replace: true });
   put(
     main,
     h(
@@ -30,7 +29,7 @@ export async function showGroup(main, query, signal) {
       { class: "title" },
       h(
         "nav",
-        { class: "crumbs", "aria-label": "Place" },
+        { class: "crumbs", "aria-label": "Breadcrumb" },
         h("a", { href: address("trajectories", { run, step }) }, run),
         h("span", {}, "›"),
         h("h1", {}, step === "0" ? `task ${group}` : `step ${step} · group ${group}`),
@@ -40,22 +39,22 @@ export async function showGroup(main, query, signal) {
         { class: "row" },
         h(
           "button",
-          { type: "button", onclick: () => turn(-1), disabled: Number(group) === 0, title: "k" },
+          { type: "button", onclick: () => move(-1), disabled: Number(group) === 0, title: "k" },
           "‹ Previous",
         ),
-        h("button", { type: "button", onclick: () => turn(1), title: "j" }, "Next ›"),
+        h("button", { type: "button", onclick: () => move(1), title: "j" }, "Next ›"),
       ),
       answers.length > 0 &&
         h(
           "span",
           { class: "faint" },
-          `${solved} of ${answers.length} succeeded · mean reward ${signed(mean(rewards))}`,
-          list.total > MOST && ` · the first ${MOST} of ${list.total}`,
+          `${successes} of ${answers.length} succeeded · mean reward ${signed(mean(rewards))}`,
+          list.total > MAX_MEMBERS && ` · the first ${MAX_MEMBERS} of ${list.total}`,
         ),
     ),
-    answers.length ? sideBySide(columns, signal) : note("This step has no such group."),
+    answers.length ? sideBySide(columns, signal) : note("This step has no group with this number."),
   );
-  bind("j", "next group", () => turn(1), signal);
-  bind("k", "previous group", () => Number(group) > 0 && turn(-1), signal);
-  bind("u", "up to the list", () => go("trajectories", { run, step }), signal);
+  bind("j", "next group", () => move(1), signal);
+  bind("k", "previous group", () => Number(group) > 0 && move(-1), signal);
+  bind("u", "back to the list", () => go("trajectories", { run, step }), signal);
 }

@@ -1,10 +1,10 @@
-/** The page: shows the view of the address, and what all views share. */
+/** The page: shows the view that the address names, and the parts that all views share. */
 
 import { showCompare } from "./compare.js";
 import { showCurves } from "./curves.js";
 import { button, failure, h, put, replace } from "./dom.js";
 import { showGroup } from "./group.js";
-import { bind, shownBindings, startKeys } from "./keys.js";
+import { bind, listBindings, startKeys } from "./keys.js";
 import { isDark } from "./palette.js";
 import { address, go, parse } from "./router.js";
 import { showRuns } from "./runs.js";
@@ -22,7 +22,7 @@ const VIEWS = {
   tokens: showTokens,
   compare: showCompare,
 };
-const UNDER = { trajectory: "trajectories", group: "trajectories", tokens: "trajectories" };
+const PARENT_VIEWS = { trajectory: "trajectories", group: "trajectories", tokens: "trajectories" };
 
 let current = new AbortController();
 
@@ -33,32 +33,32 @@ async function show() {
   const { view, query } = parse(location.hash);
   const main = document.getElementById("main");
   hideTip();
-  markPlace(view, query);
+  updateNavigation(view, query);
   const fresh = h("div", { class: `view view-${view}` });
   main.setAttribute("aria-busy", "true");
   if (VIEWS[view] === undefined)
-    put(fresh, h("h1", {}, "No such view"), h("p", {}, h("a", { href: "#/runs" }, "All runs")));
-  const quick = setTimeout(() => signal.aborted || replace(main, fresh), 150);
+    put(fresh, h("h1", {}, "Unknown view"), h("p", {}, h("a", { href: "#/runs" }, "All runs")));
+  const showUnfinished = setTimeout(() => signal.aborted || replace(main, fresh), 150);
   try {
     await VIEWS[view]?.(fresh, query, signal);
   } catch (error) {
     if (signal.aborted) return;
     put(fresh, failure(error), button("Try again", show));
   } finally {
-    clearTimeout(quick);
+    clearTimeout(showUnfinished);
   }
   if (signal.aborted) return;
   if (fresh.parentElement !== main) replace(main, fresh);
   main.setAttribute("aria-busy", "false");
 }
 
-/** The view's link is marked; links to other views keep the run that is looked at. */
-function markPlace(view, query) {
-  const place = UNDER[view] ?? view;
+/** Mark the link of the current view, and let the other links keep the current run. */
+function updateNavigation(view, query) {
+  const section = PARENT_VIEWS[view] ?? view;
   const run = query.get("run") ?? query.get("one");
-  document.title = [run, place, "turnwise"].filter(Boolean).join(" · ");
+  document.title = [run, section, "turnwise"].filter(Boolean).join(" · ");
   for (const link of document.querySelectorAll("nav [data-view]")) {
-    if (link.dataset.view === place) link.setAttribute("aria-current", "page");
+    if (link.dataset.view === section) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
     const entries =
       { curves: { run: query.getAll("run") }, trajectories: { run }, compare: { one: run, other: query.get("other") } }[
@@ -70,7 +70,7 @@ function markPlace(view, query) {
 
 function showKeys() {
   const dialog = document.getElementById("keys");
-  const rows = shownBindings().map(({ keys, meaning }) =>
+  const rows = listBindings().map(({ keys, meaning }) =>
     h(
       "div",
       {},
@@ -84,7 +84,7 @@ function showKeys() {
   );
   replace(
     dialog,
-    h("h2", {}, "Keys"),
+    h("h2", {}, "Keyboard shortcuts"),
     h("dl", {}, rows),
     button("Close", () => dialog.close()),
   );
@@ -98,10 +98,10 @@ function setTheme(theme) {
 }
 
 function start() {
-  const kept = localStorage.getItem("turnwise-theme");
-  if (kept) document.documentElement.dataset.theme = kept;
-  const other = () => setTheme(isDark() ? "light" : "dark");
-  document.getElementById("theme").addEventListener("click", other);
+  const stored = localStorage.getItem("turnwise-theme");
+  if (stored) document.documentElement.dataset.theme = stored;
+  const switchTheme = () => setTheme(isDark() ? "light" : "dark");
+  document.getElementById("theme").addEventListener("click", switchTheme);
   document.getElementById("help").addEventListener("click", showKeys);
   document.getElementById("skip").addEventListener("click", (event) => {
     event.preventDefault();
@@ -110,8 +110,8 @@ function start() {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () =>
     window.dispatchEvent(new Event("turnwise-theme")),
   );
-  bind("?", "these keys", showKeys);
-  bind("t", "dark or light", other);
+  bind("?", "show keyboard shortcuts", showKeys);
+  bind("t", "switch theme", switchTheme);
   ["runs", "curves", "trajectories", "compare"].forEach((view, index) =>
     bind(String(index + 1), view, () => document.querySelector(`nav [data-view=${view}]`).click()),
   );

@@ -1,7 +1,7 @@
-/** Which metrics come first, and how the others are grouped. */
+/** The main metrics, and groups of the others. */
 
-/** A title and the names that may carry it, the best first. */
-const FIRST = [
+/** Titles, and the metrics that can be shown under each, preferred first. */
+const MAIN_METRICS = [
   ["Success", ["rollout/success"]],
   ["Reward", ["rollout/reward"]],
   ["Loss", ["train/loss"]],
@@ -19,17 +19,19 @@ const FIRST = [
 export const EVALUATION = ["eval/success", "eval/success_low", "eval/success_high"];
 export const SUCCESS = "rollout/success";
 
-/** The first panels: [title, metric], for what the runs have. Success is there too where only evaluations know it. */
-export function firstMetrics(keys) {
+/** Return [title, metric] of the main panels. Success is shown even if only evaluations have it. */
+export function mainMetrics(keys) {
   const has = new Set(keys);
-  const found = FIRST.map(([title, names]) => [title, names.find((name) => has.has(name))]).filter(([, name]) => name);
+  const found = MAIN_METRICS.map(([title, names]) => [title, names.find((name) => has.has(name))]).filter(
+    ([, name]) => name,
+  );
   if (!has.has(SUCCESS) && has.has("eval/success")) found.unshift(["Success", SUCCESS]);
   return found;
 }
 
-/** The others by what stands before the slash: [[group, [metric, ...]], ...]. */
+/** Return the other metrics by the part before the slash: [[group, [metric, ...]], ...]. */
 export function otherMetrics(keys) {
-  const first = new Set(firstMetrics(keys).map(([, name]) => name));
+  const first = new Set(mainMetrics(keys).map(([, name]) => name));
   const groups = new Map();
   for (const key of [...keys].sort()) {
     if (key === "step" || first.has(key)) continue;
@@ -38,11 +40,11 @@ export function otherMetrics(keys) {
     groups.get(group).push(key);
   }
   const order = ["rollout", "reward", "train", "eval", "time"];
-  const place = (name) => (order.includes(name) ? order.indexOf(name) : order.length);
-  return [...groups.entries()].sort(([one], [other]) => place(one) - place(other) || one.localeCompare(other));
+  const rank = (name) => (order.includes(name) ? order.indexOf(name) : order.length);
+  return [...groups.entries()].sort(([one], [other]) => rank(one) - rank(other) || one.localeCompare(other));
 }
 
-/** Shares are shown on the whole of their scale. */
+/** Return the minimum range of the y axis: success rates always show 0 to 1. */
 export function fixedRange(metric) {
   return /(^|\/)success($|\/|_)/.test(metric) ? [0, 1] : null;
 }

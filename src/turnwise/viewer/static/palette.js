@@ -1,4 +1,4 @@
-/** Okabe and Ito's colours, which the colour-blind can tell apart, each with a dash of its own: never colour alone. */
+/** Colours of curves: Okabe and Ito's palette for colour-blind readers. Each colour comes with its own dash. */
 
 const LIGHT = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b98600", "#2f8fc4", "#3d3d3d"];
 const DARK = ["#56b4e9", "#ff8c42", "#2cc79b", "#e79ac6", "#f0c541", "#8fb8ff", "#d9d9d9"];
@@ -9,8 +9,8 @@ export function isDark() {
   return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
 }
 
-/** The look of the n-th curve. After the seventh, colours come again with another dash. */
-export function look(index) {
+/** Return colour and dash of the n-th curve. From the eighth on, colours repeat with other dashes. */
+export function curveStyle(index) {
   const colours = isDark() ? DARK : LIGHT;
   return {
     colour: colours[index % colours.length],
@@ -18,9 +18,31 @@ export function look(index) {
   };
 }
 
-/** What a plot is drawn in, besides its curves. */
-export function inks() {
+/** Return the colours of a plot besides its curves. */
+export function plotColours() {
   return isDark()
-    ? { paper: "#15191e", text: "#c9d1d9", faint: "#8b949e", grid: "#2a3139", alarm: "#f0c541" }
-    : { paper: "#ffffff", text: "#24292f", faint: "#636c76", grid: "#e6e9ed", alarm: "#b35900" };
+    ? { background: "#15191e", text: "#c9d1d9", faint: "#8b949e", grid: "#2a3139", alarm: "#f0c541" }
+    : { background: "#ffffff", text: "#24292f", faint: "#636c76", grid: "#e6e9ed", alarm: "#b35900" };
+}
+
+/** Return a piece of a curve for legends: its colour and dash. */
+export function swatch({ colour, dash }, width = 26) {
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  svg.setAttribute("class", "swatch");
+  svg.setAttribute("width", width);
+  svg.setAttribute("height", 8);
+  svg.setAttribute("aria-hidden", "true");
+  const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
+  const attributes = {
+    x1: 0,
+    y1: 4,
+    x2: width,
+    y2: 4,
+    stroke: colour,
+    "stroke-width": 2.2,
+    "stroke-dasharray": dash.join(" "),
+  };
+  for (const [name, value] of Object.entries(attributes)) if (value !== "") line.setAttribute(name, value);
+  svg.append(line);
+  return svg;
 }

@@ -1,19 +1,18 @@
-/** One metric's plot on the page: drawn on a canvas, with the cursor, the zoom and the alarms that all panels share. */
+/** The panel of one metric: a plot on a canvas, with the cursor, zoom and alarms that all panels share. */
 
 import { button, h, put, replace } from "./dom.js";
 import { exportCsv, exportPng, exportSvg } from "./export.js";
 import { short } from "./format.js";
 import { drawPlot, innerBox } from "./plot.js";
-import { inks } from "./palette.js";
+import { plotColours, swatch } from "./palette.js";
 import { nearest } from "./series.js";
-import { swatch } from "./swatch.js";
 import { CanvasSurface } from "./surfaces.js";
 import { addTip } from "./tip.js";
 
 const HEIGHT = 190;
 const ALARM_WIDTH = 12;
 
-/** `shared` tells all panels of the cursor and the zoom: {cursor, setCursor(step), setZoom(from, to), alarms}. */
+/** `shared`: state of all panels: {cursor(), setCursor(step), setZoom(from, to), alarms()}. */
 export class Panel {
   constructor(title, metric, shared) {
     Object.assign(this, { title, metric, shared, plot: null, parts: () => [], frame: 0 });
@@ -49,7 +48,7 @@ export class Panel {
     return h("header", {}, h("h3", {}, this.title), sub, this.last, h("span", { class: "files" }, buttons));
   }
 
-  /** `parts()`: the stored numbers, for CSV. */
+  /** Show a plot. `parts()` returns the stored numbers, for CSV. */
   show(plot, parts) {
     this.plot = plot;
     this.parts = parts;
@@ -70,34 +69,34 @@ export class Panel {
   drawNow() {
     const width = this.area.clientWidth;
     if (!this.plot || !width) return;
-    const sharp = window.devicePixelRatio || 1;
-    this.canvas.width = width * sharp;
-    this.canvas.height = HEIGHT * sharp;
+    const pixelRatio = window.devicePixelRatio || 1;
+    this.canvas.width = width * pixelRatio;
+    this.canvas.height = HEIGHT * pixelRatio;
     this.canvas.style.height = `${HEIGHT}px`;
     const context = this.canvas.getContext("2d");
-    context.scale(sharp, sharp);
+    context.scale(pixelRatio, pixelRatio);
     this.box = innerBox(width, HEIGHT);
-    this.scales = drawPlot(new CanvasSurface(context), this.plot, this.box, inks());
+    this.scales = drawPlot(new CanvasSurface(context), this.plot, this.box, plotColours());
     this.drawAlarms();
     this.drawCursor();
   }
 
-  /** Marks on the axis; those that would cover each other are one. */
+  /** Draw marks on the axis; marks that would overlap become one. */
   drawAlarms() {
     const { x } = this.scales;
     const marks = new Map();
     for (const alarm of this.shared.alarms()) {
       if (alarm.step < this.plot.from || alarm.step > this.plot.to) continue;
-      const place = Math.round(x.map(alarm.step) / ALARM_WIDTH);
-      if (!marks.has(place)) marks.set(place, []);
-      marks.get(place).push(alarm);
+      const slot = Math.round(x.map(alarm.step) / ALARM_WIDTH);
+      if (!marks.has(slot)) marks.set(slot, []);
+      marks.get(slot).push(alarm);
     }
-    const held = this.alarms.contains(document.activeElement) ? document.activeElement.dataset.place : null;
+    const focused = this.alarms.contains(document.activeElement) ? document.activeElement.dataset.slot : null;
     replace(
       this.alarms,
-      [...marks.entries()].map(([place, alarms]) => alarmMark(place, alarms, x.map(alarms[0].step))),
+      [...marks.entries()].map(([slot, alarms]) => alarmMark(slot, alarms, x.map(alarms[0].step))),
     );
-    if (held !== null) this.alarms.querySelector(`[data-place="${held}"]`)?.focus();
+    if (focused !== null) this.alarms.querySelector(`[data-slot="${focused}"]`)?.focus();
   }
 
   drawCursor() {
@@ -184,13 +183,13 @@ export class Panel {
     this.selection.hidden = false;
   }
 
-  /** Arrows move the cursor from point to point; + and - zoom around it, 0 resets. */
+  /** Arrow keys move the cursor between points, + and - zoom around it, 0 resets. */
   onKey(event) {
     if (!this.plot || event.ctrlKey || event.metaKey || event.altKey) return;
     const { from, to } = this.plot;
     const cursor = this.shared.cursor() ?? from;
     const span = to - from;
-    const steps = {
+    const actions = {
       ArrowLeft: () => this.shared.setCursor(this.neighbour(cursor, -1)),
       ArrowRight: () => this.shared.setCursor(this.neighbour(cursor, 1)),
       "+": () =>
@@ -200,26 +199,26 @@ export class Panel {
       0: () => this.shared.setZoom(null, null),
       Escape: () => this.shared.setZoom(null, null),
     };
-    const action = steps[event.key];
+    const action = actions[event.key];
     if (!action) return;
     event.preventDefault();
     event.stopPropagation();
     action();
   }
 
-  neighbour(cursor, way) {
+  neighbour(cursor, direction) {
     const longest = this.plot.curves.reduce((best, curve) => (curve.x.length > best.length ? curve.x : best), []);
     const index = nearest(longest, cursor);
     if (index < 0) return cursor;
     const next =
       longest[index] === cursor || this.shared.cursor() !== null
-        ? (longest[index + way] ?? longest[index])
+        ? (longest[index + direction] ?? longest[index])
         : longest[index];
     return Math.max(this.plot.from, Math.min(next, this.plot.to));
   }
 }
 
-function alarmMark(place, alarms, left) {
+function alarmMark(slot, alarms, left) {
   const text = () =>
     alarms.map((alarm) =>
       h("div", {}, h("b", {}, `step ${alarm.step} `), alarm.text, alarm.run && h("span", { class: "name" }, alarm.run)),
@@ -228,13 +227,13 @@ function alarmMark(place, alarms, left) {
   const mark = button(alarms.length > 1 ? "▲+" : "▲", () => {}, {
     class: "alarm",
     "aria-label": `alarm: ${label}`,
-    dataset: { place },
+    dataset: { slot },
     style: { left: `${left}px` },
   });
   return addTip(mark, text);
 }
 
-/** Panels side by side. */
+/** Return panels in a grid. */
 export function panelGrid(panels) {
   return put(
     h("div", { class: "panels" }),

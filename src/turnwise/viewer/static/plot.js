@@ -1,4 +1,4 @@
-/** Draws one plot on a surface. The plot is data:
+/** Drawing of one plot on a surface. A plot is:
 
     {curves: [{name, x, y, faint: {x, y} | null, low, high, colour, dash}],
      points: [{x, y, low, high, colour, shift}],
@@ -10,7 +10,7 @@ import { linear, logarithmic, padded, tickText } from "./scale.js";
 
 export const MARGIN = { left: 46, right: 10, top: 8, bottom: 20 };
 
-/** The scales of a plot in a box: what is visible decides the height. */
+/** Return the scales of a plot in a box; the y range follows the visible values. */
 export function scales(plot, box) {
   const [low, high] = visibleRange(plot);
   const [from, to] = padded(low, high, plot.log, plot.fixed);
@@ -25,13 +25,13 @@ export function innerBox(width, height, top = MARGIN.top) {
 function visibleRange(plot) {
   let low = Infinity;
   let high = -Infinity;
-  const see = (value) => {
+  const include = (value) => {
     if (Number.isNaN(value) || value === null || (plot.log && value <= 0)) return;
     if (value < low) low = value;
     if (value > high) high = value;
   };
   for (const curve of plot.curves) {
-    if (curve.faint) mostOf(curve.faint, plot).forEach(see);
+    if (curve.faint) typicalRange(curve.faint, plot).forEach(include);
     for (const { x, values } of [
       { x: curve.x, values: curve.y },
       { x: curve.x, values: curve.low },
@@ -39,17 +39,17 @@ function visibleRange(plot) {
     ]) {
       if (!values) continue;
       const end = lowerBound(x, plot.to + 1e-9);
-      for (let index = lowerBound(x, plot.from); index < end; index++) see(values[index]);
+      for (let index = lowerBound(x, plot.from); index < end; index++) include(values[index]);
     }
   }
   for (const point of plot.points) {
-    if (point.x >= plot.from && point.x <= plot.to) [point.y, point.low, point.high].forEach(see);
+    if (point.x >= plot.from && point.x <= plot.to) [point.y, point.low, point.high].forEach(include);
   }
   return [low, high];
 }
 
-/** The lowest and highest of a noisy series but for its outliers: of at most a thousand of its points. */
-function mostOf({ x, y }, plot) {
+/** Return the 2nd and 98th percentile of a noisy series, from about a thousand of its points. */
+function typicalRange({ x, y }, plot) {
   const [begin, end] = [lowerBound(x, plot.from), lowerBound(x, plot.to + 1e-9)];
   const every = Math.max(1, Math.floor((end - begin) / 1000));
   const sample = [];
@@ -61,9 +61,9 @@ function mostOf({ x, y }, plot) {
     : [];
 }
 
-export function drawPlot(surface, plot, box, inks) {
+export function drawPlot(surface, plot, box, colours) {
   const { x, y } = scales(plot, box);
-  drawAxes(surface, x, y, box, inks);
+  drawAxes(surface, x, y, box, colours);
   const width = box.right - box.left;
   surface.clip(box.left - 7, box.top - 5, width + 16, box.bottom - box.top + 10, () => {
     for (const curve of plot.curves) if (curve.low) drawBand(surface, curve, plot, x, y, width);
@@ -75,7 +75,7 @@ export function drawPlot(surface, plot, box, inks) {
           alpha: isDense(curve, plot, width) ? 0.16 : 0.28,
         });
     }
-    for (const curve of plot.curves) drawMain(surface, curve, plot, x, y, width);
+    for (const curve of plot.curves) drawMainCurve(surface, curve, plot, x, y, width);
     for (const point of plot.points) drawPoint(surface, point, x, y);
   });
   return { x, y };
@@ -85,7 +85,7 @@ function isDense({ x }, plot, width) {
   return lowerBound(x, plot.to) - lowerBound(x, plot.from) > 2 * width;
 }
 
-function drawAxes(surface, x, y, box, inks) {
+function drawAxes(surface, x, y, box, colours) {
   for (const tick of y.ticks(Math.max(2, Math.floor((box.bottom - box.top) / 30)))) {
     const at = Math.round(y.map(tick)) + 0.5;
     surface.line(
@@ -93,16 +93,16 @@ function drawAxes(surface, x, y, box, inks) {
         [box.left, at],
         [box.right, at],
       ],
-      { colour: inks.grid },
+      { colour: colours.grid },
     );
-    surface.text(box.left - 6, at + 3.5, tickText(tick), { colour: inks.faint, align: "right" });
+    surface.text(box.left - 6, at + 3.5, tickText(tick), { colour: colours.faint, align: "right" });
   }
   surface.line(
     [
       [box.left, box.bottom + 0.5],
       [box.right, box.bottom + 0.5],
     ],
-    { colour: inks.faint },
+    { colour: colours.faint },
   );
   const ticks = x.ticks(Math.max(2, Math.floor((box.right - box.left) / 64)));
   for (const tick of ticks.filter(Number.isInteger)) {
@@ -112,14 +112,14 @@ function drawAxes(surface, x, y, box, inks) {
         [at, box.bottom],
         [at, box.bottom + 3],
       ],
-      { colour: inks.faint },
+      { colour: colours.faint },
     );
-    surface.text(at, box.bottom + 15, tickText(tick), { colour: inks.faint, align: "center" });
+    surface.text(at, box.bottom + 15, tickText(tick), { colour: colours.faint, align: "center" });
   }
 }
 
-/** With more points than pixels a smoothed curve is drawn by its means, others by their extremes and undashed. */
-function drawMain(surface, curve, plot, x, y, width) {
+/** With more points than pixels, draw a smoothed curve by means, and others by extremes and without dashes. */
+function drawMainCurve(surface, curve, plot, x, y, width) {
   const dense = isDense(curve, plot, width);
   if (dense && (curve.faint || curve.low)) {
     const { x: steps, y: values } = averaged(curve, plot.from, plot.to, width / 2);
@@ -135,12 +135,12 @@ function drawCurve(surface, series, plot, x, y, width, style) {
     x.map(series.x[index]),
     y.map(series.y[index]),
   ]);
-  const lone = points.length === 1 && points[0];
+  const single = points.length === 1 && points[0];
   surface.line(
-    lone
+    single
       ? [
-          [lone[0] - 3, lone[1]],
-          [lone[0] + 3, lone[1]],
+          [single[0] - 3, single[1]],
+          [single[0] + 3, single[1]],
         ]
       : points,
     style,
@@ -162,7 +162,7 @@ function drawBand(surface, curve, plot, x, y, width) {
   if (outline.length > 2) surface.area(outline, { colour: curve.colour, alpha: 0.16 });
 }
 
-/** An evaluation: its interval as a whisker, the value as a diamond; `shift` keeps those of several runs apart. */
+/** Draw an evaluation: a diamond with its interval as a whisker; `shift` separates the points of several runs. */
 function drawPoint(surface, point, x, y) {
   const at = x.map(point.x) + point.shift;
   const middle = y.map(point.y);

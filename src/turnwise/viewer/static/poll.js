@@ -1,15 +1,17 @@
-/** Again and again while a view is shown: paused in hidden tabs, slower while nothing is running. */
+/** Polling while a view is shown: paused in hidden tabs, slower while no run is in progress. */
 
 export const RUNNING_MS = 2000;
-export const RESTING_MS = 10000;
+export const IDLE_MS = 10000;
 
-/** Calls `action` until `signal` ends; it answers whether something is running. A hidden tab asks for nothing. */
+let lastError = null;
+
+/** Call `action` repeatedly until `signal` aborts. `action` returns whether a run is in progress. */
 export function poll(action, signal, running) {
   let timer = 0;
   let busy = false;
   const wait = (isRunning) => {
     clearTimeout(timer);
-    if (!signal.aborted && !document.hidden) timer = setTimeout(tick, isRunning ? RUNNING_MS : RESTING_MS);
+    if (!signal.aborted && !document.hidden) timer = setTimeout(tick, isRunning ? RUNNING_MS : IDLE_MS);
     showLive(isRunning);
   };
   const tick = async () => {
@@ -17,9 +19,9 @@ export function poll(action, signal, running) {
     busy = true;
     try {
       running = await action();
-      setTrouble(null);
+      lastError = null;
     } catch (error) {
-      if (error.name !== "AbortError") setTrouble(error);
+      if (error.name !== "AbortError") lastError = error;
     } finally {
       busy = false;
     }
@@ -33,16 +35,10 @@ export function poll(action, signal, running) {
   wait(running);
 }
 
-let trouble = null;
-
-function setTrouble(error) {
-  trouble = error;
-}
-
 function showLive(running) {
-  const place = document.getElementById("live");
-  place.hidden = !running && !trouble;
-  place.classList.toggle("trouble", Boolean(trouble));
-  place.textContent = trouble ? "no answer" : "live";
-  place.title = trouble ? trouble.message : "a run is going: new steps appear by themselves";
+  const badge = document.getElementById("live");
+  badge.hidden = !running && !lastError;
+  badge.classList.toggle("disconnected", Boolean(lastError));
+  badge.textContent = lastError ? "disconnected" : "live";
+  badge.title = lastError ? lastError.message : "A run is in progress: new steps appear automatically";
 }

@@ -1,10 +1,10 @@
-/** What tokens can be coloured by: where the number comes from, and how it looks without and with colour. */
+/** The quantities that tokens can be coloured by, and how they look with and without colour. */
 
 import { short, signed } from "./format.js";
 
 const at = (values, index) => (values === null || values === undefined ? null : (values[index] ?? null));
 
-/** What is stored of a sampled token; null where it was not. */
+/** Return the stored numbers of a sampled token; null for those that were not recorded. */
 export function numbersOf(turn, index) {
   const sampler = at(turn.action_logprobs, index);
   const learner = at(turn.learner_logprobs, index);
@@ -29,33 +29,33 @@ const BRIGHT = {
   [GREEN]: [44, 199, 155],
 };
 
-/** name -> title, meaning, and `paint(value, limit)`: {colour, size from 0 to 1, below: whether under zero}. */
+/** name -> title, meaning, and `paint(value, limit)`, which returns {colour, size from 0 to 1, below: less than 0}. */
 export const QUANTITIES = {
   advantage: {
     title: "Advantage",
-    meaning: "how much better than expected: solid line above zero, dotted below",
+    meaning: "solid underline: above zero, dotted: below zero",
     twoSided: true,
     paint: diverging,
   },
   logprob: {
     title: "Log-probability",
-    meaning: "of the sampler: the stronger, the less likely the token was",
+    meaning: "under the sampler; stronger colour: less likely token",
     paint: (value, limit) => ({ colour: AMBER, size: strength(value, limit), below: false }),
   },
   entropy: {
     title: "Entropy",
-    meaning: "of the distribution that it was drawn from: the stronger, the less certain",
+    meaning: "of the sampling distribution; stronger colour: less certain",
     paint: (value, limit) => ({ colour: GREEN, size: strength(value, limit), below: false }),
   },
   difference: {
     title: "Sampler-learner difference",
-    meaning: "learner's log-probability less the sampler's: solid line above zero, dotted below",
+    meaning: "learner's log-probability minus the sampler's; solid underline: above zero, dotted: below zero",
     twoSided: true,
     paint: diverging,
   },
   mask: {
     title: "Loss mask",
-    meaning: "solid: the loss counts this token; dotted and struck: it does not",
+    meaning: "solid underline: in the loss; dotted and struck through: masked out",
     paint: (value) =>
       Number(value) ? { colour: BLUE, size: 0.55, below: false } : { colour: VERMILLION, size: 0, below: true },
   },
@@ -70,7 +70,7 @@ function diverging(value, limit) {
   return { colour: below ? VERMILLION : BLUE, size: strength(value, limit), below };
 }
 
-/** The range of a quantity over a trajectory: {count, low, high, mean, limit}. Few outliers do not pale the rest. */
+/** Return {count, low, high, mean, limit} of a quantity. `limit` gets the strongest colour and ignores outliers. */
 export function rangeOf(turns, name) {
   const values = [];
   for (const turn of turns) {
@@ -93,7 +93,7 @@ export function rangeOf(turns, name) {
   };
 }
 
-/** The look of a value: fill and underline, whose thickness says the size and whose dots say "below zero". */
+/** Return the style of a value: fill, and an underline whose thickness shows the size; dotted means below zero. */
 export function styleOf(name, value, limit, dark) {
   if (value === null || value === undefined) return null;
   const { colour, size, below } = QUANTITIES[name].paint(value, limit);
@@ -106,7 +106,7 @@ export function styleOf(name, value, limit, dark) {
   };
 }
 
-/** Values for the legend, from one end to the other. */
+/** Return the values to show in the legend. */
 export function legendValues(name, limit) {
   if (name === "mask") return [1, 0];
   return QUANTITIES[name].twoSided
@@ -115,6 +115,6 @@ export function legendValues(name, limit) {
 }
 
 export function valueText(name, value) {
-  if (name === "mask") return Number(value) ? "counted" : "not counted";
+  if (name === "mask") return Number(value) ? "in the loss" : "masked out";
   return QUANTITIES[name].twoSided ? signed(value) : short(value);
 }

@@ -1,11 +1,11 @@
-/** Every view has an address: `#/view?name=value`, which can be shared and which the back button knows. */
+/** Addresses of views: `#/view?name=value`, which can be shared and which the back button returns to. */
 
 export function parse(hash) {
   const [path, query = ""] = hash.replace(/^#\/?/, "").split(/\?(.*)/s);
   return { view: path || "runs", query: new URLSearchParams(query) };
 }
 
-/** `entries`: an object; lists give a name several times, null and "" leave it out. */
+/** `entries`: an object; a list repeats the name, null and "" leave it out. */
 export function address(view, entries = {}) {
   const query = new URLSearchParams();
   for (const [name, value] of Object.entries(entries)) {
@@ -17,7 +17,7 @@ export function address(view, entries = {}) {
   return `#/${view}${text ? `?${text}` : ""}`;
 }
 
-/** Goes to a view. `replace`: the back button skips the address that is left. */
+/** Go to a view. `replace`: the back button skips the current address. */
 export function go(view, entries, { replace = false } = {}) {
   const hash = address(view, entries);
   if (hash === location.hash) return window.dispatchEvent(new HashChangeEvent("hashchange"));
@@ -25,7 +25,7 @@ export function go(view, entries, { replace = false } = {}) {
   else location.hash = hash;
 }
 
-/** Writes into the address what the view already shows, without showing it again. */
+/** Update the address to what the view shows, without showing the view again. */
 export function remember(view, entries) {
   history.replaceState(null, "", address(view, entries));
 }

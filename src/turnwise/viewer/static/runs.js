@@ -1,7 +1,7 @@
-/** The view of runs: a table that sorts, filters and selects; two selected runs show how they differ. */
+/** The view of runs: a table to sort, filter and select. Two selected runs show their different settings. */
 
 import { get } from "./api.js";
-import { differences } from "./differences.js";
+import { showDifferences } from "./differences.js";
 import { h, input, note, put, replace, select } from "./dom.js";
 import { ago, count, duration, percent, short } from "./format.js";
 import { bind } from "./keys.js";
@@ -10,10 +10,10 @@ import { address, remember } from "./router.js";
 
 const STATUS_MARKS = { running: "●", finished: "✓", stopped: "◌" };
 
-/** name, heading, whether a number, and how a cell is shown. */
+/** name, title, whether it is a number, and a function that returns the cell. */
 const COLUMNS = [
   { name: "id", title: "Run", cell: nameCell },
-  { name: "kind", title: "Kind" },
+  { name: "kind", title: "Type" },
   { name: "environment", title: "Environment" },
   { name: "model", title: "Model" },
   { name: "algorithm", title: "Algorithm" },
@@ -33,7 +33,7 @@ const COLUMNS = [
   { name: "success", title: "Success", number: true, cell: successCell },
   { name: "wall_s", title: "Time", number: true, cell: (run) => duration(run.wall_s) },
   { name: "tokens", title: "Tokens", number: true, cell: (run) => count(run.tokens) },
-  { name: "updated", title: "Written", number: true, cell: (run) => ago(run.updated) },
+  { name: "updated", title: "Updated", number: true, cell: (run) => ago(run.updated) },
 ];
 
 function nameCell(run) {
@@ -50,21 +50,21 @@ function stepCell(run) {
   return [run.steps ? `${run.step} / ${run.steps}` : short(run.step), bar];
 }
 
-/** The rate in words, and its interval as a whisker on a line from 0 to 1. */
+/** The success rate, with its interval as a whisker on a line from 0 to 1. */
 function successCell(run) {
   if (run.success === null || run.success === undefined) return "–";
-  const place = (value) => `${100 * Number(value)}%`;
+  const position = (value) => `${100 * Number(value)}%`;
   const interval = run.success_low !== null && run.success_low !== undefined;
-  const title = interval ? `${percent(run.success_low)} to ${percent(run.success_high)}` : "no interval";
+  const title = interval ? `${percent(run.success_low)} to ${percent(run.success_high)}` : "no confidence interval";
   const whisker = h(
     "span",
     { class: "whisker", "aria-hidden": "true" },
     interval &&
       h("i", {
         class: "range",
-        style: { left: place(run.success_low), width: place(run.success_high - run.success_low) },
+        style: { left: position(run.success_low), width: position(run.success_high - run.success_low) },
       }),
-    h("i", { class: "dot", style: { left: place(run.success) } }),
+    h("i", { class: "dot", style: { left: position(run.success) } }),
   );
   return h(
     "span",
@@ -121,8 +121,8 @@ class RunsView {
     );
     this.fill();
     this.showSelection();
-    bind("/", "go to the filter", () => document.getElementById("filter").focus(), this.signal);
-    bind("Escape", "select none", () => this.selectOnly([]), this.signal);
+    bind("/", "focus the filter", () => document.getElementById("filter").focus(), this.signal);
+    bind("Escape", "clear the selection", () => this.selectOnly([]), this.signal);
     poll(
       async () => {
         const before = JSON.stringify(this.runs);
@@ -171,8 +171,8 @@ class RunsView {
     const runs = this.shown();
     const focused = document.activeElement?.dataset?.focus;
     const empty = this.runs.length
-      ? "No run fits the filter."
-      : "No run is here yet. Start one with: turnwise train frozen_lake";
+      ? "No run matches the filter."
+      : "No runs yet. Start one with: turnwise train frozen_lake";
     replace(
       this.table,
       h("caption", { class: "hidden" }, "Runs"),
@@ -191,20 +191,20 @@ class RunsView {
   headings() {
     const [current, descending] = [this.sort.replace(/^-/, ""), this.sort.startsWith("-")];
     const cells = COLUMNS.map(({ name, title, number }) => {
-      const is = name === current;
-      const next = is ? (descending ? name : `-${name}`) : number ? `-${name}` : name;
+      const isCurrent = name === current;
+      const next = isCurrent ? (descending ? name : `-${name}`) : number ? `-${name}` : name;
       const sort = h(
         "button",
         { type: "button", dataset: { focus: `sort ${name}` }, onclick: () => this.set({ sort: next }) },
         title,
-        h("i", { "aria-hidden": "true" }, is ? (descending ? " ↓" : " ↑") : ""),
+        h("i", { "aria-hidden": "true" }, isCurrent ? (descending ? " ↓" : " ↑") : ""),
       );
       return h(
         "th",
         {
           scope: "col",
           class: number ? "number" : null,
-          "aria-sort": is ? (descending ? "descending" : "ascending") : "none",
+          "aria-sort": isCurrent ? (descending ? "descending" : "ascending") : "none",
         },
         sort,
       );
@@ -252,19 +252,19 @@ class RunsView {
     this.showSelection();
   }
 
-  /** What can be done with the selected runs. */
+  /** Show the actions for the selected runs. */
   showSelection() {
     const ids = [...this.selected];
-    const drawn = ids.filter((id) => this.runs.find((run) => run.id === id)?.kind !== "evaluation");
+    const withCurves = ids.filter((id) => this.runs.find((run) => run.id === id)?.kind !== "evaluation");
     const one = ids.length === 1 ? ids[0] : null;
     replace(
       this.actions,
       ids.length > 0 && h("span", { class: "faint" }, `${ids.length} selected`),
-      drawn.length > 0 &&
+      withCurves.length > 0 &&
         h(
           "a",
-          { class: "button primary", href: address("curves", { run: drawn }) },
-          drawn.length > 1 ? "Overlay curves" : "Curves",
+          { class: "button primary", href: address("curves", { run: withCurves }) },
+          withCurves.length > 1 ? "Overlay curves" : "Curves",
         ),
       one && h("a", { class: "button", href: address("trajectories", { run: one }) }, "Trajectories"),
       this.hasModels(one) &&
@@ -272,23 +272,23 @@ class RunsView {
       ids.length === 2 &&
         h("a", { class: "button", href: address("compare", { one: ids[0], other: ids[1] }) }, "Compare trajectories"),
       !ids.length &&
-        h("span", { class: "faint" }, "Select runs to overlay their curves; two, to see their differences."),
+        h("span", { class: "faint" }, "Select runs to overlay their curves, or two to compare their settings."),
     );
     replace(this.below);
-    if (ids.length === 2) differences(this.below, ids, this.signal);
+    if (ids.length === 2) showDifferences(this.below, ids, this.signal);
   }
 }
 
-/** What is missing comes last, whichever way. */
+/** Missing values come last in both directions. */
 function sorted(runs, sort) {
   const name = sort.replace(/^-/, "");
-  const way = sort.startsWith("-") ? -1 : 1;
+  const direction = sort.startsWith("-") ? -1 : 1;
   const compare = (one, other) =>
     typeof one === "number" && typeof other === "number"
       ? one - other
       : String(one).localeCompare(String(other), undefined, { numeric: true });
   const missing = (run) => run[name] === null || run[name] === undefined;
   return [...runs].sort((one, other) =>
-    missing(one) || missing(other) ? missing(one) - missing(other) : way * compare(one[name], other[name]),
+    missing(one) || missing(other) ? missing(one) - missing(other) : direction * compare(one[name], other[name]),
   );
 }

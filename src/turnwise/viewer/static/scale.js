@@ -1,4 +1,4 @@
-/** From numbers to pixels, and the numbers that stand at an axis. */
+/** Scales from numbers to pixels, and their ticks. */
 
 import { short } from "./format.js";
 
@@ -10,7 +10,7 @@ export function linear(from, to, start, end) {
     to,
     map,
     invert: (pixel) => from + ((pixel - start) / (end - start)) * span,
-    ticks: (most) => steps(from, to, most),
+    ticks: (count) => linearTicks(from, to, count),
   };
 }
 
@@ -23,13 +23,13 @@ export function logarithmic(from, to, start, end) {
     to,
     map,
     invert: (pixel) => 10 ** (low + ((pixel - start) / (end - start)) * span),
-    ticks: (most) => decades(from, to, most),
+    ticks: (count) => logTicks(from, to, count),
   };
 }
 
-/** Round numbers between two, at most so many. */
-function steps(from, to, most) {
-  const raw = (to - from) / Math.max(1, most);
+/** Return round numbers in a range, about `count` of them. */
+function linearTicks(from, to, count) {
+  const raw = (to - from) / Math.max(1, count);
   if (!(raw > 0)) return [from];
   const power = 10 ** Math.floor(Math.log10(raw));
   const size = [1, 2, 5, 10].map((factor) => factor * power).find((each) => each >= raw * 0.999);
@@ -39,10 +39,10 @@ function steps(from, to, most) {
   return found;
 }
 
-function decades(from, to, most) {
+function logTicks(from, to, count) {
   const low = Math.floor(Math.log10(from));
   const high = Math.ceil(Math.log10(to));
-  const every = Math.max(1, Math.ceil((high - low) / most));
+  const every = Math.max(1, Math.ceil((high - low) / count));
   const factors = high - low <= 2 ? [1, 2, 5] : [1];
   const found = [];
   for (let power = low; power <= high; power += every) {
@@ -58,11 +58,11 @@ export function tickText(value) {
   return text.length > 6 ? value.toExponential().replace("-", "−") : text;
 }
 
-/** The range of some numbers with a little room; `fixed`: at least these. */
+/** Return the range of an axis with a margin; `fixed`: a range that it must include. */
 export function padded(low, high, log, fixed) {
   if (fixed && !log) return [Math.min(low, fixed[0]), Math.max(high, fixed[1])];
   if (!(low <= high)) return log ? [0.1, 1] : [0, 1];
   if (log) return low === high ? [low / 2, high * 2] : [low / 1.1, high * 1.1];
-  const room = (high - low) * 0.06 || Math.abs(high) * 0.1 || 0.5;
-  return [low - room, high + room];
+  const margin = (high - low) * 0.06 || Math.abs(high) * 0.1 || 0.5;
+  return [low - margin, high + margin];
 }

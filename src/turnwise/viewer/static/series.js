@@ -1,8 +1,8 @@
-/** Numbers over steps: smoothing, thinning for the screen, the mean over seeds. A series is {x, y}, x ascending. */
+/** Series {x, y} with ascending x: smoothing, thinning for the screen, mean over seeds. */
 
 const NOT_FINITE = new Set(["NaN", "Infinity", "-Infinity"]);
 
-/** The points of a metric: rows that lack it, or have text, are left out; what is not finite becomes a gap. */
+/** Return the points of a metric. Rows without a number are left out; non-finite numbers become gaps. */
 export function seriesOf(columns, key) {
   const steps = columns.step ?? [];
   const values = columns[key] ?? [];
@@ -17,17 +17,17 @@ export function seriesOf(columns, key) {
   return { x, y };
 }
 
-/** An exponential moving average that starts unbiased. `weight` of the past: 0 leaves the series as it is. */
+/** Return the bias-corrected exponential moving average. `weight`: of the past; 0 returns the series itself. */
 export function smooth(series, weight) {
   if (!weight) return series;
-  const kept = smoothed.get(series);
-  if (kept?.weight === weight) return kept.result;
+  const cached = smoothed.get(series);
+  if (cached?.weight === weight) return cached.result;
   const result = { x: series.x, y: movingAverage(series.y, weight) };
   smoothed.set(series, { weight, result });
   return result;
 }
 
-const smoothed = new WeakMap(); // the last result of each series: a zoom need not compute it again
+const smoothed = new WeakMap(); // the last result per series, so that zooming does not recompute it
 
 function movingAverage(y, weight) {
   let sum = 0;
@@ -40,7 +40,7 @@ function movingAverage(y, weight) {
   });
 }
 
-/** The mean of several series where they have a step, and the lowest and highest of them. */
+/** Return the mean, minimum and maximum of several series at each step. */
 export function meanAndRange(list) {
   const at = new Map();
   for (const { x, y } of list) {
@@ -66,7 +66,7 @@ export function meanAndRange(list) {
   };
 }
 
-/** The first index whose x is at least `step`. */
+/** Return the first index with x >= `step`. */
 export function lowerBound(x, step) {
   let low = 0;
   let high = x.length;
@@ -78,14 +78,14 @@ export function lowerBound(x, step) {
   return low;
 }
 
-/** The index of the point nearest to a step, or -1. */
+/** Return the index of the point nearest to a step, or -1. */
 export function nearest(x, step) {
   if (!x.length) return -1;
   const after = Math.min(lowerBound(x, step), x.length - 1);
   return after > 0 && step - x[after - 1] <= x[after] - step ? after - 1 : after;
 }
 
-/** What to draw between two x, as indices: each pixel's first, lowest, highest and last, and one beyond each side. */
+/** Return the indices to draw between two x: first, lowest, highest and last of each pixel, and one beyond each end. */
 export function thin({ x, y }, from, to, pixels) {
   const begin = Math.max(0, lowerBound(x, from) - 1);
   const end = Math.min(x.length, lowerBound(x, to) + 1);
@@ -115,7 +115,7 @@ export function thin({ x, y }, from, to, pixels) {
   return all;
 }
 
-/** A series of the means of equal parts of a range; parts without a point are left out. */
+/** Return the means of equal parts of a range; parts without points are left out. */
 export function averaged({ x, y }, from, to, parts) {
   const width = (to - from) / parts || 1;
   const end = lowerBound(x, to + 1e-9);

@@ -1,12 +1,11 @@
-/** Several trajectories in columns: turn by turn in one line, their states moved by one slider. */
+/** Trajectories in columns, with equal turns in one row and one slider for all states. */
 
 import { h, put, replace } from "./dom.js";
 import { statusBadge, tone, turnCard } from "./conversation.js";
 import { signed } from "./format.js";
-import { Player } from "./player.js";
-import { stateElement, statesOf } from "./states.js";
+import { Player, stateElement, statesOf } from "./states.js";
 
-const ROOM = 260;
+const CONTEXT_CHARACTERS = 260;
 
 /** `columns`: [{title, href, answer}]. */
 export function sideBySide(columns, signal) {
@@ -35,7 +34,7 @@ export function sideBySide(columns, signal) {
               answer.row.turns[turn],
               turn,
               (chosen) => player?.go(longest.findIndex((state) => state.turn === chosen)),
-              { vocabulary: answer.tokens, room: ROOM },
+              { vocabulary: answer.tokens, maxCharacters: CONTEXT_CHARACTERS },
             )
           : h("div", { class: "ended" }, turn === answer.row.turns.length ? "ended" : ""),
       ),
@@ -46,8 +45,9 @@ export function sideBySide(columns, signal) {
         longest.map((state) => state.title),
         (index) => {
           columns.forEach((_, column) => {
-            const own = states[column];
-            if (own.length) replace(boards[column], stateElement(own[Math.min(index, own.length - 1)]));
+            const columnStates = states[column];
+            if (columnStates.length)
+              replace(boards[column], stateElement(columnStates[Math.min(index, columnStates.length - 1)]));
           });
           for (const card of grid.querySelectorAll(".turn"))
             card.classList.toggle("current", Number(card.dataset.turn) === longest[index].turn);
@@ -55,7 +55,7 @@ export function sideBySide(columns, signal) {
         signal,
       )
     : null;
-  return h("div", { class: "beside" }, player?.element, grid);
+  return h("div", { class: "side-by-side" }, player?.element, grid);
 }
 
 function head({ title, href, answer }, board) {

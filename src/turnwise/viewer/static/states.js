@@ -1,8 +1,11 @@
-/** The states of a trajectory in order: the start, then the one after each turn, as a picture or as text. */
+/** States of a trajectory: the start and the state after each turn, as a picture or as text, and a player for them. */
 
-import { h, note } from "./dom.js";
+import { button, h, note } from "./dom.js";
+import { bind } from "./keys.js";
 
-/** [{title, turn, svg, text}]; a start that nobody recorded is left out. `turn` is -1 for the start. */
+const PLAY_MS = 700;
+
+/** Return [{title, turn, svg, text}]; `turn` is -1 for the start, which is left out if it was not recorded. */
 export function statesOf({ row, pictures = [] }) {
   const states = row.turns.map((turn, index) => ({
     title: `after turn ${index + 1}`,
@@ -18,7 +21,7 @@ function textOf(turn) {
   return typeof turn.info?.state === "string" ? turn.info.state : null;
 }
 
-/** A picture comes as SVG text; as the source of an image nothing in it can run. */
+/** Pictures are SVG text. They are shown as images, so that scripts in them cannot run. */
 export function stateElement(state) {
   if (state.svg)
     return h("img", {
@@ -27,5 +30,52 @@ export function stateElement(state) {
       src: `data:image/svg+xml,${encodeURIComponent(state.svg)}`,
     });
   if (state.text) return h("pre", { class: "picture grid" }, state.text);
-  return note("no picture of this state");
+  return note("No picture of this state.");
+}
+
+/** A slider and a play button over states, of one trajectory or of several side by side. */
+export class Player {
+  /** `titles`: one per state; `show(index)` draws a state. */
+  constructor(titles, show, signal) {
+    Object.assign(this, { titles, show, index: 0, timer: 0 });
+    this.slider = h("input", {
+      type: "range",
+      min: 0,
+      max: Math.max(0, titles.length - 1),
+      step: 1,
+      "aria-label": "State",
+      oninput: () => this.go(Number(this.slider.value)),
+    });
+    this.play = button("▶", () => this.toggle(), { class: "play", "aria-label": "Play", title: "Play (space)" });
+    this.label = h("output", {});
+    this.element = h("div", { class: "player" }, this.play, this.slider, this.label);
+    bind("ArrowLeft", "previous state", () => this.go(this.index - 1), signal);
+    bind("ArrowRight", "next state", () => this.go(this.index + 1), signal);
+    bind(" ", "play or pause", () => this.toggle(), signal);
+    signal.addEventListener("abort", () => this.pause());
+    this.go(0);
+  }
+
+  go(index) {
+    this.index = Math.max(0, Math.min(index, this.titles.length - 1));
+    this.slider.value = this.index;
+    this.label.textContent = `${this.titles[this.index] ?? ""} · ${this.index + 1}/${this.titles.length}`;
+    this.show(this.index);
+  }
+
+  toggle() {
+    if (this.timer) return this.pause();
+    if (this.index === this.titles.length - 1) this.go(0);
+    this.play.textContent = "❚❚";
+    this.timer = setInterval(() => {
+      this.go(this.index + 1);
+      if (this.index === this.titles.length - 1) this.pause();
+    }, PLAY_MS);
+  }
+
+  pause() {
+    clearInterval(this.timer);
+    this.timer = 0;
+    this.play.textContent = "▶";
+  }
 }

@@ -1,4 +1,4 @@
-/** Two papers to draw on with the same strokes: a canvas for the screen and PNG, and SVG as text. */
+/** Two drawing surfaces with the same methods: a canvas for the screen and PNG, and SVG text. */
 
 const FONT = "11px system-ui, sans-serif";
 
@@ -7,20 +7,20 @@ export class CanvasSurface {
     this.context = context;
   }
 
-  /** `points`: pairs; a pair with NaN breaks the line. */
+  /** Draw a line through points [x, y]; a NaN interrupts it. */
   line(points, { colour, width = 1, dash = [], alpha = 1 }) {
     const { context } = this;
     context.save();
     Object.assign(context, { strokeStyle: colour, lineWidth: width, globalAlpha: alpha, lineJoin: "round" });
     context.setLineDash(dash);
     context.beginPath();
-    let down = false;
+    let penDown = false;
     for (const [x, y] of points) {
-      if (Number.isNaN(y)) down = false;
-      else if (down) context.lineTo(x, y);
+      if (Number.isNaN(y)) penDown = false;
+      else if (penDown) context.lineTo(x, y);
       else {
         context.moveTo(x, y);
-        down = true;
+        penDown = true;
       }
     }
     context.stroke();
@@ -43,38 +43,38 @@ export class CanvasSurface {
     this.context.fillText(text, x, y);
   }
 
-  /** What `inside` draws stays within the box. */
-  clip(x, y, width, height, inside) {
+  /** Call `draw`, clipped to the box. */
+  clip(x, y, width, height, draw) {
     this.context.save();
     this.context.beginPath();
     this.context.rect(x, y, width, height);
     this.context.clip();
-    inside();
+    draw();
     this.context.restore();
   }
 }
 
 const ESCAPES = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" };
-const escaped = (text) => text.replace(/[&<>"]/g, (letter) => ESCAPES[letter]);
+const escapeXml = (text) => text.replace(/[&<>"]/g, (letter) => ESCAPES[letter]);
 const fixed = (number) => String(Number(number.toFixed(2)));
 
 export class SvgSurface {
-  constructor(width, height, paper) {
+  constructor(width, height, background) {
     this.size = [width, height];
-    this.parts = [`<rect width="${width}" height="${height}" fill="${paper}"/>`];
+    this.parts = [`<rect width="${width}" height="${height}" fill="${background}"/>`];
     this.clips = 0;
   }
 
   line(points, { colour, width = 1, dash = [], alpha = 1 }) {
-    let down = false;
+    let penDown = false;
     let path = "";
     for (const [x, y] of points) {
       if (Number.isNaN(y)) {
-        down = false;
+        penDown = false;
         continue;
       }
-      path += `${down ? "L" : "M"}${fixed(x)} ${fixed(y)}`;
-      down = true;
+      path += `${penDown ? "L" : "M"}${fixed(x)} ${fixed(y)}`;
+      penDown = true;
     }
     if (!path) return;
     const dashes = dash.length ? ` stroke-dasharray="${dash.join(" ")}"` : "";
@@ -92,17 +92,17 @@ export class SvgSurface {
   text(x, y, text, { colour, align = "left" }) {
     const anchor = { left: "start", center: "middle", right: "end" }[align];
     this.parts.push(
-      `<text x="${fixed(x)}" y="${fixed(y)}" fill="${colour}" text-anchor="${anchor}">${escaped(text)}</text>`,
+      `<text x="${fixed(x)}" y="${fixed(y)}" fill="${colour}" text-anchor="${anchor}">${escapeXml(text)}</text>`,
     );
   }
 
-  clip(x, y, width, height, inside) {
+  clip(x, y, width, height, draw) {
     const id = `clip${this.clips++}`;
     this.parts.push(
       `<clipPath id="${id}"><rect x="${x}" y="${y}" width="${width}" height="${height}"/></clipPath>`,
       `<g clip-path="url(#${id})">`,
     );
-    inside();
+    draw();
     this.parts.push("</g>");
   }
 

@@ -1,8 +1,8 @@
-/** One tooltip for the page: on hover and on keyboard focus alike. */
+/** The page's tooltip, shown on hover and on keyboard focus. */
 
 import { replace } from "./dom.js";
 
-/** `content` gives the text when it is asked for. */
+/** Add a tooltip to an element. `content()` returns its contents when it is shown. */
 export function addTip(element, content) {
   const show = () => showTip(element, content());
   element.addEventListener("pointerenter", show);
@@ -17,9 +17,9 @@ function showTip(element, content) {
   replace(tip, content);
   tip.hidden = false;
   const target = element.getBoundingClientRect();
-  const own = tip.getBoundingClientRect();
-  const left = Math.max(8, Math.min(target.left + target.width / 2 - own.width / 2, innerWidth - own.width - 8));
-  const above = target.top - own.height - 6;
+  const size = tip.getBoundingClientRect();
+  const left = Math.max(8, Math.min(target.left + target.width / 2 - size.width / 2, innerWidth - size.width - 8));
+  const above = target.top - size.height - 6;
   tip.style.left = `${left}px`;
   tip.style.top = `${above > 8 ? above : target.bottom + 6}px`;
 }

@@ -1,18 +1,18 @@
-/** Long lists of tokens in pieces: only those near the screen are in the page, so that a million do not freeze it. */
+/** Long token lists in chunks: only chunks near the screen are in the page, so that long lists do not freeze it. */
 
 import { h } from "./dom.js";
 
-const MOST = 400;
-const AHEAD = "1200px";
+const MAX_TOKENS = 400;
+const MARGIN = "1200px";
 const LINE_PX = 24;
 
-/** Ranges [start, end) of a list of tokens, broken after newlines where there are any. */
+/** Split a list of tokens into ranges [start, end), after newlines if possible. */
 export function ranges(ids, textOf) {
   const found = [];
   let start = 0;
   for (let index = 0; index < ids.length; index++) {
     const length = index + 1 - start;
-    if (length >= MOST || (length >= MOST / 2 && textOf(ids[index]).endsWith("\n"))) {
+    if (length >= MAX_TOKENS || (length >= MAX_TOKENS / 2 && textOf(ids[index]).endsWith("\n"))) {
       found.push([start, index + 1]);
       start = index + 1;
     }
@@ -21,26 +21,27 @@ export function ranges(ids, textOf) {
   return found;
 }
 
-/** Pieces that fill when they come near and empty when they are far; their height stays. */
+/** Chunks that are filled near the screen and emptied elsewhere; they keep their height. */
 export class Chunks {
   constructor(signal) {
     this.fills = new Map();
     this.observer = new IntersectionObserver(
-      (entries) => entries.forEach((entry) => this.near(entry.target, entry.isIntersecting)),
-      { rootMargin: AHEAD },
+      (entries) => entries.forEach((entry) => this.update(entry.target, entry.isIntersecting)),
+      { rootMargin: MARGIN },
     );
     signal.addEventListener("abort", () => this.observer.disconnect());
   }
 
-  /** `fill()` makes the tokens; `letters` guesses the height until it is known. */
-  add(fill, letters, lines) {
-    const element = h("div", { class: "chunk", style: { height: `${LINE_PX * (lines + Math.ceil(letters / 90))}px` } });
+  /** `fill()` creates the tokens; `characters` and `lines` estimate the height until it is known. */
+  add(fill, characters, lines) {
+    const height = LINE_PX * (lines + Math.ceil(characters / 90));
+    const element = h("div", { class: "chunk", style: { height: `${height}px` } });
     this.fills.set(element, fill);
     this.observer.observe(element);
     return element;
   }
 
-  near(element, isNear) {
+  update(element, isNear) {
     if (isNear) this.fill(element);
     else if (element.childElementCount && !element.contains(document.activeElement)) {
       element.style.height = `${element.offsetHeight}px`;
@@ -54,15 +55,15 @@ export class Chunks {
     element.style.height = "";
   }
 
-  /** After a change of colours: what is in the page is made again. */
+  /** Create the filled chunks again, after a change of colours. */
   refill() {
     for (const [element, fill] of this.fills) {
       if (!element.childElementCount) continue;
-      const held = element.contains(document.activeElement)
+      const focused = element.contains(document.activeElement)
         ? [...element.children].indexOf(document.activeElement)
         : -1;
       element.replaceChildren(...fill());
-      if (held >= 0) element.children[held].focus();
+      if (focused >= 0) element.children[focused].focus();
     }
   }
 }

@@ -1,12 +1,12 @@
-/** The exact numbers of one token, as stored: shown for what the pointer or the focus is on. */
+/** The stored numbers of the token under the pointer or the focus. */
 
 import { h, replace } from "./dom.js";
 import { short } from "./format.js";
 
 const NUMBERS = [
   ["advantage", "advantage"],
-  ["logprob", "log-prob. sampler"],
-  ["learner_logprob", "log-prob. learner"],
+  ["logprob", "log-prob. (sampler)"],
+  ["learner_logprob", "log-prob. (learner)"],
   ["difference", "difference"],
   ["entropy", "entropy"],
   ["mask", "loss mask"],
@@ -27,7 +27,7 @@ function body(token) {
     h("div", { class: "big" }, h("code", { dataset: { field: "text" } }, text)),
     table([
       ["id", token.id, "id"],
-      ["kind", token.kind === "context" ? "context: not sampled" : "sampled", "kind"],
+      ["type", token.kind === "context" ? "context (not sampled)" : "sampled", "kind"],
       token.special && ["special", "yes", "special"],
       token.span && ["part", token.span, "span"],
     ]),
@@ -36,7 +36,7 @@ function body(token) {
       token.numbers &&
       table([["probability", short(Math.exp(Number(token.numbers.logprob))), "probability"]]),
     table([
-      ["place", `turn ${token.turn}, token ${token.index}`, "place"],
+      ["position", `turn ${token.turn}, token ${token.index}`, "position"],
       ["segment", token.segment, "segment"],
       ["policy version", token.version, "version"],
     ]),

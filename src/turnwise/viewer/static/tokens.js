@@ -1,5 +1,6 @@
-/** The token view: every token of a trajectory, what was trained and by how much. */
+/** The token view: every token of a trajectory, coloured by a quantity such as its advantage. */
 
+import { fetchTrajectory } from "./api.js";
 import { h, put, replace, select } from "./dom.js";
 import { bind, explain } from "./keys.js";
 import { isDark } from "./palette.js";
@@ -8,13 +9,12 @@ import { remember } from "./router.js";
 import { Chunks, ranges } from "./token_chunks.js";
 import { inspector } from "./token_inspector.js";
 import { short } from "./format.js";
-import { fetchTrajectory } from "./trajectory_data.js";
-import { entriesOf, frame } from "./trajectory_frame.js";
+import { addHeader, entriesOf } from "./trajectory_navigation.js";
 import { marked } from "./visible.js";
 
 export async function showTokens(main, query, signal) {
   const answer = await fetchTrajectory(query.get("run"), query.get("number"), signal);
-  frame(main, "tokens", query, answer.row, signal);
+  addHeader(main, "tokens", query, answer.row, signal);
   new TokensView(main, query, answer, signal).start();
 }
 
@@ -22,9 +22,9 @@ class TokensView {
   constructor(main, query, { row, tokens }, signal) {
     Object.assign(this, { main, query, row, vocabulary: tokens ?? {}, signal, chunks: new Chunks(signal), list: [] });
     this.range = Object.fromEntries(Object.keys(QUANTITIES).map((name) => [name, rangeOf(row.turns, name)]));
-    const asked = query.get("by");
+    const by = query.get("by");
     this.by =
-      asked in QUANTITIES ? asked : (Object.keys(QUANTITIES).find((name) => this.range[name].count) ?? "advantage");
+      by in QUANTITIES ? by : (Object.keys(QUANTITIES).find((name) => this.range[name].count) ?? "advantage");
   }
 
   start() {
@@ -33,7 +33,7 @@ class TokensView {
     this.body = h("div", {
       class: "tokens",
       role: "group",
-      "aria-label": "Tokens: arrow keys move from one to the next",
+      "aria-label": "Tokens; move with the arrow keys",
       "data-arrows": true,
     });
     put(this.main, this.tools(), this.legend, h("div", { class: "token-view" }, this.body, this.inspector.element));
@@ -51,10 +51,10 @@ class TokensView {
         checked: name === this.by,
         onchange: () => this.setBy(name),
       });
-      const none = this.range[name].count === 0;
+      const isMissing = this.range[name].count === 0;
       return h(
         "label",
-        { class: none ? "none" : null, title: none ? "not recorded for this trajectory" : null },
+        { class: isMissing ? "none" : null, title: isMissing ? "Not recorded for this trajectory" : null },
         radio,
         h("span", {}, title),
       );
@@ -91,7 +91,7 @@ class TokensView {
         h(
           "p",
           { class: "note" },
-          `${title} was not recorded for this trajectory: it was not trained on, or the run is older than this record.`,
+          `${title} was not recorded: the trajectory was not used for training, or the run is too old.`,
         ),
       );
     const swatches = legendValues(this.by, range.limit).map((value) =>
@@ -103,14 +103,14 @@ class TokensView {
     );
     const numbers =
       this.by === "mask"
-        ? `${Math.round(range.mean * range.count)} of ${range.count} sampled tokens are counted`
+        ? `${Math.round(range.mean * range.count)} of ${range.count} sampled tokens are in the loss`
         : `${range.count} tokens · lowest ${short(range.low)} · mean ${short(range.mean)} · highest ` +
           short(range.high);
     return replace(
       this.legend,
       h("span", { class: "scale" }, swatches),
       h("span", { class: "numbers" }, numbers),
-      h("span", { class: "faint" }, meaning, "; grey: context, which was not sampled"),
+      h("span", { class: "faint" }, meaning, "; grey: context (not sampled)"),
     );
   }
 
@@ -118,7 +118,7 @@ class TokensView {
     return this.vocabulary[id]?.text ?? String(id);
   }
 
-  /** Turn by turn; a turn that does not extend the one before starts a new segment. */
+  /** Add the turns; a turn that does not extend the previous one starts a new segment. */
   fill() {
     let segment = 0;
     this.row.turns.forEach((turn, index) => {
@@ -154,19 +154,19 @@ class TokensView {
   }
 
   run(turn, segment, kind, ids) {
-    const pieces = ranges(ids, (id) => this.textOf(id)).map(([start, end]) => {
+    const chunks = ranges(ids, (id) => this.textOf(id)).map(([start, end]) => {
       const texts = ids.slice(start, end).map((id) => this.textOf(id));
-      const letters = texts.reduce((sum, text) => sum + text.length, 0);
+      const characters = texts.reduce((sum, text) => sum + text.length, 0);
       const lines = texts.reduce((sum, text) => sum + text.split("\n").length - 1, 0);
       const chunk = this.chunks.add(
         () => ids.slice(start, end).map((id, offset) => this.token(turn, segment, kind, id, start + offset)),
-        letters,
+        characters,
         lines,
       );
       this.list.push({ turn, kind, start, end, chunk });
       return chunk;
     });
-    return h("div", { class: `token-run ${kind}` }, pieces);
+    return h("div", { class: `token-run ${kind}` }, chunks);
   }
 
   token(turn, segment, kind, id, index) {
@@ -195,8 +195,9 @@ class TokensView {
   inspect(target) {
     const { turn, kind, index, id, segment } = target.dataset;
     const source = this.row.turns[Number(turn)];
-    const place = Number(index);
-    const span = kind === "action" ? source.spans.find(([, start, end]) => place >= start && place < end)?.[0] : null;
+    const position = Number(index);
+    const isInside = ([, start, end]) => position >= start && position < end;
+    const span = kind === "action" ? source.spans.find(isInside)?.[0] : null;
     this.inspector.show({
       id: Number(id),
       text: this.vocabulary[id]?.text ?? null,
@@ -204,23 +205,23 @@ class TokensView {
       kind,
       turn: Number(turn) + 1,
       segment: Number(segment),
-      index: place,
+      index: position,
       span,
-      version: Array.isArray(source.policy_version) ? source.policy_version[place] : source.policy_version,
-      numbers: kind === "action" ? numbersOf(source, place) : null,
+      version: Array.isArray(source.policy_version) ? source.policy_version[position] : source.policy_version,
+      numbers: kind === "action" ? numbersOf(source, position) : null,
     });
   }
 
   listen() {
     const { signal } = this;
     const inspect = (event) => event.target.classList.contains("token") && this.inspect(event.target);
-    let place = "";
+    let pointer = "";
     this.body.addEventListener(
       "pointerover",
       (event) => {
         const at = `${event.clientX} ${event.clientY}`;
-        if (at !== place) inspect(event); // else the page was scrolled under a pointer that rests
-        place = at;
+        if (at !== pointer) inspect(event); // otherwise the page was scrolled under a resting pointer
+        pointer = at;
       },
       { signal },
     );
@@ -240,9 +241,9 @@ class TokensView {
       { signal },
     );
     bind("c", "colour by the next quantity", () => this.cycle(), signal);
-    explain(["ArrowLeft", "ArrowRight"], "in the tokens: one token on", signal);
-    explain(["ArrowUp", "ArrowDown"], "in the tokens: one turn on", signal);
-    bind("i", "go into the tokens", () => this.enter(0), signal);
+    explain(["ArrowLeft", "ArrowRight"], "in the tokens: previous or next token", signal);
+    explain(["ArrowUp", "ArrowDown"], "in the tokens: previous or next turn", signal);
+    bind("i", "focus the tokens", () => this.enter(0), signal);
   }
 
   cycle() {
@@ -271,19 +272,19 @@ class TokensView {
     moves[event.key]();
   }
 
-  /** The next token, into the next piece where this one ends. */
-  step(target, way) {
-    const near = way > 0 ? target.nextElementSibling : target.previousElementSibling;
-    if (near) return this.focus(near);
-    const place = this.list.findIndex((each) => each.chunk === target.parentElement) + way;
-    if (this.list[place]) this.focusAt(this.list[place], way > 0 ? 0 : -1);
+  /** Focus the next (1) or previous (-1) token, in the neighbouring chunk at the end of this one. */
+  step(target, direction) {
+    const neighbour = direction > 0 ? target.nextElementSibling : target.previousElementSibling;
+    if (neighbour) return this.focus(neighbour);
+    const index = this.list.findIndex((each) => each.chunk === target.parentElement) + direction;
+    if (this.list[index]) this.focusAt(this.list[index], direction > 0 ? 0 : -1);
   }
 
-  /** The first sampled token of a turn, or of its context where none was sampled. */
+  /** Focus the first sampled token of a turn, or of its context if none was sampled. */
   enter(turn) {
-    const own = this.list.filter((each) => each.turn === turn);
-    const piece = own.find((each) => each.kind === "action") ?? own[0];
-    if (piece) this.focusAt(piece, 0);
+    const chunks = this.list.filter((each) => each.turn === turn);
+    const first = chunks.find((each) => each.kind === "action") ?? chunks[0];
+    if (first) this.focusAt(first, 0);
   }
 
   focusAt({ chunk }, index) {

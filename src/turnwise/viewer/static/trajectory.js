@@ -1,15 +1,14 @@
-/** The view of one trajectory: the conversation, and the environment's own picture of each state to play. */
+/** The view of one trajectory: the conversation, and a player for the pictures of its states. */
 
+import { fetchTrajectory } from "./api.js";
 import { h, note, put, replace } from "./dom.js";
 import { facts, turnCard } from "./conversation.js";
-import { Player } from "./player.js";
-import { stateElement, statesOf } from "./states.js";
-import { fetchTrajectory } from "./trajectory_data.js";
-import { frame } from "./trajectory_frame.js";
+import { Player, stateElement, statesOf } from "./states.js";
+import { addHeader } from "./trajectory_navigation.js";
 
 export async function showTrajectory(main, query, signal) {
   const answer = await fetchTrajectory(query.get("run"), query.get("number"), signal);
-  frame(main, "trajectory", query, answer.row, signal);
+  addHeader(main, "trajectory", query, answer.row, signal);
   const states = statesOf(answer);
   const board = h("div", { class: "board" });
   const side = h("aside", { class: "side" });
@@ -31,14 +30,14 @@ export async function showTrajectory(main, query, signal) {
     put(side, board, player.element);
   }
   put(side, facts(answer.row));
-  if (answer.pictures_cut) put(main, note("Its pictures are too large: the later states are not drawn."));
-  if (answer.repaired) put(main, note("Some of its bytes are no UTF-8: they stand as �."));
+  if (answer.pictures_cut) put(main, note("The pictures are too large; later states are not drawn."));
+  if (answer.repaired) put(main, note("Some bytes are not valid UTF-8 and are shown as �."));
   put(
     main,
     h(
       "div",
       { class: "trajectory" },
-      h("div", { class: "turns" }, cards.length ? cards : h("p", { class: "note" }, "It has no turn.")),
+      h("div", { class: "turns" }, cards.length ? cards : h("p", { class: "note" }, "This trajectory has no turns.")),
       side,
     ),
   );

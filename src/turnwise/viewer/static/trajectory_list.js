@@ -1,14 +1,13 @@
-/** The view of a run's trajectories: filters, pages, and the way to one of them. */
+/** The view of a run's trajectories: a table with filters, search and pages. */
 
-import { get } from "./api.js";
+import { fetchRuns, get, newestRun } from "./api.js";
 import { button, h, input, note, put, replace, select } from "./dom.js";
 import { statusBadge, tone } from "./conversation.js";
 import { signed } from "./format.js";
 import { bind } from "./keys.js";
 import { address, go } from "./router.js";
 import { poll } from "./poll.js";
-import { newestRun, runList } from "./run_list.js";
-import { FILTERS, filtersOf, foundNumbers } from "./trajectory_filters.js";
+import { FILTERS, filtersOf, foundNumbers } from "./trajectory_navigation.js";
 
 const PAGE = 50;
 
@@ -27,11 +26,11 @@ const COLUMNS = [
 const NUMBERS = new Set(["step", "group", "member", "seed", "reward", "turns", "tokens"]);
 
 export async function showTrajectories(main, query, signal) {
-  const list = await runList(signal);
+  const list = await fetchRuns(signal);
   if (!query.get("run")) {
     const newest = newestRun(list.filter((run) => run.kind !== "sft"));
     if (newest) return go("trajectories", { run: newest.id }, { replace: true });
-    return put(main, h("h1", {}, "Trajectories"), note("No run has any yet."));
+    return put(main, h("h1", {}, "Trajectories"), note("No trajectories yet."));
   }
   await new ListView(main, query, list, signal).start();
 }
@@ -58,7 +57,7 @@ class ListView {
       limit: PAGE,
       cursor: this.cursor,
     };
-    if (this.filters.text) put(this.main, this.waiting());
+    if (this.filters.text) put(this.main, h("p", { class: "note", role: "status" }, "Searching …"));
     const answer = await get("trajectories", parameters, this.signal);
     foundNumbers.set(
       this.run,
@@ -66,9 +65,9 @@ class ListView {
     );
     replace(this.main, this.head(), this.tools(answer), this.results(answer));
     bind("/", "search the text", () => document.getElementById("search").focus(), this.signal);
-    bind("j", "open the first of the list", () => answer.rows.length && this.open(answer.rows[0], 0), this.signal);
+    bind("j", "open the first one", () => answer.rows.length && this.open(answer.rows[0], 0), this.signal);
     bind("n", "next page", () => this.page(answer, 1), this.signal);
-    bind("p", "page before", () => this.page(answer, -1), this.signal);
+    bind("p", "previous page", () => this.page(answer, -1), this.signal);
     if (!this.filters.text) poll(() => this.lookForMore(answer.total), this.signal, this.isRunning());
   }
 
@@ -76,21 +75,17 @@ class ListView {
     return this.list.some((run) => run.id === this.run && run.status === "running");
   }
 
-  /** The list stays as it is under the reader's eyes; what came since is offered. */
+  /** Offer new trajectories with a button; the list itself does not change while it is read. */
   async lookForMore(total) {
-    this.list = await runList(this.signal);
+    this.list = await fetchRuns(this.signal);
     const { total: now } = await get("trajectories", { run: this.run, ...this.filters, limit: 1 }, this.signal);
-    const place = this.main.querySelector(".more");
-    if (now !== total && place)
+    const slot = this.main.querySelector(".more");
+    if (now !== total && slot)
       replace(
-        place,
+        slot,
         button(`${signed(now - total)} new: show`, () => this.set({})),
       );
     return this.isRunning();
-  }
-
-  waiting() {
-    return h("p", { class: "note", role: "status" }, "Searching …");
   }
 
   head() {
@@ -100,7 +95,7 @@ class ListView {
       "div",
       { class: "title" },
       h("h1", {}, "Trajectories"),
-      select("of", known, this.run, (run) => go("trajectories", { run })),
+      select("of run", known, this.run, (run) => go("trajectories", { run })),
     );
   }
 
@@ -149,19 +144,19 @@ class ListView {
   stepField(answer) {
     const steps = answer.steps ?? [];
     const current = Number(this.filters.step);
-    const near = (way) =>
+    const neighbour = (direction) =>
       this.filters.step
-        ? way > 0
+        ? direction > 0
           ? steps.find((step) => step > current)
           : steps.findLast((step) => step < current)
-        : way > 0
+        : direction > 0
           ? steps[0]
           : steps.at(-1);
-    const arrow = (label, way, name) =>
-      button(label, () => this.set({ step: near(way) }), {
+    const arrow = (label, direction, name) =>
+      button(label, () => this.set({ step: neighbour(direction) }), {
         class: "tiny",
         "aria-label": name,
-        disabled: near(way) === undefined,
+        disabled: neighbour(direction) === undefined,
       });
     const field = input("Step", this.filters.step, (step) => this.set({ step: step.trim() }), {
       inputmode: "numeric",
@@ -169,7 +164,7 @@ class ListView {
       placeholder: steps.length ? `${steps[0]}–${steps.at(-1)}` : "",
       id: "by-step",
     });
-    return h("span", { class: "pair" }, field, arrow("‹", -1, "Step before"), arrow("›", 1, "Next step"));
+    return h("span", { class: "pair" }, field, arrow("‹", -1, "Previous step"), arrow("›", 1, "Next step"));
   }
 
   results(answer) {
@@ -196,33 +191,34 @@ class ListView {
       ),
       h("tbody", {}, body),
     );
-    return [this.pager(answer), answer.rows.length ? h("div", { class: "scroll" }, table) : note(this.nothing(answer))];
+    const content = answer.rows.length ? h("div", { class: "scroll" }, table) : note(this.emptyText(answer));
+    return [this.pager(answer), content];
   }
 
-  nothing(answer) {
-    if (answer.next) return "Nothing found so far: search on.";
+  emptyText(answer) {
+    if (answer.next) return "Nothing found so far. Continue the search.";
     return answer.total === 0 && !FILTERS.some((name) => this.filters[name])
-      ? "This run has written no trajectories."
-      : "No trajectory fits these filters.";
+      ? "This run has no trajectories."
+      : "No trajectory matches the filters.";
   }
 
   heading([name, title]) {
     const sort = this.filters.sort ?? "";
-    const is = sort.replace(/^-/, "") === name;
-    const next = is && sort.startsWith("-") ? name : `-${name}`;
-    const sign = is ? (sort.startsWith("-") ? " ↓" : " ↑") : "";
+    const isCurrent = sort.replace(/^-/, "") === name;
+    const next = isCurrent && sort.startsWith("-") ? name : `-${name}`;
+    const sign = isCurrent ? (sort.startsWith("-") ? " ↓" : " ↑") : "";
     return h(
       "th",
       {
         scope: "col",
         class: `head-${name}${NUMBERS.has(name) ? " number" : ""}`,
-        "aria-sort": is ? (sign === " ↓" ? "descending" : "ascending") : "none",
+        "aria-sort": isCurrent ? (sign === " ↓" ? "descending" : "ascending") : "none",
       },
       h("button", { type: "button", onclick: () => this.set({ sort: next }) }, title, sign),
     );
   }
 
-  /** Where a trajectory is, with the list that it was opened from. */
+  /** Return the parameters of a trajectory's address, including the filters of this list. */
   entries(row, index) {
     return { run: this.run, number: row.number, ...this.filters, at: this.filters.text ? null : this.offset + index };
   }
@@ -240,7 +236,7 @@ class ListView {
           "a",
           {
             href: address("group", { run: this.run, step: row.step, group: row.group }),
-            title: "All members side by side",
+            title: "Show all members side by side",
           },
           row.group,
         ),
@@ -273,8 +269,8 @@ class ListView {
       "div",
       { class: "pager" },
       h("span", { role: "status" }, [range, searched, broken].filter(Boolean).join(" · ")),
-      button("‹ Before", () => this.page(answer, -1), { disabled: this.offset === 0 && !this.cursor }),
-      button(answer.next && last >= answer.total ? "Search on ›" : "Next ›", () => this.page(answer, 1), {
+      button("‹ Previous", () => this.page(answer, -1), { disabled: this.offset === 0 && !this.cursor }),
+      button(answer.next && last >= answer.total ? "Continue search ›" : "Next ›", () => this.page(answer, 1), {
         disabled: last >= answer.total && !answer.next,
       }),
       h("span", { class: "more", role: "status" }),
@@ -291,8 +287,8 @@ class ListView {
     );
   }
 
-  page(answer, way) {
-    if (way < 0)
+  page(answer, direction) {
+    if (direction < 0)
       return this.cursor ? history.back() : this.offset > 0 && this.set({ offset: Math.max(0, this.offset - PAGE) });
     if (this.offset + answer.rows.length < answer.total) this.set({ offset: this.offset + PAGE, cursor: this.cursor });
     else if (answer.next) this.set({ cursor: answer.next, offset: null });

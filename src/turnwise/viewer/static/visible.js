@@ -1,4 +1,4 @@
-/** Text as it is: what would act unseen (escapes, direction overrides, invisible letters) becomes a visible mark. */
+/** Visible marks for invisible characters: escapes, direction overrides, zero-width characters. */
 
 const CONTROLS = (
   "NUL SOH STX ETX EOT ENQ ACK BEL BS TAB LF VT FF CR SO SI " +
@@ -25,35 +25,35 @@ const NAMES = {
   0xfeff: "BOM",
 };
 
-// Newline and tab stay, and the joiner (U+200D), which emoji are made with. Lone surrogates and tag letters do not.
-const UNSEEN = new RegExp(
+// Keeps newline, tab and the joiner U+200D, which emoji use. Replaces unpaired surrogates and tag characters.
+const INVISIBLE = new RegExp(
   "[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u061c\\u200b\\u200e\\u200f\\u2028-\\u202e\\u2060-\\u2069\\ufeff]" +
     "|\\udb40[\\udc00-\\udc7f]|[\\ud800-\\udbff](?![\\udc00-\\udfff])|(?<![\\ud800-\\udbff])[\\udc00-\\udfff]",
   "g",
 );
 
-function mark(letter) {
-  const code = letter.codePointAt(0);
+function mark(character) {
+  const code = character.codePointAt(0);
   return `⟦${CONTROLS[code] ?? NAMES[code] ?? `U+${code.toString(16).toUpperCase().padStart(4, "0")}`}⟧`;
 }
 
-/** The text with marks, as one string. */
+/** Return the text with marks as one string. */
 export function marked(text) {
-  return text.replace(UNSEEN, mark);
+  return text.replace(INVISIBLE, mark);
 }
 
-/** The text as nodes, its marks set apart by a class. */
+/** Return the text as nodes, with each mark in a span of its own. */
 export function textNodes(text) {
   const nodes = [];
-  let done = 0;
-  for (const found of text.matchAll(UNSEEN)) {
-    if (found.index > done) nodes.push(document.createTextNode(text.slice(done, found.index)));
+  let end = 0;
+  for (const found of text.matchAll(INVISIBLE)) {
+    if (found.index > end) nodes.push(document.createTextNode(text.slice(end, found.index)));
     const span = document.createElement("span");
-    span.className = "unseen";
+    span.className = "invisible";
     span.textContent = mark(found[0]);
     nodes.push(span);
-    done = found.index + found[0].length;
+    end = found.index + found[0].length;
   }
-  if (done < text.length) nodes.push(document.createTextNode(text.slice(done)));
+  if (end < text.length) nodes.push(document.createTextNode(text.slice(end)));
   return nodes;
 }
