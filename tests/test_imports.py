@@ -1,7 +1,7 @@
-"""Imports go down the list of rooms only; no `utils`, no cycle, no import inside a function.
+"""Packages import only packages below them in a fixed order; no `utils`, no cycles, no imports inside functions.
 
-Three exceptions: an optional dependency (OPTIONAL, below); `cli/`, which loads a command's module when it runs;
-and the package's own `__init__`, whose public names load lazily.
+Imports inside functions are allowed for optional dependencies (OPTIONAL below), in `cli/`, which loads a command's
+module when the command runs, and in the top-level `__init__`, whose public names load lazily.
 """
 
 import ast
@@ -13,7 +13,7 @@ import pytest
 
 import turnwise
 
-ROOMS = (
+ORDER = (
     "cli",
     "recipes",
     "viewer",
@@ -36,10 +36,10 @@ ROOMS = (
     "config",
     "core",
 )
-"""From the top of the house down, as in the design."""
+"""All packages, from the top down, as in the design."""
 
 CORE_ONLY = ("algos",)
-"""Rooms that may import nothing of turnwise but core."""
+"""Packages that may import only core."""
 
 OPTIONAL = (
     "PIL",
@@ -63,7 +63,7 @@ OPTIONAL = (
     "turnwise.tools.search.index",
     "turnwise.tools.search.remote",
 )
-"""Optional dependencies: what may be imported inside a function, in any room.
+"""Modules that any package may import inside a function.
 
 `kernels` and `head_kernel` stand for Triton, `submission_tool` and `python` for the sandbox, which Linux alone has;
 `search_tool` and `search.index` stand for bm25s, `dense` for torch and transformers, without which a lexical search
@@ -76,7 +76,7 @@ PACKAGE = "turnwise"
 
 @dataclass(frozen=True)
 class Import:
-    """That module `importer` imports module `imported`, both by their full names."""
+    """Module `importer` imports module `imported`; both are full names."""
 
     importer: str
     imported: str
@@ -89,7 +89,7 @@ class Import:
 
 
 def module_names(root: Path) -> dict[str, Path]:
-    """Every module under the package's folder by its full name."""
+    """Return every module in the folder by its full name."""
     names = {}
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
@@ -98,18 +98,18 @@ def module_names(root: Path) -> dict[str, Path]:
 
 
 def imports_of(name: str, path: Path, known: dict[str, Path]) -> Iterator[Import]:
-    """The imports of one module, those under `if` and `try` included."""
-    waiting: list[tuple[ast.AST, bool]] = [(ast.parse(path.read_text(encoding="utf-8")), False)]
-    while waiting:
-        node, inside = waiting.pop()
+    """Yield the imports of one module, including those under `if` and `try`."""
+    queue: list[tuple[ast.AST, bool]] = [(ast.parse(path.read_text(encoding="utf-8")), False)]
+    while queue:
+        node, inside = queue.pop()
         for imported in imported_names(node, name, path, known):
             yield Import(importer=name, imported=imported, line=getattr(node, "lineno", 0), in_function=inside)
         inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        waiting += [(child, inside) for child in ast.iter_child_nodes(node)]
+        queue += [(child, inside) for child in ast.iter_child_nodes(node)]
 
 
 def imported_names(node: ast.AST, name: str, path: Path, known: dict[str, Path]) -> list[str]:
-    """`from turnwise.a import b` imports the module turnwise.a.b where there is one, else turnwise.a."""
+    """Return the imported modules. `from turnwise.a import b` imports turnwise.a.b if that is a module."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if not isinstance(node, ast.ImportFrom):
@@ -122,8 +122,8 @@ def imported_names(node: ast.AST, name: str, path: Path, known: dict[str, Path])
     return [module if module in known else base for module in full]
 
 
-def room_of(module: str) -> str:
-    """The folder under the package; `python -m turnwise` is a door to cli, and the package itself has no room."""
+def package_of(module: str) -> str:
+    """Return the name of a module's package: cli for turnwise.__main__, empty for turnwise itself."""
     parts = module.split(".")
     if len(parts) < 2:
         return ""
@@ -131,35 +131,35 @@ def room_of(module: str) -> str:
 
 
 def violations(root: Path) -> list[str]:
-    """Everything under the package's folder that breaks a rule, one line each."""
+    """Return every violation of a rule in the folder, one line each."""
     known = module_names(root)
     imports = [found for name, path in known.items() for found in imports_of(name, path, known)]
-    rooms = {room_of(name) for name in known} - {""}
+    packages = {package_of(name) for name in known} - {""}
     return [
-        *(f"{room} is no room of the design" for room in sorted(rooms - set(ROOMS))),
-        *(f"{found.where}: not down the list of rooms" for found in imports if goes_up(found)),
+        *(f"{package} is not a package of the design" for package in sorted(packages - set(ORDER))),
+        *(f"{found.where}: against the order of the packages" for found in imports if goes_up(found)),
         *(f"{found.where} inside a function" for found in imports if hidden(found)),
         *(f"import cycle: {' -> '.join(cycle)}" for cycle in cycles(known, imports)),
-        *(f"{name} is a room's __init__: a docstring is all it holds" for name in full_rooms(known)),
+        *(f"{name}: a package's __init__ may contain only a docstring" for name in inits_with_code(known)),
     ]
 
 
 def goes_up(found: Import) -> bool:
-    importer, imported = room_of(found.importer), room_of(found.imported)
-    if found.imported.split(".")[0] != PACKAGE or importer not in ROOMS or importer == imported:
+    importer, imported = package_of(found.importer), package_of(found.imported)
+    if found.imported.split(".")[0] != PACKAGE or importer not in ORDER or importer == imported:
         return False
     if found.imported == PACKAGE:  # its public names are lazy: the version, for one
         return importer != "cli"
-    return imported not in ROOMS[ROOMS.index(importer) + 1 :] or (importer in CORE_ONLY and imported != "core")
+    return imported not in ORDER[ORDER.index(importer) + 1 :] or (importer in CORE_ONLY and imported != "core")
 
 
 def hidden(found: Import) -> bool:
     optional = found.imported in OPTIONAL or found.imported.split(".")[0] in OPTIONAL
-    allowed = room_of(found.importer) in ("", "cli") or optional
+    allowed = package_of(found.importer) in ("", "cli") or optional
     return found.in_function and not allowed
 
 
-def full_rooms(known: dict[str, Path]) -> list[str]:
+def inits_with_code(known: dict[str, Path]) -> list[str]:
     inits = [name for name, path in known.items() if path.name == "__init__.py" and name != PACKAGE]
     return [name for name in inits if not only_docstring(ast.parse(known[name].read_text(encoding="utf-8")))]
 
@@ -169,17 +169,17 @@ def only_docstring(tree: ast.Module) -> bool:
 
 
 def cycles(known: dict[str, Path], imports: list[Import]) -> list[list[str]]:
-    """Circles of imports that run when the modules load; each is found once, from where the walk enters it."""
+    """Return the cycles of imports at module level; each is found once."""
     edges: dict[str, list[str]] = {name: [] for name in known}
     for found in imports:
         if not found.in_function and found.imported in known and found.imported != found.importer:
             edges[found.importer].append(found.imported)
     done: set[str] = set()
-    circles = []
+    found_cycles = []
 
     def visit(name: str, way: list[str]) -> None:
         if name in way:
-            circles.append([*way[way.index(name) :], name])
+            found_cycles.append([*way[way.index(name) :], name])
         elif name not in done:
             for target in edges[name]:
                 visit(target, [*way, name])
@@ -187,34 +187,34 @@ def cycles(known: dict[str, Path], imports: list[Import]) -> list[list[str]]:
 
     for name in known:
         visit(name, [])
-    return circles
+    return found_cycles
 
 
-def test_the_house_keeps_its_rules() -> None:
+def test_turnwise_has_no_import_violations() -> None:
     assert violations(Path(turnwise.__file__).parent) == []
 
 
-def test_the_walk_sees_the_house() -> None:
+def test_imports_of_finds_imports_of_turnwise() -> None:
     known = module_names(Path(turnwise.__file__).parent)
     assert "turnwise.config.schema" in known
     imports = list(imports_of("turnwise.config.load", known["turnwise.config.load"], known))
     assert "turnwise.config.schema" in {found.imported for found in imports}
 
 
-def plant(root: Path, **files: str) -> list[str]:
-    """Violations of a small house: `core__suggestions="..."` is core/suggestions.py; rooms get their docstrings."""
+def write_and_check(root: Path, **files: str) -> list[str]:
+    """Write modules and return their violations: `core__suggestions="..."` is core/suggestions.py."""
     for name, text in {"__init__": "", **files}.items():
         path = root / f"{name.replace('__', '/') if name != '__init__' else name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         if path.parent != root and not (path.parent / "__init__.py").exists():
-            (path.parent / "__init__.py").write_text('"""A room."""\n')
+            (path.parent / "__init__.py").write_text('"""A package."""\n')
     return violations(root)
 
 
-def test_a_clean_house_has_no_violations(tmp_path: Path) -> None:
+def test_violations_is_empty_for_valid_imports(tmp_path: Path) -> None:
     assert (
-        plant(
+        write_and_check(
             tmp_path,
             core__suggestions="import json\n",
             config__schema="from turnwise.core.suggestions import suggest\nfrom turnwise.core import suggestions\n",
@@ -231,27 +231,27 @@ def test_a_clean_house_has_no_violations(tmp_path: Path) -> None:
     [
         (
             {"core__suggestions": "from turnwise.config.schema import Config\n", "config__schema": ""},
-            "turnwise.core.suggestions:1 imports turnwise.config.schema: not down the list of rooms",
+            "turnwise.core.suggestions:1 imports turnwise.config.schema: against the order of the packages",
         ),
         (
             {"config__keys": "import turnwise.cli.main\n", "cli__main": ""},
-            "turnwise.config.keys:1 imports turnwise.cli.main: not down the list of rooms",
+            "turnwise.config.keys:1 imports turnwise.cli.main: against the order of the packages",
         ),
         (
             {"config__keys": "from ..cli import main\n", "cli__main": ""},
-            "turnwise.config.keys:1 imports turnwise.cli.main: not down the list of rooms",
+            "turnwise.config.keys:1 imports turnwise.cli.main: against the order of the packages",
         ),
         (
             {"core__suggestions": "if True:\n    from turnwise.config import schema\n", "config__schema": ""},
-            "turnwise.core.suggestions:2 imports turnwise.config.schema: not down the list of rooms",
+            "turnwise.core.suggestions:2 imports turnwise.config.schema: against the order of the packages",
         ),
         (
             {"config__keys": "import turnwise\n"},
-            "turnwise.config.keys:1 imports turnwise: not down the list of rooms",
+            "turnwise.config.keys:1 imports turnwise: against the order of the packages",
         ),
         (
             {"algos__losses": "from turnwise.config.schema import Config\n", "config__schema": ""},
-            "turnwise.algos.losses:1 imports turnwise.config.schema: not down the list of rooms",
+            "turnwise.algos.losses:1 imports turnwise.config.schema: against the order of the packages",
         ),
         (
             {"core__suggestions": "def f():\n    import json\n"},
@@ -273,15 +273,15 @@ def test_a_clean_house_has_no_violations(tmp_path: Path) -> None:
             },
             "import cycle: turnwise.core.a -> turnwise.core.b -> turnwise.core.c -> turnwise.core.a",
         ),
-        ({"utils__strings": ""}, "utils is no room of the design"),
-        ({"helpers": ""}, "helpers is no room of the design"),
+        ({"utils__strings": ""}, "utils is not a package of the design"),
+        ({"helpers": ""}, "helpers is not a package of the design"),
     ],
 )
-def test_a_planted_violation_is_found(tmp_path: Path, files: dict[str, str], line: str) -> None:
-    assert plant(tmp_path, **files) == [line]
+def test_violations_finds_each_kind(tmp_path: Path, files: dict[str, str], line: str) -> None:
+    assert write_and_check(tmp_path, **files) == [line]
 
 
-def test_code_in_a_rooms_init_is_found(tmp_path: Path) -> None:
-    assert plant(tmp_path, core__suggestions="") == []
-    (tmp_path / "core" / "__init__.py").write_text('"""A room."""\n\nfrom turnwise.core.suggestions import *\n')
-    assert violations(tmp_path) == ["turnwise.core is a room's __init__: a docstring is all it holds"]
+def test_violations_finds_code_in_an_init(tmp_path: Path) -> None:
+    assert write_and_check(tmp_path, core__suggestions="") == []
+    (tmp_path / "core" / "__init__.py").write_text('"""A package."""\n\nfrom turnwise.core.suggestions import *\n')
+    assert violations(tmp_path) == ["turnwise.core: a package's __init__ may contain only a docstring"]

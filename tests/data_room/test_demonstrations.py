@@ -26,7 +26,7 @@ def write(folder: Path, *lines: object) -> Path:
     return file
 
 
-def test_answers_and_their_ends_are_trained_and_nothing_else() -> None:
+def test_demonstration_trains_answers_and_their_ends_only() -> None:
     exchanges = [
         Exchange(messages=(system("Be brief."), user("Two?")), answer="<answer>4</answer>"),
         Exchange(messages=(user("Three?"),), answer="<answer>7</answer>"),
@@ -45,7 +45,7 @@ def test_answers_and_their_ends_are_trained_and_nothing_else() -> None:
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8"), max_size=30), min_size=1, max_size=4))
-def test_any_answer_is_said_exactly(answers: list[str]) -> None:
+def test_demonstration_keeps_any_answer_exactly(answers: list[str]) -> None:
     exchanges = [Exchange(messages=(user("?"),), answer=answer) for answer in answers]
     sample = build_demonstration(0, exchanges, renderer())
     for turn, answer in enumerate(answers):
@@ -53,13 +53,13 @@ def test_any_answer_is_said_exactly(answers: list[str]) -> None:
         assert renderer().parse(ids, Stop.EOS).message.content == answer
 
 
-def test_conversations_are_read_turn_by_turn(tmp_path: Path) -> None:
+def test_read_conversations_splits_turns(tmp_path: Path) -> None:
     (exchanges,) = read_conversations(write(tmp_path, {"messages": TALK}, "", "  "))
     assert [each.answer for each in exchanges] == ["<answer>4</answer>", "<answer>7</answer>"]
     assert [[message.role for message in each.messages] for each in exchanges] == [["system", "user"], ["user"]]
 
 
-def test_what_follows_the_last_answer_is_left_out(tmp_path: Path) -> None:
+def test_read_conversations_drops_text_after_the_last_answer(tmp_path: Path) -> None:
     (exchanges,) = read_conversations(write(tmp_path, {"messages": [*TALK, {"role": "user", "content": "Bye"}]}))
     assert len(exchanges) == 2
 
@@ -76,13 +76,13 @@ def test_what_follows_the_last_answer_is_left_out(tmp_path: Path) -> None:
         ({"messages": TALK[2:]}, "no message before it"),
     ],
 )
-def test_a_bad_line_is_named(tmp_path: Path, line: object, problem: str) -> None:
+def test_read_conversations_names_an_invalid_line(tmp_path: Path, line: object, problem: str) -> None:
     file = write(tmp_path, {"messages": TALK}, line)
     with pytest.raises(UserError, match=f"line 2.*{problem}"):
         list(read_conversations(file))
 
 
-def test_a_file_that_is_no_text_is_one_line(tmp_path: Path) -> None:
+def test_read_conversations_rejects_a_binary_file(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_bytes(b"\xff\xfe\x00")
     for file in (tmp_path / "x.jsonl", tmp_path / "none.jsonl"):
         with pytest.raises(UserError, match="Cannot read"):

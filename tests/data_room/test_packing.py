@@ -23,7 +23,7 @@ def rows_of(batch: Batch) -> list[tuple[list[int], list[int]]]:
 
 @settings(max_examples=50)
 @given(trajectories())
-def test_the_rows_of_a_batch_are_its_samples(given: list[Trajectory]) -> None:
+def test_pack_rows_are_the_samples(given: list[Trajectory]) -> None:
     samples = build_samples(given)
     batch = pack(samples)
     rows = rows_of(batch)[-len(samples) :]
@@ -38,7 +38,7 @@ def test_the_rows_of_a_batch_are_its_samples(given: list[Trajectory]) -> None:
 
 @settings(max_examples=50)
 @given(trajectories())
-def test_targets_are_the_sampled_tokens_and_sources_the_tokens_before_them(given: list[Trajectory]) -> None:
+def test_pack_sources_are_the_tokens_before_the_targets(given: list[Trajectory]) -> None:
     samples = build_samples(given)
     batch = pack(samples)
     expected = [sample.ids[sample.mask] for sample in samples]
@@ -69,7 +69,7 @@ def train_sample(sample: Sample, *, with_critic: bool) -> TrainSample:
 
 @settings(max_examples=50)
 @given(trajectories(), st.booleans())
-def test_every_number_stays_with_its_token(given: list[Trajectory], with_critic: bool) -> None:
+def test_pack_train_keeps_values_with_their_tokens(given: list[Trajectory], with_critic: bool) -> None:
     samples = [train_sample(sample, with_critic=with_critic) for sample in build_samples(given)]
     packed = pack_train(samples)
     names = ("old_logprobs", "ref_logprobs", "old_values", "advantages", "returns", "weights")
@@ -92,7 +92,7 @@ def test_every_number_stays_with_its_token(given: list[Trajectory], with_critic:
 
 @settings(max_examples=50)
 @given(trajectories(), st.integers(1, 80))
-def test_micro_batches_hold_every_sample_once_and_keep_to_the_budget(given: list[Trajectory], budget: int) -> None:
+def test_micro_batches_contain_each_sample_once_within_budget(given: list[Trajectory], budget: int) -> None:
     samples = build_samples(given)
     parts = micro_batches(samples, budget)
     assert sorted(index for part in parts for index in part) == list(range(len(samples)))
@@ -100,7 +100,7 @@ def test_micro_batches_hold_every_sample_once_and_keep_to_the_budget(given: list
         assert len(part) == 1 or len(pack([samples[index] for index in part]).ids) <= budget
 
 
-def test_a_budget_for_everything_gives_one_micro_batch() -> None:
+def test_micro_batches_is_one_if_all_samples_fit() -> None:
     samples = build_samples([trajectory_of([turn_of([3] * 9, [4], extends=False)]) for _ in range(6)])
     assert len(micro_batches(samples, 10_000)) == 1
     assert len(micro_batches(samples, 1)) == 6
@@ -110,7 +110,7 @@ def test_a_budget_for_everything_gives_one_micro_batch() -> None:
     assert len(pack(samples).ids) == shared
 
 
-def test_a_segment_in_which_nothing_was_sampled_harms_no_other() -> None:
+def test_pack_accepts_a_segment_without_sampled_tokens() -> None:
     prompt = [3] * 9 + [5]
     samples = build_samples(
         [
@@ -124,6 +124,6 @@ def test_a_segment_in_which_nothing_was_sampled_harms_no_other() -> None:
     assert [ids for ids, _ in rows_of(batch)[-3:]] == [samples[index].ids.tolist() for index in batch.order]
 
 
-def test_a_sampled_token_without_a_context_is_refused() -> None:
+def test_pack_rejects_a_sampled_token_without_context() -> None:
     with pytest.raises(ValueError, match="no token before it"):
         pack(build_samples([trajectory_of([turn_of([], [4, 5], extends=False)])]))

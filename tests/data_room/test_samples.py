@@ -8,7 +8,7 @@ from turnwise.core.trajectory import Trajectory
 from turnwise.data.samples import build_samples
 
 
-def test_a_trajectory_of_three_turns_and_two_segments() -> None:
+def test_samples_of_three_turns_in_two_segments() -> None:
     trajectory = trajectory_of(
         [
             turn_of([10, 11], [20, 21], extends=False, logprobs=[-0.5, -1.5], temperature=0.7),
@@ -29,7 +29,7 @@ def test_a_trajectory_of_three_turns_and_two_segments() -> None:
 
 @settings(max_examples=50)
 @given(trajectories())
-def test_every_sampled_token_is_in_exactly_one_sample_whatever_the_segments(given: list[Trajectory]) -> None:
+def test_each_sampled_token_is_in_exactly_one_sample(given: list[Trajectory]) -> None:
     expected: Counter = Counter()
     for index, trajectory in enumerate(given):
         for number, turn in enumerate(trajectory.turns):
@@ -48,7 +48,7 @@ def test_every_sampled_token_is_in_exactly_one_sample_whatever_the_segments(give
 
 @settings(max_examples=50)
 @given(trajectories())
-def test_a_sample_is_the_ids_of_its_turns_one_after_the_other(given: list[Trajectory]) -> None:
+def test_sample_ids_are_the_concatenated_turns(given: list[Trajectory]) -> None:
     samples = iter(build_samples(given))
     for trajectory in given:
         for segment in trajectory.segments():

@@ -18,7 +18,7 @@ def samples_with(*contexts: list[int]) -> list[Sample]:
     return build_samples([trajectory_of([turn]) for turn in turns])
 
 
-def test_tokens_behind_a_difference_are_not_shared() -> None:
+def test_tokens_after_a_difference_are_not_shared() -> None:
     common, tail = [*range(3, 15)], [7] * 20
     samples = samples_with([*common, 30, *tail], [*common, 31, *tail], [*common, 32, *tail])
     batch = pack(samples)
@@ -28,12 +28,12 @@ def test_tokens_behind_a_difference_are_not_shared() -> None:
 
 
 @pytest.mark.parametrize(("common", "shared"), [(SHORTEST_PREFIX, True), (SHORTEST_PREFIX - 1, False)])
-def test_short_beginnings_are_not_worth_a_row(common: int, shared: bool) -> None:
+def test_short_prefixes_are_not_shared(common: int, shared: bool) -> None:
     batch = pack(samples_with([5] * common + [30, 31], [5] * common + [32, 33]))
     assert batch.parents == ((-1, 0, 0) if shared else (-1, -1))
 
 
-def test_every_micro_batch_pays_for_its_prompt() -> None:
+def test_each_micro_batch_counts_its_prompt() -> None:
     samples = samples_with(*[[5] * 21] * 9)
     parts = micro_batches(samples, max_tokens=32)
     assert sorted(index for part in parts for index in part) == list(range(9))

@@ -11,7 +11,7 @@ def table_of(given: list[Trajectory]) -> TokenTable:
     return TokenTable(build_samples(given), len(given))
 
 
-def test_a_row_runs_across_segments_and_leaves_out_observations() -> None:
+def test_table_row_spans_segments_without_observations() -> None:
     two_segments = trajectory_of(
         [
             turn_of([1, 1], [5, 6], extends=False, reward=0.25),
@@ -28,7 +28,7 @@ def test_a_row_runs_across_segments_and_leaves_out_observations() -> None:
 
 @settings(max_examples=50)
 @given(trajectories())
-def test_spreading_undoes_the_table(given: list[Trajectory]) -> None:
+def test_table_scatter_is_the_inverse(given: list[Trajectory]) -> None:
     table = table_of(given)
     columns = [torch.randn(int(sample.mask.sum())) for sample in table.samples]
     back = table.scatter(table.to_matrix(columns))
@@ -41,6 +41,6 @@ def test_spreading_undoes_the_table(given: list[Trajectory]) -> None:
 
 @settings(max_examples=50)
 @given(trajectories())
-def test_the_table_has_a_place_for_every_sampled_token_and_no_other(given: list[Trajectory]) -> None:
+def test_table_has_one_entry_per_sampled_token(given: list[Trajectory]) -> None:
     table = table_of(given)
     assert table.mask.sum(dim=1).tolist() == [trajectory.num_sampled for trajectory in given]

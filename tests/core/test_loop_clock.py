@@ -1,4 +1,4 @@
-"""A clock that stands still while the code of others holds the event loop."""
+"""A clock that stops while other code blocks the event loop."""
 
 import asyncio
 
@@ -30,7 +30,7 @@ async def block_in_stretches(seconds: float) -> None:
     await interruptible(stretches(), 60.0, "the outer one")
 
 
-def test_own_clock_counts_waits_and_own_code_only() -> None:
+def test_clock_counts_waits_and_its_own_code_only() -> None:
     async def own(others: asyncio.Task[None]) -> float:
         clock = LoopClock()
         current_clock.set(clock)
@@ -46,7 +46,7 @@ def test_own_clock_counts_waits_and_own_code_only() -> None:
     assert run_in_virtual_time(scenario()) == pytest.approx(8 + 5)
 
 
-def test_own_clock_stands_still_while_an_environment_is_made() -> None:
+def test_clock_stops_while_an_environment_is_created() -> None:
     async def scenario() -> float:
         clock = LoopClock()
         began = clock.now()
@@ -57,7 +57,7 @@ def test_own_clock_stands_still_while_an_environment_is_made() -> None:
     assert run_in_virtual_time(scenario()) == pytest.approx(0)
 
 
-def test_own_clock_stands_still_while_it_is_paused() -> None:
+def test_clock_stops_while_paused() -> None:
     async def scenario() -> list[float]:
         clock = LoopClock()
         current_clock.set(clock)
