@@ -40,7 +40,7 @@ from turnwise.models.memory.estimate import CUDA_CONTEXT, GIB
 from turnwise.models.memory.plan import MemoryPlan
 from turnwise.models.memory.shapes import known_config
 from turnwise.recipes.build import build_learner
-from turnwise.recipes.memory import memory_plan
+from turnwise.recipes.resources import memory_plan
 from turnwise.training.learner import LocalLearner
 
 EPISODES, PROMPT, TURNS, NEW, OBSERVATION = 64, 600, 3, 96, 40

@@ -48,7 +48,7 @@ from turnwise.recipes.build import (
     update_settings,
 )
 from turnwise.recipes.environment_mix import build_environment_mix
-from turnwise.recipes.memory import memory_plan
+from turnwise.recipes.resources import memory_plan
 from turnwise.render.renderer import Renderer
 from turnwise.rewards.judge.registry import JudgeRegistry
 from turnwise.rollout.collect import Collector

@@ -45,9 +45,9 @@ def run_cli(capsys: pytest.CaptureFixture[str]):
 
 ERRORS = [
     ("trian", 'unknown command "trian": did you mean "train"?'),
-    ("train frozn_lake", 'unknown recipe or environment "frozn_lake": did you mean "frozen_lake"?'),
-    ("train", "give one of RECIPE, --from RUN and --resume RUN"),
-    ("train frozen_lake --from x", "give one of RECIPE, --from RUN and --resume RUN"),
+    ("train frozn_lake", 'Unknown recipe or environment "frozn_lake": did you mean "frozen_lake"?'),
+    ("train", "Give one of RECIPE, --from RUN and --resume RUN"),
+    ("train frozen_lake --from x", "Give one of RECIPE, --from RUN and --resume RUN"),
     ("train frozen_lake --algo.clip_hi 1", 'unknown key algo.clip_hi: did you mean "algo.clip_high"?'),
     ("train frozen_lake --algo.gamma 1.5", "algo.gamma = 1.5: must be a number from 0 to 1"),
     ("train frozen_lake --algo.gamma=1.5", "algo.gamma = 1.5: must be a number from 0 to 1"),
@@ -73,8 +73,8 @@ ERRORS = [
     ("train frozen_lake --max_minutes 0", "train.max_minutes = 0.0: must be a number above 0, or none"),
     ("train frozen_lake again", 'unexpected argument "again": see `turnwise train --help`'),
     ("train frozen_lake --env.params.sise 5", "env.params.sise: frozen_lake has no such parameter"),
-    ("train frozen_lake --algo.advantage groo --dry-run", 'unknown algo.advantage "groo"'),
-    ("train frozen_lake --model.name tny --dry-run", 'unknown model "tny": did you mean "tiny"?'),
+    ("train frozen_lake --algo.advantage groo --dry-run", 'Unknown algo.advantage "groo"'),
+    ("train frozen_lake --model.name tny --dry-run", 'Unknown model "tny": did you mean "tiny"?'),
     ("train frozen_lake --model.device gpu --dry-run", 'unknown device "gpu"'),
     ("train missing.py:Env", "no file /"),
     ("train --from nowhere", 'no run "nowhere" here or in runs/'),
@@ -83,10 +83,10 @@ ERRORS = [
     ("play frozen_lake --train.steps 3", "--train.steps has no effect here: this command reads only env"),
     ("eval tiny bandit --train.steps 3", "--train.steps has no effect here: this command reads only env, model, "),
     ("eval tiny bandit --episodes 3 --eval.episodes 4", "eval.episodes is given twice"),
-    ("play lake", "unknown recipe or environment"),
+    ("play lake", "Unknown recipe or environment"),
     ("export runs/a", "--to is missing"),
     ("envs --algo.gamma 1", "unknown option --algo.gamma: this command takes no settings"),
-    ("recipes frozn_lake", 'unknown recipe "frozn_lake": did you mean "frozen_lake"?'),
+    ("recipes frozn_lake", 'Unknown recipe "frozn_lake": did you mean "frozen_lake"?'),
 ]
 
 

@@ -13,7 +13,7 @@ from turnwise.config.load import build, find_run, read_run, read_settings, save_
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.recipes.configure import configure
-from turnwise.recipes.eval_results import saved_contestants
+from turnwise.recipes.eval_plan import saved_contestants
 
 TIED_TO_OTHERS = {"rollout.max_tokens", "rollout.max_new_tokens"}
 

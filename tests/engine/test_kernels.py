@@ -14,7 +14,7 @@ from turnwise.engine.native import kernels
 from turnwise.engine.native.attention import KVCache, QueryRow, SlotPlan, torch_attention
 from turnwise.engine.native.sampling import SamplingBatch, SamplingTensors, sample, sample_batch, uniforms
 from turnwise.models.attention.interface import AttentionCall
-from turnwise.recipes.doctor import examine
+from turnwise.recipes.doctor import check_machine
 
 SLOTS = 6
 
@@ -177,8 +177,8 @@ def test_missing_compiler_falls_back_to_torch_and_is_reported(monkeypatch: pytes
     monkeypatch.delenv("CC", raising=False)
     kernels.optional_kernels.cache_clear()
     assert kernels.optional_kernels() is None
-    (finding,) = [each for each in examine(tmp_path) if each.name == "kernels"]
-    assert "no C compiler" in finding.found and finding.mend and not finding.needed
+    (finding,) = [each for each in check_machine(tmp_path) if each.name == "kernels"]
+    assert "no C compiler" in finding.found and finding.fix and not finding.required
     kernels.optional_kernels.cache_clear()
 
 

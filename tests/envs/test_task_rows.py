@@ -6,7 +6,7 @@ import pytest
 
 from turnwise.core.errors import UserError
 from turnwise.envs.tools.task_rows import read_rows, rows_of_split
-from turnwise.recipes.configure import settings_for
+from turnwise.recipes.configure import load_target
 
 
 def written(folder: Path, name: str, text: str, encoding: str = "utf-8") -> str:
@@ -52,4 +52,4 @@ def test_malformed_file_error_names_the_line(text: str, tmp_path: Path) -> None:
 
 def test_task_file_is_relative_to_the_recipe(tmp_path: Path) -> None:
     recipe = written(tmp_path, "own.toml", '[env]\nkind = "tools"\ntasks = "rows.csv"\n')
-    assert settings_for(recipe)["env"]["tasks"] == f"{tmp_path}/rows.csv"
+    assert load_target(recipe)["env"]["tasks"] == f"{tmp_path}/rows.csv"

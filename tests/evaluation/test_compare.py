@@ -13,13 +13,13 @@ from turnwise.evaluation.compare import (
     BOOTSTRAP,
     MCNEMAR,
     SIGN_FLIP,
-    compare,
+    agresti_min_interval,
     compare_all,
-    matched_interval,
-    mcnemar,
-    sign_flip,
+    compare_paired,
+    mcnemar_test,
+    sign_flip_test,
 )
-from turnwise.evaluation.episodes import Evaluation, tries_shown
+from turnwise.evaluation.episodes import Evaluation, reported_ks
 
 
 def played(task: int, success: bool, member: int = 0, reward: float | None = None) -> Trajectory:
@@ -49,14 +49,14 @@ def several(tasks: Sequence[Sequence[bool]]) -> Evaluation:
 
 def test_the_second_agent_is_measured_against_the_first() -> None:
     first, second = once([True] * 2 + [False] * 8), once([False] * 1 + [True] * 6 + [False] * 3)
-    found = compare(first, second)
+    found = compare_paired(first, second)
     assert found is not None
     assert (found.tasks, found.success) == (10, pytest.approx(0.4))
-    assert (found.p, found.test) == (pytest.approx(mcnemar(1, 5)), MCNEMAR)
-    assert ((found.low, found.high), found.interval) == (pytest.approx(matched_interval(1, 5, 10)), AGRESTI_MIN)
+    assert (found.p, found.test) == (pytest.approx(mcnemar_test(1, 5)), MCNEMAR)
+    assert ((found.low, found.high), found.interval) == (pytest.approx(agresti_min_interval(1, 5, 10)), AGRESTI_MIN)
     assert found.reward == pytest.approx(0.4)
-    assert found.reward_p == pytest.approx(sign_flip([-1] + [1] * 5))
-    back = compare(second, first)
+    assert found.reward_p == pytest.approx(sign_flip_test([-1] + [1] * 5))
+    back = compare_paired(second, first)
     assert back is not None
     assert (back.success, back.p) == (pytest.approx(-0.4), pytest.approx(found.p))
     assert (back.low, back.high) == (pytest.approx(-found.high), pytest.approx(-found.low))
@@ -65,7 +65,7 @@ def test_the_second_agent_is_measured_against_the_first() -> None:
 def test_several_tries_are_compared_task_by_task() -> None:
     first = several([[True, False], [False, False], [True, True]])
     second = several([[True, True], [True, False], [True, True]])
-    found = compare(first, second)
+    found = compare_paired(first, second)
     assert found is not None
     assert found.success == pytest.approx((0.5 + 0.5 + 0.0) / 3)
     assert (found.p, found.test, found.interval) == (pytest.approx(0.5), SIGN_FLIP, BOOTSTRAP)  # 2 of 4 signs
@@ -73,16 +73,16 @@ def test_several_tries_are_compared_task_by_task() -> None:
 
 def test_only_tasks_that_both_tried_are_compared() -> None:
     first, second = once([True, False, False]), once([False, True, False, True, True])
-    found = compare(first, second)
+    found = compare_paired(first, second)
     assert found is not None
     assert (found.tasks, found.success) == (3, 0.0)
     others = Evaluation(trajectories=(played(7, True),), errors=0)
-    assert compare(first, others) is None
+    assert compare_paired(first, others) is None
 
 
 def test_several_comparisons_raise_their_p_but_not_their_differences() -> None:
     base, better, best = once([False] * 12), once([True] * 6 + [False] * 6), once([True] * 12)
-    alone = [compare(base, other) for other in (better, best)]
+    alone = [compare_paired(base, other) for other in (better, best)]
     together = compare_all([base, better, best])
     assert [pair.success for pair in together if pair] == [0.5, 1.0]
     assert together[0] is not None and alone[0] is not None and together[0].p == pytest.approx(alone[0].p)
@@ -111,7 +111,7 @@ def test_a_lost_try_leaves_its_task_out_of_the_largest_k_only() -> None:
 
 def test_one_try_tells_no_pass_at_k() -> None:
     assert not any("pass" in name for name in once([True, False]).metrics())
-    assert [tries_shown(tries) for tries in (1, 2, 3, 8, 10)] == [[], [2], [2, 3], [2, 4, 8], [2, 4, 8, 10]]
+    assert [reported_ks(tries) for tries in (1, 2, 3, 8, 10)] == [[], [2], [2, 3], [2, 4, 8], [2, 4, 8, 10]]
 
 
 def test_equal_seeds_of_two_environments_are_two_tasks() -> None:

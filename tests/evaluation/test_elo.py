@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.evaluation.statistics import Score, expected, performance
+from turnwise.evaluation.statistics import MatchScore, expected_score, performance_rating
 
 RATINGS = st.floats(-1000, 1000)
 
@@ -15,46 +15,46 @@ RATINGS = st.floats(-1000, 1000)
     ("lead", "points"), [(0, 0.5), (400, 10 / 11), (-400, 1 / 11), (200, 0.7597), (800, 100 / 101)]
 )
 def test_expected_points_are_those_of_the_tables(lead: float, points: float) -> None:
-    assert expected(1500 + lead, 1500) == pytest.approx(points, abs=5e-5)
+    assert expected_score(1500 + lead, 1500) == pytest.approx(points, abs=5e-5)
 
 
 @pytest.mark.parametrize(("points", "rating"), [(50, 1500), (75, 1690.85), (25, 1309.15), (90, 1881.70), (64, 1599.95)])
 def test_the_rating_of_a_share_against_one_opponent_is_the_one_of_the_formula(points: float, rating: float) -> None:
-    found = performance([Score(opponent=1500, points=points, games=100)], prior_games=0)
+    found = performance_rating([MatchScore(opponent=1500, points=points, games=100)], prior_games=0)
     assert found == pytest.approx(rating, abs=0.01)
     assert found == pytest.approx(1500 + 400 * math.log10(points / (100 - points)), abs=1e-3)
 
 
 def test_several_opponents_count_together() -> None:
-    both = [Score(opponent=0, points=8, games=10), Score(opponent=200, points=5, games=10)]
-    found = performance(both, prior_games=0)
-    assert 10 * expected(found, 0) + 10 * expected(found, 200) == pytest.approx(13)
+    both = [MatchScore(opponent=0, points=8, games=10), MatchScore(opponent=200, points=5, games=10)]
+    found = performance_rating(both, prior_games=0)
+    assert 10 * expected_score(found, 0) + 10 * expected_score(found, 200) == pytest.approx(13)
     assert 200 < found < 400 * math.log10(4) + 1
-    mirrored = [Score(opponent=-each.opponent, points=each.games - each.points, games=each.games) for each in both]
-    assert performance(mirrored, prior_games=0) == pytest.approx(-found)
+    mirrored = [MatchScore(opponent=-each.opponent, points=each.games - each.points, games=each.games) for each in both]
+    assert performance_rating(mirrored, prior_games=0) == pytest.approx(-found)
 
 
 def test_who_wins_all_or_nothing_has_a_rating_and_more_games_say_more() -> None:
-    few, many = (performance([Score(opponent=100, points=n, games=n)]) for n in (4, 40))
+    few, many = (performance_rating([MatchScore(opponent=100, points=n, games=n)]) for n in (4, 40))
     assert 100 + 400 * math.log10(4.5 / 0.5) == pytest.approx(few, abs=1e-3)
     assert few < many < 1000
-    assert performance([Score(opponent=100, points=0, games=4)]) == pytest.approx(200 - few, abs=1e-3)
+    assert performance_rating([MatchScore(opponent=100, points=0, games=4)]) == pytest.approx(200 - few, abs=1e-3)
 
 
 @given(st.lists(st.tuples(RATINGS, st.integers(1, 50), st.floats(0, 1)), min_size=1, max_size=5), RATINGS)
 def test_a_rating_moves_with_its_opponents_and_rises_with_points(
     played: list[tuple[float, int, float]], shift: float
 ) -> None:
-    scores = [Score(opponent=rating, points=share * games, games=games) for rating, games, share in played]
-    found = performance(scores)
-    moved = [Score(opponent=each.opponent + shift, points=each.points, games=each.games) for each in scores]
-    assert performance(moved) == pytest.approx(found + shift, abs=1e-3)
-    better = [Score(opponent=each.opponent, points=each.games, games=each.games) for each in scores]
-    assert performance(better) >= found - 1e-3
+    scores = [MatchScore(opponent=rating, points=share * games, games=games) for rating, games, share in played]
+    found = performance_rating(scores)
+    moved = [MatchScore(opponent=each.opponent + shift, points=each.points, games=each.games) for each in scores]
+    assert performance_rating(moved) == pytest.approx(found + shift, abs=1e-3)
+    better = [MatchScore(opponent=each.opponent, points=each.games, games=each.games) for each in scores]
+    assert performance_rating(better) >= found - 1e-3
 
 
 def test_impossible_scores_and_no_games_are_refused() -> None:
-    with pytest.raises(ValueError, match="5 points in 4 games"):
-        Score(opponent=0, points=5, games=4)
-    with pytest.raises(ValueError, match="no games"):
-        performance([])
+    with pytest.raises(ValueError, match="must be between 0 and 4, not 5"):
+        MatchScore(opponent=0, points=5, games=4)
+    with pytest.raises(ValueError, match="at least one game"):
+        performance_rating([])

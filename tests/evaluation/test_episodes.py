@@ -7,7 +7,7 @@ from episodes_for_tests import task_of, trajectory_of, turn_of
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, UserError
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Trajectory
-from turnwise.evaluation.episodes import BROKEN_IN_A_ROW, all_tries, play_episodes
+from turnwise.evaluation.episodes import MAX_FAILURES_IN_A_ROW, list_tries, run_episodes
 
 
 class Shaky:
@@ -36,8 +36,8 @@ def tasks(count: int) -> list[Task]:
 
 def played(player: Shaky, count: int, tries: int = 1, attempts: int = 3) -> tuple[list[Trajectory], list[Exception]]:
     done: list[Trajectory] = []
-    wanted = all_tries(tasks(count), tries)
-    failures = asyncio.run(play_episodes(player, wanted, in_flight=4, attempts=attempts, finished=done.append))
+    wanted = list_tries(tasks(count), tries)
+    failures = asyncio.run(run_episodes(player, wanted, in_flight=4, attempts=attempts, on_finished=done.append))
     return done, failures
 
 
@@ -50,7 +50,7 @@ def test_every_task_and_try_is_played_once_with_few_at_a_time() -> None:
 
 
 def test_first_tries_come_first() -> None:
-    assert [(task.seed, member) for task, member in all_tries(tasks(2), 2)] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert [(task.seed, member) for task, member in list_tries(tasks(2), 2)] == [(0, 0), (1, 0), (0, 1), (1, 1)]
 
 
 def test_what_breaks_is_run_again_and_lost_after_its_attempts() -> None:
@@ -58,15 +58,15 @@ def test_what_breaks_is_run_again_and_lost_after_its_attempts() -> None:
     done, failures = played(player, count=6)
     assert sorted(each.task.seed for each in done) == [0, 1, 2, 3, 5]
     assert [str(each) for each in failures] == ["broke 2"]
-    luck = [key.attempt for key in player.keys if key.task.seed == 2]
-    assert luck == [0, 0, 1], "the same luck where infrastructure broke, other luck where the environment did"
+    attempts = [key.attempt for key in player.keys if key.task.seed == 2]
+    assert attempts == [0, 0, 1], "an infrastructure failure keeps the attempt number, an environment failure raises it"
 
 
 def test_where_everything_breaks_it_stops_and_says_why() -> None:
     player = Shaky(always=True)
-    with pytest.raises(UserError, match=r"8 episodes in a row broke: broke 1: mend that first"):
+    with pytest.raises(UserError, match=r"8 episodes in a row failed. .* last failure: broke 1"):
         played(player, count=1000, attempts=2)
-    assert len(player.keys) <= 2 * (BROKEN_IN_A_ROW + 4)
+    assert len(player.keys) <= 2 * (MAX_FAILURES_IN_A_ROW + 4)
 
 
 def test_breaks_now_and_then_do_not_stop_it() -> None:
@@ -80,4 +80,4 @@ def test_a_failure_of_the_program_goes_through_as_it_is() -> None:
             raise UserError("no such model")
 
     with pytest.raises(UserError, match="no such model"):
-        asyncio.run(play_episodes(Wrong(), all_tries(tasks(9), 1), in_flight=4, attempts=3, finished=print))
+        asyncio.run(run_episodes(Wrong(), list_tries(tasks(9), 1), in_flight=4, attempts=3, on_finished=print))

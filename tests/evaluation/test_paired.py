@@ -5,7 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.evaluation.compare import bootstrap_interval, holm, matched_interval, mcnemar, sign_flip
+from turnwise.evaluation.compare import (
+    agresti_min_interval,
+    bootstrap_interval,
+    holm_correction,
+    mcnemar_test,
+    sign_flip_test,
+)
 
 
 @pytest.mark.parametrize(
@@ -19,8 +25,8 @@ from turnwise.evaluation.compare import bootstrap_interval, holm, matched_interv
     ],
 )
 def test_mcnemar_against_values_by_hand(only_first: int, only_second: int, p: float) -> None:
-    assert mcnemar(only_first, only_second) == pytest.approx(p)
-    assert mcnemar(only_second, only_first) == pytest.approx(p)
+    assert mcnemar_test(only_first, only_second) == pytest.approx(p)
+    assert mcnemar_test(only_second, only_first) == pytest.approx(p)
 
 
 def test_mcnemar_of_a_textbooks_table() -> None:
@@ -29,27 +35,27 @@ def test_mcnemar_of_a_textbooks_table() -> None:
     The book's z is (86 - 150) / sqrt(236) = -4.17, which has p = 3.1e-5; the exact one is a little larger.
     """
     assert math.erfc(4.166 / math.sqrt(2)) == pytest.approx(3.1e-5, rel=0.01)
-    assert 3.1e-5 < mcnemar(150, 86) < 4.5e-5
+    assert 3.1e-5 < mcnemar_test(150, 86) < 4.5e-5
 
 
 def test_the_matched_interval_of_a_textbooks_table() -> None:
     """The same table: a change of -0.04 with standard error 0.0095, so -0.06 to -0.02."""
-    low, high = matched_interval(150, 86, 1600)
+    low, high = agresti_min_interval(150, 86, 1600)
     assert (low, high) == pytest.approx((-0.0587, -0.0212), abs=3e-4)
     with pytest.raises(ValueError):
-        matched_interval(3, 3, 5)
+        agresti_min_interval(3, 3, 5)
 
 
 def test_the_matched_interval_does_not_vanish_where_none_differ() -> None:
-    low, high = matched_interval(0, 0, 10)
+    low, high = agresti_min_interval(0, 0, 10)
     assert (low, high) == pytest.approx((-1.959964 / 12, 1.959964 / 12), abs=1e-6)
 
 
 @given(a=st.integers(0, 50), b=st.integers(0, 50), same=st.integers(0, 100))
 def test_the_matched_interval_turns_with_its_sides(a: int, b: int, same: int) -> None:
-    low, high = matched_interval(a, b, a + b + same)
+    low, high = agresti_min_interval(a, b, a + b + same)
     assert -1 <= low <= high <= 1
-    assert matched_interval(b, a, a + b + same) == pytest.approx((-high, -low))
+    assert agresti_min_interval(b, a, a + b + same) == pytest.approx((-high, -low))
     assert low <= (b - a) / (a + b + same + 2) <= high
 
 
@@ -58,25 +64,25 @@ def test_the_sign_flip_test_is_the_share_of_all_signs(differences: list[int]) ->
     ways = list(product((-1, 1), repeat=len(differences)))
     sums = [sum(sign * value for sign, value in zip(way, differences, strict=True)) for way in ways]
     expected = sum(abs(total) >= abs(sum(differences)) for total in sums) / len(ways)
-    assert sign_flip([float(value) for value in differences]) == pytest.approx(expected)
+    assert sign_flip_test([float(value) for value in differences]) == pytest.approx(expected)
 
 
 @given(a=st.integers(0, 8), b=st.integers(0, 8), same=st.integers(0, 20))
 def test_on_single_tries_the_sign_flip_test_is_mcnemars(a: int, b: int, same: int) -> None:
-    assert sign_flip([-1.0] * a + [1.0] * b + [0.0] * same) == pytest.approx(mcnemar(a, b))
+    assert sign_flip_test([-1.0] * a + [1.0] * b + [0.0] * same) == pytest.approx(mcnemar_test(a, b))
 
 
 @pytest.mark.parametrize(("a", "b"), [(10, 30), (20, 25), (25, 25), (0, 40)])
 def test_the_sampled_sign_flip_test_comes_near_the_exact_one(a: int, b: int) -> None:
-    found, exact = sign_flip([-1.0] * a + [1.0] * b), mcnemar(a, b)
+    found, exact = sign_flip_test([-1.0] * a + [1.0] * b), mcnemar_test(a, b)
     assert found == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / 20_000) + 1e-4)
-    assert found == sign_flip([-1.0] * a + [1.0] * b), "seeded"
+    assert found == sign_flip_test([-1.0] * a + [1.0] * b), "seeded"
     assert found > 0, "the one that was seen is among the draws"
 
 
 def test_differences_that_cancel_are_no_evidence() -> None:
-    assert sign_flip([0.1, 0.2, -0.3]) == 1.0
-    assert sign_flip([0.0] * 5) == sign_flip([]) == 1.0
+    assert sign_flip_test([0.1, 0.2, -0.3]) == 1.0
+    assert sign_flip_test([0.0] * 5) == sign_flip_test([]) == 1.0
 
 
 def test_the_bootstrap_comes_near_the_normal_interval() -> None:
@@ -98,15 +104,15 @@ def test_the_bootstrap_refuses_nothing_at_all() -> None:
 
 
 def test_holms_rule_by_hand() -> None:
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([0.5, 0.6]) == [1.0, 1.0]
-    assert holm([0.2]) == [0.2]
-    assert holm([]) == []
+    assert holm_correction([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm_correction([0.5, 0.6]) == [1.0, 1.0]
+    assert holm_correction([0.2]) == [0.2]
+    assert holm_correction([]) == []
 
 
 @given(ps=st.lists(st.floats(0, 1), min_size=1, max_size=6))
 def test_holms_rule_keeps_the_order_and_never_lowers(ps: list[float]) -> None:
-    raised = holm(ps)
+    raised = holm_correction(ps)
     assert all(low <= high <= 1 for low, high in zip(ps, raised, strict=True))
     order = sorted(range(len(ps)), key=lambda index: ps[index])
     assert [raised[index] for index in order] == sorted(raised)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.evaluation.statistics import pass_at_k, wilson, wilson_by_task, wilson_of_rate
+from turnwise.evaluation.statistics import pass_at_k, wilson_interval, wilson_interval_by_task, wilson_interval_of_rate
 
 
 @pytest.mark.parametrize(
@@ -19,39 +19,39 @@ from turnwise.evaluation.statistics import pass_at_k, wilson, wilson_by_task, wi
     ],
 )
 def test_wilson_against_values_by_hand(successes: int, n: int, low: float, high: float) -> None:
-    assert wilson(successes, n) == pytest.approx((low, high), abs=2e-6)
+    assert wilson_interval(successes, n) == pytest.approx((low, high), abs=2e-6)
 
 
 def test_wilson_of_nothing_says_nothing() -> None:
-    assert wilson(0, 0) == (0.0, 1.0)
+    assert wilson_interval(0, 0) == (0.0, 1.0)
 
 
 def test_wilson_at_another_confidence() -> None:
-    assert wilson(5, 10, confidence=0.6826894921) == pytest.approx((0.349245, 0.650755), abs=2e-6)  # z = 1
+    assert wilson_interval(5, 10, confidence=0.6826894921) == pytest.approx((0.349245, 0.650755), abs=2e-6)  # z = 1
 
 
 @given(n=st.integers(1, 2000), data=st.data())
 def test_wilson_ends_solve_their_equation_and_hold_the_rate(n: int, data: st.DataObject) -> None:
     successes = data.draw(st.integers(0, n))
     rate = successes / n
-    low, high = wilson(successes, n)
+    low, high = wilson_interval(successes, n)
     assert 0 <= low <= rate <= high <= 1
     for end in (low, high):
         z_squared = 1.959963984540054**2
         assert (rate - end) ** 2 * n == pytest.approx(z_squared * end * (1 - end), abs=1e-9)
-    assert wilson(n - successes, n) == pytest.approx((1 - high, 1 - low))
+    assert wilson_interval(n - successes, n) == pytest.approx((1 - high, 1 - low))
 
 
 @pytest.mark.parametrize(("successes", "n"), [(-1, 3), (4, 3)])
 def test_wilson_refuses_counts_that_cannot_be(successes: int, n: int) -> None:
     with pytest.raises(ValueError):
-        wilson(successes, n)
+        wilson_interval(successes, n)
 
 
 @pytest.mark.parametrize("confidence", [0.0, 1.0, 95.0])
 def test_wilson_refuses_a_confidence_outside_its_range(confidence: float) -> None:
     with pytest.raises(ValueError, match="confidence"):
-        wilson(1, 2, confidence)
+        wilson_interval(1, 2, confidence)
 
 
 @given(n=st.integers(1, 8), data=st.data())
@@ -75,30 +75,32 @@ def test_pass_at_k_refuses_what_cannot_be_drawn(n: int, c: int, k: int) -> None:
 @given(outcomes=st.lists(st.booleans(), min_size=1, max_size=60))
 def test_with_one_try_a_task_the_interval_is_wilsons(outcomes: list[bool]) -> None:
     rates = [float(each) for each in outcomes]
-    assert wilson_by_task(rates, len(rates)) == pytest.approx(wilson(sum(outcomes), len(outcomes)))
+    assert wilson_interval_by_task(rates, len(rates)) == pytest.approx(wilson_interval(sum(outcomes), len(outcomes)))
 
 
 def test_tries_that_always_agree_count_as_one() -> None:
     rates = [1.0, 0.0, 1.0, 0.0, 0.0]
-    assert wilson_by_task(rates, 5 * 8) == pytest.approx(wilson(2, 5))
-    assert wilson_by_task([1.0] * 5, 5 * 8) == wilson(5, 5), "without spread there is nothing to be more sure by"
+    assert wilson_interval_by_task(rates, 5 * 8) == pytest.approx(wilson_interval(2, 5))
+    assert wilson_interval_by_task([1.0] * 5, 5 * 8) == wilson_interval(5, 5), (
+        "without spread there is nothing to be more sure by"
+    )
 
 
 def test_tries_as_independent_as_tasks_count_in_full() -> None:
-    assert wilson_by_task([0.5] * 10, 40) == wilson(5, 10), "no spread at all: the careful end"
+    assert wilson_interval_by_task([0.5] * 10, 40) == wilson_interval(5, 10), "no spread at all: the careful end"
     rates = [0.25, 0.5, 0.75, 0.5] * 5  # variance 1/32: as of 8 fair tries a task, of which there were only 4
-    assert wilson_by_task(rates, 80) == pytest.approx(wilson(40, 80))
+    assert wilson_interval_by_task(rates, 80) == pytest.approx(wilson_interval(40, 80))
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=40))
 def test_several_tries_are_worth_at_least_the_tasks_and_at_most_the_episodes(counts: list[int]) -> None:
     rates = [count / 4 for count in counts]
     rate, n = sum(rates) / len(rates), len(rates)
-    low, high = wilson_by_task(rates, 4 * n)
-    careful, bold = wilson_of_rate(rate, n), wilson_of_rate(rate, 4 * n)
+    low, high = wilson_interval_by_task(rates, 4 * n)
+    careful, bold = wilson_interval_of_rate(rate, n), wilson_interval_of_rate(rate, 4 * n)
     assert careful[0] - 1e-12 <= low <= bold[0] + 1e-12
     assert bold[1] - 1e-12 <= high <= careful[1] + 1e-12
 
 
 def test_no_tasks_say_nothing() -> None:
-    assert wilson_by_task([], 0) == (0.0, 1.0)
+    assert wilson_interval_by_task([], 0) == (0.0, 1.0)

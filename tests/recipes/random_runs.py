@@ -189,7 +189,8 @@ def draw_case(number: int, folder: Path) -> tuple[Settings, list[Moment]]:
     while True:
         settings = draw_settings(rng, rewards)
         try:
-            check_run(configured(settings, folder))
+            config = configured(settings, folder)
+            check_run(config, build_environment_mix(config))
         except UserError:
             continue
         return settings, draw_moments(rng)

@@ -9,8 +9,8 @@ from turnwise.config.load import build
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.messages import system, user
-from turnwise.recipes.contexts import CONTEXTS, READ_IN, build_context, load_writer
-from turnwise.recipes.validate import check
+from turnwise.recipes.contexts import CONTEXTS, MODES_USING, build_context, load_summary_hook
+from turnwise.recipes.validate import check_settings
 from turnwise.rollout.context import FullContext
 from turnwise.rollout.context_modes import SummaryContext, SummaryTrigger, TurnContext, TurnMemory, WindowContext
 
@@ -22,7 +22,7 @@ def config_of(mode: str, **settings: Any) -> Config:
 
 def refused(mode: str, **settings: Any) -> str:
     with pytest.raises(UserError) as caught:
-        check(config_of(mode, **settings))
+        check_settings(config_of(mode, **settings))
     return str(caught.value)
 
 
@@ -30,7 +30,7 @@ def test_every_mode_passes_with_its_defaults_and_is_built() -> None:
     kinds = {"full": FullContext, "window": WindowContext, "turn": TurnContext, "summary": SummaryContext}
     assert kinds.keys() == CONTEXTS.keys()
     for mode, kind in kinds.items():
-        check(config_of(mode))
+        check_settings(config_of(mode))
         assert type(build_context(config_of(mode), renderer())) is kind
 
 
@@ -69,17 +69,17 @@ def test_every_setting_reaches_its_mode() -> None:
 
 
 def test_every_setting_is_read_in_some_mode() -> None:
-    assert READ_IN.keys() == type(Config().context).model_fields.keys() - {"mode"}
-    assert all(set(modes) <= CONTEXTS.keys() for modes in READ_IN.values())
+    assert MODES_USING.keys() == type(Config().context).model_fields.keys() - {"mode"}
+    assert all(set(modes) <= CONTEXTS.keys() for modes in MODES_USING.values())
 
 
 def test_a_setting_that_the_mode_does_not_read_is_refused() -> None:
     assert refused("full", context__turns=2) == (
-        "context.turns has no effect with context.mode full: leave it out, or choose context.mode window or turn"
+        "context.turns has no effect with context.mode full. Leave it out, or choose context.mode window or turn."
     )
     assert "choose context.mode turn" in refused("window", context__memory="actions")
     assert "choose context.mode window" in refused("turn", context__slack=1)
-    check(config_of("window", context__turns=2, context__slack=1, context__keep_opening=True))
+    check_settings(config_of("window", context__turns=2, context__slack=1, context__keep_opening=True))
 
 
 def test_an_unknown_mode_is_refused() -> None:
@@ -87,20 +87,20 @@ def test_an_unknown_mode_is_refused() -> None:
 
 
 def test_a_summary_that_could_not_fit_is_refused() -> None:
-    assert "make 2000 tokens, which leaves no room in rollout.max_tokens 2000" in refused(
+    assert "add up to 2000 tokens, which do not fit into rollout.max_tokens 2000" in refused(
         "summary", context__summary_at=1808, rollout__max_tokens=2000
     )
-    check(config_of("summary", context__summary_at=1807, rollout__max_tokens=2000))
-    check(config_of("full", rollout__max_tokens=200))
+    check_settings(config_of("summary", context__summary_at=1807, rollout__max_tokens=2000))
+    check_settings(config_of("full", rollout__max_tokens=200))
 
 
 def test_a_hook_is_found_before_anything_starts(tmp_path: Path) -> None:
     hooks = tmp_path / "hooks.py"
     hooks.write_text("LIMIT = 3\ndef briefly(messages):\n    return f'{len(messages)} messages'\n")
-    check(config_of("summary", context__summary_by=f"{hooks}:briefly"))
-    writer = load_writer(f"{hooks}:briefly")
+    check_settings(config_of("summary", context__summary_by=f"{hooks}:briefly"))
+    writer = load_summary_hook(f"{hooks}:briefly")
     assert writer is not None and writer([user("a"), user("b")]) == "2 messages"
-    assert load_writer("model") is None
+    assert load_summary_hook("model") is None
     assert 'did you mean "briefly"?' in refused("summary", context__summary_by=f"{hooks}:breifly")
     assert 'no function "LIMIT"' in refused("summary", context__summary_by=f"{hooks}:LIMIT")
     assert "no file" in refused("summary", context__summary_by=f"{tmp_path}/none.py:f")

@@ -78,15 +78,15 @@ def test_a_command_is_accepted(words: list[str], workplace: Path, monkeypatch: p
     """Training is asked what it would do; what else would load a model is stopped once all checks are behind it."""
     begun: list[str] = []
 
-    def imitate(config, *, resume, given, recipe):
-        imitation.check_sft(config, build_environment_mix(config), given)
+    def imitate(config, *, resume, override_keys, recipe):
+        imitation.check_sft(config, build_environment_mix(config), override_keys)
         assert (recipe is None) == resume
         assert config.sft.demos is not None or resume
         begun.append("sft")
 
     monkeypatch.setattr(imitation, "sft", imitate)
-    monkeypatch.setattr(evaluation, "evaluate_into", lambda asked, out, wire: begun.append("eval"))
-    monkeypatch.setattr(evaluation, "go_on", lambda path, wire: begun.append("eval"))
+    monkeypatch.setattr(evaluation, "evaluate_into_folder", lambda plan, out, endpoint_options: begun.append("eval"))
+    monkeypatch.setattr(evaluation, "resume_evaluation", lambda path, endpoint_options: begun.append("eval"))
     monkeypatch.setattr(export, "merge", lambda adapter, into: begun.append("merge"))
     if words[0] == "train":
         if ".py:" in words[1]:

@@ -7,16 +7,16 @@ from types import ModuleType
 import pytest
 
 from turnwise.recipes import doctor
-from turnwise.recipes.doctor import Finding, examine
+from turnwise.recipes.doctor import Finding, check_machine
 
 
 def found(name: str, folder: Path) -> Finding:
-    (finding,) = [finding for finding in examine(folder) if finding.name == name]
+    (finding,) = [finding for finding in check_machine(folder) if finding.name == name]
     return finding
 
 
 def test_a_healthy_machine_needs_no_mending(tmp_path: Path) -> None:
-    assert [finding.name for finding in examine(tmp_path) if finding.mend and finding.needed] == []
+    assert [finding.name for finding in check_machine(tmp_path) if finding.fix and finding.required] == []
 
 
 def test_a_package_that_does_not_load_is_reported_and_does_not_stop_the_others(
@@ -32,15 +32,15 @@ def test_a_package_that_does_not_load_is_reported_and_does_not_stop_the_others(
     monkeypatch.setattr(importlib, "import_module", broken)
     torch = found("torch", tmp_path)
     assert "libtorch.so" in torch.found
-    assert torch.mend == "pip install --force-reinstall torch"
-    assert torch.needed
+    assert torch.fix == "pip install --force-reinstall torch"
+    assert torch.required
     assert found("gpu", tmp_path).found == "unknown without torch"
 
 
 def test_a_missing_optional_part_gets_its_install_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "OPTIONAL", {"no-such-package": ("nothing", "pip install no-such-package")})
     finding = found("no-such-package", tmp_path)
-    assert (finding.mend, finding.needed) == ("pip install no-such-package", False)
+    assert (finding.fix, finding.required) == ("pip install no-such-package", False)
 
 
 def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,11 +50,11 @@ def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path, monkeypatch
     monkeypatch.setattr(doctor.tempfile, "TemporaryFile", refuse)
     finding = found("runs folder", tmp_path / "not" / "yet")
     assert finding.found.endswith("Permission denied")
-    assert finding.mend == "choose another with --record.folder"
-    assert finding.needed
+    assert finding.fix == "choose another with --record.folder"
+    assert finding.required
 
 
 def test_the_sandbox_is_tried_and_what_it_gives_is_said(tmp_path: Path) -> None:
-    found = {finding.name.strip(): finding for finding in examine(tmp_path)}
+    found = {finding.name.strip(): finding for finding in check_machine(tmp_path)}
     assert {"sandbox", "namespaces", "landlock"} <= found.keys()
-    assert found["sandbox"].found.endswith("is used") or found["sandbox"].mend
+    assert found["sandbox"].found.endswith("is used") or found["sandbox"].fix

@@ -10,7 +10,7 @@ from turnwise.config.load import build, read_settings, to_toml
 from turnwise.core.errors import UserError
 from turnwise.envs.bandit.env import Bandit
 from turnwise.envs.registry import spec_of
-from turnwise.recipes.environment_mix import build_environment_mix, task_source
+from turnwise.recipes.environment_mix import build_environment_mix, build_task_source
 from turnwise.recipes.run import train
 from turnwise.training.checkpoints import read_state
 
@@ -38,7 +38,7 @@ def test_settings_of_a_mixture_are_read_from_toml(tmp_path: Path) -> None:
     file.write_text(to_toml(small(Path("x"), **MIX)))
     again = build_environment_mix(build(read_settings(file)))
     assert (
-        again.worlds == build_environment_mix(small(Path("x"), **MIX)).worlds
+        again.entries == build_environment_mix(small(Path("x"), **MIX)).entries
         and again.name == "bandit+frozen_lake+large"
     )
 
@@ -61,13 +61,13 @@ def test_unknown_environments_parameters_and_names_in_use_are_refused(tmp_path: 
         build_environment_mix(small(tmp_path, env__mix={"frozen_lak": 1}))
     with pytest.raises(UserError, match="no such parameter"):
         build_environment_mix(small(tmp_path, env__mix={"frozen_lake": {"params": {"sise": 4}}}))
-    with pytest.raises(UserError, match="name already"):
+    with pytest.raises(UserError, match=r"already the name of env.kind"):
         build_environment_mix(small(tmp_path, env__mix={"bandit": 1}))
 
 
 def test_typed_on_the_command_line() -> None:
     typed = [("env.mix.sokoban", "2"), ("env.mix.big.kind", "frozen_lake"), ("env.mix.big.params.size", "6")]
-    worlds = build_environment_mix(build({"env": {"kind": "bandit"}}, typed)).worlds
+    worlds = build_environment_mix(build({"env": {"kind": "bandit"}}, typed)).entries
     assert [(world.env, world.weight) for world in worlds] == [("bandit", 1.0), ("sokoban", 2.0), ("big", 1.0)]
     assert worlds[2].params["size"] == 6
 
@@ -95,11 +95,11 @@ class Rows(Bandit):
 
 def test_curriculum_draws_and_measures_rows_of_a_file(tmp_path: Path) -> None:
     config, console = small(tmp_path, **CURRICULUM, env__kind="rows"), quiet()
-    train(config, kind=spec_of(Rows), console=console)
+    train(config, spec=spec_of(Rows), console=console)
     assert "note: curriculum.pool 8 trains on 8 of 30 rows" in printed(console)
     rows = {row["seed"] for row in episodes(tmp_path / "run")}
     worlds = build_environment_mix(config, spec_of(Rows))
-    pool = {task.seed for task in task_source(config, worlds).draw(0, 8)}
+    pool = {task.seed for task in build_task_source(config, worlds).draw(0, 8)}
     assert rows <= pool and len(pool) == 8
     state = read_state(tmp_path / "run" / "checkpoints" / "step_000003")
     assert set(state.measured) == {f"{worlds.name}:{row}" for row in rows}
@@ -117,5 +117,5 @@ def test_with_a_curriculum_too_a_resumed_run_ends_the_same(tmp_path: Path) -> No
 
 
 def test_a_pool_smaller_than_a_step_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"curriculum\.pool 1 holds fewer"):
+    with pytest.raises(UserError, match=r"curriculum\.pool 1 has fewer"):
         train(small(tmp_path, curriculum__pool=1), console=quiet())

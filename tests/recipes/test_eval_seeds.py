@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from turnwise.core.errors import UserError
 from turnwise.core.task import Split
 from turnwise.envs.seeds import seed_for
-from turnwise.recipes.eval_results import read_seeds, write_seeds
+from turnwise.recipes.eval_plan import read_seeds, write_seeds
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
@@ -26,7 +26,7 @@ def test_a_file_may_list_them_with_remarks(tmp_path: Path) -> None:
 def test_seeds_as_recorded_are_taken_and_must_be_of_the_split() -> None:
     recorded = seed_for("validation", 4)
     assert read_seeds(f"{recorded},9", "validation") == (recorded, seed_for("validation", 9))
-    with pytest.raises(UserError, match="is of the validation split, not test: give --split validation"):
+    with pytest.raises(UserError, match=r"belongs to the validation split, not to test. Give --split validation"):
         read_seeds(str(recorded), "test")
 
 
@@ -43,16 +43,16 @@ def test_runs_of_numbers_are_written_as_ranges() -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("", "holds no seeds"),
-        (",", "holds no seeds"),
-        ("1,x", '"x" is no seed'),
-        ("5-3", '"5-3" is no seed'),
-        ("-3", '"-3" is no seed'),
-        ("1,2,1", "names 1 twice: give each once, and --tries"),
+        ("", "contains no seeds"),
+        (",", "contains no seeds"),
+        ("1,x", '"x" is not a seed'),
+        ("5-3", '"5-3" is not a seed'),
+        ("-3", '"-3" is not a seed'),
+        ("1,2,1", "names 1 twice. Give each seed once; --tries"),
         ("1-4,3", "names 3 twice"),
         ("0-99999999999", "more than 1000000"),
         ("9" * 15, "belongs to no split"),
-        ("٣", '"٣" is no seed'),
+        ("٣", '"٣" is not a seed'),
     ],
 )
 def test_what_is_no_list_of_seeds_is_refused(text: str, line: str) -> None:

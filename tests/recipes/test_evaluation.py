@@ -25,8 +25,9 @@ from turnwise.envs.registry import load_spec
 from turnwise.envs.seeds import seed_for
 from turnwise.evaluation import episodes
 from turnwise.recipes import evaluation
-from turnwise.recipes.eval_contestants import EndpointOptions, Remote
-from turnwise.recipes.evaluation import ask, evaluate_into, go_on
+from turnwise.recipes.eval_contestants import EndpointOptions, RemoteModels
+from turnwise.recipes.eval_plan import plan_evaluation
+from turnwise.recipes.evaluation import evaluate_into_folder, resume_evaluation
 from turnwise.record.evaluation_folder import EvaluationFolder
 
 KEY = "sk-only-for-this-test"
@@ -71,17 +72,21 @@ def some_faults(said: list[int]) -> list[str]:
     return chance.choices(FAULTS, k=chance.randrange(4)) + ["late"] * (chance.randrange(12) == 0)
 
 
-def run(env: str, url: str, *, out: Path, overrides: Any = (), wire: EndpointOptions = FAST, **given: Any) -> Any:
+def run(
+    env: str, url: str, *, out: Path, overrides: Any = (), endpoint_options: EndpointOptions = FAST, **given: Any
+) -> Any:
     console = quiet()
-    asked = ask([env], remote=Remote(url=url, models=("m",)), overrides=overrides, **given)
-    return evaluate_into(asked, out, wire=wire, console=console), printed(console)
+    asked = plan_evaluation([env], remote=RemoteModels(url=url, models=("m",)), overrides=overrides, **given)
+    return evaluate_into_folder(asked, out, endpoint_options=endpoint_options, console=console), printed(console)
 
 
 def test_every_seed_is_evaluated_once_whatever_the_endpoint_does(env: str, tmp_path: Path) -> None:
     server = Server(faults=some_faults)
-    wire = replace(FAST, timeout_s=5.0)
+    endpoint_options = replace(FAST, timeout_s=5.0)
     with serving(server) as url:
-        results, text = run(env, url, out=tmp_path / "out", overrides=[("eval.episodes", 24)], wire=wire)
+        results, text = run(
+            env, url, out=tmp_path / "out", overrides=[("eval.episodes", 24)], endpoint_options=endpoint_options
+        )
     starts = [start_of(env, index) for index in range(24)]
     assert set(server.met) >= {"429 retry-after=0.01", "500", "cut", "late", "garbage"}, "the faults were met"
     assert server.answered == Counter([(start,) for start in starts] + [(start, start + 1) for start in starts])
@@ -160,14 +165,17 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(
         server.settle()
         before = sum(server.answered.values())
         if again == "resume":
-            results = go_on(out, wire=FAST, console=quiet())
+            results = resume_evaluation(out, endpoint_options=FAST, console=quiet())
         else:
             results, _ = run(env, url, out=out, seeds="0-9", tries=2)
     assert seeds_of(saved(out)) == expected(10, tries=2)
     assert sum(server.answered.values()) - before == 2 * (20 - there), "only what was missing was asked for"
     assert results.evaluations[0].episodes == 20
     played = len(server.requests)
-    assert go_on(out, wire=FAST, console=quiet()).evaluations[0].metrics() == results.evaluations[0].metrics()
+    assert (
+        resume_evaluation(out, endpoint_options=FAST, console=quiet()).evaluations[0].metrics()
+        == results.evaluations[0].metrics()
+    )
     assert len(server.requests) == played, "nothing is left to play"
 
 
@@ -181,7 +189,7 @@ def test_ctrl_c_says_how_to_go_on(env: str, tmp_path: Path, monkeypatch: pytest.
 
         patch.setattr(EvaluationFolder, "add_episode", add)
         with pytest.raises(
-            KeyboardInterrupt, match=r"stopped; what is done is kept, go on with: turnwise eval --resume .*out"
+            KeyboardInterrupt, match=r"Stopped\. Finished episodes are saved; resume with: turnwise eval --resume .*out"
         ):
             run(env, url, out=tmp_path / "out", seeds="0-9")
     assert 1 <= len(saved(tmp_path / "out")) < 10
@@ -224,13 +232,13 @@ def test_a_folder_takes_more_tasks_and_models_but_no_other_settings(env: str, tm
         run(env, url, out=out, seeds="0-2")
         run(env, url, out=out, seeds="1-4")
         assert seeds_of(saved(out)) == expected(5)
-        both = ask([env], remote=Remote(url=url, models=("m", "n")), seeds="1-4")
-        results = evaluate_into(both, out, wire=FAST, console=quiet())
+        both = plan_evaluation([env], remote=RemoteModels(url=url, models=("m", "n")), seeds="1-4")
+        results = evaluate_into_folder(both, out, endpoint_options=FAST, console=quiet())
         assert [each.episodes for each in results.evaluations] == [4, 4]
         assert len(saved(out)) == 5
-        with pytest.raises(UserError, match=r"holds an evaluation of 4 tasks, and 2 of them are asked for"):
+        with pytest.raises(UserError, match=r"holds an evaluation of 4 tasks, which one of 2 of them would replace"):
             run(env, url, out=out, seeds="2-3")
-        with pytest.raises(UserError, match=r"with another eval.temperature \(0.5, now 0.0\): choose another --out"):
+        with pytest.raises(UserError, match=r"with another eval.temperature \(0.5, now 0.0\)\. Choose another --out"):
             run(env, url, out=out, seeds="0-2", overrides=[("eval.temperature", 0.0)])
         with pytest.raises(UserError, match=r"another split \(test, now validation\)"):
             run(env, url, out=out, seeds="0-2", overrides=[("eval.split", "validation")])
@@ -245,9 +253,9 @@ def better(request: dict[str, Any]) -> dict[str, Any]:
 
 def test_several_models_are_compared_on_equal_tasks(env: str, tmp_path: Path) -> None:
     with serving(Server(answer=better)) as url:
-        asked = ask([env], remote=Remote(url=url, models=("m", "n", "o")), seeds="0-11")
+        asked = plan_evaluation([env], remote=RemoteModels(url=url, models=("m", "n", "o")), seeds="0-11")
         console = quiet()
-        evaluate_into(asked, tmp_path / "out", wire=FAST, console=console)
+        evaluate_into_folder(asked, tmp_path / "out", endpoint_options=FAST, console=console)
     summary = json.loads((tmp_path / "out/summary.json").read_text())
     assert [model["success"] for model in summary["models"]] == [0.0, 1.0, 0.0]
     first, second = summary["comparisons"]
@@ -264,32 +272,32 @@ def test_several_models_are_compared_on_equal_tasks(env: str, tmp_path: Path) ->
 def test_an_endpoint_that_goes_away_stops_it_and_what_is_done_is_kept(
     env: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(episodes, "BROKEN_IN_A_ROW", 3)
+    monkeypatch.setattr(episodes, "MAX_FAILURES_IN_A_ROW", 3)
     known = {start_of(env, index) for index in range(4)}
     down = [True]
     server = Server(faults=lambda said: [] if said[0] in known or not down[0] else ["503"] * 99)
-    wire, overrides = EndpointOptions(concurrency=2, retries=1), [("rollout.attempts", 2)]
+    endpoint_options, overrides = EndpointOptions(concurrency=2, retries=1), [("rollout.attempts", 2)]
     with serving(server) as url:
-        told = r"3 episodes in a row broke: 127.0.0.1 answered 503 .*: mend that first; .* turnwise eval --resume .*out"
+        told = r"3 episodes in a row failed.* 127.0.0.1 answered 503 .*; resume with: turnwise eval --resume .*out"
         with pytest.raises(UserError, match=told):
-            run(env, url, out=tmp_path / "out", seeds="0-30", wire=wire, overrides=overrides)
+            run(env, url, out=tmp_path / "out", seeds="0-30", endpoint_options=endpoint_options, overrides=overrides)
         assert seeds_of(saved(tmp_path / "out")) == expected(4)
         down[0] = False
-        go_on(tmp_path / "out", wire=wire, console=quiet())
+        resume_evaluation(tmp_path / "out", endpoint_options=endpoint_options, console=quiet())
     assert seeds_of(saved(tmp_path / "out")) == expected(31)
 
 
 def test_episodes_that_broke_are_told_and_tried_again_later(env: str, tmp_path: Path) -> None:
     bad, down = start_of(env, 1), [True]
     server = Server(faults=lambda said: ["500"] * 99 if said[0] == bad and down[0] else [])
-    wire = EndpointOptions(concurrency=2, retries=0)
+    endpoint_options = EndpointOptions(concurrency=2, retries=0)
     with serving(server) as url:
-        results, text = run(env, url, out=tmp_path / "out", seeds="0-4", wire=wire)
+        results, text = run(env, url, out=tmp_path / "out", seeds="0-4", endpoint_options=endpoint_options)
         assert (results.missing, results.evaluations[0].episodes) == (1, 4)
-        assert "1 broken; play them again: turnwise eval --resume" in text
+        assert "1 episodes failed. Retry them: turnwise eval --resume" in text
         assert json.loads((tmp_path / "out/summary.json").read_text())["finished"] is False
         down[0] = False
-        assert go_on(tmp_path / "out", wire=wire, console=quiet()).missing == 0
+        assert resume_evaluation(tmp_path / "out", endpoint_options=endpoint_options, console=quiet()).missing == 0
     assert seeds_of(saved(tmp_path / "out")) == expected(5)
 
 
@@ -305,7 +313,7 @@ def test_a_refusal_leaves_no_folder(env: str, tmp_path: Path) -> None:
 def test_turns_that_were_cut_are_told(env: str, tmp_path: Path) -> None:
     with serving(Server(answer=lambda request: completion("hm", finish="length"))) as url:
         _, text = run(env, url, out=tmp_path / "out", seeds="0-2")
-    assert "m: 100 % of turns were cut at rollout.max_new_tokens 64: raise it" in text
+    assert "m: 100 % of turns were cut at rollout.max_new_tokens 64. Raise it" in text
 
 
 TINY = [("model.warmup_steps", WARMUP_STEPS), ("rollout.max_new_tokens", 12), ("system.threads", 1)]
@@ -315,10 +323,10 @@ def test_a_model_here_and_an_endpoint_side_by_side(tmp_path: Path) -> None:
     names = {"asked": completion("<answer>Teacher</answer>")}
     console = quiet()
     with serving(Server(answer=lambda request: names["asked"])) as url:
-        asked = ask(
-            ["tiny", "bandit"], remote=Remote(url=url, models=("org/far",)), overrides=TINY, seeds="0-7", tries=2
+        asked = plan_evaluation(
+            ["tiny", "bandit"], remote=RemoteModels(url=url, models=("org/far",)), overrides=TINY, seeds="0-7", tries=2
         )
-        results = evaluate_into(asked, wire=FAST, console=console)
+        results = evaluate_into_folder(asked, endpoint_options=FAST, console=console)
     assert [each.label for each in results.contestants] == ["tiny", "org/far"]
     assert [each.episodes for each in results.evaluations] == [16, 16]
     (folder,) = (tmp_path / "runs").iterdir()
@@ -327,7 +335,9 @@ def test_a_model_here_and_an_endpoint_side_by_side(tmp_path: Path) -> None:
     ids = saved(folder, "tiny")[0]["turns"][0]["action_ids"]
     assert ids and len(ids) <= 12
     assert "sign-flip over tasks" in printed(console)
-    again = evaluate_into(ask(["tiny", "bandit"], overrides=TINY, seeds="0-7", tries=2), console=quiet())
+    again = evaluate_into_folder(
+        plan_evaluation(["tiny", "bandit"], overrides=TINY, seeds="0-7", tries=2), console=quiet()
+    )
     assert again.evaluations[0].metrics() == results.evaluations[0].metrics(), "equal seeds, equal episodes"
 
 
@@ -335,28 +345,31 @@ def test_training_tasks_may_be_asked_for_and_are_told(env: str, tmp_path: Path) 
     with serving(Server()) as url:
         _, text = run(env, url, out=tmp_path / "out", seeds="0-2", overrides=[("eval.split", "train")])
         assert {row["task"]["split"] for row in saved(tmp_path / "out")} == {"train"}
-        go_on(tmp_path / "out", wire=FAST, console=quiet())
+        resume_evaluation(tmp_path / "out", endpoint_options=FAST, console=quiet())
     assert len(saved(tmp_path / "out")) == 3
-    assert "these are training tasks" in text
+    assert "These are training tasks" in text
 
 
 MISTAKES = [
-    ("", "say whose success"),
-    ("tiny", 'no run "tiny"; if it is a model, say on what: turnwise eval tiny ENV'),
-    ("tiny sokobn", 'unknown recipe or environment "sokobn": did you mean "sokoban"?'),
-    ("tny bandit", 'unknown model "tny": did you mean "tiny"?'),
+    ("", "There is nothing to evaluate"),
+    ("tiny", 'No run "tiny". If it is a model, give the environment as well: turnwise eval tiny ENV'),
+    ("tiny sokobn", 'Unknown recipe or environment "sokobn": did you mean "sokoban"?'),
+    ("tny bandit", 'Unknown model "tny": did you mean "tiny"?'),
     ("tiny tiny bandit", "tiny is given twice"),
     ("tiny bandit --tries 0", "--tries 0: must be 1 or more"),
-    ("tiny bandit --seeds 3,x", '--seeds: "x" is no seed'),
+    ("tiny bandit --seeds 3,x", '--seeds: "x" is not a seed'),
     ("tiny bandit --seeds 3 --episodes 4", "--episodes and --seeds both select the tasks"),
     ("tiny bandit --concurrency 3", "--concurrency has no effect without --endpoint"),
     ("tiny bandit --api-key-env A", "--api-key-env has no effect without --endpoint"),
     ("tiny bandit --model m", "--endpoint URL and --model NAME must be given together"),
     ("bandit --endpoint http://h/v1", "--endpoint URL and --model NAME must be given together"),
-    ("--endpoint http://h/v1 --model m", "say on what: turnwise eval ENV --endpoint http://h/v1 --model m"),
+    (
+        "--endpoint http://h/v1 --model m",
+        "The environment is missing. Run: turnwise eval ENV --endpoint http://h/v1 --model m",
+    ),
     ("bandit --endpoint h --model m", "--endpoint must be a URL such as"),
     ("bandit --endpoint http://h/v1 --model m --concurrency 0", "--concurrency 0: must be 1 or more"),
-    ("bandit --endpoint http://h/v1 --model m --timeout 0", "--timeout 0: must be a number of seconds"),
+    ("bandit --endpoint http://h/v1 --model m --timeout 0", "--timeout 0: must be above 0"),
     ("bandit --endpoint http://h/v1 --model m --api-key-env NOT_SET", "the variable that --api-key-env names is not"),
     ("bandit --endpoint http://h/v1 --model m --model.device cpu", "model.device has no effect on an endpoint"),
     ("tiny bandit --rollout.groups 3", "rollout.groups has no effect on an evaluation"),
@@ -372,7 +385,7 @@ MISTAKES = [
 def test_a_mistake_gets_one_line_and_starts_nothing(
     typed: str, line: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluation, "play_episodes", lambda *given, **others: pytest.fail("it was started"))
+    monkeypatch.setattr(evaluation, "run_episodes", lambda *given, **others: pytest.fail("it was started"))
     assert main(["eval", *typed.split()]) == 2
     told = capsys.readouterr()
     assert told.err.startswith(f"turnwise: {line}")

@@ -24,7 +24,8 @@ from turnwise.core.task import Task
 from turnwise.envs.registry import load_spec
 from turnwise.envs.seeds import seed_for
 from turnwise.recipes.configure import configure
-from turnwise.recipes.evaluation import ask, evaluate_into
+from turnwise.recipes.eval_plan import plan_evaluation
+from turnwise.recipes.evaluation import evaluate_into_folder
 from turnwise.recipes.run import train
 from turnwise.record.run_folder import RunFolder
 from turnwise.rollout.failures import DropMonitor, DroppedEpisodes
@@ -172,7 +173,9 @@ def test_a_judge_of_a_rubric_that_goes_away_stops_the_run_and_it_goes_on_when_th
         assert 1 <= done < 5
         told_by = r"^\d+ of \d+ episodes were dropped, .* the reward judge: the judge m gave no verdict \(asked once\)"
         assert re.match(told_by, str(told.value))
-        assert str(told.value).endswith(f"; what is done is kept, go on with: turnwise train --resume {tmp_path}/run")
+        assert str(told.value).endswith(
+            f". Finished steps are saved; resume with: turnwise train --resume {tmp_path}/run"
+        )
         monkeypatch.setattr(DropMonitor, "add", add)
         judge.is_gone = False
         summary = train(config, resume=True, console=quiet())
@@ -188,7 +191,7 @@ def test_an_evaluation_that_a_judge_leaves_stops(tmp_path: Path) -> None:
         assert not (tmp_path / "run").exists(), "nothing is done that could be gone on with"
         typed = [("env.params", config.env.params), *SHORT]
         with pytest.raises(Outage, match=r"episodes were dropped.* the judge m gave no verdict"):
-            evaluate_into(ask(["tiny", "tools"], overrides=typed), tmp_path / "out", console=quiet())
+            evaluate_into_folder(plan_evaluation(["tiny", "tools"], overrides=typed), tmp_path / "out", console=quiet())
 
 
 SHORT = [

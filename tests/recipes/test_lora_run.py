@@ -13,7 +13,8 @@ from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.models.loading.load import load_model
 from turnwise.models.loading.lora import base_model_of, is_adapter
-from turnwise.recipes.evaluation import evaluate_source
+from turnwise.recipes.eval_plan import plan_evaluation
+from turnwise.recipes.evaluation import evaluate
 from turnwise.recipes.export import export, merge
 from turnwise.recipes.run import train
 from turnwise.training.learner import LocalLearner
@@ -60,7 +61,7 @@ def test_stopped_and_resumed_it_ends_the_same(tmp_path: Path) -> None:
 def test_its_model_is_evaluated_exported_and_merged(tmp_path: Path) -> None:
     train(settings(tmp_path / "runs"), console=quiet())
     (run,) = (tmp_path / "runs").iterdir()
-    assert evaluate_source(str(run), console=quiet()).result.episodes > 0
+    assert evaluate(plan_evaluation([str(run)]), console=quiet()).evaluations[0].episodes > 0
     export(str(run), tmp_path / "exported")
     merge(str(run), tmp_path / "merged")
     adapted = load_model(str(run / "checkpoints" / "step_000003")).model(IDS).logits
@@ -73,7 +74,7 @@ def test_an_adapter_is_trained_further_and_gets_no_second_one(tmp_path: Path) ->
     train(settings(tmp_path / "first"), console=quiet())
     (first,) = (tmp_path / "first").iterdir()
     adapter = str(first / "checkpoints" / "step_000003")
-    with pytest.raises(UserError, match=r"leave out lora\.rank"):
+    with pytest.raises(UserError, match=r"Leave out lora\.rank"):
         train(settings(tmp_path / "second", model__name=adapter), console=quiet())
     train(small(tmp_path / "third", model__name=adapter, train__steps=1), console=quiet())
     (third,) = (tmp_path / "third").iterdir()
@@ -126,7 +127,7 @@ def test_run_folder_needs_no_cache_once_it_has_begun(tmp_path: Path, monkeypatch
     train(settings(tmp_path / "cut", **short, seed=1), console=quiet())  # another run where this one was
     shutil.rmtree(cache / "models")
     assert base_model_of(moved / LAST) == str(moved / "base")
-    assert evaluate_source(str(moved), console=quiet()).result.episodes > 0
+    assert evaluate(plan_evaluation([str(moved)]), console=quiet()).evaluations[0].episodes > 0
     export(str(moved), tmp_path / "exported")
     merge(str(moved), tmp_path / "merged")
 
@@ -146,7 +147,7 @@ def test_run_from_another_runs_adapter_resumes_without_it(tmp_path: Path) -> Non
     train(small(tmp_path / "whole", **further), console=quiet())
     train(small(tmp_path / "cut", **further, train__max_minutes=1e-9), console=quiet())
     first.rename(tmp_path / "moved")
-    with pytest.raises(UserError, match=rf"^model.name: {first / LAST} does not exist: put it back"):
+    with pytest.raises(UserError, match=rf"^model.name: {first / LAST} does not exist. Check the path"):
         train(small(tmp_path / "new", **further), console=quiet())
     train(small(tmp_path / "cut", **further), resume=True, console=quiet())
     whole, cut = tmp_path / "whole" / "run", tmp_path / "cut" / "run"

@@ -14,9 +14,9 @@ from turnwise.core.errors import UserError
 from turnwise.engine.native.engine import NativeEngine
 from turnwise.models.layers import Recomputed, decoder_layers
 from turnwise.models.memory.estimate import GIB
-from turnwise.recipes import memory
-from turnwise.recipes.dry_run import report_plan
-from turnwise.recipes.memory import demand_of, memory_plan, plan_without_limits
+from turnwise.recipes import resources
+from turnwise.recipes.memory_report import report_plan
+from turnwise.recipes.resources import memory_plan, memory_request, plan_without_limits
 from turnwise.recipes.run import train
 from turnwise.recipes.sft import sft
 from turnwise.record.run_folder import RunFolder
@@ -35,7 +35,7 @@ def test_on_a_cpu_nothing_is_done_that_was_not_asked_for() -> None:
 
 
 def test_the_settings_say_what_is_asked_of_a_plan() -> None:
-    plain = demand_of(settled())
+    plain = memory_request(settled())
     assert (plain.optimizer_on_host, plain.recompute, plain.releases_cache, plain.micro_tokens) == (
         None,
         None,
@@ -43,13 +43,13 @@ def test_the_settings_say_what_is_asked_of_a_plan() -> None:
         None,
     )
     assert (plain.critic, plain.reference, plain.muon, plain.engines) == (False, False, False, 1)
-    given = demand_of(settled(train__optimizer_state="device", train__recompute="off", system__keep_cache="on"))
+    given = memory_request(settled(train__optimizer_state="device", train__recompute="off", system__keep_cache="on"))
     assert (given.optimizer_on_host, given.recompute, given.releases_cache) == (False, False, False)
     other = {"algo__advantage": "gae", "algo__kl_coef": "0.1", "train__optimizer": "muon", "selfplay__opponent": "past"}
-    more = demand_of(settled(**other))
+    more = memory_request(settled(**other))
     assert (more.critic, more.reference, more.muon, more.engines) == (True, True, True, 2)
-    assert not demand_of(settled(algo__advantage="gae", critic__kind="head")).critic
-    imitating = demand_of(settled(**other), imitates=True)
+    assert not memory_request(settled(algo__advantage="gae", critic__kind="head")).critic
+    imitating = memory_request(settled(**other), sft=True)
     assert (imitating.critic, imitating.reference, imitating.muon, imitating.engines) == (False, False, False, 1)
 
 
@@ -102,12 +102,12 @@ def test_a_plan_says_what_goes_where() -> None:
     rows = {name: cells for name, *cells in report.rows}
     assert rows["float32 master weights"] == ["", "", "5.75"]
     assert rows["parameters"] == ["2.88", "2.88", ""]
-    assert rows["there is"][:2] == ["24.00", "24.00"]
+    assert rows["available"][:2] == ["24.00", "24.00"]
     columns = [
-        [float(cells[column] or 0) for name, cells in rows.items() if name not in ("together", "there is")]
+        [float(cells[column] or 0) for name, cells in rows.items() if name not in ("total", "available")]
         for column in range(3)
     ]
-    for column, total in zip(columns, rows["together"], strict=True):
+    for column, total in zip(columns, rows["total"], strict=True):
         assert sum(column) == pytest.approx(float(total), abs=0.06)
     assert "optimizer states on the host" in report.lines[1]
     kept = report_plan(None, "qwen2.5-1.5b", 80, [("train.optimizer_state", "device"), ("lora.rank", "16")])
@@ -116,11 +116,11 @@ def test_a_plan_says_what_goes_where() -> None:
 
 
 def test_a_plan_needs_a_model_and_the_size_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match="give --model NAME, or --shape NAME"):
+    with pytest.raises(UserError, match="Give --model NAME, or --shape NAME"):
         report_plan(None, None, 24, [])
-    with pytest.raises(UserError, match="give --model NAME, or --shape NAME"):
+    with pytest.raises(UserError, match="Give --model NAME, or --shape NAME"):
         report_plan("tiny", "qwen2.5-7b", 24, [])
-    with pytest.raises(UserError, match="no size of a GPU"):
+    with pytest.raises(UserError, match="not the size of a GPU"):
         report_plan("tiny", None, -1, [])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match="--gpu-memory 24"):
@@ -145,6 +145,6 @@ def test_room_of_a_device_is_what_is_free_and_what_is_ours_within_what_is_allowe
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 30 * GIB)
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: share)
     device = torch.device("cuda")
-    assert memory.device_room(device) == 130 * GIB + memory.CUDA_CONTEXT
+    assert resources.device_memory(device) == 130 * GIB + resources.CUDA_CONTEXT
     share = 0.1
-    assert memory.device_room(device) == 14 * GIB + memory.CUDA_CONTEXT
+    assert resources.device_memory(device) == 14 * GIB + resources.CUDA_CONTEXT

@@ -1,5 +1,6 @@
 """Published methods as `--algo.preset`, and settings that do not go together."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,23 @@ from turnwise.algos.losses import LOSSES
 from turnwise.algos.off_policy import CORRECTIONS
 from turnwise.config.keys import all_keys
 from turnwise.config.load import build, save_toml
+from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.envs.registry import load_spec
 from turnwise.recipes.configure import configure, find_method, method_names
 from turnwise.recipes.unused_settings import SWITCHES
-from turnwise.recipes.validate import check
+from turnwise.recipes.validate import check_environment, check_settings
 
 
-def refused(given: tuple[str, ...] = (), env: str = "frozen_lake", **settings: Any) -> str:
+def check(config: Config, env: str, override_keys: Iterable[str] = ()) -> None:
+    check_settings(config, override_keys)
+    check_environment(config, load_spec(env))
+
+
+def refused(override_keys: tuple[str, ...] = (), env: str = "frozen_lake", **settings: Any) -> str:
     named = {name.replace("__", "."): value for name, value in settings.items()}
     with pytest.raises(UserError) as told:
-        check(build({}, list(named.items())), load_spec(env), given)
+        check(build({}, list(named.items())), env, override_keys)
     return str(told.value)
 
 
@@ -32,7 +39,7 @@ def test_the_methods_of_the_field_are_there_and_fit_every_recipe() -> None:
         assert find_method(name).summary
         for recipe in ("bandit", "frozen_lake", "sokoban"):
             config = configure(recipe, overrides=[("algo.preset", name)])
-            check(config, load_spec(recipe))
+            check(config, recipe)
             assert config.algo.preset == name
 
 
@@ -52,13 +59,13 @@ def test_a_run_made_with_a_method_is_repeated_as_it_was(tmp_path: Path) -> None:
 
 
 def test_an_unknown_method_names_the_nearest() -> None:
-    with pytest.raises(UserError, match=r'unknown algo\.preset "starpos": did you mean "starpo_s"'):
+    with pytest.raises(UserError, match=r'Unknown algo\.preset "starpos": did you mean "starpo_s"'):
         configure("frozen_lake", overrides=[("algo.preset", "starpos")])
 
 
 @pytest.mark.parametrize("name", ["advantage", "loss", "correction", "normalise", "filter", "filter_by", "aggregation"])
 def test_an_unknown_name_is_refused_with_what_there_is(name: str) -> None:
-    assert refused(**{f"algo__{name}": "nonsense"}).startswith(f'unknown algo.{name} "nonsense"')
+    assert refused(**{f"algo__{name}": "nonsense"}).startswith(f'Unknown algo.{name} "nonsense"')
 
 
 IMPOSSIBLE: list[tuple[str, dict[str, Any]]] = [
@@ -69,33 +76,33 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any]]] = [
     ),
     ("reward.combine each compares", {"algo__advantage": "gae", "reward__combine": "each", "rollout__group_size": 1}),
     ("every return 0", {"algo__advantage": "gae", "algo__normalise": "mean", "rollout__group_size": 1}),
-    ("nothing would be trained", {"algo__correction_low": 3.0}),
+    ("no token would be trained", {"algo__correction_low": 3.0}),
     ("must be below 1", {"train__betas": (0.9, 1.0)}),
     ("must be below 1", {"train__betas": (1.0, 0.9)}),
-    ("at most 1, which is no bound", {"algo__clip_low": 1.5}),
-    ("at most 1, which is no bound", {"algo__clip_low": 1.5, "algo__loss": "cispo"}),
-    ("set train.epochs to 1", {"algo__loss": "reinforce", "train__epochs": 2}),
-    ("leaves the policy none", {"algo__advantage": "gae", "critic__warmup_steps": 9, "train__steps": 9}),
+    ("at most 1, which disables the bound", {"algo__clip_low": 1.5}),
+    ("at most 1, which disables the bound", {"algo__clip_low": 1.5, "algo__loss": "cispo"}),
+    ("Set train.epochs to 1", {"algo__loss": "reinforce", "train__epochs": 2}),
+    ("the policy would never be trained", {"algo__advantage": "gae", "critic__warmup_steps": 9, "train__steps": 9}),
     ("diagnose.alarms is false", {"diagnose__rollback": True, "diagnose__alarms": False}),
-    ("told apart by their names", {"reward__functions": ("a.py:f", "b.py:f")}),
-    ("told apart by their names", {"reward__functions": ("a.py:env",)}),
-    ("ranks groups against each other", {"algo__filter": "quarter", "algo__filter_refill": 1}),
-    ("algo.kl_coef is 0", {"algo__kl_target": 0.1}),
-    ("no gradient on average", {"algo__kl_coef": 0.1, "algo__kl_estimator": "k1"}),
-    ("makes them one", {"algo__correction": "truncated"}),
-    ("makes them one", {"algo__reject": "token"}),
-    ("makes them one", {"algo__reject_veto": 1e-4}),
+    ("need different names", {"reward__functions": ("a.py:f", "b.py:f")}),
+    ("need different names", {"reward__functions": ("a.py:env",)}),
+    ("samples until enough groups pass a threshold", {"algo__filter": "quarter", "algo__filter_refill": 1}),
+    ("adapts algo.kl_coef, which is 0", {"algo__kl_target": 0.1}),
+    ("has an expected gradient of 0", {"algo__kl_coef": 0.1, "algo__kl_estimator": "k1"}),
+    ("which is always 1 with algo.old_logprobs sampler", {"algo__correction": "truncated"}),
+    ("which is always 1 with algo.old_logprobs sampler", {"algo__reject": "token"}),
+    ("which is always 1 with algo.old_logprobs sampler", {"algo__reject_veto": 1e-4}),
     ("everything would be rejected", {"algo__reject_low": 3.0}),
     (
-        "overlooks ratios below 1",
+        "does not see ratios below 1",
         {"algo__reject": "sequence", "algo__reject_pool": "max", "algo__old_logprobs": "learner"},
     ),
-    ("clip_cov would select nothing", {"algo__loss": "clip_cov", "algo__cov_low": 5.0}),
-    ("selects a share of the tokens", {"algo__loss": "kl_cov", "algo__cov_share": 0.0}),
-    ("at most 1, which is no bound", {"algo__clip_low": 1.5, "algo__loss": "clip_cov"}),
+    ("clip_cov would select no token", {"algo__loss": "clip_cov", "algo__cov_low": 5.0}),
+    ("kl_cov would select no token", {"algo__loss": "kl_cov", "algo__cov_share": 0.0}),
+    ("at most 1, which disables the bound", {"algo__clip_low": 1.5, "algo__loss": "clip_cov"}),
     ("has no critic", {"algo__gamma_turn": "adaptive"}),
     ("does not discount by turn", {"algo__gamma_turn": "adaptive", "algo__advantage": "gae"}),
-    ("normalise already", {"reward__combine": "each", "algo__normalise": "mean"}),
+    ("already normalise", {"reward__combine": "each", "algo__normalise": "mean"}),
     ("needs one number for the environment's reward", {"reward__weights": (1.0, 2.0)}),
     ("no file missing.py", {"reward__functions": ("missing.py:brief",)}),
     ('neither "sampled" nor "think"', {"algo__loss_tokens": "thinking"}),
@@ -119,17 +126,17 @@ def test_what_does_make_sense_is_not_refused(tmp_path: Path) -> None:
         {"model.name": str(tmp_path)},
         {"model.name": f"{tmp_path}/model.gguf", "model.chat_template": f"{tmp_path}/model.gguf"},
     ):
-        check(build({}, list(settings.items())), load_spec("frozen_lake"))
+        check(build({}, list(settings.items())), "frozen_lake")
 
 
 @pytest.mark.parametrize(
     ("told", "settings"),
     [
-        ('unknown model "tny": did you mean "tiny"?', {"model__name": "tny"}),
-        ('unknown model ""', {"model__name": ""}),
-        ('unknown model "./nowhere"', {"model__name": "./nowhere"}),
-        ('unknown model "runs/a/checkpoints/best"', {"model__name": "runs/a/checkpoints/best"}),
-        ('unknown model "models/a.gguf"', {"model__name": "models/a.gguf"}),
+        ('Unknown model "tny": did you mean "tiny"?', {"model__name": "tny"}),
+        ('Unknown model ""', {"model__name": ""}),
+        ('Unknown model "./nowhere"', {"model__name": "./nowhere"}),
+        ('Unknown model "runs/a/checkpoints/best"', {"model__name": "runs/a/checkpoints/best"}),
+        ('Unknown model "models/a.gguf"', {"model__name": "models/a.gguf"}),
         ('unknown device "gpu"', {"model__device": "gpu"}),
         ("model.chat_template: no file nowhere.jinja", {"model__chat_template": "nowhere.jinja"}),
     ],
@@ -144,7 +151,7 @@ def test_same_state_groups_need_an_environment_that_names_its_states(tmp_path: P
         "    def step(self, action): return tw.won('')\n"
     )
     assert "no state_key()" in refused(env=f"{tmp_path}/plain.py:Plain", algo__advantage="gigpo")
-    check(build({}, [("algo.advantage", "gigpo")]), load_spec("frozen_lake"))
+    check(build({}, [("algo.advantage", "gigpo")]), "frozen_lake")
 
 
 UNREAD: list[tuple[str, Any, dict[str, Any], dict[str, Any]]] = [
@@ -223,19 +230,17 @@ def test_a_typed_setting_that_nothing_reads_is_refused(
     key: str, value: Any, unread: dict[str, Any], read: dict[str, Any]
 ) -> None:
     settings = {name.replace(".", "__"): each for name, each in [*unread.items(), (key, value)]}
-    assert refused(given=(key,), **settings).startswith(f"{key} has no effect with ")
-    assert "has no effect" in refused(given=(key.replace("_", "-"),), **settings)
-    check(
-        build({}, [*unread.items(), (key, value)]), load_spec("frozen_lake")
-    )  # from a recipe it may stand there unread
-    check(build({}, [*read.items(), (key, value)]), load_spec("frozen_lake"), [key])
+    assert refused(override_keys=(key,), **settings).startswith(f"{key} has no effect with ")
+    assert "has no effect" in refused(override_keys=(key.replace("_", "-"),), **settings)
+    check(build({}, [*unread.items(), (key, value)]), "frozen_lake")  # from a recipe it may stand there unread
+    check(build({}, [*read.items(), (key, value)]), "frozen_lake", [key])
 
 
 def test_what_is_said_of_a_setting_without_effect_names_the_choices() -> None:
-    assert refused(given=("train.final_share",), train__final_share=0.1) == (
+    assert refused(override_keys=("train.final_share",), train__final_share=0.1) == (
         "train.final_share has no effect with train.schedule constant: leave it out, or choose linear, cosine"
     )
-    assert refused(given=("diagnose.max_rollbacks",)) == (
+    assert refused(override_keys=("diagnose.max_rollbacks",)) == (
         "diagnose.max_rollbacks has no effect with diagnose.rollback false: leave it out, or turn that on"
     )
 
@@ -251,4 +256,4 @@ def test_every_algorithm_passes_the_checks_with_what_it_needs() -> None:
     for key, names in (("advantage", ADVANTAGES), ("loss", LOSSES), ("correction", CORRECTIONS), ("filter", FILTERS)):
         for name in names:
             count = [("algo.filter_value", 2)] if name == "top_count" else []
-            check(build({}, [(f"algo.{key}", name), *needs.items(), *count]), load_spec("frozen_lake"))
+            check(build({}, [(f"algo.{key}", name), *needs.items(), *count]), "frozen_lake")

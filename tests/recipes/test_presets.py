@@ -8,8 +8,8 @@ from turnwise.config.load import build, save_toml
 from turnwise.core.errors import UserError
 from turnwise.envs.registry import ENVIRONMENTS, load_spec
 from turnwise.recipes import configure as module
-from turnwise.recipes.configure import configure, find_recipe, list_recipes, load_recipe, recipe_names, settings_for
-from turnwise.recipes.validate import check
+from turnwise.recipes.configure import configure, find_recipe, list_recipes, load_recipe, load_target, recipe_names
+from turnwise.recipes.validate import check_settings
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -19,7 +19,7 @@ def test_a_preset_is_valid_and_says_what_it_does(name: str, monkeypatch: pytest.
     assert recipe.summary.endswith(".")
     assert recipe.environment in ENVIRONMENTS
     config = configure(name)
-    check(config)
+    check_settings(config)
     assert config.env.kind == recipe.environment
     assert load_spec(config.env.kind).check_params(config.env.params)
 
@@ -31,7 +31,7 @@ def test_the_presets_are_listed_by_name() -> None:
 
 def test_an_unknown_preset_names_the_nearest_and_how_to_list_them() -> None:
     for lookup in (find_recipe, load_recipe):
-        with pytest.raises(UserError, match=r'unknown recipe "sokobn": did you mean "sokoban"\? \(`turnwise recipes`'):
+        with pytest.raises(UserError, match=r'Unknown recipe "sokobn": did you mean "sokoban"\? \(`turnwise recipes`'):
             lookup("sokobn")
 
 
@@ -58,7 +58,7 @@ def test_an_environment_without_a_preset_starts_from_the_defaults(monkeypatch: p
 
 
 def test_a_class_in_a_file_starts_from_the_defaults() -> None:
-    assert settings_for("my_env.py:GuessNumber") == {"env": {"kind": "my_env.py:GuessNumber"}}
+    assert load_target("my_env.py:GuessNumber") == {"env": {"kind": "my_env.py:GuessNumber"}}
 
 
 def test_overrides_come_on_top_of_the_preset() -> None:
@@ -87,7 +87,7 @@ def test_a_run_started_from_another_gets_a_name_of_its_own(tmp_path: Path) -> No
 
 def test_exactly_one_thing_is_started_from() -> None:
     for given in ({}, {"target": "bandit", "start_from": "x"}, {"start_from": "x", "resume": "x"}):
-        with pytest.raises(UserError, match="give one of RECIPE, --from RUN and --resume RUN"):
+        with pytest.raises(UserError, match="Give one of RECIPE, --from RUN and --resume RUN"):
             configure(**given)
 
 
@@ -115,9 +115,9 @@ def test_files_of_rewards_and_judges_are_looked_for_beside_the_settings(
 def test_a_file_of_settings_that_is_called_otherwise_is_told(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text("env: bandit")
     for name in ("own.tml", str(tmp_path / "own.yaml")):
-        with pytest.raises(UserError, match=rf"^{name}: settings are read from FILE.toml, .*: rename it$"):
+        with pytest.raises(UserError, match=rf"^{name}: settings are read from FILE.toml .* Rename it\.$"):
             configure(name)
-    with pytest.raises(UserError, match=r'unknown recipe or environment "Qwen2\.5-0\.5B"'):
+    with pytest.raises(UserError, match=r'Unknown recipe or environment "Qwen2\.5-0\.5B"'):
         configure("Qwen2.5-0.5B")
 
 

@@ -61,12 +61,12 @@ def test_an_environment_without_pictures_says_so_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["../x", "a/b", "..", " ", "a\\b"])
 def test_a_name_that_would_leave_the_folder_is_refused_before_anything_is_written(tmp_path: Path, name: str) -> None:
     for work, demos in ((train, None), (sft, "solver")):
-        with pytest.raises(UserError, match="is no name of a folder"):
+        with pytest.raises(UserError, match="is not a folder name"):
             work(small(tmp_path / "runs", record__name=name, sft__demos=demos), console=quiet())
     assert not list(tmp_path.rglob("*"))
 
 
 @pytest.mark.parametrize("key", ["record.trajectories", "record.pictures_every"])
 def test_what_imitation_does_not_read_is_refused(tmp_path: Path, key: str) -> None:
-    with pytest.raises(UserError, match=f"{key} has no effect here"):
-        sft(small(tmp_path, sft__demos="solver"), console=quiet(), given=[key])
+    with pytest.raises(UserError, match=f"{key} has no effect on SFT"):
+        sft(small(tmp_path, sft__demos="solver"), console=quiet(), override_keys=[key])

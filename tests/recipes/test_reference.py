@@ -23,7 +23,7 @@ from turnwise.envs.registry import load_spec, spec_of
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.loading.load import LoadedModel, load_model
 from turnwise.recipes.build import build_learner, build_policy_stack
-from turnwise.recipes.environment_mix import build_environment_mix, task_source
+from turnwise.recipes.environment_mix import build_environment_mix, build_task_source
 from turnwise.recipes.reference import (
     Episode,
     Settings,
@@ -94,7 +94,7 @@ def played_by_both(loaded: LoadedModel, settings: Settings, step: int) -> tuple[
     kind, config = load_spec(settings.env), config_of(settings)
     here = asyncio.run(roll_out(loaded, kind, settings, step))
     worlds = build_environment_mix(config, kind)
-    tasks = task_source(config, worlds)
+    tasks = build_task_source(config, worlds)
     collector = build_policy_stack(config, worlds, for_framework(loaded)).collector
     there = asyncio.run(
         collector.collect(tasks.draw(step, settings.groups), group_size=settings.group_size, round=step)

@@ -21,7 +21,9 @@ from turnwise.envs.text_env import Outcome
 from turnwise.models.loading.load import load_model
 from turnwise.recipes import run as recipes_run
 from turnwise.recipes import training_run
-from turnwise.recipes.evaluation import evaluate_source
+from turnwise.recipes.eval_plan import plan_evaluation
+from turnwise.recipes.eval_results import EvaluationResults
+from turnwise.recipes.evaluation import evaluate
 from turnwise.recipes.export import export
 from turnwise.recipes.run import train, train_seeds
 from turnwise.recipes.training_run import resolve
@@ -251,7 +253,7 @@ def test_ctrl_c_leaves_a_run_that_goes_on_as_if_nothing_had_happened(
     with monkeypatch.context() as patch:
         moment(patch)
         assert main(["train", "--from", str(run), *settings]) == 130
-    assert f"go on with: turnwise train --resume {tmp_path}/run" in capsys.readouterr().err
+    assert f"resume with: turnwise train --resume {tmp_path}/run" in capsys.readouterr().err
     kept = [path.name for path in (tmp_path / "run/checkpoints").iterdir() if path.name != "best"]
     assert kept == [f"step_{done:06d}"]
     assert main(["train", "--resume", str(tmp_path / "run")]) == 0
@@ -286,7 +288,7 @@ def test_out_of_time_it_stops_and_can_go_on(run: Path, tmp_path: Path) -> None:
     stopped = train(small(tmp_path, train__max_minutes=1e-6), console=console)
     assert "trained nothing" not in printed(console)
     assert stopped["finished"] is False and stopped["steps"] < STEPS
-    assert "go on with: turnwise train --resume" in printed(console)
+    assert "resume with: turnwise train --resume" in printed(console)
     assert not (tmp_path / "run/summary.json").exists()
     train(small(tmp_path), resume=True, console=quiet())
     assert_same_run(tmp_path / "run", run)
@@ -322,7 +324,7 @@ def test_seeds_that_run_out_of_time_are_no_error(tmp_path: Path) -> None:
     console = quiet()
     summaries = train_seeds(small(tmp_path, train__max_minutes=1e-6), [0, 1], console=console)
     assert [summary["finished"] for summary in summaries] == [False, False]
-    assert printed(console).count("go on with") == 2
+    assert printed(console).count("resume with") == 2
 
 
 class GuessNumber(tw.TextEnv):
@@ -437,12 +439,12 @@ def test_resuming_what_failed_before_its_first_checkpoint_says_what_to_do(
 
     with monkeypatch.context() as patch:
         patch.setattr(recipes_run, "load_policy", failing)
-        with pytest.raises(UserError, match=r"^no such model: mend it; .*run has no checkpoint yet: .* delete it and"):
+        with pytest.raises(UserError, match=r"^no such model: mend it. .*run has no checkpoint yet: .* delete it and"):
             train(config, resume=True, console=quiet())
     assert (tmp_path / "run/config.toml").exists(), "another start made it"
     console = quiet()
     train(config, resume=True, console=console)
-    assert "run has no checkpoint yet: it begins anew" in printed(console)
+    assert "run has no checkpoint yet. It starts again" in printed(console)
 
 
 def test_an_export_is_a_plain_model_that_says_the_same(run: Path, tmp_path: Path) -> None:
@@ -461,39 +463,42 @@ def test_an_export_is_a_plain_model_that_says_the_same(run: Path, tmp_path: Path
     with torch.no_grad():
         logits = theirs(torch.tensor([ids])).logits
         torch.testing.assert_close(logits, ours(torch.tensor([ids])).logits, atol=1e-5, rtol=1e-4)
-    with pytest.raises(UserError, match="exists: choose another folder"):
+    with pytest.raises(UserError, match="already exists"):
         export(str(run), tmp_path / "model")
 
 
+def evaluated(*words: str, overrides: Any = ()) -> EvaluationResults:
+    return evaluate(plan_evaluation(words, overrides=overrides), console=quiet())
+
+
 def test_evaluating_a_run_finds_what_its_own_last_evaluation_found(run: Path) -> None:
-    console = quiet()
-    found = evaluate_source(str(run), console=console)
+    found = evaluated(str(run))
     after = next(row for row in metrics(run) if row.get("eval/name") == "after")
-    assert {name: after[name] for name in found.result.metrics()} == found.result.metrics()
+    assert {name: after[name] for name in found.evaluations[0].metrics()} == found.evaluations[0].metrics()
     assert (found.environment, found.split) == ("bandit", "test")
-    other = evaluate_source(str(run), overrides=[("eval.episodes", 3), ("eval.split", "validation")], console=console)
-    assert (other.result.episodes, other.split) == (3, "validation")
+    other = evaluated(str(run), overrides=[("eval.episodes", 3), ("eval.split", "validation")])
+    assert (other.evaluations[0].episodes, other.split) == (3, "validation")
 
 
 def test_a_checkpoint_can_be_named_to_evaluate_or_export_it(run: Path, tmp_path: Path) -> None:
     settings = [("eval.episodes", 8), ("eval.split", "validation")]
-    found = evaluate_source(f"{run}/checkpoints/step_{STEPS - 1:06d}", overrides=settings, console=quiet())
+    (found,) = evaluated(f"{run}/checkpoints/step_{STEPS - 1:06d}", overrides=settings).evaluations
     then = next(row for row in metrics(run) if row["step"] == STEPS - 1 and row.get("eval/name") == "validation")
-    assert {name: then[name] for name in found.result.metrics()} == found.result.metrics()
+    assert {name: then[name] for name in found.metrics()} == found.metrics()
     export(f"{run}/checkpoints/best/", tmp_path / "model")
     ours, best = (load_file(each / "model.safetensors") for each in (tmp_path / "model", run / "checkpoints/best"))
     assert all(torch.equal(ours[name], tensor) for name, tensor in best.items())
     with pytest.raises(UserError, match=r'has no checkpoint "step_9": .*best'):
-        evaluate_source(f"{run}/checkpoints/step_9")
+        evaluated(f"{run}/checkpoints/step_9")
 
 
 def test_evaluating_a_model_needs_to_know_on_what(run: Path) -> None:
     with pytest.raises(UserError, match="turnwise eval tiny ENV"):
-        evaluate_source("tiny")
+        evaluated("tiny")
     settings = [("eval.episodes", 4), ("model.warmup_steps", WARMUP_STEPS), ("rollout.max_new_tokens", 12)]
-    found = evaluate_source("tiny", "bandit", overrides=settings, console=quiet())
-    assert found.result.episodes == 4
-    assert all(math.isfinite(value) for value in found.result.metrics().values())
+    (found,) = evaluated("tiny", "bandit", overrides=settings).evaluations
+    assert found.episodes == 4
+    assert all(math.isfinite(value) for value in found.metrics().values())
 
 
 def test_a_run_without_a_whole_checkpoint_cannot_be_exported_or_evaluated(tmp_path: Path) -> None:
@@ -502,5 +507,5 @@ def test_a_run_without_a_whole_checkpoint_cannot_be_exported_or_evaluated(tmp_pa
     with pytest.raises(UserError, match="no checkpoint yet"):
         export(str(tmp_path / "run"), tmp_path / "model")
     with pytest.raises(UserError, match="no checkpoint yet"):
-        evaluate_source(str(tmp_path / "run"))
+        evaluated(str(tmp_path / "run"))
     assert not (tmp_path / "model").exists()

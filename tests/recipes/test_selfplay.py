@@ -1,6 +1,7 @@
 """Runs against oneself and against one's own past: they learn from both sides, resume, and climb a ladder."""
 
 import asyncio
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,18 +16,17 @@ from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.engine.native.engine import NativeEngine
 from turnwise.envs.registry import load_spec
-from turnwise.evaluation.statistics import Score, performance
+from turnwise.evaluation.statistics import MatchScore, performance_rating
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.loading.load import LoadedModel, load_model
 from turnwise.models.loading.save import write_model
 from turnwise.models.loading.tiny import tiny_model, tiny_tokenizer
 from turnwise.recipes import run as recipes_run
 from turnwise.recipes.run import train
-from turnwise.recipes.validate import check
+from turnwise.recipes.validate import check_environment, check_settings
 from turnwise.record.run_folder import RunFolder
 from turnwise.training.selfplay import FrozenPolicy, Opponents, Snapshots, points_of
 
-KIND = load_spec("tic_tac_toe")
 GAME = {
     "env__kind": "tic_tac_toe",
     "rollout__max_tokens": 512,
@@ -37,6 +37,11 @@ GAME = {
     "train__steps": 2,
     "rollout__timeout_s": 60.0,
 }
+
+
+def check(config: Config, override_keys: Iterable[str] = ()) -> None:
+    check_settings(config, override_keys)
+    check_environment(config, load_spec("tic_tac_toe"))
 
 
 def config(folder: Path, opponent: str, **settings: Any) -> Config:
@@ -123,7 +128,7 @@ def test_random_moves_come_before_the_games_of_training(tmp_path: Path) -> None:
     first_to_see = [min(found, key=stones) for found in starts.values()]
     assert len(starts) == 8 and max(map(stones, first_to_see)) > 2, "more than the other side's first move"
     with pytest.raises(UserError, match=r"selfplay\.random_moves has no effect with selfplay\.opponent none"):
-        check(config(Path("x"), "none"), KIND, given=["selfplay.random_moves"])
+        check(config(Path("x"), "none"), ["selfplay.random_moves"])
 
 
 def stones(board: str) -> int:
@@ -140,8 +145,8 @@ def assert_ladder(run: Path) -> None:
         shares = {rung: row[f"ladder/score/step_{rung:06d}"] for rung in opponents[step]}
         assert row["ladder/games"] == 2 * len(shares) == 2 * sum(name.startswith("ladder/score/") for name in row)
         assert row["ladder/score"] == pytest.approx(sum(shares.values()) / len(shares))
-        scores = [Score(opponent=ratings[rung], points=2 * share, games=2) for rung, share in shares.items()]
-        assert row["ladder/elo"] == pytest.approx(performance(scores))
+        scores = [MatchScore(opponent=ratings[rung], points=2 * share, games=2) for rung, share in shares.items()]
+        assert row["ladder/elo"] == pytest.approx(performance_rating(scores))
         ratings[step] = row["ladder/elo"]
 
 
@@ -226,24 +231,24 @@ def test_points_of_a_game(last: str | None, points: float) -> None:
     [
         ({"env__mix": {"frozen_lake": 1.0}}, r"env\.mix adds others"),
         ({"curriculum__pool": 64}, r"curriculum\.pool ranks tasks"),
-        ({"algo__advantage": "remax"}, "greedy member more"),
-        ({"env__params": {"begins": "agent"}}, r"env\.params\.begins fixes a side"),
-        ({"env__params": {"max_actions_per_turn": 2}}, "after each action: set it to 1"),
+        ({"algo__advantage": "remax"}, "adds a greedy episode per group"),
+        ({"env__params": {"begins": "agent"}}, r"env\.params\.begins fixes the player"),
+        ({"env__params": {"max_actions_per_turn": 2}}, "after each action. Set it to 1"),
         ({"rollout__groups": 3}, r"rollout\.groups 3 is odd"),
-        ({"rollout__in_flight": 1}, r"raise rollout\.in_flight to 2"),
+        ({"rollout__in_flight": 1}, r"Raise rollout\.in_flight to 2"),
     ],
 )
 def test_what_cannot_be_is_one_line_before_anything_starts(settings: dict[str, Any], problem: str) -> None:
-    check(config(Path("x"), "self"), KIND)
+    check(config(Path("x"), "self"))
     with pytest.raises(UserError, match=problem):
-        check(config(Path("x"), "self", **settings), KIND)
-    check(config(Path("x"), "none", **settings), KIND)
+        check(config(Path("x"), "self", **settings))
+    check(config(Path("x"), "none", **settings))
 
 
 def test_an_environment_of_one_side_and_settings_without_effect_are_refused() -> None:
     for opponent in ("self", "past"):
-        with pytest.raises(UserError, match="needs a game of two sides, and bandit is none"):
+        with pytest.raises(UserError, match="needs a two-player game, and bandit is not one"):
             train(config(Path("x"), opponent, env__kind="bandit"), console=quiet())
-    check(config(Path("x"), "past", rollout__groups=3, rollout__in_flight=1), KIND, given=["selfplay.snapshots"])
+    check(config(Path("x"), "past", rollout__groups=3, rollout__in_flight=1), ["selfplay.snapshots"])
     with pytest.raises(UserError, match=r"selfplay\.ladder_games has no effect with selfplay\.opponent none"):
-        check(config(Path("x"), "none"), KIND, given=["selfplay.ladder_games"])
+        check(config(Path("x"), "none"), ["selfplay.ladder_games"])

@@ -83,7 +83,7 @@ def test_validation_that_a_stop_prevented_is_made_up_for(tmp_path: Path, monkeyp
 
 def test_other_demonstrations_than_it_began_with_are_refused(tmp_path: Path) -> None:
     sft(settings(tmp_path, train__max_minutes=1e-9), console=quiet())
-    with pytest.raises(UserError, match=r"not what .* began with"):
+    with pytest.raises(UserError, match=r"has changed since .* started"):
         sft(settings(tmp_path, sft__count=12), resume=True, console=quiet())
 
 
@@ -149,7 +149,7 @@ def test_calls_in_a_style_that_the_environment_cannot_read_are_refused(
 ) -> None:
     file = talks(tmp_path, *answers)
     config = settings(tmp_path, env__kind="lookup", env__params={"style": ours}, sft__demos=str(file))
-    told = f'has calls in the style "{refused}" and none in "{ours}".* --env.params.style {refused}'
+    told = f'has tool calls in the style "{refused}" and none in "{ours}".* --env.params.style {refused}'
     with pytest.raises(UserError, match=told) if refused else nullcontext():
         check_sft(config, build_environment_mix(config))
 
@@ -170,7 +170,7 @@ def test_a_conversation_from_a_file_tells_of_tools_as_an_episode_does_in_the_tem
     begun = asyncio.run(opening())
     file = talks(tmp_path, PLAIN, opening=begun.messages)
     config = settings(tmp_path, sft__demos=str(file), rollout__max_new_tokens=99, rollout__max_tokens=9999)
-    (sample,) = demos.demonstrations(config, worlds, None, renderer, lambda *_: None)  # type: ignore[arg-type]
+    (sample,) = demos.build_demonstrations(config, worlds, None, renderer, lambda *_: None)  # type: ignore[arg-type]
     shown = FullContext(renderer).start(begun).ids
     assert sample.ids[: len(shown)].tolist() == list(shown) and not sample.mask[: len(shown)].any()
     assert "The room of a person." in renderer.decode(shown)
@@ -188,7 +188,7 @@ def test_an_adapter_is_trained_where_one_is_asked_for(tmp_path: Path) -> None:
         ({"rollout__max_tokens": 64}, "rollout.max_tokens"),
         ({"sft__demos": "nowhere"}, "nowhere"),
         ({"sft__demos": "none.jsonl"}, "Cannot read"),
-        ({"env__kind": QUIZ}, "Quiz has no solver: give --demos"),
+        ({"env__kind": QUIZ}, "Quiz has no solver. Give --demos"),
         ({"context__mode": "turn"}, "context.mode"),
     ],
 )
@@ -202,9 +202,9 @@ def test_training_refuses_what_only_imitation_reads(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="turnwise sft"):
         train(settings(tmp_path), console=quiet())
     with pytest.raises(UserError, match=r"sft\.count has no effect"):
-        train(small(tmp_path, sft__count=3), console=quiet(), given=["sft.count"])
+        train(small(tmp_path, sft__count=3), console=quiet(), override_keys=["sft.count"])
     with pytest.raises(UserError, match=r"algo\.loss has no effect"):
-        sft(settings(tmp_path, algo__loss="ppo"), console=quiet(), given=["algo.loss"])
+        sft(settings(tmp_path, algo__loss="ppo"), console=quiet(), override_keys=["algo.loss"])
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from turnwise.envs.text_env import Outcome, TextEnv, lost
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.loading.load import load_model
 from turnwise.recipes.build import build_policy_stack
-from turnwise.recipes.environment_mix import build_environment_mix, task_source
+from turnwise.recipes.environment_mix import build_environment_mix, build_task_source
 from turnwise.rollout.collect import CollectedGroups
 
 MEMBERS, TURNS = 6, 3
@@ -60,7 +60,7 @@ def collect(tool: Callable[[], Awaitable[Any]], done: Callable[[int], None], **s
         return errand
 
     async def scenario() -> CollectedGroups:
-        tasks = task_source(config, worlds).draw(0, 1)
+        tasks = build_task_source(config, worlds).draw(0, 1)
         async with asyncio.timeout(HANG_S):
             return await replace(collector, make_env=make).collect(
                 tasks, group_size=MEMBERS, round=0, progress=lambda count, total: done(count)

@@ -5,31 +5,31 @@ import pytest
 
 from turnwise.config.load import build
 from turnwise.core.errors import UserError
-from turnwise.recipes import validate
+from turnwise.recipes import resources
 from turnwise.recipes.configure import configure, recipe_names
 from turnwise.recipes.training_run import resolve
-from turnwise.recipes.validate import check
+from turnwise.recipes.validate import check_settings
 from turnwise.rewards.judge.registry import JudgeRegistry
 from turnwise.rewards.judge.settings import JudgeSettings
 
 
 def refused(**settings: Any) -> str:
     with pytest.raises(UserError) as caught:
-        check(build({}, [(name.replace("__", "."), value) for name, value in settings.items()]))
+        check_settings(build({}, [(name.replace("__", "."), value) for name, value in settings.items()]))
     return str(caught.value)
 
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_preset_passes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-none")  # of those with a judge
-    check(configure(name))
+    check_settings(configure(name))
 
 
 def test_names_that_do_not_exist_are_refused_and_the_nearest_is_named() -> None:
     """An unknown estimator must never fall through to something that trains on zeros."""
-    assert refused(algo__advantage="grop") == 'unknown algo.advantage "grop": did you mean "grpo"?'
-    assert refused(algo__loss="pppo") == 'unknown algo.loss "pppo": did you mean "ppo"?'
-    assert refused(engine__kind="nativ") == 'unknown engine.kind "nativ": did you mean "native"?'
+    assert refused(algo__advantage="grop") == 'Unknown algo.advantage "grop": did you mean "grpo"?'
+    assert refused(algo__loss="pppo") == 'Unknown algo.loss "pppo": did you mean "ppo"?'
+    assert refused(engine__kind="nativ") == 'Unknown engine.kind "nativ": did you mean "native"?'
     assert "did you mean" in refused(algo__aggregation="tokenmean")
     assert "there are" in refused(algo__advantage="xyz")
 
@@ -37,20 +37,20 @@ def test_names_that_do_not_exist_are_refused_and_the_nearest_is_named() -> None:
 @pytest.mark.parametrize("advantage", ["grpo", "dr_grpo", "rloo"])
 def test_a_group_of_one_has_nothing_to_compare(advantage: str) -> None:
     told = refused(algo__advantage=advantage, rollout__group_size=1, rollout__groups=64)
-    assert advantage in told and "raise it, or choose gae" in told
-    check(build({}, [("algo.advantage", "gae"), ("rollout.group_size", 1), ("rollout.groups", 64)]))
+    assert advantage in told and "Raise it, or choose gae" in told
+    check_settings(build({}, [("algo.advantage", "gae"), ("rollout.group_size", 1), ("rollout.groups", 64)]))
 
 
 def test_bootstrapping_needs_a_critic() -> None:
     assert "has no critic" in refused(algo__truncated="bootstrap")
-    check(build({}, [("algo.truncated", "bootstrap"), ("algo.advantage", "gae")]))
+    check_settings(build({}, [("algo.truncated", "bootstrap"), ("algo.advantage", "gae")]))
 
 
 def test_a_mini_batch_of_more_than_there_is_is_refused() -> None:
     told = refused(train__mini_batch=9, rollout__groups=2, rollout__group_size=4)
     assert told.startswith("train.mini_batch 9 is more than the trajectories of a step, rollout.groups 2 x ")
-    assert told.endswith("lower it")
-    check(build({}, [("train.mini_batch", 8), ("rollout.groups", 2), ("rollout.group_size", 4)]))
+    assert told.endswith("Lower it.")
+    check_settings(build({}, [("train.mini_batch", 8), ("rollout.groups", 2), ("rollout.group_size", 4)]))
 
 
 @pytest.mark.parametrize("settings", [{}, {"algo__filter_value": 0}, {"algo__filter_value": 2.5}], ids=str)
@@ -59,18 +59,18 @@ def test_top_count_needs_a_whole_number_of_groups(settings: dict[str, Any]) -> N
     assert (
         told.startswith("algo.filter top_count keeps algo.filter_value groups") and "whole number of 1 or more" in told
     )
-    check(build({}, [("algo.filter", "top_count"), ("algo.filter_value", 3)]))
-    check(build({}, [("algo.filter", "top_k")]))
+    check_settings(build({}, [("algo.filter", "top_count"), ("algo.filter_value", 3)]))
+    check_settings(build({}, [("algo.filter", "top_k")]))
 
 
 @pytest.mark.parametrize("name", ["mean", "mean_std", "asym_clip"])
 def test_remax_refuses_returns_in_other_units_than_the_greedy_ones(name: str) -> None:
-    assert f"algo.normalise {name} would compare returns in other units" in refused(
+    assert f"algo.normalise {name} the two returns would have different units" in refused(
         algo__advantage="remax", algo__normalise=name
     )
     for combine in ("each", "process"):
         assert f"reward.combine {combine}" in refused(algo__advantage="remax", reward__combine=combine)
-    check(build({}, [("algo.advantage", "remax")]))
+    check_settings(build({}, [("algo.advantage", "remax")]))
 
 
 JUDGE = {"model": "m", "rubric": "r", "endpoint": "http://127.0.0.1:1/v1"}
@@ -80,8 +80,8 @@ JUDGE = {"model": "m", "rubric": "r", "endpoint": "http://127.0.0.1:1/v1"}
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"algo__advantage": "gae", "rollout__group_size": 1, "rollout__groups": 64}, "rollout.group_size is 1: raise"),
-        ({"algo__advantage": "remax"}, "algo.advantage remax scores a greedy member alone"),
+        ({"algo__advantage": "gae", "rollout__group_size": 1, "rollout__groups": 64}, "rollout.group_size is 1. Raise"),
+        ({"algo__advantage": "remax"}, "algo.advantage remax scores a greedy episode on its own"),
     ],
 )
 def test_judges_that_compare_need_somebody_to_compare_with(
@@ -89,14 +89,14 @@ def test_judges_that_compare_need_somebody_to_compare_with(
 ) -> None:
     settings = settings | {"reward__judges": ({**JUDGE, "cache": str(tmp_path), "mode": mode},)}
     if mode == "absolute":
-        check(build({}, [(name.replace("__", "."), value) for name, value in settings.items()]))
+        check_settings(build({}, [(name.replace("__", "."), value) for name, value in settings.items()]))
     else:
         assert complaint in refused(**settings)
 
 
 def test_check_asks_for_the_judges_of_the_registry_it_is_given(tmp_path: Path) -> None:
     judges, judge = JudgeRegistry(), {**JUDGE, "cache": str(tmp_path)}
-    check(build({}, [("reward.judges", (judge,))]), judges=judges)
+    check_settings(build({}, [("reward.judges", (judge,))]), judges=judges)
     assert judges.clients == [judges.client(JudgeSettings(**judge))]
 
 
@@ -107,34 +107,34 @@ def test_a_reward_of_the_wrong_kind_is_refused_before_a_run(tmp_path: Path) -> N
 
 
 def test_check_refuses_more_threads_than_the_machine_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(validate, "most_threads", lambda: 300)
-    monkeypatch.setattr(validate, "cores", lambda: 8)
-    told = "system.threads 9999: this machine allows at most 300: set it to 8, or raise the limit on processes"
+    monkeypatch.setattr(resources, "max_threads", lambda: 300)
+    monkeypatch.setattr(resources, "cores", lambda: 8)
+    told = "system.threads 9999: this machine allows at most 300. Set it to 8, or raise the process limit."
     assert refused(system__threads=9999) == told
-    check(build({}, [("system.threads", 300)]))
+    check_settings(build({}, [("system.threads", 300)]))
 
 
 def test_default_threads_pass_their_own_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(validate, "most_threads", lambda: 3)
-    monkeypatch.setattr(validate.os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(resources, "max_threads", lambda: 3)
+    monkeypatch.setattr(resources.os, "cpu_count", lambda: 64)
     config = resolve(build({}))
     assert config.system.threads == 3
-    check(config)
-    assert "set it to 3," in refused(system__threads=64)
+    check_settings(config)
+    assert "Set it to 3," in refused(system__threads=64)
 
 
 @pytest.mark.parametrize(
     ("processes", "pids", "cores", "most"),
     [(-1, "max", 2, 256), (-1, "max", 200, 800), (100, "max", 2, 50), (-1, "60", 2, 30), (1, "max", 2, 1)],
 )
-def test_most_threads_is_what_the_user_and_the_container_may_have(
+def test_max_threads_is_what_the_user_and_the_container_may_have(
     processes: int, pids: str, cores: int, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "pids.max").write_text(f"{pids}\n")
-    monkeypatch.setattr(validate, "PIDS_MAX", tmp_path / "pids.max")
-    monkeypatch.setattr(validate.os, "cpu_count", lambda: cores)
-    monkeypatch.setattr(validate.resource, "getrlimit", lambda _: (processes, processes))
-    assert validate.most_threads() == most
+    monkeypatch.setattr(resources, "PIDS_MAX", tmp_path / "pids.max")
+    monkeypatch.setattr(resources.os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(resources.resource, "getrlimit", lambda _: (processes, processes))
+    assert resources.max_threads() == most
 
 
 @pytest.mark.parametrize(

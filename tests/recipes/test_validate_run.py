@@ -20,11 +20,13 @@ from judges_for_tests import JudgeServer, serving
 from mcp_tools_for_tests import RAW, all_gone, read_pids
 from runs_for_tests import printed, quiet, small
 from turnwise.cli.main import main
+from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.recipes import run, validate
 from turnwise.recipes.environment_mix import build_environment_mix, describe_rows
-from turnwise.recipes.eval_contestants import Remote
-from turnwise.recipes.evaluation import ask, evaluate_into
+from turnwise.recipes.eval_contestants import RemoteModels
+from turnwise.recipes.eval_plan import plan_evaluation
+from turnwise.recipes.evaluation import evaluate_into_folder
 from turnwise.recipes.run import train
 from turnwise.recipes.validate import check_run
 
@@ -54,6 +56,10 @@ def tools(folder: Path, rows: tuple[int, int, int] = (3, 2, 2), **params: Any) -
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)))
     given = {"tasks": str(folder / "rows.jsonl"), "tools": ["python"], "reward": "exact_match", **params}
     return {"env__kind": "tools", "env__params": given}
+
+
+def checked(config: Config) -> None:
+    check_run(config, build_environment_mix(config))
 
 
 def judge(**options: Any) -> dict[str, Any]:
@@ -114,7 +120,7 @@ def test_a_server_that_is_not_there_is_told_before_a_model_is_loaded(
     assert said in str(caught.value) and "\n" not in str(caught.value)
     assert not (tmp_path / "runs").exists(), "no folder of a run that never was"
     with pytest.raises(UserError) as caught:
-        ask(["tiny", "tools"], overrides=[("env.params", settings["env__params"])])
+        plan_evaluation(["tiny", "tools"], overrides=[("env.params", settings["env__params"])])
     assert said in str(caught.value)
     typed = [word for name, value in settings["env__params"].items() for word in (f"--env.params.{name}", toml(value))]
     assert main(["train", "tools", "--dry-run", *typed]) == 2
@@ -127,7 +133,7 @@ def test_a_servers_tool_that_cannot_be_called_is_told_before_a_run(tmp_path: Pat
     program = mcp_scripted_server_for_tests.__file__
     command = shlex.join([sys.executable, "-I", "-S", program, str(tmp_path / "offers.json")])
     with pytest.raises(UserError, match="an agent cannot call a tool with the name 'a b'"):
-        check_run(small(tmp_path, **tools(tmp_path, tools=[{"mcp": command}])))
+        checked(small(tmp_path, **tools(tmp_path, tools=[{"mcp": command}])))
 
 
 def toml(value: Any) -> str:
@@ -148,23 +154,23 @@ def test_a_judge_that_wants_a_key_is_told_from_one_that_lists_no_models(
     with answering(status) as url:
         config = small(tmp_path, **tools(tmp_path, reward=[judge(endpoint=url)]))
         if fits:
-            check_run(config)
+            checked(config)
         else:
             with pytest.raises(UserError, match=rf"the judge m: 127.0.0.1 requires a key \({status}\): set OPENAI"):
-                check_run(config)
+                checked(config)
 
 
 def test_servers_that_are_there_are_asked_once_and_let_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(validate, "SILENCE_S", 0.0)
+    monkeypatch.setattr(validate, "QUIET_S", 0.0)
     pids, model = tmp_path / "pids", JudgeServer(lambda messages: "")
     with serving(model) as url, caplog.at_level(logging.INFO):
         given = tools(tmp_path, tools=[{"mcp": f"{RAW} {pids}"}], reward=["exact_match", judge(endpoint=url)])
-        check_run(small(tmp_path, **given))
+        checked(small(tmp_path, **given))
     assert len(pids.read_text().splitlines()) == 1 and all_gone(read_pids(pids))
     assert model.requests == [], "nothing that costs"
-    assert caplog.messages.count("waiting until the servers of the tools and judges are there") == 1
+    assert caplog.messages.count("waiting for the servers of tools and judges") == 1
 
 
 def test_who_needs_no_server_waits_for_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,8 +178,8 @@ def test_who_needs_no_server_waits_for_none(tmp_path: Path, monkeypatch: pytest.
         raise AssertionError("somebody was asked")
 
     monkeypatch.setattr(validate.asyncio, "run", run_loop)
-    check_run(small(tmp_path))
-    check_run(small(tmp_path, **tools(tmp_path)))
+    checked(small(tmp_path))
+    checked(small(tmp_path, **tools(tmp_path)))
 
 
 def told(folder: Path, rows: tuple[int, int, int], **settings: Any) -> list[str]:
@@ -188,10 +194,10 @@ def test_rows_are_counted_by_what_they_are_for(tmp_path: Path) -> None:
         "rows.jsonl: 1,200 rows to train on, 15 to validate, 30 held out"
     ]
     assert told(tmp_path / "some", (8, 30, 29), rollout__groups=8)[1:] == [
-        "note: 29 rows tell success to +-17 points only: 30 or more tell better"
+        "note: 29 held-out rows measure success only to +-17 points; 30 or more are better"
     ]
     assert told(tmp_path / "few", (7, 30, 1), rollout__groups=8, eval__split="validation")[1:] == [
-        "note: a step draws rollout.groups 8 tasks and there are 7: some come again"
+        "note: a step draws rollout.groups 8 tasks from 7 rows, so some repeat"
     ]
     assert describe_rows(build_environment_mix(small(tmp_path)), small(tmp_path)) == [], (
         "tasks without end are not counted"
@@ -212,7 +218,9 @@ def test_a_run_begins_with_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(run._ReinforcementRun, "train", lambda self, resume: {"finished": False, "steps": 0})
     console = quiet()
     train(small(tmp_path / "runs", **tools(tmp_path)), console=console)
-    assert printed(console).startswith("rows.jsonl: 3 rows to train on, 2 to validate, 2 held out\nnote: 2 rows tell")
+    assert printed(console).startswith(
+        "rows.jsonl: 3 rows to train on, 2 to validate, 2 held out\nnote: 2 held-out rows"
+    )
 
 
 def evaluated(folder: Path, rows: tuple[int, int, int], episodes: int) -> tuple[int, str]:
@@ -221,8 +229,8 @@ def evaluated(folder: Path, rows: tuple[int, int, int], episodes: int) -> tuple[
     params = tools(folder, rows)["env__params"]
     with serving_model(server) as url:
         overrides = [("env.params", params), ("eval.episodes", episodes)]
-        asked = ask(["tools"], remote=Remote(url=url, models=("m",)), overrides=overrides)
-        evaluate_into(asked, folder / "out", console=console)
+        asked = plan_evaluation(["tools"], remote=RemoteModels(url=url, models=("m",)), overrides=overrides)
+        evaluate_into_folder(asked, folder / "out", console=console)
     return len(server.requests), printed(console)
 
 
@@ -231,9 +239,7 @@ def test_an_evaluation_of_fewer_rows_than_asked_for_says_so(tmp_path: Path) -> N
         (tmp_path / name).mkdir()
     played, said = evaluated(tmp_path / "a", (1, 1, 5), episodes=256)
     assert played == 5
-    note = (
-        "the test split of rows.jsonl has 5 tasks, fewer than eval.episodes 256: each is played, and there are no more"
-    )
+    note = "The test split of rows.jsonl has 5 tasks, fewer than eval.episodes 256. All of them are used."
     assert note in said
     played, said = evaluated(tmp_path / "b", (1, 1, 5), episodes=5)
     assert played == 5 and "has 5 tasks" not in said
@@ -241,14 +247,14 @@ def test_an_evaluation_of_fewer_rows_than_asked_for_says_so(tmp_path: Path) -> N
 
 def test_a_task_that_a_file_does_not_have_is_refused(tmp_path: Path) -> None:
     overrides = [("env.params", tools(tmp_path)["env__params"])]
-    assert len(ask(["tiny", "tools"], overrides=overrides, seeds="0,1").seeds) == 2
-    with pytest.raises(UserError, match=r"--seeds 2: the test split of rows.jsonl has 2 tasks, counted from 0"):
-        ask(["tiny", "tools"], overrides=overrides, seeds="1-2")
+    assert len(plan_evaluation(["tiny", "tools"], overrides=overrides, seeds="0,1").seeds) == 2
+    with pytest.raises(UserError, match=r"--seeds 2: The test split of rows.jsonl has 2 tasks, counted from 0"):
+        plan_evaluation(["tiny", "tools"], overrides=overrides, seeds="1-2")
 
 
 def test_a_file_of_settings_is_an_environment_for_an_evaluation(tmp_path: Path) -> None:
     params = tools(tmp_path)["env__params"]
     lines = [f"{name} = {json.dumps(value)}" for name, value in params.items()]
     (tmp_path / "own.toml").write_text("\n".join(['[env]\nkind = "tools"', *lines]))
-    asked = ask(["tiny", "own.toml"])
-    assert asked.kind.name == "tools" and [each.source for each in asked.contestants] == ["tiny"]
+    asked = plan_evaluation(["tiny", "own.toml"])
+    assert asked.spec.name == "tools" and [each.source for each in asked.contestants] == ["tiny"]

@@ -19,7 +19,7 @@ from turnwise.envs.text_env import Outcome, TextEnv, goes_on
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.forward import packed_logits
 from turnwise.models.loading.load import load_model
-from turnwise.recipes.sft import build_imitator
+from turnwise.recipes.sft import build_sft_learner
 from turnwise.training import sft
 from turnwise.training.sft import SftSettings, batch_of, solve_demonstration, steps_of, train_on_demonstrations
 
@@ -45,7 +45,7 @@ def samples(count: int = 4) -> list[Sample]:
 def loss_and_gradients(demonstrations: list[Sample], micro_tokens: int) -> tuple[float, dict[str, torch.Tensor]]:
     """Of one step of a fresh model, whose gradients are looked at before it is taken."""
     model = load_model("tiny", attn_implementation=ATTENTION).model
-    learner = build_imitator(build({}, []), model, steps=10)
+    learner = build_sft_learner(build({}, []), model, steps=10)
     found: dict[str, torch.Tensor] = {}
 
     def step() -> dict[str, float]:
@@ -82,7 +82,7 @@ def test_the_loss_is_the_mean_over_the_answers_tokens_and_its_gradient_whatever_
 
 def test_imitation_makes_the_answers_likely() -> None:
     demonstrations = samples(8)
-    learner = build_imitator(
+    learner = build_sft_learner(
         build({}, [("sft.learning_rate", 3e-3)]), load_model("tiny", attn_implementation=ATTENTION).model, steps=12
     )
     losses = []

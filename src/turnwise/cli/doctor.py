@@ -9,7 +9,7 @@ from turnwise.cli.output import print_line, print_table
 from turnwise.cli.parsing import INFORMATION, Settings, command_app, merge_settings
 from turnwise.config.schema import RecordConfig
 from turnwise.core.errors import UserError
-from turnwise.recipes.doctor import examine
+from turnwise.recipes.doctor import check_machine
 
 doctor_app = command_app("doctor", "[--plan --model NAME [--gpu-memory GIB] [--SECTION.KEY VALUE]...]")
 
@@ -41,9 +41,9 @@ def doctor(
         return
     if model is not None or shape is not None or gpu_memory is not None or overrides:
         raise UserError("a model, a GPU size and settings apply only to a memory plan: add --plan")
-    findings = examine(Path(RecordConfig().folder))
-    print_table(("check", "found", "fix"), [(finding.name, finding.found, finding.mend) for finding in findings])
-    broken = [finding.name for finding in findings if finding.mend and finding.needed]
+    findings = check_machine(Path(RecordConfig().folder))
+    print_table(("check", "found", "fix"), [(finding.name, finding.found, finding.fix) for finding in findings])
+    broken = [finding.name for finding in findings if finding.fix and finding.required]
     if broken:
         raise UserError(f"this machine is not ready; fix first: {', '.join(broken)}")
 
@@ -51,7 +51,7 @@ def doctor(
 def print_plan(
     model: str | None, shape: str | None, gpu_memory: float | None, overrides: list[tuple[str, str]]
 ) -> None:
-    from turnwise.recipes.dry_run import HEADERS, report_plan
+    from turnwise.recipes.memory_report import HEADERS, report_plan
 
     report = report_plan(model, shape, gpu_memory, overrides)
     print_table(HEADERS, report.rows)

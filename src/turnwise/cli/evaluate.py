@@ -83,8 +83,9 @@ def evaluate(
         eval__temperature=tasks.temperature,
         eval__split=tasks.split,
     )
-    from turnwise.recipes.eval_contestants import Remote, read_endpoint_options
-    from turnwise.recipes.evaluation import ask, evaluate_into, go_on
+    from turnwise.recipes.eval_contestants import RemoteModels, read_endpoint_options
+    from turnwise.recipes.eval_plan import plan_evaluation
+    from turnwise.recipes.evaluation import evaluate_into_folder, resume_evaluation
 
     endpoint_options = read_endpoint_options(
         key_variable=endpoint.api_key_env,
@@ -93,11 +94,11 @@ def evaluate(
         retries=endpoint.retries,
     )
     if resume is not None:
-        go_on(resume, wire=endpoint_options)
+        resume_evaluation(resume, endpoint_options=endpoint_options)
         return
-    remote = Remote(url=endpoint.endpoint, models=endpoint.model) if endpoint.endpoint is not None else None
-    request = ask(sources, remote=remote, overrides=settings, seeds=tasks.seeds, tries=tasks.tries)
-    evaluate_into(request, out, wire=endpoint_options)
+    remote = RemoteModels(url=endpoint.endpoint, models=endpoint.model) if endpoint.endpoint is not None else None
+    plan = plan_evaluation(sources, remote=remote, overrides=settings, seeds=tasks.seeds, tries=tasks.tries)
+    evaluate_into_folder(plan, out, endpoint_options=endpoint_options)
 
 
 def check_resume_alone(

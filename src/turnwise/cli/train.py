@@ -102,21 +102,22 @@ def train(
         raise UserError(f"--seeds starts one run per seed and cannot be combined with {other}: remove one of them")
     settings = merge_settings(overrides, seed=seed, train__max_minutes=max_minutes, record__name=name)
     config = configure(recipe, start_from=start_from, resume=resume, overrides=settings)
-    typed_keys = [key for key, _ in overrides]
+    override_keys = [key for key, _ in overrides]
     several_seeds = parse_seeds(seeds) if seeds is not None else ()
     if dry_run:
+        from turnwise.recipes.environment_mix import build_environment_mix
         from turnwise.recipes.validate import check_run
 
-        check_run(config, given=typed_keys, resume=resume is not None)
+        check_run(config, build_environment_mix(config), override_keys, resume=resume is not None)
         print_line(describe(config))
         return
     from turnwise.recipes.run import train as train_run
     from turnwise.recipes.run import train_seeds
 
     if several_seeds:
-        train_seeds(config, several_seeds, given=typed_keys)
+        train_seeds(config, several_seeds, override_keys=override_keys)
     else:
-        train_run(config, resume=resume is not None, given=typed_keys)
+        train_run(config, resume=resume is not None, override_keys=override_keys)
 
 
 @sft_app.default
@@ -167,7 +168,7 @@ def sft(
     config = configure(recipe, resume=resume, overrides=settings)
     from turnwise.recipes.sft import sft as run_sft
 
-    run_sft(config, resume=resume is not None, given=[key for key, _ in overrides], recipe=recipe)
+    run_sft(config, resume=resume is not None, override_keys=[key for key, _ in overrides], recipe=recipe)
 
 
 @recipes_app.default

@@ -1,1 +1,1 @@
-"""How good an agent is: success with intervals, pass@k."""
+"""Evaluation: success rates with intervals, pass@k, paired comparison, Elo."""

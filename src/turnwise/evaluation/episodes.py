@@ -1,4 +1,4 @@
-"""Evaluation: held-out tasks, once or several times each, and what they say of an agent."""
+"""Run evaluation episodes, one or several per task, and compute their metrics."""
 
 import asyncio
 import math
@@ -11,13 +11,13 @@ from turnwise.core.errors import Outage
 from turnwise.core.random_streams import address
 from turnwise.core.task import EpisodeKey, Task
 from turnwise.core.trajectory import Stop, Trajectory
-from turnwise.evaluation.statistics import pass_at_k, wilson_by_task
+from turnwise.evaluation.statistics import pass_at_k, wilson_interval_by_task
 from turnwise.rollout.chat_episode import count_sampled_tokens
 from turnwise.rollout.collect import Collector
 from turnwise.rollout.failures import DroppedEpisodes, check_dropped, run_with_retries
 
 TaskId = int
-"""What tells tasks apart, those of several environments too."""
+"""Hash of a task, unique across environments."""
 
 
 def task_id(task: Task) -> TaskId:
@@ -28,7 +28,7 @@ def task_id(task: Task) -> TaskId:
 class Evaluation:
     trajectories: tuple[Trajectory, ...]
     errors: int
-    """Episodes that broke and could not be run again: they are in no mean."""
+    """Episodes that failed on every attempt. No mean includes them."""
 
     @property
     def episodes(self) -> int:
@@ -36,7 +36,7 @@ class Evaluation:
 
     @property
     def tries(self) -> int:
-        """Episodes of the task that has most."""
+        """Largest number of episodes of a task."""
         return max(map(len, self.by_task().values()), default=0)
 
     def by_task(self) -> Mapping[TaskId, list[Trajectory]]:
@@ -47,23 +47,23 @@ class Evaluation:
 
     @property
     def success(self) -> float:
-        """The mean of the tasks' success rates, which is pass@1."""
+        """Mean of the per-task success rates, which is pass@1; NaN without episodes."""
         return fmean(rates) if (rates := self._rates()) else math.nan
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Wilson, 95 %; tries of one task count as far as they differ."""
-        return wilson_by_task(self._rates(), self.episodes)
+        """95 % Wilson interval, with the effective sample size of repeated tries."""
+        return wilson_interval_by_task(self._rates(), self.episodes)
 
     def pass_at(self, k: int) -> float:
-        """Over the tasks that have at least k tries."""
+        """Return pass@k over the tasks with at least k tries."""
         counts = [(len(tries), _successes(tries)) for tries in self.by_task().values() if len(tries) >= k]
         return fmean(pass_at_k(n, c, k) for n, c in counts) if counts else math.nan
 
     def metrics(self) -> dict[str, float]:
         low, high = self.interval
         turns = [turn for trajectory in self.trajectories for turn in trajectory.turns if not turn.is_summary]
-        found = {
+        metrics = {
             "eval/success": self.success,
             "eval/success_low": low,
             "eval/success_high": high,
@@ -75,14 +75,14 @@ class Evaluation:
             "eval/cut": sum(turn.stop is Stop.LENGTH for turn in turns) / max(1, len(turns)),
             "eval/sampled_tokens": self._mean([count_sampled_tokens(each) for each in self.trajectories]),
         }
-        return found | {f"eval/pass_at_{k}": self.pass_at(k) for k in tries_shown(self.tries)}
+        return metrics | {f"eval/pass_at_{k}": self.pass_at(k) for k in reported_ks(self.tries)}
 
     def _rates(self) -> list[float]:
         return [_successes(tries) / len(tries) for tries in self.by_task().values()]
 
     @staticmethod
     def _mean(values: Sequence[float | None]) -> float:
-        """NaN where there is nothing, or where one is not known."""
+        """Return the mean; NaN if there are no values or one is unknown."""
         known = [value for value in values if value is not None]
         return fmean(known) if known and len(known) == len(values) else math.nan
 
@@ -91,8 +91,8 @@ def _successes(trajectories: Sequence[Trajectory]) -> int:
     return sum(trajectory.status.succeeded for trajectory in trajectories)
 
 
-def tries_shown(tries: int) -> list[int]:
-    """The k of pass@k that are told: 2, 4, 8, ... and all tries; pass@1 is the success rate."""
+def reported_ks(tries: int) -> list[int]:
+    """Return the k for which pass@k is reported: 2, 4, 8, ... and `tries`. pass@1 is the success rate."""
     doubled = [2**power for power in range(1, tries.bit_length()) if 2**power < tries]
     return [*doubled, tries] if tries > 1 else []
 
@@ -100,7 +100,7 @@ def tries_shown(tries: int) -> list[int]:
 async def evaluate(
     collector: Collector, tasks: Sequence[Task], progress: Callable[[int, int], None] = lambda done, total: None
 ) -> Evaluation:
-    """One episode a task. `round` is 0, so that policies compared on equal tasks meet equal random numbers."""
+    """Run one episode per task. `round` is always 0, so policies compared on equal tasks get equal random numbers."""
     collected = await collector.collect(tasks, group_size=1, round=0, progress=progress)
     trajectories = tuple(trajectory for group in collected.groups for trajectory in group.trajectories)
     errors = collected.counts["members_given_up"]
@@ -109,66 +109,66 @@ async def evaluate(
 
 
 RUN_SEED = ROUND = 0
-"""Of all evaluations, so that agents compared on equal tasks meet equal random numbers."""
-BROKEN_IN_A_ROW = 8
-"""Episodes that break one after the other, each as often as it was tried, before the evaluation stops."""
+"""The same in all evaluations, so that agents compared on equal tasks get equal random numbers."""
+MAX_FAILURES_IN_A_ROW = 8
+"""Consecutive episodes that fail on every attempt before the evaluation stops."""
 
-Wanted = tuple[Task, int]
-"""A task, and which of its tries."""
+TaskTry = tuple[Task, int]
+"""A task and the number of the try."""
 
 
-class Player(Protocol):
+class EpisodeRunner(Protocol):
     async def episode(self, key: EpisodeKey) -> Trajectory: ...
 
 
-def all_tries(tasks: Iterable[Task], tries: int) -> list[Wanted]:
-    """First tries first: what is there after a stop holds as many tasks as can be."""
+def list_tries(tasks: Iterable[Task], tries: int) -> list[TaskTry]:
+    """Return all tries, the first of every task first, so that an interrupted evaluation covers most tasks."""
     tasks = list(tasks)
     return [(task, number) for number in range(tries) for task in tasks]
 
 
-async def play_episodes(
-    player: Player,
-    wanted: Sequence[Wanted],
+async def run_episodes(
+    runner: EpisodeRunner,
+    tries: Sequence[TaskTry],
     *,
     in_flight: int,
     attempts: int,
-    finished: Callable[[Trajectory], None],
+    on_finished: Callable[[Trajectory], None],
 ) -> list[Exception]:
-    """Plays each once, and tells of those that broke `attempts` times, and are missing, what broke them last.
+    """Run an episode per try and return the last failure of each one that failed on all `attempts` attempts.
 
-    `finished` gets each trajectory when it ends, in the order in which they end. Where everything breaks, it stops
-    early, with the last failure: an endpoint that went away is not asked thousands of times.
+    `on_finished` receives each trajectory as soon as it ends. If MAX_FAILURES_IN_A_ROW episodes fail in a row, raise
+    Outage: an endpoint that is gone should not receive thousands of requests.
     """
-    waiting = iter(wanted)
+    waiting = iter(tries)
     failures, in_a_row = list[Exception](), 0
 
     async def work() -> None:
         nonlocal in_a_row
         for task, member in waiting:
-            found = await _play_with_retries(player, task, member, attempts)
-            if isinstance(found, Trajectory):
+            result = await _run_with_retries(runner, task, member, attempts)
+            if isinstance(result, Trajectory):
                 in_a_row = 0
-                finished(found)
+                on_finished(result)
                 continue
-            failures.append(found)
+            failures.append(result)
             in_a_row += 1
-            if in_a_row >= BROKEN_IN_A_ROW:
-                raise Outage(f"{in_a_row} episodes in a row broke: {found}: mend that first")
+            if in_a_row >= MAX_FAILURES_IN_A_ROW:
+                raise Outage(f"{in_a_row} episodes in a row failed. Fix the cause of the last failure: {result}")
 
     try:
         async with asyncio.TaskGroup() as workers:
-            for _ in range(min(in_flight, len(wanted))):
+            for _ in range(min(in_flight, len(tries))):
                 workers.create_task(work())
-    except ExceptionGroup as several:  # the first says it, the others say it again
-        raise several.exceptions[0] from None
+    except ExceptionGroup as errors:  # all have the same cause: one is enough to report
+        raise errors.exceptions[0] from None
     return failures
 
 
-async def _play_with_retries(player: Player, task: Task, member: int, attempts: int) -> Trajectory | Exception:
-    """The episode, or the last failure where every attempt broke."""
+async def _run_with_retries(runner: EpisodeRunner, task: Task, member: int, attempts: int) -> Trajectory | Exception:
+    """Return the episode, or the last failure if every attempt failed."""
 
-    def play(luck: int) -> Awaitable[Trajectory]:
-        return player.episode(EpisodeKey(run_seed=RUN_SEED, round=ROUND, task=task, member=member, attempt=luck))
+    def play(attempt: int) -> Awaitable[Trajectory]:
+        return runner.episode(EpisodeKey(run_seed=RUN_SEED, round=ROUND, task=task, member=member, attempt=attempt))
 
     return await run_with_retries(attempts, play)

@@ -26,7 +26,7 @@ from turnwise.models.loading.save import atomic_folder, save_model
 from turnwise.models.memory.plan import MemoryPlan
 from turnwise.recipes.contexts import build_context
 from turnwise.recipes.environment_mix import EnvironmentMix
-from turnwise.recipes.memory import MICRO_TOKENS, plan_without_limits
+from turnwise.recipes.resources import MICRO_TOKENS, plan_without_limits
 from turnwise.recipes.sources import use_own_adapter
 from turnwise.render.renderer import Renderer
 from turnwise.rewards.factory import build_group_judges, judge_weights

@@ -1,4 +1,4 @@
-"""The context modes by name, what their settings must hold, and the hook that may write summaries."""
+"""Build and check the context mode of a run, with its summary hook."""
 
 from collections.abc import Callable
 
@@ -26,25 +26,27 @@ def _full(config: Config, renderer: Renderer) -> Context:
 
 
 def _window(config: Config, renderer: Renderer) -> Context:
-    given = config.context
-    return WindowContext(renderer, turns=given.turns, slack=given.slack, keep_opening=given.keep_opening)
+    settings = config.context
+    return WindowContext(renderer, turns=settings.turns, slack=settings.slack, keep_opening=settings.keep_opening)
 
 
 def _turn(config: Config, renderer: Renderer) -> Context:
-    given = config.context
-    memory = TurnMemory(form=given.memory, turns=given.turns, chars=given.memory_chars, rewards=given.memory_rewards)
-    return TurnContext(renderer, memory=memory, keep_opening=given.keep_opening)
+    settings = config.context
+    memory = TurnMemory(
+        form=settings.memory, turns=settings.turns, chars=settings.memory_chars, rewards=settings.memory_rewards
+    )
+    return TurnContext(renderer, memory=memory, keep_opening=settings.keep_opening)
 
 
 def _summary(config: Config, renderer: Renderer) -> Context:
-    given = config.context
+    settings = config.context
     return SummaryContext(
         renderer,
-        when=SummaryTrigger(tokens=_summary_at(config), turns=given.summary_every),
-        prompt=given.summary_prompt,
-        max_tokens=given.summary_tokens,
-        writer=load_writer(given.summary_by),
-        keep_opening=given.keep_opening,
+        when=SummaryTrigger(tokens=_summary_at(config), turns=settings.summary_every),
+        prompt=settings.summary_prompt,
+        max_tokens=settings.summary_tokens,
+        writer=load_summary_hook(settings.summary_by),
+        keep_opening=settings.keep_opening,
     )
 
 
@@ -56,38 +58,38 @@ CONTEXTS: dict[str, Callable[[Config, Renderer], Context]] = {
 }
 
 
-READ_IN = {
+MODES_USING = {
     "turns": ("window", "turn"),
     "slack": ("window",),
     "keep_opening": ("window", "turn", "summary"),
     **dict.fromkeys(("memory", "memory_chars", "memory_rewards"), ("turn",)),
     **dict.fromkeys(("summary_at", "summary_every", "summary_tokens", "summary_by", "summary_prompt"), ("summary",)),
 }
-"""Which modes read a setting of the context: one that the mode does not read is a mistake, not a wish."""
+"""Modes that use each setting of `context`."""
 
 
 def check_context(config: Config) -> None:
-    """Refuses settings that the mode does not read, summaries that cannot fit, and a hook that is not there."""
-    given, default = config.context, ContextConfig()
-    for name, modes in READ_IN.items():
-        if given.mode not in modes and getattr(given, name) != getattr(default, name):
+    """Raise UserError for settings without effect, summaries that cannot fit, and a missing summary hook."""
+    settings, default = config.context, ContextConfig()
+    for name, modes in MODES_USING.items():
+        if settings.mode not in modes and getattr(settings, name) != getattr(default, name):
             raise UserError(
-                f"context.{name} has no effect with context.mode {given.mode}: leave it out, or choose "
-                f"context.mode {' or '.join(modes)}"
+                f"context.{name} has no effect with context.mode {settings.mode}. Leave it out, or choose "
+                f"context.mode {' or '.join(modes)}."
             )
-    if given.mode == "summary":
-        _check_room(config)
-        load_writer(given.summary_by)
+    if settings.mode == "summary":
+        _check_summary_fits(config)
+        load_summary_hook(settings.summary_by)
 
 
-def _check_room(config: Config) -> None:
-    """A summary is asked for after the turn that made the context too long, and has to fit in behind it."""
+def _check_summary_fits(config: Config) -> None:
+    """Raise UserError if a summary would not fit after the turn that makes it due."""
     at, limit = _summary_at(config), config.rollout.max_tokens
     needed = at + config.rollout.max_new_tokens + config.context.summary_tokens
     if needed >= limit:
         raise UserError(
-            f"context.summary_at {at}, rollout.max_new_tokens and context.summary_tokens make {needed} tokens, which "
-            f"leaves no room in rollout.max_tokens {limit}: lower one of them, or raise the last"
+            f"context.summary_at {at}, rollout.max_new_tokens and context.summary_tokens add up to {needed} tokens, "
+            f"which do not fit into rollout.max_tokens {limit}. Lower one of them, or raise rollout.max_tokens."
         )
 
 
@@ -95,6 +97,6 @@ def _summary_at(config: Config) -> int:
     return config.context.summary_at or config.rollout.max_tokens // 2
 
 
-def load_writer(summary_by: str) -> SummaryHook | None:
-    """The function FILE.py:function that writes summaries; None where the model does."""
+def load_summary_hook(summary_by: str) -> SummaryHook | None:
+    """Load the FILE.py:function that writes summaries; None if the model writes them."""
     return None if summary_by == "model" else load_function(summary_by, "context.summary_by", ["model"])

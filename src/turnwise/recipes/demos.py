@@ -1,4 +1,4 @@
-"""What `turnwise sft` imitates, as samples."""
+"""Demonstrations of `turnwise sft`: check them, and build samples from a solver, a run or a JSONL file."""
 
 import asyncio
 import hashlib
@@ -31,34 +31,32 @@ SOLVER = "solver"
 Show = Callable[[int, int], None]
 
 
-def check_demos(demos: str, count: int, worlds: EnvironmentMix) -> None:
-    """Before anything is loaded: is there something to imitate?"""
+def check_demos(demos: str, count: int, environments: EnvironmentMix) -> None:
+    """Check before anything is loaded that there are demonstrations."""
     if demos == SOLVER:
-        without = [kind.name for kind in worlds.kinds.values() if kind.cls.solve is TextEnv.solve]
+        without = [spec.name for spec in environments.specs.values() if spec.cls.solve is TextEnv.solve]
         if without:
             raise UserError(
-                f"{without[0]} has no solver: give --demos a run with successes or a JSONL file of messages"
+                f"{without[0]} has no solver. Give --demos a run with successes, or a JSONL file of conversations."
             )
     elif demos.endswith(".jsonl"):
-        _check_styles(demos, count, worlds)
+        _check_call_formats(demos, count, environments)
     else:
         find_run(demos)
 
 
-def _check_styles(demos: str, count: int, worlds: EnvironmentMix) -> None:
-    """Calls that no environment here could read would be imitated in vain."""
-    ours = {params["style"] for kind, params in worlds.with_params if issubclass(kind.cls, ToolEnv)}
-    answers = [exchange.answer for talk in _conversations(demos, count) for exchange in talk]
-    if not ours or any(parse_calls(answer, style).calls for answer in answers for style in ours):
+def _check_call_formats(demos: str, count: int, environments: EnvironmentMix) -> None:
+    """Raise UserError if all tool calls are in formats that the environments do not parse."""
+    parsed = {params["style"] for spec, params in environments.with_params if issubclass(spec.cls, ToolEnv)}
+    answers = [exchange.answer for conversation in _conversations(demos, count) for exchange in conversation]
+    if not parsed or any(parse_calls(answer, style).calls for answer in answers for style in parsed):
         return
-    others = [
-        style for style in CALL_FORMATS if style not in ours and style != "python"
-    ]  # such a block may be an answer
-    theirs = next((style for style in others if any(parse_calls(answer, style).calls for answer in answers)), None)
-    if theirs is not None:
+    others = [style for style in CALL_FORMATS if style not in parsed and style != "python"]  # a block may be an answer
+    found = next((style for style in others if any(parse_calls(answer, style).calls for answer in answers)), None)
+    if found is not None:
         raise UserError(
-            f'{demos} has calls in the style "{theirs}" and none in "{min(ours)}", which the environment reads: give '
-            f"--env.params.style {theirs}, or write them in the other"
+            f'{demos} has tool calls in the style "{found}" and none in "{min(parsed)}", which the environment parses. '
+            f"Give --env.params.style {found}, or convert the file."
         )
 
 
@@ -66,60 +64,58 @@ def _conversations(demos: str, count: int) -> Iterator[list[Exchange]]:
     return islice(read_conversations(Path(demos).expanduser()), count)
 
 
-def demonstrations(
-    config: Config, worlds: EnvironmentMix, loaded: LoadedModel, renderer: Renderer, show: Show
+def build_demonstrations(
+    config: Config, environments: EnvironmentMix, loaded: LoadedModel, renderer: Renderer, show: Show
 ) -> list[Sample]:
-    """What is imitated, in an order that depends on the seed alone."""
+    """Build the samples, in an order that depends on the seed alone."""
     demos, count = config.sft.demos or SOLVER, config.sft.count
     if demos == SOLVER:
         think = config.sft.think
-        played = asyncio.run(
-            solve_demonstration(worlds.with_params, count=count, seed=config.seed, think=think, show=show)
+        solved = asyncio.run(
+            solve_demonstration(environments.with_params, count=count, seed=config.seed, think=think, show=show)
         )
-        samples = [build_demonstration(number, each, renderer) for number, each in enumerate(played)]
+        samples = [build_demonstration(number, each, renderer) for number, each in enumerate(solved)]
     elif demos.endswith(".jsonl"):
-        tools = asyncio.run(opening_tools(worlds.with_params)) if renderer.renders_tools else ()
-        told = ([replace(first, tools=tools), *later] for first, *later in _conversations(demos, count))
-        samples = [build_demonstration(number, each, renderer) for number, each in enumerate(told)]
+        tools = asyncio.run(opening_tools(environments.with_params)) if renderer.renders_tools else ()
+        read = ([replace(first, tools=tools), *later] for first, *later in _conversations(demos, count))
+        samples = [build_demonstration(number, each, renderer) for number, each in enumerate(read)]
     else:
-        samples = _successes(find_run(demos), loaded, count)
+        samples = _read_successes(find_run(demos), loaded, count)
     _check_lengths(samples, config, demos)
     return samples
 
 
-def _successes(run: Path, loaded: LoadedModel, count: int) -> list[Sample]:
-    """The ids that the run sampled, as they are: its tokenizer must be the model's own."""
+def _read_successes(run: Path, loaded: LoadedModel, count: int) -> list[Sample]:
+    """Build samples of the token ids that the run sampled, so its tokenizer must be the model's."""
     folder = RunFolder.open(run)
     rows = [entry for entry in folder.read_index() if entry["status"] == "succeeded"][-count:]
     if not rows:
-        raise UserError(f"{run} has recorded no successful episode: train it further, or give another")
-    theirs = AutoTokenizer.from_pretrained(find_checkpoint(run, None))
-    if theirs.get_vocab() != loaded.tokenizer.get_vocab():
-        raise UserError(
-            f"{run} was played with another tokenizer than {loaded.name}'s: give the model that it started from"
-        )
+        raise UserError(f"{run} has no recorded successful episode. Train it further, or give another run.")
+    tokenizer = AutoTokenizer.from_pretrained(find_checkpoint(run, None))
+    if tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
+        raise UserError(f"{run} used another tokenizer than {loaded.name}. Give the model that the run started from.")
     return build_samples([trajectory_from_row(folder.read_trajectory(entry)) for entry in rows])
 
 
 def _check_lengths(samples: Sequence[Sample], config: Config, demos: str) -> None:
     if not samples:
-        raise UserError(f"{demos} holds no demonstration: give another")
+        raise UserError(f"{demos} has no demonstrations. Give another source.")
     longest = max(map(len, samples))
     if longest > config.rollout.max_tokens:
         raise UserError(
-            f"a demonstration has {longest} tokens, and rollout.max_tokens is {config.rollout.max_tokens}: raise it"
+            f"A demonstration has {longest} tokens, and rollout.max_tokens is {config.rollout.max_tokens}. Raise it."
         )
     answer = max(int(sample.turn_ids[sample.mask].bincount().max()) for sample in samples)
     if answer > config.rollout.max_new_tokens:
         thinks = demos == SOLVER and config.sft.think
-        thinking = ", or leave the thinking out with --sft.think false" if thinks else ""
+        or_less = ", or leave out the thinking with --sft.think false" if thinks else ""
         raise UserError(
-            f"an answer of the demonstrations has {answer} tokens, and rollout.max_new_tokens "
-            f"{config.rollout.max_new_tokens} would cut it: raise it{thinking}"
+            f"An answer of the demonstrations has {answer} tokens, which rollout.max_new_tokens "
+            f"{config.rollout.max_new_tokens} would cut. Raise it{or_less}."
         )
 
 
-def digest_of(samples: Sequence[Sample]) -> str:
+def hash_samples(samples: Sequence[Sample]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for sample in samples:
         digest.update(sample.ids.numpy().tobytes())

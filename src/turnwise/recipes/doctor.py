@@ -1,4 +1,4 @@
-"""Is this machine ready? What is installed, what the hardware offers, and the line that mends what is missing."""
+"""Check this machine: installed packages, hardware, sandbox and folders, each with how to fix what is missing."""
 
 import importlib
 import os
@@ -16,50 +16,50 @@ from turnwise.engine.native.kernels import CompilationError, load_kernels
 from turnwise.models.loading.catalogue import cache_folder
 from turnwise.sandbox.host import sandbox_report
 
-NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
+REQUIRED = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
 OPTIONAL = {
     "gguf": ("models in GGUF files, smollm2-135m", "pip install 'turnwise[gguf]'"),
 }
-"""Package -> (what it is for, how to install it)."""
+"""Package -> (purpose, how to install it)."""
 
 GIB = 2**30
-LITTLE_DISK = 2 * GIB
+MIN_DISK = 2 * GIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     name: str
     found: str
-    mend: str = ""
-    """What to do about it; empty if all is well."""
-    needed: bool = True
-    """Without it nothing trains."""
+    fix: str = ""
+    """How to fix it; empty if nothing is wrong."""
+    required: bool = True
+    """False: training works without it."""
 
 
-def examine(runs: Path) -> list[Finding]:
-    """All findings about this machine; `runs` is where run folders would go."""
+def check_machine(runs: Path) -> list[Finding]:
+    """Return all findings; `runs` is the folder of runs."""
     python = Finding(name="python", found=f"{platform.python_version()} ({sys.executable})")
     folders = [_folder("runs folder", runs), _folder("cache folder", cache_folder())]
-    return [python, *map(_package, NEEDED), *_hardware(), _kernels(), *_sandbox(), *folders, *_optional()]
+    return [python, *map(_package, REQUIRED), *_hardware(), _kernels(), *_sandbox(), *folders, *_optional_packages()]
 
 
 def _sandbox() -> Iterator[Finding]:
-    """Where code that a model wrote would run; each way is tried for real."""
+    """Start a sandbox of each kind and report which work."""
     first, *others = sandbox_report()
-    mend = "only environments that run code need it" if first.startswith("sandbox: none") else ""
-    yield Finding(name="sandbox", found=first.removeprefix("sandbox: "), mend=mend, needed=False)
+    fix = "only environments that run code need it" if first.startswith("sandbox: none") else ""
+    yield Finding(name="sandbox", found=first.removeprefix("sandbox: "), fix=fix, required=False)
     for line in others:
         name, _, found = line.strip().partition(": ")
         yield Finding(name=f"  {name}", found=found)
 
 
 def _package(name: str) -> Finding:
-    """Imports it, for a package can be installed and broken."""
+    """Import the package: it can be installed and broken."""
     try:
         importlib.import_module(name)
         return Finding(name=name, found=version(name))
     except (ImportError, OSError) as error:
-        return Finding(name=name, found=f"does not load: {error}", mend=f"pip install --force-reinstall {name}")
+        return Finding(name=name, found=f"does not load: {error}", fix=f"pip install --force-reinstall {name}")
 
 
 def _hardware() -> Iterator[Finding]:
@@ -88,8 +88,8 @@ def _kernels() -> Finding:
     try:
         load_kernels()
     except CompilationError as reason:
-        found, mend = f"{reason}: episodes on the CPU take longer", "install gcc"
-        return Finding(name="kernels", found=found, mend=mend, needed=False)
+        found, fix = f"{reason}: episodes on the CPU take longer", "install gcc"
+        return Finding(name="kernels", found=found, fix=fix, required=False)
     return Finding(name="kernels", found="compiled for this processor")
 
 
@@ -103,26 +103,26 @@ def _memory() -> str:
 
 
 def _folder(name: str, folder: Path) -> Finding:
-    """Whether files can be made there; a folder that does not exist yet is tried at its nearest parent."""
+    """Check that files can be created there, or in the nearest parent if the folder does not exist yet."""
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
     try:
         with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        return Finding(name=name, found=f"{folder}: {reason}", mend=_other_folder(name))
+        return Finding(name=name, found=f"{folder}: {reason}", fix=_other_folder(name))
     free = shutil.disk_usage(existing).free
-    mend = f"free some space: {LITTLE_DISK / GIB:.0f} GiB are soon used" if free < LITTLE_DISK else ""
-    return Finding(name=name, found=f"{folder}: writable, {free / GIB:.1f} GiB free", mend=mend, needed=False)
+    fix = f"free some space: at least {MIN_DISK / GIB:.0f} GiB are recommended" if free < MIN_DISK else ""
+    return Finding(name=name, found=f"{folder}: writable, {free / GIB:.1f} GiB free", fix=fix, required=False)
 
 
 def _other_folder(name: str) -> str:
     return "choose another with --record.folder" if name == "runs folder" else "set TURNWISE_CACHE to another folder"
 
 
-def _optional() -> Iterator[Finding]:
+def _optional_packages() -> Iterator[Finding]:
     for package, (purpose, install) in OPTIONAL.items():
         try:
-            yield Finding(name=package, found=f"{version(package)}: {purpose}", needed=False)
+            yield Finding(name=package, found=f"{version(package)}: {purpose}", required=False)
         except PackageNotFoundError:
-            yield Finding(name=package, found=f"not installed: {purpose}", mend=install, needed=False)
+            yield Finding(name=package, found=f"not installed: {purpose}", fix=install, required=False)

@@ -1,4 +1,4 @@
-"""The environments of a run: the one that it names, and those that are mixed in."""
+"""The environments of a run: env.kind and those of env.mix."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -14,103 +14,107 @@ from turnwise.envs.runner import TextEnvRunner
 from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import params_model
 from turnwise.envs.tool_env import ToolEnv
-from turnwise.evaluation.statistics import wilson_of_rate
+from turnwise.evaluation.statistics import wilson_interval_of_rate
 from turnwise.rewards.services import RewardServices
 from turnwise.rollout.tasks import Curriculum, EnvMixEntry, SelfPlayTasks, TaskSource
 
-FEW = 30
-"""Held-out tasks below which an interval is wider than most that training gains."""
+MIN_HELD_OUT = 30
+"""Held-out tasks below which the confidence interval is wider than most improvements."""
 PURPOSES: dict[Split, str] = {"train": "to train on", "validation": "to validate", "test": "held out"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentMix:
-    kinds: Mapping[str, EnvSpec]
-    """By the name that their tasks bear; the run's own environment first."""
-    worlds: tuple[EnvMixEntry, ...]
+    specs: Mapping[str, EnvSpec]
+    """By the `env` of their tasks; env.kind first."""
+    entries: tuple[EnvMixEntry, ...]
 
     @property
     def name(self) -> str:
-        return "+".join(self.kinds)
+        return "+".join(self.specs)
 
     @property
     def with_params(self) -> list[tuple[EnvSpec, dict[str, Any]]]:
-        return [(self.kinds[world.env], dict(world.params)) for world in self.worlds]
+        return [(self.specs[entry.env], dict(entry.params)) for entry in self.entries]
 
     def with_services(self, services: RewardServices) -> "EnvironmentMix":
-        """Return the same environments with rubrics that use `services`, built now so that errors come first."""
-        for kind, params in self.with_params:
-            if issubclass(kind.cls, RubricEnv):
-                kind.cls.build_rubric(params_model(kind.cls).model_validate(params), services)
-        return replace(self, kinds={name: replace(kind, services=services) for name, kind in self.kinds.items()})
+        """Return the same environments with rubrics that use `services`, built once now so that errors come early."""
+        for spec, params in self.with_params:
+            if issubclass(spec.cls, RubricEnv):
+                spec.cls.build_rubric(params_model(spec.cls).model_validate(params), services)
+        return replace(self, specs={name: replace(spec, services=services) for name, spec in self.specs.items()})
 
     def make(self, task: Task, member: int = 0, attempt: int = 0) -> TextEnvRunner:
-        return self.kinds[task.env].make(task, member, attempt)
+        return self.specs[task.env].make(task, member, attempt)
 
 
-def build_environment_mix(config: Config, kind: EnvSpec | None = None) -> EnvironmentMix:
-    """`kind`: of env.kind, where a program has it at hand."""
-    first = kind or load_spec(config.env.kind)
-    kinds = {first.name: first}
-    worlds = [_world(first, config.env.params, weight=1.0)]
+def build_environment_mix(config: Config, spec: EnvSpec | None = None) -> EnvironmentMix:
+    """Build the mix. `spec` replaces that of env.kind, for an environment class that is not in a file."""
+    first = spec or load_spec(config.env.kind)
+    specs = {first.name: first}
+    entries = [_build_entry(first, config.env.params, weight=1.0)]
     for name, mixed in config.env.mixed().items():
-        if name in kinds:
+        if name in specs:
             raise UserError(
-                f"env.mix.{name}: that is env.kind's name already: give it another, with kind = {mixed.kind}"
+                f"env.mix.{name}: this is already the name of env.kind. Choose another, with kind = {mixed.kind}."
             )
-        kinds[name] = replace(load_spec(mixed.kind), name=name)
-        worlds.append(_world(kinds[name], mixed.params, mixed.weight))
-    return EnvironmentMix(kinds=kinds, worlds=tuple(worlds))
+        specs[name] = replace(load_spec(mixed.kind), name=name)
+        entries.append(_build_entry(specs[name], mixed.params, mixed.weight))
+    return EnvironmentMix(specs=specs, entries=tuple(entries))
 
 
-def _world(kind: EnvSpec, given: Mapping[str, Any], weight: float) -> EnvMixEntry:
-    params = kind.check_params(given)
-    kind.check_resources(params)
-    return EnvMixEntry(env=kind.name, params=params, weight=weight, sizes=kind.split_sizes(params))
+def _build_entry(spec: EnvSpec, settings: Mapping[str, Any], weight: float) -> EnvMixEntry:
+    params = spec.check_params(settings)
+    spec.check_resources(params)
+    return EnvMixEntry(env=spec.name, params=params, weight=weight, sizes=spec.split_sizes(params))
 
 
-def describe_rows(worlds: EnvironmentMix, config: Config) -> list[str]:
-    """Of worlds whose tasks are counted, how many there are for what; and what is to be known of them."""
-    counted, alone = [world for world in worlds.worlds if world.sizes], len(worlds.worlds) == 1
-    lines = [line for world in counted for line in (_rows(world), *_few(world, config, alone=alone))]
-    for kind, params in worlds.with_params:
-        if issubclass(kind.cls, ToolEnv):
-            lines += kind.cls.notes(params_model(kind.cls).model_validate(params))
+def describe_rows(environments: EnvironmentMix, config: Config) -> list[str]:
+    """Return lines with the number of rows per split, warnings about few rows, and notes of the environments."""
+    entries = environments.entries
+    counted, alone = [entry for entry in entries if entry.sizes], len(entries) == 1
+    lines = [line for entry in counted for line in (_count_rows(entry), *_warn_few(entry, config, alone=alone))]
+    for spec, params in environments.with_params:
+        if issubclass(spec.cls, ToolEnv):
+            lines += spec.cls.notes(params_model(spec.cls).model_validate(params))
     return lines
 
 
-def name_of_rows(world_name: str, params: Mapping[str, Any]) -> str:
-    """Their file, where the environment reads one."""
-    return Path(params["tasks"]).name if isinstance(params.get("tasks"), str) else world_name
+def rows_name(env: str, params: Mapping[str, Any]) -> str:
+    """Return the name of the file that the environment reads its tasks from, or the environment's name."""
+    return Path(params["tasks"]).name if isinstance(params.get("tasks"), str) else env
 
 
-def _rows(world: EnvMixEntry) -> str:
+def _count_rows(entry: EnvMixEntry) -> str:
     sizes = [
         f"{size:,} {'rows ' * (not number)}{PURPOSES[split]}"
-        for number, (split, size) in enumerate(world.sizes.items())
+        for number, (split, size) in enumerate(entry.sizes.items())
     ]
-    return f"{name_of_rows(world.env, world.params)}: {', '.join(sizes)}"
+    return f"{rows_name(entry.env, entry.params)}: {', '.join(sizes)}"
 
 
-def _few(world: EnvMixEntry, config: Config, *, alone: bool) -> Iterator[str]:
-    train, held_out = world.sizes.get("train"), world.sizes.get(config.eval.split)
+def _warn_few(entry: EnvMixEntry, config: Config, *, alone: bool) -> Iterator[str]:
+    train, held_out = entry.sizes.get("train"), entry.sizes.get(config.eval.split)
     if alone and train is not None and train < config.rollout.groups:
-        yield f"note: a step draws rollout.groups {config.rollout.groups} tasks and there are {train}: some come again"
+        yield f"note: a step draws rollout.groups {config.rollout.groups} tasks from {train} rows, so some repeat"
     if train is not None and 0 < config.curriculum.pool < train:
         yield f"note: curriculum.pool {config.curriculum.pool} trains on {config.curriculum.pool} of {train:,} rows"
-    if alone and held_out is not None and held_out < FEW:
-        low, high = wilson_of_rate(0.5, held_out)
-        yield f"note: {held_out} rows tell success to +-{50 * (high - low):.0f} points only: {FEW} or more tell better"
+    if alone and held_out is not None and held_out < MIN_HELD_OUT:
+        low, high = wilson_interval_of_rate(0.5, held_out)
+        yield (
+            f"note: {held_out} held-out rows measure success only to +-{50 * (high - low):.0f} points; {MIN_HELD_OUT} "
+            "or more are better"
+        )
 
 
-def task_source(config: Config, worlds: EnvironmentMix) -> TaskSource:
+def build_task_source(config: Config, environments: EnvironmentMix) -> TaskSource:
     settings = config.curriculum
     curriculum = Curriculum(pool=settings.pool, floor=settings.floor, memory=settings.memory) if settings.pool else None
     if config.selfplay.opponent != "none":
         return SelfPlayTasks(
-            mix=worlds.worlds,
+            mix=environments.entries,
             run_seed=config.seed,
             both=config.selfplay.opponent == "self",
             random_moves=config.selfplay.random_moves,
         )
-    return TaskSource(mix=worlds.worlds, run_seed=config.seed, curriculum=curriculum)
+    return TaskSource(mix=environments.entries, run_seed=config.seed, curriculum=curriculum)

@@ -1,21 +1,20 @@
-"""`turnwise export` and `turnwise merge`: a plain Hugging Face folder."""
+"""`turnwise export` and `turnwise merge`: write a Hugging Face model folder."""
 
 import shutil
 from pathlib import Path
 
 from turnwise.core.errors import UserError
 from turnwise.models.loading.load import load_model
-from turnwise.models.loading.lora import base_model_of, is_adapter
-from turnwise.models.loading.lora import merge_adapter as merged
+from turnwise.models.loading.lora import base_model_of, is_adapter, merge_adapter
 from turnwise.models.loading.save import atomic_folder, save_model
 from turnwise.recipes.sources import find_checkpoint, find_source
 from turnwise.training.checkpoints import OWN_FILES
 
 
 def export(run: str, to: Path) -> None:
-    """The model of the run's last checkpoint, or of RUN/checkpoints/NAME, without what only a resume needs.
+    """Export the model of a run's last checkpoint, or of RUN/checkpoints/NAME, without the training state.
 
-    An adapter is merged into its base. `to` is complete or not there.
+    An adapter is merged into its base model. The folder `to` is written atomically.
     """
     source = find_checkpoint(*find_source(run))
     if is_adapter(source):
@@ -29,21 +28,21 @@ def export(run: str, to: Path) -> None:
 
 
 def merge(adapter: str, into: Path) -> None:
-    """`adapter`: a folder in peft's format, or a run that trained one."""
+    """Merge an adapter, a folder in PEFT's format or a run that trained one, into its base model."""
     folder = Path(adapter).expanduser()
     if not is_adapter(folder):
         folder = find_checkpoint(*find_source(adapter))
     if not is_adapter(folder):
-        raise UserError(f"{adapter} is no adapter but a whole model: turnwise export writes it")
+        raise UserError(f"{adapter} is a whole model, not an adapter. Use turnwise export.")
     _merge(folder, into)
 
 
 def _merge(adapter: Path, into: Path) -> None:
     _check_free(into)
     base = load_model(base_model_of(adapter))
-    save_model(merged(base.model, adapter), base.tokenizer, into)
+    save_model(merge_adapter(base.model, adapter), base.tokenizer, into)
 
 
 def _check_free(folder: Path) -> None:
     if folder.exists():
-        raise UserError(f"{folder} exists: choose another folder, or remove it first")
+        raise UserError(f"{folder} already exists. Choose another folder, or remove it first.")

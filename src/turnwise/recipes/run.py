@@ -1,4 +1,4 @@
-"""Runs: train, resume, train over seeds. What a command or `tw.train` calls."""
+"""Train: one run, a resumed run, one run per seed, and `tw.train`."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -26,8 +26,9 @@ from turnwise.recipes.build import (
     model_loader,
     update_settings,
 )
-from turnwise.recipes.configure import place_files
-from turnwise.recipes.memory import memory_plan
+from turnwise.recipes.configure import resolve_paths
+from turnwise.recipes.environment_mix import build_environment_mix
+from turnwise.recipes.resources import memory_plan
 from turnwise.recipes.selfplay import build_selfplay
 from turnwise.recipes.training_run import (
     Summary,
@@ -47,62 +48,72 @@ from turnwise.training.checkpoints import Checkpoints, State, restore
 from turnwise.training.loop import Loop
 from turnwise.training.rollout_stage import RolloutStage
 
-MANY = 512
-"""Episodes that tell success to a few points, where there are as many tasks."""
+EVAL_EPISODES = 512
+"""Episodes in the suggested evaluation: enough to measure success to a few percentage points."""
 
 
 def train(
     config: Config,
     *,
     resume: bool = False,
-    kind: EnvSpec | None = None,
+    spec: EnvSpec | None = None,
     console: Console | None = None,
-    given: Iterable[str] = (),
+    override_keys: Iterable[str] = (),
 ) -> Summary:
-    """Trains one run and returns its summary, which is also in its folder. `given`: the settings that were typed."""
-    worlds = check_run(config, kind, given, resume=resume)
+    """Train one run and return its summary.
+
+    `override_keys` are the settings that the user gave explicitly; one without effect is an error.
+    """
+    environments = build_environment_mix(config, spec)
+    check_run(config, environments, override_keys, resume=resume)
     console = console or make_console()
-    config, others = resolve(config), "start another with --from PATH, or see `turnwise eval PATH`"
+    config = resolve(config)
     with open_run(
-        config, worlds, console, method=config.algo.advantage, command="train", resume=resume, finished=others
+        config,
+        environments,
+        console,
+        method=config.algo.advantage,
+        command="train",
+        resume=resume,
+        if_finished="Start another run with --from PATH, or evaluate it with `turnwise eval PATH`.",
     ) as folder:
-        summary, path = _ReinforcementRun(config, worlds, folder, console).train(resume), folder.path
+        summary, path = _ReinforcementRun(config, environments, folder, console).train(resume), folder.path
     if summary["finished"]:
-        there = worlds.worlds[0].sizes.get(config.eval.split, MANY)
-        console.print(run_table(summary, path, next_line=f"turnwise eval {path} --episodes {min(MANY, there)}"))
+        episodes = min(EVAL_EPISODES, environments.entries[0].sizes.get(config.eval.split, EVAL_EPISODES))
+        console.print(run_table(summary, path, next_line=f"turnwise eval {path} --episodes {episodes}"))
         if summary["idle_steps"] == summary["steps"]:
-            console.print("no step trained anything: the model is the one that it started from")
+            console.print("No step trained anything, so the model is unchanged.")
     else:
-        console.print(f"stopped after {summary['steps']} steps; go on with: turnwise train --resume {path}")
+        console.print(f"stopped after {summary['steps']} steps; resume with: turnwise train --resume {path}")
     return summary
 
 
 def train_seeds(
-    config: Config, seeds: Sequence[int], console: Console | None = None, given: Iterable[str] = ()
+    config: Config, seeds: Sequence[int], console: Console | None = None, override_keys: Iterable[str] = ()
 ) -> list[Summary]:
-    """One run a seed, one after the other, and a table over them."""
+    """Train one run per seed, one after the other, and print a table of them."""
     console = console or make_console()
     summaries = []
     for seed in seeds:
         name = f"{config.record.name}-seed{seed}" if config.record.name else None
         record = config.record.model_copy(update={"name": name})
         one = config.model_copy(update={"seed": seed, "record": record})
-        summaries.append(train(one, console=console, given=given))
+        summaries.append(train(one, console=console, override_keys=override_keys))
     if finished := [summary for summary in summaries if summary["finished"]]:
         console.print(seeds_table(finished))
     return summaries
 
 
 def train_env(env: type[TextEnv] | str, model: str = "tiny", steps: int | None = None, **settings: Any) -> Summary:
-    """`tw.train(env=GuessNumber, model="tiny", steps=100)`; further settings by their dotted name with `__` for `.`:
+    """Train on an environment class or name, as `tw.train(env=GuessNumber, model="tiny", steps=100)`.
 
-    `tw.train(env="sokoban", algo__advantage="gae", seed=1)`
+    Further settings are given by their dotted name with `__` for `.`: `tw.train(env="sokoban", algo__advantage="gae")`.
     """
-    kind = load_spec(env) if isinstance(env, str) else spec_of(env)
-    given: dict[str, Any] = {"model.name": model, **({} if steps is None else {"train.steps": steps})}
-    given |= {name.replace("__", "."): value for name, value in settings.items()}
-    config = place_files(build({"env": {"kind": kind.id or kind.name}}, list(given.items())))
-    return train(config, kind=kind, given=given)
+    spec = load_spec(env) if isinstance(env, str) else spec_of(env)
+    overrides: dict[str, Any] = {"model.name": model, **({} if steps is None else {"train.steps": steps})}
+    overrides |= {name.replace("__", "."): value for name, value in settings.items()}
+    config = resolve_paths(build({"env": {"kind": spec.id or spec.name}}, list(overrides.items())))
+    return train(config, spec=spec, override_keys=overrides)
 
 
 class _ReinforcementRun(TrainingRun):

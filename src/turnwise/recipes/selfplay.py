@@ -1,4 +1,4 @@
-"""From a configuration to self-play: who sits on the other side, and the ladder of a run's own past."""
+"""Build self-play: the opponents of a run, and the ladder of its snapshots."""
 
 from turnwise.config.schema import Config
 from turnwise.core.protocols import Policy
@@ -19,7 +19,7 @@ from turnwise.training.selfplay import FrozenPolicy, Ladder, Opponents, Snapshot
 
 def build_selfplay(
     config: Config,
-    worlds: EnvironmentMix,
+    environments: EnvironmentMix,
     tasks: TaskSource,
     loaded: LoadedModel,
     stack: PolicyStack,
@@ -28,7 +28,7 @@ def build_selfplay(
     folder: RunFolder,
     progress: Progress,
 ) -> tuple[GroupCollector, Opponents | None]:
-    """Return the collector of training episodes, and the opponents where the run has some."""
+    """Return the collector of training episodes, and the opponents if the run has any."""
     settings = config.selfplay
     if settings.opponent == "none":
         return stack.collector, None
@@ -36,7 +36,7 @@ def build_selfplay(
     frozen = build_frozen_policy(config, loaded, stack) if past or games else None
     ladder = None
     if frozen is not None and games:
-        against = match_collector(stack, worlds, frozen.engine)
+        against = match_collector(stack, environments, frozen.engine)
         ladder = Ladder(collector=against, tasks=alternate_players(tasks.first_tasks("validation", games)))
     opponents = Opponents(
         snapshots=Snapshots(
@@ -51,7 +51,7 @@ def build_selfplay(
         folder=folder,
         progress=progress,
     )
-    return match_collector(stack, worlds, frozen.engine if frozen is not None and past else None), opponents
+    return match_collector(stack, environments, frozen.engine if frozen is not None and past else None), opponents
 
 
 def build_frozen_policy(config: Config, loaded: LoadedModel, stack: PolicyStack) -> FrozenPolicy:
@@ -61,16 +61,18 @@ def build_frozen_policy(config: Config, loaded: LoadedModel, stack: PolicyStack)
     return FrozenPolicy(engine, model_loader(config))
 
 
-def match_collector(stack: PolicyStack, worlds: EnvironmentMix, opponent: Policy | None) -> MatchCollector:
-    """The training collector's settings, for matches."""
-    plain = stack.collector
+def match_collector(stack: PolicyStack, environments: EnvironmentMix, opponent: Policy | None) -> MatchCollector:
+    """Build a collector of matches with the settings of the training collector."""
+    training = stack.collector
     return MatchCollector(
-        policy=plain.policy,
+        policy=training.policy,
         opponent=opponent,
-        make_match=lambda task, member, attempt: make_selfplay_envs(worlds.kinds[task.env], task, member, attempt),
-        context=plain.context,
-        limits=plain.limits,
-        in_flight=plain.in_flight,
-        attempts=plain.attempts,
-        run_seed=plain.run_seed,
+        make_match=lambda task, member, attempt: make_selfplay_envs(
+            environments.specs[task.env], task, member, attempt
+        ),
+        context=training.context,
+        limits=training.limits,
+        in_flight=training.in_flight,
+        attempts=training.attempts,
+        run_seed=training.run_seed,
     )

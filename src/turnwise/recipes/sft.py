@@ -1,4 +1,4 @@
-"""`turnwise sft`: imitates demonstrations, of a solver, of a run's own successes, or from a file."""
+"""`turnwise sft`: supervised fine-tuning on demonstrations of a solver, of a run's successes, or from a file."""
 
 import shlex
 from collections.abc import Iterable, Sequence
@@ -13,9 +13,9 @@ from turnwise.models.layers import recompute_layers
 from turnwise.models.memory.plan import MemoryPlan
 from turnwise.recipes.build import build_objective, build_policy_stack, load_policy
 from turnwise.recipes.configure import recipe_names
-from turnwise.recipes.demos import check_demos, demonstrations, digest_of
+from turnwise.recipes.demos import build_demonstrations, check_demos, hash_samples
 from turnwise.recipes.environment_mix import EnvironmentMix, build_environment_mix
-from turnwise.recipes.memory import memory_plan, plan_without_limits
+from turnwise.recipes.resources import check_threads, memory_plan, plan_without_limits
 from turnwise.recipes.sources import use_own_adapter
 from turnwise.recipes.training_run import (
     Summary,
@@ -25,7 +25,7 @@ from turnwise.recipes.training_run import (
     restore_or_init,
     summarise_success,
 )
-from turnwise.recipes.validate import check_model, check_servers, check_threads
+from turnwise.recipes.validate import check_model, check_servers
 from turnwise.record.trackers import check_trackers
 from turnwise.report.progress import Progress
 from turnwise.report.tables import run_table
@@ -36,9 +36,8 @@ from turnwise.training.optimizer import Optimizer, OptimizerSettings, Schedule, 
 from turnwise.training.sft import SftLoop, SftSettings, steps_of
 
 SECTIONS = ("env", "model", "lora", "sft", "eval", "checkpoint", "record", "system")
-"""All of these are read."""
-EPISODES = ("record.trajectories", "record.pictures_every", "record.pictures_per_step")
-"""Of `record`, what is not read."""
+"""Sections of which SFT uses every setting, except UNUSED."""
+UNUSED = ("record.trajectories", "record.pictures_every", "record.pictures_per_step")
 KEYS = (
     "seed",
     "train.micro_tokens",
@@ -55,9 +54,11 @@ KEYS = (
     "rollout.attempts",
     "rollout.stop",
 )
-"""And these."""
-WARMUP_SHARE, FINAL_SHARE = 0.03, 0.1
-"""Of the steps, in which the learning rate rises; and of the rate, at the end."""
+"""Settings of other sections that SFT uses."""
+WARMUP_SHARE = 0.03
+"""Share of the steps in which the learning rate rises."""
+FINAL_SHARE = 0.1
+"""Share of the learning rate at the last step."""
 
 
 def sft(
@@ -65,47 +66,58 @@ def sft(
     *,
     resume: bool = False,
     console: Console | None = None,
-    given: Iterable[str] = (),
+    override_keys: Iterable[str] = (),
     recipe: str | None = None,
 ) -> Summary:
-    """Imitates, and returns the summary, which is also in the run's folder.
+    """Fine-tune on demonstrations and return the summary.
 
-    `given`: the settings that were typed; `recipe`: what was typed for them all, for the line that says what is next.
+    `override_keys` are the settings that the user gave explicitly; one without effect is an error. `recipe` is for the
+    suggested next command.
     """
-    worlds = build_environment_mix(config)
+    environments = build_environment_mix(config)
     run = Path(config.record.folder) / (config.record.name or "")
-    check_sft(use_own_adapter(config, run) if resume else config, worlds, given)
-    check_servers(worlds.with_params)
+    check_sft(use_own_adapter(config, run) if resume else config, environments, override_keys)
+    check_servers(environments.with_params)
     console = console or make_console()
-    config, others = resolve(config), "train its model further with --model.name PATH"
-    with open_run(config, worlds, console, method="sft", command="sft", resume=resume, finished=others) as folder:
-        summary, path = _ImitationRun(config, worlds, folder, console).train(resume), folder.path
+    config = resolve(config)
+    with open_run(
+        config,
+        environments,
+        console,
+        method="sft",
+        command="sft",
+        resume=resume,
+        if_finished="Train its model further with --model.name PATH.",
+    ) as folder:
+        summary, path = _SftRun(config, environments, folder, console).train(resume), folder.path
     if summary["finished"]:
-        what = recipe or (config.env.kind if config.env.kind in recipe_names() else "FILE.toml")
-        console.print(run_table(summary, path, next_line=f"turnwise train {shlex.quote(what)} --model.name {path}"))
+        target = recipe or (config.env.kind if config.env.kind in recipe_names() else "FILE.toml")
+        console.print(run_table(summary, path, next_line=f"turnwise train {shlex.quote(target)} --model.name {path}"))
     else:
-        console.print(f"stopped after {summary['steps']} steps; go on with: turnwise sft --resume {path}")
+        console.print(f"stopped after {summary['steps']} steps; resume with: turnwise sft --resume {path}")
     return summary
 
 
-def check_sft(config: Config, worlds: EnvironmentMix, given: Iterable[str] = ()) -> None:
+def check_sft(config: Config, environments: EnvironmentMix, override_keys: Iterable[str] = ()) -> None:
     check_model(config.model)
     check_threads(config.system)
     check_trackers(config.record.trackers)
-    for key in given:
+    for key in override_keys:
         name = key.replace("-", "_")
-        if name in EPISODES:
-            raise UserError(f"{key} has no effect here: imitation plays no episodes that are recorded")
+        if name in UNUSED:
+            raise UserError(f"{key} has no effect on SFT, which records no episodes. Leave it out.")
         if key.partition(".")[0] not in SECTIONS and name not in KEYS:
-            raise UserError(f"{key} has no effect here: imitation reads {', '.join(SECTIONS)}, {', '.join(KEYS)}")
+            raise UserError(
+                f"{key} has no effect on SFT, which uses {', '.join(SECTIONS)}, {', '.join(KEYS)}. Leave it out."
+            )
     if config.context.mode != "full":
-        raise UserError(f"demonstrations are shown whole, and context.mode is {config.context.mode}: choose full")
+        raise UserError(f"SFT trains on whole demonstrations, and context.mode is {config.context.mode}. Choose full.")
     if config.sft.demos is None:
-        raise UserError("sft.demos says nothing to imitate: give solver, a run, or a JSONL file")
-    check_demos(config.sft.demos, config.sft.count, worlds)
+        raise UserError("sft.demos is not set. Give solver, a run, or a JSONL file of conversations.")
+    check_demos(config.sft.demos, config.sft.count, environments)
 
 
-class _ImitationRun(TrainingRun):
+class _SftRun(TrainingRun):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.planned_steps = 1  # until the demonstrations are counted
@@ -115,9 +127,9 @@ class _ImitationRun(TrainingRun):
         loaded, warmup_s = load_policy(
             config, self.environments, lambda done, total: progress.phase("warm-up", done, total), self.folder.path
         )
-        plan = memory_plan(config, loaded.model, imitates=True)
+        plan = memory_plan(config, loaded.model, sft=True)
         stack = build_policy_stack(config, self.environments, loaded, plan.pages)
-        self.samples = demonstrations(
+        self.samples = build_demonstrations(
             config,
             self.environments,
             loaded,
@@ -125,9 +137,9 @@ class _ImitationRun(TrainingRun):
             lambda done, total: progress.phase("demonstrations", done, total),
         )
         settings = self._settings(limit_s, plan.micro_tokens)
-        learner = build_imitator(config, loaded.model, steps_of(len(self.samples), settings), plan)
+        learner = build_sft_learner(config, loaded.model, steps_of(len(self.samples), settings), plan)
         checkpoints, state = restore_or_init(config, loaded, learner, self.folder, resume=resume, note=progress.note)
-        self._check_same(warmup_s)
+        self._check_same_samples(warmup_s)
         loop = SftLoop(
             settings=settings,
             samples=self.samples,
@@ -141,14 +153,14 @@ class _ImitationRun(TrainingRun):
         )
         return loop, state
 
-    def _check_same(self, warmup_s: float) -> None:
-        """A resumed run must imitate what it began with."""
-        digest, rows = digest_of(self.samples), self.folder.read_metrics()
+    def _check_same_samples(self, warmup_s: float) -> None:
+        """Raise UserError if a resumed run has other demonstrations than it started with."""
+        digest, rows = hash_samples(self.samples), self.folder.read_metrics()
         if not rows:
             self.folder.append_metrics({"step": 0, "time/warmup_s": warmup_s, "sft/digest": digest})
         elif rows[0].get("sft/digest") != digest:
             raise UserError(
-                f"{self.config.sft.demos} is not what {self.folder.path} began with: put it back, or start anew"
+                f"{self.config.sft.demos} has changed since {self.folder.path} started. Restore it, or start a new run."
             )
 
     def _settings(self, limit_s: float | None, micro_tokens: int) -> SftSettings:
@@ -169,7 +181,7 @@ class _ImitationRun(TrainingRun):
         return summarise(rows, len(self.samples), self.config.seed)
 
 
-def build_imitator(config: Config, model: Any, steps: int, plan: MemoryPlan | None = None) -> LocalLearner:
+def build_sft_learner(config: Config, model: Any, steps: int, plan: MemoryPlan | None = None) -> LocalLearner:
     plan = plan or plan_without_limits(config)
     mark_embeddings(model)
     if plan.recompute:

@@ -1,4 +1,4 @@
-"""Whose model a command takes: a run's newest checkpoint, or one that is named."""
+"""Find the model that a command names: a run's newest checkpoint, or a named one."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -14,15 +14,15 @@ CHECKPOINTS = "checkpoints"
 
 
 def find_source(source: str) -> tuple[Path, str | None]:
-    """The run, and the name of a checkpoint where `source` is RUN/checkpoints/NAME."""
+    """Return the run, and the name of the checkpoint if `source` is RUN/checkpoints/NAME."""
     path = Path(source)
     if path.parent.name == CHECKPOINTS:
         return find_run(str(path.parent.parent)), path.name
     return find_run(source), None
 
 
-def model_of(name: str) -> str:
-    """`model.name` may be a run's folder: its newest checkpoint, then."""
+def resolve_model_name(name: str) -> str:
+    """Return the newest checkpoint if `model.name` is a run's folder, else the name itself."""
     folder = Path(name).expanduser()
     if not (folder / CHECKPOINTS).is_dir() or not (folder / "config.toml").is_file():
         return name
@@ -44,7 +44,7 @@ def use_own_adapter(config: Config, run: Path) -> Config:
 
 
 def find_checkpoint(run: Path, name: str | None) -> Path:
-    """The checkpoint of that name, whole; None: the newest."""
+    """Return the checkpoint of that name, after checking that it is complete; None: the newest."""
     folder = run / CHECKPOINTS
     if name is None:
         return last_checkpoint(folder)

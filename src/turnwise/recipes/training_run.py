@@ -21,9 +21,10 @@ from turnwise.models.loading.catalogue import model_names
 from turnwise.models.loading.load import LoadedModel
 from turnwise.recipes.build import model_loader
 from turnwise.recipes.configure import source_files
-from turnwise.recipes.environment_mix import EnvironmentMix, describe_rows, task_source
-from turnwise.recipes.sources import model_of
-from turnwise.recipes.validate import default_threads
+from turnwise.recipes.environment_mix import EnvironmentMix, build_task_source, describe_rows
+from turnwise.recipes.resources import default_threads
+from turnwise.recipes.sources import resolve_model_name
+from turnwise.record.disk import unused_path
 from turnwise.record.provenance import describe_changes, write_provenance
 from turnwise.record.run_folder import JudgeUsage, RunFolder
 from turnwise.record.trackers import Trackers
@@ -40,23 +41,33 @@ Summary = dict[str, Any]
 
 @contextmanager
 def open_run(
-    config: Config, worlds: EnvironmentMix, console: Console, *, method: str, command: str, resume: bool, finished: str
+    config: Config,
+    environments: EnvironmentMix,
+    console: Console,
+    *,
+    method: str,
+    command: str,
+    resume: bool,
+    if_finished: str,
 ) -> Iterator[RunFolder]:
-    """The folder of a run to be, or of one to go on with. `finished`: what to do instead of going on, of PATH."""
-    for line in describe_rows(worlds, config):
+    """Create the folder of a new run, or open that of a run to resume.
+
+    `if_finished` is the advice in the error for a finished run; PATH in it is replaced by the folder.
+    """
+    for line in describe_rows(environments, config):
         console.print(sanitize_line(line), soft_wrap=True)
-    path = run_path(config, worlds.name, method)
+    path = run_path(config, environments.name, method)
     folder = RunFolder.open(path, writing=True) if resume else RunFolder.create(path, to_toml(config))
     with folder:
         if resume and folder.summary_path.exists():
             if config.record.report and not (folder.path / REPORT).exists():
                 write_report(folder.path)
-            raise UserError(f"{path} is finished: {finished.replace('PATH', str(path))}")
-        with clean_up_failed_start(folder, resume, command):
+            raise UserError(f"{path} is finished. {if_finished.replace('PATH', str(path))}")
+        with explain_failure(folder, resume, command):
             if not resume:
                 write_provenance(folder.path, source_files(config))
-            elif (changed := describe_changes(folder.path)) is not None:
-                console.print(sanitize_line(changed), soft_wrap=True)
+            elif (changes := describe_changes(folder.path)) is not None:
+                console.print(sanitize_line(changes), soft_wrap=True)
             yield folder
 
 
@@ -69,7 +80,7 @@ def restore_or_init(
     resume: bool,
     note: Callable[[str], None],
 ) -> tuple[Checkpoints, State]:
-    """Where training stands: at the newest checkpoint, which the learner then holds, or at its beginning."""
+    """Load the newest checkpoint into the learner, or start at step 0 if there is none. Later rows are discarded."""
     checkpoints = Checkpoints(
         folder.checkpoints,
         keep_last=config.checkpoint.keep_last,
@@ -78,73 +89,72 @@ def restore_or_init(
     )
     state = State(step=0, best_success=None, skipped_steps=0)
     checkpoints.sweep()
-    found = checkpoints.newest() if resume else None
-    if found is not None:
-        restore(found[0], learner, found[1], model_loader(config))
-        state = found[1]
-        checkpoints.drop_before(found[0])
+    newest = checkpoints.newest() if resume else None
+    if newest is not None:
+        path, state = newest
+        restore(path, learner, state, model_loader(config))
+        checkpoints.drop_before(path)
     elif resume:
-        note(f"{folder.path} has no checkpoint yet: it begins anew, with its own settings")
+        note(f"{folder.path} has no checkpoint yet. It starts again from the beginning, with its own settings.")
     if resume:
         folder.discard_from(state.step + 1)
     return checkpoints, state
 
 
 @contextmanager
-def clean_up_failed_start(folder: RunFolder, resume: bool, command: str) -> Iterator[None]:
-    """A start that came to nothing leaves nothing, and what stopped says how to go on."""
+def explain_failure(folder: RunFolder, resume: bool, command: str) -> Iterator[None]:
+    """Add to an error how to resume the run. Remove the folder of a new run that failed before its first step."""
     try:
         yield
     except KeyboardInterrupt:
-        if folder.summary_path.exists():  # the signal came when there was nothing left to stop
+        if folder.summary_path.exists():  # the signal came after the last step
             raise KeyboardInterrupt(f"stopped; {folder.path} is finished") from None
-        raise KeyboardInterrupt(f"stopped; go on with: turnwise {command} --resume {folder.path}") from None
+        raise KeyboardInterrupt(f"stopped; resume with: turnwise {command} --resume {folder.path}") from None
     except Exception as error:
         if not resume:
             folder.remove_if_unused()
-        kept = bool(step_folders(folder.checkpoints))
-        if isinstance(error, Outage) and kept:
-            how = f"what is done is kept, go on with: turnwise {command} --resume {folder.path}"
-            raise Outage(f"{error}; {how}") from None
-        if resume and isinstance(error, UserError) and not kept:
+        has_checkpoint = bool(step_folders(folder.checkpoints))
+        reason = str(error).rstrip(".")
+        if isinstance(error, Outage) and has_checkpoint:
+            raise Outage(
+                f"{reason}. Finished steps are saved; resume with: turnwise {command} --resume {folder.path}"
+            ) from None
+        if resume and isinstance(error, UserError) and not has_checkpoint:
             raise UserError(
-                f"{error}; {folder.path} has no checkpoint yet: if its settings were wrong, delete it and start anew"
+                f"{reason}. {folder.path} has no checkpoint yet: if its settings were wrong, delete it and start again."
             ) from error
         raise
 
 
 def resolve(config: Config) -> Config:
-    """The configuration with what depends on the machine, or may change, made explicit: it reproduces the run."""
+    """Return the configuration with explicit threads and model path, so that the saved file reproduces the run."""
     threads = config.system.threads or default_threads()
     system = config.system.model_copy(update={"threads": threads})
-    name = model_of(config.model.name)
-    if name not in model_names() and (place := Path(name).expanduser()).exists():
-        name = str(place.absolute())  # so that the run can be resumed from any working directory
+    name = resolve_model_name(config.model.name)
+    if name not in model_names() and (path := Path(name).expanduser()).exists():
+        name = str(path.absolute())  # so that the run can be resumed from any working directory
     model = config.model.model_copy(update={"name": name})
     return config.model_copy(update={"system": system, "model": model})
 
 
 def run_path(config: Config, environment: str, method: str) -> Path:
-    """Where the run goes: a folder of its own, right in record.folder."""
-    name = config.record.name or free_name(config, environment, method)
+    """Return the run's folder: record.name in record.folder, or a name that is not used yet."""
+    name = config.record.name
+    if not name:
+        base = f"{environment}-{Path(config.model.name).stem}-{method}-seed{config.seed}"
+        return unused_path(Path(config.record.folder) / base)
     if not name.strip() or name in (".", "..") or set(name) & set("/\\\0\n"):
-        raise UserError(f"record.name {name!r} is no name of a folder: leave / out, record.folder says where it goes")
+        raise UserError(
+            f"record.name {name!r} is not a folder name. Leave out /; record.folder sets the parent folder."
+        )
     return Path(config.record.folder) / name
-
-
-def free_name(config: Config, environment: str, method: str) -> str:
-    model = Path(config.model.name).stem
-    base = f"{environment}-{model}-{method}-seed{config.seed}"
-    folder = Path(config.record.folder)
-    names = [base, *(f"{base}-{number}" for number in range(2, 10_000))]
-    return next(name for name in names if not (folder / name).exists())
 
 
 @contextmanager
 def track_metrics(
-    config: Config, folder: RunFolder, tell: Callable[[str], None], *, after: int | None
+    config: Config, folder: RunFolder, warn: Callable[[str], None], *, resumed_after: int | None
 ) -> Iterator[None]:
-    """All rows that are written from here on. `after`: the last step that a resumed run kept; None: it begins."""
+    """Send new rows of metrics to record.trackers. `resumed_after` is the last step of a resumed run, else None."""
     if not config.record.trackers:
         yield
         return
@@ -154,8 +164,8 @@ def track_metrics(
         config=settings,
         name=folder.path.name,
         folder=folder.path,
-        warn=tell,
-        resumed_after=after,
+        warn=warn,
+        resumed_after=resumed_after,
     )
     folder.on_metrics = trackers.log
     try:
@@ -166,7 +176,7 @@ def track_metrics(
 
 
 class TrainingLoop(Protocol):
-    """What `Loop` and `SftLoop` have in common."""
+    """Protocol of `Loop` and `SftLoop`."""
 
     @property
     def steps(self) -> int: ...
@@ -184,7 +194,7 @@ class TrainingRun(ABC):
     console: Console
 
     planned_steps: int = field(init=False)
-    """Steps that the progress display starts with; a loop may correct it."""
+    """Number of steps that the progress display starts with; a loop may correct it."""
     services: RewardServices = field(init=False)
     """Judges of the run. They continue from what it has spent and log each further request in its folder."""
 
@@ -201,20 +211,20 @@ class TrainingRun(ABC):
     def summarise(self, rows: Sequence[dict[str, Any]]) -> Summary: ...
 
     def write_figures(self, rows: Sequence[dict[str, Any]]) -> None:  # noqa: B027  (a run may have none)
-        """Draw what belongs into the run folder besides the report."""
+        """Write figures into the run folder."""
 
     def train(self, resume: bool) -> Summary:
         config, minutes = self.config, self.config.train.max_minutes
         torch.set_num_threads(config.system.threads)
-        self.tasks = task_source(config, self.environments)
+        self.tasks = build_task_source(config, self.environments)
         limit_s = None if minutes is None else 60 * minutes
         with Progress(self.planned_steps, self.console, title=self.folder.path.name, limit_s=limit_s) as progress:
             loop, state = self.build(progress, limit_s, resume)
-            with track_metrics(config, self.folder, progress.note, after=state.step if resume else None):
+            with track_metrics(config, self.folder, progress.note, resumed_after=state.step if resume else None):
                 return asyncio.run(self.services.run(self._train(loop, state)))
 
     async def _train(self, loop: TrainingLoop, state: State) -> Summary:
-        """Train between two evaluations. An evaluation that is recorded already is not repeated."""
+        """Train between two evaluations. An evaluation that is already recorded is not repeated."""
         test_tasks = self.tasks.first_tasks(self.config.eval.split, self.config.eval.episodes)
         if not self._evaluated("before"):
             await loop.evaluate("before", test_tasks, state.step)

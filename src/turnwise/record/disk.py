@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 from turnwise.core.errors import UserError
@@ -59,6 +60,12 @@ def remove_path(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink()
+
+
+def unused_path(path: Path) -> Path:
+    """Return the path, or the path with the first number from 2 on that does not exist yet: NAME-2, NAME-3, ..."""
+    numbered = (path.with_name(f"{path.name}-{number}") for number in count(2))
+    return path if not path.exists() else next(each for each in numbered if not each.exists())
 
 
 def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:

@@ -10,7 +10,7 @@ from turnwise.core.random_streams import address
 from turnwise.core.samples import Learner
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Trajectory
-from turnwise.evaluation.statistics import Score, performance
+from turnwise.evaluation.statistics import MatchScore, performance_rating
 from turnwise.models.loading.load import LoadedModel
 from turnwise.models.loading.save import atomic_folder
 from turnwise.record.disk import remove_folder, remove_leftovers
@@ -144,16 +144,16 @@ class Opponents:
     async def _climb(self, ladder: Ladder, step: int, rungs: Sequence[int]) -> None:
         """Plays against every rung, and records what that says of the policy."""
         clock, ratings = StepTimer(), self._ratings()
-        scores, shares = list[Score](), dict[str, float]()
+        scores, shares = list[MatchScore](), dict[str, float]()
         for number, rung in enumerate(rungs):
             points = await self._points(ladder, step, rung, number * len(ladder.tasks), len(rungs) * len(ladder.tasks))
-            scores.append(Score(opponent=ratings.get(rung, START_ELO), points=sum(points), games=len(points)))
+            scores.append(MatchScore(opponent=ratings.get(rung, START_ELO), points=sum(points), games=len(points)))
             shares[f"ladder/score/{self.snapshots.path(rung).name}"] = sum(points) / len(points)
         clock.lap("ladder")
         games = sum(score.games for score in scores)
         row = {
             "step": step,
-            "ladder/elo": performance(scores),
+            "ladder/elo": performance_rating(scores),
             "ladder/score": sum(score.points for score in scores) / games,
             "ladder/games": games,
             **shares,

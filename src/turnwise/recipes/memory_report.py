@@ -1,4 +1,4 @@
-"""`turnwise doctor --plan`: what would go where, for a model and a GPU that need not be here."""
+"""`turnwise doctor --plan`: memory plan for a model and a GPU that need not be present."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from turnwise.models.loading.load import DTYPES
 from turnwise.models.memory.estimate import GIB, MemoryEstimate
 from turnwise.models.memory.plan import MemoryPlan, plan_memory
 from turnwise.models.memory.shapes import ModelShape, config_shape, known_config, load_config
-from turnwise.recipes.memory import demand_of, device_room
+from turnwise.recipes.resources import device_memory, memory_request
 
 HEADERS = ("GiB of", "GPU, rolling out", "GPU, updating", "host")
 
@@ -21,40 +21,41 @@ HEADERS = ("GiB of", "GPU, rolling out", "GPU, updating", "host")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReport:
     rows: Sequence[tuple[str, str, str, str]]
-    """By HEADERS."""
+    """Columns as in HEADERS."""
     lines: Sequence[str]
-    """What was decided."""
+    """Description of the plan."""
 
 
 def report_plan(
     model: str | None, shape: str | None, gpu_gib: float | None, overrides: Sequence[tuple[str, str]]
 ) -> PlanReport:
-    """`model`: a name or folder; `shape`: instead, one of the known ones. `gpu_gib`: none: the GPU that is here."""
+    """Plan the memory of `model`, a name or folder, or of a known `shape`. `gpu_gib` None: this machine's GPU."""
     if (model is None) == (shape is None):
-        raise UserError("a plan is for one model: give --model NAME, or --shape NAME")
+        raise UserError("A plan needs one model. Give --model NAME, or --shape NAME.")
     config = build({}, overrides)
-    found = load_config(model) if model is not None else known_config(shape or "")
+    model_config = load_config(model) if model is not None else known_config(shape or "")
     lora, parameter_bytes = config.lora, 2 if config.model.dtype == "auto" else DTYPES[config.model.dtype].itemsize
-    sizes = config_shape(found, rank=lora.rank, targets=lora.targets, parameter_bytes=parameter_bytes)
-    room = _room(gpu_gib)
-    plan = plan_memory(MemoryEstimate(shape=sizes, compiled=config.system.compile), demand_of(config), room)
+    sizes = config_shape(model_config, rank=lora.rank, targets=lora.targets, parameter_bytes=parameter_bytes)
+    device_bytes = _device_bytes(gpu_gib)
+    needs = MemoryEstimate(shape=sizes, compiled=config.system.compile)
+    plan = plan_memory(needs, memory_request(config), device_bytes)
     return PlanReport(rows=_rows(plan), lines=_lines(plan, config, sizes))
 
 
-def _room(gpu_gib: float | None) -> int:
+def _device_bytes(gpu_gib: float | None) -> int:
     if gpu_gib is not None:
         if not 0 < gpu_gib < 1 << 20:
-            raise UserError(f"--gpu-memory {gpu_gib:g} is no size of a GPU: give its GiB, such as 24")
+            raise UserError(f"--gpu-memory {gpu_gib:g} is not the size of a GPU. Give it in GiB, such as 24.")
         return int(gpu_gib * GIB)
     if not torch.cuda.is_available():
-        raise UserError("there is no GPU here: say how large it would be with --gpu-memory 24")
-    return device_room(torch.device("cuda", torch.cuda.current_device()))
+        raise UserError("This machine has no GPU. Give the size of one in GiB, such as --gpu-memory 24.")
+    return device_memory(torch.device("cuda", torch.cuda.current_device()))
 
 
 def _rows(plan: MemoryPlan) -> list[tuple[str, str, str, str]]:
     rows = [(part.name, _gib(part.rollout), _gib(part.update), _gib(part.host)) for part in plan.items]
-    rows.append(("together", _gib(plan.rollout), _gib(plan.update), _gib(plan.host)))
-    return [*rows, ("there is", _gib(plan.device_bytes), _gib(plan.device_bytes), "")]
+    rows.append(("total", _gib(plan.rollout), _gib(plan.update), _gib(plan.host)))
+    return [*rows, ("available", _gib(plan.device_bytes), _gib(plan.device_bytes), "")]
 
 
 def _gib(size: int) -> str:
@@ -67,5 +68,5 @@ def _lines(plan: MemoryPlan, config: Config, shape: ModelShape) -> list[str]:
     return [
         f"{shape.parameters / 1e6:,.0f}M parameters, {shape.trained / 1e6:,.0f}M of them trained ({share:.3g}%)",
         plan.describe(),
-        f"the cache holds {held:,} tokens: {held // longest} of {episodes} episodes at {longest:,} each",
+        f"the KV cache holds {held:,} tokens: {held // longest} of {episodes} episodes of {longest:,} tokens",
     ]

@@ -1,0 +1,234 @@
+"""Combinations of settings that contradict each other or cannot train, each with the error that explains it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from turnwise.algos.advantages import ADVANTAGES
+from turnwise.config.schema import Config
+from turnwise.core.errors import UserError
+from turnwise.models.loading.lora import is_adapter
+from turnwise.recipes.build import kl_in_reward
+from turnwise.rewards.scoring import ENV, FORMAT
+
+
+def check_conflicts(config: Config) -> None:
+    for is_conflict, message in CONFLICTS:
+        if is_conflict(config):
+            raise UserError(message.format(**dict(config)))
+
+
+def reward_names(config: Config) -> list[str]:
+    return [function.rpartition(":")[2] for function in config.reward.functions]
+
+
+def uses_selfplay(config: Config) -> bool:
+    return config.selfplay.opponent != "none"
+
+
+def _ranks_by_spread(config: Config) -> bool:
+    return config.algo.filter != "none" and config.algo.filter_by in ("reward_std", "entropy_std")
+
+
+def _normalises_in_groups(config: Config) -> bool:
+    return config.algo.normalise != "identity" and config.algo.normalise_over == "group"
+
+
+def _compares_members(config: Config) -> bool:
+    return any(judge.get("mode") in ("relative", "pairwise") for judge in config.reward.judges)
+
+
+CONFLICTS: tuple[tuple[Callable[[Config], bool], str], ...] = (
+    (
+        lambda c: ADVANTAGES[c.algo.advantage].needs_groups and c.rollout.group_size < 2,
+        "algo.advantage {algo.advantage} compares the members of a group, and rollout.group_size is 1. Raise it, or "
+        "choose gae or reinforce_pp.",
+    ),
+    (
+        lambda c: _ranks_by_spread(c) and c.rollout.group_size < 2,
+        "algo.filter_by {algo.filter_by} compares the members of a group, and rollout.group_size is 1. Raise it, or "
+        "choose another score.",
+    ),
+    (
+        lambda c: c.reward.combine == "each" and c.rollout.group_size < 2,
+        "reward.combine each compares the members of a group, and rollout.group_size is 1. Raise it, or choose sum.",
+    ),
+    (
+        lambda c: _normalises_in_groups(c) and c.rollout.group_size < 2,
+        "algo.normalise {algo.normalise} over a group of 1 makes every return 0. Raise rollout.group_size, or choose "
+        "algo.normalise_over batch.",
+    ),
+    (
+        lambda c: _compares_members(c) and c.rollout.group_size < 2,
+        "reward.judges with mode relative or pairwise compare the members of a group, and rollout.group_size is 1. "
+        "Raise it, or choose mode absolute.",
+    ),
+    (
+        lambda c: _compares_members(c) and ADVANTAGES[c.algo.advantage].needs_greedy,
+        "algo.advantage {algo.advantage} scores a greedy episode on its own, but reward.judges with mode relative or "
+        "pairwise compare the members of a group. Choose mode absolute, or another advantage.",
+    ),
+    (
+        lambda c: ADVANTAGES[c.algo.advantage].needs_greedy and c.algo.normalise != "identity",
+        "algo.advantage {algo.advantage} subtracts the return of a greedy episode, which is not normalised. With "
+        "algo.normalise {algo.normalise} the two returns would have different units. Leave out algo.normalise.",
+    ),
+    (
+        lambda c: ADVANTAGES[c.algo.advantage].needs_greedy and c.reward.combine != "sum",
+        "algo.advantage {algo.advantage} subtracts the return of a greedy episode, which is not normalised. With "
+        "reward.combine {reward.combine} the two returns would have different units. Choose sum.",
+    ),
+    (
+        lambda c: c.algo.filter == "top_count" and (c.algo.filter_value < 1 or c.algo.filter_value % 1 != 0),
+        "algo.filter top_count keeps algo.filter_value groups, and {algo.filter_value} is not a number of groups. "
+        "Give a whole number of 1 or more, or choose top_k for a share.",
+    ),
+    (
+        lambda c: c.algo.correction_low > c.algo.correction_high,
+        "algo.correction_low {algo.correction_low} is above algo.correction_high {algo.correction_high}, so no token "
+        "would be trained. Swap them.",
+    ),
+    (
+        lambda c: ADVANTAGES[c.algo.advantage].needs_critic and c.critic.warmup_steps >= c.train.steps,
+        "critic.warmup_steps {critic.warmup_steps} takes all of train.steps {train.steps}, so the policy would never "
+        "be trained. Lower it.",
+    ),
+    (
+        lambda c: 0 < c.curriculum.pool < c.rollout.groups * (1 + c.algo.filter_refill),
+        "curriculum.pool {curriculum.pool} has fewer tasks than a step may draw: rollout.groups {rollout.groups} in "
+        "each of 1 + algo.filter_refill {algo.filter_refill} rounds. Raise it.",
+    ),
+    (
+        lambda c: uses_selfplay(c) and bool(c.env.mix),
+        "selfplay.opponent {selfplay.opponent} trains one game, and env.mix adds others. Leave out one of the two.",
+    ),
+    (
+        lambda c: uses_selfplay(c) and c.curriculum.pool > 0,
+        "curriculum.pool ranks tasks by how often they are solved, which with selfplay.opponent {selfplay.opponent} "
+        "depends on the opponent. Leave out one of the two.",
+    ),
+    (
+        lambda c: uses_selfplay(c) and ADVANTAGES[c.algo.advantage].needs_greedy,
+        "algo.advantage {algo.advantage} adds a greedy episode per group, which has no opponent with "
+        "selfplay.opponent {selfplay.opponent}. Choose another advantage.",
+    ),
+    (
+        lambda c: c.selfplay.opponent == "self" and c.rollout.groups % 2 == 1,
+        "selfplay.opponent self trains both players of a match, one group each, and rollout.groups {rollout.groups} "
+        "is odd. Make it even.",
+    ),
+    (
+        lambda c: c.selfplay.opponent == "self" and c.rollout.in_flight < 2,
+        "selfplay.opponent self runs both players of a match at once. Raise rollout.in_flight to 2 or more.",
+    ),
+    (
+        lambda c: c.sft.demos is not None,
+        "sft.demos {sft.demos} is a setting of `turnwise sft`. Resume such a run with turnwise sft --resume RUN, or "
+        "train its model with --model.name RUN.",
+    ),
+    (
+        lambda c: c.lora.rank > 0 and c.model.name == "tiny" and not c.model.warmup_steps,
+        "lora.rank trains an adapter for a base model that is saved, and tiny without a warm-up is not saved. Raise "
+        "model.warmup_steps.",
+    ),
+    (
+        lambda c: c.lora.rank > 0 and is_adapter(Path(c.model.name).expanduser()),
+        "model.name {model.name} is already an adapter, which training continues. Leave out lora.rank.",
+    ),
+    (
+        lambda c: c.diagnose.rollback and not c.diagnose.alarms,
+        "diagnose.rollback reacts to alarms, and diagnose.alarms is false. Set it to true.",
+    ),
+    (
+        lambda c: len(set(reward_names(c))) < len(reward_names(c)) or bool({ENV, FORMAT} & set(reward_names(c))),
+        'reward.functions need different names, and "env" and "format" are reserved. Rename one.',
+    ),
+    (
+        lambda c: max(c.train.betas) >= 1,
+        "train.betas must be below 1, or AdamW ignores the gradients. Lower them.",
+    ),
+    (
+        lambda c: c.algo.clip_low > 1 and c.algo.loss in ("ppo", "gspo", "cispo", "clip_cov"),
+        "algo.clip_low {algo.clip_low} bounds the ratio below 0, which it never reaches. Give at most 1, which "
+        "disables the bound.",
+    ),
+    (
+        lambda c: c.train.epochs > 1 and c.algo.loss in ("reinforce", "gpg"),
+        "algo.loss {algo.loss} has no importance ratio, so only the first pass over the samples is on-policy. Set "
+        "train.epochs to 1, or choose ppo.",
+    ),
+    (
+        lambda c: c.algo.truncated == "bootstrap" and not ADVANTAGES[c.algo.advantage].needs_critic,
+        "algo.truncated bootstrap uses the critic's value, and algo.advantage {algo.advantage} has no critic. Choose "
+        "zero or drop, or gae.",
+    ),
+    (
+        lambda c: c.train.mini_batch > c.rollout.groups * c.rollout.group_size,
+        "train.mini_batch {train.mini_batch} is more than the trajectories of a step, rollout.groups {rollout.groups} "
+        "x rollout.group_size {rollout.group_size}. Lower it.",
+    ),
+    (
+        lambda c: c.algo.filter_refill > 0 and c.algo.filter != "absolute",
+        "algo.filter_refill samples until enough groups pass a threshold, and algo.filter {algo.filter} has none. "
+        "Choose algo.filter absolute, or leave out algo.filter_refill.",
+    ),
+    (
+        lambda c: c.algo.kl_target is not None and c.algo.kl_coef == 0,
+        "algo.kl_target adapts algo.kl_coef, which is 0. Give it a value to start from.",
+    ),
+    (
+        lambda c: c.algo.kl_coef > 0 and not kl_in_reward(c.algo) and c.algo.kl_estimator == "k1",
+        "algo.kl_estimator k1 has an expected gradient of 0 and so no effect in the loss. Choose k2 or k3, or "
+        "algo.kl_in reward.",
+    ),
+    (
+        lambda c: c.algo.correction in ("decoupled", "truncated", "masked") and c.algo.old_logprobs == "sampler",
+        "algo.correction {algo.correction} uses the ratio of the learner's to the sampler's probability, which is "
+        "always 1 with algo.old_logprobs sampler. Choose algo.old_logprobs learner.",
+    ),
+    (
+        lambda c: (c.algo.reject != "none" or c.algo.reject_veto > 0) and c.algo.old_logprobs == "sampler",
+        "algo.reject and algo.reject_veto use the ratio of the learner's to the sampler's probability, which is "
+        "always 1 with algo.old_logprobs sampler. Choose algo.old_logprobs learner.",
+    ),
+    (
+        lambda c: c.algo.reject_low > c.algo.reject_high,
+        "algo.reject_low {algo.reject_low} is above algo.reject_high {algo.reject_high}, so everything would be "
+        "rejected. Swap them.",
+    ),
+    (
+        lambda c: (
+            c.algo.reject in ("turn", "sequence") and c.algo.reject_pool == "max" and c.algo.reject_statistic == "ratio"
+        ),
+        "algo.reject_pool max does not see ratios below 1. Choose algo.reject_statistic k2 or k3, which grow in both "
+        "directions.",
+    ),
+    (
+        lambda c: c.algo.loss == "clip_cov" and c.algo.cov_low >= c.algo.cov_high,
+        "algo.cov_low {algo.cov_low} is not below algo.cov_high {algo.cov_high}, so clip_cov would select no token. "
+        "Lower it.",
+    ),
+    (
+        lambda c: c.algo.loss in ("clip_cov", "kl_cov") and c.algo.cov_share == 0,
+        "algo.cov_share is 0, so algo.loss {algo.loss} would select no token. Raise it, or choose ppo.",
+    ),
+    (
+        lambda c: c.algo.gamma_turn == "adaptive" and not ADVANTAGES[c.algo.advantage].needs_critic,
+        "algo.gamma_turn adaptive follows the critic's error, and algo.advantage {algo.advantage} has no critic. "
+        "Choose bi_level_gae, turn_gae or step_gae, or a number.",
+    ),
+    (
+        lambda c: c.algo.gamma_turn == "adaptive" and "gamma_turn" not in ADVANTAGES[c.algo.advantage].reads,
+        "algo.advantage {algo.advantage} does not discount by turn. Choose bi_level_gae, turn_gae or step_gae, or "
+        "leave out algo.gamma_turn.",
+    ),
+    (
+        lambda c: len(c.reward.weights) not in (0, 1 + len(c.reward.functions)),
+        "reward.weights needs one number for the environment's reward and one for each of reward.functions. Give as "
+        "many, or leave it out.",
+    ),
+    (
+        lambda c: c.reward.combine != "sum" and c.algo.normalise != "identity",
+        "reward.combine each and process already normalise. Leave out algo.normalise {algo.normalise}.",
+    ),
+)
+"""(is it a conflict?, error message with the values of settings in braces)"""

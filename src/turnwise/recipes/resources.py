@@ -1,0 +1,119 @@
+"""Resources of a run on this machine: memory plan and CPU threads."""
+
+import os
+import resource
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from turnwise.algos.advantages import ADVANTAGES
+from turnwise.config.schema import Config, SystemConfig
+from turnwise.core.errors import UserError
+from turnwise.engine.paged.runner import PREFILL_TOKENS
+from turnwise.engine.paged.state import PAGE
+from turnwise.models.loading.load import device_of
+from turnwise.models.memory.estimate import CUDA_CONTEXT, MemoryEstimate
+from turnwise.models.memory.plan import MemoryPlan, MemoryRequest, plan_memory
+from turnwise.models.memory.shapes import model_shape
+
+MICRO_TOKENS = 16384
+"""Tokens per forward and backward pass where nothing sets another number."""
+SWITCH = {"auto": None, "on": True, "off": False, "host": True, "device": False}
+HOST_SHARE = 0.9
+"""Largest share of the host's memory for optimizer states."""
+
+
+def memory_plan(config: Config, model: Any, *, sft: bool = False) -> MemoryPlan:
+    """Plan the memory of the model's device. SFT has no critic, reference model or opponent."""
+    device = device_of(model)
+    if device.type != "cuda":
+        return plan_without_limits(config)
+    needs = MemoryEstimate(shape=model_shape(model), compiled=config.system.compile)
+    return plan_memory(needs, memory_request(config, sft=sft), device_memory(device), host_memory())
+
+
+def plan_without_limits(config: Config) -> MemoryPlan:
+    """Return the plan of the settings and their defaults, for a CPU, whose memory is not planned."""
+    train = config.train
+    return MemoryPlan(
+        micro_tokens=train.micro_tokens or MICRO_TOKENS,
+        pages=None,
+        optimizer_on_host=bool(SWITCH[train.optimizer_state]),
+        recompute=bool(SWITCH[train.recompute]),
+        releases_cache=config.system.keep_cache == "off",
+    )
+
+
+def memory_request(config: Config, *, sft: bool = False) -> MemoryRequest:
+    algo, train, selfplay = config.algo, config.train, config.selfplay
+    keeps = SWITCH[config.system.keep_cache]
+    has_opponent = selfplay.opponent == "past" or (selfplay.opponent == "self" and selfplay.ladder_games > 0)
+    critic = ADVANTAGES[algo.advantage].needs_critic and config.critic.kind == "trunk"
+    return MemoryRequest(
+        slots=config.rollout.in_flight,
+        max_context=config.rollout.max_tokens,
+        page_size=PAGE,
+        prefill_tokens=PREFILL_TOKENS,
+        cache_share=config.system.cache_share,
+        engines=2 if has_opponent and not sft else 1,
+        critic=critic and not sft,
+        reference=algo.kl_coef > 0 and not sft,
+        muon=train.optimizer == "muon" and not sft,
+        micro_tokens=train.micro_tokens,
+        optimizer_on_host=SWITCH[train.optimizer_state],
+        recompute=SWITCH[train.recompute],
+        releases_cache=None if keeps is None else not keeps,
+    )
+
+
+def device_memory(device: torch.device) -> int:
+    """Return the bytes of a GPU that this process may use: free, already reserved, and of the CUDA context."""
+    free, total = torch.cuda.mem_get_info(device)
+    allowed = int(torch.cuda.get_per_process_memory_fraction(device) * total)
+    return min(free + torch.cuda.memory_reserved(device), allowed) + CUDA_CONTEXT
+
+
+def host_memory() -> int | None:
+    """Return the bytes of this machine that optimizer states may use; None if unknown."""
+    try:
+        return int(HOST_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+MIN_THREADS = 256
+"""Number of threads that may be set on any machine whose process limit allows it."""
+PIDS_MAX = Path("/sys/fs/cgroup/pids.max")
+
+
+def check_threads(system: SystemConfig) -> None:
+    if system.threads > (most := max_threads()):
+        raise UserError(
+            f"system.threads {system.threads}: this machine allows at most {most}. Set it to {default_threads()}, or "
+            "raise the process limit."
+        )
+
+
+def cores() -> int:
+    return os.cpu_count() or 1
+
+
+def default_threads() -> int:
+    """Return the number of threads for system.threads 0."""
+    return min(cores(), max_threads())
+
+
+def max_threads() -> int:
+    """Return the largest number of threads that a run may ask for.
+
+    More than the number of cores: results depend on the number of threads, so a run that is resumed on a smaller
+    machine keeps it. At most half of the processes that the user or the container may have: OpenMP crashes if it
+    cannot start a thread.
+    """
+    allowed = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    limits = [allowed] if allowed != resource.RLIM_INFINITY else []
+    with suppress(OSError, ValueError):  # no cgroup, or its limit is "max"
+        limits.append(int(PIDS_MAX.read_text()))
+    return max(1, min([max(MIN_THREADS, 4 * cores()), *(limit // 2 for limit in limits)]))
