@@ -238,10 +238,11 @@ def test_a_typed_setting_that_nothing_reads_is_refused(
 
 def test_what_is_said_of_a_setting_without_effect_names_the_choices() -> None:
     assert refused(override_keys=("train.final_share",), train__final_share=0.1) == (
-        "train.final_share has no effect with train.schedule constant: leave it out, or choose linear, cosine"
+        "train.final_share has no effect with train.schedule constant. Leave it out, or choose linear, cosine."
     )
     assert refused(override_keys=("diagnose.max_rollbacks",)) == (
-        "diagnose.max_rollbacks has no effect with diagnose.rollback false: leave it out, or turn that on"
+        "diagnose.max_rollbacks has no effect with diagnose.rollback false. "
+        "Leave it out, or set diagnose.rollback to true."
     )
 
 

@@ -1,17 +1,19 @@
 """From a configuration to a model and those who play with it."""
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from torch.nn import Parameter
 
 from turnwise.algos.advantages import ADVANTAGES
 from turnwise.algos.kl import KL_ESTIMATORS, KlCoefficient
 from turnwise.algos.losses import LOSSES
 from turnwise.algos.turn_discount import AdaptiveDiscount
 from turnwise.config.algorithm import AlgoConfig
-from turnwise.config.schema import Config
+from turnwise.config.schema import Config, TrainConfig
 from turnwise.core.protocols import Engine, Sampling
 from turnwise.core.samples import Needs
 from turnwise.data.samples import TOKEN_RULES, TokenRule
@@ -44,7 +46,7 @@ from turnwise.training.warmup import load_warmed_up_tiny
 
 
 def model_loader(config: Config) -> Callable[[str], LoadedModel]:
-    """Loads any model by name or folder, with the run's settings and the attention that engine and learner need."""
+    """Return a function that loads a model by name or folder, with the run's settings and the engine's attention."""
     settings = config.model
 
     def load(name: str) -> LoadedModel:
@@ -61,30 +63,36 @@ def model_loader(config: Config) -> Callable[[str], LoadedModel]:
 
 
 def load_policy(
-    config: Config, worlds: EnvironmentMix, show: Callable[[int, int], None], run: Path | None = None
+    config: Config, environments: EnvironmentMix, show_warmup: Callable[[int, int], None], run: Path | None = None
 ) -> tuple[LoadedModel, float]:
-    """The model that a run starts from, and the seconds that its warm-up took.
+    """Load the model that a run starts from; return it and the seconds of its warm-up.
 
-    `run`: the folder of the run, which keeps a copy of a tiny that was warmed up, and then needs no cache any more.
+    The folder `run` keeps a copy of a warmed-up tiny, and of the base model of an adapter, so that it can be resumed
+    without the cache and without the run that trained the adapter.
     """
     load = model_loader(config)
     base = None if run is None else run / RUN_BASE
+    seconds = 0.0
     if config.model.name == "tiny" and config.model.warmup_steps:
         if base is not None and base.is_dir():
-            loaded, seconds = load(str(base)), 0.0
+            loaded = load(str(base))
         else:
-            steps, seed = config.model.warmup_steps, config.model.warmup_seed
-            loaded, seconds = load_warmed_up_tiny(worlds.with_params, steps=steps, seed=seed, load=load, show=show)
+            loaded, seconds = load_warmed_up_tiny(
+                environments.with_params,
+                steps=config.model.warmup_steps,
+                seed=config.model.warmup_seed,
+                load=load,
+                show=show_warmup,
+            )
             if base is not None:
                 save_model(loaded.model, loaded.tokenizer, base)
                 loaded = replace(loaded, name=str(base))
     else:
-        own = config if run is None else use_own_adapter(config, run)
-        loaded, seconds = load(own.model.name), 0.0
+        loaded = load((config if run is None else use_own_adapter(config, run)).model.name)
         if base is not None and has_adapter(loaded.model):
             _keep_base_of_adapter(loaded, base)
     lora = config.lora
-    if lora.rank and not has_adapter(loaded.model):  # a checkpoint of such a run has its own
+    if lora.rank and not has_adapter(loaded.model):  # a checkpoint of a LoRA run already has its adapter
         alpha = 2.0 * lora.rank if lora.alpha is None else lora.alpha
         settings = LoraSettings(rank=lora.rank, alpha=alpha, targets=lora.targets, seed=config.seed)
         add_lora(loaded.model, loaded.name, settings)
@@ -94,18 +102,18 @@ def load_policy(
 
 
 def _keep_base_of_adapter(loaded: LoadedModel, base: Path) -> None:
-    """An adapter of another run is trained further: its base, which that run keeps, is kept by this one too."""
-    theirs = Path(base_model_of(Path(loaded.name).expanduser()))
-    if theirs.name != RUN_BASE or not (theirs.parent / "config.toml").is_file():
+    """Copy the base model of another run's adapter to `base`, if that run keeps it in its own folder."""
+    source = Path(base_model_of(Path(loaded.name).expanduser()))
+    if source.name != RUN_BASE or not (source.parent / "config.toml").is_file():
         return
     if not base.is_dir():
         with atomic_folder(base) as aside:
-            shutil.copytree(theirs, aside, dirs_exist_ok=True)
+            shutil.copytree(source, aside, dirs_exist_ok=True)
     set_base_model(loaded.model, str(base))
 
 
 def build_engine(config: Config, model: Any, renderer: Renderer, *, pages: int | None = None) -> Engine:
-    """Build the engine that engine.kind names. `pages` of its KV cache on a GPU; None: as system.cache_share allows."""
+    """Build the engine of engine.kind. `pages` of the KV cache on a GPU; None: system.cache_share decides."""
     options = EngineOptions(
         slots=config.rollout.in_flight,
         max_tokens=config.rollout.max_tokens,
@@ -118,7 +126,7 @@ def build_engine(config: Config, model: Any, renderer: Renderer, *, pages: int |
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyStack:
-    """A policy ready to play: for training, as an estimator's greedy member, and for evaluation."""
+    """A policy with its renderer, its engine and the collectors for training, greedy baselines and evaluation."""
 
     renderer: Renderer
     engine: Engine
@@ -126,11 +134,11 @@ class PolicyStack:
     greedy: Collector
     evaluator: Collector
     pages: int | None
-    """Of the engine's cache, where that is planned."""
+    """Pages of the engine's KV cache; None: not planned."""
 
 
 def build_policy_stack(
-    config: Config, worlds: EnvironmentMix, loaded: LoadedModel, pages: int | None = None
+    config: Config, environments: EnvironmentMix, loaded: LoadedModel, pages: int | None = None
 ) -> PolicyStack:
     renderer = Renderer(loaded.tokenizer, loaded.stop_ids, config.rollout.prefix)
     engine = build_engine(config, loaded.model, renderer, pages=pages)
@@ -139,7 +147,7 @@ def build_policy_stack(
         limits = Limits(sampling=sampling, max_tokens=config.rollout.max_tokens, timeout_s=config.rollout.timeout_s)
         return Collector(
             policy=engine,
-            make_env=worlds.make,
+            make_env=environments.make,
             context=build_context(config, renderer),
             limits=limits,
             in_flight=config.rollout.in_flight,
@@ -147,22 +155,26 @@ def build_policy_stack(
             run_seed=run_seed,
         )
 
-    shared = {"max_tokens": config.rollout.max_new_tokens, "stop": config.rollout.stop}
-    training = Sampling(temperature=config.rollout.temperature, **shared)  # type: ignore[arg-type]
-    evaluation = Sampling(
-        temperature=config.eval.temperature,
-        top_p=config.eval.top_p,
-        top_k=config.eval.top_k,
-        **shared,  # type: ignore[arg-type]
+    training = Sampling(
+        temperature=config.rollout.temperature, max_tokens=config.rollout.max_new_tokens, stop=config.rollout.stop
     )
-    # Evaluations of all runs meet equal random numbers, so that what differs is the policy.
     return PolicyStack(
         renderer=renderer,
         engine=engine,
         collector=collector(training, config.seed),
         greedy=collector(replace(training, temperature=0.0), config.seed),
-        evaluator=collector(evaluation, 0),
+        evaluator=collector(evaluation_sampling(config), 0),  # all runs are evaluated with the same random numbers
         pages=pages,
+    )
+
+
+def evaluation_sampling(config: Config) -> Sampling:
+    return Sampling(
+        max_tokens=config.rollout.max_new_tokens,
+        temperature=config.eval.temperature,
+        top_p=config.eval.top_p,
+        top_k=config.eval.top_k,
+        stop=config.rollout.stop,
     )
 
 
@@ -171,7 +183,7 @@ def reward_placement(algo: AlgoConfig) -> str:
 
 
 def kl_in_reward(algo: AlgoConfig) -> bool:
-    """Whether the KL counts in the reward, and not in the loss."""
+    """Return True if the KL penalty is part of the reward, False if it is part of the loss."""
     return algo.kl_in == "reward" or (algo.kl_in is None and ADVANTAGES[algo.advantage].outcome_minus_kl)
 
 
@@ -180,7 +192,7 @@ def kl_estimator(algo: AlgoConfig) -> str:
 
 
 def build_learner(config: Config, model: Any, plan: MemoryPlan | None = None) -> LocalLearner:
-    """`plan`: where things go; none: as the settings say."""
+    """Build the learner with its critic and optimizers. `plan` None: the settings without a memory plan."""
     algo, train, plan = config.algo, config.train, plan or plan_without_limits(config)
     if plan.recompute:
         recompute_layers(model)  # before a critic copies them
@@ -192,32 +204,42 @@ def build_learner(config: Config, model: Any, plan: MemoryPlan | None = None) ->
         final_share=train.final_share,
     )
 
-    def optimizer(parameters: Any, learning_rate: float, *, muon: bool) -> Optimizer:
-        settings = OptimizerSettings(
-            learning_rate=learning_rate,
-            betas=train.betas,
-            weight_decay=train.weight_decay,
-            max_grad_norm=train.max_grad_norm,
-            muon_learning_rate=train.muon_learning_rate if muon else None,
-        )
-        trained = [parameter for parameter in parameters if parameter.requires_grad]
-        return Optimizer(trained, settings, schedule.share, on_host=plan.optimizer_on_host)
-
     critic = None
     if ADVANTAGES[algo.advantage].needs_critic:
         critic = TrunkCritic(model) if config.critic.kind == "trunk" else HeadCritic(model)
     return LocalLearner(
         model,
         build_objective(config.algo),
-        optimizer(model.parameters(), train.learning_rate, muon=train.optimizer == "muon"),
+        build_optimizer(train, model.parameters(), train.learning_rate, schedule, plan, muon=train.optimizer == "muon"),
         kl_coef=0.0 if kl_in_reward(algo) else algo.kl_coef,
         keeps_reference=algo.kl_coef > 0,
         critic=critic,
         critic_optimizer=None
         if critic is None
-        else optimizer(critic.parameters(), config.critic.learning_rate, muon=False),
+        else build_optimizer(train, critic.parameters(), config.critic.learning_rate, schedule, plan),
         critic_warmup_steps=config.critic.warmup_steps if critic is not None else 0,
     )
+
+
+def build_optimizer(
+    train: TrainConfig,
+    parameters: Iterable[Parameter],
+    learning_rate: float,
+    schedule: Schedule,
+    plan: MemoryPlan,
+    *,
+    muon: bool = False,
+) -> Optimizer:
+    """Build the optimizer of the parameters that require gradients."""
+    settings = OptimizerSettings(
+        learning_rate=learning_rate,
+        betas=train.betas,
+        weight_decay=train.weight_decay,
+        max_grad_norm=train.max_grad_norm,
+        muon_learning_rate=train.muon_learning_rate if muon else None,
+    )
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    return Optimizer(trained, settings, schedule.share, on_host=plan.optimizer_on_host)
 
 
 def build_objective(algo: AlgoConfig) -> Objective:
@@ -271,25 +293,28 @@ def build_coefficients(config: Config) -> AdaptiveCoefficients:
 
 
 def token_rule(name: str) -> TokenRule:
-    """A rule by its name, or FILE.py:function."""
+    """Return a rule of TOKEN_RULES, or load FILE.py:function."""
     if name in TOKEN_RULES:
         return TOKEN_RULES[name]
     return load_function(name, "algo.loss_tokens or algo.advantage_tokens", TOKEN_RULES)
 
 
+def reward_names(config: Config) -> list[str]:
+    """Return the names of reward.functions, in order."""
+    return [function.rpartition(":")[2] for function in config.reward.functions]
+
+
 def reward_weights(config: Config) -> dict[str, float]:
-    """The environment's reward, the functions and the judges, by name, in order."""
-    names = [ENV, *(reward.rpartition(":")[2] for reward in config.reward.functions)]
-    own = dict(zip(names, config.reward.weights or [1.0] * len(names), strict=True))
-    return own | judge_weights(config.reward.judges)
+    """Return the weights by name: of the environment's reward, then of functions and judges."""
+    names = [ENV, *reward_names(config)]
+    weights = dict(zip(names, config.reward.weights or [1.0] * len(names), strict=True))
+    return weights | judge_weights(config.reward.judges)
 
 
 def build_rewards(config: Config, judges: JudgeRegistry, decode: Callable[[Sequence[int]], str]) -> RewardSet:
-    """`decode`: token ids as text, for judges."""
-    functions = {
-        each.rpartition(":")[2]: trajectory_reward(load_function(each, "reward.functions"))
-        for each in config.reward.functions
-    }
+    """Build all rewards of a run. `decode` gives judges the text of token ids."""
+    loaded = [trajectory_reward(load_function(each, "reward.functions")) for each in config.reward.functions]
+    functions = dict(zip(reward_names(config), loaded, strict=True))
     return RewardSet(
         format_penalty=config.reward.format_penalty,
         functions=functions,

@@ -7,7 +7,7 @@ from turnwise.algos.advantages import ADVANTAGES
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.models.loading.lora import is_adapter
-from turnwise.recipes.build import kl_in_reward
+from turnwise.recipes.build import kl_in_reward, reward_names
 from turnwise.rewards.scoring import ENV, FORMAT
 
 
@@ -15,10 +15,6 @@ def check_conflicts(config: Config) -> None:
     for is_conflict, message in CONFLICTS:
         if is_conflict(config):
             raise UserError(message.format(**dict(config)))
-
-
-def reward_names(config: Config) -> list[str]:
-    return [function.rpartition(":")[2] for function in config.reward.functions]
 
 
 def uses_selfplay(config: Config) -> bool:

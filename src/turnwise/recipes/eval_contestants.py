@@ -14,7 +14,6 @@ from turnwise.config.load import Overrides, build, read_run
 from turnwise.config.schema import Config
 from turnwise.config.secrets import read_key, split_url
 from turnwise.core.errors import UserError
-from turnwise.core.protocols import Sampling
 from turnwise.core.token_name import TokenName
 from turnwise.engine.openai.client import ChatClient
 from turnwise.engine.openai.endpoint import EXAMPLE_URL, KEY_VARIABLE, Endpoint, EndpointError
@@ -23,7 +22,7 @@ from turnwise.envs.spec import EnvSpec
 from turnwise.evaluation.episodes import EpisodeRunner
 from turnwise.models.loading.catalogue import model_names
 from turnwise.models.loading.hub import is_hub_name
-from turnwise.recipes.build import build_policy_stack, load_policy
+from turnwise.recipes.build import build_policy_stack, evaluation_sampling, load_policy
 from turnwise.recipes.configure import load_target, recipe_names
 from turnwise.recipes.environment_mix import EnvironmentMix
 from turnwise.recipes.sources import find_checkpoint, find_source
@@ -274,7 +273,7 @@ async def _remote_policy(
     config: Config, spec: EnvSpec, endpoint: Endpoint, endpoint_options: EndpointOptions
 ) -> AsyncIterator[EvaluationPolicy]:
     limits = Limits(
-        sampling=_sampling(config), max_tokens=config.rollout.max_tokens, timeout_s=config.rollout.timeout_s
+        sampling=evaluation_sampling(config), max_tokens=config.rollout.max_tokens, timeout_s=config.rollout.timeout_s
     )
     async with ChatClient(endpoint) as chat:
         runner = ChatRunner(chat=chat, make_env=spec.make, limits=limits)
@@ -304,13 +303,3 @@ def _local_policy(
 def _unnamed(token_id: int) -> TokenName:
     """Return an empty name: messages of endpoints have no token ids."""
     return TokenName(id=token_id, text="", special=False)
-
-
-def _sampling(config: Config) -> Sampling:
-    return Sampling(
-        max_tokens=config.rollout.max_new_tokens,
-        temperature=config.eval.temperature,
-        top_p=config.eval.top_p,
-        top_k=config.eval.top_k,
-        stop=config.rollout.stop,
-    )

@@ -1,17 +1,17 @@
 """The whole algorithm in one file: read this first.
 
-    python -m turnwise.recipes.reference              # the bandit; prints a line a step
-    python -m turnwise.recipes.reference frozen_lake  # five turns an episode
+    python -m turnwise.recipes.reference              # the bandit; prints a line per step
+    python -m turnwise.recipes.reference frozen_lake  # five turns per episode
 
-StarPO (Wang et al. 2025, "RAGEN") treats a whole episode, all turns of it, as the thing that is optimised:
+StarPO (Wang et al. 2025, "RAGEN") optimises whole episodes, over all of their turns:
 
-    rollout   from each of a few start states play a group of episodes with the present policy
-    update    every token that the policy sampled is made likelier if its episode earned more than its group did on
-              average, and less likely if it earned less
+    rollout   run a group of episodes with the current policy from each of a few start states
+    update    make every sampled token likelier if its episode earned more than the group's mean, and less likely if it
+              earned less
 
-What is missing here is what makes turnwise fast (a KV cache that lives across turns, packing, shared prompts, episodes
-that do not wait for each other) and wide (other advantages and losses, critics, context modes, failures, run folders).
-A test plays the same episodes and takes the same gradients with the rest of the package: the two must agree.
+This file leaves out what makes turnwise fast (a KV cache that is kept across turns, packing, shared prompts, episodes
+that do not wait for each other) and general (other advantages and losses, critics, context modes, failures, run
+folders). A test runs the same episodes and computes the same gradients with the rest of the package.
 """
 
 import asyncio
@@ -42,23 +42,23 @@ class Settings:
     env: str
     steps: int
     groups: int = 16
-    """Start states a step."""
+    """Start states per step."""
     group_size: int = 16
-    """Episodes of each."""
+    """Episodes per start state."""
     max_new_tokens: int = 32
-    """Sampled tokens a turn, at most."""
+    """Largest number of sampled tokens per turn."""
     format_penalty: float = 0.1
-    """Subtracted for each turn whose answer could not be read."""
+    """Subtracted for each turn with an invalid answer."""
     divide_by_std: bool = True
-    """True: GRPO. False: Dr. GRPO, for rewards that are rare; see `group_advantages`."""
+    """True: GRPO. False: Dr. GRPO, for rare rewards; see `group_advantages`."""
     clip_low: float = 0.2
     clip_high: float = 0.28
     mini_batch: int = 128
-    """Episodes an optimiser step: an update makes several steps with the tokens of one rollout."""
+    """Episodes per optimizer step. An update takes several steps on the tokens of one rollout."""
     learning_rate: float = 1e-3
     max_grad_norm: float = 1.0
     warmup_steps: int = 60
-    """Of the model's supervised start on random play; see `turnwise.training.warmup`."""
+    """Steps of supervised warm-up on random play; see `turnwise.training.warmup`."""
     seed: int = 0
 
 
@@ -70,14 +70,14 @@ PRESETS = {
 
 @dataclass(slots=True, kw_only=True)
 class Episode:
-    """One trajectory as it grows. All that was said stands in one row of token ids:
+    """A trajectory while it is collected, as one row of token ids:
 
         ids       s s u u a a u u a a     system, user, action, user, action
-        sampled   0 0 0 0 1 1 0 0 1 1     only what the policy sampled is trained
-        logprobs  . . . . p p . . p p     the policy's, when it sampled them
+        sampled   0 0 0 0 1 1 0 0 1 1     loss mask: only sampled tokens are trained
+        logprobs  . . . . p p . . p p     of the policy that sampled them
 
-    The ids are the sampled ones themselves. Nothing is ever turned into text and tokenised again for training: the
-    tokenizer might cut that text otherwise, and the log-probabilities would belong to other tokens.
+    Sampled ids are never decoded and encoded again for training: the tokenizer might split the text differently, and
+    the log-probabilities would belong to other tokens.
     """
 
     key: EpisodeKey
@@ -89,22 +89,22 @@ class Episode:
     over: bool = False
     success: bool = False
 
-    def show(self, ids: Sequence[int]) -> None:
-        """Appends what the policy reads: its prompt, an observation, the chat format around them."""
+    def add_context(self, ids: Sequence[int]) -> None:
+        """Append tokens that the policy reads: the prompt, an observation, the chat template around them."""
         self.ids += ids
         self.sampled += [False] * len(ids)
         self.logprobs += [0.0] * len(ids)
 
-    def say(self, token: int, logprob: float) -> None:
-        """Appends what the policy sampled."""
+    def add_sampled(self, token: int, logprob: float) -> None:
+        """Append a token that the policy sampled."""
         self.ids.append(token)
         self.sampled.append(True)
         self.logprobs.append(logprob)
 
     def next_random(self) -> float:
-        """The next token's random number in (0, 1): SplitMix64 of who samples and how much it has sampled so far.
+        """Return the random number in (0, 1) of the next token: SplitMix64 of the episode's key and the token's index.
 
-        So an episode stays the same whatever runs beside it, and a run with the same seed stays the same altogether.
+        So an episode does not depend on what else is in the batch, and equal seeds give equal runs.
         """
         state = (self.key.address + (sum(self.sampled) + 1) * 0x9E3779B97F4A7C15) % 2**64
         state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 % 2**64
@@ -115,31 +115,31 @@ class Episode:
 # ---------------------------------------------------------------------------------------------------- rollout stage
 
 
-async def roll_out(loaded: LoadedModel, kind: EnvSpec, settings: Settings, step: int) -> list[list[Episode]]:
-    """Groups of finished episodes. Turns run in lock-step: all episodes that still live speak at the same time."""
+async def roll_out(loaded: LoadedModel, spec: EnvSpec, settings: Settings, step: int) -> list[list[Episode]]:
+    """Return groups of finished episodes. Turns run in lock-step: all running episodes sample at the same time."""
     renderer = Renderer(loaded.tokenizer, loaded.stop_ids)
-    groups = [start_group(kind, settings, step, number) for number in range(settings.groups)]
-    live = [episode for group in groups for episode in group]
-    for episode in live:
+    groups = [start_group(spec, settings, step, number) for number in range(settings.groups)]
+    running = [episode for group in groups for episode in group]
+    for episode in running:
         observation = await episode.env.start()
-        episode.show(renderer.start(observation.messages, observation.tools, observation.tools_in_words))
-    while live:
-        sizes = [len(episode.ids) for episode in live]
-        sample_turn(loaded.model, live, settings.max_new_tokens, renderer.stop_ids)
-        for episode, before in zip(live, sizes, strict=True):
-            await take_turn(episode, episode.ids[before:], renderer, settings.format_penalty)
-        live = [episode for episode in live if not episode.over]
+        episode.add_context(renderer.start(observation.messages, observation.tools, observation.tools_in_words))
+    while running:
+        sizes = [len(episode.ids) for episode in running]
+        sample_turn(loaded.model, running, settings.max_new_tokens, renderer.stop_ids)
+        for episode, before in zip(running, sizes, strict=True):
+            await step_env(episode, episode.ids[before:], renderer, settings.format_penalty)
+        running = [episode for episode in running if not episode.over]
     return groups
 
 
-def start_group(kind: EnvSpec, settings: Settings, step: int, number: int) -> list[Episode]:
-    """Members share the task, and with it the start state; what they sample and the luck they meet is their own."""
+def start_group(spec: EnvSpec, settings: Settings, step: int, number: int) -> list[Episode]:
+    """Create a group. Members share the task and its start state; sampling and later randomness differ."""
     seed = seed_for("train", address("task", settings.seed, step, number) % SEEDS_PER_SPLIT)
-    task = Task(env=kind.name, params=kind.check_params({}), seed=seed)
+    task = Task(env=spec.name, params=spec.check_params({}), seed=seed)
     return [
         Episode(
             key=EpisodeKey(run_seed=settings.seed, round=step, task=task, member=member),
-            env=kind.make(task, member),
+            env=spec.make(task, member),
         )
         for member in range(settings.group_size)
     ]
@@ -147,79 +147,79 @@ def start_group(kind: EnvSpec, settings: Settings, step: int, number: int) -> li
 
 @torch.no_grad()
 def sample_turn(model: Any, episodes: Sequence[Episode], max_new_tokens: int, stop_ids: frozenset[int]) -> None:
-    """Lets the policy speak in every episode until it ends its turn. One padded batch, one token at a time."""
+    """Sample one turn of every episode, in one padded batch, one token at a time."""
     longest = max(len(episode.ids) for episode in episodes)
     padding = [longest - len(episode.ids) for episode in episodes]
-    # On the left, so that the last column is everyone's last token.
+    # Padded on the left, so that the last column is the last token of every episode.
     ids = torch.tensor([[0] * pad + episode.ids for pad, episode in zip(padding, episodes, strict=True)])
-    seen = torch.tensor([[0] * pad + [1] * (longest - pad) for pad in padding])
-    speaking, cache = list(enumerate(episodes)), None
+    mask = torch.tensor([[0] * pad + [1] * (longest - pad) for pad in padding])
+    unfinished, cache = list(enumerate(episodes)), None
     for _ in range(max_new_tokens):
-        positions = (seen.cumsum(dim=1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        output = model(ids, attention_mask=seen, position_ids=positions, past_key_values=cache, logits_to_keep=1)
+        positions = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        output = model(ids, attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1)
         logprobs, cache = output.logits[:, -1].log_softmax(dim=-1), output.past_key_values
         tokens = torch.zeros(len(episodes), 1, dtype=torch.long)
-        for row, episode in speaking:
+        for row, episode in unfinished:
             tokens[row] = draw(logprobs[row], episode.next_random())
-            episode.say(int(tokens[row]), float(logprobs[row, tokens[row]]))
-        speaking = [(row, episode) for row, episode in speaking if episode.ids[-1] not in stop_ids]
-        if not speaking:
+            episode.add_sampled(int(tokens[row]), float(logprobs[row, tokens[row]]))
+        unfinished = [(row, episode) for row, episode in unfinished if episode.ids[-1] not in stop_ids]
+        if not unfinished:
             break
-        # Rows that have ended run on with tokens that nobody reads: a batch is a rectangle.
-        ids, seen = tokens, torch.cat([seen, torch.ones_like(tokens)], dim=1)
+        # Finished rows continue with tokens that are ignored, because a batch is a rectangle.
+        ids, mask = tokens, torch.cat([mask, torch.ones_like(tokens)], dim=1)
 
 
 def draw(logprobs: Tensor, number: float) -> int:
-    """The token at which the cumulative probability passes `number`. logprobs: [V]"""
-    cumulative = logprobs.exp().cumsum(dim=0)  # its end is 1 but for rounding, so the number is scaled to it
+    """Return the token at which the cumulative probability exceeds `number`. logprobs: [V]"""
+    cumulative = logprobs.exp().cumsum(dim=0)  # its last value is 1 up to rounding, so `number` is scaled to it
     return int(torch.searchsorted(cumulative, number * cumulative[-1], right=True))
 
 
-async def take_turn(episode: Episode, action: Sequence[int], renderer: Renderer, format_penalty: float) -> None:
-    """The environment answers what was said."""
+async def step_env(episode: Episode, action: Sequence[int], renderer: Renderer, format_penalty: float) -> None:
+    """Step the environment with the sampled action."""
     stop = Stop.EOS if action[-1] in renderer.stop_ids else Stop.LENGTH
     result = await episode.env.step(renderer.parse(action, stop).message)
     episode.reward += result.reward - (format_penalty if result.invalid else 0.0)
     episode.over, episode.success = result.over, result.success
     if not episode.over:
-        episode.show(renderer.extend(result.messages, stop))
+        episode.add_context(renderer.extend(result.messages, stop))
 
 
 # ----------------------------------------------------------------------------------------------------- update stage
 
 
 def group_advantages(rewards: Tensor, divide_by_std: bool) -> Tensor:
-    """How much better each episode did than its group. rewards: [groups, members]
+    """Return each reward minus its group's mean. rewards: [groups, members]
 
-    The group's mean says what could be expected from this start state, so no critic has to learn that. Divided by the
-    group's spread (GRPO, Shao et al. 2024), hard and easy start states weigh the same. Where a large reward is rare,
-    that misleads: most groups have not met it, and in those the small sure reward becomes the best there is. Not
-    divided (Dr. GRPO, Liu et al. 2025), what counts is the reward itself.
+    The group's mean is the baseline of this start state, so no critic is needed. Dividing by the group's standard
+    deviation (GRPO, Shao et al. 2024) gives hard and easy start states the same weight. If a large reward is rare, that
+    misleads: in most groups it does not occur, and a small, certain reward then looks like the best one. Without the
+    division (Dr. GRPO, Liu et al. 2025) the size of the reward counts.
     """
     centred = rewards - rewards.mean(dim=1, keepdim=True)
-    spread = rewards.std(dim=1, keepdim=True, correction=min(1, rewards.shape[1] - 1))  # an episode alone: 0, not NaN
+    spread = rewards.std(dim=1, keepdim=True, correction=min(1, rewards.shape[1] - 1))  # a group of one: 0, not NaN
     return centred / (spread + 1e-6) if divide_by_std else centred
 
 
 def policy_loss(model: Any, episodes: Sequence[Episode], advantages: Sequence[float], settings: Settings) -> Tensor:
-    """PPO's clipped loss (Schulman et al. 2017), as a mean over all sampled tokens of these episodes.
+    """Return PPO's clipped loss (Schulman et al. 2017), averaged over all sampled tokens of these episodes.
 
-    ratio = pi(token) / pi_old(token), where pi_old sampled it. The objective min(ratio A, clip(ratio) A) stops to
-    reward a change once the ratio has left the interval in the advantage's direction: what was sampled tells little
-    about a policy that far away.
+    ratio = pi(token) / pi_old(token), where pi_old sampled it. The objective min(ratio A, clip(ratio) A) has no
+    gradient once the ratio has left the interval in the advantage's direction: the samples say little about a policy
+    that far from the one that sampled them.
     """
     longest = max(len(episode.ids) for episode in episodes)
-    # On the right: attention looks back only, so no token sees padding, and no mask is needed.
+    # Padded on the right: attention is causal, so no token sees padding and no mask is needed.
     ids = torch.tensor([episode.ids + [0] * (longest - len(episode.ids)) for episode in episodes])
     sampled = torch.zeros(ids.shape, dtype=torch.bool)
     for row, episode in enumerate(episodes):
         sampled[row, : len(episode.ids)] = torch.tensor(episode.sampled)
     hidden = model.model(ids).last_hidden_state
-    # The hidden state one place earlier is what a token was sampled from. Rows of [M, ...]: one a sampled token.
+    # A token was sampled from the hidden state one position earlier. [M, ...] for M sampled tokens.
     logits = model.lm_head(hidden[:, :-1][sampled[:, 1:]])
     logprobs = logits.log_softmax(dim=-1).gather(1, ids[sampled][:, None])[:, 0]
     old_logprobs = torch.tensor(
-        [logprob for episode in episodes for logprob, own in zip(episode.logprobs, episode.sampled, strict=True) if own]
+        [p for episode in episodes for p, trained in zip(episode.logprobs, episode.sampled, strict=True) if trained]
     )
     advantage = torch.tensor(advantages).repeat_interleave(sampled.sum(dim=1))
     ratio = (logprobs - old_logprobs).exp()
@@ -238,9 +238,9 @@ def update(
     settings: Settings,
     step: int,
 ) -> float:
-    """One pass over the episodes in mini-batches; the mean loss."""
+    """Train one epoch in mini-batches; return the mean loss."""
     episodes = [episode for group in groups for episode in group]
-    # In float64: of equal rewards nothing may be left but 0, and a spread of 1e-8 is much beside an epsilon of 1e-6.
+    # In float64, so that equal rewards give exactly 0: float32 rounding of 1e-8 matters beside an epsilon of 1e-6.
     rewards = torch.tensor([[episode.reward for episode in group] for group in groups], dtype=torch.float64)
     advantages = group_advantages(rewards, settings.divide_by_std).flatten().tolist()
     order = list(range(len(episodes)))
@@ -260,30 +260,30 @@ def update(
 # ------------------------------------------------------------------------------------------------------- both stages
 
 
-def start_policy(kind: EnvSpec, settings: Settings) -> LoadedModel:
-    """A small model that has seen how answers look, and nothing of which ones are good."""
+def start_policy(spec: EnvSpec, settings: Settings) -> LoadedModel:
+    """Load a small model that knows the format of answers, but not which ones are good."""
 
     def load_tiny(name: str) -> LoadedModel:
         return load_model(name, attn_implementation=ATTENTION)
 
     loaded, _ = load_warmed_up_tiny(
-        [(kind, kind.check_params({}))],
+        [(spec, spec.check_params({}))],
         steps=settings.warmup_steps,
         seed=0,
         load=load_tiny,
         show=lambda done, total: None,
     )
-    loaded.model.set_attn_implementation("sdpa")  # transformers' own: nothing here needs another
+    loaded.model.set_attn_implementation("sdpa")  # no need for turnwise's own attention
     return loaded
 
 
-def train(loaded: LoadedModel, kind: EnvSpec, settings: Settings, write: Callable[[str], object]) -> list[float]:
-    """Trains the policy in place; the success rate of each step's episodes, on start states never met before."""
+def train(loaded: LoadedModel, spec: EnvSpec, settings: Settings, write: Callable[[str], object]) -> list[float]:
+    """Train the policy in place; return the success rate of each step's episodes, on new start states."""
     optimizer = make_optimizer(loaded.model, settings)
     history = []
     for step in range(settings.steps):
         began = time.perf_counter()
-        groups = asyncio.run(roll_out(loaded, kind, settings, step))
+        groups = asyncio.run(roll_out(loaded, spec, settings, step))
         loss = update(loaded.model, optimizer, groups, settings, step)
         episodes = [episode for group in groups for episode in group]
         success = sum(episode.success for episode in episodes) / len(episodes)
@@ -296,8 +296,8 @@ def train(loaded: LoadedModel, kind: EnvSpec, settings: Settings, write: Callabl
 
 def main() -> None:
     settings = PRESETS[sys.argv[1] if len(sys.argv) > 1 else "bandit"]
-    kind = load_spec(settings.env)
-    train(start_policy(kind, settings), kind, settings, sys.stdout.write)
+    spec = load_spec(settings.env)
+    train(start_policy(spec, settings), spec, settings, sys.stdout.write)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.models.layers import recompute_layers
 from turnwise.models.memory.plan import MemoryPlan
-from turnwise.recipes.build import build_objective, build_policy_stack, load_policy
+from turnwise.recipes.build import build_objective, build_optimizer, build_policy_stack, load_policy
 from turnwise.recipes.configure import recipe_names
 from turnwise.recipes.demos import build_demonstrations, check_demos, hash_samples
 from turnwise.recipes.environment_mix import EnvironmentMix, build_environment_mix
@@ -32,7 +32,7 @@ from turnwise.report.tables import run_table
 from turnwise.report.terminal import make_console
 from turnwise.training.checkpoints import State
 from turnwise.training.learner import LocalLearner
-from turnwise.training.optimizer import Optimizer, OptimizerSettings, Schedule, mark_embeddings
+from turnwise.training.optimizer import Schedule, mark_embeddings
 from turnwise.training.sft import SftLoop, SftSettings, steps_of
 
 SECTIONS = ("env", "model", "lora", "sft", "eval", "checkpoint", "record", "system")
@@ -189,16 +189,10 @@ def build_sft_learner(config: Config, model: Any, steps: int, plan: MemoryPlan |
     schedule = Schedule(
         kind="linear", total_steps=steps, warmup_steps=int(WARMUP_SHARE * steps), final_share=FINAL_SHARE
     )
-    settings = OptimizerSettings(
-        learning_rate=config.sft.learning_rate,
-        betas=config.train.betas,
-        weight_decay=config.train.weight_decay,
-        max_grad_norm=config.train.max_grad_norm,
-    )
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = build_optimizer(config.train, model.parameters(), config.sft.learning_rate, schedule, plan)
     plain = config.algo.model_copy(update={"loss": "reinforce", "correction": "none", "entropy_coef": 0.0})
     objective = build_objective(plain)
-    return LocalLearner(model, objective, Optimizer(trained, settings, schedule.share, on_host=plan.optimizer_on_host))
+    return LocalLearner(model, objective, optimizer)
 
 
 def summarise(rows: Sequence[dict[str, Any]], count: int, seed: int) -> Summary:

@@ -26,8 +26,8 @@ from turnwise.envs.tool_env import ToolEnv
 from turnwise.models.loading.catalogue import model_names
 from turnwise.models.loading.hub import is_hub_name
 from turnwise.models.loading.load import resolve_device
-from turnwise.recipes.build import token_rule
-from turnwise.recipes.conflicting_settings import check_conflicts, reward_names, uses_selfplay
+from turnwise.recipes.build import reward_names, token_rule
+from turnwise.recipes.conflicting_settings import check_conflicts, uses_selfplay
 from turnwise.recipes.contexts import check_context
 from turnwise.recipes.environment_mix import EnvironmentMix
 from turnwise.recipes.resources import check_threads
