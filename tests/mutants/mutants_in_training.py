@@ -149,11 +149,6 @@ IN_TRAINING = (
             "await self.engine.publish(0, self.learner.weights())",
         ),
         (
-            "the worst policy is kept as the best",
-            "success > state.best_success",
-            "success < state.best_success",
-        ),
-        (
             "the curriculum sees only what was trained",
             "curriculum.update(measured, rollout.groups)",
             "curriculum.update(measured, rollout.kept)",
@@ -364,6 +359,11 @@ IN_TRAINING = (
             "return -(-demonstrations // settings.batch) *",
             "return demonstrations // settings.batch *",
         ),
+    ),
+    *mutants(
+        "training/checkpoints.py",
+        LOOP,
+        ("the worst policy is kept as the best", "return success > (", "return success < ("),
     ),
     *mutants(
         "training/checkpoints.py",

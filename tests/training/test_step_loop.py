@@ -1,6 +1,7 @@
 """Steps of the loop, with a real learner and gatherer: what reaches the optimizer is what was asked for."""
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -256,6 +257,17 @@ def test_best_checkpoint_is_that_of_the_highest_success() -> None:
     ran = run(settings_of(), steps=4, successes=(0.2, 0.8, 0.5))
     assert [step for step, best in ran.saved if best] == [1, 2]
     assert ran.state.best_success == 0.8
+
+
+def test_best_checkpoint_ignores_a_validation_without_scored_episodes() -> None:
+    ran = run(settings_of(), steps=4, successes=(math.nan, 0.2, math.nan))
+    assert [step for step, best in ran.saved if best] == [2]
+    assert ran.state.best_success == 0.2
+
+
+def test_best_checkpoint_replaces_a_recorded_nan() -> None:
+    ran = run(settings_of(), start=replace(START, best_success=math.nan), steps=2, successes=(0.1,))
+    assert ran.state.best_success == 0.1
 
 
 def test_curriculum_measures_groups_that_were_filtered_out() -> None:

@@ -7,6 +7,7 @@ checkpoints/step_000010/  model.safetensors, config.json, tokenizer... (a plain 
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -56,6 +57,11 @@ class State:
     def __post_init__(self) -> None:
         # JSON gives lists back.
         object.__setattr__(self, "measured", {name: (won, tries) for name, (won, tries) in self.measured.items()})
+
+    def is_best(self, success: float) -> bool:
+        """Return True for the highest success so far. NaN, of a validation without scored episodes, never is."""
+        best = self.best_success
+        return success > (-math.inf if best is None or math.isnan(best) else best)
 
 
 class Checkpoints:

@@ -263,7 +263,7 @@ class Loop:
         if self._evaluation_due(number):
             if success is None:
                 success = (await self.evaluate("validation", self.validation_tasks, number)).success
-            if config.checkpoint.keep_best and (state.best_success is None or success > state.best_success):
+            if config.checkpoint.keep_best and state.is_best(success):
                 state = replace(state, best_success=success)
                 self._save(state, best=True)
         if number % config.checkpoint.every == 0 and number < self.steps:

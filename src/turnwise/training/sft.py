@@ -133,7 +133,7 @@ class SftLoop:
         if self._evaluation_due(number):
             if success is None:
                 success = (await self.evaluate("validation", settings.eval_tasks, number)).success
-            if settings.keep_best and (state.best_success is None or success > state.best_success):
+            if settings.keep_best and state.is_best(success):
                 state = replace(state, best_success=success)
                 self.checkpoints.save(self.learner, state, best=True)
         if number % settings.checkpoint_every == 0 and number < self.steps:
