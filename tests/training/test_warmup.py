@@ -181,6 +181,25 @@ def test_another_environment_parameter_seed_or_length_is_another_warm_up(made: l
     assert len(made) == 5
 
 
+@pytest.mark.parametrize("settings", [{"dtype": "bfloat16"}, {"chat_template": "plain.jinja"}], ids=str)
+def test_warmup_cache_distinguishes_dtype_and_chat_template(
+    settings: dict[str, str], made: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiny trained in bfloat16 or on another template must not become the start of a default run."""
+    monkeypatch.chdir(tmp_path)
+    Path("plain.jinja").write_text("{% for message in messages %}{{ message.content }}\n{% endfor %}")
+    kind = spec_of(Steps)
+    environments = [(kind, kind.check_params({}))]
+
+    def load(name: str) -> LoadedModel:
+        return load_model(name, attn_implementation=ATTENTION, **settings)
+
+    other, _ = load_warmed_up_tiny(environments, steps=5, seed=0, load=load, show=lambda *_: None)
+    default = warmed(kind)
+    assert other.name != default.name and len(made) == 2
+    assert default.tokenizer.chat_template == tiny_tokenizer().chat_template
+
+
 def test_an_edited_environment_is_warmed_up_anew(made: list[int], tmp_path: Path) -> None:
     text = "from turnwise.envs.text_env import *\nclass Mine(TextEnv):\n    {}\n" + (
         "    def reset(self, rng): return 'x'\n    def step(self, action): return won()\n"

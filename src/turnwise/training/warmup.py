@@ -25,7 +25,7 @@ from turnwise.envs.seeds import SEEDS_PER_SPLIT, seed_for
 from turnwise.envs.spec import EnvSpec
 from turnwise.models.forward import batch_attention
 from turnwise.models.loading.catalogue import cached_model_folder
-from turnwise.models.loading.load import LoadedModel
+from turnwise.models.loading.load import LoadedModel, device_of
 from turnwise.models.loading.save import atomic_folder, write_model
 from turnwise.models.loading.tiny import TINY_VERSION
 from turnwise.render.renderer import Renderer
@@ -50,16 +50,18 @@ Worlds = Sequence[tuple[EnvSpec, dict[str, Any]]]
 def load_warmed_up_tiny(
     worlds: Worlds, *, steps: int, seed: int, load: Callable[[str], LoadedModel], show: Progress
 ) -> tuple[LoadedModel, float]:
-    """Tiny, warmed up for these environments, and the seconds that took; from the cache where it was made before.
+    """Return tiny, warmed up for these environments, and the seconds that took; from the cache if it is there.
 
-    `load` loads a model by name or folder, with the caller's settings.
+    `load` loads a model by name or folder, with the caller's settings. Its dtype, device type and chat template are
+    part of the cache key: the weights depend on them, and the cached tokenizer keeps the template.
     """
     began = time.perf_counter()
+    fresh = load("tiny")
     about = [(kind.name, _source(kind), params) for kind, params in worlds]
-    key = address("warmup", WARMUP_VERSION, TINY_VERSION, about, steps, seed)
+    loading = (str(fresh.model.dtype), device_of(fresh.model).type, fresh.tokenizer.chat_template)
+    key = address("warmup", WARMUP_VERSION, TINY_VERSION, about, steps, seed, loading)
     folder = cached_model_folder(f"tiny-{'+'.join(kind.name for kind, _ in worlds)}-{key:016x}")
     if not folder.exists():
-        fresh = load("tiny")
         warm_up(fresh, worlds, steps=steps, seed=seed, show=show)
         with suppress(FileExistsError), atomic_folder(folder) as aside:  # another process may have been faster
             write_model(fresh.model, fresh.tokenizer, aside)
@@ -67,7 +69,7 @@ def load_warmed_up_tiny(
 
 
 def _source(kind: EnvSpec) -> str:
-    """A digest of the file that the environment stands in: edited, it is warmed up anew."""
+    """Return a digest of the environment's file, so that an edited environment gets a new warm-up."""
     try:
         text = Path(inspect.getfile(kind.cls)).read_bytes()
     except (OSError, TypeError):  # typed at a prompt
