@@ -19,7 +19,7 @@ def test_expected_points_are_those_of_the_tables(lead: float, points: float) -> 
 
 
 @pytest.mark.parametrize(("points", "rating"), [(50, 1500), (75, 1690.85), (25, 1309.15), (90, 1881.70), (64, 1599.95)])
-def test_the_rating_of_a_share_against_one_opponent_is_the_one_of_the_formula(points: float, rating: float) -> None:
+def test_performance_rating_against_one_opponent_matches_the_formula(points: float, rating: float) -> None:
     found = performance_rating([MatchScore(opponent=1500, points=points, games=100)], prior_games=0)
     assert found == pytest.approx(rating, abs=0.01)
     assert found == pytest.approx(1500 + 400 * math.log10(points / (100 - points)), abs=1e-3)

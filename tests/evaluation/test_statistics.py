@@ -93,7 +93,7 @@ def test_tries_as_independent_as_tasks_count_in_full() -> None:
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=40))
-def test_several_tries_are_worth_at_least_the_tasks_and_at_most_the_episodes(counts: list[int]) -> None:
+def test_effective_sample_size_is_between_tasks_and_episodes(counts: list[int]) -> None:
     rates = [count / 4 for count in counts]
     rate, n = sum(rates) / len(rates), len(rates)
     low, high = wilson_interval_by_task(rates, 4 * n)

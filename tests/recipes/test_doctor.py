@@ -19,9 +19,7 @@ def test_a_healthy_machine_needs_no_mending(tmp_path: Path) -> None:
     assert [finding.name for finding in check_machine(tmp_path) if finding.fix and finding.required] == []
 
 
-def test_a_package_that_does_not_load_is_reported_and_does_not_stop_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_machine_reports_a_broken_package_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.import_module
 
     def broken(name: str) -> ModuleType:

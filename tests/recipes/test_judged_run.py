@@ -155,7 +155,7 @@ class Tiring:
         return "out of order" if lost else json.dumps({"score": 5})
 
 
-def test_a_judge_of_a_rubric_that_goes_away_stops_the_run_and_it_goes_on_when_that_is_mended(
+def test_rubric_judge_outage_stops_the_run_and_resume_continues_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judge, add = Tiring(), DropMonitor.add

@@ -137,7 +137,7 @@ def test_the_doctor_plans(capsys: pytest.CaptureFixture[str]) -> None:
     assert "add --plan" in capsys.readouterr().err
 
 
-def test_room_of_a_device_is_what_is_free_and_what_is_ours_within_what_is_allowed(
+def test_device_memory_is_free_plus_reserved_up_to_the_allowed_share(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     share = 1.0

@@ -59,7 +59,7 @@ def test_an_environment_without_pictures_says_so_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "..", " ", "a\\b"])
-def test_a_name_that_would_leave_the_folder_is_refused_before_anything_is_written(tmp_path: Path, name: str) -> None:
+def test_record_name_outside_the_folder_is_rejected(tmp_path: Path, name: str) -> None:
     for work, demos in ((train, None), (sft, "solver")):
         with pytest.raises(UserError, match="is not a folder name"):
             work(small(tmp_path / "runs", record__name=name, sft__demos=demos), console=quiet())

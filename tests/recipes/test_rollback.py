@@ -106,7 +106,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_a_run_that_goes_back_starts_from_the_old_weights_with_a_smaller_step(plain: Path) -> None:
+def test_rollback_restores_weights_and_lowers_the_learning_rate(plain: Path) -> None:
     rows = {row["step"]: row for row in metrics(plain) if "rollout/episodes" in row}
     assert sorted(rows) == list(range(1, STEPS + 1)), "what was rolled back stays in the metrics"
     assert [rows[step]["train/skipped_steps"] > 0 for step in rows] == [step >= SKIPPED for step in rows]

@@ -52,7 +52,7 @@ def assert_same_run(ours: Path, theirs: Path) -> None:
     assert all(torch.equal(mine[name], other[name]) for name in mine)
 
 
-def test_what_is_recorded_of_a_trajectory_is_enough_to_see_it_token_by_token(run: Path) -> None:
+def test_recorded_trajectory_has_every_token(run: Path) -> None:
     folder = RunFolder.open(run)
     named = {row["id"]: row["text"] for _, row in read_jsonl(run / "trajectories/tokens.jsonl")}
     for entry in folder.read_index():

@@ -65,7 +65,7 @@ def same(ours: Path, theirs: Path) -> bool:
     return weights and episodes(ours) == episodes(theirs) and metrics(ours) == metrics(theirs)
 
 
-def test_both_sides_of_every_match_are_trained_and_a_resumed_run_ends_the_same(tmp_path: Path) -> None:
+def test_selfplay_trains_both_players_and_resumes_identically(tmp_path: Path) -> None:
     whole = play(tmp_path / "whole", "self", rollout__in_flight=4)
     played = [(row["step"], row["task"]["seed"], row["member"], row["task"]["params"]["begins"]) for row in rows(whole)]
     pairs = {each[:3] for each in played}
@@ -81,7 +81,7 @@ def test_both_sides_of_every_match_are_trained_and_a_resumed_run_ends_the_same(t
 LADDER = {"selfplay__snapshot_every": 1, "selfplay__snapshots": 2, "selfplay__ladder_games": 2}
 
 
-def test_against_the_past_one_side_is_trained_and_a_resumed_run_meets_the_same_opponents(tmp_path: Path) -> None:
+def test_past_opponents_train_one_player_and_resume_identically(tmp_path: Path) -> None:
     whole = play(tmp_path / "whole", "past", **LADDER)
     found = [(row["step"], row["task"]["seed"], row["task"]["params"]["begins"]) for row in rows(whole)]
     assert len(found) == 8 and len(set(found)) == 4
@@ -191,7 +191,7 @@ def opponents_of(tmp_path: Path, frozen: Any, trained_against: bool) -> Opponent
     return Opponents(snapshots=past, frozen=frozen, trained_against=trained_against, run_seed=1, **rest)  # type: ignore[arg-type]
 
 
-def test_the_opponent_of_a_step_is_drawn_from_the_last_snapshots_by_the_step_alone(tmp_path: Path) -> None:
+def test_opponent_is_drawn_from_recent_snapshots_by_the_step_alone(tmp_path: Path) -> None:
     seen, again, never = Seen(), Seen(), Seen()
     for step in range(30, 40):
         asyncio.run(opponents_of(tmp_path, seen, True).choose(step))
@@ -245,7 +245,7 @@ def test_what_cannot_be_is_one_line_before_anything_starts(settings: dict[str, A
     check(config(Path("x"), "none", **settings))
 
 
-def test_an_environment_of_one_side_and_settings_without_effect_are_refused() -> None:
+def test_selfplay_rejects_other_environments_and_unused_settings() -> None:
     for opponent in ("self", "past"):
         with pytest.raises(UserError, match="needs a two-player game, and bandit is not one"):
             train(config(Path("x"), opponent, env__kind="bandit"), console=quiet())

@@ -154,7 +154,7 @@ def test_calls_in_a_style_that_the_environment_cannot_read_are_refused(
         check_sft(config, build_environment_mix(config))
 
 
-def test_a_conversation_from_a_file_tells_of_tools_as_an_episode_does_in_the_templates_words(tmp_path: Path) -> None:
+def test_jsonl_demonstrations_render_tools_as_episodes_do(tmp_path: Path) -> None:
     renderer, style = renderer_of("chatml"), {"style": "hermes"}
     config = settings(tmp_path, env__kind="lookup", env__params=style, rollout__max_new_tokens=99)
     worlds = build_environment_mix(config)

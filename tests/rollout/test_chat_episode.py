@@ -121,7 +121,7 @@ def test_an_endpoint_that_counts_nothing_still_meets_the_limit() -> None:
     assert (found.status, found.num_turns) == (Status.TRUNCATED_TOKENS, 10)
 
 
-def test_a_context_that_the_model_cannot_hold_is_truncated_but_not_at_the_start() -> None:
+def test_chat_episode_truncates_on_context_length_except_at_the_start() -> None:
     found = play(Counting(), Talker("one", ContextLengthError("too long")))
     assert (found.status, found.num_turns) == (Status.TRUNCATED_TOKENS, 1)
     with pytest.raises(UserError, match="The first observation is too long"):

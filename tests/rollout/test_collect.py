@@ -99,7 +99,7 @@ def test_a_failed_member_is_run_again_and_counted(broken: str, error: type[Excep
 
 
 @pytest.mark.parametrize("broken", ["start", "step", "close"])
-def test_failures_of_infrastructure_are_run_again_with_the_same_luck_and_counted_apart(broken: str) -> None:
+def test_infrastructure_failures_are_retried_with_equal_randomness(broken: str) -> None:
     made: Counter[tuple[int, int, int]] = Counter()
 
     def make(task: Task, member: int, attempt: int) -> Env:
@@ -245,7 +245,7 @@ def test_never_more_than_the_given_number_are_in_flight(in_flight: int) -> None:
     assert Counted.live == 0
 
 
-def test_a_finished_episode_is_replaced_at_once_and_nobody_waits_for_the_slowest() -> None:
+def test_collect_replaces_finished_episodes_at_once() -> None:
     async def scenario() -> list[int]:
         gate, done = asyncio.Event(), list[int]()
 

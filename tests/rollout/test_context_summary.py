@@ -98,7 +98,7 @@ def test_an_empty_summary_says_so() -> None:
     )
 
 
-def test_a_hook_gets_the_episode_up_to_the_last_action_and_no_token_is_sampled_for_it() -> None:
+def test_summary_hook_gets_the_episode_up_to_the_last_action() -> None:
     given: list[list[str]] = []
 
     def write(messages: Sequence[Message]) -> str:

@@ -87,7 +87,7 @@ def test_a_memory_is_never_longer_than_it_may_be(observations: list[str], chars:
         assert text == ""
 
 
-def test_the_oldest_turns_are_left_out_first_and_the_newest_is_cut_in_its_middle() -> None:
+def test_turn_memory_drops_oldest_turns_then_clips_the_newest() -> None:
     turns = [replace(turn_of([1], [2]), message=assistant(f"go {number}")) for number in range(3)]
     entry = len("Turn 3\nc\nYou: go 2")
     assert memory(chars=2 * entry + 2).render(["a", "b", "c"], turns).startswith("Turn 2\nb\nYou: go 1\n\nTurn 3\nc\n")
@@ -114,7 +114,7 @@ def test_clipping_keeps_both_ends(text: str, chars: int) -> None:
         ("", "nothing"),
     ],
 )
-def test_what_was_said_is_the_answer_or_what_stands_outside_of_the_thinking(content: str, expected: str) -> None:
+def test_action_text_is_the_answer_or_the_text_outside_thinking(content: str, expected: str) -> None:
     assert action_text(assistant(content)) == expected
 
 

@@ -78,7 +78,7 @@ def test_the_system_message_and_the_last_turns_stay() -> None:
     assert played.trajectory.turns[5].context_ids == tuple(played.witness.contexts[5])
 
 
-def test_the_opening_stays_where_asked_and_where_no_system_message_holds_the_rules() -> None:
+def test_window_keeps_the_opening_if_asked_or_without_system_message() -> None:
     renderer = renderer_of("tiny")
     kept = play(STEPS, window(renderer, 1, keep_opening=True), renderer)
     assert renderer.decode(kept.witness.contexts[3]).startswith(

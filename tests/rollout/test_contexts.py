@@ -109,7 +109,7 @@ def test_the_modes_make_the_segments_they_say() -> None:
     assert lengths["summary by a hook"] == [2] * 4
 
 
-def test_a_context_that_starts_anew_begins_with_the_rules_and_with_nothing_twice() -> None:
+def test_restarted_context_begins_with_the_rules_and_repeats_nothing() -> None:
     renderer = renderer_of("tiny")
     for mode, make in MODES.items():
         played = play(LONG, make(renderer), renderer)
@@ -150,7 +150,7 @@ def test_the_learner_gives_what_was_sampled_the_samplers_log_probabilities(mode:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_is_recorded_gives_the_trajectory_back_with_the_advantages_of_each_turn(mode: str) -> None:
+def test_trajectory_row_round_trip_keeps_advantages_per_turn(mode: str) -> None:
     renderer = renderer_of("tiny")
     trajectory = play(LONG, MODES[mode](renderer), renderer).trajectory
     samples = build_samples([trajectory])

@@ -155,7 +155,7 @@ def test_a_prompt_over_the_limit_is_truncated_before_the_first_turn() -> None:
 
 
 @pytest.mark.parametrize("hangs_at", [0, 2])
-def test_an_environment_that_hangs_has_failed_in_time_and_is_not_the_agents_doing(hangs_at: int) -> None:
+def test_hanging_environment_raises_infrastructure_failure(hangs_at: int) -> None:
     with pytest.raises(
         InfrastructureFailure, match=r"^Timed out after rollout\.timeout_s 0\.1 s, waiting for the environment"
     ):
