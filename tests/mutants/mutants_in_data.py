@@ -9,7 +9,7 @@ IN_DATA = (
     *mutants(
         "data/packing.py",
         PACKING,
-        ("logits of the token itself", "sources=places - 1", "sources=places"),
+        ("logits of the token itself", "sources=sampled_at - 1", "sources=sampled_at"),
         ("the last prompt token is shared", "else len(sample)) - 1", "else len(sample))"),
         ("positions restart behind a shared prompt", "torch.arange(start, end)", "torch.arange(end - start)"),
         (

@@ -116,13 +116,17 @@ IN_ROLLOUT = (
         ("members share their randomness", "member=index, attempt=attempt", "member=0, attempt=attempt"),
     ),
     *mutants(
-        "rollout/failures.py",
+        "core/errors.py",
         COLLECT,
         (
             "an environment's error is the run's",
             'raise EnvironmentFailure(f"{where}: {type(error).__name__}: {error}") from error',
             "raise",
         ),
+    ),
+    *mutants(
+        "rollout/failures.py",
+        COLLECT,
         (
             "an infrastructure failure draws other randomness",
             "            last = failure\n        except EnvironmentFailure",

@@ -19,7 +19,6 @@ from turnwise.config.load import build, read_settings, to_toml
 from turnwise.core.errors import UserError
 from turnwise.envs.text_env import Outcome
 from turnwise.models.loading.load import load_model
-from turnwise.recipes import run as recipes_run
 from turnwise.recipes import training_run
 from turnwise.recipes.eval_plan import plan_evaluation
 from turnwise.recipes.eval_results import EvaluationResults
@@ -438,7 +437,7 @@ def test_resuming_what_failed_before_its_first_checkpoint_says_what_to_do(
         raise UserError("no such model: mend it")
 
     with monkeypatch.context() as patch:
-        patch.setattr(recipes_run, "load_policy", failing)
+        patch.setattr(training_run, "load_policy", failing)
         with pytest.raises(UserError, match=r"^no such model: mend it. .*run has no checkpoint yet: .* delete it and"):
             train(config, resume=True, console=quiet())
     assert (tmp_path / "run/config.toml").exists(), "another start made it"

@@ -22,7 +22,7 @@ from runs_for_tests import printed, quiet, small
 from turnwise.cli.main import main
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
-from turnwise.recipes import run, validate
+from turnwise.recipes import run, training_run, validate
 from turnwise.recipes.environment_mix import build_environment_mix, describe_rows
 from turnwise.recipes.eval_contestants import RemoteModels
 from turnwise.recipes.eval_plan import plan_evaluation
@@ -46,7 +46,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     def load_policy(*given: Any) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr(run, "load_policy", load_policy)
+    monkeypatch.setattr(training_run, "load_policy", load_policy)
 
 
 def tools(folder: Path, rows: tuple[int, int, int] = (3, 2, 2), **params: Any) -> dict[str, Any]:

@@ -1,5 +1,8 @@
 """Errors for users, whose message says what is wrong and what to do, and failures of environments and services."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class UserError(Exception):
     """Invalid input of the user. The command line prints only the message and exits with 2."""
@@ -28,6 +31,21 @@ class RewardFailure(InfrastructureFailure):
 FOREIGN_ERRORS = (Exception, SystemExit)
 """Exceptions to catch around third-party and user code; `sys.exit(0)` there must not end the run. KeyboardInterrupt and
 CancelledError pass."""
+
+
+@contextmanager
+def failure_boundary(where: str, passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Convert an exception of environment code into EnvironmentFailure: the member is retried, not rewarded 0.
+
+    Typed failures, `passing`, and errors that the user has to fix (a rejected API key, an exhausted budget) pass.
+    """
+    typed: tuple[type[Exception], ...] = (UserError, EnvironmentFailure, InfrastructureFailure, *passing)
+    try:
+        yield
+    except typed:
+        raise
+    except FOREIGN_ERRORS as error:
+        raise EnvironmentFailure(f"{where}: {type(error).__name__}: {error}") from error
 
 
 def format_times(count: int) -> str:

@@ -62,7 +62,7 @@ def pack(samples: Sequence[Sample]) -> Batch:
     behind = sum(map(len, prompts))
     starts = behind + lengths.cumsum(0) - lengths
     masks = torch.cat([samples[index].mask[skip[index] :] for index in order])
-    places = behind + masks.nonzero().squeeze(1)
+    sampled_at = behind + masks.nonzero().squeeze(1)
     ids = torch.cat([*prompts, *(samples[index].ids[skip[index] :] for index in order)])
     positions = [*map(len, prompts), *(len(samples[index]) for index in order)]
     skipped = [*(0 for _ in prompts), *(skip[index] for index in order)]
@@ -73,8 +73,8 @@ def pack(samples: Sequence[Sample]) -> Batch:
         parents=(*(-1 for _ in prompts), *(parent.get(index, -1) for index in order)),
         order=tuple(order),
         counts=tuple(count_sampled(ordered)),
-        sources=places - 1,
-        targets=ids[places],
+        sources=sampled_at - 1,
+        targets=ids[sampled_at],
         temperatures=gather_sampled(ordered, [each.temperatures for each in ordered]),
         ends=starts + lengths - 1,
     )

@@ -1,12 +1,12 @@
 """Run a `TextEnv` as a core `Env`: build the prompt, parse answers, run actions, enforce the limits."""
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from turnwise.core.errors import FOREIGN_ERRORS, EnvironmentFailure, InfrastructureFailure, UserError
+from turnwise.core.errors import EnvironmentFailure, UserError, failure_boundary
 from turnwise.core.messages import Message, Picture, system, user
 from turnwise.core.protocols import Observation, StepResult
 from turnwise.envs.answers import Answer, format_answer, match_name, read_answer
@@ -169,17 +169,8 @@ class TextEnvRunner:
             lines.append(self._limit_reached())
         return "\n".join(line for line in lines if line)
 
-    @contextmanager
-    def _attribute_errors(self, where: str, passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-        """Turn errors of the environment's code into EnvironmentFailure: the member is retried, not rewarded 0."""
-        typed: tuple[type[Exception], ...] = (UserError, EnvironmentFailure, InfrastructureFailure, *passing)
-        try:
-            yield
-        except typed:
-            raise
-        except FOREIGN_ERRORS as error:
-            name = type(self.env).__name__
-            raise EnvironmentFailure(f"{name}, {where}: {type(error).__name__}: {error}") from error
+    def _attribute_errors(self, where: str, passing: tuple[type[Exception], ...] = ()) -> AbstractContextManager[None]:
+        return failure_boundary(f"{type(self.env).__name__}, {where}", passing)
 
 
 def _text(value: str, where: str) -> str:

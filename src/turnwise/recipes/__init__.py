@@ -1,1 +1,1 @@
-"""The only place that names concrete things: presets, the wiring, and the checks before anything starts."""
+"""Presets and wiring: configure, validate, build, run. The only package that names concrete algorithms and engines."""

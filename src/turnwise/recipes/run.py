@@ -22,7 +22,6 @@ from turnwise.recipes.build import (
     build_policy_stack,
     build_rewards,
     estimate_settings,
-    load_policy,
     model_loader,
     update_settings,
 )
@@ -119,9 +118,7 @@ def train_env(env: type[TextEnv] | str, model: str = "tiny", steps: int | None =
 class _ReinforcementRun(TrainingRun):
     def build(self, progress: Progress, limit_s: float | None, resume: bool) -> tuple[Loop, State]:
         config = self.config
-        loaded, warmup_s = load_policy(
-            config, self.environments, lambda done, total: progress.phase("warm-up", done, total), self.folder.path
-        )
+        loaded, warmup_s = self.load_policy(progress)
         plan = memory_plan(config, loaded.model)
         if plan.items:
             progress.note(f"memory: {plan.describe()}")

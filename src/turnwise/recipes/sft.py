@@ -11,7 +11,7 @@ from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.models.layers import recompute_layers
 from turnwise.models.memory.plan import MemoryPlan
-from turnwise.recipes.build import build_objective, build_optimizer, build_policy_stack, load_policy
+from turnwise.recipes.build import build_objective, build_optimizer, build_policy_stack
 from turnwise.recipes.configure import recipe_names
 from turnwise.recipes.demos import build_demonstrations, check_demos, hash_samples
 from turnwise.recipes.environment_mix import EnvironmentMix, build_environment_mix
@@ -124,9 +124,7 @@ class _SftRun(TrainingRun):
 
     def build(self, progress: Progress, limit_s: float | None, resume: bool) -> tuple[SftLoop, State]:
         config = self.config
-        loaded, warmup_s = load_policy(
-            config, self.environments, lambda done, total: progress.phase("warm-up", done, total), self.folder.path
-        )
+        loaded, warmup_s = self.load_policy(progress)
         plan = memory_plan(config, loaded.model, sft=True)
         stack = build_policy_stack(config, self.environments, loaded, plan.pages)
         self.samples = build_demonstrations(

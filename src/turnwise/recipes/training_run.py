@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,7 +20,7 @@ from turnwise.core.task import Task
 from turnwise.evaluation.episodes import Evaluation
 from turnwise.models.loading.catalogue import model_names
 from turnwise.models.loading.load import LoadedModel
-from turnwise.recipes.build import model_loader
+from turnwise.recipes.build import load_policy, model_loader
 from turnwise.recipes.configure import source_files
 from turnwise.recipes.environment_mix import EnvironmentMix, build_task_source, describe_rows
 from turnwise.recipes.resources import default_threads
@@ -212,6 +213,11 @@ class TrainingRun(ABC):
 
     def write_figures(self, rows: Sequence[dict[str, Any]]) -> None:  # noqa: B027  (a run may have none)
         """Write figures into the run folder."""
+
+    def load_policy(self, progress: Progress) -> tuple[LoadedModel, float]:
+        """Load the model and show the progress of its warm-up; return the warm-up's seconds too."""
+        show_warmup = partial(progress.phase, "warm-up")
+        return load_policy(self.config, self.environments, show_warmup, self.folder.path)
 
     def train(self, resume: bool) -> Summary:
         config, minutes = self.config, self.config.train.max_minutes

@@ -90,7 +90,7 @@ class GroupCollector(ABC):
                 ]
         except ExceptionGroup as failures:  # bugs or user errors: one is enough to report
             raise failures.exceptions[0] from None
-        results = [[each.result()[place] for each in row] for row in rows for place in range(many)]
+        results = [[each.result()[slot] for each in row] for row in rows for slot in range(many)]
         groups = self._groups(tasks, results, group_size, counts)
         if not groups:
             raise Outage(f"Every episode failed, so there is nothing to train on. Last failure: {last_failure}")

@@ -13,13 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from turnwise.core.blocking import allow_interrupts, interruptible
-from turnwise.core.errors import (
-    FOREIGN_ERRORS,
-    EnvironmentFailure,
-    InfrastructureFailure,
-    Outage,
-    UserError,
-)
+from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, Outage, failure_boundary
 from turnwise.core.loop_clock import count_blocked
 from turnwise.core.messages import Message
 from turnwise.core.protocols import Env, Observation, StepResult
@@ -36,26 +30,11 @@ Result = TypeVar("Result")
 
 
 @contextmanager
-def failure_boundary(where: str, passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Convert any exception of an environment into EnvironmentFailure, so that it is neither the run's nor the agent's.
-
-    Errors that the user has to fix (a rejected API key, an exhausted budget) pass through and stop the run.
-    """
-    typed: tuple[type[Exception], ...] = (UserError, EnvironmentFailure, InfrastructureFailure, *passing)
-    try:
-        yield
-    except typed:
-        raise
-    except FOREIGN_ERRORS as error:
-        raise EnvironmentFailure(f"{where}: {type(error).__name__}: {error}") from error
-
-
-@contextmanager
 def creation_boundary() -> Iterator[None]:
     """Failure boundary around the construction of an environment. User errors pass: retrying cannot fix them."""
     began = time.monotonic()
     try:
-        with failure_boundary("making it", passing=(UserError,)):
+        with failure_boundary("making it"):
             yield
     finally:
         count_blocked(time.monotonic() - began)  # construction blocks all running episodes

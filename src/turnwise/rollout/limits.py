@@ -16,7 +16,7 @@ from turnwise.rollout.context import ContextState
 Found = TypeVar("Found")
 
 
-OFTEN = 100
+MAX_CHECKS = 100
 """Most checks of the clock within one time limit."""
 
 
@@ -86,7 +86,7 @@ class EpisodeClock:
             blocking_limit.reset(token)
 
     def _check_in(self, seconds: float) -> None:
-        self._timer = asyncio.get_running_loop().call_later(max(seconds, self._timeout_s / OFTEN), self._check)
+        self._timer = asyncio.get_running_loop().call_later(max(seconds, self._timeout_s / MAX_CHECKS), self._check)
 
     def _check(self) -> None:
         outside_s, sampling_s = self.outside_s, self._session.sampling_s

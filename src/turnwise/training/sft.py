@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from turnwise.core.errors import UserError
+from turnwise.core.errors import UserError, failure_boundary
 from turnwise.core.messages import ToolSpec, assistant
 from turnwise.core.protocols import Engine, StepResult
 from turnwise.core.random_streams import address, random_stream
@@ -31,7 +31,7 @@ from turnwise.record.run_folder import RunFolder
 from turnwise.report.progress import Progress
 from turnwise.rewards.scoring import first_part_only
 from turnwise.rollout.collect import Collector
-from turnwise.rollout.failures import creation_boundary, failure_boundary, run_with_retries
+from turnwise.rollout.failures import creation_boundary, run_with_retries
 from turnwise.training.checkpoints import Checkpoints, State
 from turnwise.training.step_record import StepTimer, evaluate_and_record, recorded_success
 
