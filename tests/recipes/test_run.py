@@ -305,7 +305,7 @@ def test_a_run_that_trains_nothing_says_so_once_and_at_its_end(mend: str, tmp_pa
     console = quiet()
     summary = train(small(tmp_path, train__steps=2, eval__every=0, **IDLE[mend]), console=console)
     told = printed(console)
-    assert told.count("trained nothing") == 1 and told.count("no step trained anything") == 1
+    assert told.count("trained nothing") == 1 and told.count("No step trained anything") == 1
     assert "step 1 trained nothing" in told and mend in told
     assert summary["idle_steps"] == 2
 
