@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from models_for_tests import FAMILIES, VOCABULARY
+from models_for_tests import FAMILIES, VOCABULARY, random_model
 from talks_for_tests import STOP_ID, full_forward_logprobs, key, make_engine, prompt, run_talks, talk, text_of
 from turnwise.core.loop_clock import LoopClock, current_clock
 from turnwise.core.protocols import Completion, Sampling
@@ -296,3 +296,34 @@ def test_native_shares_a_prompt_that_fills_the_cache() -> None:
     for (_, contexts), said in zip(talks, run_talks(make_engine(), talks, Sampling(max_tokens=2)), strict=True):
         ours = torch.tensor([value for completion in said for value in completion.logprobs])
         torch.testing.assert_close(ours, full_forward_logprobs("llama", contexts, said, 1.0), atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.usefixtures("way")
+def test_native_values_are_those_of_the_positions_before_tokens() -> None:
+    """Slots that share a prompt, several turns, and drafted tokens."""
+    shared = prompt(1, 21)
+    talks = [
+        (key(1, 0), [shared, prompt(3, 4), prompt(4, 9)]),
+        (key(1, 1), [shared, prompt(5, 1)]),
+        (key(2), [prompt(9, 2), prompt(10, 40)]),
+    ]
+    engine, direction = make_engine(), torch.linspace(-1.0, 1.0, 64)
+    engine.set_value_head(lambda hidden: hidden @ direction)
+    trunk = random_model("llama", "eager").base_model
+    for (_, contexts), said in zip(
+        talks, run_talks(engine, talks, Sampling(max_tokens=7, temperature=0.1)), strict=True
+    ):
+        ids, sampled = list[int](), list[int]()
+        for context, completion in zip(contexts, said, strict=True):
+            ids += context
+            sampled += range(len(ids), len(ids) + len(completion.ids))
+            ids += completion.ids
+        with torch.no_grad():
+            hidden = trunk(torch.tensor([ids])).last_hidden_state[0, torch.tensor(sampled) - 1]
+        values = torch.tensor([value for completion in said for value in completion.values])
+        torch.testing.assert_close(values, hidden @ direction, atol=2e-4, rtol=1e-3)
+
+
+def test_native_has_no_values_without_a_value_head() -> None:
+    (said,) = run_talks(make_engine(), [(key(1), [prompt(1, 9)])], Sampling(max_tokens=5))
+    assert said[0].ids and said[0].values == ()

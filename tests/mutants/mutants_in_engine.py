@@ -31,6 +31,12 @@ IN_ENGINE = (
         ),
     ),
     *mutants(
+        "engine/native/runner.py",
+        ("engine/test_native.py",),
+        ("values of rejected drafts are kept", "values[row : row + taken]", "values[row : row + each.read]"),
+        ("values of another slot", "            row += each.read\n\n    def _take", "\n    def _take"),
+    ),
+    *mutants(
         "models/critic.py",
         ("models/test_critic.py",),
         ("a new critic has an opinion", "    nn.init.zeros_(head.weight)\n", ""),

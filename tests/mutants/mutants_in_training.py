@@ -116,6 +116,12 @@ IN_TRAINING = (
         ),
         ("what a limit cut is never dropped", 'truncated == "drop" and', 'truncated == "dropped" and'),
         ("what sampled nothing is trained", "if trajectory.num_sampled and not", "if not"),
+        (
+            "values of the engine are ignored",
+            "if settings.needs.values and settings",
+            "if not settings.needs.values and settings",
+        ),
+        ("values are missing at one turn", "if any(len(turn.values) !=", "if all(len(turn.values) !="),
     ),
     *mutants(
         "training/loop.py",

@@ -17,6 +17,7 @@ from runs_for_tests import STEPS, WARMUP_STEPS, episodes, learnt, metrics, print
 from turnwise.cli.main import main
 from turnwise.config.load import build, read_settings, to_toml
 from turnwise.core.errors import UserError
+from turnwise.core.samples import Needs
 from turnwise.envs.text_env import Outcome
 from turnwise.models.loading.load import load_model
 from turnwise.recipes import training_run
@@ -32,6 +33,7 @@ from turnwise.record.trajectories import trajectory_from_row
 from turnwise.rollout.collect import CollectedGroups, Collector
 from turnwise.training import loop
 from turnwise.training.checkpoints import Checkpoints, read_state
+from turnwise.training.learner import LocalLearner
 from turnwise.training.update import update
 
 
@@ -49,6 +51,15 @@ def assert_same_run(ours: Path, theirs: Path) -> None:
     mine, other = learnt(ours), learnt(theirs)
     assert mine.keys() == other.keys()
     assert all(torch.equal(mine[name], other[name]) for name in mine)
+
+
+def test_head_critic_takes_its_values_from_the_rollout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, score = list[Needs](), LocalLearner.score
+    monkeypatch.setattr(
+        LocalLearner, "score", lambda self, batches, needs: asked.append(needs) or score(self, batches, needs)
+    )
+    train(small(tmp_path, critic__kind="head", train__steps=1, eval__every=0), console=quiet())
+    assert asked and not any(needs.values for needs in asked)
 
 
 def test_recorded_trajectory_has_every_token(run: Path) -> None:

@@ -81,6 +81,8 @@ class Completion:
     temperature: float
     policy_versions: tuple[int, ...] = ()
     """Version of the weights that sampled each token; empty if unknown."""
+    values: tuple[float, ...] = ()
+    """The critic's value of the position before each token; empty if the engine computes none."""
 
 
 class Session(Protocol):

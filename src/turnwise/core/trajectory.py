@@ -87,6 +87,8 @@ class Turn:
     picture: Picture | None = None
     policy_versions: tuple[int, ...] = ()
     """Version of the weights that sampled each token; empty if unknown, as for endpoints and demonstrations."""
+    values: tuple[float, ...] = ()
+    """Value of the position before each sampled token, by a critic that shares the policy's trunk; empty: unknown."""
 
     @property
     def is_summary(self) -> bool:

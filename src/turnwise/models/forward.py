@@ -25,7 +25,7 @@ def packed_logits(model: Any, batch: Batch, keep: Tensor) -> tuple[Tensor, Tenso
 
     The model's own forward computes the logits, so its scales and soft caps on them (Granite, Gemma-2) apply.
     """
-    with _capture_input(model.get_output_embeddings()) as captured, restrict_last_layer(model, keep):
+    with capture_input(model.get_output_embeddings()) as captured, restrict_last_layer(model, keep):
         output = model(**_inputs(model, batch, keep), logits_to_keep=keep)
     return output.logits[0], captured[0][0]
 
@@ -60,7 +60,7 @@ def _inputs(model: Any, batch: Batch, keep: Tensor) -> dict[str, Any]:
 
 
 @contextmanager
-def _capture_input(module: nn.Module) -> Iterator[list[Tensor]]:
+def capture_input(module: nn.Module) -> Iterator[list[Tensor]]:
     captured: list[Tensor] = []
     hook = module.register_forward_pre_hook(lambda _, inputs: captured.append(inputs[0]))
     try:

@@ -18,6 +18,7 @@ from turnwise.core.protocols import Engine, Sampling
 from turnwise.core.samples import Needs
 from turnwise.data.samples import TOKEN_RULES, TokenRule
 from turnwise.engine.engines import ENGINES, EngineOptions
+from turnwise.engine.native.engine import NativeEngine
 from turnwise.envs.registry import load_function
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.critic import HeadCritic, TrunkCritic
@@ -240,6 +241,12 @@ def build_optimizer(
     )
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     return Optimizer(trained, settings, schedule.share, on_host=plan.optimizer_on_host)
+
+
+def share_value_head(engine: Engine, learner: LocalLearner) -> None:
+    """Let a native engine compute the values of a critic on the policy's trunk while it samples."""
+    if isinstance(engine, NativeEngine) and isinstance(learner.critic, HeadCritic):
+        engine.set_value_head(learner.critic)
 
 
 def build_objective(algo: AlgoConfig) -> Objective:

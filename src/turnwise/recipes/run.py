@@ -23,6 +23,7 @@ from turnwise.recipes.build import (
     build_rewards,
     estimate_settings,
     model_loader,
+    share_value_head,
     update_settings,
 )
 from turnwise.recipes.configure import resolve_paths
@@ -124,6 +125,7 @@ class _ReinforcementRun(TrainingRun):
             progress.note(f"memory: {plan.describe()}")
         stack = build_policy_stack(config, self.environments, loaded, plan.pages)
         learner = build_learner(config, loaded.model, plan)
+        share_value_head(stack.engine, learner)
         checkpoints, state = restore_or_init(config, loaded, learner, self.folder, resume=resume, note=progress.note)
         if not self.folder.read_metrics():
             self.folder.append_metrics({"step": 0, "time/warmup_s": warmup_s})

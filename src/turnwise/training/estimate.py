@@ -123,7 +123,11 @@ def estimate(
         return None
     samples = build_samples(trajectories)
     table = TokenTable(samples, len(trajectories))
-    scores = score_samples(samples, learner, settings.needs, settings.micro_tokens)
+    values = sampler_values(trajectories) if settings.needs.values and settings.algo.truncated != "bootstrap" else None
+    needs = settings.needs if values is None else replace(settings.needs, values=False)
+    scores = score_samples(samples, learner, needs, settings.micro_tokens)
+    if values is not None:
+        scores["values"] = values
     own = gather_sampled(samples, [each.logprobs for each in samples])
     old_logprobs = torch.cat(scores["logprobs"]) if "logprobs" in scores else own  # [K], as all of these
     inputs = AdvantageInputs(
@@ -201,6 +205,18 @@ def _bootstrap(trajectories: list[Trajectory], samples: list[Sample], scores: di
     return torch.tensor(ends)
 
 
+def sampler_values(trajectories: Sequence[Trajectory]) -> list[Tensor] | None:
+    """Return the values that the engine computed while it sampled, in the order of `build_samples`; None: not all.
+
+    They are the critic's at the weights that the step begins with, so no second forward pass is needed. The engine
+    does not compute the value after the last token, which bootstrapping needs.
+    """
+    segments = [segment for trajectory in trajectories for segment in trajectory.segments()]
+    if any(len(turn.values) != len(turn.action_ids) for segment in segments for turn in segment.turns):
+        return None
+    return [torch.tensor([value for turn in segment.turns for value in turn.values]) for segment in segments]
+
+
 def score_samples(
     samples: Sequence[Sample], learner: Learner, needs: Needs, micro_tokens: int
 ) -> dict[str, list[Tensor]]:
@@ -252,7 +268,8 @@ def _total(trajectory: Trajectory, name: str) -> float:
 
 def turn_matrix(trajectories: Sequence[Trajectory]) -> Tensor:
     """Rewards by environment turn, 0 beyond a trajectory's last. [B, N]"""
-    rows = [[0.0] * max(1, *(each.num_turns for each in trajectories)) for _ in trajectories]
+    width = max(1, *(each.num_turns for each in trajectories))
+    rows = [[0.0] * width for _ in trajectories]
     for row, trajectory in zip(rows, trajectories, strict=True):
         for number, reward in zip(trajectory.env_turn_ids, trajectory.turn_rewards, strict=True):
             row[number] += reward

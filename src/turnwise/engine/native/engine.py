@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-from torch import nn
+from torch import Tensor, nn
 
 from turnwise.core.loop_clock import count_blocked
 from turnwise.core.protocols import Completion, EngineStats, Sampling, WeightSource
@@ -69,6 +69,11 @@ class NativeEngine:
         """Requests that no pass has included yet: they have just arrived, or the runner has no memory for them."""
         self._answers: dict[SessionSlot, asyncio.Future[Completion]] = {}  # a session waits for one answer at a time
         self._loop: asyncio.AbstractEventLoop | None = None
+
+    def set_value_head(self, head: Callable[[Tensor], Tensor]) -> None:
+        """Return the head's values of the hidden states that tokens are sampled from. A paged runner returns none."""
+        if isinstance(self._runner, SlotRunner):
+            self._runner.value_head = head
 
     def stats(self) -> EngineStats:
         return EngineStats(counts=dict(self._runner.counts), capture_s=self._runner.capture_s)
@@ -178,5 +183,6 @@ class NativeEngine:
                         stop=request.stop,
                         temperature=request.sampling.temperature or 1.0,
                         policy_versions=(self.policy_version,) * len(request.ids),
+                        values=tuple(request.values),
                     )
                 )

@@ -32,6 +32,8 @@ class Request:
     sampling: Sampling
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    """One per token if the runner has a value head, else empty."""
     stop: Stop | None = None
     taken: bool = False
     """Whether a pass has started it; else it waits for free memory."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, takewhile
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from turnwise.engine.native.requests import Request, stop_reason
 from turnwise.engine.native.sampling import SamplingBatch, sample_batch
 from turnwise.engine.native.speculation import MAX_DRAFT_TOKENS, NO_BIGRAM, Bigram, NgramDrafter, min_draft_probability
 from turnwise.models.attention.interface import check_attention
-from turnwise.models.forward import last_layer_index, restrict_last_layer
+from turnwise.models.forward import capture_input, last_layer_index, restrict_last_layer
 
 MIN_SHARED_PREFIX = 16
 """Prompts that share at least this many first tokens run the shared prefix once."""
@@ -85,6 +86,9 @@ class SlotRunner:
             ("passes", "context_tokens", "shared_tokens", "sampled_tokens", "drafted_tokens", "accepted_tokens"), 0
         )
         self.running: list[Request] = []
+        self.value_head: Callable[[Tensor], Tensor] | None = None
+        """Hidden states [M, H] -> values [M] of the positions before sampled tokens; None: no values."""
+        self._output_layer: nn.Module = cast(Any, model).get_output_embeddings()
         self._last_layer = last_layer_index(model)
         self._cache = KVCache(slots)
         self._claimed: dict[int, CacheSlot] = {}  # by index
@@ -205,11 +209,13 @@ class SlotRunner:
         min_probability = min_draft_probability(sum(map(len, groups)), self._parameters)
         scheduled = [ScheduledSlot(group[0].slot, self._draft(group, min_probability), group) for group in groups]
         scheduled.sort(key=lambda each: (each.new <= MAX_NARROW_ROW, each.slot.index))
-        logits = self._logits(scheduled)
+        with capture_input(self._output_layer) as hidden:
+            logits = self._logits(scheduled)
+        values = [] if self.value_head is None else self.value_head(hidden[0][0]).tolist()
         for each in scheduled:
             others = [request.slot for request in each.requests[1:]]
             self._copy(each.slot, others, each.slot.length + len(each.draft))
-        self._sample(scheduled, logits)
+        self._sample(scheduled, logits, values)
 
     def _draft(self, group: list[Request], min_probability: float) -> list[int]:
         left = min(request.sampling.max_tokens - len(request.ids) for request in group)
@@ -244,7 +250,7 @@ class SlotRunner:
         ids, positions = torch.tensor(tokens)[None], plan.positions[None]
         return self.model(input_ids=ids, position_ids=positions, plan=plan, use_cache=False, **options).logits[0]
 
-    def _sample(self, scheduled: list[ScheduledSlot], logits: Tensor) -> None:
+    def _sample(self, scheduled: list[ScheduledSlot], logits: Tensor, values: list[float]) -> None:
         """Sample at every position that was read; each request takes its tokens up to the first wrong draft."""
         batch, row = SamplingBatch(), 0
         for each in scheduled:
@@ -255,14 +261,19 @@ class SlotRunner:
                 )
             row += each.read
         sampled = sample_batch(logits, batch)
-        index = 0
+        index = row = 0
         for each in scheduled:
             for request in each.requests:
-                self._take(request, each.draft, sampled[index : index + each.read])
+                taken = self._take(request, each.draft, sampled[index : index + each.read])
+                request.values += values[row : row + taken]
                 index += each.read
+            row += each.read
 
-    def _take(self, request: Request, draft: list[int], sampled: list[tuple[int, float]]) -> None:
-        """The last token taken enters the cache with the next pass; those before it were drafted and are there."""
+    def _take(self, request: Request, draft: list[int], sampled: list[tuple[int, float]]) -> int:
+        """Add the sampled tokens up to the first that differs from the draft; return their number.
+
+        The last one enters the cache with the next pass; those before it were drafted and are there.
+        """
         slot = request.slot
         for number, (token, logprob) in enumerate(sampled):
             request.ids.append(token)
@@ -278,3 +289,4 @@ class SlotRunner:
         self.counts["sampled_tokens"] += number + 1
         self.counts["drafted_tokens"] += len(draft)
         self.counts["accepted_tokens"] += number
+        return number + 1
