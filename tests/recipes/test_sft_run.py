@@ -212,6 +212,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     command = ["sft", f"{tmp_path}/my lake.toml", "--count", "4", "--name", "run", f"--record.folder={tmp_path}"]
     assert main([*command, "--eval.episodes", "4", "--model.warmup_steps", "15", "--system.threads", "1"]) == 0
     following = f"turnwise train '{tmp_path}/my lake.toml' --model.name"
-    assert "".join(following.split()) in "".join(capsys.readouterr().out.split())  # the table may break the path
+    assert following in capsys.readouterr().out
     assert main(["sft", "--resume", str(tmp_path / "run")]) == 2
     assert "is finished" in capsys.readouterr().err

@@ -48,8 +48,8 @@ def shown(table: RenderableType, width: int = 140) -> list[str]:
     return [" ".join(line.split()) for line in console.file.getvalue().splitlines() if line.strip()]
 
 
-def test_run_table_shows_the_summary_and_the_next_command() -> None:
-    assert shown(run_table(SUMMARY, Path("runs/[red]a"), "turnwise eval runs/a")) == [
+def test_run_table_shows_the_summary() -> None:
+    assert shown(run_table(SUMMARY, Path("runs/[red]a"))) == [
         "success before 26.2 %",
         "success after 91.0 %",
         "95 % interval 87.0 to 94.0 %",
@@ -58,7 +58,6 @@ def test_run_table_shows_the_summary_and_the_next_command() -> None:
         "episodes 30.7k",
         "sampled tokens 3.1M",
         "run folder runs/[red]a",
-        "next turnwise eval runs/a",
     ]
 
 
@@ -78,7 +77,7 @@ def test_seeds_table_of_one_seed_has_no_mean() -> None:
 
 def test_tables_show_missing_values_as_a_dash() -> None:
     cut = {**SUMMARY, "success_after": None, "interval": None}
-    assert "success after -" in shown(run_table(cut, Path("runs/a"), "x"))
+    assert "success after -" in shown(run_table(cut, Path("runs/a")))
     assert shown(seeds_table([cut, cut]))[-1] == "mean 26.2 % - - 2:22 30.7k"
 
 

@@ -1,9 +1,24 @@
+import io
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
-from turnwise.report.terminal import BRAILLE, draw_ascii_plot, draw_braille_plot, draw_sparkline, sanitize_line
+from turnwise.report.terminal import (
+    BRAILLE,
+    draw_ascii_plot,
+    draw_braille_plot,
+    draw_sparkline,
+    print_command,
+    sanitize_line,
+)
+
+
+def test_print_command_keeps_a_long_command_on_one_line() -> None:
+    console = Console(file=io.StringIO(), width=20)
+    print_command(console, "next:", "turnwise eval 'runs/[red] lake' --episodes 512")
+    assert console.file.getvalue() == "next: turnwise eval 'runs/[red] lake' --episodes 512\n"
 
 
 def test_sanitize_line_keeps_letters_of_every_language() -> None:

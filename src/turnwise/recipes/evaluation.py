@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from turnwise.core.errors import UserError
+from turnwise.core.program import spell_command
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Trajectory
 from turnwise.evaluation.episodes import Evaluation, TaskId, TaskTry, list_tries, run_episodes, task_id
@@ -27,7 +28,7 @@ from turnwise.record.evaluation_folder import EvaluationFolder
 from turnwise.record.run_folder import RUNS_FOLDER
 from turnwise.report.evaluation_progress import EvaluationProgress
 from turnwise.report.html_report import write_report
-from turnwise.report.terminal import make_console, sanitize_line
+from turnwise.report.terminal import make_console, print_command, sanitize_line
 from turnwise.rewards.services import RewardServices
 from turnwise.rollout.failures import DroppedEpisodes, check_dropped
 
@@ -60,7 +61,9 @@ def evaluate_into_folder(
         write_report(folder.path)
     console.print(f"Saved in {path}", markup=False, soft_wrap=True)
     if results.missing:
-        console.print(f"{results.missing} episodes failed. Retry them: turnwise eval --resume {path}", markup=False)
+        print_command(
+            console, f"{results.missing} episodes failed. Retry them:", spell_command("eval", "--resume", path)
+        )
     return results
 
 
@@ -90,7 +93,7 @@ def _explain_resuming(folder: EvaluationFolder) -> Iterator[None]:
             raise
         reason = str(error).rstrip(".") or "Stopped"
         raise type(error)(
-            f"{reason}. Finished episodes are saved; resume with: turnwise eval --resume {folder.path}"
+            f"{reason}. Finished episodes are saved; resume with: {spell_command('eval', '--resume', folder.path)}"
         ) from None
 
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from turnwise.algos.advantages import ADVANTAGES
 from turnwise.config.load import build
 from turnwise.config.schema import Config
+from turnwise.core.program import spell_command
 from turnwise.core.samples import Learner
 from turnwise.envs.registry import load_spec, spec_of
 from turnwise.envs.spec import EnvSpec
@@ -43,7 +44,7 @@ from turnwise.report.learning_curve import draw_learning_curve
 from turnwise.report.pictures.trajectory_images import TrajectoryImages
 from turnwise.report.progress import Progress, explain_idle_step
 from turnwise.report.tables import run_table, seeds_table
-from turnwise.report.terminal import make_console
+from turnwise.report.terminal import make_console, print_command
 from turnwise.training.checkpoints import Checkpoints, State, restore
 from turnwise.training.loop import Loop
 from turnwise.training.rollout_stage import RolloutStage
@@ -80,11 +81,14 @@ def train(
         summary, path = _ReinforcementRun(config, environments, folder, console).train(resume), folder.path
     if summary["finished"]:
         episodes = min(EVAL_EPISODES, environments.entries[0].sizes.get(config.eval.split, EVAL_EPISODES))
-        console.print(run_table(summary, path, next_line=f"turnwise eval {path} --episodes {episodes}"))
+        console.print(run_table(summary, path))
+        print_command(console, "next:", spell_command("eval", path, "--episodes", episodes))
         if summary["idle_steps"] == summary["steps"]:
             console.print("No step trained anything, so the model is unchanged.")
     else:
-        console.print(f"stopped after {summary['steps']} steps; resume with: turnwise train --resume {path}")
+        print_command(
+            console, f"stopped after {summary['steps']} steps; resume with:", spell_command("train", "--resume", path)
+        )
     return summary
 
 

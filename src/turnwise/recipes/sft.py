@@ -1,6 +1,5 @@
 """`turnwise sft`: supervised fine-tuning on demonstrations of a solver, of a run's successes, or from a file."""
 
-import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from rich.console import Console
 
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
+from turnwise.core.program import spell_command
 from turnwise.models.layers import recompute_layers
 from turnwise.models.memory.plan import MemoryPlan
 from turnwise.recipes.build import build_objective, build_optimizer, build_policy_stack
@@ -29,7 +29,7 @@ from turnwise.recipes.validate import check_model, check_servers
 from turnwise.record.trackers import check_trackers
 from turnwise.report.progress import Progress
 from turnwise.report.tables import run_table
-from turnwise.report.terminal import make_console
+from turnwise.report.terminal import make_console, print_command
 from turnwise.training.checkpoints import State
 from turnwise.training.learner import LocalLearner
 from turnwise.training.optimizer import Schedule, mark_embeddings
@@ -92,9 +92,12 @@ def sft(
         summary, path = _SftRun(config, environments, folder, console).train(resume), folder.path
     if summary["finished"]:
         target = recipe or (config.env.kind if config.env.kind in recipe_names() else "FILE.toml")
-        console.print(run_table(summary, path, next_line=f"turnwise train {shlex.quote(target)} --model.name {path}"))
+        console.print(run_table(summary, path))
+        print_command(console, "next:", spell_command("train", target, "--model.name", path))
     else:
-        console.print(f"stopped after {summary['steps']} steps; resume with: turnwise sft --resume {path}")
+        print_command(
+            console, f"stopped after {summary['steps']} steps; resume with:", spell_command("sft", "--resume", path)
+        )
     return summary
 
 

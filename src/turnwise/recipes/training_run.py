@@ -15,6 +15,7 @@ from rich.console import Console
 from turnwise.config.load import to_toml
 from turnwise.config.schema import Config
 from turnwise.core.errors import Outage, UserError
+from turnwise.core.program import spell_command
 from turnwise.core.samples import Learner
 from turnwise.core.task import Task
 from turnwise.evaluation.episodes import Evaluation
@@ -110,7 +111,7 @@ def explain_failure(folder: RunFolder, resume: bool, command: str) -> Iterator[N
     except KeyboardInterrupt:
         if folder.summary_path.exists():  # the signal came after the last step
             raise KeyboardInterrupt(f"stopped; {folder.path} is finished") from None
-        raise KeyboardInterrupt(f"stopped; resume with: turnwise {command} --resume {folder.path}") from None
+        raise KeyboardInterrupt(f"stopped; resume with: {spell_command(command, '--resume', folder.path)}") from None
     except Exception as error:
         if not resume:
             folder.remove_if_unused()
@@ -118,7 +119,7 @@ def explain_failure(folder: RunFolder, resume: bool, command: str) -> Iterator[N
         reason = str(error).rstrip(".")
         if isinstance(error, Outage) and has_checkpoint:
             raise Outage(
-                f"{reason}. Finished steps are saved; resume with: turnwise {command} --resume {folder.path}"
+                f"{reason}. Finished steps are saved; resume with: {spell_command(command, '--resume', folder.path)}"
             ) from None
         if resume and isinstance(error, UserError) and not has_checkpoint:
             raise UserError(

@@ -36,8 +36,8 @@ COUNTS = (
 """Label and summary key of the counts that `run_table` shows if they are not 0."""
 
 
-def run_table(summary: Mapping[str, Any], run_folder: Path, next_line: str) -> RenderableType:
-    """Tabulate a run's `summary.json`, its folder, and the command to run next."""
+def run_table(summary: Mapping[str, Any], run_folder: Path) -> RenderableType:
+    """Tabulate a run's `summary.json` and its folder."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column(style="dim")
     table.add_column(overflow="fold")
@@ -50,7 +50,6 @@ def run_table(summary: Mapping[str, Any], run_folder: Path, next_line: str) -> R
         if summary.get(key):
             table.add_row(label, format_count(summary[key]))
     table.add_row("run folder", sanitize_line(str(run_folder)))
-    table.add_row("next", Text(next_line, style="bold"))
     return Group(Text(), table, Text())
 
 

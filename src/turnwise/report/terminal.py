@@ -26,6 +26,11 @@ def make_console() -> Console:
     return Console(force_interactive=None if sys.stdout.isatty() else False, highlight=False)
 
 
+def print_command(console: Console, intro: str, command: str) -> None:
+    """Print a command after its introduction, without line breaks, so that it can be copied."""
+    console.print(Text.assemble(f"{intro} ", (command, "bold")), soft_wrap=True)
+
+
 def sanitize_line(text: str) -> Text:
     """Return untrusted text as one line without markup, control characters and escape sequences."""
     return Text("".join(letter if letter.isprintable() else " " for letter in text))
