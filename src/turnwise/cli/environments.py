@@ -40,7 +40,7 @@ def envs(name: str | None = None, new_name: Annotated[str | None, Parameter(show
         return
     rows = [(listed, summarize(entry.summary, install_command(entry.needs))) for listed, entry in CATALOGUE.items()]
     print_table(("environment", "description"), rows)
-    print_line("\nturnwise envs NAME lists the parameters; turnwise play NAME starts a game")
+    print_line(f"\n{spell_command('envs', 'NAME')} lists the parameters; {spell_command('play', 'NAME')} starts a game")
 
 
 def print_parameters(name: str) -> None:

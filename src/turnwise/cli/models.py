@@ -7,6 +7,7 @@ from cyclopts import Parameter
 
 from turnwise.cli.output import print_line, print_table
 from turnwise.cli.parsing import command_app
+from turnwise.core.program import spell_command
 from turnwise.models.loading.catalogue import CATALOGUE, OTHER_SOURCES
 
 models_app = command_app("models", "")
@@ -21,7 +22,7 @@ def models() -> None:
         (entry.name, entry.parameters, entry.source, "yes" if entry.cached else "no", entry.note) for entry in CATALOGUE
     ]
     print_table(("model", "parameters", "source", "downloaded", "description"), rows)
-    print_line(f"\n{OTHER_SOURCES}; turnwise train RECIPE --model.name NAME")
+    print_line(f"\n{OTHER_SOURCES}; {spell_command('train', 'RECIPE', '--model.name', 'NAME')}")
 
 
 @export_app.default

@@ -11,6 +11,7 @@ from turnwise.cli.parsing import INFORMATION, INPUT, Settings, command_app, merg
 from turnwise.config.keys import Key, all_keys, describe, show_value
 from turnwise.config.load import parse_seeds
 from turnwise.core.errors import UserError
+from turnwise.core.program import spell_command
 from turnwise.recipes.configure import configure, find_method, find_recipe, list_recipes, method_names
 
 COMMON_SETTINGS = (
@@ -190,8 +191,8 @@ def recipes(name: str | None = None, /, *, algos: bool = False) -> None:
         return
     rows = [(recipe.name, recipe.environment, recipe.summary) for recipe in list_recipes()]
     print_table(("recipe", "environment", "description"), rows)
-    print_line("\nturnwise recipes NAME prints one; turnwise train NAME runs it")
-    print_line("turnwise recipes --algos lists the methods for --algo.preset")
+    print_line(f"\n{spell_command('recipes', 'NAME')} prints one; {spell_command('train', 'NAME')} runs it")
+    print_line(f"{spell_command('recipes', '--algos')} lists the methods for --algo.preset")
 
 
 def list_methods(name: str | None) -> None:
@@ -199,4 +200,5 @@ def list_methods(name: str | None) -> None:
         print_line(find_method(name).text.rstrip())
         return
     print_table(("method", "description"), [(method, find_method(method).summary) for method in method_names()])
-    print_line("\nturnwise recipes --algos METHOD prints one; turnwise train RECIPE --algo.preset METHOD uses it")
+    print_line(f"\n{spell_command('recipes', '--algos', 'METHOD')} prints one")
+    print_line(f"{spell_command('train', 'RECIPE', '--algo.preset', 'METHOD')} uses it")
