@@ -1,4 +1,4 @@
-"""Rewrites of a model's decoder layers: compilation, fused projections, activation recomputation.
+"""Rewrites of a model's decoder layers: compilation, fused projections, activation recomputation; and copies.
 
 Compilation on a GPU: all layers share one compilation, and attention is not part of it. So it takes seconds instead of
 minutes, and torch keeps the result on disk for the next run.
@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from turnwise.core.protocols import WeightSource
 from turnwise.models.head import output_head
 from turnwise.models.loading.catalogue import cache_folder
 
@@ -58,6 +59,17 @@ def copy_model(model: Any) -> Any:
         if layer._compiled_call_impl is not None:
             target.compile(dynamic=None)
     return copied
+
+
+@torch.no_grad()
+def copy_parameters(model: Any, weights: WeightSource) -> None:
+    """Copy weights into the model's own parameter storage, which an engine and a learner may share."""
+    current, new = dict(model.named_parameters()), dict(weights.named_parameters())
+    if current.keys() != new.keys():
+        raise ValueError(f"weights differ in names: {sorted(current.keys() ^ new.keys())[:3]}")
+    for name, parameter in current.items():
+        if parameter is not new[name]:
+            parameter.copy_(new[name])
 
 
 def fuse_projections(model: nn.Module) -> int:

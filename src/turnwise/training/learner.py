@@ -16,9 +16,9 @@ from turnwise.models.attention.interface import check_attention
 from turnwise.models.critic import HeadCritic, TrunkCritic
 from turnwise.models.forward import batch_attention, packed_hidden, packed_logits, uses_active_plan
 from turnwise.models.head import head_logprobs, output_head
-from turnwise.models.layers import copy_model
+from turnwise.models.layers import copy_model, copy_parameters
 from turnwise.models.loading.lora import copy_adapter, has_adapter, swap_adapter
-from turnwise.models.loading.save import copy_parameters, write_model
+from turnwise.models.loading.save import write_model
 from turnwise.training.objective import Objective, SamplerMismatch
 from turnwise.training.optimizer import Optimizer
 

@@ -12,7 +12,7 @@ from turnwise.core.protocols import Completion, EngineStats, Sampling, WeightSou
 from turnwise.core.task import EpisodeKey
 from turnwise.engine.native.requests import PassRunner, Request, SessionSlot
 from turnwise.engine.native.runner import SlotRunner
-from turnwise.models.loading.save import copy_parameters
+from turnwise.models.layers import copy_parameters
 
 
 class NativeSession:

@@ -9,11 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 
 from turnwise.core.errors import UserError
-from turnwise.core.protocols import WeightSource
 from turnwise.models.loading.pretrained import quiet_transformers
 
 
@@ -85,14 +83,3 @@ def _write_error(folder: Path, error: Exception) -> UserError:
         return UserError(f"no disk space left to write {folder}: free some space and run this again")
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return UserError(f"cannot write {folder} ({reason}): choose a folder with write permission")
-
-
-@torch.no_grad()
-def copy_parameters(model: Any, weights: WeightSource) -> None:
-    """Copy weights into the model's own parameter storage, which an engine and a learner may share."""
-    current, new = dict(model.named_parameters()), dict(weights.named_parameters())
-    if current.keys() != new.keys():
-        raise ValueError(f"weights differ in names: {sorted(current.keys() ^ new.keys())[:3]}")
-    for name, parameter in current.items():
-        if parameter is not new[name]:
-            parameter.copy_(new[name])
