@@ -58,45 +58,49 @@ def draw_group_condition(rng: random.Random, group: ColumnSpec) -> tuple[str, st
     return f"{group.words} is {value}", f"{group.name} = '{value}'"
 
 
+def _ask_labels(table: TableSpec, words: str, condition: str, planted: PlantedRows | None = None) -> SqlQuestion:
+    """Ask for the labels of all rows that meet a condition, given in words and in SQL."""
+    return SqlQuestion(
+        text=f"Give the {table.label.words} of every {table.noun} {words}.",
+        query=f"SELECT {table.label.name} FROM {table.name} WHERE {condition}",
+        planted=planted,
+    )
+
+
+def _ask_count(table: TableSpec, words: str, condition: str, planted: PlantedRows | None = None) -> SqlQuestion:
+    return SqlQuestion(
+        text=f"How many {table.name} {words}?",
+        query=f"SELECT COUNT(*) FROM {table.name} WHERE {condition}",
+        planted=planted,
+    )
+
+
 def labels_in_group(rng: random.Random, schema: Schema) -> SqlQuestion:
     table = draw_table(rng, schema, lambda table: table.groups)
     words, condition = draw_group_condition(rng, rng.choice(table.groups))
-    label = table.label
-    return SqlQuestion(
-        text=f"Give the {label.words} of every {table.noun} whose {words}.",
-        query=f"SELECT {label.name} FROM {table.name} WHERE {condition}",
-    )
+    return _ask_labels(table, f"whose {words}", condition)
 
 
 def labels_beyond_bound(rng: random.Random, schema: Schema) -> SqlQuestion:
     table = draw_table(rng, schema, lambda table: table.numbers)
     number, (word, sign) = rng.choice(table.numbers), rng.choice((("above", ">"), ("below", "<")))
-    bound, label = draw_bound(rng, number), table.label
-    return SqlQuestion(
-        text=f"Give the {label.words} of every {table.noun} with {number.words} {word} {bound}.",
-        query=f"SELECT {label.name} FROM {table.name} WHERE {number.name} {sign} {bound}",
-        planted=plant_at_bound(table, number, sign, bound),
-    )
+    bound = draw_bound(rng, number)
+    condition, planted = f"{number.name} {sign} {bound}", plant_at_bound(table, number, sign, bound)
+    return _ask_labels(table, f"with {number.words} {word} {bound}", condition, planted)
 
 
 def count_above_bound(rng: random.Random, schema: Schema) -> SqlQuestion:
     table = draw_table(rng, schema, lambda table: table.numbers)
     number = rng.choice(table.numbers)
     bound = draw_bound(rng, number)
-    return SqlQuestion(
-        text=f"How many {table.name} have {number.words} of at least {bound}?",
-        query=f"SELECT COUNT(*) FROM {table.name} WHERE {number.name} >= {bound}",
-        planted=plant_at_bound(table, number, ">=", bound),
-    )
+    planted = plant_at_bound(table, number, ">=", bound)
+    return _ask_count(table, f"have {number.words} of at least {bound}", f"{number.name} >= {bound}", planted)
 
 
 def count_in_group(rng: random.Random, schema: Schema) -> SqlQuestion:
     table = draw_table(rng, schema, lambda table: table.groups)
     words, condition = draw_group_condition(rng, rng.choice(table.groups))
-    return SqlQuestion(
-        text=f"How many {table.name} are there whose {words}?",
-        query=f"SELECT COUNT(*) FROM {table.name} WHERE {condition}",
-    )
+    return _ask_count(table, f"are there whose {words}", condition)
 
 
 def distinct_groups(rng: random.Random, schema: Schema) -> SqlQuestion:
@@ -123,11 +127,8 @@ def aggregate_of_group(rng: random.Random, schema: Schema) -> SqlQuestion:
 
 def labels_with_null(rng: random.Random, schema: Schema) -> SqlQuestion:
     table = draw_table(rng, schema, lambda table: table.nullable)
-    column, label = rng.choice(table.nullable), table.label
-    return SqlQuestion(
-        text=f"Give the {label.words} of every {table.noun} that has no {column.words}.",
-        query=f"SELECT {label.name} FROM {table.name} WHERE {column.name} IS NULL",
-    )
+    column = rng.choice(table.nullable)
+    return _ask_labels(table, f"that has no {column.words}", f"{column.name} IS NULL")
 
 
 def top_rows(rng: random.Random, schema: Schema) -> SqlQuestion:
@@ -203,14 +204,9 @@ def groups_above_count(rng: random.Random, schema: Schema) -> SqlQuestion:
 
 def labels_beyond_average(rng: random.Random, schema: Schema) -> SqlQuestion:
     table = draw_table(rng, schema, lambda table: table.numbers)
-    number, label = rng.choice(table.numbers), table.label
-    word, sign = rng.choice((("above", ">"), ("below", "<")))
-    return SqlQuestion(
-        text=f"Give the {label.words} of every {table.noun} whose {number.words} is {word} the average "
-        f"{number.words} of all {table.name}.",
-        query=f"SELECT {label.name} FROM {table.name} WHERE {number.name} {sign} "
-        f"(SELECT AVG({number.name}) FROM {table.name})",
-    )
+    number, (word, sign) = rng.choice(table.numbers), rng.choice((("above", ">"), ("below", "<")))
+    words = f"whose {number.words} is {word} the average {number.words} of all {table.name}"
+    return _ask_labels(table, words, f"{number.name} {sign} (SELECT AVG({number.name}) FROM {table.name})")
 
 
 def labels_with_target(rng: random.Random, schema: Schema) -> SqlQuestion:
