@@ -39,7 +39,7 @@ def acted(runner, *actions):
     [({}, None), ({"id": "CliffWalking-v1"}, -13.0), (LAKE, 1.0), (RANDOM_LAKE, 1.0)],
     ids=["taxi", "cliff", "lake", "random lake"],
 )
-def test_the_shortest_way_succeeds_with_the_known_reward(params, reward) -> None:
+def test_gymnasium_shortest_solution_has_the_known_reward(params, reward) -> None:
     for seed in range(6):
         runner = begun(seed, **params)
         way = runner.env.solve()
@@ -49,7 +49,7 @@ def test_the_shortest_way_succeeds_with_the_known_reward(params, reward) -> None
         assert total == (21 - len(way) if reward is None else reward)
 
 
-def test_taxi_is_told_in_words_that_the_actions_change() -> None:
+def test_taxi_observation_follows_the_actions() -> None:
     runner = begun(1)
     before = runner.env.text
     row, column = map(int, before.split(";")[0].removeprefix("taxi ").split(","))
@@ -63,7 +63,7 @@ def test_taxi_is_told_in_words_that_the_actions_change() -> None:
     assert any("in the taxi" in text for text in texts)
 
 
-def test_cliff_and_lake_show_where_the_player_is() -> None:
+def test_grid_observations_show_the_player() -> None:
     runner = begun(id="CliffWalking-v1")
     assert runner.env.text.split("\n")[3] == "x C C C C C C C C C C T"
     (fallen,) = acted(runner, "Right")
@@ -74,7 +74,7 @@ def test_cliff_and_lake_show_where_the_player_is() -> None:
     assert right.messages[0].content.startswith("S P F F") and hole.terminated and not hole.success
 
 
-def test_an_invalid_answer_is_no_cheaper_than_a_step() -> None:
+def test_gymnasium_invalid_actions_cost_as_much_as_a_step() -> None:
     assert [acted(begun(id=id), "Fly")[0].reward for id in ("Taxi-v4", "CliffWalking-v1", "Blackjack-v1")] == [
         -1,
         -1,
@@ -84,14 +84,14 @@ def test_an_invalid_answer_is_no_cheaper_than_a_step() -> None:
     assert result.invalid and result.reward == -3
 
 
-def test_the_rules_say_what_is_left_to_chance() -> None:
+def test_gymnasium_rules_describe_randomness() -> None:
     assert "chance 0.33" in begun(id="FrozenLake-v1").env.rules()
     assert "chance 0.8," in begun(options={"is_rainy": True}).env.rules()
     assert "slippery" in begun(id="CliffWalkingSlippery-v1").env.rules()
     assert "slippery" not in begun(**LAKE).env.rules() + begun(id="CliffWalking-v1").env.rules()
 
 
-def test_members_slip_by_luck_of_their_own() -> None:
+def test_gymnasium_members_slip_independently() -> None:
     walks = {
         tuple(each.messages[0].content for each in acted(begun(member=member, id="FrozenLake-v1"), "Right", "Right"))
         for member in range(12)
@@ -99,7 +99,7 @@ def test_members_slip_by_luck_of_their_own() -> None:
     assert len(walks) > 2
 
 
-def test_random_maps_are_the_seeds() -> None:
+def test_random_lake_depends_on_the_seed() -> None:
     maps = [begun(seed, **RANDOM_LAKE).env.text for seed in range(8)]
     assert len(set(maps)) > 4 and maps == [begun(seed, **RANDOM_LAKE).env.text for seed in range(8)]
     assert all(len(text.split("\n")) == 5 for text in maps)
@@ -125,14 +125,14 @@ def test_blackjack_basic_play_beats_random_play() -> None:
     assert wins(lambda text, seed: random.Random(f"{seed}{text}").choice(["Hit", "Stick"])) + 5 < basic < 60
 
 
-def test_starts_that_the_limits_make_impossible_are_not_drawn() -> None:
+def test_gymnasium_start_states_fit_the_limits() -> None:
     ways = [len(begun(seed, max_turns=9).env.solve()) for seed in range(10)]
     assert max(ways) <= 9 < max(len(begun(seed).env.solve()) for seed in range(10))
     with pytest.raises(UserError, match=r"raise env\.params\.max_turns"):
         begun(id="CliffWalking-v1", max_turns=12)
 
 
-def test_environments_that_nobody_described_are_told_in_numbers() -> None:
+def test_gymnasium_shows_unknown_environments_as_numbers() -> None:
     runner = begun(id="CartPole-v1")
     assert runner.env.action_names == ("0", "1") and len(runner.env.text.split(", ")) == 4
     assert acted(runner, "1")[0].reward == 1
@@ -145,7 +145,7 @@ def _speed(result) -> float:
     return float(result.messages[0].content.split(", ")[1])
 
 
-def test_what_succeeds_can_be_said() -> None:
+def test_gymnasium_success_at_decides_success() -> None:
     runner = begun(**LAKE, success_at=2.0)
     assert runner.env.solve() is None
     (result,) = acted(runner, "Down", "Down", "Right", "Down", "Right", "Right")[-1:]
@@ -159,19 +159,19 @@ def test_what_succeeds_can_be_said() -> None:
         ({"id": "Taxxi-v4"}, "Taxi"),
         ({"id": "no_such_module_of_ours:X-v0"}, "no_such_module_of_ours"),
         ({"id": "Pendulum-v1"}, "not discrete"),
-        ({"options": {"wet": True}}, "cannot be made so"),
+        ({"options": {"wet": True}}, "rejects these options"),
         ({"actions": ["a", "b"]}, "has 6 actions"),
         ({"actions": ["a"] * 6}, "has 6 actions"),
     ],
     ids=str,
 )
-def test_what_cannot_be_played_is_one_line(params, line) -> None:
+def test_adapter_explains_unsupported_settings(params, line) -> None:
     with pytest.raises(UserError, match=line) as caught:
         begun(**params)
     assert "\n" not in str(caught.value)
 
 
-def test_an_environment_that_is_used_again_starts_anew() -> None:
+def test_gymnasium_reuse_keeps_no_state() -> None:
     first = begun(3)
     opening = first.env.text
     way = first.env.solve()
@@ -208,7 +208,7 @@ gymnasium.register("Coloured-v0", Coloured, max_episode_steps=1)
 """
 
 
-def test_colours_become_words_and_a_module_can_bring_its_own(tmp_path, monkeypatch) -> None:
+def test_gymnasium_loads_modules_and_names_colours(tmp_path, monkeypatch) -> None:
     (tmp_path / "coloured_env.py").write_text(COLOURED)
     monkeypatch.syspath_prepend(str(tmp_path))
     end_processes()  # the next one finds the module

@@ -1,4 +1,4 @@
-"""What holds of every adapter, against the real packages."""
+"""Properties of every adapter, checked with the real packages."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ def begun(kind, index=0, split="train", member=0, **params):
 
 
 def played(kind, index=0, member=0, **params) -> list[str]:
-    """What an episode of random play shows."""
+    """Return the observations of an episode of random play."""
     runner, opening = begun(kind, index, member=member, **params)
     texts, rng = [opening.messages[1].content], random.Random(0)
     for _ in range(6):
@@ -51,7 +51,7 @@ def played(kind, index=0, member=0, **params) -> list[str]:
 
 
 @pytest.mark.parametrize("cls", ADAPTERS, ids=lambda cls: cls.__name__)
-def test_it_is_listed_and_checked_without_its_package(cls) -> None:
+def test_adapter_is_checked_without_its_package(cls) -> None:
     kind = spec_of(cls)
     assert kind.summary.endswith(".") and all(parameter.description for parameter in kind.parameters())
     params = kind.check_params({})
@@ -62,7 +62,7 @@ def test_it_is_listed_and_checked_without_its_package(cls) -> None:
     assert extra.startswith("'turnwise[") and (find_spec(module) is None) == (kind.install_command is not None)
 
 
-def test_a_missing_package_is_one_line_that_installs_it(monkeypatch) -> None:
+def test_adapter_says_how_to_install_its_package(monkeypatch) -> None:
     monkeypatch.setattr(TextWorldEnv, "needs", {"no_such_module_of_ours": "'turnwise[textworld]'"})
     kind = spec_of(TextWorldEnv)
     with pytest.raises(UserError, match=r"pip install 'turnwise\[textworld\]'") as caught:
@@ -70,7 +70,7 @@ def test_a_missing_package_is_one_line_that_installs_it(monkeypatch) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_the_prompt_states_rules_actions_and_limits(kind) -> None:
+def test_adapter_prompt_states_rules_actions_and_limits(kind) -> None:
     runner, opening = begun(kind, max_turns=17)
     prompt = opening.messages[0].content
     assert runner.env.rules() in prompt and "at most 17 turns" in prompt and "<answer>action</answer>" in prompt
@@ -78,7 +78,7 @@ def test_the_prompt_states_rules_actions_and_limits(kind) -> None:
     assert begun(kind, index=1, max_turns=17)[1].messages[0].content == prompt, "of equal parameters, equal"
 
 
-def test_equal_seeds_give_equal_episodes_and_others_differ(kind) -> None:
+def test_adapter_episodes_depend_only_on_seeds(kind) -> None:
     params = IN_ORDER.get(kind.cls, {})
     assert played(kind, **params) == played(kind, **params)
     assert len({played(kind, index, **params)[0] for index in range(6)}) > 1
@@ -86,7 +86,7 @@ def test_equal_seeds_give_equal_episodes_and_others_differ(kind) -> None:
 
 
 @pytest.mark.parametrize("cls", [ReasoningGymEnv, TextWorldEnv], ids=lambda cls: cls.__name__)
-def test_the_splits_do_not_meet(cls, optional_part) -> None:
+def test_adapter_splits_share_no_start_state(cls, optional_part) -> None:
     kind = spec_of(cls)
     if kind.install_command:
         optional_part(f"a package is missing: {kind.install_command}", *cls.needs)
@@ -97,7 +97,7 @@ def test_the_splits_do_not_meet(cls, optional_part) -> None:
     assert sum(map(len, starts)) == len(set.union(*starts)) == 15
 
 
-def test_the_solver_succeeds_within_the_limits(kind) -> None:
+def test_adapter_solver_succeeds_within_the_limits(kind) -> None:
     solved = 0
     for index in range(5):
         runner, _ = begun(kind, index)
@@ -114,7 +114,7 @@ def test_the_solver_succeeds_within_the_limits(kind) -> None:
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(st.text(max_size=200), min_size=1, max_size=3), wrapped=st.booleans())
-def test_any_text_is_answered_and_is_never_a_failure(kind, texts, wrapped) -> None:
+def test_adapter_handles_any_text(kind, texts, wrapped) -> None:
     runner, _ = begun(kind)
     for text in texts:
         result = asyncio.run(runner.step(assistant(format_answer([text]) if wrapped else text)))
@@ -128,7 +128,7 @@ def test_any_text_is_answered_and_is_never_a_failure(kind, texts, wrapped) -> No
     ["x" * 100_000, "[" * 1900, "(" * 1900, "\ud800", "\x00", "__import__('os').abort()", "9**9**9**9", "%s%s", "{0}"],
     ids=lambda text: text[:12].encode("unicode_escape").decode(),
 )
-def test_hostile_text_is_an_invalid_or_a_wrong_action(kind, text) -> None:
+def test_adapter_handles_hostile_text(kind, text) -> None:
     runner, opening = begun(kind)
     result = asyncio.run(runner.step(assistant(f"<answer>{text}</answer>")))
     assert not result.success and result.reward <= 0.05

@@ -1,4 +1,4 @@
-"""reasoning-gym: its tasks, its scorers, and what they must not be shown."""
+"""reasoning-gym: its tasks, its scorers, and the answers that these must not see."""
 
 import asyncio
 import random
@@ -10,7 +10,7 @@ from turnwise.core.errors import UserError
 from turnwise.core.messages import assistant
 from turnwise.core.task import Task
 from turnwise.envs.adapters.package_envs import ReasoningGymEnv
-from turnwise.envs.adapters.reasoning_gym_answers import READABLE, is_arithmetic, is_formula, is_literal, is_readable
+from turnwise.envs.adapters.reasoning_gym_answers import SAFE_FORMATS, is_arithmetic, is_formula, is_literal, is_safe
 from turnwise.envs.answers import format_answer
 from turnwise.envs.registry import spec_of
 
@@ -55,7 +55,7 @@ def answered(runner, *answers):
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("task", TASKS)
-def test_its_own_answer_is_right_and_junk_is_not(task) -> None:
+def test_reasoning_gym_accepts_its_own_answer_only(task) -> None:
     for seed in range(3):
         runner = begun(seed, task=task)
         right = runner.env.solve()
@@ -78,13 +78,13 @@ def test_its_own_answer_is_right_and_junk_is_not(task) -> None:
         ("puzzle24", "6*4+1-1"),
     ],
 )
-def test_marks_that_the_scorers_give_away_are_not_taken(task, cheat) -> None:
+def test_reasoning_gym_rejects_cheats(task, cheat) -> None:
     results = [answered(begun(seed, task=task), cheat)[0] for seed in range(5)]
     assert not any(result.success for result in results) and sum(result.reward for result in results) == 0
 
 
 @pytest.mark.usefixtures("installed")
-def test_several_tries_pay_the_best_one_and_end_with_the_right_one() -> None:
+def test_reasoning_gym_rewards_the_best_try() -> None:
     runner = begun(task="countdown", max_turns=4)
     (right,) = runner.env.solve()
     first, second, unread, last = answered(runner, "1+1", "1+2", "eval('1')", right)
@@ -95,18 +95,18 @@ def test_several_tries_pay_the_best_one_and_end_with_the_right_one() -> None:
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("task", ["leg_counting", "pool_matrix"])
-def test_every_seed_asks_something_else(task) -> None:
+def test_reasoning_gym_seeds_give_different_tasks(task) -> None:
     assert len({begun(seed, task=task).env.text for seed in range(4)}) == 4
 
 
 @pytest.mark.usefixtures("installed")
-def test_one_try_ends_the_episode_without_success() -> None:
+def test_reasoning_gym_single_try_ends_the_episode() -> None:
     (result,) = answered(begun(), "no number")
     assert result.terminated and not result.success and result.reward == 0
 
 
 @pytest.mark.usefixtures("installed")
-def test_options_and_the_bar_of_success_are_the_datasets() -> None:
+def test_reasoning_gym_applies_options_and_success_at() -> None:
     many = begun(options={"min_animals": 9, "max_animals": 9}).env.text
     assert many.count(",") >= 7 > begun(options={"min_animals": 2, "max_animals": 2}).env.text.count(",")
     (lenient,) = answered(begun(task="countdown", success_at=0.05), "1+1")
@@ -119,12 +119,12 @@ def test_options_and_the_bar_of_success_are_the_datasets() -> None:
     [
         ({"task": "leg_countin"}, 'did you mean "leg_counting"'),
         ({"task": "codeio"}, "code that a model wrote"),
-        ({"options": {"legs": 3}}, "cannot be made so"),
-        ({"options": {"min_animals": -4}}, "cannot be made so"),
+        ({"options": {"legs": 3}}, "rejects these options"),
+        ({"options": {"min_animals": -4}}, "rejects these options"),
     ],
     ids=str,
 )
-def test_what_cannot_be_made_is_one_line(params, line) -> None:
+def test_reasoning_gym_explains_invalid_settings(params, line) -> None:
     with pytest.raises(UserError, match=line) as caught:
         begun(**params)
     assert "\n" not in str(caught.value)
@@ -159,18 +159,18 @@ HOSTILE = (
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_what_could_call_or_grow_is_no_formula(text) -> None:
+def test_is_formula_rejects_calls_and_huge_powers(text) -> None:
     assert not is_arithmetic(text)
     assert not is_formula(text)
     assert not is_literal(text) or not set("(*<@{") & set(text)
 
 
 @pytest.mark.parametrize("text", ["3*x**2 - 2*x + 1", "exp(-x)*sin(x) + C", "x**(-1/2)", "2.5*X**3/4", "sqrt(x)", ""])
-def test_formulas_are_read(text) -> None:
+def test_is_formula_accepts_formulas(text) -> None:
     assert is_formula(text)
 
 
-def test_a_right_answer_may_look_as_it_likes_and_others_may_not() -> None:
-    assert all(is_readable(task, "f.g(1)", "f.g(1)") and not is_readable(task, "f.g(1)", "f.g(2)") for task in READABLE)
-    assert is_readable("leg_counting", "f(1)", "3") and not is_readable("leg_counting", "-inf", "3")
+def test_is_safe_always_accepts_the_reference() -> None:
+    assert all(is_safe(task, "f.g(1)", "f.g(1)") and not is_safe(task, "f.g(1)", "f.g(2)") for task in SAFE_FORMATS)
+    assert is_safe("leg_counting", "f(1)", "3") and not is_safe("leg_counting", "-inf", "3")
     assert is_arithmetic("(25 - 3) * 2/4") and is_literal("[['a', 'b'], [1, -2.5]]")

@@ -1,4 +1,4 @@
-"""TextArena: puzzles for one, and games for two against a script."""
+"""TextArena: puzzles, and two-player games against a scripted opponent."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from turnwise.core.errors import EnvironmentFailure, UserError
 from turnwise.core.messages import assistant
 from turnwise.core.task import Task
 from turnwise.envs.adapters.package_envs import TextArenaEnv
-from turnwise.envs.adapters.text_arena_moves import GUESSES, guesses, varied
+from turnwise.envs.adapters.text_arena_moves import MAX_GUESSES, guess_moves, vary
 from turnwise.envs.answers import format_answer
 from turnwise.envs.registry import spec_of
 
@@ -55,7 +55,7 @@ def cells(text: str) -> list[str]:
 
 
 def sharp(runner) -> str:
-    """Wins where it can, blocks where it must, else the middle, a corner, anything."""
+    """Win or block if possible, else take the middle, a corner, or any cell."""
     board = cells(runner.env.text)
     free = [int(cell) for cell in board if cell.isdigit()]
     mine = "O" if board.count("O") <= board.count("X") and runner.env.params.player == "first" else "X"
@@ -68,7 +68,7 @@ def sharp(runner) -> str:
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_puzzle_for_one_is_solved_by_its_solution_and_not_by_less() -> None:
+def test_text_arena_puzzle_needs_its_whole_solution() -> None:
     runner = begun(id="TowerOfHanoi-v0")
     assert "Tower of Hanoi" in runner.env.text
     results = acted(runner, *HANOI)
@@ -78,7 +78,7 @@ def test_a_puzzle_for_one_is_solved_by_its_solution_and_not_by_less() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_invalid_moves_are_reported_and_never_end_the_game() -> None:
+def test_text_arena_reports_invalid_moves() -> None:
     runner = begun(id="TowerOfHanoi-v0")
     wrong = acted(runner, "B C", "nonsense", "[Z Z]", "B A")
     assert all(each.invalid and not each.over and each.reward == 0 for each in wrong)
@@ -87,7 +87,7 @@ def test_invalid_moves_are_reported_and_never_end_the_game() -> None:
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("player", ["first", "second"])
-def test_sharp_play_beats_the_random_opponent_and_random_play_does_not(player) -> None:
+def test_text_arena_good_play_beats_the_random_opponent(player) -> None:
     def wins(choose) -> int:
         return sum(finished(begun(seed, player=player), choose(seed)).success for seed in range(25))
 
@@ -95,7 +95,7 @@ def test_sharp_play_beats_the_random_opponent_and_random_play_does_not(player) -
 
 
 @pytest.mark.usefixtures("installed")
-def test_rewards_are_the_games_own() -> None:
+def test_text_arena_uses_the_rewards_of_the_game() -> None:
     rewards = {}
     for seed in range(40):
         runner = begun(seed, opponent="greedy")
@@ -105,7 +105,7 @@ def test_rewards_are_the_games_own() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_the_greedy_opponent_loses_less() -> None:
+def test_text_arena_greedy_opponent_is_stronger() -> None:
     lost = {
         opponent: sum(finished(begun(seed, opponent=opponent), at_random(seed)).reward for seed in range(30))
         for opponent in ("random", "greedy")
@@ -114,7 +114,7 @@ def test_the_greedy_opponent_loses_less() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_who_the_agent_is_can_be_chosen_and_is_else_the_tasks() -> None:
+def test_text_arena_player_is_chosen_or_drawn() -> None:
     def me(**params) -> set[str]:
         return {re.search(r"You are Player (\d)", begun(seed, **params).env.text)[1] for seed in range(8)}
 
@@ -125,7 +125,7 @@ def test_who_the_agent_is_can_be_chosen_and_is_else_the_tasks() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_members_share_the_opening_and_meet_opponents_of_their_own() -> None:
+def test_text_arena_members_share_only_the_opening() -> None:
     for player in ("first", "second"):
         runners = [begun(3, member=member, player=player) for member in range(8)]
         assert len({runner.env.text for runner in runners}) == 1
@@ -135,15 +135,15 @@ def test_members_share_the_opening_and_meet_opponents_of_their_own() -> None:
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("id", ["KuhnPoker-v0", "Nim-v0", "ConnectFour-v0", "Othello-v0-tiny", "LiarsDice-v0-small"])
-def test_games_of_many_kinds_are_played_to_their_end(id) -> None:
+def test_text_arena_games_end(id) -> None:
     for seed in range(2):
         result = finished(begun(seed, id=id, max_turns=60), at_random(seed))
         assert result.terminated and result.reward in (-1.0, 0.0, 1.0)
 
 
 @pytest.mark.usefixtures("installed")
-def test_an_opponent_without_a_move_is_the_environments_failure_and_moves_can_be_given() -> None:
-    with pytest.raises(EnvironmentFailure, match=r"no legal move: give env\.params\.moves"):
+def test_text_arena_opponent_moves_can_be_listed() -> None:
+    with pytest.raises(EnvironmentFailure, match=r"no legal move: list them in env\.params\.moves"):
         finished(begun(player="first", moves=["[9]"]), lambda runner: "4")
     runner = begun(player="first", moves=[f"[{cell}]" for cell in range(8, -1, -1)])
     assert finished(runner, sharp).terminated
@@ -156,11 +156,11 @@ def test_an_opponent_without_a_move_is_the_environments_failure_and_moves_can_be
         ({"id": "TicTacTo-v0"}, "no game"),
         ({"id": "ThreePlayerIPD-v0"}, "more than two players"),
         ({"options": {"size": 3}}, "does not start"),
-        ({"id": "TwentyQuestions-v0"}, "asks a paid model over the network"),
+        ({"id": "TwentyQuestions-v0"}, "calls a paid model over the network"),
     ],
     ids=str,
 )
-def test_what_cannot_be_played_is_one_line(params, line) -> None:
+def test_adapter_explains_unsupported_settings(params, line) -> None:
     with pytest.raises(UserError, match=line) as caught:
         begun(**params)
     assert "\n" not in str(caught.value)
@@ -185,22 +185,22 @@ except InvalidSetting as error:
 
 
 @pytest.mark.usefixtures("installed")
-def test_missing_word_lists_are_one_line_and_nothing_is_downloaded() -> None:
+def test_text_arena_never_downloads_word_lists() -> None:
     done = subprocess.run([sys.executable, "-c", OFFLINE], capture_output=True, check=True)
     line, asked = json.loads(done.stdout)
     assert re.search(r"Hangman-v0 needs word lists .*: python -m nltk\.downloader words", line) and len(line) < 200
     assert asked == []
 
 
-def test_guesses_begin_with_the_newest_and_end_with_variations() -> None:
+def test_guess_moves_starts_with_the_newest_message() -> None:
     rng = random.Random(0)
-    found = list(guesses(["rules: '[col 4]'", "board", "Available: '[a]', '[b]'"], [], rng))
-    assert set(found[:2]) == {"[a]", "[b]"} and len(found) == len(set(found)) <= GUESSES
+    found = list(guess_moves(["rules: '[col 4]'", "board", "Available: '[a]', '[b]'"], [], rng))
+    assert set(found[:2]) == {"[a]", "[b]"} and len(found) == len(set(found)) <= MAX_GUESSES
     assert {"[col 0]", "[col 9]"} <= set(found)
-    assert list(guesses(["no brackets"], [], rng)) == []
-    assert sorted(guesses(["[z]"], ["x", "y"], rng)) == ["x", "y"]
+    assert list(guess_moves(["no brackets"], [], rng)) == []
+    assert sorted(guess_moves(["[z]"], ["x", "y"], rng)) == ["x", "y"]
 
 
-def test_variations_keep_the_shape() -> None:
+def test_vary_keeps_the_format() -> None:
     rng = random.Random(0)
-    assert all(re.fullmatch(r"row \d+, [A-H]", varied("row 2, C", rng)) for _ in range(50))
+    assert all(re.fullmatch(r"row \d+, [A-H]", vary("row 2, C", rng)) for _ in range(50))

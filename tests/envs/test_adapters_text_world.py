@@ -1,4 +1,4 @@
-"""TextWorld: generated games, told from their facts or in prose."""
+"""TextWorld: generated games, with observations from facts or in prose."""
 
 import asyncio
 import random
@@ -34,7 +34,7 @@ def acted(runner, *actions):
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("params", [{}, {"rooms": 6, "objects": 12, "quest_length": 5, "objective": "goal"}], ids=str)
-def test_the_quest_is_fulfilled_by_its_own_way_and_seldom_at_random(params) -> None:
+def test_text_world_solver_beats_random_play(params) -> None:
     won = 0
     for seed in range(3):
         runner = begun(seed, **params)
@@ -51,7 +51,7 @@ def test_the_quest_is_fulfilled_by_its_own_way_and_seldom_at_random(params) -> N
 
 
 @pytest.mark.usefixtures("installed")
-def test_the_observation_tells_quest_place_and_commands_and_follows_the_commands() -> None:
+def test_text_world_observation_follows_the_commands() -> None:
     runner = next(runner for runner in map(begun, range(9)) if any(map(is_of_a_thing, runner.env.moves)))
     assert runner.env.text.startswith("Quest: ") and "You are in the " in runner.env.text
     listed = runner.env.text.partition("Commands: ")[2].rstrip(".").split(", ")
@@ -74,7 +74,7 @@ def _carried(text: str) -> str:
 
 
 @pytest.mark.usefixtures("installed")
-def test_other_commands_are_invalid_and_change_nothing() -> None:
+def test_text_world_rejects_other_commands() -> None:
     runner = begun()
     way = runner.env.solve()
     wrong = acted(runner, "fly to the moon", "go go", "")
@@ -82,21 +82,21 @@ def test_other_commands_are_invalid_and_change_nothing() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_progress_is_paid_where_that_is_asked_for() -> None:
+def test_text_world_progress_reward_is_optional() -> None:
     runner = begun(progress_reward=0.1)
     results = acted(runner, *runner.env.solve())
     assert [each.reward for each in results] == pytest.approx([*[0.1] * (len(results) - 1), 1.1]) and len(results) > 1
 
 
 @pytest.mark.usefixtures("installed")
-def test_only_games_that_the_limits_allow_are_drawn() -> None:
+def test_text_world_games_fit_the_limits() -> None:
     assert all(len(begun(seed, max_turns=3).env.solve()) <= 3 for seed in range(3))
     with pytest.raises(UserError, match=r"raise env\.params\.max_turns"):
         begun(max_turns=2)
 
 
 @pytest.mark.usefixtures("installed")
-def test_its_own_prose_can_be_had() -> None:
+def test_text_world_can_use_its_own_prose() -> None:
     runner = begun(narrator="inform7")
     assert "-= " in runner.env.text and "Quest: " in runner.env.text
     results = acted(runner, *runner.env.solve())
@@ -104,7 +104,7 @@ def test_its_own_prose_can_be_had() -> None:
     assert all(">" not in each.messages[0].content and "RESTART" not in each.messages[0].content for each in results)
 
 
-def test_facts_are_told_as_they_can_be_seen() -> None:
+def test_describe_facts_lists_visible_objects() -> None:
     facts = [
         ("at", "P", "hall"),
         ("at", "box", "hall"),

@@ -11,7 +11,7 @@ TAGS = ["<think>", "</think>", "<answer>", "</answer>", "||", " || ", "Up", "\n"
 @given(st.one_of(st.text(), st.lists(st.sampled_from(TAGS)).map("".join)), st.booleans())
 @example("</answer><answer>", True)
 @example("<answer></answer>", True)
-def test_any_text_gives_either_actions_or_a_problem(text, several):
+def test_read_answer_handles_any_text(text, several):
     answer = read_answer(text, several=several)
     assert bool(answer.actions) != bool(answer.problem)
     assert all(action and action == action.strip() for action in answer.actions)
@@ -24,11 +24,11 @@ words = st.text(alphabet="abcUPd 5-", min_size=1).map(str.strip).filter(bool)
 
 
 @given(st.lists(words, min_size=1), st.none() | st.text(alphabet="abc <>|/"))
-def test_what_is_formatted_is_read_back(actions, think):
+def test_read_answer_inverts_format_answer(actions, think):
     assert read_answer(format_answer(actions, think), several=True).actions == tuple(actions)
 
 
-def test_the_format_is_exactly_this():
+def test_format_answer_has_a_fixed_format():
     assert format_answer(["Up"]) == "<answer>Up</answer>"
     assert format_answer(["Up", "Right"], think="hm") == "<think>hm</think><answer>Up || Right</answer>"
 
@@ -55,7 +55,7 @@ def test_the_format_is_exactly_this():
         ("<think>hm</think>\nI go\n<answer>\nUp\n</answer> now", ("Up",)),
     ],
 )
-def test_readable_answers(text, actions):
+def test_read_answer_accepts_variants(text, actions):
     assert read_answer(text, several=True).actions == actions
 
 
@@ -63,7 +63,7 @@ def test_readable_answers(text, actions):
     "text",
     ["", "Up", "<answer>Up", "Up</answer>", "</answer>Up<answer>", "<think><answer>Up</answer>", "<ANSWER>Up</ANSWER>"],
 )
-def test_unreadable_answers(text):
+def test_read_answer_reports_problems(text):
     assert read_answer(text, several=True).problem == "No answer found."
 
 
@@ -76,26 +76,26 @@ def test_unreadable_answers(text):
         "<think>a<think><answer>Up</answer></think>",
     ],
 )
-def test_an_answer_within_the_thinking_does_not_count(text):
+def test_read_answer_ignores_answers_in_thoughts(text):
     assert read_answer(text, several=True).problem == "No answer found."
 
 
-def test_thoughts_are_left_out_in_linear_time():
+def test_read_answer_takes_linear_time():
     """Hundreds of thousands of them: by the square this would take hours."""
     with hang_guard():
         assert read_answer("<think>a</think>" * 200_000 + "<answer>Up</answer>", several=True).actions == ("Up",)
         assert read_answer("<think>" * 400_000, several=True).problem
 
 
-def test_an_empty_answer_is_a_problem():
+def test_read_answer_rejects_empty_answers():
     assert read_answer("<answer> || </answer>", several=True).problem == "Empty answer."
 
 
-def test_where_one_action_is_allowed_the_separator_belongs_to_it():
+def test_read_answer_keeps_the_separator_of_a_single_action():
     assert read_answer("<answer>select a || b</answer>", several=False).actions == ("select a || b",)
 
 
-def test_names_match_whatever_the_case_and_not_otherwise():
+def test_match_name_ignores_case():
     assert match_name("uP", ("Down", "Up")) == "Up"
     for other in ("Upp", "U p", "Up.", ""):
         with pytest.raises(ValueError):

@@ -26,7 +26,7 @@ def solution(name, seed):
     return text.split("hint: ")[1].split()[0]
 
 
-def test_a_human_who_follows_the_hints_wins():
+def test_play_hints_lead_to_success():
     kind, written, state = load_spec("sokoban"), [], {"ask": True}
 
     def read_line():
@@ -37,34 +37,34 @@ def test_a_human_who_follows_the_hints_wins():
     assert written[-1].startswith("Won. Total reward 10.")
 
 
-def test_what_the_model_would_see_is_shown():
+def test_play_shows_the_observation_of_the_model():
     _, text = played(["q"])
     assert "Walk over the ice" in text and "P" in text.split("</think>.")[1] and "You quit." in text
 
 
-def test_several_actions_and_raw_answers_work_and_rewards_are_shown():
+def test_play_accepts_actions_and_whole_answers():
     _, text = played(["Up || Up", "", "<think>hm</think><answer>Up</answer>", "jump", "q"], seed=0)
     assert "turn 1 of 5: reward 0\n" in text and "turn 2 of 5: reward 0\n" in text
     assert "Invalid action." in text and "turn 3 of 5: reward 0, invalid" in text
 
 
-def test_the_end_by_limits_is_said():
+def test_play_reports_truncation():
     won, text = played(["jump"] * 9)
     assert not won and text.endswith("Out of turns or actions. Total reward 0.")
 
 
-def test_the_end_of_input_leaves():
+def test_play_ends_with_its_input():
     assert played([]) == (False, played(["q"])[1])
 
 
-def test_losing_is_said():
+def test_play_reports_a_lost_episode():
     low = {"Dragon": "Turtle", "Trader": "Teacher", "Pirate": "Farmer", "Explorer": "Baker"}
     high = solution("bandit", 0)
     won, text = played([low[high]], name="bandit", seed=0)
     assert not won and text.endswith("Lost. Total reward 0.1.")
 
 
-def test_a_block_of_several_lines_is_one_answer():
+def test_play_reads_fenced_blocks_as_one_answer():
     _, hints = played(["hint"], name="math_code", level=1)
     block = hints.split("hint: ")[1].split("\nYou quit.")[0].splitlines()
     assert block[0] == "```python" and block[-1] == "```"
@@ -72,12 +72,12 @@ def test_a_block_of_several_lines_is_one_answer():
     assert "turn 1 of 6: reward 0\n" in text and "invalid" not in text
 
 
-def test_tools_are_told_where_a_models_template_would_tell_them():
+def test_play_lists_the_tools():
     _, text = played(["q"], name="search_qa")
     assert '"name": "search"' in text and "A call: <tool_call>" in text
 
 
-def test_what_breaks_is_one_line(tmp_path):
+def test_play_reports_failures_in_one_line(tmp_path):
     (tmp_path / "own.py").write_text(
         'def broken(x: str) -> str:\n    """Breaks."""\n    raise RuntimeError("gone")\n\n\n'
         "def score(answer, row):\n    return 1\n"
@@ -90,7 +90,7 @@ def test_what_breaks_is_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("style", ["hermes", "llama", "mistral", "answer"])
-def test_a_human_calls_in_every_style_as_the_hint_says_and_wins(style):
+def test_play_hints_work_in_every_call_style(style):
     lines, written = iter(["hint", None, "hint", None]), []
 
     def read_line():

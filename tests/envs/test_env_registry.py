@@ -62,7 +62,7 @@ BUILT_IN = [name for name in ENVIRONMENTS if not load_spec(name).cls.needs and n
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_every_built_in_environment_loads_and_starts(name):
+def test_built_in_environments_load_and_start(name):
     kind = load_spec(name)
     assert kind.name == kind.id == name
     assert kind.summary and "\n" not in kind.summary
@@ -73,21 +73,21 @@ def test_every_built_in_environment_loads_and_starts(name):
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
-def test_the_catalogue_says_what_the_class_says(name):
+def test_catalogue_agrees_with_the_classes(name):
     cls = load_spec(name).cls
     assert CATALOGUE[name] == EnvEntry(
         entry_point=f"{cls.__module__}:{cls.__qualname__}", summary=load_spec(name).summary, needs=dict(cls.needs)
     )
 
 
-def test_a_class_of_a_file_loads_once(coin):
+def test_load_spec_loads_a_file_once(coin):
     kind = load_spec(f"{coin}:Coin")
     assert kind.name == "Coin" and kind.summary == "Say heads."
     assert kind.cls is load_spec(f"{coin}:Coin").cls
     assert opening(kind.make(Task(env="Coin", seed=0))) == "Heads or tails?"
 
 
-def test_a_class_at_hand_says_from_where_it_can_be_loaded(coin):
+def test_spec_of_names_the_source_of_a_class(coin):
     cls = load_spec(f"{coin}:Coin").cls
     assert spec_of(cls).id == f"{coin}:Coin"
     assert spec_of(Dice).id == f"{__file__}:Dice"
@@ -113,14 +113,14 @@ def test_a_class_at_hand_says_from_where_it_can_be_loaded(coin):
         ("FOLDER/broken.py:Coin", "could not be loaded: ZeroDivisionError"),
     ],
 )
-def test_a_kind_that_cannot_be_loaded_gets_one_clear_line(coin, env_id, line):
+def test_load_spec_explains_errors_in_one_line(coin, env_id, line):
     (coin.parent / "broken.py").write_text("1 / 0")
     with pytest.raises(UserError, match=line) as caught:
         load_spec(env_id.replace("FOLDER", str(coin.parent)))
     assert "\n" not in str(caught.value)
 
 
-def test_parameters_are_filled_in_as_plain_json_values():
+def test_check_params_returns_plain_json_with_defaults():
     params = load_spec("frozen_lake").check_params({"slippery": "true"})
     assert params["slippery"] is True and params["size"] == 4 and params["frozen"] == 0.8
     assert json.loads(json.dumps(params)) == params
@@ -131,13 +131,13 @@ def test_parameters_are_filled_in_as_plain_json_values():
     ("params", "line"),
     [({"siz": 5}, 'did you mean "size"'), ({"qqq": 1}, "choose from"), ({"size": 9}, "env.params.size: .*got 9")],
 )
-def test_a_wrong_parameter_gets_one_clear_line(params, line):
+def test_check_params_explains_errors_in_one_line(params, line):
     with pytest.raises(UserError, match=line) as caught:
         load_spec("frozen_lake").check_params(params)
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_optional_dependency_is_said_not_hidden():
+def test_load_spec_reports_missing_dependencies():
     class Needy(Dice):
         needs: ClassVar = {"no_such_module_of_ours": "no-such-package"}
 
@@ -147,7 +147,7 @@ def test_a_missing_optional_dependency_is_said_not_hidden():
         kind.make(Task(env="Needy", seed=0))
 
 
-def test_members_share_the_start_and_meet_luck_of_their_own(episode):
+def test_group_members_share_only_the_start_state(episode):
     task = Task(env="Dice", seed=7)
     runs = {}
     for member, attempt in [(0, 0), (1, 0), (0, 1), (1, 1)]:
@@ -157,7 +157,7 @@ def test_members_share_the_start_and_meet_luck_of_their_own(episode):
     assert len({luck for _, luck in runs.values()}) == 4
 
 
-def test_streams_have_the_addresses_of_the_design():
+def test_random_streams_follow_the_design():
     kind, params = spec_of(Dice), spec_of(Dice).check_params({})
     task = Task(env="Dice", seed=3, params=params)
     assert opening(kind.make(task)) == str(random_stream("start", *task.parts).random())
@@ -165,19 +165,19 @@ def test_streams_have_the_addresses_of_the_design():
     assert opening(kind.make(Task(env="Dice", seed=3))) == opening(kind.make(task)), "defaults need not be spelt out"
 
 
-def test_a_seed_of_another_split_is_refused():
+def test_make_rejects_seeds_of_other_splits():
     for split, of in [("train", "test"), ("train", "validation"), ("test", "train")]:
         with pytest.raises(UserError, match=f"to the {of} split, not {split}"):
             spec_of(Dice).make(Task(env="Dice", seed=seed_for(of, 0), split=split))
 
 
-def test_a_task_of_another_environment_is_refused():
+def test_make_rejects_tasks_of_other_environments():
     with pytest.raises(UserError, match="'sokoban'"):
         spec_of(Dice).make(Task(env="sokoban", seed=0))
 
 
 @pytest.mark.parametrize("name", ["frozen_lake", "sokoban"])
-def test_splits_and_seeds_give_different_tasks(name):
+def test_seeds_and_splits_give_different_tasks(name):
     kind = load_spec(name)
     starts = {}
     for split in ("train", "validation", "test"):

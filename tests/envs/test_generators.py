@@ -68,12 +68,12 @@ def test_generated_environments_split_their_start_states() -> None:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.large], ids=lambda case: case.name)
-def test_in_a_large_world_hardly_any_start_state_comes_twice_in_any_split(case: Case) -> None:
+def test_large_environments_rarely_repeat_start_states(case: Case) -> None:
     starts = {text for split in SPLITS for text in openings(case, split, COUNT)}
     assert len(starts) >= 0.999 * 3 * COUNT
 
 
-def test_a_seed_is_the_same_task_in_every_process_whatever_its_hash_seed() -> None:
+def test_tasks_do_not_depend_on_the_hash_seed() -> None:
     here = digests(COUNT)
     assert len(set(here.values())) == len(CASES)
     for hash_seed in ("1", "2"):

@@ -68,7 +68,7 @@ KIND = EnvSpec(name="saying", id="", cls=Saying)
 
 @pytest.mark.parametrize("called", CALLED)
 @pytest.mark.parametrize("style", STYLES)
-def test_what_tools_and_environments_say_adds_no_special_token(style: str, called: Called) -> None:
+def test_observations_add_no_special_token(style: str, called: Called) -> None:
     """A tool's answer, and where the style can name tools: a refusal, a server's answer, a name that is none; last the
     environment's own words.
     """
@@ -90,7 +90,7 @@ def test_what_tools_and_environments_say_adds_no_special_token(style: str, calle
 
 @pytest.mark.parametrize("called", CALLED)
 @pytest.mark.parametrize("template", sorted(set(STYLES.values())))
-def test_what_a_server_says_of_its_tools_adds_no_special_token(template: str, called: Called) -> None:
+def test_tool_descriptions_add_no_special_token(template: str, called: Called) -> None:
     renderer = renderer_of(template, called)
 
     def spec(text: str) -> ToolSpec:
@@ -104,7 +104,7 @@ def test_what_a_server_says_of_its_tools_adds_no_special_token(template: str, ca
 
 @pytest.mark.parametrize("called", CALLED)
 @pytest.mark.parametrize("template", sorted(set(STYLES.values())))
-def test_no_word_of_a_message_is_special(template: str, called: Called) -> None:
+def test_message_text_adds_no_special_token(template: str, called: Called) -> None:
     """One by one, and cut in two by the border of two messages."""
     renderer = renderer_of(template, called)
     for word in WORDS:
@@ -117,7 +117,7 @@ def test_no_word_of_a_message_is_special(template: str, called: Called) -> None:
 
 @pytest.mark.parametrize("called", CALLED)
 @pytest.mark.parametrize("template", sorted(set(STYLES.values())))
-def test_a_system_message_of_a_recipe_ends_no_turn(template: str, called: Called) -> None:
+def test_system_message_ends_no_turn(template: str, called: Called) -> None:
     """It may mean <think> where that is a mark; of what is special it means nothing."""
     renderer = renderer_of(template, called)
     hostile, meek = (renderer.start([system(text), user("Go.")]) for text in (HOSTILE, MEEK))

@@ -68,7 +68,7 @@ def secret_of(episode):
     return runner.env.secret
 
 
-def test_guess_number_is_won_by_halving(episode):
+def test_text_env_example_is_won_by_bisection(episode):
     secret = secret_of(episode)
     low, high, guesses = 1, 100, []
     while secret not in guesses:
@@ -82,7 +82,7 @@ def test_guess_number_is_won_by_halving(episode):
     assert say(results[-1]) == "Correct!"
 
 
-def test_guess_number_says_higher_and_lower_and_ends_after_seven_turns(episode):
+def test_text_env_example_gives_hints_and_ends_after_seven_turns(episode):
     secret = secret_of(episode)
     below, above = f"<answer>{secret - 1}</answer>", f"<answer>{secret + 1}</answer>"
     _, results = episode(make(GuessNumber), [below, above] * 4)
@@ -93,14 +93,14 @@ def test_guess_number_says_higher_and_lower_and_ends_after_seven_turns(episode):
     assert say(results[-1]) == "higher\nNo turns left."
 
 
-def test_a_value_error_is_an_invalid_action_and_the_episode_goes_on(episode):
+def test_runner_treats_value_errors_as_invalid_actions(episode):
     _, (bad, good) = episode(make(GuessNumber), ["<answer>ten</answer>", "<answer>0</answer>"])
     assert bad.invalid and not bad.over and bad.reward == 0.0
     assert say(bad) == "Invalid action.\nGuess my number (1-100)."
     assert not good.invalid and say(good) == "higher"
 
 
-def test_an_unreadable_answer_is_invalid_says_so_and_costs_a_turn(episode):
+def test_runner_reports_unreadable_answers_and_counts_the_turn(episode):
     _, results = episode(make(GuessNumber), ["50", "<answer></answer>"] * 4)
     assert len(results) == 7 and all(result.invalid for result in results)
     assert say(results[0]) == "No answer found.\nGuess my number (1-100)."
@@ -108,7 +108,7 @@ def test_an_unreadable_answer_is_invalid_says_so_and_costs_a_turn(episode):
     assert results[-1].truncated and results[0].info["problem"] == "No answer found."
 
 
-def test_the_prompt_holds_rules_limits_and_format(episode):
+def test_prompt_contains_rules_limits_and_format(episode):
     opening, _ = episode(make(GuessNumber), [])
     system, user = opening.messages
     assert (system.role, user.role) == ("system", "user")
@@ -119,46 +119,46 @@ def test_the_prompt_holds_rules_limits_and_format(episode):
     )
 
 
-def test_the_prompt_tells_the_limit_of_a_turn_from_that_of_the_episode(episode):
+def test_prompt_states_turn_and_episode_limits_separately(episode):
     opening, _ = episode(make(Counter), [])
     assert "At most 3 actions a turn; at most 4 turns and 5 actions in all." in opening.messages[0].content
     assert "<answer>action || action</answer>" in opening.messages[0].content
 
 
-def test_limits_set_by_parameters_are_those_stated_and_kept(episode):
+def test_runner_enforces_limits_from_parameters(episode):
     answers = ["<answer>1 || 1</answer>"] * 9
     opening, results = episode(make(Counter, max_turns=2, max_actions_per_turn=2, max_actions=None), answers)
     assert "At most 2 actions a turn; at most 2 turns in all." in opening.messages[0].content
     assert len(results) == 2 and results[-1].truncated
 
 
-def test_rewards_of_a_turns_actions_are_summed_and_the_last_observation_shown(episode):
+def test_runner_sums_rewards_and_shows_the_last_observation(episode):
     _, (result,) = episode(make(Counter), ["<answer>1 || 2||3</answer>"])
     assert result.reward == 1.5 and say(result) == "6"
     assert result.info["actions"] == ["1", "2", "3"]
 
 
-def test_actions_after_the_end_of_the_episode_are_not_run(episode):
+def test_runner_skips_actions_after_the_end(episode):
     runner = make(Counter, goal=2)
     _, (result,) = episode(runner, ["<answer>1 || 1 || 1</answer>"])
     assert result.success and result.reward == 2.5 and runner.env.count == 2
     assert result.info["actions"] == ["1", "1"] and result.info["success"] is True
 
 
-def test_losing_terminates_without_success(episode):
+def test_lost_episode_terminates_without_success(episode):
     _, (result,) = episode(make(Counter, trap=1), ["<answer>1</answer>"])
     assert result.terminated and not result.success and result.reward == -1.0
     assert result.status is Status.FAILED
 
 
-def test_too_many_actions_in_a_turn_are_ignored_and_that_is_said(episode):
+def test_runner_ignores_and_reports_excess_actions(episode):
     runner = make(Counter)
     _, (result,) = episode(runner, ["<answer>1 || 1 || 1 || 1 || 1</answer>"])
     assert runner.env.count == 3 and not result.invalid and result.info["ignored"] == 2
     assert say(result) == "Too many actions: 3 ran.\n3"
 
 
-def test_the_action_limit_of_the_episode_truncates(episode):
+def test_runner_truncates_at_the_action_limit(episode):
     runner = make(Counter)
     _, results = episode(runner, ["<answer>1 || 1 || 1</answer>"] * 4)
     assert len(results) == 2 and runner.env.count == 5
@@ -166,19 +166,19 @@ def test_the_action_limit_of_the_episode_truncates(episode):
     assert say(results[-1]) == "5\nNo actions left."
 
 
-def test_actions_before_an_invalid_one_stand_and_the_turn_is_invalid(episode):
+def test_runner_keeps_actions_before_an_invalid_one(episode):
     runner = make(Counter)
     _, (result,) = episode(runner, ["<answer>1 || x || 1</answer>"])
     assert result.invalid and result.reward == 0.5 and runner.env.count == 1
     assert say(result) == "Invalid action.\n1" and result.info["actions"] == ["1"]
 
 
-def test_another_exception_is_a_failure_of_the_environment_not_a_reward(episode):
+def test_runner_reports_exceptions_as_environment_failures(episode):
     with pytest.raises(EnvironmentFailure, match="Counter, step: KeyError: 'broken'"):
         episode(make(Counter), ["<answer>break</answer>"])
 
 
-def test_a_value_error_in_reset_is_a_failure_of_the_environment(episode):
+def test_runner_reports_value_errors_in_reset_as_failures(episode):
     class Broken(GuessNumber):
         def reset(self, rng):
             raise ValueError("no numbers left")
@@ -188,7 +188,7 @@ def test_a_value_error_in_reset_is_a_failure_of_the_environment(episode):
 
 
 @pytest.mark.parametrize("value", [None, "text", won(3), goes_on("", float("nan"))])
-def test_a_step_that_returns_nonsense_is_a_failure_of_the_environment(episode, value):
+def test_runner_rejects_invalid_step_results(episode, value):
     class Broken(GuessNumber):
         def step(self, action):
             return value
@@ -205,7 +205,7 @@ def test_a_step_that_returns_nonsense_is_a_failure_of_the_environment(episode, v
     ],
     ids=lambda given: type(given).__name__,
 )
-def test_runner_reports_a_reward_that_cannot_be_trained_on(episode, reward, shown):
+def test_runner_rejects_rewards_out_of_range(episode, reward, shown):
     class Broken(GuessNumber):
         def step(self, action):
             return won(reward=reward)
@@ -217,7 +217,7 @@ def test_runner_reports_a_reward_that_cannot_be_trained_on(episode, reward, show
 
 
 @pytest.mark.parametrize("reward", [True, 1, np.float32(1), np.array(1), 10**9])
-def test_runner_takes_every_real_number_as_a_reward(episode, reward):
+def test_runner_accepts_any_real_number_as_reward(episode, reward):
     class Odd(GuessNumber):
         def step(self, action):
             return won(reward=reward)
@@ -228,7 +228,7 @@ def test_runner_takes_every_real_number_as_a_reward(episode, reward):
 
 @pytest.mark.parametrize("picture", ["P _ G", [["P"]], {"rows": []}, 0])
 @pytest.mark.parametrize("turn", [0, 1])
-def test_runner_reports_a_drawing_that_is_no_picture(episode, picture, turn):
+def test_runner_rejects_drawings_that_are_not_pictures(episode, picture, turn):
     class Broken(GuessNumber):
         drawn = -1
 
@@ -241,7 +241,7 @@ def test_runner_reports_a_drawing_that_is_no_picture(episode, picture, turn):
 
 
 @pytest.mark.parametrize("part", ["draw", "state_key", "rules"])
-def test_failures_beside_the_rules_are_attributed_too(episode, part):
+def test_runner_reports_failures_of_hooks(episode, part):
     def fails(self):
         raise ValueError("oh")
 
@@ -250,7 +250,7 @@ def test_failures_beside_the_rules_are_attributed_too(episode, part):
         episode(make(cls), ["<answer>1</answer>"])
 
 
-def test_what_a_person_can_mend_stays_a_user_error(episode):
+def test_runner_passes_user_errors(episode):
     class Unmendable(GuessNumber):
         def reset(self, rng):
             raise UserError("no word list: write one")
@@ -259,7 +259,7 @@ def test_what_a_person_can_mend_stays_a_user_error(episode):
         episode(make(Unmendable), [])
 
 
-def test_an_environment_is_single_use(episode, steps):
+def test_runner_rejects_a_second_start(episode, steps):
     runner = make(Counter, goal=1)
     with pytest.raises(RuntimeError, match="before start"):
         steps(runner, ["<answer>1</answer>"])
@@ -270,14 +270,14 @@ def test_an_environment_is_single_use(episode, steps):
         episode(runner, [])
 
 
-def test_parameters_are_strict_and_frozen_whatever_the_author_wrote():
+def test_params_are_strict_and_frozen():
     with pytest.raises(UserError, match='did you mean "goal"'):
         make(Counter, goals=3)
     with pytest.raises(ValueError):
         make(Counter).env.params.goal = 3
 
 
-def test_a_random_answer_is_legal_and_of_every_length_up_to_the_limit(episode):
+def test_random_answer_is_legal_and_varies_in_length(episode):
     class Picker(Counter):
         action_names = ("1", "2")
         max_actions_per_turn = 3
@@ -289,11 +289,11 @@ def test_a_random_answer_is_legal_and_of_every_length_up_to_the_limit(episode):
         assert not episode(make(Picker), [answer])[1][0].invalid
 
 
-def test_there_is_no_random_answer_without_random_actions():
+def test_random_answer_needs_random_actions():
     assert make(GuessNumber).env.random_answer(random.Random(0)) is None
 
 
-def test_named_actions_are_checked_before_step_and_named_in_the_prompt(episode):
+def test_action_names_are_checked_and_in_the_prompt(episode):
     class Picker(Counter):
         action_names = ("1", "2")
 
@@ -302,7 +302,7 @@ def test_named_actions_are_checked_before_step_and_named_in_the_prompt(episode):
     assert result.invalid and result.info["actions"] == ["1"]
 
 
-def test_a_subclass_without_a_docstring_keeps_the_rules_of_its_parent(episode):
+def test_subclass_without_docstring_inherits_the_rules(episode):
     class Quiet(GuessNumber):
         max_turns = 1
 
@@ -315,7 +315,7 @@ def test_a_subclass_without_a_docstring_keeps_the_rules_of_its_parent(episode):
 
 
 @pytest.mark.parametrize(("a_turn", "last"), [(1, "<answer>Up</answer>."), (2, "<answer>Left || Down</answer>.")])
-def test_the_prompt_can_show_each_action_as_a_whole_answer(a_turn: int, last: str) -> None:
+def test_prompt_can_show_each_action_as_an_answer(a_turn: int, last: str) -> None:
     kind = load_spec("frozen_lake")
     task = Task(env="frozen_lake", params={"examples": True, "max_actions_per_turn": a_turn}, seed=1)
     said = asyncio.run(kind.make(task, member=0).start()).messages[0].content
@@ -328,6 +328,6 @@ def test_the_prompt_can_show_each_action_as_a_whole_answer(a_turn: int, last: st
     assert boards[0] == boards[1], "the same world, in other words"
 
 
-def test_only_environments_with_named_actions_show_examples() -> None:
+def test_example_answers_need_named_actions() -> None:
     assert "examples" in params_model(load_spec("sokoban").cls).model_fields
     assert "examples" not in params_model(load_spec("countdown").cls).model_fields

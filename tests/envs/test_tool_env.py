@@ -91,7 +91,7 @@ def written(style: str, code: str) -> str:
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_a_call_is_run_and_told_and_the_answer_is_judged(style: str) -> None:
+def test_tool_env_runs_calls_and_scores_the_answer(style: str) -> None:
     opening, results = play([written(style, "6*7"), "So <answer>42</answer>"], style=style)
     assert [(each.role, each.content) for each in results[0].messages] == [("tool", "ran 6*7")]
     assert not results[0].over and results[1].success and results[1].reward == 1.0
@@ -101,12 +101,12 @@ def test_a_call_is_run_and_told_and_the_answer_is_judged(style: str) -> None:
     assert ("python(code)" in opening.messages[0].content) == (style == "answer")
 
 
-def test_a_mistake_costs_the_format_penalty_and_the_episode_goes_on() -> None:
+def test_tool_env_penalises_format_errors() -> None:
     _, (result,) = play(["<tool_call>{bad}</tool_call>"])
     assert result.invalid and not result.over and "not valid JSON" in result.messages[0].content
 
 
-def test_calls_beyond_the_limit_do_not_run_and_the_agent_is_told() -> None:
+def test_tool_env_skips_and_reports_excess_calls() -> None:
     call = written("hermes", "1")
     _, results = play([call * 2, call * 2, call], max_tool_calls=3)
     told = [[message.content for message in each.messages] for each in results]
@@ -114,24 +114,24 @@ def test_calls_beyond_the_limit_do_not_run_and_the_agent_is_told() -> None:
     assert [len(each.info["calls"]) for each in results] == [2, 1, 0]
 
 
-def test_the_turn_limit_holds_for_turns_with_calls() -> None:
+def test_tool_env_counts_turns_with_calls() -> None:
     _, results = play([written("hermes", "1")] * 3, max_turns=3)
     assert [each.truncated for each in results] == [False, False, True]
 
 
-def test_a_tools_own_reward_is_the_turns() -> None:
+def test_tool_reward_is_the_turn_reward() -> None:
     good = '<tool_call>{"name": "judged", "arguments": {"good": true}}</tool_call>'
     _, results = play([good * 2, "<answer>42</answer>"])
     assert [each.reward for each in results] == [0.5, 1.0], "the outcome counts once"
 
 
-def test_long_output_is_shortened_in_its_middle() -> None:
+def test_tool_output_is_truncated_in_the_middle() -> None:
     _, (result,) = play([written("hermes", "a" * 50 + "b" * 5000 + "c" * 50)], max_output=100)
     text = result.messages[0].content
     assert text.startswith("ran a") and text.endswith("c" * 50) and len(text) < 160 and "characters cut" in text
 
 
-def test_what_breaks_on_our_side_is_no_observation() -> None:
+def test_tool_failure_is_not_an_observation() -> None:
     with pytest.raises(InfrastructureFailure, match="gone"):
         play(['<tool_call>{"name": "broken", "arguments": {}}</tool_call>'])
 
@@ -142,9 +142,7 @@ def test_what_breaks_on_our_side_is_no_observation() -> None:
     style=st.sampled_from(STYLES),
     thoughts=st.lists(st.text(alphabet="abc <>", max_size=12), min_size=7, max_size=7),
 )
-def test_with_three_and_more_rounds_every_observation_is_0_and_every_answer_1(
-    outputs: list[str], style: str, thoughts: list[str]
-) -> None:
+def test_loss_mask_covers_answers_and_no_observation(outputs: list[str], style: str, thoughts: list[str]) -> None:
     renderer = Renderer(tiny_tokenizer())
     answers = [thoughts[number] + written(style, str(number)) for number in range(len(outputs))] + [
         "<answer>42</answer>"
@@ -164,7 +162,7 @@ def test_with_three_and_more_rounds_every_observation_is_0_and_every_answer_1(
 
 
 @pytest.mark.parametrize("style", ["answer", "hermes"])
-def test_lookup_is_solved_by_asking_and_differs_every_time(style: str) -> None:
+def test_lookup_solver_calls_the_tool(style: str) -> None:
     kind, rooms = load_spec("lookup"), set[str]()
 
     async def solve(index: int) -> bool:
@@ -236,14 +234,14 @@ def questions(own: dict[str, Any], split: Split) -> set[str]:
     return {asyncio.run(ask(index)) for index in range(20)}
 
 
-def test_a_file_of_rows_a_list_of_tools_and_a_reward_are_an_environment(own: dict[str, Any]) -> None:
+def test_tools_env_runs_tasks_from_a_file(own: dict[str, Any]) -> None:
     splits: tuple[Split, ...] = ("train", "validation", "test")
     train, validation, test = (questions(own, split) for split in splits)
     assert train and validation and test
     assert not (train & validation or train & test or validation & test), "no question is in two splits"
 
 
-def test_tables_of_tasks_may_stand_beside_the_kind(own: dict[str, Any]) -> None:
+def test_tools_env_accepts_short_settings(own: dict[str, Any]) -> None:
     config = build({"env": {"kind": "tools", **own, "params": {"max_tool_calls": 2}}})
     assert config.env.params == {**own, "max_tool_calls": 2}
 
@@ -276,9 +274,7 @@ def test_tables_of_tasks_may_stand_beside_the_kind(own: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_what_cannot_be_used_is_told_before_anything_starts(
-    own: dict[str, Any], change: dict[str, Any], said: str
-) -> None:
+def test_tools_env_rejects_invalid_settings(own: dict[str, Any], change: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said) as told:
         build_environment_mix(build({"env": {"kind": "tools", **own, **change}}))
     assert "\n" not in str(told.value)
@@ -296,7 +292,7 @@ UNFIT: dict[str, tuple[list[Any], str]] = {
 
 
 @pytest.mark.parametrize("case", UNFIT)
-def test_a_tool_that_cannot_be_one_is_told_by_a_dry_run(
+def test_dry_run_rejects_invalid_tools(
     own: dict[str, Any], case: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     names, said = UNFIT[case]
@@ -308,7 +304,7 @@ def test_a_tool_that_cannot_be_one_is_told_by_a_dry_run(
         assert re.search(said, printed) and printed.count("\n") == 1
 
 
-def test_a_wrong_rule_of_a_tool_is_told_with_its_file(own: dict[str, Any], tmp_path: Path) -> None:
+def test_tool_error_names_its_file(own: dict[str, Any], tmp_path: Path) -> None:
     marked = TOOL_FILE.replace("def weather", "from turnwise.tools.function import tool\n@tool(timeout=3)\ndef weather")
     (tmp_path / "marked.py").write_text(marked)
     with pytest.raises(UserError) as told:
@@ -318,7 +314,7 @@ def test_a_wrong_rule_of_a_tool_is_told_with_its_file(own: dict[str, Any], tmp_p
 
 
 @pytest.mark.parametrize("others", [["weather"], ["weather", "python"], ["python", {"mcp": "http://127.0.0.1:9/mcp"}]])
-def test_fenced_blocks_call_python_alone(own: dict[str, Any], others: list[Any]) -> None:
+def test_python_style_calls_only_the_python_tool(own: dict[str, Any], others: list[Any]) -> None:
     given = [own["tools"][0] if each == "weather" else each for each in others]
     unreached = "weather" if "weather" in others else "a server's tools"
     with pytest.raises(UserError, match=f"can call only the tool python, not {unreached}: remove them"):
@@ -327,12 +323,12 @@ def test_fenced_blocks_call_python_alone(own: dict[str, Any], others: list[Any])
         build_environment_mix(build({"env": {"kind": "lookup", "params": {"style": "python"}}}))
 
 
-def test_parameters_that_have_no_default_are_asked_for() -> None:
+def test_tools_env_requires_tasks_and_reward() -> None:
     with pytest.raises(UserError, match=r"env\.params\.tasks is missing: tools needs tasks, tools, reward"):
         load_spec("tools").check_params({})
 
 
-def test_lookup_pays_the_right_call_once() -> None:
+def test_lookup_rewards_the_right_call_once() -> None:
     kind = load_spec("lookup")
 
     async def rewards() -> list[float]:
@@ -350,7 +346,7 @@ def test_lookup_pays_the_right_call_once() -> None:
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_the_prompt_states_the_limits_in_force(style: str) -> None:
+def test_tool_prompt_states_the_limits(style: str) -> None:
     for calls, turns in ((2, 3), (7, 5)):
         opening, _ = play([], style=style, max_tool_calls=calls, max_turns=turns)
         prompt = opening.messages[0].content
@@ -358,7 +354,7 @@ def test_the_prompt_states_the_limits_in_force(style: str) -> None:
         assert "<answer>" in prompt
 
 
-def test_where_work_is_handed_in_nothing_is_said_of_answers() -> None:
+def test_prompt_without_answers_mentions_none() -> None:
     kind = load_spec("code_tests")
 
     async def prompt() -> str:
@@ -372,7 +368,7 @@ def test_where_work_is_handed_in_nothing_is_said_of_answers() -> None:
     assert "<answer>" not in said and "2 calls in all" in said
 
 
-def test_a_turn_with_calls_knows_its_state_as_others_do() -> None:
+def test_turn_with_calls_records_its_state() -> None:
     kind = load_spec("math_code")
 
     async def states() -> list[object]:
@@ -385,7 +381,7 @@ def test_a_turn_with_calls_knows_its_state_as_others_do() -> None:
     assert len(set(asyncio.run(states()))) == 1
 
 
-def test_the_sandbox_is_a_tool_by_name(own: dict[str, Any]) -> None:
+def test_sandbox_is_a_tool_by_name(own: dict[str, Any]) -> None:
     kind = load_spec("tools")
 
     async def ask() -> list[str]:
@@ -407,7 +403,7 @@ def score(answer, row):
 
 
 @pytest.mark.parametrize(("success_at", "right"), [(0.5, True), (0.51, False), (0.2, True)])
-def test_an_answer_is_right_from_the_value_that_the_recipe_says(
+def test_success_at_decides_which_answers_succeed(
     own: dict[str, Any], tmp_path: Path, success_at: float, right: bool
 ) -> None:
     (tmp_path / "half.py").write_text(HALF)
@@ -425,7 +421,7 @@ def test_an_answer_is_right_from_the_value_that_the_recipe_says(
     assert result.success is right and result.reward == 0.5 and result.info["rewards"] == {"score": 0.5}
 
 
-def test_a_split_that_there_is_not_is_told_with_its_line(own: dict[str, Any], tmp_path: Path) -> None:
+def test_task_rows_error_names_the_line_of_an_unknown_split(own: dict[str, Any], tmp_path: Path) -> None:
     rows = [{"question": "a?", "split": "train"}, {"question": "b?", "split": "val"}]
     (tmp_path / "split.jsonl").write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(UserError, match=r"line 2: unknown split 'val': use train, validation, test"):

@@ -35,14 +35,14 @@ def shown(folder: Path, style: str) -> str:
     return "\n".join(written)
 
 
-def test_types_values_and_what_may_be_left_out_are_told_to_small_models_and_players(tmp_path: Path) -> None:
+def test_compact_tool_prompt_states_types_and_optional_arguments(tmp_path: Path) -> None:
     text = shown(tmp_path, "answer")
     assert '- quote(city, nights: integer, board: "half"|"full" = "half", guests?: integer): The price' in text
     assert 'Call: <call>quote {"city": "...", "nights": 1}</call>.' in text
 
 
 @pytest.mark.parametrize("style", ["hermes", "llama", "mistral"])
-def test_other_styles_tell_the_schema_and_a_call_that_fits_it(tmp_path: Path, style: str) -> None:
+def test_tool_prompt_shows_the_schema_and_a_valid_call(tmp_path: Path, style: str) -> None:
     text = shown(tmp_path, style)
     (schema,) = [json.loads(line) for line in text.splitlines() if line.startswith('{"name": "quote", "desc')]
     assert schema["parameters"]["properties"]["board"]["enum"] == ["half", "full"]

@@ -1,4 +1,4 @@
-"""One episode of a Gymnasium environment, in its own process."""
+"""Gymnasium environments in words, inside their worker process."""
 
 import json
 import random
@@ -15,11 +15,11 @@ from gymnasium.envs.toy_text.frozen_lake import generate_random_map
 
 from turnwise.envs.adapters.worker import IllegalAction, InvalidSetting, WorkerEnv, WorkerStep
 
-DRAWS = 200
-"""Start states that are drawn in search of one that the limits allow to solve."""
+MAX_DRAWS = 200
+"""Start states that are drawn until one can be solved within the limits."""
 IDLE: defaultdict[str, list[Any]] = defaultdict(list)
-"""Environments of episodes that are over, by what they were made with: Gymnasium's own start anew at a reset, and their
-tables take longer to make than an episode to play."""
+"""Environments of finished episodes by their arguments, for reuse: building their tables takes longer than an episode,
+and `reset` restarts Gymnasium's own environments completely."""
 MAX_NUMBERS = 32
 COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 COLOURED = re.compile(r"\x1b\[([0-9;]+)m(.*?)\x1b\[0m", re.DOTALL)
@@ -33,15 +33,15 @@ class KnownEnv:
     rules: str
     actions: tuple[str, ...]
     success_at: float
-    """The least last reward of an episode that succeeded."""
+    """Least last reward of a successful episode."""
     step_reward: float = 0.0
-    """Of a step that achieves nothing: an invalid answer must not be cheaper."""
-    told: Callable[[Any, Any], str]
-    """(the unwrapped environment, observation) -> the state in words."""
-    chance: Callable[[Options], str] = lambda options: ""
-    """What the rules say of chance, by the options in force."""
-    prepared: Callable[[Options, int], Options] = lambda options, seed: options
-    """What a start state is made with besides the seed."""
+    """Reward of a step that achieves nothing; also the default of invalid actions, which must not be cheaper."""
+    describe: Callable[[Any, Any], str]
+    """(unwrapped environment, observation) -> the state in words."""
+    describe_randomness: Callable[[Options], str] = lambda options: ""
+    """Sentence of the rules about random outcomes, given the options."""
+    draw_options: Callable[[Options, int], Options] = lambda options, seed: options
+    """(options, seed) -> arguments of `gymnasium.make` for one start state."""
 
 
 TAXI = """Drive the taxi to the passenger, pick up, drive to the goal, drop off.
@@ -58,23 +58,23 @@ The taxi crosses : but not |. A step costs 1, a wrong Pickup or Dropoff 10; the 
 
 def taxi(env: Any, observation: Any) -> str:
     row, column, passenger, goal = env.decode(int(observation))
-    waiting = "in the taxi" if passenger == len(env.locs) else _place(env, passenger)
-    return f"taxi {row},{column}; passenger {waiting}; goal {_place(env, goal)}"
+    waiting = "in the taxi" if passenger == len(env.locs) else _location(env, passenger)
+    return f"taxi {row},{column}; passenger {waiting}; goal {_location(env, goal)}"
 
 
-def _place(env: Any, index: int) -> str:
+def _location(env: Any, index: int) -> str:
     row, column = env.locs[index]
     return f"{'RGYB'[index]} {row},{column}"
 
 
-def taxi_chance(options: Options) -> str:
+def taxi_randomness(options: Options) -> str:
     rain = f"It rains: a move goes as asked with chance {options.get('rainy_probability', 0.8):g}, else to a side. "
     mood = f"With chance {options.get('fickle_probability', 0.3):g} the passenger changes the goal once in the taxi."
     return (rain * bool(options.get("is_rainy")) + mood * bool(options.get("fickle_passenger"))).strip()
 
 
 def cliff(env: Any, observation: Any) -> str:
-    """The grid as Gymnasium draws it, a space between cells."""
+    """Draw the grid as Gymnasium does, with a space between cells."""
     rows, columns = env.shape
     player = divmod(int(observation), columns)
     goal = (rows - 1, columns - 1)
@@ -85,7 +85,7 @@ def cliff(env: Any, observation: Any) -> str:
     return "\n".join(" ".join(cell((row, column)) for column in range(columns)) for row in range(rows))
 
 
-def cliff_chance(options: Options) -> str:
+def cliff_randomness(options: Options) -> str:
     return "It is slippery: 1/3 of moves go as asked, 1/3 to each side." if options.get("is_slippery") else ""
 
 
@@ -96,14 +96,14 @@ def lake(env: Any, observation: Any) -> str:
     return "\n".join(" ".join(row) for row in cells)
 
 
-def lake_chance(options: Options) -> str:
+def lake_randomness(options: Options) -> str:
     rate = options.get("success_rate", 1 / 3)
     slip = f"The ice is slippery: a move goes as asked with chance {rate:.2g}, else to either side."
     return slip if options.get("is_slippery", True) else ""
 
 
 def random_lake(options: Options, seed: int) -> Options:
-    """map_name "random": a map of its own for each seed, always solvable, where Gymnasium would draw it unseeded."""
+    """Draw a solvable map per seed for map_name "random", which Gymnasium would draw unseeded."""
     if options.get("map_name") != "random":
         return options
     others = {name: value for name, value in options.items() if name not in ("map_name", "size", "p")}
@@ -121,16 +121,16 @@ CLIFF = KnownEnv(
     actions=("Up", "Right", "Down", "Left"),
     success_at=-1.0,
     step_reward=-1.0,
-    told=cliff,
-    chance=cliff_chance,
+    describe=cliff,
+    describe_randomness=cliff_randomness,
 )
 LAKE = KnownEnv(
     rules="Walk over the ice to the goal. A hole ends the game.\nP you, S start, F ice, H hole, G goal.",
     actions=("Left", "Down", "Right", "Up"),
     success_at=1.0,
-    told=lake,
-    chance=lake_chance,
-    prepared=random_lake,
+    describe=lake,
+    describe_randomness=lake_randomness,
+    draw_options=random_lake,
 )
 KNOWN: dict[str, KnownEnv] = {
     "Taxi": KnownEnv(
@@ -138,8 +138,8 @@ KNOWN: dict[str, KnownEnv] = {
         actions=("South", "North", "East", "West", "Pickup", "Dropoff"),
         success_at=20.0,
         step_reward=-1.0,
-        told=taxi,
-        chance=taxi_chance,
+        describe=taxi,
+        describe_randomness=taxi_randomness,
     ),
     "CliffWalking": CLIFF,
     "CliffWalkingSlippery": CLIFF,
@@ -150,10 +150,10 @@ KNOWN: dict[str, KnownEnv] = {
         "Hit takes a card; Stick ends your turn, and the dealer draws to 17.",
         actions=("Stick", "Hit"),
         success_at=1.0,
-        told=blackjack,
+        describe=blackjack,
     ),
 }
-"""By the name without its version."""
+"""By name without the version."""
 
 
 class GymnasiumWorkerEnv(WorkerEnv):
@@ -167,7 +167,7 @@ class GymnasiumWorkerEnv(WorkerEnv):
         actions: list[str],
         success_at: float | None,
         invalid_reward: float | None,
-        longest: int,
+        action_budget: int,
     ) -> None:
         module, _, name = id.rpartition(":")
         try:
@@ -176,14 +176,14 @@ class GymnasiumWorkerEnv(WorkerEnv):
             self.spec = gymnasium.spec(name)
         except (gymnasium.error.Error, ImportError) as error:
             raise InvalidSetting(f"env.params.id: {error}") from error
-        self.options, self.longest = options, longest
+        self.options, self.action_budget = options, action_budget
         self.known = KNOWN.get(self.spec.name) if self.spec.namespace is None else None
         self.success_at = self.known.success_at if success_at is None and self.known is not None else success_at
         step_reward = self.known.step_reward if self.known is not None else 0.0
         self.invalid_reward = step_reward if invalid_reward is None else invalid_reward
-        self.reusable = self.known is not None and self.known.prepared(options, 0) is options
+        self.reusable = self.known is not None and self.known.draw_options(options, 0) is options
         self.key = json.dumps([self.spec.id, options], sort_keys=True)
-        self.env = IDLE[self.key].pop() if self.reusable and IDLE[self.key] else self._made(seed=0)
+        self.env = IDLE[self.key].pop() if self.reusable and IDLE[self.key] else self._make(seed=0)
         self.first, count = self._actions()
         self.names = actions or (self.known.actions if self.known else [str(self.first + n) for n in range(count)])
         if len(set(self.names)) != count:
@@ -196,26 +196,26 @@ class GymnasiumWorkerEnv(WorkerEnv):
     def about(self) -> dict[str, Any]:
         rules = f"Gymnasium's {self.spec.id}."
         if self.known:
-            chance = self.known.chance(self.spec.kwargs | self.options)
-            rules = f"{self.known.rules}\n{chance}".strip()
+            randomness = self.known.describe_randomness(self.spec.kwargs | self.options)
+            rules = f"{self.known.rules}\n{randomness}".strip()
         return {"rules": rules, "actions": list(self.names), "invalid_reward": self.invalid_reward}
 
     def reset(self, seed: int) -> WorkerStep:
-        """Draws until the start is one that can be solved within the limits, where that can be told."""
-        draws = random.Random(seed)
-        for _ in range(DRAWS):
-            number = draws.getrandbits(32)
+        """Draw start states until one can be solved within the limits, if that is known."""
+        rng = random.Random(seed)
+        for _ in range(MAX_DRAWS):
+            number = rng.getrandbits(32)
             if self.known and not self.reusable:
-                self.env = self._made(number)
+                self.env = self._make(number)
             self.observation, _ = self.env.reset(seed=number)
-            way = self.solve()
-            if way is None or len(way) <= self.longest:
+            solution = self.solve()
+            if solution is None or len(solution) <= self.action_budget:
                 return {"text": self._text()}
         raise InvalidSetting(
-            f"no start of {self.spec.id} is solved in {self.longest} actions: raise env.params.max_turns"
+            f"no start of {self.spec.id} can be solved in {self.action_budget} actions: raise env.params.max_turns"
         )
 
-    def later(self, seed: int) -> None:
+    def reseed(self, seed: int) -> None:
         self.env.unwrapped.np_random = numpy.random.default_rng(seed)
 
     def step(self, action: str) -> WorkerStep:
@@ -229,25 +229,25 @@ class GymnasiumWorkerEnv(WorkerEnv):
         return {"text": self._text(), "reward": float(reward), "over": over, "success": bool(success)}
 
     def solve(self) -> list[str] | None:
-        """The shortest way to success, where the environment shows its table and nothing in it is left to chance."""
+        """Return the shortest solution if the environment has a deterministic transition table."""
         table = getattr(self.env.unwrapped, "P", None)
         if not isinstance(table, Mapping) or self.success_at is None:
             return None
-        return shortest_way(table, int(self.observation), self.success_at, self.names)
+        return shortest_solution(table, int(self.observation), self.success_at, self.names)
 
-    def _made(self, seed: int) -> Any:
+    def _make(self, seed: int) -> Any:
         entry = self.spec.entry_point
         creator = entry if callable(entry) else gymnasium.envs.registration.load_env_creator(entry)
         modes = getattr(creator, "metadata", {}).get("render_modes", [])
         mode = "ansi" if self.known is None and "ansi" in modes else None
-        options = self.known.prepared(self.options, seed) if self.known else self.options
+        options = self.known.draw_options(self.options, seed) if self.known else self.options
         try:
-            # max_episode_steps -1: no limit but the one that the prompt states
+            # max_episode_steps -1: only the limit in the prompt applies
             return gymnasium.make(
                 self.spec, render_mode=mode, max_episode_steps=-1, disable_env_checker=True, **options
             )
         except (gymnasium.error.Error, TypeError, ValueError, KeyError, AssertionError) as error:
-            raise InvalidSetting(f"env.params: {self.spec.id} cannot be made so: {error}") from error
+            raise InvalidSetting(f"env.params: {self.spec.id} rejects these options: {error}") from error
 
     def _actions(self) -> tuple[int, int]:
         space = self.env.action_space
@@ -257,35 +257,37 @@ class GymnasiumWorkerEnv(WorkerEnv):
 
     def _text(self) -> str:
         if self.known:
-            return self.known.told(self.env.unwrapped, self.observation)
+            return self.known.describe(self.env.unwrapped, self.observation)
         if self.env.render_mode == "ansi":
-            return COLOURED.sub(_in_words, str(self.env.render())).strip()
-        return plain(self.observation, self.spec.id)
+            return COLOURED.sub(_name_colours, str(self.env.render())).strip()
+        return format_observation(self.observation, self.spec.id)
 
 
-def _in_words(coloured: re.Match[str]) -> str:
-    """[red S] for an S in red or on red: colours carry meaning that plain text would lose."""
+def _name_colours(coloured: re.Match[str]) -> str:
+    """Write [red S] for an S in red or on red: colours carry meaning that plain text would lose."""
     codes = [int(code) for code in coloured[1].split(";") if code]
     names = [COLOURS[code % 10] for code in codes if 30 <= code < 48 and code % 10 < len(COLOURS)]
     return f"[{' '.join([*names, coloured[2]])}]"
 
 
-def plain(observation: Any, name: str) -> str:
-    """Numbers and words of an observation, a few of them."""
+def format_observation(observation: Any, name: str) -> str:
+    """Return a small observation as text."""
     if isinstance(observation, Mapping):
-        return "; ".join(f"{key} {plain(value, name)}" for key, value in observation.items())
+        return "; ".join(f"{key} {format_observation(value, name)}" for key, value in observation.items())
     if isinstance(observation, tuple):
-        return ", ".join(plain(value, name) for value in observation)
+        return ", ".join(format_observation(value, name) for value in observation)
     if isinstance(observation, numpy.ndarray):
         if observation.size > MAX_NUMBERS:
-            raise InvalidSetting(f"env.params.id: {name} shows pictures, or too many numbers to tell: choose another")
-        return ", ".join(plain(value, name) for value in observation.ravel())
+            raise InvalidSetting(
+                f"env.params.id: {name} has observations of more than {MAX_NUMBERS} numbers: choose another"
+            )
+        return ", ".join(format_observation(value, name) for value in observation.ravel())
     return str(observation) if isinstance(observation, str | int | numpy.integer) else f"{observation:.4g}"
 
 
-def shortest_way(table: Mapping[Any, Any], start: int, success_at: float, names: Any) -> list[str] | None:
-    """Breadth first over {state: {action: [(chance, next state, reward, over)]}}; None where chance has a say."""
-    ways: dict[int, list[str]] = {start: []}
+def shortest_solution(table: Mapping[Any, Any], start: int, success_at: float, names: Any) -> list[str] | None:
+    """Search {state: {action: [(probability, next state, reward, over)]}} breadth first; None if it is random."""
+    paths: dict[int, list[str]] = {start: []}
     queue = deque([start])
     while queue:
         state = queue.popleft()
@@ -293,10 +295,10 @@ def shortest_way(table: Mapping[Any, Any], start: int, success_at: float, names:
             if len(outcomes) != 1:
                 return None
             _, after, reward, over = outcomes[0]
-            way = [*ways[state], names[action]]
+            path = [*paths[state], names[action]]
             if over and reward >= success_at:
-                return way
-            if not over and after not in ways:
-                ways[after] = way
+                return path
+            if not over and after not in paths:
+                paths[after] = path
                 queue.append(after)
     return None

@@ -1,4 +1,4 @@
-"""What all adapters share: a TextEnv whose world lives in the process of its package."""
+"""Environments of other packages: TextEnvs whose state is in their package's worker process."""
 
 import random
 import re
@@ -12,20 +12,22 @@ from turnwise.core.errors import EnvironmentFailure
 from turnwise.envs.adapters.process import RemoteEnv
 from turnwise.envs.text_env import Outcome, StrictParams, TextEnv
 
-MAX_ACTION = 2_000
-"""Characters of an action; a longer one is invalid."""
-MAX_TEXT = 20_000
-"""Characters of an observation; a longer one is a failure: no context would hold it."""
-CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
+MAX_ACTION_CHARS = 2_000
+"""A longer action is invalid."""
+MAX_OBSERVATION_CHARS = 20_000
+"""A longer observation is an environment failure: no context would hold it."""
+CONTROL_CHARACTERS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
 
 class PackageEnv(TextEnv):
     """An environment of another package."""
 
     worker_env: ClassVar[str]
-    """module:Class of its `WorkerEnv`."""
+    """MODULE:Class of its `WorkerEnv`."""
+    worker_limits: ClassVar[tuple[str, ...]] = ()
+    """Attributes with limits of the episode that the worker needs to know."""
     timeout_s: ClassVar[float] = 30.0
-    """For one call into the package; one that takes longer is a failure of the environment."""
+    """Time limit of one call into the package, in seconds. A longer call is an environment failure."""
 
     def __init__(self, params: Mapping[str, Any] | None = None, rng: random.Random | None = None) -> None:
         super().__init__(params, rng)
@@ -36,21 +38,22 @@ class PackageEnv(TextEnv):
         self.moves: tuple[str, ...] = ()
 
     def settings(self) -> dict[str, Any]:
-        """What the world is made of, as plain JSON values."""
-        return self.params.model_dump(mode="json", include=set(type(self).Params.model_fields))
+        """Return the arguments of the worker's environment, as plain JSON values."""
+        params: dict[str, Any] = self.params.model_dump(mode="json", include=set(type(self).Params.model_fields))
+        return params | {name: getattr(self, name) for name in self.worker_limits}
 
     def reset(self, rng: random.Random) -> str:
-        scene = self.remote.call("begin", start=rng.getrandbits(63), luck=self.rng.getrandbits(63))
-        return self._see(scene)
+        first = self.remote.call("begin", start_seed=rng.getrandbits(63), later_seed=self.rng.getrandbits(63))
+        return self._observe(first)
 
     def step(self, action: str) -> Outcome:
-        if len(action) > MAX_ACTION:
+        if len(action) > MAX_ACTION_CHARS:
             raise ValueError("too long")
-        scene = self.remote.call("step", action=action)
-        reward, over, success = scene.get("reward", 0.0), scene.get("over", False), scene.get("success", False)
+        result = self.remote.call("step", action=action)
+        reward, over, success = result.get("reward", 0.0), result.get("over", False), result.get("success", False)
         if not isinstance(reward, int | float) or not isinstance(over, bool) or not isinstance(success, bool):
-            raise EnvironmentFailure(f"step gave reward {reward!r}, over {over!r}, success {success!r}")
-        return Outcome(text=self._see(scene), reward=float(reward), over=over, success=success)
+            raise EnvironmentFailure(f"step returned reward {reward!r}, over {over!r}, success {success!r}")
+        return Outcome(text=self._observe(result), reward=float(reward), over=over, success=success)
 
     def random_action(self, rng: random.Random) -> str | None:
         options = self.moves or self.action_names
@@ -59,13 +62,13 @@ class PackageEnv(TextEnv):
     def solve(self) -> list[str] | None:
         return self.remote.call("solve")
 
-    def _see(self, scene: Any) -> str:
-        text, moves = scene["text"], scene.get("moves", ())
+    def _observe(self, result: Any) -> str:
+        text, moves = result["text"], result.get("moves", ())
         if not isinstance(text, str) or not all(isinstance(move, str) for move in moves):
-            raise EnvironmentFailure("what the package shows is no text")
-        text = CONTROLS.sub("", text).strip()
-        if len(text) > MAX_TEXT:
-            raise EnvironmentFailure(f"an observation of {len(text)} characters; {MAX_TEXT} are allowed")
+            raise EnvironmentFailure("the package's observation is not text")
+        text = CONTROL_CHARACTERS.sub("", text).strip()
+        if len(text) > MAX_OBSERVATION_CHARS:
+            raise EnvironmentFailure(f"an observation has {len(text)} characters, more than {MAX_OBSERVATION_CHARS}")
         self.text, self.moves = text, tuple(moves)
         return text
 
@@ -76,24 +79,22 @@ class GymnasiumEnv(PackageEnv):
     max_turns = 20
     needs = MappingProxyType({"gymnasium": "'turnwise[gymnasium]'"})
     worker_env = "turnwise.envs.adapters.gymnasium_worker:GymnasiumWorkerEnv"
+    worker_limits = ("action_budget",)
 
     class Params(StrictParams):
         id: str = "Taxi-v4"
-        """Its name in Gymnasium; MODULE:NAME imports a module that registers it."""
+        """Name in Gymnasium's registry; MODULE:NAME imports a module that registers it."""
         options: dict[str, Any] = Field({})
-        """What it is made with, such as is_slippery; FrozenLake also takes map_name "random", size and p."""
+        """Arguments of gymnasium.make, such as is_slippery; FrozenLake also takes map_name "random", size and p."""
         actions: tuple[str, ...] = ()
-        """Names of the actions in their order; none given: those known of it, else numbers."""
+        """Names of the actions, in order. Default: the known names, else numbers."""
         success_at: float | None = None
-        """The last reward from which an episode that ended counts as success; none: as known of it, else above 0."""
+        """Least last reward of a successful episode. Default: the known value, else any reward above 0."""
 
         invalid_reward: float | None = None
-        """Of an answer that is no action; none: what a step costs where that is known, else 0."""
+        """Reward of an invalid action. Default: the known cost of a step, else 0."""
 
     params: Params
-
-    def settings(self) -> dict[str, Any]:
-        return super().settings() | {"longest": self.action_budget}
 
     def rules(self) -> str:
         return str(self.about["rules"])
@@ -115,19 +116,17 @@ class ReasoningGymEnv(PackageEnv):
     max_turns = 1
     needs = MappingProxyType({"reasoning_gym": "'turnwise[reasoning-gym]'"})
     worker_env = "turnwise.envs.adapters.reasoning_gym_worker:ReasoningGymWorkerEnv"
+    worker_limits = ("max_turns",)
 
     class Params(StrictParams):
         task: str = "leg_counting"
-        """The dataset's name in reasoning-gym."""
+        """Name of the dataset in reasoning-gym."""
         options: dict[str, Any] = Field({})
-        """Of the dataset, such as min_animals."""
+        """Options of the dataset, such as min_animals."""
         success_at: float = 1.0
-        """The score that counts as success."""
+        """Least score that counts as success."""
 
     params: Params
-
-    def settings(self) -> dict[str, Any]:
-        return super().settings() | {"tries": self.max_turns}
 
     def rules(self) -> str:
         return "Solve the task. The action is the answer alone, as the task asks for it."
@@ -142,17 +141,17 @@ class TextArenaEnv(PackageEnv):
 
     class Params(StrictParams):
         id: str = "TicTacToe-v0"
-        """The game's name in TextArena, without -raw or -train."""
+        """Name of the game in TextArena, without -raw or -train."""
         options: dict[str, Any] = Field({})
-        """What it is made with, such as num_disks."""
+        """Arguments of textarena.make, such as num_disks."""
         player: Literal["first", "second", "either"] = "either"
-        """Of two players, which one the agent is: either draws it from the task's seed."""
+        """The agent's player in games for two; either: drawn from the task's seed."""
         opponent: Literal["random", "greedy"] = "random"
-        """Plays legal moves at random; greedy takes one that wins at once where there is one."""
+        """random: legal moves at random; greedy: a winning move if there is one, else at random."""
         moves: tuple[str, ...] = ()
-        """Moves that the opponent chooses from; none given: those in square brackets in what it is shown."""
+        """Moves that the opponent chooses from. Default: those in square brackets in its observations."""
         success_at: float = 1.0
-        """The game's own reward that counts as success: 1 is a win, or a puzzle solved."""
+        """Least reward of the game that counts as success: 1 is a win, or a puzzle solved."""
 
     params: Params
 
@@ -160,7 +159,7 @@ class TextArenaEnv(PackageEnv):
         return "Play the game. The action is your move, in square brackets where the game says so."
 
     def random_action(self, rng: random.Random) -> str | None:
-        """A legal move that what was shown suggests; None where nothing does."""
+        """Return a legal move found in the observations; None if there is none."""
         move: str | None = self.remote.call("guess", seed=rng.getrandbits(63))
         return move
 
@@ -171,32 +170,30 @@ class TextWorldEnv(PackageEnv):
     max_turns = 20
     needs = MappingProxyType({"textworld": "'turnwise[textworld]'"})
     worker_env = "turnwise.envs.adapters.text_world_worker:TextWorldWorkerEnv"
-    timeout_s = 120.0  # its compiler takes seconds, on a busy machine many
+    worker_limits = ("action_budget",)
+    timeout_s = 120.0  # compiling a game takes seconds, many on a busy machine
 
     class Params(StrictParams):
         rooms: Annotated[int, Field(ge=1, le=30)] = 3
-        """1 to 30."""
+        """Number of rooms, 1 to 30."""
         objects: Annotated[int, Field(ge=1, le=50)] = 5
-        """1 to 50, those of the quest among them."""
+        """Number of objects, 1 to 50, including those of the quest."""
         quest_length: Annotated[int, Field(ge=1, le=20)] = 3
-        """Commands that the quest takes; now and then there is a shorter way."""
+        """Number of commands that the quest takes; sometimes there is a shorter solution."""
         objective: Literal["steps", "goal"] = "steps"
-        """The objective tells every step, or only the last."""
+        """The quest's text names every step, or only the goal."""
         narrator: Literal["facts", "inform7"] = "facts"
-        """facts: what can be seen, in few words; inform7: TextWorld's own prose, compiled in seconds a game."""
+        """facts: visible objects in few words; inform7: TextWorld's own prose, compiled in seconds per game."""
         commands: bool = True
-        """The observation lists the commands that can be given."""
+        """List the legal commands in each observation."""
         progress_reward: float = 0.0
-        """For a command that brings the end of the quest nearer, less for one that takes it away."""
+        """Reward of a command that makes progress in the quest; the negative for one that undoes progress."""
 
     params: Params
-
-    def settings(self) -> dict[str, Any]:
-        return super().settings() | {"longest": self.action_budget}
 
     def rules(self) -> str:
         return "Fulfil the quest. The action is a command, such as: go east, open box, take key from box."
 
     def state_key(self) -> str:
-        """What can be seen, without the quest, which only the first observation tells."""
+        """Return the observation without the quest, which only the first one contains."""
         return self.text.partition("\n")[2] if self.text.startswith("Quest: ") else self.text

@@ -1,8 +1,8 @@
-"""Other people's packages run in a process of their own, one a package, started when first needed.
+"""Worker processes for third-party environment packages, one per package, started when first needed.
 
-There they can hang, crash, eat memory, print, draw from the global random streams and iterate over sets of strings,
-and the run goes on: whatever they do wrong is an EnvironmentFailure of the episode in which they do it, and equal seeds
-give equal episodes.
+A package may hang, crash, exhaust memory, print, draw from the global random streams and iterate over sets of strings
+without harming the run: each fault is an EnvironmentFailure of the episode in which it happens, and equal seeds give
+equal episodes.
 """
 
 import atexit
@@ -23,29 +23,30 @@ from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, User
 
 WORKER = "from turnwise.envs.adapters.worker import main; main()"
 START_S = 180.0
-"""For the first answer, which waits for the package's import."""
-MAX_REPLY = 2**20
-KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "NLTK_DATA")
-"""Of this process's environment: keys and tokens are not for packages that read text of a model."""
+"""Seconds for the first reply, which includes the import of the package."""
+MAX_REPLY_BYTES = 2**20
+PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "NLTK_DATA")
+"""Environment variables of the worker. API keys stay out: packages read text that a model wrote."""
 
 
 class WorkerProcess:
-    """The worker of one package. Not shared with a fork of this process."""
+    """The worker of one package. A fork of this process must not use it."""
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, class_path: str) -> None:
         self.owner = os.getpid()
-        self.forgotten: deque[int] = deque()
-        self._numbers = count()
-        self._fresh = True
+        self.released: deque[int] = deque()
+        """Environments that the worker can forget."""
+        self._ids = count()
+        self._is_fresh = True
         self._connection, theirs = multiprocessing.Pipe()
         self._child = subprocess.Popen(
-            [sys.executable, "-P", "-c", WORKER, str(theirs.fileno()), place],
+            [sys.executable, "-P", "-c", WORKER, str(theirs.fileno()), class_path],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env=_environment(),
-            start_new_session=True,  # Ctrl-C is for the run, which then lets the worker go
+            env=_worker_environment(),
+            start_new_session=True,  # Ctrl-C is for the run, which then ends the worker
         )
         theirs.close()
 
@@ -53,25 +54,25 @@ class WorkerProcess:
     def alive(self) -> bool:
         return self.owner == os.getpid() and not self._connection.closed and self._child.poll() is None
 
-    def next_number(self) -> int:
-        return next(self._numbers)
+    def next_id(self) -> int:
+        return next(self._ids)
 
-    def ask(self, world: int, method: str, arguments: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """One request and its reply; whatever goes wrong with either ends the process."""
-        seconds, self._fresh = (START_S if self._fresh else seconds), False
-        forget = [self.forgotten.popleft() for _ in range(len(self.forgotten))]
-        request = {"world": world, "method": method, "arguments": arguments, "seconds": seconds, "forget": forget}
+    def ask(self, env_id: int, method: str, arguments: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """Send a request and return the reply. Any failure ends the process."""
+        seconds, self._is_fresh = (START_S if self._is_fresh else seconds), False
+        released = [self.released.popleft() for _ in range(len(self.released))]
+        request = {"env": env_id, "method": method, "arguments": arguments, "seconds": seconds, "released": released}
         try:
             self._connection.send_bytes(json.dumps(request).encode())
             if not self._connection.poll(seconds):
                 raise EnvironmentFailure(f"{method} took longer than {seconds:g} s")
-            return _parsed(self._connection)
+            return _receive(self._connection)
         except (EOFError, OSError, ValueError) as error:
             self.end()
             raise EnvironmentFailure(
                 f"{method}: no reply from its process, which ended with {self._child.returncode} ({error!r})"
             ) from error
-        except BaseException:  # a reply that nobody has read would be taken for the next one
+        except BaseException:  # an unread reply would be taken for the next one
             self.end()
             raise
 
@@ -82,17 +83,17 @@ class WorkerProcess:
             self._child.wait()
 
 
-def _environment() -> dict[str, str]:
-    """What the worker needs to import what can be imported here, and to iterate over sets in one order everywhere."""
-    kept = {name: os.environ[name] for name in KEPT if name in os.environ}
+def _worker_environment() -> dict[str, str]:
+    """Return variables with which the worker imports the same modules and iterates over sets in a fixed order."""
+    kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)  # noqa: PTH100
     return kept | {"PYTHONPATH": path, "PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "OMP_NUM_THREADS": "1"}
 
 
-def _parsed(connection: Connection) -> dict[str, Any]:
-    reply = json.loads(connection.recv_bytes(MAX_REPLY))
+def _receive(connection: Connection) -> dict[str, Any]:
+    reply = json.loads(connection.recv_bytes(MAX_REPLY_BYTES))
     if not isinstance(reply, dict) or len(reply) != 1:
-        raise ValueError("no reply of a worker")
+        raise ValueError("not a worker's reply")
     return reply
 
 
@@ -100,16 +101,16 @@ _processes: dict[str, WorkerProcess] = {}
 _lock = RLock()
 
 
-def _process_for(place: str) -> WorkerProcess:
-    found = _processes.get(place)
+def _process_for(class_path: str) -> WorkerProcess:
+    found = _processes.get(class_path)
     if found is None or not found.alive:
-        found = _processes[place] = WorkerProcess(place)
+        found = _processes[class_path] = WorkerProcess(class_path)
     return found
 
 
 @atexit.register
 def end_processes() -> None:
-    """Ends all workers of this process; the next world starts a fresh one."""
+    """End all workers of this process. The next environment starts a fresh one."""
     with _lock:
         for process in _processes.values():
             process.end()
@@ -117,40 +118,40 @@ def end_processes() -> None:
 
 
 class _WorkerSlot:
-    """Where a world is: a process, and its number there."""
+    """A worker process and the id of an environment in it."""
 
-    def __init__(self, place: str) -> None:
-        self.process = _process_for(place)
-        self.number = self.process.next_number()
+    def __init__(self, class_path: str) -> None:
+        self.process = _process_for(class_path)
+        self.env_id = self.process.next_id()
 
-    def leave(self) -> None:
-        self.process.forgotten.append(self.number)
+    def release(self) -> None:
+        self.process.released.append(self.env_id)
 
 
 class RemoteEnv:
-    """A `WorkerEnv` in the process of its package. `about` is what it said of itself when it was made.
+    """A `WorkerEnv` in its package's process. `about` is the reply to its construction.
 
-    The call during which the process ends has failed. Other worlds of that process are not to blame: each is made anew
-    in a fresh process when it is next called, by the same calls, which give the same episode.
+    If the process dies, the call that was running fails. Other environments of that process are recreated in a fresh
+    one at their next call, by repeating their calls, which give the same episode.
     """
 
-    def __init__(self, place: str, settings: dict[str, Any], timeout_s: float) -> None:
+    def __init__(self, class_path: str, settings: dict[str, Any], timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._place, self._name = place, place.partition(":")[2]
+        self._class_path, self._name = class_path, class_path.partition(":")[2]
         self._calls: list[tuple[str, dict[str, Any], bytes]] = []
-        """All that were answered: method, arguments and a digest of the reply."""
+        """All answered calls: method, arguments and a digest of the reply."""
         with _lock:
-            self._sit_down()
+            self._take_slot()
             self.about = self.call("open", **settings)
 
-    def _sit_down(self) -> None:
-        self._seat = _WorkerSlot(self._place)
-        self._leave = finalize(self, self._seat.leave)
+    def _take_slot(self) -> None:
+        self._slot = _WorkerSlot(self._class_path)
+        self._release = finalize(self, self._slot.release)
 
     def call(self, method: str, **arguments: Any) -> Any:
-        """Runs a method there. An illegal action is a ValueError here, as an environment says it."""
+        """Call a method of the remote environment. Raises ValueError for an illegal action, as environments do."""
         with _lock:
-            if not self._seat.process.alive:
+            if not self._slot.process.alive:
                 self._restore()
             reply = self._ask(method, arguments)
             self._calls.append((method, arguments, _digest(reply)))
@@ -158,26 +159,26 @@ class RemoteEnv:
             return reply["value"]
         if "illegal" in reply:
             raise ValueError(reply["illegal"])
-        if "wrong" in reply:
-            raise UserError(reply["wrong"])
-        raise EnvironmentFailure(f"{self._name}, {method}: {reply.get('failed', 'no reply of a worker')}")
+        if "invalid_setting" in reply:
+            raise UserError(reply["invalid_setting"])
+        raise EnvironmentFailure(f"{self._name}, {method}: {reply.get('failed', 'not a reply of a worker')}")
 
     def _ask(self, method: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        return self._seat.process.ask(self._seat.number, method, arguments, self._timeout_s)
+        return self._slot.process.ask(self._slot.env_id, method, arguments, self._timeout_s)
 
     def _restore(self) -> None:
-        """An InfrastructureFailure where that does not work: the episode is run again, with the same luck."""
-        self._leave.detach()
-        self._sit_down()
+        """Recreate the episode in a fresh process. If that fails, the episode is retried with the same randomness."""
+        self._release.detach()
+        self._take_slot()
         try:
             for method, arguments, before in self._calls:
                 if _digest(self._ask(method, arguments)) != before:
                     raise InfrastructureFailure(
-                        f"{self._name}: its process ended by another episode, and {method} went otherwise in a new one"
+                        f"{self._name}: another episode ended its process, and {method} had another result in a new one"
                     )
         except EnvironmentFailure as failure:
             raise InfrastructureFailure(
-                f"{self._name}: its process ended by another episode, and could not be replaced: {failure}"
+                f"{self._name}: another episode ended its process, and a new one failed: {failure}"
             ) from failure
 
 

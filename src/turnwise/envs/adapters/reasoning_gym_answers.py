@@ -1,7 +1,7 @@
-"""Answers that reasoning-gym's scorers must not see, and marks that they give too easily (as of 0.1.25).
+"""Checks before and after reasoning-gym's scorers (as of 0.1.25).
 
-Nine of them evaluate the answer as Python, directly or through sympy: only text that can call nothing and grow nothing
-reaches those. Four give full marks without a solution: their marks are checked here.
+Nine scorers evaluate the answer as Python, directly or through sympy: they only get text that can neither call
+functions nor build huge values. Three give full marks to wrong answers: these need an additional check.
 """
 
 import re
@@ -15,9 +15,9 @@ ARITHMETIC = re.compile(r"(?:\s|\d{1,9}(?:\.\d{1,9})?(?![\w.])|\*(?!\s*\*)|[-+/(
 """Numbers, + - * / and parentheses."""
 POWER = r"\*\*\s*(?:-?\d{1,3}|\(\s*-?\d{1,3}(?:\s*/\s*\d{1,3})?\s*\))(?![\w.]|\s*\*\*)"
 FORMULA = re.compile(rf"(?:\s|\d{{1,9}}(?:\.\d{{1,9}})?(?![\w.])|[A-Za-z]++|{POWER}|\*(?!\s*\*)|[-+/()])*", re.ASCII)
-"""Those, names, and small powers, of which none stands on another."""
+"""Numbers, operations, names, and small powers that are not nested."""
 FUNCTIONS = {"sin", "cos", "tan", "exp", "log", "sqrt", "pi", "asin", "acos", "atan", "sinh", "cosh", "tanh"}
-NO_NUMBER = re.compile(r"\b(?:nan|inf|infinity)\b", re.IGNORECASE)
+NOT_FINITE = re.compile(r"\b(?:nan|inf|infinity)\b", re.IGNORECASE)
 FRACTION = re.compile(r"\d{1,12}(?:\.\d{1,12}|/\d{1,12})?", re.ASCII)
 
 
@@ -30,12 +30,12 @@ def is_arithmetic(answer: str) -> bool:
 
 
 def is_formula(answer: str) -> bool:
-    """Names are single letters or functions: no other is looked up."""
+    """Return whether the text is a formula whose names are single letters or known functions."""
     names = re.findall(r"[A-Za-z]+", answer)
     return FORMULA.fullmatch(answer) is not None and all(len(name) == 1 or name in FUNCTIONS for name in names)
 
 
-READABLE: dict[str, Callable[[str], bool]] = {
+SAFE_FORMATS: dict[str, Callable[[str], bool]] = {
     "binary_matrix": is_literal,
     "n_queens": is_literal,
     "spiral_matrix": is_literal,
@@ -48,15 +48,15 @@ READABLE: dict[str, Callable[[str], bool]] = {
 }
 
 
-def is_readable(task: str, answer: str, right: str | None) -> bool:
-    """Whether the scorer of this task may see the answer. No number is as near to every number: unless it is right."""
-    if answer == right:
+def is_safe(task: str, answer: str, reference: str | None) -> bool:
+    """Return whether the task's scorer may see the answer. NaN and infinity only pass as the reference itself."""
+    if answer == reference:
         return True
-    return READABLE.get(task, bool)(answer) and not NO_NUMBER.search(answer)
+    return SAFE_FORMATS.get(task, bool)(answer) and not NOT_FINITE.search(answer)
 
 
 def same_fraction(answer: str, entry: Mapping[str, Any]) -> bool:
-    """coin_flip gives a share for equal first digits, so that "0" is right for every chance."""
+    """Check coin_flip, whose scorer accepts "0" for every probability."""
     text = answer.strip()
     if not FRACTION.fullmatch(text) or text.endswith("/" + "0" * len(text.rpartition("/")[2])):
         return False
@@ -64,18 +64,18 @@ def same_fraction(answer: str, entry: Mapping[str, Any]) -> bool:
 
 
 def same_word(answer: str, entry: Mapping[str, Any]) -> bool:
-    """game_of_life_halting compares truth values, and every text is true."""
+    """Check game_of_life_halting, whose scorer compares truth values, although every text is true."""
     return answer.strip().casefold() == str(entry["answer"]).casefold()
 
 
 def same_numbers(answer: str, entry: Mapping[str, Any]) -> bool:
-    """puzzle24 takes any four numbers for the four that are given."""
+    """Check puzzle24, whose scorer accepts any numbers."""
     return sorted(map(int, re.findall(r"\d+", answer))) == sorted(entry["metadata"]["numbers"])
 
 
-DESERVED: dict[str, Callable[[str, Mapping[str, Any]], bool]] = {
+EXTRA_CHECKS: dict[str, Callable[[str, Mapping[str, Any]], bool]] = {
     "coin_flip": same_fraction,
     "game_of_life_halting": same_word,
     "puzzle24": same_numbers,
 }
-"""What must hold of an answer besides the scorer's marks, for it to have any."""
+"""Conditions without which an answer scores 0, whatever the scorer says."""

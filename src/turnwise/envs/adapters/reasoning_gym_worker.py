@@ -1,4 +1,4 @@
-"""One task of reasoning-gym, in its own process."""
+"""Tasks of reasoning-gym, inside their worker process."""
 
 import math
 from typing import Any
@@ -6,26 +6,26 @@ from typing import Any
 from reasoning_gym.factory import DATASETS, create_dataset
 
 from turnwise.core.suggestions import closest_match
-from turnwise.envs.adapters.reasoning_gym_answers import DESERVED, is_readable
+from turnwise.envs.adapters.reasoning_gym_answers import EXTRA_CHECKS, is_safe
 from turnwise.envs.adapters.worker import IllegalAction, InvalidSetting, WorkerEnv, WorkerStep
 
 SMALL_SEEDS = ("pool_matrix",)
-"""Datasets that draw from numpy's old stream, whose seeds have 32 bits."""
-REFUSED = {
+"""Datasets that seed numpy's legacy stream, whose seeds have 32 bits."""
+UNSUPPORTED = {
     "codeio": "it runs code that a model wrote",
-    "composite": "it mixes others: train on a mixture of environments instead",
+    "composite": "it mixes other tasks; train on a mixture of environments instead",
 }
 
 
 class ReasoningGymWorkerEnv(WorkerEnv):
-    def __init__(self, task: str, options: dict[str, Any], success_at: float, tries: int) -> None:
-        if task in REFUSED:
-            raise InvalidSetting(f"env.params.task: {task} cannot be had, {REFUSED[task]}: choose another")
+    def __init__(self, task: str, options: dict[str, Any], success_at: float, max_turns: int) -> None:
+        if task in UNSUPPORTED:
+            raise InvalidSetting(f"env.params.task: {task} is not supported ({UNSUPPORTED[task]}): choose another")
         if task not in DATASETS:
             near = closest_match(task, DATASETS)
             fix = f'did you mean "{near}"?' if near else "see reasoning_gym.factory.DATASETS"
             raise InvalidSetting(f'env.params.task: reasoning-gym has no task "{task}": {fix}')
-        self.task, self.options, self.success_at, self.tries = task, options, success_at, tries
+        self.task, self.options, self.success_at, self.max_turns = task, options, success_at, max_turns
         self._dataset(0)
 
     def reset(self, seed: int) -> WorkerStep:
@@ -40,16 +40,16 @@ class ReasoningGymWorkerEnv(WorkerEnv):
         self.best += gained
         if score >= self.success_at:
             return {"text": "Right.", "reward": gained, "over": True, "success": True}
-        return {"text": "Not right.", "reward": gained, "over": self.tries == 1}
+        return {"text": "Not right.", "reward": gained, "over": self.max_turns == 1}
 
     def solve(self) -> list[str] | None:
-        """Its own answer, where it has one and its scorer agrees."""
+        """Return the dataset's own answer if there is one and its scorer accepts it."""
         answer = self.entry["answer"]
         return [answer] if isinstance(answer, str) and self._score(answer) >= self.success_at else None
 
     def _score(self, answer: str) -> float:
-        """Between 0 and 1. What the scorer cannot read is no answer, and what it raises is said of the text it read."""
-        if not is_readable(self.task, answer, self.entry["answer"]):
+        """Return a score from 0 to 1. Unsafe answers and answers that make the scorer raise are illegal."""
+        if not is_safe(self.task, answer, self.entry["answer"]):
             raise IllegalAction("not of the form that is asked for")
         try:
             score = float(self.dataset.score_answer(answer=answer, entry=self.entry))
@@ -58,12 +58,12 @@ class ReasoningGymWorkerEnv(WorkerEnv):
         except Exception as error:
             raise IllegalAction(f"{type(error).__name__}: {error}") from error
         if not math.isfinite(score):
-            raise ArithmeticError(f"the scorer of {self.task} gave {score}")
-        deserved = DESERVED.get(self.task, lambda answer, entry: True)
-        return min(max(score, 0.0), 1.0) if deserved(answer, self.entry) else 0.0
+            raise ArithmeticError(f"the scorer of {self.task} returned {score}")
+        passes = EXTRA_CHECKS.get(self.task, lambda answer, entry: True)
+        return min(max(score, 0.0), 1.0) if passes(answer, self.entry) else 0.0
 
     def _dataset(self, seed: int) -> Any:
         try:
             return create_dataset(self.task, size=1, seed=seed, **self.options)
         except (TypeError, AssertionError, ValueError) as error:
-            raise InvalidSetting(f"env.params.options: {self.task} cannot be made so: {error}") from error
+            raise InvalidSetting(f"env.params.options: {self.task} rejects these options: {error}") from error

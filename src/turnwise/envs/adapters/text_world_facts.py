@@ -1,4 +1,4 @@
-"""What can be seen in a world of TextWorld, from its facts: a few words for what its prose takes a page to tell."""
+"""Short observations of TextWorld games, made from their facts instead of their long prose."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ DIRECTIONS = ("north", "south", "east", "west")
 CONDITIONS = ("open", "closed", "locked")
 
 Fact = tuple[str, ...]
-"""A predicate and the names of what it is said of: ("in", "key", "box")."""
+"""A predicate and the names of its arguments: ("in", "key", "box")."""
 
 
 def plain_facts(facts: Iterable[Any]) -> list[Fact]:
@@ -16,8 +16,8 @@ def plain_facts(facts: Iterable[Any]) -> list[Fact]:
 
 
 def describe_facts(facts: Sequence[Fact]) -> str:
-    """Where you are, the ways out, what stands there, what you carry. A closed container hides what is in it."""
-    room = next(place for name, *rest in facts if name == "at" and rest[0] == "P" for place in rest[1:])
+    """Describe the room, its exits, visible objects and the inventory. Closed containers hide their contents."""
+    room = next(name for predicate, *rest in facts if predicate == "at" and rest[0] == "P" for name in rest[1:])
     inside, conditions = _contents(facts), _conditions(facts)
     things = [_thing(thing, inside, conditions) for thing in sorted(inside[room]) if thing != "P"]
     lines = [

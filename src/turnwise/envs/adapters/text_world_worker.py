@@ -1,4 +1,4 @@
-"""One generated game of TextWorld, in its own process."""
+"""Generated games of TextWorld, inside their worker process."""
 
 import random
 import re
@@ -19,16 +19,17 @@ from textworld.generator.world import NoFreeExitError
 from turnwise.envs.adapters.text_world_facts import describe_facts, plain_facts
 from turnwise.envs.adapters.worker import IllegalAction, InvalidSetting, WorkerEnv, WorkerStep
 
-DRAWS = 30
+MAX_DRAWS = 30
+"""Games that are generated until one can be solved within the limits."""
 IDLE = ("examine ", "look", "inventory")
-"""Commands that change nothing: the facts are told in any case."""
+"""Commands that change nothing; observations contain the facts anyway."""
 ENDING = re.compile(r"\n>|\nWould you like to RESTART")
 QUEST = "Quest: "
 INFOS = {"admissible_commands", "policy_commands", "won", "lost", "facts", "description", "intermediate_reward"}
 
 
 class InMemoryGame(TextWorldEnv):
-    """A game played from memory: its file, read back, would take longer than its generation."""
+    """A game that is played from memory. Reading it back from a file would take longer than generating it."""
 
     def load(self, game: Any) -> None:
         self._gamefile, self._game, self._game_progression = None, game, None
@@ -45,30 +46,32 @@ class TextWorldWorkerEnv(WorkerEnv):
         narrator: str,
         commands: bool,
         progress_reward: float,
-        longest: int,
+        action_budget: int,
     ) -> None:
-        if quest_length > longest:
-            raise InvalidSetting(f"a quest of {quest_length} commands in {longest} actions: raise env.params.max_turns")
-        self.rooms, self.objects, self.quest_length, self.longest = rooms, objects, quest_length, longest
+        if quest_length > action_budget:
+            raise InvalidSetting(
+                f"{action_budget} actions are too few for a quest of {quest_length}: raise env.params.max_turns"
+            )
+        self.rooms, self.objects, self.quest_length, self.action_budget = rooms, objects, quest_length, action_budget
         self.objective, self.narrator, self.commands = objective, narrator, commands
         self.progress_reward = progress_reward
 
     def reset(self, seed: int) -> WorkerStep:
-        """Draws until the quest can be fulfilled within the limits."""
-        draws = random.Random(seed)
-        for _ in range(DRAWS):
-            options = self._options(draws)
+        """Generate games until one can be solved within the limits."""
+        rng = random.Random(seed)
+        for _ in range(MAX_DRAWS):
+            options = self._options(rng)
             try:
                 game = make_game(options)
             except (QuestGenerationError, NoFreeExitError, NotEnoughNounsError):
                 continue
-            self.env = self._started(game, options)
+            self.env = self._start(game, options)
             self.state, self.score = self.env.reset(), 0
-            if 0 < len(self.state.policy_commands) <= self.longest:
+            if 0 < len(self.state.policy_commands) <= self.action_budget:
                 quest = " ".join(game.objective.split())
                 text = self._text(str(self.state.description or ""))
                 return {"text": f"{QUEST}{quest}\n{text}", "moves": self._moves()}
-        raise InvalidSetting("env.params: no game like this is found: choose more rooms or objects, or a shorter quest")
+        raise InvalidSetting("env.params: no such game is possible: choose more rooms or objects, or a shorter quest")
 
     def step(self, action: str) -> WorkerStep:
         by_name = {command.casefold(): command for command in self.state.admissible_commands}
@@ -90,35 +93,35 @@ class TextWorldWorkerEnv(WorkerEnv):
         return commands if self.narrator == "inform7" else [each for each in commands if not each.startswith(IDLE)]
 
     def _text(self, prose: str) -> str:
-        seen = trimmed(prose) if self.narrator == "inform7" else describe_facts(plain_facts(self.state.facts))
+        seen = trim_prose(prose) if self.narrator == "inform7" else describe_facts(plain_facts(self.state.facts))
         return f"{seen}\nCommands: {', '.join(self._moves())}." if self.commands else seen
 
-    def _options(self, draws: random.Random) -> Any:
+    def _options(self, rng: random.Random) -> Any:
         options = textworld.GameOptions()
-        options.seeds = {name: draws.getrandbits(32) for name in ("map", "objects", "quest", "grammar")}
+        options.seeds = {name: rng.getrandbits(32) for name in ("map", "objects", "quest", "grammar")}
         options.nb_rooms, options.nb_objects, options.quest_length = self.rooms, self.objects, self.quest_length
         options.grammar.only_last_action = self.objective == "goal"
         options.kb = knowledge()
         return options
 
-    def _started(self, game: Any, options: Any) -> Any:
+    def _start(self, game: Any, options: Any) -> Any:
         infos = textworld.EnvInfos(**dict.fromkeys(INFOS, True))
         if self.narrator == "facts":
             env = InMemoryGame(infos)
             env.load(game)
             return env
-        self.folder = TemporaryDirectory()  # kept as long as the world is
+        self.folder = TemporaryDirectory()  # kept as long as the environment
         options.path = str(Path(self.folder.name) / "game.z8")
         return textworld.start(compile_game(game, options), infos)
 
 
-def trimmed(prose: str) -> str:
-    """Without the prompt, its status line, and the question what to do when all is over."""
+def trim_prose(prose: str) -> str:
+    """Remove the prompt, its status line and the final question whether to restart."""
     text = ENDING.split(prose)[0]
     return re.sub(r"\s*\n\s*", "\n", text).strip()
 
 
 @cache
 def knowledge() -> Any:
-    """TextWorld's rules, parsed once a process."""
+    """Return TextWorld's rules, which are parsed once per process."""
     return KnowledgeBase.default()

@@ -1,6 +1,6 @@
-"""The other process: holds the worlds of one package and answers one request at a time, as JSON.
+"""The worker process: holds the environments of one package and answers one JSON request at a time.
 
-`python -m turnwise.envs.adapters.worker FD MODULE:Class`. It ends when its connection does.
+Started by `envs.adapters.process` with a file descriptor and MODULE:Class. It exits when its connection closes.
 """
 
 import json
@@ -16,74 +16,72 @@ from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any, TypedDict
 
-MEMORY = 4 * 2**30
-"""Bytes of address space, at most: what a hostile action makes a package allocate does not take the machine down."""
+MEMORY_LIMIT = 4 * 2**30
+"""Bytes of address space, so that a hostile action cannot exhaust the machine's memory."""
 GRACE_S = 5.0
-"""A call that outlives its time by this much ends the process, even when nobody is left to end it."""
-MAX_REASON = 500
-
-
-MAX_SEED = 2**32
-"""What numpy's global stream takes."""
+"""Seconds after a call's time limit at which the worker ends itself, in case the run is gone."""
+MAX_REASON_CHARS = 500
+SEED_LIMIT = 2**32
+"""Seeds of numpy's global stream are below this."""
 
 
 class IllegalAction(Exception):
-    """The agent's action is none, and the state is as it was."""
+    """The action is not legal. The state has not changed."""
 
 
 class InvalidSetting(Exception):
-    """What the user gave cannot be played: one line with the mend."""
+    """A setting of the user is invalid. The message is one line that says how to fix it."""
 
 
 class WorkerStep(TypedDict, total=False):
-    """What the agent sees after an action, and what that was worth."""
+    """Observation, reward and status after an action."""
 
     text: str
     reward: float
     over: bool
     success: bool
     moves: Sequence[str]
-    """The legal actions of this state, where the package names them."""
+    """Legal actions in this state, if the package lists them."""
 
 
 class WorkerEnv(ABC):
-    """One episode inside a package. A subclass takes its settings in `__init__`, where wrong ones raise WrongSetting.
+    """One episode of a package's environment. Subclasses take settings in `__init__` and raise InvalidSetting there.
 
-    Packages draw from the global streams of `random` and numpy: each world has its own, put in place for each call,
-    so that what one episode draws depends on no other.
+    Packages draw from the global streams of `random` and numpy. Each environment has its own state of these, which is
+    restored for each call, so that episodes do not influence each other.
     """
 
     _streams: tuple[Any, Any] | None = None
 
     def about(self) -> dict[str, Any]:
-        """What the prompt needs to know before the first episode starts: equal for equal settings."""
+        """Return what the prompt needs before the first episode starts. Equal for equal settings."""
         return {}
 
     @abstractmethod
     def reset(self, seed: int) -> WorkerStep:
-        """The start state, a function of the seed and the settings."""
+        """Return the start state, a function of the seed and the settings."""
 
-    def later(self, seed: int) -> None:  # noqa: B027  most packages keep none
-        """Streams that the package keeps itself go on from this seed: members meet luck of their own."""
+    def reseed(self, seed: int) -> None:  # noqa: B027  most packages have no streams of their own
+        """Reseed random streams that the package keeps itself, so that members of a group differ after the start."""
 
     @abstractmethod
     def step(self, action: str) -> WorkerStep:
-        """Runs one action, or raises IllegalAction."""
+        """Run one action, or raise IllegalAction."""
 
     def solve(self) -> list[str] | None:
-        """Actions from here to success, where the package knows them."""
+        """Return actions from here to success, if the package knows them."""
         return None
 
-    def begin(self, start: int, luck: int) -> WorkerStep:
-        _seed_streams(start)
-        scene = self.reset(start)
-        _seed_streams(luck)
-        self.later(luck)
-        return scene
+    def begin(self, start_seed: int, later_seed: int) -> WorkerStep:
+        _seed_streams(start_seed)
+        first = self.reset(start_seed)
+        _seed_streams(later_seed)
+        self.reseed(later_seed)
+        return first
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """With this world's streams as the global ones."""
+    def use_streams(self) -> Iterator[None]:
+        """Use this environment's random streams as the global ones."""
         if self._streams is not None:
             _set_streams(self._streams)
         try:
@@ -94,7 +92,7 @@ class WorkerEnv(ABC):
 
 @contextmanager
 def isolated_streams(seed: int) -> Iterator[None]:
-    """For what is only tried: it neither moves the global streams nor foresees what they will give."""
+    """Seed the global streams for a trial and restore them afterwards."""
     streams = _get_streams()
     _seed_streams(seed)
     try:
@@ -104,14 +102,14 @@ def isolated_streams(seed: int) -> Iterator[None]:
 
 
 def _numpy_random() -> Any:
-    """numpy's global stream, where a package has loaded it."""
+    """Return numpy's global stream if a package has imported numpy."""
     return sys.modules["numpy"].random if "numpy" in sys.modules else None
 
 
 def _seed_streams(seed: int) -> None:
     random.seed(seed)
     if (stream := _numpy_random()) is not None:
-        stream.seed(seed % MAX_SEED)
+        stream.seed(seed % SEED_LIMIT)
 
 
 def _get_streams() -> tuple[Any, Any]:
@@ -131,60 +129,62 @@ WorkerEnvs = dict[int, WorkerEnv]
 def main() -> None:
     connection = Connection(int(sys.argv[1]))
     with suppress(ValueError, OSError):  # not every system has it
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
     _silence()
-    worlds: WorkerEnvs = {}
+    envs: WorkerEnvs = {}
     with suppress(EOFError, OSError):
         while True:
             request = json.loads(connection.recv_bytes())
             signal.setitimer(signal.ITIMER_REAL, request["seconds"] + GRACE_S)
-            reply = _reply(sys.argv[2], request, worlds)
+            reply = _reply(sys.argv[2], request, envs)
             signal.setitimer(signal.ITIMER_REAL, 0)
             connection.send_bytes(reply)
 
 
 def _silence() -> None:
-    """Packages print; nobody reads it, and what is wrong comes back in replies."""
+    """Discard what packages print. Errors come back in replies."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nowhere, descriptor)
 
 
-def _reply(place: str, request: dict[str, Any], worlds: WorkerEnvs) -> bytes:
-    """The value, or which of three things went wrong."""
-    for number in request["forget"]:
-        worlds.pop(number, None)
+def _reply(class_path: str, request: dict[str, Any], envs: WorkerEnvs) -> bytes:
+    """Return the value of a call, or one of three errors: illegal, invalid_setting, failed."""
+    for env_id in request["released"]:
+        envs.pop(env_id, None)
     try:
-        return json.dumps({"value": _run(place, request, worlds)}).encode()
+        return json.dumps({"value": _run(class_path, request, envs)}).encode()
     except IllegalAction as error:
         reply = {"illegal": _reason(error)}
     except InvalidSetting as error:
-        reply = {"wrong": _reason(error)}
+        reply = {"invalid_setting": _reason(error)}
     except (Exception, SystemExit) as error:
         reply = {"failed": f"{type(error).__name__}: {_reason(error)}"}
     return json.dumps(reply).encode()
 
 
-def _run(place: str, request: dict[str, Any], worlds: WorkerEnvs) -> Any:
-    number, arguments = request["world"], request["arguments"]
+def _run(class_path: str, request: dict[str, Any], envs: WorkerEnvs) -> Any:
+    env_id, arguments = request["env"], request["arguments"]
     if request["method"] == "open":
-        worlds[number] = _world_class(place)(**arguments)
-        return worlds[number].about()
-    world = worlds[number]
-    with world.in_place():
-        return getattr(world, request["method"])(**arguments)
+        envs[env_id] = _load_class(class_path)(**arguments)
+        return envs[env_id].about()
+    env = envs[env_id]
+    with env.use_streams():
+        return getattr(env, request["method"])(**arguments)
 
 
-def _world_class(place: str) -> type[WorkerEnv]:
-    """Imports the package: one that is installed and broken is the user's to mend, and no episode's failure."""
-    module, _, name = place.partition(":")
+def _load_class(class_path: str) -> type[WorkerEnv]:
+    """Import the package. A broken installation is the user's to fix, not an episode's failure."""
+    module, _, name = class_path.partition(":")
     try:
         found: type[WorkerEnv] = getattr(import_module(module), name)
     except (ImportError, SyntaxError, OSError) as error:
-        raise InvalidSetting(f"a package does not load, install it again: {type(error).__name__}: {error}") from error
+        raise InvalidSetting(
+            f"a package cannot be imported: install it again ({type(error).__name__}: {error})"
+        ) from error
     return found
 
 
 def _reason(error: BaseException) -> str:
-    """One line of bounded length: packages put whole pages into their errors."""
-    return " ".join(str(error).split())[:MAX_REASON]
+    """Return the message in one line of bounded length: some packages put whole pages into theirs."""
+    return " ".join(str(error).split())[:MAX_REASON_CHARS]
