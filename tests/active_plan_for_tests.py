@@ -1,4 +1,4 @@
-"""Something learnt from packed samples, whichever way attention goes."""
+"""Forward and backward passes over packed samples with either attention plan."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from turnwise.training.learner import token_logprobs
 
 
 def batch() -> Batch:
-    """Three with one prompt, which is packed once, and two others."""
+    """Return three samples with the same prompt, which is packed once, and two others."""
     samples = []
     for number, (length, prompt) in enumerate([(40, 1), (37, 1), (22, 1), (50, 2), (9, 3)]):
         first = torch.randint(3, VOCABULARY, (15,), generator=torch.Generator().manual_seed(prompt))
@@ -27,7 +27,7 @@ def batch() -> Batch:
 
 
 def learnt(model: Any) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-    """Log-probabilities, entropies, and the gradients of something made of both, on the CPU in float32."""
+    """Return log-probabilities, entropies, and the gradients of a function of both, on the CPU in float32."""
     model.requires_grad_(True)
     given = on_device(batch(), device_of(model))
     with batch_attention(given):

@@ -1,4 +1,4 @@
-"""What all tests share: a cache of their own, no network, and parts that may be missing on a person's machine."""
+"""Shared by all tests: a separate cache, no network, and handling of optional dependencies."""
 
 import os
 import signal
@@ -13,13 +13,15 @@ from hypothesis import settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before anything imports huggingface_hub
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # as if activated
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background: tests press Ctrl-C all the same
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background; tests of Ctrl-C need the handler
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports triton
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "1"))
-settings.register_profile("turnwise", deadline=None, max_examples=100 * SOAK)  # a busy machine is no failure
+settings.register_profile(
+    "turnwise", deadline=None, max_examples=100 * SOAK
+)  # no deadline: a busy machine must not fail tests
 settings.load_profile("turnwise")
 
 
@@ -27,11 +29,11 @@ MAY_BE_MISSING = {
     "textworld": "it brings spaCy and compiles an interpreter of adventures, minutes and 350 MB: make test-adapters",
     "npm": "make test installs it where node is, and npm's registry can be reached",
 }
-"""Parts that are skipped even where all must run: module -> why, and what installs it and runs its tests."""
+"""Dependencies whose tests may be skipped even with TURNWISE_REQUIRE_ALL=1: name -> reason, and how to install it."""
 
 
 def skip_or_fail(reason: str, part: str = "") -> NoReturn:
-    """For a test whose optional part is missing: skipped on a person's machine, a failure where all must run."""
+    """Skip a test whose optional dependency is missing, or fail it if TURNWISE_REQUIRE_ALL=1."""
     if part in MAY_BE_MISSING:
         pytest.skip(f"{reason} ({MAY_BE_MISSING[part]})")
     if os.environ.get("TURNWISE_REQUIRE_ALL") == "1":
@@ -41,19 +43,19 @@ def skip_or_fail(reason: str, part: str = "") -> NoReturn:
 
 @pytest.fixture(scope="session")
 def optional_part() -> Callable[..., NoReturn]:
-    """`skip_or_fail` for test files, which need not import this one."""
+    """`skip_or_fail` as a fixture, for tests that do not import this file."""
     return skip_or_fail
 
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
-    """Small models are faster so, and workers that run side by side do not fight for cores."""
+    """Use one thread: small models are faster with it, and parallel workers do not compete for cores."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A fresh cache for this run of the tests, one for all of its workers; a person's own is left alone."""
+    """Use a new cache for this test run, shared by its workers. The user's cache is not touched."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "turnwise-cache"
     folder.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Scripted conversations in any context mode and chat template, with a witness of what the session was given."""
+"""Scripted conversations in any context mode and chat template, with a record of what the session received."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ TURN_TOKENS = (
 
 @cache
 def renderer_of(template: str) -> Renderer:
-    """Tiny's tokenizer with another chat template and its tokens; "tiny" is its own."""
+    """Return tiny's tokenizer with another chat template and its special tokens; "tiny" keeps its own."""
     tokenizer = tiny_tokenizer()
     if template != "tiny":
         tokenizer.add_special_tokens({"bos_token": "<s>", "eos_token": "</s>"})
@@ -91,15 +91,15 @@ MODES: dict[str, Callable[[Renderer], Context]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Talk:
-    """What an environment says, and what a model answers, call by call."""
+    """Messages of an environment and answers of a model, turn by turn."""
 
     opening: tuple[Message, ...]
     answers: tuple[tuple[Message, ...], ...]
-    """Of the environment, one a turn; the episode ends with the last."""
+    """Messages of the environment after each turn; the episode ends with the last."""
     said: tuple[str, ...]
-    """Of the model, again from the first when all is said."""
+    """Answers of the model, repeated from the first."""
     cut: bool = False
-    """Whether it never ends a turn itself."""
+    """The model never samples the end of its turn."""
 
 
 class TalkEnv:
@@ -122,7 +122,7 @@ class TalkEnv:
 
 @dataclass
 class Witness:
-    """Passes on to a session; keeps every context in which it spoke, and gives every token a log-probability."""
+    """Wraps a session: records every context, and gives every token a distinct log-probability."""
 
     session: Session
     contexts: list[list[int]] = field(default_factory=list)
@@ -153,7 +153,7 @@ class Played:
 
 
 def play(talk: Talk, context: Context, renderer: Renderer, **bounds: Any) -> Played:
-    """Speaks byte by byte, as no tokenizer would: a second pass through one would show."""
+    """Play an episode. Answers are sampled byte by byte, unlike any tokenizer, so that re-encoding would be noticed."""
     ended = [] if talk.cut else [max(renderer.stop_ids)]
     policy = ScriptedEngine(
         lambda key, turn, ids: [*talk.said[turn % len(talk.said)].encode(), *ended], sorted(renderer.stop_ids)
@@ -175,7 +175,7 @@ TEXTS = st.lists(st.sampled_from(WORDS), min_size=1, max_size=4).map("".join)
 
 @st.composite
 def talks(draw: st.DrawFn) -> Talk:
-    """One to seven turns; some environments have no system message, and some say nothing or two things at a turn."""
+    """Generate one to seven turns, with or without a system message, with none to two messages per turn."""
     opening = (user(draw(TEXTS)),)
     turns = draw(st.lists(st.lists(TEXTS, max_size=2), min_size=1, max_size=7))
     return Talk(

@@ -1,4 +1,4 @@
-"""A real HTTP server that answers as a chat endpoint does, and fails as one does, on order."""
+"""An HTTP server that answers like a chat endpoint and fails on request."""
 
 import json
 import threading
@@ -24,22 +24,22 @@ class Sums(tw.TextEnv):
         self.number, self.left = self.number + 1, self.left - 1
         return tw.won("done") if not self.left else tw.goes_on(f"number {self.number}")
 '''
-"""A start is a number of nine digits, by which the server tells the tasks apart."""
+"""A start is a number of nine digits, by which the server distinguishes the tasks."""
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
-"""From the request to the body of the answer."""
+"""(request) -> body of the response."""
 Fault = str
 """A status with its headers, as "429 retry-after=0.01", or "cut", "cut body", "late", "garbage", "empty"."""
 
 
 def write_env(folder: Path) -> str:
-    """The environment's file, as `turnwise eval` takes it."""
+    """Return the environment's file for `turnwise eval`."""
     (folder / "sums.py").write_text(ENV)
     return f"{folder / 'sums.py'}:Sums"
 
 
 def numbers(request: dict[str, Any]) -> list[int]:
-    """All numbers that the environment showed, the task's own first."""
+    """Return all numbers that the environment showed; the first one identifies the task."""
     shown = [message["content"] for message in request["messages"] if message["role"] == "user"]
     return [int(text.split()[-1]) for text in shown]
 
@@ -52,7 +52,7 @@ def completion(text: str, *, finish: str = "stop") -> dict[str, Any]:
 
 
 def adds_one(request: dict[str, Any]) -> dict[str, Any]:
-    """Right, but for the tasks whose number is a multiple of three: there it is wrong in its second turn."""
+    """Answer correctly, except in the second turn of tasks whose number is a multiple of three."""
     said = numbers(request)
     wrong = said[0] % 3 == 0 and len(said) == 2
     return completion(f"<think>easy</think><answer>{said[-1] + (2 if wrong else 1)}</answer>")
@@ -65,17 +65,17 @@ class Server:
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.answered: Counter[tuple[int, ...]] = Counter()
-        """Good answers by the numbers that were shown."""
+        """Number of good answers, by the numbers that were shown."""
         self.met: Counter[Fault] = Counter()
         self.busy = self.most_busy = 0
         self.hold = threading.Event()
         self.hold.set()
-        """While it is cleared, nothing is answered."""
+        """No request is answered while it is cleared."""
         self._met: dict[tuple[int, ...], int] = {}
         self._lock = threading.Lock()
 
     def settle(self) -> None:
-        """Waits until nothing is answered any more, not even to clients that went away."""
+        """Wait until no request is being answered, including those of disconnected clients."""
         while self.busy:
             time.sleep(0.01)
 
@@ -95,7 +95,7 @@ class Handler(BaseHTTPRequestHandler):
     scripted: Server
 
     def log_message(self, *given: Any) -> None:
-        """Quiet."""
+        """Log nothing."""
 
     def do_POST(self) -> None:
         server = self.scripted
@@ -156,7 +156,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(server: Server) -> Iterator[str]:
-    """Its URL, while it runs."""
+    """Run the server and yield its URL."""
     handler = type("Bound", (Handler,), {"scripted": server})
     http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     http.daemon_threads = True

@@ -1,4 +1,4 @@
-"""Scripted agents that speak tiny's tokens, and hand-made trajectories."""
+"""Scripted agents with tiny's tokens, and hand-made trajectories."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -34,12 +34,12 @@ def context() -> FullContext:
 
 
 def spoken(text: str) -> list[int]:
-    """The text byte by byte, then the end of the turn: no tokenizer would cut it so, which a second pass would show."""
+    """Return the text byte by byte and the end of the turn, unlike any tokenizer, so that re-encoding is noticed."""
     return [*text.encode(), end_id()]
 
 
 def says(*answers: str) -> ScriptedEngine:
-    """Answers turn by turn, the last one again and again."""
+    """Return a script of answers by turn; the last one is repeated."""
     return ScriptedEngine(lambda key, turn, ids: spoken(answers[min(turn, len(answers) - 1)]), [end_id()])
 
 
@@ -100,11 +100,11 @@ def group_of(turn_lists: Sequence[Sequence[Turn]], index: int = 0) -> Group:
 
 
 PROMPTS = ([7] * 11, [8] * 9, [9, 10], [11])
-"""Some long enough to be shared, some not."""
+"""Prompts; only some are long enough to be shared."""
 
 
 def turn_from(number: int, *, first: bool, ids: Iterator[int]) -> Turn:
-    """The turn that a number stands for: drawing one number a turn keeps hypothesis fast."""
+    """Return the turn encoded by a number: drawing one number per turn keeps hypothesis fast."""
 
     def choose(options: int) -> int:
         nonlocal number
@@ -127,7 +127,7 @@ def turn_from(number: int, *, first: bool, ids: Iterator[int]) -> Turn:
 
 @st.composite
 def trajectories(draw: st.DrawFn) -> list[Trajectory]:
-    """One to five trajectories of one to four turns; some turns open a new context, prompts are often shared.
+    """Generate one to five trajectories of one to four turns; some turns start a new context, prompts are often shared.
 
     Every id but those of the prompts occurs once.
     """

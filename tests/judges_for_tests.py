@@ -1,4 +1,4 @@
-"""A judge for tests: a real HTTP server that answers what a script says, and fails as real ones do."""
+"""A judge for tests: an HTTP server that answers from a script and fails on request."""
 
 import asyncio
 import json
@@ -20,13 +20,13 @@ from turnwise.rewards.judge.endpoint import EndpointJudgeModel
 from turnwise.rewards.judge.settings import JudgeSettings
 
 Script = Callable[[list[dict[str, str]]], str]
-"""From a request's messages to what the judge says."""
+"""(messages of a request) -> answer of the judge."""
 BLOCK = r"<<<BEGIN (\w+) {number}>>>\n(.*?)\n<<<END \1 {number}>>>"
 
 
 class JudgeServer:
     def __init__(self, script: Script, faults: Sequence[str] = (), usage: bool = True, wait_s: float = 0.0) -> None:
-        """`faults`: what the first requests meet: a status, "429 0.5" with its Retry-After, "drop", "late", "html"."""
+        """`faults`: failures of the first requests, a status, "429 0.5" with Retry-After, "drop", "late", "html"."""
         self.script, self.usage, self.wait_s = script, usage, wait_s
         self.faults = list(faults)
         self.requests: list[dict[str, Any]] = []
@@ -40,7 +40,7 @@ class Handler(BaseHTTPRequestHandler):
     server_of: JudgeServer
 
     def log_message(self, *given: Any) -> None:
-        """Quiet."""
+        """Log nothing."""
 
     def do_POST(self) -> None:
         judge = self.server_of
@@ -88,12 +88,12 @@ class HTTPServer(ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, *given: Any) -> None:
-        """Clients go away: that is tested."""
+        """Ignore disconnected clients, which tests cause."""
 
 
 @contextmanager
 def serving(judge: JudgeServer) -> Iterator[str]:
-    """Its URL, while it runs."""
+    """Run the server and yield its URL."""
     http = HTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"server_of": judge}))
     threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     try:
@@ -108,7 +108,7 @@ def settings_for(url: str, folder: Path, **options: Any) -> JudgeSettings:
 
 
 def client_of(settings: JudgeSettings, slept: list[float] | None = None) -> JudgeClient:
-    """A new client, as another process would have it, which does not really sleep."""
+    """Return a new client, as in another process, that skips delays."""
     counts = JudgeCounts()
 
     async def sleep(seconds: float) -> None:
@@ -121,20 +121,20 @@ def client_of(settings: JudgeSettings, slept: list[float] | None = None) -> Judg
 
 
 def fenced(messages: list[dict[str, str]]) -> tuple[list[tuple[str, str]], str]:
-    """What a request holds inside its fences, and the rest of what the user message says."""
+    """Return the fenced texts of a request, and the rest of its user message."""
     numbers = re.findall(r"<<<BEGIN \.\.\. (\w+)>>>", messages[0]["content"])
     block = re.compile(BLOCK.format(number=numbers[0]), re.DOTALL)
     return block.findall(messages[1]["content"]), block.sub("", messages[1]["content"])
 
 
 def attempts(messages: list[dict[str, str]]) -> list[str]:
-    """What the agent said in each attempt, in the order in which they are told."""
+    """Return the agent's text of each attempt, in the order of the request."""
     parts = messages[1]["content"].split("\nAttempt ")[1:]
     return ["\n".join(re.findall(r"<<<BEGIN agent \w+>>>\n(.*?)\n<<<END", part, re.DOTALL)) for part in parts]
 
 
 def member(*said: str, number: int = 0, prompt: Sequence[int] = (1, 2)) -> Trajectory:
-    """A trajectory whose agent said these; its first context is shared by all."""
+    """Return a trajectory with these answers; all trajectories share their first context."""
     turns = tuple(
         Turn(
             context_ids=tuple(prompt) if place == 0 else (7,),

@@ -26,7 +26,7 @@ CRITICS = {"no critic": {}, "trunk": {"critic.kind": "trunk"}, "head": {"critic.
 
 
 def settings_of(critic: str = "no critic", **settings: Any) -> Config:
-    """All terms of the loss; further settings by their dotted name with `__` for `.`."""
+    """Return a configuration with all terms of the loss, changed by settings with `__` for `.` in their names."""
     given = {
         "algo.advantage": "grpo" if critic == "no critic" else "gae",
         "algo.kl_coef": 0.1,
@@ -42,7 +42,7 @@ def settings_of(critic: str = "no critic", **settings: Any) -> Config:
 
 
 def make_learner(config: Config, *, moved: float = 0.0, family: str = "llama") -> LocalLearner:
-    """Always with the same weights. `moved`: how far the policy and its critic are from where they started."""
+    """Return a learner with fixed weights. `moved`: distance of policy and critic from their initial weights."""
     learner = build_learner(config, random_model(family, ATTENTION))
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -56,7 +56,7 @@ def critic_parameters(learner: LocalLearner) -> list[Any]:
 
 
 def random_groups(seed: int = 0, *, groups: int = 2, members: int = 3) -> list[Group]:
-    """Members share a prompt, have one to three turns, some of them in a new context, and differ in reward."""
+    """Return groups: members share a prompt, differ in reward, and have one to three turns, some in a new context."""
     rng = random.Random(seed)
     return [
         group_of([_turns(rng, prompt) for _ in range(members)], index)
@@ -95,7 +95,7 @@ def learn(
     rate_scale: float = 1.0,
     **changes: Any,
 ) -> dict[str, float]:
-    """One training step, as the loop does it."""
+    """Take one training step, as the loop does."""
     settings = replace(update_settings(config), **changes)
     learner.begin_step(replace(learner.settings, step=step))
     estimated = estimate_of(groups, learner, config)
@@ -104,7 +104,7 @@ def learn(
 
 
 def gradients(learner: LocalLearner, groups: Sequence[Group], config: Config, **changes: Any) -> dict[str, Tensor]:
-    """The gradients of one optimiser step, which is not taken."""
+    """Return the gradients of one optimizer step without taking it."""
     learner.step = dict  # type: ignore[method-assign]
     learn(learner, groups, config, **changes)
     modules = {"policy": learner.model, **({} if learner.critic is None else {"critic": learner.critic})}
@@ -120,7 +120,7 @@ def weights(module: Any) -> dict[str, Tensor]:
 
 
 def logprobs_of(learner: LocalLearner, trajectories: Sequence[Trajectory]) -> list[Tensor]:
-    """What the learner says of every sampled token, sample by sample."""
+    """Return the learner's scores of every sampled token, by sample."""
     batch = pack(build_samples(trajectories))
     (scores,) = learner.score([batch], Needs(logprobs=True))
     assert scores.logprobs is not None

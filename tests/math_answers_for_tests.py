@@ -1,4 +1,4 @@
-"""Answers in numbers against references: right ones and wrong ones, for whatever compares them."""
+"""Numeric answers with references, correct and incorrect, for all comparisons of answers."""
 
 RIGHT = [
     ("123456789.0", "123456789"),

@@ -52,7 +52,7 @@ FAMILIES: dict[str, Any] = {
 
 
 def random_model(family: str, attention: str, dtype: torch.dtype = torch.float32) -> Any:
-    """The same weights for the same family, whichever attention is asked for."""
+    """Return the model of a family, with the same weights for any attention function."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(copy.deepcopy(FAMILIES[family]), attn_implementation=attention)

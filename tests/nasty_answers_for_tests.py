@@ -1,4 +1,4 @@
-"""Answers that break careless code, for every place that reads what an agent said."""
+"""Answers that break careless parsers of an agent's text."""
 
 from hypothesis import strategies as st
 

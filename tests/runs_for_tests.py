@@ -1,4 +1,4 @@
-"""Runs of a second, and what is compared of them."""
+"""Very short runs, and comparisons of their results."""
 
 import io
 from pathlib import Path
@@ -55,19 +55,19 @@ def printed(console: Console) -> str:
 
 
 def learnt(run: Path, step: int = STEPS) -> dict[str, Tensor]:
-    """All tensors of a checkpoint: the policy's, the critic's, the optimisers'."""
+    """Return all tensors of a checkpoint: policy, critic and optimizers."""
     folder = run / f"checkpoints/step_{step:06d}"
     return {**load_file(folder / "model.safetensors"), **load_file(folder / "learner.safetensors")}
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
-    """The rows of a run but for what the clock said."""
+    """Return the metrics of a run without times."""
     rows = RunFolder.open(run).read_metrics()
     return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
 
 
 def episodes(run: Path) -> list[dict[str, Any]]:
-    """The index of a run's trajectories, each with what was said; timings, and places that move with them, left out."""
+    """Return the index of a run's trajectories with their messages, without timings and byte offsets."""
     folder = RunFolder.open(run)
     rows = []
     for entry in folder.read_index():

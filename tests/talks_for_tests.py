@@ -1,4 +1,4 @@
-"""Conversations with the native engine, and what a plain forward says of them."""
+"""Conversations with the native engine, and their log-probabilities by a plain forward."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from turnwise.models.attention.interface import ATTENTION
 STOP_ID = 1
 
 Talks = list[tuple[EpisodeKey, list[list[int]]]]
-"""Who talks, and what it is told before each of its turns."""
+"""Episode keys, and the ids that each session gets before each turn."""
 
 
 def key(seed: int, member: int = 0) -> EpisodeKey:
@@ -28,7 +28,7 @@ def text_of(ids: list[int]) -> str:
 
 
 def make_engine(family: str = "llama", *, slots: int = 8, paged: bool = False, **settings: Any) -> NativeEngine:
-    """`settings`: of the paged runner."""
+    """`settings`: options of the paged runner."""
     model = random_model(family, ATTENTION)
     common = {"slots": slots, "stop_ids": [STOP_ID], "decode": text_of}
     runner = build_paged_runner(model, **common, **{"longest": 320} | settings) if paged else None
@@ -56,7 +56,7 @@ def run_talks(engine: NativeEngine, talks: Talks, sampling: Sampling) -> list[li
 def full_forward_logprobs(
     family: str, contexts: list[list[int]], said: list[Completion], temperature: float
 ) -> torch.Tensor:
-    """The log-probabilities of all that was said, from one plain forward over the whole conversation."""
+    """Return the log-probabilities of all sampled tokens, from one forward over the whole conversation."""
     ids: list[int] = []
     sampled: list[int] = []
     for context, completion in zip(contexts, said, strict=True):
@@ -65,6 +65,6 @@ def full_forward_logprobs(
         ids += completion.ids
     with torch.no_grad():
         logits = random_model(family, "eager")(torch.tensor([ids])).logits[0]
-    places = torch.tensor(sampled)
+    positions = torch.tensor(sampled)
     logprobs = (logits / temperature).log_softmax(-1)
-    return logprobs[places - 1, torch.tensor(ids)[places]]
+    return logprobs[positions - 1, torch.tensor(ids)[positions]]

@@ -1,7 +1,7 @@
-"""No test asserts how long something takes: on another machine, or beside other work, it would fail.
+"""No test asserts a duration, which would fail on a slow or busy machine.
 
-What a time stands for is tested by its cause: `count_lines`, the modules that are imported, the calls that are made.
-Waiting with a guard is `wait_until`; speeds are measured in `benchmarks/`.
+Tests assert the cause of a duration instead: executed lines (`count_lines`), imported modules, calls. `wait_until`
+waits with a guard; `benchmarks/` measures speeds.
 """
 
 import ast
@@ -16,7 +16,7 @@ CLOCKS = {"time", "monotonic", "perf_counter", "process_time", "thread_time", "g
 
 
 def reads_a_clock(node: ast.AST, names: set[str]) -> bool:
-    """Whether it calls a clock, or names what was computed from one."""
+    """Return whether the node calls a clock or uses a name computed from one."""
     for each in ast.walk(node):
         called = each.func if isinstance(each, ast.Call) else None
         if isinstance(called, ast.Attribute) and called.attr in CLOCKS:

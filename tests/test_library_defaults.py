@@ -1,4 +1,4 @@
-"""Variables that torch's libraries read when they are loaded."""
+"""Environment variables that torch's libraries read when they are loaded."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ SHOW = "import sys, os, turnwise; assert 'torch' not in sys.modules; print([os.e
 
 
 def show(**given: str) -> str:
-    """What the variables are after `import turnwise` in a process of its own."""
+    """Return the variables after `import turnwise` in a new process."""
     environment = {name: value for name, value in os.environ.items() if name not in DEFAULTS} | given
     program = [sys.executable, "-c", SHOW.format(names=list(DEFAULTS))]
     return subprocess.run(program, check=True, capture_output=True, text=True, env=environment).stdout.strip()

@@ -44,7 +44,7 @@ class _Selector(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
             return super().select(timeout)  # a thread takes the time that it takes
         if events := super().select(0):
             return events
-        assert timeout is not None, "everybody waits and nothing can happen any more"
+        assert timeout is not None, "all tasks wait and nothing can wake them"
         self.loop.now += timeout
         return []
 
@@ -64,6 +64,6 @@ def block(seconds: float) -> None:
 
 
 def run_in_virtual_time(work: Coroutine[Any, Any, Result]) -> Result:
-    """`asyncio.run` by a clock that does not depend on the machine."""
+    """Like `asyncio.run`, with virtual time."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(work)

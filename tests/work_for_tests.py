@@ -1,4 +1,4 @@
-"""Counted work and a guard against hangs: tests assert what a time stands for, and never a time.
+"""Counted work and guards against hangs, for tests that must not assert durations.
 
 A test that asserts seconds fails on a slow or busy machine. The lines of Python that a call runs are the same
 everywhere.
@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 HANG_S = 120.0
-"""Longer than any of this takes on a busy machine, and much shorter than what a hang would take."""
+"""Longer than any tested operation takes on a busy machine."""
 
 
 def count_lines(work: Callable[[], object]) -> int:
@@ -50,7 +50,7 @@ def hang_guard(seconds: float = HANG_S) -> Iterator[None]:
 
 
 def wait_until(happened: Callable[[], object], seconds: float = HANG_S) -> bool:
-    """Return whether it happens before the guard; on a quiet machine that is at once."""
+    """Return whether the condition becomes true in time. Blocks, so an event loop does not run meanwhile."""
     end = time.monotonic() + seconds
     while not happened():
         if time.monotonic() > end:

@@ -79,7 +79,7 @@ def test_interruptible_leaves_suspended_code_alone() -> None:
         with allow_interrupts():
             waiting = asyncio.create_task(interruptible(wait(gate), 0.05, "it"))
             await asyncio.sleep(0)
-            time.sleep(0.2)  # somebody else's code
+            time.sleep(0.2)  # code of another task
             gate.set()
             return await waiting
 
@@ -126,7 +126,7 @@ def test_nested_limits_interrupt_at_the_nearer_one() -> None:
 
 
 def test_interruptible_is_plain_where_no_signal_can_be_used() -> None:
-    """In another thread, and beside somebody's own timer, nothing is interrupted and nothing is taken away."""
+    """In another thread, and beside a timer of other code, nothing is interrupted and the timer stays."""
 
     async def short() -> str:
         time.sleep(0.1)

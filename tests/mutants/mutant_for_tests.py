@@ -16,14 +16,14 @@ class DoesNotApplyError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """One small change of a source file, such as a maintainer could make by accident."""
+    """A small change of a source file that a maintainer could make by accident."""
 
     file: str
-    """Relative to src/turnwise."""
+    """Path relative to src/turnwise."""
     within: str
     """Name of the function or class that holds `before`; empty: the whole file."""
     what: str
-    """What goes wrong, in a few words."""
+    """Short description of the bug."""
     before: str
     """Source text, exactly once in the file or in `within`."""
     after: str
@@ -59,7 +59,7 @@ def mutants(file: str, tests: Sequence[str], *changes: tuple[str, str, str], wit
 
 
 def _extent(source: str, name: str) -> tuple[int, int]:
-    """Return where the one function or class of this name begins and ends."""
+    """Return the start and end of the only function or class with this name."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     found = [node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds) and node.name == name]
     if len(found) != 1:

@@ -1,4 +1,4 @@
-"""Mutants of turnwise.engine, turnwise.models and turnwise.record, where they touch what is trained or told."""
+"""Mutants of turnwise.engine, turnwise.models and turnwise.record, where they affect training or observations."""
 
 from mutant_for_tests import mutants
 

@@ -43,13 +43,13 @@ class Outcome:
     """The test that failed, or what happened instead."""
     seconds: float
     output: str = ""
-    """What pytest printed."""
+    """Output of pytest."""
     libraries: tuple[str, ...] = ()
     """Modules that unmutated tests imported from elsewhere."""
 
 
 class Witness:
-    """A pytest plugin: remembers the first failure."""
+    """A pytest plugin that records the first failure."""
 
     def __init__(self) -> None:
         self.failed = self.not_collected = ""
@@ -78,7 +78,7 @@ class Witness:
 class Job:
     tests: tuple[str, ...]
     mutant: Mutant | None = None
-    """None: the tests must pass as things are."""
+    """None: the tests run without a mutation and must pass."""
 
 
 class Runner:
@@ -122,7 +122,7 @@ class Runner:
             return pid
         status = 70
         try:
-            os.setsid()  # with all that its tests start, it can be killed
+            os.setsid()  # so that it can be killed with all processes that its tests start
             status = self._child(job, own)
         finally:
             os._exit(status)
@@ -188,7 +188,7 @@ def _link_all(source: Path, target: Path, but: set[str]) -> None:
 
 
 def _link_bytecode(source: Path, target: Path, but: str) -> None:
-    """What was compiled before is used again, as the links have their files' times; not that of the mutated module."""
+    """Link existing bytecode except that of the mutated module. It is valid, as links have their files' times."""
     (target / "__pycache__").mkdir()
     for each in source.glob("__pycache__/*.pyc"):
         if each.name.partition(".")[0] != but:
@@ -234,7 +234,7 @@ def _register_profile() -> str:
 
 
 def check(mutants: Sequence[Mutant], source: Path = SOURCE, tests: Path = TESTS) -> list[str]:
-    """Return what is wrong with the list: entries that do not apply, and tests that are not there."""
+    """Return the problems of the list: entries that do not apply, and missing test files."""
     problems = []
     for mutant in mutants:
         try:
@@ -246,7 +246,7 @@ def check(mutants: Sequence[Mutant], source: Path = SOURCE, tests: Path = TESTS)
 
 
 def run_all(mutants: Sequence[Mutant], runner: Runner, write: Callable[[str], None]) -> bool:
-    """Run the tests as things are, then every mutant. Return whether all are killed."""
+    """Run the tests without a mutation, then every mutant. Return whether all are killed."""
     began, files = time.perf_counter(), sorted({each for mutant in mutants for each in mutant.tests})
     failed, libraries = list[str](), dict[str, None]()
     write(f"{len(files)} test files as they are, {runner.jobs} at a time")
@@ -262,10 +262,10 @@ def run_all(mutants: Sequence[Mutant], runner: Runner, write: Callable[[str], No
         write("the tests must pass before mutants can be run")
         return False
     for name in libraries:
-        with suppress(Exception):  # one that only a test can import is left to it
+        with suppress(Exception):  # some modules can only be imported by a test
             importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # children leave what they share alone
+    gc.freeze()  # keeps shared pages of the children unchanged
     write(f"{len(mutants)} mutants")
     outcomes: dict[str, list[str]] = {"killed": [], "survived": [], "error": []}
 
@@ -289,10 +289,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="Processes at a time.")
     parser.add_argument("--only", default="", help="Run mutants whose file or description contains this text.")
-    given = parser.parse_args()
+    args = parser.parse_args()
     from mutant_list import MUTANTS
 
-    chosen = [mutant for mutant in MUTANTS if given.only in mutant.name]
+    chosen = [mutant for mutant in MUTANTS if args.only in mutant.name]
     if problems := check(chosen):
         sys.stderr.write("\n".join([*problems, HOW_TO_FIX, ""]))
         return 1
@@ -303,7 +303,7 @@ def main() -> int:
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
 
-    return 0 if run_all(chosen, Runner(SOURCE, TESTS, jobs=given.jobs), write) else 1
+    return 0 if run_all(chosen, Runner(SOURCE, TESTS, jobs=args.jobs), write) else 1
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The list of mutants fits the source, and the runner tells mutants that tests notice from those that they do not."""
+"""The list of mutants applies to the source, and the runner distinguishes killed mutants from survivors."""
 
 import os
 import subprocess
@@ -32,23 +32,23 @@ def test_double():
 
 
 def mutant(**changes: str) -> Mutant:
-    given = {"file": "numbers.py", "within": "", "what": "halves", "before": "2 * number", "after": "number"}
-    return Mutant(**(given | changes), tests=("test_numbers.py",))  # type: ignore[arg-type]
+    fields = {"file": "numbers.py", "within": "", "what": "halves", "before": "2 * number", "after": "number"}
+    return Mutant(**(fields | changes), tests=("test_numbers.py",))  # type: ignore[arg-type]
 
 
-def test_every_mutant_applies_to_the_source_as_it_is() -> None:
+def test_every_mutant_applies_to_the_source() -> None:
     problems = check(MUTANTS)
     assert not problems, "\n".join([*problems, f"In tests/mutants/mutants_in_*.py: {HOW_TO_FIX}."])
 
 
-def test_list_covers_what_training_goes_through() -> None:
+def test_list_covers_the_packages_of_training() -> None:
     packages = Counter(each.file.partition("/")[0] for each in MUTANTS)
     assert len(MUTANTS) >= FEWEST
     assert all(packages[name] >= 15 for name in PACKAGES), packages
     assert len({each.name for each in MUTANTS}) == len(MUTANTS), "two mutants have the same name"
 
 
-def test_mutant_changes_one_place_only() -> None:
+def test_mutant_replaces_exactly_one_occurrence() -> None:
     assert mutant().apply(SOURCE) == SOURCE.replace("2 * number", "number")
     assert mutant(before="/ 2", after="/ 3", within="half").apply(SOURCE) == SOURCE.replace("/ 2", "/ 3")
     for wrong, why in (
@@ -68,11 +68,11 @@ def test_overlay_holds_the_mutated_file_and_links_to_all_others(tmp_path: Path) 
     (source / "inner").mkdir(parents=True)
     for name in ("top.py", "inner/numbers.py", "inner/other.py"):
         (source / name).write_text(SOURCE)
-    made = make_overlay(source, mutant(file="inner/numbers.py"), tmp_path / "overlay") / "package"
-    assert (made / "inner/numbers.py").read_text() == SOURCE.replace("2 * number", "number")
+    overlay = make_overlay(source, mutant(file="inner/numbers.py"), tmp_path / "overlay") / "package"
+    assert (overlay / "inner/numbers.py").read_text() == SOURCE.replace("2 * number", "number")
     assert (source / "inner/numbers.py").read_text() == SOURCE
-    assert (made / "top.py").is_symlink() and (made / "inner/other.py").is_symlink()
-    assert not (made / "inner").is_symlink() and not (made / "inner/numbers.py").is_symlink()
+    assert (overlay / "top.py").is_symlink() and (overlay / "inner/other.py").is_symlink()
+    assert not (overlay / "inner").is_symlink() and not (overlay / "inner/numbers.py").is_symlink()
 
 
 RUN = """
@@ -89,7 +89,7 @@ def mutant(what, before, after):
 
 mutants = [
     mutant("wrong factor", "2 * number", "3 * number"),
-    mutant("nobody looks", "number / 2", "number / 3"),
+    mutant("no test looks", "number / 2", "number / 3"),
     mutant("cannot be imported", "def half", "import nowhere\\ndef half"),
     mutant("dies", "2 * number", "__import__('os')._exit(3)"),
 ]
@@ -99,7 +99,7 @@ sys.exit(not run_all(mutants[: int(sys.argv[2])], Runner(root / "small", root / 
 
 
 def run_small(folder: Path, count: int, tests: str = TESTS) -> tuple[int, str]:
-    """Run the first mutants of a small package in a process of their own. Return its status and what it printed."""
+    """Run the first mutants of a small package in a new process. Return its status and output."""
     for name, text in (("small/__init__.py", ""), ("small/numbers.py", SOURCE), ("tests/test_numbers.py", tests)):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
@@ -125,7 +125,7 @@ def test_runner_reports_survivors_and_counts_no_error_as_killed(tmp_path: Path) 
     status, output = run_small(tmp_path, 4)
     assert status == 1 and "1 killed, 1 survived, 2 error" in output
     summary = output.rpartition("mutants in")[2]
-    assert "nobody looks" in summary and "wrong factor" not in summary
+    assert "no test looks" in summary and "wrong factor" not in summary
     assert "test_numbers.py cannot be collected" in summary and "ended with status 3" in summary
     assert (tmp_path / "small/numbers.py").read_text() == SOURCE
 
