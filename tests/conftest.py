@@ -15,6 +15,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before anything imports huggingf
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # as if activated
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background; tests of Ctrl-C need the handler
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup: tests hang up all the same
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports triton
 
