@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint soak mutants browser-and-fonts test-browser test-adapters test-gpu clean
+.PHONY: help demo test pytest lint soak mutants browser-and-fonts test-browser test-adapters test-gpu clean
 .DELETE_ON_ERROR:
 
 help:
@@ -38,7 +38,11 @@ demo: $(BASE)
 	@test -n "$$VIRTUAL_ENV" || echo "To type turnwise without its path, activate the environment first: source $(BIN)/activate"
 
 # Where every part is wanted, as in continuous integration, the browser and the fonts are of them.
-test: lint $(NPM) $(if $(TURNWISE_REQUIRE_ALL),browser-and-fonts)
+# Ruff and mypy run beside the tests, which leave a core idle at times.
+test: $(EXTRAS) $(NPM) $(if $(TURNWISE_REQUIRE_ALL),browser-and-fonts)
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 lint pytest
+
+pytest: $(EXTRAS) $(NPM)
 	@echo "pytest"
 	@$(PYTEST)
 
