@@ -1,6 +1,7 @@
 import gc
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
@@ -28,6 +29,12 @@ BYTES = "bytearray(b'1') * (1 << 26)"
 """64 MiB from the C library's allocator."""
 
 
+@cache
+def count_faults(block: str, *, settled: bool) -> int:
+    program = [sys.executable, "-c", FRESH_PAGES.format(block=block, settled=settled)]
+    return int(subprocess.run(program, check=True, capture_output=True, text=True).stdout)
+
+
 def test_freeze_gc_exempts_existing_objects() -> None:
     configure_allocator()
     assert gc.get_freeze_count() > 10_000
@@ -36,8 +43,4 @@ def test_freeze_gc_exempts_existing_objects() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="the setting is glibc's")
 @pytest.mark.parametrize("block", [TENSOR, BYTES], ids=["tensor", "bytes"])
 def test_freed_blocks_are_reused_without_page_faults(block: str) -> None:
-    def faults(block: str, settled: bool) -> int:
-        program = [sys.executable, "-c", FRESH_PAGES.format(block=block, settled=settled)]
-        return int(subprocess.run(program, check=True, capture_output=True, text=True).stdout)
-
-    assert 4 * faults(block, settled=True) < faults(BYTES, settled=False)
+    assert 4 * count_faults(block, settled=True) < count_faults(BYTES, settled=False)

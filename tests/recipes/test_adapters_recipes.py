@@ -20,6 +20,7 @@ SMALL = {
     "rollout.max_new_tokens": "16",
     "system.threads": "1",
 }
+FEW_TURNS = {"taxi": {"env.params.max_turns": "10"}, "text_arena": {"env.params.max_turns": "3"}}
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -27,7 +28,7 @@ def test_a_recipe_trains(name: str, tmp_path: Path, optional_part) -> None:
     kind = load_spec(find_recipe(name).environment)
     if kind.install_command:
         optional_part(f"a package is missing: {kind.install_command}", *kind.cls.needs)
-    overrides = [*SMALL.items(), ("record.folder", str(tmp_path)), ("record.name", "run")]
+    overrides = [*(SMALL | FEW_TURNS.get(name, {})).items(), ("record.folder", str(tmp_path)), ("record.name", "run")]
     train(configure(name, overrides=overrides), console=quiet())
     run = tmp_path / "run"
     assert [row["step"] for row in metrics(run) if "train/policy_loss" in row] == [1]

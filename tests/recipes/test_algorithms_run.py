@@ -20,6 +20,7 @@ SHORT = {
     "eval__episodes": 1,
     "checkpoint__every": 5,
     "algo__old_logprobs": "learner",
+    "env__params": {"max_turns": 3},
 }
 
 

@@ -19,7 +19,8 @@ ROOMY = {"rollout__max_tokens": 512, "rollout__groups": 6, "train__mini_batch": 
 
 
 def test_a_mixture_draws_by_weight_and_is_measured_by_environment(tmp_path: Path) -> None:
-    train(small(tmp_path, **MIX, **ROOMY, train__steps=4), console=quiet())
+    config = small(tmp_path, **MIX, **ROOMY, train__steps=3, eval__every=0, model__warmup_steps=5)
+    train(config, console=quiet())
     run = tmp_path / "run"
     played = [row["environment"] for row in episodes(run)]
     assert set(played) == {"bandit", "frozen_lake", "large"}
