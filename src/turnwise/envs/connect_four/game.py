@@ -56,7 +56,7 @@ class BoardGeometry:
         return (taken + self.bottom) & self.full
 
     def has_four(self, stones: int) -> bool:
-        """Whether four of these cells are in a line: find pairs of neighbours, then pairs of pairs."""
+        """Return whether four of these cells are in a line: find pairs of neighbours, then pairs of pairs."""
         for step in (1, self.rows, self.rows + 1, self.rows + 2):
             pairs = stones & stones >> step
             if pairs & pairs >> 2 * step:

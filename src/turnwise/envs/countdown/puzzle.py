@@ -85,7 +85,7 @@ def apply_operation(left: Fraction, operation: str, right: Fraction) -> Fraction
 
 
 def uses_each_at_most_once(numbers: Sequence[int], available: Sequence[int]) -> bool:
-    """Whether `numbers` is a sub-multiset of `available`."""
+    """Return whether `numbers` is a sub-multiset of `available`."""
     remaining = list(available)
     for number in numbers:
         if number not in remaining:

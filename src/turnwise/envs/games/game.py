@@ -51,7 +51,7 @@ def is_winning_move(game: Game, move: str) -> bool:
 
 
 def is_blocking_move(game: Game, move: str) -> bool:
-    """Whether the opponent could win with this same move if another one were played now."""
+    """Return whether the opponent could win with this same move if another one were played now."""
     others = [game.play(other) for other in game.legal_moves if other != move]
     return any(move in after.legal_moves and is_winning_move(after, move) for after in others)
 
@@ -67,7 +67,7 @@ def play_random_opening(game: Game, max_moves: int, rng: random.Random) -> Game:
 
 
 def is_undecided(game: Game) -> bool:
-    """Whether the next move can neither win nor fill the board."""
+    """Return whether the next move can neither win nor fill the board."""
     return len(game.legal_moves) > 1 and not any(is_winning_move(game, move) for move in game.legal_moves)
 
 

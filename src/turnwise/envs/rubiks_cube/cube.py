@@ -78,7 +78,7 @@ def turn_faces(state: CubeState, *moves: str) -> CubeState:
 
 
 def is_solved(state: CubeState) -> bool:
-    """Whether each face has one colour, in any orientation of the cube."""
+    """Return whether each face has one colour, in any orientation of the cube."""
     return all(state[start : start + 4].count(state[start]) == 4 for start in range(0, len(state), 4))
 
 

@@ -115,7 +115,7 @@ def remove_digits(rng: random.Random, solution: Board, blanks: int) -> Board:
 
 
 def has_other_solution(cells: list[int], cell: int, digit: int) -> bool:
-    """Whether the board has a solution with another digit in this cell."""
+    """Return whether the board has a solution with another digit in this cell."""
     others = (other for other in candidates(cells, cell) if other != digit)
     return any(solve_board([*cells[:cell], other, *cells[cell + 1 :]]) is not None for other in others)
 

@@ -169,6 +169,6 @@ def _serialize(connection: sqlite3.Connection) -> bytes:
 
 
 def _are_informative(shown: QueryResult, hidden: QueryResult, ordered: bool) -> bool:
-    """Whether both results have a value, and they differ."""
+    """Return whether both results have a value, and they differ."""
     found = all(any(cell is not None for row in rows.rows for cell in row) for rows in (shown, hidden))
     return found and not equal_results(shown, hidden, ordered)

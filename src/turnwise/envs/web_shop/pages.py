@@ -155,7 +155,7 @@ def _on_product(goal: ParsedGoal, page: str) -> str:
 
 
 def matches_goal(goal: ParsedGoal, page: str) -> bool | None:
-    """Whether the product on this page fulfils the goal; None: its features decide."""
+    """Return whether the product on this page fulfils the goal; None: its features decide."""
     title, _, price = page.partition("\n")[0].rpartition(" $")
     offered = {value for line in OPTION.findall(page) for value, _ in VALUE.findall(line)}
     if goal.product_type not in title or float(price) > goal.dollars or not offered.issuperset(goal.values):
