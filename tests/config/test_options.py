@@ -1,4 +1,4 @@
-"""Tables of options: what is mistyped is told with what there is."""
+"""Errors of `read_options`."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ class Limits:
 
 
 @pytest.mark.parametrize(
-    ("kind", "given", "said"),
+    ("options_type", "table", "message"),
     [
         (Model, {"agianst": "x"}, 'it has no option "agianst": did you mean "against"?'),
         (Model, {"against": "x", "weigth": 1}, 'it has no option "weigth": did you mean "weight"?'),
@@ -33,12 +33,14 @@ class Limits:
         (Limits, {"files": "sk-secret"}, "it, files: input should be a valid integer"),
     ],
 )
-def test_a_mistake_is_one_line_without_the_value(kind: type, given: dict[str, object], said: str) -> None:
+def test_read_options_error_is_one_line_without_the_value(
+    options_type: type, table: dict[str, object], message: str
+) -> None:
     with pytest.raises(UserError) as caught:
-        read_options(kind, given, "it", besides=["weight"])
-    assert str(caught.value).startswith(said) and "secret" not in str(caught.value) and "\n" not in str(caught.value)
+        read_options(options_type, table, "it", other_keys=["weight"])
+    assert str(caught.value).startswith(message) and "secret" not in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_models_and_dataclasses_are_read_alike() -> None:
+def test_read_options_reads_models_and_dataclasses() -> None:
     assert read_options(Limits, {"timeout_s": 2}, "it") == Limits(timeout_s=2.0)
     assert read_options(Model, {"against": "x"}, "it") == Model(against="x")

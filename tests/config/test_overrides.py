@@ -1,4 +1,4 @@
-"""Dotted overrides: what text means, and what is said when it does not fit."""
+"""Dotted overrides: parsing and errors."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ def value_of(key: str, text: str) -> Any:
         ("record.name", "8", "8"),
     ],
 )
-def test_text_is_read_by_the_type_of_the_field(key: str, text: str, value: Any) -> None:
+def test_override_text_is_parsed_by_the_type_of_its_field(key: str, text: str, value: Any) -> None:
     assert value_of(key, text) == value
 
 
@@ -67,24 +67,24 @@ def test_text_is_read_by_the_type_of_the_field(key: str, text: str, value: Any) 
         ("9" * 5000, "9" * 5000),
     ],
 )
-def test_an_environments_own_parameters_are_read_as_toml_and_else_as_text(text: str, value: Any) -> None:
+def test_override_of_an_env_parameter_is_toml_or_text(text: str, value: Any) -> None:
     params = build({}, [("env.params.size", text)]).env.params
     assert params == {"size": value}
     assert type(params["size"]) is type(value)
 
 
-def test_parameters_nest_and_keep_their_dashes() -> None:
+def test_override_of_nested_env_parameters_keeps_dashes() -> None:
     assert build({}, [("env.params.map.top-left", "3")]).env.params == {"map": {"top-left": 3}}
 
 
-def test_the_last_override_counts_and_the_settings_given_are_left_alone() -> None:
+def test_last_override_counts_and_leaves_the_settings_unchanged() -> None:
     settings = {"algo": {"gamma": 0.5}, "env": {"params": {"size": 4}}}
     config = build(settings, [("algo.gamma", "0.6"), ("env.params.size", "5"), ("algo.gamma", "0.7")])
     assert (config.algo.gamma, config.env.params) == (0.7, {"size": 5})
     assert settings == {"algo": {"gamma": 0.5}, "env": {"params": {"size": 4}}}
 
 
-def test_a_value_that_is_no_text_is_taken_as_it_is() -> None:
+def test_override_value_that_is_not_text_is_unchanged() -> None:
     assert build({}, [("train.betas", (0.5, 0.6)), ("algo.dual_clip", None)]) == build(
         {"train": {"betas": [0.5, 0.6]}, "algo": {"dual_clip": None}}
     )
@@ -131,48 +131,48 @@ def complaint(*overrides: tuple[str, Any], settings: dict[str, Any] | None = Non
         ("env.params", "3", "env.params = 3: must be a table of values"),
     ],
 )
-def test_a_bad_override_gets_one_line_with_the_mend(key: str, text: str, line: str) -> None:
+def test_invalid_override_gets_one_line_with_the_fix(key: str, text: str, line: str) -> None:
     assert complaint((key, text)) == line
 
 
-def test_an_unknown_key_in_a_file_names_the_nearest_one() -> None:
+def test_unknown_key_in_a_file_suggests_the_closest() -> None:
     assert complaint(settings={"algo": {"clip_hi": 0.3}}) == 'unknown key algo.clip_hi: did you mean "algo.clip_high"?'
     assert complaint(settings={"alog": {}}) == 'unknown key alog: did you mean "algo"?'
     assert complaint(settings={"rolout": {"groups": 4}}) == 'unknown key rolout: did you mean "rollout"?'
 
 
-def test_one_table_where_a_list_of_them_belongs_is_told_as_a_recipe_writes_it() -> None:
-    told = complaint(settings={"reward": {"judges": {"model": "m", "rubric": "r"}}})
-    assert told.startswith("reward.judges is a list of tables: write [[reward.judges]] with two brackets")
+def test_table_instead_of_a_list_of_tables_shows_the_syntax() -> None:
+    message = complaint(settings={"reward": {"judges": {"model": "m", "rubric": "r"}}})
+    assert message.startswith("reward.judges is a list of tables: write [[reward.judges]] with two brackets")
     assert complaint(settings={"algo": 3}) == "algo = 3: must be a section of settings"
 
 
-def test_a_check_across_fields_names_the_mend() -> None:
+def test_check_across_fields_names_the_fix() -> None:
     assert complaint(("rollout.max_tokens", "64")).startswith("rollout.max_new_tokens must be below")
 
 
-def test_many_problems_stay_one_line() -> None:
+def test_many_problems_give_one_line() -> None:
     wrong = dict.fromkeys(("clip_low", "clip_high", "value_coef", "kl_coef", "entropy_coef"), -1)
     line = complaint(settings={"algo": wrong})
     assert line.startswith("algo.clip_low = -1: must be a number of 0 or more; algo.clip_high")
     assert line.endswith("; and 2 more")
 
 
-def test_a_long_value_is_cut_in_the_message() -> None:
+def test_long_value_is_shortened_in_the_message() -> None:
     assert len(complaint(("train.steps", "x" * 10_000))) < 200
 
 
-def test_a_value_is_no_table() -> None:
-    given = {"env": {"params": {"size": 4}}}
-    assert complaint(("env.params.size.x", "1"), settings=given) == (
+def test_override_inside_a_value_is_rejected() -> None:
+    settings = {"env": {"params": {"size": 4}}}
+    assert complaint(("env.params.size.x", "1"), settings=settings) == (
         "env.params.size.x cannot be set: env.params.size is a value, not a table"
     )
 
 
 @pytest.mark.parametrize("value", [object(), float("nan"), (1, 2), {1: 2}, [object()], {"a": {"b": b"x"}}])
-def test_parameters_that_a_file_could_not_give_back_are_refused(value: Any) -> None:
+def test_env_parameters_that_toml_cannot_store_are_rejected(value: Any) -> None:
     assert complaint(settings={"env": {"params": {"size": value}}}).startswith("env.params.size = ")
 
 
-def test_nothing_given_means_the_defaults() -> None:
+def test_build_without_settings_gives_the_defaults() -> None:
     assert build({}) == Config()

@@ -1,4 +1,4 @@
-"""A saved configuration is the configuration: exactly, whatever is in it."""
+"""Saved configurations are read back exactly."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from turnwise.core.errors import UserError
 from turnwise.recipes.configure import configure
 from turnwise.recipes.eval_plan import saved_contestants
 
-TIED_TO_OTHERS = {"rollout.max_tokens", "rollout.max_new_tokens"}
+DEPENDENT_KEYS = {"rollout.max_tokens", "rollout.max_new_tokens"}
 
 unicode_text = st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(
     ["none", "'none'", "''none'", "null"]
@@ -28,7 +28,7 @@ plain = st.recursive(
 
 
 def values_of(schema: Any) -> st.SearchStrategy[Any]:
-    """Values that a JSON schema allows."""
+    """Return a strategy for the values that a JSON schema allows."""
     if "anyOf" in schema:
         return st.one_of([values_of(choice) for choice in schema["anyOf"]])
     if "enum" in schema or "const" in schema:
@@ -53,12 +53,12 @@ weights = st.floats(0, exclude_min=True, allow_nan=False, allow_infinity=False) 
 mixed = st.fixed_dictionaries(
     {}, optional={"kind": unicode_text, "weight": weights, "params": st.dictionaries(unicode_text, plain, max_size=2)}
 )
-OWN = {"env.mix": st.dictionaries(unicode_text, weights | mixed, max_size=3)}
-"""Of settings that allow less than their JSON schema says."""
+STRATEGIES = {"env.mix": st.dictionaries(unicode_text, weights | mixed, max_size=3)}
+"""Strategies of settings that are stricter than their JSON schema."""
 
-free_keys = [key for key in all_keys().values() if key.name not in TIED_TO_OTHERS]
+free_keys = [key for key in all_keys().values() if key.name not in DEPENDENT_KEYS]
 key_and_value = st.sampled_from(free_keys).flatmap(
-    lambda key: st.tuples(st.just(key), OWN[key.name] if key.name in OWN else values_of(key.schema))
+    lambda key: st.tuples(st.just(key), STRATEGIES[key.name] if key.name in STRATEGIES else values_of(key.schema))
 )
 configs = st.lists(key_and_value, max_size=12).map(lambda pairs: config_of(pairs))
 
@@ -69,12 +69,12 @@ def config_of(pairs: list[tuple[Key, Any]]) -> Config:
         table = settings.setdefault(key.section, {}) if key.section else settings
         table[key.last] = value
     if settings.get("context", {}).get("mode") == "summary":
-        settings.get("rollout", {}).pop("prefix", None)  # refused together
+        settings.get("rollout", {}).pop("prefix", None)  # rejected together
     return build(settings)
 
 
 @given(configs)
-def test_what_is_saved_is_loaded(tmp_path_factory: pytest.TempPathFactory, config: Config) -> None:
+def test_save_toml_and_read_settings_round_trip(tmp_path_factory: pytest.TempPathFactory, config: Config) -> None:
     path = tmp_path_factory.mktemp("config") / "config.toml"
     save_toml(config, path)
     loaded = build(read_settings(path))
@@ -86,14 +86,14 @@ def as_text(config: Config) -> str:
     return json.dumps(config.model_dump(), sort_keys=True)
 
 
-def test_none_is_saved_where_it_is_not_the_default(tmp_path: Path) -> None:
+def test_save_toml_keeps_none(tmp_path: Path) -> None:
     config = build({}, [("algo.dual_clip", "none"), ("env.params.max_actions", "none"), ("record.name", '"none"')])
     save_toml(config, tmp_path / "config.toml")
     loaded = build(read_settings(tmp_path / "config.toml"))
     assert (loaded.algo.dual_clip, loaded.env.params, loaded.record.name) == (None, {"max_actions": None}, "none")
 
 
-def test_every_setting_is_saved_even_at_its_default(tmp_path: Path) -> None:
+def test_to_toml_writes_every_setting(tmp_path: Path) -> None:
     text = to_toml(Config())
     assert [
         key.last for key in all_keys().values() if key.name not in FREE_TABLES and f"{key.last} = " not in text
@@ -101,13 +101,13 @@ def test_every_setting_is_saved_even_at_its_default(tmp_path: Path) -> None:
 
 
 @given(key_and_value)
-def test_a_setting_can_be_typed_as_it_is_shown(pair: tuple[Key, Any]) -> None:
+def test_show_value_can_be_typed_as_an_override(pair: tuple[Key, Any]) -> None:
     key, value = pair
     assert build({}, [(key.name, show_value(value))]) == config_of([pair])
 
 
 @given(configs)
-def test_what_differs_from_the_defaults_is_all_there_is_to_say(config: Config) -> None:
+def test_difference_reproduces_the_configuration(config: Config) -> None:
     assume(not any("." in name for name in (*config.env.params, *config.env.mix)))  # a dot separates tables
     changed = difference(config)
     assert build({}, [(setting.key, show_value(setting.value)) for setting in changed]) == config
@@ -115,7 +115,7 @@ def test_what_differs_from_the_defaults_is_all_there_is_to_say(config: Config) -
     assert len([line for line in describe(config).splitlines() if " # " in line]) >= len(changed)
 
 
-def test_the_description_shows_value_and_default() -> None:
+def test_describe_shows_value_and_default() -> None:
     text = describe(build({}, [("algo.clip_high", "0.3"), ("env.params.size", "8")]))
     assert "algo.clip_high = 0.3                     # default 0.28" in text.splitlines()
     assert "env.params.size = 8                      # given" in text.splitlines()
@@ -123,28 +123,28 @@ def test_the_description_shows_value_and_default() -> None:
     assert text.splitlines()[:3] == ["seed = 0", "", 'env.kind = "frozen_lake"']
 
 
-def test_text_that_is_no_unicode_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_save_toml_rejects_invalid_unicode_before_writing(tmp_path: Path) -> None:
     config = build({}, [("record.name", "run\udcff")])
-    with pytest.raises(UserError, match="no Unicode"):
+    with pytest.raises(UserError, match="not valid Unicode"):
         save_toml(config, tmp_path / "config.toml")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_is_missing_or_broken_gets_one_line(tmp_path: Path) -> None:
+def test_read_settings_reports_a_missing_or_broken_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot read .*missing\.toml: No such file"):
         read_settings(tmp_path / "missing.toml")
     for content in (b"algo = [", b"\xff\xfe"):
         (tmp_path / "broken.toml").write_bytes(content)
-        with pytest.raises(UserError, match=r"broken\.toml is no valid TOML"):
+        with pytest.raises(UserError, match=r"broken\.toml is not valid TOML"):
             read_settings(tmp_path / "broken.toml")
 
 
-def test_a_folder_that_cannot_be_written_gets_one_line(tmp_path: Path) -> None:
+def test_save_toml_reports_a_folder_it_cannot_write(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot write"):
         save_toml(Config(), tmp_path / "missing" / "config.toml")
 
 
-def test_a_run_is_found_by_its_name_and_by_its_path(tmp_path: Path) -> None:
+def test_find_run_accepts_a_name_or_a_path(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "lake-1"
     folder.mkdir(parents=True)
     save_toml(build({}, [("seed", "5")]), folder / "config.toml")
@@ -154,19 +154,19 @@ def test_a_run_is_found_by_its_name_and_by_its_path(tmp_path: Path) -> None:
         find_run("lake-2", str(tmp_path / "runs"))
 
 
-def test_every_setting_has_a_meaning() -> None:
+def test_every_setting_has_help() -> None:
     assert [key.name for key in all_keys().values() if not key.doc] == []
 
 
 @pytest.mark.parametrize("judge", [{"cache": None}, {"rubric": "none"}, {"": [None, ("none",)]}])
-def test_tables_of_judges_keep_what_is_none(tmp_path: Path, judge: dict[str, Any]) -> None:
+def test_save_toml_keeps_none_in_tables_of_judges(tmp_path: Path, judge: dict[str, Any]) -> None:
     config = build({"reward": {"judges": [judge]}})
     save_toml(config, tmp_path / "config.toml")
     read = read_settings(tmp_path / "config.toml")["reward"]["judges"]
     assert json.dumps(read) == json.dumps([judge])
 
 
-def test_saved_settings_of_earlier_versions_lose_retired_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_read_saved_settings_drops_retired_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Earlier versions wrote these keys into every file that they saved."""
     old = to_toml(build({"env": {"kind": "bandit"}})).replace("[system]", "[system]\ndeterministic = true")
     old = old.replace("[rollout]", "[rollout]\ntop_p = 1.0\ntop_k = 0")
@@ -185,7 +185,7 @@ def test_saved_settings_of_earlier_versions_lose_retired_keys(tmp_path: Path, ca
     ]
 
 
-def test_retired_keys_in_a_users_own_file_are_refused(tmp_path: Path) -> None:
+def test_retired_keys_in_a_users_file_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('env.kind = "bandit"\n[system]\ndeterministic = true\n')
     with pytest.raises(UserError, match=r"unknown key system\.deterministic"):
         configure(str(tmp_path / "mine.toml"))

@@ -1,14 +1,14 @@
-"""No address holds a key, and no message repeats what was given in a key's place."""
+"""Keys in URLs are rejected, and no message repeats a key."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.config.keys import SECRETS
-from turnwise.config.secrets import name_of_variable, read_key, split_url
+from turnwise.config.secrets import check_variable_name, read_key, split_url
 from turnwise.core.errors import UserError
 
-GIVEN = {"option": "url", "example": "http://h/v1", "mend": "name its variable"}
+ARGUMENTS = {"option": "url", "example": "http://h/v1", "fix": "name its variable"}
 CANARY = "sk_canary_51c0"
 
 
@@ -28,47 +28,47 @@ CANARY = "sk_canary_51c0"
         f"http://[{CANARY}",
     ],
 )
-def test_an_address_that_holds_a_key_is_refused_and_not_repeated(url: str) -> None:
-    with pytest.raises(UserError) as told:
-        split_url(url, **GIVEN)
-    assert CANARY not in f"{told.value!r}{told.value.__cause__!r}{told.value.__context__!r}"
-    assert str(told.value).startswith("url ") and "\n" not in str(told.value)
+def test_split_url_rejects_a_key_without_repeating_it(url: str) -> None:
+    with pytest.raises(UserError) as error:
+        split_url(url, **ARGUMENTS)
+    assert CANARY not in f"{error.value!r}{error.value.__cause__!r}{error.value.__context__!r}"
+    assert str(error.value).startswith("url ") and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
     "url", ["https://h/v1", "http://h:1/x?api-version=2&max_tokens=3&keys=4&sort_key=a&monkey=1", "http://[::1]/"]
 )
-def test_any_other_address_is_taken_as_it_is(url: str) -> None:
-    assert split_url(url, **GIVEN).geturl() == url
+def test_split_url_accepts_urls_without_keys(url: str) -> None:
+    assert split_url(url, **ARGUMENTS).geturl() == url
 
 
 @pytest.mark.parametrize("environment", [{}, {CANARY: " "}, {CANARY: "a\nb"}])
-def test_what_stands_in_the_place_of_a_variables_name_is_never_repeated(environment: dict[str, str]) -> None:
-    """A key may well look like a name."""
-    parts = split_url("https://h/v1", **GIVEN)
-    with pytest.raises(UserError, match="the variable that key_env names") as told:
+def test_read_key_never_repeats_the_name_of_the_variable(environment: dict[str, str]) -> None:
+    """It may be the key itself."""
+    parts = split_url("https://h/v1", **ARGUMENTS)
+    with pytest.raises(UserError, match="the variable that key_env names") as error:
         read_key(parts, CANARY, default="D", option="key_env", environment=environment)
-    assert CANARY not in str(told.value) and "\n" not in str(told.value)
+    assert CANARY not in str(error.value) and "\n" not in str(error.value)
 
 
 @given(st.text())
-def test_only_names_are_names_of_variables(value: str) -> None:
+def test_check_variable_name_accepts_identifiers_only(value: str) -> None:
     if value.isidentifier() and value.isascii():
-        assert name_of_variable(value) == value
+        assert check_variable_name(value) == value
     else:
-        with pytest.raises(ValueError, match="no name of a variable") as told:
-            name_of_variable(value)
-        assert str(told.value) == "that is no name of a variable: put the key into one, and its name here"
+        with pytest.raises(ValueError, match="not the name of a variable") as error:
+            check_variable_name(value)
+        assert str(error.value) == "not the name of a variable: set a variable to the key, and give its name here"
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://h/v1", "http://", "", "http://h:port/v1", "http://[h/v1"])
 def test_split_url_rejects_what_is_not_a_url(url: str) -> None:
     with pytest.raises(UserError, match="must be a URL such as"):
-        split_url(url, **GIVEN)
+        split_url(url, **ARGUMENTS)
 
 
 def read_openai_key(url: str, variable: str | None, environment: dict[str, str]) -> str | None:
-    parts = split_url(url, **GIVEN)
+    parts = split_url(url, **ARGUMENTS)
     return read_key(parts, variable, default="OPENAI_API_KEY", option="--api-key-env", environment=environment)
 
 
@@ -77,7 +77,7 @@ def test_read_key_prefers_the_named_variable() -> None:
     assert read_openai_key(url, None, variables) == "one"
     assert read_openai_key(url, "MINE", variables) == "two"
     assert read_openai_key(url, None, {}) is None
-    with pytest.raises(UserError, match="the key in the variable that --api-key-env names holds characters"):
+    with pytest.raises(UserError, match="the key in the variable that --api-key-env names has characters"):
         read_openai_key(url, "BAD", variables)
 
 

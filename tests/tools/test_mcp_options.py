@@ -45,8 +45,8 @@ SECRET = "sk-canary-typed-into-a-recipe"
         ({"mcp": URL, "env": {"A": "B"}}, "env is for servers that are started by a command"),
         ({"mcp": URL, "headers": {"Authorization": f"Bearer {SECRET}"}}, "must be the name"),
         ({"mcp": URL, "headers": {"X-Key": "sk_canary"}}, "names an environment variable that is not set"),
-        ({"mcp": f"https://me:{SECRET}@host/mcp"}, "mcp holds a password"),
-        ({"mcp": f"{URL}?api_key={SECRET}"}, "mcp holds a key behind its ?"),
+        ({"mcp": f"https://me:{SECRET}@host/mcp"}, "mcp contains a password"),
+        ({"mcp": f"{URL}?api_key={SECRET}"}, "mcp contains a key after its ?"),
         ({"mcp": f"http:///mcp?token={SECRET}"}, "mcp must be a URL such as http://HOST:PORT/mcp"),
         ({}, "mcp"),
     ],
@@ -92,7 +92,7 @@ COMMANDS_WITH_KEY = [
 
 @pytest.mark.parametrize("command", COMMANDS_WITH_KEY)
 def test_command_with_key_is_refused_without_repeating_it(command: str) -> None:
-    with pytest.raises(UserError, match=r"^mcp holds a key.*, which would be saved: export it, and name its") as error:
+    with pytest.raises(UserError, match=r"^mcp contains a key.*, which would be saved: export it, and name") as error:
         make_mcp_source({"mcp": command})
     message = str(error.value)
     assert "\n" not in message and SECRET not in message and command.rpartition(" ")[2] not in message
@@ -137,7 +137,7 @@ def test_key_in_command_is_refused_by_env_spec(tmp_path: Path) -> None:
     rows.write_text('{"question": "?", "answer": "!"}\n' * 4)
     params = {"tasks": str(rows), "tools": [{"mcp": f"cat --token {SECRET}"}], "reward": "exact_match"}
     spec = load_spec("tools")
-    with pytest.raises(UserError, match="mcp holds a key after --token") as error:
+    with pytest.raises(UserError, match="mcp contains a key after --token") as error:
         spec.check_resources(spec.check_params(params))
     assert SECRET not in str(error.value)
 

@@ -88,7 +88,7 @@ def test_key_is_sent_only_locally_or_encrypted_unless_named() -> None:
         assert read_key(url, None, keys) == "k1"
     assert read_key("http://far", None, keys) is None
     assert read_key("http://far", "OWN", keys) == "k2"
-    with pytest.raises(UserError, match="characters that no key has"):
+    with pytest.raises(UserError, match="characters that are not allowed in a key"):
         read_key("https://far", None, {"TURNWISE_SEARCH_KEY": "a\nb"})
 
 

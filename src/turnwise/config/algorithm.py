@@ -1,4 +1,4 @@
-"""The settings of the algorithm: rewards, advantages and losses, the critic."""
+"""Settings of rewards, algorithm and critic."""
 
 from typing import Annotated, Any, Literal
 
@@ -10,15 +10,15 @@ from turnwise.core.section import LearningRate, NonNegative, Positive, Section, 
 
 class RewardConfig(Section):
     format_penalty: NonNegative = 0.1
-    """Subtracted once from a turn whose answer could not be read."""
+    """Penalty for each turn whose answer cannot be parsed."""
     functions: tuple[str, ...] = ()
-    """Rewards of your own, FILE.py:function from a trajectory to a number, or to one number a turn."""
+    """Reward functions, each FILE.py:function from a trajectory to a number or to one number per turn."""
     weights: tuple[float, ...] = ()
-    """Of the environment's reward with its format penalty, then of each function; none given: all 1."""
+    """Weights of the environment's reward (with its format penalty) and of each function; default: all 1."""
     judges: tuple[dict[str, Any], ...] = ()
-    """Models that judge whole episodes, alone or against their group: tables with model, rubric, mode and weight."""
+    """Judge models that score episodes, alone or within their group: tables of model, rubric, mode, weight."""
     combine: Literal["sum", "each", "process"] = "sum"
-    """"each": normalise every reward within its group, then add; "process": scale those before the last turn."""
+    """"sum"; "each": normalise each reward in its group, then sum; "process": scale rewards before the last turn."""
 
 
 class AlgorithmChoice(Section):
@@ -35,7 +35,7 @@ class AlgorithmChoice(Section):
     normalise_over: Literal["group", "environment", "batch"] = "group"
     """Set of trajectories that returns are normalised over."""
     placement: Literal["turn", "trajectory"] | None = None
-    """Last token of its turn or of the trajectory gets a reward; none: trajectory for reinforce_pp, else turn."""
+    """Token that gets a turn's reward: the last of the turn or of the trajectory; none: by the estimator."""
     filter: str = "none"
     """Filter that selects the groups to train on."""
     filter_by: str = "reward_std"
@@ -50,43 +50,43 @@ class AlgoConfig(
     RejectionParams, CorrectionParams, LossParams, AdvantageParams, FilterParams, AlgorithmChoice
 ):  # pydantic lists the fields of the last base first
     gamma_turn: Share | Literal["adaptive"] = 1.0  # type: ignore[assignment]
-    """Discount from a turn to the next; "adaptive" follows how far the critic foresees."""
+    """Discount per turn; "adaptive" fits it to how far ahead the critic predicts."""
     loss_tokens: str = "sampled"
-    """Which sampled tokens the loss is taken over: sampled, think, answer, or FILE.py:function from a turn."""
+    """Sampled tokens in the loss: sampled (all), think, answer, or FILE.py:function of a turn."""
     advantage_tokens: str = "sampled"
-    """Which sampled tokens advantages are taken over; the others get 0."""
+    """Sampled tokens that get advantages, chosen as for loss_tokens; the others get 0."""
     value_clip: Annotated[float, Field(gt=0)] = 0.5
-    """How far a value may move from the old one in an update."""
+    """Clip range of the value loss around the old value."""
     value_coef: NonNegative = 1.0
-    """Weight of the value loss."""
+    """Coefficient of the value loss."""
     entropy_coef: NonNegative = 0.001
-    """Weight of the entropy bonus."""
+    """Coefficient of the entropy bonus."""
     kl_coef: NonNegative = 0.0
-    """Weight of the divergence from the reference, the policy that the run began with; 0: no reference is kept."""
+    """Coefficient of the KL divergence from the reference, the initial policy; 0 keeps no reference."""
     kl_estimator: Literal["k1", "k2", "k3", "abs"] | None = None
-    """How that divergence is estimated from sampled tokens; none: by k3 in the loss, by k1 in the reward."""
+    """KL estimator; none: k3 in the loss, k1 in the reward."""
     kl_in: Literal["loss", "reward"] | None = None
-    """Where the divergence counts; none: in the reward for reinforce_pp, in the loss for all others."""
+    """Whether the KL term is added to the loss or to the reward; none: reward for reinforce_pp, else loss."""
     kl_target: Annotated[float, Field(gt=0)] | None = None
-    """The divergence a token that is wanted: the weight then moves towards it; None: it stays."""
+    """Target KL per token that kl_coef is adapted to; none: kl_coef is constant."""
     kl_horizon: Annotated[float, Field(gt=0)] = 10000.0
-    """In how many trajectories that weight may change by a factor of about 1.2."""
+    """Number of trajectories in which an adaptive kl_coef changes by a factor of about 1.2 at most."""
     aggregation: str = "token-mean"
-    """How token losses become one number, by its name."""
+    """Aggregation of token losses into one loss, such as token-mean or seq-mean-token-mean."""
     constant_length: Positive = 1024
-    """What `seq-mean-token-sum-norm` divides by."""
+    """Divisor of seq-mean-token-sum-norm, in tokens."""
     truncated: Literal["zero", "bootstrap", "drop"] = "zero"
-    """The value after the last token of an episode that a token or time limit cut."""
+    """Value after the last token of episodes cut by a token or time limit; drop leaves them out."""
     old_logprobs: Literal["sampler", "learner"] = "sampler"
-    """Which log-probabilities the ratio divides by."""
+    """Source of the log-probabilities in the denominator of the ratio."""
     preset: str | None = None
-    """A published method, by name (`turnwise recipes --algos`): its settings, below those that are given besides."""
+    """Published method whose settings are used where none are given (`turnwise recipes --algos` lists them)."""
 
 
 class CriticConfig(Section):
     kind: Literal["trunk", "head"] = "trunk"
-    """"trunk": a model of its own, starting from the policy's weights; "head": a head on the policy's trunk."""
+    """"trunk": a separate model, initialised from the policy; "head": a value head on the policy."""
     learning_rate: LearningRate = 1e-5
-    """Of the critic."""
+    """Learning rate of the critic."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps in which only the critic learns."""
+    """Steps at the start in which only the critic is trained."""

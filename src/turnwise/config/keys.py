@@ -1,4 +1,4 @@
-"""The dotted names of all settings (`algo.clip_high`), with what each allows, in words."""
+"""Settings by dotted name (`algo.clip_high`): default, help text and allowed values."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,12 +13,12 @@ from turnwise.core.errors import UserError
 from turnwise.core.suggestions import closest_match, suggest
 
 FREE_TABLES = ("env.params", "env.mix")
-"""The tables whose keys are not ours: an environment's own parameters, and further environments."""
+"""Tables with free keys: parameters of the environment, and further environments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """One setting. `schema` is its JSON schema, which holds type and bounds in one place."""
+    """A setting. `schema` is its JSON schema, with its type and bounds."""
 
     name: str
     default: Any
@@ -27,17 +27,17 @@ class Key:
 
     @property
     def section(self) -> str:
-        """The table that holds it; empty at the top."""
+        """Name of its section; empty for a setting of the run itself, such as seed."""
         return self.name.rpartition(".")[0]
 
     @property
     def last(self) -> str:
-        """Its name inside its section."""
+        """Name within its section."""
         return self.name.rpartition(".")[2]
 
     @property
     def types(self) -> frozenset[str]:
-        """JSON types that it takes: "string", "number", "null", ..."""
+        """JSON types of its values: "string", "number", "null", ..."""
         return frozenset(choice["type"] for choice in self.schema.get("anyOf", (self.schema,)))
 
     @property
@@ -46,22 +46,21 @@ class Key:
 
     @property
     def may_hold_none(self) -> bool:
-        """Itself or, in tables whose keys are not ours, somewhere inside."""
-        return self.optional or self.of_tables or self.name in FREE_TABLES
+        """True if its value can be None or, in a table with free keys, contain None."""
+        return self.optional or self.is_list_of_tables or self.name in FREE_TABLES
 
     @property
-    def of_tables(self) -> bool:
-        """A list of them."""
+    def is_list_of_tables(self) -> bool:
         return bool(self.schema.get("items", {}).get("type") == "object")
 
     @property
     def allowed(self) -> str:
-        return in_words(self.schema)
+        return describe_schema(self.schema)
 
 
 @cache
 def all_keys() -> dict[str, Key]:
-    """Every setting by its dotted name, in the order of the schema."""
+    """Return every setting by its dotted name, in the order of the schema."""
     schema = Config.model_json_schema()
     return {key.name: key for key in _walk(schema, schema["$defs"], Config().model_dump(), prefix="")}
 
@@ -77,49 +76,49 @@ def _walk(schema: Mapping[str, Any], shared: Mapping[str, Any], defaults: Any, p
 
 
 def find_key(name: str) -> Key:
-    """The setting of this name; an unknown one is an error that names the nearest."""
+    """Return the setting with this name; UserError with a suggestion if there is none."""
     keys = all_keys()
     if name in keys:
         return keys[name]
-    inside = [key.name for key in keys.values() if key.section == name]
-    if inside:
-        raise UserError(f"{name} is a section: give one of its keys, such as {inside[0]}")
-    raise UserError(unknown_key(name))
+    in_section = [key.name for key in keys.values() if key.section == name]
+    if in_section:
+        raise UserError(f"{name} is a section: give one of its keys, such as {in_section[0]}")
+    raise UserError(unknown_key_message(name))
 
 
-def unknown_key(name: str) -> str:
-    """`unknown key algo.clip_hi: did you mean ...`"""
-    meant = " or ".join(f'"{key}"' for key in meant_keys(name))
-    mend = f"did you mean {meant}?" if meant else "`turnwise train --help-all` lists them"
-    return f"unknown key {name}: {mend}"
+def unknown_key_message(name: str) -> str:
+    """Return `unknown key algo.clip_hi: did you mean ...?`"""
+    similar = " or ".join(f'"{key}"' for key in similar_keys(name))
+    fix = f"did you mean {similar}?" if similar else "`turnwise train --help-all` lists them"
+    return f"unknown key {name}: {fix}"
 
 
-def meant_keys(name: str) -> list[str]:
-    """What a mistyped key probably means: the same word in other sections, else the nearest section or key."""
+def similar_keys(name: str) -> list[str]:
+    """Return keys of the same name in other sections, else the most similar section or key."""
     keys = all_keys()
-    same_word = [key.name for key in keys.values() if key.last == name.rpartition(".")[2]]
-    at_the_top = {name.partition(".")[0] for name in keys} if "." not in name else ()
-    near = closest_match(name, at_the_top) or closest_match(name, keys)
-    return same_word or ([near] if near else [])
+    same_name = [key.name for key in keys.values() if key.last == name.rpartition(".")[2]]
+    sections = {name.partition(".")[0] for name in keys} if "." not in name else ()
+    closest = closest_match(name, sections) or closest_match(name, keys)
+    return same_name or ([closest] if closest else [])
 
 
-def in_words(schema: Mapping[str, Any]) -> str:
-    """What a JSON schema allows: "a number from 0 to 1", "a whole number of 1 or more"."""
+def describe_schema(schema: Mapping[str, Any]) -> str:
+    """Describe the values that a JSON schema allows: "a number from 0 to 1", "a whole number of 1 or more"."""
     if "anyOf" in schema:
-        return ", or ".join(in_words(choice) for choice in schema["anyOf"])
+        return ", or ".join(describe_schema(choice) for choice in schema["anyOf"])
     if "const" in schema:
         return f'"{schema["const"]}"'
     if "enum" in schema:
         return "one of " + ", ".join(schema["enum"])
     if "prefixItems" in schema:
-        parts = [in_words(item) for item in schema["prefixItems"]]
+        parts = [describe_schema(item) for item in schema["prefixItems"]]
         return f"{len(parts)} values: " + (f"each {parts[0]}" if len(set(parts)) == 1 else ", then ".join(parts))
     words = {
         "null": "none",
         "boolean": "true or false",
         "string": "text",
         "object": "a table of values",
-        "array": "a list" + (f" of {in_words(schema['items'])}" if "items" in schema else ""),
+        "array": "a list" + (f" of {describe_schema(schema['items'])}" if "items" in schema else ""),
         "integer": "a whole number" + _bounds(schema),
         "number": "a number" + _bounds(schema),
     }
@@ -144,72 +143,76 @@ def _number(value: float | None) -> str:
 
 
 SECRETS = ("key", "api_key", "token", "secret", "password")
-"""Options that nobody has, since a recipe is saved and shown."""
+"""Names that are never options: recipes are saved and shown, so secrets are given by environment variables."""
 Options = TypeVar("Options")
 
 
-def read_options(kind: type[Options], given: Mapping[str, Any], what: str, besides: Iterable[str] = ()) -> Options:
-    """`given` as `kind`, a pydantic model or a dataclass; else a UserError in one line.
+def read_options(
+    options_type: type[Options], table: Mapping[str, Any], owner: str, other_keys: Iterable[str] = ()
+) -> Options:
+    """Validate a table as a pydantic model or a dataclass; raise a UserError of one line that starts with `owner`.
 
-    It never says what a value was: somebody may have written a key where the name of its variable belongs. `besides`:
-    what the same table may say, and others have read.
+    The error never repeats a value: it may be an API key written where the name of its variable belongs. `other_keys`:
+    keys of the same table that are read elsewhere, for the suggestions.
     """
-    known = names_of(kind)
-    for name in given:
+    known = option_names(options_type)
+    for name in table:
         if name not in known:
-            raise UserError(_unknown(name, what, [*known, *besides]))
+            raise UserError(_unknown_option(name, owner, [*known, *other_keys]))
     try:
-        return TypeAdapter(kind).validate_python(dict(given))
+        return TypeAdapter(options_type).validate_python(dict(table))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
     name = ".".join(map(str, first["loc"]))
     if first["type"] == "missing":
-        raise UserError(f'{what} lacks its option "{name}": give {name} = ...') from None
-    said = str(first["ctx"]["error"]) if first["type"] == "value_error" else first["msg"]
-    raise UserError(f"{what}{f', {name}' if name else ''}: {said[:1].lower()}{said[1:]}") from None
+        raise UserError(f'{owner} lacks its option "{name}": give {name} = ...') from None
+    reason = str(first["ctx"]["error"]) if first["type"] == "value_error" else first["msg"]
+    raise UserError(f"{owner}{f', {name}' if name else ''}: {reason[:1].lower()}{reason[1:]}") from None
 
 
-def names_of(kind: Any) -> list[str]:
-    """The options that it has."""
-    return [field.name for field in fields(kind)] if is_dataclass(kind) else list(kind.model_fields)
+def option_names(options_type: Any) -> list[str]:
+    return (
+        [field.name for field in fields(options_type)]
+        if is_dataclass(options_type)
+        else list(options_type.model_fields)
+    )
 
 
-def _unknown(name: str, what: str, known: Iterable[str]) -> str:
+def _unknown_option(name: str, owner: str, known: Iterable[str]) -> str:
     if name.lower() in SECRETS:
-        return f'{what} takes no "{name}": recipes are saved; name its variable with key_env'
-    return f'{what} has no option "{name}":{suggest(name, known)}'
+        return f'{owner} takes no "{name}": recipes are saved; name its variable with key_env'
+    return f'{owner} has no option "{name}":{suggest(name, known)}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One setting as it stands."""
+    """Value of a setting in a configuration."""
 
     key: str
     value: Any
     note: str
-    """What the default would be, where the value differs from it."""
+    """"default ..." if the value differs from the default; else empty."""
 
 
 def settings_of(config: Config) -> Iterator[Setting]:
-    """Every setting in the order of the schema; the environment's own parameters one by one."""
+    """Yield every setting in the order of the schema, and each parameter of the environment as its own."""
     tables = config.model_dump()
     for key in all_keys().values():
         value = (tables[key.section] if key.section else tables)[key.last]
         if key.name in FREE_TABLES:
-            own = value.items()
-            yield from (Setting(key=f"{key.name}.{name}", value=given, note="given") for name, given in own)
+            yield from (Setting(key=f"{key.name}.{name}", value=each, note="given") for name, each in value.items())
         else:
             note = "" if value == key.default else f"default {show_value(key.default)}"
             yield Setting(key=key.name, value=value, note=note)
 
 
 def difference(config: Config) -> list[Setting]:
-    """What differs from the defaults."""
+    """Return the settings that differ from their defaults."""
     return [setting for setting in settings_of(config) if setting.note]
 
 
 def describe(config: Config) -> str:
-    """One line a setting, a blank line between sections, with the default beside what differs from it."""
+    """Return one line per setting, with its default if it differs, and a blank line between sections."""
     lines: list[str] = []
     section = next(iter(all_keys())).partition(".")[0]
     for setting in settings_of(config):
@@ -222,5 +225,5 @@ def describe(config: Config) -> str:
 
 
 def show_value(value: Any) -> str:
-    """As it may be typed after the key."""
+    """Return a value as it can be typed after its key."""
     return "none" if value is None else json.dumps(value, ensure_ascii=False)

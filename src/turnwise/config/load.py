@@ -1,4 +1,4 @@
-"""Settings come from a TOML file and dotted overrides; what does not fit is one clear line, before anything starts."""
+"""Build configurations from TOML files and dotted overrides, and save them. Errors are one line."""
 
 import copy
 import json
@@ -13,16 +13,16 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
-from turnwise.config.keys import FREE_TABLES, Key, all_keys, find_key, unknown_key
+from turnwise.config.keys import FREE_TABLES, Key, all_keys, find_key, unknown_key_message
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
 from turnwise.core.section import is_plain
 from turnwise.core.suggestions import suggest
 
 Settings = Mapping[str, Any]
-"""Nested tables as a TOML file gives them; what is left out has its default."""
+"""Nested tables, as in a TOML file; missing settings have their defaults."""
 Overrides = Sequence[tuple[str, Any]]
-"""Dotted key and value, in the order given: the last of a key counts. Text is read as on the command line."""
+"""Pairs of dotted key and value; the last value of a key counts. Strings are parsed as on the command line."""
 
 CONFIG_FILE = "config.toml"
 RETIRED = ("system.deterministic", "rollout.top_p", "rollout.top_k")
@@ -32,18 +32,18 @@ log = logging.getLogger(__name__)
 
 
 def build(settings: Settings, overrides: Overrides = ()) -> Config:
-    """The configuration of these settings, with the overrides on top."""
+    """Build a configuration from settings and overrides, which take precedence."""
     merged = copy.deepcopy(dict(settings))
-    for name, given in overrides:
-        _place(merged, name, given)
+    for name, value in overrides:
+        _apply_override(merged, name, value)
     try:
         return Config.model_validate(merged)
     except ValidationError as error:
         raise UserError(explain(error)) from None
 
 
-def _place(settings: dict[str, Any], name: str, given: Any) -> None:
-    """Puts one override into the nested tables. `-` reads as `_`, but in tables whose keys are not ours."""
+def _apply_override(settings: dict[str, Any], name: str, value: Any) -> None:
+    """Put an override into the nested tables. `-` is read as `_`, except in tables with free keys."""
     if name.startswith(tuple(f"{table}." for table in FREE_TABLES)):
         path, parse = name.split("."), parse_free
     else:
@@ -54,23 +54,23 @@ def _place(settings: dict[str, Any], name: str, given: Any) -> None:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
             raise UserError(f"{name} cannot be set: {'.'.join(path[: depth + 1])} is a value, not a table")
-    table[path[-1]] = parse(given) if isinstance(given, str) else given
+    table[path[-1]] = parse(value) if isinstance(value, str) else value
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """The settings in a TOML file, not yet checked against the schema."""
+    """Read the settings in a TOML file, without validation."""
     try:
         settings = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:
-        raise UserError(f"{path} is no valid TOML: {error}") from None
+        raise UserError(f"{path} is not valid TOML: {error}") from None
     _restore_none(settings)
     return settings
 
 
 def read_saved_settings(path: Path) -> dict[str, Any]:
-    """Return the settings that an earlier command saved with `to_toml`, without the keys retired since then."""
+    """Read settings saved by `save_toml`, perhaps by an earlier version, without the keys that no longer exist."""
     settings = read_settings(path)
     retired = []
     for name in RETIRED:
@@ -93,36 +93,38 @@ def _restore_none(settings: dict[str, Any]) -> None:
     for key in all_keys().values():
         table = settings.get(key.section, {}) if key.section else settings
         if key.may_hold_none and isinstance(table, dict) and key.last in table:
-            table[key.last] = unspell_none(table[key.last])
+            table[key.last] = decode_none(table[key.last])
 
 
 def to_toml(config: Config) -> str:
-    """All settings as TOML, defaults too: what a later release changes does not change an old run."""
+    """Return all settings as TOML, including defaults: a later release with other defaults does not change the run."""
     settings = config.model_dump()
     for key in all_keys().values():
         table = settings[key.section] if key.section else settings
         if key.may_hold_none:
-            table[key.last] = spell_none(table[key.last])
+            table[key.last] = encode_none(table[key.last])
     text = tomli_w.dumps(settings)
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UserError(f"a setting holds text that is no Unicode: {error.object[error.start : error.end]!r}") from None
+        raise UserError(
+            f"a setting contains text that is not valid Unicode: {error.object[error.start : error.end]!r}"
+        ) from None
     return text
 
 
 def save_toml(config: Config, path: Path) -> None:
-    """Writes the configuration aside and renames it, so that a half-written one is never read."""
-    aside = path.with_name(f".{path.name}.part")
+    """Save a configuration: write it to a temporary file and rename that, so that no partial file is ever read."""
+    temporary = path.with_name(f".{path.name}.part")
     try:
-        aside.write_text(to_toml(config), encoding="utf-8", newline="\n")
-        aside.replace(path)
+        temporary.write_text(to_toml(config), encoding="utf-8", newline="\n")
+        temporary.replace(path)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from None
 
 
 def find_run(run: str, folder: str = "runs") -> Path:
-    """The folder of a run, given its path or its name in the folder of runs."""
+    """Return the folder of a run, given its path or its name in the folder of runs."""
     for path in (Path(run), Path(folder) / run):
         if (path / CONFIG_FILE).is_file():
             return path
@@ -131,7 +133,7 @@ def find_run(run: str, folder: str = "runs") -> Path:
 
 
 def read_run(run: str, folder: str = "runs") -> dict[str, Any]:
-    """The settings that a run was made with."""
+    """Read the settings of a run, given its path or name."""
     return read_saved_settings(find_run(run, folder) / CONFIG_FILE)
 
 
@@ -140,7 +142,7 @@ MAX_VALUE_CHARS = 60
 
 
 def explain(error: ValidationError) -> str:
-    """The first few problems of a configuration in one line, each with its mend."""
+    """Describe the first few problems of a configuration, and how to fix them, in one line."""
     problems = list(dict.fromkeys(_explain_one(detail) for detail in error.errors(include_url=False)))
     more = len(problems) - MAX_SHOWN
     return "; ".join(problems[:MAX_SHOWN]) + (f"; and {more} more" if more > 0 else "")
@@ -149,19 +151,19 @@ def explain(error: ValidationError) -> str:
 def _explain_one(detail: Mapping[str, Any]) -> str:
     name = ".".join(str(part) for part in detail["loc"])
     if detail["type"] == "extra_forbidden":
-        return unknown_key(name)
+        return unknown_key_message(name)
     if detail["type"] == "value_error":
         return str(detail["ctx"]["error"])
-    key = all_keys().get(name) or all_keys().get(name.rpartition(".")[0])  # of a list, the item's place comes last
-    if key is not None and key.of_tables and isinstance(detail["input"], Mapping):
+    key = all_keys().get(name) or all_keys().get(name.rpartition(".")[0])  # for an item of a list, its index comes last
+    if key is not None and key.is_list_of_tables and isinstance(detail["input"], Mapping):
         return f"{key.name} is a list of tables: write [[{key.name}]] with two brackets, or {key.last} = [{{ ... }}]"
-    given = _short(detail["input"])
+    value = _shorten(detail["input"])
     if key is None:
-        return f"{name} = {given}: must be a section of settings"
-    return f"{key.name} = {given}: must be {key.allowed}"
+        return f"{name} = {value}: must be a section of settings"
+    return f"{key.name} = {value}: must be {key.allowed}"
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = value if isinstance(value, str) and value.isprintable() and value else repr(value)
     return text if len(text) <= MAX_VALUE_CHARS else text[:MAX_VALUE_CHARS] + "..."
 
@@ -171,7 +173,7 @@ NONE = NONE_WORDS[0]
 
 
 def parse_value(key: Key, text: str) -> Any:
-    """What `--KEY TEXT` means. Text that does not fit is passed on as it is: validation then names what is allowed."""
+    """Parse the value of `--KEY TEXT`. Text of the wrong type is returned as it is, for validation to report."""
     if key.optional and text.lower() in NONE_WORDS:
         return None
     if "array" in key.types:
@@ -182,18 +184,18 @@ def parse_value(key: Key, text: str) -> Any:
 
 
 def parse_free(text: str) -> Any:
-    """none, or a TOML or JSON value (8, 0.5, true, [1, 2], {a = 1}, "8"); anything else is text as it stands."""
+    """Parse none, or a TOML or JSON value (8, 0.5, true, [1, 2], {a = 1}, "8"); anything else is a string."""
     if text.lower() in NONE_WORDS:
         return None
     for parse in (_parse_toml, json.loads):
-        found, value = _attempt(parse, text)
+        found, value = _try_parse(parse, text)
         if found and is_plain(value):
             return value
     return text
 
 
 def _parse_list(text: str) -> Any:
-    """`a,b` or a TOML or JSON list."""
+    """Parse `a,b`, or a TOML or JSON list."""
     stripped = text.strip()
     if stripped.startswith("["):
         return parse_free(stripped)
@@ -207,7 +209,7 @@ def _parse_toml(text: str) -> Any:
     return document["value"]
 
 
-def _attempt(parse: Callable[[str], Any], text: str) -> tuple[bool, Any]:
+def _try_parse(parse: Callable[[str], Any], text: str) -> tuple[bool, Any]:
     try:
         return True, parse(text)
     except (ValueError, RecursionError):
@@ -215,30 +217,30 @@ def _attempt(parse: Callable[[str], Any], text: str) -> tuple[bool, Any]:
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """`0,1,2`: seeds of several runs."""
+    """Parse `0,1,2`, the seeds of several runs."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
-        raise UserError(f"--seeds {text}: must be different whole numbers with commas between them, such as 0,1,2")
+        raise UserError(f"--seeds {text}: must be distinct whole numbers separated by commas, such as 0,1,2")
     return tuple(int(part) for part in parts)
 
 
-def spell_none(value: Any) -> Any:
-    """For a TOML file: none becomes the word none, and text that reads like that word goes into quotes."""
+def encode_none(value: Any) -> Any:
+    """Replace None by the string "none" for TOML, which has no null, and quote strings that read "none"."""
     if isinstance(value, dict):
-        return {key: spell_none(item) for key, item in value.items()}
+        return {key: encode_none(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [spell_none(item) for item in value]
+        return [encode_none(item) for item in value]
     if isinstance(value, str) and re.fullmatch(f"'*{NONE}'*", value):
         return f"'{value}'"
     return NONE if value is None else value
 
 
-def unspell_none(value: Any) -> Any:
-    """Undoes `spell_none`."""
+def decode_none(value: Any) -> Any:
+    """Undo `encode_none`."""
     if isinstance(value, dict):
-        return {key: unspell_none(item) for key, item in value.items()}
+        return {key: decode_none(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [unspell_none(item) for item in value]
+        return [decode_none(item) for item in value]
     if isinstance(value, str) and re.fullmatch(f"'+{NONE}'+", value):
         return value[1:-1]
     return None if value == NONE else value

@@ -1,4 +1,4 @@
-"""What every section of the configuration is."""
+"""Base class and value types of the sections of a configuration."""
 
 import math
 from typing import Annotated, Any
@@ -11,7 +11,7 @@ class Section(BaseModel):
 
 
 def is_plain(value: Any) -> bool:
-    """Text, numbers, true, false and none, lists and tables of them: what a TOML file gives back unchanged."""
+    """Return whether a value is a string, finite number, boolean, None, or a list or table of these: storable in TOML."""
     if isinstance(value, list):
         return all(is_plain(item) for item in value)
     if isinstance(value, dict):

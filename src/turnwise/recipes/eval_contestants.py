@@ -199,7 +199,7 @@ class EndpointOptions:
 
     def endpoint(self, url: str, model: str) -> Endpoint:
         fix = "name the variable that holds it with --api-key-env"
-        parts = split_url(url, option="--endpoint", example=EXAMPLE_URL, mend=fix)
+        parts = split_url(url, option="--endpoint", example=EXAMPLE_URL, fix=fix)
         key = read_key(parts, self.key_variable, default=KEY_VARIABLE, option="--api-key-env")
         return Endpoint(url=url, model=model, key=key, timeout_s=self.timeout_s, retries=self.retries)
 

@@ -107,7 +107,7 @@ def _build_part(
         return "", answer_reward(load(use), use)
     if use not in REWARD_TYPES:
         raise UserError(f'no reward "{use}":{suggest(use, REWARD_TYPES)} (or give FILE.py:function)')
-    part = read_options(REWARD_TYPES[use], options, f'the reward "{use}"', besides=REWARD_KEYS)
+    part = read_options(REWARD_TYPES[use], options, f'the reward "{use}"', other_keys=REWARD_KEYS)
     column = str(part.against) if "against" in type(part).model_fields else ""
     if isinstance(part, AnswerJudgeSettings):
         return column, AnswerJudge(settings=part, client=services.judges.client(part))
@@ -146,7 +146,7 @@ def build_group_judges(
     rewards: dict[str, GroupReward] = {}
     for table in tables:
         options = {key: value for key, value in table.items() if key not in JUDGE_KEYS}
-        settings: JudgeSettings = read_options(JudgeSettings, options, "a judge", besides=JUDGE_KEYS)
+        settings: JudgeSettings = read_options(JudgeSettings, options, "a judge", other_keys=JUDGE_KEYS)
         if settings.against or settings.shows != "answer":
             raise UserError(
                 "a judge of groups always sees whole episodes and no task rows: leave out against and shows"

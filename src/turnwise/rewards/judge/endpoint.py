@@ -132,7 +132,7 @@ def _cost(reply: Reply, prompt: int) -> int:
 
 def _endpoint(settings: JudgeSettings) -> Endpoint:
     url = settings.endpoint or os.environ.get(URL_VARIABLE, "").strip() or OPENAI_URL
-    parts = split_url(url, option="endpoint", example=EXAMPLE_URL, mend="name the variable that holds it in key_env")
+    parts = split_url(url, option="endpoint", example=EXAMPLE_URL, fix="name the variable that holds it in key_env")
     if settings.key_file:
         key: str | None = _read_key_file(settings.key_file)
     else:

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from turnwise.config.secrets import name_of_variable
+from turnwise.config.secrets import check_variable_name
 from turnwise.core.section import Positive, Section
 
 LOCAL = "local"
@@ -59,7 +59,7 @@ class JudgeSettings(Section):
     @field_validator("key_env")
     @classmethod
     def _is_variable_name(cls, value: str) -> str:
-        return name_of_variable(value) if value else value
+        return check_variable_name(value) if value else value
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:

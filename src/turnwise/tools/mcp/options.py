@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from turnwise.config.keys import read_options
-from turnwise.config.secrets import PLACEHOLDER, VARIABLE, refuse_keys, split_url
+from turnwise.config.secrets import PLACEHOLDER, VARIABLE, reject_keys, split_url
 from turnwise.core.errors import UserError
 from turnwise.core.section import Positive
 from turnwise.tools.tool import ToolSource
@@ -100,7 +100,7 @@ def resolve_server(options: McpOptions) -> McpServer:
         raise UserError(f"mcp: the command line cannot be parsed ({error}): close its quotes") from error
     if not command:
         raise UserError("mcp is empty: give a command line or a URL")
-    refuse_keys(command, option="mcp", fix=FIX_KEY)
+    reject_keys(command, option="mcp", fix=FIX_KEY)
     label = _shorten(options.mcp)
     if options.headers:
         raise UserError(f"mcp {label}: headers are for URLs: pass a command's keys with env")
@@ -121,7 +121,7 @@ def resolve_server(options: McpOptions) -> McpServer:
 
 def _resolve_url(options: McpOptions) -> McpServer:
     fix = "pass it with headers, which name an environment variable"
-    parts = split_url(options.mcp, option="mcp", example="http://HOST:PORT/mcp", mend=fix)
+    parts = split_url(options.mcp, option="mcp", example="http://HOST:PORT/mcp", fix=fix)
     label = _shorten(parts._replace(query="", fragment="").geturl())
     for name in ("env", "cwd"):
         if getattr(options, name):

@@ -111,4 +111,4 @@ def read_key(url: str, variable: str | None, environment: Mapping[str, str] = os
 
 def _split(url: str) -> SplitResult:
     """Split the URL. Raises UserError if it is not one, or contains a key."""
-    return secrets.split_url(url, option="url", example="http://127.0.0.1:8080", mend=f"set {KEY_VARIABLE} instead")
+    return secrets.split_url(url, option="url", example="http://127.0.0.1:8080", fix=f"set {KEY_VARIABLE} instead")

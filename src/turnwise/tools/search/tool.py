@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from turnwise.config.keys import read_options
-from turnwise.config.secrets import name_of_variable
+from turnwise.config.secrets import check_variable_name
 from turnwise.core.errors import UserError
 from turnwise.core.messages import ToolSpec
 from turnwise.tools.search.batching import Batcher
@@ -48,7 +48,7 @@ class SearchOptions(BaseModel):
     """Retrieval mode. Default: hybrid if the index has vectors, else lexical. A server has its own mode."""
     top: Annotated[int | None, Field(ge=1, le=MAX_RESULTS)] = None
     """Passages per search. Default: the model may choose, and gets three if it does not."""
-    key_env: Annotated[str, AfterValidator(name_of_variable)] | None = None
+    key_env: Annotated[str, AfterValidator(check_variable_name)] | None = None
     """Environment variable with the server's key. Default: TURNWISE_SEARCH_KEY, if it is set."""
 
 
