@@ -79,7 +79,7 @@ def test_names_of_groups_turns_and_states_do_not_matter(given: AdvantageInputs, 
 
 @properties
 @given(inputs(), st.sampled_from(sorted(ADVANTAGES)))
-def test_a_trajectory_without_a_sampled_token_is_as_if_it_were_not_there(given: AdvantageInputs, name: str) -> None:
+def test_advantages_ignore_trajectories_without_sampled_tokens(given: AdvantageInputs, name: str) -> None:
     """Batches that are padded with empty rows keep their statistics."""
     sampled = given.mask.any(dim=1)
     advantages = compute(name, given, change(PARAMS, whiten=True))
@@ -107,7 +107,7 @@ def test_one_alone_in_its_group_gets_exactly_zero(given: AdvantageInputs, name: 
 
 @properties
 @given(inputs())
-def test_bi_level_is_token_gae_where_there_is_one_turn_and_the_parameters_are_equal(given: AdvantageInputs) -> None:
+def test_bi_level_gae_is_gae_for_one_turn_and_equal_parameters(given: AdvantageInputs) -> None:
     one_turn = replace(given, turn_ids=torch.zeros_like(given.turn_ids))
     params = change(PARAMS, gamma_turn=PARAMS.gamma, lam_turn=PARAMS.lam)
     bi_level, gae = (ADVANTAGES[name].compute(one_turn, params) for name in ("bi_level_gae", "gae"))
@@ -208,7 +208,7 @@ def test_bootstrap_raises_what_came_before_the_cut(name: str, discount: float) -
 
 
 @pytest.mark.parametrize("name", sorted(ADVANTAGES))
-def test_float32_stays_float32_and_no_trajectory_at_all_is_no_error(name: str) -> None:
+def test_advantages_keep_float32_and_accept_no_trajectories(name: str) -> None:
     given = row_inputs([1.0, 0.0], [0, 0], torch.float32)
     assert compute(name, given).dtype == torch.float32
     nothing = replace(given, mask=torch.zeros_like(given.mask))

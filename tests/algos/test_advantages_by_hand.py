@@ -46,7 +46,7 @@ def test_group_estimators() -> None:
         close(compute(name, given, AdvantageParams(whiten=False))[:, 0], advantages)
 
 
-def test_pass_at_k_gives_nothing_to_a_tie_and_divides_only_if_asked() -> None:
+def test_pass_at_k_is_zero_for_ties_and_divides_by_std_if_set() -> None:
     given = row_inputs([2.0, 2.0, 0.0, 3.0, 1.0, 0.0], [0, 0, 0, 1, 1, 1])
     close(
         compute("pass_at_k", given, AdvantageParams(whiten=False, by_std=False))[:, 0], [0.0, 0.0, 0.0, 2.0, 0.0, 0.0]
@@ -147,7 +147,7 @@ def test_turn_grpo_with_all_weight_on_the_outcome_is_grpo() -> None:
     )
 
 
-def test_a_lone_trajectory_is_left_out_of_reinforce_pp_baselines_whitening() -> None:
+def test_reinforce_pp_baseline_whitening_ignores_single_trajectories() -> None:
     given = row_inputs([3.0, 1.0, 500.0], [0, 0, 1])
     advantages = compute("reinforce_pp_baseline", given)[:, 0]
     close(advantages, [ROOT_HALF, -ROOT_HALF, 0.0])

@@ -53,7 +53,7 @@ def test_the_critic_learns_the_raw_advantage_plus_what_it_said(name: str, given:
 
 @pytest.mark.parametrize("parameter", list(AdvantageParams.model_fields))
 @pytest.mark.parametrize("name", sorted(ADVANTAGES))
-def test_an_estimator_reads_the_parameters_that_it_says_and_no_other(name: str, parameter: str) -> None:
+def test_advantage_reads_the_parameters_it_lists(name: str, parameter: str) -> None:
     given = random_inputs(seed=3, rows=9, columns=12, density=0.8, coarse=False)
     base = change(PARAMS, whiten=parameter == "whiten_over")
     changed = CHANGED[parameter] if parameter in CHANGED else getattr(PARAMS, parameter) / 2

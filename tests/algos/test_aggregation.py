@@ -49,14 +49,14 @@ def test_weights_of_a_mean_sum_to_one(given: list[tuple[int, float]], mode: str)
 
 
 @pytest.mark.parametrize("mode", sorted(AGGREGATIONS))
-def test_names_of_trajectories_do_not_matter_and_none_is_no_error(mode: str) -> None:
+def test_aggregation_ignores_trajectory_indices_and_accepts_none(mode: str) -> None:
     """A trajectory that sampled nothing has no token here, so a gap in the numbers never counts."""
     few, far = torch.tensor([0, 0, 1]), torch.tensor([90, 90, 7])
     assert torch.equal(AGGREGATIONS[mode](few, LENGTH), AGGREGATIONS[mode](far, LENGTH))
     assert AGGREGATIONS[mode](few[:0], LENGTH).shape == (0,)
 
 
-def test_a_long_trajectory_weighs_more_by_token_and_the_same_by_sequence() -> None:
+def test_aggregation_weights_long_trajectories_by_token_not_sequence() -> None:
     sequences = torch.tensor([0, 0, 0, 1])
     assert AGGREGATIONS["token-mean"](sequences, LENGTH).tolist() == pytest.approx([1 / 4] * 4)
     assert AGGREGATIONS["seq-mean-token-mean"](sequences, LENGTH).tolist() == pytest.approx([1 / 6] * 3 + [1 / 2])

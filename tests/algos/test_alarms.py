@@ -99,7 +99,7 @@ def test_the_echo_trap_is_named_once_with_its_step_and_share() -> None:
     assert alarm.message == "reward std within groups fell to 12 % of its start: echo trap; step 40"
 
 
-def test_the_echo_trap_is_measured_from_the_height_where_spread_rose_first() -> None:
+def test_echo_trap_is_measured_from_the_first_rise_of_spread() -> None:
     def course(step: int) -> float:
         return falling(0.05, 0.5, 1, 15)(step) if step < 30 else falling(0.5, 0.01, 30, 40)(step)
 
@@ -123,7 +123,7 @@ def test_groups_without_spread_are_an_echo_trap_unless_success_was_gained() -> N
     assert alarms_of(rows(rollout__zero_std_groups=falling(0.1, 0.5))) == []
 
 
-def test_reward_that_rises_while_success_falls_is_named_and_is_no_echo_trap() -> None:
+def test_rising_reward_with_falling_success_is_its_own_alarm() -> None:
     courses = {
         "rollout__reward": falling(0.4, 0.9),
         "rollout__success": falling(0.3, 0.02),

@@ -71,7 +71,7 @@ def test_kl_cov_selects_the_largest_covariances(seed: int, share: float) -> None
     assert found.nonzero()[:, 0].tolist() == sorted(expected)
 
 
-def test_clip_cov_gives_selected_tokens_no_gradient_and_others_that_of_ppo() -> None:
+def test_clip_cov_zeroes_gradients_of_selected_tokens_only() -> None:
     given = some_tokens(40)
     selected = uniform(40) < 0.3
     result, gradient = run(LOSSES["clip_cov"], replace(given, selected=selected))

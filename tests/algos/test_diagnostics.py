@@ -47,7 +47,7 @@ def test_groups_without_two_members_say_nothing_of_repetition() -> None:
     assert found.copies is None and found.overlap is None
 
 
-def test_members_that_say_nothing_repeat_each_other_and_share_nothing() -> None:
+def test_empty_responses_are_repeats_without_overlap() -> None:
     found = measure_repetition([[(), ()]])
     assert (found.copies, found.overlap) == (1.0, 0.0)
 
@@ -72,7 +72,7 @@ def likelihoods(matched: float, other: float, prompts: int, rows: int) -> tuple[
     return matrix.scatter(1, own[:, None], matched), own
 
 
-def test_reasoning_that_gives_its_prompt_away_has_all_the_information_there_is() -> None:
+def test_mutual_information_is_maximal_if_reasoning_names_the_prompt() -> None:
     matrix, own = likelihoods(-5.0, -500.0, prompts=4, rows=2)
     found = mutual_information(matrix, own)
     assert found.information == pytest.approx(math.log(4)) and found.bound == pytest.approx(math.log(4))
@@ -141,7 +141,7 @@ def test_gradient_shares_are_of_each_term() -> None:
     assert shares == {"task": (0.25, 0.75), "entropy": (0.5, 0.5), "kl": (0.0, 0.0)}
 
 
-def test_explained_variance_of_a_perfect_a_constant_and_a_contrary_critic() -> None:
+def test_explained_variance_of_perfect_constant_and_opposite_critics() -> None:
     returns = torch.tensor([0.0, 1.0, 3.0])
     assert explained_variance(returns + 7, returns) == pytest.approx(1.0), "an offset is no variance"
     assert explained_variance(torch.full((3,), 0.5), returns) == pytest.approx(0.0)
@@ -182,7 +182,7 @@ def test_the_fit_by_hand_weighs_distances_by_their_tokens() -> None:
     assert fit_discount(critic_fit) == pytest.approx(math.exp(slope))
 
 
-def test_the_discount_has_bounds_and_an_ignorant_critic_gives_one() -> None:
+def test_fit_discount_is_bounded_and_one_for_a_bad_critic() -> None:
     near = CriticFit(explained=0.9, count=20)
     assert fit_discount({0: near, 1: CriticFit(explained=0.1, count=20)}) == 0.8
     assert fit_discount({0: CriticFit(explained=0.1, count=20), 1: near}) == 1.0
@@ -199,7 +199,7 @@ def test_distances_with_too_few_tokens_or_equal_returns_are_left_out() -> None:
     assert found == {0: CriticFit(explained=1.0, count=20)}
 
 
-def test_the_adaptive_discount_moves_slowly_and_stays_without_news() -> None:
+def test_adaptive_discount_moves_slowly_and_stays_without_a_fit() -> None:
     discount = AdaptiveDiscount(gamma=1.0, momentum=0.9)
     halved = {0: CriticFit(explained=0.9, count=20), 1: CriticFit(explained=0.45, count=20)}
     assert discount.update(halved).gamma == pytest.approx(0.98)

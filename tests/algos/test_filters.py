@@ -67,27 +67,27 @@ def test_selections_by_hand(name: str, params: dict[str, float], groups: list[in
 
 
 @every_filter
-def test_where_all_groups_fare_alike_nothing_need_be_left(name: str) -> None:
+def test_filters_may_drop_all_groups_with_score_zero(name: str) -> None:
     left = kept(name, [0.0, 0.0, 0.0], keep_zero=False)
     assert left == ([0, 1, 2] if name == "none" else [])
 
 
-def test_top_p_never_keeps_a_group_of_score_zero_even_where_all_are() -> None:
+def test_top_p_never_keeps_groups_with_score_zero() -> None:
     assert kept("top_p", [0.0, 0.0], 1.0) == []
     assert kept("top_p", [0.0, 1e-3], 0.9) == [1], "less than the slack in all: still the best"
 
 
 @every_filter
-def test_no_groups_give_no_groups(name: str) -> None:
+def test_filters_of_no_groups_return_none(name: str) -> None:
     assert kept(name, []) == []
 
 
-def test_a_nucleus_of_one_keeps_even_what_softmax_rounds_to_nothing() -> None:
+def test_top_p_softmax_of_one_keeps_all_groups() -> None:
     assert kept("top_p_softmax", [1000.0, 1.0], 1.0) == [0, 1]
     assert kept("top_p_softmax", [1000.0, 1.0], 0.99) == [0]
 
 
-def test_a_share_is_not_short_by_a_rounding_error() -> None:
+def test_top_k_share_is_exact_despite_rounding() -> None:
     assert len(kept("top_k", list(range(100)), 0.29)) == 29
 
 
@@ -95,7 +95,7 @@ def test_a_share_is_not_short_by_a_rounding_error() -> None:
 @pytest.mark.parametrize("largest", [True, False])
 @properties
 @given(scores=distinct, random=st.randoms(use_true_random=False), value=st.floats(0.05, 1))
-def test_the_order_of_groups_does_not_matter(
+def test_filters_do_not_depend_on_the_order_of_groups(
     name: str, largest: bool, scores: list[int], random: Random, value: float
 ) -> None:
     chosen = {scores[i] for i in kept(name, list(map(float, scores)), value, largest=largest)}
@@ -107,9 +107,7 @@ def test_the_order_of_groups_does_not_matter(
 @pytest.mark.parametrize("largest", [True, False])
 @properties
 @given(scores=distinct, value=st.floats(0.05, 1))
-def test_a_kept_group_is_at_least_as_good_as_one_left_out(
-    name: str, largest: bool, scores: list[int], value: float
-) -> None:
+def test_filters_keep_the_best_groups(name: str, largest: bool, scores: list[int], value: float) -> None:
     scores = [score + 1 for score in scores]  # top_p never keeps a 0
     chosen = kept(name, list(map(float, scores)), value, largest=largest)
     inside = [scores[i] for i in chosen]
@@ -119,7 +117,7 @@ def test_a_kept_group_is_at_least_as_good_as_one_left_out(
 
 
 @every_filter
-def test_a_filter_reads_exactly_the_parameters_that_it_names(name: str) -> None:
+def test_filter_reads_the_parameters_it_lists(name: str) -> None:
     """Each changed in turn, on scores where it matters for this filter."""
     others = {"filter_value": 0.9, "filter_largest": False, "filter_keep_zero": False}
     cases = [([3.0, 0.0, 5.0, 1.0, 1.5], 0.5), ([0.0, 0.0, 0.0], 1.0), ([5.0, 4.0, 3.0, 2.0], 2.0), ([0.0] * 3, 0.0)]
@@ -152,7 +150,7 @@ def test_scores_of_groups(name: str, scores: list[float]) -> None:
     assert name != "reward_std" or got[2] == 0
 
 
-def test_scores_say_what_they_need() -> None:
+def test_group_scores_name_their_quantity() -> None:
     of = {name: score.quantity for name, score in SCORES.items()}
     assert {name for name, column in of.items() if column == "entropy"} == {"entropy", "entropy_std"}
     assert of["length"] == "lengths"
@@ -161,7 +159,7 @@ def test_scores_say_what_they_need() -> None:
     assert SCORES["length"].reduce(torch.tensor([2, 4]), torch.tensor([0, 0]), 1).tolist() == [3.0]
 
 
-def test_a_group_of_one_has_no_spread() -> None:
+def test_reward_std_of_a_group_of_one_is_zero() -> None:
     assert SCORES["reward_std"].reduce(torch.tensor([5.0]), torch.tensor([0]), 1).tolist() == [0.0]
 
 

@@ -151,14 +151,14 @@ def test_gspo_clips_whole_units() -> None:
     assert (gradient != 0).tolist() == [False, False, True, False, False]
 
 
-def test_an_unknown_level_is_refused() -> None:
+def test_unit_ids_rejects_an_unknown_level() -> None:
     with pytest.raises(ValueError, match=r'Unknown ratio level "episode"; expected one of token, turn, sequence'):
         unit_ids(torch.zeros(3), torch.zeros(3), "episode")  # type: ignore[arg-type]
 
 
 @properties
 @given(token_batches())
-def test_gspo_at_token_level_is_ppo_and_so_it_is_where_every_sequence_is_one_token(tokens: Tokens) -> None:
+def test_gspo_is_ppo_per_token_and_for_sequences_of_one_token(tokens: Tokens) -> None:
     count = len(tokens.segments)
     alone = replace(tokens, segments=list(range(count)))
     ppo, gradient = run(LOSSES["ppo"], inputs_of(tokens))
@@ -226,7 +226,7 @@ def test_flipping_all_advantages_of_an_unclipped_loss_flips_it(name: str, tokens
 
 
 @every_loss
-def test_a_loss_reads_exactly_the_parameters_that_it_names(name: str) -> None:
+def test_loss_reads_the_parameters_it_lists(name: str) -> None:
     """Each parameter in turn is changed, on tokens where each of them matters."""
     given = inputs(
         log_ratios=[1.5, -1.5, 0.1, 1.5, 0.9, -1.5, 0.2],

@@ -83,7 +83,7 @@ def test_k3_of_a_far_token_is_flat_and_finite() -> None:
     assert logprobs.grad is not None and logprobs.grad.tolist() == [0.0, 0.0]
 
 
-def test_the_kl_in_the_reward_is_subtracted_at_sampled_tokens_alone() -> None:
+def test_subtract_kl_changes_sampled_tokens_only() -> None:
     rewards = torch.tensor([[0.0, 1.0, 5.0], [2.0, 0.0, 0.0]])
     kl = torch.tensor([[0.5, -1.0, 9.0], [9.0, 2.0, 0.0]])
     mask = torch.tensor([[True, True, False], [False, True, True]])
@@ -94,7 +94,7 @@ def test_the_kl_in_the_reward_is_subtracted_at_sampled_tokens_alone() -> None:
 @pytest.mark.parametrize(
     ("kl", "after"), [(0.1, 0.2), (0.11, 0.202), (0.09, 0.198), (5.0, 0.204), (0.0, 0.196), (-1.0, 0.196)]
 )
-def test_the_adaptive_weight_rises_above_its_target_and_falls_below(kl: float, after: float) -> None:
+def test_adaptive_kl_coefficient_follows_its_target(kl: float, after: float) -> None:
     coefficient = KlCoefficient(value=0.2, target=0.1, horizon=1000)
     assert coefficient.update(kl, 100).value == pytest.approx(after)
     assert coefficient.value == 0.2

@@ -110,9 +110,7 @@ def test_a_flipped_sign_and_an_inverted_mask_are_noticed(
 
 
 @pytest.mark.parametrize("name", sorted(ADVANTAGES))
-def test_turns_that_begin_a_token_late_are_noticed_by_every_estimator_that_has_turns(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_late_turn_boundaries_change_every_estimator_with_turns(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     break_it(monkeypatch, name, late_turns)
     assert definition_fails(name) == (name in BY_TURNS)
     assert records_fail(name) == (name in BY_TURNS and name != "reinforce_pp" and bool(records_of(name)))

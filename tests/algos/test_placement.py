@@ -57,7 +57,7 @@ def test_turn_matrices_read_what_stands_at_the_turn(given: AdvantageInputs) -> N
     assert (back[~given.mask] == 0).all()
 
 
-def test_turn_rewards_sit_on_the_last_sampled_token_of_their_turn() -> None:
+def test_placement_turn_uses_the_last_sampled_token_of_the_turn() -> None:
     """The reward of the turn that sampled nothing goes to the turn before it, or to the first."""
     placed = PLACEMENTS["turn"](TURN_REWARDS, MASK, TURN_IDS)
     assert placed.tolist() == [[0, 1, 0, 6, 0, 0, 8, 0], [0, 16, 0, 32, 0, 0, 0, 0], [0] * 8]
@@ -65,7 +65,7 @@ def test_turn_rewards_sit_on_the_last_sampled_token_of_their_turn() -> None:
     assert late.tolist() == [[0, 3, 0, 12, 0, 0, 0, 0]]
 
 
-def test_a_whole_trajectorys_reward_sits_on_its_last_sampled_token() -> None:
+def test_placement_trajectory_uses_the_last_sampled_token() -> None:
     placed = PLACEMENTS["trajectory"](TURN_REWARDS, MASK, TURN_IDS)
     assert placed.tolist() == [[0, 0, 0, 0, 0, 0, 15, 0], [0, 0, 0, 48, 0, 0, 0, 0], [0] * 8]
     assert torch.equal(placed, place_returns(TURN_REWARDS.sum(dim=1), MASK))
@@ -97,7 +97,7 @@ def chosen_tokens(given: AdvantageInputs, seed: int) -> Tensor:
     return torch.rand(given.mask.shape, generator=torch.Generator().manual_seed(seed)) < 0.5
 
 
-def test_rewards_of_tokens_that_are_left_out_move_to_the_token_before() -> None:
+def test_restrict_to_tokens_moves_rewards_to_the_previous_token() -> None:
     """Thinking only: the turn's reward sits on an answer token, which the estimator does not see."""
     given = AdvantageInputs(
         mask=torch.tensor([[True, True, False, True, True], [True, True, True, True, False]]),
@@ -121,9 +121,7 @@ def test_returns_do_not_depend_on_the_advantage_mask(given: AdvantageInputs, see
 
 @properties
 @given(inputs(), st.integers(0, 1000), st.sampled_from(sorted(ADVANTAGES)))
-def test_an_advantage_mask_gives_others_zero_and_a_full_one_changes_nothing(
-    given: AdvantageInputs, seed: int, name: str
-) -> None:
+def test_advantage_mask_gives_zero_outside(given: AdvantageInputs, seed: int, name: str) -> None:
     chosen = chosen_tokens(given, seed)
     assert (compute(name, restrict_to_tokens(given, chosen))[~(chosen & given.mask)] == 0).all()
     everything = restrict_to_tokens(given, torch.ones_like(given.mask))
@@ -132,7 +130,7 @@ def test_an_advantage_mask_gives_others_zero_and_a_full_one_changes_nothing(
 
 @properties
 @given(inputs(), st.integers(0, 1000))
-def test_undiscounted_returns_to_go_are_the_same_at_tokens_that_are_left_in(given: AdvantageInputs, seed: int) -> None:
+def test_restrict_to_tokens_keeps_undiscounted_returns_to_go(given: AdvantageInputs, seed: int) -> None:
     """But at the first, which also gets what came before it."""
     params = change(PARAMS, gamma=1.0, gamma_turn=1.0)
     seen = restrict_to_tokens(given, chosen_tokens(given, seed))

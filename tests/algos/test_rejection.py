@@ -75,7 +75,7 @@ def test_a_veto_rejects_the_whole_sequence_of_one_token() -> None:
     assert find_rejected(given, both).tolist() == [True] * 3 + [False, True]
 
 
-def test_k3_of_a_rejection_is_not_bounded() -> None:
+def test_rejection_k3_is_unbounded() -> None:
     given = inputs([0.0], [1.0], log_rhos=[6.0])
     assert find_rejected(given, RejectionParams(reject="token", reject_statistic="k3", reject_high=300.0)).all()
 
@@ -94,7 +94,7 @@ def test_k3_measures_the_divergence_of_the_sampler_from_the_old_policy(direction
     assert find_rejected(given, below).all() and not find_rejected(given, above).any()
 
 
-def test_rejected_tokens_get_exactly_no_gradient_and_others_keep_theirs() -> None:
+def test_rejected_tokens_get_no_gradient_and_others_keep_theirs() -> None:
     given, _, _ = some_tokens(0)
     rejected = find_rejected(given, RejectionParams(reject="turn", reject_low=0.8, reject_high=1.25))
     assert rejected.any() and not rejected.all()

@@ -2,8 +2,8 @@
 
 from mutant_for_tests import mutants
 
-PACKING = ("data_room/test_packing.py", "data_room/test_shared_prompts.py")
-SAMPLES = ("data_room/test_samples.py",)
+PACKING = ("data/test_packing.py", "data/test_shared_prompts.py")
+SAMPLES = ("data/test_samples.py",)
 
 IN_DATA = (
     *mutants(
@@ -47,7 +47,7 @@ IN_DATA = (
     ),
     *mutants(
         "data/token_table.py",
-        ("data_room/test_token_table.py",),
+        ("data/test_token_table.py",),
         ("a later segment overwrites the first", "starts.append(counts[sample.trajectory])", "starts.append(0)"),
         (
             "the mask has a column too many",
@@ -67,7 +67,7 @@ IN_DATA = (
     ),
     *mutants(
         "data/demonstrations.py",
-        ("data_room/test_demonstrations.py", "data_room/test_shared_prompts.py"),
+        ("data/test_demonstrations.py", "data/test_shared_prompts.py"),
         ("the context is imitated", "[-1] * len(context) + [turn]", "[turn] * len(context) + [turn]"),
         ("earlier messages are shown again", "        shown = []\n", ""),
         (

@@ -65,8 +65,8 @@ IN_TRAINING = (
         ),
         (
             "weights are those of other tokens",
-            "torch.zeros(len(counts)).masked_scatter(counts, of_counting)",
-            "torch.zeros(len(counts)).masked_scatter(counts.flip(0), of_counting)",
+            "torch.zeros(len(counts)).masked_scatter(counts, weights)",
+            "torch.zeros(len(counts)).masked_scatter(counts.flip(0), weights)",
         ),
         (
             "mismatch of the last mini-batch",
@@ -95,8 +95,8 @@ IN_TRAINING = (
         ("KL in the reward ignores its coefficient", "table.mask, coefficients.kl.value)", "table.mask, 1.0)"),
         (
             "old log-probabilities are always the sampler's",
-            'torch.cat(scores["logprobs"]) if "logprobs" in scores else own',
-            "own",
+            'torch.cat(scores["logprobs"]) if "logprobs" in scores else sampler_logprobs',
+            "sampler_logprobs",
         ),
         (
             "the adaptive gamma is not used",
@@ -139,7 +139,7 @@ IN_TRAINING = (
         ),
         (
             "adaptive coefficients are never restored",
-            "self.coefficients.restored(state.coefficients) if state.coefficients else self.coefficients",
+            "self.coefficients.restore(state.coefficients) if state.coefficients else self.coefficients",
             "self.coefficients",
         ),
         ("a rollback does not lower the learning rate", "rate_scale=state.rate_scale)", "rate_scale=1.0)"),
@@ -343,7 +343,7 @@ IN_TRAINING = (
             "torch.tensor(list(settings.each.values()))",
             "torch.tensor(list(settings.each.values())[::-1])",
         ),
-        ("unknown states are one state", "-1 if state is None else numbers", "0 if state is None else numbers"),
+        ("unknown states are one state", "-1 if state is None else indices", "0 if state is None else indices"),
     ),
     *mutants(
         "training/step_record.py",
@@ -390,7 +390,7 @@ IN_TRAINING = (
         ("ratios of tokens", "sums.index_add(0, owners, difference)", "difference"),
     ),
     *mutants(
-        "training/rollback.py",
+        "training/diagnostics.py",
         ("training/test_alarm_watcher.py", "recipes/test_rollback.py"),
         ("a second rollback does not lower the rate", "rate_scale=RATE_CUT * state.rate_scale", "rate_scale=RATE_CUT"),
         ("a rollback keeps later checkpoints", "    checkpoints.drop_after(kept[0])\n", ""),

@@ -33,7 +33,7 @@ from turnwise.engine.native.kernels import optional_kernels
 from turnwise.recipes.build import load_policy
 from turnwise.recipes.environment_mix import build_environment_mix
 from turnwise.recipes.validate import check_run
-from turnwise.training import rollback
+from turnwise.training import diagnostics
 
 Settings = dict[str, Any]
 
@@ -210,7 +210,7 @@ def raise_alarms(number: int) -> AbstractContextManager[object]:
         raised = (Alarm(kind="test", step=step, message=f"at step {step}"),) if step in steps else ()
         return AlarmState(raised=raised, active=frozenset())
 
-    return patch.object(rollback, check_alarms.__name__, raise_some)
+    return patch.object(diagnostics, check_alarms.__name__, raise_some)
 
 
 def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:

@@ -10,7 +10,7 @@ from turnwise.envs.registry import load_spec
 from turnwise.envs.seeds import seed_for
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.recipes.configure import configure
-from turnwise.training.sft import play_demonstration, solution
+from turnwise.training.sft import play_demonstration, solver_script
 
 
 @pytest.mark.parametrize("name", ["text_to_sql", "web_shop"])
@@ -20,7 +20,7 @@ def test_the_solvers_answers_fit_into_the_recipe(name: str) -> None:
     for index in range(120):
         task = Task(env=kind.name, params=kind.check_params(config.env.params), seed=seed_for("train", index))
         exchanges, result = asyncio.run(
-            play_demonstration(partial(kind.make, task), partial(solution, config.sft.think))
+            play_demonstration(partial(kind.make, task), partial(solver_script, config.sft.think))
         )
         assert result.success
         longest = max(longest, *(len(tokenizer(exchange.answer)["input_ids"]) for exchange in exchanges))

@@ -30,7 +30,7 @@ from turnwise.recipes.run import train
 from turnwise.record.run_folder import RunFolder
 from turnwise.rollout.failures import DropMonitor, DroppedEpisodes
 from turnwise.tools.search.indexing import build_index
-from turnwise.training.sft import play_demonstration, solution, solve_demonstration
+from turnwise.training.sft import play_demonstration, solve_demonstrations, solver_script
 
 CANARY = "sk-canary-8d1f0c"
 
@@ -252,7 +252,7 @@ def test_the_judged_search_recipe_pays_what_its_judge_says_of_an_episode(monkeyp
         config = configure("deep_search_judged")
         kind = load_spec(config.env.kind)
         task = Task(env=kind.name, params=kind.check_params(config.env.params), seed=seed_for("train", 0))
-        exchanges, result = asyncio.run(play_demonstration(partial(kind.make, task), partial(solution, False)))
+        exchanges, result = asyncio.run(play_demonstration(partial(kind.make, task), partial(solver_script, False)))
     assert result.success and result.info["rewards"] == {"exact_match": 1.0, "f1": 1.0, "judge": 0.7}
     assert result.reward == pytest.approx(0.5 + 0.2 + 0.3 * 0.7)
     (request,) = server.requests
@@ -271,7 +271,7 @@ def test_demonstrations_pay_a_judge_only_where_it_decides_which_are_shown(monkey
         def shown(params: dict[str, Any]) -> int:
             worlds = [(kind, kind.check_params(params))]
             show = lambda done, total: None  # noqa: E731
-            return len(asyncio.run(solve_demonstration(worlds, count=2, seed=0, think=False, show=show)))
+            return len(asyncio.run(solve_demonstrations(worlds, count=2, seed=0, think=False, show=show)))
 
         assert shown(params) == 2 and server.requests == []
         judge_first = [table for table in params["reward"] if table["use"] == "judge"]

@@ -10,7 +10,7 @@ from killed_runs import STOPPED, Moment, find_failure
 from random_runs import ENVIRONMENTS, draw_case, raise_alarms
 
 from turnwise.algos.alarms import check_alarms
-from turnwise.training import rollback
+from turnwise.training import diagnostics
 
 SOAK = int(os.environ.get("TURNWISE_SOAK", "0"))
 FIRST = int(os.environ.get("TURNWISE_SOAK_SEED", "0"))
@@ -64,5 +64,5 @@ def test_find_failure_allows_kills_and_stops_at_their_moments(
 
 def test_raise_alarms_does_not_reach_the_next_run() -> None:
     with raise_alarms(0):
-        assert rollback.check_alarms is not check_alarms  # type: ignore[attr-defined]
-    assert rollback.check_alarms is check_alarms  # type: ignore[attr-defined]
+        assert diagnostics.check_alarms is not check_alarms  # type: ignore[attr-defined]
+    assert diagnostics.check_alarms is check_alarms  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ from turnwise.algos.alarms import Alarm, AlarmSettings, AlarmState
 from turnwise.config.schema import Config
 from turnwise.recipes.run import train
 from turnwise.record.disk import remove_folder
-from turnwise.training import checkpoints, loop, rollback
+from turnwise.training import checkpoints, diagnostics, loop
 from turnwise.training.checkpoints import read_state
 from turnwise.training.update import update
 
@@ -85,7 +85,7 @@ def run(folder: Path, patch: pytest.MonkeyPatch, stops: list[tuple[int, str]]) -
             raise Killed
         signal.raise_signal(signal.SIGINT)
 
-    patch.setattr(rollback, "check_alarms", alarmed)
+    patch.setattr(diagnostics, "check_alarms", alarmed)
     for resume, (at, how) in enumerate(stops):
         patch.setattr(loop, "update", updating(at, lambda how=how: stop(how)))
         with pytest.raises((Killed, KeyboardInterrupt)):
@@ -120,7 +120,7 @@ def test_kill_before_old_checkpoints_are_deleted_changes_nothing(
     """Killed before step 1's is deleted, which step 3 would go back to, and before the last deletion of the run."""
     few = {"train__steps": 3, "checkpoint__keep_last": 1, "diagnose__rollback": True, "eval__every": 0}
     configs = {name: small(tmp_path / name, **few, eval__episodes=1) for name in ("plain", "killed")}
-    monkeypatch.setattr(rollback, "check_alarms", alarm_at(3))
+    monkeypatch.setattr(diagnostics, "check_alarms", alarm_at(3))
     train(configs["plain"], console=quiet())
     for resume, name in enumerate(("step_000001", "step_000002")):
         with monkeypatch.context() as patch, pytest.raises(Killed):

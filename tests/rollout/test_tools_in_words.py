@@ -13,7 +13,7 @@ from turnwise.envs.seeds import seed_for
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.context import FullContext
-from turnwise.training.sft import play_demonstration, solution
+from turnwise.training.sft import play_demonstration, solver_script
 
 
 def tiny() -> Renderer:
@@ -33,7 +33,7 @@ def opening(renderer: Renderer, style: str) -> tuple[str, list[int], list[int]]:
             await env.close()
 
     shown = asyncio.run(started())
-    exchanges, _ = asyncio.run(play_demonstration(partial(kind.make, task), partial(solution, False)))
+    exchanges, _ = asyncio.run(play_demonstration(partial(kind.make, task), partial(solver_script, False)))
     sample = build_demonstration(0, exchanges, renderer)
     return renderer.decode(shown), shown, sample.ids[: len(shown)].tolist()
 

@@ -12,7 +12,7 @@ from turnwise.core.samples import StepSettings
 from turnwise.models.loading.tiny import tiny_tokenizer
 from turnwise.record.jsonl import replace_nonfinite
 from turnwise.training.checkpoints import Checkpoints, State
-from turnwise.training.rollback import AlarmWatcher, roll_back
+from turnwise.training.diagnostics import AlarmWatcher, roll_back
 
 
 def row(step: int, grad_norm: float) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def row(step: int, grad_norm: float) -> dict[str, Any]:
 STEADY = [row(step, 1.0 + 0.01 * step) for step in range(1, 20)]
 
 
-def test_an_alarm_is_told_once_and_a_resumed_run_does_not_tell_it_again() -> None:
+def test_alarm_is_reported_once_also_after_a_resume() -> None:
     told: list[tuple[int, str]] = []
     watcher = AlarmWatcher(report=lambda *alarm: told.append(alarm))
     watcher.begin([], State(step=0, best_success=None, skipped_steps=0))
@@ -34,7 +34,7 @@ def test_an_alarm_is_told_once_and_a_resumed_run_does_not_tell_it_again() -> Non
     assert not resumed.raises_alarm(row(21, 95.0)) and len(told) == 1
 
 
-def test_a_gradient_that_was_not_finite_is_remembered_by_a_resumed_run() -> None:
+def test_skipped_steps_survive_a_resume() -> None:
     told: list[tuple[int, str]] = []
     live, resumed = (AlarmWatcher(report=lambda *alarm: told.append(alarm)) for _ in range(2))
     state = State(step=0, best_success=None, skipped_steps=0)
@@ -51,13 +51,13 @@ def test_watcher_uses_the_bounds_it_is_given() -> None:
     assert not watcher.raises_alarm(row(20, 90.0)) and watcher.raises_alarm(row(21, 101.0))
 
 
-def test_after_a_rollback_only_later_steps_count() -> None:
+def test_watcher_counts_only_steps_after_a_rollback() -> None:
     watcher = AlarmWatcher(report=lambda step, text: None)
     watcher.begin([*STEADY, row(20, 90.0)], State(step=20, best_success=None, skipped_steps=0, watched_from=20))
     assert not any(watcher.raises_alarm(row(step, 100.0)) for step in range(21, 25)), "too few rows to judge by"
 
 
-def test_going_back_restores_the_oldest_checkpoint_and_halves_the_step(tmp_path: Path) -> None:
+def test_roll_back_restores_the_oldest_checkpoint_and_halves_the_rate(tmp_path: Path) -> None:
     config = settings_of()
     learner = make_learner(config)
     checkpoints = Checkpoints(tmp_path, keep_last=2, tokenizer=tiny_tokenizer())
@@ -77,7 +77,7 @@ def test_going_back_restores_the_oldest_checkpoint_and_halves_the_step(tmp_path:
     assert back == State(step=3, best_success=0.5, skipped_steps=2, rate_scale=0.5, rollbacks=1, watched_from=3)
 
 
-def test_a_smaller_rate_moves_the_weights_less() -> None:
+def test_smaller_learning_rate_moves_the_weights_less() -> None:
     config = settings_of()
     moved = []
     for scale in (1.0, 0.5):

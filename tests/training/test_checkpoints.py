@@ -64,7 +64,7 @@ def assert_same(ours: LocalLearner, theirs: LocalLearner) -> None:
     assert ours.skipped_steps == theirs.skipped_steps
 
 
-def test_restored_it_goes_on_bit_by_bit_as_if_nothing_had_happened(tmp_path: Path) -> None:
+def test_restored_learner_continues_with_equal_bits(tmp_path: Path) -> None:
     learner, store = trained(2), checkpoints_in(tmp_path)
     learner.load_state_dict({**learner.state_dict(), "skipped_steps": 3})
     assert store.newest() is None
@@ -81,7 +81,7 @@ def test_restored_it_goes_on_bit_by_bit_as_if_nothing_had_happened(tmp_path: Pat
     assert_same(other, learner)
 
 
-def test_a_checkpoint_is_also_a_plain_model_folder(tmp_path: Path) -> None:
+def test_checkpoint_is_a_hugging_face_model_folder(tmp_path: Path) -> None:
     learner = trained(1)
     path = checkpoints_in(tmp_path).save(learner, state(1))
     loaded = dict(load(str(path)).model.named_parameters())
@@ -106,11 +106,11 @@ def copy_of(saved: Path, folder: Path) -> Path:
     return folder / "checkpoints"
 
 
-def test_the_newest_is_taken_and_leftovers_and_the_best_are_not(saved: Path) -> None:
+def test_newest_ignores_leftovers_and_the_best(saved: Path) -> None:
     assert last_checkpoint(saved / "checkpoints") == saved / "checkpoints/step_000002"
 
 
-def test_the_last_n_are_kept_besides_the_best(tmp_path: Path, saved: Path) -> None:
+def test_save_keeps_the_last_checkpoints_and_the_best(tmp_path: Path, saved: Path) -> None:
     folder, learner = copy_of(saved, tmp_path), make_learner(CONFIG)
     for step in (3, 4):
         checkpoints_in(tmp_path, keep_last=2).save(learner, state(step))
@@ -119,7 +119,7 @@ def test_the_last_n_are_kept_besides_the_best(tmp_path: Path, saved: Path) -> No
     assert sorted(path.name for path in folder.iterdir()) == ["best", "step_000005"]
 
 
-def test_one_that_a_stop_left_counts_neither_for_what_is_kept_nor_as_regular(tmp_path: Path) -> None:
+def test_checkpoint_at_a_stop_is_not_regular(tmp_path: Path) -> None:
     learner = make_learner(CONFIG)
     store = Checkpoints(tmp_path / "checkpoints", keep_last=2, tokenizer=tiny_tokenizer(), every=2)
 
@@ -141,7 +141,7 @@ def test_drop_before_keeps_last_regular_checkpoints_and_later_ones(tmp_path: Pat
     assert [step_of(path) for path in store.steps()] == [4, 6, 7, 8]
 
 
-def test_a_new_best_takes_the_old_ones_place(tmp_path: Path, saved: Path) -> None:
+def test_new_best_replaces_the_old_one(tmp_path: Path, saved: Path) -> None:
     folder, learner = copy_of(saved, tmp_path), make_learner(CONFIG)
     better = State(step=2, best_success=0.5, skipped_steps=0)
     checkpoints_in(tmp_path).save(learner, better, best=True)
@@ -149,7 +149,7 @@ def test_a_new_best_takes_the_old_ones_place(tmp_path: Path, saved: Path) -> Non
     assert not list(folder.glob(".*best*"))
 
 
-def test_a_kill_between_the_two_renames_leaves_nothing_behind_for_good(tmp_path: Path, saved: Path) -> None:
+def test_kill_between_the_renames_leaves_no_leftovers_after_a_save(tmp_path: Path, saved: Path) -> None:
     folder, learner = copy_of(saved, tmp_path), make_learner(CONFIG)
     (folder / "best").rename(folder / ".old-best")
     checkpoints_in(tmp_path).save(learner, state(2), best=True)
@@ -184,7 +184,7 @@ def test_sweep_deletes_own_leftovers_and_keeps_hidden_files_of_users(tmp_path: P
     assert (target / "notes.txt").read_text() == "kept"
 
 
-def test_kill_while_deleting_leaves_no_half_checkpoint(
+def test_kill_while_deleting_leaves_no_partial_checkpoint(
     tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def half(folder: Path, **_: object) -> None:
@@ -203,7 +203,7 @@ def test_kill_while_deleting_leaves_no_half_checkpoint(
     assert not list(folder.glob(".*"))
 
 
-def test_what_is_saved_is_not_written_again(tmp_path: Path, saved: Path) -> None:
+def test_save_does_not_rewrite_the_same_state(tmp_path: Path, saved: Path) -> None:
     """Replacing a folder takes two renames, and a kill between them would lose it."""
     folder = copy_of(saved, tmp_path)
     before = (folder / "step_000002/state.json").stat().st_ino
@@ -233,7 +233,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 @pytest.mark.parametrize(
     "name", ["model.safetensors", "learner.safetensors", "state.json", "config.json", "tokenizer.json"]
 )
-def test_a_damaged_checkpoint_is_passed_over_for_an_older_whole_one(
+def test_damaged_checkpoint_is_skipped_for_an_older_one(
     tmp_path: Path, saved: Path, caplog: pytest.LogCaptureFixture, name: str, damage: str
 ) -> None:
     folder = copy_of(saved, tmp_path)
@@ -243,13 +243,13 @@ def test_a_damaged_checkpoint_is_passed_over_for_an_older_whole_one(
     (warning,) = caplog.messages
     assert "step_000002 is damaged" in warning and "step_000001 is used instead" in warning
     DAMAGES[damage](folder / "step_000001" / name)
-    with pytest.raises(UserError, match=r"no checkpoint in .* is whole .*: start a new run with --from"):
+    with pytest.raises(UserError, match=r"no checkpoint in .* is complete .*: start a new run with --from"):
         last_checkpoint(folder)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.integers(0, 10_000), bit=st.integers(0, 7))
-def test_any_changed_bit_of_the_state_is_found_or_means_nothing(saved: Path, place: int, bit: int) -> None:
+def test_read_state_detects_changed_bits(saved: Path, place: int, bit: int) -> None:
     path = saved / "checkpoints/step_000002/state.json"
     whole = path.read_bytes()
     data = bytearray(whole)
@@ -274,13 +274,13 @@ def test_read_state_accepts_the_earlier_name_of_the_coefficients(tmp_path: Path)
 
 
 @pytest.mark.parametrize("text", ["[]", "3", '"x"', "null", "{}", '{"step": 1, "files": {}}'])
-def test_a_state_that_is_something_else_is_damaged(tmp_path: Path, text: str) -> None:
+def test_read_state_rejects_other_json(tmp_path: Path, text: str) -> None:
     (tmp_path / "state.json").write_text(text)
     with pytest.raises(UserError, match="damaged"):
         read_state(tmp_path)
 
 
-def test_a_state_from_before_there_were_judges_is_whole_and_what_they_spent_comes_back(tmp_path: Path) -> None:
+def test_state_keeps_judges_and_may_lack_them(tmp_path: Path) -> None:
     spent = {"5d41": {"calls": 3, "seconds": 0.1}}
     for judges in ({}, spent):
         checkpoints_module._write_state(tmp_path, State(step=1, best_success=None, skipped_steps=0, judges=judges))
@@ -291,7 +291,7 @@ def test_a_state_from_before_there_were_judges_is_whole_and_what_they_spent_come
     assert read_state(tmp_path) == State(step=1, best_success=None, skipped_steps=0)
 
 
-def test_no_checkpoint_yet_is_said_as_such(tmp_path: Path) -> None:
+def test_last_checkpoint_reports_that_there_is_none(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no checkpoint yet"):
         last_checkpoint(tmp_path / "checkpoints")
 
@@ -322,7 +322,7 @@ def module_with(function: str) -> ModuleType:
         ("_write_state", no_space_as_os_error),
     ],
 )
-def test_no_disk_space_is_one_line_and_loses_nothing(
+def test_save_reports_a_full_disk_and_keeps_checkpoints(
     tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch, where: str, failure: Callable[..., None]
 ) -> None:
     folder = copy_of(saved, tmp_path)
@@ -335,7 +335,7 @@ def test_no_disk_space_is_one_line_and_loses_nothing(
 
 
 @pytest.mark.parametrize("where", ["write_model", "save_file", "_write_state", "_replace"])
-def test_a_kill_while_writing_leaves_the_older_ones_and_the_next_save_goes_through(
+def test_kill_while_writing_keeps_older_checkpoints(
     tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     def kill(*_: object, **__: object) -> None:
@@ -354,14 +354,14 @@ def test_a_kill_while_writing_leaves_the_older_ones_and_the_next_save_goes_throu
     assert not list(folder.glob(".*"))
 
 
-def test_the_state_names_every_file_it_was_written_with(saved: Path) -> None:
+def test_state_lists_every_file_of_the_checkpoint(saved: Path) -> None:
     folder = saved / "checkpoints/step_000002"
     recorded = json.loads((folder / "state.json").read_text())
     assert set(recorded["files"]) == {path.name for path in folder.iterdir()} - {"state.json"}
 
 
 @pytest.mark.parametrize("best", [False, True])
-def test_checkpoints_refuse_non_finite_weights_and_keep_the_old_ones(tmp_path: Path, best: bool) -> None:
+def test_checkpoints_reject_non_finite_weights_and_keep_old_ones(tmp_path: Path, best: bool) -> None:
     learner, store = trained(1), checkpoints_in(tmp_path)
     path = store.save(learner, state(1), best=best)
     before = read_state(path)
@@ -372,7 +372,7 @@ def test_checkpoints_refuse_non_finite_weights_and_keep_the_old_ones(tmp_path: P
     assert read_state(path) == before and sorted(each.name for each in store.folder.iterdir()) == [path.name]
 
 
-def test_checkpoints_refuse_a_non_finite_critic(tmp_path: Path) -> None:
+def test_checkpoints_reject_a_non_finite_critic(tmp_path: Path) -> None:
     learner, store = trained(1), checkpoints_in(tmp_path)
     assert learner.critic is not None
     with torch.no_grad():
@@ -381,7 +381,7 @@ def test_checkpoints_refuse_a_non_finite_critic(tmp_path: Path) -> None:
         store.save(learner, state(1))
 
 
-def test_checkpoints_leave_what_a_user_put_beside_them_alone(tmp_path: Path) -> None:
+def test_checkpoints_ignore_other_files_in_the_folder(tmp_path: Path) -> None:
     learner, store = trained(1), checkpoints_in(tmp_path, keep_last=1)
     store.folder.mkdir()
     files = [store.folder / name for name in ("notes.txt", "step_notes.txt", "step_000009", "step_000001.zip")]

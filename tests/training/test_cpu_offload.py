@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from turnwise.training.optimizer import TABLE, Optimizer, OptimizerSettings
+from turnwise.training.optimizer import EMBEDDING, Optimizer, OptimizerSettings
 
 SHAPES = ((7, 5), (5,), (3, 4), (11,), (6, 6), (2,))
 
@@ -14,11 +14,11 @@ SHAPES = ((7, 5), (5,), (3, 4), (11,), (6, 6), (2,))
 def parameters(dtype: torch.dtype = torch.bfloat16) -> list[nn.Parameter]:
     generator = torch.Generator().manual_seed(0)
     found = [nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in SHAPES]
-    setattr(found[0], TABLE, True)
+    setattr(found[0], EMBEDDING, True)
     return found
 
 
-def make(own: list[nn.Parameter], *, on_host: bool, muon: bool = False, piece: int = 20) -> Optimizer:
+def make(own: list[nn.Parameter], *, on_host: bool, muon: bool = False, chunk: int = 20) -> Optimizer:
     """Pieces of 20 numbers: the first parameter is larger than one, the next two make one."""
     settings = OptimizerSettings(
         learning_rate=0.01,
@@ -27,7 +27,7 @@ def make(own: list[nn.Parameter], *, on_host: bool, muon: bool = False, piece: i
         max_grad_norm=1.0,
         muon_learning_rate=0.02 if muon else None,
     )
-    return Optimizer(own, settings, lambda step: 1 / (step + 1), on_host=on_host, piece=piece)
+    return Optimizer(own, settings, lambda step: 1 / (step + 1), on_host=on_host, chunk=chunk)
 
 
 def add_gradients(own: list[nn.Parameter], seed: int, but: int = -1) -> None:
@@ -56,15 +56,15 @@ def same(ours: list[nn.Parameter], theirs: list[nn.Parameter]) -> bool:
 
 @pytest.mark.parametrize("muon", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("piece", [1, 20, 1 << 20])
-def test_parameters_are_those_of_states_on_the_device(dtype: torch.dtype, muon: bool, piece: int) -> None:
-    ours, _ = trained(on_host=True, dtype=dtype, muon=muon, piece=piece)
+@pytest.mark.parametrize("chunk", [1, 20, 1 << 20])
+def test_offloaded_parameters_match_those_on_the_device(dtype: torch.dtype, muon: bool, chunk: int) -> None:
+    ours, _ = trained(on_host=True, dtype=dtype, muon=muon, chunk=chunk)
     theirs, _ = trained(on_host=False, dtype=dtype, muon=muon)
     assert same(ours, theirs)
     assert not same(ours, parameters(dtype))
 
 
-def test_masters_and_moments_are_apart_from_the_model_and_in_float32() -> None:
+def test_offloaded_master_weights_and_moments_are_float32() -> None:
     own, optimizer = trained(on_host=True, dtype=torch.float32)
     places = {each.data_ptr() for each in own}
     tensors = optimizer.tensors()
@@ -83,7 +83,7 @@ def test_storage_never_moves() -> None:
     assert [each.data_ptr() for each in own] == places
 
 
-def test_a_parameter_without_a_gradient_stays_as_it_is() -> None:
+def test_optimizer_leaves_parameters_without_a_gradient() -> None:
     own, before = parameters(), parameters()
     optimizer = make(own, on_host=True)
     add_gradients(own, 0, but=2)
@@ -105,11 +105,11 @@ def test_a_non_finite_gradient_changes_nothing() -> None:
 
 @pytest.mark.parametrize("begins_on_host", [False, True])
 @pytest.mark.parametrize("goes_on_on_host", [False, True])
-def test_its_state_goes_on_wherever_it_lives_then(begins_on_host: bool, goes_on_on_host: bool) -> None:
+def test_optimizer_state_moves_between_host_and_device(begins_on_host: bool, goes_on_on_host: bool) -> None:
     own, optimizer = trained(on_host=begins_on_host)
     kept = {name: value.clone() for name, value in optimizer.tensors().items()}
     copies = [nn.Parameter(each.detach().clone()) for each in own]
-    setattr(copies[0], TABLE, True)
+    setattr(copies[0], EMBEDDING, True)
     other = make(copies, on_host=goes_on_on_host)
     other.load_tensors(kept)
     assert all(torch.equal(value, kept[name]) for name, value in other.tensors().items())
@@ -119,7 +119,7 @@ def test_its_state_goes_on_wherever_it_lives_then(begins_on_host: bool, goes_on_
     assert same(copies, own)
 
 
-def test_small_steps_add_up_in_the_masters() -> None:
+def test_small_steps_accumulate_in_offloaded_master_weights() -> None:
     """A bfloat16 weight of 1 cannot take one of them alone."""
 
     def after(steps: int) -> Tensor:

@@ -17,7 +17,7 @@ def asked(prompt: list[int], said: list[int], index: int) -> Group:
     return group_of([[turn_of(prompt, said, extends=False)], [turn_of(prompt, said, extends=False)]], index)
 
 
-def test_information_is_that_of_a_plain_forward_pass() -> None:
+def test_mutual_information_matches_a_plain_forward_pass() -> None:
     learner = make_learner(settings_of())
     groups = [asked([5, 6, 7], [8, 9], 0), asked([10, 11], [12, 13, 14], 1), asked([20, 21, 22], [3], 2)]
     found = mutual_information_metrics(groups, learner, prompts=3, micro_tokens=1000)
@@ -34,7 +34,7 @@ def likelihood(learner: LocalLearner, context: tuple[int, ...], said: tuple[int,
     return float(logprobs_of(learner, [trajectory])[0].sum())
 
 
-def test_gradient_shares_sum_to_one_and_leave_no_gradient_behind() -> None:
+def test_gradient_shares_sum_to_one_and_clear_gradients() -> None:
     config = settings_of()
     learner, groups = make_learner(config, moved=0.02), random_groups(groups=4)
     before, objective = weights(learner.model), learner.objective
@@ -49,7 +49,7 @@ def test_gradient_shares_sum_to_one_and_leave_no_gradient_behind() -> None:
     assert learner.objective is objective and learner.settings.kl_coef == config.algo.kl_coef
 
 
-def test_the_task_gradient_comes_from_groups_whose_rewards_differ() -> None:
+def test_task_gradient_comes_from_groups_with_differing_rewards() -> None:
     config = settings_of(algo__advantage="dr_grpo", algo__kl_coef=0.0, algo__entropy_coef=0.0)
     alike = group_of([[turn_of([3] * 9, [4, 5], extends=False, reward=1.0)] for _ in range(3)], 0)
     groups = [alike, random_groups(1, groups=1)[0]]
@@ -61,7 +61,7 @@ def test_the_task_gradient_comes_from_groups_whose_rewards_differ() -> None:
 
 
 @pytest.mark.parametrize("loss", ["clip_cov", "kl_cov"])
-def test_a_loss_that_selects_tokens_counts_as_the_task_alone(loss: str) -> None:
+def test_gradient_metrics_count_selected_tokens_as_task(loss: str) -> None:
     """Also kl_cov's penalty, which does not vanish with the advantage."""
     config = settings_of(algo__loss=loss, algo__cov_share=0.5, algo__kl_coef=0.0, algo__entropy_coef=0.0)
     learner, groups = make_learner(config), random_groups(groups=2)

@@ -40,7 +40,7 @@ def test_micro_batches_packing_and_order_change_nothing(critic: str, aggregation
 
 
 @pytest.mark.parametrize("critic", CRITICS)
-def test_the_weights_after_epochs_of_mini_batches_do_not_depend_on_micro_batches(critic: str) -> None:
+def test_update_does_not_depend_on_micro_batches(critic: str) -> None:
     config = settings_of(critic, train__mini_batch=4, train__epochs=2, train__learning_rate=1e-3)
 
     def learnt(max_tokens: int) -> LocalLearner:
@@ -55,7 +55,7 @@ def test_the_weights_after_epochs_of_mini_batches_do_not_depend_on_micro_batches
     assert apart.norm() < 1e-2 * moved.norm()
 
 
-def test_leaving_out_samples_without_advantage_changes_nothing() -> None:
+def test_skip_idle_does_not_change_the_update() -> None:
     config = settings_of(algo__kl_coef=0.0, algo__entropy_coef=0.0)
     idle = group_of([[turn_of([3] * 10, [4, 5, 6], extends=False)] for _ in range(3)], 9)
     groups = [*random_groups(), idle]
@@ -68,14 +68,14 @@ def test_leaving_out_samples_without_advantage_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("term", [{"algo__kl_coef": 0.1}, {"algo__entropy_coef": 0.01}])
-def test_samples_without_advantage_are_trained_on_where_the_loss_has_another_term(term: dict[str, float]) -> None:
+def test_idle_samples_are_trained_on_if_the_loss_has_another_term(term: dict[str, float]) -> None:
     config = settings_of(**{"algo__kl_coef": 0.0, "algo__entropy_coef": 0.0, **term})
     idle = group_of([[turn_of([3] * 10, [4, 5, 6], extends=False)] for _ in range(3)])
     metrics = learn(make_learner(config, moved=0.02), [idle], config)
     assert metrics["policy_loss"] == 0 and metrics["grad_norm"] > 0
 
 
-def test_the_gradient_is_that_of_the_formula_on_each_trajectory_alone() -> None:
+def test_gradient_is_the_formula_on_each_trajectory() -> None:
     """Clipped policy loss, token-mean, dr_grpo, written out on a plain forward: sampled tokens count, others do not."""
     config = settings_of(algo__advantage="dr_grpo", algo__kl_coef=0.0, algo__entropy_coef=0.0)
     groups = random_groups()
@@ -101,7 +101,7 @@ def test_the_gradient_is_that_of_the_formula_on_each_trajectory_alone() -> None:
 
 
 @pytest.mark.parametrize("kind", ["trunk", "head"])
-def test_the_critic_learns_what_follows_the_position_before_the_token(kind: str) -> None:
+def test_critic_is_trained_at_the_position_before_the_token(kind: str) -> None:
     """Its head's gradient is the sum of weight * (value - return) * hidden state, from a plain forward."""
     config = settings_of(kind, algo__value_clip=100.0)
     groups, plain = random_groups(), random_model("llama", "eager")
@@ -117,7 +117,7 @@ def test_the_critic_learns_what_follows_the_position_before_the_token(kind: str)
     assert_equal({"weight": ours["critic.head.weight"]}, {"weight": expected.detach()})
 
 
-def test_training_on_an_observation_would_show() -> None:
+def test_training_on_observation_tokens_would_be_detected() -> None:
     """The same ids with one observed token taken for a sampled one give another gradient."""
     config = settings_of()
 

@@ -52,7 +52,7 @@ def sampler_logprobs(trajectories: list[Trajectory]) -> torch.Tensor:
     return torch.tensor([p for each in trajectories for turn in each.turns for p in turn.action_logprobs])
 
 
-def test_the_learner_agrees_with_the_sampler_at_the_stored_temperature() -> None:
+def test_learner_agrees_with_the_sampler_at_its_temperature() -> None:
     learner = make_learner(settings_of())
     trajectories = sampled(learner, temperature=0.7)
     theirs = sampler_logprobs(trajectories)
@@ -68,7 +68,7 @@ def storage(learner: LocalLearner) -> list[int]:
 
 
 @pytest.mark.parametrize("critic", ["trunk", "head"])
-def test_parameters_never_move_and_the_engine_sees_what_was_learnt(critic: str) -> None:
+def test_engine_sees_updates_without_parameters_moving(critic: str) -> None:
     config = settings_of(critic)
     learner = make_learner(config)
     engine, places = engine_of(learner), storage(learner)
@@ -86,13 +86,13 @@ def test_parameters_never_move_and_the_engine_sees_what_was_learnt(critic: str) 
     assert sampled(learner, 1.0, engine) == before, "back where it was, it samples what it sampled"
 
 
-def test_weights_of_another_model_are_not_loaded() -> None:
+def test_load_weights_rejects_another_model() -> None:
     learner = make_learner(settings_of())
     with pytest.raises(ValueError, match="differ in names"):
         learner.load_weights(SimpleNamespace(named_parameters={"something.else": torch.zeros(3)}.items))
 
 
-def test_one_update_raises_the_better_trajectory_and_lowers_the_worse() -> None:
+def test_update_raises_the_better_trajectory() -> None:
     config = settings_of(algo__kl_coef=0.0, algo__entropy_coef=0.0, train__learning_rate=1e-4)
     learner = make_learner(config)
 
@@ -123,7 +123,7 @@ def _as_sampled(group: Group, logprobs: list[torch.Tensor]) -> Group:
 
 
 @pytest.mark.parametrize("critic", ["no critic", "trunk", "head"])
-def test_a_non_finite_gradient_is_skipped_counted_and_leaves_no_trace(critic: str) -> None:
+def test_non_finite_gradient_is_skipped_and_counted(critic: str) -> None:
     config = settings_of(critic)
     hit, spared = make_learner(config), make_learner(config)
     first, second = random_groups(1), random_groups(2)
@@ -150,7 +150,7 @@ def _broken(groups: list[Group]) -> list[Group]:
 
 
 @pytest.mark.parametrize("critic", ["trunk", "head"])
-def test_while_the_critic_warms_up_the_policy_stays_as_it_is(critic: str) -> None:
+def test_policy_is_unchanged_during_the_critics_warm_up(critic: str) -> None:
     config = settings_of(critic, critic__warmup_steps=2)
     learner = make_learner(config)
     start = weights(learner.model)
@@ -173,14 +173,14 @@ def test_without_a_critic_there_is_no_critic_warm_up() -> None:
     assert not all(torch.equal(start[name], weight) for name, weight in weights(learner.model).items())
 
 
-def test_the_value_loss_pulls_the_critic_towards_the_returns() -> None:
+def test_value_loss_moves_the_critic_towards_the_returns() -> None:
     config = settings_of("trunk", algo__value_clip=100.0, critic__learning_rate=3e-3, critic__warmup_steps=50)
     learner = make_learner(config)
     losses = [learn(learner, random_groups(), config, step=step)["value_loss"] for step in range(12)]
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_a_new_critic_says_zero_everywhere() -> None:
+def test_new_critic_is_zero_everywhere() -> None:
     batch = pack(build_samples(random_groups()[0].trajectories))
     for critic in ("trunk", "head"):
         (scores,) = make_learner(settings_of(critic)).score([batch], Needs(values=True))
@@ -189,7 +189,7 @@ def test_a_new_critic_says_zero_everywhere() -> None:
         assert (len(scores.values), len(scores.end_values)) == (len(batch.targets), len(batch.order))
 
 
-def test_the_reference_stays_where_training_began() -> None:
+def test_reference_stays_the_initial_policy() -> None:
     config = settings_of()
     learner = make_learner(config)
     start, batch = weights(learner.model), pack(build_samples(random_groups()[0].trajectories))
@@ -209,7 +209,7 @@ def test_the_reference_stays_where_training_began() -> None:
     assert make_learner(settings_of(algo__kl_coef=0.0)).reference is None
 
 
-def test_the_reference_holds_the_policy_back() -> None:
+def test_kl_term_pulls_towards_the_reference() -> None:
     """The same updates end nearer to where they began the more the divergence costs."""
 
     def distance(kl_coef: float) -> float:
@@ -220,7 +220,7 @@ def test_the_reference_holds_the_policy_back() -> None:
     assert distance(1.0) < 0.5 * distance(0.01)
 
 
-def test_only_what_is_asked_for_is_scored() -> None:
+def test_learner_scores_only_what_is_needed() -> None:
     batch = pack(build_samples(random_groups()[0].trajectories))
     (scores,) = make_learner(settings_of("trunk")).score([batch], Needs(values=True))
     assert scores.logprobs is None and scores.entropy is None and scores.ref_logprobs is None

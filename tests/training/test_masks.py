@@ -38,13 +38,13 @@ def test_rules_choose_by_span_turn_by_turn() -> None:
     assert chosen == {"sampled": [1] * 7, "think": [1, 1, 0, 0, 0, 0, 0], "answer": [0, 0, 1, 1, 0, 0, 0]}
 
 
-def test_a_rule_that_gives_too_few_values_is_told_so() -> None:
+def test_token_rule_with_too_few_values_is_reported() -> None:
     with pytest.raises(UserError, match="returned 1 values for a turn of 5 sampled tokens"):
         rule_masks([trajectory_of([thoughtful(0.0)])], lambda turn: [True])
 
 
 @pytest.mark.parametrize("critic", ["no critic", "head"])
-def test_the_loss_is_aggregated_over_its_own_tokens_and_the_critics_over_the_advantages(critic: str) -> None:
+def test_policy_and_value_weights_aggregate_over_their_own_tokens(critic: str) -> None:
     config = settings_of(critic, algo__loss_tokens="answer", algo__advantage_tokens="think")
     estimated = estimate_of([thinkers()], make_learner(config), config)
     assert estimated is not None
@@ -94,7 +94,7 @@ def test_advantage_tokens_keep_members_without_an_answer_in_the_baseline(name: s
     assert rows == [pytest.approx([0.0, 0.0, each], abs=1e-5) for each in (*MISSED[name], 0.0)]
 
 
-def test_what_is_outside_the_loss_has_no_gradient() -> None:
+def test_tokens_outside_the_loss_have_no_gradient() -> None:
     """Other sampler log-probabilities, so other ratios, on the thinking alone: only a loss that has it can notice."""
 
     def members(thinking: float) -> Group:
@@ -108,7 +108,7 @@ def test_what_is_outside_the_loss_has_no_gradient() -> None:
         assert any(not torch.allclose(one[name], other[name], atol=1e-6) for name in one) == noticed, tokens
 
 
-def test_a_step_without_a_token_that_counts_changes_nothing() -> None:
+def test_update_without_counted_tokens_changes_nothing() -> None:
     config = settings_of(algo__loss_tokens="think", algo__kl_coef=0.0, algo__entropy_coef=0.0)
     learner = make_learner(config)
     before = {name: each.clone() for name, each in learner.model.named_parameters()}
@@ -121,6 +121,6 @@ def silent_start(reward: float) -> Turn:
 
 
 @pytest.mark.parametrize("rule", [lambda turn: None, lambda turn: 1 / 0])
-def test_a_rule_that_breaks_is_told_in_one_line(rule: Any) -> None:
+def test_token_rule_that_fails_is_reported_in_one_line(rule: Any) -> None:
     with pytest.raises(UserError, match="The token rule raised"):
         rule_masks([trajectory_of([thoughtful(0.0)])], rule)

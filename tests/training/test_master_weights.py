@@ -31,7 +31,7 @@ def push(model: nn.Module, optimizer: Optimizer, steps: int) -> None:
         optimizer.step(step)
 
 
-def test_steps_too_small_for_the_parameter_add_up_in_its_master() -> None:
+def test_small_steps_accumulate_in_a_bfloat16_master_weight() -> None:
     """Next to 1, bfloat16 has no number before 0.996."""
     model = layer(torch.bfloat16)
     where = model.weight.data_ptr()
@@ -44,14 +44,14 @@ def test_steps_too_small_for_the_parameter_add_up_in_its_master() -> None:
     torch.testing.assert_close(model.weight.float(), optimizer.parameters[0].detach(), atol=0.004, rtol=0)
 
 
-def test_float32_parameters_are_their_own_masters() -> None:
+def test_float32_parameters_have_no_master_weights() -> None:
     model = layer(torch.float32)
     optimizer = optimizer_of(model)
     assert optimizer.parameters[0] is model.weight
     assert optimizer.masters.tensors() == {}
 
 
-def test_gradients_are_added_up_in_float32_and_given_up_at_once() -> None:
+def test_gradients_accumulate_in_float32_and_are_freed() -> None:
     model = layer(torch.bfloat16)
     masters = MasterWeights(list(model.parameters()))
     for value in (256.0, 1.0, 1.0):  # 257 is no bfloat16
@@ -64,7 +64,7 @@ def test_gradients_are_added_up_in_float32_and_given_up_at_once() -> None:
     assert masters.gradients() == []
 
 
-def test_a_gradient_that_is_not_finite_changes_neither() -> None:
+def test_non_finite_gradient_changes_no_master_weight() -> None:
     model = layer(torch.bfloat16)
     optimizer = optimizer_of(model)
     model(torch.full((1, 8), float("inf")).bfloat16()).float().sum().backward()
@@ -76,7 +76,7 @@ def test_a_gradient_that_is_not_finite_changes_neither() -> None:
 
 
 @pytest.mark.parametrize("on_host", [False, True])
-def test_a_run_that_is_saved_and_read_goes_on_as_one_that_was_not(on_host: bool) -> None:
+def test_master_weights_continue_after_save_and_load(on_host: bool) -> None:
     straight, other = layer(torch.bfloat16), layer(torch.bfloat16)
     first = optimizer_of(straight, on_host=on_host)
     push(straight, first, 3)
@@ -90,7 +90,7 @@ def test_a_run_that_is_saved_and_read_goes_on_as_one_that_was_not(on_host: bool)
     assert torch.equal(first.parameters[0], second.parameters[0])
 
 
-def test_the_longest_gradient_counts_before_it_is_handed_over() -> None:
+def test_gradient_norm_is_of_the_gradients_before_clipping() -> None:
     model = layer(torch.bfloat16)
     settings = OptimizerSettings(learning_rate=1e-3, betas=(0.0, 0.0), weight_decay=0.0, max_grad_norm=1.0)
     optimizer = Optimizer(list(model.parameters()), settings, lambda _: 1.0)

@@ -8,7 +8,7 @@ import torch
 from turnwise.training.objective import MISMATCH_METRICS, SamplerMismatch
 
 
-def test_mean_percentile_and_ratio_of_whole_sequences() -> None:
+def test_mismatch_mean_percentile_and_sequence_ratio() -> None:
     mismatch = SamplerMismatch()
     mismatch.add(torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([-1.5, -2.0, -2.0]), [2, 1])
     mismatch.add(torch.tensor([-1.0]), torch.tensor([-1.0]), [1])
@@ -23,7 +23,7 @@ def test_mean_percentile_and_ratio_of_whole_sequences() -> None:
     assert mismatch.take() == {}, "taken once"
 
 
-def test_one_wild_token_in_two_hundred_is_above_the_99th_percentile() -> None:
+def test_mismatch_p99_ignores_one_token_in_two_hundred() -> None:
     mismatch = SamplerMismatch()
     mismatch.add(torch.zeros(200).index_fill(0, torch.tensor([7]), 9.0), torch.zeros(200), [200])
     found = mismatch.take()
@@ -31,7 +31,7 @@ def test_one_wild_token_in_two_hundred_is_above_the_99th_percentile() -> None:
     assert found["mismatch"] == pytest.approx(9 / 200)
 
 
-def test_a_ratio_out_of_bounds_is_still_a_number() -> None:
+def test_mismatch_ratio_stays_finite() -> None:
     mismatch = SamplerMismatch()
     mismatch.add(torch.full((5,), 1e6), torch.zeros(5), [5])
     assert all(math.isfinite(value) for value in mismatch.take().values())

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from turnwise.training.optimizer import CpuOffloadMuon, Optimizer, OptimizerSettings
+from turnwise.training.optimizer import CpuMuon, Optimizer, OptimizerSettings
 
 
 def trained(kind: type[torch.optim.Muon], shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -18,17 +18,17 @@ def trained(kind: type[torch.optim.Muon], shape: tuple[int, int]) -> tuple[torch
 
 
 @pytest.mark.parametrize("shape", [(24, 24), (48, 16), (16, 48)])
-def test_steps_are_torchs_to_the_precision_of_bfloat16(shape: tuple[int, int]) -> None:
-    (ours, our_moment), (theirs, their_moment) = trained(CpuOffloadMuon, shape), trained(torch.optim.Muon, shape)
+def test_muon_matches_torch_to_bfloat16_precision(shape: tuple[int, int]) -> None:
+    (ours, our_moment), (theirs, their_moment) = trained(CpuMuon, shape), trained(torch.optim.Muon, shape)
     assert torch.equal(our_moment, their_moment)
     assert (ours - theirs).norm() < 0.02 * theirs.norm()
 
 
-def test_products_are_made_in_float32() -> None:
+def test_muon_multiplies_in_float32() -> None:
     """Of a multiple of an orthogonal matrix every singular value takes the same way: here in numbers of 64 bits."""
     matrix = torch.linalg.qr(torch.randn(12, 12, generator=torch.Generator().manual_seed(0)))[0]
     parameter = nn.Parameter(torch.zeros(12, 12))
-    muon = CpuOffloadMuon([parameter], lr=1.0, weight_decay=0.0)
+    muon = CpuMuon([parameter], lr=1.0, weight_decay=0.0)
     parameter.grad = 3 * matrix
     muon.step()
     value = 12**-0.5
@@ -37,9 +37,9 @@ def test_products_are_made_in_float32() -> None:
     assert torch.allclose(parameter.detach(), -value * matrix, atol=1e-5)
 
 
-def test_matrices_of_a_processor_are_its() -> None:
+def test_optimizer_uses_cpu_muon_for_cpu_matrices() -> None:
     settings = OptimizerSettings(
         learning_rate=1e-3, betas=(0.9, 0.95), weight_decay=0.0, max_grad_norm=1.0, muon_learning_rate=0.02
     )
     optimizer = Optimizer([nn.Parameter(torch.ones(4, 4))], settings, lambda step: 1.0)
-    assert [type(part) for part in optimizer._parts] == [CpuOffloadMuon]
+    assert [type(part) for part in optimizer._parts] == [CpuMuon]

@@ -15,7 +15,7 @@ def schedule(kind: str, *, total: int = 10, warmup: int = 0, final: float = 0.0)
     return Schedule(kind=kind, total_steps=total, warmup_steps=warmup, final_share=final)  # type: ignore[arg-type]
 
 
-def test_shares_of_the_learning_rate() -> None:
+def test_schedule_shares() -> None:
     assert [schedule("constant").share(step) for step in (0, 5, 100)] == [1.0, 1.0, 1.0]
     linear = schedule("linear", total=4)
     assert [linear.share(step) for step in range(6)] == [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
@@ -34,9 +34,7 @@ def test_shares_of_the_learning_rate() -> None:
     warmup=st.integers(0, 60),
     final=st.floats(0, 1),
 )
-def test_the_share_rises_once_then_never_again_and_is_never_zero_in_the_warm_up(
-    kind: str, total: int, warmup: int, final: float
-) -> None:
+def test_schedule_rises_once_and_is_never_zero_in_the_warm_up(kind: str, total: int, warmup: int, final: float) -> None:
     shares = [schedule(kind, total=total, warmup=warmup, final=final).share(step) for step in range(total + warmup + 2)]
     assert all(0 <= share <= 1 for share in shares)
     rising, falling = shares[: warmup + 1], shares[warmup:]
@@ -61,7 +59,7 @@ def set_gradients(given: list[nn.Parameter], scale: float = 1.0, seed: int = 1) 
         parameter.grad = scale * torch.randn(parameter.shape, generator=generator)
 
 
-def test_a_step_goes_downhill_in_place_at_the_steps_own_rate() -> None:
+def test_optimizer_step_descends_in_place_at_the_scheduled_rate() -> None:
     moves = []
     for step in (0, 1):
         ours = parameters()
@@ -79,7 +77,7 @@ def test_a_step_goes_downhill_in_place_at_the_steps_own_rate() -> None:
         torch.testing.assert_close(half, 0.5 * whole, atol=1e-5, rtol=1e-3)
 
 
-def test_long_gradients_are_scaled_to_the_longest_allowed_and_short_ones_left() -> None:
+def test_optimizer_clips_only_long_gradients() -> None:
     given = parameters()
     mine = optimizer(given, max_grad_norm=0.5)
     set_gradients(given, scale=100.0)
@@ -135,7 +133,7 @@ def test_optimizer_raises_when_a_step_makes_weights_non_finite(
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_check_finite_finds_one_bad_number_of_many(value: float) -> None:
+def test_check_finite_finds_one_bad_element(value: float) -> None:
     tensors = [torch.full((3, 5), 3e38), torch.zeros(0), torch.arange(4), torch.ones(7, dtype=torch.bfloat16)]
     check_finite(tensors, "now")
     check_finite([], "now")
@@ -146,7 +144,7 @@ def test_check_finite_finds_one_bad_number_of_many(value: float) -> None:
             check_finite(bad, "now")
 
 
-def test_its_state_makes_the_same_optimiser_again() -> None:
+def test_optimizer_state_round_trip() -> None:
     ours = parameters()
     mine = optimizer(ours)
     for seed in range(3):

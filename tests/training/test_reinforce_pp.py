@@ -53,7 +53,7 @@ def by_loops(found: Estimate, gamma: float) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.9])
-def test_reinforce_pp_is_the_outcome_less_the_kl_whitened_over_tokens(gamma: float) -> None:
+def test_reinforce_pp_is_the_outcome_minus_kl_whitened_over_tokens(gamma: float) -> None:
     found = estimated(algo__gamma=gamma)
     rows = [
         advantages[sample.mask].tolist() for sample, advantages in zip(found.samples, found.advantages, strict=True)
@@ -65,7 +65,7 @@ def choices(config: Config) -> tuple[str, bool, str]:
     return reward_placement(config.algo), kl_in_reward(config.algo), kl_estimator(config.algo)
 
 
-def test_reinforce_pp_takes_its_kl_in_the_reward_alone() -> None:
+def test_reinforce_pp_has_its_kl_in_the_reward_only() -> None:
     config = settings_of(algo__advantage="reinforce_pp")
     learner = make_learner(config)
     assert choices(config) == ("trajectory", True, "k1") and learner.settings.kl_coef == 0.0
@@ -75,7 +75,7 @@ def test_reinforce_pp_takes_its_kl_in_the_reward_alone() -> None:
     assert choices(settings_of()) == ("turn", False, "k3")
 
 
-def test_the_preset_reinforce_pp_is_the_published_method() -> None:
+def test_preset_reinforce_pp_is_the_published_method() -> None:
     config = configure("frozen_lake", overrides=[("algo.preset", "reinforce_pp")])
     assert choices(config) == ("trajectory", True, "k1")
     assert (config.algo.gamma, config.algo.entropy_coef, config.algo.kl_coef > 0) == (1.0, 0.0, True)

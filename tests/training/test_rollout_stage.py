@@ -90,7 +90,7 @@ def test_surplus_groups_that_passed_count_as_kept(scale: str, factor: float) -> 
     assert found.metrics()["rollout/kept_share"] == 7 / 8 and found.rate_scale == factor
 
 
-def test_more_tasks_are_rolled_out_until_enough_groups_pass_but_not_for_ever() -> None:
+def test_rollout_refills_until_enough_groups_pass_or_the_limit() -> None:
     collector = FakeCollector()
     found = gathered(collector, **SPREAD, algo__filter_refill=5)
     assert len(found.kept) == 4 and len(found.groups) == 8
@@ -102,7 +102,7 @@ def test_more_tasks_are_rolled_out_until_enough_groups_pass_but_not_for_ever() -
     assert len(hopeless.asked) == 12
 
 
-def test_greedy_members_play_the_kept_tasks_and_a_group_without_one_is_dropped() -> None:
+def test_groups_without_a_greedy_baseline_are_dropped() -> None:
     greedy = FakeCollector(reward=0.25, broken=1)
     found = gathered(FakeCollector(), greedy, **SPREAD, algo__advantage="remax")
     assert greedy.asked == [found.groups[0].task, found.groups[2].task]
@@ -121,7 +121,7 @@ def judged_unless(fails: Any) -> RewardSet:
     return RewardSet(format_penalty=0.0, functions={"taste": score}, weights={"env": 1.0, "taste": 1.0})
 
 
-def test_members_without_a_reward_are_counted_and_every_step_tells_how_many() -> None:
+def test_rollout_counts_members_without_a_reward() -> None:
     assert gathered(FakeCollector()).metrics()["rollout/members_unscored"] == 0.0
     found = gathered(FakeCollector(), rewards=judged_unless(lambda each: each.total_reward > 0))
     assert found.metrics()["rollout/members_unscored"] == 2.0 and len(found.kept) == 4
@@ -130,7 +130,7 @@ def test_members_without_a_reward_are_counted_and_every_step_tells_how_many() ->
         gathered(FakeCollector(), rewards=judged_unless(lambda each: True))
 
 
-def test_members_whose_group_is_gone_are_lost_too() -> None:
+def test_members_of_dropped_groups_count_as_lost() -> None:
     found = gathered(FakeCollector(broken=1))
     assert (found.lost.dropped, found.lost.total) == (3, 12)
     assert gathered(FakeCollector(), FakeCollector(broken=1), algo__advantage="remax").lost.dropped == 3

@@ -21,7 +21,7 @@ from turnwise.models.forward import packed_logits
 from turnwise.models.loading.load import load_model
 from turnwise.recipes.sft import build_sft_learner
 from turnwise.training import sft
-from turnwise.training.sft import SftSettings, batch_of, solve_demonstration, steps_of, train_on_demonstrations
+from turnwise.training.sft import SftSettings, batch_indices, count_steps, solve_demonstrations, train_on_demonstrations
 
 
 def settings(**changes: Any) -> SftSettings:
@@ -34,7 +34,7 @@ def played(kind_name: str = "frozen_lake", count: int = 4, think: bool = False) 
     kind = load_spec(kind_name)
     show = lambda done, total: None  # noqa: E731
     return asyncio.run(
-        solve_demonstration([(kind, kind.check_params({}))], count=count, seed=0, think=think, show=show)
+        solve_demonstrations([(kind, kind.check_params({}))], count=count, seed=0, think=think, show=show)
     )
 
 
@@ -56,15 +56,15 @@ def loss_and_gradients(demonstrations: list[Sample], micro_tokens: int) -> tuple
     return train_on_demonstrations(learner, demonstrations, micro_tokens)[0], found
 
 
-def test_every_demonstration_is_seen_once_an_epoch() -> None:
-    seen = [batch_of(7, step, settings()) for step in range(steps_of(7, settings()))]
+def test_sft_sees_every_demonstration_once_per_epoch() -> None:
+    seen = [batch_indices(7, step, settings()) for step in range(count_steps(7, settings()))]
     assert list(map(len, seen)) == [3, 3, 1, 3, 3, 1]
     first, second = [*seen[0], *seen[1], *seen[2]], [*seen[3], *seen[4], *seen[5]]
     assert sorted(first) == sorted(second) == list(range(7)) and first != second
-    assert seen != [batch_of(7, step, settings(seed=1)) for step in range(6)]
+    assert seen != [batch_indices(7, step, settings(seed=1)) for step in range(6)]
 
 
-def test_the_loss_is_the_mean_over_the_answers_tokens_and_its_gradient_whatever_the_micro_batches() -> None:
+def test_sft_loss_is_the_mean_over_answer_tokens() -> None:
     demonstrations = samples()
     model = load_model("tiny", attn_implementation=ATTENTION).model
     batch = pack(demonstrations)
@@ -80,7 +80,7 @@ def test_the_loss_is_the_mean_over_the_answers_tokens_and_its_gradient_whatever_
             torch.testing.assert_close(gradients[name], gradient, atol=1e-5, rtol=1e-3)
 
 
-def test_imitation_makes_the_answers_likely() -> None:
+def test_sft_makes_the_answers_likely() -> None:
     demonstrations = samples(8)
     learner = build_sft_learner(
         build({}, [("sft.learning_rate", 3e-3)]), load_model("tiny", attn_implementation=ATTENTION).model, steps=12
@@ -93,7 +93,7 @@ def test_imitation_makes_the_answers_likely() -> None:
 
 
 @pytest.mark.parametrize("kind", ["frozen_lake", "sokoban", "bandit"])
-def test_the_solver_plays_training_tasks_that_end_well(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_solver_plays_training_tasks_until_success(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if load_spec(kind).cls.solve is TextEnv.solve:
         with pytest.raises(UserError, match="no solver"):
             played(kind)
@@ -106,7 +106,7 @@ def test_the_solver_plays_training_tasks_that_end_well(kind: str, monkeypatch: p
     assert len({talk[0].messages[-1].content for talk in talks}) > 3
 
 
-def test_a_line_of_reasoning_goes_before_the_actions_and_is_true() -> None:
+def test_solver_script_puts_a_true_sentence_before_the_actions() -> None:
     ((first, *_),) = played("frozen_lake", count=1, think=True)
     thought, answer = first.answer.split("</think>")
     actions = read_answer(answer, several=True).actions
@@ -117,7 +117,7 @@ def test_a_line_of_reasoning_goes_before_the_actions_and_is_true() -> None:
         assert f"{name} row {row + 1} col {column + 1}" in thought
 
 
-def test_the_reasoning_of_sokoban_names_what_is_where() -> None:
+def test_solver_script_of_sokoban_names_positions() -> None:
     ((first, *_),) = played("sokoban", count=1, think=True)
     rows = first.messages[-1].content.splitlines()
     for symbol, name in (("X", "box"), ("O", "target")):
@@ -135,10 +135,10 @@ class Unsolved(TextEnv):
         return goes_on()
 
 
-def test_without_a_solver_the_mend_is_said() -> None:
+def test_environment_without_a_solver_reports_the_fix() -> None:
     kind = spec_of(Unsolved)
     with pytest.raises(UserError, match=r"sft\.demos"):
-        asyncio.run(solve_demonstration([(kind, {})], count=1, seed=0, think=False, show=lambda done, total: None))
+        asyncio.run(solve_demonstrations([(kind, {})], count=1, seed=0, think=False, show=lambda done, total: None))
 
 
 class Hopeless(Unsolved):
@@ -150,15 +150,15 @@ class Hopeless(Unsolved):
         return ["go"]
 
 
-def test_a_solver_that_never_succeeds_is_given_up() -> None:
+def test_solver_that_never_succeeds_is_reported() -> None:
     with pytest.raises(UserError, match="never succeeded"):
         asyncio.run(
-            solve_demonstration([(spec_of(Hopeless), {})], count=2, seed=0, think=False, show=lambda done, total: None)
+            solve_demonstrations([(spec_of(Hopeless), {})], count=2, seed=0, think=False, show=lambda done, total: None)
         )
 
 
-def test_several_environments_take_turns() -> None:
+def test_solve_demonstrations_alternates_environments() -> None:
     worlds = [(load_spec(name), load_spec(name).check_params({})) for name in ("frozen_lake", "sokoban")]
-    talks = asyncio.run(solve_demonstration(worlds, count=4, seed=0, think=False, show=lambda done, total: None))
+    talks = asyncio.run(solve_demonstrations(worlds, count=4, seed=0, think=False, show=lambda done, total: None))
     prompts = [talk[0].messages[0].content for talk in talks]
     assert prompts[0] == prompts[2] != prompts[1] == prompts[3]

@@ -5,14 +5,14 @@ from pathlib import Path
 from turnwise.training.selfplay import Snapshots
 
 
-def test_opponents_follow_from_the_step_alone(tmp_path: Path) -> None:
+def test_opponents_depend_on_the_step_only(tmp_path: Path) -> None:
     snapshots = Snapshots(tmp_path, every=10, keep=3, tokenizer=None)
     assert [snapshots.at(step) for step in (0, 9, 10, 25, 45)] == [[0], [0], [0, 10], [0, 10, 20], [20, 30, 40]]
     assert [snapshots.before(step) for step in (10, 20, 40)] == [[0], [0, 10], [10, 20, 30]], "never the step's own"
     assert [step for step in range(31) if snapshots.due(step)] == [0, 10, 20, 30]
 
 
-def test_snapshots_are_dropped_once_no_step_can_need_them(tmp_path: Path) -> None:
+def test_snapshots_are_dropped_when_no_longer_needed(tmp_path: Path) -> None:
     snapshots = Snapshots(tmp_path, every=10, keep=3, tokenizer=None)
 
     def names() -> list[str]:

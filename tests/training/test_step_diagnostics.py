@@ -21,7 +21,7 @@ def thinking(index: int, prompt: list[int], thought: list[int], answer: list[int
     return group_of([[turn], [turn]], index)
 
 
-def test_information_is_that_of_the_thinking_without_what_follows_it() -> None:
+def test_mutual_information_uses_the_thinking_only() -> None:
     groups = [
         thinking(0, [5, 6, 7], [8, 9], [30, 31, 32]),
         thinking(1, [10, 11], [12, 13, 14], [40]),

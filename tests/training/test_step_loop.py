@@ -208,7 +208,7 @@ def test_groups_that_were_filtered_out_are_not_trained() -> None:
     assert_same_gradients(run(config).taken[0].gradients, expected)
 
 
-def test_kl_in_the_reward_is_not_in_the_loss_too() -> None:
+def test_kl_in_the_reward_is_not_in_the_loss() -> None:
     config = settings_of(algo__advantage="reinforce", algo__kl_in="reward", algo__kl_estimator="k1", algo__kl_coef=0.5)
     expected = gradients(make_learner(config, moved=0.02), played(tasks_of()), config)
     assert_same_gradients(run(config).taken[0].gradients, expected)
@@ -223,7 +223,7 @@ def test_adaptive_kl_coefficient_moves_from_step_to_step() -> None:
     assert [row["train/kl_coef"] for row in ran.rows] == pytest.approx([raised, ran.state.coefficients["kl_coef"]])
 
 
-def test_restored_coefficients_are_those_that_a_step_uses() -> None:
+def test_loop_uses_restored_coefficients() -> None:
     """A step from a checkpoint is the step of settings that have its numbers."""
     given = {"algo__advantage": "turn_gae", "algo__whiten": False, "algo__lam_turn": 0.9, "algo__kl_target": 0.01}
     adaptive = settings_of("head", **given, algo__gamma_turn="adaptive", algo__kl_coef=0.1)
@@ -243,7 +243,7 @@ def test_kl_coefficient_and_discount_move_in_the_same_step() -> None:
     after = before.after(5.0, 5, {0: CriticFit(explained=0.9, count=20), 1: CriticFit(explained=0.81, count=20)})
     assert after.kl.value == pytest.approx(1.1)
     assert after.discount is not None and after.discount.gamma == pytest.approx(0.9 + 0.1 * 0.9)
-    assert before.restored(after.numbers()) == after
+    assert before.restore(after.numbers()) == after
 
 
 def test_learning_rate_follows_the_step_and_the_rollbacks() -> None:
@@ -253,7 +253,7 @@ def test_learning_rate_follows_the_step_and_the_rollbacks() -> None:
     assert ran.loop.engine.published == [4, 5, 6], "tokens know the policy that sampled them"
 
 
-def test_best_checkpoint_is_that_of_the_highest_success() -> None:
+def test_best_checkpoint_has_the_highest_success() -> None:
     ran = run(settings_of(), steps=4, successes=(0.2, 0.8, 0.5))
     assert [step for step, best in ran.saved if best] == [1, 2]
     assert ran.state.best_success == 0.8

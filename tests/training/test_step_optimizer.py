@@ -8,7 +8,7 @@ from turnwise.training.optimizer import Optimizer, OptimizerSettings
 
 
 @pytest.mark.parametrize("scales", [(0.01, 0.3, 0.002, 0.2), (40.0, 0.1, 5.0, 0.01)])
-def test_steps_are_those_of_torch_with_clipped_gradients(scales: tuple[float, ...]) -> None:
+def test_optimizer_matches_torch_with_clipped_gradients(scales: tuple[float, ...]) -> None:
     """AdamW hides a constant factor of the gradients, so they differ from step to step."""
     generator = torch.Generator().manual_seed(0)
     ours, theirs = (nn.Parameter(torch.ones(4, 3)) for _ in range(2))

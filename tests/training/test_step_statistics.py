@@ -85,9 +85,7 @@ def test_micro_batches_do_not_change_the_gradient(name: str, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_samples_without_advantage_count_in_what_is_taken_over_the_step(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_idle_samples_count_in_step_statistics(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are left out of the forward passes of the update, not out of means and shares."""
     idle = group_of([[turn_of([3] * 10, [4, 5, 6], extends=False)] for _ in range(3)], 9)
     groups = [*random_groups(), idle]
@@ -204,9 +202,7 @@ FORMULAS = {
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-def test_the_gradient_of_a_step_is_that_of_the_formula_over_all_tokens(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_step_gradient_is_the_formula_over_all_tokens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Token by token on plain forward passes, with means and shares over the whole step; micro-batches of one."""
     groups, model = random_groups(), moved_model()
     losses = FORMULAS[name](plain_tokens(groups, model))
@@ -234,7 +230,7 @@ def test_random_choices_depend_on_their_address_alone() -> None:
     assert sum(map(sum, first)) == int(0.3 * tokens)
 
 
-def test_the_update_draws_by_run_seed_step_and_mini_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_update_randomness_depends_on_seed_step_and_mini_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds = []
 
     def record(samples: list[TrainSample], *given: Any) -> list[TrainSample]:
@@ -249,7 +245,7 @@ def test_the_update_draws_by_run_seed_step_and_mini_batch(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("name", ["clip_cov", "normalised"])
-def test_tokens_that_are_not_trained_enter_no_statistic(name: str) -> None:
+def test_step_statistics_ignore_untrained_tokens(name: str) -> None:
     """Every third token has weight 0 and an absurd advantage and sampler: nothing changes for the others."""
     config = config_of(name)
     settings, learner, old = update_settings(config), make_learner(config, moved=0.02), Old(config)
@@ -275,7 +271,7 @@ def test_tokens_that_are_not_trained_enter_no_statistic(name: str) -> None:
     assert ours[0].correction_scale != 1.0 or any(each.selected is not None for each in ours)
 
 
-def test_a_step_that_needs_no_statistic_is_not_scored() -> None:
+def test_update_without_step_statistics_does_not_score() -> None:
     class Unasked:
         def score(self, batches: Sequence[Batch], needs: Needs) -> list[Scores]:
             raise AssertionError("nobody asked for it")
@@ -299,7 +295,7 @@ class ByToken:
 
 @pytest.mark.parametrize(("advantage", "anchor"), [("step_gae", 0), ("turn_gae", -1)])
 @pytest.mark.parametrize("extends", [True, False], ids=["concatenated", "a row a turn"])
-def test_turns_in_rows_of_their_own_bootstrap_from_the_next_row(advantage: str, anchor: int, extends: bool) -> None:
+def test_turns_in_separate_contexts_bootstrap_from_the_next(advantage: str, anchor: int, extends: bool) -> None:
     config = settings_of(
         "trunk",
         algo__advantage=advantage,

@@ -79,13 +79,13 @@ BY_HAND: dict[str, tuple[str, dict[str, Any], list[list[float]]]] = {
 
 
 @pytest.mark.parametrize("name", BY_HAND)
-def test_a_summary_shares_the_step_of_the_turn_that_follows(name: str) -> None:
+def test_summary_shares_the_env_turn_that_follows(name: str) -> None:
     critic, settings, expected = BY_HAND[name]
     found = advantages_of(two_members(), critic, advantage=name, **settings)
     assert found == [pytest.approx(row) for row in expected]
 
 
-def test_every_advantage_that_reads_turns_is_checked() -> None:
+def test_every_advantage_with_turn_parameters_is_tested() -> None:
     by_turns = {name for name, each in ADVANTAGES.items() if {"gamma_turn", "outcome_weight"} & set(each.reads)}
     assert by_turns - {"reinforce_pp"} == set(BY_HAND)
 
@@ -96,7 +96,7 @@ def test_reinforce_pp_whitens_returns_discounted_by_environment_turns() -> None:
     assert [*found[0], *found[1]] == pytest.approx(((returns - 3.0) / returns.std()).tolist())  # the mean is 27 / 9
 
 
-def test_the_adaptive_discount_measures_distance_in_environment_turns() -> None:
+def test_adaptive_discount_measures_distance_in_env_turns() -> None:
     config = settings_of("head", algo__advantage="turn_gae", algo__gamma_turn="adaptive")
     group = two_members()
     many = replace(group, trajectories=group.trajectories * 16)
@@ -105,7 +105,7 @@ def test_the_adaptive_discount_measures_distance_in_environment_turns() -> None:
     assert set(found.critic_fit) == {0, 1}
 
 
-def test_a_summary_at_the_end_belongs_to_the_last_environment_turn() -> None:
+def test_summary_at_the_end_belongs_to_the_last_env_turn() -> None:
     cut = trajectory_of([acts(1, 1.0, "a", extends=False), acts(1, 2.0, "b"), sums_up(2)])
     table = TokenTable(build_samples([cut]), 1)
     assert env_turn_ids([cut], table).tolist() == [[0, 1, 1, 1]]

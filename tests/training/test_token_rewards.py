@@ -24,7 +24,7 @@ def rewards_of(given: list[Trajectory], groups: list[int] | None = None, **chang
 
 
 @given(trajectories())
-def test_a_turns_reward_sits_on_its_last_sampled_token(given: list[Trajectory]) -> None:
+def test_turn_reward_is_on_its_last_sampled_token(given: list[Trajectory]) -> None:
     """Turn by turn, zero rewards too: a turn's end is known from the turn, not from a reward that is not 0."""
     matrix = rewards_of(given)
     expected = torch.zeros_like(matrix)
@@ -40,19 +40,19 @@ TWO_TURNS = [turn_of([3], [4, 5], extends=False, reward=1.0), turn_of([6], [7], 
 ONE_TURN = [turn_of([3], [4], extends=False, reward=1.0)]
 
 
-def test_the_whole_trajectory_may_be_paid_at_its_end() -> None:
+def test_placement_trajectory_puts_rewards_on_the_last_token() -> None:
     given = [trajectory_of(TWO_TURNS), trajectory_of(ONE_TURN)]
     assert rewards_of(given, placement="trajectory").tolist() == [[0, 0, 3], [1, 0, 0]]
 
 
-def test_rewards_on_the_way_are_scaled_and_the_outcome_is_not() -> None:
+def test_process_rewards_are_scaled_and_outcomes_are_not() -> None:
     three = [*TWO_TURNS, turn_of([8], [9], reward=0.5)]
     given = [trajectory_of(three), trajectory_of(ONE_TURN)]
     found = rewards_of(given, process=True)
     torch.testing.assert_close(found, torch.tensor([[0, 1 / 3, 2 / 3, 0.5], [1, 0, 0, 0]]))
 
 
-def test_returns_are_compared_with_those_of_the_chosen_scope() -> None:
+def test_returns_are_normalised_over_the_chosen_scope() -> None:
     given = [trajectory_of(TWO_TURNS), trajectory_of(ONE_TURN), trajectory_of(ONE_TURN)]
     by_group = rewards_of(given, [0, 0, 1], normalise="mean")
     assert by_group.tolist() == [[0, 0, 1], [-1, 0, 0], [0, 0, 0]]
@@ -61,7 +61,7 @@ def test_returns_are_compared_with_those_of_the_chosen_scope() -> None:
     torch.testing.assert_close(by_batch[:, 2], torch.tensor([4 / 3, 0.0, 0.0]))
 
 
-def test_states_are_equal_where_the_environment_says_so_and_unknown_where_it_is_silent() -> None:
+def test_state_ids_follow_the_environments_names() -> None:
     def turn(state: str | None, sampled: list[int], **others: Any) -> Any:
         return turn_of([3], sampled, info={} if state is None else {"state": state}, **others)
 

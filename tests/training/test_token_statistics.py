@@ -20,13 +20,13 @@ def row_of(trajectory: Trajectory, rows: list[dict[str, Any]], groups: Any) -> d
 
 
 @pytest.mark.parametrize("critic", CRITICS)
-def test_rows_hold_the_learners_log_probability_and_entropy_of_every_token(critic: str) -> None:
+def test_rows_have_logprob_and_entropy_of_every_token(critic: str) -> None:
     config = settings_of(critic, train__micro_tokens=40, train__epochs=2)
     learner, groups, seen = make_learner(config), random_groups(groups=3), TokenStatistics()
     estimated = estimate_of(groups, learner, config)
     assert estimated is not None
     scores = score_samples(estimated.samples, learner, Needs(logprobs=True, entropy=True), 10_000)
-    update(learner, estimated, update_settings(config), 0, seen=seen)
+    update(learner, estimated, update_settings(config), 0, statistics=seen)
     rows: Any = trajectory_rows(1, groups, estimated, str, seen)
     checked = 0
     for index, sample in enumerate(estimated.samples):
@@ -40,23 +40,23 @@ def test_rows_hold_the_learners_log_probability_and_entropy_of_every_token(criti
     assert checked == sum(len(row["turns"]) for row in rows) > 9
 
 
-def test_what_was_left_out_of_the_update_has_no_numbers_of_it() -> None:
+def test_token_statistics_are_empty_for_skipped_samples() -> None:
     config = settings_of(algo__kl_coef=0.0, algo__entropy_coef=0.0)
     learner, groups, seen = make_learner(config), random_groups(), TokenStatistics()
     estimated = estimate_of(groups, learner, config)
     assert estimated is not None
     idle = estimated.samples[0]
     estimated.advantages[0].zero_()
-    update(learner, estimated, update_settings(config), 0, seen=seen)
+    update(learner, estimated, update_settings(config), 0, statistics=seen)
     assert seen.of(idle) == {} and seen.of(estimated.samples[1]).keys() == {"learner_logprobs", "entropies"}
 
 
-def test_recording_changes_nothing_of_what_is_learnt() -> None:
+def test_token_statistics_do_not_change_the_update() -> None:
     config = settings_of("head")
     plain, recorded = make_learner(config), make_learner(config)
     metrics = learn(plain, random_groups(), config)
     estimated = estimate_of(random_groups(), recorded, config)
     assert estimated is not None
-    assert update(recorded, estimated, update_settings(config), 0, seen=TokenStatistics()) == metrics
+    assert update(recorded, estimated, update_settings(config), 0, statistics=TokenStatistics()) == metrics
     for one, other in zip(plain.model.parameters(), recorded.model.parameters(), strict=True):
         assert torch.equal(one, other)

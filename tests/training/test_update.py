@@ -25,7 +25,7 @@ def update_of(**changes: object) -> UpdateSettings:
 
 @settings(max_examples=50)
 @given(count=st.integers(1, 40), mini_batch=st.integers(1, 50), epochs=st.integers(1, 3), step=st.integers(0, 5))
-def test_each_epoch_is_a_partition_into_mini_batches(count: int, mini_batch: int, epochs: int, step: int) -> None:
+def test_mini_batch_order_partitions_each_epoch(count: int, mini_batch: int, epochs: int, step: int) -> None:
     parts = list(mini_batch_order(count, update_of(mini_batch=mini_batch, epochs=epochs), step))
     per_epoch = -(-count // mini_batch)
     assert len(parts) == epochs * per_epoch
@@ -51,7 +51,7 @@ def test_mini_batches_are_shuffled_by_run_step_and_epoch() -> None:
     assert tuple(range(20)) not in halves
 
 
-def test_what_a_limit_cut_is_trained_on_unless_it_is_to_be_dropped() -> None:
+def test_truncated_episodes_are_trained_on_unless_dropped() -> None:
     one = [turn_of([3], [4], extends=False)]
     members = [trajectory_of(one, status=status) for status in Status if not status.ongoing]
     group = Group(task=members[0].task, trajectories=(*members, trajectory_of([])))
@@ -61,7 +61,7 @@ def test_what_a_limit_cut_is_trained_on_unless_it_is_to_be_dropped() -> None:
     assert numbers == [0] * 5 + [1] * 5
 
 
-def test_one_that_sampled_nothing_moves_nobodys_baseline() -> None:
+def test_trajectory_without_sampled_tokens_is_not_in_the_baseline() -> None:
     config = settings_of(algo__advantage="dr_grpo")
     group = random_groups(members=3)[0]
     silent = trajectory_of([], task=group.task, member=9, status=Status.TRUNCATED_TOKENS)
@@ -74,7 +74,7 @@ def test_one_that_sampled_nothing_moves_nobodys_baseline() -> None:
     assert found[1].trajectories == group.trajectories
 
 
-def test_remax_advantages_are_raw_returns_less_the_greedy_return() -> None:
+def test_remax_advantages_are_returns_minus_the_greedy_return() -> None:
     config = settings_of(algo__advantage="remax", algo__kl_coef=0.0)
     group = group_of([[turn_of([3] * 9, [4, 5], extends=False, reward=reward)] for reward in (10.0, 10.0, 12.0, 12.0)])
     baselines = {(group.task.env, group.task.seed): 11.0}
@@ -83,13 +83,13 @@ def test_remax_advantages_are_raw_returns_less_the_greedy_return() -> None:
     assert [each[-2:].tolist() for each in found.advantages] == [[-1.0, -1.0], [-1.0, -1.0], [1.0, 1.0], [1.0, 1.0]]
 
 
-def test_nothing_left_to_train_on_is_no_estimate() -> None:
+def test_estimate_is_none_without_trajectories() -> None:
     config = settings_of()
     assert estimate_of([group_of([[], []])], make_learner(config), config) is None
 
 
 @pytest.mark.parametrize("name", AGGREGATIONS)
-def test_weights_are_taken_over_the_whole_mini_batch(name: str) -> None:
+def test_loss_weights_are_over_the_whole_mini_batch(name: str) -> None:
     config = settings_of(algo__aggregation=name, algo__constant_length=10)
     settings = update_settings(config)
     estimated = estimate_of(random_groups(), make_learner(config), config)
@@ -111,7 +111,7 @@ def test_weights_are_taken_over_the_whole_mini_batch(name: str) -> None:
     assert [by_trajectory[index] for index in sorted(chosen)] == pytest.approx(expected[name], rel=1e-5)
 
 
-def test_the_value_after_a_cut_episode_is_the_critics_and_zero_after_others() -> None:
+def test_bootstrap_is_the_critics_value_after_truncated_episodes() -> None:
     """With gamma = lambda = 1 the return is the rest of the rewards plus the value after the last token."""
     config = settings_of("head", algo__truncated="bootstrap", algo__whiten=False)
     learner = make_learner(config)
@@ -127,7 +127,7 @@ def test_the_value_after_a_cut_episode_is_the_critics_and_zero_after_others() ->
         torch.testing.assert_close(returns[sample.mask], torch.tensor([0.75, 0.75, 0.25]) + after)
 
 
-def test_the_ratio_divides_by_the_samplers_or_the_learners_as_asked() -> None:
+def test_old_logprobs_are_the_samplers_or_the_learners() -> None:
     groups = random_groups()
     for choice in ("sampler", "learner"):
         config = settings_of(algo__old_logprobs=choice)
@@ -140,7 +140,7 @@ def test_the_ratio_divides_by_the_samplers_or_the_learners_as_asked() -> None:
         assert (abs(metrics["ratio"] - 1) < 1e-5) == (choice == "learner")
 
 
-def test_metrics_are_means_over_tokens_however_the_step_is_cut() -> None:
+def test_update_metrics_are_means_over_tokens() -> None:
     config = settings_of("trunk")
     whole, cut = (
         learn(make_learner(config, moved=0.02), random_groups(), config, micro_tokens=size) for size in (10**6, 1)
@@ -151,7 +151,7 @@ def test_metrics_are_means_over_tokens_however_the_step_is_cut() -> None:
     )
 
 
-def test_epochs_and_mini_batches_take_one_optimiser_step_each() -> None:
+def test_update_takes_one_optimizer_step_per_mini_batch() -> None:
     config = settings_of(train__mini_batch=2, train__epochs=2)
     learner = make_learner(config)
     learn(learner, random_groups(), config)

@@ -64,7 +64,7 @@ def turns_of(sample: Sample) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["bandit", "frozen_lake", "sokoban"])
-def test_an_episode_is_legal_play_from_start_to_end(kind: str) -> None:
+def test_random_episode_is_legal_from_start_to_end(kind: str) -> None:
     sample = episode(load_spec(kind))
     env = load_spec(kind).cls()
     turns = turns_of(sample)
@@ -76,7 +76,7 @@ def test_an_episode_is_legal_play_from_start_to_end(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [spec_of(Steps), spec_of(Wordless), load_spec("frozen_lake")])
-def test_answers_and_their_ends_are_learnt_and_the_rules_are_not(kind: EnvSpec) -> None:
+def test_warm_up_masks_only_answers_and_their_ends(kind: EnvSpec) -> None:
     sample = episode(kind)
     learnt = renderer().decode(sample.ids[sample.mask].tolist())
     assert [turn in learnt for turn in turns_of(sample)] == [True] * len(turns_of(sample))
@@ -85,7 +85,7 @@ def test_answers_and_their_ends_are_learnt_and_the_rules_are_not(kind: EnvSpec) 
     assert int(sample.ids[-1]) == tiny_tokenizer().eos_token_id and bool(sample.mask[-1])
 
 
-def test_episodes_differ_by_number_and_seed_and_not_by_anything_else() -> None:
+def test_random_episode_depends_on_number_and_seed_only() -> None:
     kind = load_spec("frozen_lake")
     assert torch.equal(episode(kind, 3).ids, episode(kind, 3).ids)
     seen = {tuple(episode(kind, number, seed).ids.tolist()) for number in range(3) for seed in range(2)}
@@ -106,7 +106,7 @@ def test_only_training_tasks_are_played(monkeypatch: pytest.MonkeyPatch) -> None
     assert {(task.split, split_of_seed(task.seed)) for task in made} == {("train", "train")}
 
 
-def test_an_environment_without_random_actions_is_warmed_on_the_format_alone() -> None:
+def test_warm_up_without_random_actions_teaches_the_format() -> None:
     words = set()
     for number in range(30):
         for turn in turns_of(episode(spec_of(Wordless), number)):
@@ -119,7 +119,7 @@ def test_an_environment_without_random_actions_is_warmed_on_the_format_alone() -
     }
 
 
-def test_the_warm_up_teaches_the_format_and_is_the_same_every_time() -> None:
+def test_warm_up_teaches_the_format_and_is_deterministic() -> None:
     kind = spec_of(Steps)
     models = [load_tiny("tiny") for _ in range(2)]
     shown: list[tuple[int, int]] = []
@@ -156,7 +156,7 @@ def warmed(kind: EnvSpec, *, steps: int = 5, seed: int = 0, **params: Any) -> Lo
     return load_warmed_up_tiny([(kind, checked)], steps=steps, seed=seed, load=load_tiny, show=lambda *_: None)[0]
 
 
-def test_it_is_made_once_and_then_taken_from_the_cache(made: list[int], tmp_path: Path) -> None:
+def test_warm_up_is_cached(made: list[int], tmp_path: Path) -> None:
     first, second = warmed(spec_of(Steps)), warmed(spec_of(Steps))
     assert made == [0]
     assert Path(first.name).parent == tmp_path / "cache/models"
@@ -166,7 +166,7 @@ def test_it_is_made_once_and_then_taken_from_the_cache(made: list[int], tmp_path
     assert all(parameter.requires_grad for parameter in parameters.values())
 
 
-def test_another_environment_parameter_seed_or_length_is_another_warm_up(made: list[int]) -> None:
+def test_warm_up_cache_depends_on_environment_seed_and_steps(made: list[int]) -> None:
     lake = load_spec("frozen_lake")
     asked: list[Callable[[], LoadedModel]] = [
         lambda: warmed(lake),
@@ -200,7 +200,7 @@ def test_warmup_cache_distinguishes_dtype_and_chat_template(
     assert default.tokenizer.chat_template == tiny_tokenizer().chat_template
 
 
-def test_an_edited_environment_is_warmed_up_anew(made: list[int], tmp_path: Path) -> None:
+def test_edited_environment_is_warmed_up_anew(made: list[int], tmp_path: Path) -> None:
     text = "from turnwise.envs.text_env import *\nclass Mine(TextEnv):\n    {}\n" + (
         "    def reset(self, rng): return 'x'\n    def step(self, action): return won()\n"
     )
@@ -213,7 +213,7 @@ def test_an_edited_environment_is_warmed_up_anew(made: list[int], tmp_path: Path
     assert names[0] == names[1] != names[2]
 
 
-def test_an_environment_that_fails_at_random_play_is_told_in_one_line() -> None:
+def test_warm_up_reports_a_failing_environment_in_one_line() -> None:
     class Broken(TextEnv):
         """Always fails."""
 
@@ -224,7 +224,7 @@ def test_an_environment_that_fails_at_random_play_is_told_in_one_line() -> None:
             raise AssertionError("never reached")
 
     kind = spec_of(Broken)
-    with pytest.raises(UserError, match=r"while tiny was warmed up on it: Broken, reset: KeyError"):
+    with pytest.raises(UserError, match=r"during the warm-up of tiny: Broken, reset: KeyError"):
         warm_up(load_model("tiny"), [(kind, kind.check_params({}))], steps=1, seed=0, show=lambda *_: None)
 
 
@@ -245,5 +245,5 @@ def test_warm_up_reports_a_bad_reward_or_drawing_in_one_line(reward: Any, pictur
             return picture
 
     kind = spec_of(Broken)
-    with pytest.raises(UserError, match=r"was warmed up on it: Broken\.(step gave|draw returned) .*: return"):
+    with pytest.raises(UserError, match=r"during the warm-up of tiny: Broken\.(step|draw) returned .*: return"):
         warm_up(load_tiny("tiny"), [(kind, kind.check_params({}))], steps=1, seed=0, show=lambda *_: None)

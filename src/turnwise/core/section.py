@@ -11,7 +11,7 @@ class Section(BaseModel):
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether a value is a string, finite number, boolean, None, or a list or table of these: storable in TOML."""
+    """Return whether TOML can store a value: text, finite numbers, booleans, None, and lists and tables of these."""
     if isinstance(value, list):
         return all(is_plain(item) for item in value)
     if isinstance(value, dict):

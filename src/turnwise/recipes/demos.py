@@ -24,7 +24,7 @@ from turnwise.record.run_folder import RunFolder
 from turnwise.record.trajectories import trajectory_from_row
 from turnwise.render.renderer import Renderer
 from turnwise.tools.call_formats import CALL_FORMATS, parse_calls
-from turnwise.training.sft import opening_tools, solve_demonstration
+from turnwise.training.sft import opening_tools, solve_demonstrations
 
 SOLVER = "solver"
 
@@ -72,7 +72,7 @@ def build_demonstrations(
     if demos == SOLVER:
         think = config.sft.think
         solved = asyncio.run(
-            solve_demonstration(environments.with_params, count=count, seed=config.seed, think=think, show=show)
+            solve_demonstrations(environments.with_params, count=count, seed=config.seed, think=think, show=show)
         )
         samples = [build_demonstration(number, each, renderer) for number, each in enumerate(solved)]
     elif demos.endswith(".jsonl"):

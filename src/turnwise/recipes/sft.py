@@ -33,7 +33,7 @@ from turnwise.report.terminal import make_console, print_command
 from turnwise.training.checkpoints import State
 from turnwise.training.learner import LocalLearner
 from turnwise.training.optimizer import Schedule, mark_embeddings
-from turnwise.training.sft import SftLoop, SftSettings, steps_of
+from turnwise.training.sft import SftLoop, SftSettings, count_steps
 
 SECTIONS = ("env", "model", "lora", "sft", "eval", "checkpoint", "record", "system")
 """Sections of which SFT uses every setting, except UNUSED."""
@@ -138,7 +138,7 @@ class _SftRun(TrainingRun):
             lambda done, total: progress.phase("demonstrations", done, total),
         )
         settings = self._settings(limit_s, plan.micro_tokens)
-        learner = build_sft_learner(config, loaded.model, steps_of(len(self.samples), settings), plan)
+        learner = build_sft_learner(config, loaded.model, count_steps(len(self.samples), settings), plan)
         checkpoints, state = restore_or_init(config, loaded, learner, self.folder, resume=resume, note=progress.note)
         self._check_same_samples(warmup_s)
         loop = SftLoop(

@@ -1,7 +1,7 @@
-"""Checkpoints: written aside, then renamed; a half-written or damaged one is never loaded.
+"""Checkpoints: written to a temporary folder, then renamed, so that a partial or damaged one is never loaded.
 
 checkpoints/step_000010/  model.safetensors, config.json, tokenizer... (a plain Hugging Face folder)
-                          learner.safetensors (optimisers, critic), state.json (numbers, and the files' hashes)
+                          learner.safetensors (optimizers, critic), state.json (counters, and hashes of the files)
 """
 
 import hashlib
@@ -29,33 +29,33 @@ from turnwise.training.optimizer import check_finite
 BEST = "best"
 STEP_NAME = re.compile(r"step_[0-9]{6,}")
 OWN_FILES = ("learner.safetensors", "state.json")
-"""What a checkpoint has beside the plain model."""
+"""Files of a checkpoint besides the Hugging Face model."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """Where training stood: `step` steps were done."""
+    """State of training after `step` steps."""
 
     step: int
     best_success: float | None
-    """On the validation split, of the checkpoint named "best"."""
+    """Success of the best checkpoint on the validation split."""
     skipped_steps: int
     coefficients: dict[str, float] = field(default_factory=dict)
     """See `AdaptiveCoefficients.numbers`; empty before the first step."""
     rate_scale: float = 1.0
-    """What the learning rate is multiplied by, after rollbacks."""
+    """Factor of the learning rate, lowered by rollbacks."""
     rollbacks: int = 0
     watched_from: int = 0
-    """Alarms compare with steps after this one."""
+    """Step of the last rollback; alarms look only at later steps."""
     measured: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """How tasks fared, where a curriculum draws them."""
+    """Results of tasks, (successes, tries) by name, if a curriculum draws them."""
     judges: dict[str, dict[str, float]] = field(default_factory=dict)
-    """What judges did and spent: their budgets are the run's, however often it is resumed."""
+    """Usage of the judges: their budgets are for the whole run, however often it is resumed."""
 
     def __post_init__(self) -> None:
-        # JSON gives lists back.
+        # JSON has lists instead of tuples.
         object.__setattr__(self, "measured", {name: (won, tries) for name, (won, tries) in self.measured.items()})
 
     def is_best(self, success: float) -> bool:
@@ -65,26 +65,27 @@ class State:
 
 
 class Checkpoints:
-    """Besides the regular ones, every so many steps, there is one where a run was stopped, until the next is written.
+    """Regular checkpoints every `every` steps, the best one, and one at the step where the run was stopped.
 
-    It counts neither for what is kept nor for rollbacks, so that a run that was stopped goes on as one that was not.
+    The one at a stop is deleted at the next save, and does not count for `keep_last` and rollbacks, so that a resumed
+    run continues like one that was never stopped.
     """
 
     def __init__(self, folder: Path, *, keep_last: int, tokenizer: Any, every: int = 1) -> None:
         self.folder, self.keep_last, self.tokenizer, self.every = folder, keep_last, tokenizer, every
 
     def save(self, learner: Learner, state: State, *, best: bool = False) -> Path:
-        """Writes the checkpoint of this step, and gives up older ones beyond the last n."""
+        """Write the checkpoint of this step, and delete older ones beyond `keep_last`."""
         target = self.folder / (BEST if best else f"step_{state.step:06d}")
-        if not best and _holds(target, state):
+        if not best and _has_state(target, state):
             return target
-        aside = self.folder / f".writing-{target.name}"
+        temporary = self.folder / f".writing-{target.name}"
         with wrap_disk_errors(target, f"continue with --resume {self.folder.parent} (earlier checkpoints are safe)"):
             try:
-                self._write(learner, state, aside)
-                _replace(aside, target)
+                self._write(learner, state, temporary)
+                _replace(temporary, target)
             finally:
-                shutil.rmtree(aside, ignore_errors=True)
+                shutil.rmtree(temporary, ignore_errors=True)
         if not best:
             self.drop_before(target)
         return target
@@ -100,7 +101,7 @@ class Checkpoints:
         self._drop(each for each in self.steps() if step_of(each) < step and each not in kept)
 
     def drop_after(self, kept: Path) -> None:
-        """Gives up the checkpoints of later steps than this one's."""
+        """Delete checkpoints of later steps than this one's."""
         self._drop({each for each in self.steps() if step_of(each) > step_of(kept)})
 
     def _drop(self, folders: Iterable[Path]) -> None:
@@ -108,7 +109,7 @@ class Checkpoints:
             remove_folder(each)
 
     def sweep(self) -> None:
-        """Put back a checkpoint that a kill left without its name while it was replaced, and delete the other rests."""
+        """Restore the name of a checkpoint that was being replaced when the run was killed; delete other leftovers."""
         for old in self.folder.glob(".old-*"):
             target = self.folder / old.name.removeprefix(".old-")
             if not target.exists():
@@ -134,12 +135,12 @@ class Checkpoints:
         return [each for each in self.steps() if (step := step_of(each)) > 0 and step % self.every == 0]
 
     def newest(self) -> tuple[Path, State] | None:
-        """The newest checkpoint that is whole; None where none was written yet."""
+        """Return the newest complete checkpoint; None if there is none yet."""
         return newest(self.folder)
 
 
 def step_folders(folder: Path) -> list[Path]:
-    """Return the checkpoints of steps, in their order. Whatever else a user put beside them is left alone."""
+    """Return the folders of steps, oldest first; other files in the folder are ignored."""
     found = [each for each in folder.glob("step_*") if STEP_NAME.fullmatch(each.name) and each.is_dir()]
     return sorted(found, key=step_of)
 
@@ -149,7 +150,7 @@ def step_of(folder: Path) -> int:
 
 
 def newest(folder: Path) -> tuple[Path, State] | None:
-    """The newest checkpoint that is whole; a warning says where newer ones are damaged."""
+    """Return the newest complete checkpoint; log a warning about newer ones that are damaged."""
     damaged = []
     for each in reversed(step_folders(folder)):
         try:
@@ -161,12 +162,12 @@ def newest(folder: Path) -> tuple[Path, State] | None:
             log.warning("%s: skipped, %s is used instead", "; ".join(damaged), each.name)
         return found
     if damaged:
-        raise UserError(f"no checkpoint in {folder} is whole ({damaged[0]}): start a new run with --from")
+        raise UserError(f"no checkpoint in {folder} is complete ({damaged[0]}): start a new run with --from")
     return None
 
 
 def last_checkpoint(folder: Path) -> Path:
-    """The newest whole checkpoint, which is also a plain model folder."""
+    """Return the newest complete checkpoint, which is also a Hugging Face model folder."""
     found = newest(folder)
     if found is None:
         raise UserError(f"{folder} has no checkpoint yet: train the run further with --resume {folder.parent}")
@@ -174,9 +175,9 @@ def last_checkpoint(folder: Path) -> Path:
 
 
 def restore(folder: Path, learner: Learner, state: State, load: Callable[[str], LoadedModel]) -> None:
-    """Puts the checkpoint's weights into the storage that learner and engine share.
+    """Copy a checkpoint's weights and state into the learner.
 
-    `load` reads the folder as any model: the names inside a file may differ from the parameters'.
+    `load` loads the folder like any model, since the names in its files may differ from the parameters'.
     """
     learner.load_weights(load(str(folder)).model)
     tensors = load_file(folder / "learner.safetensors")
@@ -184,14 +185,14 @@ def restore(folder: Path, learner: Learner, state: State, load: Callable[[str], 
 
 
 def read_state(folder: Path) -> State:
-    """The state of a whole checkpoint; UserError if a file is missing or was changed."""
+    """Read the state of a checkpoint; UserError if a file is missing or has changed."""
     try:
         recorded = json.loads((folder / "state.json").read_text())
         if recorded.pop("digest") != _digest_of(recorded):
-            raise UserError(f"checkpoint {folder} is damaged: state.json is not what was written")
+            raise UserError(f"checkpoint {folder} is damaged: state.json has changed")
         for name, digest in recorded.pop("files").items():
             if _digest(folder / name) != digest:
-                raise UserError(f"checkpoint {folder} is damaged: {name} is not what was written")
+                raise UserError(f"checkpoint {folder} is damaged: {name} has changed")
         if "dials" in recorded:  # the name of the field in earlier versions
             recorded["coefficients"] = recorded.pop("dials")
         return State(**recorded)
@@ -199,8 +200,8 @@ def read_state(folder: Path) -> State:
         raise UserError(f"checkpoint {folder} is damaged: {error}") from error
 
 
-def _holds(folder: Path, state: State) -> bool:
-    """Whether this state is saved there already: nothing was learnt since, so writing again could only lose it."""
+def _has_state(folder: Path, state: State) -> bool:
+    """Return whether this state is saved there already; writing it again could only lose it."""
     try:
         return read_state(folder) == state
     except UserError:
@@ -218,7 +219,7 @@ def _write_state(folder: Path, state: State) -> None:
 
 @contextmanager
 def _numbered_errors() -> Iterator[None]:
-    """safetensors reports the operating system's errors as text only: as OSErrors they can be explained."""
+    """Raise safetensors' errors of the operating system, which are only text, as OSError with a number."""
     try:
         yield
     except SafetensorError as error:
@@ -228,14 +229,14 @@ def _numbered_errors() -> Iterator[None]:
         raise OSError(number, os.strerror(number)) from error
 
 
-def _replace(aside: Path, target: Path) -> None:
-    """Renames over what may be there; at every moment one of the two is whole."""
+def _replace(temporary: Path, target: Path) -> None:
+    """Rename over an existing checkpoint; at every moment one of the two is complete."""
     old = target.with_name(f".old-{target.name}")
     if target.exists():
         _remove(old)
         target.rename(old)
-    aside.rename(target)
-    _remove(old)  # perhaps one that a kill between the two renames left
+    temporary.rename(target)
+    _remove(old)  # also left by a kill between the two renames
 
 
 def _remove(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is known of every sampled token before the weights change: scores, rewards, advantages."""
+"""Estimate a step: score samples with the learner, place rewards on tokens, and compute advantages."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,32 +28,32 @@ class RewardSettings:
     normalise: str
     normalise_over: str
     process: bool
-    """Scale the rewards of turns before the last by their largest sum in the batch."""
+    """Scale the rewards before the last turn by their largest sum in the batch."""
     each: dict[str, float] | None
-    """Rewards that are normalised one by one, and their weights; None: they were added up."""
+    """Weights of rewards that are normalised separately, by name; None if rewards are summed first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptiveCoefficients:
     kl: KlCoefficient
     discount: AdaptiveDiscount | None
-    """None: the turn discount is fixed."""
+    """None if the turn discount is constant."""
 
     def after(
         self, kl: float | None, trajectories: int, critic_fit: dict[int, CriticFit] | None
     ) -> "AdaptiveCoefficients":
-        """Of the next step, by what this one measured; None: it measured none."""
+        """Return the coefficients of the next step, given this step's measurements; None: not measured."""
         moved = self if kl is None else replace(self, kl=self.kl.update(kl, trajectories))
         if moved.discount is None or critic_fit is None:
             return moved
         return replace(moved, discount=moved.discount.update(critic_fit))
 
     def numbers(self) -> dict[str, float]:
-        """Their whole state, for checkpoints and metrics."""
+        """Return the complete state, for checkpoints and metrics."""
         discount = {} if self.discount is None else {"gamma_turn": self.discount.gamma}
         return {"kl_coef": self.kl.value} | discount
 
-    def restored(self, numbers: dict[str, float]) -> "AdaptiveCoefficients":
+    def restore(self, numbers: dict[str, float]) -> "AdaptiveCoefficients":
         discount = self.discount and replace(self.discount, gamma=numbers["gamma_turn"])
         return replace(self, kl=replace(self.kl, value=numbers["kl_coef"]), discount=discount)
 
@@ -78,7 +78,7 @@ class EstimateSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """One entry a sample; tensors of its length where nothing else is said."""
+    """Training data of a step. Lists have one tensor per sample, of its length unless noted."""
 
     trajectories: tuple[Trajectory, ...]
     samples: list[Sample]
@@ -89,18 +89,18 @@ class Estimate:
     returns: list[Tensor] | None
     loss_masks: list[Tensor]
     advantage_masks: list[Tensor]
-    """Of these two: what counts among the sampled tokens, [K] bool each."""
+    """In both masks: the sampled tokens that count, [K] bool per sample."""
     critic_fit: dict[int, CriticFit] | None
-    """What the critic explains by distance from the end; None: there is no critic."""
+    """Fit of the critic by distance from the end; None without a critic."""
     metrics: dict[str, float]
 
 
 Baselines = Mapping[tuple[str, int], float]
-"""By environment and seed of a group's task: the return of its greedy rollout."""
+"""Return of a greedy episode of each task, by environment and seed."""
 
 
-def trainable(groups: Sequence[Group], truncated: str) -> tuple[list[Trajectory], list[int]]:
-    """The trajectories that are trained on, and the group of each. One that sampled nothing teaches nothing."""
+def select_trajectories(groups: Sequence[Group], truncated: str) -> tuple[list[Trajectory], list[int]]:
+    """Return the trajectories to train on, and the group of each; leave out those without sampled tokens."""
     kept = [
         (trajectory, number)
         for number, group in enumerate(groups)
@@ -117,8 +117,8 @@ def estimate(
     coefficients: AdaptiveCoefficients,
     baselines: Baselines | None = None,
 ) -> Estimate | None:
-    """Scores and advantages; None where nothing is left to train on."""
-    trajectories, group_ids = trainable(groups, settings.algo.truncated)
+    """Score the groups and compute advantages; None if there is nothing to train on."""
+    trajectories, group_ids = select_trajectories(groups, settings.algo.truncated)
     if not trajectories:
         return None
     samples = build_samples(trajectories)
@@ -128,15 +128,15 @@ def estimate(
     scores = score_samples(samples, learner, needs, settings.micro_tokens)
     if values is not None:
         scores["values"] = values
-    own = gather_sampled(samples, [each.logprobs for each in samples])
-    old_logprobs = torch.cat(scores["logprobs"]) if "logprobs" in scores else own  # [K], as all of these
+    sampler_logprobs = gather_sampled(samples, [each.logprobs for each in samples])  # [K]
+    old_logprobs = torch.cat(scores["logprobs"]) if "logprobs" in scores else sampler_logprobs
     inputs = AdvantageInputs(
         mask=table.mask,
         token_rewards=token_rewards(trajectories, table, torch.tensor(group_ids), settings.rewards),
         group_ids=torch.tensor(group_ids),
         turn_ids=env_turn_ids(trajectories, table),
         values=table.to_matrix(scores["values"]) if "values" in scores else None,
-        bootstrap=_bootstrap(trajectories, samples, scores) if settings.algo.truncated == "bootstrap" else None,
+        bootstrap=_bootstrap_values(trajectories, samples, scores) if settings.algo.truncated == "bootstrap" else None,
         state_ids=state_ids(trajectories, table) if settings.advantage.needs_states else None,
         baseline=None
         if baselines is None
@@ -170,19 +170,19 @@ def estimate(
         if settings.loss_tokens is settings.advantage_tokens
         else rule_masks(trajectories, settings.loss_tokens),
         advantage_masks=advantage_masks,
-        critic_fit=_foresight(inputs),
+        critic_fit=_fit_critic(inputs),
         metrics=metrics,
     )
 
 
 def _params(algo: AlgoConfig, coefficients: AdaptiveCoefficients) -> AdvantageParams:
-    """Return the parameters of this step's estimator, with the adaptive turn discount where there is one."""
+    """Return the estimator's parameters, with the current turn discount if it is adaptive."""
     discount = coefficients.discount
     return algo if discount is None else algo.model_copy(update={"gamma_turn": discount.gamma})
 
 
-def _foresight(inputs: AdvantageInputs) -> dict[int, CriticFit] | None:
-    """Judged by the rewards to come, undiscounted."""
+def _fit_critic(inputs: AdvantageInputs) -> dict[int, CriticFit] | None:
+    """Compare the critic's values with the undiscounted future rewards, by distance from the end."""
     if inputs.values is None:
         return None
     to_come = discounted_returns(inputs.token_rewards, inputs.mask, torch.ones_like(inputs.token_rewards))
@@ -191,15 +191,15 @@ def _foresight(inputs: AdvantageInputs) -> dict[int, CriticFit] | None:
 
 
 def _mismatch_metrics(samples: list[Sample], scores: dict[str, list[Tensor]]) -> dict[str, float]:
-    """How far the learner's log-probabilities are from the sampler's, where it was asked."""
+    """Compare the learner's log-probabilities with the sampler's, if the learner computed them."""
     mismatch = SamplerMismatch()
     for sample, logprobs in zip(samples, scores.get("logprobs", []), strict=False):
         mismatch.add(logprobs, sample.logprobs[sample.mask], [len(logprobs)])
     return mismatch.take()
 
 
-def _bootstrap(trajectories: list[Trajectory], samples: list[Sample], scores: dict[str, list[Tensor]]) -> Tensor:
-    """The critic's value after the last token of those that a limit cut; 0 for all others. [B]"""
+def _bootstrap_values(trajectories: list[Trajectory], samples: list[Sample], scores: dict[str, list[Tensor]]) -> Tensor:
+    """Return the critic's value after the last token of truncated trajectories, 0 for all others. [B]"""
     last = {sample.trajectory: value for sample, value in zip(samples, scores["end_values"], strict=True)}
     ends = [float(last[index]) if each.status.cut_short else 0.0 for index, each in enumerate(trajectories)]
     return torch.tensor(ends)
@@ -220,9 +220,9 @@ def sampler_values(trajectories: Sequence[Trajectory]) -> list[Tensor] | None:
 def score_samples(
     samples: Sequence[Sample], learner: Learner, needs: Needs, micro_tokens: int
 ) -> dict[str, list[Tensor]]:
-    """What was asked for, by name: one tensor a sample, a number for each of its sampled tokens.
+    """Score samples in micro-batches. Returns, for each of `needs`, a tensor [K] per sample, of its sampled tokens.
 
-    Values come with "end_values", a number a sample: after its last token.
+    With values comes "end_values", the value after the last token of each sample.
     """
     if not needs.anything:
         return {}
@@ -243,7 +243,7 @@ def score_samples(
 def token_rewards(
     trajectories: Sequence[Trajectory], table: TokenTable, group_ids: Tensor, settings: RewardSettings
 ) -> Tensor:
-    """What each sampled token earned. [B, S]"""
+    """Return the reward of each sampled token. [B, S]"""
     if settings.each is not None:
         columns = torch.tensor([[_total(each, name) for name in settings.each] for each in trajectories])
         weights = torch.tensor(list(settings.each.values()))
@@ -261,13 +261,13 @@ def token_rewards(
 
 
 def _total(trajectory: Trajectory, name: str) -> float:
-    """The format penalty is part of the environment's reward."""
+    """Return the trajectory's reward of this name; the environment's includes the format penalty."""
     penalty = trajectory.rewards[FORMAT] if name == ENV else 0.0
     return trajectory.rewards[name] + penalty
 
 
 def turn_matrix(trajectories: Sequence[Trajectory]) -> Tensor:
-    """Rewards by environment turn, 0 beyond a trajectory's last. [B, N]"""
+    """Return the rewards by environment turn, 0 after a trajectory's last turn. [B, N]"""
     width = max(1, *(each.num_turns for each in trajectories))
     rows = [[0.0] * width for _ in trajectories]
     for row, trajectory in zip(rows, trajectories, strict=True):
@@ -277,34 +277,30 @@ def turn_matrix(trajectories: Sequence[Trajectory]) -> Tensor:
 
 
 def env_turn_ids(trajectories: Sequence[Trajectory], table: TokenTable) -> Tensor:
-    """The environment turn that each token belongs to: see `Trajectory.env_turn_ids`. [B, S]"""
-    return _by_turn([each.env_turn_ids for each in trajectories], table)
+    """Return the environment turn of each sampled token; see `Trajectory.env_turn_ids`. [B, S]"""
+    return _spread_over_tokens([each.env_turn_ids for each in trajectories], table)
 
 
 def environment_ids(trajectories: Sequence[Trajectory]) -> Tensor:
-    """A number for each environment tag. [B]"""
+    """Return an index of each trajectory's environment. [B]"""
     names = {each.task.env: number for number, each in enumerate(trajectories)}
     return torch.tensor([names[each.task.env] for each in trajectories])
 
 
 def state_ids(trajectories: Sequence[Trajectory], table: TokenTable) -> Tensor:
-    """A number for the state in which each token's turn acted, equal where the environment says so; -1: it does not."""
-    numbers: dict[str, int] = {}
-    return _by_turn([_states(each, numbers) for each in trajectories], table)
+    """Return an index of the state in which each token's turn acted, named by the environment; -1: unnamed. [B, S]"""
+    indices: dict[str, int] = {}
+    return _spread_over_tokens([_state_indices(each, indices) for each in trajectories], table)
 
 
-def _by_turn(of_turns: Sequence[Sequence[int]], table: TokenTable) -> Tensor:
-    """A number of each turn of each trajectory, on its tokens; -1 elsewhere. [B, S]"""
-    columns = [torch.tensor(numbers) for numbers in of_turns]
+def _spread_over_tokens(numbers_by_turn: Sequence[Sequence[int]], table: TokenTable) -> Tensor:
+    """Give each sampled token the number of its turn; -1 elsewhere. [B, S]"""
+    columns = [torch.tensor(numbers) for numbers in numbers_by_turn]
     return table.to_matrix([columns[each.trajectory][each.turn_ids[each.mask]] for each in table.samples], fill=-1)
 
 
-def _states(trajectory: Trajectory, numbers: dict[str, int]) -> list[int]:
-    """A summary acts in the state of the environment turn that it belongs to."""
-    acted = [turn for turn in trajectory.turns if not turn.is_summary]
-    known = [_number(turn.info.get("state"), numbers) for turn in acted] or [-1]
+def _state_indices(trajectory: Trajectory, indices: dict[str, int]) -> list[int]:
+    """Return the state index of each turn. A summary has the state of the environment turn that it belongs to."""
+    states = [turn.info.get("state") for turn in trajectory.turns if not turn.is_summary]
+    known = [-1 if state is None else indices.setdefault(state, len(indices)) for state in states] or [-1]
     return [known[turn] for turn in trajectory.env_turn_ids]
-
-
-def _number(state: str | None, numbers: dict[str, int]) -> int:
-    return -1 if state is None else numbers.setdefault(state, len(numbers))

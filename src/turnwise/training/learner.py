@@ -1,4 +1,4 @@
-"""The learner in process: scores what was sampled, then improves the policy in place."""
+"""Learner in this process: scores sampled tokens and updates the policy in place."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ from turnwise.training.optimizer import Optimizer
 
 
 class LocalLearner:
-    """`model` is the engine's own module; its parameters are only ever changed in place."""
+    """Learner whose model may be the engine's: its parameters are only changed in place."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class LocalLearner:
         adapted = has_adapter(model)
         self.reference = self._frozen_copy() if keeps_reference and not adapted else None
         self.reference_adapter = copy_adapter(model) if keeps_reference and adapted else None
-        """The adapter that the run began with, which may be a trained one; the rest of the model never changes."""
+        """Initial LoRA adapter, which may be a trained one; the other weights never change."""
         self._skipped_steps = 0
         self._mismatch = SamplerMismatch()
 
@@ -103,7 +103,7 @@ class LocalLearner:
 
     @contextmanager
     def _as_reference(self) -> Iterator[Any]:
-        """The policy that the run began with: a copy, or the model with the adapter that it began with."""
+        """Yield the reference: a copy of the initial policy, or the model with its initial adapter."""
         if self.reference_adapter is None:
             yield self.reference
             return
@@ -111,10 +111,10 @@ class LocalLearner:
             yield self.model
 
     def forward_backward(self, batch: TrainBatch, *, tokens: bool = False) -> dict[str, Tensor]:
-        """Adds the batch's gradients; returns sums over its tokens of each metric, and `tokens`, their number.
+        """Accumulate the batch's gradients; return the sum of each metric over its tokens, and `tokens`, their number.
 
-        `tokens`: with `token_logprobs` and `token_entropies`, one a sampled token [M], where the policy was looked at.
-        They stay where the model is: the host need not wait for them.
+        With `tokens`, also `token_logprobs` and `token_entropies` [M], unless only the critic is trained. Tensors stay
+        on the model's device, so that the host does not wait.
         """
         batch = on_device(batch, self.device)
         metrics, scores = dict[str, Tensor](), dict[str, Tensor]()
@@ -130,14 +130,14 @@ class LocalLearner:
         return sums | {"tokens": torch.tensor(float(len(batch.weights)))} | (scores if tokens else {})
 
     def _policy_backward(self, batch: TrainBatch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Metrics of each token, and what the policy gave each."""
+        """Backpropagate the policy loss; return metrics [M], and log-probabilities and entropies [M]."""
         logprobs, entropy, hidden = token_logprobs(self.model, batch.batch)
         loss, metrics = self.objective.policy(batch, logprobs, entropy, self.settings.kl_coef)
         self._mismatch.add(logprobs.detach(), batch.sampler_logprobs, batch.batch.counts)
         if not self.policy_learns:
             loss = loss.new_zeros(())
         if isinstance(self.critic, HeadCritic):
-            # While only the critic learns, the trunk is the policy's and stays as it is.
+            # During the critic's warm-up the trunk, which is the policy's, gets no gradient.
             value_term, more = self.objective.critic(
                 batch, self.critic(hidden if self.policy_learns else hidden.detach())
             )
@@ -146,7 +146,7 @@ class LocalLearner:
         return metrics, {"token_logprobs": logprobs.detach(), "token_entropies": entropy.detach()}
 
     def step(self, *, rate_scale: float = 1.0) -> dict[str, float]:
-        """`rate_scale`: factor of both learning rates in this step, besides the schedule."""
+        """Take an optimizer step. `rate_scale`: factor of both learning rates, besides the schedule."""
         metrics = self._mismatch.take()
         if self.policy_learns:
             metrics |= self._step(self.optimizer, rate_scale * self.settings.rate_scale)
@@ -196,10 +196,10 @@ class LocalLearner:
         copy_parameters(self.model, weights)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that learning changed, but the policy's own weights, as flat tensors and plain numbers.
+        """Return the state besides the policy's weights: optimizers, critic and reference adapter, as flat tensors.
 
-        The reference is the policy that the run began with, which its configuration makes again; a reference adapter is
-        small, and part of the state: the folder that it came from may change.
+        A reference model is not saved: the configuration loads it again. A reference adapter is small, and the folder
+        that it came from may change.
         """
         tensors = {f"optimizer.{name}": value for name, value in self.optimizer.tensors().items()}
         if self.critic is not None and self.critic_optimizer is not None:
@@ -231,7 +231,7 @@ def _to_cpu(scores: Scores) -> Scores:
 
 
 def token_logprobs(model: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities and entropies [M], and the hidden states [M, H] that they come from. Inside `laid_out`."""
+    """Return log-probabilities and entropies [M] and hidden states [M, H]. Call it inside `batch_attention`."""
     head = output_head(model) if uses_active_plan(batch) else None
     if head is not None:
         hidden = packed_hidden(model.base_model, batch, batch.sources)

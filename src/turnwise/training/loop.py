@@ -22,9 +22,8 @@ from turnwise.rewards.services import RewardServices
 from turnwise.rollout.collect import Collector
 from turnwise.rollout.failures import DropMonitor
 from turnwise.training.checkpoints import Checkpoints, State
-from turnwise.training.diagnostics import gradient_metrics, is_due, mutual_information_metrics
+from turnwise.training.diagnostics import AlarmWatcher, gradient_metrics, is_due, mutual_information_metrics, roll_back
 from turnwise.training.estimate import AdaptiveCoefficients, Estimate, EstimateSettings, estimate
-from turnwise.training.rollback import AlarmWatcher, roll_back
 from turnwise.training.rollout_stage import RolloutResult, RolloutStage
 from turnwise.training.selfplay import Opponents
 from turnwise.training.step_record import (
@@ -180,7 +179,7 @@ class Loop:
 
     def _begin_step(self, state: State) -> AdaptiveCoefficients:
         """Pass this step's settings to the learner."""
-        coefficients = self.coefficients.restored(state.coefficients) if state.coefficients else self.coefficients
+        coefficients = self.coefficients.restore(state.coefficients) if state.coefficients else self.coefficients
         kl_coef = coefficients.kl.value if self.estimate_settings.kl_in_reward is None else 0.0
         self.learner.begin_step(StepSettings(step=state.step, kl_coef=kl_coef, rate_scale=state.rate_scale))
         return coefficients

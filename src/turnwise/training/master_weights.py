@@ -1,7 +1,7 @@
-"""Float32 masters of parameters in fewer bits: the optimiser moves them, and copies them into the model in place.
+"""Float32 master weights of parameters of lower precision, on the device or offloaded to the CPU.
 
-A bfloat16 weight of 1 cannot take a step of 0.001: steps add up in the master, and the model shows them rounded.
-Gradients are added up in float32 as well, and a parameter's own is given up at once.
+A bfloat16 weight of 1 cannot take a step of 0.001: steps accumulate in the master weight, which is copied, rounded,
+into the model in place. Gradients are accumulated in float32 too, and a parameter's own gradient is freed at once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,18 +13,18 @@ from turnwise.models.memory.estimate import OFFLOAD_CHUNK
 
 
 class MasterWeights:
-    """`parameters` of the model, and for each the one that is optimised: itself where it is float32 already.
+    """Parameters of a model, and the ones that are optimised: themselves if float32, else their master weights.
 
-    `on_host`: masters live in the host's memory, and with them all that an optimiser keeps.
+    `on_host`: all parameters have master weights, in host memory, and so is the optimizer's state.
     """
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], *, on_host: bool = False, piece: int = OFFLOAD_CHUNK
+        self, parameters: Sequence[nn.Parameter], *, on_host: bool = False, chunk: int = OFFLOAD_CHUNK
     ) -> None:
         self.parameters = list(parameters)
         self.on_host = on_host
         self.optimised = [self._master(each) for each in self.parameters]
-        self._carrier = CpuOffload(self.parameters, self.optimised, piece) if on_host else None
+        self._offload = CpuOffload(self.parameters, self.optimised, chunk) if on_host else None
         self._sums: dict[int, Tensor] = {}
         for number, (own, master) in enumerate(zip(self.parameters, self.optimised, strict=True)):
             if own is not master:
@@ -35,7 +35,7 @@ class MasterWeights:
             return parameter
         values = parameter.detach().to("cpu" if self.on_host else parameter.device, torch.float32, copy=True)
         master = nn.Parameter(values)
-        master.__dict__.update(parameter.__dict__)  # marks that optimisers go by
+        master.__dict__.update(parameter.__dict__)  # attributes that optimizers read
         return master
 
     def _add(self, number: int, parameter: nn.Parameter) -> None:
@@ -47,24 +47,24 @@ class MasterWeights:
         parameter.grad = None
 
     def gradients(self) -> list[Tensor]:
-        """Those there are, in float32, where the model is."""
+        """Return the accumulated gradients, on the model's device; float32 if there are master weights."""
         found = [self._sums.get(number, own.grad) for number, own in enumerate(self.parameters)]
         return [each for each in found if each is not None]
 
-    def pieces(self) -> Iterator[None]:
-        """At each, some or all masters have their gradients: step them. The model then shows what they are."""
-        if self._carrier is not None:
-            yield from self._carrier.pieces(self._sums)
+    def chunks(self) -> Iterator[None]:
+        """Yield once per chunk of parameters that have their gradients: step those. Then update the model."""
+        if self._offload is not None:
+            yield from self._offload.chunks(self._sums)
             return
         for number, total in self._sums.items():
             self.optimised[number].grad = total
         self._sums.clear()
         yield
-        self._show()
+        self._update_model()
 
     @torch.no_grad()
-    def _show(self) -> None:
-        """Copies the masters into the model's own storage."""
+    def _update_model(self) -> None:
+        """Copy the master weights into the model's storage."""
         pairs = [pair for pair in zip(self.parameters, self.optimised, strict=True) if pair[0] is not pair[1]]
         if pairs:
             torch._foreach_copy_([own for own, _ in pairs], [master for _, master in pairs])
@@ -75,33 +75,36 @@ class MasterWeights:
             each.grad = None
 
     def tensors(self) -> dict[str, Tensor]:
-        """The masters that are no parameters of the model, by number."""
+        """Return the master weights by index, without parameters that have none."""
         both = enumerate(zip(self.parameters, self.optimised, strict=True))
         return {str(number): master.detach() for number, (own, master) in both if own is not master}
 
     @torch.no_grad()
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Takes the masters; without any, they are what the model's parameters are now."""
+        """Load the master weights; without any, copy them from the model."""
         for number, (own, master) in enumerate(zip(self.parameters, self.optimised, strict=True)):
             if own is not master:
                 master.copy_(tensors[str(number)] if tensors else own)
 
 
 class CpuOffload:
-    """`own` parameters on a device, and for each its float32 `master` on the host."""
+    """Parameters on a device with float32 master weights on the host.
+
+    Gradients and updated weights are copied in chunks, overlapping with the optimizer's work on the previous chunk.
+    """
 
     def __init__(
-        self, own: Sequence[nn.Parameter], masters: Sequence[nn.Parameter], piece: int = OFFLOAD_CHUNK
+        self, own: Sequence[nn.Parameter], masters: Sequence[nn.Parameter], chunk: int = OFFLOAD_CHUNK
     ) -> None:
-        self._own, self._masters, self._piece = own, masters, piece
-        self._places: list[_Place] = []
-        """Two, which take turns; made when the first gradients come."""
+        self._own, self._masters, self._chunk = own, masters, chunk
+        self._buffers: list[_HostBuffer] = []
+        """Two, used in turn; allocated at the first gradients."""
         self._stream = torch.cuda.Stream() if own and own[0].is_cuda else None
 
     @torch.no_grad()
-    def pieces(self, gradients: dict[int, Tensor]) -> Iterator[None]:
+    def chunks(self, gradients: dict[int, Tensor]) -> Iterator[None]:
         """Yield once per chunk of master weights that has its gradients: step those. Empties `gradients` on the way."""
-        parts = self._cut(gradients)
+        parts = self._split(gradients)
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream())
         if parts:
@@ -109,20 +112,20 @@ class CpuOffload:
         for turn, numbers in enumerate(parts):
             if turn + 1 < len(parts):
                 self._fetch(turn + 1, parts[turn + 1], gradients)
-            self._places[turn % 2].wait()
-            for number, view in zip(numbers, self._places[turn % 2].gradients, strict=True):
+            self._buffers[turn % 2].wait()
+            for number, view in zip(numbers, self._buffers[turn % 2].gradients, strict=True):
                 self._masters[number].grad = view
             yield
-            self._show(turn, numbers)
+            self._update_model(turn, numbers)
         if self._stream is not None:
             torch.cuda.current_stream().wait_stream(self._stream)
 
-    def _cut(self, gradients: dict[int, Tensor]) -> list[list[int]]:
-        """Numbers of parameters that travel together, those without a gradient left out."""
+    def _split(self, gradients: dict[int, Tensor]) -> list[list[int]]:
+        """Return the indices of the parameters in each chunk, without those that have no gradient."""
         parts, size = list[list[int]](), 0
         for number in sorted(gradients):
             count = gradients[number].numel()
-            if not parts or size + count > self._piece:
+            if not parts or size + count > self._chunk:
                 parts.append([])
                 size = 0
             parts[-1].append(number)
@@ -130,25 +133,25 @@ class CpuOffload:
         return parts
 
     def _fetch(self, turn: int, numbers: Sequence[int], gradients: dict[int, Tensor]) -> None:
-        """Sends gradients on their way, to the place of this turn."""
-        while len(self._places) < 2:
-            self._places.append(_Place(self._largest(), self._own[0].dtype, self._stream))
-        self._places[turn % 2].fetch([gradients.pop(number) for number in numbers])
+        """Start copying gradients into this turn's buffer."""
+        while len(self._buffers) < 2:
+            self._buffers.append(_HostBuffer(self._buffer_size(), self._own[0].dtype, self._stream))
+        self._buffers[turn % 2].fetch([gradients.pop(number) for number in numbers])
 
-    def _largest(self) -> int:
+    def _buffer_size(self) -> int:
         sizes = [each.numel() for each in self._own]
-        return min(sum(sizes), max(self._piece, *sizes))
+        return min(sum(sizes), max(self._chunk, *sizes))
 
-    def _show(self, turn: int, numbers: Sequence[int]) -> None:
-        """Sends the stepped masters to the model, and takes their gradients away."""
+    def _update_model(self, turn: int, numbers: Sequence[int]) -> None:
+        """Start copying the stepped master weights to the model, and drop their gradients."""
         masters = [self._masters[number] for number in numbers]
-        self._places[turn % 2].show(masters, [self._own[number] for number in numbers])
+        self._buffers[turn % 2].send(masters, [self._own[number] for number in numbers])
         for master in masters:
             master.grad = None
 
 
-class _Place:
-    """Memory of the host for one piece, from which and to which a device copies while the host goes on."""
+class _HostBuffer:
+    """Pinned host memory for a chunk of gradients and of weights, copied asynchronously."""
 
     def __init__(self, size: int, dtype: torch.dtype, stream: "torch.cuda.Stream | None") -> None:
         pinned = stream is not None
@@ -170,13 +173,13 @@ class _Place:
                 self._arrived.record(self._stream)
 
     def wait(self) -> None:
-        """Until the gradients are here."""
+        """Wait for the gradients."""
         if self._arrived is not None:
             self._arrived.synchronize()
 
-    def show(self, masters: Sequence[Tensor], own: Sequence[Tensor]) -> None:
+    def send(self, masters: Sequence[Tensor], own: Sequence[Tensor]) -> None:
         if self._left is not None:
-            self._left.synchronize()  # what left from here before has arrived
+            self._left.synchronize()  # the buffer's previous weights have arrived
         views = _views(self._leaving, own)
         for view, master in zip(views, masters, strict=True):
             view.copy_(master)
@@ -188,6 +191,6 @@ class _Place:
 
 
 def _views(memory: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Parts of the memory in these shapes, behind each other."""
+    """Return consecutive views of a buffer in the shapes of these tensors."""
     parts = memory[: sum(each.numel() for each in like)].split([each.numel() for each in like])
     return [part.view(each.shape) for part, each in zip(parts, like, strict=True)]

@@ -1,4 +1,4 @@
-"""What is minimised: the policy loss with its KL and entropy terms, and the critic's loss."""
+"""Objective of the learner: policy loss with KL and entropy terms, and value loss."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class Objective:
     def policy(
         self, batch: TrainBatch, logprobs: Tensor, entropy: Tensor, kl_coef: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss (a sum: the weights carry the aggregation) and numbers of each token, [M]."""
+        """Return the policy loss and metrics of each token [M]. The loss is a sum: the weights aggregate it."""
         counts = torch.tensor(batch.batch.counts)
         inputs = LossInputs(
             logprobs=logprobs,
@@ -71,11 +71,11 @@ class Objective:
 
 MISMATCH_METRICS = ("mismatch", "mismatch_p99", "mismatch_ratio", *OFF_POLICY_METRICS)
 MAX_LOG_RATIO = 20.0
-"""Of a sequence's summed difference, before it becomes a ratio."""
+"""Bound of the summed log-ratio of a sequence, so that the ratio stays finite."""
 
 
 class SamplerMismatch:
-    """Collects log-probabilities where the model is; they are summed up once an optimiser step."""
+    """Difference of the learner's log-probabilities from the sampler's, collected on the model's device."""
 
     def __init__(self) -> None:
         self._logprobs: list[Tensor] = []
@@ -83,15 +83,15 @@ class SamplerMismatch:
         self._counts: list[int] = []
 
     def add(self, logprobs: Tensor, sampler_logprobs: Tensor, counts: Sequence[int]) -> None:
-        """`counts`: tokens of each sequence, in the order of the tokens."""
+        """Add sampled tokens. `counts`: tokens per sequence, in their order."""
         self._logprobs.append(logprobs)
         self._sampler_logprobs.append(sampler_logprobs)
         self._counts += counts
 
     def take(self) -> dict[str, float]:
-        """Return the numbers of NAMES and begin anew.
+        """Return MISMATCH_METRICS and start over.
 
-        They are the mean and the 99th percentile of the absolute difference, the mean ratio of whole sequences, and the
+        They are the mean and the 99th percentile of the absolute difference, the mean ratio of sequences, and the
         off-policy metrics.
         """
         if not self._counts:
@@ -102,9 +102,9 @@ class SamplerMismatch:
         sums = torch.zeros(len(self._counts), device=difference.device, dtype=difference.dtype)
         ratio = sums.index_add(0, owners, difference).clamp(max=MAX_LOG_RATIO).exp().mean()
         distance = difference.abs()
-        place = max(1, round(0.99 * len(distance)))
-        own = torch.stack([distance.mean(), distance.kthvalue(place).values, ratio])
+        rank = max(1, round(0.99 * len(distance)))
+        first = torch.stack([distance.mean(), distance.kthvalue(rank).values, ratio])
         offpolicy = compute_off_policy_metrics(logprobs, sampler_logprobs, owners, len(self._counts))
-        numbers = torch.cat([own.double(), offpolicy]).tolist()
+        numbers = torch.cat([first.double(), offpolicy]).tolist()
         self._logprobs, self._sampler_logprobs, self._counts = [], [], []
         return dict(zip(MISMATCH_METRICS, numbers, strict=True))

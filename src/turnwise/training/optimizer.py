@@ -1,4 +1,4 @@
-"""One set of parameters, its AdamW, its learning rate over the steps, and the refusal of non-finite gradients."""
+"""Optimizer (AdamW, Muon), learning rate schedule, gradient clipping, and rejection of non-finite gradients."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ class Schedule:
     final_share: float
 
     def share(self, step: int) -> float:
-        """Share of the learning rate in training step `step`, counted from 0."""
+        """Return the factor of the peak learning rate in training step `step`, counted from 0."""
         if step < self.warmup_steps:
             return (step + 1) / (self.warmup_steps + 1)
         if self.kind == "constant":
@@ -38,15 +38,15 @@ class OptimizerSettings:
     weight_decay: float
     max_grad_norm: float
     muon_learning_rate: float | None = None
-    """Of the matrices, if Muon is to train them; None: AdamW trains everything."""
+    """Learning rate of Muon for matrices; None: AdamW trains all parameters."""
 
 
 class Optimizer:
     """AdamW, or Muon for the matrices and AdamW for the rest, over one set of parameters.
 
-    Parameters are changed in place and never replaced: the engine reads the same storage. Those in fewer bits than
-    float32 have masters. `on_host`: masters and moments live in the host's memory, which gradients visit in pieces of
-    so many numbers.
+    Parameters are changed in place and never replaced, since the engine may use the same storage. Those of lower
+    precision than float32 have master weights. `on_host`: master weights and optimizer state are in host memory, and
+    gradients are copied there in chunks of `chunk` elements.
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class Optimizer:
         share: Callable[[int], float],
         *,
         on_host: bool = False,
-        piece: int = OFFLOAD_CHUNK,
+        chunk: int = OFFLOAD_CHUNK,
     ) -> None:
-        self.masters = MasterWeights(parameters, on_host=on_host, piece=piece)
+        self.masters = MasterWeights(parameters, on_host=on_host, chunk=chunk)
         self.parameters = self.masters.optimised
         self.settings, self.share = settings, share
         matrices: list[nn.Parameter] = []
         if settings.muon_learning_rate is not None:
-            matrices = [each for each in self.parameters if each.ndim == 2 and not getattr(each, TABLE, False)]
+            matrices = [each for each in self.parameters if each.ndim == 2 and not getattr(each, EMBEDDING, False)]
         chosen = {id(each) for each in matrices}
         rest = [each for each in self.parameters if id(each) not in chosen]
         self._parts: list[torch.optim.Optimizer] = []
@@ -79,14 +79,14 @@ class Optimizer:
             )
         if matrices:
             rate = settings.muon_learning_rate or 0.0
-            muon = CpuOffloadMuon if matrices[0].device.type == "cpu" else torch.optim.Muon
+            muon = CpuMuon if matrices[0].device.type == "cpu" else torch.optim.Muon
             self._parts.append(muon(matrices, lr=rate, weight_decay=settings.weight_decay))
         self._rates = [part.param_groups[0]["lr"] for part in self._parts]
 
     def step(self, training_step: int, scale: float = 1.0) -> tuple[float, bool]:
-        """(gradient norm before clipping, whether it stepped): a non-finite gradient changes nothing.
+        """Clip the gradients and step. Returns the norm before clipping, and False if it was not finite: no step.
 
-        Raises DivergedError where the weights are not finite after it. `scale`: of the learning rate, beside its
+        Raises DivergedError if the weights are not finite afterwards. `scale`: factor of the learning rate, besides the
         schedule.
         """
         gradients = self.masters.gradients()
@@ -99,24 +99,24 @@ class Optimizer:
         if finite:
             for part, rate in zip(self._parts, self._rates, strict=True):
                 part.param_groups[0]["lr"] = rate * self.share(training_step) * scale
-            for _ in self.masters.pieces():
+            for _ in self.masters.chunks():
                 for part in self._parts:
                     part.step()
-            check_finite(self.masters.parameters, f"after an optimizer step at learning rate {self._told_rates()}")
+            check_finite(self.masters.parameters, f"after an optimizer step at learning rate {self._format_rates()}")
         self.masters.drop_gradients()
         return norm, finite
 
     def learning_rates(self, training_step: int, scale: float = 1.0) -> dict[str, float]:
-        """AdamW's, and Muon's where it trains the matrices, in this training step."""
+        """Return the learning rates of AdamW and Muon, if used, in a training step."""
         muon = self.settings.muon_learning_rate
         rates = {"learning_rate": self.settings.learning_rate} | ({} if muon is None else {"muon_learning_rate": muon})
         return {name: rate * self.share(training_step) * scale for name, rate in rates.items()}
 
-    def _told_rates(self) -> str:
+    def _format_rates(self) -> str:
         return " and ".join(f"{part.param_groups[0]['lr']:g}" for part in self._parts)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The optimisers' state as flat tensors, by part and parameter number."""
+        """Return the state of the optimizers and the master weights as flat tensors."""
         states = {
             f"{part}.{number}.{name}": value
             for part, optimizer in enumerate(self._parts)
@@ -139,7 +139,7 @@ class Optimizer:
 
 
 def check_finite(tensors: Sequence[Tensor], when: str) -> None:
-    """Raise DivergedError if any number is not finite. The host waits once per device, for the largest number."""
+    """Raise DivergedError if any element is not finite. The host waits for each device once."""
     floating = [each.detach() for each in tensors if each.is_floating_point() and each.numel()]
     for device in {each.device for each in floating}:
         norms = torch._foreach_norm([each for each in floating if each.device == device], math.inf)
@@ -148,19 +148,19 @@ def check_finite(tensors: Sequence[Tensor], when: str) -> None:
 
 
 MASTER = "master"
-"""Names the masters among the tensors."""
-TABLE = "turnwise_table"
-"""Marks a parameter of two dimensions that is a table of vectors (an embedding, an output layer)."""
+"""Prefix of the master weights among the tensors."""
+EMBEDDING = "turnwise_embedding"
+"""Attribute of parameters with two dimensions that are not matrices to Muon: embeddings and output layers."""
 
 
 def mark_embeddings(model: Any) -> None:
-    """Tells Muon what to leave to AdamW: the input and output embeddings."""
+    """Mark the input and output embeddings, which AdamW trains instead of Muon."""
     for module in (model.get_input_embeddings(), model.get_output_embeddings()):
-        setattr(module.weight, TABLE, True)
+        setattr(module.weight, EMBEDDING, True)
 
 
-class CpuOffloadMuon(torch.optim.Muon):
-    """Its state and its defaults are torch's; the rate of a tall matrix is raised as it is there by default."""
+class CpuMuon(torch.optim.Muon):
+    """Muon on the CPU, in float32; state, defaults and learning rate adjustment are those of torch."""
 
     def __init__(self, parameters: Sequence[Tensor], lr: float, weight_decay: float) -> None:
         super().__init__(parameters, lr=lr, weight_decay=weight_decay)
@@ -183,7 +183,7 @@ class CpuOffloadMuon(torch.optim.Muon):
 
 
 def orthogonalize(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
-    """The matrix with its singular values driven towards 1, by Newton and Schulz's iteration of the fifth degree."""
+    """Drive the singular values of a matrix towards 1 by the quintic Newton-Schulz iteration."""
     first, third, fifth = coefficients
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.float().T if tall else matrix.float()  # the smaller side is squared

@@ -1,4 +1,4 @@
-"""A step's groups: rolled out, scored, filtered, and refilled where the filter left too few."""
+"""Rollout stage of a training step: roll out groups, score their rewards, filter them, and refill if too few pass."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -26,18 +26,18 @@ ShowProgress = Callable[[str, int, int], None]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutResult:
     groups: list[Group]
-    """All that were rolled out, scored."""
+    """All groups that were rolled out, with their rewards."""
     kept: list[Group]
-    """Those that are trained."""
+    """Groups to train on."""
     kept_share: float
-    """Share of the groups that passed the filter. Surplus ones, which a full batch has no room for, did pass."""
+    """Share of the groups that passed the filter, including surplus groups beyond a full batch."""
     rate_scale: float
     """Factor of the step's learning rates."""
     counts: Counter[str]
     baselines: Baselines | None
-    """None: the estimator asks for none."""
+    """None if the estimator does not need them."""
     lost: DroppedEpisodes
-    """Members that are in none of the groups, or whose groups had to be dropped."""
+    """Episodes that are not in the groups because they failed or their group was dropped."""
 
     def metrics(self) -> dict[str, float]:
         return {
@@ -52,18 +52,18 @@ class RolloutStage:
     tasks: TaskSource
     collector: GroupCollector
     greedy: Collector | None
-    """Plays one untrained member of each group that is kept; None: the estimator asks for none."""
+    """Rolls out one greedy episode per kept group as its baseline; None if the estimator does not need it."""
     rewards: RewardSet
     algo: AlgoConfig
     learner: Learner
     groups: int
     group_size: int
     refill: int
-    """Rounds of more tasks, at most, while fewer groups than `groups` are kept."""
+    """Maximum number of further rounds of tasks while fewer than `groups` groups pass the filter."""
     micro_tokens: int
 
     async def run(self, step: int, show: ShowProgress, measured: SuccessCounts | None = None) -> RolloutResult:
-        """`measured`: how tasks fared so far, where the tasks are drawn by it."""
+        """Roll out and filter the groups of a step. `measured`: results of tasks so far, for a curriculum."""
         groups: list[Group] = []
         kept: list[Group] = []
         counts: Counter[str] = Counter()
@@ -78,7 +78,7 @@ class RolloutStage:
                 drawn=drawn,
                 progress=lambda done, total: show("rollout", done, total),
             )
-            scored = await self._scored(collected, counts, lost)
+            scored = await self._score(collected, counts, lost)
             lost.total += len(tasks) * self.group_size
             lost.dropped += len(tasks) * self.group_size - count_members(scored.groups)
             groups += scored.groups
@@ -88,10 +88,10 @@ class RolloutStage:
         kept_share, baselines = len(kept) / len(groups), None
         kept = kept[: self.groups]
         if self.greedy is not None and kept:
-            baselines = await self._baselines(self.greedy, kept, step, show, counts, lost)
-            left = [group for group in kept if (group.task.env, group.task.seed) in baselines]
-            lost.dropped += count_members(kept) - count_members(left)
-            kept = left
+            baselines = await self._roll_out_baselines(self.greedy, kept, step, show, counts, lost)
+            with_baseline = [group for group in kept if (group.task.env, group.task.seed) in baselines]
+            lost.dropped += count_members(kept) - count_members(with_baseline)
+            kept = with_baseline
         return RolloutResult(
             groups=groups,
             kept=kept,
@@ -102,17 +102,17 @@ class RolloutStage:
             lost=lost,
         )
 
-    async def _scored(self, collected: CollectedGroups, counts: Counter[str], lost: DroppedEpisodes) -> ScoredGroups:
-        """What happened on the way is counted, and what the last member was lost to is kept."""
+    async def _score(self, collected: CollectedGroups, counts: Counter[str], lost: DroppedEpisodes) -> ScoredGroups:
+        """Compute the rewards; add failures to `counts`, and the last reason to `lost`."""
         scored = await score_groups(collected.groups, self.rewards)
         if not scored.groups:
-            raise Outage(f"no group of this step could be scored ({scored.last_failure}): mend that first")
+            raise Outage(f"no group of this step could be scored ({scored.last_failure}): fix that first")
         counts += collected.counts
         counts += Counter(groups_unscored=len(scored.failures), members_unscored=scored.dropped_members)
         lost.reason = scored.last_failure or str(collected.last_failure or lost.reason)
         return scored
 
-    async def _baselines(
+    async def _roll_out_baselines(
         self,
         greedy: Collector,
         kept: list[Group],
@@ -127,25 +127,27 @@ class RolloutStage:
             round=step,
             progress=lambda done, total: show("greedy members", done, total),
         )
-        scored = await self._scored(collected, counts, lost)
+        scored = await self._score(collected, counts, lost)
         return {(group.task.env, group.task.seed): group.trajectories[0].total_reward for group in scored.groups}
 
 
 def filter_groups(groups: Sequence[Group], learner: Learner, algo: AlgoConfig, micro_tokens: int) -> list[Group]:
-    """Those that are kept; perhaps none."""
+    """Return the groups that pass the filter, which may be none."""
     if algo.filter == "none":
         return list(groups)
     members = [(number, each) for number, group in enumerate(groups) for each in group.trajectories if each.num_sampled]
     if not members:
         return []
-    values = _values([each for _, each in members], SCORES[algo.filter_by], learner, micro_tokens)
+    values = _group_score_inputs([each for _, each in members], SCORES[algo.filter_by], learner, micro_tokens)
     scores = SCORES[algo.filter_by].reduce(values, torch.tensor([number for number, _ in members]), len(groups))
     kept = FILTERS[algo.filter].compute(scores, algo)
     return [group for group, keep in zip(groups, kept.tolist(), strict=True) if keep]
 
 
-def _values(trajectories: list[Trajectory], score: GroupScore, learner: Learner, micro_tokens: int) -> Tensor:
-    """The number of each trajectory that its group is ranked by. [B]"""
+def _group_score_inputs(
+    trajectories: list[Trajectory], score: GroupScore, learner: Learner, micro_tokens: int
+) -> Tensor:
+    """Return the quantity of each trajectory that the group score reduces. [B]"""
     if score.quantity == "returns":
         return torch.tensor([each.total_reward for each in trajectories], dtype=torch.float64)
     if score.quantity == "lengths":

@@ -1,4 +1,4 @@
-"""A run's own past as its opponents: to train against, and to climb past on a ladder."""
+"""Self-play: snapshots of the policy as opponents in training and in a ladder of Elo ratings."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from turnwise.training.step_record import StepTimer
 
 POINTS = {"win": 1.0, "draw": 0.5, "loss": 0.0}
 START_ELO = 0.0
-"""Of the policy that the run began with: a rating says how far it has come."""
+"""Rating of the initial policy."""
 
 
 class Snapshots:
@@ -37,13 +37,13 @@ class Snapshots:
         return step % self.every == 0
 
     def at(self, step: int) -> list[int]:
-        """The steps of those that count once `step` steps are done: the last ones, the newest last."""
+        """Return the steps of the latest `keep` snapshots after `step` steps, oldest first."""
         newest = step // self.every * self.every
         first = newest - (self.keep - 1) * self.every
         return list(range(max(first, 0), newest + 1, self.every))
 
     def before(self, step: int) -> list[int]:
-        """The last ones that are older than this step."""
+        """Return the steps of the latest `keep` snapshots before `step`, oldest first."""
         return self.at(step - 1)
 
     def save(self, learner: Learner, step: int) -> None:
@@ -58,7 +58,7 @@ class Snapshots:
         self._drop(each for each in self._found() if step_of(each) > step)
 
     def drop_unneeded(self, oldest: int) -> None:
-        """Those that count no more, even for a run that goes on from the step `oldest`."""
+        """Delete snapshots that are not used by a run that resumes from the step `oldest`."""
         needed = min(self.before(oldest), default=0)
         self._drop(each for each in self._found() if step_of(each) < needed)
 
@@ -72,7 +72,7 @@ class Snapshots:
 
 
 class FrozenPolicy:
-    """A policy that is not trained: one snapshot at a time, in an engine with weights of its own."""
+    """Opponent that is not trained: one snapshot at a time, in an engine with separate weights."""
 
     def __init__(self, engine: Engine, load_model: Callable[[str], LoadedModel]) -> None:
         self.engine, self._load_model = engine, load_model
@@ -87,13 +87,13 @@ class FrozenPolicy:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ladder:
     collector: MatchCollector
-    """Of the policy as it is, against the frozen one."""
+    """Plays the current policy against the frozen one."""
     tasks: Sequence[Task]
-    """A game each, against every rung; sides in turn."""
+    """One game each against every snapshot; the players take turns to begin."""
 
 
 class Opponents:
-    """Snapshots as they fall due, the opponent of each step, and the ladder of them."""
+    """Saves snapshots when due, chooses the opponent of each step, and rates snapshots on the ladder."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Opponents:
         self.checkpoints, self.folder, self.progress = checkpoints, folder, progress
 
     async def begin(self, step: int) -> None:
-        """Where a run starts or goes on: with the snapshots that it had then."""
+        """Start or resume at a step: delete snapshots of later steps."""
         self.snapshots.drop_after(step)
         await self.after(step)
 
@@ -124,13 +124,13 @@ class Opponents:
             await self.frozen.load(self.snapshots.path(known[address("rival", self.run_seed, step) % len(known)]))
 
     async def after(self, step: int) -> None:
-        """At a step's boundary: its snapshot, and its rung of the ladder. What is done is not done again."""
+        """After a step, save its snapshot and rate it if due, unless a killed run already did."""
         if not self.snapshots.due(step):
             return
         self.snapshots.save(self.learner, step)
         rungs = self.snapshots.before(step)
         if self.ladder is not None and rungs and step not in self._ratings():
-            await self._climb(self.ladder, step, rungs)
+            await self._rate(self.ladder, step, rungs)
         self.drop_unneeded(step)
 
     def drop_unneeded(self, step: int) -> None:
@@ -141,15 +141,15 @@ class Opponents:
         kept = [step_of(path) for path in self.checkpoints.steps()]
         self.snapshots.drop_unneeded(min(kept, default=step))
 
-    async def _climb(self, ladder: Ladder, step: int, rungs: Sequence[int]) -> None:
-        """Plays against every rung, and records what that says of the policy."""
-        clock, ratings = StepTimer(), self._ratings()
+    async def _rate(self, ladder: Ladder, step: int, rungs: Sequence[int]) -> None:
+        """Play against the snapshots of the steps `rungs`, and record scores and rating."""
+        timer, ratings = StepTimer(), self._ratings()
         scores, shares = list[MatchScore](), dict[str, float]()
         for number, rung in enumerate(rungs):
             points = await self._points(ladder, step, rung, number * len(ladder.tasks), len(rungs) * len(ladder.tasks))
             scores.append(MatchScore(opponent=ratings.get(rung, START_ELO), points=sum(points), games=len(points)))
             shares[f"ladder/score/{self.snapshots.path(rung).name}"] = sum(points) / len(points)
-        clock.lap("ladder")
+        timer.lap("ladder")
         games = sum(score.games for score in scores)
         row = {
             "step": step,
@@ -157,7 +157,7 @@ class Opponents:
             "ladder/score": sum(score.points for score in scores) / games,
             "ladder/games": games,
             **shares,
-            **clock.metrics(),
+            **timer.metrics(),
         }
         self.folder.append_metrics(row)
 
@@ -173,12 +173,12 @@ class Opponents:
         return [points_of(each) for group in collected.groups for each in group.trajectories]
 
     def _ratings(self) -> dict[int, float]:
-        """Of the rungs that were climbed; the run's metrics know them, so nothing else has to."""
+        """Read the ratings of snapshots, by step, from the run's metrics."""
         rows = self.folder.read_metrics()
         return {row["step"]: row["ladder/elo"] for row in rows if "ladder/elo" in row}
 
 
 def points_of(trajectory: Trajectory) -> float:
-    """Of one game; an episode that a limit cut is lost."""
+    """Return the points of a game; a truncated episode is a loss."""
     result = trajectory.turns[-1].info.get("result", "loss") if trajectory.turns else "loss"
     return POINTS[result]

@@ -1,7 +1,7 @@
-"""Imitation: the loss is minus the log-probability of the demonstrations' answers, nothing else is trained.
+"""Supervised fine-tuning on demonstrations, and demonstrations by an environment's solver.
 
-That is REINFORCE with an advantage of 1 on every token of an answer, so the learner and its checkpoints are those of
-reinforcement learning.
+The loss is the negative log-likelihood of the answers: REINFORCE with an advantage of 1 on their tokens, so learner and
+checkpoints are those of reinforcement learning.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ from turnwise.training.step_record import StepTimer, evaluate_and_record, record
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SftSettings:
     batch: int
-    """Demonstrations a step."""
+    """Demonstrations per step."""
     epochs: int
     seed: int
     micro_tokens: int
@@ -50,20 +50,20 @@ class SftSettings:
     max_seconds: float | None
 
 
-def steps_of(demonstrations: int, settings: SftSettings) -> int:
+def count_steps(demonstrations: int, settings: SftSettings) -> int:
     return -(-demonstrations // settings.batch) * settings.epochs
 
 
-def batch_of(demonstrations: int, step: int, settings: SftSettings) -> list[int]:
-    """Numbers of the demonstrations of a step: every one once an epoch, in an order of the epoch's own."""
-    epoch, place = divmod(step, -(-demonstrations // settings.batch))
+def batch_indices(demonstrations: int, step: int, settings: SftSettings) -> list[int]:
+    """Return the indices of the demonstrations of a step: each once per epoch, shuffled anew in each epoch."""
+    epoch, batch = divmod(step, -(-demonstrations // settings.batch))
     order = list(range(demonstrations))
     random_stream("sft", settings.seed, epoch).shuffle(order)
-    return order[place * settings.batch : (place + 1) * settings.batch]
+    return order[batch * settings.batch : (batch + 1) * settings.batch]
 
 
 class SftLoop:
-    """Trains from `state.step` on. Nothing but the learner, its checkpoints and the run folder carries over a step."""
+    """Train from `state.step` on. Only the learner, its checkpoints and the run folder carry over between steps."""
 
     def __init__(
         self,
@@ -83,21 +83,21 @@ class SftLoop:
         self.engine, self.release_cache = engine, release_cache
         self.evaluator, self.learner, self.checkpoints = evaluator, learner, checkpoints
         self.folder, self.progress = folder, progress
-        self.steps = steps_of(len(samples), settings)
+        self.steps = count_steps(len(samples), settings)
 
     async def run(self, state: State) -> State:
-        """Returns where training stands: done, or out of time. Cancelled (Ctrl-C), it leaves a checkpoint first."""
+        """Train until the last step or the time limit. Saves a checkpoint at the end, and when cancelled (Ctrl-C)."""
         began, limit = time.perf_counter(), self.settings.max_seconds
         self.progress.begin(state.step, self.steps)
         try:
             if self._evaluation_due(state.step):  # stopped before it was done, or killed before it was acted on
-                state = await self._between(state, recorded_success(self.folder, state.step))
+                state = await self._finish_step(state, recorded_success(self.folder, state.step))
             while state.step < self.steps and (limit is None or time.perf_counter() - began <= limit):
                 if self.release_cache:
                     await self.engine.sleep()
                 state = self._step(state)
-                await asyncio.sleep(0)  # where Ctrl-C is heard
-                state = await self._between(state)
+                await asyncio.sleep(0)  # lets Ctrl-C cancel
+                state = await self._finish_step(state)
         except asyncio.CancelledError:
             self.checkpoints.save(self.learner, state)
             raise
@@ -105,11 +105,11 @@ class SftLoop:
         return state
 
     def _step(self, state: State) -> State:
-        clock = StepTimer()
+        timer = StepTimer()
         self.learner.begin_step(StepSettings(step=state.step))
-        chosen = [self.samples[number] for number in batch_of(len(self.samples), state.step, self.settings)]
+        chosen = [self.samples[number] for number in batch_indices(len(self.samples), state.step, self.settings)]
         loss, norm = train_on_demonstrations(self.learner, chosen, self.settings.micro_tokens)
-        clock.lap("update")
+        timer.lap("update")
         number, tokens = state.step + 1, sum(map(len, chosen))
         row: dict[str, Any] = {
             "step": number,
@@ -118,16 +118,16 @@ class SftLoop:
             "train/demonstrations": float(len(chosen)),
             "train/answer_tokens": float(sum(int(sample.mask.sum()) for sample in chosen)),
             "train/skipped_steps": float(self.learner.skipped_steps),
-            **clock.metrics(tokens),
+            **timer.metrics(tokens),
         }
         self.folder.append_metrics(row)
         self.progress.step(state.step, row)
         return replace(state, step=number, skipped_steps=self.learner.skipped_steps)
 
-    async def _between(self, state: State, success: float | None = None) -> State:
-        """Evaluate and checkpoint when it is time.
+    async def _finish_step(self, state: State, success: float | None = None) -> State:
+        """Evaluate and save a checkpoint when they are due.
 
-        `success`: of this step's validation, if it was recorded before the run was resumed.
+        `success`: of this step's validation if it was recorded before the run was resumed.
         """
         settings, number = self.settings, state.step
         if self._evaluation_due(number):
@@ -150,7 +150,7 @@ class SftLoop:
 
 
 def train_on_demonstrations(learner: Learner, samples: Sequence[Sample], micro_tokens: int) -> tuple[float, float]:
-    """One optimiser step. The mean loss of the answers' tokens before it, and the gradient's norm."""
+    """Take an optimizer step; return the mean loss of the answers' tokens before it, and the gradient norm."""
     tokens = sum(int(sample.mask.sum()) for sample in samples)
     total: float | torch.Tensor = 0.0
     for part in micro_batches(samples, micro_tokens):
@@ -174,12 +174,12 @@ def _train_sample(sample: Sample, tokens: int) -> TrainSample:
 
 
 ATTEMPTS = 10
-"""At an episode that something breaks which is not the player."""
-PATIENCE = 20
-"""Tries for each success that is asked for, at most."""
+"""Attempts at an episode that fails for infrastructure reasons."""
+MAX_TRIES = 20
+"""Maximum number of episodes per demonstration: those without success are left out."""
 
 Script = Callable[[TextEnv, str], str]
-"""(the environment, what it said last) -> the answer."""
+"""(environment, last observation) -> answer."""
 
 
 class MakeEnv(Protocol):
@@ -187,13 +187,13 @@ class MakeEnv(Protocol):
 
 
 async def play_demonstration(make: MakeEnv, make_script: Callable[[], Script]) -> tuple[list[Exchange], StepResult]:
-    """A whole episode, and how it ended. What broke is played again, as in a rollout."""
+    """Play an episode; return its exchanges and its last result. Failed attempts are retried, as in a rollout."""
 
-    async def play(luck: int) -> tuple[list[Exchange], StepResult]:
+    async def play(attempt: int) -> tuple[list[Exchange], StepResult]:
         with creation_boundary():
-            env = make(attempt=luck)
+            env = make(attempt=attempt)
         try:
-            return await _episode(env, make_script())
+            return await _play_script(env, make_script())
         finally:
             await env.close()
 
@@ -203,10 +203,10 @@ async def play_demonstration(make: MakeEnv, make_script: Callable[[], Script]) -
     return found
 
 
-async def _episode(env: TextEnvRunner, script: Script) -> tuple[list[Exchange], StepResult]:
-    def answer(said: str) -> str:
+async def _play_script(env: TextEnvRunner, script: Script) -> tuple[list[Exchange], StepResult]:
+    def answer(observation: str) -> str:
         with failure_boundary("its solver or random answer"):
-            return script(env.env, said)
+            return script(env.env, observation)
 
     observation = await env.start()
     opening = Exchange(
@@ -223,26 +223,26 @@ async def _episode(env: TextEnvRunner, script: Script) -> tuple[list[Exchange], 
         exchanges.append(Exchange(messages=result.messages, answer=answer(result.messages[-1].content)))
 
 
-async def opening_tools(worlds: Sequence[tuple[EnvSpec, dict[str, Any]]]) -> tuple[ToolSpec, ...]:
-    """Those that an episode tells a model of at its opening; none where several environments have their own."""
-    kind, params = worlds[0]
-    if len(worlds) > 1 or not issubclass(kind.cls, ToolEnv):
+async def opening_tools(environments: Sequence[tuple[EnvSpec, dict[str, Any]]]) -> tuple[ToolSpec, ...]:
+    """Return the tools in the first observation of the environment; none for a mix of environments."""
+    spec, params = environments[0]
+    if len(environments) > 1 or not issubclass(spec.cls, ToolEnv):
         return ()
-    env = kind.make(Task(env=kind.name, params=params, seed=seed_for("train", 0)))
+    env = spec.make(Task(env=spec.name, params=params, seed=seed_for("train", 0)))
     try:
         return tuple((await env.start()).tools)
     finally:
         await env.close()
 
 
-def solution(think: bool) -> Script:
-    """The solver's next actions, as many as a turn takes; `think`: with a true line about them before."""
+def solver_script(think: bool) -> Script:
+    """Return a script that plays the solver's next actions; `think`: with a true sentence about them first."""
 
     def answer(env: TextEnv, _: str) -> str:
         actions = env.solve()
         if not actions:
             raise UserError(
-                f"{type(env).__name__} has no solver that finds a way: give sft.demos a run or a JSONL file"
+                f"the solver of {type(env).__name__} found no actions: set sft.demos to a run or a JSONL file"
             )
         now = actions[: env.max_actions_per_turn]
         return env.reply(now, think=env.explain(now) if think else None)
@@ -250,27 +250,28 @@ def solution(think: bool) -> Script:
     return answer
 
 
-async def solve_demonstration(
-    worlds: Sequence[tuple[EnvSpec, dict[str, Any]]],
+async def solve_demonstrations(
+    environments: Sequence[tuple[EnvSpec, dict[str, Any]]],
     *,
     count: int,
     seed: int,
     think: bool,
     show: Callable[[int, int], None],
 ) -> list[list[Exchange]]:
-    """That many episodes of the training split in which the solver succeeded, as many tries of each environment."""
+    """Return `count` episodes of the training split in which the solver succeeded; environments take turns."""
     found: list[list[Exchange]] = []
-    for number in range(PATIENCE * count):
+    for number in range(MAX_TRIES * count):
         if len(found) == count:
             return found
-        kind, params = worlds[number % len(worlds)]
+        spec, params = environments[number % len(environments)]
         index = address("demonstration", seed, number) % SEEDS_PER_SPLIT
-        task = Task(env=kind.name, params=params, seed=seed_for("train", index))
+        task = Task(env=spec.name, params=params, seed=seed_for("train", index))
         with first_part_only():
-            exchanges, result = await play_demonstration(partial(kind.make, task), partial(solution, think))
+            exchanges, result = await play_demonstration(partial(spec.make, task), partial(solver_script, think))
         if result.success:
             found.append(exchanges)
         show(len(found), count)
     if not found:
-        raise UserError(f"the solver of {worlds[0][0].name} never succeeded: give sft.demos a run or a JSONL file")
+        name = environments[0][0].name
+        raise UserError(f"the solver of {name} never succeeded: set sft.demos to a run or a JSONL file")
     return found

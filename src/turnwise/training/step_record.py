@@ -1,4 +1,4 @@
-"""What a loop measures besides learning: time, and success on held-out tasks."""
+"""Records of a training step: timings, evaluations, and rows of trajectories with token statistics."""
 
 import math
 import time
@@ -17,56 +17,57 @@ from turnwise.rollout.collect import Collector
 from turnwise.training.estimate import Estimate
 
 TOKEN_SCORES = {"token_logprobs": "learner_logprobs", "token_entropies": "entropies"}
-"""What `forward_backward` returns one of a token, and the name under which it is recorded."""
+"""Values per token from `Learner.forward_backward`, and the names under which they are recorded."""
 
 
 class TokenStatistics:
-    """By sample; the samples must live as long as this does."""
+    """Values of each sampled token in the first epoch, by sample. Samples must outlive it: they are keyed by id."""
 
     def __init__(self) -> None:
         self._columns: dict[int, dict[str, Tensor]] = {}
 
-    def add(self, samples: Sequence[TrainSample], batch: Batch, found: Mapping[str, Tensor]) -> None:
-        """Of a later epoch nothing is kept: the policy has learnt from the token by then."""
-        for scores, name in TOKEN_SCORES.items():
-            if scores in found:  # a critic that learns alone sees no log-probabilities
-                for index, values in zip(batch.order, found[scores].split(batch.counts), strict=True):
+    def add(self, samples: Sequence[TrainSample], batch: Batch, scores: Mapping[str, Tensor]) -> None:
+        """Add the values of a batch. Later epochs are ignored: the policy has trained on the tokens by then."""
+        for column, name in TOKEN_SCORES.items():
+            if column in scores:  # missing while only the critic is trained
+                for index, values in zip(batch.order, scores[column].split(batch.counts), strict=True):
                     self._columns.setdefault(id(samples[index].sample), {}).setdefault(name, values)
 
     def of(self, sample: Sample) -> dict[str, Tensor]:
-        """[K] each, of its sampled tokens; nothing where it was left out."""
+        """Return the columns of a sample, [K] each; empty if it was not trained on."""
         return {name: values.cpu() for name, values in self._columns.get(id(sample), {}).items()}
 
 
 async def evaluate_and_record(
     evaluator: Collector, tasks: Sequence[Task], folder: RunFolder, progress: Progress, *, name: str, step: int
 ) -> Evaluation:
-    """Evaluates, and records it as the evaluation of that name."""
-    clock = StepTimer()
-    found = await evaluate(evaluator, tasks, lambda done, total: progress.phase(name, done, total))
-    clock.lap("eval")
-    row = {"step": step, "eval/name": name, **found.metrics(), **by_environment(found.trajectories), **clock.metrics()}
+    """Evaluate on the tasks, and append the results to the metrics."""
+    timer = StepTimer()
+    evaluation = await evaluate(evaluator, tasks, lambda done, total: progress.phase(name, done, total))
+    timer.lap("eval")
+    by_environment = success_by_environment(evaluation.trajectories)
+    row = {"step": step, "eval/name": name, **evaluation.metrics(), **by_environment, **timer.metrics()}
     folder.append_metrics(row)
-    return found
+    return evaluation
 
 
 def recorded_success(folder: RunFolder, step: int) -> float | None:
-    """Return the success of a validation that the metrics have of this step, or None."""
+    """Return the success of this step's validation in the metrics; None if there is none."""
     for row in folder.read_metrics():
         if row.get("eval/name") == "validation" and row["step"] == step:
             return math.nan if row["eval/success"] is None else float(row["eval/success"])
     return None
 
 
-def by_environment(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Success in each environment, where there are several."""
+def success_by_environment(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Return the success rate in each environment if there are several."""
     names = sorted({trajectory.task.env for trajectory in trajectories})
-    own = {name: [each.status.succeeded for each in trajectories if each.task.env == name] for name in names}
-    return {f"eval/success/{name}": sum(won) / len(won) for name, won in own.items()} if len(names) > 1 else {}
+    won = {name: [each.status.succeeded for each in trajectories if each.task.env == name] for name in names}
+    return {f"eval/success/{name}": sum(each) / len(each) for name, each in won.items()} if len(names) > 1 else {}
 
 
 class StepTimer:
-    """Times of the phases of a step."""
+    """Seconds of each phase of a step."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
@@ -92,10 +93,10 @@ def trajectory_rows(
     groups: Sequence[Group],
     estimated: Estimate | None,
     decode: Callable[[Sequence[int]], str],
-    seen: TokenStatistics | None = None,
+    statistics: TokenStatistics | None = None,
 ) -> list[dict[str, object]]:
-    """All trajectories of a step; those that were trained on with the numbers of their tokens."""
-    columns = {} if estimated is None else _columns(estimated, seen or TokenStatistics())
+    """Return a row per trajectory of a step, with columns of token values for those that were trained on."""
+    columns = {} if estimated is None else _columns(estimated, statistics or TokenStatistics())
     return [
         trajectory_to_row(
             trajectory, step=number, group=group_number, decode=decode, columns=columns.get(id(trajectory), {})
@@ -105,21 +106,21 @@ def trajectory_rows(
     ]
 
 
-def _columns(estimated: Estimate, seen: TokenStatistics) -> dict[int, TurnColumns]:
-    """By trajectory."""
+def _columns(estimated: Estimate, statistics: TokenStatistics) -> dict[int, TurnColumns]:
+    """Return the columns of each trajectory, by its id."""
     found: dict[int, TurnColumns] = {}
     for index, sample in enumerate(estimated.samples):
         trajectory = estimated.trajectories[sample.trajectory]
-        own = found.setdefault(id(trajectory), {name: [None] * len(trajectory.turns) for name in TOKEN_COLUMNS})
+        columns = found.setdefault(id(trajectory), {name: [None] * len(trajectory.turns) for name in TOKEN_COLUMNS})
         known = {"advantages": estimated.advantages[index][sample.mask], "loss_mask": estimated.loss_masks[index].int()}
-        for name, values in (known | seen.of(sample)).items():
-            for turn, part in _by_turn(sample, values):
-                own[name][turn] = part
+        for name, values in (known | statistics.of(sample)).items():
+            for turn, part in _split_by_turn(sample, values):
+                columns[name][turn] = part
     return found
 
 
-def _by_turn(sample: Sample, values: Tensor) -> list[tuple[int, list[float]]]:
-    """`values`: one a sampled token."""
+def _split_by_turn(sample: Sample, values: Tensor) -> list[tuple[int, list[float]]]:
+    """Split values of the sampled tokens [K] by turn."""
     turns, counts = sample.turn_ids[sample.mask].unique_consecutive(return_counts=True)
     parts = values.split(counts.tolist())
     return [(turn, part.tolist()) for turn, part in zip(turns.tolist(), parts, strict=True)]

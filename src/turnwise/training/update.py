@@ -1,4 +1,4 @@
-"""One step's update: mini-batches of gradients from what was estimated."""
+"""Update of a training step: all epochs and mini-batches over its estimate."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ class UpdateSettings:
     train: TrainConfig
     micro_tokens: int
     skip_idle: bool
-    """Leave out samples whose advantages are all 0: right where the loss has no other term than the advantage's."""
+    """Skip samples whose advantages are all 0. Exact only if the loss has no term without the advantage."""
     run_seed: int
 
 
@@ -34,11 +34,11 @@ def update(
     settings: UpdateSettings,
     step: int,
     rate_scale: float = 1.0,
-    seen: TokenStatistics | None = None,
+    statistics: TokenStatistics | None = None,
 ) -> dict[str, float]:
-    """All epochs and mini-batches of one step; metrics are means over the sampled tokens.
+    """Train on the estimate of a step; return metrics, which are means over the sampled tokens.
 
-    `rate_scale`: factor of the step's learning rates.
+    `rate_scale`: factor of the learning rates in this step. `statistics`: collects values of each token.
     """
     sums: dict[str, Tensor] = {}
     norms: list[dict[str, float]] = []
@@ -51,9 +51,9 @@ def update(
         for micro in micro_batches([each.sample for each in samples], settings.micro_tokens):
             chosen = [samples[index] for index in micro]
             batch = pack_train(chosen)
-            found = learner.forward_backward(batch, tokens=seen is not None)
-            if seen is not None:
-                seen.add(chosen, batch.batch, found)
+            found = learner.forward_backward(batch, tokens=statistics is not None)
+            if statistics is not None:
+                statistics.add(chosen, batch.batch, found)
             for name, value in found.items():
                 if name not in TOKEN_SCORES:
                     sums[name] = sums[name] + value if name in sums else value
@@ -63,13 +63,13 @@ def update(
         return {"idle_steps": 1.0}
     tokens = float(sums["tokens"])
     means = {name: float(value) / tokens for name, value in sums.items() if name != "tokens"}
-    # Later mini-batches differ from the sampler because they have learnt.
+    # Only of the first mini-batch: later ones differ from the sampler because the policy has changed.
     steps = {name: sum(norm[name] for norm in norms) / len(norms) for name in norms[0] if name not in MISMATCH_METRICS}
     return means | steps | {name: value for name, value in norms[0].items() if name in MISMATCH_METRICS}
 
 
 def mini_batch_order(count: int, settings: UpdateSettings, step: int) -> Iterator[list[int]]:
-    """Trajectory numbers of each optimiser step, shuffled anew each epoch."""
+    """Yield the trajectory indices of each optimizer step, shuffled anew in each epoch."""
     for epoch in range(settings.train.epochs):
         order = list(range(count))
         random_stream("mini_batches", settings.run_seed, step, epoch).shuffle(order)
@@ -78,7 +78,7 @@ def mini_batch_order(count: int, settings: UpdateSettings, step: int) -> Iterato
 
 
 def train_samples(estimated: Estimate, trajectories: set[int], settings: UpdateSettings) -> list[TrainSample]:
-    """The samples of these trajectories, with weights that aggregate over all of them together."""
+    """Return the samples of these trajectories, with loss weights that aggregate over all of them."""
     chosen = [index for index, sample in enumerate(estimated.samples) if sample.trajectory in trajectories]
     weights = _weights(estimated, chosen, [estimated.loss_masks[index] for index in chosen], settings)
     value_weights = (
@@ -102,24 +102,24 @@ def train_samples(estimated: Estimate, trajectories: set[int], settings: UpdateS
 
 
 def _weights(estimated: Estimate, chosen: list[int], masks: list[Tensor], settings: UpdateSettings) -> list[Tensor]:
-    """The aggregation's weights over the tokens that count; 0 on all others. One tensor a sample, of its length."""
+    """Return the aggregation weight of each token in the masks, 0 elsewhere; one tensor per sample, of its length."""
     sizes = [len(mask) for mask in masks]
     owners = torch.tensor([estimated.samples[index].trajectory for index in chosen])
     counts = torch.cat(masks)
     algo = settings.objective.algo
-    aggregation = AGGREGATIONS[algo.aggregation]
-    of_counting = aggregation(owners.repeat_interleave(torch.tensor(sizes))[counts], algo.constant_length)
-    of_sampled = torch.zeros(len(counts)).masked_scatter(counts, of_counting)
-    return scatter_sampled([estimated.samples[index] for index in chosen], of_sampled)
+    aggregate = AGGREGATIONS[algo.aggregation]
+    weights = aggregate(owners.repeat_interleave(torch.tensor(sizes))[counts], algo.constant_length)
+    weights = torch.zeros(len(counts)).masked_scatter(counts, weights)
+    return scatter_sampled([estimated.samples[index] for index in chosen], weights)
 
 
 def add_step_statistics(
     samples: list[TrainSample], learner: Learner, objective: Objective, micro_tokens: int, seed: Sequence[object]
 ) -> list[TrainSample]:
-    """Add the tokens that the loss selects, and the scale of the correction, to all samples of an optimiser step.
+    """Add what depends on all samples of an optimizer step: tokens that the loss selects, scale of the correction.
 
-    A loss that selects costs one forward pass more, without gradient, since it looks at the policy's current
-    log-probabilities. `seed` addresses its random numbers, one a sampled token in the order of the samples.
+    A loss that selects tokens costs one more forward pass, without gradients, for the current log-probabilities. `seed`
+    addresses its random numbers, one per sampled token in the order of the samples.
     """
     loss = objective.loss
     if not samples or (loss.select is None and not objective.algo.correction_normalise):
@@ -134,11 +134,13 @@ def add_step_statistics(
     draws = torch.rand(len(trained), generator=generator)
     chosen = loss.select(_pick(inputs, trained), objective.algo, draws[trained])
     selected = scatter_sampled(bare, torch.zeros_like(trained).masked_scatter(trained, chosen))
-    return [replace(each, selected=own, correction_scale=scale) for each, own in zip(samples, selected, strict=True)]
+    return [
+        replace(each, selected=tokens, correction_scale=scale) for each, tokens in zip(samples, selected, strict=True)
+    ]
 
 
 def _step_inputs(samples: list[TrainSample], learner: Learner, micro_tokens: int, *, score: bool) -> LossInputs:
-    """All sampled tokens of the step, in the order of the samples; without `score` the policy is the old one."""
+    """Return all sampled tokens of the step, in the order of the samples; without `score`, with the old policy."""
     bare = [each.sample for each in samples]
     old_logprobs = gather_sampled(bare, [each.old_logprobs for each in samples])
     logprobs = old_logprobs

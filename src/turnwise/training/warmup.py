@@ -1,6 +1,6 @@
-"""Tiny's start: a short, seeded warm-up on random legal play, so that it knows the format and nothing of the skill.
+"""Warm-up of the tiny model: a short, seeded training on random legal actions, cached.
 
-What is played is random, so what is learnt is how answers look, not which ones are good. Made once and cached.
+Since the actions are random, it learns the format of answers, and not which ones are good.
 """
 
 import asyncio
@@ -35,20 +35,20 @@ from turnwise.training.optimizer import Optimizer, OptimizerSettings, Schedule
 from turnwise.training.sft import Script, play_demonstration
 
 WARMUP_VERSION = 1
-"""Raise it when anything below changes what comes out."""
+"""Part of the cache key; increment it when the result changes."""
 
-EPISODES_A_STEP = 16
-PLAYS_A_START = 4
-"""Episodes from one start state: what they share is computed once."""
+EPISODES_PER_STEP = 16
+EPISODES_PER_START = 4
+"""Episodes from the same start state, whose common prefix is computed once."""
 SETTINGS = OptimizerSettings(learning_rate=2e-3, betas=(0.9, 0.95), weight_decay=0.0, max_grad_norm=1.0)
 
 Progress = Callable[[int, int], None]
-Worlds = Sequence[tuple[EnvSpec, dict[str, Any]]]
+Environments = Sequence[tuple[EnvSpec, dict[str, Any]]]
 """Environments with their parameters."""
 
 
 def load_warmed_up_tiny(
-    worlds: Worlds, *, steps: int, seed: int, load: Callable[[str], LoadedModel], show: Progress
+    environments: Environments, *, steps: int, seed: int, load: Callable[[str], LoadedModel], show: Progress
 ) -> tuple[LoadedModel, float]:
     """Return tiny, warmed up for these environments, and the seconds that took; from the cache if it is there.
 
@@ -57,39 +57,39 @@ def load_warmed_up_tiny(
     """
     began = time.perf_counter()
     fresh = load("tiny")
-    about = [(kind.name, _source(kind), params) for kind, params in worlds]
+    about = [(spec.name, _source_digest(spec), params) for spec, params in environments]
     loading = (str(fresh.model.dtype), device_of(fresh.model).type, fresh.tokenizer.chat_template)
     key = address("warmup", WARMUP_VERSION, TINY_VERSION, about, steps, seed, loading)
-    folder = cached_model_folder(f"tiny-{'+'.join(kind.name for kind, _ in worlds)}-{key:016x}")
+    folder = cached_model_folder(f"tiny-{'+'.join(spec.name for kind, _ in environments)}-{key:016x}")
     if not folder.exists():
-        warm_up(fresh, worlds, steps=steps, seed=seed, show=show)
-        with suppress(FileExistsError), atomic_folder(folder) as aside:  # another process may have been faster
-            write_model(fresh.model, fresh.tokenizer, aside)
+        warm_up(fresh, environments, steps=steps, seed=seed, show=show)
+        with suppress(FileExistsError), atomic_folder(folder) as temporary:  # another process may have been faster
+            write_model(fresh.model, fresh.tokenizer, temporary)
     return load(str(folder)), time.perf_counter() - began
 
 
-def _source(kind: EnvSpec) -> str:
+def _source_digest(spec: EnvSpec) -> str:
     """Return a digest of the environment's file, so that an edited environment gets a new warm-up."""
     try:
-        text = Path(inspect.getfile(kind.cls)).read_bytes()
-    except (OSError, TypeError):  # typed at a prompt
+        text = Path(inspect.getfile(spec.cls)).read_bytes()
+    except (OSError, TypeError):  # defined at a prompt
         text = b""
     return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
-def warm_up(loaded: LoadedModel, worlds: Worlds, *, steps: int, seed: int, show: Progress) -> None:
-    """Teaches the model, in place, to continue transcripts of random play, as many of each environment."""
+def warm_up(loaded: LoadedModel, environments: Environments, *, steps: int, seed: int, show: Progress) -> None:
+    """Train the model, in place, on transcripts of random actions; environments take turns."""
     renderer = Renderer(loaded.tokenizer)
     schedule = Schedule(kind="linear", total_steps=steps, warmup_steps=min(10, steps // 4), final_share=0.1)
     optimizer = Optimizer(list(loaded.model.parameters()), SETTINGS, schedule.share)
     device = loaded.model.get_input_embeddings().weight.device
-    with asyncio.Runner() as runner:  # one loop for all: tools keep what they started
+    with asyncio.Runner() as runner:  # one event loop for all steps: tools keep their connections
         for step in range(steps):
-            numbers = range(step * EPISODES_A_STEP, (step + 1) * EPISODES_A_STEP)
+            numbers = range(step * EPISODES_PER_STEP, (step + 1) * EPISODES_PER_STEP)
             try:
-                samples = runner.run(_episodes(worlds, renderer, seed, numbers))
-            except (EnvironmentFailure, InfrastructureFailure) as failure:  # at random, it is not the agent's doing
-                raise UserError(f"the environment failed while tiny was warmed up on it: {failure}") from failure
+                samples = runner.run(_play_episodes(environments, renderer, seed, numbers))
+            except (EnvironmentFailure, InfrastructureFailure) as failure:  # random actions cannot be to blame
+                raise UserError(f"the environment failed during the warm-up of tiny: {failure}") from failure
             batch = on_device(pack(samples), device)
             with batch_attention(batch):
                 logprobs, *_ = token_logprobs(loaded.model, batch)
@@ -98,36 +98,37 @@ def warm_up(loaded: LoadedModel, worlds: Worlds, *, steps: int, seed: int, show:
             show(step + 1, steps)
 
 
-async def _episodes(worlds: Worlds, renderer: Renderer, seed: int, numbers: Iterable[int]) -> list[Sample]:
+async def _play_episodes(
+    environments: Environments, renderer: Renderer, seed: int, numbers: Iterable[int]
+) -> list[Sample]:
+    chosen = [(number, *environments[number // EPISODES_PER_START % len(environments)]) for number in numbers]
     with skip_judges():
-        return await asyncio.gather(*(random_episode(*_turn_of(worlds, n), renderer, seed, n) for n in numbers))
+        return await asyncio.gather(
+            *(random_episode(spec, params, renderer, seed, number) for number, spec, params in chosen)
+        )
 
 
-def _turn_of(worlds: Worlds, number: int) -> tuple[EnvSpec, dict[str, Any]]:
-    return worlds[number // PLAYS_A_START % len(worlds)]
+async def random_episode(spec: EnvSpec, params: dict[str, Any], renderer: Renderer, seed: int, number: int) -> Sample:
+    """Play an episode of random legal answers; return a sample whose mask is 1 on the answers and their ends."""
+    index = address("warmup", seed, number // EPISODES_PER_START) % SEEDS_PER_SPLIT
+    task = Task(env=spec.name, params=params, seed=seed_for("train", index))
 
-
-async def random_episode(kind: EnvSpec, params: dict[str, Any], renderer: Renderer, seed: int, number: int) -> Sample:
-    """One episode of random legal answers as a sample; its mask is 1 on the answers and their ends."""
-    index = address("warmup", seed, number // PLAYS_A_START) % SEEDS_PER_SPLIT
-    task = Task(env=kind.name, params=params, seed=seed_for("train", index))
-
-    luck: tuple[int, ...] = ()
+    retry: tuple[int, ...] = ()
 
     def make(*, attempt: int) -> TextEnvRunner:
-        nonlocal luck
-        luck = (attempt,) if attempt else ()
-        return kind.make(task, number, attempt)
+        nonlocal retry
+        retry = (attempt,) if attempt else ()
+        return spec.make(task, number, attempt)
 
     def script() -> Script:
-        rng = random_stream("warmup answers", seed, number, *luck)  # what breaks an environment is not said to it again
-        return lambda env, said: env.random_answer(rng) or format_only(rng, said)
+        rng = random_stream("warmup answers", seed, number, *retry)  # a retry does not repeat the failing answers
+        return lambda env, observation: env.random_answer(rng) or random_word(rng, observation)
 
     exchanges, _ = await play_demonstration(make, script)
     return build_demonstration(number, exchanges, renderer)
 
 
-def format_only(rng: random.Random, observation: str) -> str:
-    """An answer of the right form that means nothing: a word of the observation, or a number."""
+def random_word(rng: random.Random, observation: str) -> str:
+    """Return an answer of the right format without meaning: a word of the observation, or a number."""
     words = [*observation.split()[:50], *map(str, range(101))]
     return format_answer([rng.choice(words)])
