@@ -23,7 +23,7 @@ from turnwise.rollout.context import FullContext
 from turnwise.rollout.limits import Limits
 from turnwise.tools.function import from_function, tool
 from turnwise.tools.tool import Tool
-from turnwise.training.sft import play_demonstration, solution
+from turnwise.training.sft import play_demonstration, solver_script
 
 FAULTS = random.Random(0)
 RATE = [0.0]
@@ -125,6 +125,6 @@ def test_demonstrations_are_retried_with_faulty_tools() -> None:
     def make(*, attempt: int) -> TextEnvRunner:
         return Watched(kind.make(task).env, random.Random(0))
 
-    exchanges, result = asyncio.run(play_demonstration(make, lambda: solution(think=False)))
+    exchanges, result = asyncio.run(play_demonstration(make, lambda: solver_script(think=False)))
     assert result.success and len(exchanges) == 1
     assert made == closed and len(made) == 3

@@ -10,7 +10,7 @@ from learners_for_tests import estimate_of, learn, make_learner, random_groups, 
 from turnwise.algos.losses import AGGREGATIONS
 from turnwise.core.trajectory import Group, Status
 from turnwise.recipes.build import build_coefficients, estimate_settings, update_settings
-from turnwise.training.estimate import estimate, trainable
+from turnwise.training.estimate import estimate, select_trajectories
 from turnwise.training.update import UpdateSettings, mini_batch_order, train_samples
 
 CUT = (Status.TRUNCATED_TOKENS, Status.TRUNCATED_TIME)
@@ -55,8 +55,8 @@ def test_truncated_episodes_are_trained_on_unless_dropped() -> None:
     one = [turn_of([3], [4], extends=False)]
     members = [trajectory_of(one, status=status) for status in Status if not status.ongoing]
     group = Group(task=members[0].task, trajectories=(*members, trajectory_of([])))
-    assert trainable([group, group], "zero")[1] == [0] * len(members) + [1] * len(members)
-    kept, numbers = trainable([group, group], "drop")
+    assert select_trajectories([group, group], "zero")[1] == [0] * len(members) + [1] * len(members)
+    kept, numbers = select_trajectories([group, group], "drop")
     assert {each.status for each in kept} == {each.status for each in members} - set(CUT)
     assert numbers == [0] * 5 + [1] * 5
 
