@@ -60,7 +60,7 @@ def load_warmed_up_tiny(
     about = [(spec.name, _source_digest(spec), params) for spec, params in environments]
     loading = (str(fresh.model.dtype), device_of(fresh.model).type, fresh.tokenizer.chat_template)
     key = address("warmup", WARMUP_VERSION, TINY_VERSION, about, steps, seed, loading)
-    folder = cached_model_folder(f"tiny-{'+'.join(spec.name for kind, _ in environments)}-{key:016x}")
+    folder = cached_model_folder(f"tiny-{'+'.join(spec.name for spec, _ in environments)}-{key:016x}")
     if not folder.exists():
         warm_up(fresh, environments, steps=steps, seed=seed, show=show)
         with suppress(FileExistsError), atomic_folder(folder) as temporary:  # another process may have been faster
