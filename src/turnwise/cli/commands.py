@@ -107,7 +107,7 @@ turnwise play frozen_lake --env.params.slippery true
 turnwise play my_env.py:GuessNumber""",
     ),
     "recipes": Command(
-        group=INSPECT, path="turnwise.cli.train:recipes_app", help="List the recipes for train, or print one."
+        group=INSPECT, path="turnwise.cli.environments:recipes_app", help="List the recipes for train, or print one."
     ),
     "envs": Command(
         group=INSPECT,

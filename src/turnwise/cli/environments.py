@@ -1,4 +1,4 @@
-"""`turnwise envs` and `turnwise play`."""
+"""`turnwise envs`, `turnwise play` and `turnwise recipes`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +13,7 @@ from turnwise.envs.catalogue import CATALOGUE, install_command
 from turnwise.envs.starter.write import write_starter
 
 envs_app = command_app("envs", "[NAME | new NAME]")
+recipes_app = command_app("recipes", "[NAME]")
 play_app = command_app("play", "ENV [--seed N] [--env.params.NAME VALUE]...")
 
 
@@ -82,3 +83,39 @@ def play(environment: Annotated[str, Parameter(name="ENV")], /, *, seed: int = 0
     spec.check_resources(params)
     task = Task(env=spec.name, seed=seed_for("train", seed), params=params)
     play_episode(spec, task, read_line=lambda: input("> "), write=print_line)
+
+
+@recipes_app.default
+def recipes(name: str | None = None, /, *, algos: bool = False) -> None:
+    """List the recipes, or print one.
+
+    Parameters
+    ----------
+    name
+        Recipe whose file to print. `turnwise train NAME --dry-run` prints it with all defaults.
+    algos
+        List published methods instead; every recipe accepts them as --algo.preset METHOD.
+    """
+    from turnwise.recipes.configure import find_recipe, list_recipes
+
+    if algos:
+        list_methods(name)
+        return
+    if name is not None:
+        print_line(find_recipe(name).text.rstrip())
+        return
+    rows = [(recipe.name, recipe.environment, recipe.summary) for recipe in list_recipes()]
+    print_table(("recipe", "environment", "description"), rows)
+    print_line(f"\n{spell_command('recipes', 'NAME')} prints one; {spell_command('train', 'NAME')} runs it")
+    print_line(f"{spell_command('recipes', '--algos')} lists the methods for --algo.preset")
+
+
+def list_methods(name: str | None) -> None:
+    from turnwise.recipes.configure import find_method, method_names
+
+    if name is not None:
+        print_line(find_method(name).text.rstrip())
+        return
+    print_table(("method", "description"), [(method, find_method(method).summary) for method in method_names()])
+    print_line(f"\n{spell_command('recipes', '--algos', 'METHOD')} prints one")
+    print_line(f"{spell_command('train', 'RECIPE', '--algo.preset', 'METHOD')} uses it")

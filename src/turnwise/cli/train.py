@@ -1,4 +1,4 @@
-"""`turnwise train`, `turnwise sft` and `turnwise recipes`."""
+"""`turnwise train` and `turnwise sft`."""
 
 import shutil
 import textwrap
@@ -6,13 +6,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from turnwise.cli.output import print_line, print_table
+from turnwise.cli.output import print_line
 from turnwise.cli.parsing import INFORMATION, INPUT, Settings, command_app, merge_settings
 from turnwise.config.keys import Key, all_keys, describe, show_value
 from turnwise.config.load import parse_seeds
 from turnwise.core.errors import UserError
-from turnwise.core.program import spell_command
-from turnwise.recipes.configure import configure, find_method, find_recipe, list_recipes, method_names
+from turnwise.recipes.configure import configure
 
 COMMON_SETTINGS = (
     "env.params",
@@ -55,7 +54,6 @@ def setting_option(key: Key) -> str:
 
 train_app = command_app("train", "RECIPE [OPTIONS] [--SECTION.KEY VALUE]...", epilogue=describe_common_settings())
 sft_app = command_app("sft", "RECIPE [OPTIONS] [--SECTION.KEY VALUE]...")
-recipes_app = command_app("recipes", "[NAME]")
 
 
 @train_app.default
@@ -170,35 +168,3 @@ def sft(
     from turnwise.recipes.sft import sft as run_sft
 
     run_sft(config, resume=resume is not None, override_keys=[key for key, _ in overrides], recipe=recipe)
-
-
-@recipes_app.default
-def recipes(name: str | None = None, /, *, algos: bool = False) -> None:
-    """List the recipes, or print one.
-
-    Parameters
-    ----------
-    name
-        Recipe whose file to print. `turnwise train NAME --dry-run` prints it with all defaults.
-    algos
-        List published methods instead; every recipe accepts them as --algo.preset METHOD.
-    """
-    if algos:
-        list_methods(name)
-        return
-    if name is not None:
-        print_line(find_recipe(name).text.rstrip())
-        return
-    rows = [(recipe.name, recipe.environment, recipe.summary) for recipe in list_recipes()]
-    print_table(("recipe", "environment", "description"), rows)
-    print_line(f"\n{spell_command('recipes', 'NAME')} prints one; {spell_command('train', 'NAME')} runs it")
-    print_line(f"{spell_command('recipes', '--algos')} lists the methods for --algo.preset")
-
-
-def list_methods(name: str | None) -> None:
-    if name is not None:
-        print_line(find_method(name).text.rstrip())
-        return
-    print_table(("method", "description"), [(method, find_method(method).summary) for method in method_names()])
-    print_line(f"\n{spell_command('recipes', '--algos', 'METHOD')} prints one")
-    print_line(f"{spell_command('train', 'RECIPE', '--algo.preset', 'METHOD')} uses it")
