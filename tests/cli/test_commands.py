@@ -44,7 +44,7 @@ def run_cli(capsys: pytest.CaptureFixture[str]):
 
 
 ERRORS = [
-    ("trian", 'unknown command "trian": did you mean "train"?'),
+    ("trian", 'Unknown command "trian": did you mean "train"?'),
     ("train frozn_lake", 'Unknown recipe or environment "frozn_lake": did you mean "frozen_lake"?'),
     ("train", "Give one of RECIPE, --from RUN and --resume RUN"),
     ("train frozen_lake --from x", "Give one of RECIPE, --from RUN and --resume RUN"),
@@ -53,10 +53,10 @@ ERRORS = [
     ("train frozen_lake --algo.gamma=1.5", "algo.gamma = 1.5: must be a number from 0 to 1"),
     ("train frozen_lake --algo.gamma", "--algo.gamma needs a value"),
     ("train frozen_lake --algo.gamma --dry-run", "--algo.gamma needs a value"),
-    ("train frozen_lake --steps 3", "unknown option --steps: did you mean --train.steps?"),
-    ("train frozen_lake --stpes=3", "unknown option --stpes: did you mean --train.steps?"),
-    ("sft frozen_lake --from runs/r", "unknown option --from: did you mean --demos?"),
-    ("train frozen_lake --sead 3", "unknown option --sead: did you mean --seed?"),
+    ("train frozen_lake --steps 3", "Unknown option --steps: did you mean --train.steps?"),
+    ("train frozen_lake --stpes=3", "Unknown option --stpes: did you mean --train.steps?"),
+    ("sft frozen_lake --from runs/r", "Unknown option --from: did you mean --demos?"),
+    ("train frozen_lake --sead 3", "Unknown option --sead: did you mean --seed?"),
     ("train frozen_lake --seed", "--seed needs a value"),
     ("train frozen_lake --seed x", 'Invalid value for --seed: unable to convert "x"'),
     ("train frozen_lake --seeds 0,x", "--seeds 0,x: must be distinct whole numbers"),
@@ -71,7 +71,7 @@ ERRORS = [
     ("train frozen_lake --max_minutes 1 --train.max_minutes 2", "train.max_minutes is given twice"),
     ("train frozen_lake --seed=-1", "seed = -1: must be a whole number"),
     ("train frozen_lake --max_minutes 0", "train.max_minutes = 0.0: must be a number above 0, or none"),
-    ("train frozen_lake again", 'unexpected argument "again": see `turnwise train --help`'),
+    ("train frozen_lake again", 'Unexpected argument "again": see `turnwise train --help`'),
     ("train frozen_lake --env.params.sise 5", "env.params.sise: frozen_lake has no such parameter"),
     ("train frozen_lake --algo.advantage groo --dry-run", 'Unknown algo.advantage "groo"'),
     ("train frozen_lake --model.name tny --dry-run", 'Unknown model "tny": did you mean "tiny"?'),
@@ -85,7 +85,7 @@ ERRORS = [
     ("eval tiny bandit --episodes 3 --eval.episodes 4", "eval.episodes is given twice"),
     ("play lake", "Unknown recipe or environment"),
     ("export runs/a", "--to is missing"),
-    ("envs --algo.gamma 1", "unknown option --algo.gamma: this command takes no settings"),
+    ("envs --algo.gamma 1", "Unknown option --algo.gamma: this command takes no settings"),
     ("recipes frozn_lake", 'Unknown recipe "frozn_lake": did you mean "frozen_lake"?'),
 ]
 

@@ -55,7 +55,7 @@ def test_index_reports_skipped_files(folder: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        ("index --to x", "no files given"),
+        ("index --to x", "No files given"),
         ("index docs", "--to is missing"),
         ("index missing --to x", "no file or folder missing"),
         ("index docs --to docs", "docs exists: choose another folder"),
@@ -63,8 +63,8 @@ def test_index_reports_skipped_files(folder: Path, capsys: pytest.CaptureFixture
         ("index docs --to x --query-prefix q:", "give --dense MODEL"),
         ("index docs --to x --dense nowhere", "no encoder nowhere"),
         ("search docs owl", "docs is not a search index"),
-        ("search docs", "give a query, or --serve"),
-        ("search docs owl --serve", "give a query, or --serve"),
+        ("search docs", "Give a query, or --serve"),
+        ("search docs owl --serve", "Give a query, or --serve"),
         ("search docs owl --top 0", "--top 0: must be from 1"),
     ],
 )

@@ -52,4 +52,4 @@ def test_write_starter_rejects_invalid_class_names(tmp_path: Path, name: str) ->
 
 def test_envs_command_rejects_missing_and_extra_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["envs", "new"]) == 2 and "GuessNumber" in capsys.readouterr().err
-    assert main(["envs", "bandit", "sokoban"]) == 2 and "unexpected argument" in capsys.readouterr().err
+    assert main(["envs", "bandit", "sokoban"]) == 2 and "Unexpected argument" in capsys.readouterr().err

@@ -140,7 +140,7 @@ def test_page_address_contains_port_and_token() -> None:
 def test_port_in_use_error_suggests_another() -> None:
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=rf"port {port} is in use.*--port {port + 1}"):
+        with pytest.raises(UserError, match=rf"Port {port} is in use.*--port {port + 1}"):
             listen("127.0.0.1", port)
 
 

@@ -330,7 +330,7 @@ def test_store_evicts_the_least_recently_viewed_run(tmp_path: Path, monkeypatch:
 
 
 def test_missing_folder_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="no folder"):
+    with pytest.raises(Exception, match="No folder"):
         make_app(tmp_path / "none")
 
 

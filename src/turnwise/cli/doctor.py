@@ -40,12 +40,12 @@ def doctor(
         print_plan(model, shape, gpu_memory, merge_settings(overrides))
         return
     if model is not None or shape is not None or gpu_memory is not None or overrides:
-        raise UserError("a model, a GPU size and settings apply only to a memory plan: add --plan")
+        raise UserError("A model, a GPU size and settings apply only to a memory plan: add --plan")
     findings = check_machine(Path(RecordConfig().folder))
     print_table(("check", "found", "fix"), [(finding.name, finding.found, finding.fix) for finding in findings])
     broken = [finding.name for finding in findings if finding.fix and finding.required]
     if broken:
-        raise UserError(f"this machine is not ready; fix first: {', '.join(broken)}")
+        raise UserError(f"This machine is not ready; fix first: {', '.join(broken)}")
 
 
 def print_plan(

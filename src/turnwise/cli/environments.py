@@ -28,14 +28,14 @@ def envs(name: str | None = None, new_name: Annotated[str | None, Parameter(show
     """
     if name == "new":
         if new_name is None:
-            raise UserError(f"name the new class: {spell_command('envs', 'new', 'GuessNumber')}")
+            raise UserError(f"Name the new class: {spell_command('envs', 'new', 'GuessNumber')}")
         file, test = write_starter(new_name, Path())
         print_line(f"wrote {file}, with a guessing game as an example to replace, and {test}")
         print_line(f"next: {spell_command('play', f'{file}:{new_name}')}")
         print_line(f"      {spell_command('train', f'{file}:{new_name}')}")
         return
     if new_name is not None:
-        raise UserError(f'unexpected argument "{new_name}": give one environment')
+        raise UserError(f'Unexpected argument "{new_name}": give one environment')
     if name is not None:
         print_parameters(name)
         return

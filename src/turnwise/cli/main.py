@@ -76,7 +76,7 @@ def run(tokens: Sequence[str]) -> None:
     if "overrides" in ignored:
         bound.arguments["overrides"] = overrides
     elif overrides:
-        raise UserError(f"unknown option --{overrides[0][0]}: this command takes no settings")
+        raise UserError(f"Unknown option --{overrides[0][0]}: this command takes no settings")
     command(*bound.args, **bound.kwargs)
 
 

@@ -94,11 +94,11 @@ def explain(error: CycloptsError, commands: Sequence[str]) -> str:
     """Describe a parser error in one line, with the closest valid name if there is one."""
     see_help = f"see `{' '.join(['turnwise', *(error.command_chain or ()), '--help'])}`"
     if isinstance(error, UnknownCommandError) and error.unused_tokens:
-        return f'unknown command "{error.unused_tokens[0]}":{suggest(error.unused_tokens[0], commands)}'
+        return f'Unknown command "{error.unused_tokens[0]}":{suggest(error.unused_tokens[0], commands)}'
     if isinstance(error, UnknownOptionError):
         typed = (error.token.keyword or error.token.value).partition("=")[0]
         match = RENAMED_OPTIONS.get((*(error.command_chain or ()), typed)) or _closest_option(typed, error)
-        return f"unknown option {typed}: " + (f"did you mean {match}?" if match else see_help)
+        return f"Unknown option {typed}: " + (f"did you mean {match}?" if match else see_help)
     if isinstance(error, RepeatArgumentError):
         return f"{error.token.keyword} is given twice: remove one of them"
     if isinstance(error, MissingArgumentError) and error.keyword:
@@ -106,7 +106,7 @@ def explain(error: CycloptsError, commands: Sequence[str]) -> str:
     if isinstance(error, MissingArgumentError) and error.argument is not None:
         return f"{error.argument.name} is missing: {see_help}"
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
-        return f'unexpected argument "{error.unused_tokens[0]}": {see_help}'
+        return f'Unexpected argument "{error.unused_tokens[0]}": {see_help}'
     return str(error)
 
 

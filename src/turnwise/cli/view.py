@@ -46,7 +46,7 @@ def view(
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in OPTIONAL_PACKAGES:
             raise
-        raise UserError(f"the viewer needs {error.name}: pip install 'turnwise[view]'") from error
+        raise UserError(f"The viewer needs {error.name}: pip install 'turnwise[view]'") from error
     serve(folder, host=host, port=port, token=token, open_browser=open_browser, write=print_now)
 
 

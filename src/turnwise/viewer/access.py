@@ -79,10 +79,10 @@ class AccessMiddleware:
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not policy.allows_host(hosts[0]):
             return error_response(
-                403, "the viewer does not serve this host name: open it as localhost, or start it with --host NAME"
+                403, "The viewer does not serve this host name: open it as localhost, or start it with --host NAME"
             )
         if scope["path"].startswith(API) and headers.get("sec-fetch-site") not in ALLOWED_FETCH_SITES:
-            return error_response(403, "the API serves only the viewer's own page: open that page")
+            return error_response(403, "The API serves only the viewer's own page: open that page")
         if policy.token is None:
             return None
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
@@ -93,7 +93,7 @@ class AccessMiddleware:
             policy.allows_token(token) for token in (bearer_token(headers), self._cookie(headers)) if token is not None
         ):
             return None
-        return error_response(401, "the viewer requires its token: open the whole address that `turnwise view` printed")
+        return error_response(401, "The viewer requires its token: open the whole address that `turnwise view` printed")
 
     def _set_cookie_and_redirect(self, path: str, query: list[tuple[str, str]]) -> Response:
         """Store the token in a cookie and redirect to the address without it, so that no history contains it."""

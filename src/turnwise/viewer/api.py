@@ -140,7 +140,7 @@ def respond_to_user_error(request: Request, error: Exception) -> Response:
 def respond_to_disk_error(request: Request, error: Exception) -> Response:
     """Report a file that could be opened but not read, e.g. on a network drive that was disconnected."""
     reason = error.strerror if isinstance(error, OSError) else None
-    return error_response(404, f"cannot read the run's files ({reason or type(error).__name__}): reload the page")
+    return error_response(404, f"Cannot read the run's files ({reason or type(error).__name__}): reload the page")
 
 
 def respond_to_http_error(request: Request, error: Exception) -> Response:
@@ -151,4 +151,4 @@ def respond_to_http_error(request: Request, error: Exception) -> Response:
 def respond_to_wrong_query(request: Request, error: Exception) -> Response:
     first: dict[str, Any] = error.errors()[0] if isinstance(error, RequestValidationError) else {}
     parameter = ".".join(str(part) for part in first.get("loc", ())[1:])
-    return error_response(400, f"wrong value for {parameter}: {first.get('msg', error)}")
+    return error_response(400, f"Wrong value for {parameter}: {first.get('msg', error)}")

@@ -70,12 +70,12 @@ def listen(host: str, port: int) -> socket.socket:
 
 def _describe_bind_error(host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} is in use, perhaps by another viewer: choose another, e.g. --port {port % 65535 + 1}"
+        return f"Port {port} is in use, perhaps by another viewer: choose another, e.g. --port {port % 65535 + 1}"
     if error.errno == errno.EACCES:
-        return f"port {port} requires root: choose one above 1023, e.g. --port 7860"
+        return f"Port {port} requires root: choose one above 1023, e.g. --port 7860"
     if error.errno == errno.EADDRNOTAVAIL:
         return _describe_wrong_host(host)
-    return f"cannot listen on {host} port {port} ({error.strerror}): choose another --host or --port"
+    return f"Cannot listen on {host} port {port} ({error.strerror}): choose another --host or --port"
 
 
 def _describe_wrong_host(host: str) -> str:

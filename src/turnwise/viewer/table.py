@@ -178,7 +178,7 @@ def sort_rows(table: TrajectoryTable, positions: Positions, sort: str) -> Positi
     """Sort by a column, descending with a `-` before its name; equal values by number."""
     name = sort.removeprefix("-")
     if name not in SORT_KEYS:
-        raise UserError(f"cannot sort by {name!r}:{suggest(name, SORT_KEYS)}")
+        raise UserError(f"Cannot sort by {name!r}:{suggest(name, SORT_KEYS)}")
     values = _sort_values(table, name)[positions]
     numbers = table.columns["number"][positions]
     return positions[np.lexsort((numbers, -values if sort.startswith("-") else values))]

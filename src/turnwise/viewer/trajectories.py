@@ -37,7 +37,7 @@ class LineReader:
         """Return the line of file `name` at the offset and length of an index row, reading nothing else."""
         offset, length = row["offset"], row["length"]
         if not 0 < length <= MAX_TRAJECTORY or offset < 0:
-            raise UserError(f"trajectory {row['number']} has {length} bytes: too large to show, open {name} directly")
+            raise UserError(f"Trajectory {row['number']} has {length} bytes: too large to show, open {name} directly")
         file = self._open(name)
         if os.fstat(file.fileno()).st_size < offset + length:
             raise FileNotServed(f"{name} does not match its index: the run may be restarting, reload the page")

@@ -28,7 +28,7 @@ class ViewedFolder:
 
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
-            raise UserError(f"no folder {folder}: train first, or give the folder of your runs")
+            raise UserError(f"No folder {folder}: train first, or give the folder of your runs")
         folder = folder.resolve()
         self._is_single_run = is_run(str(folder))
         self._base = folder.parent if self._is_single_run else folder
@@ -47,7 +47,7 @@ class ViewedFolder:
         is_unsafe = not run_id or "\0" in run_id or "\\" in run_id or pure.is_absolute() or ".." in pure.parts
         path = None if is_unsafe else self._resolve(self._base / run_id)
         if path is None or not is_run(str(path)):
-            raise FileNotServed(f"no run {run_id!r} in this folder: reload the list of runs")
+            raise FileNotServed(f"No run {run_id!r} in this folder: reload the list of runs")
         return path
 
     def open(self, folder: Path, *parts: str) -> BinaryIO:
@@ -60,7 +60,7 @@ class ViewedFolder:
         try:
             handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
-            raise FileNotServed(f"cannot read {name} ({error.strerror}): reload the page") from error
+            raise FileNotServed(f"Cannot read {name} ({error.strerror}): reload the page") from error
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             os.close(handle)
             raise FileNotServed(f"{name} is not a regular file: check what it is")

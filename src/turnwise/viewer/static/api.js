@@ -13,10 +13,10 @@ export async function get(name, parameters = {}, signal = undefined) {
     response = await fetch(`/api/${name}?${query}`, { signal, credentials: "same-origin" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ApiError("no response from the server: is `turnwise view` still running?");
+    throw new ApiError("No response from the server: is `turnwise view` still running?");
   }
   const body = await response.json().catch(() => ({}));
-  if (!response.ok) throw new ApiError(body.error ?? `the server responded with status ${response.status}`);
+  if (!response.ok) throw new ApiError(body.error ?? `The server responded with status ${response.status}`);
   return body;
 }
 
