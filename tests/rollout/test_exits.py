@@ -12,9 +12,10 @@ import pytest
 from episodes_for_tests import limits
 from turnwise.core.errors import EnvironmentFailure, InfrastructureFailure, Outage, UserError
 from turnwise.core.messages import Picture, assistant
+from turnwise.core.references import import_file
 from turnwise.core.task import Task
 from turnwise.engine.scripted import ScriptedEngine
-from turnwise.envs.registry import import_file, spec_of
+from turnwise.envs.registry import spec_of
 from turnwise.envs.seeds import seed_for
 from turnwise.envs.text_env import Outcome, TextEnv, won
 from turnwise.models.loading.tiny import tiny_tokenizer

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from turnwise.core.messages import Message
-from turnwise.envs.registry import load_function
+from turnwise.core.references import load_function
 from turnwise.envs.text_env import Outcome
 from turnwise.envs.tool_env import ToolEnv
 from turnwise.rewards.rubric import Rubric, Submission

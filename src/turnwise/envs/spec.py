@@ -41,7 +41,7 @@ class EnvSpec:
     name: str
     """Name in tasks and records. It seeds random streams, so it contains no path of this machine."""
     id: str
-    """Argument of `registry.load_spec`: a built-in name or FILE.py:Class; empty for a class that is in no file."""
+    """Argument of `registry.load_spec`: a built-in name, FILE.py:Class, or python:Class (a class in no file)."""
     cls: type[TextEnv]
     services: "RewardServices | None" = field(default=None, repr=False, compare=False)
     """Judges that rubrics of the run share. None: each episode has its own."""

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from turnwise.config.schema import Config, ContextConfig
 from turnwise.core.errors import UserError
-from turnwise.envs.registry import load_function
+from turnwise.core.references import load_function
 from turnwise.render.renderer import Renderer
 from turnwise.rollout.context import Context, FullContext
 from turnwise.rollout.context_modes import (

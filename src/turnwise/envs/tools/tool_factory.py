@@ -5,8 +5,8 @@ from typing import Any
 
 from turnwise.config.keys import read_options
 from turnwise.core.errors import UserError
+from turnwise.core.references import load_function
 from turnwise.core.suggestions import suggest
-from turnwise.envs.registry import load_function
 from turnwise.tools.function import from_function
 from turnwise.tools.mcp.options import make_mcp_source
 from turnwise.tools.search.tool import make_search_tool
