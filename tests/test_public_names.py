@@ -3,6 +3,7 @@
 import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,44 @@ import turnwise as tw
 def test_public_name_is_the_listed_object(name: str) -> None:
     module, _, attribute = tw.PUBLIC[name].partition(":")
     assert getattr(tw, name) is getattr(importlib.import_module(module), attribute)
+
+
+def test_public_names_are_stable() -> None:
+    """Changing this list breaks users' programs: it needs an entry in CHANGELOG.md."""
+    assert sorted(tw.PUBLIC) == [
+        "AdvantageInputs",
+        "AdvantageResult",
+        "Config",
+        "Env",
+        "EvaluationResult",
+        "LossInputs",
+        "LossResult",
+        "Outcome",
+        "Rows",
+        "Run",
+        "StrictParams",
+        "TextEnv",
+        "Tool",
+        "ToolEnv",
+        "ToolError",
+        "ToolResult",
+        "UserError",
+        "advantage",
+        "evaluate",
+        "goes_on",
+        "load_run",
+        "loss",
+        "lost",
+        "sft",
+        "tool",
+        "train",
+        "won",
+    ]
+
+
+def test_typed_user_script_uses_every_public_name() -> None:
+    script = (Path(__file__).parent / "typed_user_script.py").read_text(encoding="utf-8")
+    assert [name for name in tw.PUBLIC if f"tw.{name}" not in script] == []
 
 
 def test_import_loads_no_submodule_and_nothing_heavy() -> None:
@@ -37,4 +76,4 @@ def test_train_is_a_function_and_training_a_package() -> None:
     """In a new process: here both may be loaded already."""
     code = "import turnwise as tw, turnwise.training.loop; print(tw.train.__module__, tw.training.loop.Loop.__name__)"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert answer.stdout.split() == ["turnwise.recipes.run", "Loop"]
+    assert answer.stdout.split() == ["turnwise.recipes.api", "Loop"]

@@ -5,7 +5,7 @@ The public names load when they are first used: `import turnwise` alone costs mi
 
 import importlib
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 LIBRARY_DEFAULTS = {
     # OpenMP threads that spin at the end of a parallel region take the CPU from whoever they wait for: beside one busy
@@ -22,17 +22,64 @@ for name, value in LIBRARY_DEFAULTS.items():
     os.environ.setdefault(name, value)
 
 PUBLIC = {
+    "AdvantageInputs": "turnwise.algos.advantage_types:AdvantageInputs",
+    "AdvantageResult": "turnwise.algos.advantage_types:AdvantageResult",
     "Config": "turnwise.config.schema:Config",
+    "Env": "turnwise.core.protocols:Env",
+    "EvaluationResult": "turnwise.recipes.api:EvaluationResult",
+    "LossInputs": "turnwise.algos.losses:LossInputs",
+    "LossResult": "turnwise.algos.losses:LossResult",
     "Outcome": "turnwise.envs.text_env:Outcome",
+    "Rows": "turnwise.recipes.api:Rows",
+    "Run": "turnwise.recipes.api:Run",
     "StrictParams": "turnwise.envs.text_env:StrictParams",
     "TextEnv": "turnwise.envs.text_env:TextEnv",
+    "Tool": "turnwise.tools.tool:Tool",
+    "ToolEnv": "turnwise.envs.tool_env:ToolEnv",
+    "ToolResult": "turnwise.tools.tool:ToolResult",
+    "ToolError": "turnwise.tools.tool:ToolError",
     "UserError": "turnwise.core.errors:UserError",
+    "advantage": "turnwise.algos.advantages:advantage",
+    "evaluate": "turnwise.recipes.api:evaluate",
     "goes_on": "turnwise.envs.text_env:goes_on",
+    "load_run": "turnwise.recipes.api:load_run",
+    "loss": "turnwise.algos.losses:loss",
     "lost": "turnwise.envs.text_env:lost",
-    "train": "turnwise.recipes.run:train_env",
+    "sft": "turnwise.recipes.api:sft",
+    "tool": "turnwise.tools.function:tool",
+    "train": "turnwise.recipes.api:train",
     "won": "turnwise.envs.text_env:won",
 }
-"""Where each public name lives."""
+"""Where each public name is defined. The imports below, for editors and type checkers, name the same."""
+
+if TYPE_CHECKING:
+    from turnwise.algos.advantage_types import AdvantageInputs as AdvantageInputs
+    from turnwise.algos.advantage_types import AdvantageResult as AdvantageResult
+    from turnwise.algos.advantages import advantage as advantage
+    from turnwise.algos.losses import LossInputs as LossInputs
+    from turnwise.algos.losses import LossResult as LossResult
+    from turnwise.algos.losses import loss as loss
+    from turnwise.config.schema import Config as Config
+    from turnwise.core.errors import UserError as UserError
+    from turnwise.core.protocols import Env as Env
+    from turnwise.envs.text_env import Outcome as Outcome
+    from turnwise.envs.text_env import StrictParams as StrictParams
+    from turnwise.envs.text_env import TextEnv as TextEnv
+    from turnwise.envs.text_env import goes_on as goes_on
+    from turnwise.envs.text_env import lost as lost
+    from turnwise.envs.text_env import won as won
+    from turnwise.envs.tool_env import ToolEnv as ToolEnv
+    from turnwise.recipes.api import EvaluationResult as EvaluationResult
+    from turnwise.recipes.api import Rows as Rows
+    from turnwise.recipes.api import Run as Run
+    from turnwise.recipes.api import evaluate as evaluate
+    from turnwise.recipes.api import load_run as load_run
+    from turnwise.recipes.api import sft as sft
+    from turnwise.recipes.api import train as train
+    from turnwise.tools.function import tool as tool
+    from turnwise.tools.tool import Tool as Tool
+    from turnwise.tools.tool import ToolError as ToolError
+    from turnwise.tools.tool import ToolResult as ToolResult
 
 
 def __getattr__(name: str) -> Any:

@@ -54,7 +54,8 @@ def test_a_file_of_settings_is_a_recipe_of_ones_own(tmp_path: Path) -> None:
 
 def test_an_environment_without_a_preset_starts_from_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "recipe_names", list)
-    assert configure("sokoban") == build({"env": {"kind": "sokoban"}})
+    model = [("model.name", "someone/7b")]
+    assert configure("sokoban", overrides=model) == build({"env": {"kind": "sokoban"}}, model)
 
 
 def test_a_class_in_a_file_starts_from_the_defaults() -> None:

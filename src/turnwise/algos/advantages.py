@@ -4,6 +4,10 @@ With a critic: generalised advantage estimation over tokens, turns or both. With
 compared with each other; a group of one and equal returns give exactly 0. Otherwise: a trajectory's own returns.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -16,6 +20,7 @@ from turnwise.algos.advantage_types import (
     broadcast_to_tokens,
     find_turns,
 )
+from turnwise.algos.custom import Function, Parts, declare_traits
 from turnwise.algos.stats import (
     GroupStatistics,
     group_statistics,
@@ -25,6 +30,7 @@ from turnwise.algos.stats import (
     rounding_error,
     whiten,
 )
+from turnwise.core.errors import UserError
 
 
 def gae_scan(
@@ -296,7 +302,7 @@ def brpo(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
     return broadcast_to_tokens(batch.standardised(params.epsilon), inputs)
 
 
-ADVANTAGES: dict[str, Advantage] = {
+_NAMED = {
     # with a critic
     "gae": Advantage(compute=gae, along_tokens=True, needs_critic=True, reads=("gamma", "lam", "whiten")),
     "turn_gae": Advantage(
@@ -342,3 +348,29 @@ ADVANTAGES: dict[str, Advantage] = {
     "arpo": Advantage(compute=arpo),
     "brpo": Advantage(compute=brpo, reads=("epsilon",)),
 }
+
+TRAITS = ("along_tokens", "needs_critic", "needs_groups", "needs_states", "outcome_minus_kl", "needs_greedy")
+
+
+def advantage(**traits: bool) -> Callable[[Function], Function]:
+    """Declare what an advantage function of yours needs: needs_critic, needs_groups, needs_states, along_tokens, ..."""
+    return declare_traits(traits, TRAITS, "advantage")
+
+
+def _wrap(function: Callable[..., Any], **traits: Any) -> Advantage:
+    def compute(inputs: AdvantageInputs, params: AdvantageParams) -> AdvantageResult:
+        found = function(inputs, params)
+        result = AdvantageResult(advantages=found) if isinstance(found, Tensor) else found
+        if not isinstance(result, AdvantageResult):
+            raise UserError(f"algo.advantage returned {type(found).__name__}: return a tensor or AdvantageResult")
+        if result.advantages.shape != inputs.mask.shape:
+            shapes = f"{list(result.advantages.shape)} instead of {list(inputs.mask.shape)}"
+            raise UserError(f"algo.advantage returned the shape {shapes}: one advantage per token, as in inputs.mask")
+        if traits.get("needs_critic") and result.returns is None:
+            raise UserError("algo.advantage needs a critic but returns no AdvantageResult.returns to train it on")
+        return replace(result, advantages=torch.where(inputs.mask, result.advantages, 0.0))
+
+    return Advantage(compute=compute, **traits)
+
+
+ADVANTAGES: Parts[Advantage] = Parts("algo.advantage", _wrap, _NAMED)

@@ -7,13 +7,15 @@ fare alike teaches a relative advantage nothing, and as they spread, updates tha
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from turnwise.algos.custom import Parts
 from turnwise.algos.stats import group_statistics
 from turnwise.core.algorithm import FilterParams
+from turnwise.core.errors import UserError
 
 ZERO_SCORE = 1e-10
 TOP_P_SLACK = 0.01
@@ -139,7 +141,7 @@ def _mark(scores: Tensor, numbers: Tensor) -> Tensor:
 
 _RANKED = ("filter_value", "filter_largest", "filter_keep_zero")
 
-FILTERS: dict[str, Filter] = {
+_NAMED = {
     "none": Filter(compute=none),
     "top_p": Filter(compute=top_p, reads=("filter_value", "filter_largest")),
     "top_p_softmax": Filter(compute=top_p_softmax, reads=_RANKED),
@@ -149,6 +151,19 @@ FILTERS: dict[str, Filter] = {
     "absolute": Filter(compute=absolute, reads=_RANKED),
     "min_p": Filter(compute=min_p, reads=_RANKED),
 }
+
+
+def _wrap(function: Callable[..., Any]) -> Filter:
+    def compute(scores: Tensor, params: FilterParams) -> Tensor:
+        kept = torch.as_tensor(function(scores, params))
+        if kept.dtype != torch.bool or kept.shape != scores.shape:
+            raise UserError(f"algo.filter returned {kept.dtype} {list(kept.shape)}: return one bool per group")
+        return kept
+
+    return Filter(compute=compute)
+
+
+FILTERS: Parts[Filter] = Parts("algo.filter", _wrap, _NAMED)
 
 RATE_SCALES: dict[str, Callable[[float], float]] = {
     "none": lambda share: 1.0,

@@ -16,13 +16,15 @@ change the result. A sequence is a trajectory there; one without sampled tokens 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from turnwise.algos.custom import Function, Parts, declare_traits
 from turnwise.algos.kl import clamp_log_ratio
 from turnwise.core.algorithm import LossParams, RatioLevel
+from turnwise.core.errors import UserError
 
 RATIO_LEVELS: tuple[RatioLevel, ...] = ("token", "turn", "sequence")
 
@@ -264,7 +266,7 @@ def _metrics(inputs: LossInputs, **extra: Tensor) -> dict[str, Tensor]:
     return shared | {name: value.to(log_ratio.dtype) for name, value in extra.items()}
 
 
-LOSSES: dict[str, Loss] = {
+_NAMED = {
     "ppo": Loss(compute=ppo, reads=("clip_low", "clip_high", "dual_clip")),
     "gspo": Loss(compute=gspo, reads=("clip_low", "clip_high", "dual_clip", "ratio_level")),
     "cispo": Loss(compute=cispo, reads=("clip_low", "clip_high")),
@@ -281,6 +283,30 @@ LOSSES: dict[str, Loss] = {
     "gpg": Loss(compute=reinforce),
     "reinforce": Loss(compute=reinforce),
 }
+
+
+def loss(**traits: bool) -> Callable[[Function], Function]:
+    """Declare that a loss function of yours has a term that is nonzero where the advantage is 0: adds_penalty=True."""
+    return declare_traits(traits, ("adds_penalty",), "loss")
+
+
+def _wrap(function: Callable[..., Any], **traits: Any) -> Loss:
+    def compute(inputs: LossInputs, params: LossParams) -> LossResult:
+        found = function(inputs, params)
+        result = LossResult(token_loss=found, metrics=_metrics(inputs)) if isinstance(found, Tensor) else found
+        if not isinstance(result, LossResult):
+            raise UserError(f"algo.loss returned {type(found).__name__}: return a tensor [M] or LossResult")
+        if result.token_loss.shape != inputs.logprobs.shape:
+            shapes = f"{list(result.token_loss.shape)} instead of {list(inputs.logprobs.shape)}"
+            raise UserError(f"algo.loss returned the shape {shapes}: one loss per token, not yet averaged")
+        if inputs.logprobs.requires_grad and not result.token_loss.requires_grad:
+            raise UserError("algo.loss returned a loss without a gradient: compute it from inputs.logprobs")
+        return result
+
+    return Loss(compute=compute, **traits)
+
+
+LOSSES: Parts[Loss] = Parts("algo.loss", _wrap, _NAMED)
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> tuple[Tensor, Tensor]:

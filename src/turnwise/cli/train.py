@@ -61,6 +61,7 @@ def train(
     recipe: str | None = None,
     /,
     *,
+    like: Annotated[str | None, Parameter(metavar="RECIPE", group=INPUT)] = None,
     start_from: Annotated[str | None, Parameter(name="--from", metavar="RUN", group=INPUT)] = None,
     resume: Annotated[str | None, Parameter(metavar="RUN", group=INPUT)] = None,
     seed: int | None = None,
@@ -77,6 +78,8 @@ def train(
     ----------
     recipe
         Recipe, environment, FILE.toml with your own settings, or FILE.py:Class.
+    like
+        Recipe whose settings to take, except its environment.
     start_from
         Run whose settings the new run takes, in place of a recipe.
     resume
@@ -100,7 +103,7 @@ def train(
     if seeds is not None and (other := "--seed" if seed is not None else "--resume" if resume is not None else None):
         raise UserError(f"--seeds starts one run per seed and cannot be combined with {other}: remove one of them")
     settings = merge_settings(overrides, seed=seed, train__max_minutes=max_minutes, record__name=name)
-    config = configure(recipe, start_from=start_from, resume=resume, overrides=settings)
+    config = configure(recipe, like=like, start_from=start_from, resume=resume, overrides=settings)
     override_keys = [key for key, _ in overrides]
     several_seeds = parse_seeds(seeds) if seeds is not None else ()
     if dry_run:
@@ -125,6 +128,7 @@ def sft(
     /,
     *,
     demos: Annotated[str | None, Parameter(metavar="solver|RUN|FILE.jsonl", group=INPUT)] = None,
+    like: Annotated[str | None, Parameter(metavar="RECIPE", group=INPUT)] = None,
     resume: Annotated[str | None, Parameter(metavar="RUN", group=INPUT)] = None,
     count: int | None = None,
     epochs: int | None = None,
@@ -142,6 +146,8 @@ def sft(
     demos
         Demonstrations: the environment's solver (default), the successful episodes of a run, or a JSONL file with one
         {"messages": [...]} per line.
+    like
+        Recipe whose settings to take, except its environment.
     resume
         Run to continue from its last checkpoint, in place of a recipe.
     count
@@ -164,7 +170,7 @@ def sft(
         train__max_minutes=max_minutes,
         record__name=name,
     )
-    config = configure(recipe, resume=resume, overrides=settings)
+    config = configure(recipe, like=like, resume=resume, overrides=settings)
     from turnwise.recipes.sft import sft as run_sft
 
     run_sft(config, resume=resume is not None, override_keys=[key for key, _ in overrides], recipe=recipe)

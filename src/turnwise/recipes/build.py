@@ -15,11 +15,11 @@ from turnwise.algos.turn_discount import AdaptiveDiscount
 from turnwise.config.algorithm import AlgoConfig
 from turnwise.config.schema import Config, TrainConfig
 from turnwise.core.protocols import Engine, Sampling
+from turnwise.core.references import load_function
 from turnwise.core.samples import Needs
 from turnwise.data.samples import TOKEN_RULES, TokenRule
 from turnwise.engine.engines import ENGINES, EngineOptions
 from turnwise.engine.native.engine import NativeEngine
-from turnwise.envs.registry import load_function
 from turnwise.models.attention.interface import ATTENTION
 from turnwise.models.critic import HeadCritic, TrunkCritic
 from turnwise.models.layers import compile_layers, recompute_layers

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turnwise.config.load import Overrides, build, find_run, read_run, read_settings
+from turnwise.config.load import CONFIG_FILE, Overrides, build, find_run, read_run, read_settings
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
+from turnwise.core.references import IN_MEMORY
 from turnwise.core.suggestions import closest_match, suggest
 from turnwise.envs.registry import ENVIRONMENTS
 from turnwise.recipes.environment_mix import build_environment_mix
@@ -17,25 +18,36 @@ from turnwise.record.provenance import check_code_files
 
 RECIPES = Path(__file__).parent
 METHODS = RECIPES / "algos"
+MODELS = RECIPES / "models"
+"""Default settings by model, for targets that are not recipes."""
 
 MAY_CHANGE = ("train.max_minutes",)
 """Settings that a resumed run may change, because they do not affect what is learnt."""
 
 
 def configure(
-    target: str | None = None, *, start_from: str | None = None, resume: str | None = None, overrides: Overrides = ()
+    target: str | None = None,
+    *,
+    like: str | None = None,
+    start_from: str | None = None,
+    resume: str | None = None,
+    overrides: Overrides = (),
 ) -> Config:
     """Return the configuration of a run. Give one of `target`, `start_from` and `resume`.
 
-    `target` is a recipe, an environment or a file of settings; `start_from` is a run whose settings a new run takes;
-    `resume` is a run to continue.
+    `target` is a recipe, an environment or a file of settings; `like` is a recipe whose settings, except its
+    environment, the target takes; `start_from` is a run whose settings a new run takes; `resume` is a run to continue.
     """
     if resume is not None and (changed := [key for key, _ in overrides if key not in MAY_CHANGE]):
         raise UserError(
             f"--resume continues with the run's own settings. Leave out --{changed[0]}, or start another run with it: "
             f"--from {resume}"
         )
+    if like is not None and target is None:
+        raise UserError("--like RECIPE needs an environment, such as my_env.py:MyEnv. Add one.")
     settings = _base_settings(target, start_from, resume)
+    if target is not None:
+        settings = _apply_defaults(settings, target, like, overrides)
     config = build(_apply_method(settings, overrides, from_target=target is not None), overrides)
     config = resolve_paths(config)
     if resume is not None:
@@ -72,7 +84,7 @@ def load_target(target: str) -> dict[str, Any]:
         return load_recipe(target)
     if target.endswith(".toml"):
         return _load_file(Path(target))
-    if target in ENVIRONMENTS or ".py" in target:
+    if target in ENVIRONMENTS or ".py" in target or target.startswith(IN_MEMORY):
         return {"env": {"kind": target}}
     if closest_match(Path(target).suffix, [".toml", ".py"]) or Path(target).is_file():
         raise UserError(f"{target}: settings are read from FILE.toml and environments from FILE.py:Class. Rename it.")
@@ -80,13 +92,46 @@ def load_target(target: str) -> dict[str, Any]:
     raise UserError(f'Unknown recipe or environment "{target}":{near} (`turnwise recipes` and `envs` list them)')
 
 
+def _apply_defaults(settings: dict[str, Any], target: str, like: str | None, overrides: Overrides) -> dict[str, Any]:
+    """Put the settings of the recipe `like`, or else the model's defaults, below those of the target."""
+    if target in recipe_names():
+        if like is not None:
+            raise UserError(f"--like {like}: {target} is a recipe and has its own settings. Leave one of them out.")
+        return settings
+    if like is not None:
+        defaults = {section: values for section, values in load_recipe(like).items() if section != "env"}
+    else:
+        model = _find_override("model.name", overrides) or settings.get("model", {}).get("name", "tiny")
+        defaults = _model_defaults(str(model))
+    merged = dict(defaults)
+    for section, values in settings.items():
+        both = isinstance(values, dict) and isinstance(merged.get(section), dict)
+        merged[section] = merged[section] | values if both else values
+    return merged
+
+
+def _model_defaults(model: str) -> dict[str, Any]:
+    """Return settings that suit a model better than the general defaults. A run counts as the model it started from."""
+    visited: set[str] = set()
+    while (Path(model) / CONFIG_FILE).is_file() and model not in visited:
+        visited.add(model)
+        model = str(read_run(model).get("model", {}).get("name", ""))
+    path = MODELS / f"{model}.toml"
+    return read_settings(path) if model == Path(model).name and path.is_file() else {}
+
+
+def _find_override(name: str, overrides: Overrides) -> Any:
+    """Return the last value given for a setting; None without one."""
+    return next((value for key, value in reversed(overrides) if key.replace("-", "_") == name), None)
+
+
 def _apply_method(settings: dict[str, Any], overrides: Overrides, *, from_target: bool) -> dict[str, Any]:
     """Put the settings of `algo.preset` on top of the recipe's. Overrides are applied later and win.
 
     A run's own configuration already contains the settings of its preset.
     """
-    chosen = [value for key, value in overrides if key.replace("-", "_") == "algo.preset"]
-    name = chosen[-1] if chosen else settings.get("algo", {}).get("preset") if from_target else None
+    saved = settings.get("algo", {}).get("preset") if from_target else None
+    name = _find_override("algo.preset", overrides) or saved
     if name is None or name == "none":
         return settings
     find_method(name)
@@ -174,7 +219,8 @@ def resolve_paths(config: Config) -> Config:
     env, algo, context, model, sft = config.env, config.algo, config.context, config.model, config.sft
     mix = {name: _resolve_env(entry) if isinstance(entry, dict) else entry for name, entry in env.mix.items()}
     template = None if model.chat_template is None else str(Path(model.chat_template).expanduser().resolve())
-    rules = {name: _resolve(getattr(algo, name), Path()) for name in ("loss_tokens", "advantage_tokens")}
+    functions = ("advantage", "loss", "filter", "loss_tokens", "advantage_tokens")
+    rules = {name: _resolve(getattr(algo, name), Path()) for name in functions}
     return config.model_copy(
         update={
             "env": env.model_copy(update=_resolve_env({"kind": env.kind, "params": env.params}) | {"mix": mix}),

@@ -7,13 +7,11 @@ from typing import Any
 from rich.console import Console
 
 from turnwise.algos.advantages import ADVANTAGES
-from turnwise.config.load import build
 from turnwise.config.schema import Config
 from turnwise.core.program import spell_command
+from turnwise.core.references import reference_name
 from turnwise.core.samples import Learner
-from turnwise.envs.registry import load_spec, spec_of
 from turnwise.envs.spec import EnvSpec
-from turnwise.envs.text_env import TextEnv
 from turnwise.models.loading.load import LoadedModel
 from turnwise.models.memory.plan import MemoryPlan
 from turnwise.recipes.build import (
@@ -27,11 +25,11 @@ from turnwise.recipes.build import (
     share_value_head,
     update_settings,
 )
-from turnwise.recipes.configure import resolve_paths
 from turnwise.recipes.environment_mix import build_environment_mix
 from turnwise.recipes.resources import memory_plan
 from turnwise.recipes.selfplay import build_selfplay
 from turnwise.recipes.training_run import (
+    OnStep,
     Summary,
     TrainingRun,
     open_run,
@@ -60,6 +58,7 @@ def train(
     spec: EnvSpec | None = None,
     console: Console | None = None,
     override_keys: Iterable[str] = (),
+    on_step: OnStep | None = None,
 ) -> Summary:
     """Train one run and return its summary.
 
@@ -73,12 +72,12 @@ def train(
         config,
         environments,
         console,
-        method=config.algo.advantage,
+        method=reference_name(config.algo.advantage),
         command="train",
         resume=resume,
         if_finished="Start another run with --from PATH, or evaluate it with `turnwise eval PATH`.",
     ) as folder:
-        summary, path = _ReinforcementRun(config, environments, folder, console).train(resume), folder.path
+        summary, path = _ReinforcementRun(config, environments, folder, console, on_step).train(resume), folder.path
     if summary["finished"]:
         episodes = min(EVAL_EPISODES, environments.entries[0].sizes.get(config.eval.split, EVAL_EPISODES))
         console.print(run_table(summary, path))
@@ -89,7 +88,7 @@ def train(
         print_command(
             console, f"stopped after {summary['steps']} steps; resume with:", spell_command("train", "--resume", path)
         )
-    return summary
+    return summary | {"path": str(path)}
 
 
 def train_seeds(
@@ -106,18 +105,6 @@ def train_seeds(
     if finished := [summary for summary in summaries if summary["finished"]]:
         console.print(seeds_table(finished))
     return summaries
-
-
-def train_env(env: type[TextEnv] | str, model: str = "tiny", steps: int | None = None, **settings: Any) -> Summary:
-    """Train on an environment class or name, as `tw.train(env=GuessNumber, model="tiny", steps=100)`.
-
-    Further settings are given by their dotted name with `__` for `.`: `tw.train(env="sokoban", algo__advantage="gae")`.
-    """
-    spec = load_spec(env) if isinstance(env, str) else spec_of(env)
-    overrides: dict[str, Any] = {"model.name": model, **({} if steps is None else {"train.steps": steps})}
-    overrides |= {name.replace("__", "."): value for name, value in settings.items()}
-    config = resolve_paths(build({"env": {"kind": spec.id or spec.name}}, list(overrides.items())))
-    return train(config, spec=spec, override_keys=overrides)
 
 
 class _ReinforcementRun(TrainingRun):

@@ -18,6 +18,7 @@ from turnwise.recipes.environment_mix import EnvironmentMix, build_environment_m
 from turnwise.recipes.resources import check_threads, memory_plan, plan_without_limits
 from turnwise.recipes.sources import use_own_adapter
 from turnwise.recipes.training_run import (
+    OnStep,
     Summary,
     TrainingRun,
     open_run,
@@ -68,6 +69,7 @@ def sft(
     console: Console | None = None,
     override_keys: Iterable[str] = (),
     recipe: str | None = None,
+    on_step: OnStep | None = None,
 ) -> Summary:
     """Fine-tune on demonstrations and return the summary.
 
@@ -89,7 +91,7 @@ def sft(
         resume=resume,
         if_finished="Train its model further with --model.name PATH.",
     ) as folder:
-        summary, path = _SftRun(config, environments, folder, console).train(resume), folder.path
+        summary, path = _SftRun(config, environments, folder, console, on_step).train(resume), folder.path
     if summary["finished"]:
         target = recipe or (config.env.kind if config.env.kind in recipe_names() else "FILE.toml")
         console.print(run_table(summary, path))
@@ -98,7 +100,7 @@ def sft(
         print_command(
             console, f"stopped after {summary['steps']} steps; resume with:", spell_command("sft", "--resume", path)
         )
-    return summary
+    return summary | {"path": str(path)}
 
 
 def check_sft(config: Config, environments: EnvironmentMix, override_keys: Iterable[str] = ()) -> None:

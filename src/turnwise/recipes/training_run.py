@@ -2,7 +2,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,6 +39,8 @@ from turnwise.rewards.services import RewardServices
 from turnwise.training.checkpoints import Checkpoints, State, restore, step_folders
 
 Summary = dict[str, Any]
+OnStep = Callable[[Mapping[str, Any]], object]
+"""Called with the metrics of each training step."""
 
 
 @contextmanager
@@ -169,11 +171,11 @@ def track_metrics(
         warn=warn,
         resumed_after=resumed_after,
     )
-    folder.on_metrics = trackers.log
+    folder.listeners.append(trackers.log)
     try:
         yield
     finally:
-        folder.on_metrics = None
+        folder.listeners.remove(trackers.log)
         trackers.close()
 
 
@@ -194,6 +196,7 @@ class TrainingRun(ABC):
     environments: EnvironmentMix
     folder: RunFolder
     console: Console
+    on_step: OnStep | None = None
 
     planned_steps: int = field(init=False)
     """Number of steps that the progress display starts with; a loop may correct it."""
@@ -225,10 +228,16 @@ class TrainingRun(ABC):
         torch.set_num_threads(config.system.threads)
         self.tasks = build_task_source(config, self.environments)
         limit_s = None if minutes is None else 60 * minutes
+        if self.on_step is not None:
+            self.folder.listeners.append(self._report_step)
         with Progress(self.planned_steps, self.console, title=self.folder.path.name, limit_s=limit_s) as progress:
             loop, state = self.build(progress, limit_s, resume)
             with track_metrics(config, self.folder, progress.note, resumed_after=state.step if resume else None):
                 return asyncio.run(self.services.run(self._train(loop, state)))
+
+    def _report_step(self, row: Mapping[str, Any]) -> None:
+        if self.on_step is not None and "eval/name" not in row and "time/total_s" in row:
+            self.on_step(dict(row))
 
     async def _train(self, loop: TrainingLoop, state: State) -> Summary:
         """Train between two evaluations. An evaluation that is already recorded is not repeated."""

@@ -14,6 +14,7 @@ from turnwise.algos.off_policy import CORRECTIONS
 from turnwise.algos.rewards import NORMALISERS
 from turnwise.config.schema import Config
 from turnwise.core.errors import UserError
+from turnwise.core.references import is_reference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,9 @@ def _value(config: Config, key: str) -> Any:
 
 
 def _one_of(key: str, names: Collection[str]) -> Switch:
-    return Switch(key=key, enables=lambda value: value in names, fix=f"choose {', '.join(names)}")
+    return Switch(
+        key=key, enables=lambda value: value in names or is_reference(value), fix=f"choose {', '.join(names)}"
+    )
 
 
 def _on(key: str, fix: str) -> Switch:

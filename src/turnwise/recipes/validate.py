@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.algos.advantages import ADVANTAGES
+from turnwise.algos.custom import Parts
 from turnwise.algos.filters import FILTERS, SCORES
 from turnwise.algos.losses import AGGREGATIONS, LOSSES
 from turnwise.algos.off_policy import CORRECTIONS
 from turnwise.algos.rewards import NORMALISERS
 from turnwise.config.schema import Config, ModelConfig
 from turnwise.core.errors import UserError
+from turnwise.core.references import is_reference, load_function
 from turnwise.core.suggestions import suggest
 from turnwise.engine.engines import ENGINES
 from turnwise.envs.games.env import GameEnv
-from turnwise.envs.registry import load_function
 from turnwise.envs.spec import EnvSpec
 from turnwise.envs.text_env import TextEnv, params_model
 from turnwise.envs.tool_env import ToolEnv
@@ -79,7 +80,9 @@ def check_settings(config: Config, override_keys: Iterable[str] = (), judges: Ju
     for key, options in CHOICES.items():
         section, _, name = key.partition(".")
         chosen = getattr(getattr(config, section), name)
-        if chosen not in options:
+        if isinstance(options, Parts) and is_reference(chosen):
+            options[chosen]  # raises UserError if it cannot be loaded
+        elif chosen not in options:
             raise UserError(f'Unknown {key} "{chosen}":{suggest(chosen, options)}')
     check_conflicts(config)
     for key in override_keys:

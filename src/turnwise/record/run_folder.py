@@ -56,7 +56,7 @@ class RunFolder:
         self._lock = lock
         self._write_failed = False
         self._token_names = TokenNamesFile(self.trajectories / "tokens.jsonl")
-        self.on_metrics: Callable[[Mapping[str, Any]], None] | None = None
+        self.listeners: list[Callable[[Mapping[str, Any]], None]] = []
         """Called with every metrics row after it is written."""
 
     @classmethod
@@ -177,8 +177,8 @@ class RunFolder:
             raise ValueError(f"a metrics row needs an integer step: {dict(row)}")
         with self._writing(self.metrics_path):
             append_bytes(self.metrics_path, encode_row(replace_nonfinite(row)) + b"\n")
-        if self.on_metrics is not None:
-            self.on_metrics(row)
+        for listener in self.listeners:
+            listener(row)
 
     def read_metrics(self) -> list[dict[str, Any]]:
         return _read_step_rows(self.metrics_path)

@@ -1,0 +1,373 @@
+"""The Python API: `tw.train`, `tw.sft`, `tw.evaluate`, `tw.load_run`, and the objects that they return.
+
+Settings have the names of the command line, with `__` for the dot: `--algo.advantage gae` is `algo__advantage="gae"`.
+Where a setting takes FILE.py:name, Python may pass the class or function itself.
+"""
+
+import asyncio
+import ctypes
+import html
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rich.console import Console
+
+from turnwise.config.load import build, find_run, read_run
+from turnwise.config.schema import Config
+from turnwise.core.errors import UserError
+from turnwise.core.references import reference_to, refuse_while_importing
+from turnwise.core.task import Split
+from turnwise.core.trajectory import Trajectory
+from turnwise.envs.registry import spec_of
+from turnwise.envs.text_env import TextEnv
+from turnwise.evaluation.episodes import Evaluation
+from turnwise.recipes.configure import configure
+from turnwise.recipes.eval_contestants import RemoteModels
+from turnwise.recipes.eval_plan import plan_evaluation
+from turnwise.recipes.eval_results import summarise_results
+from turnwise.recipes.evaluation import default_folder, evaluate_into_folder
+from turnwise.recipes.export import export
+from turnwise.recipes.run import train as train_run
+from turnwise.recipes.sft import sft as sft_run
+from turnwise.recipes.training_run import OnStep
+from turnwise.record.run_folder import RunFolder
+from turnwise.report.terminal import make_console
+
+if TYPE_CHECKING:
+    import pandas
+
+Environment = str | type[TextEnv]
+"""A recipe, a built-in environment, FILE.py:Class, FILE.toml, or a class."""
+Result = TypeVar("Result")
+
+
+class Rows(list[dict[str, Any]]):
+    """Rows of a table. `to_pandas()` makes a data frame; a notebook shows the last rows."""
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        try:
+            import pandas
+        except ImportError:
+            raise UserError("to_pandas needs pandas: pip install pandas") from None
+        return pandas.DataFrame(self)
+
+    def _repr_html_(self) -> str:
+        names = list(dict.fromkeys(name for row in self[-10:] for name in row))
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(_short(row.get(name)))}</td>" for name in names) + "</tr>"
+            for row in self[-10:]
+        )
+        return f"<p>{len(self)} rows, the last {len(self[-10:])}:</p><table><tr>{head}</tr>{body}</table>"
+
+
+def _short(value: Any) -> str:
+    text = f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder: what it was configured with, what it measured and played, and its model."""
+
+    path: Path
+
+    @property
+    def config(self) -> Config:
+        """Settings that reproduce the run."""
+        return build(read_run(str(self.path)))
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / "summary.json").is_file()
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Contents of summary.json: success before and after with its interval, steps, seconds. Empty until then."""
+        if not self.finished:
+            return {}
+        found: dict[str, Any] = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
+        return found
+
+    def metrics(self) -> Rows:
+        """Return one row per training step and per evaluation."""
+        return Rows(RunFolder.open(self.path).read_metrics())
+
+    def trajectories(self, step: int | None = None) -> Rows:
+        """Return the recorded episodes with their messages, tokens and rewards, of one step or of all."""
+        return Rows(self.iter_trajectories(step))
+
+    def iter_trajectories(self, step: int | None = None) -> Iterator[dict[str, Any]]:
+        """Read the recorded episodes one by one: a long run's do not fit in memory."""
+        folder = RunFolder.open(self.path)
+        return (folder.read_trajectory(entry) for entry in folder.read_index() if step in (None, entry["step"]))
+
+    def evaluate(self, env: Environment | None = None, **options: Any) -> "EvaluationResult":
+        """Evaluate the newest checkpoint on held-out tasks; options as in `tw.evaluate`."""
+        return evaluate(self, env, **options)
+
+    def export(self, to: str | Path) -> Path:
+        """Write the newest checkpoint as a plain Hugging Face folder, adapters merged; return the folder."""
+        export(str(self.path), Path(to))
+        return Path(to)
+
+    def resume(self, *, on_step: OnStep | None = None, quiet: bool = False) -> "Run":
+        """Continue an unfinished run from its last checkpoint."""
+        config = configure(resume=str(self.path))
+        imitates = config.sft.demos is not None and not any("rollout/episodes" in row for row in self.metrics())
+        command = sft_run if imitates else train_run
+        return _run(command, config, resume=True, typed=(), on_step=on_step, quiet=quiet)
+
+    def _repr_html_(self) -> str:
+        curve = self.path / "curve.svg"
+        picture = curve.read_text(encoding="utf-8") if curve.is_file() else ""
+        return f"<p>{html.escape(repr(self))}</p>{picture}"
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """An evaluation of one or several models on the same tasks."""
+
+    path: Path
+    """Folder with every episode, the summary and a report."""
+    summary: dict[str, Any]
+    """Contents of summary.json: metrics of each model, and paired comparisons with the first."""
+    evaluations: Sequence[Evaluation] = field(repr=False)
+    """In the order of the models."""
+
+    @property
+    def success(self) -> float:
+        """Success rate of the first model."""
+        return self.evaluations[0].success
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % confidence interval of `success`."""
+        return self.evaluations[0].interval
+
+    @property
+    def trajectories(self) -> Sequence[Trajectory]:
+        """Episodes of the first model."""
+        return self.evaluations[0].trajectories
+
+
+def train(
+    env: Environment | None = None,
+    *,
+    model: str | Path | Run | None = None,
+    steps: int | None = None,
+    seed: int | None = None,
+    name: str | None = None,
+    like: str | None = None,
+    config: Config | None = None,
+    on_step: OnStep | None = None,
+    quiet: bool = False,
+    **settings: Any,
+) -> Run:
+    """Train an agent and return its run.
+
+    Args:
+        env: A recipe, an environment's name, FILE.py:Class, FILE.toml, or a class.
+        model: "tiny", a Hugging Face name or folder, a GGUF file, or a run to continue from.
+        steps: Training steps (`train.steps`).
+        seed: Seed of everything random; equal seeds give equal runs.
+        name: Name of the run folder.
+        like: Recipe whose settings, except those of its environment, are the defaults.
+        config: All settings at once; excludes the others.
+        on_step: Called with the metrics of each training step.
+        quiet: Print nothing.
+        settings: Any setting, such as algo__advantage="gae". Functions may be passed where FILE.py:name is allowed.
+    """
+    named = {"train.steps": steps, "seed": seed, "record.name": name, "model.name": _model_name(model)}
+    config, typed = _configure("tw.train", env, like, config, named, settings)
+    return _run(train_run, config, resume=False, typed=typed, on_step=on_step, quiet=quiet)
+
+
+def sft(
+    env: Environment | None = None,
+    *,
+    demos: str | Path | Run = "solver",
+    model: str | Path | Run | None = None,
+    count: int | None = None,
+    epochs: int | None = None,
+    seed: int | None = None,
+    name: str | None = None,
+    like: str | None = None,
+    config: Config | None = None,
+    on_step: OnStep | None = None,
+    quiet: bool = False,
+    **settings: Any,
+) -> Run:
+    """Fine-tune on demonstrations and return the run.
+
+    Args:
+        env: As in `tw.train`.
+        demos: "solver" (the environment's own), a run whose successes are imitated, or a JSONL file of conversations.
+        model: As in `tw.train`.
+        count: Maximum number of demonstrations (`sft.count`).
+        epochs: Passes over the demonstrations (`sft.epochs`).
+        seed: Seed of everything random.
+        name: Name of the run folder.
+        like: As in `tw.train`.
+        config: All settings at once; excludes the others.
+        on_step: Called with the metrics of each step.
+        quiet: Print nothing.
+        settings: Any setting, such as sft__learning_rate=1e-4.
+    """
+    named = {"sft.count": count, "sft.epochs": epochs, "seed": seed, "record.name": name}
+    named |= {"model.name": _model_name(model)}
+    if config is None:
+        named |= {"sft.demos": str(demos.path if isinstance(demos, Run) else demos)}
+    config, typed = _configure("tw.sft", env, like, config, named, settings)
+    typed = [key for key in typed if key != "sft.demos"]
+    return _run(sft_run, config, resume=False, typed=typed, on_step=on_step, quiet=quiet)
+
+
+def evaluate(
+    model: str | Path | Run | Sequence[str | Path | Run],
+    env: Environment | None = None,
+    *,
+    episodes: int | None = None,
+    seeds: str | None = None,
+    split: Split | None = None,
+    tries: int | None = None,
+    temperature: float | None = None,
+    endpoint: str | None = None,
+    out: str | Path | None = None,
+    quiet: bool = False,
+    **settings: Any,
+) -> EvaluationResult:
+    """Evaluate runs, models or an endpoint's models on held-out tasks.
+
+    Args:
+        model: A run, a model as in `model.name`, or several of them: all are compared with the first.
+        env: Environment; by default that of the first run.
+        episodes: Number of tasks (`eval.episodes`).
+        seeds: Instead of `episodes`: indices of tasks in the split, such as "0-9,20".
+        split: "test" (default), "validation" or "train".
+        tries: Episodes per task, for pass@k.
+        temperature: Sampling temperature; 0 is greedy (`eval.temperature`).
+        endpoint: URL of an OpenAI-compatible server that serves the models.
+        out: Folder for the results; an interrupted evaluation into the same folder continues.
+        quiet: Print nothing.
+        settings: Any setting, such as env__params={"size": 5}.
+    """
+    refuse_while_importing("tw.evaluate")
+    several = [model] if isinstance(model, str | Path | Run) else model
+    models = tuple(str(_model_name(each)) for each in several)
+    named = {"eval.episodes": episodes, "eval.temperature": temperature, "eval.split": split}
+    overrides = [(key, value) for key, value in (named | _dotted(settings)).items() if value is not None]
+    environment = [] if env is None else [_reference(env)]
+    remote = None if endpoint is None else RemoteModels(url=endpoint, models=models)
+    sources = [*([] if endpoint is not None else models), *environment]
+
+    def play() -> EvaluationResult:
+        plan = plan_evaluation(sources, remote=remote, overrides=overrides, seeds=seeds, tries=tries)
+        path = Path(out) if out is not None else default_folder(plan)
+        results = evaluate_into_folder(plan, path, console=_console(quiet))
+        return EvaluationResult(path=path, summary=summarise_results(results), evaluations=results.evaluations)
+
+    return _outside_event_loop(play)
+
+
+def load_run(run: str | Path) -> Run:
+    """Return the run in this folder, or of this name in runs/."""
+    return Run(find_run(str(run)))
+
+
+def _configure(
+    call: str,
+    env: Environment | None,
+    like: str | None,
+    config: Config | None,
+    named: Mapping[str, Any],
+    settings: Mapping[str, Any],
+) -> tuple[Config, list[str]]:
+    """Return the configuration and the keys that the caller set."""
+    refuse_while_importing(call)
+    overrides = [(key, value) for key, value in (dict(named) | _dotted(settings)).items() if value is not None]
+    if config is None and env is None:
+        raise UserError(f'{call} needs an environment: env="frozen_lake", a class, or config=tw.Config(...)')
+    if config is None:
+        assert env is not None
+        return configure(_reference(env), like=like, overrides=overrides), [key for key, _ in overrides]
+    if env is not None or like is not None or overrides:
+        raise UserError(f"{call}: config holds all settings: leave out the others, or leave out config")
+    return config, []
+
+
+def _run(
+    command: Callable[..., dict[str, Any]],
+    config: Config,
+    *,
+    resume: bool,
+    typed: Sequence[str],
+    on_step: OnStep | None,
+    quiet: bool,
+) -> Run:
+    def work() -> Run:
+        summary = command(config, resume=resume, console=_console(quiet), override_keys=typed, on_step=on_step)
+        return Run(Path(summary["path"]))
+
+    return _outside_event_loop(work)
+
+
+def _outside_event_loop(work: Callable[[], Result]) -> Result:
+    """Run `work`, in a thread of its own if this one has a running event loop, as in a notebook.
+
+    An interrupt of the caller interrupts the thread, so that Ctrl-C and a notebook's stop button end the run as on the
+    command line.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return work()
+    results: list[Result] = []
+    errors: list[BaseException] = []
+
+    def target() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=target, name="turnwise")
+    thread.start()
+    while thread.is_alive():
+        try:
+            thread.join()
+        except KeyboardInterrupt:
+            interrupt = ctypes.py_object(KeyboardInterrupt)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), interrupt)
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def _console(quiet: bool) -> Console:
+    return Console(quiet=True) if quiet else make_console()
+
+
+def _model_name(model: str | Path | Run | None) -> str | None:
+    return None if model is None else str(model.path if isinstance(model, Run) else model)
+
+
+def _reference(env: Environment) -> str:
+    return env if isinstance(env, str) else spec_of(env).id
+
+
+def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.replace("__", "."): _with_references(value) for name, value in settings.items()}
+
+
+def _with_references(value: Any) -> Any:
+    """Replace classes and functions by their references."""
+    if isinstance(value, Mapping):
+        return {key: _with_references(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_references(item) for item in value]
+    return reference_to(value) if callable(value) else value

@@ -1,0 +1,238 @@
+"""The Python API: train, sft, evaluate, load_run, and functions of one's own."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+import torch
+
+import turnwise as tw
+from turnwise.cli.main import main
+from turnwise.recipes.configure import configure
+
+SMALL: dict[str, Any] = {
+    "model__warmup_steps": 2,
+    "rollout__groups": 2,
+    "rollout__group_size": 2,
+    "train__mini_batch": 4,
+    "eval__episodes": 2,
+    "record__report": False,
+    "quiet": True,
+}
+
+
+class Larger(tw.TextEnv):
+    """Which of two numbers is larger?"""
+
+    max_turns = 1
+
+    def reset(self, rng: Any) -> str:
+        self.pair = rng.sample(range(1, 10), 2)
+        return f"Which is larger, {self.pair[0]} or {self.pair[1]}?"
+
+    def step(self, action: str) -> tw.Outcome:
+        return tw.won("Yes.") if int(action) == max(self.pair) else tw.lost("No.")
+
+
+def length(trajectory: Any) -> float:
+    return float(sum(len(turn.action_ids) for turn in trajectory.turns))
+
+
+CALLS: list[str] = []
+
+
+def centred(inputs: tw.AdvantageInputs, params: Any) -> torch.Tensor:
+    CALLS.append("advantage")
+    returns = (inputs.token_rewards * inputs.mask).sum(1, keepdim=True)
+    return (returns - returns.mean()).expand(inputs.mask.shape)
+
+
+@tw.loss(adds_penalty=True)
+def plain(inputs: tw.LossInputs, params: Any) -> torch.Tensor:
+    CALLS.append("loss")
+    return -inputs.advantages * inputs.logprobs
+
+
+def keep_all(scores: torch.Tensor, params: Any) -> torch.Tensor:
+    CALLS.append("filter")
+    return torch.ones_like(scores, dtype=torch.bool)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> dict[str, Any]:
+    return {**SMALL, "record__folder": str(tmp_path)}
+
+
+def test_train_returns_a_run_with_its_results(tmp_path: Path, folder: dict[str, Any]) -> None:
+    rows: list[Any] = []
+    run = tw.train(Larger, steps=2, name="larger", on_step=rows.append, **folder)
+
+    assert run.path == tmp_path / "larger" and run.finished
+    assert run.summary == json.loads((run.path / "summary.json").read_text()) and run.summary["steps"] == 2
+    assert [row["step"] for row in rows] == [1, 2] and "rollout/success" in rows[0]
+    steps = [row for row in run.metrics() if "rollout/episodes" in row]
+    assert [row["step"] for row in steps] == [1, 2]
+    assert run.metrics().to_pandas().shape[0] == len(run.metrics())
+    assert {row["step"] for row in run.trajectories()} == {1, 2}
+    assert len(run.trajectories(2)) == 4
+    assert tw.load_run(run.path) == run and run.config.train.steps == 2
+    assert "<table>" in run.metrics()._repr_html_() and "<svg" in run._repr_html_()
+
+    result = run.evaluate(episodes=3, temperature=0.0, out=tmp_path / "evaluation", quiet=True)
+    assert len(result.trajectories) == 3 and result.interval[0] <= result.success <= result.interval[1]
+    assert result.summary["models"][0]["episodes"] == 3 and (result.path / "summary.json").is_file()
+    assert (run.export(tmp_path / "exported") / "model.safetensors").is_file()
+
+
+def test_train_works_in_a_running_event_loop(folder: dict[str, Any]) -> None:
+    async def notebook() -> tw.Run:
+        return tw.train(Larger, steps=1, **folder)
+
+    assert asyncio.run(notebook()).finished
+
+
+def test_train_in_an_event_loop_raises_the_error_of_the_run(folder: dict[str, Any]) -> None:
+    async def notebook() -> tw.Run:
+        return tw.train(Larger, steps=1, algo__advantage="grppo", **folder)
+
+    with pytest.raises(tw.UserError, match="grppo"):
+        asyncio.run(notebook())
+
+
+def test_train_of_a_recipe_has_the_settings_of_the_command(folder: dict[str, Any]) -> None:
+    run = tw.train("bandit", steps=1, **folder)
+    expected = configure("bandit")
+    assert run.config.algo == expected.algo and run.config.critic == expected.critic
+    assert run.config.train.optimizer == expected.train.optimizer == "muon"
+
+
+def test_tiny_has_defaults_that_learn_in_any_environment(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("from turnwise.envs.bandit.env import Bandit\nclass Mine(Bandit): pass\n", encoding="utf-8")
+    config = configure(f"{file}:Mine")
+    assert config.train.optimizer == "muon" and config.critic.kind == "head" and config.algo.advantage == "gae"
+    other = configure(f"{file}:Mine", overrides=[("model.name", "someone/7b")])
+    assert other.train.optimizer == "adamw" and other.train.learning_rate == 1e-6
+    assert configure(f"{file}:Mine", overrides=[("train.optimizer", "adamw")]).train.optimizer == "adamw"
+
+
+def test_like_takes_a_recipes_settings_without_its_environment(tmp_path: Path) -> None:
+    recipe = configure("frozen_lake")
+    config = configure("sudoku", like="frozen_lake")
+    assert config.env.kind == "sudoku" and config.env.params == {}
+    assert (config.algo, config.train, config.rollout) == (recipe.algo, recipe.train, recipe.rollout)
+    with pytest.raises(tw.UserError, match="frozen_lake is a recipe"):
+        configure("frozen_lake", like="bandit")
+    with pytest.raises(tw.UserError, match='unknown recipe "lake"'):
+        configure("sudoku", like="lake")
+
+
+def test_train_takes_functions_for_rewards_and_algorithms(folder: dict[str, Any]) -> None:
+    CALLS.clear()
+    run = tw.train(
+        Larger,
+        steps=1,
+        reward__functions=[length],
+        algo__advantage=centred,
+        algo__loss=plain,
+        algo__filter=keep_all,
+        **folder,
+    )
+    assert set(CALLS) == {"advantage", "loss", "filter"}
+    assert run.config.algo.advantage == f"{Path(__file__).resolve()}:centred"
+    assert run.path.name == "Larger-tiny-centred-seed0"
+    (row,) = [row for row in run.metrics() if "rollout/episodes" in row]
+    assert row["reward/length"] > 0
+
+
+def test_command_line_takes_an_advantage_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "my_algo.py"
+    file.write_text(
+        dedent("""
+            def centred(inputs, params):
+                returns = (inputs.token_rewards * inputs.mask).sum(1, keepdim=True)
+                return (returns - returns.mean()).expand(inputs.mask.shape)
+
+            def broken(inputs, params):
+                return inputs.nothing
+        """),
+        encoding="utf-8",
+    )
+    small = [f"--{key.replace('__', '.')}={value}" for key, value in SMALL.items() if key != "quiet"]
+    small = [each.replace("=False", "=false") for each in small]
+    words = ["train", "bandit", "--train.steps=1", f"--record.folder={tmp_path}", *small]
+
+    def train(name: str) -> int:
+        return main([*words, f"--name={name}", f"--algo.advantage={file}:{name}"])
+
+    assert train("centred") == 0 and tw.load_run(tmp_path / "centred").finished
+    assert train("broken") == train("missing") == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("broken", r"algo.advantage broken failed at \w+.py:\d+: AttributeError: .*nothing"),
+        ("short", r"returned the shape \[\d+, 1\] instead of \[\d+, \d+\]"),
+        ("text", "returned str"),
+    ],
+)
+def test_faulty_advantage_is_one_line(name: str, message: str, folder: dict[str, Any]) -> None:
+    functions = {
+        "broken": lambda inputs, params: inputs.nothing,
+        "short": lambda inputs, params: inputs.token_rewards[:, :1],
+        "text": lambda inputs, params: "1.0",
+    }
+    functions[name].__name__ = name
+    with pytest.raises(tw.UserError, match=message):
+        tw.train(Larger, steps=1, algo__advantage=functions[name], **folder)
+
+
+def test_unknown_trait_of_an_advantage_is_refused() -> None:
+    with pytest.raises(tw.UserError, match="has no argument 'needs_crtic'"):
+        tw.advantage(needs_crtic=True)
+
+
+def test_class_of_a_notebook_trains_and_its_run_names_the_fix(tmp_path: Path, folder: dict[str, Any]) -> None:
+    scope: dict[str, Any] = {"tw": tw, "__name__": "__main__"}
+    exec(  # no file defines it
+        dedent("""
+            class Notebook(tw.TextEnv):
+                "Say 1."
+                def reset(self, rng): return "Say 1."
+                def step(self, action): return tw.won() if action == "1" else tw.lost()
+        """),
+        scope,
+    )
+    run = tw.train(scope["Notebook"], steps=1, **folder)
+    assert run.config.env.kind == "python:Notebook"
+    assert run.evaluate(episodes=1, out=tmp_path / "evaluation", quiet=True).summary["tasks"] == 1
+    code = f"import turnwise as tw; tw.load_run({str(run.path)!r}).evaluate(episodes=1)"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert "Notebook was defined in a notebook or at a prompt: save it in a file" in answer.stderr
+
+
+def test_file_that_trains_when_imported_is_refused(tmp_path: Path, folder: dict[str, Any]) -> None:
+    file = tmp_path / "script.py"
+    file.write_text("import turnwise as tw\ntw.train('bandit')\n", encoding="utf-8")
+    with pytest.raises(tw.UserError, match=r"calls tw\.train when it is imported: move the call under `if __name__"):
+        tw.train(f"{file}:Anything", **folder)
+
+
+def test_sft_imitates_and_resumes_as_a_run(tmp_path: Path, folder: dict[str, Any]) -> None:
+    small = {key: value for key, value in folder.items() if key.partition("__")[0] not in ("rollout", "train")}
+    run = tw.sft("bandit", count=4, epochs=1, name="sft", **small)
+    assert run.finished and "sft/digest" in run.metrics()[0]
+    assert tw.train("bandit", model=run, steps=1, name="further", **{**folder, "model__warmup_steps": None}).finished
+
+
+def test_train_needs_an_environment_or_a_config(folder: dict[str, Any]) -> None:
+    with pytest.raises(tw.UserError, match=r"tw\.train needs an environment"):
+        tw.train()
+    with pytest.raises(tw.UserError, match="config holds all settings"):
+        tw.train("bandit", config=tw.Config())

@@ -1,0 +1,108 @@
+"""A script of a user that uses the whole public API; mypy checks it strictly."""
+# ruff: noqa: T201
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, assert_type
+
+import torch
+
+import turnwise as tw
+
+
+class GuessNumber(tw.TextEnv):
+    """I think of a number between 1 and 10."""
+
+    max_turns = 4
+
+    class Params(tw.StrictParams):
+        largest: int = 10
+
+    def reset(self, rng: random.Random) -> str:
+        self.secret = rng.randint(1, self.params.largest)
+        return "Guess my number."
+
+    def step(self, action: str) -> tw.Outcome:
+        guess = int(action)
+        if guess == self.secret:
+            return tw.won("Correct!")
+        return tw.goes_on("higher") if guess < self.secret else tw.lost("too high")
+
+
+@tw.tool
+def weather(city: str) -> str:
+    """Return the weather of a city."""
+    if not city:
+        raise tw.ToolError("name a city")
+    return "sunny"
+
+
+class Questions(tw.ToolEnv):
+    """Answer with the tools."""
+
+
+def brevity(trajectory: Any) -> float:
+    return 1.0 / (1 + len(trajectory.turns))
+
+
+@tw.advantage(needs_groups=True)
+def centred(inputs: tw.AdvantageInputs, params: Any) -> tw.AdvantageResult:
+    returns = (inputs.token_rewards * inputs.mask).sum(1, keepdim=True)
+    return tw.AdvantageResult(advantages=(returns - returns.mean()).expand(inputs.mask.shape))
+
+
+@tw.loss()
+def reinforce(inputs: tw.LossInputs, params: Any) -> tw.LossResult:
+    return tw.LossResult(token_loss=-inputs.advantages * inputs.logprobs, metrics={})
+
+
+def keep_varied(scores: torch.Tensor, params: Any) -> torch.Tensor:
+    return scores > 0
+
+
+def print_success(row: Mapping[str, Any]) -> None:
+    print(row["rollout/success"])
+
+
+def show(environment: tw.Env, tool: tw.Tool) -> tw.ToolResult:
+    print(environment, tool.spec)
+    return tw.ToolResult(text="shown")
+
+
+def main() -> None:
+    try:
+        warm = tw.sft("sokoban", demos="solver", count=100, epochs=1)
+        run = tw.train(
+            GuessNumber,
+            model=warm,
+            steps=50,
+            seed=1,
+            on_step=print_success,
+            reward__functions=[brevity],
+            algo__advantage=centred,
+            algo__loss=reinforce,
+            algo__filter=keep_varied,
+        )
+    except tw.UserError as error:
+        print(error)
+        return
+    assert_type(run, tw.Run)
+    assert_type(run.path, Path)
+    assert_type(run.summary, dict[str, Any])
+    assert_type(run.metrics(), tw.Rows)
+    assert_type(run.trajectories(step=3), tw.Rows)
+    assert_type(run.config, tw.Config)
+    run.export("model")
+    result = tw.evaluate([run, "tiny"], GuessNumber, episodes=64, tries=2)
+    assert_type(result, tw.EvaluationResult)
+    assert_type(result.success, float)
+    assert_type(result.interval, tuple[float, float])
+    again = tw.load_run("runs/first").evaluate(split="validation")
+    trajectories: Sequence[object] = again.trajectories
+    print(len(trajectories), tw.__version__)
+
+
+async def program() -> None:
+    await asyncio.to_thread(main)
