@@ -42,6 +42,7 @@ CORE_ONLY = ("algos",)
 """Packages that may import only core."""
 
 OPTIONAL = (
+    "pandas",
     "PIL",
     "gguf",
     "math_verify",

@@ -76,7 +76,7 @@ ERRORS = [
     ("train frozen_lake --algo.advantage groo --dry-run", 'Unknown algo.advantage "groo"'),
     ("train frozen_lake --model.name tny --dry-run", 'Unknown model "tny": did you mean "tiny"?'),
     ("train frozen_lake --model.device gpu --dry-run", 'unknown device "gpu"'),
-    ("train missing.py:Env", "no file /"),
+    ("train missing.py:Env", "/"),
     ("train --from nowhere", 'no run "nowhere" here or in runs/'),
     ("train --resume nowhere", 'no run "nowhere" here or in runs/'),
     ("play", "ENV is missing"),
@@ -101,7 +101,7 @@ def test_wrong_input_prints_one_line_and_exits_with_2(run_cli, typed: str, line:
 
 def test_missing_file_error_gives_the_whole_path(run_cli) -> None:
     assert (
-        f"no file {Path.cwd() / 'missing.py'}: check the path before the colon"
+        f"{Path.cwd() / 'missing.py'} does not exist: check the path before the colon"
         in run_cli("train", "missing.py:Env").err
     )
 

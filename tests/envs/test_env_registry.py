@@ -95,7 +95,7 @@ def test_spec_of_names_the_source_of_a_class(coin):
     class Local(Dice):
         pass
 
-    assert spec_of(Local).id == "", "a class inside a function cannot be loaded by name"
+    assert spec_of(Local).id == "python:Local" and load_spec("python:Local").cls is Local
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_spec_of_names_the_source_of_a_class(coin):
     [
         ("frozen_lak", r'did you mean "frozen_lake"\?'),
         ("xyz", "choose one that `turnwise envs` lists"),
-        ("FOLDER/no_such.py:Coin", "no file"),
+        ("FOLDER/no_such.py:Coin", "does not exist"),
         ("FOLDER/my_env.py", "my_env.py:Class"),
         ("FOLDER/my_env.py:Coins", r'did you mean "Coin"\?'),
         ("FOLDER/my_env.py:Qq", 'no class "Qq"'),

@@ -251,7 +251,7 @@ def test_tools_env_accepts_short_settings(own: dict[str, Any]) -> None:
     [
         ({"tasks": "missing.jsonl"}, "cannot read missing.jsonl"),
         ({"tools": ["own.txt:weather"]}, "FILE.py:function"),
-        ({"reward": "nowhere.py:score"}, "no file nowhere.py"),
+        ({"reward": "nowhere.py:score"}, "nowhere.py does not exist"),
         ({"tools": []}, "env.params.tools: must be a list of at least one tool"),
         ({"tools": [3]}, "env.params.tools: must be a list of at least one tool"),
         ({"tools": "python"}, r'env.params.tools: must be a list: tools = \["python"\]'),

@@ -128,7 +128,7 @@ def test_like_takes_a_recipes_settings_without_its_environment(tmp_path: Path) -
     assert (config.algo, config.train, config.rollout) == (recipe.algo, recipe.train, recipe.rollout)
     with pytest.raises(tw.UserError, match="frozen_lake is a recipe"):
         configure("frozen_lake", like="bandit")
-    with pytest.raises(tw.UserError, match='unknown recipe "lake"'):
+    with pytest.raises(tw.UserError, match='Unknown recipe "lake"'):
         configure("sudoku", like="lake")
 
 

@@ -104,7 +104,7 @@ IMPOSSIBLE: list[tuple[str, dict[str, Any]]] = [
     ("does not discount by turn", {"algo__gamma_turn": "adaptive", "algo__advantage": "gae"}),
     ("already normalise", {"reward__combine": "each", "algo__normalise": "mean"}),
     ("needs one number for the environment's reward", {"reward__weights": (1.0, 2.0)}),
-    ("no file missing.py", {"reward__functions": ("missing.py:brief",)}),
+    ("missing.py does not exist", {"reward__functions": ("missing.py:brief",)}),
     ('neither "sampled" nor "think"', {"algo__loss_tokens": "thinking"}),
 ]
 
