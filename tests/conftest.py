@@ -11,6 +11,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from turnwise.engine.openai.dialect import dialect_for
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before anything imports huggingface_hub
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # as if activated
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background; tests of Ctrl-C need the handler
@@ -47,6 +49,12 @@ def skip_or_fail(reason: str, part: str = "") -> NoReturn:
 def optional_part() -> Callable[..., NoReturn]:
     """`skip_or_fail` as a fixture, for tests that do not import this file."""
     return skip_or_fail
+
+
+@pytest.fixture(autouse=True)
+def unknown_endpoints() -> None:
+    """Forget what models behind endpoints refuse: another test's server may get the same port."""
+    dialect_for.cache_clear()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -10,6 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from turnwise.engine.openai.client import CHECK_MESSAGES
+
 ENV = '''
 import turnwise as tw
 
@@ -58,10 +60,58 @@ def adds_one(request: dict[str, Any]) -> dict[str, Any]:
     return completion(f"<think>easy</think><answer>{said[-1] + (2 if wrong else 1)}</answer>")
 
 
+class Refusal(Exception):
+    """A status other than 200, with its JSON body; raised by an `Answer`."""
+
+    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
+        error = {"message": message, "type": "invalid_request_error", "param": param, "code": code}
+        self.status, self.body = status, json.dumps({"error": error}).encode()
+
+
+class ReasoningModel:
+    """Answers as gpt-5-mini and the o-series do: same errors, and reasoning counts against the token budget."""
+
+    def __init__(self, answer: Answer = adds_one, *, reasoning: int = 700, most: int = 128_000) -> None:
+        self.answer, self.reasoning, self.most = answer, reasoning, most
+
+    def __call__(self, request: dict[str, Any]) -> dict[str, Any]:
+        if request["model"] != "gpt-5-mini":
+            raise Refusal(404, f"The model `{request['model']}` does not exist.", code="model_not_found")
+        if "max_tokens" in request:
+            what = "'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+            raise Refusal(400, f"Unsupported parameter: {what}", "max_tokens", "unsupported_parameter")
+        if request.get("temperature", 1) != 1:
+            what = f"'temperature' does not support {request['temperature']} with this model."
+            text = f"Unsupported value: {what} Only the default (1) value is supported."
+            raise Refusal(400, text, "temperature", "unsupported_value")
+        for name in ("top_p", "stop"):
+            if name in request:
+                text = f"Unsupported parameter: '{name}' is not supported with this model."
+                raise Refusal(400, text, name, "unsupported_parameter")
+        if "top_k" in request:
+            raise Refusal(400, "Unrecognized request argument supplied: top_k")
+        budget = request["max_completion_tokens"]
+        if budget > self.most:
+            raise Refusal(400, f"max_tokens is too large: {budget}.", "max_tokens", "invalid_value")
+        used = min(budget, self.reasoning)
+        answer = completion("", finish="length") if budget <= self.reasoning else self.answer(request)
+        details = {"completion_tokens_details": {"reasoning_tokens": used}}
+        return answer | {"usage": {"prompt_tokens": 20, "completion_tokens": used + 5, **details}}
+
+
 class Server:
-    def __init__(self, answer: Answer = adds_one, faults: Callable[[list[int]], list[Fault]] = lambda said: []) -> None:
-        """`faults`: what a request meets, one after the other, before it is answered; by the numbers that it shows."""
-        self.answer, self.faults = answer, faults
+    def __init__(
+        self,
+        answer: Answer = adds_one,
+        faults: Callable[[list[int]], list[Fault]] = lambda said: [],
+        check: Answer = lambda request: completion("OK"),
+    ) -> None:
+        """`faults`: what a request meets, one after the other, before it is answered; by the numbers that it shows.
+
+        `check`: answers the request that is sent before a run.
+        """
+        self.answer, self.faults, self.check = answer, faults, check
+        self.checks: list[dict[str, Any]] = []
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.answered: Counter[tuple[int, ...]] = Counter()
@@ -110,6 +160,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self, server: Server) -> None:
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if request["messages"][0]["content"] == CHECK_MESSAGES[0].content:
+            server.checks.append(request)
+            self._send(*_answer(server.check, request))
+            return
         server.requests.append(request)
         server.keys.append(self.headers.get("Authorization"))
         server.hold.wait(600)
@@ -118,10 +172,10 @@ class Handler(BaseHTTPRequestHandler):
         if fault is not None:
             self._fail(fault)
             return
-        body = json.dumps(server.answer(request)).encode()
+        status, body = _answer(server.answer, request)
         with server._lock:
-            server.answered[tuple(said)] += 1
-        self._send(200, body)
+            server.answered[tuple(said)] += status == 200
+        self._send(status, body)
 
     def _fail(self, fault: Fault) -> None:
         if fault == "cut":
@@ -152,6 +206,13 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
+
+
+def _answer(answer: Answer, request: dict[str, Any]) -> tuple[int, bytes]:
+    try:
+        return 200, json.dumps(answer(request)).encode()
+    except Refusal as refusal:
+        return refusal.status, refusal.body
 
 
 @contextmanager

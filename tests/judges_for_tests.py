@@ -14,6 +14,7 @@ from typing import Any
 from turnwise.core.messages import assistant
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Group, Status, Stop, Trajectory, Turn
+from turnwise.engine.openai.client import CHECK_MESSAGES
 from turnwise.rewards.judge.budget import JudgeBudget, JudgeCounts
 from turnwise.rewards.judge.client import AnswerCache, JudgeClient
 from turnwise.rewards.judge.endpoint import EndpointJudgeModel
@@ -30,6 +31,9 @@ class JudgeServer:
         self.script, self.usage, self.wait_s = script, usage, wait_s
         self.faults = list(faults)
         self.requests: list[dict[str, Any]] = []
+        self.checks: list[dict[str, Any]] = []
+        """Requests that were sent before a run."""
+        self.check_faults: list[str] = []
         self.keys: list[str | None] = []
         self.busy = self.most_busy = 0
         self.lock = threading.Lock()
@@ -45,6 +49,10 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         judge = self.server_of
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if request["messages"][0]["content"] == CHECK_MESSAGES[0].content:
+            judge.checks.append(request)
+            self._respond(judge, request, judge.check_faults.pop(0) if judge.check_faults else "")
+            return
         with judge.lock:
             judge.requests.append(request)
             judge.keys.append(self.headers.get("Authorization"))
@@ -54,6 +62,9 @@ class Handler(BaseHTTPRequestHandler):
         time.sleep(judge.wait_s)
         with judge.lock:
             judge.busy -= 1
+        self._respond(judge, request, fault)
+
+    def _respond(self, judge: JudgeServer, request: dict[str, Any], fault: str) -> None:
         if fault == "drop":
             self.close_connection = True
         elif fault == "late":
@@ -70,7 +81,8 @@ class Handler(BaseHTTPRequestHandler):
             self._send(200, json.dumps(self._answer(judge, request)).encode())
 
     def _answer(self, judge: JudgeServer, request: dict[str, Any]) -> dict[str, Any]:
-        said = {"role": "assistant", "content": judge.script(request["messages"])}
+        checked = request in judge.checks
+        said = {"role": "assistant", "content": "OK" if checked else judge.script(request["messages"])}
         usage = {"usage": {"prompt_tokens": 90, "completion_tokens": 10}} if judge.usage else {}
         return {"choices": [{"message": said, "finish_reason": "stop"}], **usage}
 

@@ -15,16 +15,17 @@ from typing import Any
 
 import pytest
 
-from endpoint_for_tests import Server, completion, numbers, serving, write_env
+from endpoint_for_tests import ReasoningModel, Server, completion, numbers, serving, write_env
 from runs_for_tests import WARMUP_STEPS, printed, quiet
 from turnwise.cli.main import main
 from turnwise.core.errors import UserError
 from turnwise.core.task import Task
+from turnwise.core.trajectory import Status
 from turnwise.engine.openai import client
 from turnwise.envs.registry import load_spec
 from turnwise.envs.seeds import seed_for
 from turnwise.evaluation import episodes
-from turnwise.recipes import evaluation
+from turnwise.recipes import eval_contestants, evaluation
 from turnwise.recipes.eval_contestants import EndpointOptions, RemoteModels
 from turnwise.recipes.eval_plan import plan_evaluation
 from turnwise.recipes.evaluation import evaluate_into_folder, resume_evaluation
@@ -308,6 +309,34 @@ def test_a_refusal_leaves_no_folder(env: str, tmp_path: Path) -> None:
     ):
         run(env, url, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_evaluate_checks_endpoints_before_a_model_is_loaded(
+    env: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_policy(*given: Any) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(eval_contestants, "load_policy", load_policy)
+    server = Server(check=ReasoningModel())
+    with serving(server) as url:
+        asked = plan_evaluation(["tiny", env], remote=RemoteModels(url=url, models=("gpt-5-minni",)), seeds="0-2")
+        missing = r'The model `gpt-5-minni` does not exist.*: check --model "gpt-5-minni", and that --endpoint ends'
+        with pytest.raises(UserError, match=missing):
+            evaluate_into_folder(asked, tmp_path / "out", endpoint_options=FAST, console=quiet())
+    assert server.requests == [] and not (tmp_path / "out").exists()
+
+
+def test_evaluate_plays_with_a_reasoning_model(env: str, tmp_path: Path) -> None:
+    server = Server(ReasoningModel(), check=ReasoningModel())
+    with serving(server) as url:
+        asked = plan_evaluation([env], remote=RemoteModels(url=url, models=("gpt-5-mini",)), seeds="0-4")
+        results = evaluate_into_folder(asked, tmp_path / "out", endpoint_options=FAST, console=quiet())
+    assert Counter(each.status for each in results.evaluations[0].trajectories).keys() == {
+        Status.SUCCEEDED,
+        Status.FAILED,
+    }, "reasoning takes nothing from rollout.max_tokens"
+    assert all("temperature" not in sent for sent in server.requests)
 
 
 def test_turns_that_were_cut_are_told(env: str, tmp_path: Path) -> None:

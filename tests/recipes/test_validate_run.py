@@ -4,10 +4,6 @@ import json
 import logging
 import shlex
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +24,7 @@ from turnwise.recipes.eval_contestants import RemoteModels
 from turnwise.recipes.eval_plan import plan_evaluation
 from turnwise.recipes.evaluation import evaluate_into_folder
 from turnwise.recipes.run import train
+from turnwise.recipes.sft import sft
 from turnwise.recipes.validate import check_run
 
 NOBODY = "http://127.0.0.1:9"
@@ -64,25 +61,6 @@ def checked(config: Config) -> None:
 
 def judge(**options: Any) -> dict[str, Any]:
     return {"use": "judge", "model": "m", "rubric": "r", "cache": "verdicts", **options}
-
-
-@contextmanager
-def answering(status: int) -> Iterator[str]:
-    """The address of a server that gives this status to whoever asks."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *given: Any) -> None:
-            """Quiet."""
-
-        def do_GET(self) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-        server.shutdown()
 
 
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {
@@ -147,17 +125,35 @@ def test_a_judge_of_groups_is_asked_too(tmp_path: Path) -> None:
         train(small(tmp_path, reward__judges=(one,)), console=quiet())
 
 
-@pytest.mark.parametrize(("status", "fits"), [(401, False), (403, False), (404, True), (501, True), (200, True)])
-def test_a_judge_that_wants_a_key_is_told_from_one_that_lists_no_models(
-    status: int, fits: bool, tmp_path: Path
-) -> None:
-    with answering(status) as url:
+@pytest.mark.parametrize(
+    ("status", "complaint"),
+    [
+        ("401", r"the judge m: 127.0.0.1 requires a key \(401\) .*: set OPENAI_API_KEY"),
+        ("404", r'the judge m: 127.0.0.1 answered 404 .*: check model = "m", and that endpoint ends in /v1'),
+        ("html", r"the judge m: .* does not answer as a chat endpoint: .*: check model"),
+        ("503", ""),
+        ("drop", ""),
+    ],
+)
+def test_check_run_reports_a_judge_that_cannot_answer(status: str, complaint: str, tmp_path: Path) -> None:
+    model = JudgeServer(lambda messages: "")
+    model.check_faults = [status]
+    with serving(model) as url:
         config = small(tmp_path, **tools(tmp_path, reward=[judge(endpoint=url)]))
-        if fits:
+        if not complaint:
             checked(config)
         else:
-            with pytest.raises(UserError, match=rf"the judge m: 127.0.0.1 requires a key \({status}\): set OPENAI"):
+            with pytest.raises(UserError, match=complaint):
                 checked(config)
+    assert len(model.checks) == 1
+
+
+def test_check_sft_reports_a_judge_that_cannot_answer(tmp_path: Path) -> None:
+    rows = tools(tmp_path, reward=[judge(endpoint=f"{NOBODY}/v1")])
+    asked, answered = {"role": "user", "content": "1?"}, {"role": "assistant", "content": "<answer>1</answer>"}
+    (tmp_path / "talks.jsonl").write_text(json.dumps({"messages": [asked, answered]}))
+    with pytest.raises(UserError, match="the judge m: no answer from"):
+        sft(small(tmp_path, **rows, sft__demos=str(tmp_path / "talks.jsonl")), console=quiet())
 
 
 def test_servers_that_are_there_are_asked_once_and_let_go(
@@ -169,7 +165,7 @@ def test_servers_that_are_there_are_asked_once_and_let_go(
         given = tools(tmp_path, tools=[{"mcp": f"{RAW} {pids}"}], reward=["exact_match", judge(endpoint=url)])
         checked(small(tmp_path, **given))
     assert len(pids.read_text().splitlines()) == 1 and all_gone(read_pids(pids))
-    assert model.requests == [], "nothing that costs"
+    assert (len(model.checks), model.requests) == (1, [])
     assert caplog.messages.count("waiting for the servers of tools and judges") == 1
 
 

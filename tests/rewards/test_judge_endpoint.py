@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from endpoint_for_tests import ReasoningModel, Refusal, Server, completion
+from endpoint_for_tests import serving as serving_model
 from judges_for_tests import JudgeServer, client_of, fenced, serving, settings_for
 from turnwise.core.errors import InfrastructureFailure, Outage, UserError
 from turnwise.core.messages import Message, assistant, system, user
@@ -125,6 +127,33 @@ def test_client_error_quotes_a_page_that_is_not_json(tmp_path: Path) -> None:
     told = r"^the judge m at http://.*/v1/chat/completions: its answer is not JSON \(<html>busy</html>\), 2 times$"
     with pytest.raises(InfrastructureFailure, match=told):
         scores(JudgeServer(by_city, faults=["html"] * 2), tmp_path, "Lyon", retries=1)
+
+
+def test_judge_with_default_settings_works_with_a_reasoning_model(tmp_path: Path) -> None:
+    model = ReasoningModel(lambda request: completion('{"score": 10}'), reasoning=2000)
+    server = Server(model, check=model)
+    with serving_model(server) as url:
+        settings = JudgeSettings(model="gpt-5-mini", rubric="r", endpoint=url, cache=str(tmp_path), retries=0)
+        client = client_of(settings)
+        asyncio.run(client.check_server())
+        assert client.counts.calls == 0, "the check is not part of the run's budget"
+        assert asyncio.run(score(client, settings, "Paris")) == 1.0
+        assert asyncio.run(score(client, settings, "Lyon")) == 1.0
+    assert [sent["max_completion_tokens"] for sent in server.requests] == [512, 512 + 8192, 512 + 8192]
+    assert client.counts.calls == 3 and client.counts.tokens == 3 * 20 + 517 + 2 * 2005
+
+
+def test_judge_is_charged_for_reasoning_that_the_endpoint_does_not_count(tmp_path: Path) -> None:
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        if request["max_tokens"] < 8192:
+            raise Refusal(400, "Could not finish the message because max_tokens or model output limit was reached.")
+        return completion('{"score": 10}')
+
+    with serving_model(Server(answer)) as url:
+        settings = settings_for(url, tmp_path)
+        client = client_of(settings)
+        assert asyncio.run(score(client, settings, "Paris")) == 1.0
+    assert client.counts.tokens > settings.max_tokens
 
 
 @pytest.mark.parametrize(("status", "mend"), [("401", "key_env"), ("404", "check model"), ("400", "rejected")])
@@ -413,3 +442,13 @@ def test_registry_close_ends_connections_and_later_requests_reconnect(tmp_path: 
         settings = settings_for(url, tmp_path)
         assert asyncio.run(run()) == [0.25, 1.0]
     assert judges.metrics()["judge/calls"] == 2
+
+
+def test_docs_list_every_option_of_a_judge() -> None:
+    page = (Path(__file__).parents[2] / "docs/rewards.md").read_text()
+    table = page.partition("### Options of a judge")[2].partition("###")[0]
+    rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `")]
+    for name, field in JudgeSettings.model_fields.items():
+        (default,) = [text for names, text in rows if f"`{name}`" in names]
+        expected = "required" if field.is_required() else json.dumps(field.default)
+        assert default.strip().strip("`").replace(".0", "") == expected.replace(".0", ""), name

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -268,6 +268,25 @@ def open_policy(
     return _remote_policy(contestant.config, spec, endpoint, endpoint_options)
 
 
+async def check_endpoints(contestants: Sequence[Contestant], endpoint_options: EndpointOptions) -> None:
+    """Send one short request to each contestant's endpoint. Raises UserError if its address, key or model is wrong."""
+    for each in contestants:
+        if each.url is None:
+            continue
+        async with ChatClient(endpoint_options.endpoint(each.url, each.source)) as chat:
+            with _advising(endpoint_options):
+                await chat.check(evaluation_sampling(each.config))
+
+
+@contextmanager
+def _advising(endpoint_options: EndpointOptions) -> Iterator[None]:
+    """Add which option of the command line to change to errors of the endpoint."""
+    try:
+        yield
+    except EndpointError as error:
+        raise error.with_advice(endpoint_options.advice(error)) from None
+
+
 @asynccontextmanager
 async def _remote_policy(
     config: Config, spec: EnvSpec, endpoint: Endpoint, endpoint_options: EndpointOptions
@@ -277,12 +296,10 @@ async def _remote_policy(
     )
     async with ChatClient(endpoint) as chat:
         runner = ChatRunner(chat=chat, make_env=spec.make, limits=limits)
-        try:
+        with _advising(endpoint_options):
             yield EvaluationPolicy(
                 runner=runner, decode=lambda ids: "", name_token=_unnamed, in_flight=endpoint_options.concurrency
             )
-        except EndpointError as error:
-            raise error.with_advice(endpoint_options.advice(error)) from None
 
 
 def _local_policy(

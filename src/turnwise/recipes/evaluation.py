@@ -19,6 +19,7 @@ from turnwise.recipes.eval_contestants import (
     Contestant,
     EndpointOptions,
     EvaluationPolicy,
+    check_endpoints,
     open_policy,
 )
 from turnwise.recipes.eval_plan import EvaluationPlan, load_plan, save_plan
@@ -110,6 +111,11 @@ def evaluate(
         console.print(sanitize_line(plan.note), soft_wrap=True)
     services = RewardServices()  # one budget for all contestants
     plan = replace(plan, spec=replace(plan.spec, services=services))
+    evaluations = [
+        _ContestantEvaluation(plan, each, folder, endpoint_options, console, services) for each in plan.contestants
+    ]
+    remote = [each.contestant for each in evaluations if each.contestant.url and each.missing()]
+    asyncio.run(check_endpoints(remote, endpoint_options))
     results = EvaluationResults(
         environment=plan.spec.name,
         params=plan.params,
@@ -117,10 +123,7 @@ def evaluate(
         tasks=len(plan.seeds),
         tries=plan.tries,
         contestants=plan.contestants,
-        evaluations=[
-            _ContestantEvaluation(plan, each, folder, endpoint_options, console, services).run()
-            for each in plan.contestants
-        ],
+        evaluations=[each.run() for each in evaluations],
     )
     print_results(results, console)
     return results
@@ -136,6 +139,12 @@ class _ContestantEvaluation:
     endpoint_options: EndpointOptions
     console: Console
     services: RewardServices
+
+    def missing(self) -> list[TaskTry]:
+        """Return the episodes that the folder does not have."""
+        tries = list_tries(self.plan.tasks(), self.plan.tries)
+        done = self._read_saved(tries)
+        return [each for each in tries if episode_id(*each) not in done]
 
     def run(self) -> Evaluation:
         tries = list_tries(self.plan.tasks(), self.plan.tries)

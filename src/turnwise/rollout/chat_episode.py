@@ -103,9 +103,10 @@ async def _in_time(step: Awaitable[Found], limits: Limits) -> Found:
 
 
 def _used(reply: Reply, said: Sequence[Message]) -> int:
+    """Tokens of the conversation so far. Reasoning is not sent back, so it is not part of it."""
     if reply.prompt_tokens is None or reply.sampled_tokens is None:
         return sum(len(message.content) for message in said) // CHARS_PER_TOKEN
-    return reply.prompt_tokens + reply.sampled_tokens
+    return reply.prompt_tokens + max(0, reply.sampled_tokens - reply.reasoning_tokens)
 
 
 def _turn(heard: Sequence[Message], reply: Reply, step: StepResult, sampling: Sampling, *, extends: bool) -> Turn:

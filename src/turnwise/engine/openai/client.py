@@ -12,14 +12,33 @@ from typing import Any, Self
 import httpx2
 
 from turnwise.core.errors import InfrastructureFailure, format_times
-from turnwise.core.messages import Message, ToolSpec
+from turnwise.core.messages import Message, ToolSpec, user
 from turnwise.core.protocols import Sampling
-from turnwise.engine.openai.endpoint import Endpoint, EndpointOutage, TransientError, error_detail, error_for_status
-from turnwise.engine.openai.messages import MalformedReply, Reply, message_json, parse_reply, tools_json
+from turnwise.engine.openai.dialect import OUT_OF_TOKENS, REASONING_TOKENS, dialect_for
+from turnwise.engine.openai.endpoint import (
+    ContextLengthError,
+    Endpoint,
+    EndpointError,
+    EndpointOutage,
+    TransientError,
+    error_detail,
+    error_for_status,
+)
+from turnwise.engine.openai.messages import (
+    MalformedReply,
+    Reply,
+    cut_at_stop,
+    message_json,
+    parse_reply,
+    tools_json,
+)
 
 MAX_BYTES = 8_000_000
 """Longest answer that is read."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
+CHECK_MESSAGES = (user("Reply with the word OK."),)
+"""The request that checks an endpoint before a run."""
+CHECK_TIMEOUT_S = 30.0
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +66,7 @@ class ChatClient:
             timeout=httpx2.Timeout(endpoint.timeout_s, pool=None),
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
         )
-        self._budget_name, self._sends_seed = "max_tokens", True
+        self._dialect = dialect_for(endpoint.chat_url, endpoint.model)
         self._answered = False
         """Whether the endpoint has ever answered."""
         self._paused_until = 0.0
@@ -68,14 +87,53 @@ class ChatClient:
     ) -> Reply:
         """Return the model's next turn.
 
+        A model that uses the whole token budget for reasoning is asked once more, with REASONING_TOKENS added.
+
         Raises InfrastructureFailure if all retries failed, EndpointError if retries cannot help or the endpoint has
         never answered, and ContextLengthError if the conversation is too long.
         """
+        extra = self._dialect.reasoning_tokens
+        try:
+            reply = await self._retry(messages, tools, _with_budget(sampling, extra), seed)
+        except ContextLengthError:
+            if not extra:
+                raise
+            return await self._retry(messages, tools, sampling, seed)
+        if extra or not reply.only_reasoned:
+            return reply
+        try:
+            longer = await self._retry(messages, tools, _with_budget(sampling, REASONING_TOKENS), seed)
+        except (ContextLengthError, EndpointError):  # it allows no larger budget
+            return reply
+        self._dialect.raise_budget()
+        return longer
+
+    async def check(self, sampling: Sampling) -> None:
+        """Send one short request, to find a wrong address, key or model before a run, and learn the model's parameters.
+
+        Raises EndpointError. Transient failures of a server that is there pass, because a run retries them.
+        """
+        try:
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
+                await self._send_adapted(CHECK_MESSAGES, (), sampling, 0)
+        except (TimeoutError, ContextLengthError):
+            return
+        except TransientError as failure:
+            if isinstance(failure.__cause__, httpx2.ConnectError | httpx2.ConnectTimeout):
+                what = f"no answer from {self._endpoint.chat_url} ({failure})"
+                raise EndpointOutage(what, endpoint=self._endpoint, reason="unreachable") from failure
+            if isinstance(failure.__cause__, MalformedReply):
+                what = f"{self._endpoint.chat_url} does not answer as a chat endpoint: {failure}"
+                raise EndpointError(what, endpoint=self._endpoint, reason="not_found") from failure
+
+    async def _retry(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling, seed: int
+    ) -> Reply:
         last = TransientError("")
         for sent in range(self._endpoint.retries + 1):
             await self._wait_for_pause()
             try:
-                return replace(await self._send(messages, tools, sampling, seed), retries=sent)
+                return replace(await self._send_adapted(messages, tools, sampling, seed), retries=sent)
             except TransientError as failure:
                 last = failure
             if sent < self._endpoint.retries:
@@ -84,6 +142,16 @@ class ChatClient:
             what = f"no answer from {self._endpoint.chat_url} ({last})"
             raise EndpointOutage(what, endpoint=self._endpoint, reason="unreachable")
         raise InfrastructureFailure(f"{last}, {format_times(self._endpoint.retries + 1)}")
+
+    async def _send_adapted(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling, seed: int
+    ) -> Reply:
+        """Send again without each parameter that the model refuses. This is no retry: it ends when none is left."""
+        while True:
+            try:
+                return await self._send(messages, tools, sampling, seed)
+            except RefusedParameter:
+                pass
 
     async def _wait_for_pause(self) -> None:
         """A Retry-After that one request was given holds for all requests."""
@@ -113,11 +181,14 @@ class ChatClient:
         except httpx2.RequestError as error:
             raise TransientError(f"the connection failed ({type(error).__name__}: {error})") from error
         if status != 200:
-            if status in (400, 422) and self._adapt(request, body):
-                raise TransientError("it does not take this parameter", after_s=0.0)
+            if status == 400 and OUT_OF_TOKENS in body:
+                return Reply.out_of_tokens()
+            if status in (400, 422) and self._dialect.adapt(request, body):
+                raise RefusedParameter("it refuses a parameter")
             raise error_for_status(self._endpoint, status, headers, body)
         try:
-            return parse_reply(body)
+            reply = parse_reply(body)
+            return cut_at_stop(reply, sampling.stop) if "stop" in self._dialect.refused else reply
         except MalformedReply as error:
             raise TransientError(f"{error}{error_detail(self._endpoint, body)}") from error
 
@@ -139,25 +210,23 @@ class ChatClient:
         request: dict[str, Any] = {
             "model": self._endpoint.model,
             "messages": [message_json(message) for message in messages],
-            "temperature": sampling.temperature,
-            self._budget_name: sampling.max_tokens,
+            self._dialect.budget_name: sampling.max_tokens,
         }
         optional = {
-            "seed": (seed, self._sends_seed),
+            "temperature": (sampling.temperature, True),
+            "seed": (seed, True),
             "top_p": (sampling.top_p, sampling.top_p < 1),
             "top_k": (sampling.top_k, sampling.top_k > 0),
             "stop": (list(sampling.stop), bool(sampling.stop)),
             "tools": (tools_json(tools), bool(tools)),
         }
-        return request | {name: value for name, (value, is_set) in optional.items() if is_set}
+        refused = self._dialect.refused
+        return request | {name: value for name, (value, is_set) in optional.items() if is_set and name not in refused}
 
-    def _adapt(self, request: dict[str, Any], body: bytes) -> bool:
-        """Adapt to models that call the token budget differently or take no seed; return whether anything changed."""
-        if "max_tokens" in request and b"max_completion_tokens" in body:
-            self._budget_name = "max_completion_tokens"
-            return True
-        if "seed" in request and b"seed" in body:
-            self._sends_seed = False
-            log.info("%s takes no seed: repeated requests will give different answers", self._endpoint.model)
-            return True
-        return False
+
+class RefusedParameter(TransientError):
+    """The model refuses a parameter, which the next request leaves out or renames."""
+
+
+def _with_budget(sampling: Sampling, extra: int) -> Sampling:
+    return replace(sampling, max_tokens=sampling.max_tokens + extra)

@@ -6,7 +6,7 @@ An answer may hold anything at all; one that is not a chat completion raises `Ma
 import base64
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from turnwise.core.messages import (
@@ -75,6 +75,22 @@ class Reply:
     sampled_tokens: int | None
     retries: int = 0
     """Times that the request was retried."""
+    reasoning_tokens: int = 0
+    """Part of `sampled_tokens` that is not in the message; 0 if the endpoint does not count it."""
+    reasoned: bool = False
+    """True if the model reasoned before it answered."""
+
+    @property
+    def only_reasoned(self) -> bool:
+        """True if reasoning took the whole token budget, so that there is no answer."""
+        empty = not self.message.content.strip() and not self.message.tool_calls
+        return self.reasoned and self.stop is Stop.LENGTH and empty
+
+    @classmethod
+    def out_of_tokens(cls) -> "Reply":
+        """Return the reply of a model that reports only that its token budget was used up by reasoning."""
+        nothing = Message(role="assistant", parts=text_parts(""))
+        return cls(message=nothing, stop=Stop.LENGTH, prompt_tokens=None, sampled_tokens=None, reasoned=True)
 
 
 def parse_reply(data: bytes) -> Reply:
@@ -87,12 +103,25 @@ def parse_reply(data: bytes) -> Reply:
     if not isinstance(message, dict):
         raise MalformedReply("its answer has no message")
     usage = _field(answer, "usage")
+    reasoning_tokens = _count(_field(_field(usage, "completion_tokens_details"), "reasoning_tokens")) or 0
     return Reply(
         message=Message(role="assistant", parts=text_parts(_text(message.get("content"))), tool_calls=_calls(message)),
         stop=Stop.LENGTH if _field(choice, "finish_reason") == "length" else Stop.EOS,
         prompt_tokens=_count(_field(usage, "prompt_tokens")),
         sampled_tokens=_count(_field(usage, "completion_tokens")),
+        reasoning_tokens=reasoning_tokens,
+        # OpenAI counts reasoning tokens; vLLM and others show the reasoning beside the content
+        reasoned=bool(reasoning_tokens or message.get("reasoning_content") or message.get("reasoning")),
     )
+
+
+def cut_at_stop(reply: Reply, stop: Sequence[str]) -> Reply:
+    """Cut the text before the first stop string, as endpoints do that take `stop`."""
+    text = reply.message.content
+    ends = [end for each in stop if (end := text.find(each)) >= 0]
+    if not ends:
+        return reply
+    return replace(reply, message=replace(reply.message, parts=text_parts(text[: min(ends)])), stop=Stop.EOS)
 
 
 def _field(value: Any, name: str) -> Any:

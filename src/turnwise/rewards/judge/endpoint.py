@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import httpx2
-
 from turnwise.config.secrets import read_key, split_url
 from turnwise.core.errors import InfrastructureFailure, UserError
 from turnwise.core.messages import Message, ToolSpec
@@ -20,9 +18,7 @@ from turnwise.engine.openai.endpoint import (
     ContextLengthError,
     Endpoint,
     EndpointError,
-    EndpointOutage,
     TransientError,
-    error_for_status,
 )
 from turnwise.engine.openai.messages import Reply
 from turnwise.rewards.judge.budget import JudgeBudget
@@ -32,7 +28,6 @@ from turnwise.rewards.per_loop import PerLoop
 
 OPENAI_URL, URL_VARIABLE = "https://api.openai.com/v1", "OPENAI_BASE_URL"
 MAX_KEY_CHARS = 10_000
-CHECK_TIMEOUT_S = 10.0
 
 Sleep = Callable[[float], Awaitable[None]]
 
@@ -61,23 +56,10 @@ class EndpointJudgeModel:
         return reply.message.content
 
     async def check_server(self) -> None:
-        """Request the list of models, which costs nothing. Endpoints without such a list pass."""
-        endpoint = self._endpoint
-        headers = {} if endpoint.key is None else {"Authorization": f"Bearer {endpoint.key}"}
+        """Send one short request, which is not counted in the budget."""
         with self._advising():
-            try:
-                async with (
-                    httpx2.AsyncClient(headers=headers, timeout=CHECK_TIMEOUT_S) as client,
-                    client.stream("GET", endpoint.models_url) as response,
-                ):
-                    status = response.status_code
-            except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-                what = f"no answer from {endpoint.chat_url} ({type(error).__name__})"
-                raise EndpointOutage(what, endpoint=endpoint, reason="unreachable") from error
-            except httpx2.RequestError:  # it is there, and perhaps busy: requests are retried
-                return
-            if status in (401, 403):
-                raise error_for_status(endpoint, status, {}, b"")
+            async with ChatClient(self._endpoint) as client:
+                await client.check(self._sampling)
 
     async def close(self) -> None:
         if (client := self._client.take()) is not None:
@@ -111,7 +93,7 @@ class MeteredClient(ChatClient):
         cost = reservation.tokens  # a request that is cut off may have cost this much
         try:
             reply = await super()._send(messages, tools, sampling, seed)
-            cost = _cost(reply, prompt)
+            cost = cost if reply.only_reasoned and reply.sampled_tokens is None else _cost(reply, prompt)
             return reply
         except TransientError as failure:
             self._budget.counts.retried += 1
