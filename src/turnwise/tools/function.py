@@ -1,4 +1,4 @@
-"""Python functions as tools: type hints become the schema, the docstring the description.
+"""Python functions as tools: type hints and argument docs become the schema, the docstring the description.
 
     @tool(pure=True)
     def weather(city: str, days: int = 1) -> str:
@@ -28,6 +28,7 @@ from turnwise.core.blocking import EventLoopBlocked, interruptible
 from turnwise.core.errors import FOREIGN_ERRORS, InfrastructureFailure, UserError
 from turnwise.core.messages import ToolSpec
 from turnwise.core.source_location import error_location
+from turnwise.tools.docstrings import split_docstring
 from turnwise.tools.tool import ToolBug, ToolError, ToolResult, ToolRules
 
 AGENTS_FAULT = (ValueError, LookupError, ArithmeticError)
@@ -89,12 +90,15 @@ def from_function(function: Callable[..., Any]) -> FunctionTool:
             f"{name} is {'a class' if isinstance(function, type) else 'an object'}, not a function: write a function. "
             "For state within an episode, take a parameter called state and return its value from ToolEnv.tool_state"
         )
-    description = inspect.cleandoc(function.__doc__ or "")
-    if not description:
+    docstring = inspect.cleandoc(function.__doc__ or "")
+    if not docstring:
         raise UserError(f"the tool {name} has no docstring: write one that describes the tool for the model")
     arguments = _arguments_model(function)
     schema = arguments.model_json_schema()
     schema.pop("title", None)
+    description, texts = split_docstring(docstring, arguments.model_fields)
+    for argument, text in texts.items():
+        schema["properties"][argument].setdefault("description", text)
     spec = ToolSpec(name=name, description=description, parameters=schema)
     rules, takes_state = getattr(function, RULES, ToolRules()), STATE in inspect.signature(function).parameters
     if takes_state and rules.pure:
