@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from turnwise.core.errors import EnvironmentFailure, UserError
 from turnwise.core.task import Task
 from turnwise.core.trajectory import Status
+from turnwise.envs.answers import invalid_action_line
 from turnwise.envs.registry import load_spec, spec_of
 from turnwise.envs.text_env import TextEnv, goes_on, lost, params_model, won
 
@@ -96,8 +97,50 @@ def test_text_env_example_gives_hints_and_ends_after_seven_turns(episode):
 def test_runner_treats_value_errors_as_invalid_actions(episode):
     _, (bad, good) = episode(make(GuessNumber), ["<answer>ten</answer>", "<answer>0</answer>"])
     assert bad.invalid and not bad.over and bad.reward == 0.0
-    assert say(bad) == "Invalid action.\nGuess my number (1-100)."
+    assert say(bad) == ("Invalid action: invalid literal for int() with base 10: 'ten'\nGuess my number (1-100)."), (
+        "the agent reads what was wrong"
+    )
     assert not good.invalid and say(good) == "higher"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", "Invalid action."),
+        (" \n\t", "Invalid action."),
+        ("cell 9 is\n  outside\x1b[2J\ud800 of\x00 it", "Invalid action: cell 9 is outside [2J of it"),
+        ("x" * 201, f"Invalid action: {'x' * 200}..."),
+        ("y" * 10**6, f"Invalid action: {'y' * 200}..."),
+    ],
+)
+def test_invalid_action_line_is_short_and_printable(text: str, line: str) -> None:
+    assert invalid_action_line(ValueError(text)) == line
+
+
+class AsyncCounter(TextEnv):
+    """Count to two."""
+
+    async def reset(self, rng):
+        await asyncio.sleep(0)
+        self.count = 0
+        return "0"
+
+    async def step(self, action):
+        await asyncio.sleep(0)
+        if action == "break":
+            raise KeyError("broken")
+        self.count += int(action)
+        return won() if self.count == 2 else goes_on(str(self.count))
+
+
+def test_reset_and_step_may_be_async(episode):
+    answers = [f"<answer>{action}</answer>" for action in ("1", "one", "1")]
+    opening, (first, bad, last) = episode(make(AsyncCounter), answers)
+    assert opening.messages[-1].content == "0" and say(first) == "1"
+    assert bad.invalid and say(bad) == "Invalid action: invalid literal for int() with base 10: 'one'\n1"
+    assert last.success and last.reward == 1.0
+    with pytest.raises(EnvironmentFailure, match="KeyError: 'broken'"):
+        episode(make(AsyncCounter), ["<answer>break</answer>"])
 
 
 def test_runner_reports_unreadable_answers_and_counts_the_turn(episode):
@@ -170,7 +213,8 @@ def test_runner_keeps_actions_before_an_invalid_one(episode):
     runner = make(Counter)
     _, (result,) = episode(runner, ["<answer>1 || x || 1</answer>"])
     assert result.invalid and result.reward == 0.5 and runner.env.count == 1
-    assert say(result) == "Invalid action.\n1" and result.info["actions"] == ["1"]
+    assert say(result).startswith("Invalid action: ") and say(result).endswith("\n1")
+    assert result.info["actions"] == ["1"]
 
 
 def test_runner_reports_exceptions_as_environment_failures(episode):

@@ -276,7 +276,8 @@ def test_invalid_action_changes_nothing_and_repeats_the_page(action: str) -> Non
     runner = make(0)
     result = act(runner, action)
     assert result.invalid and not result.over and result.reward == 0
-    assert result.messages[0].content == f"Invalid action.\n{runner.opening}"
+    problem, _, page = result.messages[0].content.partition("\n")
+    assert problem.startswith("Invalid action: ") and page == runner.opening
 
 
 def test_search_works_only_on_the_search_page() -> None:

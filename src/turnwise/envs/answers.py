@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from turnwise.tools.call_formats import strip_thinking
 
 SEPARATOR = "||"
+MAX_PROBLEM_CHARS = 200
+"""Characters of a ValueError's text that the agent reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,4 +45,16 @@ def match_name(action: str, names: Sequence[str]) -> str:
     for name in names:
         if name.casefold() == action.casefold():
             return name
-    raise ValueError("no such action")
+    raise ValueError  # without a text: the prompt lists the names
+
+
+def invalid_action_line(error: ValueError) -> str:
+    """Return what the agent reads after an invalid action: the error's text, if it has one.
+
+    The text may quote anything, for example the agent's own words, so it becomes one printable line of bounded length.
+    """
+    printable = "".join(letter if letter.isprintable() else " " for letter in str(error)[: 4 * MAX_PROBLEM_CHARS])
+    text = " ".join(printable.split())
+    if not text:
+        return "Invalid action."
+    return f"Invalid action: {text[:MAX_PROBLEM_CHARS]}{'...' if len(text) > MAX_PROBLEM_CHARS else ''}"

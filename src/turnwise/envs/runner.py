@@ -1,7 +1,7 @@
 """Run a `TextEnv` as a core `Env`: build the prompt, parse answers, run actions, enforce the limits."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from turnwise.core.errors import EnvironmentFailure, UserError, failure_boundary
 from turnwise.core.messages import Message, Picture, system, user
 from turnwise.core.protocols import Observation, StepResult
-from turnwise.envs.answers import Answer, format_answer, match_name, read_answer
+from turnwise.envs.answers import Answer, format_answer, invalid_action_line, match_name, read_answer
 from turnwise.envs.seeds import split_of_state
 from turnwise.envs.text_env import Outcome, TextEnv
 from turnwise.rewards.functions import describe_value, to_float
@@ -55,15 +55,16 @@ class TextEnvRunner:
         if self._observation is not None:
             raise RuntimeError("environments are single use: make another one")
         with self._attribute_errors("reset"):
-            self._observation = self._reset()
+            self._observation = await self._reset()
         with self._attribute_errors("its prompt"):
             messages = (system(system_prompt(self.env)), user(self._observation))
         return Observation(messages=messages, picture=self._draw())
 
-    def _reset(self) -> str:
+    async def _reset(self) -> str:
         """Reset until the start state is in the task's split, if start states are split."""
         for _ in range(MAX_RESETS):
-            observation = _text(self.env.reset(self._start_rng), "reset")
+            made = self.env.reset(self._start_rng)
+            observation = _text(await made if isinstance(made, Awaitable) else made, "reset")
             if not self.env.split_start_states or self.env.split in (None, split_of_state(self.env.start_key())):
                 return observation
         raise UserError(
@@ -109,9 +110,9 @@ class TextEnvRunner:
         for action in allowed:
             try:
                 outcome = await self._act(action)
-            except ValueError:
+            except ValueError as error:
                 reward += self.env.invalid_reward
-                return TurnOutcome(actions=tuple(done), reward=reward, problem="Invalid action.")
+                return TurnOutcome(actions=tuple(done), reward=reward, problem=invalid_action_line(error))
             done.append(action)
             reward += outcome.reward
             self._observation = outcome.text
@@ -123,7 +124,8 @@ class TextEnvRunner:
 
     async def _judge(self, action: str) -> Outcome:
         """Return the outcome of an action. Subclasses override it to await something."""
-        return self.env.step(action)
+        outcome = self.env.step(action)
+        return await outcome if isinstance(outcome, Awaitable) else outcome
 
     async def _act(self, action: str) -> Outcome:
         """Run one action. ValueError passes through as an invalid action; other errors are the environment's."""

@@ -1,11 +1,11 @@
-"""TextEnv: write an environment with strings in and strings out, without async.
+"""TextEnv: write an environment with strings in and strings out; `reset` and `step` may be async.
 
     class GuessNumber(TextEnv):
         \"\"\"I think of a number between 1 and 100.\"\"\"
         max_turns = 7
         def reset(self, rng): self.secret = rng.randint(1, 100); return "Guess my number (1-100)."
         def step(self, action):
-            guess = int(action)                     # ValueError -> invalid action; the episode continues
+            guess = int(action)                     # ValueError -> invalid action; the agent reads its text
             if guess == self.secret: return won("Correct!")
             return goes_on("higher" if guess < self.secret else "lower")
 
@@ -15,7 +15,7 @@
 import inspect
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
@@ -116,12 +116,15 @@ class TextEnv(ABC):
         return None
 
     @abstractmethod
-    def reset(self, rng: random.Random) -> str:
-        """Create the start state from this random stream; return the first observation."""
+    def reset(self, rng: random.Random) -> str | Awaitable[str]:
+        """Create the start state from this random stream; return the first observation. May be async."""
 
     @abstractmethod
-    def step(self, action: str) -> Outcome:
-        """Run one action. Raise ValueError for an illegal action, leaving the state unchanged."""
+    def step(self, action: str) -> Outcome | Awaitable[Outcome]:
+        """Run one action. May be async.
+
+        Raise ValueError for an illegal action, leaving the state unchanged. The agent reads the error's text.
+        """
 
     def rules(self) -> str:
         """Return the start of the prompt. It must be the same for all episodes with the same parameters."""

@@ -13,7 +13,7 @@ A turn with tool calls runs them and shows their results; a turn without is the 
 import json
 import random
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Literal
 
@@ -203,7 +203,8 @@ class ToolEnv(TextEnv):
 
     async def judge(self, action: str, said: Sequence[Message], tools: EpisodeTools) -> Outcome:
         """Return the outcome of an answer: `step`, unless it needs to await. `said`: the messages so far."""
-        return self.step(action)
+        outcome = self.step(action)
+        return await outcome if isinstance(outcome, Awaitable) else outcome
 
     def prompt(self, specs: Sequence[ToolSpec]) -> str:
         """Return the system message: rules, limits, how to call tools and how to answer."""

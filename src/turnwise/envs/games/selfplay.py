@@ -12,7 +12,7 @@ from turnwise.core.messages import Message, system, user
 from turnwise.core.protocols import Observation, StepResult
 from turnwise.core.random_streams import random_stream
 from turnwise.core.task import Task
-from turnwise.envs.answers import match_name, read_answer
+from turnwise.envs.answers import invalid_action_line, match_name, read_answer
 from turnwise.envs.games.env import GameEnv
 from turnwise.envs.games.game import Game, result_for
 from turnwise.envs.runner import system_prompt
@@ -118,8 +118,8 @@ class SelfPlayEnv:
         try:
             move = match_name(answer.actions[0], self._env.action_names)
             self._shared.play(move)
-        except ValueError:
-            return "", "Invalid action."
+        except ValueError as error:
+            return "", invalid_action_line(error)
         return move, ""
 
     def _info(self, state: str, move: str, problem: str, success: bool, out_of_turns: bool) -> Mapping[str, Any]:
